@@ -1,0 +1,501 @@
+#include "governor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <limits.h>
+#include <malloc.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "glibc_malloc.h"
+#include "glibc_prove.h"
+#include "governor_state.h"
+#include "policy/hysteresis.h"
+#include "trim.h"
+
+/*
+ * Bytes a thread frees before it looks, at least, so that a small program does not look all the time; and
+ * bytes that may come free between two walks, at least, for the same reason. Both add to what may be
+ * retained.
+ */
+#define MIN_LOOK_BYTES       (256UL << 10)
+#define MIN_SLACK_BYTES      (512UL << 10)
+#define MIN_ALLOC_LOOK_BYTES (16UL << 10)
+/*
+ * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
+ * space's lock. So no claim is smaller than glibc's own default pad, and a growing heap at least doubles, up
+ * to a limit that keeps huge pages (where they are always on) from forming far ahead of need.
+ */
+#define MIN_CLAIM_BYTES    DEFAULT_TOP_PAD
+#define MAX_DOUBLING_BYTES (8UL << 20)
+
+enum state { STATE_UNBORN, STATE_ACTIVE, STATE_OUT };
+
+/* What a forked child keeps: none of it is a lock or a sample. */
+static struct {
+    _Atomic(int) state;
+    _Atomic(bool) heaps_proved;
+    _Atomic(bool) user_trim_threshold, user_top_pad, user_mmap_threshold;
+    _Atomic(size_t) user_top_pad_bytes;
+    _Atomic(size_t) mmap_threshold; /* what glibc's would be, were it still its own */
+    const char *why_not;
+    const char *glibc_version;
+    const struct glibc_layout *layout;
+    struct arena *main_arena;
+    struct governor *wiped_on_fork;
+    size_t page_bytes;
+    double sensitivity;
+} global = {.mmap_threshold = DEFAULT_MMAP_THRESHOLD, .glibc_version = "", .why_not = "not started"};
+
+static size_t load(_Atomic(size_t) *figure) {
+    return atomic_load_explicit(figure, memory_order_relaxed);
+}
+
+static void store(_Atomic(size_t) *figure, size_t value) {
+    atomic_store_explicit(figure, value, memory_order_relaxed);
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static bool flag(_Atomic(bool) *value) {
+    return atomic_load_explicit(value, memory_order_relaxed);
+}
+
+bool governor_is_active(void) {
+    return atomic_load_explicit(&global.state, memory_order_acquire) == STATE_ACTIVE;
+}
+
+bool governor_is_unborn(void) {
+    return atomic_load_explicit(&global.state, memory_order_relaxed) == STATE_UNBORN;
+}
+
+/* Leaves everything to glibc again, with its default settings. With no arena locked. */
+static void step_out(const char *why) {
+    int active = STATE_ACTIVE;
+    if (!atomic_compare_exchange_strong(&global.state, &active, STATE_OUT)) {
+        return;
+    }
+    global.why_not = why;
+    if (!flag(&global.user_trim_threshold)) {
+        __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
+    }
+    if (!flag(&global.user_top_pad)) {
+        __libc_mallopt(M_TOP_PAD, DEFAULT_TOP_PAD);
+    }
+}
+
+/*
+ * The arena's record, made (and the arena proved) at first sight. NULL if the table is full or the proof
+ * failed. The arena is locked, so at most one thread makes its record; different arenas race for the slot by
+ * CAS.
+ */
+static struct record *record_of(struct governor *governor, const struct arena *arena, bool *proved) {
+    *proved = true;
+    for (size_t i = 0; i < GOVERNOR_MAX_ARENAS; i++) {
+        struct record *record = &governor->records[i];
+        const struct arena *known = atomic_load_explicit(&record->arena, memory_order_acquire);
+        if (known == NULL) {
+            if (arena != global.main_arena && !glibc_prove_arena(arena, global.layout)) {
+                *proved = false;
+                return NULL;
+            }
+            if (atomic_compare_exchange_strong(&record->arena, &known, arena)) {
+                atomic_fetch_add_explicit(&governor->arenas, 1, memory_order_relaxed);
+                return record;
+            }
+        }
+        if (known == arena) {
+            return record;
+        }
+    }
+    return NULL;
+}
+
+/*
+ * Sums by exchange: whatever order two threads come in, each difference is added exactly once, so the totals
+ * are the sum of the records. They may pass through a value below zero for an instant: read as signed.
+ */
+static void record_figures(struct governor *governor, struct record *record, size_t top, size_t system) {
+    size_t old_top = atomic_exchange_explicit(&record->top_bytes, top, memory_order_relaxed);
+    size_t old_system = atomic_exchange_explicit(&record->system_bytes, system, memory_order_relaxed);
+    atomic_fetch_add_explicit(&governor->total_top_bytes, top - old_top, memory_order_relaxed);
+    atomic_fetch_add_explicit(&governor->total_system_bytes, system - old_system, memory_order_relaxed);
+}
+
+static size_t distance(size_t a, size_t b) {
+    return a > b ? a - b : b - a;
+}
+
+/* As above, but only what changed by much: most looks then write to no line that other threads read. */
+static void note_change(struct governor *governor, struct record *record, size_t top, size_t system,
+                        size_t much) {
+    if (distance(top, load(&record->top_bytes)) >= much ||
+        distance(system, load(&record->system_bytes)) >= much) {
+        record_figures(governor, record, top, system);
+    }
+}
+
+static size_t total(_Atomic(size_t) *figure) {
+    size_t sum = load(figure);
+    return (ptrdiff_t)sum < 0 ? 0 : sum;
+}
+
+bool governor_record(struct governor *governor, const struct arena *arena) {
+    bool proved;
+    struct record *record = record_of(governor, arena, &proved);
+    if (record != NULL) {
+        record_figures(governor, record, arena_trimmable_bytes(arena, arena == global.main_arena),
+                       arena->system_mem);
+    }
+    return proved;
+}
+
+/* Records every arena that is not busy. False if one of them is not what glibc_layout.h says. */
+static bool walk(struct governor *governor) {
+    struct arena *arena = global.main_arena;
+    do {
+        if (arena_trylock(arena)) {
+            bool proved = governor_record(governor, arena);
+            arena_unlock(arena);
+            if (!proved) {
+                return false;
+            }
+        }
+        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+    } while (arena != global.main_arena);
+    governor_count(&governor->stats.walks, 1);
+    return true;
+}
+
+static struct hysteresis_thresholds decide(struct governor *governor) {
+    return hysteresis_decide((struct hysteresis_input){
+        .footprint_bytes = total(&governor->total_system_bytes),
+        .cpus_used = (double)load(&governor->cpus_hundredths) / 100,
+        .arenas = load(&governor->arenas),
+        .sensitivity = global.sensitivity,
+    });
+}
+
+/* Whether a threshold has left the band of a quarter around the one in force. */
+static bool has_moved(size_t now, size_t in_force) {
+    return now > in_force + in_force / 4 || now < in_force - in_force / 4;
+}
+
+static void put_in_force(struct governor *governor, struct hysteresis_thresholds thresholds) {
+    size_t pad_each = thresholds.pad_each_bytes;
+    store(&governor->threshold_bytes, thresholds.trim_bytes);
+    if (flag(&global.user_top_pad)) {
+        store(&governor->pad_each_bytes, load(&global.user_top_pad_bytes));
+        return;
+    }
+    if (has_moved(pad_each, load(&governor->pad_each_bytes))) {
+        governor_count(&governor->stats.threshold_changes, 1);
+        store(&governor->pad_each_bytes, pad_each);
+        /* Waits for the main arena, with nothing held but `busy`, for which nobody waits. */
+        __libc_mallopt(M_TOP_PAD, pad_each < INT_MAX ? (int)pad_each : INT_MAX);
+    }
+}
+
+/*
+ * How much of the free top space is resident: the rest costs nobody anything, and purging it would gain
+ * nothing. Tops that a trim would spare, and busy arenas as last seen, count whole. An upper bound, then.
+ */
+static size_t resident_top_bytes(struct governor *governor, size_t keep_bytes) {
+    size_t resident = 0;
+    struct arena *arena = global.main_arena;
+    do {
+        bool proved;
+        if (!arena_trylock(arena)) {
+            const struct record *record = record_of(governor, arena, &proved);
+            resident += record != NULL ? atomic_load_explicit(&record->top_bytes, memory_order_relaxed) : 0;
+        } else {
+            bool is_main = arena == global.main_arena;
+            size_t top = arena_trimmable_bytes(arena, is_main);
+            if (top > 2 * keep_bytes) {
+                size_t pages = arena_excess_bytes(arena, is_main, 0, global.page_bytes);
+                top -= pages;
+                top += residency_of_tail(arena_top_end(arena) - pages, pages, global.page_bytes, SIZE_MAX,
+                                         governor->scratch)
+                           .resident_bytes;
+            }
+            resident += top;
+            arena_unlock(arena);
+        }
+        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+    } while (arena != global.main_arena);
+    return resident;
+}
+
+/*
+ * Trims if more than the threshold is free and resident. Then says when to come again: after so much more was
+ * freed, or came free by merging with the top, as could take the process over the threshold.
+ */
+static void trim_if_needed(struct governor *governor, size_t trim_bytes) {
+    size_t resident = 0;
+    if (!flag(&global.user_trim_threshold) && total(&governor->total_top_bytes) > trim_bytes) {
+        size_t keep_bytes = load(&governor->pad_each_bytes);
+        resident = resident_top_bytes(governor, keep_bytes);
+        if (resident > trim_bytes) {
+            size_t purged = trim_arenas(governor, global.main_arena, keep_bytes, global.page_bytes);
+            resident -= purged < resident ? purged : resident;
+        }
+    }
+    size_t slack = trim_bytes > resident ? trim_bytes - resident : 0;
+    store(&governor->slack_bytes, larger(larger(slack, trim_bytes / 16), MIN_SLACK_BYTES));
+    store(&governor->top_bytes_at_walk, total(&governor->total_top_bytes));
+    store(&governor->freed_bytes_at_walk, load(&governor->freed_bytes));
+}
+
+/* One thread at a time: look at all arenas, set the thresholds, and trim if the process holds too much. */
+static void govern(struct governor *governor) {
+    if (atomic_exchange_explicit(&governor->busy, 1, memory_order_acquire) != 0) {
+        return;
+    }
+    bool proved = walk(governor);
+    if (proved) {
+        double cpus = cpu_usage_sample(&governor->cpu_usage);
+        store(&governor->cpus_hundredths, (size_t)(cpus * 100));
+        struct hysteresis_thresholds thresholds = decide(governor);
+        put_in_force(governor, thresholds);
+        trim_if_needed(governor, thresholds.trim_bytes);
+    }
+    atomic_store_explicit(&governor->busy, 0, memory_order_release);
+    if (!proved) {
+        step_out("an arena is not laid out as known");
+    }
+}
+
+static bool is_due(struct governor *governor) {
+    size_t trim_bytes = decide(governor).trim_bytes;
+    if (has_moved(trim_bytes, load(&governor->threshold_bytes))) {
+        return true;
+    }
+    size_t top = total(&governor->total_top_bytes);
+    size_t slack = load(&governor->slack_bytes);
+    return top > trim_bytes &&
+           (load(&governor->freed_bytes) - load(&governor->freed_bytes_at_walk) >= slack ||
+            top >= load(&governor->top_bytes_at_walk) + slack);
+}
+
+struct arena *governor_arena_of(const void *block) {
+    if (!governor_is_active()) {
+        return NULL;
+    }
+    if ((chunk_of_block(block)->size_flags & CHUNK_NON_MAIN_ARENA) == 0) {
+        return global.main_arena;
+    }
+    if (!flag(&global.heaps_proved)) {
+        if (!glibc_prove_heap_of_block(block, global.main_arena)) {
+            step_out("a heap is not laid out as known");
+            return NULL;
+        }
+        atomic_store_explicit(&global.heaps_proved, true, memory_order_relaxed);
+    }
+    return heap_of(block)->arena;
+}
+
+/*
+ * Padding claimed ahead (section 6.2.2) once the usable top falls under a quarter of the arena's share.
+ * Returns how much the thread may allocate before that can happen again. The main arena's padding is glibc's
+ * own top_pad.
+ */
+static size_t claim_ahead(struct governor *governor, const struct arena *arena, size_t pad_each) {
+    if (arena == global.main_arena || flag(&global.user_top_pad)) {
+        return SIZE_MAX;
+    }
+    size_t low = pad_each / 4;
+    size_t usable = arena_usable_bytes(arena);
+    if (usable < low) {
+        size_t heap_bytes = heap_of(arena->top)->size;
+        size_t doubling = heap_bytes < MAX_DOUBLING_BYTES ? heap_bytes : MAX_DOUBLING_BYTES;
+        size_t wanted = larger(pad_each, larger(doubling, MIN_CLAIM_BYTES));
+        size_t claimed = arena_claim(arena, wanted, global.page_bytes);
+        if (claimed > 0) {
+            governor_count(&governor->stats.claims, 1);
+            governor_count(&governor->stats.bytes_claimed, claimed);
+            usable += claimed;
+        }
+    }
+    return usable > low ? usable - low : 0;
+}
+
+struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
+    struct governor *governor = global.wiped_on_fork;
+    atomic_fetch_add_explicit(&governor->freed_bytes, freed_bytes, memory_order_relaxed);
+    size_t pad_each = load(&governor->pad_each_bytes);
+    size_t look_bytes = larger(pad_each, MIN_LOOK_BYTES);
+    struct allowance allowance = {look_bytes, look_bytes};
+    int saved_errno = errno;
+
+    if (arena_trylock(arena)) {
+        bool proved;
+        bool is_main = arena == global.main_arena;
+        struct record *record = record_of(governor, arena, &proved);
+        if (record != NULL) {
+            size_t ahead = claim_ahead(governor, arena, pad_each);
+            allowance.alloc_bytes = larger(ahead < look_bytes ? ahead : look_bytes, MIN_ALLOC_LOOK_BYTES);
+            note_change(governor, record, arena_trimmable_bytes(arena, is_main), arena->system_mem,
+                        look_bytes / 2);
+        }
+        arena_unlock(arena);
+        if (!proved) {
+            step_out("an arena is not laid out as known");
+        }
+    }
+    if (governor_is_active() && is_due(governor)) {
+        govern(governor);
+    }
+    errno = saved_errno;
+    return allowance;
+}
+
+void governor_note_mmapped_free(size_t chunk_bytes) {
+    /* Before the start too: glibc raises its own then, and the emulation must go on from there. */
+    size_t threshold = load(&global.mmap_threshold);
+    if (chunk_bytes <= threshold || chunk_bytes > DEFAULT_MMAP_THRESHOLD_MAX ||
+        flag(&global.user_mmap_threshold)) {
+        return;
+    }
+    store(&global.mmap_threshold, chunk_bytes);
+    if (governor_is_active()) {
+        int saved_errno = errno;
+        __libc_mallopt(M_MMAP_THRESHOLD, (int)chunk_bytes);
+        governor_count(&global.wiped_on_fork->stats.mmap_threshold_raises, 1);
+        errno = saved_errno;
+    }
+}
+
+void governor_note_mallopt(int parameter, size_t value) {
+    if (parameter == M_TRIM_THRESHOLD) {
+        atomic_store(&global.user_trim_threshold, true);
+    } else if (parameter == M_TOP_PAD) {
+        store(&global.user_top_pad_bytes, value);
+        atomic_store(&global.user_top_pad, true);
+    }
+    if (parameter == M_TRIM_THRESHOLD || parameter == M_TOP_PAD || parameter == M_MMAP_THRESHOLD ||
+        parameter == M_MMAP_MAX) {
+        atomic_store(&global.user_mmap_threshold, true); /* each of the four ends glibc's dynamic threshold */
+    }
+}
+
+static struct governor *map_state(void) {
+    void *state =
+        mmap(NULL, sizeof(struct governor), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (state == MAP_FAILED) {
+        return NULL;
+    }
+    if (madvise(state, sizeof(struct governor), MADV_WIPEONFORK) != 0) {
+        munmap(state, sizeof(struct governor));
+        return NULL;
+    }
+    return state;
+}
+
+/* Whether the system counts what a process may touch: then glibc gives address space back, which we do not.
+ */
+static bool overcommits_strictly(void) {
+    int descriptor = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+        return false;
+    }
+    char mode = '0';
+    bool strict = read(descriptor, &mode, 1) == 1 && mode == '2';
+    close(descriptor);
+    return strict;
+}
+
+/* NULL if nothing stands against governing, with the main arena and the state set; else why not. */
+static const char *prepare(const struct options *options) {
+    global.layout = glibc_layout_find(global.glibc_version);
+    if (global.layout == NULL) {
+        return "this version of glibc is not known";
+    }
+    if (options->sets_huge_pages) {
+        return "glibc.malloc.hugetlb changes the layout of heaps";
+    }
+    if (options->sets_tagging) {
+        return "glibc.mem.tagging changes the addresses of blocks";
+    }
+    if (flag(&global.user_trim_threshold) && flag(&global.user_top_pad)) {
+        return "trim_threshold and top_pad are set by the user";
+    }
+    if (overcommits_strictly()) {
+        return "under strict overcommit (vm.overcommit_memory=2) glibc gives address space back itself";
+    }
+    const char *why_not = NULL;
+    global.main_arena = glibc_prove_main_arena(global.layout, &why_not);
+    if (global.main_arena == NULL) {
+        return why_not;
+    }
+    global.wiped_on_fork = map_state();
+    return global.wiped_on_fork != NULL ? NULL : "the kernel has no MADV_WIPEONFORK";
+}
+
+bool governor_start(const struct options *options) {
+    global.glibc_version = gnu_get_libc_version();
+    global.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    global.sensitivity = options->sensitivity;
+    if (options->sets_trim_threshold) {
+        governor_note_mallopt(M_TRIM_THRESHOLD, 0);
+    }
+    if (options->sets_top_pad) {
+        governor_note_mallopt(M_TOP_PAD, options->top_pad);
+    }
+    if (options->sets_mmap_threshold || options->sets_mmap_max) {
+        governor_note_mallopt(M_MMAP_THRESHOLD, 0);
+    }
+    global.why_not = prepare(options);
+    if (global.why_not != NULL) {
+        atomic_store(&global.state, STATE_OUT);
+        return false;
+    }
+    if (!flag(&global.user_trim_threshold)) {
+        __libc_mallopt(M_TRIM_THRESHOLD, -1);
+    }
+    atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
+    govern(global.wiped_on_fork);
+    return governor_is_active();
+}
+
+struct governor_stats governor_read_stats(void) {
+    struct governor_stats stats = {
+        .active = governor_is_active(),
+        .why_not = global.why_not,
+        .glibc_version = global.glibc_version,
+        .sensitivity = global.sensitivity,
+        .user_trim_threshold = flag(&global.user_trim_threshold),
+        .user_top_pad = flag(&global.user_top_pad),
+        .user_mmap_threshold = flag(&global.user_mmap_threshold),
+    };
+    struct governor *governor = global.wiped_on_fork;
+    if (governor == NULL) {
+        return stats;
+    }
+    stats.threshold_bytes = load(&governor->threshold_bytes);
+    stats.pad_each_bytes = load(&governor->pad_each_bytes);
+    stats.footprint_bytes = total(&governor->total_system_bytes);
+    stats.free_top_bytes = total(&governor->total_top_bytes);
+    stats.arenas = load(&governor->arenas);
+    stats.cpus_hundredths = load(&governor->cpus_hundredths);
+    struct governor_counters *counters = &governor->stats;
+    stats.trims = load(&counters->trims);
+    stats.bytes_trimmed = load(&counters->bytes_trimmed);
+    stats.bytes_purged = load(&counters->bytes_purged);
+    stats.ranges = load(&counters->ranges);
+    stats.vectored_calls = load(&counters->vectored_calls);
+    stats.purge_calls = load(&counters->single_calls) + stats.vectored_calls;
+    stats.break_calls = load(&counters->break_calls);
+    stats.failed_purges = load(&counters->failed_purges);
+    stats.busy_arenas = load(&counters->busy_arenas);
+    stats.walks = load(&counters->walks);
+    stats.claims = load(&counters->claims);
+    stats.bytes_claimed = load(&counters->bytes_claimed);
+    stats.threshold_changes = load(&counters->threshold_changes);
+    stats.mmap_threshold_raises = load(&counters->mmap_threshold_raises);
+    return stats;
+}

@@ -1,0 +1,175 @@
+/*
+ * The malloc family as the program sees it: glibc's own, with a look at the arenas after every so many bytes.
+ *
+ * Each thread holds two allowances, bytes it may allocate and bytes it may free before its next look. Nearly
+ * every call subtracts from one of them and jumps to glibc: no lock, no atomic, no memory but the thread's
+ * own and, on free, the header that glibc is about to read. memalign and its like are not here: glibc serves
+ * them directly, and what they take shows at the next look.
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <stdlib.h>
+
+#include "glibc_layout.h"
+#include "glibc_malloc.h"
+#include "governor.h"
+#include "report.h"
+
+#define EXPORT              __attribute__((visibility("default")))
+#define UNLIKELY(condition) __builtin_expect((condition), 0)
+#define NOT_GOVERNED        SIZE_MAX
+
+/* Zero at first: a thread's first call of each kind looks, and so learns whether anything is governed at all.
+ */
+static __thread struct allowance allowance __attribute__((tls_model("initial-exec")));
+
+static __thread size_t granted_free_bytes __attribute__((tls_model("initial-exec"))); /* at the last look */
+
+static struct options options;
+
+/* What the thread has freed since its last look, the block of now included. */
+static size_t freed_since_look(size_t now_bytes) {
+    return granted_free_bytes - allowance.free_bytes + now_bytes;
+}
+
+static void grant_free(size_t bytes) {
+    granted_free_bytes = bytes;
+    allowance.free_bytes = bytes;
+}
+
+__attribute__((constructor(101))) static void start(void) {
+    int saved_errno = errno;
+    options_read(&options);
+    governor_start(&options);
+    allowance.alloc_bytes = 0;
+    grant_free(0);
+    if (options.verbose) {
+        struct governor_stats stats = governor_read_stats();
+        report_start(&stats);
+    }
+    errno = saved_errno;
+}
+
+__attribute__((destructor)) static void finish(void) {
+    int saved_errno = errno;
+    struct governor_stats stats = governor_read_stats();
+    report_stats(&stats, &options);
+    errno = saved_errno;
+}
+
+/* True, and pays, if the allowance covers the bytes. Unsigned with the borrow as the answer: no size is too
+ * odd. */
+static inline bool pay(size_t *left, size_t bytes) {
+    size_t rest;
+    if (__builtin_sub_overflow(*left, bytes, &rest)) {
+        return false;
+    }
+    *left = rest;
+    return true;
+}
+
+static struct allowance look_at(struct arena *arena, size_t freed_bytes) {
+    if (arena != NULL) {
+        return governor_look(arena, freed_bytes);
+    }
+    /* Before the start, look again soon; where the governor stays out, for ever after not. */
+    size_t left = governor_is_unborn() ? 0 : NOT_GOVERNED;
+    return (struct allowance){left, left};
+}
+
+static bool is_mmapped(const void *block) {
+    return (chunk_of_block(block)->size_flags & CHUNK_IS_MMAPPED) != 0;
+}
+
+/* After an allocation for which the allowance was too small. */
+__attribute__((noinline)) static void *after_allocation(void *block) {
+    allowance.alloc_bytes = 0;
+    if (block != NULL && !is_mmapped(block)) {
+        allowance.alloc_bytes = look_at(governor_arena_of(block), 0).alloc_bytes;
+    }
+    return block;
+}
+
+__attribute__((noinline)) static void *malloc_and_look(size_t bytes) {
+    return after_allocation(__libc_malloc(bytes));
+}
+
+__attribute__((noinline)) static void *calloc_and_look(size_t count, size_t bytes) {
+    return after_allocation(__libc_calloc(count, bytes));
+}
+
+__attribute__((noinline)) static void free_and_look(void *block) {
+    struct chunk *chunk = chunk_of_block(block);
+    if (is_mmapped(block)) {
+        governor_note_mmapped_free(chunk_bytes(chunk));
+        __libc_free(block);
+        return;
+    }
+    /* Both before the free: the block's heap may vanish with it. */
+    struct arena *arena = governor_arena_of(block);
+    size_t freed_bytes = freed_since_look(chunk_bytes(chunk));
+    __libc_free(block);
+    grant_free(look_at(arena, freed_bytes).free_bytes);
+}
+
+EXPORT void *malloc(size_t bytes) {
+    if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
+        return malloc_and_look(bytes);
+    }
+    return __libc_malloc(bytes);
+}
+
+EXPORT void *calloc(size_t count, size_t bytes) {
+    /* An overflowing product pays a wrong sum, once, and gets glibc's own refusal. */
+    if (UNLIKELY(!pay(&allowance.alloc_bytes, count * bytes))) {
+        return calloc_and_look(count, bytes);
+    }
+    return __libc_calloc(count, bytes);
+}
+
+EXPORT void free(void *block) {
+    if (UNLIKELY(block == NULL)) {
+        return;
+    }
+    size_t size_flags = chunk_of_block(block)->size_flags;
+    /* The flags in the size's low bits cost at most 7 bytes of allowance: not worth an instruction. */
+    if (UNLIKELY((size_flags & CHUNK_IS_MMAPPED) != 0) || UNLIKELY(!pay(&allowance.free_bytes, size_flags))) {
+        free_and_look(block);
+        return;
+    }
+    __libc_free(block);
+}
+
+EXPORT void *realloc(void *block, size_t bytes) {
+    if (block == NULL) {
+        return malloc(bytes);
+    }
+    struct arena *old_arena = NULL;
+    size_t old_bytes = 0;
+    if (!is_mmapped(block)) {
+        old_bytes = chunk_bytes(chunk_of_block(block));
+        old_arena = governor_arena_of(block);
+    }
+    void *moved = __libc_realloc(block, bytes);
+    if (UNLIKELY(!pay(&allowance.free_bytes, old_bytes)) && old_arena != NULL) {
+        grant_free(look_at(old_arena, freed_since_look(old_bytes)).free_bytes);
+    }
+    if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
+        return after_allocation(moved);
+    }
+    return moved;
+}
+
+EXPORT void *reallocarray(void *block, size_t count, size_t bytes) {
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    return realloc(block, total);
+}
+
+EXPORT int mallopt(int parameter, int value) {
+    governor_note_mallopt(parameter, (size_t)value);
+    return __libc_mallopt(parameter, value);
+}

@@ -1,0 +1,60 @@
+#include "text.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+static void put(struct text *text, char byte) {
+    if (text->length < TEXT_MAX_BYTES) {
+        text->bytes[text->length++] = byte;
+    }
+}
+
+void text_string(struct text *text, const char *string) {
+    while (*string != '\0') {
+        put(text, *string++);
+    }
+}
+
+void text_json_string(struct text *text, const char *string) {
+    put(text, '"');
+    for (; *string != '\0'; string++) {
+        if (*string == '"' || *string == '\\') {
+            put(text, '\\');
+        }
+        put(text, (unsigned char)*string < ' ' ? ' ' : *string);
+    }
+    put(text, '"');
+}
+
+void text_number(struct text *text, uint64_t number) {
+    char digits[20];
+    size_t count = 0;
+    do {
+        digits[count++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number > 0);
+    while (count > 0) {
+        put(text, digits[--count]);
+    }
+}
+
+void text_hundredths(struct text *text, uint64_t hundredths) {
+    text_number(text, hundredths / 100);
+    put(text, '.');
+    put(text, (char)('0' + hundredths / 10 % 10));
+    put(text, (char)('0' + hundredths % 10));
+}
+
+void text_write(const struct text *text, int descriptor) {
+    size_t written = 0;
+    while (written < text->length) {
+        ssize_t count = write(descriptor, text->bytes + written, text->length - written);
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count <= 0) {
+            return;
+        }
+        written += (size_t)count;
+    }
+}

@@ -1,0 +1,94 @@
+#include "os/purge.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+/* linux/pidfd.h of Linux 6.14: "the calling process", with no descriptor to open, keep or inherit by mistake.
+ */
+#define PIDFD_SELF_PROCESS (-10001)
+
+static _Atomic(int) method = PURGE_UNKNOWN;
+static _Atomic(bool) needs_descriptor; /* a kernel with process_madvise on oneself, but without PIDFD_SELF */
+
+enum purge_method purge_current_method(void) {
+    return (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed);
+}
+
+/*
+ * Bytes advised, or -1 and errno. A pidfd is opened anew each time: a kept one would name the parent after
+ * fork, and the application may close any descriptor it finds.
+ */
+static ssize_t advise_vector(const struct iovec *ranges, size_t count) {
+    if (!atomic_load_explicit(&needs_descriptor, memory_order_relaxed)) {
+        long done = syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, ranges, count, MADV_DONTNEED, 0);
+        if (done >= 0 || errno != EBADF) {
+            return done;
+        }
+        atomic_store_explicit(&needs_descriptor, true, memory_order_relaxed);
+    }
+    int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (pidfd < 0) {
+        return -1;
+    }
+    long done = syscall(SYS_process_madvise, pidfd, ranges, count, MADV_DONTNEED, 0);
+    int saved_errno = errno;
+    close(pidfd);
+    errno = saved_errno;
+    return done;
+}
+
+/* Purges from the front by the vectored call; returns how many ranges that purged whole. */
+static size_t purge_vectored(const struct iovec *ranges, size_t count, struct purge_result *result) {
+    ssize_t advised = advise_vector(ranges, count);
+    if (advised <= 0) {
+        return 0;
+    }
+    result->vectored_calls++;
+    size_t done = 0;
+    while (done < count && (size_t)advised >= ranges[done].iov_len) {
+        advised -= (ssize_t)ranges[done].iov_len;
+        done++;
+    }
+    return done;
+}
+
+struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
+    struct purge_result result = {0};
+    int saved_errno = errno;
+    int known = atomic_load_explicit(&method, memory_order_relaxed);
+
+    if (known != PURGE_SINGLE && count > 0) {
+        result.ranges_done = purge_vectored(ranges, count, &result);
+        if (result.ranges_done > 0 && known == PURGE_UNKNOWN) {
+            atomic_store_explicit(&method, PURGE_VECTORED, memory_order_relaxed);
+        }
+    }
+    /*
+     * What is left, one by one: all of it where the vectored call is refused, nothing where it worked. A
+     * range that is refused here too is refused for its own sake, and says nothing about the vectored call.
+     */
+    while (result.ranges_done < count) {
+        const struct iovec *range = &ranges[result.ranges_done];
+        if (madvise(range->iov_base, range->iov_len, MADV_DONTNEED) != 0) {
+            result.error = errno;
+            break;
+        }
+        result.single_calls++;
+        result.ranges_done++;
+        if (known == PURGE_UNKNOWN && result.vectored_calls == 0) {
+            atomic_store_explicit(&method, PURGE_SINGLE, memory_order_relaxed);
+        }
+    }
+    errno = saved_errno;
+    return result;
+}

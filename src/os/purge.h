@@ -1,0 +1,35 @@
+/*
+ * Giving ranges of memory back to the system with as few TLB shootdowns as the kernel allows.
+ *
+ * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself, which Linux 6.13 and later
+ * grant and Linux 6.16 and later flush once. Where it is refused (an older kernel, a container's seccomp
+ * profile) each range is one madvise. Which of the two works is learned by trying, once.
+ */
+#ifndef CALM_OS_PURGE_H
+#define CALM_OS_PURGE_H
+
+#include <stddef.h>
+#include <sys/uio.h>
+
+#define PURGE_MAX_RANGES 64 /* in one call */
+
+struct purge_result {
+    size_t ranges_done;      /* purged whole, counted from the first */
+    unsigned vectored_calls; /* process_madvise calls that purged something */
+    unsigned single_calls;   /* madvise calls that purged something */
+    int error;               /* errno of the range that stopped it, 0 if all are done */
+};
+
+/*
+ * Makes the page-aligned, private anonymous ranges non-resident; their content becomes zero. Stops at the
+ * first range that the kernel refuses (EINVAL: locked in memory). A range that was purged in part counts as
+ * not done. ranges must be at most PURGE_MAX_RANGES. Thread-safe; preserves errno; allocates nothing.
+ */
+struct purge_result purge_ranges(const struct iovec *ranges, size_t count);
+
+enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };
+
+/* How the last purge was done. PURGE_UNKNOWN before the first. Thread-safe. */
+enum purge_method purge_current_method(void);
+
+#endif

@@ -1,0 +1,34 @@
+#include "os/residency.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
+                                   size_t max_resident_bytes, unsigned char *scratch) {
+    struct residency tail = {0};
+    int saved_errno = errno;
+    while (tail.suffix_bytes < bytes) {
+        size_t left = bytes - tail.suffix_bytes;
+        size_t window = RESIDENCY_WINDOW_PAGES * page_bytes;
+        window = left < window ? left : window;
+        size_t pages = window / page_bytes;
+        char *base = (char *)start + left - window;
+        if (mincore(base, window, scratch) != 0) {
+            memset(scratch, 1, pages);
+        }
+        while (pages > 0) {
+            pages--;
+            if ((scratch[pages] & 1) != 0) {
+                if (tail.resident_bytes + page_bytes > max_resident_bytes) {
+                    errno = saved_errno;
+                    return tail;
+                }
+                tail.resident_bytes += page_bytes;
+            }
+            tail.suffix_bytes += page_bytes;
+        }
+    }
+    errno = saved_errno;
+    return tail;
+}

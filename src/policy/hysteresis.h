@@ -1,0 +1,35 @@
+/*
+ * Global hysteresis: when, for the whole process, free memory is worth giving back.
+ *
+ * Pure: numbers in, thresholds out; no system call, no lock, no global, safe from any thread and any signal
+ * handler. Called by the governors of both allocators, by the tests, and by anyone who wants to foretell
+ * them.
+ *
+ * Source: Schildermans et al., "Ptlbmalloc2", sections 5.1 and 6.2.1, table 1. One kB is 1000 bytes, and a
+ * value on an edge of the table belongs to the row of larger memory.
+ */
+#ifndef CALM_POLICY_HYSTERESIS_H
+#define CALM_POLICY_HYSTERESIS_H
+
+#include <stddef.h>
+
+struct hysteresis_input {
+    size_t footprint_bytes; /* held from the system by all arenas, free or not */
+    double cpus_used;       /* average over the last second; below zero or not a number counts as zero */
+    size_t arenas;          /* zero counts as one */
+    double sensitivity;     /* multiplies the threshold; must be above zero and finite, else 1 is taken */
+};
+
+struct hysteresis_thresholds {
+    size_t trim_bytes;     /* give back once the process's free top space exceeds this */
+    size_t pad_bytes;      /* padding that all arenas keep together: a quarter of trim_bytes */
+    size_t pad_each_bytes; /* one arena's share of it */
+};
+
+/* The row of table 1 for a footprint, in bytes, before the CPU factor. Never fails. */
+size_t hysteresis_base_bytes(size_t footprint_bytes);
+
+/* Section 6.2.1: base * (1 + CPUs / 100) * sensitivity. Saturates at PTRDIFF_MAX. Never fails. */
+struct hysteresis_thresholds hysteresis_decide(struct hysteresis_input in);
+
+#endif
