@@ -37,7 +37,6 @@ enum state { STATE_UNBORN, STATE_ACTIVE, STATE_OUT };
 /* What a forked child keeps: none of it is a lock or a sample. */
 static struct {
     _Atomic(int) state;
-    _Atomic(bool) heaps_proved;
     _Atomic(bool) user_trim_threshold, user_top_pad, user_mmap_threshold;
     _Atomic(size_t) user_top_pad_bytes;
     _Atomic(size_t) mmap_threshold; /* what glibc's would be, were it still its own */
@@ -49,6 +48,8 @@ static struct {
     size_t page_bytes;
     double sensitivity;
 } global = {.mmap_threshold = DEFAULT_MMAP_THRESHOLD, .glibc_version = "", .why_not = "not started"};
+
+struct governor_view governor_view;
 
 static size_t load(_Atomic(size_t) *figure) {
     return atomic_load_explicit(figure, memory_order_relaxed);
@@ -81,6 +82,7 @@ static void step_out(const char *why) {
         return;
     }
     global.why_not = why;
+    atomic_store(&governor_view.main_arena, NULL);
     if (!flag(&global.user_trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
     }
@@ -131,13 +133,17 @@ static size_t distance(size_t a, size_t b) {
     return a > b ? a - b : b - a;
 }
 
-/* As above, but only what changed by much: most looks then write to no line that other threads read. */
-static void note_change(struct governor *governor, struct record *record, size_t top, size_t system,
+/*
+ * As above, but only what changed by much: most looks then write to no line that other threads read. Returns
+ * whether the top grew by much.
+ */
+static bool note_change(struct governor *governor, struct record *record, size_t top, size_t system,
                         size_t much) {
-    if (distance(top, load(&record->top_bytes)) >= much ||
-        distance(system, load(&record->system_bytes)) >= much) {
+    size_t old_top = load(&record->top_bytes);
+    if (distance(top, old_top) >= much || distance(system, load(&record->system_bytes)) >= much) {
         record_figures(governor, record, top, system);
     }
+    return top >= old_top + much;
 }
 
 static size_t total(_Atomic(size_t) *figure) {
@@ -270,14 +276,14 @@ static void govern(struct governor *governor) {
     }
 }
 
-static bool is_due(struct governor *governor) {
-    size_t trim_bytes = decide(governor).trim_bytes;
-    if (has_moved(trim_bytes, load(&governor->threshold_bytes))) {
-        return true;
-    }
+static bool is_threshold_due(struct governor *governor) {
+    return has_moved(decide(governor).trim_bytes, load(&governor->threshold_bytes));
+}
+
+static bool is_trim_due(struct governor *governor) {
     size_t top = total(&governor->total_top_bytes);
     size_t slack = load(&governor->slack_bytes);
-    return top > trim_bytes &&
+    return top > load(&governor->threshold_bytes) &&
            (load(&governor->freed_bytes) - load(&governor->freed_bytes_at_walk) >= slack ||
             top >= load(&governor->top_bytes_at_walk) + slack);
 }
@@ -289,12 +295,12 @@ struct arena *governor_arena_of(const void *block) {
     if ((chunk_of_block(block)->size_flags & CHUNK_NON_MAIN_ARENA) == 0) {
         return global.main_arena;
     }
-    if (!flag(&global.heaps_proved)) {
+    if (!flag(&governor_view.heaps_proved)) {
         if (!glibc_prove_heap_of_block(block, global.main_arena)) {
             step_out("a heap is not laid out as known");
             return NULL;
         }
-        atomic_store_explicit(&global.heaps_proved, true, memory_order_relaxed);
+        atomic_store_explicit(&governor_view.heaps_proved, true, memory_order_relaxed);
     }
     return heap_of(block)->arena;
 }
@@ -331,6 +337,7 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
     size_t look_bytes = larger(pad_each, MIN_LOOK_BYTES);
     struct allowance allowance = {look_bytes, look_bytes};
     int saved_errno = errno;
+    bool grew = false;
 
     if (arena_trylock(arena)) {
         bool proved;
@@ -339,15 +346,20 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
         if (record != NULL) {
             size_t ahead = claim_ahead(governor, arena, pad_each);
             allowance.alloc_bytes = larger(ahead < look_bytes ? ahead : look_bytes, MIN_ALLOC_LOOK_BYTES);
-            note_change(governor, record, arena_trimmable_bytes(arena, is_main), arena->system_mem,
-                        look_bytes / 2);
+            grew = note_change(governor, record, arena_trimmable_bytes(arena, is_main), arena->system_mem,
+                               look_bytes / 2);
         }
         arena_unlock(arena);
         if (!proved) {
             step_out("an arena is not laid out as known");
         }
     }
-    if (governor_is_active() && is_due(governor)) {
+    /*
+     * Section 6.2.1: all arenas are looked at when a free has changed its own by much. Who allocates never
+     * trims: it might take the very pages that it is about to use.
+     */
+    if (governor_is_active() &&
+        (is_threshold_due(governor) || (freed_bytes > 0 && grew && is_trim_due(governor)))) {
         govern(governor);
     }
     errno = saved_errno;
@@ -458,6 +470,7 @@ bool governor_start(const struct options *options) {
         __libc_mallopt(M_TRIM_THRESHOLD, -1);
     }
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
+    atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_release);
     govern(global.wiped_on_fork);
     return governor_is_active();
 }

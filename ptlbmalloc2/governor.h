@@ -40,6 +40,15 @@ bool governor_is_active(void);
 bool governor_is_unborn(void);
 
 /*
+ * What the free path may read without a call. Both are set once the thing was proved, and cleared for good if
+ * the governor steps out.
+ */
+extern struct governor_view {
+    struct arena *_Atomic main_arena; /* NULL: nothing is governed */
+    _Atomic(bool) heaps_proved;       /* blocks that are not the main arena's may be looked up */
+} governor_view;
+
+/*
  * The arena that a live block, not an mmapped one, comes from. NULL: not governed. Thread-safe. The arena
  * itself stays valid for ever (glibc never destroys one), the block's heap only as long as the block.
  */

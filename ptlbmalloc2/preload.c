@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <malloc.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "glibc_layout.h"
@@ -18,6 +19,9 @@
 #define EXPORT              __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect((condition), 0)
 #define NOT_GOVERNED        SIZE_MAX
+
+#define THREAD_CACHE_MAX_BYTES 1040UL /* the largest chunk that glibc's thread cache takes by default */
+#define MERGE_LOOK_BYTES       (16UL << 20)
 
 /* Zero at first: a thread's first call of each kind looks, and so learns whether anything is governed at all.
  */
@@ -112,6 +116,45 @@ __attribute__((noinline)) static void free_and_look(void *block) {
     grant_free(look_at(arena, freed_bytes).free_bytes);
 }
 
+/*
+ * The top of the arena this thread frees to, where it was highest since the last look. Compared, never
+ * followed: the arena is there for ever, but its top may move, or vanish with a heap, at any time.
+ */
+static __thread struct {
+    const struct arena *arena;
+    uintptr_t highest;
+} top_seen __attribute__((tls_model("initial-exec")));
+
+/* Whether the arena's top has grown by so much, since this thread last looked, that a look is due at once. */
+static inline bool has_merged(const struct arena *arena) {
+    uintptr_t top = (uintptr_t)__atomic_load_n(&arena->top, __ATOMIC_RELAXED);
+    if (UNLIKELY(top_seen.arena != arena) || top > top_seen.highest) {
+        top_seen.arena = arena;
+        top_seen.highest = top;
+        return false;
+    }
+    return UNLIKELY(top_seen.highest - top >= MERGE_LOOK_BYTES);
+}
+
+/*
+ * A block that the thread cache does not take may merge with all that was freed before it, however small it
+ * is: a heap freed in random order comes free with its last blocks. A process that then falls idle would look
+ * no more.
+ */
+__attribute__((noinline)) static void free_and_watch_top(void *block, size_t size_flags) {
+    struct arena *arena = atomic_load_explicit(&governor_view.main_arena, memory_order_relaxed);
+    if ((size_flags & CHUNK_NON_MAIN_ARENA) != 0) {
+        arena = atomic_load_explicit(&governor_view.heaps_proved, memory_order_relaxed)
+                    ? heap_of(block)->arena
+                    : NULL;
+    }
+    __libc_free(block);
+    if (arena != NULL && has_merged(arena)) {
+        top_seen.arena = NULL;
+        grant_free(look_at(arena, freed_since_look(0)).free_bytes);
+    }
+}
+
 EXPORT void *malloc(size_t bytes) {
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
         return malloc_and_look(bytes);
@@ -135,6 +178,10 @@ EXPORT void free(void *block) {
     /* The flags in the size's low bits cost at most 7 bytes of allowance: not worth an instruction. */
     if (UNLIKELY((size_flags & CHUNK_IS_MMAPPED) != 0) || UNLIKELY(!pay(&allowance.free_bytes, size_flags))) {
         free_and_look(block);
+        return;
+    }
+    if (size_flags > THREAD_CACHE_MAX_BYTES) {
+        free_and_watch_top(block, size_flags);
         return;
     }
     __libc_free(block);

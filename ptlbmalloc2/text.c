@@ -21,7 +21,7 @@ void text_json_string(struct text *text, const char *string) {
         if (*string == '"' || *string == '\\') {
             put(text, '\\');
         }
-        put(text, (unsigned char)*string < ' ' ? ' ' : *string);
+        put(text, (char)((unsigned char)*string < ' ' ? ' ' : *string));
     }
     put(text, '"');
 }

@@ -1,0 +1,39 @@
+# A thin front to CMake, ctest and pytest.
+SHELL := /bin/sh
+PREFIX ?= /usr/local
+SANITIZED := asan tsan
+
+.PHONY: all demo check check-long install clean
+
+all: build/release/build.ninja
+	cmake --build --preset release
+
+build/%/build.ninja:
+	cmake --preset $* >/dev/null
+
+demo:
+	scripts/setup demo
+	$(MAKE) --no-print-directory all
+	scripts/demo
+
+# The summaries of the test runners come last.
+check:
+	scripts/setup check
+	scripts/fetch-glibcs build/glibcs
+	for preset in release debug clang aarch64 $(SANITIZED); do \
+	    cmake --preset $$preset >/dev/null && cmake --build --preset $$preset || exit 1; \
+	done
+	scripts/lint
+	for preset in release debug $(SANITIZED); do ctest --preset $$preset || exit 1; done
+	.venv/bin/pytest -q
+
+# What takes longer, or needs a quiet machine: the figures of the README, on this machine.
+check-long: check
+	bench/emulated
+	bench/figures
+
+install: all
+	cmake --install build/release --prefix $(PREFIX)
+
+clean:
+	rm -rf build
