@@ -91,28 +91,40 @@ static void step_out(const char *why) {
     }
 }
 
-/*
- * The arena's record, made (and the arena proved) at first sight. NULL if the table is full or the proof
- * failed. The arena is locked, so at most one thread makes its record; different arenas race for the slot by
- * CAS.
- */
-static struct record *record_of(struct governor *governor, const struct arena *arena, bool *proved) {
-    *proved = true;
+static struct record *find_record(struct governor *governor, const struct arena *arena) {
     for (size_t i = 0; i < GOVERNOR_MAX_ARENAS; i++) {
-        struct record *record = &governor->records[i];
-        const struct arena *known = atomic_load_explicit(&record->arena, memory_order_acquire);
-        if (known == NULL) {
-            if (arena != global.main_arena && !glibc_prove_arena(arena, global.layout)) {
-                *proved = false;
-                return NULL;
-            }
-            if (atomic_compare_exchange_strong(&record->arena, &known, arena)) {
-                atomic_fetch_add_explicit(&governor->arenas, 1, memory_order_relaxed);
-                return record;
-            }
-        }
+        const struct arena *known = atomic_load_explicit(&governor->records[i].arena, memory_order_acquire);
         if (known == arena) {
-            return record;
+            return &governor->records[i];
+        }
+        if (known == NULL) {
+            break;
+        }
+    }
+    return NULL;
+}
+
+/*
+ * A locked arena's record, made (and the arena proved) at first sight. NULL if the table is full or the proof
+ * failed. The lock lets one thread at a time make an arena's record; different arenas race for a slot by
+ * compare-and-swap.
+ */
+static struct record *find_or_make_record(struct governor *governor, const struct arena *arena,
+                                          bool *proved) {
+    *proved = true;
+    struct record *record = find_record(governor, arena);
+    if (record != NULL) {
+        return record;
+    }
+    if (arena != global.main_arena && !glibc_prove_arena(arena, global.layout)) {
+        *proved = false;
+        return NULL;
+    }
+    for (size_t i = 0; i < GOVERNOR_MAX_ARENAS; i++) {
+        const struct arena *nobody = NULL;
+        if (atomic_compare_exchange_strong(&governor->records[i].arena, &nobody, arena)) {
+            atomic_fetch_add_explicit(&governor->arenas, 1, memory_order_relaxed);
+            return &governor->records[i];
         }
     }
     return NULL;
@@ -153,7 +165,7 @@ static size_t total(_Atomic(size_t) *figure) {
 
 bool governor_record(struct governor *governor, const struct arena *arena) {
     bool proved;
-    struct record *record = record_of(governor, arena, &proved);
+    struct record *record = find_or_make_record(governor, arena, &proved);
     if (record != NULL) {
         record_figures(governor, record, arena_trimmable_bytes(arena, arena == global.main_arena),
                        arena->system_mem);
@@ -207,30 +219,34 @@ static void put_in_force(struct governor *governor, struct hysteresis_thresholds
     }
 }
 
+/* Of one arena's free top space, what is resident. A top that a trim would spare counts whole. */
+static size_t resident_top_bytes(struct governor *governor, const struct arena *arena, size_t keep_bytes) {
+    bool is_main = arena == global.main_arena;
+    size_t top = arena_trimmable_bytes(arena, is_main);
+    if (top <= 2 * keep_bytes) {
+        return top;
+    }
+    size_t pages = arena_excess_bytes(arena, is_main, 0, global.page_bytes);
+    return top - pages +
+           residency_of_tail(arena_top_end(arena) - pages, pages, global.page_bytes, SIZE_MAX,
+                             governor->scratch)
+               .resident_bytes;
+}
+
 /*
- * How much of the free top space is resident: the rest costs nobody anything, and purging it would gain
- * nothing. Tops that a trim would spare, and busy arenas as last seen, count whole. An upper bound, then.
+ * How much of all free top space is resident: the rest costs nobody anything, and purging it would gain
+ * nothing. A busy arena counts whole, as last seen. An upper bound, then, for the arenas that are known.
  */
-static size_t resident_top_bytes(struct governor *governor, size_t keep_bytes) {
+static size_t resident_total_bytes(struct governor *governor, size_t keep_bytes) {
     size_t resident = 0;
     struct arena *arena = global.main_arena;
     do {
-        bool proved;
-        if (!arena_trylock(arena)) {
-            const struct record *record = record_of(governor, arena, &proved);
-            resident += record != NULL ? atomic_load_explicit(&record->top_bytes, memory_order_relaxed) : 0;
-        } else {
-            bool is_main = arena == global.main_arena;
-            size_t top = arena_trimmable_bytes(arena, is_main);
-            if (top > 2 * keep_bytes) {
-                size_t pages = arena_excess_bytes(arena, is_main, 0, global.page_bytes);
-                top -= pages;
-                top += residency_of_tail(arena_top_end(arena) - pages, pages, global.page_bytes, SIZE_MAX,
-                                         governor->scratch)
-                           .resident_bytes;
-            }
-            resident += top;
+        struct record *record = find_record(governor, arena);
+        if (record != NULL && arena_trylock(arena)) {
+            resident += resident_top_bytes(governor, arena, keep_bytes);
             arena_unlock(arena);
+        } else if (record != NULL) {
+            resident += load(&record->top_bytes);
         }
         arena = atomic_load_explicit(&arena->next, memory_order_acquire);
     } while (arena != global.main_arena);
@@ -242,10 +258,10 @@ static size_t resident_top_bytes(struct governor *governor, size_t keep_bytes) {
  * freed, or came free by merging with the top, as could take the process over the threshold.
  */
 static void trim_if_needed(struct governor *governor, size_t trim_bytes) {
-    size_t resident = 0;
-    if (!flag(&global.user_trim_threshold) && total(&governor->total_top_bytes) > trim_bytes) {
+    size_t resident = total(&governor->total_top_bytes);
+    if (!flag(&global.user_trim_threshold) && resident > trim_bytes) {
         size_t keep_bytes = load(&governor->pad_each_bytes);
-        resident = resident_top_bytes(governor, keep_bytes);
+        resident = resident_total_bytes(governor, keep_bytes);
         if (resident > trim_bytes) {
             size_t purged = trim_arenas(governor, global.main_arena, keep_bytes, global.page_bytes);
             resident -= purged < resident ? purged : resident;
@@ -257,8 +273,8 @@ static void trim_if_needed(struct governor *governor, size_t trim_bytes) {
     store(&governor->freed_bytes_at_walk, load(&governor->freed_bytes));
 }
 
-/* One thread at a time: look at all arenas, set the thresholds, and trim if the process holds too much. */
-static void govern(struct governor *governor) {
+/* One thread at a time: look at all arenas, set the thresholds and, if asked, trim. */
+static void govern(struct governor *governor, bool may_trim) {
     if (atomic_exchange_explicit(&governor->busy, 1, memory_order_acquire) != 0) {
         return;
     }
@@ -268,7 +284,9 @@ static void govern(struct governor *governor) {
         store(&governor->cpus_hundredths, (size_t)(cpus * 100));
         struct hysteresis_thresholds thresholds = decide(governor);
         put_in_force(governor, thresholds);
-        trim_if_needed(governor, thresholds.trim_bytes);
+        if (may_trim) {
+            trim_if_needed(governor, thresholds.trim_bytes);
+        }
     }
     atomic_store_explicit(&governor->busy, 0, memory_order_release);
     if (!proved) {
@@ -342,7 +360,7 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
     if (arena_trylock(arena)) {
         bool proved;
         bool is_main = arena == global.main_arena;
-        struct record *record = record_of(governor, arena, &proved);
+        struct record *record = find_or_make_record(governor, arena, &proved);
         if (record != NULL) {
             size_t ahead = claim_ahead(governor, arena, pad_each);
             allowance.alloc_bytes = larger(ahead < look_bytes ? ahead : look_bytes, MIN_ALLOC_LOOK_BYTES);
@@ -358,9 +376,11 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
      * Section 6.2.1: all arenas are looked at when a free has changed its own by much. Who allocates never
      * trims: it might take the very pages that it is about to use.
      */
-    if (governor_is_active() &&
-        (is_threshold_due(governor) || (freed_bytes > 0 && grew && is_trim_due(governor)))) {
-        govern(governor);
+    if (governor_is_active()) {
+        bool may_trim = freed_bytes > 0 && grew && is_trim_due(governor);
+        if (may_trim || is_threshold_due(governor)) {
+            govern(governor, may_trim);
+        }
     }
     errno = saved_errno;
     return allowance;
@@ -471,7 +491,7 @@ bool governor_start(const struct options *options) {
     }
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
     atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_release);
-    govern(global.wiped_on_fork);
+    govern(global.wiped_on_fork, false);
     return governor_is_active();
 }
 
