@@ -19,12 +19,12 @@ void arena_unlock(struct arena *arena) {
 }
 
 size_t arena_usable_bytes(const struct arena *arena) {
-    const struct heap *heap = heap_of(arena->top);
+    const struct heap *heap = heap_of(arena_body(arena)->top);
     return arena_top_bytes(arena) + heap->mprotect_size - heap->size;
 }
 
 size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_bytes) {
-    struct heap *heap = heap_of(arena->top);
+    struct heap *heap = heap_of(arena_body(arena)->top);
     size_t usable = arena_usable_bytes(arena);
     if (usable >= wanted_bytes) {
         return 0;
@@ -53,13 +53,13 @@ size_t arena_excess_bytes(const struct arena *arena, bool is_main, size_t keep_b
 }
 
 static void set_top_bytes(const struct arena *arena, size_t bytes) {
-    arena->top->size_flags = bytes | CHUNK_PREV_INUSE;
+    arena_body(arena)->top->size_flags = bytes | CHUNK_PREV_INUSE;
 }
 
 void arena_cut_purged(struct arena *arena, size_t bytes) {
-    struct heap *heap = heap_of(arena->top);
+    struct heap *heap = heap_of(arena_body(arena)->top);
     heap->size -= bytes;
-    arena->system_mem -= bytes;
+    arena_body(arena)->system_mem -= bytes;
     set_top_bytes(arena, arena_top_bytes(arena) - bytes);
 }
 
@@ -71,7 +71,7 @@ size_t arena_release_main(struct arena *main_arena, size_t bytes) {
         return 0;
     }
     size_t released = (size_t)(end - now);
-    main_arena->system_mem -= released;
+    arena_body(main_arena)->system_mem -= released;
     set_top_bytes(main_arena, arena_top_bytes(main_arena) - released);
     return released;
 }

@@ -18,11 +18,11 @@ void arena_unlock(struct arena *arena);
 /* The functions below want the arena locked. */
 
 static inline size_t arena_top_bytes(const struct arena *arena) {
-    return chunk_bytes(arena->top);
+    return chunk_bytes(arena_body(arena)->top);
 }
 
 static inline char *arena_top_end(const struct arena *arena) {
-    return (char *)arena->top + chunk_bytes(arena->top);
+    return (char *)arena_body(arena)->top + chunk_bytes(arena_body(arena)->top);
 }
 
 /* Bytes that a (not main) arena can hand out from its top heap without a system call. */

@@ -2,7 +2,7 @@
  * What glibc's malloc looks like inside: the arena, the heap header, the chunk.
  *
  * None of this is an interface, so it is known for each version by name, and proved on the live process
- * before it is used (glibc_prove.h). malloc_state is the same in every version from 2.31 to 2.42; heap_info
+ * before it is used (glibc_prove.h). malloc_state is the same in every version ; heap_info
  * gained a field in 2.35. Field names follow glibc's malloc.c and arena.c, so that the two can be read side
  * by side.
  */
@@ -35,26 +35,27 @@ struct chunk {
     size_t size_flags;
 };
 
-/* struct malloc_state. Everything but `next` is guarded by `mutex` (unless the process has one thread). */
+/* struct malloc_state: its start, and an arena's identity. */
 struct arena {
     _Atomic(int) mutex; /* glibc's low-level lock: 0 free, 1 held, 2 held and waited for */
     int flags;
-    int have_fastchunks;
-    void *fastbins[10];
+};
+
+/* The rest, behind the fastbins, where there are any. Everything but `next` is guarded by the arena's mutex.
+ */
+struct arena_body {
     struct chunk *top;
     struct chunk *last_remainder;
     void *bins[2 * ARENA_BINS];
     unsigned binmap[4];
-    struct arena
-        *_Atomic next; /* a ring through all arenas, in the order in which fork locks them; only grows */
+    struct arena *next; /* a ring through all arenas, in the order in which fork locks them; only grows */
     struct arena *next_free;
     size_t attached_threads;
     size_t system_mem;
     size_t max_system_mem;
 };
-_Static_assert(offsetof(struct arena, top) == 96, "malloc_state");
-_Static_assert(offsetof(struct arena, next) == 2160, "malloc_state");
-_Static_assert(offsetof(struct arena, system_mem) == 2184, "malloc_state");
+_Static_assert(offsetof(struct arena_body, next) == 2064, "malloc_state");
+_Static_assert(offsetof(struct arena_body, system_mem) == 2088, "malloc_state");
 
 /* struct heap_info, as far as all versions agree. */
 struct heap {
@@ -66,11 +67,23 @@ struct heap {
 
 struct glibc_layout {
     const char *version;      /* as gnu_get_libc_version() gives it */
+    size_t body_offset;       /* of struct arena_body in malloc_state */
     size_t heap_header_bytes; /* sizeof (heap_info): where a heap's first chunk, or its arena, starts */
 };
 
-/* NULL where the running version is not known. */
-const struct glibc_layout *glibc_layout_find(const char *version);
+/* The layout of the running glibc; NULL where that version is not known. Sets glibc_arena_body_offset. */
+const struct glibc_layout *glibc_layout_choose(const char *version);
+
+extern size_t glibc_arena_body_offset;
+
+static inline struct arena_body *arena_body(const struct arena *arena) {
+    return (struct arena_body *)((char *)arena + glibc_arena_body_offset);
+}
+
+/* The next arena in the ring. Needs no lock. */
+static inline struct arena *arena_next(const struct arena *arena) {
+    return __atomic_load_n((struct arena **)&arena_body(arena)->next, __ATOMIC_ACQUIRE);
+}
 
 static inline struct chunk *chunk_of_block(const void *block) {
     return (struct chunk *)((char *)block - CHUNK_HEADER_BYTES);

@@ -49,8 +49,9 @@ static int find_data_segment(struct dl_phdr_info *info, size_t info_bytes, void 
 static unsigned count_empty_bins(const struct arena *arena) {
     unsigned empty = 0;
     for (unsigned i = 0; i < ARENA_BINS; i++) {
-        const void *self = (const char *)&arena->bins[(size_t)2 * i] - CHUNK_HEADER_BYTES;
-        empty += arena->bins[(size_t)2 * i] == self && arena->bins[(size_t)2 * i + 1] == self;
+        const void *self = (const char *)&arena_body(arena)->bins[(size_t)2 * i] - CHUNK_HEADER_BYTES;
+        empty += arena_body(arena)->bins[(size_t)2 * i] == self &&
+                 arena_body(arena)->bins[(size_t)2 * i + 1] == self;
     }
     return empty;
 }
@@ -71,7 +72,7 @@ static bool heap_is_sane(const struct heap *heap) {
 }
 
 bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *layout) {
-    const struct chunk *top = arena->top;
+    const struct chunk *top = arena_body(arena)->top;
     const struct heap *heap = heap_of(top);
     if (!is_mapped(heap) || (const char *)top + chunk_bytes(top) != (const char *)heap + heap->size ||
         (top->size_flags & CHUNK_FLAGS) != CHUNK_PREV_INUSE) {
@@ -85,7 +86,7 @@ bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *lay
         total += heap->size;
         if (heap->prev == NULL) {
             return (const char *)arena == (const char *)heap + layout->heap_header_bytes &&
-                   total == arena->system_mem && total <= arena->max_system_mem;
+                   total == arena_body(arena)->system_mem && total <= arena_body(arena)->max_system_mem;
         }
         heap = heap->prev;
         if (heap_of(heap) != heap || !is_mapped(heap)) {
@@ -102,7 +103,7 @@ bool glibc_prove_heap_of_block(const void *block, struct arena *main_arena) {
     }
     struct arena *arena = main_arena;
     for (size_t i = 0; i < RING_LIMIT; i++) {
-        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+        arena = arena_next(arena);
         if (arena == main_arena) {
             return false;
         }
@@ -116,8 +117,8 @@ bool glibc_prove_heap_of_block(const void *block, struct arena *main_arena) {
 /* Follows the ring from a candidate; every other member must be where heaps keep theirs. False if it is no
  * ring. */
 static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *layout, size_t *system_mem) {
-    *system_mem = main_arena->system_mem;
-    struct arena *arena = atomic_load_explicit(&main_arena->next, memory_order_acquire);
+    *system_mem = arena_body(main_arena)->system_mem;
+    struct arena *arena = arena_next(main_arena);
     for (size_t i = 0; i < RING_LIMIT; i++) {
         if (arena == main_arena) {
             return true;
@@ -127,8 +128,8 @@ static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *lay
             (const char *)arena != (const char *)heap + layout->heap_header_bytes) {
             return false;
         }
-        *system_mem += arena->system_mem;
-        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+        *system_mem += arena_body(arena)->system_mem;
+        arena = arena_next(arena);
     }
     return false;
 }
@@ -138,12 +139,12 @@ static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *lay
 static bool agrees_with_mallinfo(struct arena *candidate, const struct glibc_layout *layout) {
     for (int i = 0; i < PROVE_TRIES; i++) {
         size_t system_mem = 0;
-        if (!add_up_ring(candidate, layout, &system_mem) || !is_mapped(candidate->top)) {
+        if (!add_up_ring(candidate, layout, &system_mem) || !is_mapped(arena_body(candidate)->top)) {
             return false;
         }
         struct mallinfo info = __libc_mallinfo();
-        if (info.arena == (int)system_mem && info.keepcost == (int)chunk_bytes(candidate->top) &&
-            candidate->system_mem <= candidate->max_system_mem) {
+        if (info.arena == (int)system_mem && info.keepcost == (int)chunk_bytes(arena_body(candidate)->top) &&
+            arena_body(candidate)->system_mem <= arena_body(candidate)->max_system_mem) {
             return true;
         }
     }
@@ -159,14 +160,15 @@ struct arena *glibc_prove_main_arena(const struct glibc_layout *layout, const ch
     }
     __libc_free(block);
 
+    size_t arena_bytes = glibc_arena_body_offset + sizeof(struct arena_body);
     struct segment data = {.inside = (uintptr_t)&__libc_malloc};
     dl_iterate_phdr(find_data_segment, &data);
-    if (data.end < sizeof(struct arena)) {
+    if (data.end < arena_bytes) {
         *why = "libc's data segment was not found";
         return NULL;
     }
     *why = "the main arena was not found";
-    for (uintptr_t at = data.start; at <= data.end - sizeof(struct arena); at += sizeof(void *)) {
+    for (uintptr_t at = data.start; at <= data.end - arena_bytes; at += sizeof(void *)) {
         /*
          * Most of the 127 bins are empty this early, and nothing else in libc's data looks like that. A place
          * a few bins before or after the true one does: mallinfo tells which is right.

@@ -21,9 +21,12 @@
  * bytes that may come free between two walks, at least, for the same reason. Both add to what may be
  * retained.
  */
-#define MIN_LOOK_BYTES       (256UL << 10)
-#define MIN_SLACK_BYTES      (512UL << 10)
-#define MIN_ALLOC_LOOK_BYTES (16UL << 10)
+#define MIN_LOOK_BYTES  (256UL << 10)
+#define MIN_SLACK_BYTES (512UL << 10)
+/* The largest chunk that glibc's thread cache takes by default; only a larger one may change a top at once.
+ */
+#define THREAD_CACHE_MAX_BYTES 1040UL
+#define MIN_ALLOC_LOOK_BYTES   (16UL << 10)
 /*
  * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
  * space's lock. So no claim is smaller than glibc's own default pad, and a growing heap at least doubles, up
@@ -49,7 +52,7 @@ static struct {
     double sensitivity;
 } global = {.mmap_threshold = DEFAULT_MMAP_THRESHOLD, .glibc_version = "", .why_not = "not started"};
 
-struct governor_view governor_view;
+struct governor_view governor_view = {.watch_above_bytes = SIZE_MAX};
 
 static size_t load(_Atomic(size_t) *figure) {
     return atomic_load_explicit(figure, memory_order_relaxed);
@@ -82,7 +85,7 @@ static void step_out(const char *why) {
         return;
     }
     global.why_not = why;
-    atomic_store(&governor_view.main_arena, NULL);
+    store(&governor_view.watch_above_bytes, SIZE_MAX);
     if (!flag(&global.user_trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
     }
@@ -168,7 +171,7 @@ bool governor_record(struct governor *governor, const struct arena *arena) {
     struct record *record = find_or_make_record(governor, arena, &proved);
     if (record != NULL) {
         record_figures(governor, record, arena_trimmable_bytes(arena, arena == global.main_arena),
-                       arena->system_mem);
+                       arena_body(arena)->system_mem);
     }
     return proved;
 }
@@ -184,7 +187,7 @@ static bool walk(struct governor *governor) {
                 return false;
             }
         }
-        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+        arena = arena_next(arena);
     } while (arena != global.main_arena);
     governor_count(&governor->stats.walks, 1);
     return true;
@@ -248,7 +251,7 @@ static size_t resident_total_bytes(struct governor *governor, size_t keep_bytes)
         } else if (record != NULL) {
             resident += load(&record->top_bytes);
         }
-        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+        arena = arena_next(arena);
     } while (arena != global.main_arena);
     return resident;
 }
@@ -335,7 +338,7 @@ static size_t claim_ahead(struct governor *governor, const struct arena *arena, 
     size_t low = pad_each / 4;
     size_t usable = arena_usable_bytes(arena);
     if (usable < low) {
-        size_t heap_bytes = heap_of(arena->top)->size;
+        size_t heap_bytes = heap_of(arena_body(arena)->top)->size;
         size_t doubling = heap_bytes < MAX_DOUBLING_BYTES ? heap_bytes : MAX_DOUBLING_BYTES;
         size_t wanted = larger(pad_each, larger(doubling, MIN_CLAIM_BYTES));
         size_t claimed = arena_claim(arena, wanted, global.page_bytes);
@@ -364,8 +367,8 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
         if (record != NULL) {
             size_t ahead = claim_ahead(governor, arena, pad_each);
             allowance.alloc_bytes = larger(ahead < look_bytes ? ahead : look_bytes, MIN_ALLOC_LOOK_BYTES);
-            grew = note_change(governor, record, arena_trimmable_bytes(arena, is_main), arena->system_mem,
-                               look_bytes / 2);
+            grew = note_change(governor, record, arena_trimmable_bytes(arena, is_main),
+                               arena_body(arena)->system_mem, look_bytes / 2);
         }
         arena_unlock(arena);
         if (!proved) {
@@ -443,7 +446,7 @@ static bool overcommits_strictly(void) {
 
 /* NULL if nothing stands against governing, with the main arena and the state set; else why not. */
 static const char *prepare(const struct options *options) {
-    global.layout = glibc_layout_find(global.glibc_version);
+    global.layout = glibc_layout_choose(global.glibc_version);
     if (global.layout == NULL) {
         return "this version of glibc is not known";
     }
@@ -490,7 +493,8 @@ bool governor_start(const struct options *options) {
         __libc_mallopt(M_TRIM_THRESHOLD, -1);
     }
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
-    atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_release);
+    atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_relaxed);
+    atomic_store_explicit(&governor_view.watch_above_bytes, THREAD_CACHE_MAX_BYTES, memory_order_release);
     govern(global.wiped_on_fork, false);
     return governor_is_active();
 }

@@ -39,13 +39,11 @@ bool governor_is_active(void);
 /* Whether governor_start has not been called yet. Thread-safe. */
 bool governor_is_unborn(void);
 
-/*
- * What the free path may read without a call. Both are set once the thing was proved, and cleared for good if
- * the governor steps out.
- */
+/* What the free path may read without a call. */
 extern struct governor_view {
-    struct arena *_Atomic main_arena; /* NULL: nothing is governed */
-    _Atomic(bool) heaps_proved;       /* blocks that are not the main arena's may be looked up */
+    _Atomic(size_t) watch_above_bytes; /* frees of larger chunks are worth a glance at the arena's top */
+    struct arena *_Atomic main_arena;  /* known wherever a chunk can be larger than that */
+    _Atomic(bool) heaps_proved;        /* blocks that are not the main arena's may be looked up */
 } governor_view;
 
 /*

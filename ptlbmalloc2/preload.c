@@ -3,8 +3,10 @@
  *
  * Each thread holds two allowances, bytes it may allocate and bytes it may free before its next look. Nearly
  * every call subtracts from one of them and jumps to glibc: no lock, no atomic, no memory but the thread's
- * own and, on free, the header that glibc is about to read. memalign and its like are not here: glibc serves
- * them directly, and what they take shows at the next look.
+ * own and, on free, the header that glibc is about to read, and for a large block where the arena's top is
+ * afterwards.
+ *
+ * The family is complete, so that no other allocator that the program may be linked with serves a part of it.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -20,8 +22,7 @@
 #define UNLIKELY(condition) __builtin_expect((condition), 0)
 #define NOT_GOVERNED        SIZE_MAX
 
-#define THREAD_CACHE_MAX_BYTES 1040UL /* the largest chunk that glibc's thread cache takes by default */
-#define MERGE_LOOK_BYTES       (16UL << 20)
+#define MERGE_LOOK_BYTES (16UL << 20)
 
 /* Zero at first: a thread's first call of each kind looks, and so learns whether anything is governed at all.
  */
@@ -127,7 +128,7 @@ static __thread struct {
 
 /* Whether the arena's top has grown by so much, since this thread last looked, that a look is due at once. */
 static inline bool has_merged(const struct arena *arena) {
-    uintptr_t top = (uintptr_t)__atomic_load_n(&arena->top, __ATOMIC_RELAXED);
+    uintptr_t top = (uintptr_t)__atomic_load_n(&arena_body(arena)->top, __ATOMIC_RELAXED);
     if (UNLIKELY(top_seen.arena != arena) || top > top_seen.highest) {
         top_seen.arena = arena;
         top_seen.highest = top;
@@ -144,12 +145,14 @@ static inline bool has_merged(const struct arena *arena) {
 __attribute__((noinline)) static void free_and_watch_top(void *block, size_t size_flags) {
     struct arena *arena = atomic_load_explicit(&governor_view.main_arena, memory_order_relaxed);
     if ((size_flags & CHUNK_NON_MAIN_ARENA) != 0) {
-        arena = atomic_load_explicit(&governor_view.heaps_proved, memory_order_relaxed)
-                    ? heap_of(block)->arena
-                    : NULL;
+        if (UNLIKELY(!atomic_load_explicit(&governor_view.heaps_proved, memory_order_relaxed))) {
+            __libc_free(block);
+            return;
+        }
+        arena = heap_of(block)->arena;
     }
     __libc_free(block);
-    if (arena != NULL && has_merged(arena)) {
+    if (has_merged(arena)) {
         top_seen.arena = NULL;
         grant_free(look_at(arena, freed_since_look(0)).free_bytes);
     }
@@ -180,7 +183,7 @@ EXPORT void free(void *block) {
         free_and_look(block);
         return;
     }
-    if (size_flags > THREAD_CACHE_MAX_BYTES) {
+    if (size_flags > atomic_load_explicit(&governor_view.watch_above_bytes, memory_order_acquire)) {
         free_and_watch_top(block, size_flags);
         return;
     }
@@ -214,6 +217,50 @@ EXPORT void *reallocarray(void *block, size_t count, size_t bytes) {
         return NULL;
     }
     return realloc(block, total);
+}
+
+/* The same for what is rarely called. */
+static void *allocated(void *block, size_t bytes) {
+    return pay(&allowance.alloc_bytes, bytes) ? block : after_allocation(block);
+}
+
+EXPORT void *memalign(size_t alignment, size_t bytes) {
+    return allocated(__libc_memalign(alignment, bytes), bytes);
+}
+
+/* As lenient as glibc before 2.38: an alignment that is no power of two is rounded up. */
+EXPORT void *aligned_alloc(size_t alignment, size_t bytes) {
+    return memalign(alignment, bytes);
+}
+
+EXPORT int posix_memalign(void **out, size_t alignment, size_t bytes) {
+    if (alignment < sizeof(void *) || (alignment & (alignment - 1)) != 0) {
+        return EINVAL;
+    }
+    int saved_errno = errno;
+    void *block = memalign(alignment, bytes);
+    errno = saved_errno;
+    if (block == NULL) {
+        return ENOMEM;
+    }
+    *out = block;
+    return 0;
+}
+
+EXPORT void *valloc(size_t bytes) {
+    return allocated(__libc_valloc(bytes), bytes);
+}
+
+EXPORT void *pvalloc(size_t bytes) {
+    return allocated(__libc_pvalloc(bytes), bytes);
+}
+
+/* A block in an arena may use the next chunk's prev_size; an mmapped one has no next. */
+EXPORT size_t malloc_usable_size(void *block) {
+    if (block == NULL) {
+        return 0;
+    }
+    return chunk_bytes(chunk_of_block(block)) - (is_mmapped(block) ? CHUNK_HEADER_BYTES : sizeof(size_t));
 }
 
 EXPORT int mallopt(int parameter, int value) {

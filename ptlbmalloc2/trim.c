@@ -138,7 +138,7 @@ size_t trim_arenas(struct governor *governor, struct arena *main_arena, size_t k
         while (!trim.failed && trim_slice(&trim, arena, first_slice)) {
             first_slice = false;
         }
-        arena = atomic_load_explicit(&arena->next, memory_order_acquire);
+        arena = arena_next(arena);
     } while (arena != main_arena && !trim.failed);
     if (trim.batch.count > 0) {
         flush(&trim);

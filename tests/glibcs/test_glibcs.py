@@ -1,0 +1,141 @@
+"""The library on the C libraries of Debian's other releases, each run by its own loader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
+
+from preload import REPOSITORY, assert_active, environment, library, program, read_stats
+
+GLIBCS = Path(os.environ.get("CALM_GLIBCS", REPOSITORY / "build/glibcs"))
+WORKLOADS = REPOSITORY / "workloads"
+# What fetch-glibcs can do without: releases to come, which not every mirror carries.
+OPTIONAL_SUITES = ("forky", "sid")
+OFFLINE = os.environ.get("CALM_OFFLINE") == "1"
+
+
+@dataclass(frozen=True)
+class Glibc:
+    version: str
+    loader: Path
+
+    @property
+    def libraries(self) -> Path:
+        return self.loader.parent
+
+
+def find_glibc(version: str) -> Glibc:
+    # Releases differ in whether /lib is a link; the loader of the multiarch folder is the file itself.
+    loaders = [
+        path for path in (GLIBCS / version).glob("**/ld-linux*.so.*") if (path.parent / "libc.so.6").exists()
+    ]
+    assert loaders, f"{GLIBCS / version} holds no C library: remove it and fetch again"
+    return Glibc(version, loaders[0].resolve())
+
+
+@pytest.fixture(scope="session")
+def fetched() -> dict[str, str]:
+    """Each suite that is on disk, and its glibc's version."""
+    if not OFFLINE:
+        command = [str(REPOSITORY / "scripts/fetch-glibcs"), str(GLIBCS)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}(CALM_OFFLINE=1 skips what is not on disk)"
+    return {note.name: note.read_text().strip() for note in GLIBCS.glob("suites/*")}
+
+
+@pytest.fixture(scope="session", params=["bullseye", "trixie", *OPTIONAL_SUITES])
+def glibc(request: pytest.FixtureRequest, fetched: dict[str, str]) -> Glibc:
+    suite: str = request.param
+    if suite not in fetched and OFFLINE:
+        pytest.skip(f"{suite} is not on disk, and CALM_OFFLINE=1")
+    if suite not in fetched and suite in OPTIONAL_SUITES:
+        pytest.skip(f"the mirror does not carry {suite}")
+    assert suite in fetched, f"{suite} was not fetched"
+    if suite == "sid" and fetched["sid"] == fetched.get("forky"):
+        pytest.skip(f"sid has the same glibc {fetched[suite]} as forky")
+    return find_glibc(fetched[suite])
+
+
+def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
+    """Links against that glibc, whose symbols may be older than those that the machine's own would give."""
+    built = folder / f"{name}-{glibc.version}"
+    own = [glibc.libraries / file for file in ("libc.so.6", "libpthread.so.0", glibc.loader.name)]
+    command = ["gcc", "-std=gnu17", "-O2", "-pthread", "-fno-builtin-malloc", "-fno-builtin-free"]
+    command += ["-nodefaultlibs", "-o", str(built), *map(str, sources)]
+    command += ["-Wl,--no-as-needed", *map(str, own), "-Wl,--as-needed", "-lgcc"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+def run(glibc: Glibc, command: list[str], stats: Path | None, tracer: list[str] | None = None) -> str:
+    env = environment(stats)
+    # The loader's own option: LD_PRELOAD would also reach the tracer, which runs on the machine's glibc.
+    preloaded = ["--preload", env.pop("LD_PRELOAD")] if stats is not None else []
+    loader = [str(glibc.loader), "--library-path", str(glibc.libraries), *preloaded]
+    done = subprocess.run(
+        [*(tracer or []), *loader, *command], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def assert_active_on(glibc: Glibc, stats: Path) -> None:
+    assert_active(stats)
+    assert {line["glibc"] for line in read_stats(stats)} == {glibc.version}
+
+
+def count_madvise(glibc: Glibc, command: list[str], stats: Path | None, log: Path) -> int:
+    tracer = [program("strace", "strace"), "-f", "-qq", "--trace=madvise", "--signal=none", f"--output={log}"]
+    run(glibc, command, stats, tracer)
+    return sum("madvise(" in line for line in log.read_text().splitlines())
+
+
+def test_is_that_glibc(glibc: Glibc) -> None:
+    assert f"version {glibc.version}." in run(glibc, [str(glibc.libraries / "libc.so.6")], None)
+
+
+def test_needs_no_newer_symbols(glibc: Glibc) -> None:
+    done = subprocess.run(
+        ["objdump", "--dynamic-syms", str(library())], capture_output=True, text=True, check=True
+    )
+    needed = {
+        tuple(map(int, word.strip("()").removeprefix("GLIBC_").split(".")))
+        for word in done.stdout.split()
+        if word.strip("()").startswith("GLIBC_2.")
+    }
+    assert max(needed) <= tuple(map(int, glibc.version.split(".")))
+
+
+def test_listing1_purges_less(glibc: Glibc, tmp_path: Path) -> None:
+    listing1 = build(glibc, tmp_path, "listing1", WORKLOADS / "listing1.c", WORKLOADS / "support.c")
+    command = [str(listing1), "--threads", "4", "--rounds", "3", "--blocks", "500"]
+    stats = tmp_path / "stats.json"
+    plain = count_madvise(glibc, command, None, tmp_path / "plain.strace")
+    ours = count_madvise(glibc, command, stats, tmp_path / "ours.strace")
+    assert_active_on(glibc, stats)
+    assert plain > 1000, "this glibc no longer trims on every free: the comparison says nothing"
+    assert ours < plain / 10
+
+
+def test_ttest1(glibc: Glibc, tmp_path: Path) -> None:
+    ttest1 = build(glibc, tmp_path, "ttest1", WORKLOADS / "ttest1.c", WORKLOADS / "support.c")
+    stats = tmp_path / "stats.json"
+    result = json.loads(run(glibc, [str(ttest1), "60", "3", "3000"], stats))
+    assert result["n_total_max"] == 60
+    assert_active_on(glibc, stats)
+
+
+def test_forks_among_threads(glibc: Glibc, tmp_path: Path) -> None:
+    forks = build(glibc, tmp_path, "forks", Path(__file__).parent / "forks.c")
+    stats = tmp_path / "stats.json"
+    assert run(glibc, [str(forks)], stats) == "20 forks, status 0\n"
+    assert_active_on(glibc, stats)

@@ -1,0 +1,80 @@
+/* Listing 1 of "Ptlbmalloc2: Reducing TLB Shootdowns with High Memory Efficiency": threads that each fill and
+ * then empty their own arena, so that an allocator that trims arena by arena interrupts every CPU, again and
+ * again. */
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char program_name[] = "listing1";
+
+enum order { ORDER_PAPER, ORDER_REVERSED };
+enum touch { TOUCH_NONE, TOUCH_FIRST, TOUCH_ALL };
+
+static const char *const order_names[] = {"paper", "reversed", NULL};
+static const char *const touch_names[] = {"none", "first", "all", NULL};
+
+struct work {
+    unsigned long rounds;
+    unsigned long blocks;
+    unsigned long size;
+    enum order order;
+    enum touch touch;
+    /* Row t is thread t's: the threads themselves must allocate nothing but the blocks. */
+    void **rows;
+};
+
+static void fill_and_empty(unsigned long thread, void *shared) {
+    const struct work *work = shared;
+    void **row = work->rows + thread * work->blocks;
+    for (unsigned long round = 0; round < work->rounds; round++) {
+        for (unsigned long j = 0; j < work->blocks; j++) {
+            row[j] = checked(malloc(work->size), program_name);
+            if (work->touch == TOUCH_FIRST) {
+                *(volatile char *)row[j] = 1;
+            } else if (work->touch == TOUCH_ALL) {
+                memset(row[j], 1, work->size);
+            }
+        }
+        for (unsigned long j = 0; j < work->blocks; j++) {
+            free(row[work->order == ORDER_PAPER ? work->blocks - 1 - j : j]);
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    unsigned long threads = 16;
+    unsigned long rounds = 20;
+    unsigned long blocks = 1000;
+    unsigned long size = 130048;
+    unsigned long order = ORDER_PAPER;
+    unsigned long touch = TOUCH_NONE;
+    const struct option_spec options[] = {
+        {"threads", "threads, each with its own blocks", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"rounds", "times that each thread fills and empties", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
+        {"blocks", "blocks a thread holds at most", OPTION_COUNT, &blocks, 1, 10000000, NULL},
+        {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
+        {"order", "free newest first, or oldest first", OPTION_CHOICE, &order, 0, 0, order_names},
+        {"touch", "what the thread writes of each block", OPTION_CHOICE, &touch, 0, 0, touch_names},
+    };
+    const struct program_spec program = {
+        .name = program_name,
+        .summary = "Threads allocate blocks and free them again, over and over.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+    };
+    options_parse(&program, argc, argv);
+
+    struct work work = {rounds, blocks, size, (enum order)order, (enum touch)touch, NULL};
+    work.rows = checked(calloc(threads * blocks, sizeof *work.rows), program_name);
+    double seconds = run_threads(program_name, threads, fill_and_empty, &work);
+    free(work.rows);
+
+    double allocations = (double)threads * (double)rounds * (double)blocks;
+    printf("{\"workload\": \"listing1\", \"threads\": %lu, \"rounds\": %lu, \"blocks\": %lu, \"size\": %lu, "
+           "\"order\": \"%s\", \"touch\": \"%s\", \"seconds\": %.6f, \"allocations_per_second\": %.0f}\n",
+           threads, rounds, blocks, size, order_names[order], touch_names[touch], seconds,
+           allocations / seconds);
+    return 0;
+}

@@ -1,0 +1,200 @@
+#include "support.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST_OPTIONS = 16 };
+
+static const char *value_name(const struct option_spec *option) {
+    return option->kind == OPTION_COUNT ? "N" : "WORD";
+}
+
+static void print_choices(FILE *stream, const struct option_spec *option) {
+    for (size_t i = 0; option->choices[i] != NULL; i++) {
+        (void)fprintf(stream, "%s%s", i == 0 ? "" : "|", option->choices[i]);
+    }
+}
+
+static void print_help(const struct program_spec *program) {
+    printf("usage: %s", program->name);
+    for (size_t i = 0; program->positional && i < program->option_count; i++) {
+        printf(" [%s", program->options[i].name);
+    }
+    for (size_t i = 0; program->positional && i < program->option_count; i++) {
+        printf("]");
+    }
+    printf("%s\n%s\n\n", program->positional ? "" : " [options]", program->summary);
+    for (size_t i = 0; i < program->option_count; i++) {
+        const struct option_spec *option = &program->options[i];
+        char label[64];
+        if (program->positional) {
+            (void)snprintf(label, sizeof label, "%s", option->name);
+        } else if (option->kind == OPTION_FLAG) {
+            (void)snprintf(label, sizeof label, "--%s", option->name);
+        } else {
+            (void)snprintf(label, sizeof label, "--%s %s", option->name, value_name(option));
+        }
+        printf("  %-16s %s", label, option->help);
+        if (option->kind == OPTION_COUNT && *option->value != 0) {
+            printf(" (default %lu)", *option->value);
+        } else if (option->kind == OPTION_CHOICE) {
+            printf(": ");
+            print_choices(stdout, option);
+            printf(" (default %s)", option->choices[*option->value]);
+        }
+        printf("\n");
+    }
+    printf("  %-16s print this help\n", "--help");
+}
+
+static _Noreturn void reject(const struct program_spec *program, const struct option_spec *option,
+                             const char *text) {
+    (void)fprintf(stderr, "%s: %s%s: '%s' is not ", program->name, program->positional ? "" : "--",
+                  option->name, text);
+    if (option->kind == OPTION_CHOICE) {
+        (void)fprintf(stderr, "one of ");
+        print_choices(stderr, option);
+    } else {
+        (void)fprintf(stderr, "a number from %lu to %lu", option->least, option->most);
+    }
+    (void)fprintf(stderr, "\n");
+    exit(2);
+}
+
+static void store(const struct program_spec *program, const struct option_spec *option, const char *text) {
+    if (option->kind == OPTION_FLAG) {
+        *option->value = 1;
+        return;
+    }
+    if (option->kind == OPTION_CHOICE) {
+        for (size_t i = 0; option->choices[i] != NULL; i++) {
+            if (strcmp(text, option->choices[i]) == 0) {
+                *option->value = i;
+                return;
+            }
+        }
+        reject(program, option, text);
+    }
+    /* strtoul would take a sign, and turn "-1" into a huge number. */
+    if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text)) {
+        reject(program, option, text);
+    }
+    errno = 0;
+    unsigned long number = strtoul(text, NULL, 10);
+    if (errno != 0 || number < option->least || number > option->most) {
+        reject(program, option, text);
+    }
+    *option->value = number;
+}
+
+void options_parse(const struct program_spec *program, int argc, char **argv) {
+    struct option table[MOST_OPTIONS + 2] = {{.name = "help", .val = 'h'}};
+    if (program->option_count > MOST_OPTIONS) {
+        fail(program->name, "more options than the table has room for");
+    }
+    for (size_t i = 0; !program->positional && i < program->option_count; i++) {
+        table[i + 1] = (struct option){
+            .name = program->options[i].name,
+            .has_arg = program->options[i].kind == OPTION_FLAG ? no_argument : required_argument,
+        };
+    }
+    int index = 0;
+    for (int c = 0; (c = getopt_long(argc, argv, "", table, &index)) != -1;) {
+        if (c == '?') {
+            exit(2); /* getopt_long has said why */
+        }
+        if (c == 'h') {
+            print_help(program);
+            exit(0);
+        }
+        store(program, &program->options[index - 1], optarg);
+    }
+    size_t given = (size_t)(argc - optind);
+    if (given > (program->positional ? program->option_count : 0)) {
+        (void)fprintf(stderr, "%s: too many arguments: '%s'\n", program->name, argv[argc - 1]);
+        exit(2);
+    }
+    for (size_t i = 0; i < given; i++) {
+        store(program, &program->options[i], argv[optind + (int)i]);
+    }
+}
+
+_Noreturn void fail(const char *program, const char *what) {
+    (void)fprintf(stderr, "%s: %s\n", program, what);
+    exit(1);
+}
+
+void *checked(void *block, const char *program) {
+    if (block == NULL) {
+        fail(program, "out of memory");
+    }
+    return block;
+}
+
+double now_seconds(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+struct team {
+    pthread_barrier_t start;
+    void (*body)(unsigned long thread, void *shared);
+    void *shared;
+};
+
+struct member {
+    struct team *team;
+    unsigned long number;
+    pthread_t thread;
+    /* The members read the clock: the thread that waits for them may get a busy CPU too late. */
+    double begin;
+    double end;
+};
+
+static void *run_member(void *argument) {
+    struct member *member = argument;
+    (void)pthread_barrier_wait(&member->team->start);
+    member->begin = now_seconds();
+    member->team->body(member->number, member->team->shared);
+    member->end = now_seconds();
+    return NULL;
+}
+
+double run_threads(const char *program, unsigned long count, void (*body)(unsigned long thread, void *shared),
+                   void *shared) {
+    struct team team = {.body = body, .shared = shared};
+    if (pthread_barrier_init(&team.start, NULL, (unsigned)count) != 0) {
+        fail(program, "cannot make a barrier");
+    }
+    struct member *members = checked(calloc(count, sizeof *members), program);
+    for (unsigned long i = 0; i < count; i++) {
+        members[i].team = &team;
+        members[i].number = i;
+        if (pthread_create(&members[i].thread, NULL, run_member, &members[i]) != 0) {
+            fail(program, "cannot start a thread");
+        }
+    }
+    double begin = 0;
+    double end = 0;
+    for (unsigned long i = 0; i < count; i++) {
+        (void)pthread_join(members[i].thread, NULL);
+        begin = i == 0 || members[i].begin < begin ? members[i].begin : begin;
+        end = members[i].end > end ? members[i].end : end;
+    }
+    double seconds = end - begin;
+    free(members);
+    (void)pthread_barrier_destroy(&team.start);
+    return seconds;
+}
+
+unsigned long long random_next(unsigned long long *state) {
+    unsigned long long z = *state += 0x9e3779b97f4a7c15ULL;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    return z ^ (z >> 31);
+}

@@ -1,0 +1,52 @@
+/* What every workload needs besides its own loop: options, threads that start together, a clock. */
+#ifndef CALMALLOC_WORKLOADS_SUPPORT_H
+#define CALMALLOC_WORKLOADS_SUPPORT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum option_kind {
+    OPTION_COUNT,  /* a decimal number in [least, most] */
+    OPTION_CHOICE, /* one of the words in choices, stored as its index */
+    OPTION_FLAG,   /* takes no value, stores 1 */
+};
+
+struct option_spec {
+    const char *name;
+    const char *help;
+    enum option_kind kind;
+    unsigned long *value; /* holds the default until an argument replaces it */
+    unsigned long least;
+    unsigned long most;
+    const char *const *choices; /* ends with NULL */
+};
+
+struct program_spec {
+    const char *name;
+    const char *summary;
+    const struct option_spec *options;
+    size_t option_count;
+    bool positional; /* the options are given by position, without their names */
+};
+
+/* Stores what the arguments say; exits 0 for --help, and 2 with one line on stderr for a bad argument. */
+void options_parse(const struct program_spec *program, int argc, char **argv);
+
+/* Prints one line and ends the process with status 1. */
+_Noreturn void fail(const char *program, const char *what);
+
+/* malloc and its kin return NULL only in a run that is worthless: ends the process then. */
+void *checked(void *block, const char *program);
+
+double now_seconds(void);
+
+/* Runs body(argument) in count threads that start at once, and returns the seconds from the first's start
+ * to the last's end. */
+double run_threads(const char *program, unsigned long count, void (*body)(unsigned long thread, void *shared),
+                   void *shared);
+
+/* A small generator (splitmix64): a run must repeat exactly, whatever the C library. */
+unsigned long long random_next(unsigned long long *state);
+
+#endif
