@@ -21,12 +21,9 @@
  * bytes that may come free between two walks, at least, for the same reason. Both add to what may be
  * retained.
  */
-#define MIN_LOOK_BYTES  (256UL << 10)
-#define MIN_SLACK_BYTES (512UL << 10)
-/* The largest chunk that glibc's thread cache takes by default; only a larger one may change a top at once.
- */
-#define THREAD_CACHE_MAX_BYTES 1040UL
-#define MIN_ALLOC_LOOK_BYTES   (16UL << 10)
+#define MIN_LOOK_BYTES       (256UL << 10)
+#define MIN_SLACK_BYTES      (1UL << 20)
+#define MIN_ALLOC_LOOK_BYTES (16UL << 10)
 /*
  * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
  * space's lock. So no claim is smaller than glibc's own default pad, and a growing heap at least doubles, up
@@ -52,7 +49,13 @@ static struct {
     double sensitivity;
 } global = {.mmap_threshold = DEFAULT_MMAP_THRESHOLD, .glibc_version = "", .why_not = "not started"};
 
-struct governor_view governor_view = {.watch_above_bytes = SIZE_MAX};
+/* As much of an arena as is read without a lock: its top. */
+static union {
+    struct arena arena;
+    char bytes[256];
+} no_arena;
+
+struct governor_view governor_view = {.main_arena = &no_arena.arena};
 
 static size_t load(_Atomic(size_t) *figure) {
     return atomic_load_explicit(figure, memory_order_relaxed);
@@ -85,7 +88,7 @@ static void step_out(const char *why) {
         return;
     }
     global.why_not = why;
-    store(&governor_view.watch_above_bytes, SIZE_MAX);
+    atomic_store(&governor_view.main_arena, &no_arena.arena);
     if (!flag(&global.user_trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
     }
@@ -494,7 +497,6 @@ bool governor_start(const struct options *options) {
     }
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
     atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_relaxed);
-    atomic_store_explicit(&governor_view.watch_above_bytes, THREAD_CACHE_MAX_BYTES, memory_order_release);
     govern(global.wiped_on_fork, false);
     return governor_is_active();
 }

@@ -41,9 +41,8 @@ bool governor_is_unborn(void);
 
 /* What the free path may read without a call. */
 extern struct governor_view {
-    _Atomic(size_t) watch_above_bytes; /* frees of larger chunks are worth a glance at the arena's top */
-    struct arena *_Atomic main_arena;  /* known wherever a chunk can be larger than that */
-    _Atomic(bool) heaps_proved;        /* blocks that are not the main arena's may be looked up */
+    struct arena *_Atomic main_arena; /* where nothing is governed, an arena whose top never moves */
+    _Atomic(bool) heaps_proved;       /* blocks that are not the main arena's may be looked up */
 } governor_view;
 
 /*

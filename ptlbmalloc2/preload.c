@@ -22,7 +22,10 @@
 #define UNLIKELY(condition) __builtin_expect((condition), 0)
 #define NOT_GOVERNED        SIZE_MAX
 
-#define MERGE_LOOK_BYTES (16UL << 20)
+/* The largest chunk that glibc's thread cache takes by default; only a larger one may change a top at once.
+ */
+#define THREAD_CACHE_MAX_BYTES 1040UL
+#define MERGE_LOOK_BYTES       (16UL << 20)
 
 /* Zero at first: a thread's first call of each kind looks, and so learns whether anything is governed at all.
  */
@@ -183,7 +186,7 @@ EXPORT void free(void *block) {
         free_and_look(block);
         return;
     }
-    if (size_flags > atomic_load_explicit(&governor_view.watch_above_bytes, memory_order_acquire)) {
+    if (size_flags > THREAD_CACHE_MAX_BYTES) {
         free_and_watch_top(block, size_flags);
         return;
     }
