@@ -23,7 +23,8 @@ size_t arena_usable_bytes(const struct arena *arena) {
     return arena_top_bytes(arena) + heap->mprotect_size - heap->size;
 }
 
-size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_bytes) {
+size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_bytes,
+                   size_t huge_page_bytes) {
     struct heap *heap = heap_of(arena_body(arena)->top);
     size_t usable = arena_usable_bytes(arena);
     if (usable >= wanted_bytes) {
@@ -31,6 +32,11 @@ size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_b
     }
     size_t claim = (wanted_bytes - usable + page_bytes - 1) & ~(page_bytes - 1);
     size_t room = HEAP_MAX_BYTES - heap->mprotect_size;
+    if (huge_page_bytes > 0) {
+        size_t to_huge_end = huge_page_bytes - (heap->mprotect_size & (huge_page_bytes - 1));
+        room = room < to_huge_end ? room : to_huge_end;
+        room = room > page_bytes ? room - page_bytes : 0;
+    }
     claim = claim < room ? claim : room;
     if (claim == 0 || mprotect((char *)heap + heap->mprotect_size, claim, PROT_READ | PROT_WRITE) != 0) {
         return 0;

@@ -31,9 +31,12 @@ size_t arena_usable_bytes(const struct arena *arena);
 /*
  * Makes the next pages of a (not main) arena's top heap usable, so that arena_usable_bytes is at least
  * wanted_bytes; less where the heap ends. Returns the bytes claimed; 0 if none was needed or the system
- * refused. Seed: ptlbmalloc2, section 6.2.2; glibc counts them as its own grow_heap would (mprotect_size).
+ * refused. After ptlbmalloc2, section 6.2.2; glibc counts them as its own grow_heap would (mprotect_size).
+ *
+ * Where huge_page_bytes is not 0, the claim stops a page short of the next huge page's end: were a huge
+ * page's place usable before the first touch in it, that touch would make all of it resident.
  */
-size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_bytes);
+size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t page_bytes, size_t huge_page_bytes);
 
 /* Free top space that a trim can reach: none where the main arena's top does not end at the break. */
 size_t arena_trimmable_bytes(const struct arena *arena, bool is_main);

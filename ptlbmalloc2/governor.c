@@ -13,6 +13,7 @@
 #include "glibc_malloc.h"
 #include "glibc_prove.h"
 #include "governor_state.h"
+#include "os/huge_pages.h"
 #include "policy/hysteresis.h"
 #include "trim.h"
 
@@ -27,7 +28,7 @@
 /*
  * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
  * space's lock. So no claim is smaller than glibc's own default pad, and a growing heap at least doubles, up
- * to a limit that keeps huge pages (where they are always on) from forming far ahead of need.
+ * to a limit.
  */
 #define MIN_CLAIM_BYTES    DEFAULT_TOP_PAD
 #define MAX_DOUBLING_BYTES (8UL << 20)
@@ -46,6 +47,7 @@ static struct {
     struct arena *main_arena;
     struct governor *wiped_on_fork;
     size_t page_bytes;
+    size_t huge_page_bytes; /* 0: huge pages come only on request */
     double sensitivity;
 } global = {.mmap_threshold = DEFAULT_MMAP_THRESHOLD, .glibc_version = "", .why_not = "not started"};
 
@@ -67,6 +69,10 @@ static void store(_Atomic(size_t) *figure, size_t value) {
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
+}
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
 }
 
 static bool flag(_Atomic(bool) *value) {
@@ -221,7 +227,8 @@ static void put_in_force(struct governor *governor, struct hysteresis_thresholds
         governor_count(&governor->stats.threshold_changes, 1);
         store(&governor->pad_each_bytes, pad_each);
         /* Waits for the main arena, with nothing held but `busy`, for which nobody waits. */
-        __libc_mallopt(M_TOP_PAD, pad_each < INT_MAX ? (int)pad_each : INT_MAX);
+        size_t top_pad = smaller(pad_each, global.huge_page_bytes > 0 ? DEFAULT_TOP_PAD : INT_MAX);
+        __libc_mallopt(M_TOP_PAD, (int)top_pad);
     }
 }
 
@@ -342,9 +349,9 @@ static size_t claim_ahead(struct governor *governor, const struct arena *arena, 
     size_t usable = arena_usable_bytes(arena);
     if (usable < low) {
         size_t heap_bytes = heap_of(arena_body(arena)->top)->size;
-        size_t doubling = heap_bytes < MAX_DOUBLING_BYTES ? heap_bytes : MAX_DOUBLING_BYTES;
+        size_t doubling = smaller(heap_bytes, MAX_DOUBLING_BYTES);
         size_t wanted = larger(pad_each, larger(doubling, MIN_CLAIM_BYTES));
-        size_t claimed = arena_claim(arena, wanted, global.page_bytes);
+        size_t claimed = arena_claim(arena, wanted, global.page_bytes, global.huge_page_bytes);
         if (claimed > 0) {
             governor_count(&governor->stats.claims, 1);
             governor_count(&governor->stats.bytes_claimed, claimed);
@@ -369,7 +376,7 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
         struct record *record = find_or_make_record(governor, arena, &proved);
         if (record != NULL) {
             size_t ahead = claim_ahead(governor, arena, pad_each);
-            allowance.alloc_bytes = larger(ahead < look_bytes ? ahead : look_bytes, MIN_ALLOC_LOOK_BYTES);
+            allowance.alloc_bytes = larger(smaller(ahead, look_bytes), MIN_ALLOC_LOOK_BYTES);
             grew = note_change(governor, record, arena_trimmable_bytes(arena, is_main),
                                arena_body(arena)->system_mem, look_bytes / 2);
         }
@@ -477,6 +484,7 @@ static const char *prepare(const struct options *options) {
 bool governor_start(const struct options *options) {
     global.glibc_version = gnu_get_libc_version();
     global.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    global.huge_page_bytes = huge_page_always_bytes();
     global.sensitivity = options->sensitivity;
     if (options->sets_trim_threshold) {
         governor_note_mallopt(M_TRIM_THRESHOLD, 0);

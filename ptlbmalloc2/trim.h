@@ -8,7 +8,7 @@ struct arena;
 struct governor;
 
 /*
- * Trims every arena whose top exceeds twice keep_bytes down to keep_bytes (seed: ptlbmalloc2, section 6.2.3).
+ * Trims every arena whose top exceeds twice keep_bytes down to keep_bytes (ptlbmalloc2, section 6.2.3).
  * Busy arenas are left for the next time. The caller holds governor->busy and no arena. Returns the
  * resident bytes given back.
  */
