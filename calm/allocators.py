@@ -1,0 +1,209 @@
+"""The allocators that a program can be run with: finding them, and `calm allocators`."""
+
+import ctypes.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from calm import __version__, places, report
+from calm.errors import USAGE, CalmError
+
+GLIBC = "glibc"
+
+# The file names that an allocator's library has had, the best first.
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    GLIBC: (),
+    "ptlbmalloc2": ("libptlbmalloc2.so",),
+    "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
+    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so"),
+    "mimalloc": ("libmimalloc.so.3", "libmimalloc.so.2", "libmimalloc.so.2.0", "libmimalloc.so"),
+}
+
+# A colon that environment variables follow; a path may contain others.
+_ENVIRONMENT = re.compile(r":(?=[A-Za-z_][A-Za-z0-9_]*=)")
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """One way to run a program: a library to preload, if any, and variables to set."""
+
+    label: str
+    library: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """What to set in the program's environment. A preload that is there already goes behind."""
+        preload = [str(self.library)] if self.library else []
+        if existing := inherited.get("LD_PRELOAD"):
+            preload.append(existing)
+        return ({"LD_PRELOAD": ":".join(preload)} if preload else {}) | dict(self.environment)
+
+
+def find_library(name: str) -> Path | None:
+    """The library of a known allocator."""
+    for directory in places.library_directories():
+        for file_name in KNOWN[name]:
+            if (path := directory / file_name).is_file():
+                return path
+    return None
+
+
+def _checked(path: Path) -> Path:
+    """The absolute path of a library that can be preloaded: the dynamic linker would ignore others."""
+    try:
+        with path.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
+            head, model = file.read(20), own.read(20)
+    except OSError as error:
+        raise CalmError(f"{path}: {error.strerror}", USAGE) from error
+    # Class, byte order and machine are this machine's, and the type is a shared object.
+    if len(head) < 20 or head[:6] != model[:6] or head[18:20] != model[18:20] or head[16:18] != b"\x03\x00":
+        raise CalmError(f"{path} is not a shared library for this machine", USAGE)
+    absolute = path.absolute()
+    if re.search(r"[:\s]", str(absolute)):
+        raise CalmError(f"{absolute}: LD_PRELOAD cannot name a path with a colon or a space", USAGE)
+    return absolute
+
+
+def _library(name: str) -> Path | None:
+    if "/" in name:
+        return _checked(Path(name))
+    if name not in KNOWN:
+        known = ", ".join(KNOWN)
+        raise CalmError(f"unknown allocator {name!r}: known are {known}, and any path/to/library.so", USAGE)
+    if not KNOWN[name]:
+        return None
+    if library := find_library(name):
+        return _checked(library)
+    hint = "`make` builds it" if name == "ptlbmalloc2" else "install its package"
+    raise CalmError(
+        f"{name} is not on this machine: {hint}, or set {places.LIBRARY_PATH} to its directory", USAGE
+    )
+
+
+def parse(text: str) -> Allocator:
+    """Reads NAME, PATH or LABEL=PATH, each with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so wished."""
+    name, *rest = _ENVIRONMENT.split(text, maxsplit=1)
+    environment: dict[str, str] = {}
+    for assignment in rest[0].split(";") if rest else []:
+        variable, equals, value = assignment.partition("=")
+        if not equals or not variable:
+            raise CalmError(f"{text!r}: {assignment!r} is not VARIABLE=VALUE", USAGE)
+        environment[variable] = value
+    label, equals, path = name.partition("=")
+    if equals:
+        if not label or "/" not in path:
+            raise CalmError(f"{text!r}: LABEL=PATH needs a label and a path with a slash", USAGE)
+        return Allocator(label + text[len(name) :], _library(path), environment)
+    return Allocator(text, _library(name), environment)
+
+
+def _begins_allocator(piece: str) -> bool:
+    name = _ENVIRONMENT.split(piece, maxsplit=1)[0]
+    return name in KNOWN or "/" in name.partition(":")[0]
+
+
+def parse_list(texts: Iterable[str]) -> list[Allocator]:
+    """Reads comma-separated allocators. A comma that no allocator follows is part of a variable's value."""
+    specs: list[str] = []
+    for text in texts:
+        start = len(specs)
+        for piece in text.split(","):
+            if len(specs) > start and _ENVIRONMENT.search(specs[-1]) and not _begins_allocator(piece):
+                specs[-1] += "," + piece
+            else:
+                specs.append(piece)
+    allocators = [parse(spec) for spec in specs]
+    labels = [allocator.label for allocator in allocators]
+    if repeated := next((label for label in labels if labels.count(label) > 1), None):
+        raise CalmError(f"allocator {repeated!r} is given twice", USAGE)
+    return allocators
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which version of an allocator is there, and where it is from."""
+
+    name: str
+    library: str | None
+    version: str | None
+    package: str | None
+    package_version: str | None
+
+    @property
+    def present(self) -> bool:
+        """Glibc's own malloc always is."""
+        return self.library is not None
+
+
+def _dpkg(*arguments: str) -> str | None:
+    if not shutil.which("dpkg-query"):
+        return None
+    result = subprocess.run(["dpkg-query", *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None if result.returncode == 0 else None
+
+
+def _package(path: Path) -> tuple[str | None, str | None]:
+    """Debian's package that a file belongs to, and its version. A merged /usr hides its path."""
+    resolved = str(path.resolve())
+    for candidate in dict.fromkeys([str(path), resolved, resolved.removeprefix("/usr"), "/usr" + resolved]):
+        if owner := _dpkg("-S", candidate):
+            package = owner.splitlines()[0].rsplit(": ", 1)[0].split(",")[0]
+            return package, _dpkg("-W", "-f", "${Version}", package)
+    return None, None
+
+
+def _glibc_path() -> Path | None:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if re.search(r"/libc(\.so\.6|-[\d.]+\.so)$", path):
+            return Path(path)
+    found = ctypes.util.find_library("c")
+    return Path(found) if found else None
+
+
+def origin(name: str) -> Origin:
+    """Looks a known allocator up."""
+    library = _glibc_path() if name == GLIBC else find_library(name)
+    if library is None:
+        return Origin(name, None, None, None, None)
+    package, package_version = _package(library)
+    version = package_version
+    if name == GLIBC:
+        version = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
+    elif version is None and name == "ptlbmalloc2":
+        version = __version__
+    elif version is not None:
+        version = re.sub(r"^\d+:|[-+].*$", "", version)
+    return Origin(name, str(library), version, package, package_version)
+
+
+@click.command("allocators")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """List the allocators on this machine: version, origin, path."""
+    origins = [origin(name) for name in KNOWN]
+    if as_json:
+        rows = [
+            vars(each) | {"present": each.present, "preloaded": bool(KNOWN[each.name])} for each in origins
+        ]
+        click.echo(json.dumps({"allocators": rows}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("allocator", "version", "from", "library"):
+        table.add_column(heading, no_wrap=True)
+    for each in origins:
+        source = f"{each.package} {each.package_version}" if each.package else "not packaged"
+        library = "nothing is preloaded" if each.name == GLIBC else each.library
+        if each.present:
+            table.add_row(each.name, each.version or "unknown", source, library)
+        else:
+            table.add_row(each.name, "-", "not found", "", style="dim")
+    report.print_table(report.console(), table)

@@ -1,0 +1,369 @@
+"""`calm compare`: one program under several allocators, in interleaved rounds."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from calm import allocators, machine, plot, program, report, stat
+from calm.allocators import Allocator
+from calm.errors import USAGE, CalmError
+from calm.measure import (
+    HARDWARE_GROUP,
+    METRIC,
+    METRICS,
+    SYSCALL_GROUP,
+    TLB_GROUP,
+    Measurement,
+    Metric,
+    counts,
+    how,
+    measure,
+)
+from calm.statistics import CONFIDENCE, RESAMPLES, SEED, Ratio, median, ratio_of_medians
+
+# Kept out of the table, where it would be a detail: the JSON has them.
+_DETAILS = {"interrupts_received", "instructions", "process_madvise", "mremap", "membarrier"}
+
+
+@dataclass
+class Side:
+    """One allocator's runs, the warm-up left out."""
+
+    allocator: Allocator
+    runs: list[Measurement] = field(default_factory=list)
+    failure: str | None = None
+
+
+@dataclass
+class Comparison:
+    """Everything that is known when the runs are over, or were stopped."""
+
+    command: tuple[str, ...]
+    wanted: int
+    sides: list[Side]
+    broadcast: machine.Broadcast | None
+    interrupted_by: int | None = None
+
+    def values(self, side: Side, metric: Metric) -> list[float | None]:
+        """One figure of every run."""
+        return [counts(run, metric, self.broadcast) for run in side.runs]
+
+    def ratio(self, side: Side, metric: Metric) -> Ratio | None:
+        """To the first allocator, over the rounds that have a figure for both; None for the first itself."""
+        if side is self.sides[0]:
+            return None
+        both = zip(self.values(side, metric), self.values(self.sides[0], metric), strict=False)
+        pairs = [(value, base) for value, base in both if value is not None and base is not None]
+        return ratio_of_medians([value for value, _ in pairs], [base for _, base in pairs])
+
+    def explain(self, metric: Metric) -> str:
+        """How the figure was counted, or why it was not."""
+        runs = [run for side in self.sides for run in side.runs]
+        known = [run for run in runs if counts(run, metric, self.broadcast) is not None]
+        return how(metric, (known or runs)[-1], self.broadcast)
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """The last line that the program wrote to standard error, for the message about its failure."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - 2000))
+    lines = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    printable = "".join(character if character.isprintable() else " " for character in last)
+    return f" (it said: {printable[:200]})" if printable else ""
+
+
+def _fail(side: Side, command: Sequence[str], failure: str) -> None:
+    side.failure = failure
+    click.echo(f"calm: {side.allocator.label}: {shlex.join(command)}: {failure}", err=True)
+
+
+def _run_once(side: Side, command: Sequence[str], groups: Sequence[str], show_output: bool) -> Measurement:
+    """Runs the program; a failure of it is noted at its side."""
+    with tempfile.TemporaryFile() as errors:
+        run = measure(
+            command,
+            side.allocator.variables(os.environ),
+            groups=groups,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if show_output else subprocess.DEVNULL,
+            stderr=None if show_output else errors,
+        )
+        if run.interrupted_by is None and run.failure:
+            _fail(side, command, run.failure + _last_words(errors))
+        return run
+
+
+def run_rounds(comparison: Comparison, groups: Sequence[str], show_output: bool) -> None:
+    """A B C A B C …; the first round warms up. A round that was stopped in its middle is dropped whole."""
+    # Without a thread of its own, which would take CPU time from what is measured.
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=report.console(sys.stderr),
+        auto_refresh=False,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    rounds = comparison.wanted + 1
+    with progress:
+        task = progress.add_task("warm-up", total=rounds * len(comparison.sides))
+        try:
+            for number in range(rounds):
+                finished: list[tuple[Side, Measurement]] = []
+                for side in comparison.sides:
+                    if side.failure is None:
+                        what = f"round {number} of {comparison.wanted}" if number else "warm-up"
+                        progress.update(task, description=f"{what}: {side.allocator.label}")
+                        progress.refresh()
+                        try:
+                            run = _run_once(side, comparison.command, groups, show_output)
+                        except CalmError as error:
+                            # At first it is an error like any other; later there are results to keep.
+                            if number == 0:
+                                raise
+                            _fail(side, comparison.command, str(error))
+                            continue
+                        if run.interrupted_by is not None:
+                            comparison.interrupted_by = run.interrupted_by
+                            return
+                        if side.failure is None:
+                            finished.append((side, run))
+                    progress.advance(task)
+                progress.refresh()
+                if not finished:
+                    return
+                if number > 0:
+                    for side, run in finished:
+                        side.runs.append(run)
+        except KeyboardInterrupt:
+            comparison.interrupted_by = signal.SIGINT
+
+
+def _ratio_cells(ratio: Ratio | None, first: bool) -> tuple[str, str]:
+    if first:
+        return "1", ""
+    if ratio is None or ratio.value is None:
+        return "-", ""
+    if ratio.low is None and ratio.high is None:
+        return f"{ratio.value:.3g}", "-"
+    high = "∞" if ratio.high is None else f"{ratio.high:.3g}"
+    low = "∞" if ratio.low is None else f"{ratio.low:.3g}"
+    return f"{ratio.value:.3g}", f"{low} to {high}"
+
+
+def _table(comparison: Comparison, metrics: list[Metric]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("allocator", no_wrap=True)
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column(f"{CONFIDENCE:.0%} interval", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    for metric in metrics:
+        label = metric.label
+        for side in comparison.sides:
+            middle = median(comparison.values(side, metric))
+            ratio, interval = _ratio_cells(comparison.ratio(side, metric), side is comparison.sides[0])
+            cells = [
+                side.allocator.label,
+                report.figure(middle, metric.unit),
+                ratio,
+                interval,
+                str(len(side.runs)),
+            ]
+            table.add_row(label, *cells, end_section=side is comparison.sides[-1])
+            label = ""
+        table.add_row()
+    return table
+
+
+def _print(comparison: Comparison, file: IO[str]) -> None:
+    console = report.console(file)  # type: ignore[arg-type]
+    runs = [run for side in comparison.sides for run in side.runs]
+    exact = all(run.counters["interrupts_sent"].value is not None for run in runs)
+    hidden = _DETAILS | ({"system_wide_tlb_interrupts"} if exact else set())
+    metrics: list[Metric] = []
+    absent: list[Metric] = []
+    for metric in METRICS:
+        if metric.key not in hidden:
+            known = any(
+                value is not None for side in comparison.sides for value in comparison.values(side, metric)
+            )
+            (metrics if known else absent).append(metric)
+    console.print(shlex.join(comparison.command), style="bold", soft_wrap=True)
+    report.print_table(console, _table(comparison, metrics))
+    counted = [metric for metric in metrics if "tlb" in metric.how.lower()]
+    for metric in [*counted, *absent]:
+        explanation = comparison.explain(metric)
+        if explanation != "not counted: not asked for":
+            console.print(f"{metric.label}: {explanation}", style="dim", soft_wrap=True)
+    if comparison.broadcast:
+        console.print(f"note: {comparison.broadcast.note}", soft_wrap=True)
+    done = max(len(side.runs) for side in comparison.sides)
+    few = "; with so few rounds the intervals are too narrow" if 1 < done < 5 else ""
+    console.print(
+        f"{done} interleaved rounds after one of warm-up; intervals: bootstrap of the rounds, "
+        f"{RESAMPLES:,} draws, seed {SEED}{few}",
+        soft_wrap=True,
+    )
+    for line in stat.own_cost(runs):
+        console.print(f"cost of measuring, all runs: {line}", soft_wrap=True)
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything, each run included."""
+    has_runs = any(side.runs for side in comparison.sides)
+    sides = []
+    for side in comparison.sides:
+        ratios = {metric.key: comparison.ratio(side, metric) for metric in METRICS}
+        sides.append(
+            {
+                "label": side.allocator.label,
+                "library": str(side.allocator.library) if side.allocator.library else None,
+                "environment": dict(side.allocator.environment),
+                "failure": side.failure,
+                "n": len(side.runs),
+                "median": {metric.key: median(comparison.values(side, metric)) for metric in METRICS},
+                "ratio": {key: vars(ratio) for key, ratio in ratios.items() if ratio is not None},
+                "runs": [run.as_dict() for run in side.runs],
+            }
+        )
+    return {
+        "command": list(comparison.command),
+        "rounds_wanted": comparison.wanted,
+        "interrupted": comparison.interrupted_by is not None,
+        "baseline": comparison.sides[0].allocator.label,
+        "confidence": CONFIDENCE,
+        "resamples": RESAMPLES,
+        "seed": SEED,
+        "notes": [comparison.broadcast.note] if comparison.broadcast else [],
+        "how": {metric.key: comparison.explain(metric) for metric in METRICS} if has_runs else {},
+        "allocators": sides,
+    }
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One row for each run, so that any tool can take it from there; empty where nothing was counted."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["round", "allocator", *METRIC])
+    for number in range(max(len(side.runs) for side in comparison.sides)):
+        for side in comparison.sides:
+            if number < len(side.runs):
+                figures = [counts(side.runs[number], metric, comparison.broadcast) for metric in METRICS]
+                writer.writerow([number + 1, side.allocator.label, *figures])
+    return out.getvalue()
+
+
+def _check_writable(path: str) -> None:
+    """Before hours of runs, not after them."""
+    target = Path(path)
+    if target.is_dir():
+        raise CalmError(f"cannot write {path}: is a directory")
+    if not target.absolute().parent.is_dir():
+        raise CalmError(f"cannot write {path}: no such directory")
+    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise CalmError(f"cannot write {path}: permission denied")
+
+
+def _write(path: str, text: str) -> None:
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise CalmError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _warn(sides: Sequence[Side], command: Sequence[str]) -> None:
+    if any(side.allocator.library for side in sides) and (obstacle := program.preload_obstacle(command)):
+        click.echo(f"calm: {obstacle}", err=True)
+    if existing := os.environ.get("LD_PRELOAD"):
+        click.echo(f"calm: LD_PRELOAD={existing} is set, and stays so under every allocator", err=True)
+
+
+def _exit_code(comparison: Comparison) -> int:
+    if comparison.interrupted_by is not None:
+        return 128 + comparison.interrupted_by
+    return 1 if any(side.failure for side in comparison.sides) else 0
+
+
+@click.command("compare", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-a",
+    "--allocators",
+    "specs",
+    multiple=True,
+    required=True,
+    metavar="A,B,…",
+    help="Allocators, the first being the one that ratios are to. Each is a name (see `calm allocators`), a "
+    "path/to/library.so or LABEL=path/to/library.so, with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so "
+    "wished. May be given several times.",
+)
+@click.option(
+    "-n", "repeat", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds that count."
+)
+@click.option("--syscalls", is_flag=True, help="Count memory calls too, which costs the program more.")
+@click.option("--json", "json_path", metavar="FILE", help="Write everything as JSON; '-' is stdout.")
+@click.option("--csv", "csv_path", metavar="FILE", help="Write one row for each run as CSV; '-' is stdout.")
+@click.option("--plot", "plot_path", metavar="FILE.svg|png", help="Draw time, memory and shootdowns.")
+@click.option("--show-output", is_flag=True, help="Let CMD's output through, to stderr; else it is dropped.")
+@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    specs: tuple[str, ...],
+    repeat: int,
+    syscalls: bool,
+    json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+    show_output: bool,
+    cmd: tuple[str, ...],
+) -> None:
+    """Compare CMD under several allocators, by interleaved rounds.
+
+    The first round is discarded as warm-up, and Ctrl-C keeps the rounds that are complete.
+    """
+    if plot_path and Path(plot_path).suffix not in plot.ENDINGS:
+        raise CalmError(f"--plot {plot_path}: the name must end in {' or '.join(plot.ENDINGS)}", USAGE)
+    if json_path == csv_path == "-":
+        raise CalmError("only one of --json and --csv can go to standard output", USAGE)
+    for path in (json_path, csv_path, plot_path):
+        if path and path != "-":
+            _check_writable(path)
+    sides = [Side(allocator) for allocator in allocators.parse_list(specs)]
+    program.find(cmd[0])
+    _warn(sides, cmd)
+    comparison = Comparison(cmd, repeat, sides, machine.broadcast_here())
+    groups = [TLB_GROUP, HARDWARE_GROUP] + ([SYSCALL_GROUP] if syscalls else [])
+    run_rounds(comparison, groups, show_output)
+    has_runs = any(side.runs for side in sides)
+    if comparison.interrupted_by is not None:
+        done = max(len(side.runs) for side in sides)
+        click.echo(f"calm: stopped after {done} of {repeat} rounds", err=True)
+    if has_runs:
+        _print(comparison, sys.stderr if "-" in (json_path, csv_path) else sys.stdout)
+    if json_path:
+        _write(json_path, json.dumps(as_json(comparison), indent=2) + "\n")
+    if csv_path:
+        _write(csv_path, as_csv(comparison))
+    if plot_path and has_runs:
+        plot.draw(Path(plot_path), shlex.join(cmd), {side.allocator.label: side.runs for side in sides})
+    raise SystemExit(_exit_code(comparison))

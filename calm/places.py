@@ -1,0 +1,37 @@
+"""Where calm's own parts and the allocators may lie."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LIBRARY_PATH = "CALM_LIBRARY_PATH"
+
+
+def checkout() -> Path | None:
+    """The source tree that calm runs from, if it runs from one."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / "CMakeLists.txt").is_file() else None
+
+
+def _own_build() -> Iterator[Path]:
+    for directory in os.environ.get(LIBRARY_PATH, "").split(":"):
+        if directory:
+            yield Path(directory).absolute()
+    if root := checkout():
+        yield root / "build" / "release"
+
+
+def library_directories() -> list[Path]:
+    """Directories to look for a shared library in, the most particular first."""
+    triple = f"{platform.machine()}-linux-gnu"
+    system = ["/usr/local/lib", f"/usr/local/lib/{triple}", f"/usr/lib/{triple}", "/usr/lib64", "/usr/lib"]
+    return [*_own_build(), *map(Path, system)]
+
+
+def probe_candidates() -> list[Path]:
+    """Paths that the probe may have, the most particular first."""
+    prefixes = dict.fromkeys([Path(sys.prefix), Path("/usr/local"), Path("/usr")])
+    installed = [prefix / "libexec" / "calmalloc" for prefix in prefixes]
+    return [directory / "calm-probe" for directory in [*_own_build(), *installed]]

@@ -1,0 +1,23 @@
+/* Writes one JSON object, field by field. Strings are the probe's own words or the system's, all of them
+ * ASCII. */
+#ifndef CALM_PROBE_JSON_H
+#define CALM_PROBE_JSON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct json {
+    FILE *file;
+    bool started; /* the innermost object has a field already */
+};
+
+void json_begin(struct json *json, const char *name); /* name is NULL for the outermost object */
+void json_end(struct json *json);
+void json_uint(struct json *json, const char *name, uint64_t value);
+void json_real(struct json *json, const char *name, double value);
+void json_bool(struct json *json, const char *name, bool value);
+void json_text(struct json *json, const char *name, const char *value);
+void json_null(struct json *json, const char *name);
+
+#endif

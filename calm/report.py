@@ -1,0 +1,61 @@
+"""How figures look on a terminal."""
+
+import shutil
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+# Wide enough for every table, so that a pipe gets one line for each row.
+_WIDTH_OF_A_FILE = 160
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A console that neither interprets markup in a program's words nor breaks lines of a file."""
+    stream = file or sys.stdout
+    width = shutil.get_terminal_size((100, 24)).columns if stream.isatty() else _WIDTH_OF_A_FILE
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_table(target: Console, table: Table) -> None:
+    """Prints a table without the blanks that pad its lines."""
+    with target.capture() as capture:
+        target.print(table)
+    for line in capture.get().splitlines():
+        target.file.write(line.rstrip() + "\n")
+
+
+def duration(seconds: float) -> str:
+    """1.234 s, 12.3 ms, 45 µs."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def memory(kib: float) -> str:
+    """12.3 MiB, 456 KiB."""
+    if kib >= 1024 * 1024:
+        return f"{kib / 1024 / 1024:.2f} GiB"
+    return f"{kib / 1024:.1f} MiB" if kib >= 1024 else f"{kib:.0f} KiB"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A figure in its unit: s, KiB or count."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return duration(value)
+    if unit == "KiB":
+        return memory(value)
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage that never rounds a cost to nothing."""
+    if whole <= 0:
+        return "unknown share"
+    percent = 100 * part / whole
+    return "under 0.01 %" if 0 < percent < 0.01 else f"{percent:.2f} %"

@@ -1,0 +1,119 @@
+"""What the tests of calm share: small C programs that do known things, and types of the fixtures."""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from calm import measure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Calm = Callable[..., subprocess.CompletedProcess[str]]
+Compile = Callable[[str], Path]
+
+PROGRAMS = {
+    # Each argument is the number of one call; whatever else the program does is the C library's start.
+    "calls": r"""
+        #include <stdlib.h>
+        #include <sys/mman.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int main(int argc, char **argv) {
+            long page = sysconf(_SC_PAGESIZE);
+            char *memory = mmap(NULL, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (argc != 5) return 2;
+            for (int i = atoi(argv[1]); i > 0; i--) syscall(SYS_madvise, memory, page, MADV_NORMAL);
+            for (int i = atoi(argv[2]); i > 0; i--) syscall(SYS_munmap, memory, page);
+            for (int i = atoi(argv[3]); i > 0; i--) syscall(SYS_mprotect, memory, page, PROT_READ);
+            for (int i = atoi(argv[4]); i > 0; i--) syscall(SYS_brk, NULL);
+            return 0;
+        }
+    """,
+    # Gives one page back again and again, the threads each on a CPU of their own.
+    "shootdowns": r"""
+        #define _GNU_SOURCE
+        #include <pthread.h>
+        #include <sched.h>
+        #include <stdlib.h>
+        #include <sys/mman.h>
+        static volatile int spinning, stop;
+        static void pin(int cpu) {
+            cpu_set_t set;
+            CPU_ZERO(&set);
+            CPU_SET(cpu, &set);
+            if (sched_setaffinity(0, sizeof set, &set) != 0) exit(2);
+        }
+        static void *spin(void *unused) {
+            pin(1);
+            for (spinning = 1; !stop;) {}
+            return unused;
+        }
+        int main(int argc, char **argv) {
+            pthread_t thread;
+            int rounds = atoi(argv[1]), two = argc > 2;
+            char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            pin(0);
+            if (two) {
+                pthread_create(&thread, NULL, spin, NULL);
+                while (!spinning) sched_yield();
+            }
+            for (int i = 0; i < rounds; i++) {
+                *(volatile char *)page = 1;
+                madvise(page, 4096, MADV_DONTNEED);
+            }
+            stop = 1;
+            if (two) pthread_join(thread, NULL);
+            return 0;
+        }
+    """,
+    # Touches MiB of memory and holds it: in so many children at once, or itself where there are none.
+    "hold": r"""
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        static void hold(size_t size, int milliseconds) {
+            char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (memory == MAP_FAILED) exit(2);
+            memset(memory, 1, size);
+            usleep(milliseconds * 1000);
+        }
+        int main(int argc, char **argv) {
+            size_t size = (size_t)atoi(argv[1]) << 20;
+            int milliseconds = atoi(argv[2]), children = argc > 3 ? atoi(argv[3]) : 0;
+            for (int i = 0; i < children; i++) {
+                if (fork() == 0) {
+                    hold(size, milliseconds);
+                    _exit(0);
+                }
+            }
+            if (children == 0) hold(size, milliseconds);
+            while (wait(NULL) > 0) {}
+            return 0;
+        }
+    """,
+    # Starts programs that share its memory until they exec, while it holds a lot.
+    "vforks": r"""
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/mman.h>
+        int main(void) {
+            size_t size = 100 << 20;
+            char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memset(memory, 1, size);
+            for (int i = 0; i < 100; i++) if (system("true") != 0) return 2;
+            return 0;
+        }
+    """,
+}
+
+
+def probe(*arguments: str | Path, prefix: Sequence[str] = ()) -> dict[str, Any]:
+    """The probe's own report."""
+    command = [*prefix, measure.find_probe(), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    report: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
+    return report

@@ -1,0 +1,53 @@
+"""Running the command, and building the programs that it measures."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import PROGRAMS, ROOT, Calm, Compile, probe
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    directory = tmp_path_factory.mktemp("programs")
+    directory.chmod(0o755)
+
+    def build(name: str) -> Path:
+        path = directory / name
+        if not path.exists():
+            source = directory / f"{name}.c"
+            source.write_text(PROGRAMS[name])
+            subprocess.run(["cc", "-O1", "-pthread", "-o", str(path), str(source)], check=True)
+        return path
+
+    return build
+
+
+@pytest.fixture
+def calm() -> Calm:
+    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
+        result = subprocess.run(
+            [sys.executable, "-m", "calm", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=environment,
+            **options,
+        )
+        assert "Traceback" not in result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def traced() -> None:
+    """Asked for by tests that need the kernel's tracepoints."""
+    for name, counter in probe("-c", "tlb,syscalls", "--", "true")["counters"].items():
+        if counter["value"] is None and counter["reason"] != "not asked for":
+            pytest.skip(f"{name}: {counter['reason']}")

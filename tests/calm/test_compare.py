@@ -1,0 +1,186 @@
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from calm_helpers import ROOT, Calm
+
+from calm import allocators, places
+from calm.measure import METRIC
+
+
+@pytest.fixture
+def other() -> str:
+    """Some allocator to compare glibc with; glibc itself under another name where there is none."""
+    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+        if allocators.find_library(name):
+            return name
+    return "glibc:MALLOC_ARENA_MAX=1"
+
+
+def test_prints_medians_and_ratios(calm: Calm, other: str) -> None:
+    result = calm("compare", "-a", f"glibc,{other}", "-n", "3", "--", "true")
+    assert result.returncode == 0, result.stderr
+    assert "wall time" in result.stdout
+    assert "95% interval" in result.stdout
+    assert "3 interleaved rounds after one of warm-up" in result.stdout
+    assert other in result.stdout
+
+
+def test_json(calm: Calm, other: str) -> None:
+    result = calm("compare", "-a", f"glibc,{other}", "-n", "3", "--json", "-", "--", "true")
+    report = json.loads(result.stdout)
+    assert report["baseline"] == "glibc"
+    assert not report["interrupted"]
+    base, side = report["allocators"]
+    assert base["ratio"] == {}
+    assert side["label"] == other
+    assert side["n"] == base["n"] == len(side["runs"]) == 3
+    wall = side["ratio"]["wall_s"]
+    assert wall["n"] == 3
+    assert wall["low"] <= wall["value"] <= wall["high"]
+    assert set(side["median"]) == set(METRIC)
+    # System calls are not traced unless asked for, and never a zero that nobody counted.
+    assert side["median"]["madvise"] is None
+    assert report["how"]["madvise"] == "not counted: not asked for"
+
+
+@pytest.mark.usefixtures("traced")
+def test_syscalls_on_request(calm: Calm) -> None:
+    result = calm("compare", "-a", "glibc", "-n", "1", "--syscalls", "--json", "-", "--", "true")
+    assert json.loads(result.stdout)["allocators"][0]["median"]["mprotect"] > 0
+
+
+def test_csv_has_a_row_for_each_run(calm: Calm, other: str) -> None:
+    result = calm("compare", "-a", f"glibc,{other}", "-n", "2", "--csv", "-", "--", "true")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [(row["round"], row["allocator"]) for row in rows] == [
+        ("1", "glibc"),
+        ("1", other),
+        ("2", "glibc"),
+        ("2", other),
+    ]
+    assert all(float(row["wall_s"]) > 0 for row in rows)
+
+
+def test_runs_are_interleaved_and_the_first_round_does_not_count(calm: Calm, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f'echo "$WHO" >>{log}'
+    result = calm(
+        "compare", "-a", "glibc:WHO=a,glibc:WHO=b", "-n", "2", "--csv", "-", "--", "sh", "-c", script
+    )
+    assert result.returncode == 0, result.stderr
+    assert log.read_text().split() == ["a", "b"] * 3
+    assert len(result.stdout.splitlines()) == 1 + 2 * 2
+
+
+def test_plots(calm: Calm, other: str, tmp_path: Path) -> None:
+    svg, png = tmp_path / "plot.svg", tmp_path / "plot.png"
+    for path in (svg, png):
+        result = calm("compare", "-a", f"glibc,{other}", "-n", "2", "--plot", path, "--", "true")
+        assert result.returncode == 0, result.stderr
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert png.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-a", "nosuch", "--", "true"), 2, "unknown allocator 'nosuch'"),
+        (("-a", "./no/such.so", "--", "true"), 2, "no such file"),
+        (("-a", "/etc/passwd", "--", "true"), 2, "not a shared library"),
+        (("-a", "glibc,glibc", "--", "true"), 2, "given twice"),
+        (("-a", "glibc:A=1;B", "--", "true"), 2, "not VARIABLE=VALUE"),
+        (("-a", "glibc", "-n", "0", "--", "true"), 2, "-n"),
+        (("--", "true"), 2, "--allocators"),
+        (("-a", "glibc", "--plot", "x.pdf", "--", "true"), 2, ".svg or .png"),
+        (("-a", "glibc", "--json", "-", "--csv", "-", "--", "true"), 2, "only one"),
+        (("-a", "glibc", "--json", "/no/such/file", "--", "true"), 1, "cannot write /no/such/file"),
+        (("-a", "glibc", "--csv", "/", "--", "true"), 1, "cannot write /"),
+        (("-a", "glibc", "--", "no-such-program"), 127, "no such program"),
+        (("-a", "glibc", "--", "/etc/passwd"), 126, "not executable"),
+    ],
+)
+def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = calm("compare", *arguments)
+    assert result.returncode == code
+    assert message.lower() in result.stderr.lower()
+    assert result.stderr.startswith("calm: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_failure_under_one_allocator_is_told_and_the_others_go_on(calm: Calm) -> None:
+    script = 'test "$WHO" = good || { echo "it broke" >&2; kill -ABRT $$; }'
+    specs = "glibc:WHO=good,glibc:WHO=bad"
+    result = calm("compare", "-a", specs, "-n", "2", "--json", "-", "--", "sh", "-c", script)
+    assert result.returncode == 1
+    lines = [line for line in result.stderr.splitlines() if line.startswith("calm: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("calm: glibc:WHO=bad: ")
+    assert "killed by SIGABRT (6)" in lines[0]
+    assert "it broke" in lines[0]
+    good, bad = json.loads(result.stdout)["allocators"]
+    assert (good["n"], bad["n"]) == (2, 0)
+    assert good["failure"] is None
+    assert "SIGABRT" in bad["failure"]
+
+
+def test_ctrl_c_keeps_the_complete_rounds(tmp_path: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "out.json"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "calm", "compare", "-a", "glibc,glibc:B=1", "-n", "500"),
+            *("--json", str(out), "--", "sh", "-c", f"echo x >>{log}; sleep 0.1"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    deadline = time.monotonic() + 30
+    while not log.exists() or len(log.read_text()) < 2 * 7:  # in the middle of the third round that counts
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "of 500 rounds" in stderr
+    assert "Traceback" not in stderr
+    assert "wall time" in stdout
+    report = json.loads(out.read_text())
+    assert report["interrupted"]
+    counts = [side["n"] for side in report["allocators"]]
+    assert counts[0] == counts[1] >= 2
+
+
+def test_environment_values_may_hold_commas_and_colons() -> None:
+    specs = allocators.parse_list(["glibc:GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2,glibc:X=a,b;Y=c"])
+    assert [dict(spec.environment) for spec in specs] == [
+        {"GLIBC_TUNABLES": "glibc.malloc.a=1:glibc.malloc.b=2"},
+        {"X": "a,b", "Y": "c"},
+    ]
+
+
+def test_labels(tmp_path: Path) -> None:
+    library = next((path for name in allocators.KNOWN if (path := allocators.find_library(name))), None)
+    if library is None:
+        pytest.skip("no allocator library on this machine")
+    named = allocators.parse(f"mine={library}:A=1")
+    assert (named.label, named.library, dict(named.environment)) == ("mine:A=1", library, {"A": "1"})
+    assert allocators.parse(str(library)).library == library
+    assert named.variables({"LD_PRELOAD": "/first.so"})["LD_PRELOAD"] == f"{library}:/first.so"
+
+
+def test_library_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    fake = tmp_path / "libjemalloc.so.2"
+    fake.touch()
+    assert allocators.find_library("jemalloc") == fake

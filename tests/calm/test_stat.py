@@ -1,0 +1,219 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import ROOT, Calm, Compile
+
+from calm import measure
+
+
+def figures(calm: Calm, *command: str | Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    result = calm("stat", "--json", *options, "--", *command)
+    assert result.returncode == 0, result.stderr
+    report: dict[str, Any] = json.loads(result.stdout)
+    return {key: figure["median"] for key, figure in report["figures"].items()}
+
+
+def test_shows_every_figure(calm: Calm) -> None:
+    result = calm("stat", "--", "true")
+    assert result.returncode == 0
+    assert result.stdout == ""
+    for metric in measure.METRICS:
+        if metric.key != "system_wide_tlb_interrupts":
+            assert metric.label in result.stderr
+    assert "cost of measuring: the probe used" in result.stderr
+
+
+def test_what_is_not_there_is_never_a_silent_zero(calm: Calm) -> None:
+    report = json.loads(calm("stat", "--json", "--", "true").stdout)
+    for key, figure in report["figures"].items():
+        assert (figure["median"] is None) == figure["how"].startswith("not "), key
+
+
+def test_json_has_the_runs(calm: Calm) -> None:
+    report = json.loads(calm("stat", "--json", "-n", "3", "--", "sh", "-c", "echo noise").stdout)
+    assert report["command"] == ["sh", "-c", "echo noise"]
+    assert report["n"] == len(report["runs"]) == 3
+    assert set(report["figures"]) == set(measure.METRIC)
+    for run in report["runs"]:
+        assert run["wall_s"] > 0
+        assert run["peak_rss_kib"] > 100
+        assert run["minor_faults"] > 0
+        assert run["code"] == 0
+        assert run["signal"] is None
+        assert set(run["own"]) == {
+            *("cpu_s", "counted_call_ns", "other_call_ns", "flush_ns", "task_ns"),
+            *("system_wide_tasks_started", "tracing_s"),
+        }
+
+
+def test_output_of_the_program_passes_through(calm: Calm) -> None:
+    assert calm("stat", "--", "cat", input="through\n").stdout == "through\n"
+
+
+def test_options_of_the_program_are_its_own(calm: Calm) -> None:
+    assert calm("stat", "echo", "--json", "-n", "0").stdout == "--json -n 0\n"
+
+
+def test_passes_the_exit_code_on(calm: Calm) -> None:
+    assert calm("stat", "--", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_tells_the_signal_that_killed_the_program(calm: Calm) -> None:
+    result = calm("stat", "--", "sh", "-c", "kill -SEGV $$")
+    assert result.returncode == 128 + signal.SIGSEGV
+    assert "killed by SIGSEGV (11)" in result.stderr
+    assert "wall time" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--", "no-such-program"), 127, "no such program: 'no-such-program'"),
+        (("--", "./no/such"), 127, "no such program: './no/such'"),
+        (("--", "/etc/passwd"), 126, "/etc/passwd is not executable"),
+        (("--", "/usr"), 126, "/usr is a directory"),
+        (("--", ""), 127, "no such program: ''"),
+        (("-n", "0", "--", "true"), 2, "-n"),
+        (("-n", "many", "--", "true"), 2, "-n"),
+        (("--nonsense", "--", "true"), 2, "--nonsense"),
+        ((), 2, "cmd"),
+    ],
+)
+def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = calm("stat", *arguments)
+    assert result.returncode == code
+    assert message.lower() in result.stderr.lower()
+    assert result.stderr.startswith("calm: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_interpreter_that_is_missing(calm: Calm, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    result = calm("stat", "--", script)
+    assert result.returncode == 127
+    assert result.stderr.count("\n") == 1
+
+
+def test_missing_probe(calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.places, "probe_candidates", lambda: [tmp_path / "calm-probe"])
+    with pytest.raises(measure.CalmError, match="`make` builds it"):
+        measure.find_probe()
+
+
+@pytest.mark.usefixtures("traced")
+def test_calls_are_counted_exactly(calm: Calm, compiled: Compile) -> None:
+    names = ["madvise", "munmap", "mprotect", "brk"]
+    none = figures(calm, compiled("calls"), "0", "0", "0", "0")
+    some = figures(calm, compiled("calls"), "101", "23", "57", "1009")
+    assert [some[name] - none[name] for name in names] == [101, 23, 57, 1009]
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU has no other to shoot at")
+def test_two_threads_shoot_down(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, compiled("shootdowns"), "2000", "two")
+    # The other thread may be away from its CPU for a while.
+    assert 1900 < got["shootdowns_begun"] < 2200
+    # The spinning thread may have to share its CPU, whose lazy TLB then needs no interrupt.
+    assert 200 < got["interrupts_sent"] < 2200
+    assert 0 < got["interrupts_received"] <= got["interrupts_sent"]
+
+
+@pytest.mark.usefixtures("traced")
+def test_one_thread_on_one_cpu_shoots_nothing_down(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, "taskset", "-c", "0", compiled("shootdowns"), "2000")
+    assert got["madvise"] >= 2000
+    # taskset itself may have moved; what it becomes does not.
+    assert got["shootdowns_begun"] <= 5
+    assert got["interrupts_sent"] <= 5
+
+
+def test_memory_that_is_held(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, compiled("hold"), "200", "500")
+    assert got["peak_rss_kib"] / 1024 == pytest.approx(201, rel=0.05)
+    assert 120 < got["average_rss_kib"] / 1024 < 205
+
+
+def test_memory_of_the_whole_tree(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, compiled("hold"), "50", "400", "2")
+    assert 100 < got["peak_rss_kib"] / 1024 < 110
+    assert 50 < got["average_rss_kib"] / 1024 < 105
+
+
+def test_orphans_belong_to_the_tree(calm: Calm, compiled: Compile) -> None:
+    # The middle process ends at once, and what it leaves behind is still found.
+    script = f"({compiled('hold')} 60 300 &) ; sleep 0.4"
+    assert figures(calm, "sh", "-c", script)["peak_rss_kib"] / 1024 > 60
+
+
+def test_memory_shared_by_vfork_counts_once(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, compiled("vforks"), options=("-i", "1"))
+    assert 100 < got["peak_rss_kib"] / 1024 < 115
+
+
+def test_small_programs_show_no_floor(calm: Calm) -> None:
+    report = json.loads(calm("stat", "--json", "--", "true").stdout)
+    assert report["runs"][0]["floor_kib"] < 2048
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_without_permission_the_reasons_are_given(calm: Calm, tmp_path: Path) -> None:
+    # A checkout may lie where only its owner can look.
+    probe = shutil.copy(measure.find_probe(), "/tmp/calm-probe-unprivileged")
+    try:
+        result = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", probe, "--", "true"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
+        )
+    finally:
+        Path(probe).unlink()
+    report = json.loads(result.stderr)
+    counters = {name: measure.Counter(**fields) for name, fields in report["counters"].items()}
+    for name in ("shootdowns_begun", "interrupts_sent", "madvise", "brk"):
+        assert counters[name].value is None
+        assert "EACCES" in (counters[name].reason or "")
+    measurement = measure._parse(report, None)
+    assert measure.how(measure.METRIC["shootdowns_begun"], measurement, None).startswith("not counted: ")
+    if report["system_wide_tlb_interrupts"] is not None:
+        text = measure.how(measure.METRIC["system_wide_tlb_interrupts"], measurement, None)
+        assert "system-wide, counts every process" in text
+
+
+def test_an_interrupt_reaches_the_program_and_the_figures_are_kept() -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "calm",
+            "stat",
+            "--",
+            "sh",
+            "-c",
+            "trap 'kill $!; exit 7' INT; sleep 20 & echo up; wait",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "up\n"
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 7
+    assert time.monotonic() - started < 5
+    assert process.stderr
+    assert "wall time" in process.stderr.read()
