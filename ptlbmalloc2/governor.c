@@ -22,8 +22,10 @@
  * bytes that may come free between two walks, at least, for the same reason. Both add to what may be
  * retained.
  */
-#define MIN_LOOK_BYTES       (256UL << 10)
-#define MIN_SLACK_BYTES      (1UL << 20)
+#define MIN_LOOK_BYTES  (256UL << 10)
+#define MIN_SLACK_BYTES (1UL << 20)
+/* What a merge may leave free above the threshold, for each CPU that the process uses. */
+#define MERGED_BYTES_PER_CPU (8UL << 20)
 #define MIN_ALLOC_LOOK_BYTES (16UL << 10)
 /*
  * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
@@ -311,12 +313,31 @@ static bool is_threshold_due(struct governor *governor) {
     return has_moved(decide(governor).trim_bytes, load(&governor->threshold_bytes));
 }
 
-static bool is_trim_due(struct governor *governor) {
+/* Whether a walk may find more than the threshold and so much more. */
+static bool is_trim_due(struct governor *governor, size_t margin_bytes) {
     size_t top = total(&governor->total_top_bytes);
     size_t slack = load(&governor->slack_bytes);
-    return top > load(&governor->threshold_bytes) &&
+    return top > load(&governor->threshold_bytes) + margin_bytes &&
            (load(&governor->freed_bytes) - load(&governor->freed_bytes_at_walk) >= slack ||
             top >= load(&governor->top_bytes_at_walk) + slack);
+}
+
+/*
+ * Section 6.2.1: all arenas are looked at when a free has changed its own by much. Who allocates never trims:
+ * it might take the very pages that it is about to use. A top that came free all at once, as the last blocks
+ * were freed, belongs to a thread that ends or turns to something new: then a few MiB for each CPU in use may
+ * stay for the next.
+ */
+static bool may_trim(struct governor *governor, enum look_reason reason, bool grew) {
+    switch (reason) {
+    case LOOK_ALLOCATED:
+        return false;
+    case LOOK_FREED:
+        return grew && is_trim_due(governor, 0);
+    case LOOK_MERGED:
+        return is_trim_due(governor, MERGED_BYTES_PER_CPU / 100 * load(&governor->cpus_hundredths));
+    }
+    return false;
 }
 
 struct arena *governor_arena_of(const void *block) {
@@ -361,7 +382,7 @@ static size_t claim_ahead(struct governor *governor, const struct arena *arena, 
     return usable > low ? usable - low : 0;
 }
 
-struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
+struct allowance governor_look(struct arena *arena, enum look_reason reason, size_t freed_bytes) {
     struct governor *governor = global.wiped_on_fork;
     atomic_fetch_add_explicit(&governor->freed_bytes, freed_bytes, memory_order_relaxed);
     size_t pad_each = load(&governor->pad_each_bytes);
@@ -385,14 +406,10 @@ struct allowance governor_look(struct arena *arena, size_t freed_bytes) {
             step_out("an arena is not laid out as known");
         }
     }
-    /*
-     * Section 6.2.1: all arenas are looked at when a free has changed its own by much. Who allocates never
-     * trims: it might take the very pages that it is about to use.
-     */
     if (governor_is_active()) {
-        bool may_trim = freed_bytes > 0 && grew && is_trim_due(governor);
-        if (may_trim || is_threshold_due(governor)) {
-            govern(governor, may_trim);
+        bool trim = may_trim(governor, reason, grew);
+        if (trim || is_threshold_due(governor)) {
+            govern(governor, trim);
         }
     }
     errno = saved_errno;

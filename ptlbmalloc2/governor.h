@@ -51,11 +51,19 @@ extern struct governor_view {
  */
 struct arena *governor_arena_of(const void *block);
 
+enum look_reason {
+    LOOK_ALLOCATED, /* the allowance for allocating is used up */
+    LOOK_FREED,     /* the allowance for freeing is */
+    LOOK_MERGED, /* neither, but a free made the arena's top grow by GOVERNOR_MERGE_BYTES or more at once */
+};
+
+#define GOVERNOR_MERGE_BYTES (1UL << 20)
+
 /*
- * A thread has allocated from the arena, or freed to it; in all it has freed so many bytes since its last
- * look. Thread-safe; to be called with no arena locked.
+ * A thread looks at an arena; in all it has freed so many bytes since its last look. Thread-safe; to be
+ * called with no arena locked.
  */
-struct allowance governor_look(struct arena *arena, size_t freed_bytes);
+struct allowance governor_look(struct arena *arena, enum look_reason reason, size_t freed_bytes);
 
 /* An mmapped chunk of this size is about to be freed: glibc's dynamic mmap threshold, which governing stops.
  */

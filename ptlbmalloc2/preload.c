@@ -25,7 +25,6 @@
 /* The largest chunk that glibc's thread cache takes by default; only a larger one may change a top at once.
  */
 #define THREAD_CACHE_MAX_BYTES 1040UL
-#define MERGE_LOOK_BYTES       (16UL << 20)
 
 /* Zero at first: a thread's first call of each kind looks, and so learns whether anything is governed at all.
  */
@@ -76,9 +75,9 @@ static inline bool pay(size_t *left, size_t bytes) {
     return true;
 }
 
-static struct allowance look_at(struct arena *arena, size_t freed_bytes) {
+static struct allowance look_at(struct arena *arena, enum look_reason reason, size_t freed_bytes) {
     if (arena != NULL) {
-        return governor_look(arena, freed_bytes);
+        return governor_look(arena, reason, freed_bytes);
     }
     /* Before the start, look again soon; where the governor stays out, for ever after not. */
     size_t left = governor_is_unborn() ? 0 : NOT_GOVERNED;
@@ -93,7 +92,7 @@ static bool is_mmapped(const void *block) {
 __attribute__((noinline)) static void *after_allocation(void *block) {
     allowance.alloc_bytes = 0;
     if (block != NULL && !is_mmapped(block)) {
-        allowance.alloc_bytes = look_at(governor_arena_of(block), 0).alloc_bytes;
+        allowance.alloc_bytes = look_at(governor_arena_of(block), LOOK_ALLOCATED, 0).alloc_bytes;
     }
     return block;
 }
@@ -117,7 +116,7 @@ __attribute__((noinline)) static void free_and_look(void *block) {
     struct arena *arena = governor_arena_of(block);
     size_t freed_bytes = freed_since_look(chunk_bytes(chunk));
     __libc_free(block);
-    grant_free(look_at(arena, freed_bytes).free_bytes);
+    grant_free(look_at(arena, LOOK_FREED, freed_bytes).free_bytes);
 }
 
 /*
@@ -137,7 +136,7 @@ static inline bool has_merged(const struct arena *arena) {
         top_seen.highest = top;
         return false;
     }
-    return UNLIKELY(top_seen.highest - top >= MERGE_LOOK_BYTES);
+    return UNLIKELY(top_seen.highest - top >= GOVERNOR_MERGE_BYTES);
 }
 
 /*
@@ -157,7 +156,7 @@ __attribute__((noinline)) static void free_and_watch_top(void *block, size_t siz
     __libc_free(block);
     if (has_merged(arena)) {
         top_seen.arena = NULL;
-        grant_free(look_at(arena, freed_since_look(0)).free_bytes);
+        grant_free(look_at(arena, LOOK_MERGED, freed_since_look(0)).free_bytes);
     }
 }
 
@@ -205,7 +204,7 @@ EXPORT void *realloc(void *block, size_t bytes) {
     }
     void *moved = __libc_realloc(block, bytes);
     if (UNLIKELY(!pay(&allowance.free_bytes, old_bytes)) && old_arena != NULL) {
-        grant_free(look_at(old_arena, freed_since_look(old_bytes)).free_bytes);
+        grant_free(look_at(old_arena, LOOK_FREED, freed_since_look(old_bytes)).free_bytes);
     }
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
         return after_allocation(moved);
