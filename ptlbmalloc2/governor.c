@@ -5,6 +5,7 @@
 #include <gnu/libc-version.h>
 #include <limits.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -123,8 +124,7 @@ static struct record *find_record(struct governor *governor, const struct arena 
  * failed. The lock lets one thread at a time make an arena's record; different arenas race for a slot by
  * compare-and-swap.
  */
-static struct record *find_or_make_record(struct governor *governor, const struct arena *arena,
-                                          bool *proved) {
+static struct record *find_or_make_record(struct governor *governor, struct arena *arena, bool *proved) {
     *proved = true;
     struct record *record = find_record(governor, arena);
     if (record != NULL) {
@@ -135,7 +135,7 @@ static struct record *find_or_make_record(struct governor *governor, const struc
         return NULL;
     }
     for (size_t i = 0; i < GOVERNOR_MAX_ARENAS; i++) {
-        const struct arena *nobody = NULL;
+        struct arena *nobody = NULL;
         if (atomic_compare_exchange_strong(&governor->records[i].arena, &nobody, arena)) {
             atomic_fetch_add_explicit(&governor->arenas, 1, memory_order_relaxed);
             return &governor->records[i];
@@ -177,7 +177,7 @@ static size_t total(_Atomic(size_t) *figure) {
     return (ptrdiff_t)sum < 0 ? 0 : sum;
 }
 
-bool governor_record(struct governor *governor, const struct arena *arena) {
+bool governor_record(struct governor *governor, struct arena *arena) {
     bool proved;
     struct record *record = find_or_make_record(governor, arena, &proved);
     if (record != NULL) {
@@ -324,20 +324,30 @@ static bool is_trim_due(struct governor *governor, size_t margin_bytes) {
 
 /*
  * Section 6.2.1: all arenas are looked at when a free has changed its own by much. Who allocates never trims:
- * it might take the very pages that it is about to use. A top that came free all at once, as the last blocks
- * were freed, belongs to a thread that ends or turns to something new: then a few MiB for each CPU in use may
- * stay for the next.
+ * it might take the very pages that it is about to use. What came free by a merge, all at once as a thread's
+ * last blocks were freed, belongs to a thread that ends or turns to something new: a few MiB for each CPU in
+ * use may stay for the next, wherever it is found.
  */
 static bool may_trim(struct governor *governor, enum look_reason reason, bool grew) {
-    switch (reason) {
-    case LOOK_ALLOCATED:
+    if (reason == LOOK_ALLOCATED) {
         return false;
-    case LOOK_FREED:
-        return grew && is_trim_due(governor, 0);
-    case LOOK_MERGED:
-        return is_trim_due(governor, MERGED_BYTES_PER_CPU / 100 * load(&governor->cpus_hundredths));
     }
-    return false;
+    size_t merged_bytes = MERGED_BYTES_PER_CPU / 100 * load(&governor->cpus_hundredths);
+    return is_trim_due(governor, reason == LOOK_FREED && grew ? 0 : merged_bytes);
+}
+
+/*
+ * Refreshes one more arena's figures, each in its turn: a thread's end frees what its thread cache held, by
+ * no call of the program's.
+ */
+static void look_at_another(struct governor *governor) {
+    size_t arenas = load(&governor->arenas);
+    size_t turn = atomic_fetch_add_explicit(&governor->turn, 1, memory_order_relaxed);
+    struct arena *arena = atomic_load_explicit(&governor->records[turn % arenas].arena, memory_order_acquire);
+    if (arena != NULL && arena_trylock(arena)) {
+        governor_record(governor, arena);
+        arena_unlock(arena);
+    }
 }
 
 struct arena *governor_arena_of(const void *block) {
@@ -405,6 +415,9 @@ struct allowance governor_look(struct arena *arena, enum look_reason reason, siz
         if (!proved) {
             step_out("an arena is not laid out as known");
         }
+    }
+    if (reason == LOOK_FREED && load(&governor->arenas) > 1) {
+        look_at_another(governor);
     }
     if (governor_is_active()) {
         bool trim = may_trim(governor, reason, grew);
@@ -498,6 +511,15 @@ static const char *prepare(const struct options *options) {
     return global.wiped_on_fork != NULL ? NULL : "the kernel has no MADV_WIPEONFORK";
 }
 
+/* A child starts with a copy of all that is resident: better without what may be given back. */
+static void before_fork(void) {
+    if (governor_is_active()) {
+        int saved_errno = errno;
+        govern(global.wiped_on_fork, true);
+        errno = saved_errno;
+    }
+}
+
 bool governor_start(const struct options *options) {
     global.glibc_version = gnu_get_libc_version();
     global.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
@@ -523,6 +545,7 @@ bool governor_start(const struct options *options) {
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
     atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_relaxed);
     govern(global.wiped_on_fork, false);
+    pthread_atfork(before_fork, NULL, NULL);
     return governor_is_active();
 }
 

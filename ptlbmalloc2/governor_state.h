@@ -15,9 +15,9 @@ struct arena;
 #define GOVERNOR_MAX_ARENAS 8192 /* glibc makes 8 for each CPU; arenas beyond are left alone */
 
 struct record {
-    _Atomic(const struct arena *) arena; /* NULL: free, as are all records behind it */
-    _Atomic(size_t) top_bytes;           /* free top space when last seen */
-    _Atomic(size_t) system_bytes;        /* held from the system when last seen */
+    struct arena *_Atomic arena;  /* NULL: free, as are all records behind it */
+    _Atomic(size_t) top_bytes;    /* free top space when last seen */
+    _Atomic(size_t) system_bytes; /* held from the system when last seen */
 };
 
 struct governor_counters {
@@ -31,6 +31,7 @@ struct governor {
     _Atomic(int) busy;
     _Atomic(size_t) total_top_bytes, total_system_bytes; /* the sums of the records */
     _Atomic(size_t) arenas;                              /* records in use */
+    _Atomic(size_t) turn;                                /* whose record is refreshed next */
     _Atomic(size_t) threshold_bytes, pad_each_bytes;     /* in force */
     _Atomic(size_t) freed_bytes;                         /* by all threads, as of their last looks */
     /* The last walk, and how much may come free after it before the next is due. */
@@ -47,6 +48,6 @@ static inline void governor_count(_Atomic(size_t) *counter, size_t by) {
 }
 
 /* Notes a locked arena's figures. False if it is new and not laid out as known: then hands off. */
-bool governor_record(struct governor *governor, const struct arena *arena);
+bool governor_record(struct governor *governor, struct arena *arena);
 
 #endif
