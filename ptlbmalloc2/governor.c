@@ -27,6 +27,7 @@
 #define MIN_SLACK_BYTES (1UL << 20)
 /* What a merge may leave free above the threshold, for each CPU that the process uses. */
 #define MERGED_BYTES_PER_CPU (8UL << 20)
+#define MAX_ROUNDS           8
 #define MIN_ALLOC_LOOK_BYTES (16UL << 10)
 /*
  * Claimed pages cost nothing until they are touched, but each claim is a system call that takes the address
@@ -288,24 +289,39 @@ static void trim_if_needed(struct governor *governor, size_t trim_bytes) {
     store(&governor->freed_bytes_at_walk, load(&governor->freed_bytes));
 }
 
-/* One thread at a time: look at all arenas, set the thresholds and, if asked, trim. */
-static void govern(struct governor *governor, bool may_trim) {
-    if (atomic_exchange_explicit(&governor->busy, 1, memory_order_acquire) != 0) {
+static void walk_and_decide(struct governor *governor, bool trim) {
+    if (!walk(governor)) {
+        step_out("an arena is not laid out as known");
         return;
     }
-    bool proved = walk(governor);
-    if (proved) {
-        double cpus = cpu_usage_sample(&governor->cpu_usage);
-        store(&governor->cpus_hundredths, (size_t)(cpus * 100));
-        struct hysteresis_thresholds thresholds = decide(governor);
-        put_in_force(governor, thresholds);
-        if (may_trim) {
-            trim_if_needed(governor, thresholds.trim_bytes);
-        }
+    double cpus = cpu_usage_sample(&governor->cpu_usage);
+    store(&governor->cpus_hundredths, (size_t)(cpus * 100));
+    struct hysteresis_thresholds thresholds = decide(governor);
+    put_in_force(governor, thresholds);
+    if (trim) {
+        trim_if_needed(governor, thresholds.trim_bytes);
     }
-    atomic_store_explicit(&governor->busy, 0, memory_order_release);
-    if (!proved) {
-        step_out("an arena is not laid out as known");
+}
+
+/*
+ * One thread at a time: look at all arenas, set the thresholds and, if asked, trim. Who finds it taken leaves
+ * word: what came free behind the back of the one at work may be the last that ever does. That one goes round
+ * again, but not for ever on behalf of others.
+ */
+static void govern(struct governor *governor, bool trim) {
+    if (trim) {
+        atomic_store_explicit(&governor->trim_wanted, true, memory_order_release);
+    }
+    for (int round = 0; round < MAX_ROUNDS; round++) {
+        if (atomic_exchange_explicit(&governor->busy, 1, memory_order_acquire) != 0) {
+            return;
+        }
+        bool wanted = atomic_exchange_explicit(&governor->trim_wanted, false, memory_order_acquire);
+        walk_and_decide(governor, wanted);
+        atomic_store_explicit(&governor->busy, 0, memory_order_seq_cst);
+        if (!atomic_load_explicit(&governor->trim_wanted, memory_order_seq_cst)) {
+            return;
+        }
     }
 }
 

@@ -29,6 +29,7 @@ struct governor_counters {
 /* All zero is the valid initial state, and what a forked child finds. */
 struct governor {
     _Atomic(int) busy;
+    _Atomic(bool) trim_wanted; /* somebody found a trim due, and may have found `busy` taken */
     _Atomic(size_t) total_top_bytes, total_system_bytes; /* the sums of the records */
     _Atomic(size_t) arenas;                              /* records in use */
     _Atomic(size_t) turn;                                /* whose record is refreshed next */

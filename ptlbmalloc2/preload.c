@@ -119,24 +119,14 @@ __attribute__((noinline)) static void free_and_look(void *block) {
     grant_free(look_at(arena, LOOK_FREED, freed_bytes).free_bytes);
 }
 
-/*
- * The top of the arena this thread frees to, where it was highest since the last look. Compared, never
- * followed: the arena is there for ever, but its top may move, or vanish with a heap, at any time.
- */
-static __thread struct {
-    const struct arena *arena;
-    uintptr_t highest;
-} top_seen __attribute__((tls_model("initial-exec")));
+/* Where the arena's top starts. Compared, never followed: it may move, or vanish with a heap, at any time. */
+static inline uintptr_t top_of(const struct arena *arena) {
+    return (uintptr_t)__atomic_load_n(&arena_body(arena)->top, __ATOMIC_RELAXED);
+}
 
-/* Whether the arena's top has grown by so much, since this thread last looked, that a look is due at once. */
-static inline bool has_merged(const struct arena *arena) {
-    uintptr_t top = (uintptr_t)__atomic_load_n(&arena_body(arena)->top, __ATOMIC_RELAXED);
-    if (UNLIKELY(top_seen.arena != arena) || top > top_seen.highest) {
-        top_seen.arena = arena;
-        top_seen.highest = top;
-        return false;
-    }
-    return UNLIKELY(top_seen.highest - top >= GOVERNOR_MERGE_BYTES);
+/* Whether the top grew by much, or went back to an earlier heap, as the later ones were free whole. */
+static inline bool has_merged(uintptr_t before, uintptr_t after) {
+    return (intptr_t)(before - after) >= (intptr_t)GOVERNOR_MERGE_BYTES || (before ^ after) >= HEAP_MAX_BYTES;
 }
 
 /*
@@ -153,9 +143,9 @@ __attribute__((noinline)) static void free_and_watch_top(void *block, size_t siz
         }
         arena = heap_of(block)->arena;
     }
+    uintptr_t before = top_of(arena);
     __libc_free(block);
-    if (has_merged(arena)) {
-        top_seen.arena = NULL;
+    if (UNLIKELY(has_merged(before, top_of(arena)))) {
         grant_free(look_at(arena, LOOK_MERGED, freed_since_look(0)).free_bytes);
     }
 }

@@ -1,0 +1,108 @@
+"""The small programs, compiled once, and run with the library preloaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
+
+from preload import environment, library, program, read_stats
+
+SOURCES = Path(__file__).parent
+CANNOT = 77  # what the programs exit with where the machine does not allow what the case is about
+
+
+@dataclass(frozen=True)
+class Programs:
+    cases: Path
+    early_late: Path
+    plugin: Path
+
+
+@dataclass(frozen=True)
+class Ran:
+    figures: dict[str, int]
+    stderr: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Of the program itself, which ends after all its children."""
+        assert self.lines, "the library wrote no statistics"
+        return self.lines[-1]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    folder = tmp_path_factory.mktemp("programs")
+    built = Programs(folder / "cases", folder / "early-late", folder / "plugin.so")
+    compiler = [program("cc", "gcc"), "-std=gnu17", "-D_GNU_SOURCE", "-O1", "-fno-builtin", "-pthread"]
+    compiler += ["-Wall", "-Wextra", "-Werror", "-Wshadow"]
+    for output, sources, flags in (
+        (built.cases, ["cases.c", "support.c"], []),
+        (built.early_late, ["early_late.c", "support.c"], []),
+        (built.plugin, ["plugin.c"], ["-shared", "-fPIC"]),
+    ):
+        paths = [str(SOURCES / source) for source in sources]
+        done = subprocess.run(
+            [*compiler, *flags, "-o", str(output), *paths, "-ldl"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    return built
+
+
+def run_program(command: list[str], env: dict[str, str], stats: Path, timeout: float = 60) -> Ran:
+    stats.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as expired:
+        raise AssertionError(f"{' '.join(command)} hangs") from expired
+    if done.returncode == CANNOT:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, f"{' '.join(command)}: status {done.returncode}\n{done.stderr}"
+    figures = dict(line.split() for line in done.stdout.splitlines())
+    lines = read_stats(stats) if stats.exists() else []
+    return Ran({name: int(value) for name, value in figures.items()}, done.stderr, lines)
+
+
+@pytest.fixture
+def run(programs: Programs, tmp_path: Path) -> Run:
+    """Runs a case under the library: run("name", "argument", VARIABLE="value")."""
+
+    def run_case(*case: str, **variables: str) -> Ran:
+        stats = tmp_path / "stats.json"
+        env = environment(None) | {"LD_PRELOAD": str(library()), "PTLBMALLOC2_STATS": f"json:{stats}"}
+        return run_program([str(programs.cases), *case], env | variables, stats)
+
+    return run_case
+
+
+@pytest.fixture
+def run_early_late(programs: Programs, tmp_path: Path) -> Callable[[], Ran]:
+    def run_it() -> Ran:
+        stats = tmp_path / "stats.json"
+        env = environment(None) | {"LD_PRELOAD": str(library()), "PTLBMALLOC2_STATS": f"json:{stats}"}
+        return run_program([str(programs.early_late), str(programs.plugin)], env, stats)
+
+    return run_it
+
+
+@pytest.fixture
+def run_plain(programs: Programs, tmp_path: Path) -> Run:
+    """The same without the library."""
+
+    def run_case(*case: str, **variables: str) -> Ran:
+        command = [str(programs.cases), *case]
+        return run_program(command, environment(None) | variables, tmp_path / "none.json")
+
+    return run_case

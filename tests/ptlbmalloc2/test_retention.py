@@ -1,0 +1,60 @@
+"""What stays resident, and what giving the rest back costs."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Ran, Run
+
+KIB, MIB = 1 << 10, 1 << 20
+THREADS = 16
+MERGED_PER_CPU = 8 * MIB
+PEAK = 290 * MIB  # at least: 16 threads hold 300 MiB of blocks
+
+
+def assert_bounded(ran: Ran) -> None:
+    """
+    The threshold, or the padding that was left when memory was last given back, of a larger footprint then;
+    what each thread may free between two looks; what merged tops may leave for each CPU in use; and what is
+    no heap (stacks).
+    """
+    assert ran.figures["peak"] > PEAK
+    padding = ran.stats["pad_each_bytes"] * ran.stats["arenas"]
+    assert padding < 10 * MIB
+    bound = max(ran.stats["threshold_bytes"], padding) + THREADS * 256 * KIB + MIB
+    bound += int(ran.stats["cpus"] * MERGED_PER_CPU)
+    kept = ran.figures["kept"]
+    assert kept <= bound, f"{kept >> 10} KiB stay, the bound is {bound >> 10} KiB; {ran.stats}"
+
+
+@pytest.mark.parametrize("order", ["in-order", "reversed", "random", "others"])
+def test_idle_threads_keep_little(run: Run, order: str) -> None:
+    """Five times, since what one thread leaves to another depends on who runs when."""
+    for _ in range(5):
+        assert_bounded(run("retain", order))
+
+
+def test_last_small_frees_of_many_arenas(run: Run) -> None:
+    """One small block freed in each arena makes all of it free: too little for a look by the bytes."""
+    assert_bounded(run("pinned"))
+
+
+def test_purges_are_worth_their_cost(run: Run) -> None:
+    """No more than two purges for each half threshold that was freed, whatever the number of threads."""
+    stats = run("steady").stats
+    assert stats["trims"] > 10
+    assert stats["failed_purges"] == 0
+    assert stats["bytes_trimmed"] / stats["trims"] >= stats["threshold_bytes"] / 4
+    assert stats["bytes_purged"] / stats["trims"] >= 500 * KIB
+    freed = 8 * 15 * 200 * 100 * KIB
+    assert stats["bytes_purged"] <= freed
+
+
+def test_one_purge_for_many_arenas(run: Run) -> None:
+    stats = run("together").stats
+    if stats["purge_method"] != "process_madvise":
+        pytest.skip("the kernel does not grant process_madvise on oneself")
+    assert stats["trims"] > 10
+    assert stats["ranges_per_trim"] > 1.5
+    assert stats["ranges"] > 1.5 * stats["process_madvise_calls"]
+    assert stats["process_madvise_calls"] <= 1.5 * stats["trims"]
+    assert stats["purge_calls"] == stats["process_madvise_calls"]

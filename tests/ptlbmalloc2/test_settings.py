@@ -1,0 +1,193 @@
+"""What the user asks for, of the library and of glibc, and what the library says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("case", ["little", "threads"])
+def test_active_and_silent(run: Run, case: str) -> None:
+    ran = run(case)
+    assert ran.stats["active"] is True
+    assert ran.stats["why_not"] == ""
+    assert ran.stats["arenas"] >= (3 if case == "threads" else 1)
+    assert ran.stderr == ""
+
+
+def test_verbose_says_that_it_governs(run: Run) -> None:
+    ran = run("little", PTLBMALLOC2_VERBOSE="1")
+    assert ran.stderr == f"ptlbmalloc2: glibc {ran.stats['glibc']} is governed\n"
+
+
+@pytest.mark.parametrize("value", ["", "0", "no"])
+def test_not_verbose(run: Run, value: str) -> None:
+    assert run("little", PTLBMALLOC2_VERBOSE=value).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "glibc.malloc.hugetlb"),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1000000:glibc.malloc.top_pad=100000"},
+            "trim_threshold and top_pad are set by the user",
+        ),
+        (
+            {"MALLOC_TRIM_THRESHOLD_": "1000000", "MALLOC_TOP_PAD_": "100000"},
+            "trim_threshold and top_pad are set by the user",
+        ),
+    ],
+    ids=["hugetlb", "tunables", "variables"],
+)
+def test_stays_out_and_says_why(run: Run, variables: dict[str, str], why: str) -> None:
+    silent = run("threads", **variables)
+    assert silent.stats["active"] is False
+    assert why in silent.stats["why_not"]
+    assert silent.stats["trims"] == 0
+    assert silent.stderr == ""
+    verbose = run("little", PTLBMALLOC2_VERBOSE="1", **variables).stderr
+    assert verbose.count("\n") == 1
+    assert "is left as it is" in verbose
+    assert why in verbose
+
+
+def user_settings(stats: dict[str, object]) -> set[str]:
+    return {name for name in ("trim_threshold", "top_pad", "mmap_threshold") if stats[f"user_{name}"] is True}
+
+
+# Each of glibc's settings of this kind ends its dynamic mmap threshold, and so counts as one of that.
+SETTINGS = [
+    (name, way)
+    for name in ("trim_threshold", "top_pad", "mmap_threshold")
+    for way in ("tunable", "variable", "mallopt")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), SETTINGS)
+def test_user_settings_win(run: Run, name: str, way: str) -> None:
+    case, variables = ["much"], {}
+    if way == "tunable":
+        variables = {"GLIBC_TUNABLES": f"glibc.malloc.perturb=0:glibc.malloc.{name}=1048576"}
+    elif way == "variable":
+        variables = {f"MALLOC_{name.upper()}_": "1048576"}
+    else:
+        case = ["mallopt", name]
+    ran = run(*case, **variables)
+    assert ran.stats["active"] is True
+    assert user_settings(ran.stats) == {name, "mmap_threshold"}
+    # Trimming goes on in any case, by glibc's hand where the threshold is the user's.
+    assert (ran.stats["trims"] == 0) == (name == "trim_threshold")
+    assert ran.figures["peak"] > 55 * MIB
+    assert ran.figures["kept"] < 4 * MIB
+    if name == "top_pad":
+        assert ran.stats["pad_each_bytes"] == MIB
+        assert ran.stats["claims"] == 0
+
+
+def test_nothing_set(run: Run) -> None:
+    assert user_settings(run("much").stats) == set()
+
+
+def test_without_trimming_all_is_kept(run: Run) -> None:
+    """So that the tests of what is kept are seen to measure it."""
+    ran = run("much", MALLOC_TRIM_THRESHOLD_=str(1 << 40))
+    assert ran.figures["kept"] > 55 * MIB
+
+
+def test_sensitivity_scales(run: Run) -> None:
+    plain = run("little").stats
+    for factor in ("0.5", "10", "1e3"):
+        ran = run("little", PTLBMALLOC2_SENSITIVITY=factor)
+        assert ran.stderr == ""
+        assert ran.stats["sensitivity"] == float(factor)
+        ratio = ran.stats["threshold_bytes"] / plain["threshold_bytes"]
+        assert 0.8 < ratio / float(factor) < 1.25
+    kept = run("much", PTLBMALLOC2_SENSITIVITY="1000").figures["kept"]
+    assert kept > 55 * MIB
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "-0.0", "abc", "1x", "nan", "inf", "-inf", "1e999", "", " "])
+def test_bad_sensitivity(run: Run, value: str) -> None:
+    ran = run("little", PTLBMALLOC2_SENSITIVITY=value)
+    assert ran.stats["sensitivity"] == 1
+    assert ran.stderr.count("\n") == 1
+    assert f"PTLBMALLOC2_SENSITIVITY='{value}' ignored" in ran.stderr
+
+
+@pytest.mark.parametrize("value", ["yes", "2", "json:", "JSON", "text"])
+def test_bad_statistics(run: Run, value: str) -> None:
+    ran = run("threads", PTLBMALLOC2_STATS=value)
+    assert ran.lines == []
+    assert ran.stderr.count("\n") == 1
+    assert f"PTLBMALLOC2_STATS='{value}' ignored" in ran.stderr
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_no_statistics(run: Run, value: str) -> None:
+    ran = run("threads", PTLBMALLOC2_STATS=value)
+    assert (ran.lines, ran.stderr) == ([], "")
+
+
+def test_statistics_as_text(run: Run) -> None:
+    stderr = run("threads", PTLBMALLOC2_STATS="1").stderr
+    assert stderr.startswith("ptlbmalloc2: statistics at exit\n")
+    assert all(line.startswith("ptlbmalloc2: ") for line in stderr.splitlines())
+    assert "active" in stderr
+    assert "trims" in stderr
+
+
+def test_statistics_on_stderr(run: Run) -> None:
+    stderr = run("little", PTLBMALLOC2_STATS="json").stderr
+    assert stderr.startswith('{"pid": ')
+    assert stderr.endswith("}\n")
+
+
+@pytest.mark.parametrize("path", ["missing/folder/stats", "."])
+def test_unwritable_statistics(run: Run, tmp_path: Path, path: str) -> None:
+    ran = run("threads", PTLBMALLOC2_STATS=f"json:{tmp_path / path}")
+    assert ran.stderr.count("\n") == 1
+    assert "statistics not written" in ran.stderr
+
+
+def test_full_disk_is_no_harm(run: Run) -> None:
+    assert run("threads", PTLBMALLOC2_STATS="json:/dev/full").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MALLOC_ARENA_MAX": "1"},
+        {"MALLOC_ARENA_MAX": "2"},
+        {"MALLOC_PERTURB_": "165"},
+        {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"},
+        {"GLIBC_TUNABLES": "glibc.malloc.check=3"},
+        {"GLIBC_TUNABLES": "glibc.malloc.mxfast=0"},
+    ],
+    ids=lambda variables: next(iter(variables.values())),
+)
+def test_under_other_settings_of_glibc(run: Run, variables: dict[str, str]) -> None:
+    for case in ("threads", "calloc", "realloc"):
+        stats = run(case, **variables).stats
+        assert stats["active"] is True
+        assert stats["trims"] > 0
+        assert stats["failed_purges"] == 0
+    if "MALLOC_ARENA_MAX" in variables:
+        assert run("threads", **variables).stats["arenas"] == int(variables["MALLOC_ARENA_MAX"])
+
+
+MALLOC_DEBUG = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
+
+
+def test_beside_glibcs_debug_library(run: Run) -> None:
+    """Where it comes first, the library governs nothing that the program does, and does no harm."""
+    from preload import library
+
+    if not MALLOC_DEBUG.exists():
+        pytest.skip(f"glibc's debug library is not installed: {MALLOC_DEBUG}")
+    for order in ((library(), MALLOC_DEBUG), (MALLOC_DEBUG, library())):
+        run("threads", LD_PRELOAD=":".join(map(str, order)), MALLOC_CHECK_="3")
