@@ -124,8 +124,9 @@ static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *lay
             return true;
         }
         const struct heap *heap = heap_of(arena);
-        if (arena == NULL || !is_mapped(heap) || heap->arena != arena ||
-            (const char *)arena != (const char *)heap + layout->heap_header_bytes) {
+        /* A wrong candidate leads anywhere: only an address that an arena could have is read. */
+        if ((const char *)arena != (const char *)heap + layout->heap_header_bytes || !is_mapped(heap) ||
+            heap->arena != arena) {
             return false;
         }
         *system_mem += arena_body(arena)->system_mem;

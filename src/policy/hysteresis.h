@@ -17,7 +17,7 @@ struct hysteresis_input {
     size_t footprint_bytes; /* held from the system by all arenas, free or not */
     double cpus_used;       /* average over the last second; below zero or not a number counts as zero */
     size_t arenas;          /* zero counts as one */
-    double sensitivity;     /* multiplies the threshold; must be above zero and finite, else 1 is taken */
+    double sensitivity;     /* multiplies the threshold; must be above zero, else 1 is taken */
 };
 
 struct hysteresis_thresholds {
