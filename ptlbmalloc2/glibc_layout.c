@@ -6,21 +6,24 @@
 #define WITHOUT_FASTBINS 8
 
 static const struct glibc_layout layouts[] = {
-    {"2.31", WITH_FASTBINS, 32},    {"2.32", WITH_FASTBINS, 32}, {"2.33", WITH_FASTBINS, 32},
-    {"2.34", WITH_FASTBINS, 32},    {"2.35", WITH_FASTBINS, 48}, {"2.36", WITH_FASTBINS, 48},
-    {"2.37", WITH_FASTBINS, 48},    {"2.38", WITH_FASTBINS, 48}, {"2.39", WITH_FASTBINS, 48},
-    {"2.40", WITH_FASTBINS, 48},    {"2.41", WITH_FASTBINS, 48}, {"2.42", WITH_FASTBINS, 48},
-    {"2.43", WITHOUT_FASTBINS, 48},
+    {"2.31", WITH_FASTBINS, 32, 16},   {"2.32", WITH_FASTBINS, 32, 16}, {"2.33", WITH_FASTBINS, 32, 16},
+    {"2.34", WITH_FASTBINS, 32, 16},   {"2.35", WITH_FASTBINS, 48, 16}, {"2.36", WITH_FASTBINS, 48, 16},
+    {"2.37", WITH_FASTBINS, 48, 16},   {"2.38", WITH_FASTBINS, 48, 16}, {"2.39", WITH_FASTBINS, 48, 16},
+    {"2.40", WITH_FASTBINS, 48, 16},   {"2.41", WITH_FASTBINS, 48, 16}, {"2.42", WITH_FASTBINS, 48, 16},
+    {"2.43", WITHOUT_FASTBINS, 48, 8},
 };
 
 size_t glibc_arena_body_offset = WITH_FASTBINS;
+size_t glibc_mmapped_overhead_bytes = 16;
 
 const struct glibc_layout *glibc_layout_choose(const char *version) {
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         if (strcmp(layouts[i].version, version) == 0) {
             glibc_arena_body_offset = layouts[i].body_offset;
+            glibc_mmapped_overhead_bytes = layouts[i].mmapped_overhead_bytes;
             return &layouts[i];
         }
     }
+    glibc_mmapped_overhead_bytes = 8;
     return NULL;
 }

@@ -63,18 +63,23 @@ struct heap {
     struct heap *prev;
     size_t size;          /* what the arena may hand out */
     size_t mprotect_size; /* readable and writable; at least `size` */
+    size_t pagesize;      /* its granule; only where heap_header_bytes is HEAP_HEADER_WITH_PAGESIZE */
 };
 
+#define HEAP_HEADER_WITH_PAGESIZE 48UL
+
 struct glibc_layout {
-    const char *version;      /* as gnu_get_libc_version() gives it */
-    size_t body_offset;       /* of struct arena_body in malloc_state */
-    size_t heap_header_bytes; /* sizeof (heap_info): where a heap's first chunk, or its arena, starts */
+    const char *version;           /* as gnu_get_libc_version() gives it */
+    size_t body_offset;            /* of struct arena_body in malloc_state */
+    size_t heap_header_bytes;      /* sizeof (heap_info): where a heap's first chunk, or its arena, starts */
+    size_t mmapped_overhead_bytes; /* of an mmapped chunk\'s size, what the program may not use */
 };
 
 /* The layout of the running glibc; NULL where that version is not known. Sets glibc_arena_body_offset. */
 const struct glibc_layout *glibc_layout_choose(const char *version);
 
 extern size_t glibc_arena_body_offset;
+extern size_t glibc_mmapped_overhead_bytes; /* of a version not known: the newest known one's */
 
 static inline struct arena_body *arena_body(const struct arena *arena) {
     return (struct arena_body *)((char *)arena + glibc_arena_body_offset);

@@ -65,8 +65,13 @@ static bool is_mapped(const void *address) {
     return mapped;
 }
 
-static bool heap_is_sane(const struct heap *heap) {
-    size_t page_mask = (size_t)sysconf(_SC_PAGESIZE) - 1;
+static bool heap_is_sane(const struct heap *heap, const struct glibc_layout *layout) {
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page_mask = page_bytes - 1;
+    /* A heap of huge pages is cut by those: we cut by pages. */
+    if (layout->heap_header_bytes == HEAP_HEADER_WITH_PAGESIZE && heap->pagesize != page_bytes) {
+        return false;
+    }
     return heap->size <= heap->mprotect_size && heap->mprotect_size <= HEAP_MAX_BYTES && heap->size > 0 &&
            ((heap->size | heap->mprotect_size) & page_mask) == 0;
 }
@@ -80,7 +85,7 @@ bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *lay
     }
     size_t total = 0;
     for (size_t heaps = 0; heaps < RING_LIMIT; heaps++) {
-        if (heap->arena != arena || !heap_is_sane(heap)) {
+        if (heap->arena != arena || !heap_is_sane(heap, layout)) {
             return false;
         }
         total += heap->size;

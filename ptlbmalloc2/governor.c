@@ -326,7 +326,9 @@ static void govern(struct governor *governor, bool trim) {
 }
 
 static bool is_threshold_due(struct governor *governor) {
-    return has_moved(decide(governor).trim_bytes, load(&governor->threshold_bytes));
+    struct hysteresis_thresholds now = decide(governor);
+    return has_moved(now.trim_bytes, load(&governor->threshold_bytes)) ||
+           (!flag(&global.user_top_pad) && has_moved(now.pad_each_bytes, load(&governor->pad_each_bytes)));
 }
 
 /* Whether a walk may find more than the threshold and so much more. */
@@ -530,13 +532,23 @@ static const char *prepare(const struct options *options) {
     return global.wiped_on_fork != NULL ? NULL : "the kernel has no MADV_WIPEONFORK";
 }
 
-/* A child starts with a copy of all that is resident: better without what may be given back. */
+/*
+ * A child starts with a copy of all that is resident: better without what may be given back. Only where there
+ * are several arenas: in a process of one thread, locks mean nothing to glibc, and fork may be called by a
+ * signal handler in the midst of malloc. It waits for nothing, for the same reason.
+ */
 static void before_fork(void) {
-    if (governor_is_active()) {
-        int saved_errno = errno;
-        govern(global.wiped_on_fork, true);
-        errno = saved_errno;
+    struct governor *governor = global.wiped_on_fork;
+    if (!governor_is_active() || load(&governor->arenas) < 2 ||
+        atomic_exchange_explicit(&governor->busy, 1, memory_order_acquire) != 0) {
+        return;
     }
+    int saved_errno = errno;
+    if (walk(governor)) {
+        trim_if_needed(governor, decide(governor).trim_bytes);
+    }
+    errno = saved_errno;
+    atomic_store_explicit(&governor->busy, 0, memory_order_release);
 }
 
 bool governor_start(const struct options *options) {

@@ -38,7 +38,7 @@ static bool is_on(const char *value) {
 
 static void read_sensitivity(struct options *options) {
     options->sensitivity = 1;
-    const char *value = getenv("PTLBMALLOC2_SENSITIVITY");
+    const char *value = secure_getenv("PTLBMALLOC2_SENSITIVITY");
     if (value == NULL) {
         return;
     }
@@ -52,7 +52,7 @@ static void read_sensitivity(struct options *options) {
 }
 
 static void read_stats(struct options *options) {
-    const char *value = getenv("PTLBMALLOC2_STATS");
+    const char *value = secure_getenv("PTLBMALLOC2_STATS");
     if (value == NULL || *value == '\0' || strcmp(value, "0") == 0) {
         return;
     }
@@ -72,7 +72,7 @@ void options_read(struct options *options) {
     memset(options, 0, sizeof *options);
     read_sensitivity(options);
     read_stats(options);
-    options->verbose = is_on(getenv("PTLBMALLOC2_VERBOSE"));
+    options->verbose = is_on(secure_getenv("PTLBMALLOC2_VERBOSE"));
 
     options->sets_trim_threshold =
         glibc_setting("glibc.malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_") != NULL;

@@ -252,7 +252,8 @@ EXPORT size_t malloc_usable_size(void *block) {
     if (block == NULL) {
         return 0;
     }
-    return chunk_bytes(chunk_of_block(block)) - (is_mmapped(block) ? CHUNK_HEADER_BYTES : sizeof(size_t));
+    return chunk_bytes(chunk_of_block(block)) -
+           (is_mmapped(block) ? glibc_mmapped_overhead_bytes : sizeof(size_t));
 }
 
 EXPORT int mallopt(int parameter, int value) {

@@ -15,7 +15,8 @@ struct batch {
     struct iovec ranges[PURGE_MAX_RANGES];
     struct arena *arenas[PURGE_MAX_RANGES];
     size_t count;
-    size_t resident_bytes;
+    size_t resident_bytes[PURGE_MAX_RANGES];
+    size_t total_resident_bytes;
 };
 
 struct trim {
@@ -25,34 +26,50 @@ struct trim {
     size_t page_bytes;
     size_t bytes_trimmed;
     size_t bytes_purged; /* of them, resident before */
-    bool failed;
+    bool failed;         /* the kernel refused every range of a purge */
+    bool refused;        /* it refused one of the last purge */
     struct batch batch;
 };
 
-/* Purges the batch, accounts for what was purged, and unlocks its arenas in any case. */
+/* Accounts for the ranges [from, to) of the batch, which are purged. */
+static void account(struct trim *trim, size_t from, size_t to) {
+    struct batch *batch = &trim->batch;
+    for (size_t i = from; i < to; i++) {
+        arena_cut_purged(batch->arenas[i], batch->ranges[i].iov_len);
+        trim->bytes_trimmed += batch->ranges[i].iov_len;
+        trim->bytes_purged += batch->resident_bytes[i];
+        governor_record(trim->governor, batch->arenas[i]);
+    }
+    governor_count(&trim->governor->stats.ranges, to - from);
+}
+
+/*
+ * Purges the batch, accounts for what was purged, and unlocks its arenas in any case. A range that the kernel
+ * refuses (a page of it is locked in memory) is left as it was, and the others go on; if it refuses all, so
+ * does it the rest.
+ */
 static void flush(struct trim *trim) {
     struct batch *batch = &trim->batch;
     struct governor_counters *counters = &trim->governor->stats;
-    struct purge_result result = purge_ranges(batch->ranges, batch->count);
-    for (size_t i = 0; i < batch->count; i++) {
-        if (i < result.ranges_done) {
-            arena_cut_purged(batch->arenas[i], batch->ranges[i].iov_len);
-            trim->bytes_trimmed += batch->ranges[i].iov_len;
-            governor_record(trim->governor, batch->arenas[i]);
+    size_t refused = 0;
+    for (size_t from = 0; from < batch->count; from++) {
+        struct purge_result result = purge_ranges(batch->ranges + from, batch->count - from);
+        account(trim, from, from + result.ranges_done);
+        governor_count(&counters->vectored_calls, result.vectored_calls);
+        governor_count(&counters->single_calls, result.single_calls);
+        from += result.ranges_done;
+        if (from < batch->count) {
+            refused++;
         }
+    }
+    governor_count(&counters->failed_purges, refused);
+    trim->failed = refused == batch->count;
+    trim->refused = refused > 0;
+    for (size_t i = 0; i < batch->count; i++) {
         arena_unlock(batch->arenas[i]);
     }
-    governor_count(&counters->ranges, result.ranges_done);
-    governor_count(&counters->vectored_calls, result.vectored_calls);
-    governor_count(&counters->single_calls, result.single_calls);
-    if (result.ranges_done == batch->count) {
-        trim->bytes_purged += batch->resident_bytes;
-    } else {
-        governor_count(&counters->failed_purges, 1);
-        trim->failed = true;
-    }
     batch->count = 0;
-    batch->resident_bytes = 0;
+    batch->total_resident_bytes = 0;
 }
 
 /* Cuts up to `excess` off the main arena's end, all of it in resident bytes at most `room`. Returns the cut.
@@ -83,7 +100,8 @@ static size_t add_range(struct trim *trim, struct arena *arena, size_t excess, s
         batch->ranges[batch->count].iov_base = end - tail.suffix_bytes;
         batch->ranges[batch->count].iov_len = tail.suffix_bytes;
         batch->arenas[batch->count] = arena;
-        batch->resident_bytes += tail.resident_bytes;
+        batch->resident_bytes[batch->count] = tail.resident_bytes;
+        batch->total_resident_bytes += tail.resident_bytes;
         batch->count++;
     }
     return tail.suffix_bytes;
@@ -108,7 +126,7 @@ static bool trim_slice(struct trim *trim, struct arena *arena, bool first_slice)
         arena_unlock(arena);
         return false;
     }
-    size_t room = HOLD_MAX_RESIDENT_BYTES - trim->batch.resident_bytes;
+    size_t room = HOLD_MAX_RESIDENT_BYTES - trim->batch.total_resident_bytes;
     if (is_main) {
         size_t cut = cut_main(trim, excess, room);
         arena_unlock(arena);
@@ -120,8 +138,9 @@ static bool trim_slice(struct trim *trim, struct arena *arena, bool first_slice)
     }
     if (added < excess || trim->batch.count == PURGE_MAX_RANGES) {
         flush(trim);
+        return added < excess && !trim->refused;
     }
-    return added < excess;
+    return false;
 }
 
 size_t trim_arenas(struct governor *governor, struct arena *main_arena, size_t keep_bytes,

@@ -42,7 +42,7 @@ static ssize_t advise_vector(const struct iovec *ranges, size_t count) {
     }
     long done = syscall(SYS_process_madvise, pidfd, ranges, count, MADV_DONTNEED, 0);
     int saved_errno = errno;
-    close(pidfd);
+    syscall(SYS_close, pidfd); /* close() may end a cancelled thread right here */
     errno = saved_errno;
     return done;
 }
