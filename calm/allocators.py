@@ -17,10 +17,13 @@ from calm import __version__, places, report
 from calm.errors import USAGE, CalmError
 
 GLIBC = "glibc"
+# What this project builds; their version is calm's own.
+OWN = ("calmalloc", "ptlbmalloc2")
 
 # The file names that an allocator's library has had, the best first.
 KNOWN: Mapping[str, tuple[str, ...]] = {
     GLIBC: (),
+    "calmalloc": ("libcalmalloc.so",),
     "ptlbmalloc2": ("libptlbmalloc2.so",),
     "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so"),
@@ -82,7 +85,7 @@ def _library(name: str) -> Path | None:
         return None
     if library := find_library(name):
         return _checked(library)
-    hint = "`make` builds it" if name == "ptlbmalloc2" else "install its package"
+    hint = "`make` builds it" if name in OWN else "install its package"
     raise CalmError(
         f"{name} is not on this machine: {hint}, or set {places.LIBRARY_PATH} to its directory", USAGE
     )
@@ -178,7 +181,7 @@ def origin(name: str) -> Origin:
     version = package_version
     if name == GLIBC:
         version = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
-    elif version is None and name == "ptlbmalloc2":
+    elif version is None and name in OWN:
         version = __version__
     elif version is not None:
         version = re.sub(r"^\d+:|[-+].*$", "", version)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text.h"
+#include "os/text.h"
 
 static void complain(const char *name, const char *value, const char *wanted) {
     struct text line = {0};

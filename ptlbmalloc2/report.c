@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "os/purge.h"
-#include "text.h"
+#include "os/text.h"
 
 void report_start(const struct governor_stats *stats) {
     struct text line = {0};

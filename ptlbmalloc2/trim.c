@@ -10,12 +10,15 @@
  */
 #define HOLD_MAX_RESIDENT_BYTES (16UL << 20)
 
+/* Ranges in one hold: they stand on the stack. */
+#define TRIM_MAX_RANGES 64
+
 /* Ranges that await one purge. Their arenas stay locked: a top handed out meanwhile would be zeroed. */
 struct batch {
-    struct iovec ranges[PURGE_MAX_RANGES];
-    struct arena *arenas[PURGE_MAX_RANGES];
+    struct iovec ranges[TRIM_MAX_RANGES];
+    struct arena *arenas[TRIM_MAX_RANGES];
     size_t count;
-    size_t resident_bytes[PURGE_MAX_RANGES];
+    size_t resident_bytes[TRIM_MAX_RANGES];
     size_t total_resident_bytes;
 };
 
@@ -136,7 +139,7 @@ static bool trim_slice(struct trim *trim, struct arena *arena, bool first_slice)
     if (added == 0) {
         arena_unlock(arena);
     }
-    if (added < excess || trim->batch.count == PURGE_MAX_RANGES) {
+    if (added < excess || trim->batch.count == TRIM_MAX_RANGES) {
         flush(trim);
         return added < excess && !trim->refused;
     }

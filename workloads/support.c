@@ -10,7 +10,7 @@
 enum { MOST_OPTIONS = 16 };
 
 static const char *value_name(const struct option_spec *option) {
-    return option->kind == OPTION_COUNT ? "N" : "WORD";
+    return option->kind == OPTION_COUNT ? "N" : option->kind == OPTION_PATH ? "PATH" : "WORD";
 }
 
 static void print_choices(FILE *stream, const struct option_spec *option) {
@@ -68,6 +68,10 @@ static _Noreturn void reject(const struct program_spec *program, const struct op
 static void store(const struct program_spec *program, const struct option_spec *option, const char *text) {
     if (option->kind == OPTION_FLAG) {
         *option->value = 1;
+        return;
+    }
+    if (option->kind == OPTION_PATH) {
+        *option->value = (unsigned long)text;
         return;
     }
     if (option->kind == OPTION_CHOICE) {
@@ -128,6 +132,11 @@ _Noreturn void fail(const char *program, const char *what) {
     exit(1);
 }
 
+_Noreturn void reject_arguments(const char *program, const char *what) {
+    (void)fprintf(stderr, "%s: %s\n", program, what);
+    exit(2);
+}
+
 void *checked(void *block, const char *program) {
     if (block == NULL) {
         fail(program, "out of memory");
@@ -139,6 +148,13 @@ double now_seconds(void) {
     struct timespec now;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+void sleep_seconds(double seconds) {
+    double end = now_seconds() + seconds;
+    struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - (double)(time_t)end) * 1e9)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {
+    }
 }
 
 struct team {
@@ -197,4 +213,8 @@ unsigned long long random_next(unsigned long long *state) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
     return z ^ (z >> 31);
+}
+
+unsigned long random_between(unsigned long long *state, unsigned long least, unsigned long most) {
+    return least + (unsigned long)(random_next(state) % (most - least + 1));
 }

@@ -10,6 +10,7 @@ enum option_kind {
     OPTION_COUNT,  /* a decimal number in [least, most] */
     OPTION_CHOICE, /* one of the words in choices, stored as its index */
     OPTION_FLAG,   /* takes no value, stores 1 */
+    OPTION_PATH,   /* any text, stored as its address; 0 when there is none */
 };
 
 struct option_spec {
@@ -36,10 +37,15 @@ void options_parse(const struct program_spec *program, int argc, char **argv);
 /* Prints one line and ends the process with status 1. */
 _Noreturn void fail(const char *program, const char *what);
 
+/* The same with status 2, for arguments that do not go together. */
+_Noreturn void reject_arguments(const char *program, const char *what);
+
 /* malloc and its kin return NULL only in a run that is worthless: ends the process then. */
 void *checked(void *block, const char *program);
 
 double now_seconds(void);
+
+void sleep_seconds(double seconds);
 
 /* Runs body(argument) in count threads that start at once, and returns the seconds from the first's start
  * to the last's end. */
@@ -48,5 +54,8 @@ double run_threads(const char *program, unsigned long count, void (*body)(unsign
 
 /* A small generator (splitmix64): a run must repeat exactly, whatever the C library. */
 unsigned long long random_next(unsigned long long *state);
+
+/* A number in [least, most], all alike. */
+unsigned long random_between(unsigned long long *state, unsigned long least, unsigned long most);
 
 #endif

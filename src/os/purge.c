@@ -1,11 +1,11 @@
 #include "os/purge.h"
 
+#include "os/syscall.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
@@ -24,39 +24,43 @@ enum purge_method purge_current_method(void) {
     return (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed);
 }
 
+void purge_allow_vectored(bool allow) {
+    atomic_store_explicit(&method, allow ? PURGE_UNKNOWN : PURGE_SINGLE, memory_order_relaxed);
+}
+
 /*
- * Bytes advised, or -1 and errno. A pidfd is opened anew each time: a kept one would name the parent after
+ * Bytes advised, or -errno. A pidfd is opened anew each time: a kept one would name the parent after
  * fork, and the application may close any descriptor it finds.
  */
-static ssize_t advise_vector(const struct iovec *ranges, size_t count) {
+static long advise_vector(const struct iovec *ranges, size_t count) {
     if (!atomic_load_explicit(&needs_descriptor, memory_order_relaxed)) {
-        long done = syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, ranges, count, MADV_DONTNEED, 0);
-        if (done >= 0 || errno != EBADF) {
+        long done = os_syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, (long)ranges, (long)count,
+                               MADV_DONTNEED, 0, 0);
+        if (done != -EBADF) {
             return done;
         }
         atomic_store_explicit(&needs_descriptor, true, memory_order_relaxed);
     }
-    int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    long process = os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    long pidfd = os_syscall(SYS_pidfd_open, process, 0, 0, 0, 0, 0);
     if (pidfd < 0) {
-        return -1;
+        return pidfd;
     }
-    long done = syscall(SYS_process_madvise, pidfd, ranges, count, MADV_DONTNEED, 0);
-    int saved_errno = errno;
-    syscall(SYS_close, pidfd); /* close() may end a cancelled thread right here */
-    errno = saved_errno;
+    long done = os_syscall(SYS_process_madvise, pidfd, (long)ranges, (long)count, MADV_DONTNEED, 0, 0);
+    os_syscall(SYS_close, pidfd, 0, 0, 0, 0, 0);
     return done;
 }
 
 /* Purges from the front by the vectored call; returns how many ranges that purged whole. */
 static size_t purge_vectored(const struct iovec *ranges, size_t count, struct purge_result *result) {
-    ssize_t advised = advise_vector(ranges, count);
+    long advised = advise_vector(ranges, count);
     if (advised <= 0) {
         return 0;
     }
     result->vectored_calls++;
     size_t done = 0;
     while (done < count && (size_t)advised >= ranges[done].iov_len) {
-        advised -= (ssize_t)ranges[done].iov_len;
+        advised -= (long)ranges[done].iov_len;
         done++;
     }
     return done;
@@ -64,7 +68,6 @@ static size_t purge_vectored(const struct iovec *ranges, size_t count, struct pu
 
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     struct purge_result result = {0};
-    int saved_errno = errno;
     int known = atomic_load_explicit(&method, memory_order_relaxed);
 
     if (known != PURGE_SINGLE && count > 0) {
@@ -79,8 +82,10 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
      */
     while (result.ranges_done < count) {
         const struct iovec *range = &ranges[result.ranges_done];
-        if (madvise(range->iov_base, range->iov_len, MADV_DONTNEED) != 0) {
-            result.error = errno;
+        long refused =
+            os_syscall(SYS_madvise, (long)range->iov_base, (long)range->iov_len, MADV_DONTNEED, 0, 0, 0);
+        if (refused != 0) {
+            result.error = (int)-refused;
             break;
         }
         result.single_calls++;
@@ -89,6 +94,5 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
             atomic_store_explicit(&method, PURGE_SINGLE, memory_order_relaxed);
         }
     }
-    errno = saved_errno;
     return result;
 }

@@ -8,10 +8,11 @@
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/uio.h>
 
-#define PURGE_MAX_RANGES 64 /* in one call */
+#define PURGE_MAX_RANGES 1024 /* in one call: the kernel takes no more, and flushes once for so many */
 
 struct purge_result {
     size_t ranges_done;      /* purged whole, counted from the first */
@@ -26,6 +27,9 @@ struct purge_result {
  * not done. ranges must be at most PURGE_MAX_RANGES. Thread-safe; preserves errno; allocates nothing.
  */
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count);
+
+/* false: only madvise is used from now on. true: process_madvise is tried again. Thread-safe. */
+void purge_allow_vectored(bool allow);
 
 enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };
 

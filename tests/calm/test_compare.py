@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from calm_helpers import ROOT, Calm
 
-from calm import allocators, places
+from calm import __version__, allocators, places
+from calm.errors import CalmError
 from calm.measure import METRIC
 
 
@@ -169,6 +170,22 @@ def test_environment_values_may_hold_commas_and_colons() -> None:
     ]
 
 
+def test_options_of_calmalloc_hold_commas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libcalmalloc.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(library)], check=True)
+    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    specs = allocators.parse_list(["calmalloc,calmalloc:CALM_OPTIONS=background=off,stats=on,glibc"])
+    assert [(spec.label, spec.library, dict(spec.environment)) for spec in specs] == [
+        ("calmalloc", library, {}),
+        (
+            "calmalloc:CALM_OPTIONS=background=off,stats=on",
+            library,
+            {"CALM_OPTIONS": "background=off,stats=on"},
+        ),
+        ("glibc", None, {}),
+    ]
+
+
 def test_labels(tmp_path: Path) -> None:
     library = next((path for name in allocators.KNOWN if (path := allocators.find_library(name))), None)
     if library is None:
@@ -179,8 +196,29 @@ def test_labels(tmp_path: Path) -> None:
     assert named.variables({"LD_PRELOAD": "/first.so"})["LD_PRELOAD"] == f"{library}:/first.so"
 
 
-def test_library_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("calmalloc", "libcalmalloc.so"),
+        ("jemalloc", "libjemalloc.so.2"),
+        ("ptlbmalloc2", "libptlbmalloc2.so"),
+    ],
+)
+def test_library_path_comes_first(
+    name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
-    fake = tmp_path / "libjemalloc.so.2"
+    fake = tmp_path / file
     fake.touch()
-    assert allocators.find_library("jemalloc") == fake
+    assert allocators.find_library(name) == fake
+
+
+@pytest.mark.parametrize("name", allocators.OWN)
+def test_own_libraries_are_built_not_installed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "library_directories", lambda: [tmp_path])
+    with pytest.raises(CalmError, match=rf"{name} is not on this machine: `make` builds it"):
+        allocators.parse(name)
+    (tmp_path / f"lib{name}.so").touch()
+    assert allocators.origin(name).version == __version__

@@ -1,6 +1,6 @@
 /* Text put together on the stack and written in one go: printf may call malloc, and this is malloc. */
-#ifndef PTLBMALLOC2_TEXT_H
-#define PTLBMALLOC2_TEXT_H
+#ifndef CALM_OS_TEXT_H
+#define CALM_OS_TEXT_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +16,7 @@ struct text {
 void text_string(struct text *text, const char *string);
 void text_json_string(struct text *text, const char *string); /* quoted and escaped */
 void text_number(struct text *text, uint64_t number);
+void text_pointer(struct text *text, const void *pointer);    /* as printf's %p */
 void text_hundredths(struct text *text, uint64_t hundredths); /* 250 as "2.50" */
 
 /* Writes all of it, or as much as the descriptor takes. */

@@ -1,7 +1,6 @@
-#include "text.h"
+#include "os/text.h"
 
-#include <errno.h>
-#include <unistd.h>
+#include "os/file.h"
 
 static void put(struct text *text, char byte) {
     if (text->length < TEXT_MAX_BYTES) {
@@ -38,6 +37,18 @@ void text_number(struct text *text, uint64_t number) {
     }
 }
 
+void text_pointer(struct text *text, const void *pointer) {
+    uintptr_t value = (uintptr_t)pointer;
+    unsigned digits = 1;
+    while (digits < 2 * sizeof value && value >> (4 * digits) != 0) {
+        digits++;
+    }
+    text_string(text, "0x");
+    while (digits > 0) {
+        put(text, "0123456789abcdef"[value >> (4 * --digits) & 15]);
+    }
+}
+
 void text_hundredths(struct text *text, uint64_t hundredths) {
     text_number(text, hundredths / 100);
     put(text, '.');
@@ -46,15 +57,5 @@ void text_hundredths(struct text *text, uint64_t hundredths) {
 }
 
 void text_write(const struct text *text, int descriptor) {
-    size_t written = 0;
-    while (written < text->length) {
-        ssize_t count = write(descriptor, text->bytes + written, text->length - written);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count <= 0) {
-            return;
-        }
-        written += (size_t)count;
-    }
+    file_write(descriptor, text->bytes, text->length);
 }

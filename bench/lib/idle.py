@@ -1,0 +1,131 @@
+"""How much memory stays with threads that freed it and live on idle: `idle-burst`, also with huge pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from calm.allocators import Allocator
+
+from .results import BUILD, Store
+from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
+
+NAME, WITH_HUGE_PAGES = "idle-burst", "idle-burst-huge-pages"
+WITHOUT_BACKGROUND = f"{CALMALLOC}:CALM_OPTIONS=background=off"
+THREADS = (2, 64)
+MAIN = ("busy", "idle")
+ROUNDS = 3
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+# Outlives whoever started it, whatever becomes of that: the end of its input is the word to restore.
+_RESTORE = 'cat >/dev/null; echo "$0" >"$1"'
+
+
+@contextmanager
+def setting(path: Path, word: str) -> Iterator[None]:
+    """A setting of the kernel's, of the form "one [two] three", for a while. Restored even after SIGKILL."""
+    chosen = re.search(r"\[(\w+)\]", path.read_text())
+    if chosen is None:
+        raise ValueError(f"{path} says not what is chosen")
+    guard = subprocess.Popen(
+        ["sh", "-c", _RESTORE, chosen.group(1), str(path)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        path.write_text(word)
+        yield
+    finally:
+        guard.communicate()
+        if guard.returncode != 0:
+            raise OSError(f"{path} could not be set to {chosen.group(1)} again")
+
+
+def _own_cgroup() -> str | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return line.removeprefix("0::")
+    return None
+
+
+def cgroup_parent(
+    mounts: Path = Path("/proc/self/mounts"), own: str | None = None
+) -> tuple[Path | None, str]:
+    """A cgroup (v2) whose children have their memory counted; or None and the reason for there being none.
+
+    Nothing is turned on for it: other processes' cgroups stay as they are.
+    """
+    fields = (line.split() for line in mounts.read_text().splitlines())
+    mount = next((Path(field[1]) for field in fields if field[2] == "cgroup2"), None)
+    if mount is None:
+        return None, "cgroup v2 is not mounted"
+    own = (own or _own_cgroup() or "/").strip("/")
+    for parent in dict.fromkeys([(mount / own).parent if own else mount, mount]):
+        try:
+            counted = "memory" in (parent / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            continue
+        if counted and os.access(parent, os.W_OK):
+            return parent, ""
+    return None, "no cgroup of v2 here counts its children's memory and lets one be made"
+
+
+@contextmanager
+def fresh_cgroup(parent: Path) -> Iterator[Path]:
+    """A cgroup for one run: what an earlier run left to be counted is not in it."""
+    folder = parent / f"calmalloc-bench-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        for _ in range(50):  # the last process may still be on its way out
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+def run_burst(command: list[str], parent: Path | None, allocator: Allocator) -> dict[str, Any]:
+    """One run, in a cgroup of its own where there can be one. Adds what the cgroup's memory grew by."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(fresh_cgroup(parent)) if parent else None
+        if folder:
+            command = [*command, "--cgroup", str(folder)]
+        run = run_once(command, allocator, folder)
+    before, after = run["cgroup_before_kib"], run["cgroup_after_kib"]
+    run["cgroup_retained_kib"] = after - before if folder and None not in (before, after) else None
+    return run
+
+
+def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[str, ...] = ()) -> None:
+    """All numbers of threads, with a busy main thread and an idle one."""
+    if huge_pages and not os.access(HUGE_PAGES, os.W_OK):
+        print(f"\nidle-burst with huge pages: left out, as {HUGE_PAGES} cannot be written", flush=True)
+        return
+    labels = present([*PEERS, CALMALLOC, WITHOUT_BACKGROUND])
+    parent, reason = cgroup_parent()
+    if parent is None:
+        print(f"\nidle-burst: only resident memory is compared: {reason}", flush=True)
+    configurations = []
+    with ExitStack() as stack:
+        if huge_pages:
+            stack.enter_context(setting(HUGE_PAGES, "always"))
+        for threads, main in product(THREADS, MAIN):
+            command = [str(BUILD / "idle-burst"), "--threads", str(threads), "--main", main, *arguments]
+            print(f"\n{' '.join(command)}{', huge pages always' if huge_pages else ''}: kept", flush=True)
+            sides = interleaved(labels, partial(run_burst, command, parent), runs or ROUNDS, warm_up=0)
+            for side in sides:
+                kept = ", ".join(f"{run['retained_kib'] / 1024:,.1f}" for run in side["runs"])
+                print(f"  {side['label']:<40} {kept} MiB", flush=True)
+            configurations.append({"threads": threads, "main": main, "command": command, "allocators": sides})
+        store.save(
+            WITH_HUGE_PAGES if huge_pages else NAME,
+            {"cgroup": reason or "a fresh one for each run", "configurations": configurations},
+        )

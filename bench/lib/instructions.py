@@ -1,0 +1,88 @@
+"""What malloc and free cost in instructions, as callgrind counts them: exact, whatever else runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from calm import allocators
+
+from .results import BUILD, REPOSITORY, Store
+from .rounds import CALMALLOC, GLIBC, PTLBMALLOC2, clean_environment, present
+
+SIZES = (64, 1000, 2000, 20_000, 100_000)
+FEW, MANY = 100_000, 1_100_000
+LABELS = (GLIBC, PTLBMALLOC2, CALMALLOC, "mimalloc")
+
+
+@dataclass(frozen=True)
+class Count:
+    """Instructions: of the whole run, and of all that main called."""
+
+    total: float
+    called: float
+
+
+def called_by_main(profile: str) -> int:
+    """The inclusive cost of main's calls, from callgrind's file (names and positions written out)."""
+    within, after_calls, cost = False, False, 0
+    for line in profile.splitlines():
+        if line.startswith("fn="):
+            within = line.removeprefix("fn=") == "main"
+        elif line.startswith("calls="):
+            after_calls = True
+        elif after_calls:
+            after_calls = False
+            if within:
+                cost += int(line.split()[1])
+    return cost
+
+
+def count(label: str, pairs: int, size: int) -> Count:
+    """Of so many pairs of malloc and free."""
+    environment = clean_environment()
+    environment |= allocators.parse(label).variables(environment)
+    with tempfile.NamedTemporaryFile("r", suffix=".callgrind") as file:
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={file.name}"]
+        command += ["--compress-strings=no", "--compress-pos=no"]
+        command += [str(BUILD / "pairs"), str(pairs), str(size)]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
+        )
+        found = re.search(r"Collected : (\d+)", done.stderr)
+        # Callgrind replaces the file, so it is opened anew.
+        with open(file.name) as profile:  # noqa: PTH123
+            called = called_by_main(profile.read())
+    if found is None or called == 0:
+        sys.exit(f"bench/figures: callgrind did not count: {done.stderr[-300:]}")
+    return Count(int(found.group(1)), called)
+
+
+def each(label: str, size: int) -> Count:
+    """Of one pair: the difference between many and few, divided."""
+    few, many = count(label, FEW, size), count(label, MANY, size)
+    pairs = MANY - FEW
+    return Count((many.total - few.total) / pairs, (many.called - few.called) / pairs)
+
+
+def measure(store: Store) -> None:
+    """What a pair costs under each allocator, and what ptlbmalloc2 adds to glibc's own.
+
+    A pair is counted with the loop around it; the bodies are malloc and free with all that they call.
+    """
+    labels = present(LABELS)
+    pairs: dict[str, dict[str, float]] = {}
+    bodies: dict[str, dict[str, float]] = {}
+    for size in SIZES:
+        counts = {label: each(label, size) for label in labels}
+        pairs[str(size)] = {label: counted.total for label, counted in counts.items()}
+        if PTLBMALLOC2 in counts:
+            added = counts[PTLBMALLOC2].total - counts[GLIBC].total
+            pairs[str(size)]["added"] = round(added, 2)
+        bodies[str(size)] = {label: round(counted.called, 2) for label, counted in counts.items()}
+        told = ", ".join(f"{label} {counted:.1f}" for label, counted in bodies[str(size)].items())
+        print(f"malloc({size}) and free: {told} instructions", flush=True)
+    store.save("instructions", {"pair_of_malloc_and_free": pairs, "bodies_of_malloc_and_free": bodies})

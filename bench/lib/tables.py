@@ -1,0 +1,288 @@
+"""The README's tables, and the curve of docs/ptlbmalloc2.md, from the results that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calm.statistics import Ratio, median, ratio_of_medians
+
+from . import idle
+from .comparisons import PROGRAMS
+from .results import Store, side_of, value
+from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2
+
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    case: str
+    what: str
+    metric: str
+
+
+PTLBMALLOC2_ROWS = (
+    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns_begun"),
+    Row("listing1", "the same: wall time", "wall_s"),
+    Row("listing1", "the same: average RSS", "average_rss_kib"),
+    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns_begun"),
+    Row("listing1-without-process-madvise", "without process_madvise: wall time", "wall_s"),
+    Row("listing1-touched", "Listing 1, 4 threads, every byte touched: wall time", "wall_s"),
+    Row("listing1-touched", "the same: minor faults", "minor_faults"),
+    Row("listing1-reversed", "Listing 1, freed in order: wall time", "wall_s"),
+    Row("listing1-reversed", "the same: average RSS", "average_rss_kib"),
+    Row("listing1-reversed", "the same: peak RSS", "peak_rss_kib"),
+    Row("ttest1", "t-test1: minor faults", "minor_faults"),
+    Row("ttest1", "t-test1: wall time", "wall_s"),
+    *(
+        Row(f"program-{name}", f"{name}: {what}", metric)
+        for name in PROGRAMS
+        for what, metric in (("wall time", "wall_s"), ("peak RSS", "peak_rss_kib"))
+    ),
+)
+CALMALLOC_ROWS = (
+    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns_begun"),
+    Row("listing1", "the same: wall time", "wall_s"),
+    Row("listing1", "the same: average RSS", "average_rss_kib"),
+    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns_begun"),
+    Row("listing1-without-process-madvise", "without process_madvise: wall time", "wall_s"),
+    Row("listing1-touched", "Listing 1, 4 threads, every byte touched: wall time", "wall_s"),
+    Row("listing1-touched", "the same: minor faults", "minor_faults"),
+    Row("listing1-touched", "the same: peak RSS", "peak_rss_kib"),
+    Row("larson", "larson, 2 threads: operations a second", "operations_per_second"),
+    Row("xmalloc-test", "xmalloc-test, 2 and 2 threads: frees a second", "frees_per_second"),
+    Row("glibc-simple", "glibc-simple: a pair of malloc and free", "ns_per_pair"),
+    *(
+        Row(f"program-{name}", f"{name}: {what}", metric)
+        for name in PROGRAMS
+        for what, metric in (("wall time", "wall_s"), ("peak RSS", "peak_rss_kib"))
+    ),
+)
+
+
+def number(figure: float, metric: str) -> str:
+    """A median, in a unit for people."""
+    if metric.endswith("_s"):
+        return f"{figure:.2f} s"
+    if metric.endswith("_kib"):
+        return f"{figure / 1024:.1f} MiB"
+    if metric.startswith("ns_"):
+        return f"{figure:.2f} ns"
+    if metric.endswith("_per_second"):
+        return f"{figure / 1e6:.1f} million"
+    return f"{figure:,.0f}"
+
+
+def line(cells: Sequence[str]) -> str:
+    """Of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def medians(result: dict[str, Any], labels: Sequence[str], metric: str) -> dict[str, float]:
+    """Of the allocators that have such a figure."""
+    found = {}
+    for label in labels:
+        side = side_of(result, label)
+        middle = median([value(run, metric) for run in side["runs"]]) if side else None
+        if middle is not None:
+            found[label] = middle
+    return found
+
+
+def ratio(result: dict[str, Any], label: str, base: str, metric: str) -> Ratio:
+    """Of two allocators' medians, over the rounds that have both."""
+    ours, theirs = (
+        [value(run, metric) for run in side["runs"]] if (side := side_of(result, name)) else []
+        for name in (label, base)
+    )
+    rounds = zip(ours, theirs, strict=False)
+    pairs = [(above, below) for above, below in rounds if above is not None and below is not None]
+    return ratio_of_medians([above for above, _ in pairs], [below for _, below in pairs])
+
+
+def ratio_text(found: Ratio) -> str:
+    """With its interval, where there is one."""
+    if found.value is None:
+        return ""
+    if found.low is None or found.high is None:
+        return f"{found.value:.3g}"
+    return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
+
+
+def best_of(found: dict[str, float], metric: str) -> str | None:
+    """The peer that is to be beaten."""
+    peers = {label: figure for label, figure in found.items() if label in PEERS}
+    if not peers:
+        return None
+    choose = max if metric.endswith("_per_second") else min
+    return choose(peers, key=lambda label: peers[label])
+
+
+def where(store: Store, *names: str) -> list[str]:
+    """The line that says where the figures are from."""
+    for name in names:
+        if result := store.load(name):
+            at = result["machine"]
+            return [
+                "",
+                f"Measured by `bench/figures` on {at['cpus']} CPUs ({at['cpu']}), {at['distribution']}, "
+                f"{at['glibc']}, Linux {at['kernel']}.",
+            ]
+    return []
+
+
+def calmalloc_rows(store: Store) -> list[str]:
+    """Each figure under calmalloc and its peers, with ratios to glibc and to the best peer."""
+    lines = []
+    for row in CALMALLOC_ROWS:
+        result = store.load(row.case)
+        if result is None:
+            continue
+        found = medians(result, [CALMALLOC, *PEERS], row.metric)
+        if CALMALLOC not in found:
+            continue
+        cells = [number(found[label], row.metric) if label in found else "" for label in (CALMALLOC, *PEERS)]
+        cells.append(ratio_text(ratio(result, CALMALLOC, GLIBC, row.metric)) if GLIBC in found else "")
+        best = best_of(found, row.metric)
+        told = ""
+        if best is not None and len(found) > 2:
+            told = f"{best}: {ratio_text(ratio(result, CALMALLOC, best, row.metric))}"
+        lines.append(line([row.what, *cells, told]))
+    counted = store.load("instructions") or {}
+    bodies = counted.get("bodies_of_malloc_and_free", {}).get("64", {})
+    if CALMALLOC in bodies:
+        cells = [f"{bodies[label]:.0f}" if label in bodies else "" for label in (CALMALLOC, *PEERS)]
+        told = f"mimalloc: {bodies[CALMALLOC] / bodies['mimalloc']:.3g}" if "mimalloc" in bodies else ""
+        name = "instructions of malloc(64) and free"
+        lines.append(line([name, *cells, f"{bodies[CALMALLOC] / bodies[GLIBC]:.3g}", told]))
+    return lines
+
+
+def calmalloc_table(store: Store) -> list[str]:
+    """Empty as long as calmalloc has not been measured."""
+    rows = calmalloc_rows(store)
+    if not rows:
+        return []
+    names = [CALMALLOC, *PEERS]
+    return [
+        line(["figure (medians)", *names, "ratio to glibc (95 %)", "to the best peer (95 %)"]),
+        line(["---", *["---:"] * len(names), "---", "---"]),
+        *rows,
+    ]
+
+
+def idle_rows(store: Store, name: str) -> tuple[list[str], str]:
+    """What stays, in MiB, and what was measured for it."""
+    result = store.load(name)
+    if result is None:
+        return [], ""
+    huge_pages = name == idle.WITH_HUGE_PAGES
+    labels = (CALMALLOC, idle.WITHOUT_BACKGROUND, *PEERS)
+    configurations = result["configurations"]
+    runs = [run for each in configurations for side in each["allocators"] for run in side["runs"]]
+    counted = huge_pages and all(run["cgroup_retained_kib"] is not None for run in runs)
+    metric = "cgroup_retained_kib" if counted else "retained_kib"
+    lines = []
+    for configuration in configurations:
+        found = medians(configuration, labels, metric)
+        if CALMALLOC not in found:
+            continue
+        what = f"{configuration['threads']} threads, main thread {configuration['main']}"
+        what += ", huge pages always" if huge_pages else ""
+        cells = [f"{found[label] / 1024:,.1f}" if label in found else "" for label in labels]
+        lines.append(line([what, *cells]))
+    if not huge_pages or not lines:
+        return lines, ""
+    how = "memory.current of a fresh cgroup" if counted else f"resident memory ({result['cgroup']})"
+    return lines, f" With huge pages: {how}."
+
+
+def idle_table(store: Store) -> list[str]:
+    """Empty as long as calmalloc has not been measured."""
+    plain, _ = idle_rows(store, idle.NAME)
+    huge, how = idle_rows(store, idle.WITH_HUGE_PAGES)
+    if not plain + huge:
+        return []
+    names = [CALMALLOC, "background=off", *PEERS]
+    return [
+        "",
+        "Memory that stays when threads free 1 GiB and live on idle: MiB of resident memory, 5 s later less "
+        f"before (`idle-burst`, medians).{how}",
+        "",
+        line(["threads", *names]),
+        line(["---", *["---:"] * len(names)]),
+        *plain,
+        *huge,
+    ]
+
+
+def ptlbmalloc2_table(store: Store) -> list[str]:
+    """Its ratios to glibc."""
+    lines = [
+        "| figure (medians) | glibc | ptlbmalloc2 | ratio | 95 % interval |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in PTLBMALLOC2_ROWS:
+        result = store.load(row.case)
+        if result is None:
+            continue
+        plain, ours = result["allocators"][:2]
+        if None in (plain["median"][row.metric], ours["median"][row.metric]):
+            continue
+        found = ours["ratio"][row.metric]
+        cells = [number(side["median"][row.metric], row.metric) for side in (plain, ours)]
+        interval = f"{found['low']:.2g} to {found['high']:.2g}" if found["low"] is not None else ""
+        lines.append(line([row.what, *cells, f"{found['value']:.2g}", interval]))
+    counted = store.load("instructions")
+    if counted is not None and "added" in (pair := counted["pair_of_malloc_and_free"]["64"]):
+        lines.append(
+            f"| instructions of malloc(64) and free | {pair[GLIBC]:.0f} | {pair[PTLBMALLOC2]:.0f} "
+            f"| +{pair['added']:.0f} | exact |"
+        )
+    emulated = store.load("emulated-16cpu")
+    if emulated is not None:
+        lines.append(
+            f"| emulated, 16 CPUs in 4 sockets: shootdown interrupts | {emulated['median_glibc']:,.0f} "
+            f"| {emulated['median_library']:,.0f} | {emulated['ratio']:.2g} | |"
+        )
+    return lines
+
+
+def readme(store: Store) -> str:
+    """Both tables: calmalloc's first, once it has been measured."""
+    first = calmalloc_table(store) + idle_table(store)
+    lines = [*first, "", "ptlbmalloc2, to glibc:", ""] if first else []
+    lines += ptlbmalloc2_table(store) + where(store, "listing1", "larson", idle.NAME)
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def curve(store: Store) -> str:
+    """t-test1 by sensitivity, for docs/ptlbmalloc2.md."""
+    result = store.load("ttest1")
+    if result is None:
+        return ""
+    lines = [
+        "| setting | minor faults | wall time | peak RSS | average RSS |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for side in result["allocators"]:
+        label = side["label"].replace("ptlbmalloc2:PTLBMALLOC2_SENSITIVITY=", "sensitivity ")
+        cells = [
+            number(side["median"][metric], metric)
+            for metric in ("minor_faults", "wall_s", "peak_rss_kib", "average_rss_kib")
+        ]
+        lines.append(line([label, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def put(path: Path, text: str) -> None:
+    """Replaces what stands between the two marks of a page."""
+    page = path.read_text()
+    head, rest = page.split(BEGIN)
+    _, tail = rest.split(END)
+    path.write_text(f"{head}{BEGIN}{text}{END}{tail}")

@@ -1,0 +1,37 @@
+"""Workloads that run for a fixed time, or take their own: compared by the figure that they print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .results import BUILD, Store
+from .rounds import CALMALLOC, PEERS, interleaved, median, present, run_once
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload, and the figure that it prints."""
+
+    name: str
+    metric: str
+    arguments: tuple[str, ...] = ()
+    rounds: int = 7
+
+
+WORKLOADS = (
+    Workload("larson", "operations_per_second"),
+    Workload("xmalloc-test", "frees_per_second"),
+    Workload("glibc-simple", "ns_per_pair"),
+)
+
+
+def measure(workload: Workload, store: Store, runs: int | None) -> None:
+    """Measures one workload and saves it."""
+    command = [str(BUILD / workload.name), *workload.arguments]
+    labels = present([*PEERS, CALMALLOC])
+    print(f"\n{' '.join(command)}: {workload.metric}", flush=True)
+    sides = interleaved(labels, lambda allocator: run_once(command, allocator), runs or workload.rounds)
+    for side in sides:
+        if side["runs"]:
+            print(f"  {side['label']:<12} {median(side, workload.metric):>16,.1f}", flush=True)
+    store.save(workload.name, {"command": command, "metric": workload.metric, "allocators": sides})

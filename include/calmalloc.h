@@ -1,0 +1,108 @@
+/*
+ * calmalloc's own interface, beside malloc(3) and its kin, which the library provides under their usual
+ * names.
+ *
+ * Every function is thread-safe. None may be called from a signal handler, as with malloc. Sizes are in
+ * bytes. A program that may run without the library can reach these by dlsym.
+ */
+#ifndef CALMALLOC_H
+#define CALMALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CALM_API __attribute__((visibility("default")))
+
+/* malloc(3) and its kin by names that nothing else defines: always calmalloc's, whoever owns malloc. */
+CALM_API void *calm_malloc(size_t size) __attribute__((malloc, alloc_size(1)));
+CALM_API void calm_free(void *block);
+CALM_API void *calm_calloc(size_t count, size_t size) __attribute__((malloc, alloc_size(1, 2)));
+CALM_API void *calm_realloc(void *block, size_t size) __attribute__((alloc_size(2)));
+CALM_API void *calm_reallocarray(void *block, size_t count, size_t size) __attribute__((alloc_size(2, 3)));
+CALM_API void *calm_aligned_alloc(size_t alignment, size_t size) __attribute__((malloc, alloc_size(2)));
+CALM_API int calm_posix_memalign(void **block, size_t alignment, size_t size);
+CALM_API void calm_free_sized(void *block, size_t size);
+CALM_API void calm_free_aligned_sized(void *block, size_t alignment, size_t size);
+/* Bytes that may be used at block, at least what was asked for; 0 for NULL. */
+CALM_API size_t calm_malloc_usable_size(const void *block);
+
+/*
+ * Gives back to the system all but keep_bytes of the free memory, cached blocks included, now. Returns the
+ * bytes given back; 0 if there was nothing, or the kernel refused.
+ */
+CALM_API size_t calm_trim(size_t keep_bytes);
+
+#define CALM_STATS_VERSION 1
+
+/*
+ * What the allocator holds and has done, one moment's view. A field is never removed or moved; new ones are
+ * added at the end, and the version counts up. Memory is in bytes.
+ */
+struct calm_stats {
+    uint32_t version; /* CALM_STATS_VERSION of the library */
+    uint32_t size;    /* bytes of the structure that were filled */
+
+    /* Memory. in_use + retained = footprint. */
+    uint64_t
+        footprint; /* pages that hold, or held, something, and were not given back: what policy goes by */
+    uint64_t
+        in_use; /* pages with at least one byte that is not free (blocks in caches count as not free here) */
+    uint64_t
+        retained;    /* free pages that may be resident: the heap's, whole spans or within part-used slabs */
+    uint64_t cached; /* bytes of free blocks in the caches of CPUs and in the depot */
+    uint64_t reserved; /* address space */
+    uint64_t metadata; /* of the allocator's own, resident at most */
+
+    /* The policy's bounds. At every moment retained <= retained_limit once a thread has left the allocator,
+     * and pages kept alive by cached blocks alone are at most cached_limit. */
+    uint64_t retained_limit; /* for the current footprint */
+    uint64_t cached_limit;   /* a constant for each CPU */
+
+    /* Counters since the start of the process. */
+    uint64_t dirtied;              /* bytes that became free, and may be resident */
+    uint64_t purged;               /* bytes given back */
+    uint64_t purges;               /* because retained exceeded its limit */
+    uint64_t purges_timed;         /* because time passed or memory is short: at most one in a window */
+    uint64_t purges_asked;         /* by calm_trim and malloc_trim */
+    uint64_t purge_failures;       /* ranges that the kernel refused */
+    uint64_t purge_vectored_calls; /* process_madvise */
+    uint64_t purge_single_calls;   /* madvise */
+    uint64_t purge_ranges;
+    uint64_t cache_drains;      /* of a CPU's cache by another CPU's thread */
+    uint64_t cache_misses;      /* operations that left the fast path for a size class */
+    uint64_t heap_locks;        /* acquisitions of a heap's lock */
+    uint64_t large_allocations; /* of runs of pages, slabs excluded */
+    uint64_t large_moves;       /* realloc by moving pages */
+};
+
+/*
+ * Fills *stats, of which the caller knows size bytes (sizeof *stats). Returns 0; -1 and EINVAL if stats is
+ * NULL or size is too small for version and size.
+ */
+CALM_API int calm_stats(struct calm_stats *stats, size_t size);
+
+/*
+ * The same, and the options, as one JSON object, NUL-terminated, in buffer. Returns the length it has, or
+ * would have, without the NUL, as snprintf does. Allocates nothing.
+ */
+CALM_API int calm_stats_json(char *buffer, size_t size);
+
+/*
+ * Sets an option by name ("policy", "adaptive"), as CALM_OPTIONS=name=value,... does at the start. Returns 0;
+ * -1 and ENOENT for an unknown name, EINVAL for a value it cannot take, EBUSY for an option that is fixed
+ * once the first block is allocated.
+ */
+CALM_API int calm_set(const char *name, const char *value);
+
+/* The value of an option as text. Returns its length as snprintf does; -1 and ENOENT for an unknown name. */
+CALM_API int calm_get(const char *name, char *buffer, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,251 @@
+#include "api/allocator.h"
+
+#include "api/misuse.h"
+#include "api/options.h"
+#include "os/lock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+/* More than any machine has; costs nothing until it is used. */
+#define ADDRESS_SPACE_BYTES ((size_t)1 << 40)
+
+struct size_classes calm_classes;
+struct governor calm_governor;
+
+static struct lock ready_lock;
+static _Atomic(bool) ready;
+
+/* Fixed once: the fast paths know no other change of mode. */
+static int choose_mode(struct rseq_place place, bool have_caches) {
+    int wanted = options_cache();
+    if (!have_caches || wanted == OPTION_CACHE_OFF) {
+        return CACHE_OFF;
+    }
+    return wanted == OPTION_CACHE_AUTO && place.usable ? CACHE_RSEQ : CACHE_LOCKED;
+}
+
+bool allocator_ready(void) {
+    if (atomic_load_explicit(&ready, memory_order_acquire)) {
+        return true;
+    }
+    lock_acquire(&ready_lock);
+    if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
+        static struct size_classes classes;
+        struct rseq_place place = rseq_find();
+        options_read();
+        size_classes_fill(&classes, os_page_size());
+        bool have_caches = cpu_caches_init(&calm_caches, &classes, place);
+        if (governor_init(&calm_governor, &classes, &calm_caches, ADDRESS_SPACE_BYTES, misuse_report)) {
+            /*
+             * Only now the fast paths learn of it, the mode last: until then they find class 0, or no cache.
+             * The release on ready is for whoever comes the slow way; a fast path that sees the mode without
+             * the rest would need a processor that reorders stores, where there are no restartable sequences
+             * here.
+             */
+            atomic_store_explicit(&calm_caches.mode, choose_mode(place, have_caches), memory_order_release);
+            calm_classes = classes;
+            atomic_store_explicit(&ready, true, memory_order_release);
+        }
+    }
+    lock_release(&ready_lock);
+    return atomic_load_explicit(&ready, memory_order_relaxed);
+}
+
+static void before_fork(void) {
+    governor_before_fork(&calm_governor);
+}
+
+static void after_fork_in_parent(void) {
+    governor_after_fork(&calm_governor, false);
+}
+
+static void after_fork_in_child(void) {
+    governor_after_fork(&calm_governor, true);
+}
+
+/* First of all, so that other libraries' handlers, which may allocate, run before ours take the locks. */
+__attribute__((constructor(101))) static void prepare(void) {
+    if (allocator_ready()) {
+        options_read_late();
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    }
+}
+
+void *out_of_memory(void) {
+    errno = ENOMEM;
+    return NULL;
+}
+
+static size_t pages_for(size_t size) {
+    size_t shift = calm_governor.heap.space.page_shift;
+    return (size + ((size_t)1 << shift) - 1) >> shift;
+}
+
+static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
+    if (size > PTRDIFF_MAX) {
+        return out_of_memory();
+    }
+    void *block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
+    return block == NULL ? out_of_memory() : block;
+}
+
+/* A block of a class whose cache is empty: a magazine, of which one block is the caller's. */
+static void *refill(uint32_t class) {
+    cpu_cache_open(&calm_caches);
+    void *block = cache_pop(class);
+    if (block != NULL) {
+        return block;
+    }
+    void *blocks[64];
+    bool cached = atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_OFF;
+    size_t wanted = cached ? (size_t)calm_classes.of[class].batch : 1;
+    size_t got = governor_take_blocks(&calm_governor, class, blocks, wanted);
+    if (got == 0) {
+        /* What lies in other caches may be of this class, or make room for it. */
+        governor_trim(&calm_governor, SIZE_MAX);
+        got = governor_take_blocks(&calm_governor, class, blocks, 1);
+        if (got == 0) {
+            return out_of_memory();
+        }
+    }
+    block = blocks[--got];
+    size_t pushed = got == 0 ? 0 : cpu_cache_push_some(class, blocks, got);
+    if (pushed < got) {
+        governor_put_blocks(&calm_governor, class, blocks + pushed, got - pushed);
+    }
+    return block;
+}
+
+void *allocate_slow(size_t size) {
+    if (!allocator_ready()) {
+        return out_of_memory();
+    }
+    uint32_t class = class_for(size);
+    bool zero;
+    return class != 0 ? refill(class) : allocate_large(size, 1, &zero);
+}
+
+/* A block of a class whose cache is full: a magazine leaves it. */
+static void spill(uint32_t class, void *block) {
+    void *blocks[64];
+    cpu_cache_open(&calm_caches);
+    if (cache_push(class, block)) {
+        return;
+    }
+    size_t count = cpu_cache_pop_some(class, blocks, calm_classes.of[class].batch);
+    blocks[count++] = block;
+    governor_put_blocks(&calm_governor, class, blocks, count);
+}
+
+void release_slow(void *block) {
+    if (block == NULL) {
+        return;
+    }
+    uint32_t page = allocator_ready() ? space_page(&calm_governor.heap.space, block) : 0;
+    if (page == 0) {
+        misuse_report(MISUSE_INVALID_FREE, block);
+        return;
+    }
+    uint32_t class = calm_governor.heap.space.class_of[page];
+    if (class != 0) {
+        spill(class, block);
+    } else {
+        governor_put_large(&calm_governor, block);
+    }
+}
+
+/* Blocks of a class lie at multiples of its size from a page's start: aligned if the size is a multiple. */
+static uint32_t aligned_class(size_t alignment, size_t size) {
+    uint32_t class = class_for(size < alignment ? alignment : size);
+    while (class != 0 && class < calm_classes.count && calm_classes.of[class].size % alignment != 0) {
+        class ++;
+    }
+    return class < calm_classes.count ? class : 0;
+}
+
+void *allocate_aligned(size_t alignment, size_t size) {
+    if (alignment <= SIZE_QUANTUM) {
+        return allocate(size);
+    }
+    if (!allocator_ready() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
+        return out_of_memory();
+    }
+    size_t page = calm_governor.heap.space.page_size;
+    uint32_t class = alignment <= page ? aligned_class(alignment, size) : 0;
+    if (class != 0) {
+        return allocate(calm_classes.of[class].size);
+    }
+    bool zero;
+    return allocate_large(size == 0 ? 1 : size, alignment <= page ? 1 : alignment / page, &zero);
+}
+
+void *allocate_zeroed(size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || !allocator_ready()) {
+        return out_of_memory();
+    }
+    bool zero = false;
+    void *block = class_for(bytes) != 0 ? allocate(bytes) : allocate_large(bytes, 1, &zero);
+    if (block != NULL && !zero) {
+        memset(block, 0, bytes);
+    }
+    return block;
+}
+
+size_t usable_size(const void *block) {
+    const struct space *space = &calm_governor.heap.space;
+    uint32_t page = block == NULL || !allocator_ready() ? 0 : space_page(space, block);
+    if (page == 0) {
+        return 0;
+    }
+    uint32_t class = space->class_of[page];
+    if (class != 0) {
+        return calm_classes.of[class].size;
+    }
+    const struct span *span = heap_large_span(&calm_governor.heap, block);
+    return span == NULL ? 0 : (size_t)span->pages << space->page_shift;
+}
+
+/* A block that may stay where it is: no smaller than asked, and not twice as large. */
+static bool fits(size_t held, size_t size) {
+    return size <= held && size > held / 2;
+}
+
+void *reallocate(void *block, size_t size) {
+    if (block == NULL) {
+        return allocate(size);
+    }
+    if (size == 0) {
+        release(block);
+        return NULL;
+    }
+    size_t held = usable_size(block);
+    if (held == 0) {
+        misuse_report(MISUSE_INVALID_FREE, block);
+        return out_of_memory();
+    }
+    struct span *span = heap_large_span(&calm_governor.heap, block);
+    if (span == NULL ? fits(held, size) || class_for(held) == class_for(size)
+                     : class_for(size) == 0 && pages_for(size) == span->pages) {
+        return block;
+    }
+    if (size > PTRDIFF_MAX) {
+        return out_of_memory();
+    }
+    if (span != NULL && class_for(size) == 0) {
+        void *resized = governor_resize_large(&calm_governor, span, pages_for(size));
+        if (resized != NULL) {
+            return resized;
+        }
+    }
+    void *other = allocate(size);
+    if (other != NULL) {
+        memcpy(other, block, held < size ? held : size);
+        release(block);
+    } else if (size <= held) {
+        return block; /* shrinking cannot fail */
+    }
+    return other;
+}

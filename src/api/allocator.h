@@ -1,0 +1,76 @@
+/*
+ * The process's allocator: one governor with its heap, the size classes, the CPUs' caches; and the fast
+ * paths.
+ *
+ * malloc(3), C++'s operators and calm_malloc are all thin names for what is here. Everything is thread-safe,
+ * and may be called before constructors and after destructors. Nothing but a failed allocation touches errno.
+ */
+#ifndef CALM_API_ALLOCATOR_H
+#define CALM_API_ALLOCATOR_H
+
+#include "cache/cpu_cache.h"
+#include "cache/rseq.h"
+#include "governor/governor.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Hidden: reached by one instruction, without a table. */
+extern struct size_classes calm_classes __attribute__((visibility("hidden")));
+extern struct governor calm_governor __attribute__((visibility("hidden")));
+
+/* The way that the fast paths leave, and everything that has none. */
+void *allocate_slow(size_t size);
+void release_slow(void *block);
+void *allocate_aligned(size_t alignment, size_t size);
+void *allocate_zeroed(size_t count, size_t size);
+void *reallocate(void *block, size_t size);
+size_t usable_size(const void *block);
+
+/* Before the first use; any number of times. False if there is no memory at all. */
+bool allocator_ready(void);
+
+/* Sets errno; returns NULL. */
+void *out_of_memory(void);
+
+/* The class of a size that has one; 0 for none, and before the allocator is ready. */
+static inline uint32_t class_for(size_t size) {
+    if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
+        return calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM];
+    }
+    return size <= calm_classes.size_most ? size_class_above_128(size) : 0;
+}
+
+static inline __attribute__((always_inline)) void *cache_pop(uint32_t class) {
+    return cpu_cache_is_rseq() ? rseq_pop(class) : cpu_cache_pop_locked(class);
+}
+
+static inline __attribute__((always_inline)) bool cache_push(uint32_t class, void *block) {
+    return cpu_cache_is_rseq() ? rseq_push(class, block) : cpu_cache_push_locked(class, block);
+}
+
+/*
+ * malloc: the size's class, by a table, and a pop. Class 0 is that of what is too large, and of everything
+ * before the first call: its stack is always empty.
+ */
+static inline __attribute__((always_inline)) void *allocate(size_t size) {
+    void *block = cache_pop(class_for(size));
+    return __builtin_expect(block != NULL, 1) ? block : allocate_slow(size);
+}
+
+/*
+ * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is
+ * always full; what is outside the first segment, NULL among it, is sorted out elsewhere.
+ */
+static inline __attribute__((always_inline)) void release(void *block) {
+    const struct space *space = &calm_governor.heap.space;
+    uintptr_t offset = (uintptr_t)block - space->base;
+    if (__builtin_expect(offset < space->bytes, 1) &&
+        __builtin_expect(cache_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block), 1)) {
+        return;
+    }
+    release_slow(block);
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* The functions of calmalloc.h. */
+#include "calmalloc.h"
+
+#include "api/allocator.h"
+#include "api/options.h"
+#include "api/statistics.h"
+
+#include <errno.h>
+#include <string.h>
+
+void *calm_malloc(size_t size) {
+    return allocate(size);
+}
+
+void calm_free(void *block) {
+    release(block);
+}
+
+void *calm_calloc(size_t count, size_t size) {
+    return allocate_zeroed(count, size);
+}
+
+void *calm_realloc(void *block, size_t size) {
+    return reallocate(block, size);
+}
+
+void *calm_reallocarray(void *block, size_t count, size_t size) {
+    size_t bytes;
+    return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : reallocate(block, bytes);
+}
+
+void *calm_aligned_alloc(size_t alignment, size_t size) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        errno = EINVAL;
+        return NULL;
+    }
+    return allocate_aligned(alignment, size);
+}
+
+int calm_posix_memalign(void **block, size_t alignment, size_t size) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment % sizeof(void *) != 0) {
+        return EINVAL;
+    }
+    int saved_errno = errno;
+    void *aligned = allocate_aligned(alignment, size);
+    if (aligned == NULL) {
+        errno = saved_errno;
+        return ENOMEM;
+    }
+    *block = aligned;
+    return 0;
+}
+
+void calm_free_sized(void *block, size_t size) {
+    (void)size;
+    release(block);
+}
+
+void calm_free_aligned_sized(void *block, size_t alignment, size_t size) {
+    (void)alignment, (void)size;
+    release(block);
+}
+
+size_t calm_malloc_usable_size(const void *block) {
+    return usable_size(block);
+}
+
+size_t calm_trim(size_t keep_bytes) {
+    return allocator_ready() ? governor_trim(&calm_governor, keep_bytes) : 0;
+}
+
+int calm_stats(struct calm_stats *stats, size_t size) {
+    if (stats == NULL || size < offsetof(struct calm_stats, footprint)) {
+        errno = EINVAL;
+        return -1;
+    }
+    struct calm_stats all;
+    statistics_fill(&all);
+    all.size = (uint32_t)(size < sizeof all ? size : sizeof all);
+    memcpy(stats, &all, all.size);
+    return 0;
+}
+
+/* As snprintf: as much as fits, ended by NUL, and the length that all of it has. */
+static int copy_out(const char *text, size_t length, char *buffer, size_t size) {
+    if (size > 0) {
+        size_t copied = length < size ? length : size - 1;
+        memcpy(buffer, text, copied);
+        buffer[copied] = '\0';
+    }
+    return (int)length;
+}
+
+int calm_stats_json(char *buffer, size_t size) {
+    struct text text = {0};
+    statistics_json(&text);
+    return copy_out(text.bytes, text.length, buffer, size);
+}
+
+int calm_set(const char *name, const char *value) {
+    if (name == NULL || value == NULL || !allocator_ready()) {
+        errno = EINVAL;
+        return -1;
+    }
+    int error = options_set(name, value, strlen(value));
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
+    governor_refresh(&calm_governor);
+    return 0;
+}
+
+int calm_get(const char *name, char *buffer, size_t size) {
+    for (size_t i = 0; name != NULL && allocator_ready() && options_name(i) != NULL; i++) {
+        if (strcmp(options_name(i), name) != 0) {
+            continue;
+        }
+        const char *word;
+        int value;
+        options_value(i, &word, &value);
+        struct text text = {0};
+        if (word != NULL) {
+            text_string(&text, word);
+            text.length = strcspn(word, "|");
+        } else {
+            text_number(&text, (uint64_t)value);
+        }
+        return copy_out(text.bytes, text.length, buffer, size);
+    }
+    errno = ENOENT;
+    return -1;
+}

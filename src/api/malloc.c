@@ -1,0 +1,120 @@
+/*
+ * malloc(3) and its kin, under the names that programs call, and C23's. What glibc does where the standard is
+ * silent is what programs have come to expect.
+ */
+#include "api/allocator.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef CALM_WITHOUT_MALLOC
+/* Built beside another malloc, for tests: only calm_malloc and its kin are there. */
+#else
+
+#define EXPORT __attribute__((visibility("default")))
+
+static bool is_power_of_two(size_t number) {
+    return number != 0 && (number & (number - 1)) == 0;
+}
+
+EXPORT void *malloc(size_t size) {
+    return allocate(size);
+}
+
+EXPORT void free(void *block) {
+    release(block);
+}
+
+EXPORT void *calloc(size_t count, size_t size) {
+    return allocate_zeroed(count, size);
+}
+
+EXPORT void *realloc(void *block, size_t size) {
+    return reallocate(block, size);
+}
+
+EXPORT void *reallocarray(void *block, size_t count, size_t size) {
+    size_t bytes;
+    return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : reallocate(block, bytes);
+}
+
+EXPORT void *aligned_alloc(size_t alignment, size_t size) {
+    if (!is_power_of_two(alignment)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    return allocate_aligned(alignment, size);
+}
+
+/* As glibc does: the next power of two is meant. */
+EXPORT void *memalign(size_t alignment, size_t size) {
+    if (alignment > PTRDIFF_MAX) {
+        errno = EINVAL;
+        return NULL;
+    }
+    size_t power = SIZE_QUANTUM;
+    while (power < alignment) {
+        power *= 2;
+    }
+    return allocate_aligned(power, size);
+}
+
+EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
+    if (!is_power_of_two(alignment) || alignment % sizeof(void *) != 0) {
+        return EINVAL;
+    }
+    int saved_errno = errno;
+    void *aligned = allocate_aligned(alignment, size);
+    if (aligned == NULL) {
+        errno = saved_errno;
+        return ENOMEM;
+    }
+    *block = aligned;
+    return 0;
+}
+
+EXPORT void *valloc(size_t size) {
+    return allocate_aligned(os_page_size(), size);
+}
+
+EXPORT void *pvalloc(size_t size) {
+    size_t page = os_page_size();
+    return size > PTRDIFF_MAX ? out_of_memory() : allocate_aligned(page, (size + page - 1) & ~(page - 1));
+}
+
+EXPORT size_t malloc_usable_size(void *block) {
+    return usable_size(block);
+}
+
+/* The size tells us nothing that the address does not. */
+EXPORT void free_sized(void *block, size_t size);
+EXPORT void free_sized(void *block, size_t size) {
+    (void)size;
+    release(block);
+}
+
+EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size);
+EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size) {
+    (void)alignment, (void)size;
+    release(block);
+}
+
+/* Of old programs; glibc took it out of its headers. */
+EXPORT void cfree(void *block);
+EXPORT void cfree(void *block) {
+    release(block);
+}
+
+EXPORT int malloc_trim(size_t keep_bytes) {
+    return allocator_ready() && governor_trim(&calm_governor, keep_bytes) > 0;
+}
+
+/* Its parameters are of another allocator: accepted where it would accept them, and without effect. */
+EXPORT int mallopt(int parameter, int value) {
+    (void)value;
+    return parameter <= 1 && parameter >= -8;
+}
+
+#endif

@@ -1,0 +1,131 @@
+/*
+ * C++'s operators new and delete, in all their forms, under their mangled names (Itanium C++ ABI): a C++
+ * compiler is not needed to build the library, and a program that is not C++ needs no C++ library.
+ *
+ * new throws by way of the program's own C++ library, which then is surely there; the names are weak.
+ */
+#include "api/allocator.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#ifndef CALM_WITHOUT_MALLOC
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void (*new_handler)(void);
+
+extern new_handler cxx_get_new_handler(void) __asm__("_ZSt15get_new_handlerv") __attribute__((weak));
+extern void cxx_throw_bad_alloc(void) __asm__("_ZSt17__throw_bad_allocv") __attribute__((weak));
+
+/*
+ * Asks the program's new-handler for memory until there is some, or no handler. The handler may throw. errno
+ * stays as it was: a C++ program learns of failure otherwise.
+ */
+static void *allocate_or_handle(size_t alignment, size_t size) {
+    int saved_errno = errno;
+    for (;;) {
+        void *block = allocate_aligned(alignment, size);
+        if (block != NULL) {
+            return block;
+        }
+        errno = saved_errno;
+        new_handler handler = cxx_get_new_handler != NULL ? cxx_get_new_handler() : NULL;
+        if (handler == NULL) {
+            return NULL;
+        }
+        handler();
+    }
+}
+
+static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
+    void *block = allocate_or_handle(alignment, size);
+    if (block == NULL) {
+        if (cxx_throw_bad_alloc != NULL) {
+            cxx_throw_bad_alloc();
+        }
+        abort();
+    }
+    return block;
+}
+
+/* A handler may throw; noexcept forms turn that into NULL as far as C can: a handler that throws here ends
+ * the program. */
+static __attribute__((noinline)) void *new_nothrow_slow(size_t alignment, size_t size) {
+    return allocate_or_handle(alignment, size);
+}
+
+static inline void *new_any(size_t size) {
+    void *block = cache_pop(class_for(size));
+    return __builtin_expect(block != NULL, 1) ? block : new_slow(1, size);
+}
+
+static inline void *new_any_nothrow(size_t size) {
+    void *block = cache_pop(class_for(size));
+    return __builtin_expect(block != NULL, 1) ? block : new_nothrow_slow(1, size);
+}
+
+/* size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are. */
+#define NEW(name, mangled)                           \
+    EXPORT void *name(size_t size) __asm__(mangled); \
+    EXPORT void *name(size_t size) {                 \
+        return new_any(size);                        \
+    }
+#define NEW_NOTHROW(name, mangled)                                        \
+    EXPORT void *name(size_t size, const void *nothrow) __asm__(mangled); \
+    EXPORT void *name(size_t size, const void *nothrow) {                 \
+        (void)nothrow;                                                    \
+        return new_any_nothrow(size);                                     \
+    }
+#define NEW_ALIGNED(name, mangled)                                     \
+    EXPORT void *name(size_t size, size_t alignment) __asm__(mangled); \
+    EXPORT void *name(size_t size, size_t alignment) {                 \
+        return new_slow(alignment, size);                              \
+    }
+#define NEW_ALIGNED_NOTHROW(name, mangled)                                                  \
+    EXPORT void *name(size_t size, size_t alignment, const void *nothrow) __asm__(mangled); \
+    EXPORT void *name(size_t size, size_t alignment, const void *nothrow) {                 \
+        (void)nothrow;                                                                      \
+        return new_nothrow_slow(alignment, size);                                           \
+    }
+#define DELETE(name, mangled)                       \
+    EXPORT void name(void *block) __asm__(mangled); \
+    EXPORT void name(void *block) {                 \
+        release(block);                             \
+    }
+#define DELETE_1(name, mangled)                                    \
+    EXPORT void name(void *block, size_t unused) __asm__(mangled); \
+    EXPORT void name(void *block, size_t unused) {                 \
+        (void)unused;                                              \
+        release(block);                                            \
+    }
+#define DELETE_2(name, mangled)                                                    \
+    EXPORT void name(void *block, size_t unused, size_t unused2) __asm__(mangled); \
+    EXPORT void name(void *block, size_t unused, size_t unused2) {                 \
+        (void)unused, (void)unused2;                                               \
+        release(block);                                                            \
+    }
+
+NEW(new_plain, "_Znwm")
+NEW(new_array, "_Znam")
+NEW_NOTHROW(new_nothrow, "_ZnwmRKSt9nothrow_t")
+NEW_NOTHROW(new_array_nothrow, "_ZnamRKSt9nothrow_t")
+NEW_ALIGNED(new_aligned, "_ZnwmSt11align_val_t")
+NEW_ALIGNED(new_array_aligned, "_ZnamSt11align_val_t")
+NEW_ALIGNED_NOTHROW(new_aligned_nothrow, "_ZnwmSt11align_val_tRKSt9nothrow_t")
+NEW_ALIGNED_NOTHROW(new_array_aligned_nothrow, "_ZnamSt11align_val_tRKSt9nothrow_t")
+
+DELETE(delete_plain, "_ZdlPv")
+DELETE(delete_array, "_ZdaPv")
+DELETE_1(delete_sized, "_ZdlPvm")
+DELETE_1(delete_array_sized, "_ZdaPvm")
+DELETE_1(delete_nothrow, "_ZdlPvRKSt9nothrow_t")
+DELETE_1(delete_array_nothrow, "_ZdaPvRKSt9nothrow_t")
+DELETE_1(delete_aligned, "_ZdlPvSt11align_val_t")
+DELETE_1(delete_array_aligned, "_ZdaPvSt11align_val_t")
+DELETE_2(delete_sized_aligned, "_ZdlPvmSt11align_val_t")
+DELETE_2(delete_array_sized_aligned, "_ZdaPvmSt11align_val_t")
+DELETE_2(delete_aligned_nothrow, "_ZdlPvSt11align_val_tRKSt9nothrow_t")
+DELETE_2(delete_array_aligned_nothrow, "_ZdaPvSt11align_val_tRKSt9nothrow_t")
+
+#endif

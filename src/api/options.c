@@ -1,0 +1,229 @@
+#include "api/options.h"
+
+#include "api/allocator.h"
+#include "os/purge.h"
+#include "os/text.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum change {
+    CHANGE_ANY_TIME,
+    CHANGE_AT_START, /* before the first block */
+};
+
+struct option {
+    const char *name;
+    const char *words; /* "first|second" for values 0 and 1; NULL: a number */
+    int least;
+    int most;
+    enum change change;
+    _Atomic(int) *value;
+    const char *help;
+};
+
+static _Atomic(int) cache;
+static _Atomic(int) misuse;
+static _Atomic(int) report;
+static _Atomic(int) vectored = 1;
+
+#define SETTINGS calm_governor.settings
+
+/* The table: name, what it takes, when it may change, where it lies, and what it means. scripts/options
+ * prints it. */
+static const struct option options[] = {
+    {"policy", "adaptive|paper", 0, 1, CHANGE_ANY_TIME, &SETTINGS.policy,
+     "how much free memory may stay: table 1 of the paper, or up to four times that while giving back costs "
+     "too "
+     "much, and nothing that lay unused for a window"},
+    {"slack", NULL, 1, 10000, CHANGE_ANY_TIME, &SETTINGS.slack,
+     "per cent of the policy's threshold that free memory may reach"},
+    {"purge_time", NULL, 0, 100, CHANGE_ANY_TIME, &SETTINGS.purge_time,
+     "per cent of CPU time that giving back what is then wanted again may cost before the adaptive policy "
+     "keeps more"},
+    {"background", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.background,
+     "whether a thread of calmalloc's own tidies up after a program with threads that goes idle"},
+    {"cgroup", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.watch_cgroup,
+     "whether to give back at once near the memory limit of the control group, or under memory pressure"},
+    {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
+     "whether to give back many ranges by one process_madvise, where the kernel allows it"},
+    {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
+     "how a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
+     "at all"},
+    {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,
+     "what follows the message about a double or an invalid free"},
+    {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
+     "whether to write the counters to stderr, as one line of JSON, when the program exits"},
+};
+
+#define OPTION_COUNT (sizeof options / sizeof options[0])
+
+int options_cache(void) {
+    return cache;
+}
+
+int options_misuse(void) {
+    return misuse;
+}
+
+int options_report(void) {
+    return report;
+}
+
+/* The number of the word in "first|second|..."; -1 if it is none of them. */
+static int word_number(const char *words, const char *word, size_t length) {
+    for (int number = 0; words != NULL; number++) {
+        size_t each = strcspn(words, "|");
+        if (each == length && memcmp(words, word, length) == 0) {
+            return number;
+        }
+        words = words[each] == '|' ? words + each + 1 : NULL;
+    }
+    return -1;
+}
+
+/* A decimal number in [least, most]; -1 for anything else. */
+static int parse_number(const char *text, size_t length, int least, int most) {
+    long number = 0;
+    if (length == 0 || length > 9) {
+        return -1;
+    }
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9') {
+            return -1;
+        }
+        number = number * 10 + (text[i] - '0');
+    }
+    return number >= least && number <= most ? (int)number : -1;
+}
+
+static const struct option *find(const char *name, size_t length) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        if (strlen(options[i].name) == length && memcmp(options[i].name, name, length) == 0) {
+            return &options[i];
+        }
+    }
+    return NULL;
+}
+
+static int set(const struct option *option, const char *value, size_t length) {
+    int number = option->words != NULL ? word_number(option->words, value, length)
+                                       : parse_number(value, length, option->least, option->most);
+    if (number < 0) {
+        return EINVAL;
+    }
+    atomic_store_explicit(option->value, number, memory_order_relaxed);
+    if (option->value == &vectored) {
+        purge_allow_vectored(number != 0);
+    }
+    return 0;
+}
+
+int options_set(const char *name, const char *value, size_t value_length) {
+    const struct option *option = find(name, strlen(name));
+    if (option == NULL) {
+        return ENOENT;
+    }
+    if (option->change == CHANGE_AT_START) {
+        int number = word_number(option->words, value, value_length);
+        return number < 0 ? EINVAL : EBUSY;
+    }
+    return set(option, value, value_length);
+}
+
+const char *options_name(size_t number) {
+    return number < OPTION_COUNT ? options[number].name : NULL;
+}
+
+void options_value(size_t number, const char **word, int *value) {
+    *value = atomic_load_explicit(options[number].value, memory_order_relaxed);
+    *word = options[number].words;
+    for (int i = 0; *word != NULL && i < *value; i++) {
+        *word += strcspn(*word, "|") + 1;
+    }
+}
+
+static void complain(const char *what, const char *text, size_t length, const char *wanted) {
+    char copy[64];
+    size_t kept = length < sizeof copy ? length : sizeof copy - 1;
+    memcpy(copy, text, kept);
+    copy[kept] = '\0';
+    struct text line = {0};
+    text_string(&line, "calmalloc: ");
+    text_string(&line, what);
+    text_string(&line, " '");
+    text_string(&line, copy);
+    text_string(&line, "' in CALM_OPTIONS ignored");
+    if (wanted != NULL) {
+        text_string(&line, ": ");
+        text_string(&line, wanted);
+    }
+    text_string(&line, "\n");
+    text_write(&line, 2);
+}
+
+static void complain_of_value(const struct option *option, const char *text, size_t length) {
+    struct text wanted = {0};
+    text_string(&wanted, option->name);
+    text_string(&wanted, " takes ");
+    if (option->words != NULL) {
+        text_string(&wanted, option->words);
+    } else {
+        text_number(&wanted, (uint64_t)option->least);
+        text_string(&wanted, " to ");
+        text_number(&wanted, (uint64_t)option->most);
+    }
+    wanted.bytes[wanted.length] = '\0';
+    complain("value of option", text, length, wanted.bytes);
+}
+
+static void read_one(const char *text, size_t length) {
+    const char *equals = memchr(text, '=', length);
+    size_t name_length = equals == NULL ? length : (size_t)(equals - text);
+    const struct option *option = find(text, name_length);
+    if (option == NULL) {
+        complain("unknown option", text, length, NULL);
+    } else if (equals == NULL || set(option, equals + 1, length - name_length - 1) != 0) {
+        complain_of_value(option, text, length);
+    }
+}
+
+static void set_defaults(void) {
+    SETTINGS.policy = POLICY_ADAPTIVE;
+    SETTINGS.slack = 100;
+    SETTINGS.purge_time = 1;
+    SETTINGS.background = 1;
+    SETTINGS.watch_cgroup = 1;
+}
+
+static bool were_read;
+
+static void read_environment(void) {
+    if (environ == NULL) {
+        return;
+    }
+    were_read = true;
+    /* Not where the program has privileges that its starter has not. */
+    const char *text = secure_getenv("CALM_OPTIONS");
+    while (text != NULL && *text != '\0') {
+        size_t length = strcspn(text, ",");
+        if (length > 0) {
+            read_one(text, length);
+        }
+        text += length + (text[length] == ',');
+    }
+}
+
+void options_read(void) {
+    set_defaults();
+    read_environment();
+}
+
+void options_read_late(void) {
+    if (!were_read) {
+        read_environment();
+        governor_refresh(&calm_governor);
+    }
+}

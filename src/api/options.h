@@ -1,0 +1,30 @@
+/*
+ * Options: by name, from CALM_OPTIONS=name=value,... at the start, by calm_set later. One table in options.c
+ * says all there is to say of each, and is where the manual's table comes from.
+ */
+#ifndef CALM_API_OPTIONS_H
+#define CALM_API_OPTIONS_H
+
+#include <stddef.h>
+
+enum { OPTION_CACHE_AUTO, OPTION_CACHE_LOCKED, OPTION_CACHE_OFF };
+enum { OPTION_MISUSE_ABORT, OPTION_MISUSE_WARN };
+enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
+
+/* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not. */
+void options_read(void);
+void options_read_late(void);
+
+int options_cache(void);
+int options_misuse(void);
+int options_report(void);
+
+/* 0, ENOENT, EINVAL or EBUSY. */
+int options_set(const char *name, const char *value, size_t value_length);
+
+/* The option number of the table, from 0 on: its name, or NULL past the end. */
+const char *options_name(size_t number);
+/* Its value as text: a word, or a number, of which *word is NULL. */
+void options_value(size_t number, const char **word, int *value);
+
+#endif

@@ -1,0 +1,225 @@
+#include "api/statistics.h"
+
+#include "api/allocator.h"
+#include "api/options.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The constant part of what caches may keep alive: each block at worst alone on its pages. */
+static size_t cached_limit(const struct governor *governor) {
+    size_t page = governor->heap.space.page_size;
+    size_t bytes = cpu_caches_most_bytes(governor->caches);
+    size_t blocks = cpu_caches_most_blocks(governor->caches);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        bytes += governor->depots[i].bytes_most;
+        blocks += governor->depots[i].bytes_most / SIZE_QUANTUM;
+    }
+    return bytes + blocks * page;
+}
+
+static size_t cached_bytes(const struct governor *governor) {
+    size_t bytes = governor->caches->states == NULL ? 0 : cpu_caches_bytes(governor->caches);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        bytes += atomic_load_explicit(&governor->depots[i].bytes, memory_order_relaxed);
+    }
+    return bytes;
+}
+
+void statistics_fill(struct calm_stats *stats) {
+    struct governor *governor = &calm_governor;
+    memset(stats, 0, sizeof *stats);
+    stats->version = CALM_STATS_VERSION;
+    stats->size = sizeof *stats;
+    if (!allocator_ready()) {
+        return;
+    }
+    size_t limit = governor_limit(governor);
+    lock_acquire(&governor->heap_lock);
+    const struct heap *heap = &governor->heap;
+    uint64_t page = heap->space.page_size;
+    const struct governor_counts *counts = &governor->counts;
+    stats->in_use = heap->used_pages * page;
+    stats->retained = (heap_dirty_pages(heap) + heap->purging_pages) * page;
+    stats->footprint = stats->in_use + stats->retained;
+    stats->reserved = space_reserved_bytes(&heap->space);
+    stats->metadata = space_metadata_bytes(&heap->space);
+    stats->retained_limit = limit;
+    stats->dirtied = heap->dirtied_pages * page;
+    stats->purged = counts->purged_pages * page;
+    stats->purges = counts->purges;
+    stats->purges_timed = counts->purges_timed;
+    stats->purges_asked = counts->purges_asked;
+    stats->purge_failures = counts->failures;
+    stats->purge_vectored_calls = counts->vectored_calls;
+    stats->purge_single_calls = counts->single_calls;
+    stats->purge_ranges = counts->ranges;
+    stats->heap_locks = governor->heap_locks;
+    stats->large_allocations = heap->large_allocations;
+    stats->large_moves = heap->moves;
+    lock_release(&governor->heap_lock);
+    stats->cached = cached_bytes(governor);
+    stats->cached_limit = cached_limit(governor);
+    stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
+    stats->cache_misses = atomic_load_explicit(&governor->misses, memory_order_relaxed);
+}
+
+#define FIELD(name) \
+    { #name, offsetof(struct calm_stats, name) }
+
+static const struct {
+    const char *name;
+    size_t offset;
+} fields[] = {
+    FIELD(footprint),
+    FIELD(in_use),
+    FIELD(retained),
+    FIELD(cached),
+    FIELD(reserved),
+    FIELD(metadata),
+    FIELD(retained_limit),
+    FIELD(cached_limit),
+    FIELD(dirtied),
+    FIELD(purged),
+    FIELD(purges),
+    FIELD(purges_timed),
+    FIELD(purges_asked),
+    FIELD(purge_failures),
+    FIELD(purge_vectored_calls),
+    FIELD(purge_single_calls),
+    FIELD(purge_ranges),
+    FIELD(cache_drains),
+    FIELD(cache_misses),
+    FIELD(heap_locks),
+    FIELD(large_allocations),
+    FIELD(large_moves),
+};
+
+static uint64_t field(const struct calm_stats *stats, size_t number) {
+    uint64_t value;
+    memcpy(&value, (const char *)stats + fields[number].offset, sizeof value);
+    return value;
+}
+
+void statistics_json(struct text *text) {
+    struct calm_stats stats;
+    statistics_fill(&stats);
+    text_string(text, "{\"allocator\": \"calmalloc\", \"version\": ");
+    text_number(text, stats.version);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        text_string(text, ", \"");
+        text_string(text, fields[i].name);
+        text_string(text, "\": ");
+        text_number(text, field(&stats, i));
+    }
+    text_string(text, ", \"options\": {");
+    for (size_t i = 0; options_name(i) != NULL; i++) {
+        const char *word;
+        int value;
+        options_value(i, &word, &value);
+        text_string(text, i == 0 ? "\"" : ", \"");
+        text_string(text, options_name(i));
+        text_string(text, "\": ");
+        if (word != NULL) {
+            struct text copy = {0};
+            text_string(&copy, word);
+            copy.length = strcspn(word, "|");
+            copy.bytes[copy.length] = '\0';
+            text_json_string(text, copy.bytes);
+        } else {
+            text_number(text, (uint64_t)value);
+        }
+    }
+    text_string(text, "}}");
+}
+
+__attribute__((destructor)) static void report_at_exit(void) {
+    if (options_report() == OPTION_REPORT_EXIT) {
+        struct text line = {0};
+        statistics_json(&line);
+        text_string(&line, "\n");
+        text_write(&line, 2);
+    }
+}
+
+#ifndef CALM_WITHOUT_MALLOC
+
+#define EXPORT __attribute__((visibility("default")))
+
+#if defined(__GLIBC__)
+
+EXPORT struct mallinfo2 mallinfo2(void) {
+    struct calm_stats stats;
+    statistics_fill(&stats);
+    return (struct mallinfo2){
+        .arena = stats.footprint,
+        .ordblks = 1,
+        .uordblks = stats.in_use - (stats.cached < stats.in_use ? stats.cached : stats.in_use),
+        .fordblks = stats.retained + stats.cached,
+        .keepcost = stats.retained,
+    };
+}
+
+/* Of int: what does not fit is the greatest that does. */
+static int clamped(size_t number) {
+    return number > __INT_MAX__ ? __INT_MAX__ : (int)number;
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+EXPORT struct mallinfo mallinfo(void) {
+    struct mallinfo2 info = mallinfo2();
+    return (struct mallinfo){
+        .arena = clamped(info.arena),
+        .ordblks = clamped(info.ordblks),
+        .uordblks = clamped(info.uordblks),
+        .fordblks = clamped(info.fordblks),
+        .keepcost = clamped(info.keepcost),
+    };
+}
+#pragma GCC diagnostic pop
+
+#endif
+
+EXPORT void malloc_stats(void) {
+    struct calm_stats stats;
+    statistics_fill(&stats);
+    struct text page = {0};
+    text_string(&page, "calmalloc:\n");
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        text_string(&page, "  ");
+        text_string(&page, fields[i].name);
+        text_string(&page, ": ");
+        text_number(&page, field(&stats, i));
+        text_string(&page, "\n");
+    }
+    text_write(&page, 2);
+}
+
+EXPORT int malloc_info(int options, FILE *stream);
+EXPORT int malloc_info(int options, FILE *stream) {
+    if (options != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    struct calm_stats stats;
+    statistics_fill(&stats);
+    struct text page = {0};
+    text_string(&page, "<malloc version=\"calmalloc-1\">\n");
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        text_string(&page, "<");
+        text_string(&page, fields[i].name);
+        text_string(&page, ">");
+        text_number(&page, field(&stats, i));
+        text_string(&page, "</");
+        text_string(&page, fields[i].name);
+        text_string(&page, ">\n");
+    }
+    text_string(&page, "</malloc>\n");
+    return fwrite(page.bytes, 1, page.length, stream) == page.length ? 0 : -1;
+}
+
+#endif

@@ -1,0 +1,336 @@
+#include "cache/cpu_cache.h"
+
+#include "cache/rseq.h"
+#include "os/address_space.h"
+
+#include <string.h>
+
+struct cpu_caches calm_caches;
+
+/* glibc 2.32 and later: true while the process surely has but one thread. */
+extern char __libc_single_threaded __attribute__((weak));
+
+static bool single_threaded(void) {
+    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
+}
+
+static struct stack_words *stack_of(char *region, uint32_t class) {
+    return (struct stack_words *)(void *)(region + 8 * (size_t) class);
+}
+
+static char *region_of(const struct cpu_caches *caches, unsigned number) {
+    return caches->regions + ((size_t)number << REGION_SHIFT);
+}
+
+/* A word of a stack: written under the region's lock, or by a sequence of the CPU's own thread. */
+static uint16_t get(const _Atomic(uint16_t) *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static void set(_Atomic(uint16_t) *word, uint32_t value) {
+    atomic_store_explicit(word, (uint16_t)value, memory_order_release);
+}
+
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
+    size_t page = os_page_size();
+    caches->classes = classes;
+    caches->rseq_area = place.area;
+    caches->cpu_number = place.cpu_number;
+    caches->node = place.node;
+    caches->count = cpus_possible();
+
+    uint32_t next = SIZE_CLASSES;
+    for (uint32_t class = 1; class < classes->count; class ++) {
+        caches->start_of[class] = (uint16_t)next;
+        next += classes->of[class].cache_most;
+    }
+    if (next > REGION_BYTES / 8) {
+        return false;
+    }
+    size_t states_bytes = (caches->count * sizeof *caches->states + page - 1) & ~(page - 1);
+    size_t regions_bytes = (caches->count * REGION_BYTES + page - 1) & ~(page - 1);
+    char *memory = os_reserve(states_bytes + regions_bytes, page);
+    if (memory == NULL || !os_commit(memory, states_bytes + regions_bytes)) {
+        return false;
+    }
+    caches->states = (struct region_state *)(void *)memory;
+    caches->regions = memory + states_bytes;
+    return true;
+}
+
+size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
+    size_t blocks = 0;
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        blocks += caches->classes->of[class].cache_most;
+    }
+    return blocks * caches->count;
+}
+
+size_t cpu_caches_most_bytes(const struct cpu_caches *caches) {
+    size_t bytes = 0;
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        bytes += (size_t)caches->classes->of[class].cache_most * caches->classes->of[class].size;
+    }
+    return bytes * caches->count;
+}
+
+/* Threads share a region where they hash to the same: a lock is held for a few instructions. */
+static unsigned locked_region(void) {
+    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
+    return (unsigned)((mixed >> 32) * calm_caches.count >> 32);
+}
+
+static unsigned current_region(void) {
+    if (cpu_cache_is_rseq()) {
+        const char *number = (const char *)thread_pointer() + calm_caches.cpu_number;
+        return *(const volatile uint32_t *)(const void *)number;
+    }
+    return locked_region();
+}
+
+unsigned cpu_cache_node(void) {
+    if (calm_caches.node == 0 || !cpu_cache_is_rseq()) {
+        return 0;
+    }
+    const char *number = (const char *)thread_pointer() + calm_caches.node;
+    return *(const volatile uint32_t *)(const void *)number;
+}
+
+static void close_stacks(const struct cpu_caches *caches, char *region) {
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        set(&stack_of(region, class)->bottom, UINT16_MAX);
+        set(&stack_of(region, class)->end, 0);
+    }
+}
+
+/* The stacks are empty, and nobody else can change them: what is closed looks full and empty. */
+static void open_stacks(const struct cpu_caches *caches, char *region) {
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        struct stack_words *stack = stack_of(region, class);
+        uint32_t start = caches->start_of[class];
+        /* In this order a sequence in between finds either nothing to pop or no room to push. */
+        set(&stack->bottom, UINT16_MAX);
+        set(&stack->top, start);
+        set(&stack->bottom, start);
+        set(&stack->end, start + caches->classes->of[class].cache_most);
+    }
+}
+
+void cpu_cache_open(struct cpu_caches *caches) {
+    unsigned number = current_region();
+    struct region_state *state = &caches->states[number];
+    if (atomic_load_explicit(&state->open, memory_order_relaxed)) {
+        return;
+    }
+    lock_acquire(&state->lock);
+    if (!atomic_load_explicit(&state->open, memory_order_relaxed)) {
+        open_stacks(caches, region_of(caches, number));
+        atomic_store_explicit(&state->open, true, memory_order_relaxed);
+    }
+    lock_release(&state->lock);
+}
+
+/* The same operations on a region that is the caller's: it holds the lock, or is alone. */
+static size_t pop_owned(char *region, uint32_t class, void **blocks, size_t count) {
+    struct stack_words *stack = stack_of(region, class);
+    uint32_t top = get(&stack->top);
+    uint32_t bottom = get(&stack->bottom);
+    if (top <= bottom) {
+        return 0;
+    }
+    size_t taken = top - bottom < count ? top - bottom : count;
+    memcpy(blocks, (void **)(void *)region + top - taken, taken * sizeof *blocks);
+    set(&stack->top, top - (uint32_t)taken);
+    return taken;
+}
+
+static size_t push_owned(char *region, uint32_t class, void *const *blocks, size_t count) {
+    struct stack_words *stack = stack_of(region, class);
+    uint32_t top = get(&stack->top);
+    uint32_t end = get(&stack->end);
+    if (top >= end) {
+        return 0;
+    }
+    size_t given = end - top < count ? end - top : count;
+    memcpy((void **)(void *)region + top, blocks, given * sizeof *blocks);
+    set(&stack->top, top + (uint32_t)given);
+    return given;
+}
+
+/* A thread that finds itself alone needs no lock; nobody can appear before it leaves. */
+static struct lock *enter_region(char **region) {
+    unsigned number = locked_region();
+    *region = region_of(&calm_caches, number);
+    if (single_threaded()) {
+        return NULL;
+    }
+    struct lock *lock = &calm_caches.states[number].lock;
+    lock_acquire(lock);
+    return lock;
+}
+
+size_t cpu_cache_pop_some(uint32_t class, void **blocks, size_t count) {
+    if (cpu_cache_is_rseq()) {
+        return rseq_pop_some(class, blocks, count);
+    }
+    if (atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED) {
+        return 0;
+    }
+    char *region;
+    struct lock *lock = enter_region(&region);
+    size_t taken = pop_owned(region, class, blocks, count);
+    if (lock != NULL) {
+        lock_release(lock);
+    }
+    return taken;
+}
+
+size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count) {
+    if (cpu_cache_is_rseq()) {
+        return rseq_push_some(class, blocks, count);
+    }
+    if (atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED) {
+        return 0;
+    }
+    char *region;
+    struct lock *lock = enter_region(&region);
+    size_t given = push_owned(region, class, blocks, count);
+    if (lock != NULL) {
+        lock_release(lock);
+    }
+    return given;
+}
+
+/* One block, as the restartable sequences do it: no call, no copy loop. */
+static inline void *pop_one(char *region, uint32_t class) {
+    struct stack_words *stack = stack_of(region, class);
+    uint32_t top = get(&stack->top);
+    if (top <= get(&stack->bottom)) {
+        return NULL;
+    }
+    void *block = ((void **)(void *)region)[top - 1];
+    atomic_store_explicit(&stack->top, (uint16_t)(top - 1), memory_order_relaxed);
+    return block;
+}
+
+static inline bool push_one(char *region, uint32_t class, void *block) {
+    struct stack_words *stack = stack_of(region, class);
+    uint32_t top = get(&stack->top);
+    if (top >= get(&stack->end)) {
+        return false;
+    }
+    ((void **)(void *)region)[top] = block;
+    atomic_store_explicit(&stack->top, (uint16_t)(top + 1), memory_order_relaxed);
+    return true;
+}
+
+void *cpu_cache_pop_locked(uint32_t class) {
+    if (__builtin_expect(atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED, 0)) {
+        return NULL;
+    }
+    if (__builtin_expect(single_threaded(), 1)) {
+        return pop_one(calm_caches.regions, class);
+    }
+    unsigned number = locked_region();
+    struct lock *lock = &calm_caches.states[number].lock;
+    lock_acquire(lock);
+    void *block = pop_one(region_of(&calm_caches, number), class);
+    lock_release(lock);
+    return block;
+}
+
+bool cpu_cache_push_locked(uint32_t class, void *block) {
+    if (__builtin_expect(atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED, 0)) {
+        return false;
+    }
+    if (__builtin_expect(single_threaded(), 1)) {
+        return push_one(calm_caches.regions, class, block);
+    }
+    unsigned number = locked_region();
+    struct lock *lock = &calm_caches.states[number].lock;
+    lock_acquire(lock);
+    bool pushed = push_one(region_of(&calm_caches, number), class, block);
+    lock_release(lock);
+    return pushed;
+}
+
+/* Tops that are where they were tell of a region that nobody used, or used evenly; that is near enough. */
+static uint64_t digest(const struct cpu_caches *caches, char *region) {
+    uint64_t digest = 1;
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        digest = digest * 0x9e3779b97f4a7c15ULL + get(&stack_of(region, class)->top);
+    }
+    return digest;
+}
+
+static bool is_empty(const struct cpu_caches *caches, char *region) {
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        if (get(&stack_of(region, class)->top) != caches->start_of[class]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/*
+ * Closed first, so that no sequence that starts from now on changes a stack; then those under way are
+ * restarted. After that the stacks are the drainer's, and what threads free meanwhile goes past the closed
+ * region.
+ */
+size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_idle,
+                       void (*put)(void *context, void *const *blocks, size_t count), void *context) {
+    struct region_state *state = &caches->states[number];
+    char *region = region_of(caches, number);
+    if (!atomic_load_explicit(&state->open, memory_order_relaxed)) {
+        return 0;
+    }
+    lock_acquire(&state->lock);
+    uint64_t seen = digest(caches, region);
+    state->idle_looks = seen == state->seen ? state->idle_looks + 1 : 0;
+    state->seen = seen;
+    bool idle = state->idle_looks >= CACHE_IDLE_LOOKS;
+    if ((only_if_idle && !idle) || is_empty(caches, region)) {
+        lock_release(&state->lock);
+        return 0;
+    }
+    close_stacks(caches, region);
+    if (cpu_cache_is_rseq() && !rseq_restart_all()) {
+        for (uint32_t class = 1; class < caches->classes->count; class ++) {
+            set(&stack_of(region, class)->bottom, caches->start_of[class]);
+            set(&stack_of(region, class)->end,
+                caches->start_of[class] + caches->classes->of[class].cache_most);
+        }
+        lock_release(&state->lock);
+        return 0;
+    }
+    size_t total = 0;
+    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        void *blocks[64];
+        size_t count = (size_t)get(&stack_of(region, class)->top) - caches->start_of[class];
+        memcpy(blocks, (void **)(void *)region + caches->start_of[class], count * sizeof *blocks);
+        set(&stack_of(region, class)->top, caches->start_of[class]);
+        if (count > 0) {
+            put(context, blocks, count);
+        }
+        total += count;
+    }
+    open_stacks(caches, region);
+    state->seen = digest(caches, region);
+    lock_release(&state->lock);
+    atomic_fetch_add_explicit(&caches->drains, 1, memory_order_relaxed);
+    return total;
+}
+
+size_t cpu_caches_bytes(const struct cpu_caches *caches) {
+    size_t bytes = 0;
+    for (unsigned number = 0; number < caches->count; number++) {
+        if (!atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
+            continue;
+        }
+        for (uint32_t class = 1; class < caches->classes->count; class ++) {
+            uint32_t top = get(&stack_of(region_of(caches, number), class)->top);
+            bytes += (size_t)(top - caches->start_of[class]) * caches->classes->of[class].size;
+        }
+    }
+    return bytes;
+}

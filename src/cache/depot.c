@@ -1,0 +1,126 @@
+#include "cache/depot.h"
+
+#include "os/address_space.h"
+
+#include <string.h>
+
+/* Large blocks may fill a shelf with this much; small ones with as many as it has room for. */
+#define SHELF_BYTES_MOST ((size_t)256 << 10)
+
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bytes_most) {
+    size_t page = os_page_size();
+    size_t bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
+    char *memory = os_reserve(bytes, page);
+    if (memory == NULL || !os_commit(memory, bytes)) {
+        return false;
+    }
+    depot->shelves = (struct depot_shelf *)(void *)memory;
+    depot->classes = classes;
+    depot->bytes_most = bytes_most;
+    return true;
+}
+
+static uint32_t shelf_most(const struct size_class *class) {
+    size_t blocks = SHELF_BYTES_MOST / class->size;
+    return blocks > DEPOT_SHELF_BLOCKS ? DEPOT_SHELF_BLOCKS : (uint32_t)blocks;
+}
+
+size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t count) {
+    if (depot->shelves == NULL) {
+        return 0;
+    }
+    struct depot_shelf *shelf = &depot->shelves[class];
+    if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
+        return 0; /* as good as after the lock: a magazine that arrives now may be missed either way */
+    }
+    lock_acquire(&shelf->lock);
+    uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
+    size_t taken = held < count ? held : count;
+    held -= (uint32_t)taken;
+    memcpy(blocks, shelf->blocks + held, taken * sizeof *blocks);
+    atomic_store_explicit(&shelf->count, held, memory_order_relaxed);
+    if (held < shelf->lowest) {
+        shelf->lowest = held;
+    }
+    lock_release(&shelf->lock);
+    atomic_fetch_sub_explicit(&depot->bytes, taken * depot->classes->of[class].size, memory_order_relaxed);
+    return taken;
+}
+
+bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t count) {
+    if (depot->shelves == NULL) {
+        return false;
+    }
+    const struct size_class *of = &depot->classes->of[class];
+    struct depot_shelf *shelf = &depot->shelves[class];
+    /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
+     * together. */
+    size_t bytes = count * of->size;
+    if (atomic_fetch_add_explicit(&depot->bytes, bytes, memory_order_relaxed) + bytes > depot->bytes_most) {
+        atomic_fetch_sub_explicit(&depot->bytes, bytes, memory_order_relaxed);
+        return false;
+    }
+    lock_acquire(&shelf->lock);
+    uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
+    bool fits = held + count <= shelf_most(of);
+    if (fits) {
+        memcpy(shelf->blocks + held, blocks, count * sizeof *blocks);
+        atomic_store_explicit(&shelf->count, held + (uint32_t)count, memory_order_relaxed);
+    }
+    lock_release(&shelf->lock);
+    if (!fits) {
+        atomic_fetch_sub_explicit(&depot->bytes, bytes, memory_order_relaxed);
+    }
+    return fits;
+}
+
+size_t depot_shed(struct depot *depot, bool all,
+                  void (*put)(void *context, void *const *blocks, size_t count), void *context) {
+    size_t shed = 0;
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+        struct depot_shelf *shelf = &depot->shelves[class];
+        if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
+            continue;
+        }
+        void *blocks[64];
+        size_t count;
+        bool first = true;
+        size_t wanted = 0;
+        do {
+            lock_acquire(&shelf->lock);
+            uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
+            if (first) {
+                wanted = all ? held : shelf->lowest;
+                first = false;
+            }
+            /* From the bottom: those have lain longest. */
+            count = wanted < 64 ? wanted : 64;
+            count = count < held ? count : held;
+            memcpy(blocks, shelf->blocks, count * sizeof *blocks);
+            memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
+            atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
+            shelf->lowest = held - (uint32_t)count;
+            lock_release(&shelf->lock);
+            wanted -= count;
+            atomic_fetch_sub_explicit(&depot->bytes, count * depot->classes->of[class].size,
+                                      memory_order_relaxed);
+            if (count > 0) {
+                put(context, blocks, count);
+            }
+            shed += count;
+        } while (count > 0 && wanted > 0);
+    }
+    return shed;
+}
+
+void depot_lock_all(struct depot *depot) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+        lock_acquire(&depot->shelves[class].lock);
+    }
+}
+
+void depot_unlock_all(struct depot *depot) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+        lock_release(&depot->shelves[class].lock);
+    }
+}

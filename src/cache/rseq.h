@@ -1,0 +1,172 @@
+/*
+ * The restartable sequences on x86-64, for the caches of calm_caches and mode CACHE_RSEQ alone.
+ *
+ * Each sequence announces its descriptor (rseq_cs) in the thread's rseq area, reads the CPU's number, and
+ * ends with the one store that commits. The kernel sends a thread that was interrupted between labels 1 and 2
+ * to label 4, from where it starts over. Leaving early, by a jump, needs no farewell: the kernel looks where
+ * the thread is.
+ */
+#ifndef CALM_CACHE_RSEQ_H
+#define CALM_CACHE_RSEQ_H
+
+#include "cache/cpu_cache.h"
+
+#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
+
+/* 0x53053053 is the signature that glibc registers; before label 4 it is part of an undefined instruction. */
+#define RSEQ_BEGIN                          \
+    ".pushsection __rseq_cs, \"aw\"\n\t"    \
+    ".balign 32\n"                          \
+    "3:\n\t"                                \
+    ".long 0, 0\n\t"                        \
+    ".quad 1f, 2f - 1f, 4f\n\t"             \
+    ".popsection\n\t"                       \
+    "leaq 3b(%%rip), %[region]\n\t"         \
+    "movq %[region], %%fs:8(%[area])\n"     \
+    "1:\n\t"                                \
+    "movl %%fs:(%[number]), %k[region]\n\t" \
+    "shlq %[shift], %[region]\n\t"          \
+    "addq %[regions], %[region]\n\t"        \
+    "movzwl (%[region],%[class],8), %k[top]\n\t"
+
+#define RSEQ_END                                  \
+    "2:\n\t"                                      \
+    ".pushsection .text.calm_restart, \"ax\"\n\t" \
+    ".byte 0x0f, 0xb9, 0x3d\n\t"                  \
+    ".long 0x53053053\n"                          \
+    "4:\n\t"                                      \
+    "jmp %l[restart]\n\t"                         \
+    ".popsection\n\t"
+
+#define RSEQ_INPUTS                                                          \
+    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number), \
+        [regions] "m"(calm_caches.regions), [class] "r"((uint64_t) class), [shift] "i"(REGION_SHIFT)
+
+static inline __attribute__((always_inline)) void *rseq_pop(uint32_t class) {
+    uint64_t region;
+    uint64_t top;
+    void *block;
+restart:
+    __asm__ goto volatile(RSEQ_BEGIN "cmpw 2(%[region],%[class],8), %w[top]\n\t"
+                                     "jbe %l[empty]\n\t"
+                                     "movq -8(%[region],%[top],8), %[block]\n\t"
+                                     "decl %k[top]\n\t"
+                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                          : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block)
+                          : RSEQ_INPUTS
+                          : "memory", "cc"
+                          : restart, empty);
+    return block;
+empty:
+    return NULL;
+}
+
+static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void *block) {
+    uint64_t region;
+    uint64_t top;
+restart:
+    __asm__ goto volatile(RSEQ_BEGIN "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+                                     "jae %l[full]\n\t"
+                                     "movq %[block], (%[region],%[top],8)\n\t"
+                                     "incl %k[top]\n\t"
+                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                          : [region] "=&r"(region), [top] "=&r"(top)
+                          : RSEQ_INPUTS, [block] "r"(block)
+                          : "memory", "cc"
+                          : restart, full);
+    return true;
+full:
+    return false;
+}
+
+/* Copies before it commits: a copy that is cut short is made again. */
+static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count) {
+    uint64_t region;
+    uint64_t top;
+    uint64_t taken;
+    uint64_t left;
+    void *block;
+restart:
+    __asm__ goto volatile(RSEQ_BEGIN "movzwl 2(%[region],%[class],8), %k[left]\n\t"
+                                     "movq %[top], %[taken]\n\t"
+                                     "subq %[left], %[taken]\n\t"
+                                     "jbe %l[empty]\n\t"
+                                     "cmpq %[count], %[taken]\n\t"
+                                     "cmovaq %[count], %[taken]\n\t"
+                                     "movq %[taken], %[left]\n\t"
+                                     "subq %[taken], %[top]\n\t"
+                                     "leaq (%[region],%[top],8), %[top]\n"
+                                     "5:\n\t"
+                                     "movq -8(%[top],%[left],8), %[block]\n\t"
+                                     "movq %[block], -8(%[blocks],%[left],8)\n\t"
+                                     "decq %[left]\n\t"
+                                     "jnz 5b\n\t"
+                                     "subq %[region], %[top]\n\t"
+                                     "shrq $3, %[top]\n\t"
+                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                          : [region] "=&r"(region), [top] "=&r"(top), [taken] "=&r"(taken),
+                            [left] "=&r"(left), [block] "=&r"(block)
+                          : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                          : "memory", "cc"
+                          : restart, empty);
+    return taken;
+empty:
+    return 0;
+}
+
+static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_t count) {
+    uint64_t region;
+    uint64_t top;
+    uint64_t given;
+    uint64_t left;
+    void *block;
+restart:
+    __asm__ goto volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[given]\n\t"
+                                     "subq %[top], %[given]\n\t"
+                                     "jbe %l[full]\n\t"
+                                     "cmpq %[count], %[given]\n\t"
+                                     "cmovaq %[count], %[given]\n\t"
+                                     "movq %[given], %[left]\n\t"
+                                     "leaq (%[region],%[top],8), %[top]\n"
+                                     "5:\n\t"
+                                     "movq -8(%[blocks],%[left],8), %[block]\n\t"
+                                     "movq %[block], -8(%[top],%[left],8)\n\t"
+                                     "decq %[left]\n\t"
+                                     "jnz 5b\n\t"
+                                     "leaq (%[top],%[given],8), %[top]\n\t"
+                                     "subq %[region], %[top]\n\t"
+                                     "shrq $3, %[top]\n\t"
+                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                          : [region] "=&r"(region), [top] "=&r"(top), [given] "=&r"(given),
+                            [left] "=&r"(left), [block] "=&r"(block)
+                          : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                          : "memory", "cc"
+                          : restart, full);
+    return given;
+full:
+    return 0;
+}
+
+#else
+
+/* Never called: rseq_find says that there are none. */
+static inline void *rseq_pop(uint32_t class) {
+    (void)class;
+    return NULL;
+}
+static inline bool rseq_push(uint32_t class, void *block) {
+    (void)class, (void)block;
+    return false;
+}
+static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count) {
+    (void)class, (void)blocks, (void)count;
+    return 0;
+}
+static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_t count) {
+    (void)class, (void)blocks, (void)count;
+    return 0;
+}
+
+#endif
+
+#endif

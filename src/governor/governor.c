@@ -1,0 +1,466 @@
+#include "governor/governor.h"
+
+#include "governor/helper.h"
+#include "os/cgroup.h"
+#include "os/clock.h"
+#include "os/purge.h"
+#include "policy/adaptive.h"
+#include "policy/hysteresis.h"
+
+/* A person can ask for so little slack that nothing is kept; a page for each of a few slabs stays all the
+ * same. */
+#define LIMIT_PAGES_LEAST 16
+/* Under shortage the bound is this part of the policy's. */
+#define SHORTAGE_FACTOR 0.125
+/* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1. */
+#define KEEP_DIVISOR 4
+/* The clock is read at one look in so many. */
+#define LOOKS_PER_CLOCK     16
+#define SHORTAGE_READ_NS    1000000000ULL
+#define RETRY_NS_LEAST      10000000ULL
+#define RETRY_NS_MOST       60000000000ULL
+#define FAULT_PAGES         32
+#define DEPOT_BYTES_PER_CPU ((size_t)512 << 10)
+/* Dearer to move than to copy below: see docs/experiments.md. */
+#define MOVE_BYTES_LEAST ((size_t)128 << 10)
+
+static size_t page_bytes(const struct governor *governor) {
+    return governor->heap.space.page_size;
+}
+
+static double number(const _Atomic(int) *setting) {
+    return atomic_load_explicit(setting, memory_order_relaxed);
+}
+
+static bool is_adaptive(const struct governor *governor) {
+    return number(&governor->settings.policy) == POLICY_ADAPTIVE;
+}
+
+/* Under the heap's lock. */
+static size_t limit_pages(const struct governor *governor) {
+    const struct heap *heap = &governor->heap;
+    size_t footprint = heap->used_pages + heap_dirty_pages(heap) + heap->purging_pages;
+    size_t base = hysteresis_base_bytes(footprint << heap->space.page_shift);
+    size_t pages = (size_t)((double)base * governor->factor) >> heap->space.page_shift;
+    return pages < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : pages;
+}
+
+/* Under the purger's lock. */
+static double new_factor(struct governor *governor) {
+    double cpus = governor->cpu_usage.cpus;
+    double factor = (1 + cpus / 100) * number(&governor->settings.slack) / 100;
+    if (is_adaptive(governor)) {
+        factor *= governor->band;
+        factor *= governor->memory_is_short ? SHORTAGE_FACTOR : 1;
+    }
+    return factor;
+}
+
+static void heap_enter(struct governor *governor) {
+    lock_acquire(&governor->heap_lock);
+    governor->heap_locks++;
+}
+
+static void set_factor(struct governor *governor) {
+    double factor = new_factor(governor);
+    heap_enter(governor);
+    governor->factor = factor;
+    lock_release(&governor->heap_lock);
+}
+
+/* What the first touch of a page costs here: no table could say. */
+static double measure_fault_ns(void) {
+    size_t page = os_page_size();
+    char *memory = os_reserve(FAULT_PAGES * page, page);
+    if (memory == NULL || !os_commit(memory, FAULT_PAGES * page)) {
+        return 1000;
+    }
+    uint64_t start = clock_now_ns();
+    for (size_t i = 0; i < FAULT_PAGES; i++) {
+        *(volatile char *)(memory + i * page) = 1;
+    }
+    uint64_t end = clock_now_ns();
+    os_release(memory, FAULT_PAGES * page);
+    return (double)(end - start) / FAULT_PAGES;
+}
+
+enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED };
+
+/* The kernel would not: do not ask again with every free, but not never either. */
+static void back_off(struct governor *governor, size_t refused) {
+    governor->counts.failures += refused;
+    uint64_t after = governor->retry_after_ns * 2;
+    governor->retry_after_ns = after < RETRY_NS_LEAST  ? RETRY_NS_LEAST
+                               : after > RETRY_NS_MOST ? RETRY_NS_MOST
+                                                       : after;
+    governor->retry_ns = clock_now_ns() + governor->retry_after_ns;
+    governor->retry_above_pages = heap_dirty_pages(&governor->heap) * 2;
+}
+
+/* One slice. Under the purger's lock. Returns false if there was nothing to take, or the kernel refused. */
+static bool purge_slice(struct governor *governor, size_t pages, bool with_slabs) {
+    struct purge_batch *batch = &governor->batch;
+    heap_enter(governor);
+    heap_take_dirty(&governor->heap, batch, pages, with_slabs);
+    lock_release(&governor->heap_lock);
+    if (batch->count == 0) {
+        return false;
+    }
+    uint64_t start = clock_now_ns();
+    struct purge_result result = purge_ranges(batch->ranges, batch->count);
+    uint64_t spent = clock_now_ns() - start;
+
+    size_t purged = 0;
+    for (size_t i = 0; i < result.ranges_done; i++) {
+        purged += batch->ranges[i].iov_len >> governor->heap.space.page_shift;
+    }
+    governor->window_purge_ns += spent;
+    governor->window_purged_pages += purged;
+    heap_enter(governor);
+    heap_put_back(&governor->heap, batch, result.ranges_done);
+    governor->counts.purge_ns += spent;
+    governor->counts.purged_pages += purged;
+    governor->counts.ranges += result.ranges_done;
+    governor->counts.vectored_calls += result.vectored_calls;
+    governor->counts.single_calls += result.single_calls;
+    bool refused = result.ranges_done < batch->count;
+    if (refused) {
+        back_off(governor, batch->count - result.ranges_done);
+    } else {
+        governor->retry_above_pages = 0;
+        governor->retry_after_ns = 0;
+    }
+    lock_release(&governor->heap_lock);
+    return !refused;
+}
+
+/*
+ * Gives back until at most keep pages stay, and within slabs until at most slab_limit stay: where each range
+ * is a shootdown, their short ranges are left for as long as the bound allows. Under the purger's lock.
+ */
+static void purge_down(struct governor *governor, size_t keep, size_t slab_limit, enum reason reason) {
+    bool purged = false;
+    for (;;) {
+        heap_enter(governor);
+        size_t dirty = heap_dirty_pages(&governor->heap);
+        size_t in_runs = governor->heap.runs.dirty.pages;
+        lock_release(&governor->heap_lock);
+        bool short_ranges = purge_current_method() != PURGE_SINGLE || dirty > slab_limit;
+        if (dirty <= keep || (in_runs == 0 && !short_ranges) ||
+            !purge_slice(governor, dirty - keep, short_ranges)) {
+            break;
+        }
+        purged = true;
+    }
+    if (purged) {
+        heap_enter(governor);
+        governor->counts.purges += reason == REASON_LIMIT;
+        governor->counts.purges_timed += reason == REASON_TIME;
+        governor->counts.purges_asked += reason == REASON_ASKED;
+        lock_release(&governor->heap_lock);
+    }
+}
+
+static bool may_retry(const struct governor *governor, size_t dirty) {
+    return governor->retry_above_pages == 0 || dirty > governor->retry_above_pages;
+}
+
+/* Free memory exceeds the bound: gives back, or waits for the thread that is at it. */
+static void relieve(struct governor *governor) {
+    lock_acquire(&governor->purge_lock);
+    heap_enter(governor);
+    if (governor->retry_above_pages != 0 && clock_now_ns() > governor->retry_ns) {
+        governor->retry_above_pages = 0;
+    }
+    size_t limit = limit_pages(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    bool over = dirty > limit && may_retry(governor, dirty);
+    lock_release(&governor->heap_lock);
+    if (over) {
+        purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+    }
+    lock_release(&governor->purge_lock);
+}
+
+static void put_and_forget(void *context, void *const *blocks, size_t count) {
+    struct governor *governor = context;
+    heap_enter(governor);
+    heap_put_blocks(&governor->heap, blocks, count);
+    lock_release(&governor->heap_lock);
+}
+
+/* What no thread wanted during the window leaves the depots, and after a few windows idle CPUs' caches. */
+static void shed_caches(struct governor *governor, bool all) {
+    for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
+        cpu_cache_drain(governor->caches, i, !all, put_and_forget, governor);
+    }
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        depot_shed(&governor->depots[i], all, put_and_forget, governor);
+    }
+}
+
+static bool caches_hold_something(const struct governor *governor) {
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        if (atomic_load_explicit(&governor->depots[i].bytes, memory_order_relaxed) > 0) {
+            return true;
+        }
+    }
+    return governor->caches->states != NULL && cpu_caches_bytes(governor->caches) > 0;
+}
+
+static void read_shortage(struct governor *governor, uint64_t now) {
+    if (!number(&governor->settings.watch_cgroup)) {
+        governor->memory_is_short = false;
+    } else if (now - governor->shortage_read_ns >= SHORTAGE_READ_NS) {
+        governor->shortage_read_ns = now;
+        governor->memory_is_short = cgroup_memory_is_short();
+    }
+}
+
+/* The window is over: what it tells about the next. Under the purger's lock. */
+static void end_window(struct governor *governor, uint64_t now, uint64_t start) {
+    double cpus = cpu_usage_sample(&governor->cpu_usage);
+    if (governor->fault_ns == 0 && governor->window_purged_pages > 0) {
+        governor->fault_ns = measure_fault_ns();
+    }
+    heap_enter(governor);
+    size_t unused = governor->low_dirty_pages;
+    size_t reused = governor->heap.runs.reused_pages;
+    lock_release(&governor->heap_lock);
+
+    struct adaptive_decision decision =
+        adaptive_decide(governor->band, (struct adaptive_window){
+                                            .ns = (double)(now - start),
+                                            .cpus_used = cpus,
+                                            .purge_ns = (double)governor->window_purge_ns,
+                                            .fault_ns = governor->fault_ns,
+                                            .purged_pages = governor->window_purged_pages,
+                                            .reused_pages = reused - governor->window_reused_pages,
+                                            .unused_pages = unused,
+                                            .cost_share = number(&governor->settings.purge_time) / 100,
+                                        });
+    governor->window_purge_ns = 0;
+    governor->window_purged_pages = 0;
+    governor->window_reused_pages = reused;
+    read_shortage(governor, now);
+    governor->band = decision.band;
+    set_factor(governor);
+    if (!is_adaptive(governor)) {
+        return;
+    }
+    heap_enter(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    bool may = may_retry(governor, dirty);
+    lock_release(&governor->heap_lock);
+    size_t give = governor->memory_is_short      ? dirty
+                  : decision.purge_pages < dirty ? decision.purge_pages
+                                                 : dirty;
+    if (give > 0 && may) {
+        purge_down(governor, dirty - give, 0, REASON_TIME);
+    }
+}
+
+bool governor_tick(struct governor *governor) {
+    uint64_t now = clock_coarse_ns();
+    uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
+    if (now - start < WINDOW_NS || !lock_try(&governor->purge_lock)) {
+        return false;
+    }
+    /* Another thread may just have done it. */
+    start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
+    bool idle = false;
+    if (now - start >= WINDOW_NS) {
+        shed_caches(governor, false);
+        end_window(governor, now, start);
+        heap_enter(governor);
+        size_t dirty = heap_dirty_pages(&governor->heap);
+        governor->low_dirty_pages = dirty;
+        /* A heap that nobody came to keeps not even the little that is not worth a purge in each window. */
+        bool untouched = governor->looks == governor->window_looks;
+        governor->window_looks = governor->looks;
+        bool may = may_retry(governor, dirty);
+        lock_release(&governor->heap_lock);
+        if (untouched && dirty > 0 && may && is_adaptive(governor)) {
+            purge_down(governor, 0, 0, REASON_TIME);
+        }
+        idle =
+            untouched && (dirty == 0 || !may || !is_adaptive(governor)) && !caches_hold_something(governor);
+        atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
+    }
+    lock_release(&governor->purge_lock);
+    return idle;
+}
+
+/* Out of the heap's door: looks whether too much is free, and whether a window is over. */
+static void heap_leave(struct governor *governor) {
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    if (dirty < governor->low_dirty_pages) {
+        governor->low_dirty_pages = dirty;
+    }
+    bool over = dirty > limit_pages(governor) && may_retry(governor, dirty);
+    bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
+    lock_release(&governor->heap_lock);
+    if (__builtin_expect(over, 0)) {
+        relieve(governor);
+    }
+    if (!clock) {
+        return;
+    }
+    int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
+    if (helper == HELPER_ASLEEP) {
+        helper_wake(governor);
+    } else if (helper == HELPER_NONE && number(&governor->settings.background) != 0 &&
+               thread_pointer() != governor->first_thread) {
+        helper_start(governor);
+    }
+    if (helper != HELPER_AWAKE) {
+        governor_tick(governor);
+    }
+}
+
+bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
+                   size_t address_space, void (*misused)(enum misuse kind, const void *pointer)) {
+    governor->caches = caches;
+    governor->first_thread = thread_pointer();
+    governor->band = ADAPTIVE_BAND_LEAST;
+    if (!heap_init(&governor->heap, classes, address_space, misused)) {
+        return false;
+    }
+    unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
+    governor->depot_count = nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        depot_init(&governor->depots[i], classes,
+                   DEPOT_BYTES_PER_CPU * cpu_affinity_count() / governor->depot_count);
+    }
+    cpu_usage_sample(&governor->cpu_usage);
+    atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
+    governor->factor = new_factor(governor);
+    return true;
+}
+
+static struct depot *near_depot(struct governor *governor) {
+    unsigned node = cpu_cache_node();
+    return &governor->depots[node < governor->depot_count ? node : 0];
+}
+
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
+    atomic_fetch_add_explicit(&governor->misses, 1, memory_order_relaxed);
+    size_t taken = depot_take(near_depot(governor), class, blocks, count);
+    if (taken == 0) {
+        heap_enter(governor);
+        taken = heap_take_blocks(&governor->heap, class, blocks, count);
+        heap_leave(governor);
+    }
+    return taken;
+}
+
+void governor_put_to_heap(void *context, void *const *blocks, size_t count) {
+    struct governor *governor = context;
+    heap_enter(governor);
+    heap_put_blocks(&governor->heap, blocks, count);
+    heap_leave(governor);
+}
+
+void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
+    atomic_fetch_add_explicit(&governor->misses, 1, memory_order_relaxed);
+    if (!depot_put(near_depot(governor), class, blocks, count)) {
+        governor_put_to_heap(governor, blocks, count);
+    }
+}
+
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
+    heap_enter(governor);
+    void *block = heap_take_large(&governor->heap, pages, align_pages, false, zero);
+    heap_leave(governor);
+    return block;
+}
+
+void governor_put_large(struct governor *governor, void *block) {
+    struct span *renew = NULL;
+    heap_enter(governor);
+    if (heap_put_large(&governor->heap, block, &renew) == PUT_RENEW) {
+        lock_release(&governor->heap_lock);
+        bool renewed = os_renew(renew->base, (size_t)renew->pages * page_bytes(governor));
+        heap_enter(governor);
+        heap_put_renewed(&governor->heap, renew, renewed);
+    }
+    heap_leave(governor);
+}
+
+void *governor_resize_large(struct governor *governor, struct span *span, size_t pages) {
+    size_t held = span->pages;
+    heap_enter(governor);
+    bool resized = heap_resize_large(&governor->heap, span, pages);
+    bool may_move =
+        !resized && held * page_bytes(governor) >= MOVE_BYTES_LEAST && heap_may_move(&governor->heap);
+    bool zero;
+    char *to = may_move ? heap_take_large(&governor->heap, pages, 1, true, &zero) : NULL;
+    heap_leave(governor);
+    if (resized || to == NULL) {
+        return resized ? span->base : NULL;
+    }
+    if (!os_move_pages(span->base, to, held * page_bytes(governor))) {
+        governor_put_large(governor, to);
+        return NULL;
+    }
+    heap_enter(governor);
+    heap_moved(&governor->heap, span, heap_large_span(&governor->heap, to));
+    heap_leave(governor);
+    return to;
+}
+
+size_t governor_trim(struct governor *governor, size_t keep_bytes) {
+    lock_acquire(&governor->purge_lock);
+    shed_caches(governor, true);
+    heap_enter(governor);
+    uint64_t before = governor->counts.purged_pages;
+    lock_release(&governor->heap_lock);
+    purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
+    heap_enter(governor);
+    uint64_t purged = governor->counts.purged_pages - before;
+    lock_release(&governor->heap_lock);
+    lock_release(&governor->purge_lock);
+    return purged * page_bytes(governor);
+}
+
+size_t governor_limit(struct governor *governor) {
+    heap_enter(governor);
+    size_t limit = limit_pages(governor);
+    lock_release(&governor->heap_lock);
+    return limit * page_bytes(governor);
+}
+
+void governor_refresh(struct governor *governor) {
+    lock_acquire(&governor->purge_lock);
+    set_factor(governor);
+    lock_release(&governor->purge_lock);
+    relieve(governor);
+}
+
+void governor_before_fork(struct governor *governor) {
+    lock_acquire(&governor->purge_lock);
+    for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
+        lock_acquire(&governor->caches->states[i].lock);
+    }
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        depot_lock_all(&governor->depots[i]);
+    }
+    heap_enter(governor);
+}
+
+/* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
+ * vain. */
+void governor_after_fork(struct governor *governor, bool child) {
+    lock_release(&governor->heap_lock);
+    for (unsigned i = governor->depot_count; i-- > 0;) {
+        depot_unlock_all(&governor->depots[i]);
+    }
+    for (unsigned i = governor->caches->count; governor->caches->states != NULL && i-- > 0;) {
+        lock_release(&governor->caches->states[i].lock);
+    }
+    if (child) {
+        atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+        governor->first_thread = thread_pointer();
+    }
+    lock_release(&governor->purge_lock);
+}

@@ -1,0 +1,127 @@
+/*
+ * The governor: knows the heap, the depots and the caches of CPUs, asks the policy how much free memory may
+ * stay, and gives back the rest.
+ *
+ * It is also the heap's door: whoever takes from the heap, or puts into it, does so under the heap's lock and
+ * looks at the bound before it leaves. So free memory in the heap never exceeds the bound once a thread has
+ * left, whether or not any code of ours runs afterwards; caches and depots are bounded by their size.
+ *
+ * A purge takes its ranges out of the free set first, and asks the kernel without any lock but the purger's
+ * own.
+ *
+ * Locks, outermost first: purger, a region's, a shelf's, the heap's.
+ */
+#ifndef CALM_GOVERNOR_GOVERNOR_H
+#define CALM_GOVERNOR_GOVERNOR_H
+
+#include "cache/cpu_cache.h"
+#include "cache/depot.h"
+#include "heap/heap.h"
+#include "os/cpu_usage.h"
+#include "os/lock.h"
+
+#include <stdatomic.h>
+
+#define DEPOTS_MOST 8
+
+enum policy { POLICY_ADAPTIVE, POLICY_PAPER };
+
+/* What a person may set, at any time. */
+struct governor_settings {
+    _Atomic(int) policy;
+    _Atomic(int) background; /* whether a helper thread may tidy */
+    _Atomic(int) watch_cgroup;
+    _Atomic(int) slack;      /* per cent of the policy's threshold */
+    _Atomic(int) purge_time; /* per cent of CPU time that giving back in vain may cost */
+};
+
+struct governor_counts {
+    uint64_t purged_pages;
+    uint64_t purges;
+    uint64_t purges_timed;
+    uint64_t purges_asked;
+    uint64_t failures;
+    uint64_t vectored_calls;
+    uint64_t single_calls;
+    uint64_t ranges;
+    uint64_t purge_ns;
+};
+
+struct governor {
+    struct lock heap_lock;
+    struct heap heap;
+    uint64_t heap_locks;
+    /* Under the heap's lock. */
+    double factor;            /* of the threshold for a footprint: slack, CPUs, band */
+    size_t low_dirty_pages;   /* in this window */
+    size_t retry_above_pages; /* after a refusal: not before there is so much, or a while has passed */
+    uint64_t looks;
+    struct governor_counts counts;
+
+    struct cpu_caches *caches;
+    struct depot depots[DEPOTS_MOST];
+    unsigned depot_count;
+    struct governor_settings settings;
+
+    /* Under the purger's lock. */
+    struct lock purge_lock;
+    struct purge_batch batch;
+    struct cpu_usage cpu_usage;
+    double band;
+    double fault_ns;
+    uint64_t window_looks;
+    uint64_t window_purge_ns;
+    uint64_t window_purged_pages;
+    size_t window_reused_pages;
+    uint64_t retry_ns;
+    uint64_t retry_after_ns;
+    uint64_t shortage_read_ns;
+    bool memory_is_short;
+    unsigned quiet_windows;
+
+    _Atomic(uint64_t) window_start_ns;
+    _Atomic(uint64_t) misses;
+    const void *first_thread; /* its thread pointer */
+    _Atomic(int) helper;      /* enum helper_state */
+    _Atomic(uint32_t) helper_bell;
+};
+
+/* settings must be filled. False if there is no memory at all. */
+bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
+                   size_t address_space, void (*misused)(enum misuse kind, const void *pointer));
+
+/* Blocks of one class, from the depot or the heap; at most 64. Returns how many. */
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
+void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count);
+
+/* The same past the depot. */
+void governor_put_to_heap(void *governor, void *const *blocks, size_t count);
+
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
+void governor_put_large(struct governor *governor, void *block);
+
+/*
+ * A large block, to be so many pages long: where it is, or by moving its pages. NULL if neither can be, and
+ * then nothing changed.
+ */
+void *governor_resize_large(struct governor *governor, struct span *span, size_t pages);
+
+/* Gives back all but keep_bytes of free memory, that of caches and depots included. Returns the bytes given
+ * back. */
+size_t governor_trim(struct governor *governor, size_t keep_bytes);
+
+/* Once a window has passed: sheds what lay unused. Any thread, also the helper. True if there is nothing left
+ * to tidy. */
+bool governor_tick(struct governor *governor);
+
+/* The bound on free memory in the heap, in bytes, for the current footprint. */
+size_t governor_limit(struct governor *governor);
+
+/* Settings changed: the bound follows. */
+void governor_refresh(struct governor *governor);
+
+/* Around fork: nothing is in between in the child. */
+void governor_before_fork(struct governor *governor);
+void governor_after_fork(struct governor *governor, bool child);
+
+#endif

@@ -1,0 +1,284 @@
+#include "heap/heap.h"
+
+#include "heap/slab.h"
+
+/* Moved blocks keep a mapping each; half of what a process may have is the application's. */
+#define MOVED_SPANS_MOST 16384
+
+bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space,
+               void (*misused)(enum misuse kind, const void *pointer)) {
+    heap->classes = classes;
+    heap->misused = misused;
+    heap->runs.space = &heap->space;
+    return space_init(&heap->space, address_space, (classes->blocks_most + 63) / 64);
+}
+
+static bool is_full(const struct heap *heap, const struct span *slab) {
+    return slab->used_blocks == heap->classes->of[slab->class].slab_blocks;
+}
+
+static struct span *new_slab(struct heap *heap, uint32_t class) {
+    bool clean;
+    struct span *span = runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, false, &clean);
+    if (span != NULL) {
+        slab_open(heap, span, class, clean);
+    }
+    return span;
+}
+
+/* The bin's current slab, with a free block; NULL if memory is short. */
+static struct span *current_slab(struct heap *heap, uint32_t class) {
+    struct slab_bin *bin = &heap->bins[class];
+    if (bin->current != NULL && !is_full(heap, bin->current)) {
+        return bin->current;
+    }
+    bin->current = bin->part_used;
+    if (bin->current != NULL) {
+        address_order_remove(&bin->part_used, bin->current);
+    } else {
+        bin->current = new_slab(heap, class);
+    }
+    return bin->current;
+}
+
+size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t count) {
+    size_t taken = 0;
+    while (taken < count) {
+        struct span *slab = current_slab(heap, class);
+        if (slab == NULL) {
+            break;
+        }
+        taken += slab_take(heap, slab, blocks + taken, count - taken);
+    }
+    return taken;
+}
+
+/* A slab has one block in use less than before: puts it where such a slab belongs. */
+static void settle_slab(struct heap *heap, struct span *slab, bool was_full) {
+    struct slab_bin *bin = &heap->bins[slab->class];
+    if (slab->used_blocks == 0) {
+        if (slab == bin->current) {
+            bin->current = NULL;
+        } else if (!was_full) {
+            address_order_remove(&bin->part_used, slab);
+        }
+        slab_close(heap, slab);
+    } else if (was_full && slab != bin->current) {
+        address_order_insert(&bin->part_used, slab);
+    }
+}
+
+/* Whether the page belongs to a free run, or to one on its way to be purged. */
+static bool was_freed(const struct span *span, uint32_t page) {
+    return page - span->page < span->pages && span->state >= SPAN_DIRTY && span->state <= SPAN_PURGING;
+}
+
+static void put_block(struct heap *heap, void *pointer) {
+    uint32_t page = space_page(&heap->space, pointer);
+    if (page == 0 || heap->space.class_of[page] == 0) {
+        heap->misused(page != 0 && was_freed(space_span_of(&heap->space, page), page) ? MISUSE_DOUBLE_FREE
+                                                                                      : MISUSE_INVALID_FREE,
+                      pointer);
+        return;
+    }
+    struct span *slab = space_span_of(&heap->space, page);
+    long block = slab_block_at(heap, slab, pointer);
+    if (block < 0 || !slab_in_use(slab, (size_t)block)) {
+        heap->misused(block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
+        return;
+    }
+    size_t free_before = heap->slab_dirty_pages;
+    bool was_full = is_full(heap, slab);
+    slab_put(heap, slab, (size_t)block);
+    heap->dirtied_pages += heap->slab_dirty_pages - free_before;
+    settle_slab(heap, slab, was_full);
+}
+
+void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        put_block(heap, blocks[i]);
+    }
+}
+
+void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, bool prefer_clean, bool *zero) {
+    struct span *span = runs_take(&heap->runs, pages, align_pages, prefer_clean, zero);
+    if (span == NULL) {
+        return NULL;
+    }
+    span->state = SPAN_LARGE;
+    span->moved = false;
+    heap->used_pages += pages;
+    heap->large_allocations++;
+    return span->base;
+}
+
+struct span *heap_large_span(const struct heap *heap, const void *block) {
+    uint32_t page = space_page(&heap->space, block);
+    if (page == 0) {
+        return NULL;
+    }
+    struct span *span = space_span_of(&heap->space, page);
+    return span->state == SPAN_LARGE && span->base == block ? span : NULL;
+}
+
+enum put_large heap_put_large(struct heap *heap, void *block, struct span **renew) {
+    struct span *span = heap_large_span(heap, block);
+    if (span == NULL) {
+        uint32_t page = space_page(&heap->space, block);
+        bool freed = page != 0 && was_freed(space_span_of(&heap->space, page), page);
+        heap->misused(freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, block);
+        return PUT_MISUSED;
+    }
+    span->state = SPAN_PURGING;
+    heap->used_pages -= span->pages;
+    heap->dirtied_pages += span->pages;
+    if (span->moved) {
+        heap->moved_spans--;
+        heap->purging_pages += span->pages;
+        *renew = span;
+        return PUT_RENEW;
+    }
+    runs_put(&heap->runs, span, false);
+    return PUT_DONE;
+}
+
+void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
+    heap->purging_pages -= span->pages;
+    span->purged = renewed;
+    runs_put(&heap->runs, span, renewed);
+}
+
+bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
+    if (pages == span->pages) {
+        return true;
+    }
+    if (pages < span->pages) {
+        struct span *rest = runs_split(&heap->runs, span, pages);
+        if (rest == NULL) {
+            return true; /* stays as long as it is, which is no less than was asked */
+        }
+        heap->used_pages -= rest->pages;
+        heap->dirtied_pages += rest->pages;
+        space_mark_ends(&heap->space, span);
+        rest->state = SPAN_PURGING;
+        runs_put(&heap->runs, rest, false);
+        return true;
+    }
+    size_t more = pages - span->pages;
+    struct span *behind = runs_behind(&heap->runs, span);
+    uint32_t end = behind == NULL ? span->page + span->pages : behind->page + behind->pages;
+    if ((behind == NULL || behind->pages < more) && space_ends_at(&heap->space, end) &&
+        runs_extend(&heap->runs, more)) {
+        behind = runs_behind(&heap->runs, span);
+    }
+    if (behind == NULL || behind->pages < more) {
+        return false;
+    }
+    bool clean = behind->state == SPAN_CLEAN;
+    runs_remove(&heap->runs, behind);
+    if (behind->pages > more) {
+        struct span *rest = runs_split(&heap->runs, behind, more);
+        if (rest == NULL) {
+            runs_put(&heap->runs, behind, clean);
+            return false;
+        }
+        runs_put(&heap->runs, rest, clean);
+    }
+    span->pages += behind->pages;
+    heap->used_pages += more;
+    space_drop_span(&heap->space, behind);
+    space_mark_ends(&heap->space, span);
+    return true;
+}
+
+void heap_moved(struct heap *heap, struct span *from, struct span *to) {
+    to->moved = true;
+    heap->moves++;
+    heap->moved_spans++;
+    heap->used_pages -= from->pages;
+    if (from->moved) {
+        heap->moved_spans--;
+    }
+    from->moved = false;
+    from->state = SPAN_PURGING;
+    from->purged = true;
+    runs_put(&heap->runs, from, true);
+}
+
+bool heap_may_move(const struct heap *heap) {
+    return heap->moved_spans < MOVED_SPANS_MOST;
+}
+
+static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, char *base,
+                      size_t pages) {
+    batch->ranges[batch->count] = (struct iovec){base, pages << heap->space.page_shift};
+    batch->spans[batch->count++] = span;
+    batch->pages += pages;
+    heap->purging_pages += pages;
+}
+
+/* Whole runs, the coldest first; of the last one its end, so that what stays lies low. */
+static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages) {
+    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->runs.dirty_ages.coldest != NULL) {
+        struct span *run = heap->runs.dirty_ages.coldest;
+        size_t wanted = pages - batch->pages;
+        runs_remove(&heap->runs, run);
+        if (run->pages > wanted) {
+            struct span *rest = runs_split(&heap->runs, run, run->pages - wanted);
+            if (rest != NULL) {
+                runs_put(&heap->runs, run, false);
+                run = rest;
+                space_mark_ends(&heap->space, run);
+            }
+        }
+        add_range(heap, batch, run, run->base, run->pages);
+    }
+}
+
+static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages) {
+    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->slab_ages.coldest != NULL) {
+        struct span *slab = heap->slab_ages.coldest;
+        bool was_full = is_full(heap, slab);
+        size_t from = 0;
+        size_t first;
+        size_t count;
+        while (batch->count < PURGE_RANGES && slab_claim(heap, slab, &from, &first, &count)) {
+            add_range(heap, batch, slab, slab->base + (first << heap->space.page_shift), count);
+        }
+        /* Claimed blocks are in use: a slab without another one leaves the order, as when blocks are taken.
+         */
+        if (!was_full && is_full(heap, slab) && heap->bins[slab->class].current != slab) {
+            address_order_remove(&heap->bins[slab->class].part_used, slab);
+        }
+    }
+}
+
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, bool with_slabs) {
+    batch->count = 0;
+    batch->pages = 0;
+    size_t most = PURGE_BYTES >> heap->space.page_shift;
+    pages = pages < most ? pages : most;
+    take_runs(heap, batch, pages);
+    if (with_slabs) {
+        take_from_slabs(heap, batch, pages);
+    }
+    return batch->pages;
+}
+
+void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
+    uint32_t shift = heap->space.page_shift;
+    for (size_t i = 0; i < batch->count; i++) {
+        struct span *span = batch->spans[i];
+        size_t pages = batch->ranges[i].iov_len >> shift;
+        heap->purging_pages -= pages;
+        if (span->state == SPAN_SLAB) {
+            bool was_full = is_full(heap, span);
+            slab_return(heap, span, (size_t)((char *)batch->ranges[i].iov_base - span->base) >> shift, pages,
+                        i < purged);
+            settle_slab(heap, span, was_full);
+        } else {
+            span->purged = i < purged;
+            runs_put(&heap->runs, span, i < purged);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+/*
+ * The heap: blocks of size classes from slabs, larger ones as runs of pages, and free pages for whoever
+ * purges.
+ *
+ * An instance without globals, and plain single-owner code: its caller holds a lock, or is the one thread
+ * that owns it. It never purges by itself: it counts what could be, and hands it out (heap_take_dirty) to be
+ * purged without the heap, and takes it back (heap_put_back).
+ *
+ * Nothing of the heap's lies in, before or between blocks, so that any page without a block in use can be
+ * purged.
+ */
+#ifndef CALM_HEAP_HEAP_H
+#define CALM_HEAP_HEAP_H
+
+#include "heap/runs.h"
+#include "heap/size_class.h"
+#include "heap/space.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+enum misuse { MISUSE_INVALID_FREE, MISUSE_DOUBLE_FREE };
+
+/* Slabs of one class that have a free block; current is in no order. */
+struct slab_bin {
+    struct span *current;
+    struct span *part_used;
+};
+
+struct heap {
+    struct space space;
+    struct runs runs;
+    const struct size_classes *classes;
+    struct slab_bin bins[SIZE_CLASSES];
+    struct span_ages slab_ages; /* slabs with free dirty pages */
+    /* Called where a free names no block in use; may end the process. The heap is intact. */
+    void (*misused)(enum misuse kind, const void *pointer);
+
+    /* In pages. Dirty pages in runs are counted by runs. */
+    size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */
+    size_t slab_dirty_pages; /* of slabs, without a block in use, and perhaps resident */
+    size_t purging_pages;    /* handed out by heap_take_dirty */
+    uint64_t dirtied_pages;  /* that became free, since the start */
+    uint64_t large_allocations;
+    uint64_t moves;     /* of large blocks' pages */
+    size_t moved_spans; /* large blocks that the kernel keeps a mapping for each */
+};
+
+/* address_space: bytes to reserve at most. classes must outlive the heap. False if there is no memory. */
+bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space,
+               void (*misused)(enum misuse kind, const void *pointer));
+
+/* Up to count blocks of a class; returns how many there were memory for. */
+size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t count);
+
+/* Blocks of any classes. What is not a block in use is reported and skipped. */
+void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
+
+/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
+void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, bool prefer_clean, bool *zero);
+
+/* What heap_put_large leaves to do. */
+enum put_large {
+    PUT_DONE,
+    PUT_MISUSED,
+    PUT_RENEW, /* *renew is out of the heap; os_renew its range, then give it back by heap_put_renewed */
+};
+enum put_large heap_put_large(struct heap *heap, void *block, struct span **renew);
+void heap_put_renewed(struct heap *heap, struct span *span, bool renewed);
+
+/* The span of a large block in use that begins at block; NULL if there is none. For the block's owner, any
+ * thread. */
+struct span *heap_large_span(const struct heap *heap, const void *block);
+
+/* Makes a large block so many pages long where it is. False, and nothing changed, if it cannot. */
+bool heap_resize_large(struct heap *heap, struct span *span, size_t pages);
+
+/* from's pages were moved to to by os_move_pages: from is free, and clean. */
+void heap_moved(struct heap *heap, struct span *from, struct span *to);
+
+/* Whether one more block may be moved: each costs the process a mapping. */
+bool heap_may_move(const struct heap *heap);
+
+/* Pages that hold no block and may be resident. */
+static inline size_t heap_dirty_pages(const struct heap *heap) {
+    return heap->runs.dirty.pages + heap->slab_dirty_pages;
+}
+
+#define PURGE_RANGES 1024
+#define PURGE_BYTES  ((size_t)16 << 20)
+
+/* Ranges on their way to be purged, about 16 MiB at most. */
+struct purge_batch {
+    size_t count;
+    size_t pages;
+    struct iovec ranges[PURGE_RANGES];
+    struct span *spans[PURGE_RANGES]; /* the run, or the slab, that a range is of */
+};
+
+/*
+ * Takes up to pages of dirty pages out of the free set, the coldest first, runs before pages within slabs,
+ * and those only if with_slabs. Returns the pages taken, which may be a little more within slabs, whose
+ * ranges are not split.
+ */
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, bool with_slabs);
+
+/* The first purged ranges of the batch are clean now, and the rest is as dirty as before. */
+void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);
+
+#endif

@@ -1,0 +1,174 @@
+#include "heap/runs.h"
+
+#define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
+
+/* The bin of runs of so many pages. */
+static unsigned bin_of(size_t pages) {
+    if (pages <= LINEAR_BINS) {
+        return (unsigned)pages - 1;
+    }
+    unsigned exponent = 63 - (unsigned)__builtin_clzll(pages);
+    return LINEAR_BINS + (exponent - 3) * 8 + ((unsigned)(pages >> (exponent - 3)) & 7);
+}
+
+static struct run_set *set_of(struct runs *runs, const struct span *span) {
+    return span->state == SPAN_CLEAN ? &runs->clean : &runs->dirty;
+}
+
+static bool is_free_run(const struct span *span) {
+    return span->state == SPAN_DIRTY || span->state == SPAN_CLEAN;
+}
+
+static void insert(struct runs *runs, struct span *span, bool clean) {
+    span->state = clean ? SPAN_CLEAN : SPAN_DIRTY;
+    struct run_set *set = set_of(runs, span);
+    unsigned bin = bin_of(span->pages);
+    address_order_insert(&set->bins[bin], span);
+    set->filled[bin / 64] |= (uint64_t)1 << (bin % 64);
+    set->pages += span->pages;
+    if (!clean) {
+        span_ages_append(&runs->dirty_ages, span);
+    }
+    space_mark_ends(runs->space, span);
+}
+
+void runs_remove(struct runs *runs, struct span *span) {
+    struct run_set *set = set_of(runs, span);
+    unsigned bin = bin_of(span->pages);
+    address_order_remove(&set->bins[bin], span);
+    if (set->bins[bin] == NULL) {
+        set->filled[bin / 64] &= ~((uint64_t)1 << (bin % 64));
+    }
+    set->pages -= span->pages;
+    if (span->state == SPAN_DIRTY) {
+        span_ages_remove(&runs->dirty_ages, span);
+    }
+    span->state = SPAN_PURGING;
+}
+
+struct span *runs_behind(const struct runs *runs, const struct span *span) {
+    uint32_t page = span->page + span->pages;
+    struct span *next = space_span_of(runs->space, page);
+    return is_free_run(next) && next->page == page ? next : NULL;
+}
+
+void runs_put(struct runs *runs, struct span *span, bool clean) {
+    enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
+    struct span *behind = runs_behind(runs, span);
+    if (behind != NULL && behind->state == state) {
+        runs_remove(runs, behind);
+        span->pages += behind->pages;
+        span->purged |= behind->purged;
+        space_drop_span(runs->space, behind);
+    }
+    struct span *before = space_span_of(runs->space, span->page - 1);
+    if (before->state == state && before->page + before->pages == span->page) {
+        runs_remove(runs, before);
+        before->pages += span->pages;
+        before->purged |= span->purged;
+        space_drop_span(runs->space, span);
+        span = before;
+    }
+    insert(runs, span, clean);
+}
+
+struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
+    struct span *rest = space_take_span(runs->space);
+    if (rest == NULL) {
+        return NULL;
+    }
+    rest->base = span->base + (pages << runs->space->page_shift);
+    rest->page = span->page + (uint32_t)pages;
+    rest->pages = span->pages - (uint32_t)pages;
+    rest->state = span->state;
+    rest->purged = span->purged;
+    span->pages = (uint32_t)pages;
+    return rest;
+}
+
+/* A run that has so many pages: of the fitting bins the one of the smallest, there the lowest address. */
+static struct span *find(const struct run_set *set, size_t pages) {
+    if (set->pages < pages) {
+        return NULL;
+    }
+    unsigned bin = bin_of(pages);
+    /* In its own bin a run may be too short; only the lowest is tried. */
+    if (set->bins[bin] != NULL && set->bins[bin]->pages >= pages) {
+        return set->bins[bin];
+    }
+    bin++;
+    for (unsigned word = bin / 64; word < RUN_BINS / 64; word++) {
+        uint64_t filled = set->filled[word];
+        if (word == bin / 64) {
+            filled &= ~(uint64_t)0 << (bin % 64);
+        }
+        if (filled != 0) {
+            return set->bins[word * 64 + (unsigned)__builtin_ctzll(filled)];
+        }
+    }
+    return NULL;
+}
+
+bool runs_extend(struct runs *runs, size_t pages) {
+    struct span *span = space_take_span(runs->space);
+    if (span == NULL) {
+        return false;
+    }
+    size_t got;
+    span->page = space_extend(runs->space, pages, &got);
+    if (span->page == 0) {
+        space_drop_span(runs->space, span);
+        return false;
+    }
+    span->pages = (uint32_t)got;
+    span->base = space_address(runs->space, span->page);
+    runs_put(runs, span, true);
+    return true;
+}
+
+/* The run to carve pages from: a dirty one, which is resident already, rather than a clean one. */
+static struct span *find_any(struct runs *runs, size_t pages, bool prefer_clean) {
+    struct span *run = find(prefer_clean ? &runs->clean : &runs->dirty, pages);
+    if (run == NULL) {
+        run = find(prefer_clean ? &runs->dirty : &runs->clean, pages);
+    }
+    return run;
+}
+
+struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, bool prefer_clean, bool *clean) {
+    size_t needed = pages + align_pages - 1;
+    struct span *run = find_any(runs, needed, prefer_clean);
+    if (run == NULL && runs_extend(runs, needed)) {
+        run = find_any(runs, needed, prefer_clean);
+    }
+    if (run == NULL) {
+        return NULL;
+    }
+    *clean = run->state == SPAN_CLEAN;
+    runs_remove(runs, run);
+
+    size_t unit = align_pages << runs->space->page_shift;
+    size_t skip = (size_t)(-(uintptr_t)run->base & (unit - 1)) >> runs->space->page_shift;
+    if (skip > 0) {
+        struct span *rest = runs_split(runs, run, skip);
+        if (rest == NULL) {
+            insert(runs, run, *clean);
+            return NULL;
+        }
+        insert(runs, run, *clean);
+        run = rest;
+    }
+    if (run->pages > pages) {
+        struct span *rest = runs_split(runs, run, pages);
+        if (rest == NULL) {
+            runs_put(runs, run, *clean);
+            return NULL;
+        }
+        insert(runs, rest, *clean);
+    }
+    if (*clean && run->purged) {
+        runs->reused_pages += run->pages;
+    }
+    space_mark_ends(runs->space, run);
+    return run;
+}

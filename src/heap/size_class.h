@@ -1,0 +1,49 @@
+/*
+ * Size classes: 16 bytes apart up to 128, then eight to each doubling, so that above 128 bytes less than an
+ * eighth of a block is waste. Class 0 is none. Pure; the tables are filled once for the kernel's page size.
+ */
+#ifndef CALM_HEAP_SIZE_CLASS_H
+#define CALM_HEAP_SIZE_CLASS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIZE_QUANTUM     16
+#define SIZE_CLASSES     108 /* enough for slabs of 64 KiB pages */
+#define SIZE_TABLE_BYTES 1024
+
+struct size_class {
+    uint32_t size;
+    uint32_t inverse; /* ceil(2^32 / size): offset * inverse >> 32 is the block's number in its slab */
+    uint16_t slab_pages;
+    uint16_t slab_blocks;
+    uint16_t batch;      /* blocks that move between a CPU's cache, the depot and the heap at once */
+    uint16_t cache_most; /* blocks that one CPU's cache holds at most */
+};
+
+struct size_classes {
+    uint32_t count;       /* classes are 1 to count - 1 */
+    uint32_t size_most;   /* of the last class; a larger block is a run of pages */
+    uint32_t blocks_most; /* in a slab of any class */
+    struct size_class of[SIZE_CLASSES];
+    uint8_t small[SIZE_TABLE_BYTES / SIZE_QUANTUM + 1]; /* class of (size + 15) / 16 */
+};
+
+void size_classes_fill(struct size_classes *classes, size_t page_size);
+
+/* The class of a size from 129 on, at most size_most. */
+static inline uint32_t size_class_above_128(size_t size) {
+    size_t last = size - 1;
+    uint32_t exponent = 63 - (uint32_t)__builtin_clzll(last);
+    return 9 + (exponent - 7) * 8 + ((uint32_t)(last >> (exponent - 3)) & 7);
+}
+
+/* The class of a size of at most size_most; of 0 bytes, that of 1. */
+static inline uint32_t size_class_of(const struct size_classes *classes, size_t size) {
+    if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
+        return classes->small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM];
+    }
+    return size_class_above_128(size);
+}
+
+#endif

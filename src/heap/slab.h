@@ -1,0 +1,34 @@
+/*
+ * Slabs: spans of blocks of one size class. A slab knows for each block whether it is in use, and for each
+ * page how many blocks in use touch it, so that a page can be purged as soon as the last of them is free.
+ * Single-owner; part of the heap, which alone calls it.
+ */
+#ifndef CALM_HEAP_SLAB_H
+#define CALM_HEAP_SLAB_H
+
+#include "heap/heap.h"
+
+/* Takes up to count free blocks, the lowest first, and returns how many it took. */
+size_t slab_take(struct heap *heap, struct span *slab, void **blocks, size_t count);
+
+/* The block that begins at pointer, by its number; -1 if none begins there. */
+long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer);
+
+static inline bool slab_in_use(const struct span *slab, size_t block) {
+    return (slab->allocated[block / 64] >> (block % 64) & 1) != 0;
+}
+
+void slab_put(struct heap *heap, struct span *slab, size_t block);
+
+/* A span of the class's slab_pages becomes a slab, and an empty slab a span. */
+void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean);
+void slab_close(struct heap *heap, struct span *slab);
+
+/*
+ * For a purge: finds the next stretch of free dirty pages from page *from of the slab on, takes the blocks
+ * that touch it, and says which pages they are. False if there is none. slab_return gives the blocks back.
+ */
+bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *first, size_t *pages);
+void slab_return(struct heap *heap, struct span *slab, size_t first, size_t pages, bool purged);
+
+#endif

@@ -1,0 +1,245 @@
+#include "heap/space.h"
+
+#include <string.h>
+
+#define SPACE_BYTES_LEAST   ((size_t)1 << 30) /* below this, segments do better */
+#define SEGMENT_BYTES_LEAST ((size_t)4 << 20)
+#define STEP_BYTES_LEAST    ((size_t)8 << 20)
+#define STEP_BYTES_MOST     ((size_t)1 << 30)
+#define SPAN_LEAST_PAGES    2 /* on average: descriptors for half of all pages are enough */
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static bool reserve(struct os_region *region, size_t bytes, size_t page_size) {
+    region->reserved = (bytes + page_size - 1) & ~(page_size - 1);
+    region->committed = 0;
+    region->base = os_reserve(region->reserved, page_size);
+    return region->base != NULL;
+}
+
+/* Room for what is known of so many pages. */
+static bool reserve_metadata(struct space *space) {
+    size_t pages = space->pages_most + 1;
+    size_t words = space->spans_most / 64 + 1;
+    return reserve(&space->classes_region, pages, space->page_size) &&
+           reserve(&space->spans_of_region, pages * sizeof *space->span_of, space->page_size) &&
+           reserve(&space->users_region, pages * sizeof *space->users_of, space->page_size) &&
+           reserve(&space->spans_region, space->spans_most * space->span_bytes, space->page_size) &&
+           reserve(&space->free_spans_region, words * sizeof(uint64_t), space->page_size) &&
+           reserve(&space->free_words_region, (words / 64 + 1) * sizeof(uint64_t), space->page_size);
+}
+
+/* Page 0, which is nobody's, and those at the borders of segments need their metadata too. */
+static bool reach_metadata(struct space *space, size_t page_end) {
+    return os_region_reach(&space->classes_region, page_end + 1) &&
+           os_region_reach(&space->spans_of_region, (page_end + 1) * sizeof *space->span_of) &&
+           os_region_reach(&space->users_region, (page_end + 1) * sizeof *space->users_of);
+}
+
+static bool add_segment(struct space *space, size_t bytes) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    size_t pages = bytes >> space->page_shift;
+    if (count == SEGMENTS_MOST || space->page_end + pages + 1 > space->pages_most) {
+        return false;
+    }
+    struct segment *segment = &space->segment[count];
+    if (!reserve(&segment->region, bytes, space->page_size)) {
+        return false;
+    }
+    segment->first_page = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
+    space->page_end = segment->first_page + pages;
+    /* Release: a thread that finds a block in it was given the block by one that knew it. */
+    atomic_store_explicit(&space->segments, count + 1, memory_order_release);
+    return true;
+}
+
+bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
+    space->page_size = os_page_size();
+    space->page_shift = (uint32_t)__builtin_ctzll(space->page_size);
+    space->span_bytes = sizeof(struct span) + bitmap_words * sizeof(uint64_t);
+    space->page_end = 1;
+
+    size_t limit = os_address_space_limit();
+    bool segmented = limit != SIZE_MAX;
+    size_t pages = least(segmented ? limit : bytes, bytes) >> space->page_shift;
+    for (;;) {
+        space->pages_most = pages + 2 + (segmented ? SEGMENTS_MOST : 0);
+        space->spans_most = most(space->pages_most / SPAN_LEAST_PAGES, 1024);
+        bool whole = !segmented && (pages << space->page_shift) >= SPACE_BYTES_LEAST;
+        struct space blank = *space;
+        if (reserve_metadata(space) && (!whole || add_segment(space, pages << space->page_shift))) {
+            break;
+        }
+        struct os_region *regions[] = {&space->classes_region,    &space->spans_of_region,
+                                       &space->users_region,      &space->spans_region,
+                                       &space->free_spans_region, &space->free_words_region};
+        for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
+            if (regions[i]->base != NULL) {
+                os_release(regions[i]->base, regions[i]->reserved);
+            }
+        }
+        *space = blank;
+        pages /= 2;
+        if (pages << space->page_shift < SEGMENT_BYTES_LEAST) {
+            return false;
+        }
+    }
+    if (!reach_metadata(space, 1) || !os_region_reach(&space->spans_region, space->span_bytes)) {
+        return false;
+    }
+    space->class_of = (uint8_t *)space->classes_region.base;
+    space->span_of = (uint32_t *)(void *)space->spans_of_region.base;
+    space->users_of = (uint16_t *)(void *)space->users_region.base;
+    space->spans_in_use = 1; /* number 0 is that of no span: unused for ever */
+    if (atomic_load_explicit(&space->segments, memory_order_relaxed) == 1) {
+        space->base = (uintptr_t)space->segment[0].region.base;
+        space->bytes = space->segment[0].region.reserved;
+    }
+    space->first_classes = space->class_of + 1;
+    return true;
+}
+
+/* Commits from the end of the last segment; *got pages, or none. */
+static uint32_t extend_last(struct space *space, size_t pages, size_t *got) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    if (count == 0) {
+        return 0;
+    }
+    struct segment *segment = &space->segment[count - 1];
+    struct os_region *region = &segment->region;
+    size_t left = (region->reserved - region->committed) >> space->page_shift;
+    if (left < pages) {
+        return 0;
+    }
+    size_t step = least(most(region->committed / 4, STEP_BYTES_LEAST), STEP_BYTES_MOST) >> space->page_shift;
+    size_t tries[] = {least(most(pages, step), left), pages};
+    for (int i = 0; i < 2; i++) {
+        uint32_t first = segment->first_page + (uint32_t)(region->committed >> space->page_shift);
+        size_t bytes = tries[i] << space->page_shift;
+        if (reach_metadata(space, first + tries[i]) && os_commit(region->base + region->committed, bytes)) {
+            region->committed += bytes;
+            *got = tries[i];
+            return first;
+        }
+    }
+    return 0;
+}
+
+uint32_t space_extend(struct space *space, size_t pages, size_t *got) {
+    if (pages > space->pages_most) {
+        return 0;
+    }
+    uint32_t first = extend_last(space, pages, got);
+    if (first != 0) {
+        return first;
+    }
+    /* Segments grow with what there is, so that few are needed; where that is too much, as little as will do.
+     */
+    size_t all = space->page_end << space->page_shift;
+    size_t needed = most(pages << space->page_shift, SEGMENT_BYTES_LEAST);
+    if (add_segment(space, most(needed, all / 4 / space->page_size * space->page_size)) ||
+        add_segment(space, needed) || add_segment(space, pages << space->page_shift)) {
+        return extend_last(space, pages, got);
+    }
+    return 0;
+}
+
+static const struct segment *segment_of_page(const struct space *space, uint32_t page) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    while (count > 1 && page < space->segment[count - 1].first_page) {
+        count--;
+    }
+    return &space->segment[count - 1];
+}
+
+bool space_ends_at(const struct space *space, uint32_t page) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    if (count == 0) {
+        return false;
+    }
+    const struct segment *last = &space->segment[count - 1];
+    return page == last->first_page + (last->region.committed >> space->page_shift);
+}
+
+char *space_address(const struct space *space, uint32_t page) {
+    const struct segment *segment = segment_of_page(space, page);
+    return segment->region.base + ((size_t)(page - segment->first_page) << space->page_shift);
+}
+
+uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+    while (count-- > 0) {
+        const struct segment *segment = &space->segment[count];
+        uintptr_t offset = address - (uintptr_t)segment->region.base;
+        if (offset < segment->region.reserved) {
+            return segment->first_page + (uint32_t)(offset >> space->page_shift);
+        }
+    }
+    return 0;
+}
+
+/*
+ * Free descriptors are bits, not a list: their memory may be given back. A set bit of free_words says that a
+ * word of free_spans has a set bit.
+ */
+struct span *space_take_span(struct space *space) {
+    uint64_t *words = (uint64_t *)(void *)space->free_words_region.base;
+    uint64_t *bits = (uint64_t *)(void *)space->free_spans_region.base;
+    size_t committed = space->free_words_region.committed / sizeof *words;
+    size_t word = space->lowest_free_word;
+    while (word < committed && words[word] == 0) {
+        word++;
+    }
+    space->lowest_free_word = word;
+    size_t number;
+    if (word < committed) {
+        size_t row = word * 64 + (size_t)__builtin_ctzll(words[word]);
+        number = row * 64 + (size_t)__builtin_ctzll(bits[row]);
+        bits[row] &= bits[row] - 1;
+        if (bits[row] == 0) {
+            words[word] &= words[word] - 1;
+        }
+    } else {
+        number = space->spans_in_use;
+        if (number >= space->spans_most ||
+            !os_region_reach(&space->spans_region, (number + 1) * space->span_bytes) ||
+            !os_region_reach(&space->free_spans_region, (number / 64 + 1) * sizeof(uint64_t)) ||
+            !os_region_reach(&space->free_words_region, (number / 4096 + 1) * sizeof(uint64_t))) {
+            return NULL;
+        }
+        space->spans_in_use++;
+        /* The words just reached are all zero: they stay below nothing. */
+    }
+    struct span *span = space_span(space, (uint32_t)number);
+    memset(span, 0, space->span_bytes);
+    return span;
+}
+
+void space_drop_span(struct space *space, struct span *span) {
+    uint64_t *words = (uint64_t *)(void *)space->free_words_region.base;
+    uint64_t *bits = (uint64_t *)(void *)space->free_spans_region.base;
+    size_t number = space_span_number(space, span);
+    span->state = SPAN_UNUSED;
+    bits[number / 64] |= (uint64_t)1 << (number % 64);
+    words[number / 4096] |= (uint64_t)1 << (number / 64 % 64);
+    space->lowest_free_word = least(space->lowest_free_word, number / 4096);
+}
+
+size_t space_metadata_bytes(const struct space *space) {
+    return space->page_end + space->spans_in_use * space->span_bytes;
+}
+
+size_t space_reserved_bytes(const struct space *space) {
+    size_t bytes = 0;
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    for (size_t i = 0; i < count; i++) {
+        bytes += space->segment[i].region.reserved;
+    }
+    return bytes;
+}

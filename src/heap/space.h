@@ -1,0 +1,123 @@
+/*
+ * The heap's address space, and what is known of each page of it.
+ *
+ * One range is reserved at the start. A pointer's page number, and by it all metadata, follows from it by
+ * arithmetic; the metadata lies in ranges of its own. Where one great range cannot be had (RLIMIT_AS, a
+ * locked address space), segments are reserved as they are needed, and a pointer outside the first is looked
+ * up among them.
+ *
+ * Page numbers count through all segments, with one in between that belongs to none, so that runs of two
+ * segments never look adjacent. 0 is nobody's.
+ *
+ * Single-owner, but for what says otherwise.
+ */
+#ifndef CALM_HEAP_SPACE_H
+#define CALM_HEAP_SPACE_H
+
+#include "heap/span.h"
+#include "os/address_space.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#define SEGMENTS_MOST 256
+
+/* Of a page of a slab: how many blocks that are not free touch it, and whether it may be resident. */
+#define PAGE_DIRTY 0x8000U
+#define PAGE_USERS 0x7fffU
+
+#if defined(__x86_64__)
+#define SPACE_PAGE_SHIFT(space) 12 /* the architecture's only one */
+#else
+#define SPACE_PAGE_SHIFT(space) ((space)->page_shift)
+#endif
+
+struct segment {
+    struct os_region region;
+    uint32_t first_page;
+};
+
+struct space {
+    /* What the fast path of free reads: the first segment, and its pages' classes. */
+    uintptr_t base;
+    size_t bytes;
+    uint8_t *first_classes;
+    uint32_t page_shift;
+
+    uint8_t *class_of;  /* the size class of a slab's page; 0 for any other */
+    uint32_t *span_of;  /* all pages of a slab; first and last of any other span */
+    uint16_t *users_of; /* pages of slabs: PAGE_DIRTY and PAGE_USERS */
+    size_t page_size;
+
+    struct os_region classes_region;
+    struct os_region spans_of_region;
+    struct os_region users_region;
+    struct os_region spans_region;
+    struct os_region free_spans_region;
+    struct os_region free_words_region;
+    size_t span_bytes;
+    size_t spans_most;
+    size_t lowest_free_word; /* of free_words: none below it has a bit set */
+
+    size_t pages_most;
+    size_t page_end; /* numbers below are given to segments */
+    size_t spans_in_use;
+    size_t segment_bytes_least;
+    _Atomic(size_t) segments;
+    struct segment segment[SEGMENTS_MOST];
+};
+
+/* bitmap_words: of a descriptor. bytes: to reserve at most. False if even the metadata cannot be reserved. */
+bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
+
+/* Makes at least pages more usable, in one piece, and returns the first one's number; 0 if memory is short.
+ * *got says how many they are. */
+uint32_t space_extend(struct space *space, size_t pages, size_t *got);
+
+/* Whether page is the first that is not yet usable of the last segment. */
+bool space_ends_at(const struct space *space, uint32_t page);
+
+char *space_address(const struct space *space, uint32_t page);
+
+/* The number of the page of an address in any segment but the first; 0 if it is in none. Any thread. */
+uint32_t space_page_elsewhere(const struct space *space, uintptr_t address);
+
+/* The number of an address's page; 0 if it is not the heap's. Any thread. */
+static inline uint32_t space_page(const struct space *space, const void *pointer) {
+    uintptr_t offset = (uintptr_t)pointer - space->base;
+    if (__builtin_expect(offset < space->bytes, 1)) {
+        return (uint32_t)(offset >> SPACE_PAGE_SHIFT(space)) + 1;
+    }
+    return space_page_elsewhere(space, (uintptr_t)pointer);
+}
+
+/* An unused descriptor, of the lowest number; NULL if memory is short. */
+struct span *space_take_span(struct space *space);
+void space_drop_span(struct space *space, struct span *span);
+
+static inline struct span *space_span(const struct space *space, uint32_t number) {
+    return (struct span *)(void *)(space->spans_region.base + (size_t)number * space->span_bytes);
+}
+
+static inline uint32_t space_span_number(const struct space *space, const struct span *span) {
+    return (uint32_t)((size_t)((const char *)span - space->spans_region.base) / space->span_bytes);
+}
+
+/* The span that page is recorded for: its own, or nonsense within a large span or a free run. Never NULL. */
+static inline struct span *space_span_of(const struct space *space, uint32_t page) {
+    return space_span(space, space->span_of[page]);
+}
+
+/* Records the first and the last page. */
+static inline void space_mark_ends(struct space *space, const struct span *span) {
+    uint32_t number = space_span_number(space, span);
+    space->span_of[span->page] = number;
+    space->span_of[span->page + span->pages - 1] = number;
+}
+
+size_t space_reserved_bytes(const struct space *space);
+
+/* Bytes of metadata that may be resident. */
+size_t space_metadata_bytes(const struct space *space);
+
+#endif

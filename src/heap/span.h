@@ -1,0 +1,61 @@
+/*
+ * Spans: runs of pages that serve one purpose, each with a descriptor of its own far from them.
+ *
+ * Every floor of the heap works on these. Plain single-owner data: whoever owns the heap, by its lock or by
+ * being its only thread, may touch them.
+ */
+#ifndef CALM_HEAP_SPAN_H
+#define CALM_HEAP_SPAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum span_state {
+    SPAN_UNUSED,  /* the descriptor describes nothing */
+    SPAN_DIRTY,   /* a free run that may be resident */
+    SPAN_CLEAN,   /* a free run that is known to be zero, and holds no memory */
+    SPAN_PURGING, /* a free run in nobody's set: on its way from dirty to clean */
+    SPAN_SLAB,    /* blocks of one size class */
+    SPAN_LARGE,   /* one block */
+};
+
+/* A place in a list from cold to hot. */
+struct span_link {
+    struct span *colder;
+    struct span *hotter;
+};
+
+struct span {
+    char *base;
+    uint32_t page; /* number of the first; numbers of neighbours within a segment follow each other */
+    uint32_t pages;
+    /* In an order by address: a bin of free runs, or the part-used slabs of a class. */
+    struct span *child;
+    struct span *next;
+    struct span *previous;
+    /* Dirty runs, and slabs with free dirty pages. */
+    struct span_link age;
+    /* Slabs. */
+    uint16_t used_blocks;
+    uint16_t free_dirty_pages;
+    uint8_t class;
+    uint8_t state; /* enum span_state */
+    bool moved;  /* large: its pages came from elsewhere, so that the kernel keeps a mapping for them alone */
+    bool purged; /* clean: held memory before */
+    uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
+};
+
+/* A priority queue by address, lowest first: a pairing heap (Fredman et al., 1986). */
+void address_order_insert(struct span **root, struct span *span);
+void address_order_remove(struct span **root, struct span *span);
+
+/* A list by age. */
+struct span_ages {
+    struct span *coldest;
+    struct span *hottest;
+};
+
+void span_ages_append(struct span_ages *ages, struct span *span);
+void span_ages_remove(struct span_ages *ages, struct span *span);
+
+#endif

@@ -1,0 +1,118 @@
+#include "os/address_space.h"
+
+#include "os/huge_pages.h"
+#include "os/syscall.h"
+
+#include <stdint.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+#define STEP_LEAST ((size_t)256 << 10)
+#define STEP_MOST  ((size_t)256 << 20)
+
+size_t os_page_size(void) {
+    static size_t page_size; /* every thread finds the same */
+    size_t known = __atomic_load_n(&page_size, __ATOMIC_RELAXED);
+    if (known == 0) {
+        known = getauxval(AT_PAGESZ);
+        __atomic_store_n(&page_size, known, __ATOMIC_RELAXED);
+    }
+    return known;
+}
+
+static bool failed(long result) {
+    return result < 0 && result > -4096;
+}
+
+/* Where every fault may bring a huge page, a part-used slab would hold 2 MiB: say no once, for the whole
+ * mapping. */
+static void decline_huge_pages(void *base, size_t bytes) {
+    static int everywhere = -1; /* every thread finds the same */
+    int known = __atomic_load_n(&everywhere, __ATOMIC_RELAXED);
+    if (known < 0) {
+        known = huge_page_always_bytes() != 0;
+        __atomic_store_n(&everywhere, known, __ATOMIC_RELAXED);
+    }
+    if (known) {
+        os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_NOHUGEPAGE, 0, 0, 0);
+    }
+}
+
+void *os_reserve(size_t bytes, size_t alignment) {
+    size_t padded = bytes + (alignment > os_page_size() ? alignment : 0);
+    if (padded < bytes) {
+        return NULL;
+    }
+    long result =
+        os_syscall(SYS_mmap, 0, (long)padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (failed(result)) {
+        return NULL;
+    }
+    uintptr_t start = (uintptr_t)result;
+    uintptr_t base = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    if (base > start) {
+        os_syscall(SYS_munmap, (long)start, (long)(base - start), 0, 0, 0, 0);
+    }
+    if (base + bytes < start + padded) {
+        os_syscall(SYS_munmap, (long)(base + bytes), (long)(start + padded - base - bytes), 0, 0, 0, 0);
+    }
+    decline_huge_pages((void *)base, bytes);
+    return (void *)base;
+}
+
+size_t os_address_space_limit(void) {
+    struct rlimit64 limit = {RLIM64_INFINITY, RLIM64_INFINITY};
+    long result = os_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, (long)&limit, 0, 0);
+    return failed(result) || limit.rlim_cur == RLIM64_INFINITY ? SIZE_MAX : (size_t)limit.rlim_cur;
+}
+
+bool os_commit(void *base, size_t bytes) {
+    return !failed(os_syscall(SYS_mprotect, (long)base, (long)bytes, PROT_READ | PROT_WRITE, 0, 0, 0));
+}
+
+bool os_move_pages(void *from, void *to, size_t bytes) {
+    return !failed(os_syscall(SYS_mremap, (long)from, (long)bytes, (long)bytes,
+                              MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0));
+}
+
+bool os_renew(void *base, size_t bytes) {
+    if (failed(os_syscall(SYS_mmap, (long)base, (long)bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0))) {
+        return false;
+    }
+    decline_huge_pages(base, bytes);
+    return true;
+}
+
+bool os_region_grow(struct os_region *region, size_t bytes) {
+    if (bytes > region->reserved) {
+        return false;
+    }
+    size_t page = os_page_size();
+    size_t least = (bytes - region->committed + page - 1) & ~(page - 1);
+    size_t step = region->committed / 4;
+    step = step < STEP_LEAST ? STEP_LEAST : step > STEP_MOST ? STEP_MOST : step;
+    step = (step + page - 1) & ~(page - 1);
+    if (step > region->reserved - region->committed) {
+        step = region->reserved - region->committed;
+    }
+    /* Where memory is short, what is needed may still be had. */
+    if (step > least && os_commit(region->base + region->committed, step)) {
+        region->committed += step;
+        return true;
+    }
+    if (!os_commit(region->base + region->committed, least)) {
+        return false;
+    }
+    region->committed += least;
+    return true;
+}
+
+void os_release(void *base, size_t bytes) {
+    os_syscall(SYS_munmap, (long)base, (long)bytes, 0, 0, 0, 0);
+}

@@ -1,0 +1,53 @@
+/*
+ * Address space: reserved first, made usable from the front as it is needed.
+ *
+ * What is reserved has no access rights, so that neither strict overcommit charges it nor mlockall populates
+ * it; and what is usable is one mapping, however much it holds, since it grows at its end only (65,530
+ * mappings are all that a process may have).
+ *
+ * Thread-safe unless said otherwise; preserves errno; allocates nothing.
+ */
+#ifndef CALM_OS_ADDRESS_SPACE_H
+#define CALM_OS_ADDRESS_SPACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Of the kernel that runs, not of the one we were built for. Asked once. */
+size_t os_page_size(void);
+
+/* Reserves bytes, a multiple of the page size, aligned to alignment, a power of two. NULL if there is no
+ * room. */
+void *os_reserve(size_t bytes, size_t alignment);
+
+void os_release(void *base, size_t bytes);
+
+/* The limit on address space (RLIMIT_AS), SIZE_MAX if there is none. */
+size_t os_address_space_limit(void);
+
+/* Makes reserved pages readable and writable. False if memory is short. */
+bool os_commit(void *base, size_t bytes);
+
+/* Moves the pages of one range to another of the same size, whose content is lost; the first then is zero.
+ * Both must be committed. False, and nothing changed, if the kernel cannot. */
+bool os_move_pages(void *from, void *to, size_t bytes);
+
+/* Replaces a range, moved pages included, by a new mapping of zeros that can merge with its neighbours. */
+bool os_renew(void *base, size_t bytes);
+
+/* Reserved memory of which a front part is usable. One owner at a time. */
+struct os_region {
+    char *base;
+    size_t reserved;
+    size_t committed;
+};
+
+/* Makes at least the first bytes usable; grows in large steps. False if it cannot. */
+static inline bool os_region_reach(struct os_region *region, size_t bytes);
+bool os_region_grow(struct os_region *region, size_t bytes);
+
+static inline bool os_region_reach(struct os_region *region, size_t bytes) {
+    return bytes <= region->committed || os_region_grow(region, bytes);
+}
+
+#endif

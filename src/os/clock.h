@@ -1,0 +1,23 @@
+/* Time, from the kernel's shared page: no system call. */
+#ifndef CALM_OS_CLOCK_H
+#define CALM_OS_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t clock_read_ns(clockid_t clock) {
+    struct timespec now = {0, 0};
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+}
+
+static inline uint64_t clock_now_ns(void) {
+    return clock_read_ns(CLOCK_MONOTONIC);
+}
+
+/* To a few milliseconds, for a quarter of the price. */
+static inline uint64_t clock_coarse_ns(void) {
+    return clock_read_ns(CLOCK_MONOTONIC_COARSE);
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* Small files of /proc and /sys, read and written whole, without libc's buffers. */
+#ifndef CALM_OS_FILE_H
+#define CALM_OS_FILE_H
+
+#include <stddef.h>
+
+/* Reads at most size - 1 bytes and ends them with NUL. Returns how many; -1 if there is nothing to read.
+ * Thread-safe; preserves errno; allocates nothing. */
+long file_read(const char *path, char *text, size_t size);
+
+/* Writes all of it to a descriptor, as far as it takes it. */
+void file_write(int descriptor, const char *text, size_t length);
+
+#endif

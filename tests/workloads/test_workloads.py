@@ -1,0 +1,108 @@
+"""The workloads themselves: that they do what they say, and print it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BUILD = Path(__file__).resolve().parents[2] / "build/release"
+MIB = 1024
+
+
+def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = BUILD / name
+    assert path.is_file(), f"{path} is not built: run make"
+    return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def run(name: str, *arguments: str) -> dict[str, Any]:
+    done = start(name, *arguments)
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed["workload"] == name
+    return printed
+
+
+def test_larson_hands_on_to_new_threads() -> None:
+    few = run("larson", "--seconds", "1", "--blocks", "100", "--operations", "1000000000")
+    assert few["threads_started"] == few["threads"] == 2
+    many = run("larson", "--seconds", "1", "--blocks", "100", "--operations", "1000", "--threads", "3")
+    assert many["threads_started"] > 100
+    # All threads are counted, not the last ones: each but the last of a chain did all its operations.
+    done = many["operations_per_second"] * many["seconds"]
+    assert (many["threads_started"] - 3) * 1000 - 1 <= done <= many["threads_started"] * 1000 + 1
+    assert 1 <= many["seconds"] < 10
+
+
+def test_xmalloc_test_frees_what_others_allocated() -> None:
+    got = run(
+        "xmalloc-test", "--seconds", "1", "--threads", "1", "--batch", "10", "--min", "1", "--max", "99"
+    )
+    assert got["frees_per_second"] > 1000
+    assert 1 <= got["seconds"] < 10
+
+
+def test_glibc_simple_counts_each_number_of_blocks() -> None:
+    for order in ("fifo", "lifo"):
+        got = run("glibc-simple", "--pairs", "16000", "--order", order)
+        each = [got[f"ns_per_pair_of_{count}"] for count in (1, 25, 100, 400, 1600)]
+        assert min(each) <= got["ns_per_pair"] <= max(each)
+
+
+@pytest.mark.parametrize("threads", ["1", "7"])
+@pytest.mark.parametrize("order", ["lifo", "fifo", "random"])
+@pytest.mark.parametrize("main", ["busy", "idle"])
+def test_idle_burst_reads_memory_before_at_the_peak_and_after(threads: str, order: str, main: str) -> None:
+    size = 32 * MIB * 1024
+    arguments = ("--bytes", str(size), "--seconds", "0", "--threads", threads, "--order", order)
+    got = run("idle-burst", *arguments, "--main", main)
+    # Every byte is written, so all of it is resident at once; what the program remembers is there before.
+    grown = got["rss_peak_kib"] - got["rss_before_kib"]
+    assert size / 1024 <= grown < 1.25 * size / 1024
+    assert got["retained_kib"] == got["rss_after_kib"] - got["rss_before_kib"]
+    # Each of the 14 doublings has the same share of the bytes: on average a block has 168 of them.
+    assert 120 < size / got["blocks"] < 240
+
+
+def test_idle_burst_waits_and_its_threads_live_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [BUILD / "idle-burst", "--bytes", "1000000", "--seconds", "2", "--threads", "5"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+    states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
+    assert states == ["S"] * 6
+    output, _ = process.communicate(timeout=20)
+    assert json.loads(output)["seconds"] == 2
+
+
+def test_idle_burst_reads_a_cgroup(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text(f"{123 * 1024}\n")
+    got = run("idle-burst", "--bytes", "1000000", "--seconds", "0", "--cgroup", str(tmp_path))
+    assert [got[f"cgroup_{moment}_kib"] for moment in ("before", "peak", "freed", "after")] == [123] * 4
+    got = run("idle-burst", "--bytes", "1000000", "--seconds", "0", "--cgroup", "/no/such")
+    assert got["cgroup_before_kib"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("larson", ("--min", "9", "--max", "8"), "--min is more than --max"),
+        ("xmalloc-test", ("--min", "65"), "--min is more than --max"),
+        ("larson", ("--threads", "0"), "a number from 1"),
+        ("glibc-simple", ("--order", "any"), "one of fifo|lifo"),
+        ("idle-burst", ("--main", "asleep"), "one of idle|busy"),
+    ],
+)
+def test_bad_arguments_get_one_line(name: str, arguments: tuple[str, ...], message: str) -> None:
+    done = start(name, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

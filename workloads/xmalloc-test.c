@@ -1,0 +1,159 @@
+/* Producers allocate batches of blocks and consumers free them, so that every block is freed by another
+ * thread than allocated it: the asymmetric load of Lever and Boreham's "malloc() Performance in a
+ * Multithreaded Linux Environment", in the shape that xmalloc-test gave it. Written from the published
+ * descriptions, sharing no code with that program. Only the blocks are allocated while it runs: the batches
+ * that hold them go round. */
+#include "support.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char program_name[] = "xmalloc-test";
+
+struct batch {
+    struct batch *next;
+    void **blocks;
+};
+
+/* Batches that wait: the newest is taken first. */
+struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t filled;
+    struct batch *newest;
+};
+
+struct work {
+    unsigned long threads;
+    unsigned long seconds;
+    unsigned long least;
+    unsigned long most;
+    unsigned long batch;
+    struct pool empty;
+    struct pool full;
+    atomic_bool stopping;
+    atomic_ulong frees;
+    double elapsed; /* until the word to stop */
+};
+
+static void put(struct pool *pool, struct batch *batch) {
+    (void)pthread_mutex_lock(&pool->lock);
+    batch->next = pool->newest;
+    pool->newest = batch;
+    (void)pthread_cond_signal(&pool->filled);
+    (void)pthread_mutex_unlock(&pool->lock);
+}
+
+/* Waits for a batch; returns NULL when the time is over. */
+static struct batch *take(struct work *work, struct pool *pool) {
+    (void)pthread_mutex_lock(&pool->lock);
+    while (pool->newest == NULL && !atomic_load(&work->stopping)) {
+        (void)pthread_cond_wait(&pool->filled, &pool->lock);
+    }
+    struct batch *batch = atomic_load(&work->stopping) ? NULL : pool->newest;
+    if (batch != NULL) {
+        pool->newest = batch->next;
+    }
+    (void)pthread_mutex_unlock(&pool->lock);
+    return batch;
+}
+
+static void wake_all(struct pool *pool) {
+    (void)pthread_mutex_lock(&pool->lock);
+    (void)pthread_cond_broadcast(&pool->filled);
+    (void)pthread_mutex_unlock(&pool->lock);
+}
+
+static void produce(struct work *work, unsigned long long random) {
+    for (struct batch *batch; (batch = take(work, &work->empty)) != NULL;) {
+        for (unsigned long i = 0; i < work->batch; i++) {
+            size_t size = random_between(&random, work->least, work->most);
+            char *block = checked(malloc(size), program_name);
+            block[0] = 1;
+            block[size - 1] = 1;
+            batch->blocks[i] = block;
+        }
+        put(&work->full, batch);
+    }
+}
+
+static void consume(struct work *work) {
+    unsigned long frees = 0;
+    for (struct batch *batch; (batch = take(work, &work->full)) != NULL;) {
+        for (unsigned long i = 0; i < work->batch; i++) {
+            free(batch->blocks[i]);
+        }
+        frees += work->batch;
+        put(&work->empty, batch);
+    }
+    atomic_fetch_add(&work->frees, frees);
+}
+
+static void stop_in_time(struct work *work) {
+    double begin = now_seconds();
+    sleep_seconds((double)work->seconds);
+    atomic_store(&work->stopping, true);
+    work->elapsed = now_seconds() - begin;
+    wake_all(&work->empty);
+    wake_all(&work->full);
+}
+
+static void act(unsigned long thread, void *shared) {
+    struct work *work = shared;
+    if (thread < work->threads) {
+        produce(work, thread);
+    } else if (thread < 2 * work->threads) {
+        consume(work);
+    } else {
+        stop_in_time(work);
+    }
+}
+
+int main(int argc, char **argv) {
+    unsigned long threads = 2;
+    unsigned long seconds = 2;
+    unsigned long least = 64;
+    unsigned long most = 64;
+    unsigned long batch = 4096;
+    unsigned long batches = 32;
+    const struct option_spec options[] = {
+        {"threads", "producers, and as many consumers", OPTION_COUNT, &threads, 1, 2048, NULL},
+        {"seconds", "for how long", OPTION_COUNT, &seconds, 1, 1000000, NULL},
+        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
+        {"batch", "blocks that change hands at once", OPTION_COUNT, &batch, 1, 10000000, NULL},
+        {"batches", "batches that there are, full and empty", OPTION_COUNT, &batches, 1, 1000000, NULL},
+    };
+    const struct program_spec program = {
+        .name = program_name,
+        .summary = "Threads allocate blocks that other threads free.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+    };
+    options_parse(&program, argc, argv);
+    if (least > most) {
+        reject_arguments(program_name, "--min is more than --max");
+    }
+
+    struct work work = {
+        .threads = threads,
+        .seconds = seconds,
+        .least = least,
+        .most = most,
+        .batch = batch,
+        .empty = {.lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER},
+        .full = {.lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER},
+    };
+    struct batch *all = checked(calloc(batches, sizeof *all), program_name);
+    for (unsigned long i = 0; i < batches; i++) {
+        all[i].blocks = checked(calloc(batch, sizeof(void *)), program_name);
+        put(&work.empty, &all[i]);
+    }
+    (void)run_threads(program_name, 2 * threads + 1, act, &work);
+
+    printf("{\"workload\": \"xmalloc-test\", \"threads\": %lu, \"min\": %lu, \"max\": %lu, \"batch\": %lu, "
+           "\"batches\": %lu, \"seconds\": %.6f, \"frees_per_second\": %.0f}\n",
+           threads, least, most, batch, batches, work.elapsed,
+           (double)atomic_load(&work.frees) / work.elapsed);
+    return 0;
+}
