@@ -44,7 +44,9 @@ bool allocator_ready(void) {
              * the rest would need a processor that reorders stores, where there are no restartable sequences
              * here.
              */
-            atomic_store_explicit(&calm_caches.mode, choose_mode(place, have_caches), memory_order_release);
+            int mode = choose_mode(place, have_caches);
+            atomic_store_explicit(&calm_caches.mode, mode, memory_order_release);
+            calm_caches.rseq_area = mode == CACHE_RSEQ ? place.area : 0;
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
         }
@@ -94,11 +96,10 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
 /* A block of a class whose cache is empty: a magazine, of which one block is the caller's. */
 static void *refill(uint32_t class) {
     cpu_cache_open(&calm_caches);
-    void *block = cache_pop(class);
-    if (block != NULL) {
-        return block;
+    void *blocks[MAGAZINE_BLOCKS_MOST];
+    if (cpu_cache_pop_some(class, blocks, 1) == 1) {
+        return blocks[0];
     }
-    void *blocks[64];
     bool cached = atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_OFF;
     size_t wanted = cached ? (size_t)calm_classes.of[class].batch : 1;
     size_t got = governor_take_blocks(&calm_governor, class, blocks, wanted);
@@ -110,12 +111,27 @@ static void *refill(uint32_t class) {
             return out_of_memory();
         }
     }
-    block = blocks[--got];
+    void *block = blocks[--got];
     size_t pushed = got == 0 ? 0 : cpu_cache_push_some(class, blocks, got);
     if (pushed < got) {
         governor_put_blocks(&calm_governor, class, blocks + pushed, got - pushed);
     }
     return block;
+}
+
+/* Out of the fast path's way: what calls a function costs it a register to save. */
+void *allocate_locked(size_t size) {
+    void *block = cpu_cache_pop_locked(class_for(size));
+    return __builtin_expect(block != NULL, 1) ? block : allocate_slow(size);
+}
+
+void release_locked(void *block) {
+    const struct space *space = &calm_governor.heap.space;
+    uintptr_t offset = (uintptr_t)block - space->base;
+    if (offset >= space->bytes ||
+        !cpu_cache_push_locked(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block)) {
+        release_slow(block);
+    }
 }
 
 void *allocate_slow(size_t size) {
@@ -129,9 +145,9 @@ void *allocate_slow(size_t size) {
 
 /* A block of a class whose cache is full: a magazine leaves it. */
 static void spill(uint32_t class, void *block) {
-    void *blocks[64];
+    void *blocks[MAGAZINE_BLOCKS_MOST];
     cpu_cache_open(&calm_caches);
-    if (cache_push(class, block)) {
+    if (cpu_cache_push_some(class, &block, 1) == 1) {
         return;
     }
     size_t count = cpu_cache_pop_some(class, blocks, calm_classes.of[class].batch);

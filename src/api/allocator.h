@@ -22,6 +22,8 @@ extern struct governor calm_governor __attribute__((visibility("hidden")));
 
 /* The way that the fast paths leave, and everything that has none. */
 void *allocate_slow(size_t size);
+void *allocate_locked(size_t size);
+void release_locked(void *block);
 void release_slow(void *block);
 void *allocate_aligned(size_t alignment, size_t size);
 void *allocate_zeroed(size_t count, size_t size);
@@ -42,35 +44,32 @@ static inline uint32_t class_for(size_t size) {
     return size <= calm_classes.size_most ? size_class_above_128(size) : 0;
 }
 
-static inline __attribute__((always_inline)) void *cache_pop(uint32_t class) {
-    return cpu_cache_is_rseq() ? rseq_pop(class) : cpu_cache_pop_locked(class);
-}
-
-static inline __attribute__((always_inline)) bool cache_push(uint32_t class, void *block) {
-    return cpu_cache_is_rseq() ? rseq_push(class, block) : cpu_cache_push_locked(class, block);
-}
-
 /*
  * malloc: the size's class, by a table, and a pop. Class 0 is that of what is too large, and of everything
  * before the first call: its stack is always empty.
  */
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
-    void *block = cache_pop(class_for(size));
-    return __builtin_expect(block != NULL, 1) ? block : allocate_slow(size);
+    if (!cpu_cache_is_rseq()) {
+        return allocate_locked(size);
+    }
+    void *block;
+    return __builtin_expect(rseq_pop(class_for(size), &block), 1) ? block : allocate_slow(size);
 }
 
 /*
- * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is
- * always full; what is outside the first segment, NULL among it, is sorted out elsewhere.
+ * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is always full;
+ * what is outside the first segment, NULL among it, is sorted out elsewhere.
  */
 static inline __attribute__((always_inline)) void release(void *block) {
     const struct space *space = &calm_governor.heap.space;
     uintptr_t offset = (uintptr_t)block - space->base;
-    if (__builtin_expect(offset < space->bytes, 1) &&
-        __builtin_expect(cache_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block), 1)) {
-        return;
+    if (!cpu_cache_is_rseq()) {
+        release_locked(block);
+    } else if (__builtin_expect(offset >= space->bytes, 0) ||
+               __builtin_expect(
+                   !rseq_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block), 0)) {
+        release_slow(block);
     }
-    release_slow(block);
 }
 
 #endif

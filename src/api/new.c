@@ -55,14 +55,15 @@ static __attribute__((noinline)) void *new_nothrow_slow(size_t alignment, size_t
     return allocate_or_handle(alignment, size);
 }
 
+/* The fast path without a frame; what it does not have, the slow one asks for again. */
 static inline void *new_any(size_t size) {
-    void *block = cache_pop(class_for(size));
-    return __builtin_expect(block != NULL, 1) ? block : new_slow(1, size);
+    void *block;
+    return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_slow(1, size);
 }
 
 static inline void *new_any_nothrow(size_t size) {
-    void *block = cache_pop(class_for(size));
-    return __builtin_expect(block != NULL, 1) ? block : new_nothrow_slow(1, size);
+    void *block;
+    return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_nothrow_slow(1, size);
 }
 
 /* size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are. */

@@ -15,8 +15,8 @@ static size_t cached_limit(const struct governor *governor) {
     size_t bytes = cpu_caches_most_bytes(governor->caches);
     size_t blocks = cpu_caches_most_blocks(governor->caches);
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        bytes += governor->depots[i].bytes_most;
-        blocks += governor->depots[i].bytes_most / SIZE_QUANTUM;
+        bytes += governor->depots[i].charge_most;
+        blocks += governor->depots[i].charge_most / DEPOT_CHARGE_LEAST;
     }
     return bytes + blocks * page;
 }
@@ -24,7 +24,7 @@ static size_t cached_limit(const struct governor *governor) {
 static size_t cached_bytes(const struct governor *governor) {
     size_t bytes = governor->caches->states == NULL ? 0 : cpu_caches_bytes(governor->caches);
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        bytes += atomic_load_explicit(&governor->depots[i].bytes, memory_order_relaxed);
+        bytes += depot_bytes(&governor->depots[i]);
     }
     return bytes;
 }

@@ -34,7 +34,6 @@ static void set(_Atomic(uint16_t) *word, uint32_t value) {
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
     size_t page = os_page_size();
     caches->classes = classes;
-    caches->rseq_area = place.area;
     caches->cpu_number = place.cpu_number;
     caches->node = place.node;
     caches->count = cpus_possible();
@@ -305,7 +304,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     }
     size_t total = 0;
     for (uint32_t class = 1; class < caches->classes->count; class ++) {
-        void *blocks[64];
+        void *blocks[CACHE_BLOCKS_MOST];
         size_t count = (size_t)get(&stack_of(region, class)->top) - caches->start_of[class];
         memcpy(blocks, (void **)(void *)region + caches->start_of[class], count * sizeof *blocks);
         set(&stack_of(region, class)->top, caches->start_of[class]);

@@ -55,7 +55,7 @@ struct region_state {
 
 struct cpu_caches {
     char *regions;
-    ptrdiff_t rseq_area;
+    ptrdiff_t rseq_area; /* 0 but in CACHE_RSEQ */
     ptrdiff_t cpu_number;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
@@ -70,7 +70,7 @@ struct cpu_caches {
 /* The process's own: the fast path's instructions name it. */
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 
-/* Sets everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
+/* Sets everything but the mode and rseq_area. False if memory is short: then the mode must be CACHE_OFF. */
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place);
 
 /* Bytes of blocks that all regions together can hold, and pages that those can touch. */
@@ -99,7 +99,7 @@ size_t cpu_caches_bytes(const struct cpu_caches *caches);
 unsigned cpu_cache_node(void);
 
 static inline bool cpu_cache_is_rseq(void) {
-    return __builtin_expect(atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) == CACHE_RSEQ, 1);
+    return __builtin_expect(calm_caches.rseq_area != 0, 1);
 }
 
 /* For any mode but CACHE_RSEQ: NULL, and false, where there is no cache, or it is empty, or full. */

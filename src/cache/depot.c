@@ -6,8 +6,23 @@
 
 /* Large blocks may fill a shelf with this much; small ones with as many as it has room for. */
 #define SHELF_BYTES_MOST ((size_t)256 << 10)
+#define SHED_AT_ONCE 64
 
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bytes_most) {
+size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
+    size_t size = depot->classes->of[class].size;
+    return count * (size < DEPOT_CHARGE_LEAST ? DEPOT_CHARGE_LEAST : size);
+}
+
+size_t depot_bytes(const struct depot *depot) {
+    size_t bytes = 0;
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class++) {
+        size_t held = atomic_load_explicit(&depot->shelves[class].count, memory_order_relaxed);
+        bytes += held * depot->classes->of[class].size;
+    }
+    return bytes;
+}
+
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most) {
     size_t page = os_page_size();
     size_t bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
     char *memory = os_reserve(bytes, page);
@@ -16,7 +31,7 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
     }
     depot->shelves = (struct depot_shelf *)(void *)memory;
     depot->classes = classes;
-    depot->bytes_most = bytes_most;
+    depot->charge_most = charge_most;
     return true;
 }
 
@@ -43,7 +58,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
         shelf->lowest = held;
     }
     lock_release(&shelf->lock);
-    atomic_fetch_sub_explicit(&depot->bytes, taken * depot->classes->of[class].size, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, taken), memory_order_relaxed);
     return taken;
 }
 
@@ -55,9 +70,9 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     struct depot_shelf *shelf = &depot->shelves[class];
     /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
      * together. */
-    size_t bytes = count * of->size;
-    if (atomic_fetch_add_explicit(&depot->bytes, bytes, memory_order_relaxed) + bytes > depot->bytes_most) {
-        atomic_fetch_sub_explicit(&depot->bytes, bytes, memory_order_relaxed);
+    size_t charge = depot_charge(depot, class, count);
+    if (atomic_fetch_add_explicit(&depot->charge, charge, memory_order_relaxed) + charge > depot->charge_most) {
+        atomic_fetch_sub_explicit(&depot->charge, charge, memory_order_relaxed);
         return false;
     }
     lock_acquire(&shelf->lock);
@@ -69,7 +84,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     }
     lock_release(&shelf->lock);
     if (!fits) {
-        atomic_fetch_sub_explicit(&depot->bytes, bytes, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&depot->charge, charge, memory_order_relaxed);
     }
     return fits;
 }
@@ -82,7 +97,7 @@ size_t depot_shed(struct depot *depot, bool all,
         if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
             continue;
         }
-        void *blocks[64];
+        void *blocks[SHED_AT_ONCE];
         size_t count;
         bool first = true;
         size_t wanted = 0;
@@ -94,7 +109,7 @@ size_t depot_shed(struct depot *depot, bool all,
                 first = false;
             }
             /* From the bottom: those have lain longest. */
-            count = wanted < 64 ? wanted : 64;
+            count = wanted < SHED_AT_ONCE ? wanted : SHED_AT_ONCE;
             count = count < held ? count : held;
             memcpy(blocks, shelf->blocks, count * sizeof *blocks);
             memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
@@ -102,8 +117,7 @@ size_t depot_shed(struct depot *depot, bool all,
             shelf->lowest = held - (uint32_t)count;
             lock_release(&shelf->lock);
             wanted -= count;
-            atomic_fetch_sub_explicit(&depot->bytes, count * depot->classes->of[class].size,
-                                      memory_order_relaxed);
+            atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, count), memory_order_relaxed);
             if (count > 0) {
                 put(context, blocks, count);
             }

@@ -14,7 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#define DEPOT_SHELF_BLOCKS 512
+#define DEPOT_SHELF_BLOCKS 4096
 
 struct depot_shelf {
     _Alignas(64) struct lock lock;
@@ -25,14 +25,24 @@ struct depot_shelf {
 
 struct depot {
     const struct size_classes *classes;
-    size_t bytes_most;
-    _Atomic(size_t) bytes;
+    size_t charge_most;
+    _Atomic(size_t) charge; /* of what it holds: see depot_charge */
     struct depot_shelf *shelves; /* by class */
 };
 
-/* bytes_most: of blocks, all classes together. False if memory is short: then it is a depot that takes
+/*
+ * What blocks count for: their bytes, but a small block as DEPOT_CHARGE_LEAST, since it may keep a page alive that nothing
+ * else lies on.
+ */
+#define DEPOT_CHARGE_LEAST 256
+size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
+
+/* Bytes of the blocks in it, about: it stops nobody. */
+size_t depot_bytes(const struct depot *depot);
+
+/* charge_most: of all classes together. False if memory is short: then it is a depot that takes
  * nothing. */
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bytes_most);
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most);
 
 /* Up to count blocks of a class. */
 size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t count);

@@ -38,11 +38,11 @@
     "jmp %l[restart]\n\t"                         \
     ".popsection\n\t"
 
-#define RSEQ_INPUTS                                                          \
-    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number), \
-        [regions] "m"(calm_caches.regions), [class] "r"((uint64_t) class), [shift] "i"(REGION_SHIFT)
+#define RSEQ_INPUTS                                                                                     \
+    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number),                            \
+        [regions] "r"(calm_caches.regions), [class] "r"((uint64_t)class), [shift] "i"(REGION_SHIFT)
 
-static inline __attribute__((always_inline)) void *rseq_pop(uint32_t class) {
+static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void **popped) {
     uint64_t region;
     uint64_t top;
     void *block;
@@ -56,9 +56,10 @@ restart:
                           : RSEQ_INPUTS
                           : "memory", "cc"
                           : restart, empty);
-    return block;
+    *popped = block;
+    return true;
 empty:
-    return NULL;
+    return false;
 }
 
 static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void *block) {
@@ -150,9 +151,9 @@ full:
 #else
 
 /* Never called: rseq_find says that there are none. */
-static inline void *rseq_pop(uint32_t class) {
-    (void)class;
-    return NULL;
+static inline bool rseq_pop(uint32_t class, void **popped) {
+    (void)class, (void)popped;
+    return false;
 }
 static inline bool rseq_push(uint32_t class, void *block) {
     (void)class, (void)block;

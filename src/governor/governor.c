@@ -20,7 +20,7 @@
 #define RETRY_NS_LEAST      10000000ULL
 #define RETRY_NS_MOST       60000000000ULL
 #define FAULT_PAGES         32
-#define DEPOT_BYTES_PER_CPU ((size_t)512 << 10)
+#define DEPOT_CHARGE_PER_CPU ((size_t)512 << 10)
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)128 << 10)
 
@@ -201,7 +201,7 @@ static void shed_caches(struct governor *governor, bool all) {
 
 static bool caches_hold_something(const struct governor *governor) {
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        if (atomic_load_explicit(&governor->depots[i].bytes, memory_order_relaxed) > 0) {
+        if (atomic_load_explicit(&governor->depots[i].charge, memory_order_relaxed) > 0) {
             return true;
         }
     }
@@ -330,7 +330,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->depot_count = nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_init(&governor->depots[i], classes,
-                   DEPOT_BYTES_PER_CPU * cpu_affinity_count() / governor->depot_count);
+                   DEPOT_CHARGE_PER_CPU * cpu_affinity_count() / governor->depot_count);
     }
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);

@@ -90,7 +90,7 @@ struct governor {
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, void (*misused)(enum misuse kind, const void *pointer));
 
-/* Blocks of one class, from the depot or the heap; at most 64. Returns how many. */
+/* Blocks of one class, from the depot or the heap. Returns how many. */
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count);
 

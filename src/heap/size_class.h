@@ -12,6 +12,10 @@
 #define SIZE_CLASSES     108 /* enough for slabs of 64 KiB pages */
 #define SIZE_TABLE_BYTES 1024
 
+/* Blocks of one class in one CPU's cache; half of them move at once, and one more. */
+#define CACHE_BLOCKS_MOST 256
+#define MAGAZINE_BLOCKS_MOST (CACHE_BLOCKS_MOST / 2 + 1)
+
 struct size_class {
     uint32_t size;
     uint32_t inverse; /* ceil(2^32 / size): offset * inverse >> 32 is the block's number in its slab */
