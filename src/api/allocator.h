@@ -57,8 +57,8 @@ static inline __attribute__((always_inline)) void *allocate(size_t size) {
 }
 
 /*
- * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is always full;
- * what is outside the first segment, NULL among it, is sorted out elsewhere.
+ * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is
+ * always full; what is outside the first segment, NULL among it, is sorted out elsewhere.
  */
 static inline __attribute__((always_inline)) void release(void *block) {
     const struct space *space = &calm_governor.heap.space;
@@ -66,8 +66,8 @@ static inline __attribute__((always_inline)) void release(void *block) {
     if (!cpu_cache_is_rseq()) {
         release_locked(block);
     } else if (__builtin_expect(offset >= space->bytes, 0) ||
-               __builtin_expect(
-                   !rseq_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block), 0)) {
+               __builtin_expect(!rseq_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block),
+                                0)) {
         release_slow(block);
     }
 }

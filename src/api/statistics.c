@@ -21,14 +21,6 @@ static size_t cached_limit(const struct governor *governor) {
     return bytes + blocks * page;
 }
 
-static size_t cached_bytes(const struct governor *governor) {
-    size_t bytes = governor->caches->states == NULL ? 0 : cpu_caches_bytes(governor->caches);
-    for (unsigned i = 0; i < governor->depot_count; i++) {
-        bytes += depot_bytes(&governor->depots[i]);
-    }
-    return bytes;
-}
-
 void statistics_fill(struct calm_stats *stats) {
     struct governor *governor = &calm_governor;
     memset(stats, 0, sizeof *stats);
@@ -61,7 +53,9 @@ void statistics_fill(struct calm_stats *stats) {
     stats->large_allocations = heap->large_allocations;
     stats->large_moves = heap->moves;
     lock_release(&governor->heap_lock);
-    stats->cached = cached_bytes(governor);
+    size_t cached;
+    governor_cached(governor, &cached);
+    stats->cached = cached;
     stats->cached_limit = cached_limit(governor);
     stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
     stats->cache_misses = atomic_load_explicit(&governor->misses, memory_order_relaxed);

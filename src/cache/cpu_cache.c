@@ -320,16 +320,19 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     return total;
 }
 
-size_t cpu_caches_bytes(const struct cpu_caches *caches) {
-    size_t bytes = 0;
-    for (unsigned number = 0; number < caches->count; number++) {
+size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
+    size_t blocks = 0;
+    *bytes = 0;
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
         if (!atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
             continue;
         }
         for (uint32_t class = 1; class < caches->classes->count; class ++) {
-            uint32_t top = get(&stack_of(region_of(caches, number), class)->top);
-            bytes += (size_t)(top - caches->start_of[class]) * caches->classes->of[class].size;
+            size_t held =
+                (size_t)get(&stack_of(region_of(caches, number), class)->top) - caches->start_of[class];
+            blocks += held;
+            *bytes += held * caches->classes->of[class].size;
         }
     }
-    return bytes;
+    return blocks;
 }

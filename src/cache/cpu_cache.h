@@ -26,7 +26,7 @@
 
 #include <stdatomic.h>
 
-#define CACHE_IDLE_LOOKS 4
+#define CACHE_IDLE_LOOKS 10
 
 #define REGION_SHIFT 15
 #define REGION_BYTES ((size_t)1 << REGION_SHIFT)
@@ -92,8 +92,8 @@ void cpu_cache_open(struct cpu_caches *caches);
 size_t cpu_cache_drain(struct cpu_caches *caches, unsigned region, bool only_if_idle,
                        void (*put)(void *context, void *const *blocks, size_t count), void *context);
 
-/* Bytes of blocks in all regions, about: it does not stop anybody. */
-size_t cpu_caches_bytes(const struct cpu_caches *caches);
+/* Blocks in all regions, and their bytes, about: it stops nobody. */
+size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 
 /* The number of the node whose memory is near, if the kernel says. */
 unsigned cpu_cache_node(void);

@@ -6,20 +6,22 @@
 
 /* Large blocks may fill a shelf with this much; small ones with as many as it has room for. */
 #define SHELF_BYTES_MOST ((size_t)256 << 10)
-#define SHED_AT_ONCE 64
+#define SHED_AT_ONCE     64
 
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
     size_t size = depot->classes->of[class].size;
     return count * (size < DEPOT_CHARGE_LEAST ? DEPOT_CHARGE_LEAST : size);
 }
 
-size_t depot_bytes(const struct depot *depot) {
-    size_t bytes = 0;
-    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class++) {
+size_t depot_blocks(const struct depot *depot, size_t *bytes) {
+    size_t blocks = 0;
+    *bytes = 0;
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
         size_t held = atomic_load_explicit(&depot->shelves[class].count, memory_order_relaxed);
-        bytes += held * depot->classes->of[class].size;
+        blocks += held;
+        *bytes += held * depot->classes->of[class].size;
     }
-    return bytes;
+    return blocks;
 }
 
 bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most) {
@@ -71,7 +73,8 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
      * together. */
     size_t charge = depot_charge(depot, class, count);
-    if (atomic_fetch_add_explicit(&depot->charge, charge, memory_order_relaxed) + charge > depot->charge_most) {
+    if (atomic_fetch_add_explicit(&depot->charge, charge, memory_order_relaxed) + charge >
+        depot->charge_most) {
         atomic_fetch_sub_explicit(&depot->charge, charge, memory_order_relaxed);
         return false;
     }
@@ -117,7 +120,8 @@ size_t depot_shed(struct depot *depot, bool all,
             shelf->lowest = held - (uint32_t)count;
             lock_release(&shelf->lock);
             wanted -= count;
-            atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, count), memory_order_relaxed);
+            atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, count),
+                                      memory_order_relaxed);
             if (count > 0) {
                 put(context, blocks, count);
             }

@@ -26,19 +26,19 @@ struct depot_shelf {
 struct depot {
     const struct size_classes *classes;
     size_t charge_most;
-    _Atomic(size_t) charge; /* of what it holds: see depot_charge */
+    _Atomic(size_t) charge;      /* of what it holds: see depot_charge */
     struct depot_shelf *shelves; /* by class */
 };
 
 /*
- * What blocks count for: their bytes, but a small block as DEPOT_CHARGE_LEAST, since it may keep a page alive that nothing
- * else lies on.
+ * What blocks count for: their bytes, but a small block as DEPOT_CHARGE_LEAST, since it may keep a page alive
+ * that nothing else lies on.
  */
 #define DEPOT_CHARGE_LEAST 256
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
 
-/* Bytes of the blocks in it, about: it stops nobody. */
-size_t depot_bytes(const struct depot *depot);
+/* Blocks in it, and their bytes, about: it stops nobody. */
+size_t depot_blocks(const struct depot *depot, size_t *bytes);
 
 /* charge_most: of all classes together. False if memory is short: then it is a depot that takes
  * nothing. */

@@ -38,9 +38,9 @@
     "jmp %l[restart]\n\t"                         \
     ".popsection\n\t"
 
-#define RSEQ_INPUTS                                                                                     \
-    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number),                            \
-        [regions] "r"(calm_caches.regions), [class] "r"((uint64_t)class), [shift] "i"(REGION_SHIFT)
+#define RSEQ_INPUTS                                                          \
+    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number), \
+        [regions] "r"(calm_caches.regions), [class] "r"((uint64_t) class), [shift] "i"(REGION_SHIFT)
 
 static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void **popped) {
     uint64_t region;

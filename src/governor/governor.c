@@ -15,11 +15,13 @@
 /* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1. */
 #define KEEP_DIVISOR 4
 /* The clock is read at one look in so many. */
-#define LOOKS_PER_CLOCK     16
-#define SHORTAGE_READ_NS    1000000000ULL
-#define RETRY_NS_LEAST      10000000ULL
-#define RETRY_NS_MOST       60000000000ULL
-#define FAULT_PAGES         32
+#define LOOKS_PER_CLOCK 16
+/* Caches whose blocks may keep alive more than this part of all pages are sparse. */
+#define SPARSE_DIVISOR       4
+#define SHORTAGE_READ_NS     1000000000ULL
+#define RETRY_NS_LEAST       10000000ULL
+#define RETRY_NS_MOST        60000000000ULL
+#define FAULT_PAGES          32
 #define DEPOT_CHARGE_PER_CPU ((size_t)512 << 10)
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)128 << 10)
@@ -43,6 +45,11 @@ static size_t limit_pages(const struct governor *governor) {
     size_t base = hysteresis_base_bytes(footprint << heap->space.page_shift);
     size_t pages = (size_t)((double)base * governor->factor) >> heap->space.page_shift;
     return pages < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : pages;
+}
+
+static double band_most(const struct governor *governor) {
+    int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
+    return helper == HELPER_AWAKE || helper == HELPER_ASLEEP ? ADAPTIVE_BAND_MOST_TENDED : ADAPTIVE_BAND_MOST;
 }
 
 /* Under the purger's lock. */
@@ -134,6 +141,25 @@ static bool purge_slice(struct governor *governor, size_t pages, bool with_slabs
     return !refused;
 }
 
+/* What describes nothing any more goes with what it described. Under the purger's lock, whose batch is free.
+ */
+static void purge_metadata(struct governor *governor) {
+    struct iovec *ranges = governor->batch.ranges;
+    heap_enter(governor);
+    size_t count = space_take_idle(&governor->heap.space, ranges, PURGE_RANGES);
+    lock_release(&governor->heap_lock);
+    if (count == 0) {
+        return;
+    }
+    struct purge_result result = purge_ranges(ranges, count);
+    heap_enter(governor);
+    space_put_idle(&governor->heap.space, ranges, count);
+    governor->counts.ranges += result.ranges_done;
+    governor->counts.vectored_calls += result.vectored_calls;
+    governor->counts.single_calls += result.single_calls;
+    lock_release(&governor->heap_lock);
+}
+
 /*
  * Gives back until at most keep pages stay, and within slabs until at most slab_limit stay: where each range
  * is a shootdown, their short ranges are left for as long as the bound allows. Under the purger's lock.
@@ -153,6 +179,7 @@ static void purge_down(struct governor *governor, size_t keep, size_t slab_limit
         purged = true;
     }
     if (purged) {
+        purge_metadata(governor);
         heap_enter(governor);
         governor->counts.purges += reason == REASON_LIMIT;
         governor->counts.purges_timed += reason == REASON_TIME;
@@ -163,23 +190,6 @@ static void purge_down(struct governor *governor, size_t keep, size_t slab_limit
 
 static bool may_retry(const struct governor *governor, size_t dirty) {
     return governor->retry_above_pages == 0 || dirty > governor->retry_above_pages;
-}
-
-/* Free memory exceeds the bound: gives back, or waits for the thread that is at it. */
-static void relieve(struct governor *governor) {
-    lock_acquire(&governor->purge_lock);
-    heap_enter(governor);
-    if (governor->retry_above_pages != 0 && clock_now_ns() > governor->retry_ns) {
-        governor->retry_above_pages = 0;
-    }
-    size_t limit = limit_pages(governor);
-    size_t dirty = heap_dirty_pages(&governor->heap);
-    bool over = dirty > limit && may_retry(governor, dirty);
-    lock_release(&governor->heap_lock);
-    if (over) {
-        purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
-    }
-    lock_release(&governor->purge_lock);
 }
 
 static void put_and_forget(void *context, void *const *blocks, size_t count) {
@@ -199,13 +209,48 @@ static void shed_caches(struct governor *governor, bool all) {
     }
 }
 
-static bool caches_hold_something(const struct governor *governor) {
+size_t governor_cached(const struct governor *governor, size_t *bytes) {
+    size_t blocks = cpu_caches_blocks(governor->caches, bytes);
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        if (atomic_load_explicit(&governor->depots[i].charge, memory_order_relaxed) > 0) {
-            return true;
-        }
+        size_t more;
+        blocks += depot_blocks(&governor->depots[i], &more);
+        *bytes += more;
     }
-    return governor->caches->states != NULL && cpu_caches_bytes(governor->caches) > 0;
+    return blocks;
+}
+
+/*
+ * A program that frees most of what it had leaves the last of it in the caches, and each of those blocks may
+ * keep a page: when that could be a good part of all there is, the caches are emptied. Under the purger's
+ * lock, before a purge, which costs more.
+ */
+static void shed_if_sparse(struct governor *governor) {
+    size_t bytes;
+    size_t kept_pages = governor_cached(governor, &bytes);
+    heap_enter(governor);
+    size_t footprint = governor->heap.used_pages + heap_dirty_pages(&governor->heap);
+    lock_release(&governor->heap_lock);
+    if (kept_pages > footprint / SPARSE_DIVISOR) {
+        shed_caches(governor, true);
+    }
+}
+
+/* Free memory exceeds the bound: gives back, or waits for the thread that is at it. */
+static void relieve(struct governor *governor) {
+    lock_acquire(&governor->purge_lock);
+    heap_enter(governor);
+    if (governor->retry_above_pages != 0 && clock_now_ns() > governor->retry_ns) {
+        governor->retry_above_pages = 0;
+    }
+    size_t limit = limit_pages(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    bool over = dirty > limit && may_retry(governor, dirty);
+    lock_release(&governor->heap_lock);
+    if (over) {
+        shed_if_sparse(governor);
+        purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+    }
+    lock_release(&governor->purge_lock);
 }
 
 static void read_shortage(struct governor *governor, uint64_t now) {
@@ -237,6 +282,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
                                             .purged_pages = governor->window_purged_pages,
                                             .reused_pages = reused - governor->window_reused_pages,
                                             .unused_pages = unused,
+                                            .band_most = band_most(governor),
                                             .cost_share = number(&governor->settings.purge_time) / 100,
                                         });
     governor->window_purge_ns = 0;
@@ -283,12 +329,21 @@ bool governor_tick(struct governor *governor) {
         if (untouched && dirty > 0 && may && is_adaptive(governor)) {
             purge_down(governor, 0, 0, REASON_TIME);
         }
-        idle =
-            untouched && (dirty == 0 || !may || !is_adaptive(governor)) && !caches_hold_something(governor);
+        size_t cached;
+        idle = untouched && (dirty == 0 || !may || !is_adaptive(governor)) &&
+               governor_cached(governor, &cached) == 0;
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
     }
     lock_release(&governor->purge_lock);
     return idle;
+}
+
+/* From now on there is a helper. */
+static void tend(struct governor *governor) {
+    lock_acquire(&governor->purge_lock);
+    governor->band = ADAPTIVE_BAND_MOST_TENDED;
+    set_factor(governor);
+    lock_release(&governor->purge_lock);
 }
 
 /* Out of the heap's door: looks whether too much is free, and whether a window is over. */
@@ -311,7 +366,9 @@ static void heap_leave(struct governor *governor) {
         helper_wake(governor);
     } else if (helper == HELPER_NONE && number(&governor->settings.background) != 0 &&
                thread_pointer() != governor->first_thread) {
-        helper_start(governor);
+        if (helper_start(governor)) {
+            tend(governor);
+        }
     }
     if (helper != HELPER_AWAKE) {
         governor_tick(governor);
@@ -322,7 +379,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
                    size_t address_space, void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
     governor->first_thread = thread_pointer();
-    governor->band = ADAPTIVE_BAND_LEAST;
+    /* Wide at first: what a start frees, it soon wants again. */
+    governor->band = ADAPTIVE_BAND_MOST;
     if (!heap_init(&governor->heap, classes, address_space, misused)) {
         return false;
     }
@@ -451,7 +509,6 @@ void governor_before_fork(struct governor *governor) {
 /* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
  * vain. */
 void governor_after_fork(struct governor *governor, bool child) {
-    lock_release(&governor->heap_lock);
     for (unsigned i = governor->depot_count; i-- > 0;) {
         depot_unlock_all(&governor->depots[i]);
     }
@@ -461,6 +518,9 @@ void governor_after_fork(struct governor *governor, bool child) {
     if (child) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
         governor->first_thread = thread_pointer();
+        governor->band = governor->band < ADAPTIVE_BAND_MOST ? governor->band : ADAPTIVE_BAND_MOST;
+        governor->factor = new_factor(governor);
     }
+    lock_release(&governor->heap_lock);
     lock_release(&governor->purge_lock);
 }

@@ -114,6 +114,9 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes);
  * to tidy. */
 bool governor_tick(struct governor *governor);
 
+/* Blocks in the caches and depots, and their bytes, about. */
+size_t governor_cached(const struct governor *governor, size_t *bytes);
+
 /* The bound on free memory in the heap, in bytes, for the current footprint. */
 size_t governor_limit(struct governor *governor);
 

@@ -9,7 +9,7 @@
 
 #define STACK_BYTES ((size_t)64 << 10)
 /* Windows without work before the helper sleeps until it is rung for. */
-#define QUIET_WINDOWS 10
+#define QUIET_WINDOWS 20
 
 /* The bell is a count of rings. */
 static void wait_for_bell(struct governor *governor, uint32_t rung, const struct timespec *most) {
@@ -36,15 +36,17 @@ static void run(void *argument) {
     }
 }
 
-void helper_start(struct governor *governor) {
+bool helper_start(struct governor *governor) {
     int none = HELPER_NONE;
     if (!atomic_compare_exchange_strong_explicit(&governor->helper, &none, HELPER_AWAKE, memory_order_acq_rel,
                                                  memory_order_relaxed)) {
-        return;
+        return false;
     }
     if (!thread_start(run, governor, STACK_BYTES)) {
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_relaxed);
+        return false;
     }
+    return true;
 }
 
 void helper_wake(struct governor *governor) {

@@ -16,10 +16,10 @@ enum helper_state {
     HELPER_REFUSED,
 };
 
-#define WINDOW_NS 200000000ULL
+#define WINDOW_NS 100000000ULL
 
-/* Starts it if it does not run. Any thread. */
-void helper_start(struct governor *governor);
+/* Starts it if it does not run. Any thread; true for the one whose call started it. */
+bool helper_start(struct governor *governor);
 
 /* Wakes it if it sleeps for good. Any thread. */
 void helper_wake(struct governor *governor);

@@ -3,12 +3,12 @@
 #include <stdbool.h>
 
 /*
- * What one CPU's cache may hold of a class: so many bytes, but small blocks not without end, and large ones a few. All
- * classes together stay near 1.5 MiB.
+ * What one CPU's cache may hold of a class: so many bytes, but small blocks not without end, and large ones a
+ * few. All classes together stay near 1.5 MiB.
  */
-#define CACHE_BYTES_MOST ((size_t)16 << 10)
+#define CACHE_BYTES_MOST       ((size_t)16 << 10)
 #define CACHE_BYTES_MOST_SMALL ((size_t)32 << 10) /* of a class of up to a KiB */
-#define CACHE_BLOCKS_LEAST 2
+#define CACHE_BLOCKS_LEAST     2
 
 #define SLAB_BYTES_LEAST   ((size_t)16 << 10)
 #define SLAB_BLOCKS_SOUGHT 64
@@ -51,7 +51,9 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     class->inverse = (uint32_t)((((uint64_t)1 << 32) + size - 1) / size);
     class->slab_pages = (uint16_t)slab_pages_for(size, page_size);
     class->slab_blocks = (uint16_t)(class->slab_pages * page_size / size);
-    size_t blocks_most = size <= 64 ? CACHE_BLOCKS_MOST : size <= 128 ? CACHE_BLOCKS_MOST / 2 : CACHE_BLOCKS_MOST / 4;
+    size_t blocks_most = size <= 64    ? CACHE_BLOCKS_MOST
+                         : size <= 128 ? CACHE_BLOCKS_MOST / 2
+                                       : CACHE_BLOCKS_MOST / 4;
     size_t most = (size <= 1024 ? CACHE_BYTES_MOST_SMALL : CACHE_BYTES_MOST) / size;
     most = most > blocks_most ? blocks_most : most < CACHE_BLOCKS_LEAST ? CACHE_BLOCKS_LEAST : most;
     class->cache_most = (uint16_t)most;

@@ -13,7 +13,7 @@
 #define SIZE_TABLE_BYTES 1024
 
 /* Blocks of one class in one CPU's cache; half of them move at once, and one more. */
-#define CACHE_BLOCKS_MOST 256
+#define CACHE_BLOCKS_MOST    256
 #define MAGAZINE_BLOCKS_MOST (CACHE_BLOCKS_MOST / 2 + 1)
 
 struct size_class {

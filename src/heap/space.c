@@ -6,7 +6,8 @@
 #define SEGMENT_BYTES_LEAST ((size_t)4 << 20)
 #define STEP_BYTES_LEAST    ((size_t)8 << 20)
 #define STEP_BYTES_MOST     ((size_t)1 << 30)
-#define SPAN_LEAST_PAGES    2 /* on average: descriptors for half of all pages are enough */
+#define IDLE_BYTES_LEAST    ((size_t)256 << 10) /* of descriptors, before they are worth a purge */
+#define SPAN_LEAST_PAGES    2                   /* on average: descriptors for half of all pages are enough */
 
 static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
@@ -96,7 +97,7 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->class_of = (uint8_t *)space->classes_region.base;
     space->span_of = (uint32_t *)(void *)space->spans_of_region.base;
     space->users_of = (uint16_t *)(void *)space->users_region.base;
-    space->spans_in_use = 1; /* number 0 is that of no span: unused for ever */
+    space->spans_end = 1; /* number 0 is that of no span: unused for ever */
     if (atomic_load_explicit(&space->segments, memory_order_relaxed) == 1) {
         space->base = (uintptr_t)space->segment[0].region.base;
         space->bytes = space->segment[0].region.reserved;
@@ -205,15 +206,16 @@ struct span *space_take_span(struct space *space) {
         if (bits[row] == 0) {
             words[word] &= words[word] - 1;
         }
+        space->spans_unused--;
     } else {
-        number = space->spans_in_use;
+        number = space->spans_end;
         if (number >= space->spans_most ||
             !os_region_reach(&space->spans_region, (number + 1) * space->span_bytes) ||
             !os_region_reach(&space->free_spans_region, (number / 64 + 1) * sizeof(uint64_t)) ||
             !os_region_reach(&space->free_words_region, (number / 4096 + 1) * sizeof(uint64_t))) {
             return NULL;
         }
-        space->spans_in_use++;
+        space->spans_end++;
         /* The words just reached are all zero: they stay below nothing. */
     }
     struct span *span = space_span(space, (uint32_t)number);
@@ -226,13 +228,100 @@ void space_drop_span(struct space *space, struct span *span) {
     uint64_t *bits = (uint64_t *)(void *)space->free_spans_region.base;
     size_t number = space_span_number(space, span);
     span->state = SPAN_UNUSED;
+    space->spans_unused++;
+    space->spans_dropped++;
     bits[number / 64] |= (uint64_t)1 << (number % 64);
     words[number / 4096] |= (uint64_t)1 << (number / 64 % 64);
     space->lowest_free_word = least(space->lowest_free_word, number / 4096);
 }
 
+/* Marks descriptors [first, end) as unused or as in use, without touching them. */
+static void mark_unused(struct space *space, size_t first, size_t end, bool unused) {
+    uint64_t *words = (uint64_t *)(void *)space->free_words_region.base;
+    uint64_t *bits = (uint64_t *)(void *)space->free_spans_region.base;
+    for (size_t number = first; number < end; number++) {
+        uint64_t bit = (uint64_t)1 << (number % 64);
+        uint64_t row = (uint64_t)1 << (number / 64 % 64);
+        if (unused) {
+            bits[number / 64] |= bit;
+            words[number / 4096] |= row;
+        } else {
+            bits[number / 64] &= ~bit;
+            words[number / 4096] &= bits[number / 64] == 0 ? ~row : ~(uint64_t)0;
+        }
+    }
+    if (unused) {
+        space->lowest_free_word = least(space->lowest_free_word, first / 4096);
+    }
+}
+
+static bool is_unused(const struct space *space, size_t number) {
+    const uint64_t *bits = (const uint64_t *)(const void *)space->free_spans_region.base;
+    return (bits[number / 64] >> (number % 64) & 1) != 0;
+}
+
+/* Descriptors that lie on a range, in part or whole. */
+static void spans_on(const struct space *space, const struct iovec *range, size_t *first, size_t *end) {
+    size_t offset = (size_t)((const char *)range->iov_base - space->spans_region.base);
+    *first = offset / space->span_bytes;
+    *end = (offset + range->iov_len + space->span_bytes - 1) / space->span_bytes;
+}
+
+size_t space_take_idle(struct space *space, struct iovec *ranges, size_t most_ranges) {
+    if (least(space->spans_dropped, space->spans_unused) * space->span_bytes < IDLE_BYTES_LEAST ||
+        space->spans_unused < space->spans_end / 2) {
+        return 0;
+    }
+    space->spans_dropped = 0;
+    size_t count = 0;
+    size_t pages = space->spans_end * space->span_bytes / space->page_size;
+    for (size_t page = 0; page < pages; page++) {
+        struct iovec one = {space->spans_region.base + page * space->page_size, space->page_size};
+        size_t first;
+        size_t end;
+        spans_on(space, &one, &first, &end);
+        size_t number = first;
+        while (number < end && is_unused(space, number)) {
+            number++;
+        }
+        if (number < end) {
+            continue;
+        }
+        struct iovec *last = count == 0 ? NULL : &ranges[count - 1];
+        if (last != NULL && (char *)last->iov_base + last->iov_len == one.iov_base) {
+            last->iov_len += one.iov_len;
+        } else if (count < most_ranges) {
+            ranges[count++] = one;
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t first;
+        size_t end;
+        spans_on(space, &ranges[i], &first, &end);
+        mark_unused(space, first, end, false);
+        space->spans_unused -= end - first;
+    }
+    return count;
+}
+
+void space_put_idle(struct space *space, const struct iovec *ranges, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t first;
+        size_t end;
+        spans_on(space, &ranges[i], &first, &end);
+        mark_unused(space, first, end, true);
+        space->spans_unused += end - first;
+    }
+}
+
 size_t space_metadata_bytes(const struct space *space) {
-    return space->page_end + space->spans_in_use * space->span_bytes;
+    size_t pages = 0;
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    for (size_t i = 0; i < count; i++) {
+        pages += space->segment[i].region.committed >> space->page_shift;
+    }
+    return pages * (sizeof *space->class_of + sizeof *space->span_of + sizeof *space->users_of) +
+           space->spans_end * space->span_bytes;
 }
 
 size_t space_reserved_bytes(const struct space *space) {

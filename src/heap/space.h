@@ -19,6 +19,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <sys/uio.h>
 
 #define SEGMENTS_MOST 256
 
@@ -60,8 +61,10 @@ struct space {
     size_t lowest_free_word; /* of free_words: none below it has a bit set */
 
     size_t pages_most;
-    size_t page_end; /* numbers below are given to segments */
-    size_t spans_in_use;
+    size_t page_end;      /* numbers below are given to segments */
+    size_t spans_end;     /* numbers below have been in use */
+    size_t spans_unused;  /* of them, those that are not now */
+    size_t spans_dropped; /* since space_take_idle last took some */
     size_t segment_bytes_least;
     _Atomic(size_t) segments;
     struct segment segment[SEGMENTS_MOST];
@@ -114,6 +117,14 @@ static inline void space_mark_ends(struct space *space, const struct span *span)
     space->span_of[span->page] = number;
     space->span_of[span->page + span->pages - 1] = number;
 }
+
+/*
+ * Descriptors' memory that describes nothing: takes the unused descriptors of up to most ranges of whole
+ * pages, which then may be purged, and space_put_idle gives them back. Returns the number of ranges; 0 unless
+ * enough were dropped since the last time to be worth it.
+ */
+size_t space_take_idle(struct space *space, struct iovec *ranges, size_t most);
+void space_put_idle(struct space *space, const struct iovec *ranges, size_t count);
 
 size_t space_reserved_bytes(const struct space *space);
 

@@ -9,7 +9,7 @@ struct adaptive_decision adaptive_decide(double band, struct adaptive_window win
     double cost_ns = window.purge_ns * (vain < 1 ? vain : 1) + (double)window.reused_pages * window.fault_ns;
     double cpu_ns = window.ns * (window.cpus_used > 0.1 ? window.cpus_used : 0.1);
     if (cost_ns > window.cost_share * cpu_ns) {
-        decision.band = band * 2 < ADAPTIVE_BAND_MOST ? band * 2 : ADAPTIVE_BAND_MOST;
+        decision.band = band * 2 < window.band_most ? band * 2 : window.band_most;
     } else if (cost_ns < window.cost_share * cpu_ns / 4) {
         decision.band = band * 7 / 8 > ADAPTIVE_BAND_LEAST ? band * 7 / 8 : ADAPTIVE_BAND_LEAST;
     }
