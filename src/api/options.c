@@ -47,6 +47,8 @@ static const struct option options[] = {
      "whether a thread of calmalloc's own tidies up after a program with threads that goes idle"},
     {"cgroup", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.watch_cgroup,
      "whether to give back at once near the memory limit of the control group, or under memory pressure"},
+    {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
+     "whether large blocks get huge pages once the program is seen to touch all of its large blocks"},
     {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
      "whether to give back many ranges by one process_madvise, where the kernel allows it"},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
@@ -196,6 +198,7 @@ static void set_defaults(void) {
     SETTINGS.purge_time = 1;
     SETTINGS.background = 1;
     SETTINGS.watch_cgroup = 1;
+    SETTINGS.huge_pages = 1;
 }
 
 static bool were_read;

@@ -3,6 +3,7 @@
 #include "governor/helper.h"
 #include "os/cgroup.h"
 #include "os/clock.h"
+#include "os/huge_pages.h"
 #include "os/purge.h"
 #include "policy/adaptive.h"
 #include "policy/hysteresis.h"
@@ -104,14 +105,16 @@ static void back_off(struct governor *governor, size_t refused) {
     governor->retry_above_pages = heap_dirty_pages(&governor->heap) * 2;
 }
 
-/* One slice. Under the purger's lock. Returns false if there was nothing to take, or the kernel refused. */
-static bool purge_slice(struct governor *governor, size_t pages, bool with_slabs) {
+enum slice { SLICE_PURGED, SLICE_EMPTY, SLICE_REFUSED };
+
+/* Under the purger's lock. */
+static enum slice purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &governor->batch;
     heap_enter(governor);
-    heap_take_dirty(&governor->heap, batch, pages, with_slabs);
+    heap_take_dirty(&governor->heap, batch, pages, depth);
     lock_release(&governor->heap_lock);
     if (batch->count == 0) {
-        return false;
+        return SLICE_EMPTY;
     }
     uint64_t start = clock_now_ns();
     struct purge_result result = purge_ranges(batch->ranges, batch->count);
@@ -138,7 +141,7 @@ static bool purge_slice(struct governor *governor, size_t pages, bool with_slabs
         governor->retry_after_ns = 0;
     }
     lock_release(&governor->heap_lock);
-    return !refused;
+    return refused ? SLICE_REFUSED : SLICE_PURGED;
 }
 
 /* What describes nothing any more goes with what it described. Under the purger's lock, whose batch is free.
@@ -161,22 +164,27 @@ static void purge_metadata(struct governor *governor) {
 }
 
 /*
- * Gives back until at most keep pages stay, and within slabs until at most slab_limit stay: where each range
- * is a shootdown, their short ranges are left for as long as the bound allows. Under the purger's lock.
+ * Gives back until at most keep pages stay. What costs more than it is worth, short ranges within slabs where
+ * each range is a shootdown, and parts of huge pages, stays for as long as it is no more than bear pages.
+ * Under the purger's lock.
  */
-static void purge_down(struct governor *governor, size_t keep, size_t slab_limit, enum reason reason) {
+static void purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
     bool purged = false;
+    enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
     for (;;) {
         heap_enter(governor);
         size_t dirty = heap_dirty_pages(&governor->heap);
-        size_t in_runs = governor->heap.runs.dirty.pages;
         lock_release(&governor->heap_lock);
-        bool short_ranges = purge_current_method() != PURGE_SINGLE || dirty > slab_limit;
-        if (dirty <= keep || (in_runs == 0 && !short_ranges) ||
-            !purge_slice(governor, dirty - keep, short_ranges)) {
+        if (dirty <= keep) {
             break;
         }
-        purged = true;
+        enum slice slice = purge_slice(governor, dirty - keep, depth);
+        purged |= slice == SLICE_PURGED;
+        if (slice == SLICE_EMPTY && depth < PURGE_SPLIT && dirty > bear) {
+            depth++;
+        } else if (slice != SLICE_PURGED) {
+            break;
+        }
     }
     if (purged) {
         purge_metadata(governor);
@@ -384,6 +392,10 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     if (!heap_init(&governor->heap, classes, address_space, misused)) {
         return false;
     }
+    /* Segments are too short to spend on alignment. */
+    if (governor->heap.space.bytes > 0) {
+        governor->heap.runs.huge_pages = huge_page_request_bytes() / page_bytes(governor);
+    }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
     governor->depot_count = nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
     for (unsigned i = 0; i < governor->depot_count; i++) {
@@ -426,10 +438,35 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
     }
 }
 
+/*
+ * In a huge region, if the program is one that touches its blocks, and the rest of the region, which is free
+ * but will be resident, is well within the bound. Under the heap's lock.
+ */
+static enum run_choice choose_run(const struct governor *governor, size_t pages) {
+    size_t region = governor->heap.runs.huge_pages;
+    if (region == 0 || pages < DENSITY_PAGES_LEAST) {
+        return RUN_FOR_ANY;
+    }
+    bool dense = governor->settings.huge_pages != 0 && density_is_high(&governor->density) &&
+                 heap_dirty_pages(&governor->heap) + region <= limit_pages(governor) / 2;
+    return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
+}
+
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
     heap_enter(governor);
-    void *block = heap_take_large(&governor->heap, pages, align_pages, false, zero);
+    enum run_choice choice = choose_run(governor, pages);
+    void *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
+    const char *base = NULL;
+    size_t older_pages = 0;
+    if (choice != RUN_FOR_ANY && block != NULL) {
+        const struct span *older = density_note(&governor->density, &governor->heap, block);
+        base = older == NULL ? NULL : older->base;
+        older_pages = older == NULL ? 0 : older->pages;
+    }
     heap_leave(governor);
+    if (base != NULL) {
+        density_judge(&governor->density, base, older_pages, page_bytes(governor));
+    }
     return block;
 }
 
@@ -452,7 +489,7 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     bool may_move =
         !resized && held * page_bytes(governor) >= MOVE_BYTES_LEAST && heap_may_move(&governor->heap);
     bool zero;
-    char *to = may_move ? heap_take_large(&governor->heap, pages, 1, true, &zero) : NULL;
+    char *to = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
     heap_leave(governor);
     if (resized || to == NULL) {
         return resized ? span->base : NULL;

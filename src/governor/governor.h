@@ -16,6 +16,7 @@
 
 #include "cache/cpu_cache.h"
 #include "cache/depot.h"
+#include "governor/density.h"
 #include "heap/heap.h"
 #include "os/cpu_usage.h"
 #include "os/lock.h"
@@ -31,6 +32,7 @@ struct governor_settings {
     _Atomic(int) policy;
     _Atomic(int) background; /* whether a helper thread may tidy */
     _Atomic(int) watch_cgroup;
+    _Atomic(int) huge_pages; /* whether they may be earned */
     _Atomic(int) slack;      /* per cent of the policy's threshold */
     _Atomic(int) purge_time; /* per cent of CPU time that giving back in vain may cost */
 };
@@ -55,6 +57,7 @@ struct governor {
     double factor;            /* of the threshold for a footprint: slack, CPUs, band */
     size_t low_dirty_pages;   /* in this window */
     size_t retry_above_pages; /* after a refusal: not before there is so much, or a while has passed */
+    struct density density;
     uint64_t looks;
     struct governor_counts counts;
 

@@ -19,7 +19,7 @@ static bool is_full(const struct heap *heap, const struct span *slab) {
 
 static struct span *new_slab(struct heap *heap, uint32_t class) {
     bool clean;
-    struct span *span = runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, false, &clean);
+    struct span *span = runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, RUN_FOR_ANY, &clean);
     if (span != NULL) {
         slab_open(heap, span, class, clean);
     }
@@ -100,8 +100,9 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
     }
 }
 
-void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, bool prefer_clean, bool *zero) {
-    struct span *span = runs_take(&heap->runs, pages, align_pages, prefer_clean, zero);
+void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
+                      bool *zero) {
+    struct span *span = runs_take(&heap->runs, pages, align_pages, choice, zero);
     if (span == NULL) {
         return NULL;
     }
@@ -174,7 +175,11 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
     if (behind == NULL || behind->pages < more) {
         return false;
     }
+    /* What is clean in a huge region would become resident by more than the block takes. */
     bool clean = behind->state == SPAN_CLEAN;
+    if (behind->huge != span->huge || (behind->huge && clean)) {
+        return false;
+    }
     runs_remove(&heap->runs, behind);
     if (behind->pages > more) {
         struct span *rest = runs_split(&heap->runs, behind, more);
@@ -217,20 +222,56 @@ static void add_range(struct heap *heap, struct purge_batch *batch, struct span 
     heap->purging_pages += pages;
 }
 
-/* Whole runs, the coldest first; of the last one its end, so that what stays lies low. */
-static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages) {
-    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->runs.dirty_ages.coldest != NULL) {
-        struct span *run = heap->runs.dirty_ages.coldest;
-        size_t wanted = pages - batch->pages;
-        runs_remove(&heap->runs, run);
-        if (run->pages > wanted) {
-            struct span *rest = runs_split(&heap->runs, run, run->pages - wanted);
-            if (rest != NULL) {
-                runs_put(&heap->runs, run, false);
-                run = rest;
-                space_mark_ends(&heap->space, run);
-            }
+/*
+ * Takes a run out of its set, except for up to before pages at its front and whatever is behind the next
+ * pages; without descriptors for those, all of it.
+ */
+static struct span *cut_run(struct heap *heap, struct span *run, size_t before, size_t pages) {
+    runs_remove(&heap->runs, run);
+    if (before > 0) {
+        struct span *rest = runs_split(&heap->runs, run, before);
+        if (rest != NULL) {
+            space_mark_ends(&heap->space, rest);
+            runs_put(&heap->runs, run, false);
+            run = rest;
         }
+    }
+    if (run->pages > pages) {
+        struct span *rest = runs_split(&heap->runs, run, pages);
+        if (rest != NULL) {
+            space_mark_ends(&heap->space, run);
+            runs_put(&heap->runs, rest, false);
+        }
+    }
+    space_mark_ends(&heap->space, run);
+    return run;
+}
+
+/*
+ * Runs, the coldest first; of the last one its end, so that what stays lies low. Of a huge region all or
+ * nothing, unless split: a huge page of which a part is given back stays whole until the kernel is short of
+ * memory.
+ */
+static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split) {
+    struct span *next;
+    for (struct span *run = heap->runs.dirty_ages.coldest; run != NULL; run = next) {
+        if (batch->pages >= pages || batch->count == PURGE_RANGES) {
+            return;
+        }
+        next = run->age.hotter;
+        size_t wanted = pages - batch->pages;
+        size_t before = run->pages > wanted ? run->pages - wanted : 0;
+        size_t count = run->pages - before;
+        if (run->huge && !split) {
+            size_t whole = runs_whole_regions(&heap->runs, run, &before);
+            if (whole == 0) {
+                continue;
+            }
+            size_t unit = heap->runs.huge_pages;
+            count = (wanted + unit - 1) / unit * unit;
+            count = count < whole ? count : whole;
+        }
+        run = cut_run(heap, run, before, count);
         add_range(heap, batch, run, run->base, run->pages);
     }
 }
@@ -253,14 +294,17 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
     }
 }
 
-size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, bool with_slabs) {
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth) {
     batch->count = 0;
     batch->pages = 0;
     size_t most = PURGE_BYTES >> heap->space.page_shift;
     pages = pages < most ? pages : most;
-    take_runs(heap, batch, pages);
-    if (with_slabs) {
+    take_runs(heap, batch, pages, false);
+    if (depth >= PURGE_SLABS) {
         take_from_slabs(heap, batch, pages);
+    }
+    if (depth >= PURGE_SPLIT) {
+        take_runs(heap, batch, pages, true);
     }
     return batch->pages;
 }

@@ -59,7 +59,8 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 
 /* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
-void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, bool prefer_clean, bool *zero);
+void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
+                      bool *zero);
 
 /* What heap_put_large leaves to do. */
 enum put_large {
@@ -85,7 +86,7 @@ bool heap_may_move(const struct heap *heap);
 
 /* Pages that hold no block and may be resident. */
 static inline size_t heap_dirty_pages(const struct heap *heap) {
-    return heap->runs.dirty.pages + heap->slab_dirty_pages;
+    return runs_dirty_pages(&heap->runs) + heap->slab_dirty_pages;
 }
 
 #define PURGE_RANGES 1024
@@ -99,12 +100,17 @@ struct purge_batch {
     struct span *spans[PURGE_RANGES]; /* the run, or the slab, that a range is of */
 };
 
+enum purge_depth {
+    PURGE_RUNS,  /* free runs, and of huge regions only whole ones */
+    PURGE_SLABS, /* after those, pages within slabs */
+    PURGE_SPLIT, /* after those, parts of huge regions, for which the kernel must split huge pages */
+};
+
 /*
- * Takes up to pages of dirty pages out of the free set, the coldest first, runs before pages within slabs,
- * and those only if with_slabs. Returns the pages taken, which may be a little more within slabs, whose
- * ranges are not split.
+ * Takes up to pages of dirty pages out of the free set, the coldest first. Returns the pages taken: a little
+ * more where pages within slabs or whole huge regions are among them, and at most about 16 MiB.
  */
-size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, bool with_slabs);
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth);
 
 /* The first purged ranges of the batch are clean now, and the rest is as dirty as before. */
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);

@@ -1,5 +1,8 @@
 #include "heap/runs.h"
 
+/* Each may cost two of the 65,530 mappings that a process may have. */
+#define HUGE_REGIONS_MOST 8192
+
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
 
 /* The bin of runs of so many pages. */
@@ -12,7 +15,7 @@ static unsigned bin_of(size_t pages) {
 }
 
 static struct run_set *set_of(struct runs *runs, const struct span *span) {
-    return span->state == SPAN_CLEAN ? &runs->clean : &runs->dirty;
+    return &runs->sets[(span->state == SPAN_CLEAN ? RUN_CLEAN : RUN_DIRTY) + (span->huge ? 2 : 0)];
 }
 
 static bool is_free_run(const struct span *span) {
@@ -55,14 +58,14 @@ struct span *runs_behind(const struct runs *runs, const struct span *span) {
 void runs_put(struct runs *runs, struct span *span, bool clean) {
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
     struct span *behind = runs_behind(runs, span);
-    if (behind != NULL && behind->state == state) {
+    if (behind != NULL && behind->state == state && behind->huge == span->huge) {
         runs_remove(runs, behind);
         span->pages += behind->pages;
         span->purged |= behind->purged;
         space_drop_span(runs->space, behind);
     }
     struct span *before = space_span_of(runs->space, span->page - 1);
-    if (before->state == state && before->page + before->pages == span->page) {
+    if (before->state == state && before->huge == span->huge && before->page + before->pages == span->page) {
         runs_remove(runs, before);
         before->pages += span->pages;
         before->purged |= span->purged;
@@ -82,6 +85,7 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
     rest->pages = span->pages - (uint32_t)pages;
     rest->state = span->state;
     rest->purged = span->purged;
+    rest->huge = span->huge;
     span->pages = (uint32_t)pages;
     return rest;
 }
@@ -126,21 +130,108 @@ bool runs_extend(struct runs *runs, size_t pages) {
     return true;
 }
 
-/* The run to carve pages from: a dirty one, which is resident already, rather than a clean one. */
-static struct span *find_any(struct runs *runs, size_t pages, bool prefer_clean) {
-    struct span *run = find(prefer_clean ? &runs->clean : &runs->dirty, pages);
-    if (run == NULL) {
-        run = find(prefer_clean ? &runs->dirty : &runs->clean, pages);
+size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *before) {
+    size_t unit = runs->huge_pages << runs->space->page_shift;
+    size_t skip = (size_t)(-(uintptr_t)span->base & (unit - 1)) >> runs->space->page_shift;
+    *before = skip;
+    return skip >= span->pages ? 0 : (span->pages - skip) / runs->huge_pages * runs->huge_pages;
+}
+
+/* Makes the space usable that a choice would come to at last. */
+static struct span *find_clean(struct runs *runs, size_t pages) {
+    struct span *run = find(&runs->sets[RUN_CLEAN], pages);
+    if (run == NULL && runs_extend(runs, pages)) {
+        run = find(&runs->sets[RUN_CLEAN], pages);
     }
     return run;
 }
 
-struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, bool prefer_clean, bool *clean) {
-    size_t needed = pages + align_pages - 1;
-    struct span *run = find_any(runs, needed, prefer_clean);
-    if (run == NULL && runs_extend(runs, needed)) {
-        run = find_any(runs, needed, prefer_clean);
+/*
+ * Whole huge regions for so many pages, as a dirty run in its set; NULL where there can be none. Each new
+ * region costs a system call, and two mappings at worst.
+ */
+static struct span *make_huge(struct runs *runs, size_t pages) {
+    size_t wanted = (pages + runs->huge_pages - 1) / runs->huge_pages * runs->huge_pages;
+    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], wanted + runs->huge_pages - 1);
+    bool known = run != NULL;
+    if (!known) {
+        if (runs->huge_regions + wanted / runs->huge_pages > HUGE_REGIONS_MOST) {
+            return NULL;
+        }
+        run = find_clean(runs, wanted + runs->huge_pages - 1);
     }
+    if (run == NULL) {
+        return NULL;
+    }
+    size_t before;
+    runs_whole_regions(runs, run, &before);
+    runs_remove(runs, run);
+    if (before > 0) {
+        struct span *rest = runs_split(runs, run, before);
+        insert(runs, run, true);
+        if (rest == NULL) {
+            return NULL;
+        }
+        run = rest;
+    }
+    if (run->pages > wanted) {
+        struct span *rest = runs_split(runs, run, wanted);
+        if (rest == NULL) {
+            runs_put(runs, run, true);
+            return NULL;
+        }
+        insert(runs, rest, true);
+    }
+    if (!known) {
+        if (!os_want_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
+            runs_put(runs, run, true);
+            return NULL;
+        }
+        runs->huge_regions += run->pages / runs->huge_pages;
+    }
+    runs->reused_pages += run->purged ? run->pages : 0;
+    run->purged = false;
+    run->huge = true;
+    insert(runs, run, false);
+    return run;
+}
+
+static struct span *find_dirty(struct runs *runs, size_t pages) {
+    return find(&runs->sets[RUN_DIRTY], pages);
+}
+
+static struct span *find_huge(struct runs *runs, size_t pages) {
+    return find(&runs->sets[RUN_HUGE_DIRTY], pages);
+}
+
+/* The run to carve pages from. */
+static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice) {
+    struct span *run = NULL;
+    if (choice == RUN_FOR_DENSE) {
+        run = find_huge(runs, pages);
+    }
+    if (run == NULL && choice != RUN_FOR_MOVE) {
+        run = find_dirty(runs, pages);
+    }
+    if (run == NULL && choice == RUN_FOR_DENSE) {
+        run = make_huge(runs, pages);
+    }
+    if (run == NULL && choice == RUN_FOR_LARGE) {
+        run = find_huge(runs, pages);
+    }
+    if (run == NULL) {
+        run = find_clean(runs, pages);
+    }
+    /* Memory is short: whatever there is. */
+    if (run == NULL) {
+        run = find_dirty(runs, pages);
+    }
+    return run != NULL || choice == RUN_FOR_MOVE ? run : find_huge(runs, pages);
+}
+
+struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
+                       bool *clean) {
+    struct span *run = find_any(runs, pages + align_pages - 1, choice);
     if (run == NULL) {
         return NULL;
     }

@@ -42,6 +42,8 @@ struct span {
     uint8_t state; /* enum span_state */
     bool moved;  /* large: its pages came from elsewhere, so that the kernel keeps a mapping for them alone */
     bool purged; /* clean: held memory before */
+    bool
+        huge; /* lies in regions that the kernel backs by huge pages: a touch makes a whole region resident */
     uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
 };
 

@@ -75,6 +75,10 @@ bool os_commit(void *base, size_t bytes) {
     return !failed(os_syscall(SYS_mprotect, (long)base, (long)bytes, PROT_READ | PROT_WRITE, 0, 0, 0));
 }
 
+bool os_want_huge_pages(void *base, size_t bytes) {
+    return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_HUGEPAGE, 0, 0, 0) == 0;
+}
+
 bool os_move_pages(void *from, void *to, size_t bytes) {
     return !failed(os_syscall(SYS_mremap, (long)from, (long)bytes, (long)bytes,
                               MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0));

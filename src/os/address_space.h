@@ -28,6 +28,9 @@ size_t os_address_space_limit(void);
 /* Makes reserved pages readable and writable. False if memory is short. */
 bool os_commit(void *base, size_t bytes);
 
+/* Asks for huge pages wherever they fit in the range. False if the kernel has none. */
+bool os_want_huge_pages(void *base, size_t bytes);
+
 /* Moves the pages of one range to another of the same size, whose content is lost; the first then is zero.
  * Both must be committed. False, and nothing changed, if the kernel cannot. */
 bool os_move_pages(void *from, void *to, size_t bytes);

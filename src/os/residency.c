@@ -1,5 +1,7 @@
 #include "os/residency.h"
 
+#include "os/syscall.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -31,4 +33,15 @@ struct residency residency_of_tail(const void *start, size_t bytes, size_t page_
     }
     errno = saved_errno;
     return tail;
+}
+
+size_t residency_count(const void *start, size_t pages, size_t page_bytes) {
+    unsigned char resident[64];
+    size_t count = 0;
+    if (os_syscall(SYS_mincore, (long)start, (long)(pages * page_bytes), (long)resident, 0, 0, 0) == 0) {
+        for (size_t i = 0; i < pages; i++) {
+            count += resident[i] & 1;
+        }
+    }
+    return count;
 }

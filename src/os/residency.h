@@ -20,4 +20,8 @@ struct residency {
 struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
                                    size_t max_resident_bytes, unsigned char *scratch);
 
+/* Pages of a page-aligned range of at most 64 that are resident; 0 where the kernel does not say. The same
+ * holds. */
+size_t residency_count(const void *start, size_t pages, size_t page_bytes);
+
 #endif

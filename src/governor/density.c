@@ -1,0 +1,46 @@
+#include "governor/density.h"
+
+#include "os/residency.h"
+
+#define BLOCKS_PER_LOOK    4
+#define BLOCKS_PER_CONTROL 16
+#define SCORE_MOST         16
+#define SCORE_HIGH         8
+/* A block that was not touched weighs as much as four that were: memory is dearer than time. */
+#define SCORE_SPARSE    4
+#define PAGES_LOOKED_AT 64
+
+static bool is_control(const struct density *density) {
+    return density->blocks % BLOCKS_PER_CONTROL == 0;
+}
+
+bool density_is_high(const struct density *density) {
+    return atomic_load_explicit(&density->score, memory_order_relaxed) >= SCORE_HIGH && !is_control(density);
+}
+
+const struct span *density_note(struct density *density, const struct heap *heap, void *block) {
+    /* In the ring only what may be judged, so that it reaches back as far whatever share of blocks that is.
+     */
+    uint64_t number = density->blocks++;
+    const struct span *span = heap_large_span(heap, block);
+    if (span->huge || span->moved) {
+        return NULL;
+    }
+    void **place = &density->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
+                                    DENSITY_RECENT];
+    const struct span *older = *place == NULL ? NULL : heap_large_span(heap, *place);
+    *place = block;
+    bool look = number % BLOCKS_PER_LOOK == 0 && older != NULL && !older->huge && !older->moved;
+    return look ? older : NULL;
+}
+
+void density_judge(struct density *density, const char *base, size_t pages, size_t page_size) {
+    size_t looked = pages < PAGES_LOOKED_AT ? pages : PAGES_LOOKED_AT;
+    /* The end: what is filled from the front is there last. */
+    size_t resident = residency_count(base + (pages - looked) * page_size, looked, page_size);
+    int score = atomic_load_explicit(&density->score, memory_order_relaxed);
+    score = resident == looked ? score + 1 : score - SCORE_SPARSE;
+    score = score < 0 ? 0 : score > SCORE_MOST ? SCORE_MOST : score;
+    /* Judges that come together may lose a point: it will be made again. */
+    atomic_store_explicit(&density->score, score, memory_order_relaxed);
+}

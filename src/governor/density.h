@@ -1,0 +1,34 @@
+/*
+ * Whether a program touches the large blocks that it asks for, all of them: only then huge pages are earned.
+ *
+ * Every fourth large block is looked at, long after it was handed out and while it still is in use: by
+ * mincore, at a few of its pages. Blocks in huge regions say nothing, being resident whether touched or not;
+ * so one block in sixteen is never put there.
+ */
+#ifndef CALM_GOVERNOR_DENSITY_H
+#define CALM_GOVERNOR_DENSITY_H
+
+#include "heap/heap.h"
+
+#include <stdatomic.h>
+
+#define DENSITY_RECENT 64
+/* Pages of blocks that may lie in huge regions. */
+#define DENSITY_PAGES_LEAST 16
+
+struct density {
+    uint64_t blocks;
+    void *recent[DENSITY_RECENT];
+    _Atomic(int) score;
+};
+
+/* Whether the next large block should lie in a huge region. Under the heap's lock. */
+bool density_is_high(const struct density *density);
+
+/* Notes a new large block. Returns an older one to be judged, or NULL. Under the heap's lock. */
+const struct span *density_note(struct density *density, const struct heap *heap, void *block);
+
+/* Looks at some pages of a block. Any thread; without a lock, one system call. */
+void density_judge(struct density *density, const char *base, size_t pages, size_t page_size);
+
+#endif
