@@ -2,10 +2,11 @@
 
 #include "os/residency.h"
 
-#define BLOCKS_PER_LOOK    4
-#define BLOCKS_PER_CONTROL 16
-#define SCORE_MOST         16
-#define SCORE_HIGH         8
+#define BLOCKS_PER_LOOK_MOST 512
+#define BLOCKS_PER_LOOK      4
+#define BLOCKS_PER_CONTROL   16
+#define SCORE_MOST           16
+#define SCORE_HIGH           8
 /* A block that was not touched weighs as much as four that were: memory is dearer than time. */
 #define SCORE_SPARSE    4
 #define PAGES_LOOKED_AT 64
@@ -30,8 +31,13 @@ const struct span *density_note(struct density *density, const struct heap *heap
                                     DENSITY_RECENT];
     const struct span *older = *place == NULL ? NULL : heap_large_span(heap, *place);
     *place = block;
-    bool look = number % BLOCKS_PER_LOOK == 0 && older != NULL && !older->huge && !older->moved;
-    return look ? older : NULL;
+    unsigned between = BLOCKS_PER_LOOK + atomic_load_explicit(&density->patience, memory_order_relaxed);
+    bool look = number - density->looked >= between && older != NULL && !older->huge && !older->moved;
+    if (!look) {
+        return NULL;
+    }
+    density->looked = number;
+    return older;
 }
 
 void density_judge(struct density *density, const char *base, size_t pages, size_t page_size) {
@@ -43,4 +49,8 @@ void density_judge(struct density *density, const char *base, size_t pages, size
     score = score < 0 ? 0 : score > SCORE_MOST ? SCORE_MOST : score;
     /* Judges that come together may lose a point: it will be made again. */
     atomic_store_explicit(&density->score, score, memory_order_relaxed);
+    unsigned patience = atomic_load_explicit(&density->patience, memory_order_relaxed);
+    patience = resident == looked ? 0 : patience * 2 + 1;
+    patience = patience < BLOCKS_PER_LOOK_MOST ? patience : BLOCKS_PER_LOOK_MOST;
+    atomic_store_explicit(&density->patience, patience, memory_order_relaxed);
 }

@@ -1,7 +1,7 @@
 /*
  * Whether a program touches the large blocks that it asks for, all of them: only then huge pages are earned.
  *
- * Every fourth large block is looked at, long after it was handed out and while it still is in use: by
+ * Every few large blocks one is looked at, long after it was handed out and while it still is in use: by
  * mincore, at a few of its pages. Blocks in huge regions say nothing, being resident whether touched or not;
  * so one block in sixteen is never put there.
  */
@@ -19,6 +19,9 @@
 struct density {
     uint64_t blocks;
     void *recent[DENSITY_RECENT];
+    uint64_t looked; /* blocks when one was last picked */
+    _Atomic(unsigned)
+        patience; /* more blocks between two looks: it grows while what is seen was not touched */
     _Atomic(int) score;
 };
 
