@@ -18,7 +18,7 @@ static struct lock ready_lock;
 static _Atomic(bool) ready;
 
 /* Fixed once: the fast paths know no other change of mode. */
-static int choose_mode(struct rseq_place place, bool have_caches) {
+static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
     int wanted = options_cache();
     if (!have_caches || wanted == OPTION_CACHE_OFF) {
         return CACHE_OFF;
@@ -44,9 +44,7 @@ bool allocator_ready(void) {
              * the rest would need a processor that reorders stores, where there are no restartable sequences
              * here.
              */
-            int mode = choose_mode(place, have_caches);
-            atomic_store_explicit(&calm_caches.mode, mode, memory_order_release);
-            calm_caches.rseq_area = mode == CACHE_RSEQ ? place.area : 0;
+            cpu_caches_start(&calm_caches, choose_mode(place, have_caches));
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
         }
@@ -119,21 +117,6 @@ static void *refill(uint32_t class) {
     return block;
 }
 
-/* Out of the fast path's way: what calls a function costs it a register to save. */
-void *allocate_locked(size_t size) {
-    void *block = cpu_cache_pop_locked(class_for(size));
-    return __builtin_expect(block != NULL, 1) ? block : allocate_slow(size);
-}
-
-void release_locked(void *block) {
-    const struct space *space = &calm_governor.heap.space;
-    uintptr_t offset = (uintptr_t)block - space->base;
-    if (offset >= space->bytes ||
-        !cpu_cache_push_locked(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block)) {
-        release_slow(block);
-    }
-}
-
 void *allocate_slow(size_t size) {
     if (!allocator_ready()) {
         return out_of_memory();
@@ -176,7 +159,7 @@ void release_slow(void *block) {
 static uint32_t aligned_class(size_t alignment, size_t size) {
     uint32_t class = class_for(size < alignment ? alignment : size);
     while (class != 0 && class < calm_classes.count && calm_classes.of[class].size % alignment != 0) {
-        class ++;
+        ++class;
     }
     return class < calm_classes.count ? class : 0;
 }

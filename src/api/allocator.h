@@ -22,8 +22,6 @@ extern struct governor calm_governor __attribute__((visibility("hidden")));
 
 /* The way that the fast paths leave, and everything that has none. */
 void *allocate_slow(size_t size);
-void *allocate_locked(size_t size);
-void release_locked(void *block);
 void release_slow(void *block);
 void *allocate_aligned(size_t alignment, size_t size);
 void *allocate_zeroed(size_t count, size_t size);
@@ -49,11 +47,12 @@ static inline uint32_t class_for(size_t size) {
  * before the first call: its stack is always empty.
  */
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
-    if (!cpu_cache_is_rseq()) {
-        return allocate_locked(size);
-    }
+    uint32_t class = class_for(size);
     void *block;
-    return __builtin_expect(rseq_pop(class_for(size), &block), 1) ? block : allocate_slow(size);
+    bool popped = cpu_cache_is_rseq()    ? rseq_pop(class, &block)
+                  : cpu_cache_is_alone() ? region_pop(calm_caches.regions, class, &block)
+                                         : false;
+    return __builtin_expect(popped, 1) ? block : allocate_slow(size);
 }
 
 /*
@@ -63,13 +62,16 @@ static inline __attribute__((always_inline)) void *allocate(size_t size) {
 static inline __attribute__((always_inline)) void release(void *block) {
     const struct space *space = &calm_governor.heap.space;
     uintptr_t offset = (uintptr_t)block - space->base;
-    if (!cpu_cache_is_rseq()) {
-        release_locked(block);
-    } else if (__builtin_expect(offset >= space->bytes, 0) ||
-               __builtin_expect(!rseq_push(space->first_classes[offset >> SPACE_PAGE_SHIFT(space)], block),
-                                0)) {
-        release_slow(block);
+    if (__builtin_expect(offset < space->bytes, 1)) {
+        uint32_t class = space->first_classes[offset >> SPACE_PAGE_SHIFT(space)];
+        bool pushed = cpu_cache_is_rseq()    ? rseq_push(class, block)
+                      : cpu_cache_is_alone() ? region_push(calm_caches.regions, class, block)
+                                             : false;
+        if (__builtin_expect(pushed, 1)) {
+            return;
+        }
     }
+    release_slow(block);
 }
 
 #endif

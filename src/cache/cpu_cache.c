@@ -5,14 +5,12 @@
 
 #include <string.h>
 
-struct cpu_caches calm_caches;
+static const char nothing;
 
-/* glibc 2.32 and later: true while the process surely has but one thread. */
+struct cpu_caches calm_caches = {.alone = &nothing};
+
+/* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
-
-static bool single_threaded(void) {
-    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
-}
 
 static struct stack_words *stack_of(char *region, uint32_t class) {
     return (struct stack_words *)(void *)(region + 8 * (size_t) class);
@@ -34,12 +32,13 @@ static void set(_Atomic(uint16_t) *word, uint32_t value) {
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
     size_t page = os_page_size();
     caches->classes = classes;
+    caches->rseq_area = place.area;
     caches->cpu_number = place.cpu_number;
     caches->node = place.node;
     caches->count = cpus_possible();
 
     uint32_t next = SIZE_CLASSES;
-    for (uint32_t class = 1; class < classes->count; class ++) {
+    for (uint32_t class = 1; class < classes->count; ++class) {
         caches->start_of[class] = (uint16_t)next;
         next += classes->of[class].cache_most;
     }
@@ -57,9 +56,17 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     return true;
 }
 
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
+    atomic_store_explicit(&caches->mode, mode, memory_order_release);
+    if (mode == CACHE_LOCKED && &__libc_single_threaded != NULL) {
+        caches->alone = &__libc_single_threaded;
+    }
+    caches->in_rseq_mode = mode == CACHE_RSEQ;
+}
+
 size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
     size_t blocks = 0;
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         blocks += caches->classes->of[class].cache_most;
     }
     return blocks * caches->count;
@@ -67,14 +74,18 @@ size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
 
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches) {
     size_t bytes = 0;
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         bytes += (size_t)caches->classes->of[class].cache_most * caches->classes->of[class].size;
     }
     return bytes * caches->count;
 }
 
-/* Threads share a region where they hash to the same: a lock is held for a few instructions. */
+/* Threads share a region where they hash to the same: a lock is held for a few instructions. A lone thread
+ * has the first. */
 static unsigned locked_region(void) {
+    if (cpu_cache_is_alone()) {
+        return 0;
+    }
     uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
     return (unsigned)((mixed >> 32) * calm_caches.count >> 32);
 }
@@ -96,7 +107,7 @@ unsigned cpu_cache_node(void) {
 }
 
 static void close_stacks(const struct cpu_caches *caches, char *region) {
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         set(&stack_of(region, class)->bottom, UINT16_MAX);
         set(&stack_of(region, class)->end, 0);
     }
@@ -104,7 +115,7 @@ static void close_stacks(const struct cpu_caches *caches, char *region) {
 
 /* The stacks are empty, and nobody else can change them: what is closed looks full and empty. */
 static void open_stacks(const struct cpu_caches *caches, char *region) {
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         struct stack_words *stack = stack_of(region, class);
         uint32_t start = caches->start_of[class];
         /* In this order a sequence in between finds either nothing to pop or no room to push. */
@@ -160,7 +171,7 @@ static size_t push_owned(char *region, uint32_t class, void *const *blocks, size
 static struct lock *enter_region(char **region) {
     unsigned number = locked_region();
     *region = region_of(&calm_caches, number);
-    if (single_threaded()) {
+    if (cpu_cache_is_alone()) {
         return NULL;
     }
     struct lock *lock = &calm_caches.states[number].lock;
@@ -200,70 +211,17 @@ size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count) {
     return given;
 }
 
-/* One block, as the restartable sequences do it: no call, no copy loop. */
-static inline void *pop_one(char *region, uint32_t class) {
-    struct stack_words *stack = stack_of(region, class);
-    uint32_t top = get(&stack->top);
-    if (top <= get(&stack->bottom)) {
-        return NULL;
-    }
-    void *block = ((void **)(void *)region)[top - 1];
-    atomic_store_explicit(&stack->top, (uint16_t)(top - 1), memory_order_relaxed);
-    return block;
-}
-
-static inline bool push_one(char *region, uint32_t class, void *block) {
-    struct stack_words *stack = stack_of(region, class);
-    uint32_t top = get(&stack->top);
-    if (top >= get(&stack->end)) {
-        return false;
-    }
-    ((void **)(void *)region)[top] = block;
-    atomic_store_explicit(&stack->top, (uint16_t)(top + 1), memory_order_relaxed);
-    return true;
-}
-
-void *cpu_cache_pop_locked(uint32_t class) {
-    if (__builtin_expect(atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED, 0)) {
-        return NULL;
-    }
-    if (__builtin_expect(single_threaded(), 1)) {
-        return pop_one(calm_caches.regions, class);
-    }
-    unsigned number = locked_region();
-    struct lock *lock = &calm_caches.states[number].lock;
-    lock_acquire(lock);
-    void *block = pop_one(region_of(&calm_caches, number), class);
-    lock_release(lock);
-    return block;
-}
-
-bool cpu_cache_push_locked(uint32_t class, void *block) {
-    if (__builtin_expect(atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED, 0)) {
-        return false;
-    }
-    if (__builtin_expect(single_threaded(), 1)) {
-        return push_one(calm_caches.regions, class, block);
-    }
-    unsigned number = locked_region();
-    struct lock *lock = &calm_caches.states[number].lock;
-    lock_acquire(lock);
-    bool pushed = push_one(region_of(&calm_caches, number), class, block);
-    lock_release(lock);
-    return pushed;
-}
-
 /* Tops that are where they were tell of a region that nobody used, or used evenly; that is near enough. */
 static uint64_t digest(const struct cpu_caches *caches, char *region) {
     uint64_t digest = 1;
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         digest = digest * 0x9e3779b97f4a7c15ULL + get(&stack_of(region, class)->top);
     }
     return digest;
 }
 
 static bool is_empty(const struct cpu_caches *caches, char *region) {
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         if (get(&stack_of(region, class)->top) != caches->start_of[class]) {
             return false;
         }
@@ -294,7 +252,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     }
     close_stacks(caches, region);
     if (cpu_cache_is_rseq() && !rseq_restart_all()) {
-        for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        for (uint32_t class = 1; class < caches->classes->count; ++class) {
             set(&stack_of(region, class)->bottom, caches->start_of[class]);
             set(&stack_of(region, class)->end,
                 caches->start_of[class] + caches->classes->of[class].cache_most);
@@ -303,7 +261,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
         return 0;
     }
     size_t total = 0;
-    for (uint32_t class = 1; class < caches->classes->count; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
         void *blocks[CACHE_BLOCKS_MOST];
         size_t count = (size_t)get(&stack_of(region, class)->top) - caches->start_of[class];
         memcpy(blocks, (void **)(void *)region + caches->start_of[class], count * sizeof *blocks);
@@ -327,7 +285,7 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
         if (!atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
             continue;
         }
-        for (uint32_t class = 1; class < caches->classes->count; class ++) {
+        for (uint32_t class = 1; class < caches->classes->count; ++class) {
             size_t held =
                 (size_t)get(&stack_of(region_of(caches, number), class)->top) - caches->start_of[class];
             blocks += held;

@@ -55,8 +55,12 @@ struct region_state {
 
 struct cpu_caches {
     char *regions;
-    ptrdiff_t rseq_area; /* 0 but in CACHE_RSEQ */
+    ptrdiff_t rseq_area;
     ptrdiff_t cpu_number;
+    bool in_rseq_mode;
+    /* In CACHE_LOCKED: where the C library tells (glibc 2.32) that the process surely has but one thread,
+     * which then needs no lock. Elsewhere it tells of nothing. */
+    const char *alone;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
     ptrdiff_t node;
@@ -70,8 +74,11 @@ struct cpu_caches {
 /* The process's own: the fast path's instructions name it. */
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 
-/* Sets everything but the mode and rseq_area. False if memory is short: then the mode must be CACHE_OFF. */
+/* Prepares everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place);
+
+/* Once, when all that the fast paths need is there. */
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
 
 /* Bytes of blocks that all regions together can hold, and pages that those can touch. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);
@@ -99,11 +106,73 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 unsigned cpu_cache_node(void);
 
 static inline bool cpu_cache_is_rseq(void) {
-    return __builtin_expect(calm_caches.rseq_area != 0, 1);
+    return __builtin_expect(calm_caches.in_rseq_mode, 1);
 }
 
-/* For any mode but CACHE_RSEQ: NULL, and false, where there is no cache, or it is empty, or full. */
-void *cpu_cache_pop_locked(uint32_t class);
-bool cpu_cache_push_locked(uint32_t class, void *block);
+static inline bool cpu_cache_is_alone(void) {
+    return *calm_caches.alone != 0;
+}
+
+/*
+ * One block, of a thread that is alone: plain accesses to the words, for there is nobody else. On x86-64
+ * spelled out, as compilers take three instructions more.
+ */
+static inline __attribute__((always_inline)) bool region_pop(char *region, uint32_t class, void **popped) {
+#if defined(__x86_64__)
+    uint64_t top;
+    void *block;
+    __asm__ goto("movzwl (%[region],%[class],8), %k[top]\n\t"
+                 "cmpw 2(%[region],%[class],8), %w[top]\n\t"
+                 "jbe %l[empty]\n\t"
+                 "decl %k[top]\n\t"
+                 "movw %w[top], (%[region],%[class],8)\n\t"
+                 "movq (%[region],%[top],8), %[block]\n"
+                 : [top] "=&r"(top), [block] "=r"(block)
+                 : [region] "r"(region), [class] "r"((uint64_t) class)
+                 : "memory", "cc"
+                 : empty);
+    *popped = block;
+    return true;
+empty:
+    return false;
+#else
+    uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
+    size_t top = words[0];
+    if (__builtin_expect(top <= words[1], 0)) {
+        return false;
+    }
+    *popped = ((void **)(void *)region)[top - 1];
+    words[0] = (uint16_t)(top - 1);
+    return true;
+#endif
+}
+
+static inline __attribute__((always_inline)) bool region_push(char *region, uint32_t class, void *block) {
+#if defined(__x86_64__)
+    uint64_t top;
+    __asm__ goto("movzwl (%[region],%[class],8), %k[top]\n\t"
+                 "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+                 "jae %l[full]\n\t"
+                 "movq %[block], (%[region],%[top],8)\n\t"
+                 "incl %k[top]\n\t"
+                 "movw %w[top], (%[region],%[class],8)\n"
+                 : [top] "=&r"(top)
+                 : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
+                 : "memory", "cc"
+                 : full);
+    return true;
+full:
+    return false;
+#else
+    uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
+    size_t top = words[0];
+    if (__builtin_expect(top >= words[2], 0)) {
+        return false;
+    }
+    ((void **)(void *)region)[top] = block;
+    words[0] = (uint16_t)(top + 1);
+    return true;
+#endif
+}
 
 #endif

@@ -16,7 +16,7 @@ size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
 size_t depot_blocks(const struct depot *depot, size_t *bytes) {
     size_t blocks = 0;
     *bytes = 0;
-    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         size_t held = atomic_load_explicit(&depot->shelves[class].count, memory_order_relaxed);
         blocks += held;
         *bytes += held * depot->classes->of[class].size;
@@ -95,7 +95,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context) {
     size_t shed = 0;
-    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         struct depot_shelf *shelf = &depot->shelves[class];
         if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
             continue;
@@ -132,13 +132,13 @@ size_t depot_shed(struct depot *depot, bool all,
 }
 
 void depot_lock_all(struct depot *depot) {
-    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         lock_acquire(&depot->shelves[class].lock);
     }
 }
 
 void depot_unlock_all(struct depot *depot) {
-    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; class ++) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         lock_release(&depot->shelves[class].lock);
     }
 }

@@ -216,7 +216,7 @@ bool heap_may_move(const struct heap *heap) {
 
 static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, char *base,
                       size_t pages) {
-    batch->ranges[batch->count] = (struct iovec){base, pages << heap->space.page_shift};
+    batch->ranges[batch->count] = (struct iovec){(void *)base, pages << heap->space.page_shift};
     batch->spans[batch->count++] = span;
     batch->pages += pages;
     heap->purging_pages += pages;

@@ -36,7 +36,7 @@ struct residency residency_of_tail(const void *start, size_t bytes, size_t page_
 }
 
 size_t residency_count(const void *start, size_t pages, size_t page_bytes) {
-    unsigned char resident[64];
+    unsigned char resident[64] = {0};
     size_t count = 0;
     if (os_syscall(SYS_mincore, (long)start, (long)(pages * page_bytes), (long)resident, 0, 0, 0) == 0) {
         for (size_t i = 0; i < pages; i++) {

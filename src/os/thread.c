@@ -21,7 +21,7 @@ static void enter(void (*body)(void *argument), void *argument) {
 }
 
 /* The new thread starts with nothing but its stack: what it is to do lies there. */
-static long clone_thread(uintptr_t *stack, void *local) {
+static long clone_thread(const uintptr_t *stack, void *local) {
     long result;
 #if defined(__x86_64__)
     register void *r8 __asm__("r8") = local;
@@ -42,7 +42,7 @@ static long clone_thread(uintptr_t *stack, void *local) {
 #else
     register long x8 __asm__("x8") = SYS_clone;
     register long x0 __asm__("x0") = THREAD_FLAGS;
-    register uintptr_t *x1 __asm__("x1") = stack;
+    register const uintptr_t *x1 __asm__("x1") = stack;
     register long x2 __asm__("x2") = 0;
     register void *x3 __asm__("x3") = local;
     register long x4 __asm__("x4") = 0;
