@@ -121,16 +121,16 @@ static inline __attribute__((always_inline)) bool region_pop(char *region, uint3
 #if defined(__x86_64__)
     uint64_t top;
     void *block;
-    __asm__ goto("movzwl (%[region],%[class],8), %k[top]\n\t"
-                 "cmpw 2(%[region],%[class],8), %w[top]\n\t"
-                 "jbe %l[empty]\n\t"
-                 "decl %k[top]\n\t"
-                 "movw %w[top], (%[region],%[class],8)\n\t"
-                 "movq (%[region],%[top],8), %[block]\n"
-                 : [top] "=&r"(top), [block] "=r"(block)
-                 : [region] "r"(region), [class] "r"((uint64_t) class)
-                 : "memory", "cc"
-                 : empty);
+    __asm__ goto volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
+                          "cmpw 2(%[region],%[class],8), %w[top]\n\t"
+                          "jbe %l[empty]\n\t"
+                          "decl %k[top]\n\t"
+                          "movw %w[top], (%[region],%[class],8)\n\t"
+                          "movq (%[region],%[top],8), %[block]\n"
+                          : [top] "=&r"(top), [block] "=r"(block)
+                          : [region] "r"(region), [class] "r"((uint64_t) class)
+                          : "memory", "cc"
+                          : empty);
     *popped = block;
     return true;
 empty:
@@ -150,16 +150,16 @@ empty:
 static inline __attribute__((always_inline)) bool region_push(char *region, uint32_t class, void *block) {
 #if defined(__x86_64__)
     uint64_t top;
-    __asm__ goto("movzwl (%[region],%[class],8), %k[top]\n\t"
-                 "cmpw 4(%[region],%[class],8), %w[top]\n\t"
-                 "jae %l[full]\n\t"
-                 "movq %[block], (%[region],%[top],8)\n\t"
-                 "incl %k[top]\n\t"
-                 "movw %w[top], (%[region],%[class],8)\n"
-                 : [top] "=&r"(top)
-                 : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
-                 : "memory", "cc"
-                 : full);
+    __asm__ goto volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
+                          "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+                          "jae %l[full]\n\t"
+                          "movq %[block], (%[region],%[top],8)\n\t"
+                          "incl %k[top]\n\t"
+                          "movw %w[top], (%[region],%[class],8)\n"
+                          : [top] "=&r"(top)
+                          : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
+                          : "memory", "cc"
+                          : full);
     return true;
 full:
     return false;
