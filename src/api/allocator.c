@@ -2,6 +2,7 @@
 
 #include "api/misuse.h"
 #include "api/options.h"
+#include "api/statistics.h"
 #include "os/lock.h"
 
 #include <errno.h>
@@ -69,6 +70,7 @@ static void after_fork_in_child(void) {
 __attribute__((constructor(101))) static void prepare(void) {
     if (allocator_ready()) {
         options_read_late();
+        statistics_prepare_report();
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
 }

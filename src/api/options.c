@@ -31,33 +31,37 @@ static _Atomic(int) vectored = 1;
 
 #define SETTINGS calm_governor.settings
 
-/* The table: name, what it takes, when it may change, where it lies, and what it means. scripts/options
- * prints it. */
+/*
+ * The table: name, what it takes, when it may change, where it lies, and what it means. scripts/options makes
+ * the manual's from it.
+ */
 static const struct option options[] = {
     {"policy", "adaptive|paper", 0, 1, CHANGE_ANY_TIME, &SETTINGS.policy,
-     "how much free memory may stay: table 1 of the paper, or up to four times that while giving back costs "
-     "too "
-     "much, and nothing that lay unused for a window"},
+     "How much free memory may stay. `paper`: table 1 of the paper. `adaptive`: that, or up to four times as "
+     "much "
+     "(eight with a helper thread) while giving back costs too much; and nothing that lay unused for a "
+     "while."},
     {"slack", NULL, 1, 10000, CHANGE_ANY_TIME, &SETTINGS.slack,
-     "per cent of the policy's threshold that free memory may reach"},
+     "Memory that slack may cost: per cent of the policy's threshold."},
     {"purge_time", NULL, 0, 100, CHANGE_ANY_TIME, &SETTINGS.purge_time,
-     "per cent of CPU time that giving back what is then wanted again may cost before the adaptive policy "
-     "keeps more"},
+     "Time that giving back may cost: per cent of CPU time for what is wanted again soon after, before the "
+     "adaptive policy keeps more."},
     {"background", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.background,
-     "whether a thread of calmalloc's own tidies up after a program with threads that goes idle"},
+     "Whether a thread of calmalloc's own tidies up after a program with threads that goes idle."},
     {"cgroup", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.watch_cgroup,
-     "whether to give back at once near the memory limit of the control group, or under memory pressure"},
+     "Whether to give back at once near the memory limit of the control group, or under memory pressure."},
     {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
-     "whether large blocks get huge pages once the program is seen to touch all of its large blocks"},
+     "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
     {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
-     "whether to give back many ranges by one process_madvise, where the kernel allows it"},
+     "Whether to give back many ranges by one `process_madvise`, where the kernel allows it."},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
-     "how a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
-     "at all"},
+     "How a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
+     "at "
+     "all."},
     {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,
-     "what follows the message about a double or an invalid free"},
+     "What follows the message about a double or an invalid free."},
     {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
-     "whether to write the counters to stderr, as one line of JSON, when the program exits"},
+     "Whether to write the counters to stderr, as one line of JSON, when the program exits."},
 };
 
 #define OPTION_COUNT (sizeof options / sizeof options[0])

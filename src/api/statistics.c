@@ -2,8 +2,10 @@
 
 #include "api/allocator.h"
 #include "api/options.h"
+#include "os/syscall.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -130,12 +132,22 @@ void statistics_json(struct text *text) {
     text_string(text, "}}");
 }
 
+/* Programs close their stderr before the last destructors run: the report has a descriptor of its own. */
+static int report_descriptor = 2;
+
+void statistics_prepare_report(void) {
+    if (options_report() == OPTION_REPORT_EXIT) {
+        long copy = os_syscall(SYS_fcntl, 2, F_DUPFD_CLOEXEC, 64, 0, 0, 0);
+        report_descriptor = copy >= 0 ? (int)copy : 2;
+    }
+}
+
 __attribute__((destructor)) static void report_at_exit(void) {
     if (options_report() == OPTION_REPORT_EXIT) {
         struct text line = {0};
         statistics_json(&line);
         text_string(&line, "\n");
-        text_write(&line, 2);
+        text_write(&line, report_descriptor);
     }
 }
 
