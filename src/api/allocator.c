@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <string.h>
 
-/* More than any machine has; costs nothing until it is used. */
+/* What the heap can reach; of it only the first segment is reserved at once. */
 #define ADDRESS_SPACE_BYTES ((size_t)1 << 40)
 
 struct size_classes calm_classes;

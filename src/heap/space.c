@@ -3,6 +3,8 @@
 #include <string.h>
 
 #define SPACE_BYTES_LEAST   ((size_t)1 << 30) /* below this, segments do better */
+#define FIRST_BYTES_LEAST   ((size_t)16 << 30)
+#define FIRST_BYTES_MOST    ((size_t)1 << 44)
 #define SEGMENT_BYTES_LEAST ((size_t)4 << 20)
 #define STEP_BYTES_LEAST    ((size_t)8 << 20)
 #define STEP_BYTES_MOST     ((size_t)1 << 30)
@@ -60,6 +62,15 @@ static bool add_segment(struct space *space, size_t bytes) {
     return true;
 }
 
+/* Enough for all memory twice, so that nearly every block lies in the first segment. */
+static size_t first_segment_bytes(void) {
+    size_t bytes = FIRST_BYTES_LEAST;
+    for (size_t memory = os_memory_bytes(); bytes / 2 < memory && bytes < FIRST_BYTES_MOST;) {
+        bytes *= 2;
+    }
+    return bytes;
+}
+
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->page_size = os_page_size();
     space->page_shift = (uint32_t)__builtin_ctzll(space->page_size);
@@ -69,12 +80,14 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     size_t limit = os_address_space_limit();
     bool segmented = limit != SIZE_MAX;
     size_t pages = least(segmented ? limit : bytes, bytes) >> space->page_shift;
+    size_t first = first_segment_bytes();
     for (;;) {
-        space->pages_most = pages + 2 + (segmented ? SEGMENTS_MOST : 0);
+        space->pages_most = pages + 2 + SEGMENTS_MOST;
         space->spans_most = most(space->pages_most / SPAN_LEAST_PAGES, 1024);
         bool whole = !segmented && (pages << space->page_shift) >= SPACE_BYTES_LEAST;
         struct space blank = *space;
-        if (reserve_metadata(space) && (!whole || add_segment(space, pages << space->page_shift))) {
+        if (reserve_metadata(space) &&
+            (!whole || add_segment(space, least(pages << space->page_shift, first)))) {
             break;
         }
         struct os_region *regions[] = {&space->classes_region,    &space->spans_of_region,

@@ -1,10 +1,10 @@
 /*
  * The heap's address space, and what is known of each page of it.
  *
- * One range is reserved at the start. A pointer's page number, and by it all metadata, follows from it by
- * arithmetic; the metadata lies in ranges of its own. Where one great range cannot be had (RLIMIT_AS, a
- * locked address space), segments are reserved as they are needed, and a pointer outside the first is looked
- * up among them.
+ * One range, of twice the machine's memory, is reserved at the start. A pointer's page number, and by it all
+ * metadata, follows from it by arithmetic; the metadata lies in ranges of its own. Where one great range
+ * cannot be had (RLIMIT_AS, a locked address space), segments are reserved as they are needed, and a pointer
+ * outside the first is looked up among them.
  *
  * Page numbers count through all segments, with one in between that belongs to none, so that runs of two
  * segments never look adjacent. 0 is nobody's.

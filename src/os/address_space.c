@@ -7,6 +7,7 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
@@ -69,6 +70,12 @@ size_t os_address_space_limit(void) {
     struct rlimit64 limit = {RLIM64_INFINITY, RLIM64_INFINITY};
     long result = os_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, (long)&limit, 0, 0);
     return failed(result) || limit.rlim_cur == RLIM64_INFINITY ? SIZE_MAX : (size_t)limit.rlim_cur;
+}
+
+size_t os_memory_bytes(void) {
+    struct sysinfo info = {0};
+    os_syscall(SYS_sysinfo, (long)&info, 0, 0, 0, 0, 0);
+    return (size_t)info.totalram * info.mem_unit;
 }
 
 bool os_commit(void *base, size_t bytes) {

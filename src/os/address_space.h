@@ -22,6 +22,9 @@ void *os_reserve(size_t bytes, size_t alignment);
 
 void os_release(void *base, size_t bytes);
 
+/* The machine's memory. */
+size_t os_memory_bytes(void);
+
 /* The limit on address space (RLIMIT_AS), SIZE_MAX if there is none. */
 size_t os_address_space_limit(void);
 
