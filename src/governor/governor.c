@@ -25,7 +25,7 @@
 #define FAULT_PAGES          32
 #define DEPOT_CHARGE_PER_CPU ((size_t)512 << 10)
 /* Dearer to move than to copy below: see docs/experiments.md. */
-#define MOVE_BYTES_LEAST ((size_t)128 << 10)
+#define MOVE_BYTES_LEAST ((size_t)256 << 10)
 
 static size_t page_bytes(const struct governor *governor) {
     return governor->heap.space.page_size;
