@@ -38,14 +38,16 @@ bool allocator_ready(void) {
         options_read();
         size_classes_fill(&classes, os_page_size());
         bool have_caches = cpu_caches_init(&calm_caches, &classes, place);
-        if (governor_init(&calm_governor, &classes, &calm_caches, ADDRESS_SPACE_BYTES, misuse_report)) {
+        enum cache_mode mode = choose_mode(place, have_caches);
+        if (governor_init(&calm_governor, &classes, &calm_caches, ADDRESS_SPACE_BYTES, mode != CACHE_OFF,
+                          misuse_report)) {
             /*
              * Only now the fast paths learn of it, the mode last: until then they find class 0, or no cache.
              * The release on ready is for whoever comes the slow way; a fast path that sees the mode without
              * the rest would need a processor that reorders stores, where there are no restartable sequences
              * here.
              */
-            cpu_caches_start(&calm_caches, choose_mode(place, have_caches));
+            cpu_caches_start(&calm_caches, mode);
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
         }

@@ -1,5 +1,5 @@
 /*
- * C++'s operators new and delete, in all their forms, under their mangled names (Itanium C++ ABI): a C++
+ * C++'s operators new and delete under their mangled names (Itanium C++ ABI): a C++
  * compiler is not needed to build the library, and a program that is not C++ needs no C++ library.
  *
  * new throws by way of the program's own C++ library, which then is surely there; the names are weak.
@@ -49,45 +49,27 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
     return block;
 }
 
-/* A handler may throw; noexcept forms turn that into NULL as far as C can: a handler that throws here ends
- * the program. */
-static __attribute__((noinline)) void *new_nothrow_slow(size_t alignment, size_t size) {
-    return allocate_or_handle(alignment, size);
-}
-
 /* The fast path without a frame; what it does not have, the slow one asks for again. */
 static inline void *new_any(size_t size) {
     void *block;
     return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_slow(1, size);
 }
 
-static inline void *new_any_nothrow(size_t size) {
-    void *block;
-    return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_nothrow_slow(1, size);
-}
-
-/* size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are. */
+/*
+ * The forms of new that do not throw are the C++ library's, which calls the ones here, or malloc: a
+ * new-handler may throw, and to catch that takes C++.
+ *
+ * size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are.
+ */
 #define NEW(name, mangled)                           \
     EXPORT void *name(size_t size) __asm__(mangled); \
     EXPORT void *name(size_t size) {                 \
         return new_any(size);                        \
     }
-#define NEW_NOTHROW(name, mangled)                                        \
-    EXPORT void *name(size_t size, const void *nothrow) __asm__(mangled); \
-    EXPORT void *name(size_t size, const void *nothrow) {                 \
-        (void)nothrow;                                                    \
-        return new_any_nothrow(size);                                     \
-    }
 #define NEW_ALIGNED(name, mangled)                                     \
     EXPORT void *name(size_t size, size_t alignment) __asm__(mangled); \
     EXPORT void *name(size_t size, size_t alignment) {                 \
         return new_slow(alignment, size);                              \
-    }
-#define NEW_ALIGNED_NOTHROW(name, mangled)                                                  \
-    EXPORT void *name(size_t size, size_t alignment, const void *nothrow) __asm__(mangled); \
-    EXPORT void *name(size_t size, size_t alignment, const void *nothrow) {                 \
-        (void)nothrow;                                                                      \
-        return new_nothrow_slow(alignment, size);                                           \
     }
 #define DELETE(name, mangled)                       \
     EXPORT void name(void *block) __asm__(mangled); \
@@ -109,12 +91,8 @@ static inline void *new_any_nothrow(size_t size) {
 
 NEW(new_plain, "_Znwm")
 NEW(new_array, "_Znam")
-NEW_NOTHROW(new_nothrow, "_ZnwmRKSt9nothrow_t")
-NEW_NOTHROW(new_array_nothrow, "_ZnamRKSt9nothrow_t")
 NEW_ALIGNED(new_aligned, "_ZnwmSt11align_val_t")
 NEW_ALIGNED(new_array_aligned, "_ZnamSt11align_val_t")
-NEW_ALIGNED_NOTHROW(new_aligned_nothrow, "_ZnwmSt11align_val_tRKSt9nothrow_t")
-NEW_ALIGNED_NOTHROW(new_array_aligned_nothrow, "_ZnamSt11align_val_tRKSt9nothrow_t")
 
 DELETE(delete_plain, "_ZdlPv")
 DELETE(delete_array, "_ZdaPv")

@@ -31,7 +31,6 @@ void statistics_fill(struct calm_stats *stats) {
     if (!allocator_ready()) {
         return;
     }
-    size_t limit = governor_limit(governor);
     lock_acquire(&governor->heap_lock);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
@@ -41,7 +40,7 @@ void statistics_fill(struct calm_stats *stats) {
     stats->footprint = stats->in_use + stats->retained;
     stats->reserved = space_reserved_bytes(&heap->space);
     stats->metadata = space_metadata_bytes(&heap->space);
-    stats->retained_limit = limit;
+    stats->retained_limit = governor_limit(governor);
     stats->dirtied = heap->dirtied_pages * page;
     stats->purged = counts->purged_pages * page;
     stats->purges = counts->purges;

@@ -127,6 +127,9 @@ static void open_stacks(const struct cpu_caches *caches, char *region) {
 }
 
 void cpu_cache_open(struct cpu_caches *caches) {
+    if (atomic_load_explicit(&caches->mode, memory_order_relaxed) == CACHE_OFF) {
+        return;
+    }
     unsigned number = current_region();
     struct region_state *state = &caches->states[number];
     if (atomic_load_explicit(&state->open, memory_order_relaxed)) {

@@ -8,8 +8,7 @@
 #define SCORE_MOST           16
 #define SCORE_HIGH           8
 /* A block that was not touched weighs as much as four that were: memory is dearer than time. */
-#define SCORE_SPARSE    4
-#define PAGES_LOOKED_AT 64
+#define SCORE_SPARSE 4
 
 static bool is_control(const struct density *density) {
     return density->blocks % BLOCKS_PER_CONTROL == 0;
@@ -40,17 +39,17 @@ const struct span *density_note(struct density *density, const struct heap *heap
     return older;
 }
 
-void density_judge(struct density *density, const char *base, size_t pages, size_t page_size) {
-    size_t looked = pages < PAGES_LOOKED_AT ? pages : PAGES_LOOKED_AT;
+void density_judge(struct density *density, const char *base, size_t bytes, size_t page_size) {
+    size_t looked = bytes < RESIDENCY_SAMPLE_BYTES ? bytes : RESIDENCY_SAMPLE_BYTES;
     /* The end: what is filled from the front is there last. */
-    size_t resident = residency_count(base + (pages - looked) * page_size, looked, page_size);
+    bool touched = residency_is_full(base + bytes - looked, looked, page_size);
     int score = atomic_load_explicit(&density->score, memory_order_relaxed);
-    score = resident == looked ? score + 1 : score - SCORE_SPARSE;
+    score = touched ? score + 1 : score - SCORE_SPARSE;
     score = score < 0 ? 0 : score > SCORE_MOST ? SCORE_MOST : score;
     /* Judges that come together may lose a point: it will be made again. */
     atomic_store_explicit(&density->score, score, memory_order_relaxed);
     unsigned patience = atomic_load_explicit(&density->patience, memory_order_relaxed);
-    patience = resident == looked ? 0 : patience * 2 + 1;
+    patience = touched ? 0 : patience * 2 + 1;
     patience = patience < BLOCKS_PER_LOOK_MOST ? patience : BLOCKS_PER_LOOK_MOST;
     atomic_store_explicit(&density->patience, patience, memory_order_relaxed);
 }

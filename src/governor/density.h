@@ -32,6 +32,6 @@ bool density_is_high(const struct density *density);
 const struct span *density_note(struct density *density, const struct heap *heap, void *block);
 
 /* Looks at some pages of a block. Any thread; without a lock, one system call. */
-void density_judge(struct density *density, const char *base, size_t pages, size_t page_size);
+void density_judge(struct density *density, const char *base, size_t bytes, size_t page_size);
 
 #endif

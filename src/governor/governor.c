@@ -40,17 +40,21 @@ static bool is_adaptive(const struct governor *governor) {
 }
 
 /* Under the heap's lock. */
-static size_t limit_pages(const struct governor *governor) {
+static size_t limit_pages_by(const struct governor *governor, double factor) {
     const struct heap *heap = &governor->heap;
     size_t footprint = heap->used_pages + heap_dirty_pages(heap) + heap->purging_pages;
     size_t base = hysteresis_base_bytes(footprint << heap->space.page_shift);
-    size_t pages = (size_t)((double)base * governor->factor) >> heap->space.page_shift;
+    size_t pages = (size_t)((double)base * factor) >> heap->space.page_shift;
     return pages < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : pages;
 }
 
 static double band_most(const struct governor *governor) {
     int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
     return helper == HELPER_AWAKE || helper == HELPER_ASLEEP ? ADAPTIVE_BAND_MOST_TENDED : ADAPTIVE_BAND_MOST;
+}
+
+static size_t limit_pages(const struct governor *governor) {
+    return limit_pages_by(governor, governor->factor);
 }
 
 /* Under the purger's lock. */
@@ -67,13 +71,6 @@ static double new_factor(struct governor *governor) {
 static void heap_enter(struct governor *governor) {
     lock_acquire(&governor->heap_lock);
     governor->heap_locks++;
-}
-
-static void set_factor(struct governor *governor) {
-    double factor = new_factor(governor);
-    heap_enter(governor);
-    governor->factor = factor;
-    lock_release(&governor->heap_lock);
 }
 
 /* What the first touch of a page costs here: no table could say. */
@@ -168,7 +165,7 @@ static void purge_metadata(struct governor *governor) {
  * each range is a shootdown, and parts of huge pages, stays for as long as it is no more than bear pages.
  * Under the purger's lock.
  */
-static void purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
+static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
     bool purged = false;
     enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
     for (;;) {
@@ -194,26 +191,69 @@ static void purge_down(struct governor *governor, size_t keep, size_t bear, enum
         governor->counts.purges_asked += reason == REASON_ASKED;
         lock_release(&governor->heap_lock);
     }
+    return purged;
 }
 
 static bool may_retry(const struct governor *governor, size_t dirty) {
     return governor->retry_above_pages == 0 || dirty > governor->retry_above_pages;
 }
 
-static void put_and_forget(void *context, void *const *blocks, size_t count) {
+/* Whether free memory exceeds the bound. Under the heap's lock. */
+static bool is_over(struct governor *governor, size_t limit) {
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    return dirty > limit && may_retry(governor, dirty);
+}
+
+/*
+ * Gives back until free memory is within the bound, which sinks with the footprint: so it looks again. Under
+ * the purger's lock.
+ */
+static void purge_to_limit(struct governor *governor) {
+    for (bool purged = true; purged;) {
+        heap_enter(governor);
+        size_t limit = limit_pages(governor);
+        bool over = is_over(governor, limit);
+        lock_release(&governor->heap_lock);
+        purged = over && purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+    }
+}
+
+/* A new bound for the same footprint: what exceeds it goes before it is published. Under the purger's lock.
+ */
+static void set_factor(struct governor *governor) {
+    double factor = new_factor(governor);
+    for (bool purged = true;;) {
+        heap_enter(governor);
+        size_t limit = limit_pages_by(governor, factor);
+        if (!purged || !is_over(governor, limit)) {
+            governor->factor = factor;
+            lock_release(&governor->heap_lock);
+            return;
+        }
+        lock_release(&governor->heap_lock);
+        purged = purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+    }
+}
+
+/* What leaves a cache. Under the purger's lock. */
+static void put_and_purge(void *context, void *const *blocks, size_t count) {
     struct governor *governor = context;
     heap_enter(governor);
     heap_put_blocks(&governor->heap, blocks, count);
+    bool over = is_over(governor, limit_pages(governor));
     lock_release(&governor->heap_lock);
+    if (over) {
+        purge_to_limit(governor);
+    }
 }
 
 /* What no thread wanted during the window leaves the depots, and after a few windows idle CPUs' caches. */
 static void shed_caches(struct governor *governor, bool all) {
     for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
-        cpu_cache_drain(governor->caches, i, !all, put_and_forget, governor);
+        cpu_cache_drain(governor->caches, i, !all, put_and_purge, governor);
     }
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        depot_shed(&governor->depots[i], all, put_and_forget, governor);
+        depot_shed(&governor->depots[i], all, put_and_purge, governor);
     }
 }
 
@@ -250,13 +290,11 @@ static void relieve(struct governor *governor) {
     if (governor->retry_above_pages != 0 && clock_now_ns() > governor->retry_ns) {
         governor->retry_above_pages = 0;
     }
-    size_t limit = limit_pages(governor);
-    size_t dirty = heap_dirty_pages(&governor->heap);
-    bool over = dirty > limit && may_retry(governor, dirty);
+    bool over = is_over(governor, limit_pages(governor));
     lock_release(&governor->heap_lock);
     if (over) {
         shed_if_sparse(governor);
-        purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+        purge_to_limit(governor);
     }
     lock_release(&governor->purge_lock);
 }
@@ -305,12 +343,13 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
     heap_enter(governor);
     size_t dirty = heap_dirty_pages(&governor->heap);
     bool may = may_retry(governor, dirty);
+    size_t bear = limit_pages(governor);
     lock_release(&governor->heap_lock);
     size_t give = governor->memory_is_short      ? dirty
                   : decision.purge_pages < dirty ? decision.purge_pages
                                                  : dirty;
     if (give > 0 && may) {
-        purge_down(governor, dirty - give, 0, REASON_TIME);
+        purge_down(governor, dirty - give, governor->memory_is_short ? 0 : bear, REASON_TIME);
     }
 }
 
@@ -360,7 +399,7 @@ static void heap_leave(struct governor *governor) {
     if (dirty < governor->low_dirty_pages) {
         governor->low_dirty_pages = dirty;
     }
-    bool over = dirty > limit_pages(governor) && may_retry(governor, dirty);
+    bool over = is_over(governor, limit_pages(governor));
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
     lock_release(&governor->heap_lock);
     if (__builtin_expect(over, 0)) {
@@ -384,7 +423,8 @@ static void heap_leave(struct governor *governor) {
 }
 
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
-                   size_t address_space, void (*misused)(enum misuse kind, const void *pointer)) {
+                   size_t address_space, bool with_depots,
+                   void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
     governor->first_thread = thread_pointer();
     /* Wide at first: what a start frees, it soon wants again. */
@@ -397,7 +437,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
         governor->heap.runs.huge_pages = huge_page_request_bytes() / page_bytes(governor);
     }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
-    governor->depot_count = nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
+    governor->depot_count = !with_depots ? 0 : nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_init(&governor->depots[i], classes,
                    DEPOT_CHARGE_PER_CPU * cpu_affinity_count() / governor->depot_count);
@@ -408,14 +448,19 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     return true;
 }
 
+/* The depot of the thread's node; NULL if there are none. */
 static struct depot *near_depot(struct governor *governor) {
+    if (governor->depot_count == 0) {
+        return NULL;
+    }
     unsigned node = cpu_cache_node();
     return &governor->depots[node < governor->depot_count ? node : 0];
 }
 
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
     atomic_fetch_add_explicit(&governor->misses, 1, memory_order_relaxed);
-    size_t taken = depot_take(near_depot(governor), class, blocks, count);
+    struct depot *depot = near_depot(governor);
+    size_t taken = depot == NULL ? 0 : depot_take(depot, class, blocks, count);
     if (taken == 0) {
         heap_enter(governor);
         taken = heap_take_blocks(&governor->heap, class, blocks, count);
@@ -433,7 +478,8 @@ void governor_put_to_heap(void *context, void *const *blocks, size_t count) {
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     atomic_fetch_add_explicit(&governor->misses, 1, memory_order_relaxed);
-    if (!depot_put(near_depot(governor), class, blocks, count)) {
+    struct depot *depot = near_depot(governor);
+    if (depot == NULL || !depot_put(depot, class, blocks, count)) {
         governor_put_to_heap(governor, blocks, count);
     }
 }
@@ -465,7 +511,7 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     }
     heap_leave(governor);
     if (base != NULL) {
-        density_judge(&governor->density, base, older_pages, page_bytes(governor));
+        density_judge(&governor->density, base, older_pages * page_bytes(governor), page_bytes(governor));
     }
     return block;
 }
@@ -518,11 +564,8 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     return purged * page_bytes(governor);
 }
 
-size_t governor_limit(struct governor *governor) {
-    heap_enter(governor);
-    size_t limit = limit_pages(governor);
-    lock_release(&governor->heap_lock);
-    return limit * page_bytes(governor);
+size_t governor_limit(const struct governor *governor) {
+    return limit_pages(governor) * page_bytes(governor);
 }
 
 void governor_refresh(struct governor *governor) {

@@ -91,7 +91,8 @@ struct governor {
 
 /* settings must be filled. False if there is no memory at all. */
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
-                   size_t address_space, void (*misused)(enum misuse kind, const void *pointer));
+                   size_t address_space, bool with_depots,
+                   void (*misused)(enum misuse kind, const void *pointer));
 
 /* Blocks of one class, from the depot or the heap. Returns how many. */
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
@@ -120,8 +121,8 @@ bool governor_tick(struct governor *governor);
 /* Blocks in the caches and depots, and their bytes, about. */
 size_t governor_cached(const struct governor *governor, size_t *bytes);
 
-/* The bound on free memory in the heap, in bytes, for the current footprint. */
-size_t governor_limit(struct governor *governor);
+/* The bound on free memory in the heap, in bytes, for the current footprint. Under the heap's lock. */
+size_t governor_limit(const struct governor *governor);
 
 /* Settings changed: the bound follows. */
 void governor_refresh(struct governor *governor);

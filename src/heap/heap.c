@@ -87,10 +87,8 @@ static void put_block(struct heap *heap, void *pointer) {
         heap->misused(block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
         return;
     }
-    size_t free_before = heap->slab_dirty_pages;
     bool was_full = is_full(heap, slab);
     slab_put(heap, slab, (size_t)block);
-    heap->dirtied_pages += heap->slab_dirty_pages - free_before;
     settle_slab(heap, slab, was_full);
 }
 
@@ -102,7 +100,9 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
 
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool *zero) {
+    uint64_t made = heap->runs.huge_pages_made;
     struct span *span = runs_take(&heap->runs, pages, align_pages, choice, zero);
+    heap->dirtied_pages += heap->runs.huge_pages_made - made;
     if (span == NULL) {
         return NULL;
     }

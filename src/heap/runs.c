@@ -192,6 +192,7 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
     runs->reused_pages += run->purged ? run->pages : 0;
     run->purged = false;
     run->huge = true;
+    runs->huge_pages_made += run->pages;
     insert(runs, run, false);
     return run;
 }

@@ -31,6 +31,7 @@ struct runs {
     size_t reused_pages; /* taken from clean runs that held memory before: given back, and wanted again */
     size_t huge_pages;   /* in a huge region; 0: no huge pages are to be had */
     size_t huge_regions; /* asked for so far */
+    uint64_t huge_pages_made; /* counted as dirty before anybody had them */
 };
 
 /* What a taker would have, first choice first. */

@@ -12,6 +12,7 @@ static void add_free_dirty(struct heap *heap, struct span *slab) {
         span_ages_append(&heap->slab_ages, slab);
     }
     heap->slab_dirty_pages++;
+    heap->dirtied_pages++;
 }
 
 static void drop_free_dirty(struct heap *heap, struct span *slab) {
@@ -112,6 +113,7 @@ void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean)
         space->users_of[page] = clean ? 0 : PAGE_DIRTY;
         if (!clean) {
             add_free_dirty(heap, span);
+            heap->dirtied_pages--; /* it was when it became free */
         }
     }
 }
@@ -196,6 +198,8 @@ void slab_return(struct heap *heap, struct span *slab, size_t first, size_t page
         for (size_t page = first; page < first + pages; page++) {
             users[page] = (uint16_t)(users[page] & PAGE_USERS);
         }
+    } else {
+        heap->dirtied_pages -= pages; /* they were before, and will be counted again */
     }
     size_t block;
     size_t end;

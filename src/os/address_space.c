@@ -86,17 +86,23 @@ bool os_want_huge_pages(void *base, size_t bytes) {
     return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_HUGEPAGE, 0, 0, 0) == 0;
 }
 
-bool os_move_pages(void *from, void *to, size_t bytes) {
-    return !failed(os_syscall(SYS_mremap, (long)from, (long)bytes, (long)bytes,
-                              MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0));
-}
-
 bool os_renew(void *base, size_t bytes) {
     if (failed(os_syscall(SYS_mmap, (long)base, (long)bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0))) {
         return false;
     }
     decline_huge_pages(base, bytes);
+    return true;
+}
+
+bool os_move_pages(void *from, void *to, size_t bytes) {
+    if (failed(os_syscall(SYS_mremap, (long)from, (long)bytes, (long)bytes,
+                          MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0))) {
+        return false;
+    }
+    /* The kernel leaves an empty mapping, so that nobody can take the place; QEMU's user emulation thinks it
+     * gone. */
+    os_renew(from, bytes);
     return true;
 }
 

@@ -2,6 +2,7 @@
 #ifndef CALM_OS_RESIDENCY_H
 #define CALM_OS_RESIDENCY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define RESIDENCY_WINDOW_PAGES 4096 /* looked at in one system call */
@@ -20,8 +21,10 @@ struct residency {
 struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
                                    size_t max_resident_bytes, unsigned char *scratch);
 
-/* Pages of a page-aligned range of at most 64 that are resident; 0 where the kernel does not say. The same
- * holds. */
-size_t residency_count(const void *start, size_t pages, size_t page_bytes);
+#define RESIDENCY_SAMPLE_BYTES ((size_t)256 << 10)
+
+/* Whether all pages of a page-aligned range of at most RESIDENCY_SAMPLE_BYTES are resident; false where the
+ * kernel does not say. The same holds. */
+bool residency_is_full(const void *start, size_t bytes, size_t page_bytes);
 
 #endif
