@@ -35,7 +35,7 @@ void statistics_fill(struct calm_stats *stats) {
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
     const struct governor_counts *counts = &governor->counts;
-    stats->in_use = heap->used_pages * page;
+    stats->in_use = heap_used_pages(heap) * page;
     stats->retained = (heap_dirty_pages(heap) + heap->purging_pages) * page;
     stats->footprint = stats->in_use + stats->retained;
     stats->reserved = space_reserved_bytes(&heap->space);

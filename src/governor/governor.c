@@ -42,7 +42,7 @@ static bool is_adaptive(const struct governor *governor) {
 /* Under the heap's lock. */
 static size_t limit_pages_by(const struct governor *governor, double factor) {
     const struct heap *heap = &governor->heap;
-    size_t footprint = heap->used_pages + heap_dirty_pages(heap) + heap->purging_pages;
+    size_t footprint = heap_used_pages(heap) + heap_dirty_pages(heap) + heap->purging_pages;
     size_t base = hysteresis_base_bytes(footprint << heap->space.page_shift);
     size_t pages = (size_t)((double)base * factor) >> heap->space.page_shift;
     return pages < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : pages;
@@ -276,7 +276,7 @@ static void shed_if_sparse(struct governor *governor) {
     size_t bytes;
     size_t kept_pages = governor_cached(governor, &bytes);
     heap_enter(governor);
-    size_t footprint = governor->heap.used_pages + heap_dirty_pages(&governor->heap);
+    size_t footprint = heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
     lock_release(&governor->heap_lock);
     if (kept_pages > footprint / SPARSE_DIVISOR) {
         shed_caches(governor, true);

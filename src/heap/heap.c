@@ -283,7 +283,13 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
         size_t from = 0;
         size_t first;
         size_t count;
-        while (batch->count < PURGE_RANGES && slab_claim(heap, slab, &from, &first, &count)) {
+        for (;;) {
+            size_t used = heap->used_pages;
+            if (batch->count == PURGE_RANGES || !slab_claim(heap, slab, &from, &first, &count)) {
+                break;
+            }
+            batch->claimed[batch->count] = (uint16_t)(heap->used_pages - used);
+            heap->claimed_pages += heap->used_pages - used;
             add_range(heap, batch, slab, slab->base + (first << heap->space.page_shift), count);
         }
         /* Claimed blocks are in use: a slab without another one leaves the order, as when blocks are taken.
@@ -317,6 +323,7 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
         heap->purging_pages -= pages;
         if (span->state == SPAN_SLAB) {
             bool was_full = is_full(heap, span);
+            heap->claimed_pages -= batch->claimed[i];
             slab_return(heap, span, (size_t)((char *)batch->ranges[i].iov_base - span->base) >> shift, pages,
                         i < purged);
             settle_slab(heap, span, was_full);

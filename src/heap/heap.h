@@ -41,6 +41,7 @@ struct heap {
     /* In pages. Dirty pages in runs are counted by runs. */
     size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */
     size_t slab_dirty_pages; /* of slabs, without a block in use, and perhaps resident */
+    size_t claimed_pages;    /* of the used pages: those only of blocks that a purge has claimed */
     size_t purging_pages;    /* handed out by heap_take_dirty */
     uint64_t dirtied_pages;  /* that became free, since the start */
     uint64_t large_allocations;
@@ -84,6 +85,11 @@ void heap_moved(struct heap *heap, struct span *from, struct span *to);
 /* Whether one more block may be moved: each costs the process a mapping. */
 bool heap_may_move(const struct heap *heap);
 
+/* Pages that hold a byte of a block. */
+static inline size_t heap_used_pages(const struct heap *heap) {
+    return heap->used_pages - heap->claimed_pages;
+}
+
 /* Pages that hold no block and may be resident. */
 static inline size_t heap_dirty_pages(const struct heap *heap) {
     return runs_dirty_pages(&heap->runs) + heap->slab_dirty_pages;
@@ -97,6 +103,7 @@ struct purge_batch {
     size_t count;
     size_t pages;
     struct iovec ranges[PURGE_RANGES];
+    uint16_t claimed[PURGE_RANGES];   /* pages that count as used by the claim alone */
     struct span *spans[PURGE_RANGES]; /* the run, or the slab, that a range is of */
 };
 

@@ -1,18 +1,27 @@
 /* The system calls of src/os/: what they report, and what they do to memory. */
+#include "os/address_space.h"
+#include "os/cgroup.h"
 #include "os/cpu_usage.h"
+#include "os/cpus.h"
+#include "os/file.h"
 #include "os/purge.h"
 #include "os/residency.h"
+#include "os/syscall.h"
+#include "os/text.h"
+#include "os/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -417,6 +426,414 @@ static void test_residency_unknown(void) {
     CHECK_EQUAL(tail.resident_bytes, FIELD_PAGES * page_bytes);
 }
 
+/* ---- address space ---- */
+
+#define MIB ((size_t)1 << 20)
+
+/* Whether the kernel may read there, asked without a fault. */
+static bool is_readable(const void *address) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    long written = os_syscall(SYS_write, ends[1], (long)address, 1, 0, 0, 0);
+    close(ends[0]);
+    close(ends[1]);
+    CHECK(written == 1 || written == -EFAULT);
+    return written == 1;
+}
+
+/* Mappings that the range lies in. */
+static size_t count_mappings(const void *base, size_t bytes) {
+    static char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    size_t found = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        char *end;
+        uintptr_t first = strtoull(line, &end, 16);
+        uintptr_t last = strtoull(end + 1, NULL, 16);
+        found += first < (uintptr_t)base + bytes && last > (uintptr_t)base;
+    }
+    fclose(maps);
+    return found;
+}
+
+static void test_reserve(void) {
+    errno = KEPT_ERRNO;
+    CHECK_EQUAL(os_page_size(), page_bytes);
+    for (size_t alignment = page_bytes; alignment <= 64 * MIB; alignment *= 4) {
+        char *base = os_reserve(8 * MIB, alignment);
+        CHECK(base != NULL);
+        CHECK_EQUAL((uintptr_t)base % alignment, 0);
+        CHECK(!is_readable(base) && !is_readable(base + 8 * MIB - 1));
+        CHECK(os_commit(base + MIB, page_bytes));
+        CHECK(!is_readable(base + MIB - 1) && is_readable(base + MIB) &&
+              !is_readable(base + MIB + page_bytes));
+        base[MIB] = 1;
+        os_release(base, 8 * MIB);
+        CHECK(!is_readable(base + MIB));
+    }
+    CHECK(os_reserve((size_t)1 << 60, page_bytes) == NULL);
+    CHECK(os_reserve(SIZE_MAX - page_bytes + 1, MIB) == NULL);
+    CHECK(!os_commit(NULL, page_bytes));
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+}
+
+static void test_region(void) {
+    struct os_region region = {.base = os_reserve(64 * MIB, page_bytes), .reserved = 64 * MIB};
+    CHECK(region.base != NULL);
+    errno = KEPT_ERRNO;
+    size_t committed = 0;
+    for (size_t bytes = 1; bytes < 64 * MIB; bytes += bytes / 3 + 1000) {
+        CHECK(os_region_reach(&region, bytes));
+        CHECK(region.committed >= bytes && region.committed <= region.reserved);
+        CHECK(region.committed >= committed && region.committed % page_bytes == 0);
+        committed = region.committed;
+        region.base[bytes - 1] = 1;
+        CHECK(is_readable(region.base + committed - 1));
+        CHECK(committed == region.reserved || !is_readable(region.base + committed));
+        CHECK(count_mappings(region.base, region.reserved) <= 2);
+    }
+    CHECK(!os_region_reach(&region, 64 * MIB + 1));
+    CHECK_EQUAL(region.committed, committed);
+    CHECK(os_region_reach(&region, 64 * MIB));
+    CHECK_EQUAL(region.committed, 64 * MIB);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    os_release(region.base, region.reserved);
+}
+
+static size_t data_bytes(void) {
+    static char text[4096];
+    CHECK(file_read("/proc/self/status", text, sizeof text) > 0);
+    const char *line = strstr(text, "VmData:");
+    CHECK(line != NULL);
+    return (size_t)strtoull(line + 7, NULL, 10) << 10;
+}
+
+/* Where memory is short, what is needed may still be had, though not a large step; and what may not is
+ * refused. */
+static void test_region_short_of_memory(void) {
+    struct os_region region = {.base = os_reserve(64 * MIB, page_bytes), .reserved = 64 * MIB};
+    CHECK(os_region_reach(&region, 8 * MIB));
+    size_t committed = region.committed;
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_DATA, &limit) == 0);
+    limit.rlim_cur = data_bytes() + 16 * page_bytes;
+    CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
+    CHECK(os_region_reach(&region, committed + 1));
+    CHECK_EQUAL(region.committed, committed + page_bytes);
+    region.base[committed] = 1;
+    CHECK(!os_region_reach(&region, committed + MIB));
+    CHECK_EQUAL(region.committed, committed + page_bytes);
+}
+
+static void test_address_space_limit(void) {
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_AS, &limit) == 0);
+    CHECK_EQUAL(os_address_space_limit(), limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur);
+    limit.rlim_cur = (rlim_t)1 << 50;
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    CHECK_EQUAL(os_address_space_limit(), (size_t)1 << 50);
+}
+
+#define MOVED_PAGES 40
+
+static void check_pages(const unsigned char *pages, size_t count, int first) {
+    for (size_t i = 0; i < count; i++) {
+        CHECK(holds(pages + i * page_bytes, (unsigned char)(first == 0 ? 0 : first + (int)i)));
+    }
+}
+
+static void fill_pages(unsigned char *pages, size_t count, int first) {
+    for (size_t i = 0; i < count; i++) {
+        memset(pages + i * page_bytes, first + (int)i, page_bytes);
+    }
+}
+
+/* Both ranges within one mapping, as in a heap. */
+static void test_move_and_renew(void) {
+    size_t bytes = MOVED_PAGES * page_bytes;
+    unsigned char *base = os_reserve(10 * bytes, page_bytes);
+    CHECK(base != NULL && os_commit(base, 10 * bytes));
+    unsigned char *from = base + bytes;
+    unsigned char *to = base + 5 * bytes;
+    fill_pages(base, 3 * MOVED_PAGES, 1);
+    fill_pages(base + 4 * bytes, 3 * MOVED_PAGES, 101);
+    errno = KEPT_ERRNO;
+    CHECK(os_move_pages(from, to, bytes));
+    check_pages(to, MOVED_PAGES, MOVED_PAGES + 1);
+    check_pages(from, MOVED_PAGES, 0);
+    check_pages(base, MOVED_PAGES, 1);
+    check_pages(base + 2 * bytes, MOVED_PAGES, 2 * MOVED_PAGES + 1);
+    check_pages(base + 4 * bytes, MOVED_PAGES, 101);
+    check_pages(base + 6 * bytes, MOVED_PAGES, 101 + 2 * MOVED_PAGES);
+    fill_pages(from, MOVED_PAGES, 7);
+    check_pages(to, MOVED_PAGES, MOVED_PAGES + 1);
+
+    /* Back, and once more: from where pages came from, to where others lie. */
+    CHECK(os_move_pages(to, from, bytes));
+    check_pages(from, MOVED_PAGES, MOVED_PAGES + 1);
+    CHECK(os_move_pages(from, to, bytes));
+    CHECK(os_renew(to, bytes));
+    check_pages(to, MOVED_PAGES, 0);
+    fill_pages(to, MOVED_PAGES, 9);
+    CHECK(os_renew(from, bytes));
+    check_pages(from, MOVED_PAGES, 0);
+    CHECK(os_renew(to, bytes));
+    CHECK(count_mappings(base, 10 * bytes) <= 3);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    os_release(base, 10 * bytes);
+}
+
+/* From pages that are of several mappings (some of them locked, say): moved, or nothing changed at all. */
+static void test_move_across_mappings(void) {
+    size_t bytes = MOVED_PAGES * page_bytes;
+    unsigned char *base = os_reserve(4 * bytes, page_bytes);
+    CHECK(base != NULL && os_commit(base, 4 * bytes));
+    unsigned char *to = base + 2 * bytes;
+    fill_pages(base, MOVED_PAGES, 1);
+    fill_pages(to, MOVED_PAGES, 101);
+    CHECK(madvise(base + 9 * page_bytes, page_bytes, MADV_DONTFORK) == 0);
+    CHECK(count_mappings(base, bytes) > 1);
+    bool moved = os_move_pages(base, to, bytes);
+    printf("pages of several mappings are moved: %s\n", moved ? "yes" : "no");
+    CHECK(is_readable(to) && is_readable(to + bytes - 1));
+    check_pages(to, MOVED_PAGES, moved ? 1 : 101);
+    check_pages(base, MOVED_PAGES, moved ? 0 : 1);
+    os_release(base, 4 * bytes);
+}
+
+/* ---- files, text, CPUs ---- */
+
+static char folder[] = "/tmp/calm-test-os-XXXXXX";
+
+static const char *path_in_folder(const char *name) {
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static void write_whole(const char *name, const char *text) {
+    int descriptor = open(path_in_folder(name), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(descriptor >= 0);
+    file_write(descriptor, text, strlen(text));
+    close(descriptor);
+}
+
+static void remove_file(const char *name) {
+    unlink(path_in_folder(name));
+}
+
+static void test_file(void) {
+    char text[16];
+    write_whole("file", "twelve bytes");
+    errno = KEPT_ERRNO;
+    int lowest = lowest_free_descriptor();
+    CHECK_EQUAL(file_read(path_in_folder("file"), text, sizeof text), 12);
+    CHECK(strcmp(text, "twelve bytes") == 0);
+    CHECK_EQUAL(file_read(path_in_folder("file"), text, 7), 6);
+    CHECK(strcmp(text, "twelve") == 0);
+    CHECK_EQUAL(file_read(path_in_folder("none"), text, sizeof text), -1L);
+    CHECK_EQUAL(file_read(folder, text, sizeof text), -1L);
+    write_whole("file", "");
+    CHECK(file_read(path_in_folder("file"), text, sizeof text) <= 0);
+    CHECK_EQUAL(lowest_free_descriptor(), lowest);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    file_write(-1, "lost", 4);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    remove_file("file");
+}
+
+static void test_text(void) {
+    static const uintptr_t values[] = {1, 9, 10, 15, 16, 0xabc, 0xdeadbeef, 0x7fffffffffff, UINTPTR_MAX};
+    static struct text text;
+    char expected[64];
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        text.length = 0;
+        text_pointer(&text, (void *)values[i]);
+        int length = snprintf(expected, sizeof expected, "%p", (void *)values[i]);
+        CHECK_EQUAL(text.length, length);
+        CHECK(memcmp(text.bytes, expected, text.length) == 0);
+    }
+    text.length = 0;
+    text_pointer(&text, NULL);
+    CHECK(text.length == 3 && memcmp(text.bytes, "0x0", 3) == 0);
+
+    text.length = 0;
+    text_number(&text, 0);
+    text_string(&text, ",");
+    text_number(&text, UINT64_MAX);
+    text_string(&text, ",");
+    text_hundredths(&text, 1205);
+    text_json_string(&text, "a\"b\\c\nd");
+    static const char all[] = "0,18446744073709551615,12.05\"a\\\"b\\\\c d\"";
+    CHECK_EQUAL(text.length, sizeof all - 1);
+    CHECK(memcmp(text.bytes, all, text.length) == 0);
+    while (text.length < TEXT_MAX_BYTES) {
+        text_string(&text, "no more than fits ");
+    }
+    text_number(&text, 1);
+    CHECK_EQUAL(text.length, TEXT_MAX_BYTES);
+}
+
+static void test_cpus(void) {
+    cpu_set_t set;
+    CHECK(sched_getaffinity(0, sizeof set, &set) == 0);
+    unsigned possible = cpus_possible();
+    CHECK(possible >= (unsigned)sysconf(_SC_NPROCESSORS_CONF));
+    for (unsigned cpu = possible; cpu < CPU_SETSIZE; cpu++) {
+        CHECK(!CPU_ISSET(cpu, &set));
+    }
+    CHECK(possible <= 8192);
+    CHECK(nodes_possible() >= 1 && nodes_possible() <= 1024);
+    struct rseq_place place = rseq_find();
+    if (place.usable) {
+        for (int i = 0; i < 1000; i++) {
+            const char *number = (const char *)thread_pointer() + place.cpu_number;
+            CHECK(*(const volatile uint32_t *)(const void *)number < possible);
+        }
+        CHECK(rseq_restart_all());
+    }
+}
+
+/* ---- control groups ---- */
+
+static void set_group(const char *current, const char *max, const char *high, const char *pressure) {
+    const char *names[] = {"memory.current", "memory.max", "memory.high", "memory.pressure"};
+    const char *texts[] = {current, max, high, pressure};
+    for (size_t i = 0; i < 4; i++) {
+        remove_file(names[i]);
+        if (texts[i] != NULL) {
+            write_whole(names[i], texts[i]);
+        }
+    }
+}
+
+static bool is_short(const char *current, const char *max, const char *high, const char *pressure) {
+    set_group(current, max, high, pressure);
+    errno = KEPT_ERRNO;
+    bool answer = cgroup_folder_is_short(folder);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return answer;
+}
+
+#define SOME(average)                                                                    \
+    "some avg10=" average " avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 " \
+    "avg300=0.00 total=0\n"
+
+static void test_cgroup(void) {
+    CHECK(!is_short(NULL, NULL, NULL, NULL));
+    CHECK(!is_short("900\n", "1000\n", "max\n", NULL));
+    CHECK(is_short("901\n", "1000\n", "max\n", NULL));
+    CHECK(!is_short("900\n", "max\n", "1000\n", NULL));
+    CHECK(is_short("901\n", "max\n", "1000\n", NULL));
+    CHECK(is_short("901\n", "5000\n", "1000\n", NULL)); /* the lower one counts */
+    CHECK(is_short("901\n", "1000\n", "5000\n", NULL));
+    CHECK(!is_short("999999999999\n", "max\n", "max\n", NULL));
+    CHECK(is_short("901\n", "1000\n", NULL, NULL));
+    CHECK(is_short("901\n", NULL, "1000\n", NULL));
+    CHECK(!is_short("901\n", NULL, NULL, NULL));
+    CHECK(!is_short(NULL, "1000\n", "1000\n", NULL));
+    CHECK(!is_short("0\n", "1000\n", "max\n", NULL));
+    CHECK(is_short("17179869184\n", "17179869184\n", "max\n", NULL));
+    CHECK(is_short("1\n", "0\n", "max\n", NULL));
+
+    static const char *low[] = {SOME("0.00"), SOME("0.99"), SOME("1.00"), SOME("9.99"), "", "nonsense"};
+    static const char *much[] = {SOME("10.00"), SOME("10.01"), SOME("55.50"), SOME("100.00")};
+    for (size_t i = 0; i < sizeof low / sizeof low[0]; i++) {
+        CHECK(!is_short("1\n", "1000\n", "max\n", low[i]));
+    }
+    for (size_t i = 0; i < sizeof much / sizeof much[0]; i++) {
+        CHECK(is_short("1\n", "1000\n", "max\n", much[i]));
+        CHECK(is_short(NULL, NULL, NULL, much[i]));
+    }
+    set_group(NULL, NULL, NULL, NULL);
+    errno = KEPT_ERRNO;
+    CHECK(!cgroup_folder_is_short("/nowhere/at/all"));
+    static char far[2000];
+    memset(far, '/', sizeof far - 1);
+    CHECK(!cgroup_folder_is_short(far));
+    cgroup_memory_is_short(); /* whatever it says of this machine */
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+}
+
+/* ---- a bare thread ---- */
+
+#ifndef __SANITIZE_THREAD__ /* whose functions need the C library's thread */
+
+extern char __libc_single_threaded __attribute__((weak));
+
+static struct {
+    _Atomic(int) thread;
+    _Atomic(int) argument;
+    uint64_t blocked;
+} seen;
+
+static void note(void *argument) {
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, 0, (long)&seen.blocked, sizeof seen.blocked, 0, 0);
+    seen.argument = *(int *)argument;
+    seen.thread = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
+    for (;;) {
+        os_syscall(SYS_pause, 0, 0, 0, 0, 0, 0);
+    }
+}
+
+static void test_thread(void) {
+    static int argument = 4711;
+    static char text[64];
+    char path[64];
+    uint64_t before;
+    uint64_t after;
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, 0, (long)&before, sizeof before, 0, 0);
+    errno = KEPT_ERRNO;
+    bool was_single = &__libc_single_threaded != NULL && __libc_single_threaded;
+    CHECK(thread_start(note, &argument, (size_t)64 << 10));
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    uint64_t start = now_ns();
+    while (seen.thread == 0) {
+        CHECK(now_ns() - start < 10 * SECOND_NS);
+        sched_yield();
+    }
+    CHECK_EQUAL(seen.argument, argument);
+    CHECK(seen.thread != getpid());
+    /* All but the two that cannot be. */
+    uint64_t never = (uint64_t)1 << (SIGKILL - 1) | (uint64_t)1 << (SIGSTOP - 1);
+    CHECK_EQUAL(seen.blocked | never, UINT64_MAX);
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, 0, (long)&after, sizeof after, 0, 0);
+    CHECK_EQUAL(after, before);
+    snprintf(path, sizeof path, "/proc/self/task/%d/comm", seen.thread);
+    CHECK(file_read(path, text, sizeof text) > 0 && strcmp(text, "calmalloc\n") == 0);
+    /* To the C library there is one thread still. */
+    CHECK(was_single == (&__libc_single_threaded != NULL && __libc_single_threaded));
+    CHECK(kill(getpid(), SIGURG) == 0);
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(3);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 3);
+}
+
+static void test_thread_refused(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    size_t before = count_mappings(NULL, SIZE_MAX);
+    errno = KEPT_ERRNO;
+    for (int i = 0; i < 10; i++) {
+        CHECK(!thread_start(note, NULL, (size_t)64 << 10));
+    }
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    CHECK(count_mappings(NULL, SIZE_MAX) < before + 5);
+}
+
+#endif
+
 int main(void) {
     page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     has_vectored = kernel_has_vectored();
@@ -437,5 +854,22 @@ int main(void) {
     in_child(test_purge_locked_first);
     test_residency();
     test_residency_unknown();
+
+    test_reserve();
+    test_region();
+    in_child(test_region_short_of_memory);
+    in_child(test_address_space_limit);
+    test_move_and_renew();
+    test_move_across_mappings();
+    CHECK(mkdtemp(folder) != NULL);
+    test_file();
+    test_text();
+    test_cpus();
+    test_cgroup();
+    CHECK(rmdir(folder) == 0);
+#ifndef __SANITIZE_THREAD__
+    in_child(test_thread);
+    in_child(test_thread_refused);
+#endif
     return 0;
 }

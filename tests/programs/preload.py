@@ -1,10 +1,12 @@
-"""The library under test, as a user preloads it, and what it says of itself at exit."""
+"""The libraries under test, as a user preloads them, and what they say of themselves at exit."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,13 @@ def library() -> Path:
     built = REPOSITORY / "build/release/libptlbmalloc2.so"
     path = Path(os.environ.get("PTLBMALLOC2_LIBRARY", built)).absolute()
     assert path.is_file(), f"{path} is not built: run make, or set PTLBMALLOC2_LIBRARY"
+    return path
+
+
+def calmalloc() -> Path:
+    folder = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release"))
+    path = (folder / "libcalmalloc.so").absolute()
+    assert path.is_file(), f"{path} is not built: run make, or set CALMALLOC_BUILD"
     return path
 
 
@@ -31,7 +40,7 @@ def environment(stats: Path | None) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         # A developer's own settings for malloc must not reach either run.
-        if not name.startswith(("LD_", "PTLBMALLOC2_", "MALLOC_", "GLIBC_TUNABLES"))
+        if not name.startswith(("LD_", "PTLBMALLOC2_", "CALM_", "MALLOC_", "GLIBC_TUNABLES"))
     }
     env["LC_ALL"] = "C.UTF-8"
     if stats is not None:
@@ -52,3 +61,67 @@ def assert_active(stats: Path) -> None:
     assert lines, "the library wrote no statistics"
     passive = [line for line in lines if line["active"] is not True]
     assert not passive, f"not active in {len(passive)} of {len(lines)} processes: {passive[0]}"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs programs, plain or under one of the libraries, and keeps what they say on stderr."""
+
+    env: dict[str, str]
+    log: Path
+
+    def run(self, command: list[str], folder: Path, stdin: str = "", **variables: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=self.env | variables,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+        )
+        with self.log.open("a") as log:
+            log.write(done.stderr)
+        assert done.returncode == 0, f"{command[0]}: status {done.returncode}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    def assert_active(self) -> None:
+        """The library served the programs, and had nothing to complain of."""
+        raise NotImplementedError
+
+
+class Plain(Runner):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(environment(None), folder / "plain.log")
+
+
+class Ptlbmalloc2(Runner):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(environment(folder / "stats.json"), folder / "preloaded.log")
+
+    def assert_active(self) -> None:
+        assert_active(Path(self.env["PTLBMALLOC2_STATS"].removeprefix("json:")))
+
+
+class Calmalloc(Runner):
+    def __init__(self, folder: Path) -> None:
+        preloaded = {"LD_PRELOAD": str(calmalloc()), "CALM_OPTIONS": "report=exit"}
+        super().__init__(environment(None) | preloaded, folder / "preloaded.log")
+
+    def assert_active(self) -> None:
+        lines = self.log.read_text().splitlines()
+        complaints = [line for line in lines if "calmalloc:" in line]
+        assert not complaints, complaints[0]
+        reports = [json.loads(line) for line in lines if line.startswith("{") and '"footprint"' in line]
+        assert reports, "the library reported nothing: it was not loaded, or no program called exit()"
+        for report in reports:
+            assert report["heap_locks"] > 0, "it served nobody"
+            assert report["in_use"] + report["retained"] == report["footprint"]
+            assert report["purge_failures"] == 0
+
+
+LIBRARIES: dict[str, type[Ptlbmalloc2] | type[Calmalloc]] = {
+    "ptlbmalloc2": Ptlbmalloc2,
+    "calmalloc": Calmalloc,
+}
