@@ -34,7 +34,7 @@ struct depot {
  * What blocks count for: their bytes, but a small block as DEPOT_CHARGE_LEAST, since it may keep a page alive
  * that nothing else lies on.
  */
-#define DEPOT_CHARGE_LEAST 256
+#define DEPOT_CHARGE_LEAST 512
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
 
 /* Blocks in it, and their bytes, about: it stops nobody. */
