@@ -27,9 +27,13 @@ check:
 	for preset in release debug $(SANITIZED); do ctest --preset $$preset || exit 1; done
 	.venv/bin/pytest -q
 
-# What takes longer, or needs a quiet machine: the figures of the README, on this machine.
+# What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
+# machine.
 check-long: check
+	.venv/bin/pytest -q -m long
 	bench/emulated
+	bench/emulated --library build/release/libcalmalloc.so
+	bench/emulated --locks
 	bench/figures
 
 install: all
