@@ -49,10 +49,16 @@ static inline uint32_t class_for(size_t size) {
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
     uint32_t class = class_for(size);
     void *block;
-    bool popped = cpu_cache_is_rseq()    ? rseq_pop(class, &block)
-                  : cpu_cache_is_alone() ? region_pop(calm_caches.regions, class, &block)
-                                         : false;
-    return __builtin_expect(popped, 1) ? block : allocate_slow(size);
+    if (cpu_cache_is_rseq()) {
+        if (__builtin_expect(rseq_pop(class, &block), 1)) {
+            return block;
+        }
+    } else if (cpu_cache_is_alone()) {
+        if (__builtin_expect(region_pop(calm_caches.regions, class, &block), 1)) {
+            return block;
+        }
+    }
+    return allocate_slow(size);
 }
 
 /*
@@ -64,11 +70,14 @@ static inline __attribute__((always_inline)) void release(void *block) {
     uintptr_t offset = (uintptr_t)block - space->base;
     if (__builtin_expect(offset < space->bytes, 1)) {
         uint32_t class = space->first_classes[offset >> SPACE_PAGE_SHIFT(space)];
-        bool pushed = cpu_cache_is_rseq()    ? rseq_push(class, block)
-                      : cpu_cache_is_alone() ? region_push(calm_caches.regions, class, block)
-                                             : false;
-        if (__builtin_expect(pushed, 1)) {
-            return;
+        if (cpu_cache_is_rseq()) {
+            if (__builtin_expect(rseq_push(class, block), 1)) {
+                return;
+            }
+        } else if (cpu_cache_is_alone()) {
+            if (__builtin_expect(region_push(calm_caches.regions, class, block), 1)) {
+                return;
+            }
         }
     }
     release_slow(block);

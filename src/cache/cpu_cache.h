@@ -121,20 +121,19 @@ static inline __attribute__((always_inline)) bool region_pop(char *region, uint3
 #if defined(__x86_64__)
     uint64_t top;
     void *block;
-    __asm__ goto volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
-                          "cmpw 2(%[region],%[class],8), %w[top]\n\t"
-                          "jbe %l[empty]\n\t"
-                          "decl %k[top]\n\t"
-                          "movw %w[top], (%[region],%[class],8)\n\t"
-                          "movq (%[region],%[top],8), %[block]\n"
-                          : [top] "=&r"(top), [block] "=r"(block)
-                          : [region] "r"(region), [class] "r"((uint64_t) class)
-                          : "memory", "cc"
-                          : empty);
+    bool found;
+    __asm__ volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
+                     "cmpw 2(%[region],%[class],8), %w[top]\n\t"
+                     "jbe 6f\n\t"
+                     "decl %k[top]\n\t"
+                     "movw %w[top], (%[region],%[class],8)\n\t"
+                     "movq (%[region],%[top],8), %[block]\n"
+                     "6:\n\t"
+                     : [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
+                     : [region] "r"(region), [class] "r"((uint64_t) class)
+                     : "memory");
     *popped = block;
-    return true;
-empty:
-    return false;
+    return found;
 #else
     uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
     size_t top = words[0];
@@ -150,19 +149,18 @@ empty:
 static inline __attribute__((always_inline)) bool region_push(char *region, uint32_t class, void *block) {
 #if defined(__x86_64__)
     uint64_t top;
-    __asm__ goto volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
-                          "cmpw 4(%[region],%[class],8), %w[top]\n\t"
-                          "jae %l[full]\n\t"
-                          "movq %[block], (%[region],%[top],8)\n\t"
-                          "incl %k[top]\n\t"
-                          "movw %w[top], (%[region],%[class],8)\n"
-                          : [top] "=&r"(top)
-                          : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
-                          : "memory", "cc"
-                          : full);
-    return true;
-full:
-    return false;
+    bool room;
+    __asm__ volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
+                     "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+                     "jae 6f\n\t"
+                     "movq %[block], (%[region],%[top],8)\n\t"
+                     "incl %k[top]\n\t"
+                     "movw %w[top], (%[region],%[class],8)\n"
+                     "6:\n\t"
+                     : [top] "=&r"(top), "=@ccb"(room)
+                     : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
+                     : "memory");
+    return room;
 #else
     uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
     size_t top = words[0];

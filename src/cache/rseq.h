@@ -5,6 +5,13 @@
  * ends with the one store that commits. The kernel sends a thread that was interrupted between labels 1 and 2
  * to label 4, from where it starts over. Leaving early, by a jump, needs no farewell: the kernel looks where
  * the thread is.
+ *
+ * A sequence reads a stack's bottom or end before its top. Who reopens a closed region writes them the other
+ * way round, so a sequence that finds the region open finds the top that belongs to it (x86-64 keeps the
+ * order of loads, and of stores); one that finds it closed leaves.
+ *
+ * No jumps out of the assembly: gcc 12 loses the values that come with them. What a sequence found is left in
+ * the flags, or in a register.
  */
 #ifndef CALM_CACHE_RSEQ_H
 #define CALM_CACHE_RSEQ_H
@@ -20,14 +27,14 @@
     "3:\n\t"                                \
     ".long 0, 0\n\t"                        \
     ".quad 1f, 2f - 1f, 4f\n\t"             \
-    ".popsection\n\t"                       \
+    ".popsection\n"                         \
+    "7:\n\t"                                \
     "leaq 3b(%%rip), %[region]\n\t"         \
     "movq %[region], %%fs:8(%[area])\n"     \
     "1:\n\t"                                \
     "movl %%fs:(%[number]), %k[region]\n\t" \
     "shlq %[shift], %[region]\n\t"          \
-    "addq %[regions], %[region]\n\t"        \
-    "movzwl (%[region],%[class],8), %k[top]\n\t"
+    "addq %[regions], %[region]\n\t"
 
 #define RSEQ_END                                  \
     "2:\n\t"                                      \
@@ -35,8 +42,9 @@
     ".byte 0x0f, 0xb9, 0x3d\n\t"                  \
     ".long 0x53053053\n"                          \
     "4:\n\t"                                      \
-    "jmp %l[restart]\n\t"                         \
-    ".popsection\n\t"
+    "jmp 7b\n\t"                                  \
+    ".popsection\n"                               \
+    "6:\n\t"
 
 #define RSEQ_INPUTS                                                          \
     [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number), \
@@ -46,73 +54,75 @@ static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void 
     uint64_t region;
     uint64_t top;
     void *block;
-restart:
-    __asm__ goto volatile(RSEQ_BEGIN "cmpw 2(%[region],%[class],8), %w[top]\n\t"
-                                     "jbe %l[empty]\n\t"
-                                     "movq -8(%[region],%[top],8), %[block]\n\t"
-                                     "decl %k[top]\n\t"
-                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
-                          : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block)
-                          : RSEQ_INPUTS
-                          : "memory", "cc"
-                          : restart, empty);
+    bool found;
+    /* dec leaves the carry as cmp set it, and no top is zero: "above" still tells what cmp found. */
+    __asm__ volatile(RSEQ_BEGIN "movzwl 2(%[region],%[class],8), %k[block]\n\t"
+                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "cmpl %k[block], %k[top]\n\t"
+                                "jbe 6f\n\t"
+                                "movq -8(%[region],%[top],8), %[block]\n\t"
+                                "decl %k[top]\n\t"
+                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                     : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
+                     : RSEQ_INPUTS
+                     : "memory");
     *popped = block;
-    return true;
-empty:
-    return false;
+    return found;
 }
 
 static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void *block) {
     uint64_t region;
     uint64_t top;
-restart:
-    __asm__ goto volatile(RSEQ_BEGIN "cmpw 4(%[region],%[class],8), %w[top]\n\t"
-                                     "jae %l[full]\n\t"
-                                     "movq %[block], (%[region],%[top],8)\n\t"
-                                     "incl %k[top]\n\t"
-                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
-                          : [region] "=&r"(region), [top] "=&r"(top)
-                          : RSEQ_INPUTS, [block] "r"(block)
-                          : "memory", "cc"
-                          : restart, full);
-    return true;
-full:
-    return false;
+    uint64_t end;
+    bool room;
+    /* inc leaves the carry as cmp set it. */
+    __asm__ volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[end]\n\t"
+                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "cmpl %k[end], %k[top]\n\t"
+                                "jae 6f\n\t"
+                                "movq %[block], (%[region],%[top],8)\n\t"
+                                "incl %k[top]\n\t"
+                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                     : [region] "=&r"(region), [top] "=&r"(top), [end] "=&r"(end), "=@ccb"(room)
+                     : RSEQ_INPUTS, [block] "r"(block)
+                     : "memory");
+    return room;
 }
 
-/* Copies before it commits: a copy that is cut short is made again. */
+/* Copies before it commits: a copy that is cut short is made again. moved stays 0 where there is nothing to
+ * copy. */
 static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count) {
     uint64_t region;
     uint64_t top;
     uint64_t taken;
     uint64_t left;
+    uint64_t moved;
     void *block;
-restart:
-    __asm__ goto volatile(RSEQ_BEGIN "movzwl 2(%[region],%[class],8), %k[left]\n\t"
-                                     "movq %[top], %[taken]\n\t"
-                                     "subq %[left], %[taken]\n\t"
-                                     "jbe %l[empty]\n\t"
-                                     "cmpq %[count], %[taken]\n\t"
-                                     "cmovaq %[count], %[taken]\n\t"
-                                     "movq %[taken], %[left]\n\t"
-                                     "subq %[taken], %[top]\n\t"
-                                     "leaq (%[region],%[top],8), %[top]\n"
-                                     "5:\n\t"
-                                     "movq -8(%[top],%[left],8), %[block]\n\t"
-                                     "movq %[block], -8(%[blocks],%[left],8)\n\t"
-                                     "decq %[left]\n\t"
-                                     "jnz 5b\n\t"
-                                     "subq %[region], %[top]\n\t"
-                                     "shrq $3, %[top]\n\t"
-                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
-                          : [region] "=&r"(region), [top] "=&r"(top), [taken] "=&r"(taken),
-                            [left] "=&r"(left), [block] "=&r"(block)
-                          : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                          : "memory", "cc"
-                          : restart, empty);
-    return taken;
-empty:
-    return 0;
+    __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
+                                "movzwl 2(%[region],%[class],8), %k[left]\n\t"
+                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "movq %[top], %[taken]\n\t"
+                                "subq %[left], %[taken]\n\t"
+                                "jbe 6f\n\t"
+                                "cmpq %[count], %[taken]\n\t"
+                                "cmovaq %[count], %[taken]\n\t"
+                                "movq %[taken], %[left]\n\t"
+                                "subq %[taken], %[top]\n\t"
+                                "leaq (%[region],%[top],8), %[top]\n"
+                                "5:\n\t"
+                                "movq -8(%[top],%[left],8), %[block]\n\t"
+                                "movq %[block], -8(%[blocks],%[left],8)\n\t"
+                                "decq %[left]\n\t"
+                                "jnz 5b\n\t"
+                                "movq %[taken], %[moved]\n\t"
+                                "subq %[region], %[top]\n\t"
+                                "shrq $3, %[top]\n\t"
+                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                     : [region] "=&r"(region), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc");
+    return moved;
 }
 
 static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_t count) {
@@ -120,32 +130,32 @@ static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_
     uint64_t top;
     uint64_t given;
     uint64_t left;
+    uint64_t moved;
     void *block;
-restart:
-    __asm__ goto volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[given]\n\t"
-                                     "subq %[top], %[given]\n\t"
-                                     "jbe %l[full]\n\t"
-                                     "cmpq %[count], %[given]\n\t"
-                                     "cmovaq %[count], %[given]\n\t"
-                                     "movq %[given], %[left]\n\t"
-                                     "leaq (%[region],%[top],8), %[top]\n"
-                                     "5:\n\t"
-                                     "movq -8(%[blocks],%[left],8), %[block]\n\t"
-                                     "movq %[block], -8(%[top],%[left],8)\n\t"
-                                     "decq %[left]\n\t"
-                                     "jnz 5b\n\t"
-                                     "leaq (%[top],%[given],8), %[top]\n\t"
-                                     "subq %[region], %[top]\n\t"
-                                     "shrq $3, %[top]\n\t"
-                                     "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
-                          : [region] "=&r"(region), [top] "=&r"(top), [given] "=&r"(given),
-                            [left] "=&r"(left), [block] "=&r"(block)
-                          : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                          : "memory", "cc"
-                          : restart, full);
-    return given;
-full:
-    return 0;
+    __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
+                                "movzwl 4(%[region],%[class],8), %k[given]\n\t"
+                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "subq %[top], %[given]\n\t"
+                                "jbe 6f\n\t"
+                                "cmpq %[count], %[given]\n\t"
+                                "cmovaq %[count], %[given]\n\t"
+                                "movq %[given], %[left]\n\t"
+                                "leaq (%[region],%[top],8), %[top]\n"
+                                "5:\n\t"
+                                "movq -8(%[blocks],%[left],8), %[block]\n\t"
+                                "movq %[block], -8(%[top],%[left],8)\n\t"
+                                "decq %[left]\n\t"
+                                "jnz 5b\n\t"
+                                "movq %[given], %[moved]\n\t"
+                                "leaq (%[top],%[given],8), %[top]\n\t"
+                                "subq %[region], %[top]\n\t"
+                                "shrq $3, %[top]\n\t"
+                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                     : [region] "=&r"(region), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc");
+    return moved;
 }
 
 #else

@@ -1,0 +1,242 @@
+/* Programs that handle NULL, under limits and under a kernel that refuses: faults CASE [ARGUMENT]. */
+#include "api.h"
+#include "names.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+static _Atomic(size_t) refused, granted;
+
+static void count(const void *block) {
+    if (block == NULL) {
+        CHECK_EQUAL(errno, ENOMEM);
+        atomic_fetch_add(&refused, 1);
+    } else {
+        atomic_fetch_add(&granted, 1);
+    }
+}
+
+/* ---- calls that fail now and then, or from some moment on ---- */
+
+static void use_size(size_t bytes, size_t blocks, size_t thread) {
+    unsigned char **rows = calloc(blocks, sizeof *rows);
+    count(rows);
+    if (rows == NULL) {
+        return;
+    }
+    for (size_t round = 0; round < 2; round++) {
+        for (size_t i = 0; i < blocks; i++) {
+            if (rows[i] != NULL) {
+                continue;
+            }
+            rows[i] = i % 3 == 2 ? calloc(1, bytes) : malloc(bytes);
+            count(rows[i]);
+            if (rows[i] != NULL) {
+                CHECK(i % 3 != 2 || is_zero(rows[i], bytes < 4096 ? bytes : 4096));
+                fill(rows[i], bytes, i + thread);
+            }
+        }
+        for (size_t i = 0; i < blocks; i++) {
+            if (rows[i] == NULL) {
+                continue;
+            }
+            CHECK(is_filled(rows[i], bytes, i + thread));
+            if (i % 5 == 0) {
+                unsigned char *grown = realloc(rows[i], bytes * 2);
+                count(grown);
+                rows[i] = grown != NULL ? grown : rows[i];
+                CHECK(is_filled(rows[i], bytes / 8 * 8, i + thread));
+                fill(rows[i], bytes, i + thread);
+            }
+            if (i % 2 == round) {
+                free(rows[i]);
+                rows[i] = NULL;
+            }
+        }
+        if (governed() && round == 0) {
+            calm_trim(0);
+        }
+    }
+    for (size_t i = 0; i < blocks; i++) {
+        if (rows[i] != NULL) {
+            CHECK(is_filled(rows[i], bytes, i + thread));
+        }
+        free(rows[i]);
+    }
+    free(rows);
+}
+
+static void use_all_sizes(size_t thread) {
+    use_size(40, 5000, thread);
+    use_size(700, 1000, thread);
+    use_size(9000, 300, thread);
+    use_size(70 * KIB, 40, thread);
+    use_size(3 * MIB, 4, thread);
+    void *aligned = NULL;
+    int error = posix_memalign(&aligned, 2 * MIB, 3 * MIB);
+    CHECK(error == 0 || error == ENOMEM);
+    if (error == 0) {
+        memset(aligned, 1, 4096);
+        free(aligned);
+    }
+}
+
+static void *use_in_thread(void *thread) {
+    use_all_sizes((size_t)(uintptr_t)thread);
+    return NULL;
+}
+
+static void survive(const char *unused) {
+    (void)unused;
+    getppid(); /* a mark for whoever traces the calls */
+    use_all_sizes(0);
+    for (uintptr_t i = 0; i < 2; i++) {
+        pthread_t threads[2];
+        bool runs[2];
+        for (uintptr_t j = 0; j < 2; j++) {
+            int error = pthread_create(&threads[j], NULL, use_in_thread, (void *)(2 * i + j));
+            CHECK(error == 0 || error == EAGAIN || error == ENOMEM);
+            runs[j] = error == 0;
+        }
+        for (size_t j = 0; j < 2; j++) {
+            CHECK(!runs[j] || pthread_join(threads[j], NULL) == 0);
+        }
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        use_all_sizes(9);
+        _exit(0);
+    }
+    if (child > 0) {
+        check_child(child);
+    } else {
+        CHECK(errno == EAGAIN || errno == ENOMEM);
+    }
+    use_all_sizes(0);
+    say("granted", atomic_load(&granted));
+    say("refused", atomic_load(&refused));
+}
+
+/* ---- little address space ---- */
+
+static size_t limit_block;
+static _Atomic(size_t) got;
+
+/* As much as there is, and then all of it back. */
+static size_t exhaust(size_t bytes) {
+    void *chain = NULL;
+    size_t blocks = 0;
+    for (;;) {
+        errno = 0;
+        void **block = malloc(bytes);
+        if (block == NULL) {
+            break;
+        }
+        CHECK_EQUAL(errno, 0);
+        fill(block + 1, bytes - sizeof *block, blocks);
+        *block = chain;
+        chain = block;
+        blocks++;
+    }
+    CHECK_EQUAL(errno, ENOMEM);
+    /* While there is none, what is asked for is refused in every way, and nothing is lost. */
+    errno = 0;
+    CHECK(calloc(1, 2 * GIB) == NULL && errno == ENOMEM);
+    if (chain != NULL) {
+        errno = 0;
+        CHECK(realloc(chain, 2 * GIB) == NULL && errno == ENOMEM);
+    }
+    for (size_t i = blocks; i > 0; i--) {
+        void **block = chain;
+        CHECK(is_filled(block + 1, bytes - sizeof *block, i - 1));
+        chain = *block;
+        free(block);
+    }
+    CHECK(chain == NULL);
+    return blocks * bytes;
+}
+
+static void exhaust_in_thread(size_t thread) {
+    (void)thread;
+    for (int round = 0; round < 3; round++) {
+        atomic_fetch_add(&got, exhaust(limit_block));
+    }
+}
+
+static void limit(const char *bytes) {
+    limit_block = strtoul(bytes, NULL, 10);
+    say("virtual", virtual_bytes());
+    size_t first = exhaust(limit_block), second = exhaust(limit_block);
+    say("first", first);
+    say("second", second);
+    /* Of another size: what was freed is not bound to the first. */
+    say("other", exhaust(limit_block > 1000 ? 200 : 20000));
+    say("again", exhaust(limit_block));
+}
+
+/* Two at a time share what there is. */
+static void limit_threads(const char *bytes) {
+    limit_block = strtoul(bytes, NULL, 10);
+    run_threads(2, exhaust_in_thread);
+    say("threads", atomic_load(&got));
+    say("again", exhaust(limit_block));
+}
+
+/* ---- locked memory ---- */
+
+enum { LOCKED_BLOCKS = 1500 };
+
+static void hold_and_free(size_t thread) {
+    for (int round = 0; round < 3; round++) {
+        void **rows = own_pages(LOCKED_BLOCKS * sizeof *rows);
+        for (size_t i = 0; i < LOCKED_BLOCKS; i++) {
+            rows[i] = malloc(20 * KIB);
+            CHECK(rows[i] != NULL);
+            fill(rows[i], 20 * KIB, i + thread);
+        }
+        for (size_t i = LOCKED_BLOCKS; i > 0; i--) {
+            CHECK(is_filled(rows[i - 1], 20 * KIB, i - 1 + thread));
+            free(rows[i - 1]);
+        }
+        CHECK(munmap(rows, LOCKED_BLOCKS * sizeof *rows) == 0);
+    }
+}
+
+/* Locks before the first block, where the library is linked statically. */
+static void lock(const char *unused) {
+    (void)unused;
+    if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+        fprintf(stderr, "memory may not be locked here\n");
+        _Exit(CANNOT);
+    }
+    size_t before = resident_bytes();
+    void *first = malloc(100);
+    CHECK(first != NULL);
+    say("grown_by_first", grown_since(before));
+    before = resident_bytes();
+    hold_and_free(0);
+    say("grown_by_one", grown_since(before));
+    run_threads(4, hold_and_free);
+    say("grown_by_all", grown_since(before));
+    say("frees", (1 + 4) * 3 * (size_t)LOCKED_BLOCKS);
+    struct calm_stats stats = stats_now();
+    say("purge_failures", stats.purge_failures);
+    say("purged", stats.purged);
+    CHECK(munlockall() == 0);
+    /* Once it may, it gives back again. */
+    hold_and_free(0);
+    sleep_seconds(0.3);
+    calm_trim(0);
+    say("kept_unlocked", grown_since(before));
+    free(first);
+}
+
+int main(int argc, char **argv) {
+    static const struct test_case cases[] = {
+        {"survive", survive}, {"limit", limit}, {"limit-threads", limit_threads}, {"lock", lock}};
+    return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
+}

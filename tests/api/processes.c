@@ -1,0 +1,558 @@
+/* Forks, children, and threads that come and go in every way: processes CASE [ARGUMENT]. */
+#include "api.h"
+#include "names.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+extern char **environ;
+
+static size_t number(const char *argument, size_t otherwise) {
+    return *argument == '\0' ? otherwise : strtoul(argument, NULL, 10);
+}
+
+/* Blocks of many sizes, filled, checked and freed. */
+static void work(uint64_t random, size_t operations) {
+    enum { HELD = 64 };
+    struct {
+        void *block;
+        size_t bytes;
+    } held[HELD] = {0};
+    for (size_t i = 0; i < operations + HELD; i++) {
+        size_t at = i < operations ? next_random(&random) % HELD : i - operations;
+        if (held[at].block != NULL) {
+            CHECK(is_filled(held[at].block, held[at].bytes, held[at].bytes));
+            free(held[at].block);
+            held[at].block = NULL;
+        }
+        if (i < operations) {
+            size_t dice = next_random(&random) % 100;
+            size_t most = dice < 70 ? 600 : (dice < 97 ? 20 * KIB : 600 * KIB);
+            held[at].bytes = 1 + next_random(&random) % most;
+            held[at].block = malloc(held[at].bytes);
+            CHECK(held[at].block != NULL);
+            fill(held[at].block, held[at].bytes, held[at].bytes);
+        }
+    }
+}
+
+/* ---- forks ---- */
+
+static atomic_bool stop;
+
+static void work_in_thread(size_t thread) {
+    work(thread + 99, 300);
+}
+
+static void live_as_child(size_t i) {
+    work(i, 300);
+    run_threads(1 + i % 2, work_in_thread);
+    if (governed()) {
+        stats_now();
+        if (i % 3 == 0) {
+            calm_trim(0);
+        }
+    }
+}
+
+static void fork_once(size_t i) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        live_as_child(i);
+        if (i % 8 == 0) {
+            exit(0);
+        }
+        _exit(0);
+    }
+    check_child(child);
+}
+
+static void work_until_stopped(size_t thread) {
+    for (uint64_t round = 0; !atomic_load(&stop); round++) {
+        work(thread * 1000 + round, 200);
+    }
+}
+
+static size_t forks_wanted;
+
+static void fork_or_work(size_t thread) {
+    if (thread == 0) {
+        for (size_t i = 0; i < forks_wanted; i++) {
+            fork_once(i);
+        }
+        atomic_store(&stop, true);
+    } else {
+        work_until_stopped(thread);
+    }
+}
+
+/* While others allocate. */
+static void fork_storm(const char *argument) {
+    forks_wanted = number(argument, 300);
+    run_threads(4, fork_or_work);
+    fork_once(1);
+}
+
+/* From several threads at once. */
+static void fork_from_threads(size_t thread) {
+    for (size_t i = 0; i < 40; i++) {
+        work(i, 50);
+        fork_once(thread + i);
+    }
+}
+
+static void forks_at_once(const char *unused) {
+    (void)unused;
+    run_threads(4, fork_from_threads);
+}
+
+/* Children of children. */
+static void fork_deep(const char *unused) {
+    (void)unused;
+    for (int depth = 0; depth < 20; depth++) {
+        work((uint64_t)depth, 200);
+        run_threads(2, work_in_thread);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child != 0) {
+            check_child(child);
+            if (depth > 0) {
+                _exit(0);
+            }
+            return;
+        }
+    }
+    _exit(0);
+}
+
+enum { INHERITED = 4000 };
+
+static void *inherited[INHERITED];
+
+static void allocate_inherited(size_t thread) {
+    for (size_t i = thread; i < INHERITED; i += 4) {
+        size_t bytes = 1 + i * 13 % 9000;
+        inherited[i] = malloc(bytes);
+        CHECK(inherited[i] != NULL);
+        fill(inherited[i], bytes, i);
+    }
+}
+
+/* The blocks of the parent's threads, which the child does not have. The parent's stay as they are. */
+static void child_frees(const char *unused) {
+    (void)unused;
+    run_threads(4, allocate_inherited);
+    for (int round = 0; round < 5; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        for (size_t i = 0; i < INHERITED; i++) {
+            size_t bytes = 1 + i * 13 % 9000;
+            CHECK(is_filled(inherited[i], bytes, i));
+            if (child == 0) {
+                inherited[i] = i % 3 == 0 ? realloc(inherited[i], bytes + 3000) : inherited[i];
+                CHECK(inherited[i] != NULL && is_filled(inherited[i], bytes / 8 * 8, i));
+                free(inherited[i]);
+            }
+        }
+        if (child == 0) {
+            run_threads(2, work_in_thread);
+            _exit(0);
+        }
+        check_child(child);
+    }
+    for (size_t i = 0; i < INHERITED; i++) {
+        free(inherited[i]);
+    }
+}
+
+/* Handlers of the program's own, which allocate, at every stage of a fork. */
+static void allocate_a_little(void) {
+    void *block = malloc(3000);
+    CHECK(block != NULL);
+    fill(block, 3000, 1);
+    free(block);
+}
+
+static void fork_handlers(const char *unused) {
+    (void)unused;
+    CHECK(pthread_atfork(allocate_a_little, allocate_a_little, allocate_a_little) == 0);
+    forks_wanted = 100;
+    run_threads(3, fork_or_work);
+}
+
+/*
+ * A server that forks its workers: what each of them has to itself, at rest after work, and how much of that
+ * is neither retained nor cached by the allocator's own account.
+ */
+static void prefork(const char *argument) {
+    size_t children = number(argument, 12);
+    struct cost {
+        size_t dirty, above;
+    } *costs =
+        mmap(NULL, children * sizeof *costs, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK((void *)costs != MAP_FAILED);
+    size_t count = 64 * MIB / 4000;
+    void **held = own_pages(count * sizeof *held);
+    for (size_t i = 0; i < count; i++) {
+        held[i] = malloc(4000);
+        CHECK(held[i] != NULL);
+        fill(held[i], 4000, i);
+    }
+    run_threads(2, work_in_thread);
+    pid_t pids[64];
+    CHECK(children <= 64);
+    for (size_t i = 0; i < children; i++) {
+        pids[i] = fork();
+        CHECK(pids[i] >= 0);
+        if (pids[i] == 0) {
+            for (size_t round = 0; round < 5; round++) {
+                enum { BURST = 200 };
+                void *burst[BURST];
+                for (size_t j = 0; j < BURST; j++) {
+                    burst[j] = malloc(100 * KIB);
+                    CHECK(burst[j] != NULL);
+                    memset(burst[j], 1, 100 * KIB);
+                }
+                work(i * 5 + round, 500);
+                for (size_t j = 0; j < BURST; j++) {
+                    free(burst[j]);
+                }
+            }
+            /* Its parent's blocks are still what they were. */
+            for (size_t j = 0; j < count; j += 97) {
+                CHECK(is_filled(held[j], 4000, j));
+            }
+            costs[i].dirty = costs[i].above = rollup_bytes("Private_Dirty");
+            if (governed()) {
+                struct calm_stats stats = stats_now();
+                CHECK(stats.retained <= stats.retained_limit && stats.cached <= stats.cached_limit);
+                size_t known = stats.retained + stats.cached;
+                costs[i].above -= known < costs[i].dirty ? known : costs[i].dirty;
+            }
+            _exit(0);
+        }
+    }
+    struct cost most = {0};
+    for (size_t i = 0; i < children; i++) {
+        check_child(pids[i]);
+        most.dirty = costs[i].dirty > most.dirty ? costs[i].dirty : most.dirty;
+        most.above = costs[i].above > most.above ? costs[i].above : most.above;
+    }
+    say("dirty_most", most.dirty);
+    say("above_most", most.above);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(is_filled(held[i], 4000, i));
+        free(held[i]);
+    }
+}
+
+/* ---- other programs ---- */
+
+static void spawn_once(size_t i) {
+    char *const arguments[] = {"true", NULL};
+    pid_t child = 0;
+    if (i % 2 == 0) {
+        CHECK(posix_spawnp(&child, "true", NULL, NULL, arguments, environ) == 0);
+    } else {
+        child = vfork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            execvp("true", arguments);
+            _exit(99);
+        }
+    }
+    check_child(child);
+}
+
+static void spawn_or_work(size_t thread) {
+    if (thread == 0) {
+        for (size_t i = 0; i < 60; i++) {
+            spawn_once(i);
+        }
+        CHECK(system("exit 0") == 0);
+        char text[32] = "";
+        FILE *stream = popen("echo said", "r");
+        CHECK(stream != NULL && fgets(text, sizeof text, stream) != NULL && pclose(stream) == 0);
+        CHECK(strcmp(text, "said\n") == 0);
+        atomic_store(&stop, true);
+    } else {
+        work_until_stopped(thread);
+    }
+}
+
+static void spawn_others(const char *unused) {
+    (void)unused;
+    run_threads(3, spawn_or_work);
+}
+
+/* ---- threads ---- */
+
+enum { LEFT = 128 };
+
+static _Atomic(void *) left[LEFT];
+
+/* Leaves its blocks to others, and frees theirs. */
+static void live_briefly(size_t thread) {
+    uint64_t random = thread * 31 + 1;
+    for (int i = 0; i < 12; i++) {
+        size_t bytes = 100 + next_random(&random) % (i == 0 ? 100 * KIB : 4 * KIB);
+        void *mine = malloc(bytes);
+        CHECK(mine != NULL);
+        memset(mine, 1, bytes);
+        free(atomic_exchange(&left[next_random(&random) % LEFT], mine));
+    }
+}
+
+static void churn_threads(const char *argument) {
+    size_t waves = number(argument, 200), grown_early = 0, grown_late = 0;
+    size_t before = resident_bytes();
+    for (size_t wave = 0; wave < waves; wave++) {
+        run_threads(50, live_briefly);
+        if (wave < waves / 4) {
+            size_t now = grown_since(before);
+            grown_early = now > grown_early ? now : grown_early;
+        } else if (wave >= waves * 3 / 4) {
+            size_t now = grown_since(before);
+            grown_late = now > grown_late ? now : grown_late;
+        }
+    }
+    for (size_t i = 0; i < LEFT; i++) {
+        free(atomic_exchange(&left[i], NULL));
+    }
+    say("grown_early", grown_early);
+    say("grown_late", grown_late);
+    say("kept", grown_since(before));
+}
+
+/* More threads at once than CPUs, many times over; each allocates after all have begun. */
+static pthread_barrier_t all_here;
+
+static void wait_and_work(size_t thread) {
+    void *mine = malloc(100 + thread);
+    CHECK(mine != NULL);
+    pthread_barrier_wait(&all_here);
+    work(thread, 50);
+    pthread_barrier_wait(&all_here);
+    free(mine);
+}
+
+static void many_at_once(const char *unused) {
+    (void)unused;
+    CHECK(pthread_barrier_init(&all_here, NULL, 200) == 0);
+    size_t before = resident_bytes();
+    for (int round = 0; round < 3; round++) {
+        run_threads(200, wait_and_work);
+    }
+    say("kept", grown_since(before));
+}
+
+static pthread_key_t keys[3];
+static _Atomic(size_t) destroyed;
+
+/* Frees, allocates, and, the first times, sets itself again. */
+static void destroy(void *value) {
+    size_t *held = value, again = *held;
+    work(again, 30);
+    free(held);
+    atomic_fetch_add(&destroyed, 1);
+    if (again > 0) {
+        size_t *next = malloc(sizeof *next);
+        CHECK(next != NULL);
+        *next = again - 1;
+        CHECK(pthread_setspecific(keys[again % 3], next) == 0);
+    }
+}
+
+static void *end_with_keys(void *argument) {
+    size_t thread = (size_t)(uintptr_t)argument;
+    for (size_t i = 0; i < 3; i++) {
+        size_t *held = malloc(sizeof *held);
+        CHECK(held != NULL);
+        *held = i;
+        CHECK(pthread_setspecific(keys[i], held) == 0);
+    }
+    work(thread, 30);
+    if (thread % 2 == 0) {
+        pthread_exit(malloc(thread + 1));
+    }
+    return malloc(thread + 1);
+}
+
+/* By pthread_exit and by return, with destructors of thread-specific data. */
+static void thread_ends(const char *argument) {
+    size_t waves = number(argument, 100);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(pthread_key_create(&keys[i], destroy) == 0);
+    }
+    for (size_t wave = 0; wave < waves; wave++) {
+        pthread_t threads[10];
+        for (size_t i = 0; i < 10; i++) {
+            CHECK(pthread_create(&threads[i], NULL, end_with_keys, (void *)(uintptr_t)i) == 0);
+        }
+        for (size_t i = 0; i < 10; i++) {
+            void *result;
+            CHECK(pthread_join(threads[i], &result) == 0 && result != NULL);
+            CHECK(malloc_usable_size(result) >= i + 1);
+            free(result);
+        }
+    }
+    say("destroyed", atomic_load(&destroyed));
+    CHECK(atomic_load(&destroyed) >= waves * 10 * 3);
+    end_with_keys((void *)1);
+}
+
+static _Atomic(size_t) survived, cleaned;
+
+static void clean_up(void *block) {
+    free(block);
+    atomic_fetch_add(&cleaned, 1);
+}
+
+/* A pending cancellation acts where the program says, and not within malloc or free. */
+static void *work_until_cancelled(void *argument) {
+    void *mine = malloc(1000);
+    CHECK(mine != NULL);
+    pthread_cleanup_push(clean_up, mine);
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL) == 0);
+    pthread_barrier_wait(&all_here);
+    pthread_barrier_wait(&all_here); /* it is pending now */
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL) == 0);
+    for (int round = 0; round < 3; round++) {
+        enum { BURST = 60 };
+        void *burst[BURST];
+        for (size_t i = 0; i < BURST; i++) {
+            burst[i] = malloc(100 * KIB);
+            CHECK(burst[i] != NULL);
+            memset(burst[i], 1, 100 * KIB);
+        }
+        for (size_t i = 0; i < BURST; i++) {
+            free(burst[i]);
+        }
+        work((uintptr_t)argument, 50);
+        if (governed()) {
+            calm_trim(0);
+        }
+    }
+    atomic_fetch_add(&survived, 1);
+    pthread_testcancel();
+    CHECK(false);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void thread_cancel(const char *unused) {
+    (void)unused;
+    CHECK(pthread_barrier_init(&all_here, NULL, 2) == 0);
+    for (size_t i = 0; i < 100; i++) {
+        pthread_t thread;
+        void *result;
+        CHECK(pthread_create(&thread, NULL, work_until_cancelled, (void *)(uintptr_t)i) == 0);
+        pthread_barrier_wait(&all_here);
+        CHECK(pthread_cancel(thread) == 0);
+        pthread_barrier_wait(&all_here);
+        CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+        CHECK_EQUAL(atomic_load(&survived), i + 1);
+        CHECK_EQUAL(atomic_load(&cleaned), i + 1);
+    }
+    work(1, 1000);
+}
+
+/* main ends first; the process goes on. */
+static pthread_t first_thread;
+
+static void *outlive(void *unused) {
+    (void)unused;
+    CHECK(pthread_join(first_thread, NULL) == 0);
+    work(1, 1000);
+    run_threads(2, work_in_thread);
+    say("outlived", 1);
+    exit(0);
+}
+
+static void main_ends_first(const char *unused) {
+    (void)unused;
+    first_thread = pthread_self();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, outlive, NULL) == 0);
+    work(2, 100);
+    pthread_exit(NULL);
+}
+
+/* exit while others are at work. */
+static void work_for_ever(size_t thread) {
+    for (uint64_t round = 0;; round++) {
+        work(thread * 1000 + round, 200);
+    }
+}
+
+static void *call_work_for_ever(void *thread) {
+    work_for_ever((size_t)(uintptr_t)thread);
+    return NULL;
+}
+
+static void exit_while_busy(const char *unused) {
+    (void)unused;
+    for (uintptr_t i = 0; i < 3; i++) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, call_work_for_ever, (void *)i) == 0);
+    }
+    sleep_seconds(0.05);
+    exit(0);
+}
+
+/* ---- a helper thread of the library's own ---- */
+
+/* Enough for the allocator to notice that there is a second thread. */
+static void work_much(size_t thread) {
+    work(thread, 3000);
+    for (size_t i = 0; i < 100; i++) {
+        void *block = malloc(100 * KIB);
+        CHECK(block != NULL);
+        free(block);
+    }
+}
+
+static void count_threads(const char *argument) {
+    say("alone", number_of_threads());
+    work(1, 2000);
+    say("still_alone", number_of_threads());
+    run_threads(1, work_much);
+    sleep_seconds(0.1);
+    say("after_a_thread", number_of_threads());
+    if (strcmp(argument, "signals") == 0) {
+        /* A signal to the process must not be delivered to the helper: it blocks all. */
+        sigset_t all;
+        sigfillset(&all);
+        CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+        CHECK(kill(getpid(), SIGUSR1) == 0 && kill(getpid(), SIGTERM) == 0);
+        sleep_seconds(0.1);
+        sigset_t pending;
+        CHECK(sigpending(&pending) == 0 && sigismember(&pending, SIGUSR1) && sigismember(&pending, SIGTERM));
+    }
+}
+
+int main(int argc, char **argv) {
+    static const struct test_case cases[] = {
+        {"fork-storm", fork_storm},
+        {"forks-at-once", forks_at_once},
+        {"fork-deep", fork_deep},
+        {"child-frees", child_frees},
+        {"fork-handlers", fork_handlers},
+        {"prefork", prefork},
+        {"spawn", spawn_others},
+        {"churn", churn_threads},
+        {"many-at-once", many_at_once},
+        {"thread-ends", thread_ends},
+        {"thread-cancel", thread_cancel},
+        {"main-ends-first", main_ends_first},
+        {"exit-while-busy", exit_while_busy},
+        {"count-threads", count_threads},
+    };
+    return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
+}

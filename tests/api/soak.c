@@ -1,0 +1,204 @@
+/*
+ * soak SECONDS [SEED]: a service in small. Sessions of mixed lifetimes come steadily, in bursts, or not at
+ * all; what the process holds resident is compared with what its sessions hold, after each phase, for as long
+ * as it runs.
+ */
+#include "api.h"
+#include "names.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define WORKERS  3
+#define SESSIONS 6000 /* of each worker */
+#define BLOCKS   24   /* of a session, at most */
+
+struct session {
+    uint64_t end; /* tick; 0: not in use */
+    uint32_t count;
+    uint32_t bytes[BLOCKS];
+    unsigned char *blocks[BLOCKS];
+};
+
+static struct shelf {
+    pthread_mutex_t lock;
+    struct session *sessions;
+    size_t last;
+} shelves[WORKERS];
+
+enum phase { STEADY, BURST, QUIET, IDLE };
+
+static const struct {
+    double seconds;
+    unsigned opened; /* sessions for each tick of a worker */
+} phases[] = {[STEADY] = {0.9, 6}, [BURST] = {0.15, 60}, [QUIET] = {0.25, 1}, [IDLE] = {0.9, 0}};
+#define PHASES (sizeof phases / sizeof phases[0])
+
+static _Atomic(int) phase;
+static atomic_bool stop;
+static _Atomic(uint64_t) live, opened, tick_now;
+
+static uint32_t block_bytes(uint64_t *random) {
+    uint64_t dice = next_random(random) % 1000, of = next_random(random);
+    if (dice < 700) {
+        return (uint32_t)(16 + of % 500);
+    }
+    if (dice < 960) {
+        return (uint32_t)(500 + of % 6000);
+    }
+    return (uint32_t)(dice < 998 ? 6000 + of % 60000 : 300000 + of % 1500000);
+}
+
+/* Most are short; a few stay for seconds; fewer still outlive several cycles. */
+static uint64_t lifetime(uint64_t *random) {
+    uint64_t dice = next_random(random) % 1000, of = next_random(random);
+    return 1 + (dice < 900 ? of % 40 : (dice < 995 ? of % 800 : of % 9000));
+}
+
+static void close_session(struct session *session) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < session->count; i++) {
+        size_t head = session->bytes[i] < 256 ? session->bytes[i] : 256;
+        CHECK(is_filled(session->blocks[i], head, (uintptr_t)session->blocks[i]));
+        bytes += session->bytes[i];
+        free(session->blocks[i]);
+    }
+    session->end = 0;
+    atomic_fetch_sub(&live, bytes);
+}
+
+static void open_session(struct session *session, uint64_t now, uint64_t *random) {
+    uint64_t bytes = 0;
+    session->end = now + lifetime(random);
+    session->count = (uint32_t)(4 + next_random(random) % (BLOCKS - 3));
+    /* What stays long is small, as tables of sessions are. */
+    if (session->end > now + 1000) {
+        session->count = 4;
+    }
+    for (uint32_t i = 0; i < session->count; i++) {
+        session->bytes[i] = block_bytes(random);
+        session->blocks[i] = malloc(session->bytes[i]);
+        CHECK(session->blocks[i] != NULL);
+        memset(session->blocks[i], 1, session->bytes[i]);
+        size_t head = session->bytes[i] < 256 ? session->bytes[i] : 256;
+        fill(session->blocks[i], head, (uintptr_t)session->blocks[i]);
+        bytes += session->bytes[i];
+    }
+    atomic_fetch_add(&live, bytes);
+}
+
+/* Of the worker's own shelf, or, as often, of another's. */
+static void close_ended(struct shelf *shelf, uint64_t now) {
+    CHECK(pthread_mutex_lock(&shelf->lock) == 0);
+    for (size_t i = 0; i < SESSIONS; i++) {
+        if (shelf->sessions[i].end != 0 && shelf->sessions[i].end <= now) {
+            close_session(&shelf->sessions[i]);
+        }
+    }
+    CHECK(pthread_mutex_unlock(&shelf->lock) == 0);
+}
+
+static void open_some(struct shelf *shelf, size_t count, uint64_t now, uint64_t *random) {
+    CHECK(pthread_mutex_lock(&shelf->lock) == 0);
+    for (size_t i = 0; i < SESSIONS && count > 0; i++) {
+        shelf->last = (shelf->last + 1) % SESSIONS;
+        if (shelf->sessions[shelf->last].end == 0) {
+            open_session(&shelf->sessions[shelf->last], now, random);
+            atomic_fetch_add(&opened, 1);
+            count--;
+        }
+    }
+    CHECK(pthread_mutex_unlock(&shelf->lock) == 0);
+}
+
+static void *serve(void *argument) {
+    size_t number = (size_t)(uintptr_t)argument;
+    uint64_t random = number + 17;
+    for (uint64_t tick = 0; !atomic_load(&stop); tick++) {
+        uint64_t now = atomic_load(&tick_now) + 1;
+        size_t count = phases[atomic_load(&phase)].opened;
+        if (count > 0) {
+            open_some(&shelves[number], count, now, &random);
+        }
+        if (tick % 4 == 0 && atomic_load(&phase) != IDLE) {
+            close_ended(&shelves[(number + tick / 4) % WORKERS], now);
+        }
+        sleep_seconds(0.002);
+    }
+    return NULL;
+}
+
+struct excess {
+    uint64_t bytes, live;
+};
+
+static size_t before;
+
+/* Held above what the sessions hold. */
+static struct excess excess_now(void) {
+    uint64_t held = atomic_load(&live), grown = grown_since(before);
+    return (struct excess){grown > held ? grown - held : 0, held};
+}
+
+int main(int argc, char **argv) {
+    static char out[4096];
+    setvbuf(stdout, out, _IOFBF, sizeof out);
+    CHECK(argc >= 2);
+    double seconds = strtod(argv[1], NULL), start = seconds_now();
+    pthread_t threads[WORKERS];
+    for (size_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_mutex_init(&shelves[i].lock, NULL) == 0);
+        shelves[i].sessions = own_pages(SESSIONS * sizeof(struct session));
+        /* Resident before what grows is counted. */
+        memset(shelves[i].sessions, 0, SESSIONS * sizeof(struct session));
+    }
+    before = resident_bytes();
+    for (uintptr_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, serve, (void *)i) == 0);
+    }
+    uint64_t cycles = 0, busy_worst = 0, live_most = 0;
+    while (seconds_now() - start < seconds) {
+        uint64_t cycle_live = 0, cycle_grown = 0;
+        for (size_t at = 0; at < PHASES; at++) {
+            atomic_store(&phase, (int)at);
+            for (double until = seconds_now() + phases[at].seconds; seconds_now() < until;) {
+                sleep_seconds(0.01);
+                atomic_fetch_add(&tick_now, 5);
+                uint64_t held = atomic_load(&live), grown = grown_since(before);
+                cycle_live = held > cycle_live ? held : cycle_live;
+                cycle_grown = grown > cycle_grown ? grown : cycle_grown;
+            }
+        }
+        struct excess idle = excess_now();
+        uint64_t busy = cycle_grown * 100 / (cycle_live + 1);
+        busy_worst = busy > busy_worst ? busy : busy_worst;
+        live_most = cycle_live > live_most ? cycle_live : live_most;
+        printf("cycle %llu %llu %llu %llu %llu\n", (unsigned long long)cycles, (unsigned long long)cycle_live,
+               (unsigned long long)cycle_grown, (unsigned long long)idle.live,
+               (unsigned long long)idle.bytes);
+        fflush(stdout);
+        if (governed()) {
+            struct calm_stats stats = stats_now();
+            CHECK(stats.cached <= stats.cached_limit && stats.purge_failures == 0);
+        }
+        cycles++;
+    }
+    atomic_store(&stop, true);
+    for (size_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    say("cycles", cycles);
+    say("opened", atomic_load(&opened));
+    say("live_most", live_most);
+    say("busy_percent", busy_worst);
+    for (size_t i = 0; i < WORKERS; i++) {
+        close_ended(&shelves[i], UINT64_MAX);
+    }
+    CHECK_EQUAL(atomic_load(&live), 0);
+    if (governed()) {
+        calm_trim(0);
+        say("left", stats_now().in_use);
+    }
+    return 0;
+}

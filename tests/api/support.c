@@ -1,0 +1,254 @@
+#include "api.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+bool governed(void) {
+#if defined USE_CALM_NAMES || defined LINKED
+    return true;
+#else
+    return calm_malloc != NULL && calm_stats != NULL;
+#endif
+}
+
+struct calm_stats stats_now(void) {
+    struct calm_stats stats;
+    memset(&stats, 0xEE, sizeof stats);
+    CHECK(calm_stats(&stats, sizeof stats) == 0);
+    CHECK(stats.version >= CALM_STATS_VERSION && stats.size == sizeof stats);
+    CHECK_EQUAL(stats.in_use + stats.retained, stats.footprint);
+    CHECK(stats.purged <= stats.dirtied);
+    return stats;
+}
+
+void say(const char *name, uint64_t value) {
+    printf("%s %llu\n", name, (unsigned long long)value);
+    fflush(stdout);
+}
+
+/* Without a stream: its buffer would lie in the heap that is being looked at. */
+static size_t read_small(const char *path, char *text, size_t size) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(descriptor >= 0);
+    size_t length = 0;
+    for (;;) {
+        ssize_t got = read(descriptor, text + length, size - 1 - length);
+        CHECK(got >= 0);
+        if (got == 0) {
+            break;
+        }
+        length += (size_t)got;
+    }
+    text[length] = '\0';
+    CHECK(close(descriptor) == 0);
+    return length;
+}
+
+static size_t statm(size_t field) {
+    char text[256];
+    read_small("/proc/self/statm", text, sizeof text);
+    char *at = text;
+    size_t pages = 0;
+    for (size_t i = 0; i <= field; i++) {
+        pages = strtoul(at, &at, 10);
+    }
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+size_t virtual_bytes(void) {
+    return statm(0);
+}
+
+size_t resident_bytes(void) {
+    return statm(1);
+}
+
+size_t grown_since(size_t resident_before) {
+    size_t now = resident_bytes();
+    return now > resident_before ? now - resident_before : 0;
+}
+
+static size_t number_after(const char *path, const char *name) {
+    char text[8192], key[64];
+    read_small(path, text, sizeof text);
+    snprintf(key, sizeof key, "\n%s:", name);
+    const char *at = strstr(text, key);
+    CHECK(at != NULL);
+    return strtoul(at + strlen(key), NULL, 10);
+}
+
+size_t rollup_bytes(const char *name) {
+    return number_after("/proc/self/smaps_rollup", name) * KIB;
+}
+
+size_t number_of_threads(void) {
+    return number_after("/proc/self/status", "Threads");
+}
+
+double seconds_now(void) {
+    struct timespec now;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+void sleep_seconds(double seconds) {
+    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&left, &left) != 0) {
+        CHECK(errno == EINTR);
+    }
+}
+
+static volatile size_t nothing;
+
+size_t opaque(size_t value) {
+    return value + nothing;
+}
+
+void *hidden(void *pointer) {
+    return (void *)((uintptr_t)pointer + nothing);
+}
+
+static uint64_t word_at(uint64_t mark, size_t i) {
+    uint64_t word = (mark + i) * 0x9E3779B97F4A7C15U;
+    return word ^ (word >> 29);
+}
+
+void fill(void *block, size_t bytes, uint64_t mark) {
+    unsigned char *at = block;
+    size_t i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        uint64_t word = word_at(mark, i);
+        memcpy(at + i, &word, 8);
+    }
+    uint64_t word = word_at(mark, i);
+    memcpy(at + i, &word, bytes - i);
+}
+
+bool is_filled(const void *block, size_t bytes, uint64_t mark) {
+    const unsigned char *at = block;
+    size_t i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        uint64_t word = word_at(mark, i), held;
+        memcpy(&held, at + i, 8);
+        if (held != word) {
+            return false;
+        }
+    }
+    uint64_t word = word_at(mark, i);
+    return memcmp(at + i, &word, bytes - i) == 0;
+}
+
+bool is_zero(const void *block, size_t bytes) {
+    const unsigned char *at = block;
+    size_t i = 0;
+    for (; i + 8 <= bytes; i += 8) {
+        uint64_t held;
+        memcpy(&held, at + i, 8);
+        if (held != 0) {
+            return false;
+        }
+    }
+    for (; i < bytes; i++) {
+        if (at[i] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+uint64_t next_random(uint64_t *state) {
+    uint64_t value = *state += 0x9E3779B97F4A7C15U;
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBU;
+    return value ^ (value >> 31);
+}
+
+void *own_pages(size_t bytes) {
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    return pages;
+}
+
+struct start {
+    void (*body)(size_t thread);
+    size_t thread;
+};
+
+static void *run_start(void *argument) {
+    struct start *start = argument;
+    start->body(start->thread);
+    return NULL;
+}
+
+void run_threads(size_t count, void (*body)(size_t thread)) {
+    pthread_t threads[MAX_THREADS];
+    struct start starts[MAX_THREADS];
+    pthread_attr_t attributes;
+    CHECK(count <= MAX_THREADS);
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, 256 * KIB) == 0);
+    for (size_t i = 0; i < count; i++) {
+        starts[i] = (struct start){body, i};
+        CHECK(pthread_create(&threads[i], &attributes, run_start, &starts[i]) == 0);
+    }
+    for (size_t i = 0; i < count; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK(pthread_attr_destroy(&attributes) == 0);
+}
+
+void check_child(int child) {
+    int status = 0;
+    CHECK(child > 0);
+    while (waitpid(child, &status, 0) != child) {
+        CHECK(errno == EINTR);
+    }
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        fprintf(stderr, "child %d: %s %d\n", child, WIFSIGNALED(status) ? "signal" : "status",
+                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        _Exit(1);
+    }
+}
+
+void deny_call(int number, int error) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+        fprintf(stderr, "no seccomp filter may be installed here\n");
+        _Exit(CANNOT);
+    }
+}
+
+int run_case(int argc, char **argv, const struct test_case *cases, size_t count) {
+    static char out[4096];
+    setvbuf(stdout, out, _IOFBF, sizeof out); /* or it would lie in the heap */
+    for (size_t i = 0; argc >= 2 && i < count; i++) {
+        if (strcmp(argv[1], cases[i].name) == 0) {
+            cases[i].run(argc > 2 ? argv[2] : "");
+            return 0;
+        }
+    }
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (size_t i = 0; i < count; i++) {
+            puts(cases[i].name);
+        }
+        return 0;
+    }
+    fprintf(stderr, "no case is named %s\n", argc >= 2 ? argv[1] : "(none)");
+    return 2;
+}

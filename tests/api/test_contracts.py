@@ -1,0 +1,159 @@
+"""What each function promises, under the library in every way that it comes into a program.
+
+And under glibc's malloc, which shows that the promises are those that programs are used to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from api_helpers import GLIBC, KIB, LINKED, MIB, OURS, PRELOAD, REPOSITORY, STATIC, Programs
+
+SHARED = [
+    "zero-bytes",
+    "huge-sizes",
+    "products",
+    "huge-alignments",
+    "realloc-null",
+    "realloc-zero",
+    "realloc-fails-softly",
+    "posix-memalign-refuses",
+    "posix-memalign-grants",
+    "aligned-alloc",
+    "usable-sizes",
+    "sized-frees",
+    "errno",
+    "old-aligned",
+    "trim",
+    "mallinfo",
+    "mallopt",
+    "with-libc",
+]
+OWN = [
+    "calm-family",
+    "calm-stats-sizes",
+    "calm-stats-count",
+    "calm-get",
+    "calm-slack",
+    "calm-trim",
+    "calm-trim-small",
+]
+# That tell the time of a purge, or of a drain, by themselves.
+QUIET = "background=off"
+CACHES = ["auto", "locked", "off"]
+
+
+@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_contract(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "contracts", case)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("case", [*SHARED, *OWN])
+def test_contract_with_each_cache(programs: Programs, case: str, cache: str) -> None:
+    programs.run(PRELOAD, "contracts", case, options=f"cache={cache},{QUIET}")
+
+
+@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("way", [LINKED, STATIC])
+def test_own_interface(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "contracts", case, options=QUIET)
+
+
+@pytest.mark.parametrize("way", [PRELOAD, LINKED])
+def test_every_name_is_the_librarys(programs: Programs, way: str) -> None:
+    programs.run(way, "contracts", "names")
+
+
+def test_glibc_serves_the_cases_without_the_library(programs: Programs) -> None:
+    """Or the runs under glibc would prove nothing of it."""
+    failed = programs.run(GLIBC, "contracts", "names", status=1)
+    assert "governed()" in failed.stderr
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_statistics_are_json(programs: Programs, way: str) -> None:
+    ran = programs.run(way, "contracts", "calm-stats-json")
+    found: dict[str, object] = {}
+
+    def collect(value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                found[name] = inner
+                collect(inner)
+
+    collect(json.loads(ran.stdout))
+    header = (REPOSITORY / "include/calmalloc.h").read_text()
+    body = header[header.index("struct calm_stats {") : header.index("CALM_API int calm_stats(")]
+    fields = re.findall(r"uint64_t\s+(\w+);", body)
+    assert len(fields) >= 22
+    for name in fields:
+        assert isinstance(found.get(name), int), f"{name} is missing"
+    for name in ("policy", "background", "cache", "misuse", "slack", "purge_time", "huge_pages"):
+        assert name in found, f"the option {name} is missing"
+
+
+def test_options_are_set_and_read(programs: Programs) -> None:
+    for way in OURS:
+        ran = programs.run(way, "contracts", "calm-set")
+        assert ran["policy"] == 0
+        assert len(ran.figures) == 10
+
+
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_malloc_info_is_xml(programs: Programs, way: str, tmp_path: Path) -> None:
+    path = tmp_path / "info.xml"
+    programs.run(way, "contracts", "malloc-info", path)
+    root = ElementTree.fromstring(path.read_text())
+    assert root.tag == "malloc"
+    assert root.attrib["version"]
+    assert len(list(root.iter())) > 3
+
+
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_malloc_stats_on_stderr(programs: Programs, way: str) -> None:
+    stderr = programs.run(way, "contracts", "malloc-stats").stderr
+    assert re.search(r"in.use", stderr)
+    assert re.search(r"\d", stderr)
+
+
+CASES_OF_NEW = ["forms", "expressions", "failures", "handlers", "containers", "thread-locals"]
+
+
+@pytest.mark.parametrize("case", CASES_OF_NEW)
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_new_and_delete(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "news", case)
+
+
+SWEEPS = ["sizes", "alignments", "calloc", "realloc"]
+
+
+@pytest.mark.parametrize("case", SWEEPS)
+@pytest.mark.parametrize("way", OURS)
+def test_sweep(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "sweep", case)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("case", SWEEPS)
+def test_sweep_with_each_cache(programs: Programs, case: str, cache: str) -> None:
+    programs.run(PRELOAD, "sweep", case, options=f"cache={cache}")
+
+
+def test_the_sweeps_hold_for_glibc(programs: Programs) -> None:
+    for case in ("sizes", "calloc", "realloc"):
+        programs.run(GLIBC, "sweep", case)
+
+
+@pytest.mark.parametrize("huge_pages", ["never", "earned"])
+def test_untouched_blocks_cost_nothing(programs: Programs, huge_pages: str) -> None:
+    """51 blocks of up to 4 GiB and a byte, of which two pages each are touched."""
+    for way in OURS:
+        ran = programs.run(way, "sweep", "doublings", options=f"huge_pages={huge_pages}")
+        assert 51 * 2 * 4 * KIB <= ran["grown"] <= 2 * MIB

@@ -1,0 +1,205 @@
+"""A kernel that refuses, and limits: malloc returns NULL then, and nothing else is lost."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+import pytest
+from api_helpers import GIB, GLIBC, KIB, MIB, OURS, PRELOAD, STATIC, Programs, limit, run_command, tool
+
+# Each with the errors that a kernel, or a container's filter, gives.
+CALLS = {
+    "mmap": ["ENOMEM"],
+    "mprotect": ["ENOMEM"],
+    "munmap": ["ENOMEM"],
+    "mremap": ["ENOMEM"],
+    "madvise": ["ENOMEM", "EINVAL"],
+    "process_madvise": ["EPERM", "ENOSYS", "EINVAL"],
+    "pidfd_open": ["EPERM", "ENOSYS"],
+    "membarrier": ["ENOSYS"],
+    "rseq": ["ENOSYS"],
+    "clone": ["EAGAIN"],
+    "clone3": ["EAGAIN", "ENOSYS"],
+    "openat": ["EMFILE", "ENOENT", "EACCES"],
+    "read": ["EIO"],
+    "sched_getaffinity": ["EPERM"],
+    "prctl": ["EINVAL"],
+}
+# Which make the program itself start: they may fail only once it is in main.
+FROM_MAIN = {"mmap", "mprotect", "munmap", "openat", "read", "clone", "clone3", "prctl"}
+POINTS = [1, 2, 5, 20]
+
+
+class Traced:
+    """`faults survive`, and its system calls."""
+
+    def __init__(self, programs: Programs, way: str, options: str, folder: Path) -> None:
+        self.command: list[str | Path] = [programs.path("faults", way), "survive"]
+        self.env = programs.environment(way)
+        self.strace: list[str | Path] = [tool("strace", "strace"), "-f", "-qq"]
+        self.log = folder / "trace"
+        variables = [f"CALM_OPTIONS={options}"] if options else []
+        if way == PRELOAD:
+            # For the program only, not for strace.
+            variables.append(f"LD_PRELOAD={self.env.pop('LD_PRELOAD')}")
+        self.strace += [word for variable in variables for word in ("-E", variable)]
+
+    def count(self, call: str) -> tuple[int, int]:
+        """Before main's mark, and after it by the main thread."""
+        command = [*self.strace, "-o", self.log, "-e", f"trace={call},getppid", *self.command]
+        run_command(command, self.env)
+        lines = self.log.read_text().splitlines()
+        first = lines[0].split()[0] if lines else ""
+        names = [
+            found[1]
+            for line in lines
+            if line.startswith(first) and (found := re.match(r"\d+ +(\w+)\(", line))
+        ]
+        assert "getppid" in names, f"strace cannot follow the program here: {lines[:5]}"
+        mark = names.index("getppid")
+        return names[:mark].count(call), names[mark:].count(call)
+
+    def inject(self, call: str, error: str, when: str) -> None:
+        command = [*self.strace, "-o", self.log, "-e", f"trace={call}"]
+        command += ["-e", f"inject={call}:error={error}:when={when}", *self.command]
+        ran = run_command(command, self.env, status=None)
+        assert ran.status == 0, (
+            f"{call} fails with {error}, when={when}: status {ran.status}\n"
+            f"{ran.command}\n{ran.stderr[-3000:]}"
+        )
+        assert ran["granted"] + ran["refused"] >= (1 if when.endswith("+") else 1000)
+
+
+def points(total: int) -> list[int]:
+    return [point for point in POINTS if point <= total] + ([total] if total > POINTS[-1] else [])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", ["", "background=off,vectored_purge=off"], ids=["default", "plain"])
+@pytest.mark.parametrize("call", CALLS)
+def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str) -> None:
+    """Once, at some point, and from some point on, in a program that handles NULL."""
+    traced = Traced(programs, PRELOAD, options, tmp_path)
+    before, after = traced.count(call)
+    base = before if call in FROM_MAIN else 0
+    total = after if call in FROM_MAIN else before + after
+    for error in CALLS[call]:
+        for point in points(max(total, 1)):
+            traced.inject(call, error, f"{base + point}")
+            traced.inject(call, error, f"{base + point}+")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "call", ["mmap", "madvise", "process_madvise", "membarrier", "rseq", "sched_getaffinity"]
+)
+def test_call_fails_from_the_very_first(programs: Programs, tmp_path: Path, call: str) -> None:
+    """A static program maps nothing before the library does."""
+    traced = Traced(programs, STATIC, "", tmp_path)
+    before, after = traced.count(call)
+    for error in CALLS[call]:
+        for point in points(max(before + after, 1)):
+            traced.inject(call, error, f"{point}")
+            # Without any memory the C library itself does not get as far as main.
+            if call != "mmap" or point > before:
+                traced.inject(call, error, f"{point}+")
+
+
+def test_faults_are_noticed(programs: Programs, tmp_path: Path) -> None:
+    """Or the tests above would inject nothing."""
+    traced = Traced(programs, PRELOAD, "", tmp_path)
+    refused = 0
+    for call in ("mmap", "mprotect"):
+        before, after = traced.count(call)
+        assert before > 3
+        assert after > 0
+        command = [*traced.strace, "-o", "/dev/null", "-e", f"trace={call}"]
+        command += ["-e", f"inject={call}:error=ENOMEM:when={before + 1}+", *traced.command]
+        refused += run_command(command, traced.env)["refused"]
+    assert refused > 0
+
+
+LIMITS = [(64 * MIB, block) for block in (100, 3000, 100 * KIB, 7 * MIB)]
+LIMITS += [(256 * MIB, 3000), (256 * MIB, 100 * KIB), (GIB, 100 * KIB)]
+
+
+@pytest.mark.parametrize(("space", "block"), LIMITS)
+@pytest.mark.parametrize("way", [PRELOAD, STATIC])
+def test_address_space_is_limited(programs: Programs, way: str, space: int, block: int) -> None:
+    """Most of it can be had, then NULL, and all again once it is freed, in other sizes, too."""
+    ran = programs.run(way, "faults", "limit", str(block), prepare=limit(resource.RLIMIT_AS, space))
+    room = space - 16 * MIB
+    # A block of 100 bytes takes 112, and a large one may leave a hole of its size.
+    assert ran["first"] >= room * 0.6 - block, ran.stdout
+    assert ran["second"] >= ran["first"] * 0.95 - block
+    assert ran["other"] >= ran["first"] * 0.7 - block
+    assert ran["again"] >= ran["first"] * 0.9 - block
+
+
+def test_address_space_is_limited_for_glibc(programs: Programs) -> None:
+    ran = programs.run(GLIBC, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_AS, 256 * MIB))
+    assert ran["first"] > 200 * MIB
+
+
+@pytest.mark.parametrize("options", ["", "cache=locked", "cache=off"])
+def test_address_space_is_limited_with_threads(programs: Programs, options: str) -> None:
+    for block in (200, 50 * KIB):
+        ran = programs.run(
+            PRELOAD,
+            "faults",
+            "limit-threads",
+            str(block),
+            options=options,
+            prepare=limit(resource.RLIMIT_AS, 256 * MIB),
+        )
+        assert ran["threads"] >= 300 * MIB
+        assert ran["again"] >= 120 * MIB
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_tiny_address_space(programs: Programs, way: str) -> None:
+    """Too little for the allocator's plans, enough for the program."""
+    ran = programs.run(way, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_AS, 24 * MIB))
+    assert ran["first"] >= 2 * MIB
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_data_is_limited(programs: Programs, way: str) -> None:
+    ran = programs.run(way, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_DATA, 128 * MIB))
+    assert ran["first"] >= 64 * MIB
+    assert ran["again"] >= ran["first"] * 0.9
+
+
+@pytest.mark.parametrize("background", ["on", "off"])
+@pytest.mark.parametrize("way", OURS)
+def test_locked_memory(programs: Programs, way: str, background: str) -> None:
+    """What is reserved is not populated, and the purges that the kernel refuses are few."""
+    ran = programs.run(way, "faults", "lock", options=f"background={background}")
+    # Four threads at 30 MiB each: what they hold at once, and what caches and spans round it up to.
+    assert ran["grown_by_first"] < 16 * MIB
+    assert ran["grown_by_one"] < 60 * MIB
+    assert ran["grown_by_all"] < 200 * MIB
+    assert ran["purge_failures"] <= ran["frees"] // 20
+    assert ran["purged"] == 0
+    assert ran["kept_unlocked"] < 24 * MIB
+
+
+def test_nobody_may_have_threads(programs: Programs) -> None:
+    """The helper cannot be started: what it does is left to the others."""
+    env = programs.environment(PRELOAD)
+    strace: list[str | Path] = [
+        tool("strace", "strace"),
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=clone,clone3",
+    ]
+    strace += ["-E", f"LD_PRELOAD={env.pop('LD_PRELOAD')}"]
+    # The first two threads are the program's and, perhaps, the helper.
+    for when in ("1", "2", "2+"):
+        command = [*strace, "-e", f"inject=clone3:error=EAGAIN:when={when}", programs.path("faults", PRELOAD)]
+        assert run_command([*command, "survive"], env)["granted"] > 10000

@@ -1,0 +1,80 @@
+"""What no program may do is named, at the latest when the block is back in the heap, and ends the program."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from api_helpers import OURS, PRELOAD, Programs, Ran, complaints
+
+SIZES = ["small", "middle", "run", "large"]
+CACHES = ["auto", "locked", "off"]
+
+DOUBLE = [
+    "double-free",
+    "double-free-later",
+    "double-free-after-trim",
+    "double-free-elsewhere",
+    "double-realloc",
+]
+CASES = [(case, size) for case in DOUBLE for size in SIZES]
+CASES += [(case, size) for case in ("interior", "odd", "interior-realloc") for size in SIZES]
+CASES += [("interior-page", size) for size in ("run", "large")]
+CASES += [("foreign", kind) for kind in ("stack", "data", "code", "mapped", "low", "kernel", "odd")]
+CASES += [("foreign-realloc", kind) for kind in ("stack", "data")]
+
+
+def assert_named(ran: Ran, case: str, pointer: int) -> None:
+    lines = complaints(ran.stderr)
+    assert len(lines) == 1, f"{ran.command}: {ran.stderr}"
+    found = re.match(r"calmalloc: (double free|invalid free): 0x([0-9a-f]+)\b", lines[0])
+    assert found is not None, lines[0]
+    # A block that was freed may be no block at all by then: its slab may be gone, or its run part of another.
+    if not case.startswith("double"):
+        assert found[1] == "invalid free", lines[0]
+    elif case in ("double-free", "double-free-elsewhere"):
+        assert found[1] == "double free", lines[0]
+    assert int(found[2], 16) == pointer, lines[0]
+
+
+def pointer_of(ran: Ran) -> int:
+    found = re.search(r"pointer 0x([0-9a-f]+)", ran.stdout)
+    assert found is not None, ran.stdout
+    return int(found[1], 16)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("case", "what"), CASES)
+def test_named_and_ended(programs: Programs, case: str, what: str, cache: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", case, what, options=f"cache={cache}", status=-signal.SIGABRT)
+    assert "lived" not in ran.figures
+    assert_named(ran, case, pointer_of(ran))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("case", "what"), CASES)
+def test_named_and_survived(programs: Programs, case: str, what: str, cache: str) -> None:
+    """With misuse=warn the heap is afterwards as good as before."""
+    ran = programs.run(PRELOAD, "misuse", case, what, options=f"cache={cache},misuse=warn")
+    assert ran["lived"] == 1
+    assert_named(ran, case, pointer_of(ran))
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_in_each_way(programs: Programs, way: str) -> None:
+    for case, what in (("double-free", "small"), ("interior", "middle"), ("foreign", "stack")):
+        assert_named(ran := programs.run(way, "misuse", case, what, status=-6), case, pointer_of(ran))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("size", SIZES)
+def test_stray_writes_hit_no_metadata(programs: Programs, size: str, cache: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", "scribble", size, options=f"cache={cache}")
+    assert (ran["lived"], ran.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_overruns_hit_no_metadata(programs: Programs, cache: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", "overrun", "middle", options=f"cache={cache}")
+    assert (ran["lived"], ran.stderr) == (1, "")

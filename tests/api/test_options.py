@@ -1,0 +1,131 @@
+"""What a user sets by CALM_OPTIONS, and what the library says of it."""
+
+from __future__ import annotations
+
+import pytest
+from api_helpers import GLIBC, MIB, OURS, PRELOAD, Programs, complaints
+
+VALID = {
+    "policy": ["adaptive", "paper"],
+    "background": ["on", "off"],
+    "cache": ["auto", "locked", "off"],
+    "misuse": ["abort", "warn"],
+    "slack": ["1", "50", "100", "400"],
+    "purge_time": ["1", "2", "10"],
+    "cgroup": ["on", "off"],
+    "huge_pages": ["never", "earned"],
+    "vectored_purge": ["on", "off"],
+}
+EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
+
+
+@pytest.mark.parametrize("option", EACH)
+def test_valid_option(programs: Programs, option: str) -> None:
+    """It is taken without a word, and the report names it."""
+    ran = programs.run(PRELOAD, "stress", "seconds=0.2", options=f"{option},report=exit")
+    assert complaints(ran.stderr) == []
+    name, value = option.split("=")
+    text = str({**ran.report, **ran.report.get("options", {})}.get(name))
+    assert text in (value, str(value == "on")), f"{name} is {text}: {ran.report}"
+
+
+def test_all_at_once(programs: Programs) -> None:
+    options = ",".join(f"{name}={values[-1]}" for name, values in VALID.items())
+    for way in OURS:
+        assert programs.run(way, "stress", "seconds=0.2", options=options).stderr == ""
+
+
+@pytest.mark.parametrize("way", OURS)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("polcy=paper", ["polcy"]),
+        ("policy", ["policy"]),
+        ("policy=", ["policy"]),
+        ("policy=papers", ["papers"]),
+        ("slack=abc", ["slack"]),
+        ("slack=-5", ["slack"]),
+        ("slack=10x", ["slack"]),
+        ("cache=sometimes", ["cache"]),
+        ("background=1", ["background"]),
+        ("Policy=paper", ["Policy"]),
+        ("nonsense", ["nonsense"]),
+        ("=paper", ["calmalloc:"]),
+        ("first=1,policy=paper,second=2", ["first", "second"]),
+        ("policy=paper,cache=bad,misuse=bad", ["cache", "misuse"]),
+        ("x" * 5000 + "=1", ["xxx"]),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_bad_option(programs: Programs, way: str, options: str, named: list[str]) -> None:
+    """One line for each, which names it; the rest is as if it were not there."""
+    ran = programs.run(way, "stress", "seconds=0.1", options=f"{options},report=exit")
+    lines = [line for line in ran.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == len(named), ran.stderr
+    for line, name in zip(lines, named, strict=True):
+        assert line.startswith("calmalloc:")
+        assert name in line
+    expected = "paper" if ",policy=paper" in options or options.startswith("policy=paper,") else "adaptive"
+    assert {**ran.report, **ran.report.get("options", {})}["policy"] == expected
+
+
+@pytest.mark.parametrize("options", ["", "policy=paper"])
+def test_silent(programs: Programs, options: str) -> None:
+    for way in OURS:
+        assert programs.run(way, "stress", "seconds=0.2", CALM_OPTIONS=options).stderr == ""
+
+
+def test_report_at_exit(programs: Programs) -> None:
+    for way in OURS:
+        ran = programs.run(way, "stress", "seconds=0.3", options="report=exit")
+        assert ran.stderr.count("\n") == 1
+        assert ran.report["in_use"] + ran.report["retained"] == ran.report["footprint"]
+        assert ran.report["dirtied"] >= ran["dirtied"]
+    assert programs.run(PRELOAD, "stress", "seconds=0.2", options="report=off").stderr == ""
+
+
+def test_a_report_for_each_process(programs: Programs) -> None:
+    """Of those that leave by exit(): an eighth of the children, and the parent."""
+    ran = programs.run(PRELOAD, "processes", "fork-storm", "16", options="report=exit")
+    assert sum(line.startswith("{") for line in ran.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_helper_thread(programs: Programs, way: str) -> None:
+    """It is there once the program has a thread of its own, and not before; and never with background=off."""
+    ran = programs.run(way, "processes", "count-threads", "signals", options="background=on")
+    assert ran["alone"] == ran["still_alone"] == 1
+    assert ran["after_a_thread"] == 2
+    ran = programs.run(way, "processes", "count-threads", options="background=off")
+    assert ran["alone"] == ran["after_a_thread"] == 1
+    assert programs.run(GLIBC, "processes", "count-threads")["after_a_thread"] == 1
+
+
+def test_vectored_purge(programs: Programs) -> None:
+    on = programs.run(PRELOAD, "retention", "plain", "100000,reversed", options="vectored_purge=on")
+    off = programs.run(PRELOAD, "retention", "plain", "100000,reversed", options="vectored_purge=off")
+    assert off["purge_vectored_calls"] == 0
+    assert off["purge_single_calls"] > 0
+    assert off["purged"] > 100 * MIB
+    assert on["purged"] > 100 * MIB
+    assert on["purge_vectored_calls"] + on["purge_single_calls"] > 0
+
+
+def test_slack_is_what_is_kept(programs: Programs) -> None:
+    """More slack, more memory, fewer purges."""
+    kept, purges = [], []
+    for slack in ("20", "100", "1000"):
+        ran = programs.run(
+            PRELOAD, "retention", "steady", "3000,random", options=f"slack={slack},background=off"
+        )
+        kept.append(ran["retained_limit"])
+        purges.append(ran["purges"])
+    assert kept[0] < kept[1] < kept[2]
+    assert purges[0] > purges[1] > purges[2]
+
+
+def test_without_a_cache_nothing_is_cached(programs: Programs) -> None:
+    ran = programs.run(PRELOAD, "retention", "plain", "100,reversed", options="cache=off,background=off")
+    assert ran["cached"] == 0
+    ran = programs.run(PRELOAD, "retention", "plain", "100,reversed", options="background=off")
+    assert 0 < ran["cached"] <= ran["cached_limit"]

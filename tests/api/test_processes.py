@@ -1,0 +1,133 @@
+"""Forks, threads that come and go, code before and after main, libraries that come late, signals."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from api_helpers import (
+    C_FLAGS,
+    GLIBC,
+    INCLUDE,
+    LINKED,
+    MIB,
+    OURS,
+    PRELOAD,
+    SOURCES,
+    STATIC,
+    Programs,
+    compile_program,
+    shared_library,
+    tool,
+)
+
+CACHES = ["auto", "locked", "off"]
+CASES = [
+    "forks-at-once",
+    "fork-deep",
+    "child-frees",
+    "fork-handlers",
+    "spawn",
+    "many-at-once",
+    "thread-ends",
+    "thread-cancel",
+    "main-ends-first",
+    "exit-while-busy",
+]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("case", CASES)
+def test_processes(programs: Programs, case: str, cache: str) -> None:
+    programs.run(PRELOAD, "processes", case, options=f"cache={cache}")
+
+
+@pytest.mark.parametrize("background", ["on", "off"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_fork_storm(programs: Programs, cache: str, background: str) -> None:
+    """Hundreds of forks while three other threads allocate."""
+    forks = "300" if cache == "auto" else "100"
+    options = f"cache={cache},background={background}"
+    programs.run(PRELOAD, "processes", "fork-storm", forks, options=options)
+
+
+@pytest.mark.parametrize("case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn"])
+@pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
+def test_processes_linked(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "processes", case)
+
+
+@pytest.mark.parametrize(("policy", "most"), [("paper", 16 * MIB), ("adaptive", 40 * MIB)])
+def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: int) -> None:
+    """Twelve children of a parent that holds 64 MiB; each had 20 MiB five times, and holds none of it."""
+    ran = programs.run(PRELOAD, "processes", "prefork", "12", options=f"background=off,policy={policy}")
+    assert 0 < ran["dirty_most"] < most
+    assert ran["above_most"] < 6 * MIB
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_ten_thousand_threads(programs: Programs, cache: str) -> None:
+    """In waves of 50. What they leave behind does not grow with their number."""
+    ran = programs.run(PRELOAD, "processes", "churn", "200", options=f"cache={cache},background=off")
+    assert ran["grown_late"] <= ran["grown_early"] + 2 * MIB
+    assert ran["kept"] < 24 * MIB
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("plugin") / "plugin.so"
+    compile_program(
+        [tool("cc", "gcc"), *C_FLAGS, INCLUDE, "-shared", "-fPIC", SOURCES / "plugin.c", "-o", output]
+    )
+    return output
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_before_and_after_main(programs: Programs, plugin: Path, way: str, cache: str) -> None:
+    assert programs.run(way, "early_late", plugin, options=f"cache={cache}")["after_main"] == 1
+
+
+@pytest.fixture(scope="session")
+def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Libraries that each take a little of the thread-local memory that late libraries share."""
+    folder = tmp_path_factory.mktemp("hogs")
+    made = []
+    for size in (256, 32, 8):
+        first = folder / f"hog-{size}-0.so"
+        command = [tool("cc", "gcc"), *C_FLAGS, INCLUDE, "-shared", "-fPIC", f"-DHOG={size}"]
+        compile_program([*command, SOURCES / "plugin.c", "-o", first])
+        made.append(first)
+        for i in range(1, 60):
+            made.append(folder / f"hog-{size}-{i}.so")
+            made[-1].write_bytes(first.read_bytes())
+    return made
+
+
+@pytest.mark.parametrize("options", ["", "cache=locked", "background=off"])
+def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None:
+    """Beside glibc's malloc, with no thread-local memory left for those that need it at a fixed place."""
+    ran = programs.run(GLIBC, "late_open", shared_library(), *hogs, options=options)
+    assert ran["taken"] > 0
+    assert ran["used"] == 1
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("case", ["timers", "moves", "both"])
+def test_interrupted_at_every_instruction(programs: Programs, case: str, cache: str) -> None:
+    if case != "timers" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is only one CPU to move to")
+    ran = programs.run(PRELOAD, "signals", case, "1.5", options=f"cache={cache}")
+    assert ran["operations"] > 100_000
+    if case != "moves":
+        assert ran["interrupts"] > 10_000
+    if case != "timers":
+        assert ran["moves"] > 1000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_interrupted_for_minutes(programs: Programs) -> None:
+    for way in OURS:
+        programs.run(way, "signals", "both", "90", timeout=200)

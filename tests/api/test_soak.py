@@ -1,0 +1,57 @@
+"""A service in small: what it holds resident follows what its sessions hold, and does not creep."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from api_helpers import GLIBC, MIB, PRELOAD, Programs, Ran
+
+
+def cycles_of(ran: Ran) -> list[tuple[int, ...]]:
+    """Each cycle says: most live, most resident, and, after a pause, live, and resident above it."""
+    lines = re.finditer(r"^cycle \d+ (\d+) (\d+) (\d+) (\d+)$", ran.stdout, re.MULTILINE)
+    cycles = [tuple(int(figure) for figure in line.groups()) for line in lines]
+    assert len(cycles) == ran["cycles"]
+    assert ran["live_most"] > 100 * MIB
+    return cycles
+
+
+def is_tight(live: int, excess: int) -> bool:
+    """What may stay above what sessions hold, once they rest."""
+    return excess <= live * 0.6 + 24 * MIB
+
+
+def assert_steady(ran: Ran) -> None:
+    cycles = cycles_of(ran)
+    assert len(cycles) >= 4
+    for live, grown, idle_live, idle_excess in cycles[1:]:
+        assert grown <= live * 1.35 + 24 * MIB, ran.stdout
+        assert is_tight(idle_live, idle_excess), ran.stdout
+    third = max(len(cycles) // 3, 1)
+    early = max(excess for *_, excess in cycles[1 : 1 + third])
+    late = max(excess for *_, excess in cycles[-third:])
+    assert late <= early * 1.3 + 8 * MIB, ran.stdout
+
+
+def test_soak(programs: Programs) -> None:
+    ran = programs.run(PRELOAD, "soak", "20")
+    assert_steady(ran)
+    assert ran["left"] < 8 * MIB
+
+
+def test_the_soak_finds_what_is_kept(programs: Programs) -> None:
+    """glibc's malloc keeps what a burst left behind."""
+    *_, (_, _, live, excess) = cycles_of(programs.run(GLIBC, "soak", "4"))
+    assert not is_tight(live, excess)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(8000)
+@pytest.mark.parametrize("policy", ["adaptive", "paper"])
+def test_soak_long(programs: Programs, policy: str) -> None:
+    """CALM_SOAK_SECONDS each, by default half an hour."""
+    seconds = os.environ.get("CALM_SOAK_SECONDS", "1800")
+    ran = programs.run(PRELOAD, "soak", seconds, options=f"policy={policy}", timeout=float(seconds) + 120)
+    assert_steady(ran)

@@ -1,0 +1,279 @@
+/*
+ * Walks all of a heap by its pages, and compares what is there with what the heap says of itself: every page
+ * belongs to one span, free neighbours are joined, and each set, list, bitmap and count agrees.
+ *
+ * For tests that own the heap: nothing may change meanwhile.
+ */
+#ifndef CALM_TESTS_HEAP_WALK_H
+#define CALM_TESTS_HEAP_WALK_H
+
+#include "heap/heap.h"
+#include "heap/slab.h"
+
+#include <string.h>
+
+#include "check.h"
+
+/* What a walk found. Of pages within slabs, those that a batch holds are known by the batch alone. */
+struct heap_walk {
+    size_t spans;
+    size_t runs[RUN_KINDS], run_pages[RUN_KINDS];
+    size_t purging_pages, large_pages, large_blocks, moved_blocks, slabs;
+    size_t slab_used_pages, slab_dirty_pages, slabs_with_dirty, used_blocks;
+};
+
+static inline bool walk_is_free(const struct span *span) {
+    return span->state == SPAN_DIRTY || span->state == SPAN_CLEAN;
+}
+
+static inline enum run_kind walk_kind(const struct span *span) {
+    return (span->state == SPAN_CLEAN ? RUN_CLEAN : RUN_DIRTY) + (span->huge ? RUN_HUGE_DIRTY : 0);
+}
+
+/* Spans in an order by address. Each must lie higher than its parent. */
+static inline size_t walk_order(const struct span *root, void (*each)(void *context, const struct span *span),
+                                void *context) {
+    size_t count = 0;
+    for (const struct span *span = root; span != NULL; span = span->next) {
+        const struct span *child = span->child;
+        CHECK(child == NULL || child->previous == span);
+        CHECK(span->next == NULL || span->next->previous == span);
+        for (; child != NULL; child = child->next) {
+            CHECK(child->page > span->page);
+        }
+        each(context, span);
+        count += 1 + walk_order(span->child, each, context);
+    }
+    return count;
+}
+
+static inline void walk_slab(const struct heap *heap, const struct span *slab, struct heap_walk *walk) {
+    const struct space *space = &heap->space;
+    const struct size_class *class = &heap->classes->of[slab->class];
+    static uint16_t users[UINT16_MAX];
+    uint32_t number = space_span_number(space, slab);
+    CHECK(slab->class >= 1 && slab->class < heap->classes->count);
+    CHECK_EQUAL(slab->pages, class->slab_pages);
+    memset(users, 0, slab->pages * sizeof *users);
+    size_t used = 0;
+    size_t bits = (space->span_bytes - sizeof *slab) * 8;
+    for (size_t block = 0; block < bits; block++) {
+        if (!slab_in_use(slab, block)) {
+            continue;
+        }
+        CHECK(block < class->slab_blocks);
+        used++;
+        size_t first = block * class->size >> space->page_shift;
+        size_t last = ((block + 1) * class->size - 1) >> space->page_shift;
+        for (size_t page = first; page <= last; page++) {
+            users[page]++;
+        }
+    }
+    CHECK_EQUAL(slab->used_blocks, used);
+    CHECK(used > 0); /* an empty one is no slab any more */
+    size_t free_dirty = 0;
+    for (size_t page = 0; page < slab->pages; page++) {
+        uint16_t word = space->users_of[slab->page + page];
+        CHECK_EQUAL(word & PAGE_USERS, users[page]);
+        CHECK_EQUAL(space->span_of[slab->page + page], number);
+        CHECK_EQUAL(space->class_of[slab->page + page], slab->class);
+        walk->slab_used_pages += users[page] > 0;
+        free_dirty += word == PAGE_DIRTY;
+    }
+    CHECK_EQUAL(slab->free_dirty_pages, free_dirty);
+    walk->slab_dirty_pages += free_dirty;
+    walk->slabs_with_dirty += free_dirty > 0;
+    walk->used_blocks += used;
+    walk->slabs++;
+}
+
+static inline void walk_span(const struct heap *heap, const struct span *span, struct heap_walk *walk) {
+    switch (span->state) {
+    case SPAN_DIRTY:
+    case SPAN_CLEAN:
+        walk->runs[walk_kind(span)]++;
+        walk->run_pages[walk_kind(span)] += span->pages;
+        break;
+    case SPAN_PURGING:
+        walk->purging_pages += span->pages;
+        break;
+    case SPAN_LARGE:
+        walk->large_blocks++;
+        walk->moved_blocks += span->moved;
+        walk->large_pages += span->pages;
+        break;
+    case SPAN_SLAB:
+        walk_slab(heap, span, walk);
+        break;
+    default:
+        CHECK(!"a span in use");
+    }
+}
+
+/* Neighbours that should be one run. Whole huge regions may lie side by side: nothing is lost by it. */
+static inline bool walk_may_join(const struct heap *heap, const struct span *before,
+                                 const struct span *span) {
+    if (!walk_is_free(before) || !walk_is_free(span) || walk_kind(before) != walk_kind(span)) {
+        return false;
+    }
+    size_t region = heap->runs.huge_pages << heap->space.page_shift;
+    return !span->huge || (uintptr_t)span->base % region != 0;
+}
+
+/* Every page of the usable part of every segment, in order. */
+static inline void walk_segment(const struct heap *heap, const struct segment *segment,
+                                struct heap_walk *walk) {
+    const struct space *space = &heap->space;
+    uint32_t page = segment->first_page;
+    uint32_t end = page + (uint32_t)(segment->region.committed >> space->page_shift);
+    const struct span *before = NULL;
+    while (page < end) {
+        const struct span *span = space_span_of(space, page);
+        CHECK_EQUAL(span->page, page);
+        CHECK(span->pages > 0 && span->pages <= end - page);
+        CHECK(span->base == space_address(space, page));
+        CHECK_EQUAL(space_page(space, span->base), page);
+        CHECK_EQUAL(space->span_of[page + span->pages - 1], space->span_of[page]);
+        CHECK(before == NULL || !walk_may_join(heap, before, span));
+        for (uint32_t i = page; span->state != SPAN_SLAB && i < page + span->pages; i++) {
+            CHECK_EQUAL(space->class_of[i], 0);
+            CHECK_EQUAL(space->users_of[i], 0);
+        }
+        walk_span(heap, span, walk);
+        walk->spans++;
+        page += span->pages;
+        before = span;
+    }
+}
+
+struct walk_set {
+    const struct heap *heap;
+    size_t pages;
+    enum run_kind kind;
+    uint32_t class;
+};
+
+static inline void walk_bin_run(void *context, const struct span *span) {
+    struct walk_set *set = context;
+    CHECK(walk_is_free(span));
+    CHECK_EQUAL(walk_kind(span), set->kind);
+    CHECK(space_span_of(&set->heap->space, span->page) == span);
+    set->pages += span->pages;
+}
+
+static inline void walk_run_set(const struct heap *heap, enum run_kind kind, size_t runs, size_t pages) {
+    const struct run_set *set = &heap->runs.sets[kind];
+    struct walk_set found = {heap, 0, kind, 0};
+    size_t count = 0;
+    for (unsigned bin = 0; bin < RUN_BINS; bin++) {
+        CHECK_EQUAL(set->filled[bin / 64] >> (bin % 64) & 1, set->bins[bin] != NULL);
+        count += walk_order(set->bins[bin], walk_bin_run, &found);
+    }
+    CHECK_EQUAL(count, runs);
+    CHECK_EQUAL(found.pages, pages);
+    CHECK_EQUAL(set->pages, pages);
+}
+
+static inline void walk_part_used(void *context, const struct span *slab) {
+    struct walk_set *bin = context;
+    CHECK_EQUAL(slab->state, SPAN_SLAB);
+    CHECK_EQUAL(slab->class, bin->class);
+    CHECK(slab != bin->heap->bins[bin->class].current);
+    CHECK(slab->used_blocks < bin->heap->classes->of[slab->class].slab_blocks);
+}
+
+/* Each slab with a free block is where one is looked for. */
+static inline void walk_bins(const struct heap *heap) {
+    size_t found = 0;
+    size_t wanted = 0;
+    for (uint32_t class = 1; class < heap->classes->count; ++class) {
+        struct walk_set bin = {heap, 0, RUN_KINDS, class};
+        const struct span *current = heap->bins[class].current;
+        CHECK(current == NULL || (current->state == SPAN_SLAB && current->class == class));
+        found += walk_order(heap->bins[class].part_used, walk_part_used, &bin);
+        found += current != NULL && current->used_blocks < heap->classes->of[class].slab_blocks;
+    }
+    for (uint32_t number = 1; number < heap->space.spans_end; number++) {
+        const struct span *span = space_span(&heap->space, number);
+        wanted += span->state == SPAN_SLAB && span->used_blocks < heap->classes->of[span->class].slab_blocks;
+    }
+    CHECK_EQUAL(found, wanted);
+}
+
+static inline size_t walk_ages(const struct span_ages *ages, bool (*belongs)(const struct span *span)) {
+    size_t count = 0;
+    const struct span *colder = NULL;
+    for (const struct span *span = ages->coldest; span != NULL; span = span->age.hotter) {
+        CHECK(span->age.colder == colder);
+        CHECK(belongs(span));
+        colder = span;
+        count++;
+    }
+    CHECK(ages->hottest == colder);
+    return count;
+}
+
+static inline bool walk_is_dirty_run(const struct span *span) {
+    return span->state == SPAN_DIRTY;
+}
+
+static inline bool walk_is_dirty_slab(const struct span *span) {
+    return span->state == SPAN_SLAB && span->free_dirty_pages > 0;
+}
+
+/* The bits of unused descriptors, and the bits that say where those are. */
+static inline void walk_descriptors(const struct heap *heap, size_t spans, size_t idle) {
+    const struct space *space = &heap->space;
+    const uint64_t *words = (const uint64_t *)(const void *)space->free_words_region.base;
+    const uint64_t *bits = (const uint64_t *)(const void *)space->free_spans_region.base;
+    size_t unused = 0;
+    for (size_t row = 0; row * 64 < space->spans_end && row * 8 < space->free_spans_region.committed; row++) {
+        unused += (size_t)__builtin_popcountll(bits[row]);
+        CHECK_EQUAL(words[row / 64] >> (row % 64) & 1, bits[row] != 0);
+        CHECK(bits[row] == 0 || space->lowest_free_word <= row / 64);
+        for (uint64_t left = bits[row]; left != 0; left &= left - 1) {
+            size_t number = row * 64 + (size_t)__builtin_ctzll(left);
+            CHECK(number > 0 && number < space->spans_end);
+            CHECK_EQUAL(space_span(space, (uint32_t)number)->state, SPAN_UNUSED);
+        }
+    }
+    CHECK_EQUAL(space->spans_unused, unused);
+    CHECK_EQUAL(space->spans_end - 1, spans + unused + idle);
+}
+
+/* idle: descriptors that space_take_idle holds. batch: ranges handed out, or NULL. */
+static inline struct heap_walk heap_walk(const struct heap *heap, const struct purge_batch *batch,
+                                         size_t idle) {
+    struct heap_walk walk = {0};
+    size_t segments = atomic_load(&heap->space.segments);
+    for (size_t i = 0; i < segments; i++) {
+        walk_segment(heap, &heap->space.segment[i], &walk);
+    }
+    size_t claimed = 0;
+    for (size_t i = 0; batch != NULL && i < batch->count; i++) {
+        if (batch->spans[i]->state == SPAN_SLAB) {
+            claimed += batch->claimed[i];
+            walk.purging_pages += batch->ranges[i].iov_len >> heap->space.page_shift;
+        } else {
+            CHECK_EQUAL(batch->spans[i]->state, SPAN_PURGING);
+        }
+    }
+    for (unsigned kind = 0; kind < RUN_KINDS; kind++) {
+        walk_run_set(heap, (enum run_kind)kind, walk.runs[kind], walk.run_pages[kind]);
+    }
+    walk_bins(heap);
+    CHECK_EQUAL(walk_ages(&heap->runs.dirty_ages, walk_is_dirty_run),
+                walk.runs[RUN_DIRTY] + walk.runs[RUN_HUGE_DIRTY]);
+    CHECK_EQUAL(walk_ages(&heap->slab_ages, walk_is_dirty_slab), walk.slabs_with_dirty);
+    walk_descriptors(heap, walk.spans, idle);
+    CHECK_EQUAL(heap->used_pages, walk.large_pages + walk.slab_used_pages);
+    CHECK_EQUAL(heap->claimed_pages, claimed);
+    CHECK_EQUAL(heap->slab_dirty_pages, walk.slab_dirty_pages);
+    CHECK_EQUAL(heap_dirty_pages(heap),
+                walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);
+    CHECK_EQUAL(heap->purging_pages, walk.purging_pages);
+    CHECK_EQUAL(heap->moved_spans, walk.moved_blocks);
+    return walk;
+}
+
+#endif

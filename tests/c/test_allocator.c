@@ -1,0 +1,394 @@
+/*
+ * The whole native allocator by its calm_ names, so that sanitizers can watch it: threads that allocate at
+ * random and hand blocks to each other, while memory is trimmed, the counters are read, and the process
+ * forks. Every so often all stop, and the heap must be in order, and within its bounds.
+ */
+#include "calmalloc.h"
+
+#include "api/allocator.h"
+#include "heap_walk.h"
+#include "os/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define WATCHES_THREADS 1
+#else
+#define WATCHES_THREADS 0
+#endif
+
+#define WORKERS    4
+#define SLOTS      600
+#define EXCHANGE   64
+#define LARGE_MOST ((size_t)1 << 20)
+#define ROUND_MS   500
+
+struct block {
+    unsigned char *start;
+    size_t bytes;
+    uint64_t mark;
+};
+
+struct worker {
+    pthread_t thread;
+    uint64_t random;
+    struct block blocks[SLOTS];
+    uint64_t operations;
+};
+
+static struct worker workers[WORKERS];
+static struct {
+    pthread_mutex_t mutex;
+    struct block block;
+} exchange[EXCHANGE];
+
+static pthread_barrier_t parked;
+static pthread_barrier_t released;
+static _Atomic(bool) pause_now;
+static _Atomic(bool) stop;
+static double seconds = 15;
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* ---- what blocks hold ---- */
+
+static size_t step_of(size_t bytes) {
+    return bytes <= 512 ? 1 : bytes <= 16384 ? 64 : 4096;
+}
+
+static void fill(struct block *block) {
+    for (size_t at = 0; at < block->bytes; at += step_of(block->bytes)) {
+        block->start[at] = (unsigned char)(block->mark + at * 31);
+    }
+    if (block->bytes > 0) {
+        block->start[block->bytes - 1] = (unsigned char)(block->mark >> 8);
+    }
+}
+
+static void check(const struct block *block, size_t bytes) {
+    size_t last = block->bytes - 1;
+    for (size_t at = 0; at < bytes; at += step_of(block->bytes)) {
+        if (at != last) {
+            CHECK_EQUAL(block->start[at], (unsigned char)(block->mark + at * 31));
+        }
+    }
+    if (bytes == block->bytes && bytes > 0) {
+        CHECK_EQUAL(block->start[last], (unsigned char)(block->mark >> 8));
+    }
+}
+
+/* ---- the operations ---- */
+
+static size_t random_bytes(uint64_t *random) {
+    static const size_t most[] = {64, 256, 1024, 8192, 65536, LARGE_MOST};
+    uint64_t dice = next_random(random) % 100;
+    size_t kind = dice < 40 ? 0 : dice < 65 ? 1 : dice < 80 ? 2 : dice < 91 ? 3 : dice < 98 ? 4 : 5;
+    return next_random(random) % (most[kind] + 1);
+}
+
+static void obtain(struct block *block, uint64_t *random) {
+    block->bytes = random_bytes(random);
+    block->mark = next_random(random);
+    size_t alignment = 16;
+    switch (next_random(random) % 8) {
+    case 0: {
+        block->start = calm_calloc(block->bytes, 1);
+        CHECK(block->start != NULL);
+        for (size_t i = 0; i < block->bytes; i += block->bytes < 8192 ? 1 : 997) {
+            CHECK_EQUAL(block->start[i], 0);
+        }
+        break;
+    }
+    case 1:
+        alignment = (size_t)1 << next_random(random) % 16;
+        block->start = calm_aligned_alloc(alignment, block->bytes);
+        break;
+    case 2: {
+        void *aligned = NULL;
+        alignment = (size_t)8 << next_random(random) % 8;
+        CHECK_EQUAL(calm_posix_memalign(&aligned, alignment, block->bytes), 0);
+        block->start = aligned;
+        break;
+    }
+    default:
+        block->start = calm_malloc(block->bytes);
+    }
+    CHECK(block->start != NULL);
+    CHECK_EQUAL((uintptr_t)block->start % alignment, 0);
+    CHECK(calm_malloc_usable_size(block->start) >= block->bytes);
+    fill(block);
+}
+
+static void give_up(struct block *block, uint64_t *random) {
+    check(block, block->bytes);
+    if (next_random(random) % 4 == 0) {
+        calm_free_sized(block->start, block->bytes);
+    } else {
+        calm_free(block->start);
+    }
+    block->start = NULL;
+}
+
+static void resize(struct block *block, uint64_t *random) {
+    size_t bytes = random_bytes(random) + 1;
+    if (next_random(random) % 4 == 0) {
+        bytes = block->bytes + block->bytes / 2 + 1; /* as vectors grow */
+        bytes = bytes < LARGE_MOST ? bytes : LARGE_MOST;
+    }
+    size_t kept = bytes < block->bytes ? bytes : block->bytes;
+    unsigned char *moved = calm_realloc(block->start, bytes);
+    CHECK(moved != NULL);
+    block->start = moved;
+    check(block, kept == block->bytes && kept > 0 ? kept : kept > 0 ? kept - 1 : 0);
+    block->bytes = bytes;
+    block->mark = next_random(random);
+    fill(block);
+}
+
+static void hand_over(struct block *block, uint64_t *random) {
+    size_t slot = next_random(random) % EXCHANGE;
+    pthread_mutex_lock(&exchange[slot].mutex);
+    struct block other = exchange[slot].block;
+    exchange[slot].block = *block;
+    pthread_mutex_unlock(&exchange[slot].mutex);
+    *block = other;
+}
+
+static void work_at_random(struct block *blocks, uint64_t *random, bool grow, unsigned steps) {
+    for (unsigned i = 0; i < steps; i++) {
+        struct block *block = &blocks[next_random(random) % SLOTS];
+        uint64_t dice = next_random(random) % 16;
+        if (block->start == NULL) {
+            if (grow || dice < 4) {
+                obtain(block, random);
+            }
+        } else if (dice < 3) {
+            resize(block, random);
+        } else if (dice < 6) {
+            hand_over(block, random);
+        } else if (!grow || dice < 10) {
+            give_up(block, random);
+        }
+    }
+}
+
+static void park(void) {
+    if (atomic_load(&pause_now)) {
+        pthread_barrier_wait(&parked);
+        pthread_barrier_wait(&released);
+    }
+}
+
+static void *run_worker(void *argument) {
+    struct worker *worker = argument;
+    for (unsigned wave = 0; !atomic_load(&stop); wave++) {
+        work_at_random(worker->blocks, &worker->random, wave / 16 % 2 == 0, 200);
+        worker->operations += 200;
+        park();
+    }
+    for (size_t i = 0; i < SLOTS; i++) {
+        if (worker->blocks[i].start != NULL) {
+            give_up(&worker->blocks[i], &worker->random);
+        }
+    }
+    return NULL;
+}
+
+static void *run_briefly(void *argument) {
+    uint64_t random = (uint64_t)(uintptr_t)argument;
+    struct block block = {0};
+    for (int i = 0; i < 50; i++) {
+        if (block.start == NULL) {
+            obtain(&block, &random);
+        }
+        hand_over(&block, &random);
+    }
+    if (block.start != NULL) {
+        give_up(&block, &random);
+    }
+    return NULL;
+}
+
+static struct calm_stats stats_now(void) {
+    struct calm_stats stats;
+    CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
+    CHECK_EQUAL(stats.footprint, stats.in_use + stats.retained);
+    CHECK(stats.reserved >= stats.footprint);
+    CHECK(stats.cached <= stats.cached_limit);
+    return stats;
+}
+
+/* Trims, reads the counters, changes settings, and lets short threads come and go. */
+static void *run_others(void *unused) {
+    (void)unused;
+    static char json[8192];
+    uint64_t random = 777;
+    while (!atomic_load(&stop)) {
+        switch (next_random(&random) % 8) {
+        case 0:
+            calm_trim(next_random(&random) % 2 == 0 ? 0 : (size_t)1 << 20);
+            break;
+        case 1:
+            CHECK_EQUAL(calm_set("slack", next_random(&random) % 2 == 0 ? "100" : "50"), 0);
+            break;
+        case 2: {
+            pthread_t brief;
+            CHECK(pthread_create(&brief, NULL, run_briefly, (void *)(next_random(&random) | 1)) == 0);
+            CHECK(pthread_join(brief, NULL) == 0);
+            break;
+        }
+        case 3:
+            CHECK(calm_stats_json(json, sizeof json) > 0);
+            break;
+        default:
+            stats_now();
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+        park();
+    }
+    return NULL;
+}
+
+/* ---- forks ---- */
+
+static void live_as_child(void) {
+    static struct block blocks[SLOTS];
+    heap_walk(&calm_governor.heap, NULL, 0);
+    /* Threads that are not here may have held these. */
+    for (size_t i = 0; i < EXCHANGE; i++) {
+        exchange[i].block.start = NULL;
+        CHECK(pthread_mutex_init(&exchange[i].mutex, NULL) == 0);
+    }
+    uint64_t random = (uint64_t)getpid();
+    for (unsigned wave = 0; wave < 4; wave++) {
+        work_at_random(blocks, &random, wave % 2 == 0, 500);
+    }
+    for (size_t i = 0; i < SLOTS; i++) {
+        if (blocks[i].start != NULL) {
+            give_up(&blocks[i], &random);
+        }
+    }
+    stats_now();
+    calm_trim(0);
+    heap_walk(&calm_governor.heap, NULL, 0);
+}
+
+static void *run_forks(void *unused) {
+    (void)unused;
+    while (!atomic_load(&stop)) {
+        in_child(live_as_child);
+        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+        park();
+    }
+    return NULL;
+}
+
+/* ---- all stand still ---- */
+
+/* A helper may be at work all the same: under its lock it is not. */
+static void check_heap(void) {
+    lock_acquire(&calm_governor.purge_lock);
+    lock_acquire(&calm_governor.heap_lock);
+    heap_walk(&calm_governor.heap, NULL, 0);
+    lock_release(&calm_governor.heap_lock);
+    lock_release(&calm_governor.purge_lock);
+}
+
+/* Returns by how much more than its limit is retained. */
+static uint64_t check_bounds(void) {
+    struct calm_stats stats = stats_now();
+    CHECK_EQUAL(stats.purge_failures, 0);
+    CHECK(stats.cached <= stats.in_use);
+    return stats.retained > stats.retained_limit ? stats.retained - stats.retained_limit : 0;
+}
+
+static void check_parked(void) {
+    check_heap();
+    uint64_t over = check_bounds();
+    if (over > 0) {
+        struct calm_stats stats = stats_now();
+        fprintf(stderr, "retained %llu, limit %llu, footprint %llu, purges %llu, timed %llu, asked %llu\n",
+                (unsigned long long)stats.retained, (unsigned long long)stats.retained_limit,
+                (unsigned long long)stats.footprint, (unsigned long long)stats.purges,
+                (unsigned long long)stats.purges_timed, (unsigned long long)stats.purges_asked);
+    }
+    CHECK_EQUAL(over, 0);
+}
+
+static void run(void) {
+    pthread_t others;
+    pthread_t forks;
+    for (size_t i = 0; i < EXCHANGE; i++) {
+        CHECK(pthread_mutex_init(&exchange[i].mutex, NULL) == 0);
+    }
+    CHECK(pthread_barrier_init(&parked, NULL, WORKERS + 3) == 0);
+    CHECK(pthread_barrier_init(&released, NULL, WORKERS + 3) == 0);
+    for (size_t i = 0; i < WORKERS; i++) {
+        workers[i].random = (i + 1) * 2654435761U;
+        CHECK(pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) == 0);
+    }
+    CHECK(pthread_create(&others, NULL, run_others, NULL) == 0);
+    CHECK(pthread_create(&forks, NULL, run_forks, NULL) == 0);
+    uint64_t start = clock_now_ns();
+    unsigned rounds = 0;
+    while ((double)(clock_now_ns() - start) < seconds * 1e9) {
+        nanosleep(&(struct timespec){.tv_nsec = ROUND_MS * 1000000L}, NULL);
+        atomic_store(&pause_now, true);
+        pthread_barrier_wait(&parked);
+        atomic_store(&pause_now, false);
+        check_parked();
+        rounds++;
+        pthread_barrier_wait(&released);
+    }
+    atomic_store(&stop, true);
+    for (size_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_join(workers[i].thread, NULL) == 0);
+    }
+    CHECK(pthread_join(others, NULL) == 0);
+    CHECK(pthread_join(forks, NULL) == 0);
+    uint64_t operations = 0;
+    for (size_t i = 0; i < WORKERS; i++) {
+        operations += workers[i].operations;
+    }
+    struct calm_stats stats = stats_now();
+    printf("%llu operations, %u rounds, %llu purges, %llu timed, %llu asked, %llu moves, %llu drains\n",
+           (unsigned long long)operations, rounds, (unsigned long long)stats.purges,
+           (unsigned long long)stats.purges_timed, (unsigned long long)stats.purges_asked,
+           (unsigned long long)stats.large_moves, (unsigned long long)stats.cache_drains);
+    CHECK(operations > 1000 && stats.purges_asked > 0);
+}
+
+/* Nothing is left but what nobody asked for: the heap is empty once the caches are. */
+static void check_empty(void) {
+    uint64_t random = 1;
+    for (size_t i = 0; i < EXCHANGE; i++) {
+        if (exchange[i].block.start != NULL) {
+            give_up(&exchange[i].block, &random);
+        }
+    }
+    calm_trim(0);
+    check_heap();
+    struct calm_stats stats = stats_now();
+    CHECK_EQUAL(stats.cached, 0);
+    CHECK_EQUAL(stats.in_use, 0);
+    CHECK_EQUAL(stats.retained, 0);
+}
+
+/* test_allocator [seconds] */
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    seconds = argc > 1 ? strtod(argv[1], NULL) : seconds;
+    /* A thread without the C library's is none to ThreadSanitizer. */
+    CHECK(!WATCHES_THREADS || calm_set("background", "off") == 0);
+    run();
+    check_empty();
+    return 0;
+}

@@ -1,0 +1,449 @@
+/*
+ * The CPUs' caches in each of their modes: threads, more than CPUs, pop and push tokens at full speed, move
+ * between CPUs, and are interrupted by signals all the while, as other threads empty the regions. No token
+ * may be lost or appear twice.
+ */
+#include "cache/cpu_cache.h"
+#include "cache/rseq.h"
+#include "os/address_space.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#include "check.h"
+
+#define TOKENS      8192
+#define CLASSES     5
+#define THREADS_MAX 64
+#define DRAINER     THREADS_MAX /* its name among the owners */
+#define STASH_MOST  400
+#define RSEQ_CPU_ID 4
+
+static const uint32_t some_classes[CLASSES] = {1, 5, 17, 40, 72};
+
+static struct size_classes classes;
+static double seconds = 3;
+static size_t threads;
+static cpu_set_t allowed;
+static _Atomic(bool) stop;
+static _Atomic(uint64_t) signals, operations, batches, drained, moves;
+static _Atomic(int) place_of[TOKENS]; /* 0: in a cache; -1: in the pool; else who has it */
+
+/* Where what was drained waits for those that find their cache empty. */
+static struct {
+    pthread_mutex_t mutex;
+    void *tokens[TOKENS];
+    size_t count;
+} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+struct worker {
+    pthread_t thread;
+    uint64_t random;
+    int name;
+    void *stash[STASH_MOST + MAGAZINE_BLOCKS_MOST];
+    size_t count;
+};
+
+static struct worker workers[THREADS_MAX];
+
+static void *token(size_t number) {
+    return (void *)((number + 1) * 16);
+}
+
+static size_t number_of(const void *token) {
+    size_t number = (size_t)token / 16 - 1;
+    CHECK((size_t)token % 16 == 0 && number < TOKENS);
+    return number;
+}
+
+static uint32_t class_of(const void *token) {
+    return some_classes[number_of(token) % CLASSES];
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* In the pool a token's place is -1. */
+static void change_place(const void *token, int from, int to) {
+    CHECK_EQUAL(atomic_exchange(&place_of[number_of(token)], to) + 1, from + 1);
+}
+
+static void claim(const void *token, int name) {
+    change_place(token, 0, name);
+}
+
+static void leave(const void *token, int name) {
+    change_place(token, name, 0);
+}
+
+static void pool_put(void *const *tokens, size_t count, int name) {
+    for (size_t i = 0; i < count; i++) {
+        change_place(tokens[i], name, -1);
+    }
+    pthread_mutex_lock(&pool.mutex);
+    CHECK(pool.count + count <= TOKENS);
+    memcpy(pool.tokens + pool.count, tokens, count * sizeof *tokens);
+    pool.count += count;
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+static size_t pool_take(void **tokens, size_t count, int name) {
+    pthread_mutex_lock(&pool.mutex);
+    count = count < pool.count ? count : pool.count;
+    pool.count -= count;
+    memcpy(tokens, pool.tokens + pool.count, count * sizeof *tokens);
+    pthread_mutex_unlock(&pool.mutex);
+    for (size_t i = 0; i < count; i++) {
+        change_place(tokens[i], -1, name);
+    }
+    return count;
+}
+
+/* As the fast paths do it. */
+static bool pop_one(uint32_t class, void **popped) {
+    return cpu_cache_is_rseq() ? rseq_pop(class, popped) : cpu_cache_pop_some(class, popped, 1) == 1;
+}
+
+static bool push_one(uint32_t class, void *block) {
+    return cpu_cache_is_rseq() ? rseq_push(class, block) : cpu_cache_push_some(class, &block, 1) == 1;
+}
+
+static void change_cpu(struct worker *worker) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    size_t wanted = next_random(&worker->random) % (size_t)CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed) && wanted-- == 0) {
+            CPU_SET(cpu, &one);
+        }
+    }
+    CHECK(sched_setaffinity(0, sizeof one, next_random(&worker->random) % 4 == 0 ? &allowed : &one) == 0);
+    atomic_fetch_add_explicit(&moves, 1, memory_order_relaxed);
+}
+
+static void push_last(struct worker *worker) {
+    void *last = worker->stash[worker->count - 1];
+    leave(last, worker->name);
+    if (push_one(class_of(last), last)) {
+        worker->count--;
+    } else {
+        claim(last, worker->name);
+        cpu_cache_open(&calm_caches);
+    }
+}
+
+static void pop_to_stash(struct worker *worker, uint32_t class) {
+    void *popped;
+    if (pop_one(class, &popped)) {
+        CHECK_EQUAL(class_of(popped), class);
+        claim(popped, worker->name);
+        worker->stash[worker->count++] = popped;
+    }
+}
+
+/* Tokens of one class from the end of the stash on, as far as they lie together. */
+static void push_batch(struct worker *worker, uint32_t class) {
+    void *batch[MAGAZINE_BLOCKS_MOST];
+    size_t count = 0;
+    size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
+    for (size_t i = worker->count; i-- > 0 && count < wanted;) {
+        if (class_of(worker->stash[i]) == class) {
+            batch[count++] = worker->stash[i];
+            worker->stash[i] = worker->stash[--worker->count];
+            leave(batch[count - 1], worker->name);
+        }
+    }
+    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(class, batch, count);
+    CHECK(pushed <= count);
+    for (size_t i = pushed; i < count; i++) {
+        claim(batch[i], worker->name);
+        worker->stash[worker->count++] = batch[i];
+    }
+    atomic_fetch_add_explicit(&batches, 1, memory_order_relaxed);
+}
+
+static void pop_batch(struct worker *worker, uint32_t class) {
+    void *batch[MAGAZINE_BLOCKS_MOST];
+    size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
+    size_t popped = cpu_cache_pop_some(class, batch, wanted);
+    CHECK(popped <= wanted);
+    for (size_t i = 0; i < popped; i++) {
+        CHECK_EQUAL(class_of(batch[i]), class);
+        claim(batch[i], worker->name);
+        worker->stash[worker->count++] = batch[i];
+    }
+}
+
+static void use_pool(struct worker *worker) {
+    if (worker->count < STASH_MOST / 4) {
+        worker->count += pool_take(&worker->stash[worker->count], 64, worker->name);
+    } else if (worker->count > STASH_MOST) {
+        worker->count -= 64;
+        pool_put(&worker->stash[worker->count], 64, worker->name);
+    }
+}
+
+static void start_timer(void) {
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1};
+    event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
+    timer_t timer;
+    CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+    struct itimerspec often = {{0, 150000}, {0, 150000}};
+    CHECK(timer_settime(timer, 0, &often, NULL) == 0);
+}
+
+static void *work(void *argument) {
+    struct worker *worker = argument;
+    start_timer();
+    for (uint64_t round = 0; !atomic_load_explicit(&stop, memory_order_relaxed); round++) {
+        uint32_t class = some_classes[next_random(&worker->random) % CLASSES];
+        switch (next_random(&worker->random) % 16) {
+        case 0:
+            push_batch(worker, class);
+            break;
+        case 1:
+            if (worker->count < STASH_MOST) {
+                pop_batch(worker, class);
+            }
+            break;
+        case 2:
+            use_pool(worker);
+            break;
+        default:
+            if (round / 100 % 2 == 0 && worker->count > 0) {
+                push_last(worker);
+            } else if (worker->count < STASH_MOST) {
+                pop_to_stash(worker, class);
+            }
+        }
+        if (round % 8192 == 0) {
+            change_cpu(worker);
+            cpu_cache_open(&calm_caches);
+        }
+        if (round % 1024 == 0) {
+            atomic_fetch_add_explicit(&operations, 1024, memory_order_relaxed);
+        }
+    }
+    return NULL;
+}
+
+static void to_pool(void *context, void *const *blocks, size_t count) {
+    (void)context;
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(class_of(blocks[i]), class_of(blocks[0]));
+        claim(blocks[i], DRAINER);
+    }
+    pool_put(blocks, count, DRAINER);
+    atomic_fetch_add(&drained, count);
+}
+
+static void *drain(void *unused) {
+    (void)unused;
+    uint64_t random = 4242;
+    while (!atomic_load(&stop)) {
+        unsigned region = (unsigned)(next_random(&random) % calm_caches.count);
+        cpu_cache_drain(&calm_caches, region, next_random(&random) % 8 == 0, to_pool, NULL);
+        size_t bytes;
+        CHECK(cpu_caches_blocks(&calm_caches, &bytes) <= cpu_caches_most_blocks(&calm_caches));
+        CHECK(bytes <= cpu_caches_most_bytes(&calm_caches));
+        if (next_random(&random) % 16 == 0) {
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        }
+    }
+    return NULL;
+}
+
+static void on_signal(int number) {
+    (void)number;
+    atomic_fetch_add_explicit(&signals, 1, memory_order_relaxed);
+}
+
+static void check_all_tokens(void) {
+    static bool found[TOKENS];
+    size_t total = 0;
+    for (unsigned region = 0; region < calm_caches.count; region++) {
+        cpu_cache_drain(&calm_caches, region, false, to_pool, NULL);
+    }
+    size_t bytes;
+    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes), 0);
+    for (size_t i = 0; i < threads; i++) {
+        pool_put(workers[i].stash, workers[i].count, workers[i].name);
+    }
+    for (size_t i = 0; i < pool.count; i++) {
+        size_t number = number_of(pool.tokens[i]);
+        CHECK(!found[number]);
+        found[number] = true;
+        total++;
+    }
+    CHECK_EQUAL(total, TOKENS);
+}
+
+static void run_mode(const char *name, struct rseq_place place, enum cache_mode mode) {
+    pthread_t drainers[2];
+    CHECK(cpu_caches_init(&calm_caches, &classes, place));
+    cpu_caches_start(&calm_caches, mode);
+    CHECK_EQUAL(cpu_cache_is_rseq(), mode == CACHE_RSEQ);
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    for (size_t i = 0; i < TOKENS; i++) {
+        pool.tokens[pool.count++] = token(i);
+        atomic_store(&place_of[i], -1);
+    }
+    for (size_t i = 0; i < threads; i++) {
+        workers[i].name = (int)i + 1;
+        workers[i].random = (i + 1) * 2654435761U;
+        CHECK(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(pthread_create(&drainers[i], NULL, drain, NULL) == 0);
+    }
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += (time_t)seconds;
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) != 0) {
+    }
+    atomic_store(&stop, true);
+    for (size_t i = 0; i < threads; i++) {
+        CHECK(pthread_join(workers[i].thread, NULL) == 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(pthread_join(drainers[i], NULL) == 0);
+    }
+    printf("%s: %llu operations, %llu batches, %llu drained in %llu drains, %llu signals, %llu moves\n", name,
+           (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)drained,
+           (unsigned long long)calm_caches.drains, (unsigned long long)signals, (unsigned long long)moves);
+    CHECK(operations > 0 && drained > 0 && moves > 0 && signals > 0);
+    check_all_tokens();
+}
+
+static void run_locked(void) {
+    run_mode("locked", (struct rseq_place){0}, CACHE_LOCKED);
+}
+
+static void run_rseq(void) {
+    run_mode("restartable sequences", rseq_find(), CACHE_RSEQ);
+}
+
+/* As on kernels without virtual CPU numbers. */
+static void run_rseq_by_cpu(void) {
+    struct rseq_place place = rseq_find();
+    place.cpu_number = place.area + RSEQ_CPU_ID;
+    run_mode("restartable sequences by CPU", place, CACHE_RSEQ);
+}
+
+/* ---- one thread ---- */
+
+static size_t counted;
+
+static void count_blocks(void *context, void *const *blocks, size_t count) {
+    (void)context, (void)blocks;
+    counted += count;
+}
+
+/* Each stack holds exactly what its class may, the last in is the first out, and closed is closed. */
+static void check_stacks(void) {
+    void *blocks[CACHE_BLOCKS_MOST + 10];
+    void *back[CACHE_BLOCKS_MOST + 10];
+    for (size_t i = 0; i < CACHE_BLOCKS_MOST + 10; i++) {
+        blocks[i] = token(i);
+    }
+    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 0); /* not open yet */
+    CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 0);
+    cpu_cache_open(&calm_caches);
+    size_t total = 0;
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        size_t most = classes.of[class].cache_most;
+        CHECK_EQUAL(cpu_cache_pop_some(class, back, 3), 0);
+        CHECK_EQUAL(cpu_cache_push_some(class, blocks, most + 5), most);
+        CHECK_EQUAL(cpu_cache_push_some(class, blocks, 1), 0);
+        CHECK(!push_one(class, blocks[0]));
+        CHECK(pop_one(class, &back[0]) && back[0] == blocks[most - 1]);
+        CHECK(push_one(class, back[0]));
+        CHECK_EQUAL(cpu_cache_pop_some(class, back, most + 5), most);
+        CHECK(memcmp(back, blocks, most * sizeof *back) == 0);
+        CHECK_EQUAL(cpu_cache_push_some(class, blocks, most / 2), most / 2);
+        total += most / 2;
+    }
+    CHECK(!push_one(0, blocks[0])); /* class 0 is that of what has no class */
+    CHECK(!pop_one(0, &back[0]));
+    size_t bytes;
+    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes), total);
+    /* Used until just now: the first look notes how it is, and some like it later it is idle. */
+    for (unsigned look = 0; counted == 0; look++) {
+        CHECK(look <= CACHE_IDLE_LOOKS);
+        for (unsigned region = 0; region < calm_caches.count; region++) {
+            cpu_cache_drain(&calm_caches, region, true, count_blocks, NULL);
+        }
+        CHECK(look == CACHE_IDLE_LOOKS || counted == 0);
+    }
+    CHECK_EQUAL(counted, total);
+    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes) + bytes, 0);
+    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1); /* open again */
+    CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 1);
+}
+
+static void stay_on_one_cpu(void) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+static void check_stacks_rseq(void) {
+    stay_on_one_cpu();
+    CHECK(cpu_caches_init(&calm_caches, &classes, rseq_find()));
+    cpu_caches_start(&calm_caches, CACHE_RSEQ);
+    check_stacks();
+}
+
+static void check_stacks_locked(void) {
+    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
+    cpu_caches_start(&calm_caches, CACHE_LOCKED);
+    check_stacks();
+    if (cpu_cache_is_alone()) {
+        void *block;
+        CHECK(region_push(calm_caches.regions, 3, token(3)));
+        CHECK(region_pop(calm_caches.regions, 3, &block) && block == token(3));
+        CHECK(!region_pop(calm_caches.regions, 3, &block));
+    }
+}
+
+static void check_off(void) {
+    void *block = token(0);
+    CHECK(!cpu_cache_is_rseq());
+    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
+    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
+    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
+    cpu_caches_start(&calm_caches, CACHE_OFF);
+    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
+}
+
+/* test_cpu_cache [seconds] */
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    seconds = argc > 1 ? strtod(argv[1], NULL) : seconds;
+    size_classes_fill(&classes, os_page_size());
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    threads = (size_t)CPU_COUNT(&allowed) * 3;
+    threads = threads < 6 ? 6 : threads > THREADS_MAX - 1 ? THREADS_MAX - 1 : threads;
+
+    in_child(check_off);
+    in_child(check_stacks_locked);
+    in_child(run_locked);
+    if (!rseq_find().usable) {
+        puts("no restartable sequences");
+        return 0;
+    }
+    in_child(check_stacks_rseq);
+    in_child(run_rseq);
+    in_child(run_rseq_by_cpu);
+    return 0;
+}

@@ -1,0 +1,305 @@
+/* The depot against a model: what goes in comes out once, within its bounds, by one thread and by many. */
+#include "cache/depot.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "check.h"
+
+#define CHARGE_MOST ((size_t)600 << 10)
+#define TOKENS      60000
+#define THREADS     6
+#define CLASSES     6
+
+static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
+
+static struct size_classes classes;
+static struct depot depot;
+static size_t rounds = 40000;
+
+/* A token is no memory: only its number counts, and its class by it. */
+static _Atomic(int) place_of[TOKENS]; /* 0: in the depot; else who has it */
+
+static void *token(size_t number) {
+    return (void *)((number + 1) * 16);
+}
+
+static size_t number_of(const void *token) {
+    size_t number = (size_t)token / 16 - 1;
+    CHECK(number < TOKENS);
+    return number;
+}
+
+static uint32_t class_of(size_t number) {
+    return some_classes[number % CLASSES];
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static void start_depot(void) {
+    memset(&depot, 0, sizeof depot);
+    CHECK(depot_init(&depot, &classes, CHARGE_MOST));
+}
+
+static size_t shelf_count(uint32_t class) {
+    return atomic_load(&depot.shelves[class].count);
+}
+
+static size_t charge_of_shelves(void) {
+    size_t charge = 0;
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        charge += depot_charge(&depot, class, shelf_count(class));
+    }
+    return charge;
+}
+
+/* ---- one thread ---- */
+
+struct shed {
+    void **expected; /* in any order between classes; of one class from the bottom */
+    size_t count;
+};
+
+static void expect_shed(void *context, void *const *blocks, size_t count) {
+    struct shed *shed = context;
+    CHECK(count > 0);
+    memcpy(shed->expected + shed->count, blocks, count * sizeof *blocks);
+    shed->count += count;
+}
+
+static void test_charge(void) {
+    start_depot();
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        size_t size = classes.of[class].size;
+        CHECK_EQUAL(depot_charge(&depot, class, 7),
+                    7 * (size < DEPOT_CHARGE_LEAST ? DEPOT_CHARGE_LEAST : size));
+    }
+    CHECK_EQUAL(depot_charge(&depot, 1, 0), 0);
+}
+
+/* Magazines of one class up to the bound: all of one or none, and the last in comes out first. */
+static void test_fills_up(uint32_t class) {
+    static void *magazine[MAGAZINE_BLOCKS_MOST];
+    static void *back[MAGAZINE_BLOCKS_MOST];
+    start_depot();
+    size_t batch = classes.of[class].batch;
+    size_t held = 0;
+    CHECK_EQUAL(depot_take(&depot, class, back, batch), 0);
+    for (;;) {
+        for (size_t i = 0; i < batch; i++) {
+            magazine[i] = token(held + i);
+        }
+        if (!depot_put(&depot, class, magazine, batch)) {
+            break;
+        }
+        held += batch;
+        CHECK_EQUAL(shelf_count(class), held);
+        CHECK_EQUAL(atomic_load(&depot.charge), depot_charge(&depot, class, held));
+    }
+    CHECK(held <= DEPOT_SHELF_BLOCKS && depot_charge(&depot, class, held) <= CHARGE_MOST);
+    CHECK_EQUAL(shelf_count(class), held); /* the refused left no trace */
+    CHECK_EQUAL(atomic_load(&depot.charge), depot_charge(&depot, class, held));
+    size_t bytes;
+    CHECK_EQUAL(depot_blocks(&depot, &bytes), held);
+    CHECK_EQUAL(bytes, held * classes.of[class].size);
+    while (held > 0) {
+        size_t taken = depot_take(&depot, class, back, batch);
+        CHECK_EQUAL(taken, batch < held ? batch : held);
+        held -= taken;
+        for (size_t i = 0; i < taken; i++) {
+            CHECK(back[i] == token(held + i));
+        }
+    }
+    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+}
+
+/* What has lain there since the last time goes, from the bottom; what was put meanwhile stays. */
+static void test_shed(void) {
+    static void *blocks[600];
+    static void *got[600];
+    start_depot();
+    for (size_t i = 0; i < 600; i++) {
+        blocks[i] = token(i);
+    }
+    CHECK(depot_put(&depot, 1, blocks, 300));
+    struct shed shed = {got, 0};
+    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &shed), 0); /* just come */
+    CHECK(depot_put(&depot, 1, blocks + 300, 100));
+    CHECK_EQUAL(depot_take(&depot, 1, got, 150), 150); /* 250 left: 250 nobody wanted */
+    CHECK(depot_put(&depot, 1, blocks + 400, 200));
+    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &shed), 250);
+    CHECK_EQUAL(shed.count, 250);
+    for (size_t i = 0; i < 250; i++) {
+        CHECK(got[i] == blocks[i]);
+    }
+    CHECK_EQUAL(shelf_count(1), 200);
+    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    shed.count = 0;
+    CHECK(depot_put(&depot, 9, blocks, 10));
+    CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 210);
+    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+    CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 0);
+}
+
+/* One for which there was no memory takes nothing, and hurts nobody. */
+static void test_none(void) {
+    struct depot none = {0};
+    void *block = token(0);
+    size_t bytes;
+    CHECK(!depot_put(&none, 1, &block, 1));
+    CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
+    CHECK_EQUAL(depot_shed(&none, true, expect_shed, NULL), 0);
+    CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
+    depot_lock_all(&none);
+    depot_unlock_all(&none);
+}
+
+/* ---- many threads ---- */
+
+struct owner {
+    pthread_t thread;
+    uint64_t random;
+    int name;
+    size_t count[CLASSES];
+    void *stash[CLASSES][TOKENS];
+    size_t puts, refusals, takes;
+};
+
+static struct owner owners[THREADS];
+static _Atomic(bool) stop;
+
+static void own(struct owner *owner, size_t kind, void *const *tokens, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t number = number_of(tokens[i]);
+        CHECK_EQUAL(class_of(number), some_classes[kind]);
+        CHECK_EQUAL(atomic_exchange(&place_of[number], owner->name), 0);
+        owner->stash[kind][owner->count[kind]++] = tokens[i];
+    }
+}
+
+static void disown(struct owner *owner, size_t kind, size_t count) {
+    void **last = &owner->stash[kind][owner->count[kind] - count];
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], 0), owner->name);
+    }
+    if (depot_put(&depot, some_classes[kind], last, count)) {
+        owner->count[kind] -= count;
+        owner->puts++;
+        return;
+    }
+    owner->refusals++;
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], owner->name), 0);
+    }
+}
+
+static void *exchange(void *argument) {
+    struct owner *owner = argument;
+    void *tokens[MAGAZINE_BLOCKS_MOST];
+    for (size_t round = 0; round < rounds; round++) {
+        size_t kind = next_random(&owner->random) % CLASSES;
+        size_t count = 1 + next_random(&owner->random) % (MAGAZINE_BLOCKS_MOST - 1);
+        if (next_random(&owner->random) % 2 == 0 && owner->count[kind] >= count) {
+            disown(owner, kind, count);
+        } else {
+            size_t taken = depot_take(&depot, some_classes[kind], tokens, count);
+            owner->takes += taken > 0;
+            own(owner, kind, tokens, taken);
+        }
+    }
+    return NULL;
+}
+
+static void own_shed(void *context, void *const *blocks, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        own(context, number_of(blocks[i]) % CLASSES, &blocks[i], 1);
+    }
+}
+
+/* Sheds all the while, and puts back what it got. */
+static void *shed_and_return(void *argument) {
+    struct owner *owner = argument;
+    while (!atomic_load(&stop)) {
+        depot_shed(&depot, next_random(&owner->random) % 4 == 0, own_shed, owner);
+        for (size_t kind = 0; kind < CLASSES; kind++) {
+            while (owner->count[kind] > 0) {
+                size_t before = owner->count[kind];
+                disown(owner, kind, before < 40 ? before : 40);
+                if (owner->count[kind] == before) {
+                    break;
+                }
+            }
+        }
+        size_t bytes;
+        depot_blocks(&depot, &bytes);
+        if (next_random(&owner->random) % 8 == 0) {
+            depot_lock_all(&depot);
+            CHECK(charge_of_shelves() <= CHARGE_MOST);
+            depot_unlock_all(&depot);
+        }
+    }
+    return NULL;
+}
+
+static void test_many_threads(void) {
+    static bool found[TOKENS];
+    start_depot();
+    for (size_t i = 0; i < THREADS; i++) {
+        owners[i].name = (int)i + 1;
+        owners[i].random = i * 7919 + 1;
+    }
+    for (size_t i = 0; i < TOKENS; i++) {
+        void *one = token(i);
+        own(&owners[i / 64 % (THREADS - 1)], i % CLASSES, &one, 1);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_create(&owners[i].thread, NULL, i < THREADS - 1 ? exchange : shed_and_return,
+                             &owners[i]) == 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        if (i == THREADS - 1) {
+            atomic_store(&stop, true);
+        }
+        CHECK(pthread_join(owners[i].thread, NULL) == 0);
+    }
+    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    depot_shed(&depot, true, own_shed, &owners[0]);
+    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+    size_t total = 0;
+    size_t puts = 0;
+    size_t refusals = 0;
+    for (size_t i = 0; i < THREADS; i++) {
+        puts += owners[i].puts;
+        refusals += owners[i].refusals;
+        for (size_t kind = 0; kind < CLASSES; kind++) {
+            for (size_t j = 0; j < owners[i].count[kind]; j++) {
+                size_t number = number_of(owners[i].stash[kind][j]);
+                CHECK(!found[number]);
+                found[number] = true;
+                total++;
+            }
+        }
+    }
+    CHECK_EQUAL(total, TOKENS);
+    printf("%zu magazines put, %zu refused\n", puts, refusals);
+    CHECK(puts > rounds / 100 && refusals > 0);
+}
+
+/* test_depot [rounds] */
+int main(int argc, char **argv) {
+    rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : rounds;
+    size_classes_fill(&classes, 4096);
+    test_charge();
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        test_fills_up(class);
+    }
+    test_shed();
+    test_none();
+    test_many_threads();
+    return 0;
+}

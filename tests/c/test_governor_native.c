@@ -1,0 +1,411 @@
+/*
+ * The native governor: its bounds by either policy and whatever the kernel refuses, how it waits where memory
+ * cannot be given back, and what trimming and moving leave behind. Each test has a process of its own.
+ */
+#include "calmalloc.h"
+
+#include "api/allocator.h"
+#include "heap_walk.h"
+#include "os/clock.h"
+#include "os/purge.h"
+#include "policy/adaptive.h"
+#include "policy/hysteresis.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+#define KIB   1024UL
+#define MIB   (1UL << 20)
+#define SLOTS 3000
+#define STEPS 60000
+
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
+
+static size_t page_size;
+static void *blocks[SLOTS];
+static uint64_t random_state = 88172645463325252U;
+
+static size_t below(size_t bound) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state % bound;
+}
+
+static struct calm_stats stats_now(void) {
+    struct calm_stats stats;
+    CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
+    CHECK_EQUAL(stats.footprint, stats.in_use + stats.retained);
+    return stats;
+}
+
+static void set(const char *name, const char *value) {
+    CHECK_EQUAL(calm_set(name, value), 0);
+}
+
+static void *obtain(size_t bytes) {
+    char *block = calm_malloc(bytes);
+    CHECK(block != NULL);
+    for (size_t at = 0; at < bytes; at += page_size) {
+        block[at] = 1;
+    }
+    return block;
+}
+
+static void step(size_t number) {
+    bool grow = number / 5000 % 2 == 0;
+    void **slot = &blocks[below(SLOTS)];
+    if (*slot != NULL && (!grow || below(4) == 0)) {
+        calm_free(*slot);
+        *slot = NULL;
+    } else if (*slot == NULL && (grow || below(4) == 0)) {
+        size_t dice = below(100);
+        *slot = obtain(1 + below(dice < 50 ? 512 : dice < 80 ? 8 * KIB : dice < 95 ? 64 * KIB : 512 * KIB));
+    }
+}
+
+static void free_all(void) {
+    for (size_t i = 0; i < SLOTS; i++) {
+        calm_free(blocks[i]);
+        blocks[i] = NULL;
+    }
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Table 1 times the band, and the CPUs' hundredths; nobody is asked for less than 16 pages. */
+static void check_limit(const struct calm_stats *stats, double band_least, double band_most, double slack) {
+    double base = (double)hysteresis_base_bytes(stats->footprint) * slack;
+    double cpus = 1 + (double)cpus_possible() / 100;
+    CHECK((double)stats->retained_limit <= (double)most((size_t)(base * band_most * cpus), 16 * page_size));
+    CHECK((double)stats->retained_limit + (double)page_size >= base * band_least);
+    CHECK(stats->retained <= stats->retained_limit);
+    CHECK(stats->cached <= stats->cached_limit);
+}
+
+static void run_within(double band_least, double band_most, double slack) {
+    uint64_t failures = stats_now().purge_failures;
+    for (size_t number = 0; number < STEPS; number++) {
+        step(number);
+        struct calm_stats stats = stats_now();
+        check_limit(&stats, band_least, band_most, slack);
+    }
+    free_all();
+    struct calm_stats stats = stats_now();
+    check_limit(&stats, band_least, band_most, slack);
+    CHECK(stats.purges > 0 && stats.purged > 0 && stats.purge_failures == failures);
+}
+
+static void test_paper_bound(void) {
+    set("policy", "paper");
+    run_within(1, 1, 1);
+    CHECK_EQUAL(stats_now().purges_timed, 0);
+}
+
+static void test_adaptive_bound(void) {
+    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+}
+
+static void test_slack(void) {
+    set("policy", "paper");
+    set("slack", "25");
+    run_within(1, 1, 0.25);
+    set("slack", "300");
+    run_within(1, 1, 3);
+    set("slack", "1");
+    struct calm_stats stats = stats_now();
+    check_limit(&stats, 0, 1, 0.01); /* a setting acts at once */
+}
+
+/* However they come to be free: also out of the caches, by a trim that would keep everything. */
+static void test_bound_after_shedding(void) {
+    for (int policy = 0; policy < 2; policy++) {
+        set("policy", policy == 0 ? "paper" : "adaptive");
+        for (size_t bytes = 16; bytes <= 32 * KIB; bytes *= 2) {
+            size_t count = 0;
+            for (size_t left = 2 * MIB; left > bytes && count < SLOTS; left -= bytes) {
+                blocks[count++] = obtain(bytes);
+            }
+            while (count > 0) {
+                calm_free(blocks[--count]);
+                blocks[count] = NULL;
+            }
+        }
+        calm_trim(SIZE_MAX);
+        struct calm_stats stats = stats_now();
+        printf("%s, after a trim that keeps all: %llu KiB retained of %llu KiB\n",
+               policy == 0 ? "paper" : "adaptive", (unsigned long long)stats.retained >> 10,
+               (unsigned long long)stats.retained_limit >> 10);
+        CHECK(stats.retained <= stats.retained_limit);
+        calm_trim(0);
+    }
+}
+
+/* ---- the kernel refuses ---- */
+
+/* process_madvise fails with `error`. */
+static void deny_vectored(unsigned error) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void test_denied_from_the_start(void) {
+    deny_vectored(EPERM);
+    set("policy", "paper");
+    run_within(1, 1, 1);
+    struct calm_stats stats = stats_now();
+    CHECK(stats.purge_vectored_calls == 0 && stats.purge_single_calls > 0);
+    calm_trim(0);
+    CHECK_EQUAL(stats_now().retained, 0);
+}
+
+static void test_denied_later(void) {
+    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+    uint64_t before = stats_now().purge_vectored_calls;
+    deny_vectored(ENOSYS);
+    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+    struct calm_stats stats = stats_now();
+    CHECK(stats.purge_vectored_calls == before && stats.purge_single_calls > 0);
+    calm_trim(0);
+    CHECK_EQUAL(stats_now().retained, 0);
+}
+
+static void test_vectored_off(void) {
+    set("vectored_purge", "off");
+    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+    CHECK_EQUAL(stats_now().purge_vectored_calls, 0);
+    set("vectored_purge", "on");
+    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+}
+
+static void check_heap(void) {
+    lock_acquire(&calm_governor.purge_lock);
+    heap_walk(&calm_governor.heap, NULL, 0);
+    lock_release(&calm_governor.purge_lock);
+}
+
+static void wait_ms(long ms) {
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/*
+ * Locked memory cannot be given back: few attempts, however much is freed, and once it is unlocked all of it
+ * goes.
+ */
+static void refuse(size_t locked_each, size_t locked_bytes) {
+    enum { COUNT = 64 };
+    set("policy", "paper");
+    for (size_t i = 0; i < COUNT; i++) {
+        blocks[i] = obtain(512 * KIB);
+        if (i % locked_each == 0) {
+            /* The raw call: sanitizers make mlock do nothing. */
+            CHECK(syscall(SYS_mlock, blocks[i], locked_bytes) == 0);
+        }
+    }
+    char *locked[COUNT];
+    memcpy(locked, blocks, sizeof locked);
+    free_all();
+    struct calm_stats before = stats_now();
+    CHECK(before.purge_failures > 0);
+    uint64_t start = clock_now_ns();
+    for (size_t round = 0; round < 20000; round++) {
+        void *one = obtain(256 * KIB);
+        void *other = obtain(40 * KIB);
+        calm_free(one);
+        calm_free(other);
+    }
+    uint64_t ms = (clock_now_ns() - start) / 1000000;
+    struct calm_stats after = stats_now();
+    printf(
+        "locked: %llu failures at once, %llu more in 20000 rounds and %llu ms, %llu KiB retained of %llu\n",
+        (unsigned long long)before.purge_failures,
+        (unsigned long long)(after.purge_failures - before.purge_failures), (unsigned long long)ms,
+        (unsigned long long)after.retained >> 10, (unsigned long long)after.retained_limit >> 10);
+    /* Ten milliseconds between the first two attempts, and then twice as long each. */
+    uint64_t attempts = 4;
+    for (uint64_t wait = 10; wait < ms; wait *= 2) {
+        attempts++;
+    }
+    CHECK(after.purge_failures - before.purge_failures <= attempts * COUNT);
+    check_heap();
+
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK(syscall(SYS_munlock, locked[i], 512 * KIB) == 0);
+    }
+    /* Asked for, at once. */
+    calm_trim(0);
+    CHECK_EQUAL(stats_now().retained, 0);
+    check_heap();
+    run_within(1, 1, 1);
+}
+
+static void run_refused(void) {
+    for (size_t number = 0; number < STEPS; number++) {
+        step(number);
+    }
+    free_all();
+}
+
+static void test_locked_pages(void) {
+    refuse(8, page_size);
+}
+
+static void test_locked_blocks(void) {
+    refuse(1, 512 * KIB);
+}
+
+/* All memory locked from the start, as mlockall does it: nothing can be given back, and all goes on. */
+static void test_all_locked(void) {
+    /* With what sanitizers reserve, too, it would be more than there is. */
+    CHECK(syscall(SYS_mlockall, SANITIZED ? MCL_FUTURE : MCL_CURRENT | MCL_FUTURE) == 0);
+    run_refused();
+    struct calm_stats stats = stats_now();
+    printf("all locked: %llu failures\n", (unsigned long long)stats.purge_failures);
+    check_heap();
+}
+
+/* Without being asked, too: the first look after the wait. */
+static void test_unlocked_later(void) {
+    set("policy", "paper");
+    char *locked = obtain(8 * MIB);
+    CHECK(syscall(SYS_mlock, locked, 8 * MIB) == 0);
+    calm_free(locked);
+    CHECK(stats_now().retained > stats_now().retained_limit);
+    CHECK(syscall(SYS_munlock, locked, 8 * MIB) == 0);
+    uint64_t start = clock_now_ns();
+    while (stats_now().retained > stats_now().retained_limit) {
+        CHECK(clock_now_ns() - start < 5000000000U);
+        wait_ms(10);
+        /* Of sizes that no cache keeps. */
+        calm_free(obtain(64 * KIB));
+    }
+}
+
+/* ---- trimming ---- */
+
+static void test_trim(void) {
+    for (size_t number = 0; number < STEPS / 4; number++) {
+        step(number);
+    }
+    struct calm_stats before = stats_now();
+    size_t given = calm_trim(0);
+    struct calm_stats after = stats_now();
+    CHECK_EQUAL(after.retained, 0);
+    CHECK_EQUAL(after.cached, 0);
+    CHECK_EQUAL(after.purged - before.purged, given);
+    CHECK_EQUAL(calm_trim(0), 0);
+    free_all();
+    calm_trim(64 * page_size);
+    CHECK(stats_now().retained <= 64 * page_size);
+    calm_trim(0);
+    after = stats_now();
+    CHECK_EQUAL(after.footprint, 0);
+    check_heap();
+}
+
+/* What nobody touches is gone after a window or two of looks, though it is within the bound. */
+static void test_unused_goes(void) {
+    set("background", "off");
+    void *kept = obtain(8 * MIB);
+    for (size_t i = 0; i < 8; i++) {
+        blocks[i] = obtain(40 * KIB);
+    }
+    free_all();
+    CHECK(stats_now().retained >= 300 * KIB);
+    for (int window = 0; window < 4; window++) {
+        wait_ms(120);
+        for (size_t i = 0; i < 40; i++) {
+            calm_free(obtain(33 * KIB));
+        }
+    }
+    struct calm_stats stats = stats_now();
+    CHECK(stats.purges_timed > 0);
+    CHECK(stats.retained <= 16 * page_size + 40 * KIB);
+    calm_free(kept);
+}
+
+/* ---- moved blocks ---- */
+
+static size_t mappings_of_heap(void) {
+    static char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    const struct space *space = &calm_governor.heap.space;
+    size_t found = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        char *end;
+        uintptr_t first = strtoull(line, &end, 16);
+        uintptr_t last = strtoull(end + 1, NULL, 16);
+        found += first < space->base + space->bytes && last > space->base;
+    }
+    fclose(maps);
+    return found;
+}
+
+/* Vectors that grow step by step, and are gone at last: no mapping stays for any of them. */
+static void test_grown_and_gone(void) {
+    enum { VECTORS = 100 };
+    set("huge_pages", "never");
+    for (size_t bytes = 64 * KIB; bytes <= 4 * MIB; bytes += bytes / 2) {
+        for (size_t i = 0; i < VECTORS; i++) {
+            unsigned char *grown = calm_realloc(blocks[i], bytes);
+            CHECK(grown != NULL);
+            CHECK(blocks[i] == NULL || grown[0] == (unsigned char)(i + 1));
+            grown[0] = (unsigned char)(i + 1);
+            grown[bytes - 1] = 1;
+            blocks[i] = grown;
+        }
+    }
+    uint64_t moves = stats_now().large_moves;
+    size_t grown = mappings_of_heap();
+    free_all();
+    calm_trim(0);
+    size_t left = mappings_of_heap();
+    printf("%llu moves of %d blocks: %zu mappings, %zu once they are gone\n", (unsigned long long)moves,
+           VECTORS, grown, left);
+    CHECK(moves > VECTORS);
+    CHECK(left <= 8);
+}
+
+int main(void) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    page_size = (size_t)sysconf(_SC_PAGESIZE);
+    in_child(test_paper_bound);
+    in_child(test_adaptive_bound);
+    in_child(test_slack);
+    in_child(test_denied_from_the_start);
+    in_child(test_denied_later);
+    in_child(test_vectored_off);
+    in_child(test_locked_pages);
+    in_child(test_locked_blocks);
+    in_child(test_all_locked);
+    in_child(test_unlocked_later);
+    in_child(test_trim);
+    in_child(test_unused_goes);
+    in_child(test_bound_after_shedding);
+    in_child(test_grown_and_gone);
+    return 0;
+}

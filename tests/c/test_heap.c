@@ -1,0 +1,738 @@
+/*
+ * The heap alone, against a model: blocks of all classes and large ones, taken, given back, resized and
+ * moved at random, while ranges are taken out to be purged and come back, purged or not. The heap's account
+ * of itself is compared with a walk over all its pages.
+ */
+#include "heap_walk.h"
+#include "os/file.h"
+#include "os/purge.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define SLOTS        1200
+#define SMALL_SLOTS  1000 /* the others are for large blocks */
+#define MIB          ((size_t)1 << 20)
+#define LARGE_MOST   96 /* pages */
+#define HUGE_PAGES   16 /* in a huge region: no system's, but regions are many and small then */
+#define FILLED_WHOLE 1024
+
+struct slot {
+    unsigned char *block;
+    size_t bytes;
+    uint64_t mark;
+    uint32_t class; /* 0: large */
+};
+
+static struct size_classes classes;
+static struct heap heap;
+static struct slot slots[SLOTS];
+static struct purge_batch batch;
+static bool batch_out;
+static size_t page_size;
+static uint64_t random_state;
+static size_t steps = 30000;
+
+static unsigned misuses;
+static enum misuse last_misuse;
+static const void *last_misused;
+
+/* What a run should have come across. */
+static struct {
+    size_t blocks, large, zeros, refusals, resizes, moves, batches, purged, kept, misuses, descriptors;
+} seen;
+
+static uint64_t next_random(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+static size_t below(size_t bound) {
+    return next_random() % bound;
+}
+
+static void note_misuse(enum misuse kind, const void *pointer) {
+    misuses++;
+    last_misuse = kind;
+    last_misused = pointer;
+}
+
+static void expect_misuse(enum misuse kind, const void *pointer) {
+    CHECK_EQUAL(misuses, 1);
+    CHECK_EQUAL(last_misuse, kind);
+    CHECK(last_misused == pointer);
+    misuses = 0;
+    seen.misuses++;
+}
+
+static bool start_heap(size_t address_space) {
+    memset(&heap, 0, sizeof heap);
+    memset(slots, 0, sizeof slots);
+    batch_out = false;
+    return heap_init(&heap, &classes, address_space, note_misuse);
+}
+
+static void end_heap(void) {
+    struct space *space = &heap.space;
+    struct os_region *regions[] = {&space->classes_region,    &space->spans_of_region,
+                                   &space->users_region,      &space->spans_region,
+                                   &space->free_spans_region, &space->free_words_region};
+    for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
+        os_release(regions[i]->base, regions[i]->reserved);
+    }
+    for (size_t i = 0; i < atomic_load(&space->segments); i++) {
+        os_release(space->segment[i].region.base, space->segment[i].region.reserved);
+    }
+}
+
+/* ---- what blocks hold ---- */
+
+/* A small block's every word; of others the first and the last of each KiB and of the block. */
+static void each_word(struct slot *slot, size_t bytes, bool write) {
+    size_t step = slot->bytes <= FILLED_WHOLE ? 8 : FILLED_WHOLE;
+    for (size_t at = 0; at + 8 <= bytes; at += step) {
+        uint64_t *word = (uint64_t *)(void *)(slot->block + at);
+        if (write) {
+            *word = slot->mark + at;
+        } else {
+            CHECK_EQUAL(*word, slot->mark + at);
+        }
+    }
+    uint64_t *last = (uint64_t *)(void *)(slot->block + slot->bytes - 8);
+    if (write) {
+        *last = slot->mark + slot->bytes - 8;
+    } else if (bytes == slot->bytes) {
+        CHECK_EQUAL(*last, slot->mark + slot->bytes - 8);
+    }
+}
+
+static void fill(struct slot *slot) {
+    slot->mark = next_random();
+    each_word(slot, slot->bytes, true);
+}
+
+static void check_filled(struct slot *slot) {
+    each_word(slot, slot->bytes, false);
+}
+
+static void check_zero(const unsigned char *block, size_t bytes) {
+    const uint64_t *words = (const uint64_t *)(const void *)block;
+    for (size_t i = 0; i < bytes / 8; i++) {
+        CHECK_EQUAL(words[i], 0);
+    }
+    seen.zeros++;
+}
+
+/* Shell's sort: qsort allocates, and here memory may be short. */
+static void sort_by_address(const struct slot **slots_found, size_t count) {
+    for (size_t gap = count / 2; gap > 0; gap /= 2) {
+        for (size_t i = gap; i < count; i++) {
+            const struct slot *one = slots_found[i];
+            size_t place = i;
+            for (; place >= gap && slots_found[place - gap]->block > one->block; place -= gap) {
+                slots_found[place] = slots_found[place - gap];
+            }
+            slots_found[place] = one;
+        }
+    }
+}
+
+static void check_no_overlap(void) {
+    static const struct slot *live[SLOTS];
+    size_t count = 0;
+    for (size_t i = 0; i < SLOTS; i++) {
+        if (slots[i].block != NULL) {
+            live[count++] = &slots[i];
+        }
+    }
+    sort_by_address(live, count);
+    for (size_t i = 0; i + 1 < count; i++) {
+        CHECK(live[i]->block + live[i]->bytes <= live[i + 1]->block);
+    }
+}
+
+static void check_heap(void) {
+    CHECK_EQUAL(misuses, 0);
+    check_no_overlap();
+    struct heap_walk walk = heap_walk(&heap, batch_out ? &batch : NULL, 0);
+    size_t large = 0;
+    size_t small = 0;
+    for (size_t i = 0; i < SLOTS; i++) {
+        large += slots[i].block != NULL && slots[i].class == 0;
+        small += slots[i].block != NULL && slots[i].class != 0;
+    }
+    CHECK_EQUAL(walk.large_blocks, large);
+    /* Within slabs a batch holds blocks too. */
+    CHECK(batch_out ? walk.used_blocks >= small : walk.used_blocks == small);
+}
+
+/* ---- the operations ---- */
+
+static struct slot *any_slot(void) {
+    return &slots[below(4) == 0 ? SMALL_SLOTS + below(SLOTS - SMALL_SLOTS) : below(SMALL_SLOTS)];
+}
+
+static void take_small(void) {
+    uint32_t class = 1 + (uint32_t)(below(3) == 0 ? below(classes.count - 1) : below(24));
+    void *blocks[64];
+    size_t wanted = 1 + below(sizeof blocks / sizeof blocks[0]);
+    size_t empty = 0;
+    for (size_t i = 0; i < SMALL_SLOTS && empty < wanted; i++) {
+        empty += slots[i].block == NULL;
+    }
+    wanted = empty < wanted ? empty : wanted;
+    size_t got = heap_take_blocks(&heap, class, blocks, wanted);
+    CHECK(got <= wanted);
+    seen.refusals += got < wanted;
+    seen.blocks += got;
+    for (size_t i = 0; got > 0 && i < SMALL_SLOTS; i++) {
+        if (slots[i].block == NULL) {
+            slots[i] = (struct slot){blocks[--got], classes.of[class].size, 0, class};
+            fill(&slots[i]);
+        }
+    }
+}
+
+static void take_large(struct slot *slot) {
+    size_t pages = 1 + below(below(4) == 0 ? LARGE_MOST : 12);
+    size_t align_pages = below(4) == 0 ? (size_t)1 << below(6) : 1;
+    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_MOVE, RUN_FOR_DENSE};
+    enum run_choice choice = choices[below(heap.runs.huge_pages > 0 ? 4 : 3)];
+    bool zero = false;
+    unsigned char *block = heap_take_large(&heap, pages, align_pages, choice, &zero);
+    if (block == NULL) {
+        seen.refusals++;
+        return;
+    }
+    CHECK_EQUAL((uintptr_t)block % (align_pages * page_size), 0);
+    *slot = (struct slot){block, pages * page_size, 0, 0};
+    struct span *span = heap_large_span(&heap, block);
+    CHECK(span != NULL && span->base == (char *)block);
+    CHECK_EQUAL(span->pages, pages);
+    CHECK(heap_large_span(&heap, block + 16) == NULL);
+    CHECK(heap_large_span(&heap, block + slot->bytes - page_size) == (pages == 1 ? span : NULL));
+    if (zero) {
+        check_zero(block, slot->bytes);
+    }
+    seen.large++;
+    fill(slot);
+}
+
+static void put_large(struct slot *slot) {
+    struct span *renew = NULL;
+    enum put_large left = heap_put_large(&heap, slot->block, &renew);
+    if (left == PUT_RENEW) {
+        heap_walk(&heap, batch_out ? &batch : NULL, 0);
+        bool renewed = below(4) != 0 && os_renew(renew->base, renew->pages * page_size);
+        heap_put_renewed(&heap, renew, renewed);
+    } else {
+        CHECK_EQUAL(left, PUT_DONE);
+    }
+}
+
+/* Some slots, as many as are full of those that are picked; of small blocks together. */
+static void put_some(size_t count) {
+    void *blocks[64];
+    size_t small = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct slot *slot = any_slot();
+        if (slot->block == NULL) {
+            continue;
+        }
+        check_filled(slot);
+        if (slot->class == 0) {
+            put_large(slot);
+        } else {
+            blocks[small++] = slot->block;
+        }
+        slot->block = NULL;
+    }
+    heap_put_blocks(&heap, blocks, small);
+}
+
+static void resize(struct slot *slot) {
+    struct span *span = heap_large_span(&heap, slot->block);
+    CHECK(span != NULL);
+    size_t pages = 1 + below(LARGE_MOST);
+    size_t held = slot->bytes;
+    bool resized = heap_resize_large(&heap, span, pages);
+    CHECK(heap_large_span(&heap, slot->block) == span);
+    if (!resized) {
+        CHECK_EQUAL(span->pages * page_size, held);
+        seen.refusals++;
+        return;
+    }
+    /* Without a descriptor for the rest it stays longer than was asked. */
+    CHECK(span->pages == pages || (span->pages > pages && span->pages * page_size == held));
+    each_word(slot, (span->pages * page_size < held ? span->pages * page_size : held) - 8, false);
+    slot->bytes = span->pages * page_size;
+    fill(slot);
+    seen.resizes++;
+}
+
+static void move(struct slot *slot) {
+    struct span *span = heap_large_span(&heap, slot->block);
+    bool zero = false;
+    size_t pages = span->pages + below(4);
+    unsigned char *to = heap_may_move(&heap) ? heap_take_large(&heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
+    if (to == NULL) {
+        seen.refusals++;
+        return;
+    }
+    if (!os_move_pages(slot->block, to, slot->bytes)) {
+        struct span *renew = NULL;
+        CHECK(heap_put_large(&heap, to, &renew) == PUT_DONE);
+        return;
+    }
+    heap_moved(&heap, span, heap_large_span(&heap, to));
+    slot->block = to;
+    check_filled(slot);
+    slot->bytes = pages * page_size;
+    fill(slot);
+    seen.moves++;
+}
+
+static void purge(void) {
+    if (!batch_out) {
+        size_t before = heap_dirty_pages(&heap);
+        size_t in_slabs = heap.slab_dirty_pages;
+        size_t pages = below(2) == 0 ? SIZE_MAX : below(before + 2);
+        enum purge_depth depth = (enum purge_depth)below(3);
+        size_t taken = heap_take_dirty(&heap, &batch, pages, depth);
+        CHECK_EQUAL(taken, batch.pages);
+        /* Blocks of what is taken within slabs may touch dirty pages that are not. */
+        CHECK(heap_dirty_pages(&heap) <= before - taken);
+        CHECK(depth >= PURGE_SLABS || heap_dirty_pages(&heap) == before - taken);
+        CHECK(depth >= PURGE_SLABS || heap.slab_dirty_pages == in_slabs);
+        CHECK(taken < pages + HUGE_PAGES + classes.of[classes.count - 1].slab_pages || pages == SIZE_MAX);
+        CHECK(depth < PURGE_SPLIT || taken >= pages || heap_dirty_pages(&heap) == 0 ||
+              taken * page_size >= PURGE_BYTES || batch.count == PURGE_RANGES);
+        batch_out = true;
+        return;
+    }
+    size_t wanted = below(3) == 0 ? below(batch.count + 1) : batch.count;
+    struct purge_result result = purge_ranges(batch.ranges, wanted);
+    CHECK_EQUAL(result.ranges_done, wanted);
+    for (size_t i = 0; i < wanted; i++) {
+        seen.purged += batch.ranges[i].iov_len / page_size;
+    }
+    seen.kept += batch.count - wanted;
+    heap_put_back(&heap, &batch, wanted);
+    batch_out = false;
+    seen.batches++;
+}
+
+/* Frees that name no block in use: each is reported, and changes nothing. */
+static void misuse(void) {
+    struct slot *slot = any_slot();
+    struct span *renew = NULL;
+    if (slot->block == NULL) {
+        void *foreign[] = {NULL, &heap, slot};
+        void *one = foreign[below(3)];
+        heap_put_blocks(&heap, &one, 1);
+        expect_misuse(MISUSE_INVALID_FREE, one);
+        CHECK(heap_put_large(&heap, one, &renew) == PUT_MISUSED);
+        expect_misuse(MISUSE_INVALID_FREE, one);
+        return;
+    }
+    void *inside = slot->block + 1 + below(slot->bytes - 1);
+    heap_put_blocks(&heap, &inside, 1);
+    expect_misuse(MISUSE_INVALID_FREE, inside);
+    CHECK(heap_put_large(&heap, inside, &renew) == PUT_MISUSED);
+    expect_misuse(MISUSE_INVALID_FREE, inside);
+    if (batch_out) {
+        return; /* what a batch holds counts as in use */
+    }
+    void *block = slot->block;
+    check_filled(slot);
+    slot->block = NULL;
+    if (slot->class == 0) {
+        put_large(&(struct slot){.block = block});
+        CHECK(heap_put_large(&heap, block, &renew) == PUT_MISUSED);
+        /* The page may be in the middle of a free run by now: then nothing is known of it. */
+        expect_misuse(last_misuse, block);
+        heap_put_blocks(&heap, &block, 1);
+        expect_misuse(last_misuse, block);
+    } else {
+        heap_put_blocks(&heap, &block, 1);
+        CHECK_EQUAL(misuses, 0);
+        bool open = heap.space.class_of[space_page(&heap.space, block)] != 0;
+        heap_put_blocks(&heap, &block, 1);
+        expect_misuse(open ? MISUSE_DOUBLE_FREE : last_misuse, block);
+    }
+}
+
+static void step(size_t number) {
+    /* Grows and shrinks in waves. */
+    bool grow = number / 1000 % 2 == 0;
+    struct slot *slot = &slots[SMALL_SLOTS + below(SLOTS - SMALL_SLOTS)];
+    size_t dice = below(100);
+    if (dice < 5) {
+        purge();
+    } else if (dice < 8) {
+        misuse();
+    } else if (slot->block != NULL && dice < 16) {
+        move(slot);
+    } else if (slot->block != NULL && dice < 32) {
+        resize(slot);
+    } else if (slot->block == NULL && dice < (grow ? 60 : 40)) {
+        take_large(slot);
+    } else if (dice < (grow ? 80 : 60)) {
+        take_small();
+    } else {
+        put_some(1 + below(grow ? 12 : 40));
+    }
+    CHECK_EQUAL(misuses, 0);
+}
+
+static void put_everything(void) {
+    if (batch_out) {
+        purge();
+    }
+    for (size_t i = 0; i < SLOTS; i++) {
+        if (slots[i].block != NULL) {
+            check_filled(&slots[i]);
+            if (slots[i].class == 0) {
+                put_large(&slots[i]);
+            } else {
+                void *block = slots[i].block;
+                heap_put_blocks(&heap, &block, 1);
+            }
+            slots[i].block = NULL;
+        }
+    }
+}
+
+/* Nothing in use, and all of it purged: each segment is one clean run, and zero. */
+static void check_all_given_back(void) {
+    put_everything();
+    check_heap();
+    CHECK_EQUAL(heap.used_pages, 0);
+    CHECK_EQUAL(heap.slab_dirty_pages, 0);
+    while (heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT) > 0) {
+        CHECK_EQUAL(purge_ranges(batch.ranges, batch.count).ranges_done, batch.count);
+        heap_put_back(&heap, &batch, batch.count);
+    }
+    struct heap_walk walk = heap_walk(&heap, NULL, 0);
+    CHECK_EQUAL(heap_dirty_pages(&heap) + walk.purging_pages, 0);
+    CHECK_EQUAL(walk.slabs + walk.large_blocks, 0);
+    size_t segments = atomic_load(&heap.space.segments);
+    CHECK(heap.runs.huge_regions > 0 || walk.runs[RUN_CLEAN] <= segments);
+    for (size_t i = 0; i < segments; i++) {
+        const struct os_region *region = &heap.space.segment[i].region;
+        check_zero((const unsigned char *)region->base, region->committed);
+    }
+}
+
+static void run_model(uint64_t seed, size_t address_space, bool huge, bool refuses) {
+    random_state = seed * 0x9e3779b97f4a7c15U | 1;
+    memset(&seen, 0, sizeof seen);
+    CHECK(start_heap(address_space));
+    heap.runs.huge_pages = huge ? HUGE_PAGES : 0;
+    for (size_t number = 0; number < steps; number++) {
+        step(number);
+        if (number % 8 == 0) {
+            check_heap();
+        }
+    }
+    check_all_given_back();
+    printf("seed %llu, %zu MiB: %zu blocks, %zu large, %zu zero, %zu refused, %zu resized, %zu moved, %zu "
+           "batches, %zu pages purged, %zu ranges not, %zu misuses\n",
+           (unsigned long long)seed, address_space / MIB, seen.blocks, seen.large, seen.zeros, seen.refusals,
+           seen.resizes, seen.moves, seen.batches, seen.purged, seen.kept, seen.misuses);
+    CHECK(seen.blocks > 0 && seen.large > 0 && seen.zeros > 0 && seen.moves > 0 && seen.purged > 0);
+    CHECK(seen.misuses > 0 && seen.kept > 0);
+    CHECK(!refuses || seen.refusals > steps / 100);
+    end_heap();
+}
+
+/* ---- memory that runs out ---- */
+
+#define MANY 4096
+
+static void *many[MANY];
+
+/* Pages one by one, so that it is descriptors, not pages, that run out; and then everything else is refused
+ * or done without. */
+static void test_descriptors_run_out(void) {
+    CHECK(start_heap(8 * MIB));
+    bool zero;
+    size_t count = 0;
+    while (count < MANY && (many[count] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, &zero)) != NULL) {
+        count++;
+    }
+    CHECK(count >= 1000 && count < MANY);
+    heap_walk(&heap, NULL, 0);
+    struct span *renew;
+    /* Every second one: each free page is a run of its own. */
+    for (size_t i = 0; i < count; i += 2) {
+        CHECK(heap_put_large(&heap, many[i], &renew) == PUT_DONE);
+    }
+    heap_walk(&heap, NULL, 0);
+    void *blocks[300];
+    size_t got = heap_take_blocks(&heap, 1, blocks, 300);
+    heap_walk(&heap, NULL, 0);
+    heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT);
+    heap_walk(&heap, &batch, 0);
+    purge_ranges(batch.ranges, batch.count);
+    heap_put_back(&heap, &batch, batch.count);
+    heap_walk(&heap, NULL, 0);
+    heap_put_blocks(&heap, blocks, got);
+    for (size_t i = 1; i < count; i += 2) {
+        CHECK(heap_put_large(&heap, many[i], &renew) == PUT_DONE);
+    }
+    CHECK_EQUAL(misuses, 0);
+    check_all_given_back();
+    end_heap();
+}
+
+/* What there is can be had to the last page, and again once it was given back. */
+static void take_all_twice(void) {
+    size_t before = 0;
+    for (int round = 0; round < 2; round++) {
+        size_t pages = 0;
+        size_t count = 0;
+        bool zero;
+        for (size_t size = 256; size > 0; size /= 2) {
+            while (count < MANY &&
+                   (many[count] = heap_take_large(&heap, size, 1, RUN_FOR_ANY, &zero)) != NULL) {
+                memset(many[count++], 0xA5, size * page_size);
+                pages += size;
+            }
+        }
+        heap_walk(&heap, NULL, 0);
+        CHECK_EQUAL(heap.used_pages, pages);
+        CHECK(pages * page_size >= MIB);
+        CHECK(round == 0 || pages == before);
+        before = pages;
+        void *block;
+        CHECK_EQUAL(heap_take_blocks(&heap, 20, &block, 1), 0);
+        CHECK(!heap_resize_large(&heap, heap_large_span(&heap, many[0]), 100000));
+        struct span *renew;
+        while (count > 0) {
+            CHECK(heap_put_large(&heap, many[--count], &renew) == PUT_DONE);
+        }
+    }
+    check_all_given_back();
+}
+
+static void test_address_space_runs_out(void) {
+    CHECK(start_heap(8 * MIB));
+    take_all_twice();
+    end_heap();
+}
+
+static size_t process_kib(const char *name) {
+    static char text[4096];
+    CHECK(file_read("/proc/self/status", text, sizeof text) > 0);
+    const char *line = strstr(text, name);
+    CHECK(line != NULL);
+    return strtoull(line + strlen(name), NULL, 10);
+}
+
+/* Of what is used already, and so much more. */
+static void limit(int resource, const char *used, size_t more) {
+    struct rlimit limit;
+    CHECK(getrlimit(resource, &limit) == 0);
+    limit.rlim_cur = (process_kib(used) << 10) + more;
+    CHECK(setrlimit(resource, &limit) == 0);
+}
+
+/* Address space by the segment, where a great range cannot be had. */
+static void test_limited_address_space(void) {
+    limit(RLIMIT_AS, "VmSize:", 24 * MIB);
+    CHECK(start_heap((size_t)1 << 36));
+    CHECK_EQUAL(atomic_load(&heap.space.segments), 0);
+    take_all_twice();
+    CHECK(atomic_load(&heap.space.segments) > 1);
+    steps = 6000;
+    end_heap();
+    run_model(7, (size_t)1 << 36, false, false);
+}
+
+/* Memory that the kernel refuses to make usable. */
+static void test_limited_data(void) {
+    CHECK(start_heap((size_t)1 << 30));
+    limit(RLIMIT_DATA, "VmData:", 16 * MIB);
+    take_all_twice();
+    steps = 6000;
+    for (size_t number = 0; number < steps; number++) {
+        step(number);
+        if (number % 8 == 0) {
+            check_heap();
+        }
+    }
+    check_all_given_back();
+}
+
+/* ---- descriptors' own memory ---- */
+
+static size_t idle_descriptors(const struct iovec *ranges, size_t count) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t offset = (size_t)((char *)ranges[i].iov_base - heap.space.spans_region.base);
+        size_t first = offset / heap.space.span_bytes;
+        size_t end = (offset + ranges[i].iov_len + heap.space.span_bytes - 1) / heap.space.span_bytes;
+        for (size_t number = first; number < end; number++) {
+            CHECK_EQUAL(space_span(&heap.space, (uint32_t)number)->state, SPAN_UNUSED);
+        }
+        found += end - first;
+    }
+    return found;
+}
+
+#define PAGES_EACH 20000
+
+static void *each_page[PAGES_EACH];
+
+/* Many small runs, and then none: what described them is idle, apart from a few that are strewn about. */
+static void fill_descriptors(void) {
+    bool zero;
+    struct span *renew;
+    for (size_t i = 0; i < PAGES_EACH; i++) {
+        each_page[i] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, &zero);
+        CHECK(each_page[i] != NULL);
+    }
+    for (size_t i = 0; i < PAGES_EACH; i++) {
+        if (i % 5000 != 0) {
+            CHECK(heap_put_large(&heap, each_page[i], &renew) == PUT_DONE);
+        }
+    }
+}
+
+static void empty_descriptors(void) {
+    struct span *renew;
+    for (size_t i = 0; i < PAGES_EACH; i += 5000) {
+        CHECK(heap_put_large(&heap, each_page[i], &renew) == PUT_DONE);
+    }
+}
+
+static void test_idle_descriptors(void) {
+    struct iovec ranges[8];
+    CHECK(start_heap((size_t)1 << 30));
+    CHECK_EQUAL(space_take_idle(&heap.space, ranges, 8), 0);
+    for (int round = 0; round < 4; round++) {
+        fill_descriptors();
+        heap_walk(&heap, NULL, 0);
+        size_t most = round == 0 ? 8 : 1 + below(8);
+        size_t count = space_take_idle(&heap.space, ranges, most);
+        CHECK(count > 0 && count <= most);
+        size_t idle = idle_descriptors(ranges, count);
+        size_t bytes = 0;
+        for (size_t i = 0; i < count; i++) {
+            CHECK_EQUAL((uintptr_t)ranges[i].iov_base % page_size + ranges[i].iov_len % page_size, 0);
+            bytes += ranges[i].iov_len;
+        }
+        CHECK(idle * heap.space.span_bytes >= bytes);
+        CHECK(round > 0 || bytes >= PAGES_EACH * heap.space.span_bytes / 2);
+        heap_walk(&heap, NULL, idle);
+        CHECK_EQUAL(space_take_idle(&heap.space, ranges, 0), 0); /* nothing was dropped since */
+        /* Meanwhile the heap goes on, with other descriptors. */
+        for (size_t number = 0; number < 2000; number++) {
+            size_t dice = below(3);
+            struct slot *slot = &slots[SMALL_SLOTS + below(SLOTS - SMALL_SLOTS)];
+            if (dice == 0 && slot->block == NULL) {
+                take_large(slot);
+            } else if (dice == 1) {
+                take_small();
+            } else {
+                put_some(20);
+            }
+            if (number % 64 == 0) {
+                heap_walk(&heap, NULL, idle);
+                CHECK_EQUAL(idle_descriptors(ranges, count), idle);
+            }
+        }
+        if (round % 2 == 0) {
+            CHECK_EQUAL(purge_ranges(ranges, count).ranges_done, count);
+        }
+        space_put_idle(&heap.space, ranges, count);
+        heap_walk(&heap, NULL, 0);
+        empty_descriptors();
+        put_everything();
+        heap_walk(&heap, NULL, 0);
+    }
+    check_all_given_back();
+    end_heap();
+}
+
+/* ---- mappings ---- */
+
+static size_t mappings_of_heap(void) {
+    static char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    uintptr_t base = heap.space.base;
+    size_t found = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        char *end;
+        uintptr_t first = strtoull(line, &end, 16);
+        uintptr_t last = strtoull(end + 1, NULL, 16);
+        found += first < base + heap.space.bytes && last > base;
+    }
+    fclose(maps);
+    return found;
+}
+
+/* Each move may cost a mapping, but not once the block is gone: however often blocks were moved, what is
+ * counted is what is there. */
+static void test_moves_leave_no_mappings(void) {
+    CHECK(start_heap((size_t)1 << 30));
+    size_t before = 2; /* what is usable, and the rest */
+    struct slot *slot = &slots[0];
+    bool zero;
+    struct span *renew;
+    for (size_t round = 0; round < 50; round++) {
+        *slot = (struct slot){heap_take_large(&heap, 8, 1, RUN_FOR_ANY, &zero), 8 * page_size, 0, 0};
+        fill(slot);
+        /* Something behind it that stays, so that nothing merges. */
+        void *stays = heap_take_large(&heap, 3, 1, RUN_FOR_ANY, &zero);
+        for (size_t moves = 0; moves < 4; moves++) {
+            void *to = heap_take_large(&heap, 8 + 8 * moves, 1, RUN_FOR_MOVE, &zero);
+            CHECK(os_move_pages(slot->block, to, slot->bytes));
+            heap_moved(&heap, heap_large_span(&heap, slot->block), heap_large_span(&heap, to));
+            slot->block = to;
+            check_filled(slot);
+            slot->bytes = (8 + 8 * moves) * page_size;
+            fill(slot);
+        }
+        if (round % 2 == 0) {
+            /* What is cut off came from elsewhere, too. */
+            CHECK(heap_resize_large(&heap, heap_large_span(&heap, slot->block), 5));
+        }
+        if (heap_put_large(&heap, slot->block, &renew) == PUT_RENEW) {
+            CHECK(os_renew(renew->base, renew->pages * page_size));
+            heap_put_renewed(&heap, renew, true);
+        }
+        (void)stays;
+    }
+    CHECK_EQUAL(heap.moved_spans, 0);
+    size_t mappings = mappings_of_heap();
+    printf("200 moves, 0 moved blocks left: %zu mappings\n", mappings);
+    CHECK(mappings <= before + 4);
+    end_heap();
+}
+
+/* test_heap [seed] [steps] */
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    steps = argc > 2 ? strtoull(argv[2], NULL, 10) : steps;
+    page_size = os_page_size();
+    size_classes_fill(&classes, page_size);
+
+    run_model(seed, (size_t)1 << 40, false, false);
+    run_model(seed + 1, 8 * MIB, false, true);
+    run_model(seed + 2, 64 * MIB, false, false);
+    run_model(seed + 3, (size_t)1 << 40, true, false);
+    run_model(seed + 4, 8 * MIB, true, true);
+    test_descriptors_run_out();
+    test_address_space_runs_out();
+    in_child(test_limited_address_space);
+    in_child(test_limited_data);
+    test_idle_descriptors();
+    test_moves_leave_no_mappings();
+    return 0;
+}

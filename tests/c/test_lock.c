@@ -1,0 +1,114 @@
+/* The lock: nobody beside the holder, nobody left asleep, and errno as it was. */
+#include "os/lock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include "check.h"
+
+#define THREADS    8
+#define KEPT_ERRNO 1234
+
+static struct lock lock;
+static uint64_t counter; /* under the lock, and plain: ThreadSanitizer sees whether it is */
+static unsigned holders;
+static unsigned rounds = 100000;
+
+static void hold(unsigned round, unsigned pause) {
+    CHECK_EQUAL(holders, 0);
+    holders++;
+    counter++;
+    /* Long enough at times that others stop spinning and sleep. */
+    if (pause != 0 && round % pause == 0) {
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    } else if (round % 64 == 0) {
+        sched_yield();
+    }
+    holders--;
+}
+
+static void *contend(void *argument) {
+    unsigned pause = (unsigned)(uintptr_t)argument;
+    errno = KEPT_ERRNO;
+    for (unsigned round = 1; round <= rounds; round++) {
+        if (round % 3 == 0) {
+            while (!lock_try(&lock)) {
+                sched_yield();
+            }
+        } else {
+            lock_acquire(&lock);
+        }
+        hold(round, pause);
+        CHECK(atomic_load(&lock.state) != LOCK_FREE);
+        lock_release(&lock);
+    }
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return NULL;
+}
+
+static void test_exclusion(unsigned pause) {
+    pthread_t threads[THREADS];
+    counter = 0;
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, contend, (void *)(uintptr_t)pause) == 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(counter, (uint64_t)THREADS * rounds);
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+}
+
+static void test_alone(void) {
+    CHECK(lock_try(&lock));
+    CHECK(!lock_try(&lock));
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_HELD);
+    lock_release(&lock);
+    lock_acquire(&lock);
+    lock_reset(&lock);
+    CHECK(lock_try(&lock));
+    lock_release(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+}
+
+/*
+ * Strict turns by two locks, each released by the thread that waits for the other: one wake-up lost, and both
+ * sleep for ever.
+ */
+static struct lock turns[2];
+
+static void *take_turns(void *argument) {
+    size_t own = (size_t)(uintptr_t)argument;
+    for (unsigned round = 0; round < rounds; round++) {
+        lock_acquire(&turns[own]);
+        counter++;
+        lock_release(&turns[1 - own]);
+    }
+    return NULL;
+}
+
+static void test_turns(void) {
+    pthread_t threads[2];
+    counter = 0;
+    lock_acquire(&turns[1]);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, take_turns, (void *)(uintptr_t)i) == 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(counter, 2ULL * rounds);
+}
+
+/* test_lock [rounds] */
+int main(int argc, char **argv) {
+    rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : rounds;
+    test_alone();
+    test_exclusion(0);
+    rounds /= 10;
+    test_exclusion(50);
+    test_turns();
+    return 0;
+}

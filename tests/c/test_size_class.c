@@ -1,0 +1,104 @@
+/* The size classes for every page size a kernel may have: what fits where, at what waste, and the tables. */
+#include "cache/cpu_cache.h"
+#include "cache/depot.h"
+#include "heap/size_class.h"
+#include "heap/space.h"
+
+#include "check.h"
+
+static struct size_classes classes;
+static size_t page_size;
+
+static void test_every_size(void) {
+    uint32_t last = 1;
+    for (size_t size = 0; size <= classes.size_most; size++) {
+        uint32_t class = size_class_of(&classes, size);
+        CHECK(class >= 1 && class < classes.count);
+        size_t usable = classes.of[class].size;
+        CHECK(usable >= size);
+        /* The smallest that fits. */
+        CHECK(class == 1 || classes.of[class - 1].size < size);
+        CHECK(class == last || class == last + 1);
+        if (size > 128) {
+            CHECK((usable - size) * 8 < usable);
+            CHECK_EQUAL(class, size_class_above_128(size));
+        } else {
+            CHECK(usable - size <= SIZE_QUANTUM);
+        }
+        if (size <= SIZE_TABLE_BYTES) {
+            CHECK_EQUAL(classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM], class);
+        }
+        last = class;
+    }
+    CHECK_EQUAL(last, classes.count - 1);
+    CHECK_EQUAL(classes.of[last].size, classes.size_most);
+    CHECK_EQUAL(classes.size_most, 8 * page_size);
+}
+
+/* Offset * inverse >> 32 numbers each block by its first byte; of any other byte it only must not be taken
+ * for the first of a block. */
+static void check_inverse(const struct size_class *class) {
+    for (size_t block = 0; block <= class->slab_blocks; block++) {
+        CHECK_EQUAL((uint64_t)block * class->size * class->inverse >> 32, block);
+    }
+}
+
+static void test_every_class(void) {
+    CHECK(classes.count <= SIZE_CLASSES);
+    CHECK(classes.count <= UINT8_MAX + 1U);
+    CHECK_EQUAL(classes.of[0].size, 0);
+    uint32_t blocks_most = 0;
+    for (uint32_t i = 1; i < classes.count; i++) {
+        const struct size_class *class = &classes.of[i];
+        CHECK(class->size > classes.of[i - 1].size);
+        CHECK_EQUAL(class->size % SIZE_QUANTUM, 0);
+        CHECK_EQUAL(class->inverse, (((uint64_t)1 << 32) + class->size - 1) / class->size);
+        size_t bytes = class->slab_pages * page_size;
+        CHECK_EQUAL(class->slab_blocks, bytes / class->size);
+        CHECK(class->slab_blocks >= 1 && class->slab_pages >= 1);
+        CHECK(bytes % class->size * 16 <= bytes); /* waste at its end */
+        /* What is counted in 16 bits fits: blocks of a slab, and blocks on one page beside PAGE_DIRTY. */
+        CHECK(page_size / class->size + 2 <= PAGE_USERS);
+        blocks_most = class->slab_blocks > blocks_most ? class->slab_blocks : blocks_most;
+        check_inverse(class);
+    }
+    CHECK_EQUAL(classes.blocks_most, blocks_most);
+}
+
+/* Any power of two up to a page is a class, so that what is aligned to one needs no pages of its own. */
+static void test_powers_of_two(void) {
+    for (size_t size = SIZE_QUANTUM; size <= classes.size_most; size *= 2) {
+        CHECK_EQUAL(classes.of[size_class_of(&classes, size)].size, size);
+    }
+}
+
+static void test_caches(void) {
+    size_t words = SIZE_CLASSES;
+    size_t bytes = 0;
+    for (uint32_t i = 1; i < classes.count; i++) {
+        const struct size_class *class = &classes.of[i];
+        CHECK(class->cache_most >= 2 && class->cache_most <= CACHE_BLOCKS_MOST);
+        CHECK(class->batch >= 1 && class->batch + 1 <= MAGAZINE_BLOCKS_MOST);
+        CHECK(class->batch * 2 <= class->cache_most);
+        CHECK(class->cache_most <= classes.of[i > 1 ? i - 1 : 1].cache_most);
+        words += class->cache_most;
+        bytes += (size_t) class->cache_most * class->size;
+    }
+    CHECK(words <= REGION_BYTES / 8);
+    CHECK(words < UINT16_MAX); /* a stack's words are 16 bits, and that is a closed one's bottom */
+    printf("pages of %zu KiB: %u classes, %zu words and at most %zu KiB in a region\n", page_size >> 10,
+           classes.count - 1, words, bytes >> 10);
+    CHECK(page_size > 4096 || bytes <= (size_t)1792 << 10);
+}
+
+int main(void) {
+    for (page_size = 4096; page_size <= 65536; page_size *= 4) {
+        classes = (struct size_classes){0};
+        size_classes_fill(&classes, page_size);
+        test_every_size();
+        test_every_class();
+        test_powers_of_two();
+        test_caches();
+    }
+    return 0;
+}
