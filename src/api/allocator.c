@@ -147,7 +147,7 @@ void release_slow(void *block) {
         return;
     }
     uint32_t page = allocator_ready() ? space_page(&calm_governor.heap.space, block) : 0;
-    if (page == 0) {
+    if (page == 0 || !space_is_usable(&calm_governor.heap.space, page)) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return;
     }
@@ -200,7 +200,7 @@ void *allocate_zeroed(size_t count, size_t size) {
 size_t usable_size(const void *block) {
     const struct space *space = &calm_governor.heap.space;
     uint32_t page = block == NULL || !allocator_ready() ? 0 : space_page(space, block);
-    if (page == 0) {
+    if (page == 0 || !space_is_usable(space, page)) {
         return 0;
     }
     uint32_t class = space->class_of[page];

@@ -92,8 +92,7 @@ static double measure_fault_ns(void) {
 enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED };
 
 /* The kernel would not: do not ask again with every free, but not never either. */
-static void back_off(struct governor *governor, size_t refused) {
-    governor->counts.failures += refused;
+static void back_off(struct governor *governor) {
     uint64_t after = governor->retry_after_ns * 2;
     governor->retry_after_ns = after < RETRY_NS_LEAST  ? RETRY_NS_LEAST
                                : after > RETRY_NS_MOST ? RETRY_NS_MOST
@@ -104,6 +103,42 @@ static void back_off(struct governor *governor, size_t refused) {
 
 enum slice { SLICE_PURGED, SLICE_EMPTY, SLICE_REFUSED };
 
+/* Of one slice; where the kernel refuses more, it may as well refuse all. */
+#define REFUSALS_MOST 16
+
+/*
+ * Purges a batch; what the kernel refuses is skipped, and lies behind the rest then. Returns how many ranges
+ * were purged. Under the purger's lock.
+ */
+static size_t purge_batch(struct governor *governor, struct purge_batch *batch) {
+    size_t done = 0;
+    size_t end = batch->count;
+    struct governor_counts counts = {0};
+    uint64_t start = clock_now_ns();
+    while (done < end && batch->count - end < REFUSALS_MOST) {
+        struct purge_result result = purge_ranges(batch->ranges + done, end - done);
+        done += result.ranges_done;
+        counts.vectored_calls += result.vectored_calls;
+        counts.single_calls += result.single_calls;
+        if (done < end) {
+            heap_enter(governor); /* whose owner may look a block up in the batch */
+            purge_batch_swap(batch, done, --end);
+            lock_release(&governor->heap_lock);
+            counts.failures++;
+        }
+    }
+    uint64_t spent = clock_now_ns() - start;
+    governor->window_purge_ns += spent;
+    heap_enter(governor);
+    governor->counts.purge_ns += spent;
+    governor->counts.ranges += done;
+    governor->counts.vectored_calls += counts.vectored_calls;
+    governor->counts.single_calls += counts.single_calls;
+    governor->counts.failures += counts.failures;
+    lock_release(&governor->heap_lock);
+    return done;
+}
+
 /* Under the purger's lock. */
 static enum slice purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &governor->batch;
@@ -113,32 +148,23 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
     if (batch->count == 0) {
         return SLICE_EMPTY;
     }
-    uint64_t start = clock_now_ns();
-    struct purge_result result = purge_ranges(batch->ranges, batch->count);
-    uint64_t spent = clock_now_ns() - start;
-
+    size_t done = purge_batch(governor, batch);
     size_t purged = 0;
-    for (size_t i = 0; i < result.ranges_done; i++) {
+    for (size_t i = 0; i < done; i++) {
         purged += batch->ranges[i].iov_len >> governor->heap.space.page_shift;
     }
-    governor->window_purge_ns += spent;
     governor->window_purged_pages += purged;
     heap_enter(governor);
-    heap_put_back(&governor->heap, batch, result.ranges_done);
-    governor->counts.purge_ns += spent;
+    heap_put_back(&governor->heap, batch, done);
     governor->counts.purged_pages += purged;
-    governor->counts.ranges += result.ranges_done;
-    governor->counts.vectored_calls += result.vectored_calls;
-    governor->counts.single_calls += result.single_calls;
-    bool refused = result.ranges_done < batch->count;
-    if (refused) {
-        back_off(governor, batch->count - result.ranges_done);
-    } else {
+    if (done == 0) {
+        back_off(governor);
+    } else if (done == batch->count) {
         governor->retry_above_pages = 0;
         governor->retry_after_ns = 0;
     }
     lock_release(&governor->heap_lock);
-    return refused ? SLICE_REFUSED : SLICE_PURGED;
+    return done == 0 ? SLICE_REFUSED : SLICE_PURGED;
 }
 
 /* What describes nothing any more goes with what it described. Under the purger's lock, whose batch is free.
@@ -192,6 +218,13 @@ static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum
         lock_release(&governor->heap_lock);
     }
     return purged;
+}
+
+/* A while after a refusal it may be tried again, however much there is. Under the heap's lock. */
+static void forgive(struct governor *governor) {
+    if (governor->retry_above_pages != 0 && clock_coarse_ns() > governor->retry_ns) {
+        governor->retry_above_pages = 0;
+    }
 }
 
 static bool may_retry(const struct governor *governor, size_t dirty) {
@@ -287,9 +320,7 @@ static void shed_if_sparse(struct governor *governor) {
 static void relieve(struct governor *governor) {
     lock_acquire(&governor->purge_lock);
     heap_enter(governor);
-    if (governor->retry_above_pages != 0 && clock_now_ns() > governor->retry_ns) {
-        governor->retry_above_pages = 0;
-    }
+    forgive(governor);
     bool over = is_over(governor, limit_pages(governor));
     lock_release(&governor->heap_lock);
     if (over) {
@@ -315,6 +346,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
         governor->fault_ns = measure_fault_ns();
     }
     heap_enter(governor);
+    forgive(governor);
     size_t unused = governor->low_dirty_pages;
     size_t reused = governor->heap.runs.reused_pages;
     lock_release(&governor->heap_lock);
@@ -399,8 +431,11 @@ static void heap_leave(struct governor *governor) {
     if (dirty < governor->low_dirty_pages) {
         governor->low_dirty_pages = dirty;
     }
-    bool over = is_over(governor, limit_pages(governor));
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
+    if (clock) {
+        forgive(governor);
+    }
+    bool over = is_over(governor, limit_pages(governor));
     lock_release(&governor->heap_lock);
     if (__builtin_expect(over, 0)) {
         relieve(governor);
@@ -532,17 +567,23 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     size_t held = span->pages;
     heap_enter(governor);
     bool resized = heap_resize_large(&governor->heap, span, pages);
-    bool may_move =
-        !resized && held * page_bytes(governor) >= MOVE_BYTES_LEAST && heap_may_move(&governor->heap);
+    bool may_move = !resized && pages > held && held * page_bytes(governor) >= MOVE_BYTES_LEAST &&
+                    heap_may_move(&governor->heap);
     bool zero;
     char *to = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
     heap_leave(governor);
     if (resized || to == NULL) {
         return resized ? span->base : NULL;
     }
-    if (!os_move_pages(span->base, to, held * page_bytes(governor))) {
+    size_t bytes = held * page_bytes(governor);
+    if (!os_move_pages(span->base, to, bytes)) {
+        os_renew(to, bytes); /* older kernels may have unmapped it before they failed */
         governor_put_large(governor, to);
         return NULL;
+    }
+    if (span->huge) {
+        os_want_huge_pages(span->base,
+                           bytes); /* what was moved away was asked for, and the place is still a region */
     }
     heap_enter(governor);
     heap_moved(&governor->heap, span, heap_large_span(&governor->heap, to));

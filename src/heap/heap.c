@@ -69,21 +69,36 @@ static void settle_slab(struct heap *heap, struct span *slab, bool was_full) {
 }
 
 /* Whether the page belongs to a free run, or to one on its way to be purged. */
-static bool was_freed(const struct span *span, uint32_t page) {
+static bool was_freed(const struct heap *heap, uint32_t page) {
+    if (page == 0 || !space_is_usable(&heap->space, page)) {
+        return false;
+    }
+    const struct span *span = space_span_of(&heap->space, page);
     return page - span->page < span->pages && span->state >= SPAN_DIRTY && span->state <= SPAN_PURGING;
+}
+
+/* Whether a purge has claimed the block, which then is free. */
+static bool is_claimed(const struct heap *heap, const struct span *slab, const char *block, size_t size) {
+    const struct purge_batch *batch = heap->claims;
+    for (size_t i = 0; batch != NULL && i < batch->count; i++) {
+        const char *start = batch->ranges[i].iov_base;
+        if (batch->spans[i] == slab && block + size > start && block < start + batch->ranges[i].iov_len) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void put_block(struct heap *heap, void *pointer) {
     uint32_t page = space_page(&heap->space, pointer);
     if (page == 0 || heap->space.class_of[page] == 0) {
-        heap->misused(page != 0 && was_freed(space_span_of(&heap->space, page), page) ? MISUSE_DOUBLE_FREE
-                                                                                      : MISUSE_INVALID_FREE,
-                      pointer);
+        heap->misused(was_freed(heap, page) ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
         return;
     }
     struct span *slab = space_span_of(&heap->space, page);
     long block = slab_block_at(heap, slab, pointer);
-    if (block < 0 || !slab_in_use(slab, (size_t)block)) {
+    if (block < 0 || !slab_in_use(slab, (size_t)block) ||
+        (slab->claimed && is_claimed(heap, slab, pointer, heap->classes->of[slab->class].size))) {
         heap->misused(block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
         return;
     }
@@ -115,7 +130,7 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
 
 struct span *heap_large_span(const struct heap *heap, const void *block) {
     uint32_t page = space_page(&heap->space, block);
-    if (page == 0) {
+    if (page == 0 || !space_is_usable(&heap->space, page)) {
         return NULL;
     }
     struct span *span = space_span_of(&heap->space, page);
@@ -126,7 +141,7 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
     struct span *span = heap_large_span(heap, block);
     if (span == NULL) {
         uint32_t page = space_page(&heap->space, block);
-        bool freed = page != 0 && was_freed(space_span_of(&heap->space, page), page);
+        bool freed = was_freed(heap, page);
         heap->misused(freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, block);
         return PUT_MISUSED;
     }
@@ -154,6 +169,11 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
         return true;
     }
     if (pages < span->pages) {
+        /* A moved block gives up its mapping as a whole: it is copied elsewhere, or stays a little too long.
+         */
+        if (span->moved) {
+            return pages > span->pages / 2;
+        }
         struct span *rest = runs_split(&heap->runs, span, pages);
         if (rest == NULL) {
             return true; /* stays as long as it is, which is no less than was asked */
@@ -290,6 +310,8 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
             }
             batch->claimed[batch->count] = (uint16_t)(heap->used_pages - used);
             heap->claimed_pages += heap->used_pages - used;
+            heap->claims = batch;
+            slab->claimed = true;
             add_range(heap, batch, slab, slab->base + (first << heap->space.page_shift), count);
         }
         /* Claimed blocks are in use: a slab without another one leaves the order, as when blocks are taken.
@@ -315,7 +337,20 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
     return batch->pages;
 }
 
+void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b) {
+    struct iovec range = batch->ranges[a];
+    struct span *span = batch->spans[a];
+    uint16_t claimed = batch->claimed[a];
+    batch->ranges[a] = batch->ranges[b];
+    batch->spans[a] = batch->spans[b];
+    batch->claimed[a] = batch->claimed[b];
+    batch->ranges[b] = range;
+    batch->spans[b] = span;
+    batch->claimed[b] = claimed;
+}
+
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
+    heap->claims = NULL;
     uint32_t shift = heap->space.page_shift;
     for (size_t i = 0; i < batch->count; i++) {
         struct span *span = batch->spans[i];
@@ -324,6 +359,7 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
         if (span->state == SPAN_SLAB) {
             bool was_full = is_full(heap, span);
             heap->claimed_pages -= batch->claimed[i];
+            span->claimed = false;
             slab_return(heap, span, (size_t)((char *)batch->ranges[i].iov_base - span->base) >> shift, pages,
                         i < purged);
             settle_slab(heap, span, was_full);

@@ -41,9 +41,10 @@ struct heap {
     /* In pages. Dirty pages in runs are counted by runs. */
     size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */
     size_t slab_dirty_pages; /* of slabs, without a block in use, and perhaps resident */
-    size_t claimed_pages;    /* of the used pages: those only of blocks that a purge has claimed */
-    size_t purging_pages;    /* handed out by heap_take_dirty */
-    uint64_t dirtied_pages;  /* that became free, since the start */
+    const struct purge_batch *claims; /* what heap_take_dirty handed out of slabs, until it comes back */
+    size_t claimed_pages;             /* of the used pages: those only of blocks that a purge has claimed */
+    size_t purging_pages;             /* handed out by heap_take_dirty */
+    uint64_t dirtied_pages;           /* that became free, since the start */
     uint64_t large_allocations;
     uint64_t moves;     /* of large blocks' pages */
     size_t moved_spans; /* large blocks that the kernel keeps a mapping for each */
@@ -118,6 +119,9 @@ enum purge_depth {
  * more where pages within slabs or whole huge regions are among them, and at most about 16 MiB.
  */
 size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth);
+
+/* Two ranges of a batch change places. */
+void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b);
 
 /* The first purged ranges of the batch are clean now, and the rest is as dirty as before. */
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);

@@ -193,8 +193,8 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
     run->purged = false;
     run->huge = true;
     runs->huge_pages_made += run->pages;
-    insert(runs, run, false);
-    return run;
+    runs_put(runs, run, false);
+    return find(&runs->sets[RUN_HUGE_DIRTY], pages);
 }
 
 static struct span *find_dirty(struct runs *runs, size_t pages) {

@@ -104,6 +104,10 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
             return false;
         }
     }
+    /* The fast path of free asks for the class of whatever it is given. */
+    if (atomic_load_explicit(&space->segments, memory_order_relaxed) == 1) {
+        os_make_readable(space->classes_region.base, space->page_end + 1);
+    }
     if (!reach_metadata(space, 1) || !os_region_reach(&space->spans_region, space->span_bytes)) {
         return false;
     }
@@ -138,6 +142,7 @@ static uint32_t extend_last(struct space *space, size_t pages, size_t *got) {
         size_t bytes = tries[i] << space->page_shift;
         if (reach_metadata(space, first + tries[i]) && os_commit(region->base + region->committed, bytes)) {
             region->committed += bytes;
+            atomic_store_explicit(&segment->page_end, first + (uint32_t)tries[i], memory_order_release);
             *got = tries[i];
             return first;
         }
@@ -170,6 +175,17 @@ static const struct segment *segment_of_page(const struct space *space, uint32_t
         count--;
     }
     return &space->segment[count - 1];
+}
+
+bool space_is_usable(const struct space *space, uint32_t page) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+    while (count-- > 0) {
+        const struct segment *segment = &space->segment[count];
+        if (page >= segment->first_page) {
+            return page < atomic_load_explicit(&segment->page_end, memory_order_acquire);
+        }
+    }
+    return false;
 }
 
 bool space_ends_at(const struct space *space, uint32_t page) {

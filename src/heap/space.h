@@ -36,6 +36,7 @@
 struct segment {
     struct os_region region;
     uint32_t first_page;
+    _Atomic(uint32_t) page_end; /* of those that are usable */
 };
 
 struct space {
@@ -84,6 +85,10 @@ char *space_address(const struct space *space, uint32_t page);
 
 /* The number of the page of an address in any segment but the first; 0 if it is in none. Any thread. */
 uint32_t space_page_elsewhere(const struct space *space, uintptr_t address);
+
+/* Whether there is anything to know of a page: a wild pointer may lead to one that was never used. Any
+ * thread. */
+bool space_is_usable(const struct space *space, uint32_t page);
 
 /* The number of an address's page; 0 if it is not the heap's. Any thread. */
 static inline uint32_t space_page(const struct space *space, const void *pointer) {

@@ -39,11 +39,11 @@ struct span {
     uint16_t used_blocks;
     uint16_t free_dirty_pages;
     uint8_t class;
-    uint8_t state; /* enum span_state */
-    bool moved;  /* large: its pages came from elsewhere, so that the kernel keeps a mapping for them alone */
-    bool purged; /* clean: held memory before */
-    bool
-        huge; /* lies in regions that the kernel backs by huge pages: a touch makes a whole region resident */
+    uint8_t state;        /* enum span_state */
+    bool claimed : 1;     /* slab: a purge has some of its free blocks */
+    bool moved : 1;       /* large: its pages came from elsewhere, and the kernel keeps a mapping for them */
+    bool purged : 1;      /* clean: held memory before */
+    bool huge : 1;        /* lies in a huge region: one touch makes all of it resident */
     uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
 };
 

@@ -82,6 +82,11 @@ bool os_commit(void *base, size_t bytes) {
     return !failed(os_syscall(SYS_mprotect, (long)base, (long)bytes, PROT_READ | PROT_WRITE, 0, 0, 0));
 }
 
+void os_make_readable(void *base, size_t bytes) {
+    size_t page = os_page_size();
+    os_syscall(SYS_mprotect, (long)base, (long)((bytes + page - 1) & ~(page - 1)), PROT_READ, 0, 0, 0);
+}
+
 bool os_want_huge_pages(void *base, size_t bytes) {
     return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_HUGEPAGE, 0, 0, 0) == 0;
 }

@@ -31,6 +31,9 @@ size_t os_address_space_limit(void);
 /* Makes reserved pages readable and writable. False if memory is short. */
 bool os_commit(void *base, size_t bytes);
 
+/* Makes the pages that hold the first bytes of what is reserved readable, as zeros, at no cost in memory. */
+void os_make_readable(void *base, size_t bytes);
+
 /* Asks for huge pages wherever they fit in the range. False if the kernel has none. */
 bool os_want_huge_pages(void *base, size_t bytes);
 
