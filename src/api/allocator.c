@@ -24,13 +24,15 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
     if (!have_caches || wanted == OPTION_CACHE_OFF) {
         return CACHE_OFF;
     }
-    return wanted == OPTION_CACHE_AUTO && place.usable ? CACHE_RSEQ : CACHE_LOCKED;
+    /* Without a way to stop the sequences, caches could not be emptied. */
+    return wanted == OPTION_CACHE_AUTO && place.usable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
 bool allocator_ready(void) {
     if (atomic_load_explicit(&ready, memory_order_acquire)) {
         return true;
     }
+    int saved_errno = errno;
     lock_acquire(&ready_lock);
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
         static struct size_classes classes;
@@ -53,6 +55,7 @@ bool allocator_ready(void) {
         }
     }
     lock_release(&ready_lock);
+    errno = saved_errno;
     return atomic_load_explicit(&ready, memory_order_relaxed);
 }
 
@@ -92,6 +95,11 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
         return out_of_memory();
     }
     void *block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
+    if (block == NULL) {
+        /* What lies in caches may make room. */
+        governor_trim(&calm_governor, SIZE_MAX);
+        block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
+    }
     return block == NULL ? out_of_memory() : block;
 }
 

@@ -18,6 +18,8 @@ typedef void (*new_handler)(void);
 extern new_handler cxx_get_new_handler(void) __asm__("_ZSt15get_new_handlerv") __attribute__((weak));
 extern void cxx_throw_bad_alloc(void) __asm__("_ZSt17__throw_bad_allocv") __attribute__((weak));
 
+extern void llvm_throw_bad_alloc(void) __asm__("_ZNSt3__117__throw_bad_allocEv") __attribute__((weak));
+
 /*
  * Asks the program's new-handler for memory until there is some, or no handler. The handler may throw. errno
  * stays as it was: a C++ program learns of failure otherwise.
@@ -43,6 +45,9 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
     if (block == NULL) {
         if (cxx_throw_bad_alloc != NULL) {
             cxx_throw_bad_alloc();
+        }
+        if (llvm_throw_bad_alloc != NULL) {
+            llvm_throw_bad_alloc();
         }
         abort();
     }

@@ -194,14 +194,21 @@ static void purge_metadata(struct governor *governor) {
 static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
     bool purged = false;
     enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
+    /* No more than there is now: others may free as fast as this gives back. */
+    size_t budget = SIZE_MAX;
     for (;;) {
         heap_enter(governor);
         size_t dirty = heap_dirty_pages(&governor->heap);
         lock_release(&governor->heap_lock);
-        if (dirty <= keep) {
+        size_t excess = dirty > keep ? dirty - keep : 0;
+        budget = budget < excess ? budget : excess;
+        if (budget == 0) {
             break;
         }
-        enum slice slice = purge_slice(governor, dirty - keep, depth);
+        uint64_t before = governor->window_purged_pages;
+        enum slice slice = purge_slice(governor, budget, depth);
+        size_t given = governor->window_purged_pages - before;
+        budget -= given < budget ? given : budget;
         purged |= slice == SLICE_PURGED;
         if (slice == SLICE_EMPTY && depth < PURGE_SPLIT && dirty > bear) {
             depth++;
@@ -436,18 +443,28 @@ static void heap_leave(struct governor *governor) {
         forgive(governor);
     }
     bool over = is_over(governor, limit_pages(governor));
+    bool misused = governor->heap.misuses != governor->misuses_reported;
+    enum misuse kind = governor->heap.misuse_kind;
+    const void *pointer = governor->heap.misuse_pointer;
+    governor->misuses_reported = governor->heap.misuses;
     lock_release(&governor->heap_lock);
+    if (__builtin_expect(misused, 0)) {
+        /* Without a lock: what handles the abort may allocate. What the helper came upon is reported here,
+         * too. */
+        governor->misused(kind, pointer);
+    }
     if (__builtin_expect(over, 0)) {
         relieve(governor);
+    }
+    int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
+    if (helper == HELPER_ASLEEP) {
+        helper_wake(governor);
     }
     if (!clock) {
         return;
     }
-    int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
-    if (helper == HELPER_ASLEEP) {
-        helper_wake(governor);
-    } else if (helper == HELPER_NONE && number(&governor->settings.background) != 0 &&
-               thread_pointer() != governor->first_thread) {
+    if (helper == HELPER_NONE && number(&governor->settings.background) != 0 &&
+        thread_pointer() != governor->first_thread) {
         if (helper_start(governor)) {
             tend(governor);
         }
@@ -461,10 +478,11 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
                    size_t address_space, bool with_depots,
                    void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
+    governor->misused = misused;
     governor->first_thread = thread_pointer();
     /* Wide at first: what a start frees, it soon wants again. */
     governor->band = ADAPTIVE_BAND_MOST;
-    if (!heap_init(&governor->heap, classes, address_space, misused)) {
+    if (!heap_init(&governor->heap, classes, address_space, NULL)) {
         return false;
     }
     /* Segments are too short to spend on alignment. */
@@ -577,8 +595,11 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     }
     size_t bytes = held * page_bytes(governor);
     if (!os_move_pages(span->base, to, bytes)) {
-        os_renew(to, bytes); /* older kernels may have unmapped it before they failed */
-        governor_put_large(governor, to);
+        /* Older kernels may have unmapped the place before they failed. Without it mapped anew, it is lost.
+         */
+        if (os_renew(to, bytes)) {
+            governor_put_large(governor, to);
+        }
         return NULL;
     }
     if (span->huge) {
@@ -601,8 +622,22 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     heap_enter(governor);
     uint64_t purged = governor->counts.purged_pages - before;
     lock_release(&governor->heap_lock);
+    purge_to_limit(governor);
     lock_release(&governor->purge_lock);
+    heap_enter(governor);
+    heap_leave(governor); /* which reports what came to light */
     return purged * page_bytes(governor);
+}
+
+bool governor_is_untouched(struct governor *governor) {
+    heap_enter(governor);
+    bool untouched = governor->looks == governor->window_looks;
+    lock_release(&governor->heap_lock);
+    return untouched;
+}
+
+bool governor_wants_helper(const struct governor *governor) {
+    return number(&governor->settings.background) != 0;
 }
 
 size_t governor_limit(const struct governor *governor) {

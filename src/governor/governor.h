@@ -53,6 +53,8 @@ struct governor {
     struct lock heap_lock;
     struct heap heap;
     uint64_t heap_locks;
+    size_t misuses_reported;
+    void (*misused)(enum misuse kind, const void *pointer);
     /* Under the heap's lock. */
     double factor;            /* of the threshold for a footprint: slack, CPUs, band */
     size_t low_dirty_pages;   /* in this window */
@@ -80,7 +82,6 @@ struct governor {
     uint64_t retry_after_ns;
     uint64_t shortage_read_ns;
     bool memory_is_short;
-    unsigned quiet_windows;
 
     _Atomic(uint64_t) window_start_ns;
     _Atomic(uint64_t) misses;
@@ -120,6 +121,12 @@ bool governor_tick(struct governor *governor);
 
 /* Blocks in the caches and depots, and their bytes, about. */
 size_t governor_cached(const struct governor *governor, size_t *bytes);
+
+/* Whether nobody came to the heap since the last window ended. */
+bool governor_is_untouched(struct governor *governor);
+
+/* Whether a helper may run. */
+bool governor_wants_helper(const struct governor *governor);
 
 /* The bound on free memory in the heap, in bytes, for the current footprint. Under the heap's lock. */
 size_t governor_limit(const struct governor *governor);

@@ -24,11 +24,17 @@ static void run(void *argument) {
         uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_relaxed);
         bool idle = governor_tick(governor);
         quiet = idle ? quiet + 1 : 0;
+        if (!governor_wants_helper(governor)) {
+            atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
+            return;
+        }
         if (quiet >= QUIET_WINDOWS) {
             /* Whoever comes through the heap's door from here on rings, and the count then is not rung any
              * more. */
             atomic_store_explicit(&governor->helper, HELPER_ASLEEP, memory_order_seq_cst);
-            wait_for_bell(governor, rung, NULL);
+            if (governor_is_untouched(governor)) {
+                wait_for_bell(governor, rung, NULL);
+            }
             atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
             quiet = 0;
         }

@@ -13,6 +13,15 @@ bool heap_init(struct heap *heap, const struct size_classes *classes, size_t add
     return space_init(&heap->space, address_space, (classes->blocks_most + 63) / 64);
 }
 
+static void note_misuse(struct heap *heap, enum misuse kind, const void *pointer) {
+    heap->misuses++;
+    heap->misuse_kind = kind;
+    heap->misuse_pointer = pointer;
+    if (heap->misused != NULL) {
+        heap->misused(kind, pointer);
+    }
+}
+
 static bool is_full(const struct heap *heap, const struct span *slab) {
     return slab->used_blocks == heap->classes->of[slab->class].slab_blocks;
 }
@@ -92,14 +101,14 @@ static bool is_claimed(const struct heap *heap, const struct span *slab, const c
 static void put_block(struct heap *heap, void *pointer) {
     uint32_t page = space_page(&heap->space, pointer);
     if (page == 0 || heap->space.class_of[page] == 0) {
-        heap->misused(was_freed(heap, page) ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
+        note_misuse(heap, was_freed(heap, page) ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
         return;
     }
     struct span *slab = space_span_of(&heap->space, page);
     long block = slab_block_at(heap, slab, pointer);
     if (block < 0 || !slab_in_use(slab, (size_t)block) ||
         (slab->claimed && is_claimed(heap, slab, pointer, heap->classes->of[slab->class].size))) {
-        heap->misused(block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
+        note_misuse(heap, block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
         return;
     }
     bool was_full = is_full(heap, slab);
@@ -142,7 +151,7 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
     if (span == NULL) {
         uint32_t page = space_page(&heap->space, block);
         bool freed = was_freed(heap, page);
-        heap->misused(freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, block);
+        note_misuse(heap, freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, block);
         return PUT_MISUSED;
     }
     span->state = SPAN_PURGING;
@@ -160,7 +169,7 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
 
 void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
     heap->purging_pages -= span->pages;
-    span->purged = renewed;
+    span->purged_pages = renewed ? span->pages : 0;
     runs_put(&heap->runs, span, renewed);
 }
 
@@ -226,7 +235,7 @@ void heap_moved(struct heap *heap, struct span *from, struct span *to) {
     }
     from->moved = false;
     from->state = SPAN_PURGING;
-    from->purged = true;
+    from->purged_pages = 0; /* moved, not given back */
     runs_put(&heap->runs, from, true);
 }
 
@@ -253,6 +262,11 @@ static struct span *cut_run(struct heap *heap, struct span *run, size_t before, 
         if (rest != NULL) {
             space_mark_ends(&heap->space, rest);
             runs_put(&heap->runs, run, false);
+            if (!run->huge) {
+                /* It is as cold as what is taken of it. Nothing was there to be joined with. */
+                span_ages_remove(&heap->runs.dirty_ages, run);
+                span_ages_prepend(&heap->runs.dirty_ages, run);
+            }
             run = rest;
         }
     }
@@ -364,7 +378,7 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
                         i < purged);
             settle_slab(heap, span, was_full);
         } else {
-            span->purged = i < purged;
+            span->purged_pages = (uint32_t)pages;
             runs_put(&heap->runs, span, i < purged);
         }
     }

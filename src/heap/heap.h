@@ -35,8 +35,12 @@ struct heap {
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages; /* slabs with free dirty pages */
-    /* Called where a free names no block in use; may end the process. The heap is intact. */
+    /* Where a free names no block in use: counted, the last one noted, and misused called unless it is NULL.
+     * The heap is intact. */
     void (*misused)(enum misuse kind, const void *pointer);
+    size_t misuses;
+    enum misuse misuse_kind;
+    const void *misuse_pointer;
 
     /* In pages. Dirty pages in runs are counted by runs. */
     size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */

@@ -57,18 +57,19 @@ struct span *runs_behind(const struct runs *runs, const struct span *span) {
 
 void runs_put(struct runs *runs, struct span *span, bool clean) {
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
+    span->purged_pages = clean ? span->purged_pages : 0;
     struct span *behind = runs_behind(runs, span);
     if (behind != NULL && behind->state == state && behind->huge == span->huge) {
         runs_remove(runs, behind);
         span->pages += behind->pages;
-        span->purged |= behind->purged;
+        span->purged_pages += behind->purged_pages;
         space_drop_span(runs->space, behind);
     }
     struct span *before = space_span_of(runs->space, span->page - 1);
     if (before->state == state && before->huge == span->huge && before->page + before->pages == span->page) {
         runs_remove(runs, before);
         before->pages += span->pages;
-        before->purged |= span->purged;
+        before->purged_pages += span->purged_pages;
         space_drop_span(runs->space, span);
         span = before;
     }
@@ -84,7 +85,9 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
     rest->page = span->page + (uint32_t)pages;
     rest->pages = span->pages - (uint32_t)pages;
     rest->state = span->state;
-    rest->purged = span->purged;
+    rest->purged_pages =
+        (uint32_t)((uint64_t)span->purged_pages * rest->pages / (span->pages ? span->pages : 1));
+    span->purged_pages -= rest->purged_pages;
     rest->huge = span->huge;
     span->pages = (uint32_t)pages;
     return rest;
@@ -189,8 +192,8 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
         }
         runs->huge_regions += run->pages / runs->huge_pages;
     }
-    runs->reused_pages += run->purged ? run->pages : 0;
-    run->purged = false;
+    runs->reused_pages += run->purged_pages;
+    run->purged_pages = 0;
     run->huge = true;
     runs->huge_pages_made += run->pages;
     runs_put(runs, run, false);
@@ -258,9 +261,8 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
         }
         insert(runs, rest, *clean);
     }
-    if (*clean && run->purged) {
-        runs->reused_pages += run->pages;
-    }
+    runs->reused_pages += run->purged_pages;
+    run->purged_pages = 0;
     space_mark_ends(runs->space, run);
     return run;
 }

@@ -75,6 +75,13 @@ void span_ages_append(struct span_ages *ages, struct span *span) {
     ages->hottest = span;
 }
 
+void span_ages_prepend(struct span_ages *ages, struct span *span) {
+    span->age.colder = NULL;
+    span->age.hotter = ages->coldest;
+    *(ages->coldest == NULL ? &ages->hottest : &ages->coldest->age.colder) = span;
+    ages->coldest = span;
+}
+
 void span_ages_remove(struct span_ages *ages, struct span *span) {
     *(span->age.colder == NULL ? &ages->coldest : &span->age.colder->age.hotter) = span->age.hotter;
     *(span->age.hotter == NULL ? &ages->hottest : &span->age.hotter->age.colder) = span->age.colder;

@@ -35,14 +35,18 @@ struct span {
     struct span *previous;
     /* Dirty runs, and slabs with free dirty pages. */
     struct span_link age;
-    /* Slabs. */
-    uint16_t used_blocks;
-    uint16_t free_dirty_pages;
+    union {
+        struct { /* slabs */
+            uint16_t used_blocks;
+            uint16_t free_dirty_pages;
+        };
+        uint32_t
+            purged_pages; /* free runs, clean: those that held memory before, wherever in the run they are */
+    };
     uint8_t class;
     uint8_t state;        /* enum span_state */
     bool claimed : 1;     /* slab: a purge has some of its free blocks */
     bool moved : 1;       /* large: its pages came from elsewhere, and the kernel keeps a mapping for them */
-    bool purged : 1;      /* clean: held memory before */
     bool huge : 1;        /* lies in a huge region: one touch makes all of it resident */
     uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
 };
@@ -58,6 +62,7 @@ struct span_ages {
 };
 
 void span_ages_append(struct span_ages *ages, struct span *span);
+void span_ages_prepend(struct span_ages *ages, struct span *span); /* as the coldest */
 void span_ages_remove(struct span_ages *ages, struct span *span);
 
 #endif

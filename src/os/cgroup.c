@@ -41,11 +41,32 @@ static bool under_pressure(const char *folder) {
     return average != NULL && average[6] != '0' && average[7] != '.';
 }
 
+/* The page cache's part, of memory.stat; 0 if it does not say. */
+static uint64_t file_bytes(const char *folder) {
+    char path[PATH_MOST + 32];
+    char text[512];
+    size_t length = strlen(folder);
+    memcpy(path, folder, length);
+    memcpy(path + length, "/memory.stat", sizeof "/memory.stat");
+    if (file_read(path, text, sizeof text) <= 0) {
+        return 0;
+    }
+    const char *line = strstr(text, "\nfile ");
+    uint64_t number = 0;
+    for (const char *digit = line == NULL ? "" : line + 6; *digit >= '0' && *digit <= '9'; digit++) {
+        number = number * 10 + (uint64_t)(*digit - '0');
+    }
+    return number;
+}
+
 static bool is_near_limit(const char *folder) {
     uint64_t current = number_in(folder, "memory.current");
     if (current == UINT64_MAX) {
         return false;
     }
+    /* What caches files is given up by the kernel before anybody has to wait. */
+    uint64_t file = file_bytes(folder);
+    current -= file < current ? file : current;
     uint64_t max = number_in(folder, "memory.max");
     uint64_t high = number_in(folder, "memory.high");
     uint64_t limit = max < high ? max : high;

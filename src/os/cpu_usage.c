@@ -1,26 +1,14 @@
 #include "os/cpu_usage.h"
 
-#include <errno.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "os/clock.h"
+#include "os/syscall.h"
 
 #define NS_PER_S 1000000000ULL
-
-static uint64_t clock_ns(clockid_t clock) {
-    struct timespec now;
-    if (clock_gettime(clock, &now) != 0) {
-        return 0;
-    }
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
 
 unsigned cpu_affinity_count(void) {
     /* The raw call reports how many bytes the kernel filled, whatever its NR_CPUS (at most 8192). */
     unsigned long mask[1024 / sizeof(unsigned long)];
-    int saved_errno = errno;
-    long filled = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
-    errno = saved_errno;
+    long filled = os_syscall(SYS_sched_getaffinity, 0, sizeof mask, (long)mask, 0, 0, 0);
     if (filled <= 0) {
         return 1;
     }
@@ -32,14 +20,13 @@ unsigned cpu_affinity_count(void) {
 }
 
 double cpu_usage_sample(struct cpu_usage *usage) {
-    int saved_errno = errno;
-    uint64_t wall = clock_ns(CLOCK_MONOTONIC);
+    uint64_t wall = clock_read_ns(CLOCK_MONOTONIC);
     if (usage->sampled_wall_ns == 0) {
         usage->cpus = cpu_affinity_count();
-        usage->sampled_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+        usage->sampled_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
         usage->sampled_wall_ns = wall;
     } else if (wall - usage->sampled_wall_ns >= NS_PER_S) {
-        uint64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+        uint64_t cpu = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
         if (wall > usage->sampled_wall_ns && cpu >= usage->sampled_cpu_ns) {
             usage->cpus = (double)(cpu - usage->sampled_cpu_ns) / (double)(wall - usage->sampled_wall_ns);
         } else {
@@ -48,6 +35,5 @@ double cpu_usage_sample(struct cpu_usage *usage) {
         usage->sampled_cpu_ns = cpu;
         usage->sampled_wall_ns = wall;
     }
-    errno = saved_errno;
     return usage->cpus;
 }

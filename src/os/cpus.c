@@ -35,13 +35,11 @@ static unsigned end_of_list(const char *path) {
 
 unsigned cpus_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
-    if (listed > 0) {
-        return listed;
-    }
-    /* The kernel fills a mask of all it could have, in whole words. */
+    /* The kernel fills a mask of all it could have, in whole words: a container may show another list. */
     unsigned long mask[1024 / sizeof(unsigned long)];
     long filled = os_syscall(SYS_sched_getaffinity, 0, sizeof mask, (long)mask, 0, 0, 0);
-    return filled > 0 ? (unsigned)filled * 8 : 8192;
+    unsigned could = filled > 0 ? (unsigned)filled * 8 : 8192;
+    return listed > could - 64 && listed <= could ? listed : could;
 }
 
 unsigned nodes_possible(void) {

@@ -36,9 +36,4 @@ static inline void lock_release(struct lock *lock) {
     }
 }
 
-/* In a forked child, whose other threads are gone: whoever held it. */
-static inline void lock_reset(struct lock *lock) {
-    atomic_store_explicit(&lock->state, LOCK_FREE, memory_order_relaxed);
-}
-
 #endif

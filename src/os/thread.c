@@ -18,6 +18,7 @@
 static void enter(void (*body)(void *argument), void *argument) {
     os_syscall(SYS_prctl, PR_SET_NAME, (long)"calmalloc", 0, 0, 0, 0);
     body(argument);
+    os_syscall(SYS_exit, 0, 0, 0, 0, 0, 0);
 }
 
 /* The new thread starts with nothing but its stack: what it is to do lies there. */
