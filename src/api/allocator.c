@@ -28,11 +28,24 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
     return wanted == OPTION_CACHE_AUTO && place.usable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
+static void before_fork(void) {
+    governor_before_fork(&calm_governor);
+}
+
+static void after_fork_in_parent(void) {
+    governor_after_fork(&calm_governor, false);
+}
+
+static void after_fork_in_child(void) {
+    governor_after_fork(&calm_governor, true);
+}
+
 bool allocator_ready(void) {
     if (atomic_load_explicit(&ready, memory_order_acquire)) {
         return true;
     }
     int saved_errno = errno;
+    bool first = false;
     lock_acquire(&ready_lock);
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
         static struct size_classes classes;
@@ -52,31 +65,24 @@ bool allocator_ready(void) {
             cpu_caches_start(&calm_caches, mode);
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
+            first = true;
         }
     }
     lock_release(&ready_lock);
+    if (first) {
+        /* As early as can be: what other libraries registered later runs before ours, which then holds all
+         * locks. */
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    }
     errno = saved_errno;
     return atomic_load_explicit(&ready, memory_order_relaxed);
 }
 
-static void before_fork(void) {
-    governor_before_fork(&calm_governor);
-}
-
-static void after_fork_in_parent(void) {
-    governor_after_fork(&calm_governor, false);
-}
-
-static void after_fork_in_child(void) {
-    governor_after_fork(&calm_governor, true);
-}
-
-/* First of all, so that other libraries' handlers, which may allocate, run before ours take the locks. */
+/* A program that never allocates forks, too; and the environment is there now, if it was not before. */
 __attribute__((constructor(101))) static void prepare(void) {
     if (allocator_ready()) {
         options_read_late();
         statistics_prepare_report();
-        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
 }
 

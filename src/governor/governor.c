@@ -432,6 +432,27 @@ static void tend(struct governor *governor) {
     lock_release(&governor->purge_lock);
 }
 
+/* Without a lock, since what handles the abort may allocate. What the helper came upon is reported here, too.
+ */
+static void report_misuse(struct governor *governor) {
+    struct misuse_note notes[MISUSE_NOTES];
+    size_t count = 0;
+    heap_enter(governor);
+    const struct heap *heap = &governor->heap;
+    size_t number = governor->misuses_reported;
+    if (heap->misuses - number > MISUSE_NOTES) {
+        number = heap->misuses - MISUSE_NOTES;
+    }
+    while (number < heap->misuses) {
+        notes[count++] = heap->misuse[number++ % MISUSE_NOTES];
+    }
+    governor->misuses_reported = number;
+    lock_release(&governor->heap_lock);
+    for (size_t i = 0; i < count; i++) {
+        governor->misused(notes[i].kind, notes[i].pointer);
+    }
+}
+
 /* Out of the heap's door: looks whether too much is free, and whether a window is over. */
 static void heap_leave(struct governor *governor) {
     size_t dirty = heap_dirty_pages(&governor->heap);
@@ -444,14 +465,9 @@ static void heap_leave(struct governor *governor) {
     }
     bool over = is_over(governor, limit_pages(governor));
     bool misused = governor->heap.misuses != governor->misuses_reported;
-    enum misuse kind = governor->heap.misuse_kind;
-    const void *pointer = governor->heap.misuse_pointer;
-    governor->misuses_reported = governor->heap.misuses;
     lock_release(&governor->heap_lock);
     if (__builtin_expect(misused, 0)) {
-        /* Without a lock: what handles the abort may allocate. What the helper came upon is reported here,
-         * too. */
-        governor->misused(kind, pointer);
+        report_misuse(governor);
     }
     if (__builtin_expect(over, 0)) {
         relieve(governor);

@@ -14,9 +14,7 @@ bool heap_init(struct heap *heap, const struct size_classes *classes, size_t add
 }
 
 static void note_misuse(struct heap *heap, enum misuse kind, const void *pointer) {
-    heap->misuses++;
-    heap->misuse_kind = kind;
-    heap->misuse_pointer = pointer;
+    heap->misuse[heap->misuses++ % MISUSE_NOTES] = (struct misuse_note){kind, pointer};
     if (heap->misused != NULL) {
         heap->misused(kind, pointer);
     }

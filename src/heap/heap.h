@@ -23,6 +23,13 @@
 
 enum misuse { MISUSE_INVALID_FREE, MISUSE_DOUBLE_FREE };
 
+#define MISUSE_NOTES 16
+
+struct misuse_note {
+    enum misuse kind;
+    const void *pointer;
+};
+
 /* Slabs of one class that have a free block; current is in no order. */
 struct slab_bin {
     struct span *current;
@@ -35,12 +42,11 @@ struct heap {
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages; /* slabs with free dirty pages */
-    /* Where a free names no block in use: counted, the last one noted, and misused called unless it is NULL.
-     * The heap is intact. */
+    /* Where a free names no block in use: counted, noted for whoever reports it, and misused called unless it
+     * is NULL. The heap is intact. */
     void (*misused)(enum misuse kind, const void *pointer);
     size_t misuses;
-    enum misuse misuse_kind;
-    const void *misuse_pointer;
+    struct misuse_note misuse[MISUSE_NOTES]; /* the latest: number n at n % MISUSE_NOTES */
 
     /* In pages. Dirty pages in runs are counted by runs. */
     size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */

@@ -39,11 +39,8 @@ def test_idle_threads_keep_little(programs: Programs, block: int, order: str, po
 @pytest.mark.parametrize("cache", ["locked", "off"])
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_threads_keep_little_with_other_caches(programs: Programs, block: int, cache: str) -> None:
-    assert_bounded(
-        programs.run(
-            PRELOAD, "retention", "plain", f"{block},others", options=f"background=off,cache={cache}"
-        )
-    )
+    options = f"background=off,cache={cache}"
+    assert_bounded(programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options), block)
 
 
 @pytest.mark.parametrize("way", OURS)
