@@ -117,7 +117,8 @@ static inline bool cpu_cache_is_alone(void) {
  * One block, of a thread that is alone: plain accesses to the words, for there is nobody else. On x86-64
  * spelled out, as compilers take three instructions more.
  */
-static inline __attribute__((always_inline)) bool region_pop(char *region, uint32_t class, void **popped) {
+static inline __attribute__((always_inline)) bool region_pop(const char *region, uint32_t class,
+                                                             void **popped) {
 #if defined(__x86_64__)
     uint64_t top;
     void *block;
@@ -135,18 +136,19 @@ static inline __attribute__((always_inline)) bool region_pop(char *region, uint3
     *popped = block;
     return found;
 #else
-    uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
+    uint16_t *words = (uint16_t *)(uintptr_t)region + 4 * (size_t) class;
     size_t top = words[0];
     if (__builtin_expect(top <= words[1], 0)) {
         return false;
     }
-    *popped = ((void **)(void *)region)[top - 1];
+    *popped = ((void **)(uintptr_t)region)[top - 1];
     words[0] = (uint16_t)(top - 1);
     return true;
 #endif
 }
 
-static inline __attribute__((always_inline)) bool region_push(char *region, uint32_t class, void *block) {
+static inline __attribute__((always_inline)) bool region_push(const char *region, uint32_t class,
+                                                              void *block) {
 #if defined(__x86_64__)
     uint64_t top;
     bool room;
@@ -162,12 +164,12 @@ static inline __attribute__((always_inline)) bool region_push(char *region, uint
                      : "memory");
     return room;
 #else
-    uint16_t *words = (uint16_t *)(void *)region + 4 * (size_t) class;
+    uint16_t *words = (uint16_t *)(uintptr_t)region + 4 * (size_t) class;
     size_t top = words[0];
     if (__builtin_expect(top >= words[2], 0)) {
         return false;
     }
-    ((void **)(void *)region)[top] = block;
+    ((void **)(uintptr_t)region)[top] = block;
     words[0] = (uint16_t)(top + 1);
     return true;
 #endif

@@ -241,7 +241,7 @@ bool heap_may_move(const struct heap *heap) {
     return heap->moved_spans < MOVED_SPANS_MOST;
 }
 
-static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, char *base,
+static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, const char *base,
                       size_t pages) {
     batch->ranges[batch->count] = (struct iovec){(void *)base, pages << heap->space.page_shift};
     batch->spans[batch->count++] = span;

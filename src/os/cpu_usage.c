@@ -7,7 +7,7 @@
 
 unsigned cpu_affinity_count(void) {
     /* The raw call reports how many bytes the kernel filled, whatever its NR_CPUS (at most 8192). */
-    unsigned long mask[1024 / sizeof(unsigned long)];
+    unsigned long mask[1024 / sizeof(unsigned long)] = {0};
     long filled = os_syscall(SYS_sched_getaffinity, 0, sizeof mask, (long)mask, 0, 0, 0);
     if (filled <= 0) {
         return 1;

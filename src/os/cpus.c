@@ -36,7 +36,7 @@ static unsigned end_of_list(const char *path) {
 unsigned cpus_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
     /* The kernel fills a mask of all it could have, in whole words: a container may show another list. */
-    unsigned long mask[1024 / sizeof(unsigned long)];
+    unsigned long mask[1024 / sizeof(unsigned long)] = {0};
     long filled = os_syscall(SYS_sched_getaffinity, 0, sizeof mask, (long)mask, 0, 0, 0);
     unsigned could = filled > 0 ? (unsigned)filled * 8 : 8192;
     return listed > could - 64 && listed <= could ? listed : could;
