@@ -68,7 +68,7 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_ten_thousand_threads(programs: Programs, cache: str) -> None:
-    """In waves of 50. What they leave behind does not grow with their number, but within the policy's slack."""
+    """In waves of 50. What they leave behind does not grow with their number, but for the policy's slack."""
     ran = programs.run(PRELOAD, "processes", "churn", "200", options=f"cache={cache},background=off")
     assert ran["grown_late"] <= ran["grown_early"] + 10 * MIB
     assert ran["kept"] < 24 * MIB
