@@ -68,9 +68,10 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_ten_thousand_threads(programs: Programs, cache: str) -> None:
-    """In waves of 50. What they leave behind does not grow with their number, but for the policy's slack."""
-    ran = programs.run(PRELOAD, "processes", "churn", "200", options=f"cache={cache},background=off")
-    assert ran["grown_late"] <= ran["grown_early"] + 10 * MIB
+    """In waves of 50. What they leave does not grow with their number; little slack, so that it shows."""
+    options = f"cache={cache},background=off,policy=paper,slack=20"
+    ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
+    assert ran["grown_late"] <= ran["grown_early"] + 2 * MIB
     assert ran["kept"] < 24 * MIB
 
 
