@@ -116,6 +116,7 @@ static void *refill(uint32_t class) {
     if (cpu_cache_pop_some(class, blocks, 1) == 1) {
         return blocks[0];
     }
+    cpu_cache_ran_empty(class);
     bool cached = atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_OFF;
     size_t wanted = cached ? (size_t)calm_classes.of[class].batch : 1;
     size_t got = governor_take_blocks(&calm_governor, class, blocks, wanted);
@@ -148,7 +149,8 @@ void *allocate_slow(size_t size) {
 static void spill(uint32_t class, void *block) {
     void *blocks[MAGAZINE_BLOCKS_MOST];
     cpu_cache_open(&calm_caches);
-    if (cpu_cache_push_some(class, &block, 1) == 1) {
+    if (cpu_cache_push_some(class, &block, 1) == 1 ||
+        (cpu_cache_ran_full(class) && cpu_cache_push_some(class, &block, 1) == 1)) {
         return;
     }
     size_t count = cpu_cache_pop_some(class, blocks, calm_classes.of[class].batch);

@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+/* Threads' stacks may be small. */
+#define DRAINED_AT_ONCE 256
+
 static const char nothing;
 
 struct cpu_caches calm_caches = {.alone = &nothing};
@@ -21,6 +24,14 @@ static char *region_of(const struct cpu_caches *caches, unsigned number) {
 }
 
 /* A word of a stack: written under the region's lock, or by a sequence of the CPU's own thread. */
+static uint32_t top_of(const struct stack_words *stack) {
+    return atomic_load_explicit(&stack->top, memory_order_relaxed);
+}
+
+static void set_top(struct stack_words *stack, uint32_t top) {
+    atomic_store_explicit(&stack->top, top, memory_order_release);
+}
+
 static uint16_t get(const _Atomic(uint16_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
@@ -40,7 +51,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     uint32_t next = SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
         caches->start_of[class] = (uint16_t)next;
-        next += classes->of[class].cache_most;
+        next += classes->of[class].grown_most;
     }
     if (next > REGION_BYTES / 8) {
         return false;
@@ -67,7 +78,7 @@ void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
 size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
     size_t blocks = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        blocks += caches->classes->of[class].cache_most;
+        blocks += caches->classes->of[class].grown_most;
     }
     return blocks * caches->count;
 }
@@ -75,7 +86,7 @@ size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches) {
     size_t bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        bytes += (size_t)caches->classes->of[class].cache_most * caches->classes->of[class].size;
+        bytes += (size_t)caches->classes->of[class].grown_most * caches->classes->of[class].size;
     }
     return bytes * caches->count;
 }
@@ -120,7 +131,7 @@ static void open_stacks(const struct cpu_caches *caches, char *region) {
         uint32_t start = caches->start_of[class];
         /* In this order a sequence in between finds either nothing to pop or no room to push. */
         set(&stack->bottom, UINT16_MAX);
-        set(&stack->top, start);
+        set_top(stack, start);
         set(&stack->bottom, start);
         set(&stack->end, start + caches->classes->of[class].cache_most);
     }
@@ -146,27 +157,27 @@ void cpu_cache_open(struct cpu_caches *caches) {
 /* The same operations on a region that is the caller's: it holds the lock, or is alone. */
 static size_t pop_owned(char *region, uint32_t class, void **blocks, size_t count) {
     struct stack_words *stack = stack_of(region, class);
-    uint32_t top = get(&stack->top);
+    uint32_t top = top_of(stack);
     uint32_t bottom = get(&stack->bottom);
     if (top <= bottom) {
         return 0;
     }
     size_t taken = top - bottom < count ? top - bottom : count;
     memcpy(blocks, (void **)(void *)region + top - taken, taken * sizeof *blocks);
-    set(&stack->top, top - (uint32_t)taken);
+    set_top(stack, top - (uint32_t)taken);
     return taken;
 }
 
 static size_t push_owned(char *region, uint32_t class, void *const *blocks, size_t count) {
     struct stack_words *stack = stack_of(region, class);
-    uint32_t top = get(&stack->top);
+    uint32_t top = top_of(stack);
     uint32_t end = get(&stack->end);
     if (top >= end) {
         return 0;
     }
     size_t given = end - top < count ? end - top : count;
     memcpy((void **)(void *)region + top, blocks, given * sizeof *blocks);
-    set(&stack->top, top + (uint32_t)given);
+    set_top(stack, top + (uint32_t)given);
     return given;
 }
 
@@ -214,18 +225,77 @@ size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count) {
     return given;
 }
 
+static uint32_t add_one(_Atomic(uint8_t) *count) {
+    uint32_t value = atomic_load_explicit(count, memory_order_relaxed);
+    atomic_store_explicit(count, (uint8_t)(value < UINT8_MAX ? value + 1 : value), memory_order_relaxed);
+    return value + 1;
+}
+
+void cpu_cache_ran_empty(uint32_t class) {
+    if (class < GROWING_CLASSES && calm_caches.states != NULL) {
+        add_one(&calm_caches.states[current_region()].ran_empty[class]);
+    }
+}
+
+/*
+ * A higher end needs no farewell from sequences under way: one that read the lower end finds its cache full,
+ * as it was.
+ */
+bool cpu_cache_ran_full(uint32_t class) {
+    if (class >= GROWING_CLASSES || calm_caches.states == NULL) {
+        return false;
+    }
+    unsigned number = current_region();
+    struct region_state *state = &calm_caches.states[number];
+    if (add_one(&state->ran_full[class]) < CACHE_TURNS ||
+        atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) < CACHE_TURNS ||
+        !lock_try(&state->lock)) {
+        return false;
+    }
+    struct stack_words *stack = stack_of(region_of(&calm_caches, number), class);
+    uint32_t start = calm_caches.start_of[class];
+    uint32_t room = get(&stack->end) - start;
+    uint32_t most = calm_caches.classes->of[class].grown_most;
+    bool grows = atomic_load_explicit(&state->open, memory_order_relaxed) && room < most;
+    if (grows) {
+        set(&stack->end, start + (room * 2 < most ? room * 2 : most));
+        atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
+        atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
+    }
+    lock_release(&state->lock);
+    return grows;
+}
+
+/*
+ * What did not run full and empty since the last look needs less room. Blocks above a lower end stay until
+ * they are wanted, or the cache is drained. Under the region's lock.
+ */
+static void shrink(const struct cpu_caches *caches, struct region_state *state, char *region) {
+    for (uint32_t class = 1; class < GROWING_CLASSES; class ++) {
+        struct stack_words *stack = stack_of(region, class);
+        uint32_t start = caches->start_of[class];
+        uint32_t least = caches->classes->of[class].cache_most;
+        uint32_t room = get(&stack->end) - start;
+        if (atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) == 0 && room > least) {
+            set(&stack->end, start + (room / 2 > least ? room / 2 : least));
+        }
+        atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
+        atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
+    }
+}
+
 /* Tops that are where they were tell of a region that nobody used, or used evenly; that is near enough. */
 static uint64_t digest(const struct cpu_caches *caches, char *region) {
     uint64_t digest = 1;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        digest = digest * 0x9e3779b97f4a7c15ULL + get(&stack_of(region, class)->top);
+        digest = digest * 0x9e3779b97f4a7c15ULL + top_of(stack_of(region, class));
     }
     return digest;
 }
 
 static bool is_empty(const struct cpu_caches *caches, char *region) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        if (get(&stack_of(region, class)->top) != caches->start_of[class]) {
+        if (top_of(stack_of(region, class)) != caches->start_of[class]) {
             return false;
         }
     }
@@ -249,6 +319,9 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     state->idle_looks = seen == state->seen ? state->idle_looks + 1 : 0;
     state->seen = seen;
     bool idle = state->idle_looks >= CACHE_IDLE_LOOKS;
+    if (only_if_idle) {
+        shrink(caches, state, region);
+    }
     if ((only_if_idle && !idle) || is_empty(caches, region)) {
         lock_release(&state->lock);
         return 0;
@@ -265,14 +338,17 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     }
     size_t total = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        void *blocks[CACHE_BLOCKS_MOST];
-        size_t count = (size_t)get(&stack_of(region, class)->top) - caches->start_of[class];
-        memcpy(blocks, (void **)(void *)region + caches->start_of[class], count * sizeof *blocks);
-        set(&stack_of(region, class)->top, caches->start_of[class]);
-        if (count > 0) {
+        uint32_t top = top_of(stack_of(region, class));
+        while (top > caches->start_of[class]) {
+            void *blocks[DRAINED_AT_ONCE];
+            uint32_t held = top - caches->start_of[class];
+            uint32_t count = held < DRAINED_AT_ONCE ? held : DRAINED_AT_ONCE;
+            top -= count;
+            memcpy(blocks, (void **)(void *)region + top, count * sizeof *blocks);
+            set_top(stack_of(region, class), top);
             put(context, blocks, count);
+            total += count;
         }
-        total += count;
     }
     open_stacks(caches, region);
     state->seen = digest(caches, region);
@@ -290,7 +366,7 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
         }
         for (uint32_t class = 1; class < caches->classes->count; ++class) {
             size_t held =
-                (size_t)get(&stack_of(region_of(caches, number), class)->top) - caches->start_of[class];
+                (size_t)top_of(stack_of(region_of(caches, number), class)) - caches->start_of[class];
             blocks += held;
             *bytes += held * caches->classes->of[class].size;
         }

@@ -13,8 +13,8 @@
  * Whoever changes a region from elsewhere closes it first: it then looks empty to pop and full to push, and
  * once rseq_restart_all returns nobody is in it. Blocks in a region are not free to the heap.
  *
- * The region's words, all counted in 8 bytes from its start: for class c at 8 * c, four uint16_t: top, one
- * above the last block; bottom, where the stack begins; end, where it is full; and one unused. All zero is a
+ * The region's words, all counted in 8 bytes from its start: for class c at 8 * c, a uint32_t: top, one above
+ * the last block; and two uint16_t: bottom, where the stack begins, and end, where it is full. All zero is a
  * closed region.
  */
 #ifndef CALM_CACHE_CPU_CACHE_H
@@ -27,8 +27,10 @@
 #include <stdatomic.h>
 
 #define CACHE_IDLE_LOOKS 10
+/* So often between two looks a cache runs full, and as often empty, before it grows. */
+#define CACHE_TURNS 4
 
-#define REGION_SHIFT 15
+#define REGION_SHIFT 17
 #define REGION_BYTES ((size_t)1 << REGION_SHIFT)
 
 enum cache_mode {
@@ -39,10 +41,10 @@ enum cache_mode {
 };
 
 struct stack_words {
-    _Atomic(uint16_t) top;
+    _Atomic(uint32_t)
+        top; /* the one that each call stores and the next one loads: 16 bits take 4 cycles more */
     _Atomic(uint16_t) bottom;
     _Atomic(uint16_t) end;
-    uint16_t unused;
 };
 
 /* What is known of a region, apart from it. */
@@ -51,6 +53,9 @@ struct region_state {
     _Atomic(bool) open;
     uint64_t seen;       /* a digest of its tops at the last look */
     unsigned idle_looks; /* in a row that found it the same */
+    /* Since the last look, about: threads that count at once may lose a count. */
+    _Atomic(uint8_t) ran_full[GROWING_CLASSES];
+    _Atomic(uint8_t) ran_empty[GROWING_CLASSES];
 };
 
 struct cpu_caches {
@@ -92,6 +97,13 @@ size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count);
 void cpu_cache_open(struct cpu_caches *caches);
 
 /*
+ * The cache of the CPU that runs the caller had no block, or no room: notes it. True if there is room now,
+ * for one that runs both ways over and over grows, and shrinks again when a look finds that it did not.
+ */
+void cpu_cache_ran_empty(uint32_t class);
+bool cpu_cache_ran_full(uint32_t class);
+
+/*
  * Takes all blocks out of a region, whoever's CPU it is, and hands them to put, class by class; only_if_idle:
  * unless something changed in it during the last CACHE_IDLE_LOOKS calls. Returns the number of blocks. Any
  * thread; put is called with the region's lock held.
@@ -123,11 +135,11 @@ static inline __attribute__((always_inline)) bool region_pop(const char *region,
     uint64_t top;
     void *block;
     bool found;
-    __asm__ volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
-                     "cmpw 2(%[region],%[class],8), %w[top]\n\t"
+    __asm__ volatile("movl (%[region],%[class],8), %k[top]\n\t"
+                     "cmpw 4(%[region],%[class],8), %w[top]\n\t"
                      "jbe 6f\n\t"
                      "decl %k[top]\n\t"
-                     "movw %w[top], (%[region],%[class],8)\n\t"
+                     "movl %k[top], (%[region],%[class],8)\n\t"
                      "movq (%[region],%[top],8), %[block]\n"
                      "6:\n\t"
                      : [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
@@ -136,13 +148,13 @@ static inline __attribute__((always_inline)) bool region_pop(const char *region,
     *popped = block;
     return found;
 #else
-    uint16_t *words = (uint16_t *)(uintptr_t)region + 4 * (size_t) class;
-    size_t top = words[0];
-    if (__builtin_expect(top <= words[1], 0)) {
+    struct stack_words *stack = (struct stack_words *)(uintptr_t)region + class;
+    uint32_t top = atomic_load_explicit(&stack->top, memory_order_relaxed);
+    if (__builtin_expect(top <= atomic_load_explicit(&stack->bottom, memory_order_relaxed), 0)) {
         return false;
     }
     *popped = ((void **)(uintptr_t)region)[top - 1];
-    words[0] = (uint16_t)(top - 1);
+    atomic_store_explicit(&stack->top, top - 1, memory_order_relaxed);
     return true;
 #endif
 }
@@ -152,25 +164,25 @@ static inline __attribute__((always_inline)) bool region_push(const char *region
 #if defined(__x86_64__)
     uint64_t top;
     bool room;
-    __asm__ volatile("movzwl (%[region],%[class],8), %k[top]\n\t"
-                     "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+    __asm__ volatile("movl (%[region],%[class],8), %k[top]\n\t"
+                     "cmpw 6(%[region],%[class],8), %w[top]\n\t"
                      "jae 6f\n\t"
                      "movq %[block], (%[region],%[top],8)\n\t"
                      "incl %k[top]\n\t"
-                     "movw %w[top], (%[region],%[class],8)\n"
+                     "movl %k[top], (%[region],%[class],8)\n"
                      "6:\n\t"
                      : [top] "=&r"(top), "=@ccb"(room)
                      : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
                      : "memory");
     return room;
 #else
-    uint16_t *words = (uint16_t *)(uintptr_t)region + 4 * (size_t) class;
-    size_t top = words[0];
-    if (__builtin_expect(top >= words[2], 0)) {
+    struct stack_words *stack = (struct stack_words *)(uintptr_t)region + class;
+    uint32_t top = atomic_load_explicit(&stack->top, memory_order_relaxed);
+    if (__builtin_expect(top >= atomic_load_explicit(&stack->end, memory_order_relaxed), 0)) {
         return false;
     }
     ((void **)(uintptr_t)region)[top] = block;
-    words[0] = (uint16_t)(top + 1);
+    atomic_store_explicit(&stack->top, top + 1, memory_order_relaxed);
     return true;
 #endif
 }

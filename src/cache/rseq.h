@@ -56,13 +56,13 @@ static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void 
     void *block;
     bool found;
     /* dec leaves the carry as cmp set it, and no top is zero: "above" still tells what cmp found. */
-    __asm__ volatile(RSEQ_BEGIN "movzwl 2(%[region],%[class],8), %k[block]\n\t"
-                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[block]\n\t"
+                                "movl (%[region],%[class],8), %k[top]\n\t"
                                 "cmpl %k[block], %k[top]\n\t"
                                 "jbe 6f\n\t"
                                 "movq -8(%[region],%[top],8), %[block]\n\t"
                                 "decl %k[top]\n\t"
-                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                                "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
                      : RSEQ_INPUTS
                      : "memory");
@@ -76,18 +76,33 @@ static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void
     uint64_t end;
     bool room;
     /* inc leaves the carry as cmp set it. */
-    __asm__ volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[end]\n\t"
-                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movzwl 6(%[region],%[class],8), %k[end]\n\t"
+                                "movl (%[region],%[class],8), %k[top]\n\t"
                                 "cmpl %k[end], %k[top]\n\t"
                                 "jae 6f\n\t"
                                 "movq %[block], (%[region],%[top],8)\n\t"
                                 "incl %k[top]\n\t"
-                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                                "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [end] "=&r"(end), "=@ccb"(room)
                      : RSEQ_INPUTS, [block] "r"(block)
                      : "memory");
     return room;
 }
+
+/* Copies %[left] pointers, at least one, from the last on: the odd one, then pairs. */
+#define RSEQ_COPY(from, to)                      \
+    "testb $1, %b[left]\n\t"                     \
+    "je 5f\n\t"                                  \
+    "movq -8(" from ",%[left],8), %[block]\n\t"  \
+    "movq %[block], -8(" to ",%[left],8)\n\t"    \
+    "decq %[left]\n\t"                           \
+    "je 8f\n"                                    \
+    "5:\n\t"                                     \
+    "movups -16(" from ",%[left],8), %%xmm0\n\t" \
+    "movups %%xmm0, -16(" to ",%[left],8)\n\t"   \
+    "subq $2, %[left]\n\t"                       \
+    "jnz 5b\n"                                   \
+    "8:\n\t"
 
 /* Copies before it commits: a copy that is cut short is made again. moved stays 0 where there is nothing to
  * copy. */
@@ -99,8 +114,8 @@ static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movzwl 2(%[region],%[class],8), %k[left]\n\t"
-                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "movzwl 4(%[region],%[class],8), %k[left]\n\t"
+                                "movl (%[region],%[class],8), %k[top]\n\t"
                                 "movq %[top], %[taken]\n\t"
                                 "subq %[left], %[taken]\n\t"
                                 "jbe 6f\n\t"
@@ -108,20 +123,15 @@ static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count
                                 "cmovaq %[count], %[taken]\n\t"
                                 "movq %[taken], %[left]\n\t"
                                 "subq %[taken], %[top]\n\t"
-                                "leaq (%[region],%[top],8), %[top]\n"
-                                "5:\n\t"
-                                "movq -8(%[top],%[left],8), %[block]\n\t"
-                                "movq %[block], -8(%[blocks],%[left],8)\n\t"
-                                "decq %[left]\n\t"
-                                "jnz 5b\n\t"
-                                "movq %[taken], %[moved]\n\t"
-                                "subq %[region], %[top]\n\t"
-                                "shrq $3, %[top]\n\t"
-                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                                "leaq (%[region],%[top],8), %[top]\n\t" RSEQ_COPY(
+                                    "%[top]", "%[blocks]") "movq %[taken], %[moved]\n\t"
+                                                           "subq %[region], %[top]\n\t"
+                                                           "shrq $3, %[top]\n\t"
+                                                           "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc");
+                     : "memory", "cc", "xmm0");
     return moved;
 }
 
@@ -133,28 +143,23 @@ static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movzwl 4(%[region],%[class],8), %k[given]\n\t"
-                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "movzwl 6(%[region],%[class],8), %k[given]\n\t"
+                                "movl (%[region],%[class],8), %k[top]\n\t"
                                 "subq %[top], %[given]\n\t"
                                 "jbe 6f\n\t"
                                 "cmpq %[count], %[given]\n\t"
                                 "cmovaq %[count], %[given]\n\t"
                                 "movq %[given], %[left]\n\t"
-                                "leaq (%[region],%[top],8), %[top]\n"
-                                "5:\n\t"
-                                "movq -8(%[blocks],%[left],8), %[block]\n\t"
-                                "movq %[block], -8(%[top],%[left],8)\n\t"
-                                "decq %[left]\n\t"
-                                "jnz 5b\n\t"
-                                "movq %[given], %[moved]\n\t"
-                                "leaq (%[top],%[given],8), %[top]\n\t"
-                                "subq %[region], %[top]\n\t"
-                                "shrq $3, %[top]\n\t"
-                                "movw %w[top], (%[region],%[class],8)\n" RSEQ_END
+                                "leaq (%[region],%[top],8), %[top]\n\t" RSEQ_COPY(
+                                    "%[blocks]", "%[top]") "movq %[given], %[moved]\n\t"
+                                                           "leaq (%[top],%[given],8), %[top]\n\t"
+                                                           "subq %[region], %[top]\n\t"
+                                                           "shrq $3, %[top]\n\t"
+                                                           "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
-                     : "memory", "cc");
+                     : "memory", "cc", "xmm0");
     return moved;
 }
 

@@ -1,5 +1,6 @@
 #include "governor/density.h"
 
+#include "os/clock.h"
 #include "os/residency.h"
 
 #define BLOCKS_PER_LOOK_MOST 512
@@ -8,14 +9,34 @@
 #define SCORE_MOST           16
 #define SCORE_HIGH           8
 /* A block that was not touched weighs as much as four that were: memory is dearer than time. */
-#define SCORE_SPARSE 4
+#define SCORE_SPARSE  4
+#define DEAR_NS_LEAST 100000000ULL
+#define DEAR_NS_MOST  10000000000ULL
 
 static bool is_control(const struct density *density) {
     return density->blocks % BLOCKS_PER_CONTROL == 0;
 }
 
+static bool is_dear(const struct density *density) {
+    uint64_t until = atomic_load_explicit(&density->dear_until_ns, memory_order_relaxed);
+    return until != 0 && clock_coarse_ns() < until;
+}
+
 bool density_is_high(const struct density *density) {
-    return atomic_load_explicit(&density->score, memory_order_relaxed) >= SCORE_HIGH && !is_control(density);
+    return atomic_load_explicit(&density->score, memory_order_relaxed) >= SCORE_HIGH &&
+           !is_control(density) && !is_dear(density);
+}
+
+/* Threads that come at once may both lengthen the pause, or end it: it is a guess either way. */
+void density_note_cost(struct density *density, uint64_t ns, double small_ns) {
+    uint64_t pause = 0;
+    if ((double)ns > small_ns) {
+        pause = atomic_load_explicit(&density->dear_ns, memory_order_relaxed) * 2;
+        pause = pause < DEAR_NS_LEAST ? DEAR_NS_LEAST : pause > DEAR_NS_MOST ? DEAR_NS_MOST : pause;
+    }
+    atomic_store_explicit(&density->dear_ns, pause, memory_order_relaxed);
+    atomic_store_explicit(&density->dear_until_ns, pause == 0 ? 0 : clock_coarse_ns() + pause,
+                          memory_order_relaxed);
 }
 
 const struct span *density_note(struct density *density, const struct heap *heap, void *block) {

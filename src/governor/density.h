@@ -4,6 +4,10 @@
  * Every few large blocks one is looked at, long after it was handed out and while it still is in use: by
  * mincore, at a few of its pages. Blocks in huge regions say nothing, being resident whether touched or not;
  * so one block in sixteen is never put there.
+ *
+ * And only where they are cheap: a huge page takes 0.1 ms where the machine has one, but 4 ms where a virtual
+ * machine's host must find the memory first, more than the small pages in its place. So the first touch of
+ * each new region is timed, and after a dear one there are none for a while, twice as long each time.
  */
 #ifndef CALM_GOVERNOR_DENSITY_H
 #define CALM_GOVERNOR_DENSITY_H
@@ -23,6 +27,8 @@ struct density {
     _Atomic(unsigned)
         patience; /* more blocks between two looks: it grows while what is seen was not touched */
     _Atomic(int) score;
+    _Atomic(uint64_t) dear_until_ns; /* 0: the last one was cheap */
+    _Atomic(uint64_t) dear_ns;       /* how long the last pause was */
 };
 
 /* Whether the next large block should lie in a huge region. Under the heap's lock. */
@@ -30,6 +36,10 @@ bool density_is_high(const struct density *density);
 
 /* Notes a new large block. Returns an older one to be judged, or NULL. Under the heap's lock. */
 const struct span *density_note(struct density *density, const struct heap *heap, void *block);
+
+/* What the first touch of a new huge region took, against what it would have taken by small pages. Any
+ * thread. */
+void density_note_cost(struct density *density, uint64_t ns, double small_ns);
 
 /* Looks at some pages of a block. Any thread; without a lock, one system call. */
 void density_judge(struct density *density, const char *base, size_t bytes, size_t page_size);

@@ -13,8 +13,10 @@
 #define LIMIT_PAGES_LEAST 16
 /* Under shortage the bound is this part of the policy's. */
 #define SHORTAGE_FACTOR 0.125
-/* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1. */
-#define KEEP_DIVISOR 4
+/* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1; under the adaptive
+ * policy, which gives back later what nobody wants, more. */
+#define KEEP_PAPER    0.25
+#define KEEP_ADAPTIVE 0.75
 /* The clock is read at one look in so many. */
 #define LOOKS_PER_CLOCK 16
 /* Caches whose blocks may keep alive more than this part of all pages are sparse. */
@@ -87,6 +89,16 @@ static double measure_fault_ns(void) {
     uint64_t end = clock_now_ns();
     os_release(memory, FAULT_PAGES * page);
     return (double)(end - start) / FAULT_PAGES;
+}
+
+/* Measured when it is first wanted; by several threads, if they come at once. */
+static double fault_ns(struct governor *governor) {
+    double ns = atomic_load_explicit(&governor->fault_ns, memory_order_relaxed);
+    if (ns == 0) {
+        ns = measure_fault_ns();
+        atomic_store_explicit(&governor->fault_ns, ns, memory_order_relaxed);
+    }
+    return ns;
 }
 
 enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED };
@@ -244,6 +256,11 @@ static bool is_over(struct governor *governor, size_t limit) {
     return dirty > limit && may_retry(governor, dirty);
 }
 
+/* What stays of the bound when it was exceeded. */
+static size_t kept_pages(const struct governor *governor, size_t limit) {
+    return (size_t)((double)limit * (is_adaptive(governor) ? KEEP_ADAPTIVE : KEEP_PAPER));
+}
+
 /*
  * Gives back until free memory is within the bound, which sinks with the footprint: so it looks again. Under
  * the purger's lock.
@@ -254,7 +271,7 @@ static void purge_to_limit(struct governor *governor) {
         size_t limit = limit_pages(governor);
         bool over = is_over(governor, limit);
         lock_release(&governor->heap_lock);
-        purged = over && purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+        purged = over && purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
     }
 }
 
@@ -271,7 +288,7 @@ static void set_factor(struct governor *governor) {
             return;
         }
         lock_release(&governor->heap_lock);
-        purged = purge_down(governor, limit / KEEP_DIVISOR, limit, REASON_LIMIT);
+        purged = purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
     }
 }
 
@@ -349,21 +366,19 @@ static void read_shortage(struct governor *governor, uint64_t now) {
 /* The window is over: what it tells about the next. Under the purger's lock. */
 static void end_window(struct governor *governor, uint64_t now, uint64_t start) {
     double cpus = cpu_usage_sample(&governor->cpu_usage);
-    if (governor->fault_ns == 0 && governor->window_purged_pages > 0) {
-        governor->fault_ns = measure_fault_ns();
-    }
     heap_enter(governor);
     forgive(governor);
     size_t unused = governor->low_dirty_pages;
     size_t reused = governor->heap.runs.reused_pages;
     lock_release(&governor->heap_lock);
 
+    bool wanted = reused > governor->window_reused_pages || governor->window_purged_pages > 0;
     struct adaptive_decision decision =
         adaptive_decide(governor->band, (struct adaptive_window){
                                             .ns = (double)(now - start),
                                             .cpus_used = cpus,
                                             .purge_ns = (double)governor->window_purge_ns,
-                                            .fault_ns = governor->fault_ns,
+                                            .fault_ns = wanted ? fault_ns(governor) : 0,
                                             .purged_pages = governor->window_purged_pages,
                                             .reused_pages = reused - governor->window_reused_pages,
                                             .unused_pages = unused,
@@ -570,7 +585,9 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
     heap_enter(governor);
     enum run_choice choice = choose_run(governor, pages);
-    void *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
+    uint64_t made = governor->heap.runs.huge_pages_made;
+    char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
+    made = governor->heap.runs.huge_pages_made - made;
     const char *base = NULL;
     size_t older_pages = 0;
     if (choice != RUN_FOR_ANY && block != NULL) {
@@ -579,6 +596,12 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
         older_pages = older == NULL ? 0 : older->pages;
     }
     heap_leave(governor);
+    if (made > 0 && block != NULL) {
+        uint64_t start = clock_now_ns();
+        *(volatile char *)block = 0; /* the whole huge page comes with it */
+        density_note_cost(&governor->density, clock_now_ns() - start,
+                          (double)governor->heap.runs.huge_pages * fault_ns(governor));
+    }
     if (base != NULL) {
         density_judge(&governor->density, base, older_pages * page_bytes(governor), page_bytes(governor));
     }

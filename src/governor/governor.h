@@ -73,7 +73,6 @@ struct governor {
     struct purge_batch batch;
     struct cpu_usage cpu_usage;
     double band;
-    double fault_ns;
     uint64_t window_looks;
     uint64_t window_purge_ns;
     uint64_t window_purged_pages;
@@ -85,6 +84,7 @@ struct governor {
 
     _Atomic(uint64_t) window_start_ns;
     _Atomic(uint64_t) misses;
+    _Atomic(double) fault_ns; /* for one page, as measured; 0: not yet */
     const void *first_thread; /* its thread pointer */
     _Atomic(int) helper;      /* enum helper_state */
     _Atomic(uint32_t) helper_bell;

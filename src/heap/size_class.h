@@ -15,6 +15,9 @@
 /* Blocks of one class in one CPU's cache; half of them move at once, and one more. */
 #define CACHE_BLOCKS_MOST    256
 #define MAGAZINE_BLOCKS_MOST (CACHE_BLOCKS_MOST / 2 + 1)
+/* The classes up to 128 bytes, and to what their caches may grow. */
+#define GROWING_CLASSES   9
+#define GROWN_BLOCKS_MOST 1024
 
 struct size_class {
     uint32_t size;
@@ -23,6 +26,7 @@ struct size_class {
     uint16_t slab_blocks;
     uint16_t batch;      /* blocks that move between a CPU's cache, the depot and the heap at once */
     uint16_t cache_most; /* blocks that one CPU's cache holds at most */
+    uint16_t grown_most; /* the same, while its threads fill and empty it over and over */
 };
 
 struct size_classes {

@@ -30,7 +30,7 @@ static double seconds = 3;
 static size_t threads;
 static cpu_set_t allowed;
 static _Atomic(bool) stop;
-static _Atomic(uint64_t) signals, operations, batches, drained, moves;
+static _Atomic(uint64_t) signals, operations, batches, drained, moves, grown;
 static _Atomic(int) place_of[TOKENS]; /* 0: in a cache; -1: in the pool; else who has it */
 
 /* Where what was drained waits for those that find their cache empty. */
@@ -224,6 +224,10 @@ static void *work(void *argument) {
                 pop_to_stash(worker, class);
             }
         }
+        if (round % 64 == 0) {
+            cpu_cache_ran_empty(class);
+            grown += cpu_cache_ran_full(class);
+        }
         if (round % 8192 == 0) {
             change_cpu(worker);
             cpu_cache_open(&calm_caches);
@@ -317,10 +321,12 @@ static void run_mode(const char *name, struct rseq_place place, enum cache_mode 
     for (size_t i = 0; i < 2; i++) {
         CHECK(pthread_join(drainers[i], NULL) == 0);
     }
-    printf("%s: %llu operations, %llu batches, %llu drained in %llu drains, %llu signals, %llu moves\n", name,
-           (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)drained,
-           (unsigned long long)calm_caches.drains, (unsigned long long)signals, (unsigned long long)moves);
-    CHECK(operations > 0 && drained > 0 && moves > 0 && signals > 0);
+    printf("%s: %llu operations, %llu batches, %llu drained in %llu drains, %llu signals, %llu moves, "
+           "%llu grown\n",
+           name, (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)drained,
+           (unsigned long long)calm_caches.drains, (unsigned long long)signals, (unsigned long long)moves,
+           (unsigned long long)grown);
+    CHECK(operations > 0 && drained > 0 && moves > 0 && signals > 0 && grown > 0);
     check_all_tokens();
 }
 
@@ -346,6 +352,88 @@ static size_t counted;
 static void count_blocks(void *context, void *const *blocks, size_t count) {
     (void)context, (void)blocks;
     counted += count;
+}
+
+/* So many fit into a class's stack, which is empty before and after. */
+static size_t room(uint32_t class) {
+    void *block;
+    size_t count = 0;
+    while (push_one(class, token(count))) {
+        count++;
+    }
+    for (size_t i = count; i-- > 0;) {
+        CHECK(pop_one(class, &block) && block == token(i));
+    }
+    CHECK(!pop_one(class, &block));
+    return count;
+}
+
+static void look(void) {
+    for (unsigned region = 0; region < calm_caches.count; region++) {
+        cpu_cache_drain(&calm_caches, region, true, count_blocks, NULL);
+    }
+}
+
+static void turn(uint32_t class, unsigned times, bool both_ways) {
+    for (unsigned i = 0; i < times; i++) {
+        if (both_ways) {
+            cpu_cache_ran_empty(class);
+        }
+        cpu_cache_ran_full(class);
+    }
+}
+
+/* A stack grows when it runs full and empty over and over, up to its most, and shrinks when it does not any
+ * more. */
+static void check_growth(void) {
+    const uint32_t class = 4;
+    size_t least = classes.of[class].cache_most;
+    size_t most = classes.of[class].grown_most;
+    CHECK(most >= least * 2);
+    look();
+    turn(class, 100, false); /* one that only frees */
+    CHECK_EQUAL(room(class), least);
+    look();
+    turn(class, CACHE_TURNS - 1, true);
+    CHECK_EQUAL(room(class), least);
+    look(); /* counts anew */
+    turn(class, CACHE_TURNS - 1, true);
+    CHECK_EQUAL(room(class), least);
+    turn(class, 1, true);
+    CHECK_EQUAL(room(class), least * 2);
+    turn(class, 100, true);
+    CHECK_EQUAL(room(class), most);
+    CHECK_EQUAL(room(class + 1), classes.of[class + 1].cache_most);
+
+    /* Blocks above a lower end stay until they are wanted. */
+    for (size_t i = 0; i < most; i++) {
+        CHECK(push_one(class, token(i)));
+    }
+    look();
+    look();
+    look();
+    look();
+    void *block;
+    CHECK(!push_one(class, token(most)));
+    for (size_t i = most; i-- > 0;) {
+        CHECK(pop_one(class, &block) && block == token(i));
+    }
+    CHECK_EQUAL(room(class), least);
+
+    turn(class, 100, true);
+    for (size_t i = 0; i < most; i++) {
+        CHECK(push_one(class, token(i)));
+    }
+    counted = 0;
+    for (unsigned region = 0; region < calm_caches.count; region++) {
+        cpu_cache_drain(&calm_caches, region, false, count_blocks, NULL);
+    }
+    CHECK_EQUAL(counted, most);
+    CHECK_EQUAL(room(class), least);
+
+    uint32_t large = classes.count - 1;
+    turn(large, 100, true);
+    CHECK_EQUAL(room(large), classes.of[large].cache_most);
 }
 
 /* Each stack holds exactly what its class may, the last in is the first out, and closed is closed. */
@@ -388,6 +476,7 @@ static void check_stacks(void) {
     CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes) + bytes, 0);
     CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1); /* open again */
     CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 1);
+    check_growth();
 }
 
 static void stay_on_one_cpu(void) {

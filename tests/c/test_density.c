@@ -1,0 +1,62 @@
+/* Huge pages are earned by touched blocks, and not asked for while they are dear. */
+#include "governor/density.h"
+
+#include "check.h"
+#include "os/clock.h"
+
+#define SMALL_NS 600000.0 /* what small pages would take */
+#define CHEAP_NS 100000
+#define DEAR_NS  4000000
+#define MS       1000000ULL
+
+static struct density earned(void) {
+    return (struct density){.blocks = 1, .score = 16};
+}
+
+static uint64_t pause_ms(const struct density *density) {
+    return density->dear_until_ns == 0
+               ? 0
+               : (density->dear_until_ns - clock_coarse_ns() + 50 * MS) / (100 * MS) * 100;
+}
+
+static void test_dear_ones_pause(void) {
+    struct density density = earned();
+    CHECK(density_is_high(&density));
+    density_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(density_is_high(&density));
+    density_note_cost(&density, DEAR_NS, SMALL_NS);
+    CHECK(!density_is_high(&density));
+    CHECK_EQUAL(pause_ms(&density), 100);
+    density.dear_until_ns = 1; /* long past */
+    CHECK(density_is_high(&density));
+}
+
+static void test_pauses_double_and_end(void) {
+    struct density density = earned();
+    for (uint64_t expected = 100; expected <= 6400; expected *= 2) {
+        density_note_cost(&density, DEAR_NS, SMALL_NS);
+        CHECK_EQUAL(pause_ms(&density), expected);
+    }
+    for (int i = 0; i < 10; i++) {
+        density_note_cost(&density, DEAR_NS, SMALL_NS);
+        CHECK_EQUAL(pause_ms(&density), 10000);
+    }
+    density_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(density_is_high(&density));
+    density_note_cost(&density, DEAR_NS, SMALL_NS);
+    CHECK_EQUAL(pause_ms(&density), 100);
+}
+
+static void test_what_was_not_earned(void) {
+    struct density density = earned();
+    density.score = 0;
+    density_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(!density_is_high(&density));
+}
+
+int main(void) {
+    test_dear_ones_pause();
+    test_pauses_double_and_end();
+    test_what_was_not_earned();
+    return 0;
+}
