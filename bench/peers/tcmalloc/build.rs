@@ -41,4 +41,6 @@ fn main() {
     let renamed: Vec<(&str, String)> =
         RENAMED.iter().map(|(symbol, name)| (*symbol, format!("TCMallocInternal{name}"))).collect();
     exports::link(&renamed);
+    // The object with this function has the constructor that starts the caches for each CPU, and nothing else needs it.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--undefined=TCMalloc_Internal_ForceCpuCacheActivation");
 }
