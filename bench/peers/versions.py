@@ -1,4 +1,4 @@
-"""Prints versions.json: which version of each allocator is in the libraries, and of the crate that carries it."""
+"""Prints versions.json: which version of each allocator is built, and of the crate that carries it."""
 
 import json
 import re
@@ -34,7 +34,8 @@ def allocator_version(name: str, crate_version: str, crate: Path) -> str | None:
         case "snmalloc":  # The crate is a directory of snmalloc, and has its number.
             return crate_version
         case _:  # Google's has no numbers: the day on which the crate took it.
-            return _first(rf"^## \[{re.escape(crate_version)}\].*(\d{{4}}-\d\d-\d\d)$", crate / "CHANGELOG.md")
+            day = r"\d{4}-\d\d-\d\d"
+            return _first(rf"^## \[{re.escape(crate_version)}\].*({day})$", crate / "CHANGELOG.md")
 
 
 def main() -> None:

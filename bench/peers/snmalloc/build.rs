@@ -3,10 +3,18 @@ use cargo_metadata::MetadataCommand;
 /// Where the crate's sources lie.
 fn upstream() -> std::path::PathBuf {
     let metadata = MetadataCommand::new()
-        .other_options(["--locked".into(), "--filter-platform".into(), std::env::var("TARGET").unwrap()])
+        .other_options([
+            "--locked".into(),
+            "--filter-platform".into(),
+            std::env::var("TARGET").unwrap(),
+        ])
         .exec()
         .unwrap();
-    let package = metadata.packages.iter().find(|package| package.name.as_str() == "snmalloc-sys").unwrap();
+    let package = metadata
+        .packages
+        .iter()
+        .find(|package| package.name.as_str() == "snmalloc-sys")
+        .unwrap();
     package.manifest_path.with_file_name("upstream").into()
 }
 
@@ -23,7 +31,10 @@ fn main() {
         .define("NDEBUG", None)
         .define("SNMALLOC_USE_CXX11_THREAD_ATEXIT_DIRECT", None)
         .define("SNMALLOC_USE_WAIT_ON_ADDRESS", "1")
-        .define("SNMALLOC_EXPORT", "__attribute__((visibility(\"default\")))")
+        .define(
+            "SNMALLOC_EXPORT",
+            "__attribute__((visibility(\"default\")))",
+        )
         .define("SNMALLOC_CHECK_LOADS", "false")
         .define("SNMALLOC_PAGEID", "false")
         .define("SNMALLOC_NO_REALLOCARRAY", None)
@@ -31,7 +42,12 @@ fn main() {
         .define("SNMALLOC_HAS_LINUX_FUTEX_H", None)
         .define("SNMALLOC_HAS_LINUX_RANDOM_H", None)
         .define("SNMALLOC_PLATFORM_HAS_GETENTROPY", None)
-        .flags(["-fvisibility=hidden", "-fomit-frame-pointer", "-ftls-model=initial-exec", "-fno-rtti"])
+        .flags([
+            "-fvisibility=hidden",
+            "-fomit-frame-pointer",
+            "-ftls-model=initial-exec",
+            "-fno-rtti",
+        ])
         .flag_if_supported("-mcx16")
         .flag_if_supported("-mprfchw")
         .link_lib_modifier("+whole-archive")

@@ -22,7 +22,10 @@ const RENAMED: &[(&str, &str)] = &[
     ("_ZnwmSt11align_val_t", "NewAligned"),
     ("_ZnamSt11align_val_t", "NewArrayAligned"),
     ("_ZnwmSt11align_val_tRKSt9nothrow_t", "NewAlignedNothrow"),
-    ("_ZnamSt11align_val_tRKSt9nothrow_t", "NewArrayAlignedNothrow"),
+    (
+        "_ZnamSt11align_val_tRKSt9nothrow_t",
+        "NewArrayAlignedNothrow",
+    ),
     ("_ZdlPv", "Delete"),
     ("_ZdaPv", "DeleteArray"),
     ("_ZdlPvm", "DeleteSized"),
@@ -31,16 +34,26 @@ const RENAMED: &[(&str, &str)] = &[
     ("_ZdaPvRKSt9nothrow_t", "DeleteArrayNothrow"),
     ("_ZdlPvSt11align_val_t", "DeleteAligned"),
     ("_ZdaPvSt11align_val_t", "DeleteArrayAligned"),
-    ("_ZdlPvSt11align_val_tRKSt9nothrow_t", "DeleteAlignedNothrow"),
-    ("_ZdaPvSt11align_val_tRKSt9nothrow_t", "DeleteArrayAlignedNothrow"),
+    (
+        "_ZdlPvSt11align_val_tRKSt9nothrow_t",
+        "DeleteAlignedNothrow",
+    ),
+    (
+        "_ZdaPvSt11align_val_tRKSt9nothrow_t",
+        "DeleteArrayAlignedNothrow",
+    ),
     ("_ZdlPvmSt11align_val_t", "DeleteSizedAligned"),
     ("_ZdaPvmSt11align_val_t", "DeleteArraySizedAligned"),
 ];
 
 fn main() {
-    let renamed: Vec<(&str, String)> =
-        RENAMED.iter().map(|(symbol, name)| (*symbol, format!("TCMallocInternal{name}"))).collect();
+    let renamed: Vec<(&str, String)> = RENAMED
+        .iter()
+        .map(|(symbol, name)| (*symbol, format!("TCMallocInternal{name}")))
+        .collect();
     exports::link(&renamed);
-    // The object with this function has the constructor that starts the caches for each CPU, and nothing else needs it.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--undefined=TCMalloc_Internal_ForceCpuCacheActivation");
+    // The constructor that starts the caches for each CPU is in this function's object; nothing else needs it.
+    println!(
+        "cargo:rustc-cdylib-link-arg=-Wl,--undefined=TCMalloc_Internal_ForceCpuCacheActivation"
+    );
 }
