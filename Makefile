@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PREFIX ?= /usr/local
 SANITIZED := asan tsan
 
-.PHONY: all demo check check-long install clean
+.PHONY: all demo peers check check-long install clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -15,6 +15,10 @@ demo:
 	scripts/setup demo
 	$(MAKE) --no-print-directory all
 	scripts/demo
+
+# Other allocators to compare with, built from their newest sources; see bench/peers.
+peers:
+	scripts/peers
 
 # The summaries of the test runners come last.
 check:

@@ -17,17 +17,47 @@ from calm import __version__, places, report
 from calm.errors import USAGE, CalmError
 
 GLIBC = "glibc"
+TUNABLES = "GLIBC_TUNABLES"
 # What this project builds; their version is calm's own.
 OWN = ("calmalloc", "ptlbmalloc2")
 
-# The file names that an allocator's library has had, the best first.
-KNOWN: Mapping[str, tuple[str, ...]] = {
-    GLIBC: (),
-    "calmalloc": ("libcalmalloc.so",),
-    "ptlbmalloc2": ("libptlbmalloc2.so",),
-    "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
-    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so"),
-    "mimalloc": ("libmimalloc.so.3", "libmimalloc.so.2", "libmimalloc.so.2.0", "libmimalloc.so"),
+
+@dataclass(frozen=True)
+class Known:
+    """Where an allocator that is known by name comes from: the names of its library, the best first."""
+
+    # Among those that were built to be measured; and as the system has it.
+    built: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
+    # What to do where it is missing.
+    hint: str = ""
+    # What its own documentation asks for, unless the user says otherwise.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _own(name: str) -> Known:
+    return Known((f"lib{name}.so",), (f"lib{name}.so",), "`make` builds it")
+
+
+_PEERS = "`make peers` builds it"
+_JEMALLOC = ("libjemalloc.so.2", "libjemalloc.so")
+_MIMALLOC = ("libmimalloc.so.3", "libmimalloc.so.2", "libmimalloc.so.2.0", "libmimalloc.so")
+_GPERFTOOLS = ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so")
+
+KNOWN: Mapping[str, Known] = {
+    GLIBC: Known(),
+    "calmalloc": _own("calmalloc"),
+    "ptlbmalloc2": _own("ptlbmalloc2"),
+    "jemalloc": Known(tuple(reversed(_JEMALLOC)), _JEMALLOC, _PEERS),
+    "mimalloc": Known(tuple(reversed(_MIMALLOC)), _MIMALLOC, _PEERS),
+    "snmalloc": Known(("libsnmalloc.so",), hint=_PEERS),
+    "rpmalloc": Known(("librpmalloc.so",), hint=_PEERS),
+    # Google's. A system's libtcmalloc.so is of gperftools. Its caches for each CPU need the kernel's rseq for
+    # themselves, which glibc would have for its own sched_getcpu.
+    "tcmalloc": Known(("libtcmalloc.so",), hint=_PEERS, environment={TUNABLES: "glibc.pthread.rseq=0"}),
+    "gperftools": Known(_GPERFTOOLS, _GPERFTOOLS, "install Debian's package libtcmalloc-minimal4"),
+    "jemalloc-debian": Known((), _JEMALLOC, "install Debian's package libjemalloc2"),
+    "mimalloc-debian": Known((), _MIMALLOC, "install Debian's package libmimalloc2.0"),
 }
 
 # A colon that environment variables follow; a path may contain others.
@@ -43,19 +73,29 @@ class Allocator:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What to set in the program's environment. A preload that is there already goes behind."""
+        """What to set in the program's environment. A preload that is there already goes behind, and glibc's
+        tunables that are there before, as glibc takes the last of two that contradict each other.
+        """
         preload = [str(self.library)] if self.library else []
         if existing := inherited.get("LD_PRELOAD"):
             preload.append(existing)
-        return ({"LD_PRELOAD": ":".join(preload)} if preload else {}) | dict(self.environment)
+        variables = ({"LD_PRELOAD": ":".join(preload)} if preload else {}) | dict(self.environment)
+        if TUNABLES in variables and (existing := inherited.get(TUNABLES)):
+            variables[TUNABLES] = f"{existing}:{variables[TUNABLES]}"
+        return variables
 
 
 def find_library(name: str) -> Path | None:
     """The library of a known allocator."""
-    for directory in places.library_directories():
-        for file_name in KNOWN[name]:
-            if (path := directory / file_name).is_file():
-                return path
+    known = KNOWN[name]
+    for directories, file_names in (
+        (places.built_directories(), known.built),
+        (places.system_directories(), known.system),
+    ):
+        for directory in directories:
+            for file_name in file_names:
+                if (path := directory / file_name).is_file():
+                    return path
     return None
 
 
@@ -81,20 +121,20 @@ def _library(name: str) -> Path | None:
     if name not in KNOWN:
         known = ", ".join(KNOWN)
         raise CalmError(f"unknown allocator {name!r}: known are {known}, and any path/to/library.so", USAGE)
-    if not KNOWN[name]:
+    if name == GLIBC:
         return None
     if library := find_library(name):
         return _checked(library)
-    hint = "`make` builds it" if name in OWN else "install its package"
-    raise CalmError(
-        f"{name} is not on this machine: {hint}, or set {places.LIBRARY_PATH} to its directory", USAGE
-    )
+    remedy = KNOWN[name].hint
+    if KNOWN[name].built:
+        remedy += f", or set {places.LIBRARY_PATH} to its directory"
+    raise CalmError(f"{name} is not on this machine: {remedy}", USAGE)
 
 
 def parse(text: str) -> Allocator:
     """Reads NAME, PATH or LABEL=PATH, each with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so wished."""
     name, *rest = _ENVIRONMENT.split(text, maxsplit=1)
-    environment: dict[str, str] = {}
+    environment = dict(KNOWN[name].environment) if name in KNOWN else {}
     for assignment in rest[0].split(";") if rest else []:
         variable, equals, value = assignment.partition("=")
         if not equals or not variable:
@@ -132,13 +172,15 @@ def parse_list(texts: Iterable[str]) -> list[Allocator]:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which version of an allocator is there, and where it is from."""
+    """Which version of an allocator is there, and where it is from: a package, a crate, or neither."""
 
     name: str
     library: str | None
     version: str | None
-    package: str | None
-    package_version: str | None
+    package: str | None = None
+    package_version: str | None = None
+    crate: str | None = None
+    crate_version: str | None = None
 
     @property
     def present(self) -> bool:
@@ -172,11 +214,22 @@ def _glibc_path() -> Path | None:
     return Path(found) if found else None
 
 
+def _crate(name: str, library: Path) -> dict[str, str | None] | None:
+    """What `make peers` has written beside the libraries that it built."""
+    try:
+        versions = json.loads((library.parent / "versions.json").read_text())
+        return {key: versions[name][key] for key in ("version", "crate", "crate_version")}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def origin(name: str) -> Origin:
     """Looks a known allocator up."""
     library = _glibc_path() if name == GLIBC else find_library(name)
     if library is None:
-        return Origin(name, None, None, None, None)
+        return Origin(name, None, None)
+    if crate := _crate(name, library):
+        return Origin(name, str(library), **crate)
     package, package_version = _package(library)
     version = package_version
     if name == GLIBC:
@@ -194,19 +247,20 @@ def command(as_json: bool) -> None:
     """List the allocators on this machine: version, origin, path."""
     origins = [origin(name) for name in KNOWN]
     if as_json:
-        rows = [
-            vars(each) | {"present": each.present, "preloaded": bool(KNOWN[each.name])} for each in origins
-        ]
+        rows = [vars(each) | {"present": each.present, "preloaded": each.name != GLIBC} for each in origins]
         click.echo(json.dumps({"allocators": rows}, indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("allocator", "version", "from", "library"):
         table.add_column(heading, no_wrap=True)
     for each in origins:
-        source = f"{each.package} {each.package_version}" if each.package else "not packaged"
+        if each.crate:
+            source = f"crate {each.crate} {each.crate_version}"
+        else:
+            source = f"{each.package} {each.package_version}" if each.package else "not packaged"
         library = "nothing is preloaded" if each.name == GLIBC else each.library
         if each.present:
             table.add_row(each.name, each.version or "unknown", source, library)
         else:
-            table.add_row(each.name, "-", "not found", "", style="dim")
+            table.add_row(each.name, "-", f"not found: {KNOWN[each.name].hint}", "", style="dim")
     report.print_table(report.console(), table)

@@ -23,11 +23,17 @@ def _own_build() -> Iterator[Path]:
         yield root / "build" / "release"
 
 
-def library_directories() -> list[Path]:
-    """Directories to look for a shared library in, the most particular first."""
+def built_directories() -> list[Path]:
+    """Directories with libraries that were built to be measured, the most particular first."""
+    root = checkout()
+    return [*_own_build(), *([root / "build" / "peers" / "lib"] if root else [])]
+
+
+def system_directories() -> list[Path]:
+    """Directories with the system's shared libraries, the most particular first."""
     triple = f"{platform.machine()}-linux-gnu"
     system = ["/usr/local/lib", f"/usr/local/lib/{triple}", f"/usr/lib/{triple}", "/usr/lib64", "/usr/lib"]
-    return [*_own_build(), *map(Path, system)]
+    return [Path(directory) for directory in system]
 
 
 def probe_candidates() -> list[Path]:

@@ -18,7 +18,7 @@ from .results import REPOSITORY
 GLIBC = "glibc"
 CALMALLOC = "calmalloc"
 PTLBMALLOC2 = "ptlbmalloc2"
-PEERS = (GLIBC, "jemalloc", "tcmalloc", "mimalloc")
+PEERS = (GLIBC, "jemalloc", "gperftools", "mimalloc")
 
 # Settings of whoever runs this must not reach what is measured.
 _SETTINGS = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "CALM_OPTIONS", "PTLBMALLOC2_", "MIMALLOC_", "TCMALLOC_")

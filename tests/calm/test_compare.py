@@ -20,7 +20,7 @@ from calm.measure import METRIC
 @pytest.fixture
 def other() -> str:
     """Some allocator to compare glibc with; glibc itself under another name where there is none."""
-    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+    for name in ("jemalloc", "mimalloc", "gperftools"):
         if allocators.find_library(name):
             return name
     return "glibc:MALLOC_ARENA_MAX=1"
@@ -201,6 +201,8 @@ def test_labels(tmp_path: Path) -> None:
     [
         ("calmalloc", "libcalmalloc.so"),
         ("jemalloc", "libjemalloc.so.2"),
+        ("jemalloc", "libjemalloc.so"),
+        ("tcmalloc", "libtcmalloc.so"),
         ("ptlbmalloc2", "libptlbmalloc2.so"),
     ],
 )
@@ -217,7 +219,8 @@ def test_library_path_comes_first(
 def test_own_libraries_are_built_not_installed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "library_directories", lambda: [tmp_path])
+    monkeypatch.setattr(places, "built_directories", list)
+    monkeypatch.setattr(places, "system_directories", lambda: [tmp_path])
     with pytest.raises(CalmError, match=rf"{name} is not on this machine: `make` builds it"):
         allocators.parse(name)
     (tmp_path / f"lib{name}.so").touch()

@@ -155,11 +155,11 @@ def test_the_best_peer_is_the_fastest(store: Store) -> None:
 
 def test_the_best_peer_has_the_lowest_cost(store: Store) -> None:
     key = "ns_per_pair"
-    costs = {"calmalloc": 4.0, "glibc": 8.0, "tcmalloc": 5.0}
+    costs = {"calmalloc": 4.0, "glibc": 8.0, "gperftools": 5.0}
     sides = (side(name, {key: cost}) for name, cost in costs.items())
     save(store, "glibc-simple", *sides)
     (row,) = tables.calmalloc_rows(store)
-    assert row.endswith("| 0.5 | tcmalloc: 0.8 |")
+    assert row.endswith("| 0.5 | gperftools: 0.8 |")
 
 
 def test_without_figures_of_calmalloc_there_is_no_table_of_it(store: Store) -> None:
