@@ -10,7 +10,16 @@
 enum { MOST_OPTIONS = 16 };
 
 static const char *value_name(const struct option_spec *option) {
-    return option->kind == OPTION_COUNT ? "N" : option->kind == OPTION_PATH ? "PATH" : "WORD";
+    switch (option->kind) {
+    case OPTION_COUNT:
+        return "N";
+    case OPTION_PATH:
+        return "PATH";
+    case OPTION_TEXT:
+        return "TEXT";
+    default:
+        return "WORD";
+    }
 }
 
 static void print_choices(FILE *stream, const struct option_spec *option) {
@@ -45,6 +54,8 @@ static void print_help(const struct program_spec *program) {
             printf(": ");
             print_choices(stdout, option);
             printf(" (default %s)", option->choices[*option->value]);
+        } else if (option->kind == OPTION_TEXT && *option->value != 0) {
+            printf(" (default %s)", (const char *)*option->value);
         }
         printf("\n");
     }
@@ -70,7 +81,7 @@ static void store(const struct program_spec *program, const struct option_spec *
         *option->value = 1;
         return;
     }
-    if (option->kind == OPTION_PATH) {
+    if (option->kind == OPTION_PATH || option->kind == OPTION_TEXT) {
         *option->value = (unsigned long)text;
         return;
     }
@@ -142,6 +153,16 @@ void *checked(void *block, const char *program) {
         fail(program, "out of memory");
     }
     return block;
+}
+
+void block_fill(void *block, size_t size, unsigned char mark) {
+    memset(block, mark, size);
+}
+
+bool block_holds(const void *block, size_t size, unsigned char mark) {
+    const unsigned char *bytes = block;
+    /* Each byte is like the one before it, and the first is the mark. */
+    return size == 0 || (bytes[0] == mark && memcmp(bytes, bytes + 1, size - 1) == 0);
 }
 
 double now_seconds(void) {
