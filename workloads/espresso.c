@@ -36,7 +36,7 @@ struct cover {
 static unsigned long cubes_made;
 
 static struct space make_space(unsigned inputs, unsigned outputs) {
-    struct space space = {.inputs = inputs, .outputs = outputs, .words = (2 * inputs + outputs + 63) / 64};
+    struct space space = {.inputs = inputs, .outputs = outputs, .words = 1 + (2 * inputs + outputs - 1) / 64};
     for (unsigned bit = 0; bit < 2 * inputs + outputs; bit++) {
         uint64_t mask = 1ULL << bit % 64;
         space.everything[bit / 64] |= mask;
@@ -318,7 +318,7 @@ static bool meets_any(const struct space *space, const struct cover *cover, cons
 static uint64_t *grow(const struct space *space, const struct cover *cover, const struct cover *off,
                       uint64_t *cube) {
     unsigned bits = 2 * space->inputs + space->outputs;
-    size_t *votes = checked(calloc(bits, sizeof *votes), program_name);
+    size_t *votes = checked(calloc(64UL * space->words, sizeof *votes), program_name);
     for (size_t i = 0; i < cover->count; i++) {
         for (unsigned bit = 0; bit < bits; bit++) {
             votes[bit] += has_bit(cover->cubes[i], bit);
@@ -456,21 +456,20 @@ static struct cover minimise(const struct space *space, const struct cover *on,
 
 /* The outputs that a cover sets for an input, one bit each. */
 static uint64_t evaluate(const struct space *space, const struct cover *cover, unsigned long input) {
+    uint64_t point = 0; /* MOST_INPUTS inputs fit into the first word */
+    for (unsigned variable = 0; variable < space->inputs; variable++) {
+        point |= ((input >> variable & 1) != 0 ? 2ULL : 1ULL) << 2 * variable;
+    }
     uint64_t outputs = 0;
     for (size_t i = 0; i < cover->count; i++) {
-        const uint64_t *cube = cover->cubes[i];
-        bool inside = true;
-        for (unsigned variable = 0; inside && variable < space->inputs; variable++) {
-            inside = has_bit(cube, 2 * variable + (unsigned)(input >> variable & 1));
-        }
-        for (unsigned output = 0; inside && output < space->outputs; output++) {
-            outputs |= (uint64_t)has_bit(cube, 2 * space->inputs + output) << output;
+        for (unsigned output = 0; (point & ~cover->cubes[i][0]) == 0 && output < space->outputs; output++) {
+            outputs |= (uint64_t)has_bit(cover->cubes[i], 2 * space->inputs + output) << output;
         }
     }
     return outputs;
 }
 
-/* By trying every input, with none of what the minimiser is made of. */
+/* By trying every input, without the cofactors and complements of the minimiser. */
 static void verify(const struct space *space, const struct cover *on, const struct cover *free_set,
                    const struct cover *result) {
     for (unsigned long input = 0; input < 1UL << space->inputs; input++) {
@@ -490,8 +489,8 @@ static void add_random(const struct space *space, struct cover *cover, unsigned 
         uint64_t *cube = copy(space, space->everything);
         unsigned long long dice = random_next(random);
         for (unsigned variable = 0; variable < space->inputs; variable++, dice >>= 3) {
-            unsigned bit = 2 * variable + (dice & 1);
-            if (dice >> 1 & 3) {
+            unsigned bit = 2 * variable + (unsigned)(dice & 1);
+            if ((dice >> 1 & 3) != 0) {
                 cube[bit / 64] &= ~(1ULL << bit % 64);
             }
         }
@@ -542,10 +541,10 @@ static void minimise_random(unsigned long number, unsigned inputs, unsigned outp
 }
 
 int main(int argc, char **argv) {
-    unsigned long functions = 20;
-    unsigned long inputs = 10;
-    unsigned long outputs = 8;
-    unsigned long cubes = 100;
+    unsigned long functions = 80;
+    unsigned long inputs = 12;
+    unsigned long outputs = 16;
+    unsigned long cubes = 400;
     const struct option_spec options[] = {
         {"functions", "random functions to minimise", OPTION_COUNT, &functions, 1, 1000000, NULL},
         {"inputs", "inputs of a function, at most; at least half as many", OPTION_COUNT, &inputs, 2,

@@ -93,7 +93,7 @@ static void append(struct list *list, struct block *block) {
     if (list->count == list->room) {
         list->room = list->room == 0 ? FIRST_ROOM : 2 * list->room;
         list->blocks =
-            checked(realloc((void *)list->blocks, list->room * sizeof *list->blocks), program_name);
+            checked(realloc((void *)list->blocks, list->room * sizeof(struct block *)), program_name);
     }
     list->blocks[list->count++] = block;
 }

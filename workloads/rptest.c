@@ -82,13 +82,12 @@ static void destroy(struct worker *worker, struct block *block) {
 }
 
 static void hand_over(const struct work *work, struct worker *worker, struct worker *receiver) {
-    struct block *first = NULL;
-    struct block *last = NULL;
-    for (unsigned long i = 0; i < work->operations; i++) {
+    struct block *last = create(work, worker);
+    struct block *first = last;
+    for (unsigned long i = 1; i < work->operations; i++) {
         struct block *block = create(work, worker);
         block->next = first;
         first = block;
-        last = last == NULL ? block : last;
     }
     last->next = atomic_load(&receiver->inbox);
     while (!atomic_compare_exchange_weak(&receiver->inbox, &last->next, first)) {
