@@ -439,10 +439,10 @@ static struct cover minimise(const struct space *space, const struct cover *on,
     struct cover best = {0};
     struct cover now = {0};
     append_copies(space, &now, on);
-    for (;;) {
+    for (bool first = true;; first = false) {
         expand(space, &now, &off);
         make_irredundant(space, &now, free_set);
-        if (best.count > 0 && cost(space, &now) >= cost(space, &best)) {
+        if (!first && cost(space, &now) >= cost(space, &best)) {
             break;
         }
         clear(&best);
