@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MOST_OPTIONS = 16 };
 
@@ -138,7 +140,12 @@ void options_parse(const struct program_spec *program, int argc, char **argv) {
     }
 }
 
+/* The first thread that fails speaks for all, and ends them. */
 _Noreturn void fail(const char *program, const char *what) {
+    static atomic_flag failed = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&failed)) {
+        (void)pause();
+    }
     (void)fprintf(stderr, "%s: %s\n", program, what);
     exit(1);
 }
