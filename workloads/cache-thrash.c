@@ -32,7 +32,7 @@ int main(int argc, char **argv) {
     unsigned long threads = 2;
     unsigned long rounds = 1000;
     unsigned long size = 8;
-    unsigned long writes = 100000;
+    unsigned long writes = 200000;
     const struct option_spec options[] = {
         {"threads", "threads, each with a block", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"rounds", "blocks that each thread allocates, one after the other", OPTION_COUNT, &rounds, 1,

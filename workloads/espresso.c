@@ -541,7 +541,7 @@ static void minimise_random(unsigned long number, unsigned inputs, unsigned outp
 }
 
 int main(int argc, char **argv) {
-    unsigned long functions = 80;
+    unsigned long functions = 60;
     unsigned long inputs = 12;
     unsigned long outputs = 16;
     unsigned long cubes = 400;

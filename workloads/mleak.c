@@ -76,7 +76,7 @@ static unsigned long resident_kib(void) {
 
 int main(int argc, char **argv) {
     unsigned long threads = 2;
-    unsigned long rounds = 10000;
+    unsigned long rounds = 6000;
     unsigned long blocks = 100;
     unsigned long size = 1000;
     unsigned long fate = FATE_LEFT;
