@@ -2,15 +2,26 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MOST_OPTIONS = 16 };
 
 static const char *value_name(const struct option_spec *option) {
-    return option->kind == OPTION_COUNT ? "N" : option->kind == OPTION_PATH ? "PATH" : "WORD";
+    switch (option->kind) {
+    case OPTION_COUNT:
+        return "N";
+    case OPTION_PATH:
+        return "PATH";
+    case OPTION_TEXT:
+        return "TEXT";
+    default:
+        return "WORD";
+    }
 }
 
 static void print_choices(FILE *stream, const struct option_spec *option) {
@@ -45,6 +56,8 @@ static void print_help(const struct program_spec *program) {
             printf(": ");
             print_choices(stdout, option);
             printf(" (default %s)", option->choices[*option->value]);
+        } else if (option->kind == OPTION_TEXT && *option->value != 0) {
+            printf(" (default %s)", (const char *)*option->value);
         }
         printf("\n");
     }
@@ -70,7 +83,7 @@ static void store(const struct program_spec *program, const struct option_spec *
         *option->value = 1;
         return;
     }
-    if (option->kind == OPTION_PATH) {
+    if (option->kind == OPTION_PATH || option->kind == OPTION_TEXT) {
         *option->value = (unsigned long)text;
         return;
     }
@@ -127,7 +140,12 @@ void options_parse(const struct program_spec *program, int argc, char **argv) {
     }
 }
 
+/* The first thread that fails speaks for all, and ends them. */
 _Noreturn void fail(const char *program, const char *what) {
+    static atomic_flag failed = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&failed)) {
+        (void)pause();
+    }
     (void)fprintf(stderr, "%s: %s\n", program, what);
     exit(1);
 }
@@ -142,6 +160,16 @@ void *checked(void *block, const char *program) {
         fail(program, "out of memory");
     }
     return block;
+}
+
+void block_fill(void *block, size_t size, unsigned char mark) {
+    memset(block, mark, size);
+}
+
+bool block_holds(const void *block, size_t size, unsigned char mark) {
+    const unsigned char *bytes = block;
+    /* Each byte is like the one before it, and the first is the mark. */
+    return size == 0 || (bytes[0] == mark && memcmp(bytes, bytes + 1, size - 1) == 0);
 }
 
 double now_seconds(void) {

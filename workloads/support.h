@@ -11,6 +11,7 @@ enum option_kind {
     OPTION_CHOICE, /* one of the words in choices, stored as its index */
     OPTION_FLAG,   /* takes no value, stores 1 */
     OPTION_PATH,   /* any text, stored as its address; 0 when there is none */
+    OPTION_TEXT,   /* the same, where the text names no file; the default is printed */
 };
 
 struct option_spec {
@@ -42,6 +43,10 @@ _Noreturn void reject_arguments(const char *program, const char *what);
 
 /* malloc and its kin return NULL only in a run that is worthless: ends the process then. */
 void *checked(void *block, const char *program);
+
+/* Writes mark to every byte of a block, and tells whether every byte still has it. */
+void block_fill(void *block, size_t size, unsigned char mark);
+bool block_holds(const void *block, size_t size, unsigned char mark);
 
 double now_seconds(void);
 

@@ -34,7 +34,8 @@ def test_larson_hands_on_to_new_threads() -> None:
     assert many["threads_started"] > 100
     # All threads are counted, not the last ones: each but the last of a chain did all its operations.
     done = many["operations_per_second"] * many["seconds"]
-    assert (many["threads_started"] - 3) * 1000 - 1 <= done <= many["threads_started"] * 1000 + 1
+    # Both figures are rounded when they are printed.
+    assert (many["threads_started"] - 3) * 1000 - 100 <= done <= many["threads_started"] * 1000 + 100
     assert 1 <= many["seconds"] < 10
 
 

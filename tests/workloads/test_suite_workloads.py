@@ -1,0 +1,304 @@
+"""The workloads after the field's own benchmarks: they do what they say, count it, and notice errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BUILD = Path(__file__).resolve().parents[2] / "build/release"
+LIBRARY = BUILD / "libcalmalloc.so"
+
+SMALL: dict[str, tuple[str, ...]] = {
+    "alloc-test": ("--operations", "20000", "--slots", "500"),
+    "cache-scratch": ("--rounds", "20", "--writes", "300"),
+    "cache-thrash": ("--rounds", "20", "--writes", "300"),
+    "cfrac": ("--number", "250133746951713895666541", "--primes", "150"),
+    "espresso": ("--functions", "4", "--inputs", "8", "--outputs", "6", "--cubes", "40"),
+    "glibc-thread": (
+        "--seconds",
+        "1",
+    ),
+    "malloc-large": ("--rounds", "20", "--blocks", "4"),
+    "mleak": (
+        "--rounds",
+        "50",
+    ),
+    "mstress": ("--iterations", "3", "--steps", "2000", "--transfers", "50"),
+    "rptest": (
+        "--loops",
+        "100",
+    ),
+}
+THREADED = ("alloc-test", "cache-scratch", "cache-thrash", "glibc-thread", "mleak", "mstress", "rptest")
+FIXED_DURATION = ("glibc-thread",)
+# What the machine decides, not the workload.
+MEASURED = {"seconds", "rss_early_kib", "rss_late_kib"}
+
+
+def start(name: str, *arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = BUILD / name
+    assert path.is_file(), f"{path} is not built: run make"
+    environment = dict(os.environ)
+    if preload is not None:
+        assert preload.is_file(), f"{preload} is not built: run make"
+        environment["LD_PRELOAD"] = str(preload)
+    return subprocess.run(
+        [path, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def run(name: str, *arguments: str, preload: Path | None = None) -> dict[str, Any]:
+    done = start(name, *arguments, preload=preload)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed["workload"] == name
+    assert printed["seconds"] >= 0
+    return printed
+
+
+def work_of(printed: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in printed.items() if key not in MEASURED}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_parameters_are_as_given_and_defaults_as_the_help_says(name: str) -> None:
+    printed = run(name, *SMALL[name])
+    for option, value in zip(SMALL[name][::2], SMALL[name][1::2], strict=True):
+        key = option.removeprefix("--")
+        if key == "seconds":
+            assert int(value) <= printed[key] < int(value) + 5
+        else:
+            assert str(printed[key]) == value
+    helped = start(name, "--help")
+    assert helped.returncode == 0
+    assert helped.stdout.startswith(f"usage: {name} [options]\n")
+    for option in SMALL[name][::2]:
+        assert option in helped.stdout
+    assert ("--threads N" in helped.stdout) == (name in THREADED)
+
+
+@pytest.mark.parametrize("name", sorted(set(SMALL) - set(FIXED_DURATION)))
+def test_the_work_repeats_exactly_under_any_allocator(name: str) -> None:
+    first = work_of(run(name, *SMALL[name]))
+    assert work_of(run(name, *SMALL[name])) == first
+    assert work_of(run(name, *SMALL[name], preload=LIBRARY)) == first
+
+
+@pytest.mark.parametrize("preload", [None, LIBRARY], ids=["glibc", "calmalloc"])
+@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("name", THREADED)
+def test_any_number_of_threads(name: str, threads: str, preload: Path | None) -> None:
+    printed = run(name, *SMALL[name], "--threads", threads, preload=preload)
+    assert printed["threads"] == int(threads)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize(
+    "arguments", [("--no-such",), ("more",), ("--threads", "0"), ("--threads", "-1"), ("--threads", "1x")]
+)
+def test_bad_arguments_get_one_line(name: str, arguments: tuple[str, ...]) -> None:
+    done = start(name, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert name in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("alloc-test", ("--min", "8", "--max", "15"), "--max is less than twice --min"),
+        ("glibc-thread", ("--min", "9", "--max", "8"), "--min is more than --max"),
+        ("malloc-large", ("--min", "9", "--max", "8"), "--min is more than --max"),
+        ("malloc-large", ("--touch", "all"), "one of ends|pages"),
+        ("mleak", ("--fate", "kept"), "one of freed|left|lost"),
+        ("rptest", ("--min", "17", "--max", "16"), "--min is more than --max"),
+        ("rptest", ("--min", "15"), "a number from 16"),
+        ("rptest", ("--sizes", "square"), "one of uniform|linear|exponential"),
+        ("cfrac", ("--number", "12a"), "not a number of 2 to 60 digits"),
+        ("cfrac", ("--number", ""), "not a number of 2 to 60 digits"),
+        ("cfrac", ("--number", "1" * 61), "not a number of 2 to 60 digits"),
+        ("cfrac", ("--number", "170141183460469231731687303715884105727"), "is prime"),
+        ("cfrac", ("--number", "11"), "is prime"),
+        ("espresso", ("--inputs", "17"), "a number from 2 to 16"),
+    ],
+)
+def test_arguments_that_make_no_sense_get_one_line(
+    name: str, arguments: tuple[str, ...], message: str
+) -> None:
+    done = start(name, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# Never frees, and lets each block of 100 bytes and more end on the first byte of the next one.
+BROKEN_MALLOC = """
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static _Atomic(char *) next;
+
+static char *take(size_t alignment, size_t size) {
+    if (next == NULL) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        next = mmap(NULL, 1UL << 38, PROT_READ | PROT_WRITE, flags, -1, 0);
+    }
+    char *at = atomic_fetch_add(&next, size + alignment - 1);
+    return at + alignment - 1 - ((size_t)at + alignment - 1) % alignment;
+}
+void *malloc(size_t size) { return size < 100 ? take(16, size) : take(1, size - 1); }
+void *calloc(size_t count, size_t size) { return take(16, count * size); }
+void *aligned_alloc(size_t alignment, size_t size) { return take(alignment, size); }
+void *realloc(void *old, size_t size) {
+    void *new = take(16, size);
+    return old == NULL ? new : memcpy(new, old, size / 2);
+}
+void free(void *block) { (void)block; }
+"""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "broken.c").write_text(BROKEN_MALLOC)
+    library = folder / "broken.so"
+    command = ["gcc", "-O1", "-fPIC", "-shared", "-fno-builtin", "-o", str(library), str(folder / "broken.c")]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("alloc-test", ("--operations", "5000"), "a block does not hold"),
+        ("glibc-thread", ("--seconds", "1", "--min", "100", "--max", "100"), "two blocks overlap"),
+        ("malloc-large", ("--rounds", "50", "--min", "100000", "--max", "200000"), "a block does not hold"),
+        ("mleak", ("--rounds", "20"), "a block does not hold"),
+        ("mstress", ("--iterations", "2", "--steps", "2000"), "a block does not hold"),
+        ("rptest", ("--loops", "100"), "a block does not hold"),
+    ],
+)
+def test_blocks_that_overlap_are_found(
+    name: str, arguments: tuple[str, ...], message: str, broken: Path
+) -> None:
+    done = start(name, *arguments, preload=broken)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_false_sharing_allocates_what_it_says() -> None:
+    assert run("cache-thrash", *SMALL["cache-thrash"], "--threads", "3")["allocations"] == 60
+    # One more for each thread: the block that it is given.
+    assert run("cache-scratch", *SMALL["cache-scratch"], "--threads", "3")["allocations"] == 63
+
+
+def test_alloc_test_has_mostly_small_blocks() -> None:
+    got = run("alloc-test", "--operations", "200000", "--slots", "1000", "--threads", "1")
+    # In the long run a slot is filled as often as emptied.
+    assert 100000 <= got["allocations"] <= 101000
+    # Each of the 13 doublings from 8 to 65,536 has 6 bytes of the average block, so much more than the least.
+    assert 60 < got["bytes"] / got["allocations"] < 100
+    narrow = run("alloc-test", "--operations", "20000", "--min", "64", "--max", "128", "--threads", "1")
+    assert 64 <= narrow["bytes"] / narrow["allocations"] < 128
+
+
+def test_mstress_allocates_one_block_a_step() -> None:
+    got = run("mstress", *SMALL["mstress"], "--threads", "3")
+    assert got["allocations"] == 3 * 3 * 2000
+
+
+def test_rptest_hands_blocks_over_and_draws_sizes_as_asked() -> None:
+    average = {}
+    for sizes in ("uniform", "linear", "exponential"):
+        got = run("rptest", "--loops", "200", "--sizes", sizes, "--threads", "3")
+        assert got["allocations"] == 3 * 200 * 100 * 3 / 2
+        average[sizes] = got["bytes"] / got["allocations"]
+    # The middle of the range, a third of it, and one and a half sixteenths of it.
+    assert average["uniform"] == pytest.approx(8008, rel=0.02)
+    assert average["linear"] == pytest.approx(16 + 15984 / 3, rel=0.02)
+    assert average["exponential"] == pytest.approx(16 + 15984 * 1.5 / 16, rel=0.05)
+    none = run("rptest", "--loops", "200", "--cross", "0", "--threads", "3")
+    assert none["allocations"] == 3 * 200 * 100
+
+
+def test_malloc_large_replaces_within_its_range() -> None:
+    got = run("malloc-large", "--rounds", "50", "--blocks", "4", "--min", "1000000", "--max", "2000000")
+    assert got["allocations"] == 54
+    assert 1.3e6 < got["bytes"] / 54 < 1.7e6
+
+
+@pytest.mark.parametrize("fate", ["freed", "left"])
+@pytest.mark.parametrize("preload", [None, LIBRARY], ids=["glibc", "calmalloc"])
+def test_mleak_finds_no_leak_where_there_is_none(fate: str, preload: Path | None) -> None:
+    got = run("mleak", "--rounds", "300", "--fate", fate, preload=preload)
+    assert got["threads_started"] == 600
+    assert got["allocations"] == 60000
+    assert got["rss_late_kib"] <= got["rss_early_kib"] + 16384
+
+
+def test_mleak_finds_a_leak() -> None:
+    done = start("mleak", "--rounds", "300", "--fate", "lost", "--growth", "8192")
+    assert done.returncode == 1
+    assert "memory grew from" in done.stderr
+    assert done.stdout == ""
+
+
+def test_glibc_thread_measures_for_a_time() -> None:
+    got = run("glibc-thread", "--seconds", "1", "--threads", "3", "--min", "49", "--max", "49")
+    assert 1 <= got["seconds"] < 5
+    assert got["operations_per_second"] * got["ns_per_operation"] == pytest.approx(3e9, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("number", "factors"),
+    [
+        ("15", ("3", "5")),
+        ("10", ("2", "5")),
+        ("1022117", ("1009", "1013")),
+        ("1018081", ("1009", "1009")),
+        ("1000036000099", ("1000003", "1000033")),
+        ("18446744073709551617", ("274177", "67280421310721")),
+        ("6850678087880260589378617837", ("73232092518569", "93547485156773")),
+        ("526553932693478606158826113967", ("636389797578307", "827407879097381")),
+    ],
+)
+def test_cfrac_factors(number: str, factors: tuple[str, str]) -> None:
+    assert run("cfrac", "--number", number, "--primes", "200")["factors"] == list(factors)
+
+
+def test_cfrac_factors_what_has_several_primes() -> None:
+    number = 1009 * 100003 * 100019 * 1000003
+    smaller, larger = run("cfrac", "--number", str(number), "--primes", "100")["factors"]
+    assert int(smaller) * int(larger) == number
+    assert 1 < int(smaller) <= math.isqrt(number)
+
+
+@pytest.mark.parametrize("number", ["100000000000031000000000000", "1000000000100000000002379"])
+def test_cfrac_numbers_of_any_form_multiply_back(number: str) -> None:
+    smaller, larger = run("cfrac", "--number", number)["factors"]
+    assert int(smaller) * int(larger) == int(number)
+
+
+def test_espresso_minimises() -> None:
+    got = run("espresso", *SMALL["espresso"])
+    assert 0 < got["cubes_after"] < got["cubes_before"] <= 4 * 40
+    # Functions of two inputs and one output need two cubes at most, and none where no input matters.
+    least = run("espresso", "--functions", "50", "--inputs", "2", "--outputs", "1", "--cubes", "10")
+    assert 25 <= least["cubes_after"] <= 100
+    # More than one word of bits.
+    wide = run("espresso", "--functions", "3", "--inputs", "10", "--outputs", "64", "--cubes", "30")
+    assert wide["cubes_after"] > 0
