@@ -43,7 +43,8 @@ fn main() {
         fail(&format!("the C sources do not compile: {error}"));
     }
 
-    // All of the archive where malloc itself is in it: nothing but libc may refer to that, and libc comes later.
+    // All of the archive where malloc itself is in it: nothing but libc may refer to that, and libc comes
+    // later.
     let kind = if whole_process { "static:+whole-archive,-bundle" } else { "static" };
     println!("cargo:rustc-link-search=native={}", variable("OUT_DIR"));
     println!("cargo:rustc-link-lib={kind}={ARCHIVE}");

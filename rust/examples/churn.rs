@@ -1,8 +1,9 @@
 //! A program at work: eight threads with maps, strings and channels, again and again, on calmalloc.
 //!
-//! Each thread's work is a function of a seed, done once more by the main thread alone: a block that was given to
-//! two owners, or lost its bytes, shows as another result. Messages are made by one thread and dropped by another.
-//! Prints figures, one a line, and fails with a message if a result is wrong or calmalloc did not serve.
+//! Each thread's work is a function of a seed, done once more by the main thread alone: a block that was
+//! given to two owners, or lost its bytes, shows as another result. Messages are made by one thread and
+//! dropped by another. Prints figures, one a line, and fails with a message if a result is wrong or calmalloc
+//! did not serve.
 //!
 //!     churn [ROUNDS]
 

@@ -10,11 +10,12 @@
 //! # assert_eq!(numbers.len(), 1_000_000);
 //! ```
 //!
-//! C code in the same process keeps its own malloc, unless the feature `override` is on: then malloc(3) and its
-//! kin, and C++'s `new` and `delete`, are calmalloc's for the whole process. That feature is for programs, not for
-//! shared libraries.
+//! C code in the same process keeps its own malloc, unless the feature `override` is on: then malloc(3) and
+//! its kin, and C++'s `new` and `delete`, are calmalloc's for the whole process. That feature is for
+//! programs, not for shared libraries.
 //!
-//! Options are set by the environment variable `CALM_OPTIONS=name=value,...` at the start, and by [`set`] later.
+//! Options are set by the environment variable `CALM_OPTIONS=name=value,...` at the start, and by [`set`]
+//! later.
 //!
 //! Every function here is thread-safe. None may be called from a signal handler.
 
@@ -49,8 +50,8 @@ fn is_aligned_anyway(align: usize, size: usize) -> bool {
     align <= ALIGNED_ALWAYS || (align <= PAGE_LEAST && size >= RUN_LEAST)
 }
 
-// SAFETY: calmalloc's blocks are disjoint, live until they are freed, and nothing here unwinds. The alignments are
-// those of `is_aligned_anyway`, or asked for.
+// SAFETY: calmalloc's blocks are disjoint, live until they are freed, and nothing here unwinds. The
+// alignments are those of `is_aligned_anyway`, or asked for.
 unsafe impl GlobalAlloc for CalMalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

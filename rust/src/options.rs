@@ -38,7 +38,8 @@ const EBUSY: i32 = 16;
 ///
 /// # Errors
 ///
-/// [`Error::UnknownOption`], [`Error::InvalidValue`] or [`Error::FixedAtStart`]; the option is then as it was.
+/// [`Error::UnknownOption`], [`Error::InvalidValue`] or [`Error::FixedAtStart`]; the option is then as it
+/// was.
 pub fn set(option: &str, value: &str) -> Result<(), Error> {
     let option = CString::new(option).map_err(|_| Error::UnknownOption)?;
     let value = CString::new(value).map_err(|_| match get_raw(&option) {

@@ -16,7 +16,8 @@ extern "C" {
     pub fn calm_get(name: *const c_char, buffer: *mut c_char, size: usize) -> c_int;
 }
 
-/// The text that a function writes as snprintf does: it returns the length that all of it has, or less than 0.
+/// The text that a function writes as snprintf does: it returns the length that all of it has, or less than
+/// 0.
 pub fn text(mut write: impl FnMut(*mut c_char, usize) -> c_int) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::new();
     loop {

@@ -1,4 +1,5 @@
-//! calmalloc in a program that does not make it the global allocator: who serves whom, and the safe functions.
+//! calmalloc in a program that does not make it the global allocator: who serves whom, and the safe
+//! functions.
 
 use calmalloc::{get, set, CalMalloc, Error};
 use std::alloc::{GlobalAlloc, Layout};

@@ -75,6 +75,28 @@ fn every_alignment_holds_through_realloc() {
     }
 }
 
+/// The first block of a slab is aligned by chance.
+#[test]
+fn neighbours_are_aligned_too() {
+    for align in (0..=13).map(|power| 1usize << power) {
+        for size in [24, 72, 1000, 5000, 9000, 33_000, MIB] {
+            let small = Layout::from_size_align(8, align).unwrap();
+            let layout = Layout::from_size_align(size, align).unwrap();
+            // SAFETY: each block is freed once, by the layout that it has then.
+            unsafe {
+                let blocks: Vec<*mut u8> = (0..6)
+                    .flat_map(|_| [alloc(layout), alloc_zeroed(layout), realloc(alloc(small), small, size)])
+                    .collect();
+                for block in blocks {
+                    assert!(!block.is_null());
+                    assert_eq!(block as usize % align, 0, "{size} bytes aligned to {align}");
+                    dealloc(block, layout);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn zeroed_blocks_are_zero() {
     for align in [1, 16, 32, 4096, 8192, 2 * MIB] {
