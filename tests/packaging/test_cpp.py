@@ -1,0 +1,165 @@
+"""The C++ header: containers at work with each compiler and standard, and in each way to link the library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).parent / "cpp"
+BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).absolute()
+INCLUDE = f"-I{REPOSITORY / 'include'}"
+FLAGS = ["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wpedantic", INCLUDE]
+
+COMPILERS = {"g++": "g++", "clang++": "clang"}
+STANDARDS = ["c++17", "c++20"]
+# Beside: linked without its malloc, so that only what is asked of it by name is its.
+SHARED, ARCHIVE, BESIDE = "shared", "archive", "beside"
+CASES = ["containers", "served", "over-aligned", "pmr", "failures", "requirements", "threads"]
+
+Program = Callable[[str, str, str], Path]
+
+
+def tool(name: str) -> str:
+    """A test that cannot run is a test that fails: it names what to install."""
+    found = shutil.which(name)
+    package = COMPILERS.get(name, "gcc")
+    assert found is not None, f"{name} is not installed: it is in the Debian package {package}"
+    return found
+
+
+def built(name: str) -> Path:
+    path = BUILD / name
+    assert path.is_file(), f"{path} is not built: run make, or set CALMALLOC_BUILD"
+    return path
+
+
+def run(command: list[str | Path], *, status: int = 0) -> str:
+    drop = ("LD_", "CALM_", "MALLOC_", "GLIBC_TUNABLES")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
+    line = " ".join(map(str, command))
+    assert done.returncode == status, (
+        f"{line}: status {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+    )
+    return done.stdout
+
+
+def linked_shared() -> list[str | Path]:
+    return [built("libcalmalloc.so"), f"-Wl,-rpath,{BUILD}"]
+
+
+@pytest.fixture(scope="module")
+def library_without_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library's own sources, without the names that a C library has too."""
+    folder = tmp_path_factory.mktemp("beside")
+    objects: list[str | Path] = []
+    for source in sorted((REPOSITORY / "src").glob("*/*.c")):
+        objects.append(folder / f"{source.parent.name}-{source.stem}.o")
+        command: list[str | Path] = [tool("gcc"), "-std=gnu17", "-D_GNU_SOURCE", "-DCALM_WITHOUT_MALLOC"]
+        run(
+            [
+                *command,
+                "-O2",
+                "-fno-builtin",
+                INCLUDE,
+                f"-I{REPOSITORY / 'src'}",
+                "-c",
+                source,
+                "-o",
+                objects[-1],
+            ]
+        )
+    archive = folder / "libbeside.a"
+    run([tool("ar"), "rcs", archive, *objects])
+    return archive
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, library_without_malloc: Path) -> Program:
+    folder = tmp_path_factory.mktemp("cpp")
+
+    @cache
+    def build(compiler: str, standard: str, way: str) -> Path:
+        output = folder / f"containers-{compiler}-{standard}-{way}"
+        linked: dict[str, list[str | Path]] = {
+            SHARED: linked_shared(),
+            ARCHIVE: [built("libcalmalloc.a")],
+            BESIDE: ["-DBESIDE", library_without_malloc],
+        }
+        source = SOURCES / "containers.cpp"
+        run([tool(compiler), f"-std={standard}", *FLAGS, source, *linked[way], "-o", output])
+        return output
+
+    return build
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", [SHARED, ARCHIVE, BESIDE])
+@pytest.mark.parametrize("standard", STANDARDS)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_containers(program: Program, compiler: str, standard: str, way: str, case: str) -> None:
+    assert run([program(compiler, standard, way), case]) == "done\n"
+
+
+def test_a_case_that_is_none_fails(program: Program) -> None:
+    run([program("g++", "c++17", SHARED), "containerz"], status=2)
+
+
+def test_the_cases_tell_whose_malloc_it_is(
+    program: Program, tmp_path: Path, library_without_malloc: Path
+) -> None:
+    """A program that takes the process's malloc for calmalloc's is told so: `served` proves something."""
+    output = tmp_path / "wrong"
+    command: list[str | Path] = [tool("g++"), "-std=c++17", *FLAGS, SOURCES / "containers.cpp"]
+    run([*command, library_without_malloc, "-o", output])
+    run([output, "served"], status=1)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_without_exceptions_and_run_time_types(tmp_path: Path, compiler: str) -> None:
+    output = tmp_path / "bare"
+    command: list[str | Path] = [tool(compiler), "-std=c++17", "-fno-exceptions", "-fno-rtti", *FLAGS]
+    run([*command, SOURCES / "bare.cpp", *linked_shared(), "-o", output])
+    run([output])
+    run([output, "memory"], status=-signal.SIGABRT)
+    run([output, "length"], status=-signal.SIGABRT)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_plugins_resource_is_the_programs(tmp_path: Path, compiler: str) -> None:
+    plugin, host = tmp_path / "libplugin.so", tmp_path / "host"
+    command: list[str | Path] = [tool(compiler), "-std=c++17", "-fvisibility=hidden", *FLAGS]
+    run([*command, "-shared", "-fPIC", SOURCES / "plugin.cpp", *linked_shared(), "-o", plugin])
+    linked: list[str | Path] = [plugin, f"-Wl,-rpath,{tmp_path}", *linked_shared()]
+    run([*command, SOURCES / "host.cpp", *linked, "-o", host])
+    run([host])
+
+
+@pytest.mark.parametrize("standard", [*STANDARDS, "c++2b"])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_the_header_stands_alone(tmp_path: Path, compiler: str, standard: str) -> None:
+    """Under the warnings of strict projects, included twice, and by two files of one program."""
+    strict = [
+        "-Wconversion",
+        "-Wsign-conversion",
+        "-Wold-style-cast",
+        "-Wnon-virtual-dtor",
+        "-Woverloaded-virtual",
+    ]
+    sources = [tmp_path / "one.cpp", tmp_path / "two.cpp"]
+    twice = '#include "calmalloc.hpp"\n#include "calmalloc.hpp"\n'
+    use = "calm::allocator<int> ints; ints.deallocate(ints.allocate(3), 3); (void)calm::resource();"
+    sources[0].write_text(f"{twice}void two();\nint main() {{ {use} two(); }}\n")
+    sources[1].write_text(f"{twice}void two();\nvoid two() {{ {use} }}\n")
+    output = tmp_path / "twice"
+    command: list[str | Path] = [tool(compiler), f"-std={standard}", *FLAGS, *strict, *sources]
+    run([*command, *linked_shared(), "-o", output])
+    run([output])

@@ -1,0 +1,166 @@
+"""The crate: its own tests, a program at work on it, what the package carries, and its source's style."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CRATE = REPOSITORY / "rust"
+TARGET = REPOSITORY / "build/rust"
+CARGO_BIN = Path.home() / ".cargo/bin"
+FEATURES = ["", "override"]
+
+# The first build compiles the C sources, and what they are compiled with.
+pytestmark = pytest.mark.timeout(600)
+
+
+def environment() -> dict[str, str]:
+    """A developer's own settings must not reach a run; rustup's folder may not be in the path."""
+    drop = ("LD_", "CALM_", "MALLOC_", "GLIBC_TUNABLES", "RUSTFLAGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    path = kept.get("PATH", os.defpath)
+    return kept | {"CARGO_TARGET_DIR": str(TARGET), "PATH": f"{path}{os.pathsep}{CARGO_BIN}"}
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=CRATE, env=environment() | variables, capture_output=True, text=True, timeout=580
+    )
+
+
+@cache
+def cargo() -> str:
+    """Where cargo is, once it has what the crate is built with."""
+    found = shutil.which("cargo", path=environment()["PATH"])
+    if found is None:
+        pytest.skip("cargo is not installed: it is in the Debian package cargo")
+    readable = run([found, "metadata", "--no-deps", "--format-version=1"])
+    assert readable.returncode == 0, readable.stderr
+    fetched = run([found, "fetch"])
+    if fetched.returncode != 0:
+        pytest.skip(f"cargo cannot fetch the crates that it builds with: {fetched.stderr.strip()}")
+    return found
+
+
+def succeed(*arguments: str, **variables: str) -> str:
+    done = run([cargo(), *arguments], **variables)
+    assert done.returncode == 0, f"cargo {' '.join(arguments)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def need(subcommand: str) -> None:
+    if run([cargo(), subcommand, "--version"]).returncode != 0:
+        pytest.skip(f"cargo {subcommand} is not installed: rustup component add {subcommand}")
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_crates_own_tests(features: str) -> None:
+    found = succeed("test", "--features", features)
+    passed = [int(count) for count in re.findall(r"test result: ok\. (\d+) passed", found)]
+    assert sum(passed) >= 13, found
+
+
+@pytest.mark.parametrize("cache_mode", ["auto", "locked", "off"])
+def test_a_threaded_program_at_work(cache_mode: str) -> None:
+    found = succeed("run", "--quiet", "--release", "--example", "churn", CALM_OPTIONS=f"cache={cache_mode}")
+    figures = {name: int(value) for name, value in (line.split() for line in found.splitlines())}
+    assert figures["rounds"] == 3
+    assert figures["wrong"] == 0
+    assert figures["large_allocations"] > 1000
+    assert figures["cache_misses"] > 1000
+    assert figures["in_use_with_vector"] >= figures["in_use_at_end"] + (64 << 20)
+
+
+def test_a_threaded_program_with_all_of_malloc() -> None:
+    found = succeed("run", "--quiet", "--release", "--features", "override", "--example", "churn", "1")
+    assert "wrong 0\n" in found
+
+
+def test_the_programs_options_reach_the_allocator() -> None:
+    """The environment's, and the report at exit says that there was one allocator at work."""
+    done = run(
+        [cargo(), "run", "--quiet", "--release", "--example", "churn", "1"],
+        CALM_OPTIONS="report=exit,slack=50",
+    )
+    assert done.returncode == 0, done.stderr
+    reports = [line for line in done.stderr.splitlines() if line.startswith('{"allocator": "calmalloc"')]
+    assert len(reports) == 1
+    assert '"slack": 50' in reports[0]
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "many", ""])
+def test_the_program_refuses_what_is_no_number(word: str) -> None:
+    done = run([cargo(), "run", "--quiet", "--release", "--example", "churn", "--", word])
+    assert done.returncode == 2
+    assert done.stderr.strip() == "churn: ROUNDS is a number from 1 on"
+
+
+def test_the_package_is_whole(tmp_path: Path) -> None:
+    """What cargo publishes is built from its own files, where the repository is not."""
+    succeed("package", "--allow-dirty")
+    version = re.search(r'^version = "(.+)"', (CRATE / "Cargo.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    name = f"calmalloc-{version[1]}"
+    archive = TARGET / "package" / f"{name}.crate"
+    subprocess.run(["tar", "-xzf", archive, "-C", tmp_path], check=True)
+    unpacked = tmp_path / name
+    carried = {path.relative_to(unpacked / "csrc") for path in (unpacked / "csrc").rglob("*.[ch]")}
+    sources = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "src").rglob("*.[ch]")}
+    assert carried == sources | {Path("include/calmalloc.h")}
+    assert not any(path.is_symlink() for path in unpacked.rglob("*"))
+    assert (unpacked / "LICENSE").read_text() == (REPOSITORY / "LICENSE").read_text()
+    succeed("test", "--manifest-path", str(unpacked / "Cargo.toml"), "--test", "beside")
+
+
+def test_the_version_is_the_librarys() -> None:
+    library = re.search(r"project\(calmalloc VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())
+    assert library is not None
+    assert f'\nversion = "{library[1]}"\n' in (CRATE / "Cargo.toml").read_text()
+
+
+def test_every_source_of_the_library_is_compiled() -> None:
+    """The build script takes all C files of all floors: so does the library."""
+    listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
+    in_library = {
+        f"{floor}/{source}.c"
+        for floor, sources in re.findall(r"calm_floor\((\w+) SOURCES ([\w\s]*?)(?: ABOVE[^)]*)?\)", listed)
+        for source in sources.split()
+    }
+    there = {str(path.relative_to(REPOSITORY / "src")) for path in (REPOSITORY / "src").glob("*/*.c")}
+    assert in_library == there
+
+
+def test_another_system_is_refused_in_one_line() -> None:
+    succeed("build")
+    scripts = (TARGET / "debug/build").glob("calmalloc-*/build-script-build")
+    script = max(scripts, key=lambda path: path.stat().st_mtime)
+    done = run(
+        [str(script)],
+        CARGO_MANIFEST_DIR=str(CRATE),
+        CARGO_CFG_TARGET_OS="macos",
+        CARGO_CFG_TARGET_ARCH="x86_64",
+    )
+    assert done.returncode == 1
+    assert done.stderr == ("calmalloc: macos on x86_64 is not supported: Linux on x86-64 and aarch64 is\n")
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_clippy_has_no_complaint(features: str) -> None:
+    need("clippy")
+    succeed("clippy", "--all-targets", "--features", features, "--", "-D", "warnings")
+
+
+def test_the_format_is_rustfmts() -> None:
+    need("fmt")
+    succeed("fmt", "--check")
+
+
+def test_the_documentation_has_no_dead_links() -> None:
+    succeed("doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
