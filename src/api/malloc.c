@@ -19,11 +19,14 @@ static bool is_power_of_two(size_t number) {
     return number != 0 && (number & (number - 1)) == 0;
 }
 
-EXPORT void *malloc(size_t size) {
+/* At the start of a cache line: the few that each call runs through are then the fewest. */
+#define HOT __attribute__((aligned(64)))
+
+EXPORT HOT void *malloc(size_t size) {
     return allocate(size);
 }
 
-EXPORT void free(void *block) {
+EXPORT HOT void free(void *block) {
     release(block);
 }
 

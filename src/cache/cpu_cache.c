@@ -15,29 +15,25 @@ struct cpu_caches calm_caches = {.alone = &nothing};
 /* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
 
-static struct stack_words *stack_of(char *region, uint32_t class) {
-    return (struct stack_words *)(void *)(region + 8 * (size_t) class);
-}
-
 static char *region_of(const struct cpu_caches *caches, unsigned number) {
     return caches->regions + ((size_t)number << REGION_SHIFT);
 }
 
 /* A word of a stack: written under the region's lock, or by a sequence of the CPU's own thread. */
-static uint32_t top_of(const struct stack_words *stack) {
-    return atomic_load_explicit(&stack->top, memory_order_relaxed);
+static uint64_t get_top(char *region, uint32_t class) {
+    return atomic_load_explicit(stack_top_of(region, class), memory_order_relaxed);
 }
 
-static void set_top(struct stack_words *stack, uint32_t top) {
-    atomic_store_explicit(&stack->top, top, memory_order_release);
+static void set_top(char *region, uint32_t class, uint64_t top) {
+    atomic_store_explicit(stack_top_of(region, class), top, memory_order_release);
 }
 
-static uint16_t get(const _Atomic(uint16_t) *word) {
+static uint32_t get(const _Atomic(uint32_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-static void set(_Atomic(uint16_t) *word, uint32_t value) {
-    atomic_store_explicit(word, (uint16_t)value, memory_order_release);
+static void set(_Atomic(uint32_t) *word, uint32_t value) {
+    atomic_store_explicit(word, value, memory_order_release);
 }
 
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
@@ -48,7 +44,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     caches->node = place.node;
     caches->count = cpus_possible();
 
-    uint32_t next = SIZE_CLASSES;
+    uint32_t next = 2 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
         caches->start_of[class] = (uint16_t)next;
         next += classes->of[class].grown_most;
@@ -119,21 +115,21 @@ unsigned cpu_cache_node(void) {
 
 static void close_stacks(const struct cpu_caches *caches, char *region) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        set(&stack_of(region, class)->bottom, UINT16_MAX);
-        set(&stack_of(region, class)->end, 0);
+        set(&stack_bounds_of(region, class)->bottom, UINT32_MAX);
+        set(&stack_bounds_of(region, class)->end, 0);
     }
 }
 
 /* The stacks are empty, and nobody else can change them: what is closed looks full and empty. */
 static void open_stacks(const struct cpu_caches *caches, char *region) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        struct stack_words *stack = stack_of(region, class);
+        struct stack_bounds *bounds = stack_bounds_of(region, class);
         uint32_t start = caches->start_of[class];
         /* In this order a sequence in between finds either nothing to pop or no room to push. */
-        set(&stack->bottom, UINT16_MAX);
-        set_top(stack, start);
-        set(&stack->bottom, start);
-        set(&stack->end, start + caches->classes->of[class].cache_most);
+        set(&bounds->bottom, UINT32_MAX);
+        set_top(region, class, start);
+        set(&bounds->bottom, start);
+        set(&bounds->end, start + caches->classes->of[class].cache_most);
     }
 }
 
@@ -156,28 +152,26 @@ void cpu_cache_open(struct cpu_caches *caches) {
 
 /* The same operations on a region that is the caller's: it holds the lock, or is alone. */
 static size_t pop_owned(char *region, uint32_t class, void **blocks, size_t count) {
-    struct stack_words *stack = stack_of(region, class);
-    uint32_t top = top_of(stack);
-    uint32_t bottom = get(&stack->bottom);
+    uint64_t top = get_top(region, class);
+    uint64_t bottom = get(&stack_bounds_of(region, class)->bottom);
     if (top <= bottom) {
         return 0;
     }
     size_t taken = top - bottom < count ? top - bottom : count;
     memcpy(blocks, (void **)(void *)region + top - taken, taken * sizeof *blocks);
-    set_top(stack, top - (uint32_t)taken);
+    set_top(region, class, top - taken);
     return taken;
 }
 
 static size_t push_owned(char *region, uint32_t class, void *const *blocks, size_t count) {
-    struct stack_words *stack = stack_of(region, class);
-    uint32_t top = top_of(stack);
-    uint32_t end = get(&stack->end);
+    uint64_t top = get_top(region, class);
+    uint64_t end = get(&stack_bounds_of(region, class)->end);
     if (top >= end) {
         return 0;
     }
     size_t given = end - top < count ? end - top : count;
     memcpy((void **)(void *)region + top, blocks, given * sizeof *blocks);
-    set_top(stack, top + (uint32_t)given);
+    set_top(region, class, top + given);
     return given;
 }
 
@@ -252,13 +246,13 @@ bool cpu_cache_ran_full(uint32_t class) {
         !lock_try(&state->lock)) {
         return false;
     }
-    struct stack_words *stack = stack_of(region_of(&calm_caches, number), class);
+    struct stack_bounds *bounds = stack_bounds_of(region_of(&calm_caches, number), class);
     uint32_t start = calm_caches.start_of[class];
-    uint32_t room = get(&stack->end) - start;
+    uint32_t room = get(&bounds->end) - start;
     uint32_t most = calm_caches.classes->of[class].grown_most;
     bool grows = atomic_load_explicit(&state->open, memory_order_relaxed) && room < most;
     if (grows) {
-        set(&stack->end, start + (room * 2 < most ? room * 2 : most));
+        set(&bounds->end, start + (room * 2 < most ? room * 2 : most));
         atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
         atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
     }
@@ -272,12 +266,12 @@ bool cpu_cache_ran_full(uint32_t class) {
  */
 static void shrink(const struct cpu_caches *caches, struct region_state *state, char *region) {
     for (uint32_t class = 1; class < GROWING_CLASSES; class ++) {
-        struct stack_words *stack = stack_of(region, class);
+        struct stack_bounds *bounds = stack_bounds_of(region, class);
         uint32_t start = caches->start_of[class];
         uint32_t least = caches->classes->of[class].cache_most;
-        uint32_t room = get(&stack->end) - start;
+        uint32_t room = get(&bounds->end) - start;
         if (atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) == 0 && room > least) {
-            set(&stack->end, start + (room / 2 > least ? room / 2 : least));
+            set(&bounds->end, start + (room / 2 > least ? room / 2 : least));
         }
         atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
         atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
@@ -288,14 +282,14 @@ static void shrink(const struct cpu_caches *caches, struct region_state *state, 
 static uint64_t digest(const struct cpu_caches *caches, char *region) {
     uint64_t digest = 1;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        digest = digest * 0x9e3779b97f4a7c15ULL + top_of(stack_of(region, class));
+        digest = digest * 0x9e3779b97f4a7c15ULL + get_top(region, class);
     }
     return digest;
 }
 
 static bool is_empty(const struct cpu_caches *caches, char *region) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        if (top_of(stack_of(region, class)) != caches->start_of[class]) {
+        if (get_top(region, class) != caches->start_of[class]) {
             return false;
         }
     }
@@ -329,8 +323,8 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     close_stacks(caches, region);
     if (cpu_cache_is_rseq() && !rseq_restart_all()) {
         for (uint32_t class = 1; class < caches->classes->count; ++class) {
-            set(&stack_of(region, class)->bottom, caches->start_of[class]);
-            set(&stack_of(region, class)->end,
+            set(&stack_bounds_of(region, class)->bottom, caches->start_of[class]);
+            set(&stack_bounds_of(region, class)->end,
                 caches->start_of[class] + caches->classes->of[class].cache_most);
         }
         lock_release(&state->lock);
@@ -338,14 +332,14 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     }
     size_t total = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        uint32_t top = top_of(stack_of(region, class));
+        uint64_t top = get_top(region, class);
         while (top > caches->start_of[class]) {
             void *blocks[DRAINED_AT_ONCE];
-            uint32_t held = top - caches->start_of[class];
-            uint32_t count = held < DRAINED_AT_ONCE ? held : DRAINED_AT_ONCE;
+            uint64_t held = top - caches->start_of[class];
+            uint64_t count = held < DRAINED_AT_ONCE ? held : DRAINED_AT_ONCE;
             top -= count;
             memcpy(blocks, (void **)(void *)region + top, count * sizeof *blocks);
-            set_top(stack_of(region, class), top);
+            set_top(region, class, top);
             put(context, blocks, count);
             total += count;
         }
@@ -365,8 +359,7 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
             continue;
         }
         for (uint32_t class = 1; class < caches->classes->count; ++class) {
-            size_t held =
-                (size_t)top_of(stack_of(region_of(caches, number), class)) - caches->start_of[class];
+            size_t held = (size_t)get_top(region_of(caches, number), class) - caches->start_of[class];
             blocks += held;
             *bytes += held * caches->classes->of[class].size;
         }

@@ -13,9 +13,10 @@
  * Whoever changes a region from elsewhere closes it first: it then looks empty to pop and full to push, and
  * once rseq_restart_all returns nobody is in it. Blocks in a region are not free to the heap.
  *
- * The region's words, all counted in 8 bytes from its start: for class c at 8 * c, a uint32_t: top, one above
- * the last block; and two uint16_t: bottom, where the stack begins, and end, where it is full. All zero is a
- * closed region.
+ * The region's words, all of 8 bytes: for each class a top, which says how many words from the region's start
+ * on the next block goes; then for each class a stack_bounds: where the stack begins, and where it is full.
+ * What each call writes lies apart from what it only reads, and is a whole word, which processors hand from a
+ * store to the next load faster than a part of one. All zero is a closed region.
  */
 #ifndef CALM_CACHE_CPU_CACHE_H
 #define CALM_CACHE_CPU_CACHE_H
@@ -40,12 +41,13 @@ enum cache_mode {
     CACHE_OFF, /* every block comes from the heap and goes there */
 };
 
-struct stack_words {
-    _Atomic(uint32_t)
-        top; /* the one that each call stores and the next one loads: 16 bits take 4 cycles more */
-    _Atomic(uint16_t) bottom;
-    _Atomic(uint16_t) end;
+/* Both counted in words from the region's start. */
+struct stack_bounds {
+    _Atomic(uint32_t) bottom;
+    _Atomic(uint32_t) end;
 };
+
+#define STACK_BOUNDS_AT (8 * SIZE_CLASSES)
 
 /* What is known of a region, apart from it. */
 struct region_state {
@@ -125,6 +127,14 @@ static inline bool cpu_cache_is_alone(void) {
     return *calm_caches.alone != 0;
 }
 
+static inline _Atomic(uint64_t) *stack_top_of(char *region, uint32_t class) {
+    return (_Atomic(uint64_t) *)(void *)region + class;
+}
+
+static inline struct stack_bounds *stack_bounds_of(char *region, uint32_t class) {
+    return (struct stack_bounds *)(void *)(region + STACK_BOUNDS_AT) + class;
+}
+
 /*
  * One block, of a thread that is alone: plain accesses to the words, for there is nobody else. On x86-64
  * spelled out, as compilers take three instructions more.
@@ -135,26 +145,27 @@ static inline __attribute__((always_inline)) bool region_pop(const char *region,
     uint64_t top;
     void *block;
     bool found;
-    __asm__ volatile("movl (%[region],%[class],8), %k[top]\n\t"
-                     "cmpw 4(%[region],%[class],8), %w[top]\n\t"
+    __asm__ volatile("movq (%[region],%[class],8), %[top]\n\t"
+                     "cmpl %c[bounds](%[region],%[class],8), %k[top]\n\t"
                      "jbe 6f\n\t"
-                     "decl %k[top]\n\t"
-                     "movl %k[top], (%[region],%[class],8)\n\t"
+                     "decq %[top]\n\t"
+                     "movq %[top], (%[region],%[class],8)\n\t"
                      "movq (%[region],%[top],8), %[block]\n"
                      "6:\n\t"
                      : [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
-                     : [region] "r"(region), [class] "r"((uint64_t) class)
+                     : [region] "r"(region), [class] "r"((uint64_t) class), [bounds] "i"(STACK_BOUNDS_AT)
                      : "memory");
     *popped = block;
     return found;
 #else
-    struct stack_words *stack = (struct stack_words *)(uintptr_t)region + class;
-    uint32_t top = atomic_load_explicit(&stack->top, memory_order_relaxed);
-    if (__builtin_expect(top <= atomic_load_explicit(&stack->bottom, memory_order_relaxed), 0)) {
+    _Atomic(uint64_t) *stack = stack_top_of((char *)(uintptr_t)region, class);
+    const struct stack_bounds *bounds = stack_bounds_of((char *)(uintptr_t)region, class);
+    uint64_t top = atomic_load_explicit(stack, memory_order_relaxed);
+    if (__builtin_expect(top <= atomic_load_explicit(&bounds->bottom, memory_order_relaxed), 0)) {
         return false;
     }
     *popped = ((void **)(uintptr_t)region)[top - 1];
-    atomic_store_explicit(&stack->top, top - 1, memory_order_relaxed);
+    atomic_store_explicit(stack, top - 1, memory_order_relaxed);
     return true;
 #endif
 }
@@ -164,25 +175,27 @@ static inline __attribute__((always_inline)) bool region_push(const char *region
 #if defined(__x86_64__)
     uint64_t top;
     bool room;
-    __asm__ volatile("movl (%[region],%[class],8), %k[top]\n\t"
-                     "cmpw 6(%[region],%[class],8), %w[top]\n\t"
+    __asm__ volatile("movq (%[region],%[class],8), %[top]\n\t"
+                     "cmpl %c[bounds]+4(%[region],%[class],8), %k[top]\n\t"
                      "jae 6f\n\t"
                      "movq %[block], (%[region],%[top],8)\n\t"
-                     "incl %k[top]\n\t"
-                     "movl %k[top], (%[region],%[class],8)\n"
+                     "incq %[top]\n\t"
+                     "movq %[top], (%[region],%[class],8)\n"
                      "6:\n\t"
                      : [top] "=&r"(top), "=@ccb"(room)
-                     : [region] "r"(region), [class] "r"((uint64_t) class), [block] "r"(block)
+                     : [region] "r"(region), [class] "r"((uint64_t) class), [bounds] "i"(STACK_BOUNDS_AT),
+                       [block] "r"(block)
                      : "memory");
     return room;
 #else
-    struct stack_words *stack = (struct stack_words *)(uintptr_t)region + class;
-    uint32_t top = atomic_load_explicit(&stack->top, memory_order_relaxed);
-    if (__builtin_expect(top >= atomic_load_explicit(&stack->end, memory_order_relaxed), 0)) {
+    _Atomic(uint64_t) *stack = stack_top_of((char *)(uintptr_t)region, class);
+    const struct stack_bounds *bounds = stack_bounds_of((char *)(uintptr_t)region, class);
+    uint64_t top = atomic_load_explicit(stack, memory_order_relaxed);
+    if (__builtin_expect(top >= atomic_load_explicit(&bounds->end, memory_order_relaxed), 0)) {
         return false;
     }
     ((void **)(uintptr_t)region)[top] = block;
-    atomic_store_explicit(&stack->top, top + 1, memory_order_relaxed);
+    atomic_store_explicit(stack, top + 1, memory_order_relaxed);
     return true;
 #endif
 }

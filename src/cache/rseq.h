@@ -46,23 +46,27 @@
     ".popsection\n"                               \
     "6:\n\t"
 
-#define RSEQ_INPUTS                                                          \
-    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number), \
-        [regions] "r"(calm_caches.regions), [class] "r"((uint64_t) class), [shift] "i"(REGION_SHIFT)
+#define RSEQ_INPUTS                                                                                   \
+    [area] "r"(calm_caches.rseq_area), [number] "r"(calm_caches.cpu_number),                          \
+        [regions] "r"(calm_caches.regions), [class] "r"((uint64_t) class), [shift] "i"(REGION_SHIFT), \
+        [bounds] "i"(STACK_BOUNDS_AT)
 
 static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void **popped) {
     uint64_t region;
     uint64_t top;
     void *block;
     bool found;
-    /* dec leaves the carry as cmp set it, and no top is zero: "above" still tells what cmp found. */
-    __asm__ volatile(RSEQ_BEGIN "movzwl 4(%[region],%[class],8), %k[block]\n\t"
-                                "movl (%[region],%[class],8), %k[top]\n\t"
-                                "cmpl %k[block], %k[top]\n\t"
+    /*
+     * dec leaves the carry as cmp set it, and no top is zero: "above" still tells what cmp found. Only 16
+     * bits of the top are loaded (a region has fewer words), as measured: see docs/experiments.md.
+     */
+    __asm__ volatile(RSEQ_BEGIN "movl %c[bounds](%[region],%[class],8), %k[block]\n\t"
+                                "movzwl (%[region],%[class],8), %k[top]\n\t"
+                                "cmpq %[block], %[top]\n\t"
                                 "jbe 6f\n\t"
                                 "movq -8(%[region],%[top],8), %[block]\n\t"
-                                "decl %k[top]\n\t"
-                                "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
+                                "decq %[top]\n\t"
+                                "movq %[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
                      : RSEQ_INPUTS
                      : "memory");
@@ -76,13 +80,13 @@ static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void
     uint64_t end;
     bool room;
     /* inc leaves the carry as cmp set it. */
-    __asm__ volatile(RSEQ_BEGIN "movzwl 6(%[region],%[class],8), %k[end]\n\t"
-                                "movl (%[region],%[class],8), %k[top]\n\t"
-                                "cmpl %k[end], %k[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movl %c[bounds]+4(%[region],%[class],8), %k[end]\n\t"
+                                "movq (%[region],%[class],8), %[top]\n\t"
+                                "cmpq %[end], %[top]\n\t"
                                 "jae 6f\n\t"
                                 "movq %[block], (%[region],%[top],8)\n\t"
-                                "incl %k[top]\n\t"
-                                "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
+                                "incq %[top]\n\t"
+                                "movq %[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [end] "=&r"(end), "=@ccb"(room)
                      : RSEQ_INPUTS, [block] "r"(block)
                      : "memory");
@@ -114,8 +118,8 @@ static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movzwl 4(%[region],%[class],8), %k[left]\n\t"
-                                "movl (%[region],%[class],8), %k[top]\n\t"
+                                "movl %c[bounds](%[region],%[class],8), %k[left]\n\t"
+                                "movq (%[region],%[class],8), %[top]\n\t"
                                 "movq %[top], %[taken]\n\t"
                                 "subq %[left], %[taken]\n\t"
                                 "jbe 6f\n\t"
@@ -127,7 +131,7 @@ static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count
                                     "%[top]", "%[blocks]") "movq %[taken], %[moved]\n\t"
                                                            "subq %[region], %[top]\n\t"
                                                            "shrq $3, %[top]\n\t"
-                                                           "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
+                                                           "movq %[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
@@ -143,8 +147,8 @@ static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movzwl 6(%[region],%[class],8), %k[given]\n\t"
-                                "movl (%[region],%[class],8), %k[top]\n\t"
+                                "movl %c[bounds]+4(%[region],%[class],8), %k[given]\n\t"
+                                "movq (%[region],%[class],8), %[top]\n\t"
                                 "subq %[top], %[given]\n\t"
                                 "jbe 6f\n\t"
                                 "cmpq %[count], %[given]\n\t"
@@ -155,7 +159,7 @@ static inline size_t rseq_push_some(uint32_t class, void *const *blocks, uint64_
                                                            "leaq (%[top],%[given],8), %[top]\n\t"
                                                            "subq %[region], %[top]\n\t"
                                                            "shrq $3, %[top]\n\t"
-                                                           "movl %k[top], (%[region],%[class],8)\n" RSEQ_END
+                                                           "movq %[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
