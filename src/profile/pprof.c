@@ -241,7 +241,7 @@ static void take_mapping(struct out *out, struct picture *picture, const char *l
 
 /* Their names become strings, one for each. A line that does not fit is passed over. */
 static void read_mappings(struct out *out, struct picture *picture) {
-    char lines[PATH_MAX + 256];
+    char lines[PATH_MAX + 256] = {0};
     size_t held = 0;
     long descriptor =
         os_syscall(SYS_openat, AT_FDCWD, (long)"/proc/self/maps", O_RDONLY | O_CLOEXEC, 0, 0, 0);

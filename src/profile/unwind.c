@@ -90,6 +90,11 @@ static bool find_module(uintptr_t address, struct cfi_module *module) {
         *module = (struct cfi_module){.start = (uintptr_t)found.dlfo_map_start,
                                       .end = (uintptr_t)found.dlfo_map_end,
                                       .tables = (uintptr_t)found.dlfo_eh_frame};
+        if (module->tables - module->start >= module->end - module->start) {
+            /* Of a static program glibc knows only the code's bounds. */
+            module->start = 0;
+            module->end = UINTPTR_MAX;
+        }
         return true;
     }
 #endif
@@ -200,6 +205,11 @@ __attribute__((noinline)) size_t unwind_here(uintptr_t *addresses, size_t most) 
                        [r14] "i"(8 * 14), [r15] "i"(8 * 15)
                      : "rax", "memory");
     size_t count = 0;
+    struct cfi_module first;
+    if (!find_module(registers.of[CFI_RIP], &first) || first.tables == 0) {
+        return 0; /* this library keeps no frame pointers to go by: a static program, linked without the
+                     tables */
+    }
     while (count < most && step(&probe, &registers)) {
         uintptr_t address = registers.of[CFI_RIP];
         if (count > 0 || address - own.start >= own.end - own.start) {
