@@ -45,7 +45,8 @@ class Amount:
 
 def top(program: Path, profile: Path, index: str) -> dict[str, Amount]:
     """What `go tool pprof -top` says, by function, in bytes or blocks."""
-    command = [go(), "tool", "pprof", "-top", f"-sample_index={index}", "-unit=B", "-nodefraction=0"]
+    command: list[str | Path] = [go(), "tool", "pprof", "-top", f"-sample_index={index}"]
+    command += ["-unit=B", "-nodefraction=0"]
     environment = clean_environment() | {"PPROF_TMPDIR": str(profile.parent)}
     done = subprocess.run([*command, program, profile], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,7 +60,7 @@ def top(program: Path, profile: Path, index: str) -> dict[str, Amount]:
 
 def shown(program: Path, profile: Path) -> int:
     """Bytes in use of all samples, of which the profile's text says four values each."""
-    command = [go(), "tool", "pprof", "-raw", program, profile]
+    command: list[str | Path] = [go(), "tool", "pprof", "-raw", program, profile]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     values = re.findall(r"^ +\d+ +\d+ +\d+ +(\d+):", done.stdout, re.MULTILINE)
