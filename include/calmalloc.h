@@ -101,6 +101,12 @@ CALM_API int calm_set(const char *name, const char *value);
 /* The value of an option as text. Returns its length as snprintf does; -1 and ENOENT for an unknown name. */
 CALM_API int calm_get(const char *name, char *buffer, size_t size);
 
+/*
+ * Writes the heap profile so far, of what option profile samples, to a file for pprof. Returns 0; -1 and
+ * errno: ENODATA if the option was never set, else as open and write say.
+ */
+CALM_API int calm_profile_write(const char *path);
+
 #ifdef __cplusplus
 }
 #endif

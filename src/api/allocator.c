@@ -2,6 +2,7 @@
 
 #include "api/misuse.h"
 #include "api/options.h"
+#include "api/profiling.h"
 #include "api/statistics.h"
 #include "os/lock.h"
 
@@ -13,6 +14,8 @@
 #define ADDRESS_SPACE_BYTES ((size_t)1 << 40)
 
 struct size_classes calm_classes;
+/* The same, whole at any time. */
+static struct size_classes classes;
 struct governor calm_governor;
 
 static struct lock ready_lock;
@@ -29,15 +32,18 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
 }
 
 static void before_fork(void) {
+    profiling_before_fork();
     governor_before_fork(&calm_governor);
 }
 
 static void after_fork_in_parent(void) {
     governor_after_fork(&calm_governor, false);
+    profiling_after_fork();
 }
 
 static void after_fork_in_child(void) {
     governor_after_fork(&calm_governor, true);
+    profiling_after_fork();
 }
 
 bool allocator_ready(void) {
@@ -48,7 +54,6 @@ bool allocator_ready(void) {
     bool first = false;
     lock_acquire(&ready_lock);
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
-        static struct size_classes classes;
         struct rseq_place place = rseq_find();
         options_read();
         size_classes_fill(&classes, os_page_size());
@@ -73,6 +78,7 @@ bool allocator_ready(void) {
         /* As early as can be: what other libraries registered later runs before ours, which then holds all
          * locks. */
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        options_apply_profile();
     }
     errno = saved_errno;
     return atomic_load_explicit(&ready, memory_order_relaxed);
@@ -91,12 +97,24 @@ void *out_of_memory(void) {
     return NULL;
 }
 
+void allocator_use_fast_path(bool use) {
+    for (size_t i = 0; i < sizeof classes.small; i++) {
+        __atomic_store_n(&calm_classes.small[i], use ? classes.small[i] : 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&calm_classes.size_most, use ? classes.size_most : 0, __ATOMIC_RELAXED);
+}
+
+/* The class of a size that has one, 0 for none, once the allocator is ready. */
+static uint32_t class_of(size_t size) {
+    return size <= classes.size_most ? size_class_of(&classes, size) : 0;
+}
+
 static size_t pages_for(size_t size) {
     size_t shift = calm_governor.heap.space.page_shift;
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
-static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
+static void *take_pages(size_t size, size_t align_pages, bool *zero) {
     if (size > PTRDIFF_MAX) {
         return out_of_memory();
     }
@@ -107,6 +125,15 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
         block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
     }
     return block == NULL ? out_of_memory() : block;
+}
+
+static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
+    bool sampled = profiling_is_on() && profiling_counts(size);
+    void *block = take_pages(size, align_pages, zero);
+    if (sampled && block != NULL) {
+        profiling_note(block, size);
+    }
+    return block;
 }
 
 /* A block of a class whose cache is empty: a magazine, of which one block is the caller's. */
@@ -136,13 +163,30 @@ static void *refill(uint32_t class) {
     return block;
 }
 
+/* A block of a class while the heap is profiled: of pages of its own if it is sampled. */
+static void *allocate_counted(size_t size, uint32_t class) {
+    if (profiling_counts(size)) {
+        bool zero;
+        void *block = take_pages(size == 0 ? 1 : size, 1, &zero);
+        if (block != NULL) {
+            profiling_note(block, size);
+        }
+        return block;
+    }
+    void *block;
+    return cpu_cache_is_rseq() && rseq_pop(class, &block) ? block : refill(class);
+}
+
 void *allocate_slow(size_t size) {
     if (!allocator_ready()) {
         return out_of_memory();
     }
-    uint32_t class = class_for(size);
+    uint32_t class = class_of(size);
     bool zero;
-    return class != 0 ? refill(class) : allocate_large(size, 1, &zero);
+    if (class == 0) {
+        return allocate_large(size, 1, &zero);
+    }
+    return profiling_is_on() ? allocate_counted(size, class) : refill(class);
 }
 
 /* A block of a class whose cache is full: a magazine leaves it. */
@@ -171,13 +215,14 @@ void release_slow(void *block) {
     if (class != 0) {
         spill(class, block);
     } else {
+        profiling_forget(block); /* before another thread may have it */
         governor_put_large(&calm_governor, block);
     }
 }
 
 /* Blocks of a class lie at multiples of its size from a page's start: aligned if the size is a multiple. */
 static uint32_t aligned_class(size_t alignment, size_t size) {
-    uint32_t class = class_for(size < alignment ? alignment : size);
+    uint32_t class = class_of(size < alignment ? alignment : size);
     while (class != 0 && class < calm_classes.count && calm_classes.of[class].size % alignment != 0) {
         ++class;
     }
@@ -206,7 +251,9 @@ void *allocate_zeroed(size_t count, size_t size) {
         return out_of_memory();
     }
     bool zero = false;
-    void *block = class_for(bytes) != 0 ? allocate(bytes) : allocate_large(bytes, 1, &zero);
+    void *block = class_for(bytes) != 0  ? allocate(bytes)
+                  : class_of(bytes) != 0 ? allocate_slow(bytes)
+                                         : allocate_large(bytes, 1, &zero);
     if (block != NULL && !zero) {
         memset(block, 0, bytes);
     }
@@ -246,16 +293,21 @@ void *reallocate(void *block, size_t size) {
         return out_of_memory();
     }
     struct span *span = heap_large_span(&calm_governor.heap, block);
-    if (span == NULL ? fits(held, size) || class_for(held) == class_for(size)
-                     : class_for(size) == 0 && pages_for(size) == span->pages) {
+    if (span == NULL ? fits(held, size) || class_of(held) == class_of(size)
+                     : class_of(size) == 0 && pages_for(size) == span->pages) {
         return block;
     }
     if (size > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    if (span != NULL && class_for(size) == 0) {
+    if (span != NULL && class_of(size) == 0) {
+        /* To the profile one block ends and another begins; the old place may be another thread's at once. */
+        profiling_forget(block);
         void *resized = governor_resize_large(&calm_governor, span, pages_for(size));
         if (resized != NULL) {
+            if (profiling_is_on() && profiling_counts(size)) {
+                profiling_note(resized, size);
+            }
             return resized;
         }
     }

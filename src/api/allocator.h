@@ -31,15 +31,31 @@ size_t usable_size(const void *block);
 /* Before the first use; any number of times. False if there is no memory at all. */
 bool allocator_ready(void);
 
+/*
+ * Whether malloc's fast path finds the size classes: with false all sizes look too large for it, and each
+ * call comes to allocate_slow, where all classes are known. At any time, as a thread that reads the old
+ * or the new of any entry does what is right; free is not concerned.
+ */
+void allocator_use_fast_path(bool use);
+
 /* Sets errno; returns NULL. */
 void *out_of_memory(void);
 
-/* The class of a size that has one; 0 for none, and before the allocator is ready. */
+/* What allocator_use_fast_path may be writing. Compilers take an instruction more for an atomic read of so
+ * little, which on these processors is what any aligned read is: only a watcher of races needs to be told. */
+#if defined(__SANITIZE_THREAD__)
+#define FAST_READ(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#else
+#define FAST_READ(word) (word)
+#endif
+
+/* The class of a size that has one; 0 for none, before the allocator is ready, and while the fast path is not
+ * to be used. */
 static inline uint32_t class_for(size_t size) {
     if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
-        return calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM];
+        return FAST_READ(calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);
     }
-    return size <= calm_classes.size_most ? size_class_above_128(size) : 0;
+    return size <= FAST_READ(calm_classes.size_most) ? size_class_above_128(size) : 0;
 }
 
 /*

@@ -3,6 +3,7 @@
 
 #include "api/allocator.h"
 #include "api/options.h"
+#include "api/profiling.h"
 #include "api/statistics.h"
 
 #include <errno.h>
@@ -108,6 +109,15 @@ int calm_set(const char *name, const char *value) {
         return -1;
     }
     governor_refresh(&calm_governor);
+    return 0;
+}
+
+int calm_profile_write(const char *path) {
+    int error = path == NULL ? EINVAL : profiling_write(path);
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
     return 0;
 }
 

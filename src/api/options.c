@@ -1,8 +1,11 @@
 #include "api/options.h"
 
 #include "api/allocator.h"
+#include "api/profiling.h"
+#include "os/file.h"
 #include "os/purge.h"
 #include "os/text.h"
+#include "profile/unwind.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +19,7 @@ enum change {
 
 struct option {
     const char *name;
-    const char *words; /* "first|second" for values 0 and 1; NULL: a number */
+    const char *words; /* "first|second" for values 0 and 1; NULL: a number; TEXT: so many bytes of text */
     int least;
     int most;
     enum change change;
@@ -28,6 +31,13 @@ static _Atomic(int) cache;
 static _Atomic(int) misuse;
 static _Atomic(int) report;
 static _Atomic(int) vectored = 1;
+static _Atomic(int) profile;
+static _Atomic(int) profile_file;
+
+/* Of options that take any text, which has no '|' and no ','. */
+#define TEXT            "TEXT"
+#define TEXT_BYTES_MOST 1000
+static char profile_file_text[TEXT_BYTES_MOST + 1];
 
 #define SETTINGS calm_governor.settings
 
@@ -62,6 +72,11 @@ static const struct option options[] = {
      "What follows the message about a double or an invalid free."},
     {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
      "Whether to write the counters to stderr, as one line of JSON, when the program exits."},
+    {"profile", NULL, 0, 1073741824, CHANGE_ANY_TIME, &profile,
+     "Bytes between two samples of the heap profile, on average; `k`, `m` and `g` may follow. 0: no profile. "
+     "See profiling.md."},
+    {"profile_file", "TEXT", 0, 1000, CHANGE_AT_START, &profile_file,
+     "How the name of the profile that is written at exit begins, before `.PID.heap`; `calmalloc` if empty."},
 };
 
 #define OPTION_COUNT (sizeof options / sizeof options[0])
@@ -76,6 +91,22 @@ int options_misuse(void) {
 
 int options_report(void) {
     return report;
+}
+
+int options_profile(void) {
+    return profile;
+}
+
+const char *options_profile_file(void) {
+    return profile_file_text;
+}
+
+static bool is_text(const struct option *option) {
+    return option->words != NULL && strcmp(option->words, TEXT) == 0;
+}
+
+static bool is_bytes(const struct option *option) {
+    return option->value == &profile;
 }
 
 /* The number of the word in "first|second|..."; -1 if it is none of them. */
@@ -93,7 +124,7 @@ static int word_number(const char *words, const char *word, size_t length) {
 /* A decimal number in [least, most]; -1 for anything else. */
 static int parse_number(const char *text, size_t length, int least, int most) {
     long number = 0;
-    if (length == 0 || length > 9) {
+    if (length == 0 || length > 10) {
         return -1;
     }
     for (size_t i = 0; i < length; i++) {
@@ -103,6 +134,24 @@ static int parse_number(const char *text, size_t length, int least, int most) {
         number = number * 10 + (text[i] - '0');
     }
     return number >= least && number <= most ? (int)number : -1;
+}
+
+/* The same of bytes: a unit may follow. */
+static int parse_bytes(const char *text, size_t length, int least, int most) {
+    static const char units[] = "kKmMgG";
+    const char *unit = length == 0 ? NULL : memchr(units, text[length - 1], sizeof units - 1);
+    int shift = unit == NULL ? 0 : 10 * (1 + (int)(unit - units) / 2);
+    int number = parse_number(text, length - (unit != NULL), 0, most >> shift);
+    return number < 0 || number << shift < least ? -1 : number << shift;
+}
+
+static int set_text(const char *text, size_t length, int most) {
+    if (length > (size_t)most || memchr(text, '|', length) != NULL) {
+        return -1;
+    }
+    memcpy(profile_file_text, text, length);
+    profile_file_text[length] = '\0';
+    return (int)length;
 }
 
 static const struct option *find(const char *name, size_t length) {
@@ -115,8 +164,10 @@ static const struct option *find(const char *name, size_t length) {
 }
 
 static int set(const struct option *option, const char *value, size_t length) {
-    int number = option->words != NULL ? word_number(option->words, value, length)
-                                       : parse_number(value, length, option->least, option->most);
+    int number = is_text(option)         ? set_text(value, length, option->most)
+                 : option->words != NULL ? word_number(option->words, value, length)
+                 : is_bytes(option)      ? parse_bytes(value, length, option->least, option->most)
+                                         : parse_number(value, length, option->least, option->most);
     if (number < 0) {
         return EINVAL;
     }
@@ -133,10 +184,15 @@ int options_set(const char *name, const char *value, size_t value_length) {
         return ENOENT;
     }
     if (option->change == CHANGE_AT_START) {
-        int number = word_number(option->words, value, value_length);
+        int number = is_text(option) ? 0 : word_number(option->words, value, value_length);
         return number < 0 ? EINVAL : EBUSY;
     }
-    return set(option, value, value_length);
+    int error = set(option, value, value_length);
+    if (error == 0 && option->value == &profile) {
+        unwind_learn_modules();
+        error = profiling_apply() ? 0 : ENOMEM;
+    }
+    return error;
 }
 
 const char *options_name(size_t number) {
@@ -146,6 +202,10 @@ const char *options_name(size_t number) {
 void options_value(size_t number, const char **word, int *value) {
     *value = atomic_load_explicit(options[number].value, memory_order_relaxed);
     *word = options[number].words;
+    if (is_text(&options[number])) {
+        *word = profile_file_text;
+        return;
+    }
     for (int i = 0; *word != NULL && i < *value; i++) {
         *word += strcspn(*word, "|") + 1;
     }
@@ -174,12 +234,15 @@ static void complain_of_value(const struct option *option, const char *text, siz
     struct text wanted = {0};
     text_string(&wanted, option->name);
     text_string(&wanted, " takes ");
-    if (option->words != NULL) {
+    if (is_text(option)) {
+        text_string(&wanted, "at most 1000 bytes without '|'");
+    } else if (option->words != NULL) {
         text_string(&wanted, option->words);
     } else {
         text_number(&wanted, (uint64_t)option->least);
         text_string(&wanted, " to ");
         text_number(&wanted, (uint64_t)option->most);
+        text_string(&wanted, is_bytes(option) ? " bytes; k, m or g may follow" : "");
     }
     wanted.bytes[wanted.length] = '\0';
     complain("value of option", text, length, wanted.bytes);
@@ -232,5 +295,16 @@ void options_read_late(void) {
     if (!were_read) {
         read_environment();
         governor_refresh(&calm_governor);
+        options_apply_profile();
+    }
+    if (profile != 0) {
+        unwind_learn_modules();
+    }
+}
+
+void options_apply_profile(void) {
+    if (!profiling_apply()) {
+        static const char line[] = "calmalloc: no memory for a profile: option 'profile' ignored\n";
+        file_write(2, line, sizeof line - 1);
     }
 }

@@ -18,6 +18,11 @@ void options_read_late(void);
 int options_cache(void);
 int options_misuse(void);
 int options_report(void);
+int options_profile(void); /* bytes; 0: off */
+const char *options_profile_file(void);
+
+/* The option is known: profiles if it says so. */
+void options_apply_profile(void);
 
 /* 0, ENOENT, EINVAL or EBUSY. */
 int options_set(const char *name, const char *value, size_t value_length);

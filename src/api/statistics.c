@@ -2,6 +2,7 @@
 
 #include "api/allocator.h"
 #include "api/options.h"
+#include "api/profiling.h"
 #include "os/syscall.h"
 
 #include <errno.h>
@@ -31,6 +32,7 @@ void statistics_fill(struct calm_stats *stats) {
     if (!allocator_ready()) {
         return;
     }
+    uint64_t profile_bytes = profiling_bytes();
     lock_acquire(&governor->heap_lock);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
@@ -39,7 +41,7 @@ void statistics_fill(struct calm_stats *stats) {
     stats->retained = (heap_dirty_pages(heap) + heap->purging_pages) * page;
     stats->footprint = stats->in_use + stats->retained;
     stats->reserved = space_reserved_bytes(&heap->space);
-    stats->metadata = space_metadata_bytes(&heap->space);
+    stats->metadata = space_metadata_bytes(&heap->space) + profile_bytes;
     stats->retained_limit = governor_limit(governor);
     stats->dirtied = heap->dirtied_pages * page;
     stats->purged = counts->purged_pages * page;

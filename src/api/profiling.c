@@ -1,0 +1,190 @@
+#include "api/profiling.h"
+
+#include "api/allocator.h"
+#include "api/options.h"
+#include "os/clock.h"
+#include "os/syscall.h"
+#include "os/text.h"
+#include "profile/pprof.h"
+#include "profile/unwind.h"
+
+#include <errno.h>
+#include <string.h>
+
+_Atomic(uint64_t) profiling_mean;
+
+static struct lock switch_lock; /* of who switches */
+static struct samples samples;
+static uint64_t last_mean; /* when it was last on */
+static _Atomic(bool) was_on;
+
+/* Of a CPU, or of the threads that hash to it: bytes to the next sample. */
+struct countdown {
+    _Alignas(64) _Atomic(int64_t) left;
+    _Atomic(uint64_t) random;
+};
+
+static struct countdown *countdowns;
+
+static int64_t next_gap(struct countdown *countdown, uint64_t mean) {
+    uint64_t counter = atomic_fetch_add_explicit(&countdown->random, SAMPLING_STEP, memory_order_relaxed);
+    return sampling_gap(sampling_mix(counter), mean);
+}
+
+static bool make_ready(void) {
+    if (countdowns != NULL) {
+        return true;
+    }
+    size_t page = os_page_size();
+    size_t bytes = (calm_caches.count * sizeof(struct countdown) + page - 1) & ~(page - 1);
+    struct countdown *made = os_reserve(bytes, page);
+    if (made == NULL) {
+        return false;
+    }
+    if (!os_commit(made, bytes) || !samples_init(&samples)) {
+        os_release(made, bytes);
+        return false;
+    }
+    countdowns = made;
+    return true;
+}
+
+/* What makes one run differ from the next: the clock, and where the kernel put things. */
+static uint64_t seed(void) {
+    return sampling_mix(clock_now_ns() ^ (uint64_t)(uintptr_t)countdowns);
+}
+
+bool profiling_apply(void) {
+    uint64_t mean = (uint64_t)options_profile();
+    lock_acquire(&switch_lock);
+    bool able = mean == 0 || make_ready();
+    mean = able ? mean : 0;
+    if (mean != atomic_load_explicit(&profiling_mean, memory_order_relaxed)) {
+        uint64_t start = seed();
+        for (unsigned i = 0; mean != 0 && i < calm_caches.count; i++) {
+            atomic_store_explicit(&countdowns[i].random, sampling_mix(start + i), memory_order_relaxed);
+            atomic_store_explicit(&countdowns[i].left, next_gap(&countdowns[i], mean), memory_order_relaxed);
+        }
+        last_mean = mean != 0 ? mean : last_mean;
+        if (mean != 0) {
+            atomic_store_explicit(&was_on, true, memory_order_release);
+        }
+        /* Release: who sees that it is on sees the counters. */
+        atomic_store_explicit(&profiling_mean, mean, memory_order_release);
+        allocator_use_fast_path(mean == 0);
+    }
+    lock_release(&switch_lock);
+    return able;
+}
+
+static struct countdown *current_countdown(void) {
+    uint32_t number = 0;
+    if (cpu_cache_is_rseq()) {
+        const char *place = (const char *)thread_pointer() + calm_caches.cpu_number;
+        number = *(const volatile uint32_t *)(const void *)place;
+    } else {
+        uint64_t mixed = sampling_mix((uintptr_t)thread_pointer());
+        number = (uint32_t)((mixed >> 32) * calm_caches.count >> 32);
+    }
+    return &countdowns[number < calm_caches.count ? number : 0];
+}
+
+/*
+ * The thread whose block takes the counter across zero has the sample, and sets it anew from the end of its
+ * block: what lies ahead does not depend on what went before. Others may count below zero meanwhile; what
+ * they counted stays counted.
+ */
+static __attribute__((noinline)) bool cross(struct countdown *countdown, int64_t beyond) {
+    uint64_t mean = atomic_load_explicit(&profiling_mean, memory_order_relaxed);
+    int64_t more = beyond;
+    if (mean == 0) {
+        return false; /* switched off just now */
+    }
+    do {
+        more += next_gap(countdown, mean);
+        int64_t before = atomic_fetch_add_explicit(&countdown->left, more, memory_order_relaxed);
+        more = before + more > 0 ? 0 : -1;
+    } while (more != 0);
+    if (!samples_have_room(&samples)) {
+        samples_drop(&samples);
+        return false;
+    }
+    return true;
+}
+
+bool profiling_counts(size_t size) {
+    /* Acquire: with the release of who switched it on. */
+    if (atomic_load_explicit(&profiling_mean, memory_order_acquire) == 0 || size > PTRDIFF_MAX / 2) {
+        return false;
+    }
+    struct countdown *countdown = current_countdown();
+    int64_t bytes = size == 0 ? 1 : (int64_t)size;
+    int64_t before = atomic_fetch_sub_explicit(&countdown->left, bytes, memory_order_relaxed);
+    return before > 0 && before <= bytes && cross(countdown, bytes - before);
+}
+
+__attribute__((noinline)) void profiling_note(const void *block, size_t size) {
+    uint64_t mean = atomic_load_explicit(&profiling_mean, memory_order_relaxed);
+    if (mean == 0) {
+        return;
+    }
+    uintptr_t addresses[SAMPLE_DEPTH_MOST];
+    size_t depth = unwind_here(addresses, SAMPLE_DEPTH_MOST);
+    samples_add(&samples, block, sampling_weight(size == 0 ? 1 : size, mean), addresses, depth);
+}
+
+void profiling_forget(const void *block) {
+    if (samples_any_live(&samples)) {
+        samples_remove(&samples, block);
+    }
+}
+
+size_t profiling_bytes(void) {
+    return atomic_load_explicit(&was_on, memory_order_acquire) ? samples_bytes(&samples) : 0;
+}
+
+int profiling_write(const char *path) {
+    if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
+        return ENODATA;
+    }
+    lock_acquire(&switch_lock);
+    uint64_t mean = last_mean;
+    lock_release(&switch_lock);
+    return pprof_write(&samples, mean, path);
+}
+
+/* Where it is to be found: named in the option, and apart from the files of processes that come of this one.
+ */
+__attribute__((destructor)) static void write_at_exit(void) {
+    if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
+        return;
+    }
+    struct text path = {0};
+    const char *prefix = options_profile_file();
+    text_string(&path, *prefix == '\0' ? "calmalloc" : prefix);
+    text_string(&path, ".");
+    text_number(&path, (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
+    text_string(&path, ".heap");
+    path.bytes[path.length] = '\0';
+    int error = profiling_write(path.bytes);
+    if (error != 0) {
+        struct text line = {0};
+        text_string(&line, "calmalloc: profile not written to ");
+        text_string(&line, path.bytes);
+        text_string(&line, ": error ");
+        text_number(&line, (uint64_t)error);
+        text_string(&line, "\n");
+        text_write(&line, 2);
+    }
+}
+
+/* Nobody is switching or sampling while the process forks; the child goes on with what there was. */
+void profiling_before_fork(void) {
+    lock_acquire(&switch_lock);
+    samples_before_fork(&samples);
+}
+
+void profiling_after_fork(void) {
+    samples_after_fork(&samples);
+    lock_release(&switch_lock);
+}

@@ -1,0 +1,45 @@
+/*
+ * The heap profile of the process: which allocations are sampled, and when.
+ *
+ * Off, it costs malloc and free nothing: it is on that takes the fast path of malloc away, by a table of size
+ * classes that says 0, "none", of each size (allocator.c). Each malloc then comes the slow way and counts its
+ * bytes down to the next sample, one counter for each CPU. A sampled block is a run of pages, whatever its
+ * size, so that of all frees only that of a run has to ask whether the block was sampled.
+ */
+#ifndef CALM_API_PROFILING_H
+#define CALM_API_PROFILING_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes between samples on average; 0: off. Read by the slow paths. */
+extern _Atomic(uint64_t) profiling_mean __attribute__((visibility("hidden")));
+
+static inline bool profiling_is_on(void) {
+    return __builtin_expect(atomic_load_explicit(&profiling_mean, memory_order_relaxed) != 0, 0);
+}
+
+/* Switches to what the option says. False, and off, if there is no memory for it. */
+bool profiling_apply(void);
+
+/* While it is on, of each block: whether to sample it. */
+bool profiling_counts(size_t size);
+
+/* A sampled block is there. */
+void profiling_note(const void *block, size_t size);
+
+/* A run of pages is about to be freed. */
+void profiling_forget(const void *block);
+
+/* Bytes of memory that the profile takes. */
+size_t profiling_bytes(void);
+
+/* 0 or an errno; ENODATA if profiling was never on. */
+int profiling_write(const char *path);
+
+void profiling_before_fork(void);
+void profiling_after_fork(void);
+
+#endif

@@ -1,0 +1,204 @@
+#include "profile/samples.h"
+
+#include "os/syscall.h"
+
+#include <signal.h>
+#include <string.h>
+
+#define ADDRESSES_MOST ((size_t)1 << 21) /* 32 deep on average */
+#define STACK_HEADS    SAMPLE_STACKS_MOST
+#define BLOCK_HEADS    SAMPLE_BLOCKS_MOST
+
+static uint64_t enter(struct samples *samples) {
+    uint64_t all = ~(uint64_t)0;
+    uint64_t before = 0;
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
+    lock_acquire(&samples->lock);
+    return before;
+}
+
+static void leave(struct samples *samples, uint64_t before) {
+    lock_release(&samples->lock);
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof before, 0, 0);
+}
+
+static bool reserve(struct os_region *region, size_t bytes) {
+    size_t page = os_page_size();
+    region->reserved = (bytes + page - 1) & ~(page - 1);
+    region->base = os_reserve(region->reserved, page);
+    return region->base != NULL;
+}
+
+bool samples_init(struct samples *samples) {
+    size_t heads = (STACK_HEADS + BLOCK_HEADS) * sizeof(uint32_t);
+    if (!reserve(&samples->stacks_region, SAMPLE_STACKS_MOST * sizeof(struct sample_stack)) ||
+        !reserve(&samples->addresses_region, ADDRESSES_MOST * sizeof(uintptr_t)) ||
+        !reserve(&samples->blocks_region, SAMPLE_BLOCKS_MOST * sizeof(struct sample_block)) ||
+        !reserve(&samples->heads_region, heads) || !os_region_reach(&samples->heads_region, heads)) {
+        struct os_region *regions[] = {&samples->stacks_region, &samples->addresses_region,
+                                       &samples->blocks_region, &samples->heads_region};
+        for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
+            if (regions[i]->base != NULL) {
+                os_release(regions[i]->base, regions[i]->reserved);
+            }
+            *regions[i] = (struct os_region){0};
+        }
+        return false;
+    }
+    samples->stacks = (struct sample_stack *)(void *)samples->stacks_region.base;
+    samples->addresses = (uintptr_t *)(void *)samples->addresses_region.base;
+    samples->blocks = (struct sample_block *)(void *)samples->blocks_region.base;
+    samples->stack_heads = (uint32_t *)(void *)samples->heads_region.base;
+    samples->block_heads = samples->stack_heads + STACK_HEADS;
+    samples->stacks_end = 1;
+    samples->blocks_end = 1;
+    return true;
+}
+
+static uint64_t hash_of(const uintptr_t *addresses, size_t depth) {
+    uint64_t hash = depth;
+    for (size_t i = 0; i < depth; i++) {
+        hash = sampling_mix(hash + addresses[i] + SAMPLING_STEP);
+    }
+    return hash;
+}
+
+/* The stack's number, new or known; 0 if there is no room. */
+static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, size_t depth) {
+    uint64_t hash = hash_of(addresses, depth);
+    uint32_t *head = &samples->stack_heads[hash % STACK_HEADS];
+    for (uint32_t number = *head; number != 0; number = samples->stacks[number].next) {
+        const struct sample_stack *stack = &samples->stacks[number];
+        if (stack->hash == hash && stack->depth == depth &&
+            memcmp(&samples->addresses[stack->first], addresses, depth * sizeof *addresses) == 0) {
+            return number;
+        }
+    }
+    uint32_t number = samples->stacks_end;
+    size_t addresses_end = samples->addresses_end + depth;
+    if (number == SAMPLE_STACKS_MOST || addresses_end > ADDRESSES_MOST ||
+        !os_region_reach(&samples->stacks_region, (number + 1) * sizeof *samples->stacks) ||
+        !os_region_reach(&samples->addresses_region, addresses_end * sizeof *addresses)) {
+        return 0;
+    }
+    memcpy(&samples->addresses[samples->addresses_end], addresses, depth * sizeof *addresses);
+    samples->stacks[number] = (struct sample_stack){
+        .hash = hash, .first = samples->addresses_end, .depth = (uint32_t)depth, .next = *head};
+    samples->addresses_end = (uint32_t)addresses_end;
+    samples->stacks_end++;
+    *head = number;
+    return number;
+}
+
+/* A place for a block; 0 if there is no room. */
+static uint32_t new_block(struct samples *samples) {
+    uint32_t number = samples->blocks_free;
+    if (number != 0) {
+        samples->blocks_free = samples->blocks[number].next;
+        return number;
+    }
+    number = samples->blocks_end;
+    if (number == SAMPLE_BLOCKS_MOST ||
+        !os_region_reach(&samples->blocks_region, (number + 1) * sizeof *samples->blocks)) {
+        return 0;
+    }
+    samples->blocks_end++;
+    return number;
+}
+
+static uint32_t *block_head(struct samples *samples, const void *block) {
+    return &samples->block_heads[sampling_mix((uintptr_t)block) % BLOCK_HEADS];
+}
+
+static void add(struct sample_weight *sum, struct sample_weight weight) {
+    sum->count += weight.count;
+    sum->bytes += weight.bytes;
+}
+
+static void subtract(struct sample_weight *sum, struct sample_weight weight) {
+    sum->count -= weight.count;
+    sum->bytes -= weight.bytes;
+}
+
+void samples_add(struct samples *samples, const void *block, struct sample_weight weight,
+                 const uintptr_t *addresses, size_t depth) {
+    uint64_t signals = enter(samples);
+    uint32_t stack = find_stack(samples, addresses, depth);
+    uint32_t number = stack == 0 ? 0 : new_block(samples);
+    if (number != 0) {
+        uint32_t *head = block_head(samples, block);
+        samples->blocks[number] =
+            (struct sample_block){.block = (uintptr_t)block, .weight = weight, .stack = stack, .next = *head};
+        *head = number;
+        add(&samples->stacks[stack].sums.allocated, weight);
+        add(&samples->stacks[stack].sums.in_use, weight);
+        atomic_fetch_add_explicit(&samples->live, 1, memory_order_relaxed);
+    }
+    leave(samples, signals);
+    if (number == 0) {
+        samples_drop(samples);
+    }
+}
+
+void samples_remove(struct samples *samples, const void *block) {
+    uint64_t signals = enter(samples);
+    uint32_t *link = block_head(samples, block);
+    while (*link != 0 && samples->blocks[*link].block != (uintptr_t)block) {
+        link = &samples->blocks[*link].next;
+    }
+    uint32_t number = *link;
+    if (number != 0) {
+        struct sample_block *found = &samples->blocks[number];
+        *link = found->next;
+        subtract(&samples->stacks[found->stack].sums.in_use, found->weight);
+        found->next = samples->blocks_free;
+        samples->blocks_free = number;
+        atomic_fetch_sub_explicit(&samples->live, 1, memory_order_relaxed);
+    }
+    leave(samples, signals);
+}
+
+void samples_drop(struct samples *samples) {
+    atomic_fetch_add_explicit(&samples->dropped, 1, memory_order_relaxed);
+}
+
+size_t samples_stack_count(struct samples *samples) {
+    uint64_t signals = enter(samples);
+    size_t count = samples->stacks_end - 1;
+    leave(samples, signals);
+    return count;
+}
+
+size_t samples_address_count(struct samples *samples) {
+    uint64_t signals = enter(samples);
+    size_t count = samples->addresses_end;
+    leave(samples, signals);
+    return count;
+}
+
+struct sample_sums samples_read(struct samples *samples, size_t stack, const uintptr_t **addresses,
+                                size_t *depth) {
+    uint64_t signals = enter(samples);
+    const struct sample_stack *found = &samples->stacks[stack];
+    struct sample_sums sums = found->sums;
+    *addresses = &samples->addresses[found->first];
+    *depth = found->depth;
+    leave(samples, signals);
+    return sums;
+}
+
+size_t samples_bytes(struct samples *samples) {
+    uint64_t signals = enter(samples);
+    size_t bytes = samples->heads_region.committed + samples->stacks_region.committed +
+                   samples->addresses_region.committed + samples->blocks_region.committed;
+    leave(samples, signals);
+    return bytes;
+}
+
+void samples_before_fork(struct samples *samples) {
+    lock_acquire(&samples->lock);
+}
+
+void samples_after_fork(struct samples *samples) {
+    lock_release(&samples->lock);
+}

@@ -1,0 +1,580 @@
+/*
+ * The heap profile by its parts: the arithmetic against the math library's, the unwinder against the
+ * compiler's own, the table, and the file read back as protobuf; and all of it at once, by calm_malloc, while
+ * threads allocate, profiling is switched, and the process forks.
+ */
+#include "calmalloc.h"
+#include "check.h"
+
+#include "profile/pprof.h"
+#include "profile/sampling.h"
+#include "profile/unwind.h"
+
+#include <errno.h>
+#include <execinfo.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+static uint64_t random_state = 88172645463325252ULL;
+
+static uint64_t next_random(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+/* --- sampling --- */
+
+static void test_weights(void) {
+    const uint64_t means[] = {1, 1000, (uint64_t)64 << 10, (uint64_t)512 << 10, (uint64_t)1 << 30};
+    const uint64_t sizes[] = {1, 16, 100, 1000, 4096, 100000, (uint64_t)1 << 20, (uint64_t)1 << 40};
+    for (size_t i = 0; i < sizeof means / sizeof means[0]; i++) {
+        for (size_t j = 0; j < sizeof sizes / sizeof sizes[0]; j++) {
+            double wanted = -1 / expm1(-(double)sizes[j] / (double)means[i]);
+            struct sample_weight weight = sampling_weight(sizes[j], means[i]);
+            CHECK(fabs((double)weight.count - wanted * SAMPLE_COUNT_UNIT) <=
+                  0.51 + 1e-9 * wanted * SAMPLE_COUNT_UNIT);
+            CHECK(fabs((double)weight.bytes - wanted * (double)sizes[j]) <=
+                  0.51 + 1e-9 * wanted * (double)sizes[j]);
+        }
+    }
+}
+
+static void test_gaps(void) {
+    const uint64_t mean = 100000;
+    const int draws = 1000000;
+    double sum = 0;
+    int above_mean = 0;
+    int below_hundredth = 0;
+    for (int i = 0; i < draws; i++) {
+        int64_t gap = sampling_gap(sampling_mix((uint64_t)i * SAMPLING_STEP), mean);
+        CHECK(gap >= 1);
+        sum += (double)gap;
+        above_mean += gap > (int64_t)mean;
+        below_hundredth += gap <= (int64_t)mean / 100;
+    }
+    CHECK(fabs(sum / draws / (double)mean - 1) < 0.005);
+    CHECK(fabs((double)above_mean / draws - exp(-1)) < 0.003);
+    CHECK(fabs((double)below_hundredth / draws + expm1(-0.01)) < 0.001);
+    /* The whole range of what may come. */
+    CHECK_EQUAL(sampling_gap(UINT64_MAX, mean), 1);
+    CHECK(fabs((double)sampling_gap(0, mean) - 53 * log(2) * (double)mean) < 2);
+}
+
+/* --- the unwinder --- */
+
+#define DEEP 100
+
+struct trace {
+    uintptr_t ours[DEEP];
+    void *theirs[DEEP];
+    size_t our_count;
+    size_t their_count;
+};
+
+/* Both from the same place: all but their innermost entries must be the same. A sanitizer's backtrace has a
+ * frame of its own. */
+static __attribute__((noinline)) void take(struct trace *trace) {
+    trace->our_count = unwind_here(trace->ours, DEEP);
+    trace->their_count = (size_t)backtrace(trace->theirs, DEEP);
+}
+
+static void check_same(const struct trace *trace, size_t least, bool struck) {
+    CHECK(trace->our_count >= least);
+    CHECK(SANITIZED || trace->our_count == trace->their_count);
+    for (size_t i = 1; i < trace->our_count; i++) {
+        uintptr_t ours = trace->ours[trace->our_count - i];
+        uintptr_t theirs = (uintptr_t)trace->theirs[trace->their_count - i];
+        /* What a signal struck is meant itself, not what is before it: ours says so by one more. */
+        CHECK(ours == theirs || (struck && ours == theirs + 1));
+    }
+}
+
+static struct trace found;
+
+static __attribute__((noinline)) int recurse(int depth) {
+    if (depth == 0) {
+        take(&found);
+        return 0;
+    }
+    int below = recurse(depth - 1);
+    __asm__ volatile("" : "+r"(below)); /* or the compiler makes a loop of it */
+    return 1 + below;
+}
+
+/* With a frame whose size no table knows: found by rbp. */
+static __attribute__((noinline)) int with_variable_frame(size_t bytes) {
+    volatile char *room = __builtin_alloca(bytes);
+    room[bytes - 1] = 1;
+    return recurse(3) + room[bytes - 1];
+}
+
+static int compare_and_take(const void *a, const void *b) {
+    take(&found);
+    return *(const int *)a - *(const int *)b;
+}
+
+static void *in_thread(void *argument) {
+    recurse(5);
+    return argument;
+}
+
+static void handle(int number) {
+    (void)number;
+    recurse(2);
+}
+
+static void test_unwinder(void) {
+    void *prime[4];
+    backtrace(prime, 4);
+
+    recurse(0);
+    check_same(&found, 3, false);
+    size_t base = found.our_count;
+    CHECK(recurse(30) == 30);
+    check_same(&found, 30, false);
+    CHECK_EQUAL(found.our_count, base + 30);
+    CHECK(with_variable_frame(5000) == 4);
+    check_same(&found, 6, false);
+    int numbers[] = {3, 1, 2};
+    qsort(numbers, 3, sizeof numbers[0], compare_and_take);
+    check_same(&found, 5, false);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, in_thread, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    check_same(&found, 7, false);
+
+    /* Through the frame that the kernel made, also from one stack to another. */
+    static char other_stack[1 << 16];
+    stack_t other = {.ss_sp = other_stack, .ss_size = sizeof other_stack};
+    CHECK(sigaltstack(&other, NULL) == 0);
+    for (int flags = 0; flags <= SA_ONSTACK; flags += SA_ONSTACK) {
+        struct sigaction action = {.sa_handler = handle, .sa_flags = flags};
+        CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+        CHECK(raise(SIGUSR1) == 0);
+        if (!SANITIZED) { /* which come between */
+            check_same(&found, 6, true);
+        }
+        CHECK(found.our_count >= 6);
+    }
+
+    /* No more than there is room for. */
+    uintptr_t few[3];
+    CHECK_EQUAL(unwind_here(few, 3), 3);
+    CHECK_EQUAL(unwind_here(few, 0), 0);
+}
+
+#if defined(__x86_64__)
+/* Calls unwind_here without tables that tell of it, with a frame pointer of the test's choice. */
+__asm__(".text\n"
+        ".globl call_astray\n"
+        ".type call_astray, @function\n"
+        "call_astray:\n\t"
+        "pushq %rbp\n\t"
+        "movq %rdx, %rbp\n\t"
+        "call unwind_here\n\t"
+        "popq %rbp\n\t"
+        "ret\n"
+        ".size call_astray, . - call_astray\n");
+size_t call_astray(uintptr_t *addresses, size_t most, uintptr_t frame_pointer);
+
+/* Whatever is in the registers, it ends, and touches nothing that is not there. */
+static void test_astray(void) {
+    uintptr_t addresses[DEEP];
+    char *hole = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(hole != MAP_FAILED);
+    CHECK(mprotect(hole + 4096, 4096, PROT_NONE) == 0);
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+    uintptr_t loop[2] = {(uintptr_t)loop, (uintptr_t)call_astray};
+    const uintptr_t frames[] = {0,
+                                1,
+                                8,
+                                (uintptr_t)hole + 4096,
+                                (uintptr_t)hole + 4096 - 8,
+                                here & ~(uintptr_t)15,
+                                here | 3,
+                                here + 4096,
+                                here + ((uintptr_t)8 << 20),
+                                here - 4096,
+                                (uintptr_t)loop,
+                                (uintptr_t)1 << 63,
+                                UINTPTR_MAX,
+                                UINTPTR_MAX - 7};
+    for (size_t i = 0; i < sizeof frames / sizeof frames[0]; i++) {
+        size_t count = call_astray(addresses, DEEP, frames[i]);
+        CHECK(count >= 1 && count <= DEEP);
+    }
+}
+#else
+static void test_astray(void) {
+}
+#endif
+
+/* --- the file --- */
+
+struct parsed {
+    unsigned char bytes[1 << 22];
+    size_t length;
+    uint64_t values[4]; /* sums over all samples */
+    size_t samples;
+    size_t mappings;
+    size_t build_ids;
+    size_t locations;
+    size_t strings;
+    uint64_t period;
+    uint64_t default_type;
+    size_t deepest;
+    uint64_t location[1 << 16];
+};
+
+static uint64_t number_at(const unsigned char **at, const unsigned char *end) {
+    uint64_t number = 0;
+    for (unsigned shift = 0;; shift += 7) {
+        CHECK(*at < end && shift < 64);
+        number |= (uint64_t)(**at & 0x7f) << shift;
+        if ((*(*at)++ & 0x80) == 0) {
+            return number;
+        }
+    }
+}
+
+static bool is_known_location(const struct parsed *profile, uint64_t id) {
+    for (size_t i = 0; i < profile->locations; i++) {
+        if (profile->location[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void parse_message(struct parsed *profile, unsigned kind, const unsigned char *at,
+                          const unsigned char *end) {
+    size_t values = 0;
+    size_t depth = 0;
+    while (at < end) {
+        uint64_t tag = number_at(&at, end);
+        CHECK_EQUAL(tag & 7, 0);
+        uint64_t value = number_at(&at, end);
+        unsigned field = (unsigned)(tag >> 3);
+        if (kind == 2 && field == 2) {
+            CHECK(values < 4);
+            profile->values[values++] += value;
+        } else if (kind == 2 && field == 1) {
+            CHECK(is_known_location(profile, value));
+            depth++;
+        } else if (kind == 4 && field == 1) {
+            CHECK(value != 0 && !is_known_location(profile, value));
+            CHECK(profile->locations < sizeof profile->location / sizeof profile->location[0]);
+            profile->location[profile->locations++] = value;
+        } else if (kind == 4 && field == 2) {
+            CHECK(value >= 1 && value <= profile->mappings);
+        } else if (kind == 3 && field >= 5) {
+            CHECK(value < profile->strings);
+            profile->build_ids += field == 6;
+        }
+    }
+    CHECK(kind != 2 || values == 4);
+    profile->deepest = depth > profile->deepest ? depth : profile->deepest;
+}
+
+/* Samples are looked at last: what they name comes behind them. */
+static void parse(struct parsed *profile, const char *path) {
+    memset(profile, 0, sizeof *profile);
+    FILE *file = fopen(path, "rb");
+    CHECK(file != NULL);
+    profile->length = fread(profile->bytes, 1, sizeof profile->bytes, file);
+    CHECK(profile->length < sizeof profile->bytes);
+    fclose(file);
+    const unsigned char *end = profile->bytes + profile->length;
+    for (int pass = 0; pass < 3; pass++) {
+        for (const unsigned char *at = profile->bytes; at < end;) {
+            uint64_t tag = number_at(&at, end);
+            unsigned field = (unsigned)(tag >> 3);
+            uint64_t number = number_at(&at, end);
+            if ((tag & 7) == 0) {
+                profile->period = field == 12 ? number : profile->period;
+                profile->default_type = field == 14 ? number : profile->default_type;
+                continue;
+            }
+            CHECK_EQUAL(tag & 7, 2);
+            CHECK(number <= (size_t)(end - at));
+            if (pass == 0) {
+                profile->samples += field == 2;
+                profile->mappings += field == 3;
+                CHECK(field != 6 || profile->strings > 0 || number == 0); /* the first is empty */
+                profile->strings += field == 6;
+            } else if (field == (pass == 1 ? 4 : 2) || (pass == 1 && field == 3)) {
+                parse_message(profile, field, at, at + number);
+            }
+            at += number;
+        }
+    }
+}
+
+static struct parsed profile;
+
+static const char *write_and_parse(void) {
+    static char path[] = "/tmp/test_profile.XXXXXX";
+    memcpy(path + sizeof path - 7, "XXXXXX", 6);
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    close(file);
+    CHECK(calm_profile_write(path) == 0);
+    parse(&profile, path);
+    CHECK(unlink(path) == 0);
+    return path;
+}
+
+static void test_table_and_file(void) {
+    static struct samples samples;
+    CHECK(samples_init(&samples));
+    static char blocks[1000];
+    uintptr_t stack[SAMPLE_DEPTH_MOST];
+    for (size_t i = 0; i < SAMPLE_DEPTH_MOST; i++) {
+        stack[i] = UINTPTR_MAX - i; /* whose numbers are the longest to write */
+    }
+    for (size_t i = 0; i < sizeof blocks; i++) {
+        struct sample_weight weight = {.count = 3 * SAMPLE_COUNT_UNIT, .bytes = 100};
+        stack[0] = 1000 + i % 7;
+        samples_add(&samples, &blocks[i], weight, stack, 1 + i % SAMPLE_DEPTH_MOST);
+    }
+    for (size_t i = 0; i < sizeof blocks; i += 2) {
+        samples_remove(&samples, &blocks[i]);
+        samples_remove(&samples, &blocks[i]); /* unknown by now */
+    }
+    char path[] = "/tmp/test_profile.XXXXXX";
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    close(file);
+    CHECK_EQUAL(pprof_write(&samples, 12345, path), 0);
+    parse(&profile, path);
+    CHECK_EQUAL(profile.samples, 7 * SAMPLE_DEPTH_MOST);
+    CHECK_EQUAL(profile.values[0], 3000);
+    CHECK_EQUAL(profile.values[1], 100000);
+    CHECK_EQUAL(profile.values[2], 1500);
+    CHECK_EQUAL(profile.values[3], 50000);
+    CHECK_EQUAL(profile.deepest, SAMPLE_DEPTH_MOST);
+    CHECK_EQUAL(profile.locations, 7 + SAMPLE_DEPTH_MOST - 1);
+    CHECK_EQUAL(profile.period, 12345);
+    CHECK(profile.mappings > 0 && profile.build_ids > 0);
+    CHECK(profile.default_type > 0 && profile.default_type < profile.strings);
+    CHECK(unlink(path) == 0);
+    CHECK_EQUAL(pprof_write(&samples, 1, "/nonexistent/profile"), ENOENT);
+    CHECK_EQUAL(pprof_write(&samples, 1, "/dev/full"), ENOSPC);
+
+    /* As many as there is room for: the rest is counted, and room comes back. */
+    static char many[SAMPLE_BLOCKS_MOST];
+    struct sample_weight one = {.count = SAMPLE_COUNT_UNIT, .bytes = 1};
+    for (size_t i = 0; i < sizeof many; i++) {
+        samples_add(&samples, &many[i], one, stack, 5);
+    }
+    CHECK(!samples_have_room(&samples));
+    CHECK(samples.dropped > 0 && samples.live == SAMPLE_BLOCKS_MOST - 1);
+    for (size_t i = 0; i < sizeof many; i++) {
+        samples_remove(&samples, &many[i]);
+    }
+    CHECK(samples_have_room(&samples));
+    CHECK_EQUAL(samples.live, 500);
+}
+
+/* --- by calm_malloc --- */
+
+/* What runs ahead of the first time that the option is set. */
+static void test_off(void) {
+    char text[16];
+    CHECK(calm_get("profile", text, sizeof text) == 1 && strcmp(text, "0") == 0);
+    CHECK(calm_profile_write("/tmp/never") == -1 && errno == ENODATA);
+    CHECK(calm_profile_write(NULL) == -1 && errno == EINVAL);
+    const char *bad[] = {"", "k", "1kk", "-1", "2g", "1t", "1.5m", "99999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK(calm_set("profile", bad[i]) == -1 && errno == EINVAL);
+    }
+    CHECK(calm_set("profile_file", "x") == -1 && errno == EBUSY);
+}
+
+static void test_estimate(void) {
+    CHECK(calm_set("profile", "32k") == 0);
+    char text[16];
+    CHECK(calm_get("profile", text, sizeof text) == 5 && strcmp(text, "32768") == 0);
+    const int count = 1000000;
+    const int kept_most = 1000;
+    static void *kept[1000];
+    double bytes = 0;
+    for (int i = 0; i < count; i++) {
+        size_t size = 1 + next_random() % 1000;
+        void **slot = &kept[next_random() % (unsigned)kept_most];
+        calm_free(*slot);
+        *slot = calm_malloc(size);
+        CHECK(*slot != NULL && calm_malloc_usable_size(*slot) >= size);
+        memset(*slot, 1, size);
+        bytes += (double)size;
+    }
+    write_and_parse();
+    CHECK(fabs((double)profile.values[0] / count - 1) < 0.1);
+    CHECK(fabs((double)profile.values[1] / bytes - 1) < 0.05);
+    CHECK(profile.values[2] < (uint64_t)kept_most * 5);
+    for (int i = 0; i < kept_most; i++) {
+        calm_free(kept[i]);
+        kept[i] = NULL;
+    }
+    write_and_parse();
+    CHECK_EQUAL(profile.values[2], 0);
+    CHECK_EQUAL(profile.values[3], 0);
+    CHECK(profile.values[0] > 0);
+    CHECK(calm_set("profile", "0") == 0);
+}
+
+static void check_bytes(const unsigned char *block, size_t count, unsigned char byte) {
+    for (size_t i = 0; i < count; i++) {
+        CHECK(block[i] == byte);
+    }
+}
+
+/* Each block is sampled: all that can be asked of one must hold of a run of pages, too. */
+static void test_all_sampled(void) {
+    CHECK(calm_set("profile", "1") == 0);
+    for (size_t size = 0; size < 70000; size += size < 100 ? 1 : 997) {
+        unsigned char *block = calm_malloc(size);
+        CHECK(block != NULL && calm_malloc_usable_size(block) >= size);
+        memset(block, 7, size);
+        block = calm_realloc(block, size + 100);
+        CHECK(block != NULL && calm_malloc_usable_size(block) >= size + 100);
+        check_bytes(block, size, 7);
+        block = calm_realloc(block, size * 3 + 1);
+        CHECK(block != NULL);
+        check_bytes(block, size, 7);
+        block = calm_realloc(block, size / 2 + 1);
+        CHECK(block != NULL);
+        check_bytes(block, size / 2, 7);
+        calm_free(block);
+        block = calm_calloc(1, size);
+        CHECK(block != NULL);
+        check_bytes(block, size, 0);
+        calm_free(block);
+        for (size_t alignment = 8; alignment <= 65536; alignment *= 2) {
+            void *aligned;
+            CHECK(calm_posix_memalign(&aligned, alignment, size) == 0);
+            CHECK((uintptr_t)aligned % alignment == 0 && calm_malloc_usable_size(aligned) >= size);
+            memset(aligned, 9, size);
+            calm_free(aligned);
+        }
+    }
+    volatile size_t too_large = SIZE_MAX;
+    CHECK(calm_malloc(too_large) == NULL && errno == ENOMEM);
+    too_large = PTRDIFF_MAX;
+    CHECK(calm_malloc(too_large) == NULL && errno == ENOMEM);
+
+    /* One that lives while profiling ends is still followed. */
+    void *last = calm_malloc(100);
+    CHECK(calm_set("profile", "0") == 0);
+    write_and_parse();
+    CHECK(profile.values[2] > 0 && profile.values[3] >= 100);
+    calm_free(last);
+    write_and_parse();
+    CHECK_EQUAL(profile.values[2], 0);
+    CHECK_EQUAL(profile.values[3], 0);
+}
+
+#define WORKERS 4
+
+static _Atomic(bool) stop;
+
+static void *work(void *argument) {
+    uint64_t state = (uint64_t)(uintptr_t)argument * 0x9e3779b97f4a7c15ULL + 1;
+    void *held[64] = {0};
+    while (!atomic_load(&stop)) {
+        state = sampling_mix(state + SAMPLING_STEP);
+        void **slot = &held[state % 64];
+        size_t size = state >> 20 & ((state >> 8 & 15) == 0 ? 0x3ffff : 0x7ff);
+        if ((state >> 12 & 3) == 0) {
+            *slot = calm_realloc(*slot, size + 1);
+        } else {
+            calm_free(*slot);
+            *slot = calm_malloc(size);
+        }
+        CHECK(*slot != NULL);
+        memset(*slot, 1, size);
+    }
+    for (size_t i = 0; i < 64; i++) {
+        calm_free(held[i]);
+    }
+    return NULL;
+}
+
+/* In the child the profile goes on from where it was. */
+static void fork_and_go_on(void) {
+#if defined(__SANITIZE_THREAD__)
+    return; /* whose runtime does not like forks of programs with threads */
+#endif
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(calm_set("profile", "100") == 0);
+        for (int i = 0; i < 1000; i++) {
+            calm_free(calm_malloc(100));
+        }
+        write_and_parse();
+        CHECK(profile.values[0] > 500);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void test_threads(void) {
+#if defined(__SANITIZE_THREAD__)
+    CHECK(calm_set("background", "off") == 0); /* a bare thread, without what the runtime keeps for each */
+#endif
+    pthread_t threads[WORKERS];
+    for (size_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, work, (void *)(i + 1)) == 0);
+    }
+    const char *means[] = {"1000", "0", "64k", "100", "0", "5000"};
+    for (int i = 0; i < 60; i++) {
+        CHECK(calm_set("profile", means[i % 6]) == 0);
+        usleep(10000);
+        if (i % 7 == 0) {
+            write_and_parse();
+        }
+        if (i % 10 == 0) {
+            fork_and_go_on();
+        }
+    }
+    atomic_store(&stop, true);
+    for (size_t i = 0; i < WORKERS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK(calm_set("profile", "0") == 0);
+    write_and_parse();
+    CHECK(profile.values[1] > 0);
+    CHECK_EQUAL(profile.values[2], 0);
+    CHECK_EQUAL(profile.values[3], 0);
+}
+
+int main(void) {
+    test_weights();
+    test_gaps();
+    unwind_learn_modules();
+    test_unwinder();
+    test_astray();
+    test_table_and_file();
+    test_off();
+    test_estimate();
+    test_all_sampled();
+    test_threads();
+    printf("profile: ok\n");
+    fflush(stdout);
+    _exit(0); /* the file at exit is another test's */
+}
