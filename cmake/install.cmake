@@ -91,7 +91,7 @@ if(CALMALLOC_TOOLS)
   install(PROGRAMS ${PROJECT_BINARY_DIR}/installed/calm DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   install(FILES ${man}/calm.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
 
-  # Under any prefix, calm finds its probe and the libraries beside its modules. Below /usr it finds them anyway.
+  # Under any prefix, calm finds its probe and the libraries beside its modules; below /usr, anyway.
   if(NOT CALMALLOC_DEBIAN)
     set(native ${CMAKE_INSTALL_FULL_DATADIR}/calmalloc/calm/_native)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,6 +140,19 @@ def test_calm(debian: Debian, tmp_path: Path) -> None:
     assert '"calmalloc"' in run(python, calm, *command, cwd=tmp_path, CALM_LIBRARY_PATH=places).stdout
     loaded = run(python, "-v", calm, "--version", cwd=tmp_path).stderr
     assert f"{debian.root}/usr/share/calmalloc/calm/cli.py" in loaded
+
+
+def test_calm_with_debians_own_modules(debian: Debian, tmp_path: Path) -> None:
+    """Which are older than those of .venv."""
+    imports = "import click, rich, numpy, matplotlib"
+    if subprocess.run(["/usr/bin/python3", "-c", imports], capture_output=True, check=False).returncode != 0:
+        pytest.skip("Debian's python3-click, -rich, -numpy and -matplotlib are not installed")
+    places = f"{debian.libraries}:{debian.root / 'usr/libexec/calmalloc'}"
+    command = ("compare", "-a", "glibc,calmalloc", "-n", "1", "--plot", tmp_path / "plot.svg", "--", "ls")
+    run(debian.root / "usr/bin/calm", *command, cwd=tmp_path, CALM_LIBRARY_PATH=places)
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
+    errors = run(debian.root / "usr/bin/calm", "run", "-a", "none", "--", "ls", fails=True).stderr
+    assert errors.startswith("calm: unknown allocator 'none'")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="dpkg installs as root only")
