@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PREFIX ?= /usr/local
 SANITIZED := asan tsan
 
-.PHONY: all demo peers check check-long install clean
+.PHONY: all demo peers check check-long install deb wheel clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -42,6 +42,12 @@ check-long: check
 
 install: all
 	cmake --install build/release --prefix $(PREFIX)
+
+deb:
+	packaging/deb
+
+wheel:
+	packaging/wheel
 
 clean:
 	rm -rf build

@@ -30,7 +30,7 @@ def _run() -> int:
         cli.main(prog_name="calm", standalone_mode=False)
         sys.stdout.flush()
         return 0
-    except click.exceptions.NoArgsIsHelpError as error:
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and later
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.ClickException as error:

@@ -19,6 +19,8 @@ def _own_build() -> Iterator[Path]:
     for directory in os.environ.get(LIBRARY_PATH, "").split(":"):
         if directory:
             yield Path(directory).absolute()
+    # What a wheel carries, or an installation has put links into.
+    yield Path(__file__).resolve().parent / "_native"
     if root := checkout():
         yield root / "build" / "release"
 

@@ -1,0 +1,92 @@
+"""The manual pages are well-formed, and name all that the sources have."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+from packaging_helpers import REPOSITORY, run, tool
+
+from calm.cli import cli
+
+PAGES = sorted((REPOSITORY / "docs/man").iterdir())
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / "docs/man" / name).read_text()
+
+
+def options_script() -> ModuleType:
+    """scripts/options, which makes the same table for docs/allocator.md."""
+    loader = importlib.machinery.SourceFileLoader("options_script", str(REPOSITORY / "scripts/options"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_lint(path: Path) -> None:
+    result = run(tool("mandoc", "mandoc"), "-T", "lint", "-W", "warning", path)
+    assert result.stdout + result.stderr == ""
+
+
+def test_every_option_with_its_values_and_default() -> None:
+    source = (REPOSITORY / "src/api/options.c").read_text().replace("POLICY_ADAPTIVE", "0")
+    row = re.compile(r"^\| `(\w+)` \| (.*?) \| `(\w+)` \|", re.MULTILINE)
+    wanted = {}
+    for name, values, default in row.findall(options_script().table(source)):
+        wanted[name] = (values.replace("`", "").replace(" to ", "..").replace(", ", " | "), default)
+    described = re.compile(
+        r"^\.It Cm (\w+) Ns = Ns Ar (.*)\n(?:(?!\.It).*\n)*?The default is\n\.Ar (\w+) \.$", re.MULTILINE
+    )
+    found = {name: (values, default) for name, values, default in described.findall(page("calmalloc.7"))}
+    assert len(wanted) > 5
+    assert found == wanted
+
+
+def test_every_function_and_field() -> None:
+    header = re.sub(r"/\*.*?\*/", "", (REPOSITORY / "include/calmalloc.h").read_text(), flags=re.DOTALL)
+    text = page("calmalloc.3")
+    functions = set(re.findall(r"^CALM_API [^(]*?(\w+)\(", header, re.MULTILINE))
+    assert len(functions) > 10
+    assert set(re.findall(r"^\.Fn (calm_\w+) \"", text, re.MULTILINE)) == functions
+    assert set(re.findall(r"^\.Nm (calm_\w+)", text, re.MULTILINE)) == functions
+    fields = set(re.findall(r"uint(?:32|64)_t\s+(\w+);", header))
+    assert len(fields) > 10
+    listed = re.findall(r"^\.It (Fa .*)$", text, re.MULTILINE)
+    assert {name for line in listed for name in re.findall(r"Fa (\w+)", line)} == fields
+
+
+def test_every_variable_of_ptlbmalloc2() -> None:
+    sources = "".join(path.read_text() for path in (REPOSITORY / "ptlbmalloc2").glob("*.c"))
+    variables = set(re.findall(r'"(PTLBMALLOC2_\w+)"', sources))
+    assert len(variables) >= 3
+    assert set(re.findall(r"^\.It Ev (PTLBMALLOC2_\w+)$", page("ptlbmalloc2.7"), re.MULTILINE)) == variables
+
+
+def section(name: str) -> str:
+    found = re.search(
+        rf"^\.It Cm {name}\n(.*?)(?=^\.It Cm |^\.Sh )", page("calm.1"), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None, f"calm.1 has no subcommand {name}"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_subcommand_and_option_of_calm(name: str) -> None:
+    for parameter in cli.commands[name].params:
+        if isinstance(parameter, click.Option) and "--help" not in parameter.opts:
+            for flag in parameter.opts:
+                assert re.search(rf"^\.It .*\bFl {re.escape(flag[1:])}\b", section(name), re.MULTILINE), flag
+
+
+def test_every_subcommand_is_in_the_synopsis() -> None:
+    synopsis = page("calm.1").split(".Sh DESCRIPTION")[0]
+    assert set(re.findall(r"^\.Cm (\w+)", synopsis, re.MULTILINE)) == set(cli.commands)

@@ -1,0 +1,86 @@
+"""The wheel, in a fresh environment."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging_helpers import REPOSITORY, VERSION, run
+
+PYTHON = REPOSITORY / ".venv/bin/python"
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A wheel, and the environment that it was installed into."""
+
+    wheel: Path
+    root: Path
+
+    @property
+    def calm(self) -> Path:
+        return self.root / "bin/calm"
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+    """What the wheel depends on is lent from .venv: tests need no network."""
+    wheel = Path(run("make", "--no-print-directory", "-s", "wheel", cwd=REPOSITORY).stdout.strip())
+    root = tmp_path_factory.mktemp("wheel") / "venv"
+    run(PYTHON, "-m", "venv", "--without-pip", root)
+    pip = (PYTHON, "-m", "pip", "--python", root / "bin/python", "--disable-pip-version-check")
+    run(*pip, "install", "--no-index", "--no-deps", REPOSITORY / wheel)
+    [packages] = root.glob("lib/python*/site-packages")
+    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Fresh(REPOSITORY / wheel, root)
+
+
+def test_tag_is_the_oldest_glibc_that_has_all_its_symbols(fresh: Fresh) -> None:
+    tag = re.fullmatch(
+        rf"calmalloc-{VERSION}-py3-none-manylinux_2_(\d+)_{platform.machine()}\.whl", fresh.wheel.name
+    )
+    assert tag is not None, fresh.wheel.name
+    asked = [17]
+    for file in (fresh.root).glob("lib/python*/site-packages/calm/_native/*"):
+        asked += map(int, re.findall(r"@GLIBC_2\.(\d+)", run("nm", "-D", "--undefined-only", file).stdout))
+    assert int(tag[1]) == max(asked)
+
+
+def test_contents(fresh: Fresh) -> None:
+    names = {name for name in zipfile.ZipFile(fresh.wheel).namelist() if ".dist-info/" not in name}
+    modules = {
+        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
+    }
+    native = {f"calm/_native/{name}" for name in ("calm-probe", "libcalmalloc.so", "libptlbmalloc2.so")}
+    assert names == modules | native | {"calm/py.typed"}
+
+
+def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
+    listed = json.loads(run(fresh.calm, "allocators", "--json", cwd=tmp_path).stdout)["allocators"]
+    for row in listed:
+        if row["name"] in ("calmalloc", "ptlbmalloc2"):
+            assert Path(row["library"]).is_relative_to(fresh.root)
+            assert row["version"] == VERSION
+    code = "print(open('/proc/self/maps').read())"
+    for name in ("calmalloc", "ptlbmalloc2"):
+        command = ("run", "-a", name, "--", fresh.root / "bin/python", "-c", code)
+        assert f"{fresh.root}/" in run(fresh.calm, *command, cwd=tmp_path).stdout
+        assert f"lib{name}.so" in run(fresh.calm, *command, cwd=tmp_path).stdout
+    measured = json.loads(run(fresh.calm, "stat", "--json", "--", "true", cwd=tmp_path).stdout)
+    assert measured
+
+
+def test_without_cmake_there_is_one_line(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    shutil.copytree(REPOSITORY / "calm", tmp_path / "calm")
+    result = run(PYTHON, "setup.py", "-q", "bdist_wheel", cwd=tmp_path, fails=True, PATH="/nonexistent")
+    assert result.stderr.splitlines()[-1].startswith("calmalloc: a wheel needs CMake")
+    assert "Traceback" not in result.stderr
