@@ -181,6 +181,9 @@ def served(name: str, seconds: float, farewell: bytes) -> Iterator[tuple[socket.
         finally:
             try:
                 # Behind requests that failed halfway, no further one would be understood.
+                # Not closed: the sender may be waiting on it still.
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
                 with connect_again(name) as last:
                     last.sendall(farewell)
                     ended = bool(select.select([process], [], [], ENDING_SECONDS)[0])

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from calm.bench.clients.exchange import (
     Batch,
@@ -78,13 +79,18 @@ def run() -> None:
         work.append([*stored(keys, 0), *got(mixed, 0), *stored(mixed, 1), *got(keys, 1)])
     failures: list[ClientError] = []
 
-    def drive(connection: socket.socket, batches: list[Batch]) -> None:
-        try:
-            exchange(connection, batches)
-        except ClientError as error:
-            failures.append(error)
-
     with served(SOCKET, arguments.patience, FAREWELL) as (one, pid), connect_again(SOCKET) as two:
+
+        def drive(connection: socket.socket, batches: list[Batch]) -> None:
+            try:
+                exchange(connection, batches)
+            except ClientError as error:
+                failures.append(error)
+                # The other need not wait for the end of its patience.
+                for each in (one, two):
+                    with suppress(OSError):
+                        each.shutdown(socket.SHUT_RDWR)
+
         meter = Meter(pid)
         with meter.counting(sum(batch.count for batches in work for batch in batches)):
             threads = [
