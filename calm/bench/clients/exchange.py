@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A server that has been there for longer is one that an earlier run has left.
-STALE_SECONDS = 10.0
+STALE_SECONDS = 30.0
 # Without a byte from the server, or room for one.
 SILENCE_SECONDS = 30.0
 ENDING_SECONDS = 30.0

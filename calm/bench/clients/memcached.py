@@ -70,13 +70,6 @@ def run() -> None:
     options.add_argument("--keys", type=positive, default=150_000, help="of each connection")
     arguments = options.parse_args()
     os.chdir(arguments.folder)
-    work = []
-    for connection in range(2):
-        first = connection * arguments.keys
-        keys = list(range(first, first + arguments.keys))
-        mixed = list(keys)
-        random.Random(connection).shuffle(mixed)
-        work.append([*stored(keys, 0), *got(mixed, 0), *stored(mixed, 1), *got(keys, 1)])
     failures: list[ClientError] = []
 
     with served(SOCKET, arguments.patience, FAREWELL) as (one, pid), connect_again(SOCKET) as two:
@@ -91,6 +84,13 @@ def run() -> None:
                     with suppress(OSError):
                         each.shutdown(socket.SHUT_RDWR)
 
+        work = []
+        for connection in range(2):
+            first = connection * arguments.keys
+            keys = list(range(first, first + arguments.keys))
+            mixed = list(keys)
+            random.Random(connection).shuffle(mixed)
+            work.append([*stored(keys, 0), *got(mixed, 0), *stored(mixed, 1), *got(keys, 1)])
         meter = Meter(pid)
         with meter.counting(sum(batch.count for batches in work for batch in batches)):
             threads = [
