@@ -1,0 +1,1 @@
+"""The benchmark suite: its cases, and what runs them."""
