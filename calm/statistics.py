@@ -122,20 +122,20 @@ def span_of_medians(
 ) -> Span:
     """The largest median divided by the least, beside the same for samples that differ by chance alone.
 
-    samples[a][r] is what a took in round r; all are above zero. What is left of the logarithm of each, less
-    its sample's median and then less its round's (what slows a round slows all alike), is the runs' own
-    spread, enlarged by sqrt(k n / ((k - 1) (n - 1))) for the medians that were taken away. Samples of the
-    same size are drawn from it many times; the span that all but 5 % of them stay within is the one by chance.
+    samples[a][r] is what a took in round r; all are above zero. By the logarithms, each figure is taken as
+    the sum of its sample's mean, its round's effect (what slows a round slows all alike) and a rest. The rests,
+    enlarged by sqrt(k n / ((k - 1) (n - 1))) for what the means took from them, are the runs' own spread:
+    from them and the rounds' effects, samples that are all alike are drawn many times. The span that 95 % of those
+    draws stay within is the one by chance.
     """
     logs = np.log(np.asarray(samples, dtype=float))
     k, n = logs.shape
-    middles = np.median(logs, axis=1, keepdims=True)
-    span = float(np.exp(np.ptp(middles)))
+    span = float(np.exp(np.ptp(np.median(logs, axis=1))))
     if k < 2 or n < 3:
         return Span(span, None)
-    rest = logs - middles
-    rest = rest - np.median(rest, axis=0, keepdims=True)
-    pool = rest.ravel() * np.sqrt(k * n / ((k - 1) * (n - 1)))
+    rest = logs - np.mean(logs, axis=1, keepdims=True)
+    effects = np.mean(rest, axis=0)
+    pool = (rest - effects).ravel() * np.sqrt(k * n / ((k - 1) * (n - 1)))
     generator = np.random.default_rng(seed)
-    drawn = np.median(generator.choice(pool, size=(resamples, k, n)), axis=2)
+    drawn = np.median(effects + generator.choice(pool, size=(resamples, k, n)), axis=2)
     return Span(span, float(np.exp(np.quantile(np.ptp(drawn, axis=1), confidence))))

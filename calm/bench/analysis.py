@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass
 
 from calm.bench.results import METRIC, RESIDENT, Results, Row, Side, known
 from calm.statistics import Ratio, Span, geometric_mean_of_ratios, median, ratio_of_medians, span_of_medians
@@ -126,8 +124,8 @@ class Mean:
     what: Measure
     scope: str
     """Which rows."""
-    to_best: dict[str, tuple[float, int]]
-    """Each allocator to the best of each row, over so many rows that it finished."""
+    to_best: dict[str, Ratio]
+    """Each allocator to the best of each row, over the rows that it finished; n is their number."""
     subject_to: dict[str, Ratio]
     """The subject to each other one, over the rows that both finished."""
     subject_to_best_peer: Ratio
@@ -173,6 +171,34 @@ class Analysis:
     shootdowns: dict[str, tuple[float, int]]
     """The sum over rows of medians, and in how many rows."""
 
+    def as_dict(self) -> dict[str, object]:
+        """For the file of results: a convenience of those who read it, made anew from the runs each time."""
+        return {
+            "subject": self.subject,
+            "peers": list(self.peers),
+            "rows": {
+                what.key: {
+                    ranking.row.name: {
+                        "insensitive": ranking.insensitive,
+                        "span": asdict(ranking.span) if ranking.span else None,
+                        "allocators": {
+                            entry.label: {"median": entry.median, "to_best": asdict(entry.ratio)}
+                            for entry in ranking.entries
+                        },
+                    }
+                    for ranking in self.rankings[what.key]
+                }
+                for what in MEASURES
+            },
+            "geometric_means": [asdict(mean) | {"what": mean.what.key} for mean in self.means],
+            "worst": {key: [asdict(each) for each in found] for key, found in self.worst.items()},
+            "beaten": [asdict(each) for each in self.beaten],
+            self.shootdown_key: {
+                label: {"sum_of_medians": total, "rows": rows}
+                for label, (total, rows) in self.shootdowns.items()
+            },
+        }
+
     def ranking(self, what: Measure, sensitive: bool) -> list[Ranking]:
         """Rows that tell allocators apart by a measure, or those that do not."""
         return [each for each in self.rankings[what.key] if each.entries and each.insensitive != sensitive]
@@ -208,6 +234,14 @@ def _always(label: str) -> Callable[[Ranking], str | None]:
     return lambda _: label
 
 
+def _best_of(labels: Sequence[str]) -> Callable[[Ranking], str | None]:
+    def best(ranking: Ranking) -> str | None:
+        entry = ranking.best(labels)
+        return entry.label if entry else None
+
+    return best
+
+
 def mean(
     rankings: Sequence[Ranking],
     what: Measure,
@@ -217,30 +251,18 @@ def mean(
     peers: Sequence[str],
 ) -> Mean:
     """Geometric means over these rows."""
-    to_best = {}
-    for label in labels:
-        found = []
-        for ranking in rankings:
-            entry, best = ranking.entry(label), ranking.best()
-            if entry and best:
-                found.append(math.log(entry.cost / best.cost))
-        if found:
-            to_best[label] = (math.exp(fmean(found)), len(found))
-
-    def best_peer(ranking: Ranking) -> str | None:
-        best = ranking.best(peers)
-        return best.label if best else None
-
     return Mean(
         what=what,
         scope=scope,
-        to_best=to_best,
+        to_best={
+            label: geometric_mean_of_ratios(_pairs(rankings, label, _best_of(labels))) for label in labels
+        },
         subject_to={
             label: geometric_mean_of_ratios(_pairs(rankings, subject, _always(label)))
             for label in labels
             if label != subject
         },
-        subject_to_best_peer=geometric_mean_of_ratios(_pairs(rankings, subject, best_peer)),
+        subject_to_best_peer=geometric_mean_of_ratios(_pairs(rankings, subject, _best_of(peers))),
         rows=tuple(ranking.row.name for ranking in rankings),
     )
 

@@ -101,6 +101,7 @@ def _measure(
     suite: str,
     rounds: int,
     limit_s: float,
+    touch: bool,
     output: str | None,
 ) -> Results:
     def save(found: Results) -> None:
@@ -117,6 +118,7 @@ def _measure(
             limit_s=limit_s,
             watcher=watcher,
             save=save,
+            touch=touch,
         )
     if found.interrupted_by is not None:
         # What is left to do takes a second; another Ctrl-C must not lose what was measured.
@@ -126,7 +128,10 @@ def _measure(
     for name, reason in found.left_out.items():
         click.echo(f"calm: {name} is not run: {reason}", err=True)
     if output:
-        report.write(output, results.dump(found, _hidden()))
+        # At first without the analysis, which takes some seconds.
+        save(found)
+        analysis = analyse(found).as_dict() if found.rows else None
+        report.write(output, results.dump(found, _hidden(), analysis))
     return found
 
 
@@ -163,6 +168,11 @@ def _measure(
     metavar="SECONDS",
     help="Kill a run that takes longer: it has failed.",
 )
+@click.option(
+    "--touch/--no-touch",
+    default=True,
+    help="Touch memory before the first run, so that a virtual machine's host has backed it.",
+)
 @click.option("--report", "report_path", metavar="FILE.json", help="Run nothing: show what -o wrote before.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option(
@@ -182,6 +192,7 @@ def command(
     only: tuple[str, ...],
     listing: bool,
     timeout: float,
+    touch: bool,
     report_path: str | None,
     markdown: bool,
     kinds: tuple[str, ...],
@@ -213,7 +224,7 @@ def command(
     chosen = choose(all_cases(), suite, wanted)
     sides = allocators.parse_list(specs or default_allocators())
     found = _measure(
-        chosen, sides, suite if not wanted else "named", rounds or _ROUNDS[suite], timeout, output
+        chosen, sides, suite if not wanted else "named", rounds or _ROUNDS[suite], timeout, touch, output
     )
     if any(side.runs or side.failure for row in found.rows for side in row.sides):
         _show(found, kinds or tables.KINDS, markdown, to_stderr=output == "-", drawing=drawing)

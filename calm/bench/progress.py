@@ -93,6 +93,14 @@ class Shown:
         )
         self._bar.refresh()
 
+    def touching(self) -> None:
+        """See runner.Watcher."""
+        self._where = "touching memory, so that it is there"
+        if self._terminal:
+            self._refresh()
+        else:
+            click.echo(self._where, err=True)
+
     def turn(self, number: int, case: str, label: str) -> None:
         """See runner.Watcher."""
         place = f"round {number} of {self._rounds}" if number else "warm-up"

@@ -102,9 +102,11 @@ class Results:
         return [(row, side) for row in self.rows for side in row.sides if side.failure]
 
 
-def dump(results: Results, hidden: Mapping[str, str]) -> str:
+def dump(results: Results, hidden: Mapping[str, str], analysis: Mapping[str, object] | None = None) -> str:
     """The file's text. Folders of this machine that only blur it are replaced by what they stand for."""
     data = {"format": FORMAT, "tool": "calm bench", **asdict(results)}
+    if analysis is not None:
+        data["analysis"] = analysis
     return json.dumps(_replaced(data, hidden), indent=1) + "\n"
 
 

@@ -62,6 +62,9 @@ class Watcher(Protocol):
     def begin(self, turns: Sequence[tuple[str, str]], rounds: int) -> None:
         """All turns of one round, as case and allocator; rounds: with the warm-up."""
 
+    def touching(self) -> None:
+        """Memory is being touched, which takes some seconds."""
+
     def turn(self, number: int, case: str, label: str) -> None:
         """A run begins; the warm-up is round 0."""
 
@@ -328,6 +331,7 @@ def run_suite(
     try:
         work = _prepare(cases, sides, rounds, folder, results)
         if work and touch:
+            watcher.touching()
             results.touched_kib = touch_memory(machine.memory_kib("MemAvailable"))
         turns = [(each.case.name, allocator.label) for each in work for allocator in sides]
         watcher.begin(turns, rounds + 1)

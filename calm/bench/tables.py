@@ -11,7 +11,6 @@ from rich.table import Table
 from calm import report
 from calm.bench.analysis import (
     AVERAGE,
-    MEASURES,
     PARETO_MARGIN,
     PEAK,
     TIME,
@@ -27,7 +26,9 @@ from calm.bench.results import RESIDENT, Row, Side
 from calm.measure import METRIC
 from calm.statistics import CONFIDENCE, RESAMPLES, Ratio, median, ratio_of_medians
 
-KINDS = ("time", "peak", "average", "shootdowns", "peers")
+# As many as fit on a line, where each takes a lot of it.
+_SIDE_BY_SIDE = (TIME, PEAK)
+KINDS = ("time", "peak", "average", "shootdowns", "peers", "worst")
 
 
 @dataclass
@@ -97,12 +98,12 @@ def _ratio_row(ranking: Ranking, labels: Sequence[str]) -> list[str]:
 def _mean_rows(mean: Mean, analysis: Analysis) -> Iterator[list[str]]:
     labels = analysis.results.labels
     name = "geometric mean" if mean.scope == "all" else mean.scope
-    most = max((count for _, count in mean.to_best.values()), default=0)
     cells = []
     for label in labels:
-        to_best, count = mean.to_best.get(label, (0.0, 0))
+        to_best = mean.to_best[label]
         # Over fewer rows than the others' it cannot be compared with them as it stands.
-        cells.append((times(to_best) + ("*" if count < most else "")) if count else "-")
+        fewer = "*" if to_best.n < len(mean.rows) else ""
+        cells.append(times(to_best.value) + fewer if to_best.value is not None else "-")
     yield [name, f"{len(mean.rows)} rows", *cells]
     cells = []
     for label in labels:
@@ -118,18 +119,33 @@ def ratio_grid(analysis: Analysis, what: Measure) -> Grid:
     grid.rows = [_ratio_row(ranking, labels) for ranking in analysis.ranking(what, sensitive=True)]
     means = [mean for mean in analysis.means if mean.what is what]
     grid.closing = [row for mean in means for row in _mean_rows(mean, analysis)]
-    if any(count < len(mean.rows) for mean in means for _, count in mean.to_best.values()):
+    if any(ratio.n < len(mean.rows) for mean in means for ratio in mean.to_best.values()):
         grid.notes.append("* over fewer rows: it failed in the others, or has no figure there")
+    for mean in means:
+        if analysis.peers and mean.subject_to_best_peer.value is not None:
+            where = "" if mean.scope == "all" else f" {mean.scope}"
+            grid.notes.append(
+                f"{analysis.subject} to the best of all peers in every row{where} (a bound: no one peer is "
+                f"that good): {interval(mean.subject_to_best_peer)}"
+            )
+    return grid
+
+
+def insensitive_grid(analysis: Analysis, what: Measure) -> Grid | None:
+    """Rows in which the allocators differ by no more than the runs do."""
+    grid = Grid(
+        f"{what.title}: rows that tell nobody apart, and are in no mean",
+        ["", "best", "medians span", "by chance up to"],
+    )
     for ranking in analysis.ranking(what, sensitive=False):
         span = ranking.span
         best = ranking.best()
         if span and best and span.by_chance is not None:
-            grid.notes.append(
-                f"{ranking.row.name} tells nobody apart, and is in no mean: the medians span "
-                f"{span.medians - 1:.2%} from {amount(best.median, _unit(ranking.row, what))}, and chance "
-                f"alone would make them span up to {span.by_chance - 1:.2%}"
+            figure = amount(best.median, _unit(ranking.row, what))
+            grid.rows.append(
+                [ranking.row.name, figure, f"{span.medians - 1:.2%}", f"{span.by_chance - 1:.2%}"]
             )
-    return grid
+    return grid if grid.rows else None
 
 
 def shootdown_grid(analysis: Analysis) -> Grid:
@@ -205,11 +221,11 @@ def peer_grid(analysis: Analysis) -> Grid | None:
         return None
     grid = Grid(
         f"{analysis.subject} against the best peer of each row (ratio, {CONFIDENCE:.0%} interval)",
-        ["", *(what.title for what in MEASURES)],
+        ["", *(what.title for what in _SIDE_BY_SIDE)],
     )
     for index, row in enumerate(analysis.results.rows):
         cells = []
-        for what in MEASURES:
+        for what in _SIDE_BY_SIDE:
             ranking = analysis.rankings[what.key][index]
             best, own = ranking.best(analysis.peers), ranking.entry(analysis.subject)
             own_side, best_side = row.side(analysis.subject), row.side(best.label) if best else None
@@ -221,29 +237,36 @@ def peer_grid(analysis: Analysis) -> Grid | None:
             ratio = ratio_of_medians(above[:shared], below[:shared])
             cells.append(f"{best.label} {interval(ratio)}" + (" ~" if ranking.insensitive else ""))
         grid.rows.append([row.name, *cells])
-    scopes = dict.fromkeys(mean.scope for mean in analysis.means)
-    for scope in scopes:
-        by_measure = {mean.what.key: mean for mean in analysis.means if mean.scope == scope}
-        cells = []
-        for what in MEASURES:
-            found = by_measure.get(what.key)
-            cells.append(interval(found.subject_to_best_peer) if found else "-")
-        grid.closing.append(["geometric mean" if scope == "all" else scope, *cells])
-    grid.notes.append(
-        "the means are to the best of all peers in every row: a bound that no single peer reaches; "
-        "~: the row tells nobody apart and is in no mean"
+    if any(cell.endswith(" ~") for row in grid.rows for cell in row):
+        grid.notes.append("~ the row tells nobody apart, and is in no mean")
+    return grid
+
+
+def worst_grid(analysis: Analysis) -> Grid:
+    """Each allocator where it does worst."""
+    grid = Grid(
+        "worst row of each, against the best of all others in it",
+        ["", *(what.title for what in _SIDE_BY_SIDE)],
     )
+    for label in analysis.results.labels:
+        cells = []
+        for what in _SIDE_BY_SIDE:
+            worst = next((each for each in analysis.worst[what.key] if each.label == label), None)
+            cells.append(f"{times(worst.ratio)} {worst.row} ({worst.against})" if worst else "-")
+        if set(cells) != {"-"}:
+            grid.rows.append([label, *cells])
     return grid
 
 
 def grids(analysis: Analysis, kinds: Sequence[str]) -> list[Grid]:
     """The tables asked for."""
     makers: dict[str, Callable[[], list[Grid | None]]] = {
-        "time": lambda: [ratio_grid(analysis, TIME)],
-        "peak": lambda: [ratio_grid(analysis, PEAK)],
-        "average": lambda: [ratio_grid(analysis, AVERAGE)],
+        "time": lambda: [ratio_grid(analysis, TIME), insensitive_grid(analysis, TIME)],
+        "peak": lambda: [ratio_grid(analysis, PEAK), insensitive_grid(analysis, PEAK)],
+        "average": lambda: [ratio_grid(analysis, AVERAGE), insensitive_grid(analysis, AVERAGE)],
         "shootdowns": lambda: [shootdown_grid(analysis), resident_grid(analysis)],
         "peers": lambda: [peer_grid(analysis)],
+        "worst": lambda: [worst_grid(analysis)],
     }
     return [grid for kind in kinds for grid in makers[kind]() if grid is not None and grid.rows + grid.notes]
 
@@ -252,13 +275,6 @@ def findings(analysis: Analysis) -> list[str]:
     """What the tables hide: worst rows, rows lost outright, failures, and what was not run."""
     results = analysis.results
     lines = []
-    for what in MEASURES:
-        told = ", ".join(
-            f"{each.label} {times(each.ratio)} ({each.row}, to {each.against})"
-            for each in analysis.worst[what.key]
-        )
-        if told:
-            lines.append(f"worst row by {what.title}, against the best of the others: {told}")
     margin = f"{PARETO_MARGIN - 1:.0%}"
     for each in analysis.beaten:
         average = f", {times(each.average)} of its average" if each.average is not None else ""
@@ -306,7 +322,7 @@ def _rich(grid: Grid) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column(grid.headings[0], no_wrap=True)
     for heading in grid.headings[1:]:
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(heading, justify="right", overflow="fold", no_wrap=len(grid.headings) < 6)
     for row in grid.rows:
         table.add_row(*row)
     if grid.closing:
