@@ -124,8 +124,8 @@ def span_of_medians(
 
     samples[a][r] is what a took in round r; all are above zero. By the logarithms, each figure is the sum of
     its sample's mean, its round's effect (what slows a round slows all alike) and a rest. The rests, enlarged
-    by sqrt(k n / ((k - 1) (n - 1))) for what the means took from them, are the runs' own spread: from them and
-    the rounds' effects, samples that are all alike are drawn many times. The span that 95 % of those draws
+    by sqrt(k n / ((k - 1) (n - 1))) for what the means took from them, are the runs' own spread: from them
+    and the rounds' effects, samples that are all alike are drawn many times. The span that 95 % of the draws
     stay within is the one by chance.
     """
     logs = np.log(np.asarray(samples, dtype=float))

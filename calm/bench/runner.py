@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 
 from calm import __version__, allocators, machine, measure, processes, program, report
 from calm.allocators import Allocator
+from calm.bench import workloads
 from calm.bench.cases import Case, Prepared
 from calm.bench.order import orders
 from calm.bench.results import METRIC, RESIDENT, Results, Row, Run, Side, Subject
@@ -108,7 +109,7 @@ def touch_memory(free_kib: int) -> int:
 def obstacle(case: Case) -> str | None:
     """Why a case cannot be run here at all."""
     if case.program is None:
-        return None
+        return workloads.obstacle(case)
     try:
         program.find(case.program)
     except CalmError:
@@ -354,7 +355,9 @@ def _note_untouched(results: Results) -> None:
     peaks = [
         run.figures.get("peak_rss_kib") or 0 for row in results.rows for s in row.sides for run in s.runs
     ]
-    if peaks and max(peaks) > results.touched_kib:
+    if results.touched_kib == 0:
+        results.notes.append("memory was not touched before the first run: first touches may have been slow")
+    elif peaks and max(peaks) > results.touched_kib:
         results.notes.append(
             f"{report.memory(results.touched_kib)} were touched before the first run, and the largest peak "
             f"was {report.memory(max(peaks))}: first touches of the rest may have been slow"

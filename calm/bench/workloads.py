@@ -32,6 +32,23 @@ def _command(*words: str, under: str | None = None) -> Callable[[Path], Prepared
     return partial(_prepare, words, under)
 
 
+def obstacle(case: Case) -> str | None:
+    """Why a workload cannot be run: it was not built."""
+    if case not in CASES:
+        return None
+    try:
+        # It has no inputs, so nothing is written.
+        case.prepare(Path())
+    except CalmError as error:
+        return str(error)
+    return None
+
+
+def _fixed(name: str, summary: str, *words: str, quick: bool = False) -> Case:
+    """A fixed amount of work."""
+    return Case(name, "workload", summary, _command(*words), quick=quick)
+
+
 CASES: tuple[Case, ...] = (
     Case(
         "listing1",
@@ -76,6 +93,13 @@ CASES: tuple[Case, ...] = (
         quick=True,
     ),
     Case(
+        "glibc-thread",
+        "workload",
+        "two threads renew random members of a working set, after glibc's bench-malloc-thread",
+        _command("glibc-thread", "--seconds", "2"),
+        metric=_OPERATIONS,
+    ),
+    Case(
         "glibc-simple",
         "workload",
         "one thread allocates and frees up to 1,600 blocks of 64 bytes, after glibc's bench-malloc-simple",
@@ -83,4 +107,38 @@ CASES: tuple[Case, ...] = (
         metric=_PAIR,
         quick=True,
     ),
+    _fixed("t-test1", "threads start, allocate, free and end, after Wolfram Gloger", "ttest1", "1000"),
+    _fixed(
+        "cache-scratch",
+        "threads write blocks that one thread allocated, after Berger et al.",
+        "cache-scratch",
+        "--rounds",
+        "5000",
+    ),
+    _fixed(
+        "cache-thrash",
+        "threads write small blocks of their own, after Berger et al.",
+        "cache-thrash",
+        "--rounds",
+        "5000",
+    ),
+    _fixed(
+        "alloc-test", "slots filled and emptied, some far more often, after OLogN and node.cpp", "alloc-test"
+    ),
+    _fixed(
+        "mstress",
+        "threads keep blocks, swap others, and come and go, after Leijen et al.",
+        "mstress",
+        quick=True,
+    ),
+    _fixed("rptest", "random blocks freed within and across threads, after Jansson", "rptest", quick=True),
+    _fixed("malloc-large", "blocks of 5 to 25 MiB are replaced, after mimalloc-bench", "malloc-large"),
+    _fixed("mleak", "threads come, allocate a little, and go, after mimalloc-bench", "mleak"),
+    _fixed(
+        "cfrac",
+        "factoring by continued fractions: tiny numbers, shortly lived, after Zorn",
+        "cfrac",
+        quick=True,
+    ),
+    _fixed("espresso", "logic minimised as Espresso does: sets of bits, after Zorn and Grunwald", "espresso"),
 )

@@ -295,7 +295,11 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 def test_every_workload_says_how_it_is_compared(tmp_path: Path) -> None:
     names = [case.name for case in command.all_cases()]
     assert len(set(names)) == len(names)
-    for case in workloads.CASES:
+    there = [case for case in workloads.CASES if runner.obstacle(case) is None]
+    assert {"listing1", "listing1-touched", "larson", "xmalloc-test", "glibc-simple"} <= {
+        case.name for case in there
+    }
+    for case in there:
         prepared = case.prepare(tmp_path)
         assert os.access(prepared.command[0], os.X_OK)
         assert case.family in ("workload", "listing1")
