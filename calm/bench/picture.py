@@ -82,9 +82,12 @@ def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 def _log_axes(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    for set_scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
-        set_scale("log")
-        axis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5)))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        # As many figures as there is room for.
+        figures = (1, 1.5, 2, 3, 5) if high / low < 15 else (1, 2, 5) if high / low < 500 else (1,)
+        axis.set_major_locator(LogLocator(base=10, subs=figures))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     axes.grid(color="#dddddd", linewidth=0.6)
