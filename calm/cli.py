@@ -6,6 +6,7 @@ import sys
 import click
 
 from calm import __version__, allocators, compare, run, stat
+from calm.bench import command as bench
 from calm.errors import USAGE, CalmError
 
 
@@ -15,7 +16,7 @@ def cli() -> None:
     """Measure what a memory allocator costs a program: time, memory and TLB shootdowns."""
 
 
-for each in (stat, compare, run, allocators):
+for each in (stat, compare, bench, run, allocators):
     cli.add_command(each.command)
 
 

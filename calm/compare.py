@@ -77,16 +77,6 @@ class Comparison:
         return how(metric, (known or runs)[-1], self.broadcast)
 
 
-def _last_words(errors: IO[bytes]) -> str:
-    """The last line that the program wrote to standard error, for the message about its failure."""
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - 2000))
-    lines = errors.read().decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    printable = "".join(character if character.isprintable() else " " for character in last)
-    return f" (it said: {printable[:200]})" if printable else ""
-
-
 def _fail(side: Side, command: Sequence[str], failure: str) -> None:
     side.failure = failure
     click.echo(f"calm: {side.allocator.label}: {shlex.join(command)}: {failure}", err=True)
@@ -104,7 +94,7 @@ def _run_once(side: Side, command: Sequence[str], groups: Sequence[str], show_ou
             stderr=None if show_output else errors,
         )
         if run.interrupted_by is None and run.failure:
-            _fail(side, command, run.failure + _last_words(errors))
+            _fail(side, command, run.failure + report.last_words(errors))
         return run
 
 
@@ -272,27 +262,6 @@ def as_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-def _check_writable(path: str) -> None:
-    """Before hours of runs, not after them."""
-    target = Path(path)
-    if target.is_dir():
-        raise CalmError(f"cannot write {path}: is a directory")
-    if not target.absolute().parent.is_dir():
-        raise CalmError(f"cannot write {path}: no such directory")
-    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise CalmError(f"cannot write {path}: permission denied")
-
-
-def _write(path: str, text: str) -> None:
-    if path == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise CalmError(f"cannot write {path}: {error.strerror}") from error
-
-
 def _warn(sides: Sequence[Side], command: Sequence[str]) -> None:
     if any(side.allocator.library for side in sides) and (obstacle := program.preload_obstacle(command)):
         click.echo(f"calm: {obstacle}", err=True)
@@ -347,7 +316,7 @@ def command(
         raise CalmError("only one of --json and --csv can go to standard output", USAGE)
     for path in (json_path, csv_path, plot_path):
         if path and path != "-":
-            _check_writable(path)
+            report.check_writable(path)
     sides = [Side(allocator) for allocator in allocators.parse_list(specs)]
     program.find(cmd[0])
     _warn(sides, cmd)
@@ -361,9 +330,9 @@ def command(
     if has_runs:
         _print(comparison, sys.stderr if "-" in (json_path, csv_path) else sys.stdout)
     if json_path:
-        _write(json_path, json.dumps(as_json(comparison), indent=2) + "\n")
+        report.write(json_path, json.dumps(as_json(comparison), indent=2) + "\n")
     if csv_path:
-        _write(csv_path, as_csv(comparison))
+        report.write(csv_path, as_csv(comparison))
     if plot_path and has_runs:
         plot.draw(Path(plot_path), shlex.join(cmd), {side.allocator.label: side.runs for side in sides})
     raise SystemExit(_exit_code(comparison))

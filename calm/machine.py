@@ -1,6 +1,8 @@
-"""What the machine's CPUs do instead of interrupting each other, which no counter of interrupts can see."""
+"""The machine that figures depend on, and what its CPUs do that no counter of interrupts can see."""
 
+import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +51,29 @@ def _text(path: str) -> str:
 def broadcast_here() -> Broadcast | None:
     """What holds on this machine."""
     return broadcast(platform.machine(), _text("/proc/cpuinfo"), _text("/sys/class/dmi/id/sys_vendor"))
+
+
+def _found(path: str, pattern: str) -> str:
+    found = re.search(pattern, _text(path), re.MULTILINE)
+    return found.group(1).strip() if found else "unknown"
+
+
+def memory_kib(field: str) -> int:
+    """A field of /proc/meminfo; 0 where it does not say."""
+    found = _found("/proc/meminfo", rf"^{field}:\s*(\d+) kB$")
+    return int(found) if found.isdigit() else 0
+
+
+def describe() -> dict[str, str | int]:
+    """What figures of time and memory depend on."""
+    return {
+        "cpu": _found("/proc/cpuinfo", r"^model name\s*:\s*(.*)$"),
+        "architecture": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_kib": memory_kib("MemTotal"),
+        "kernel": platform.release(),
+        "distribution": _found("/etc/os-release", r'^PRETTY_NAME="(.*)"$'),
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "unknown").removeprefix("glibc "),
+        "transparent_huge_pages": _found("/sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
+        "huge_page_defrag": _found("/sys/kernel/mm/transparent_hugepage/defrag", r"\[([\w+]+)\]"),
+    }

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
-from calm import machine, places, program
+from calm import machine, places, processes, program
 from calm.errors import CalmError
 
 SI_KERNEL = 128  # sent by the terminal, so to the whole process group
@@ -19,6 +21,8 @@ RECEIVED_GROUP = "received"
 SYSCALL_GROUP = "syscalls"
 HARDWARE_GROUP = "hardware"
 SYSCALLS = ("madvise", "process_madvise", "munmap", "mprotect", "brk", "mremap", "membarrier")
+# What ends on request gets this long to do so, before it is killed.
+GRACE_S = 5.0
 SHOOTDOWNS = ("shootdowns_begun", "interrupts_sent", "interrupts_received")
 
 
@@ -67,6 +71,10 @@ class Measurement:
     own: Own
     interrupted_by: int | None = None
     """A signal that the user stopped the run with."""
+    timed_out: bool = False
+    """It ran past its limit, and was killed."""
+    client_code: int | None = None
+    """How the client of a server ended: as subprocess gives it."""
 
     @property
     def exit_code(self) -> int:
@@ -75,7 +83,14 @@ class Measurement:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong with the program, if anything did."""
+        """What went wrong with the program, or with its client, if anything did."""
+        if self.timed_out:
+            return f"timeout after {self.wall_s:.0f} s"
+        if self.client_code is not None and self.client_code < 0:
+            return f"client killed by {signal_name(-self.client_code)}"
+        # A server that was killed because of its client is not what went wrong first; one that crashed is.
+        if self.client_code and self.signal in (None, signal.SIGKILL):
+            return f"client's exit code {self.client_code}"
         if self.signal is not None:
             return f"killed by {signal_name(self.signal)}"
         return f"exit code {self.code}" if self.code else None
@@ -164,6 +179,12 @@ METRICS: tuple[Metric, ...] = (
         "/proc/interrupts, TLB row: system-wide, counts every process",
         lambda m: m.system_wide_tlb_interrupts,
     ),
+    Metric(
+        "threads_started",
+        "threads started",
+        "tracepoint task:task_newtask with CLONE_THREAD",
+        _counted("threads_started"),
+    ),
     *(_call_metric(name) for name in SYSCALLS),
     Metric("cycles", "CPU cycles", "hardware counter", _counted("cycles")),
     Metric("instructions", "instructions", "hardware counter", _counted("instructions")),
@@ -190,11 +211,13 @@ def how(metric: Metric, measurement: Measurement, broadcast: machine.Broadcast |
     if key == "peak_rss_kib":
         if measurement.samples == 0:
             text = "largest process, by the kernel's own mark; too short to sample"
+        elif measurement.processes == 1:
+            text = "the kernel's own mark of its one process (VmHWM)"
         else:
             text = (
                 f"{measurement.samples} samples of the process tree; the kernel's mark of its largest process"
             )
-        if measurement.peak_rss_kib <= measurement.floor_kib:
+        if measurement.peak_rss_kib == measurement.floor_kib:
             text += f"; no less than the probe's {measurement.floor_kib} KiB can show"
     elif key == "average_rss_kib":
         text = (
@@ -222,7 +245,7 @@ def find_probe() -> str:
     raise CalmError(f"calm-probe is missing: `make` builds it, or set {places.LIBRARY_PATH} to its directory")
 
 
-def _parse(report: dict[str, Any], interrupted_by: int | None) -> Measurement:
+def _parse(report: dict[str, Any], interrupted_by: int | None, watch: "_Watch | None" = None) -> Measurement:
     memory, own, end = report["memory"], report["own"], report["end"]
     return Measurement(
         code=end["code"],
@@ -243,6 +266,8 @@ def _parse(report: dict[str, Any], interrupted_by: int | None) -> Measurement:
         system_wide_tlb_interrupts=report["system_wide_tlb_interrupts"],
         own=Own(cpu_s=own.pop("cpu_ns") * 1e-9, **own),
         interrupted_by=interrupted_by,
+        timed_out=watch is not None and watch.timed_out,
+        client_code=watch.client.returncode if watch is not None and watch.client else None,
     )
 
 
@@ -265,21 +290,57 @@ class _Signals:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
-    def wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Returns when the process has ended."""
+    def wait(self, watch: "_Watch") -> None:
+        """Returns when the program has ended, and its client too."""
+        process = watch.process
         awaited = {*self._watched, signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         try:
             for early in list(self.received):
                 process.send_signal(early)
-            while process.poll() is None:
-                info = signal.sigtimedwait(awaited, 1.0)
+            while (left := watch.seconds_left(bool(self.received))) is not None:
+                info = signal.sigtimedwait(awaited, min(left, 1.0))
                 if info is not None and info.si_signo != signal.SIGCHLD:
                     self.received.append(info.si_signo)
                     if info.si_code != SI_KERNEL:
                         process.send_signal(info.si_signo)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Watch:
+    """The probe, and the client where the program is a server: when either has to be ended."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], client: subprocess.Popen[bytes] | None, limit_s: float | None
+    ) -> None:
+        self.process = process
+        self.client = client
+        self.timed_out = False
+        self._limited = limit_s is not None
+        self._deadline = time.monotonic() + limit_s if limit_s is not None else float("inf")
+        self._grace: float | None = None
+
+    def seconds_left(self, interrupted: bool) -> float | None:
+        """How long to wait for news; None when all have ended."""
+        server = self.process.poll()
+        client = self.client.poll() if self.client else 0
+        if server is not None and client is not None:
+            return None
+        now = time.monotonic()
+        # Without its server a client has nothing to do, and without its client a server: nor the other way
+        # about. Whoever interrupts a run with a limit wants it to end.
+        if self._grace is None and (
+            server is not None or (self.client and client is not None) or (interrupted and self._limited)
+        ):
+            self._grace = now + (0 if client else GRACE_S)
+        if now >= self._deadline or (self._grace is not None and now >= self._grace):
+            self.timed_out |= now >= self._deadline and not interrupted
+            processes.kill_descendants(self.process.pid)
+            if self.client and client is None:
+                self.client.kill()
+            return 0.05
+        return max(0.0, min(self._deadline, self._grace if self._grace is not None else float("inf")) - now)
 
 
 def measure(
@@ -291,12 +352,20 @@ def measure(
     stdin: int | None = None,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
+    inherited: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    limit_s: float | None = None,
+    start_client: Callable[[], subprocess.Popen[bytes]] | None = None,
 ) -> Measurement:
-    """Runs a program once. Raises CalmError if it cannot be started."""
+    """Runs a program once. Raises CalmError if it cannot be started.
+
+    What the program inherits is this process's environment, or the one given. Past the limit it is killed
+    with all its descendants. For a server, start_client starts what drives it and makes it end.
+    """
     program.find(command[0])
     arguments = [find_probe(), "-p", "-c", ",".join(groups) or "none", "-i", str(interval_ms)]
     set_variables = dict(variables or {})
-    environment = dict(os.environ)
+    environment = dict(os.environ if inherited is None else inherited)
     # The user's preload is for the program; in the probe it would only weigh.
     if preload := environment.pop("LD_PRELOAD", None):
         set_variables.setdefault("LD_PRELOAD", preload)
@@ -308,6 +377,7 @@ def measure(
             process = subprocess.Popen(
                 [*arguments, "-f", str(write_end), "--", *command],
                 env=environment,
+                cwd=folder,
                 pass_fds=(write_end,),
                 stdin=stdin,
                 stdout=stdout,
@@ -317,7 +387,8 @@ def measure(
             raise CalmError(f"calm-probe cannot be started: {error.strerror}") from error
         finally:
             os.close(write_end)
-        signals.wait(process)
+        watch = _Watch(process, start_client() if start_client else None, limit_s)
+        signals.wait(watch)
         text = report_file.read()
         received = signals.received
     try:
@@ -331,4 +402,4 @@ def measure(
         raise CalmError(f"calm-probe ended {ended} and reported nothing") from error
     if report["error"]:
         raise program.exec_error(command[0], report["error"]["errno"])
-    return _parse(report, received[0] if received else None)
+    return _parse(report, received[0] if received else None, watch)

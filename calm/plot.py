@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from calm.errors import CalmError
 from calm.measure import METRIC, Measurement
 from calm.statistics import median
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENDINGS = (".svg", ".png")
 
@@ -27,18 +32,32 @@ def _shootdown_key(results: Mapping[str, Sequence[Measurement]]) -> str | None:
     return None
 
 
-def draw(path: Path, title: str, results: Mapping[str, Sequence[Measurement]]) -> None:
-    """Writes the picture; its ending tells the format."""
-    # Imported here, because it takes longer than most of what calm does.
+def pyplot() -> ModuleType:
+    """Matplotlib, for files. Imported here, because it takes longer than most of what calm does."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "calm"  # the same figures give the same file
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Writes a picture and lets go of it; the ending tells the format."""
+    try:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise CalmError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        pyplot().close(figure)
+
+
+def draw(path: Path, title: str, results: Mapping[str, Sequence[Measurement]]) -> None:
+    """Writes the picture; its ending tells the format."""
     results = {label: runs for label, runs in results.items() if runs}
     memory, shootdowns = _memory_key(results), _shootdown_key(results)
-    figure, (plane, bars) = pyplot.subplots(
+    figure, (plane, bars) = pyplot().subplots(
         1, 2, figsize=(11, 4.8), width_ratios=(3, 2), layout="constrained"
     )
     figure.suptitle(title if len(title) <= 100 else title[:99] + "…", fontsize=10)
@@ -67,9 +86,4 @@ def draw(path: Path, title: str, results: Mapping[str, Sequence[Measurement]]) -
     else:
         bars.text(0.5, 0.5, "shootdowns were not counted", ha="center", va="center", transform=bars.transAxes)
         bars.set_axis_off()
-    try:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except OSError as error:
-        raise CalmError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        pyplot.close(figure)
+    save(figure, path)

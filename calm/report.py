@@ -1,11 +1,16 @@
 """How figures look on a terminal."""
 
+import os
 import shutil
 import sys
-from typing import TextIO
+from pathlib import Path
+from typing import IO, TextIO
 
+import click
 from rich.console import Console
 from rich.table import Table
+
+from calm.errors import CalmError
 
 # Wide enough for every table, so that a pipe gets one line for each row.
 _WIDTH_OF_A_FILE = 160
@@ -59,3 +64,35 @@ def share(part: float, whole: float) -> str:
         return "unknown share"
     percent = 100 * part / whole
     return "under 0.01 %" if 0 < percent < 0.01 else f"{percent:.2f} %"
+
+
+def last_words(errors: IO[bytes]) -> str:
+    """The last line that a program wrote to standard error, for the message about its failure."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - 2000))
+    lines = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    printable = "".join(character if character.isprintable() else " " for character in last)
+    return f" (it said: {printable[:200]})" if printable else ""
+
+
+def check_writable(path: str) -> None:
+    """Before hours of runs, not after them."""
+    target = Path(path)
+    if target.is_dir():
+        raise CalmError(f"cannot write {path}: is a directory")
+    if not target.absolute().parent.is_dir():
+        raise CalmError(f"cannot write {path}: no such directory")
+    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise CalmError(f"cannot write {path}: permission denied")
+
+
+def write(path: str, text: str) -> None:
+    """Writes a file; '-' is standard output."""
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise CalmError(f"cannot write {path}: {error.strerror}") from error

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -60,3 +61,81 @@ def ratio_of_medians(
     # Of the values that occur, not between them: an infinite neighbour would make a NaN.
     low, high = np.quantile(ratios, [tail, 1 - tail], method="inverted_cdf")
     return Ratio(value, _finite(low), _finite(high), n)
+
+
+def _drawn_medians(values: NDArray[np.float64], draws: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The median of each draw of rounds, for each row of values."""
+    return np.asarray(np.median(values[..., draws], axis=-1), dtype=float)
+
+
+def geometric_mean_of_ratios(
+    rows: Sequence[tuple[Sequence[float], Sequence[float]]],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Ratio:
+    """The geometric mean, over rows, of the ratio of each row's medians, with a percentile bootstrap.
+
+    Each row has the values and the base of the same rounds; whole rounds are drawn, row by row on their own.
+    All values are above zero. The interval is about the runs' spread, not about which rows there are.
+    """
+    if not rows:
+        return Ratio(None, None, None, 0)
+    logs = [(np.log(np.asarray(values)), np.log(np.asarray(base))) for values, base in rows]
+    value = float(np.exp(np.mean([np.median(above) - np.median(below) for above, below in logs])))
+    if min(len(above) for above, _ in logs) < 2:
+        return Ratio(value, None, None, len(rows))
+    generator = np.random.default_rng(seed)
+    total = np.zeros(resamples)
+    for above, below in logs:
+        draws = generator.integers(0, len(above), size=(resamples, len(above)))
+        total += _drawn_medians(above, draws) - _drawn_medians(below, draws)
+    tail = (1 - confidence) / 2
+    low, high = np.exp(np.quantile(total / len(rows), [tail, 1 - tail]))
+    return Ratio(value, float(low), float(high), len(rows))
+
+
+@dataclass(frozen=True)
+class Span:
+    """How far the medians of several samples lie apart, and how far they would by chance alone.
+
+    Both as ratios: 1.05 is five percent.
+    """
+
+    medians: float
+    by_chance: float | None
+    """None where too few rounds tell the spread."""
+
+    @property
+    def is_chance(self) -> bool:
+        """The samples cannot be told apart."""
+        return self.by_chance is not None and self.medians <= self.by_chance
+
+
+def span_of_medians(
+    samples: Sequence[Sequence[float]],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Span:
+    """The largest median divided by the least, beside the same for samples that differ by chance alone.
+
+    samples[a][r] is what a took in round r; all are above zero. By the logarithms, each figure is the sum of
+    its sample's mean, its round's effect (what slows a round slows all alike) and a rest. The rests, enlarged
+    by sqrt(k n / ((k - 1) (n - 1))) for what the means took from them, are the runs' own spread: from them
+    and the rounds' effects, samples that are all alike are drawn many times. The span that 95 % of the draws
+    stay within is the one by chance.
+    """
+    logs = np.log(np.asarray(samples, dtype=float))
+    k, n = logs.shape
+    span = float(np.exp(np.ptp(np.median(logs, axis=1))))
+    if k < 2 or n < 3:
+        return Span(span, None)
+    rest = logs - np.mean(logs, axis=1, keepdims=True)
+    effects = np.mean(rest, axis=0)
+    pool = (rest - effects).ravel() * np.sqrt(k * n / ((k - 1) * (n - 1)))
+    generator = np.random.default_rng(seed)
+    drawn = np.median(effects + generator.choice(pool, size=(resamples, k, n)), axis=2)
+    return Span(span, float(np.exp(np.quantile(np.ptp(drawn, axis=1), confidence))))

@@ -1,1 +1,1 @@
-"""The benchmark suite: its cases, and what runs them."""
+"""`calm bench`: one suite of programs under every allocator, by time and by memory."""

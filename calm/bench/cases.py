@@ -1,4 +1,4 @@
-"""What a case of the suite is: how it is prepared, and by which figure it is compared."""
+"""What the suite runs: the contract between the driver and those who add a program to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Metric:
-    """What a program of fixed duration prints: a key of its line of JSON on stdout."""
+    """What a program of fixed duration prints: a key of its line of JSON on standard output."""
 
     key: str
     unit: str
@@ -16,38 +16,39 @@ class Metric:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case that is ready to run."""
+    """How a case is run."""
 
     command: tuple[str, ...]
     """The process that is measured, with the allocator preloaded."""
     folder: Path
-    """Its working directory; takes its outputs."""
+    """Its working directory, which takes its outputs."""
     client: tuple[str, ...] = ()
-    """For servers: started beside it without a preload. It waits by itself until the server answers, drives
-    it, prints one line of JSON with the metric, and ends the server by the server's own protocol; non-zero
-    exit: the run failed."""
+    """For servers: started beside it without a preload. It waits by itself until the server answers,
+    drives it, prints one line of JSON with the metric, and ends the server by the server's own protocol.
+    If it ends with anything but 0, the run has failed.
+    """
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables, for both."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One program or workload of the suite."""
+    """One row of the suite."""
 
     name: str
     family: str
-    """"workload", "listing1", "program" or "server"."""
+    """One of workload, listing1, program, server."""
     summary: str
-    """One line: what it does, after whom."""
+    """One line: what it does, and after whom."""
     prepare: Callable[[Path], Prepared]
-    """Takes an own folder for inputs, and writes inputs once: they are kept between runs."""
+    """Its argument is a folder of the case's own, for inputs: written once, and kept between runs."""
     metric: Metric | None = None
-    """None: a fixed work, compared by wall time. With one: by that figure."""
+    """None: a fixed amount of work, compared by wall time. With one, by that figure."""
     package: str | None = None
     """The Debian package that brings the program, for the message when it is missing."""
     program: str | None = None
-    """The binary looked for on PATH; None: one of the project's own."""
+    """The binary that is looked for on PATH; None for one of the project's own."""
     quick: bool = False
-    """In `--suite quick` too."""
+    """Belongs to the quick suite too."""
     resident_key: str | None = None
-    """A further key of the client's JSON: bytes resident at the end (redis after deletes)."""
+    """One more key of the client's JSON: bytes resident at the end."""

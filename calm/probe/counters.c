@@ -25,11 +25,15 @@
  * something left to flush. So the interrupts that a shootdown sends are counted at their sender: one
  * csd_queue_cpu for each CPU, which adds up to the same as the TLB row of /proc/interrupts. That tracepoint
  * is there since Linux 6.5.
+ *
+ * 0x10000 is CLONE_THREAD. Threads are counted beside shootdowns, since a C library gives a thread's stack
+ * back when it ends, and this begins a shootdown that no allocator has a say in.
  */
 struct counter counters[] = {
     TRACEPOINT("shootdowns_begun", GROUP_TLB, "tlb/tlb_flush", "reason == 4"),
     TRACEPOINT("interrupts_sent", GROUP_TLB, "csd/csd_queue_cpu", "func.function == flush_tlb_func"),
     TRACEPOINT("interrupts_received", GROUP_RECEIVED, "tlb/tlb_flush", "reason == 1"),
+    TRACEPOINT("threads_started", GROUP_TLB, "task/task_newtask", "clone_flags & 0x10000"),
     SYSCALL(madvise),
     SYSCALL(process_madvise),
     SYSCALL(munmap),

@@ -302,6 +302,14 @@ static bool ended(struct run *run) {
     }
 }
 
+/* What the kernel's mark of the largest process cannot fall below: ours before the program, and our helper's.
+ */
+static uint64_t floor_kib(const struct run *run) {
+    long before = run->note.before.ru_maxrss;
+    long helper = run->helper.ru_maxrss;
+    return (uint64_t)(before > helper ? before : helper);
+}
+
 static void watch(struct run *run, uint64_t interval_ns, const sigset_t *awaited) {
     uint64_t next = clock_ns(CLOCK_MONOTONIC);
     while (!ended(run)) {
@@ -368,6 +376,7 @@ static void run_program(const struct options *options, struct run *run) {
         fail("pipe", errno);
     }
     read_notes(notes[0], &run->note);
+    run->tree.floor_kib = floor_kib(run);
     watch(run, options->interval_ns, &awaited);
     run->own_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_before;
     run->tlb_row_known = run->tlb_row_known && read_tlb_row(&row_after);
@@ -402,10 +411,16 @@ static void write_memory(struct json *json, const struct run *run, const struct 
     uint64_t page_kib = (uint64_t)sysconf(_SC_PAGESIZE) / 1024;
     uint64_t sampled_kib = run->tree.peak_pages * page_kib;
     uint64_t largest_kib = (uint64_t)run->usage.ru_maxrss;
+    if (largest_kib <= floor_kib(run) && run->tree.mark_kib > 0) {
+        largest_kib = run->tree.mark_kib;
+    }
     json_begin(json, "memory");
-    /* Samples can miss a peak; the kernel's own mark misses none, but knows one process at a time. Both are
-     * reached. */
-    json_uint(json, "peak_kib", sampled_kib > largest_kib ? sampled_kib : largest_kib);
+    /*
+     * Samples can miss a peak; the kernel's own mark misses none, but knows one process at a time. Of several
+     * processes both are reached. Of a single one the mark is the peak: samples come from counters that lag.
+     */
+    bool mark_is_all = run->tree.seen == 1 && (largest_kib > floor_kib(run) || run->tree.mark_kib > 0);
+    json_uint(json, "peak_kib", mark_is_all || largest_kib > sampled_kib ? largest_kib : sampled_kib);
     if (run->tree.samples >= SAMPLES_FOR_AVERAGE) {
         json_real(json, "average_kib", tree_average_pages(&run->tree) * (double)page_kib);
     } else {
@@ -413,7 +428,8 @@ static void write_memory(struct json *json, const struct run *run, const struct 
     }
     json_uint(json, "sampled_peak_kib", sampled_kib);
     json_uint(json, "largest_process_kib", largest_kib);
-    json_uint(json, "floor_kib", (uint64_t)run->note.before.ru_maxrss);
+    json_uint(json, "floor_kib", floor_kib(run));
+    json_bool(json, "mark_read", run->tree.mark_kib > 0);
     json_uint(json, "samples", run->tree.samples);
     json_uint(json, "interval_ns", options->interval_ns);
     json_uint(json, "processes", run->tree.seen);

@@ -95,7 +95,11 @@ static pid_t newest_pid(const struct tree *tree) {
 
 bool tree_open(struct tree *tree, pid_t root) {
     char text[32];
-    *tree = (struct tree){.self = getpid(), .last_pid = root, .loadavg = open_loadavg()};
+    *tree = (struct tree){.root = root,
+                          .self = getpid(),
+                          .last_pid = root,
+                          .loadavg = open_loadavg(),
+                          .page_kib = (uint64_t)sysconf(_SC_PAGESIZE) / 1024};
     tree->pid_max =
         read_path("/proc/sys/kernel/pid_max", text, sizeof text) > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
     return add_process(tree, root, tree->self);
@@ -202,6 +206,16 @@ static bool mirrors_parent(const struct tree *tree, const struct process *proces
     return parent != NULL && memcmp(parent->pages, process->pages, sizeof process->pages) == 0;
 }
 
+static void read_mark(struct tree *tree) {
+    char path[64];
+    char status[2048];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)tree->root);
+    long mark_kib = read_path(path, status, sizeof status) > 0 ? status_field(status, "\nVmHWM:") : -1;
+    if (mark_kib > 0 && (uint64_t)mark_kib > tree->mark_kib) {
+        tree->mark_kib = (uint64_t)mark_kib;
+    }
+}
+
 void tree_sample(struct tree *tree, uint64_t now_ns) {
     uint64_t pages = 0;
     search(tree);
@@ -230,6 +244,9 @@ void tree_sample(struct tree *tree, uint64_t now_ns) {
     tree->last_ns = now_ns;
     tree->last_pages = pages;
     tree->peak_pages = pages > tree->peak_pages ? pages : tree->peak_pages;
+    if (tree->peak_pages * tree->page_kib <= tree->floor_kib) {
+        read_mark(tree);
+    }
 }
 
 double tree_average_pages(const struct tree *tree) {

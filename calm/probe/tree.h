@@ -20,6 +20,8 @@ struct tree {
     size_t capacity;
     unsigned seen; /* processes ever found, the first included */
 
+    pid_t root;
+    uint64_t page_kib;
     pid_t self; /* the subreaper, so the parent of every orphan */
     pid_t last_pid;
     pid_t pid_max;
@@ -28,6 +30,8 @@ struct tree {
 
     uint64_t samples;
     uint64_t peak_pages;
+    uint64_t floor_kib; /* no mark of the kernel's that a parent can read is lower: see tree_sample */
+    uint64_t mark_kib;  /* the root's own, as last read; 0: never */
     uint64_t last_pages;
     uint64_t first_ns;
     uint64_t last_ns;
@@ -39,7 +43,11 @@ bool tree_open(struct tree *tree, pid_t root);
 
 void tree_close(struct tree *tree);
 
-/* Looks once. Costs a pread for each process and one more, as long as no process is born on the machine. */
+/*
+ * Looks once. Costs a pread for each process and one more, as long as no process is born on the machine.
+ * What the kernel tells a parent of a child's largest resident size includes what the child had before its
+ * exec: floor_kib. So as long as nothing larger was seen, the root's mark since its exec is read as well.
+ */
 void tree_sample(struct tree *tree, uint64_t now_ns);
 
 /* The mean over the time from the first sample to the last. */

@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calm_helpers import ROOT, Calm, Compile
+from calm_helpers import ROOT, Calm, Compile, probe
 
 from calm import measure
 
@@ -142,6 +143,37 @@ def test_memory_that_is_held(calm: Calm, compiled: Compile) -> None:
     got = figures(calm, compiled("hold"), "200", "500")
     assert got["peak_rss_kib"] / 1024 == pytest.approx(201, rel=0.05)
     assert 120 < got["average_rss_kib"] / 1024 < 205
+
+
+def test_the_peak_of_one_process_is_the_kernels_mark(compiled: Compile) -> None:
+    memory = probe("-c", "none", "--", compiled("hold"), "30", "100")["memory"]
+    assert memory["processes"] == 1
+    assert memory["peak_kib"] == memory["largest_process_kib"]
+    assert 30 < memory["peak_kib"] / 1024 < 34
+
+
+def test_a_mark_below_the_probes_own_is_read_from_the_program(tmp_path: Path) -> None:
+    source, path = tmp_path / "tiny.c", tmp_path / "tiny"
+    # Without a C library, and far smaller than the probe.
+    source.write_text(
+        "void _start(void) { long t[2] = {0, 200000000}, r;"
+        ' __asm__ volatile("syscall" : "=a"(r) : "a"(35), "D"(t), "S"(0) : "rcx", "r11", "memory");'
+        ' __asm__ volatile("syscall" : : "a"(60), "D"(0)); __builtin_unreachable(); }'
+    )
+    if platform.machine() != "x86_64":
+        pytest.skip("the program is x86-64's")
+    subprocess.run(["cc", "-O1", "-static", "-nostdlib", "-o", path, source], check=True)
+    memory = probe("-c", "tlb", "--", path)["memory"]
+    assert memory["mark_read"]
+    assert memory["peak_kib"] < memory["floor_kib"]
+
+
+@pytest.mark.usefixtures("traced")
+def test_threads_are_counted_exactly(calm: Calm, compiled: Compile) -> None:
+    assert figures(calm, compiled("shootdowns"), "10")["threads_started"] == 0
+    assert figures(calm, compiled("shootdowns"), "10", "two")["threads_started"] == 1
+    # Processes are no threads.
+    assert figures(calm, compiled("hold"), "1", "10", "3")["threads_started"] == 0
 
 
 def test_memory_of_the_whole_tree(calm: Calm, compiled: Compile) -> None:

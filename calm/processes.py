@@ -1,0 +1,56 @@
+"""Ending processes that a program has left behind, or that ran past their time."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _parents() -> dict[int, int]:
+    """Every process's parent, for those that can be seen."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # Behind the name, which may hold anything, parentheses too.
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below one, the nearest first."""
+    parents = _parents()
+    found, known = [root], {root}
+    for above in found:
+        below = [pid for pid, parent in parents.items() if parent == above and pid not in known]
+        found += below
+        known.update(below)
+    return found[1:]
+
+
+def kill_descendants(root: int) -> list[int]:
+    """Kills all processes below one."""
+    found = descendants(root)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def adopt_orphans() -> None:
+    """From now on what this process's descendants leave behind becomes its own child."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans() -> int:
+    """Kills and reaps every descendant of this process, for when none is wanted; returns their number."""
+    ended = 0
+    while found := kill_descendants(os.getpid()):
+        ended += len(found)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0] > 0:
+                pass
+    return ended

@@ -1,0 +1,604 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calm_helpers import ROOT, Calm
+from rich.console import Console
+
+from calm import processes
+from calm.bench import analysis, command, picture, results, runner, tables, workloads
+from calm.bench.analysis import AVERAGE, PEAK, TIME, analyse
+from calm.bench.cases import Case, Metric, Prepared
+from calm.bench.order import orders, williams_square
+from calm.bench.progress import TimeLeft
+from calm.bench.results import Results, Row, Run, Side, Subject
+from calm.errors import CalmError
+from calm.statistics import geometric_mean_of_ratios, span_of_medians
+
+LABELS = ("glibc", "calmalloc", "jemalloc")
+RATE = Metric("rate", "/s", higher_is_better=True)
+LATENCY = Metric("ns", "ns", higher_is_better=False)
+# Steady to a tenth of a percent, in three rounds.
+STEADY = (0.999, 1.0, 1.001)
+
+
+def side(
+    label: str, time_s: float, peak: float = 1000.0, spread: Sequence[float] = STEADY, **more: Any
+) -> Side:
+    figures = {"wall_s": time_s, "peak_rss_kib": peak, "average_rss_kib": peak / 2, "shootdowns_begun": 10.0}
+    figures |= more
+    return Side(
+        label,
+        [
+            Run(number, {key: value * factor for key, value in figures.items()})
+            for number, factor in enumerate(spread, 1)
+        ],
+    )
+
+
+def row(name: str, *sides: Side, family: str = "workload", metric: Metric | None = None) -> Row:
+    return Row(name, family, "a summary", metric, [name], [], {}, list(sides))
+
+
+def made_up(*rows: Row, labels: Sequence[str] = LABELS) -> Results:
+    return Results(
+        date="2026-01-02T03:04:05+00:00",
+        calm="0",
+        machine={"cpus": 2, "cpu": "a CPU", "memory_kib": 1 << 20},
+        suite="quick",
+        rounds=3,
+        seed=1,
+        timeout_s=120,
+        touched_kib=0,
+        how={"shootdowns_begun": "counted so"},
+        notes=[],
+        allocators=[Subject(label, None, "1.0", None, None, {}) for label in labels],
+        rows=list(rows),
+        left_out={"absent": "it is not on this machine"},
+    )
+
+
+def by_time(name: str, glibc: float, calmalloc: float, jemalloc: float, **more: Any) -> Row:
+    values = zip(LABELS, (glibc, calmalloc, jemalloc), strict=True)
+    return row(name, *(side(label, value) for label, value in values), **more)
+
+
+def test_ratios_are_to_the_best_of_the_row() -> None:
+    found = analysis.rank(by_time("a", 3.0, 1.5, 1.0), TIME)
+    assert {entry.label: entry.ratio.value for entry in found.entries} == pytest.approx(
+        {"glibc": 3.0, "calmalloc": 1.5, "jemalloc": 1.0}
+    )
+    best = found.best()
+    assert best
+    assert best.label == "jemalloc"
+    assert not found.insensitive
+
+
+def test_a_metric_of_which_more_is_better_is_turned_around() -> None:
+    rates = [side(label, 1.0, metric=rate) for label, rate in zip(LABELS, (100.0, 400.0, 200.0), strict=True)]
+    found = analysis.rank(row("a", *rates, metric=RATE), TIME)
+    assert {entry.label: entry.ratio.value for entry in found.entries} == pytest.approx(
+        {"glibc": 4.0, "calmalloc": 1.0, "jemalloc": 2.0}
+    )
+    # What is shown is the figure as it was printed.
+    assert [entry.median for entry in found.entries] == [100.0, 400.0, 200.0]
+    latencies = analysis.rank(row("a", *rates, metric=LATENCY), TIME)
+    assert [entry.ratio.value for entry in latencies.entries] == pytest.approx([1.0, 4.0, 2.0])
+
+
+def test_rows_that_tell_nobody_apart_are_in_no_mean() -> None:
+    noisy = (0.9, 1.0, 1.1)
+    quiet = row("quiet", *(side(label, 2.0 + 0.02 * n, spread=noisy) for n, label in enumerate(LABELS)))
+    # Noise that is everybody's own, not the round's.
+    for each, shift in zip(quiet.sides, ((0, 1, 2), (1, 2, 0), (2, 0, 1)), strict=True):
+        each.runs = [Run(number, each.runs[index].figures) for number, index in enumerate(shift, 1)]
+    found = analyse(made_up(by_time("told", 4.0, 1.0, 2.0), quiet))
+    assert [each.row.name for each in found.ranking(TIME, sensitive=True)] == ["told"]
+    assert [each.row.name for each in found.ranking(TIME, sensitive=False)] == ["quiet"]
+    mean = found.means[0]
+    assert mean.rows == ("told",)
+    assert {label: ratio.value for label, ratio in mean.to_best.items()} == pytest.approx(
+        {"glibc": 4.0, "calmalloc": 1.0, "jemalloc": 2.0}
+    )
+
+
+def test_chance_is_called_so_nearly_always() -> None:
+    generator = np.random.default_rng(7)
+    for allocators, rounds in ((2, 5), (8, 5), (8, 9)):
+        chance = [
+            span_of_medians(
+                np.exp(
+                    generator.normal(0, 0.03, (allocators, rounds)) + generator.normal(0, 0.1, rounds)
+                ).tolist(),
+                resamples=500,
+            ).is_chance
+            for _ in range(100)
+        ]
+        assert sum(chance) >= 85, (allocators, rounds)
+
+
+def test_one_that_differs_is_enough_and_three_rounds_are_needed() -> None:
+    generator = np.random.default_rng(7)
+    samples = np.exp(generator.normal(0, 0.01, (8, 5)))
+    samples[3] *= 1.2
+    span = span_of_medians(samples.tolist())
+    assert not span.is_chance
+    assert span.medians == pytest.approx(1.2, rel=0.03)
+    assert span_of_medians([[1.0, 1.0], [1.0, 1.0]]).by_chance is None
+    # What never varies is told apart by anything at all.
+    assert not span_of_medians([[1.0] * 5, [1.001] * 5]).is_chance
+    assert span_of_medians([[1.0] * 5, [1.0] * 5]).is_chance
+
+
+def test_geometric_means_with_and_without_listing1() -> None:
+    found = analyse(
+        made_up(
+            by_time("listing1", 64.0, 1.0, 1.0, family="listing1"),
+            by_time("a", 2.0, 4.0, 1.0),
+            by_time("b", 4.0, 1.0, 8.0),
+        )
+    )
+    every, without = found.means[:2]
+    assert (every.scope, without.scope) == ("all", "without listing1")
+    assert every.to_best["glibc"].value == pytest.approx((64 * 2 * 4) ** (1 / 3))
+    assert without.to_best["glibc"].value == pytest.approx(math.sqrt(8))
+    assert without.subject_to["glibc"].value == pytest.approx(math.sqrt(2 * 0.25))
+    assert without.subject_to["jemalloc"].value == pytest.approx(math.sqrt(4 * 0.125))
+    # In each row another peer is the best: 1 in the first, 4 in the second.
+    assert without.subject_to_best_peer.value == pytest.approx(math.sqrt(4 * 0.25))
+    low, high = without.subject_to["glibc"].low, without.subject_to["glibc"].high
+    assert low is not None
+    assert high is not None
+    assert low <= math.sqrt(0.5) <= high
+
+
+def test_a_geometric_mean_of_nothing() -> None:
+    assert geometric_mean_of_ratios([]).value is None
+    assert geometric_mean_of_ratios([([2.0], [1.0])]).low is None
+
+
+def test_worst_rows() -> None:
+    found = analyse(made_up(by_time("a", 2.0, 1.5, 1.0), by_time("b", 9.0, 1.0, 2.0)))
+    worst = {each.label: each for each in found.worst["time"]}
+    assert (worst["glibc"].row, worst["glibc"].against) == ("b", "calmalloc")
+    assert worst["glibc"].ratio == pytest.approx(9.0)
+    assert (worst["calmalloc"].row, worst["calmalloc"].against) == ("a", "jemalloc")
+    assert worst["calmalloc"].ratio == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "peak", "expected"),
+    [
+        (0.90, 900, ["jemalloc"]),
+        (0.97, 970, ["jemalloc"]),
+        (0.99, 900, []),  # faster, but not by more than the margin
+        (0.90, 990, []),
+        (0.50, 1001, []),  # faster and larger
+        (1.10, 500, []),
+    ],
+)
+def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[str]) -> None:
+    sides = (side("glibc", 2.0, 900), side("calmalloc", 1.0, 1000), side("jemalloc", time_s, peak))
+    found = analyse(made_up(row("a", *sides)))
+    assert [each.peer for each in found.beaten] == expected
+    text = "\n".join(tables.findings(found))
+    assert ("jemalloc is both faster and smaller" in text) == bool(expected)
+
+
+def test_own_variants_are_no_peers() -> None:
+    labels = ("glibc", "calmalloc", "calmalloc:CALM_OPTIONS=slack=1", "ptlbmalloc2")
+    found = analyse(made_up(row("a", *(side(label, 1.0) for label in labels)), labels=labels))
+    assert (found.subject, found.peers) == ("calmalloc", ("glibc",))
+
+
+def test_a_failure_is_shown_and_leaves_the_row_to_the_others() -> None:
+    one = by_time("a", 2.0, 1.0, 3.0)
+    one.sides[2] = Side("jemalloc", one.sides[2].runs, "killed by SIGSEGV (11)", 2)
+    found = analyse(made_up(one, by_time("b", 3.0, 1.0, 2.0)))
+    text = tables.to_markdown(found, tables.KINDS)
+    assert "| a | 1.000 s | 2.00 | 1.00 | failed |" in text
+    assert "failed: a under jemalloc, in round 2: killed by SIGSEGV (11)" in text
+    assert "not run: absent: it is not on this machine" in text
+    mean = found.means[0]
+    assert (mean.to_best["jemalloc"].n, mean.to_best["glibc"].n) == (1, 2)
+    assert "2.00*" in text
+    assert found.shootdowns == {"glibc": (20.0, 2), "calmalloc": (20.0, 2), "jemalloc": (10.0, 1)}
+
+
+def test_without_tracepoints_the_systems_interrupts_are_shown() -> None:
+    sides = [
+        side(label, 1.0, shootdowns_begun=1.0, system_wide_tlb_interrupts=7.0)
+        for label in ("glibc", "calmalloc")
+    ]
+    for each in sides:
+        for run in each.runs:
+            run.figures["shootdowns_begun"] = None
+    data = made_up(row("a", *sides), labels=("glibc", "calmalloc"))
+    data.how["shootdowns_begun"] = "not counted: it needs root"
+    found = analyse(data)
+    assert found.shootdown_key == "system_wide_tlb_interrupts"
+    text = tables.to_markdown(found, ["shootdowns"])
+    assert "system-wide" in text
+    assert "not counted: it needs root" in text
+
+
+def test_tables_fit_on_a_terminal_of_a_hundred_columns() -> None:
+    labels = ("glibc", "calmalloc", "jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gperftools")
+    made = made_up(
+        row("listing1-reversed", *(side(label, 1.0 + n) for n, label in enumerate(labels))), labels=labels
+    )
+    console = Console(width=100, force_terminal=False, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    for grid in tables.grids(analyse(made), tables.KINDS):
+        with console.capture() as capture:
+            console.print(tables._rich(grid))
+        lines = capture.get().splitlines()
+        assert "…" not in capture.get(), grid.title
+        assert len([line for line in lines if line.strip()]) == 1 + len(grid.rows) + len(grid.closing), (
+            grid.title
+        )
+        assert max(map(len, lines)) <= 100
+
+
+def test_every_order_is_fair() -> None:
+    for n in range(1, 10):
+        square = williams_square(n)
+        assert len(square) == (n if n % 2 == 0 else 2 * n)
+        assert all(sorted(each) == list(range(n)) for each in square)
+        for place in range(n):
+            taken = [each[place] for each in square]
+            assert {taken.count(item) for item in range(n)} == {len(square) // n}
+        pairs = [pair for each in square for pair in pairwise(each)]
+        assert len({pairs.count(pair) for pair in pairs}) <= 1
+        assert len(set(pairs)) == n * (n - 1)
+    assert orders("abc", 7, 1, "x") == orders("abc", 7, 1, "x")
+    assert orders("abc", 7, 1, "x") != orders("abc", 7, 1, "y")
+
+
+def test_time_left_is_from_what_the_same_runs_took() -> None:
+    left = TimeLeft([("a", "x"), ("a", "y")], 3)
+    assert left.text == "time left not known yet"
+    left.done(("a", "x"), 10.0)
+    assert left.text == "at least 20 s left"
+    left.done(("a", "y"), 20.0)
+    assert left.text == "60 s left"
+    left.dropped(("a", "y"))
+    assert (left.text, left.runs) == ("20 s left", 2)
+
+
+def test_the_front_is_whom_nobody_beats() -> None:
+    assert picture.front([(1, 3), (2, 2), (2.5, 2.5), (3, 1), (4, 1)]) == [(1, 3), (2, 2), (3, 1)]
+    assert picture.front([]) == []
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY))
+    made.rows[0].command = [f"{tmp_path}/a"]
+    path = tmp_path / "out.json"
+    path.write_text(results.dump(made, {f"{tmp_path}/": ""}, analyse(made).as_dict()))
+    read = results.load(str(path))
+    assert read.rows[0].command == ["a"]
+    made.rows[0].command = ["a"]
+    assert read == made
+
+
+def test_every_workload_says_how_it_is_compared(tmp_path: Path) -> None:
+    names = [case.name for case in command.all_cases()]
+    assert len(set(names)) == len(names)
+    there = [case for case in workloads.CASES if runner.obstacle(case) is None]
+    assert {"listing1", "listing1-touched", "larson", "xmalloc-test", "glibc-simple"} <= {
+        case.name for case in there
+    }
+    for case in there:
+        prepared = case.prepare(tmp_path)
+        assert os.access(prepared.command[0], os.X_OK)
+        assert case.family in ("workload", "listing1")
+        # The metric is one that the workload prints: its source names it.
+        if case.metric:
+            name = Path(prepared.command[0]).name
+            assert f'\\"{case.metric.key}\\"' in (ROOT / "workloads" / f"{name}.c").read_text()
+
+
+# Cases for real runs: a script that puts them in the place of the real programs, and becomes calm.
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from calm.bench import command, programs
+from calm.bench.cases import Case, Metric, Prepared
+from calm.cli import main
+command.inputs_folder = lambda: Path({folder!r})
+def shell(script, **more):
+    return lambda folder: Prepared(("sh", "-c", script), folder, **more)
+RATE = Metric("rate", "/s", higher_is_better=True)
+programs.CASES = (
+    Case("nap", "program", "sleeps", shell("sleep 0.05"), quick=True),
+    Case("rate", "program", "prints", shell('echo noise; echo "{{\\\\"rate\\\\": $RATE}}"'), RATE),
+    Case("silent", "program", "prints nothing", shell("true"), RATE),
+    Case("crash", "program", "crashes",
+         shell('test "$RATE" = 1 || {{ echo "it broke" >&2; kill -SEGV $$; }}')),
+    Case("hang", "program", "never ends", shell("trap '' TERM INT; sleep 77.25 & sleep 77.25; wait")),
+    Case("daemon", "program", "leaves one behind", shell("setsid sleep 78.5 & sleep 0.02")),
+    Case("endless", "program", "is stopped", shell("echo x >>log; sleep 0.1")),
+    Case("absent", "program", "is not here", shell("true"), program="no-such-program", package="nowhere"),
+    Case("broken", "program", "has no inputs", lambda folder: (folder / "no").read_text()),
+    Case("server", "server", "answers", lambda folder: Prepared(
+        (sys.executable, {server!r}, "serve"), folder,
+        client=(sys.executable, {server!r}, "drive")), RATE, resident_key="bytes"),
+    Case("refused", "server", "its client gives up", lambda folder: Prepared(
+        (sys.executable, {server!r}, "serve"), folder, client=("sh", "-c", "echo sorry >&2; exit 3")), RATE),
+)
+main()
+"""
+
+# Two requests, and the word to end.
+SERVER = """
+import os, socket, sys, time
+path = "socket"
+if sys.argv[1] == "serve":
+    if os.path.exists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    while True:
+        peer = listener.accept()[0]
+        word = peer.recv(10)
+        peer.send(os.environ.get("RATE", "none").encode())
+        if word == b"end":
+            sys.exit(0)
+assert "RATE" not in os.environ
+for word in (b"hello", b"end"):
+    for _ in range(500):
+        talk = socket.socket(socket.AF_UNIX)
+        try:
+            talk.connect(path)
+            break
+        except OSError:
+            time.sleep(0.01)
+    talk.send(word)
+    answer = talk.recv(10).decode()
+print('{"rate": %s, "bytes": 2097152}' % answer)
+"""
+
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _default_sigint() -> None:
+    # Whoever runs the tests in the background has SIGINT ignored, and what they start would inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> list[str]:
+    server, script = tmp_path / "server.py", tmp_path / "driver.py"
+    server.write_text(SERVER)
+    script.write_text(DRIVER.format(root=str(ROOT), folder=str(tmp_path / "inputs"), server=str(server)))
+    return [sys.executable, str(script), "bench", "--no-touch"]
+
+
+@pytest.fixture
+def bench(driver: list[str]) -> Bench:
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*driver, *map(str, arguments)], capture_output=True, text=True, timeout=90, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+TWO = ("-a", "glibc:RATE=1,glibc:RATE=4")
+
+
+def sides_of(path: Path) -> Mapping[str, list[dict[str, Any]]]:
+    return {each["name"]: each["sides"] for each in json.loads(path.read_text())["rows"]}
+
+
+def test_runs_and_reports(bench: Bench, tmp_path: Path) -> None:
+    out, drawing = tmp_path / "out.json", tmp_path / "out.svg"
+    done = bench(*TWO, "-n", 3, "-o", out, "--picture", drawing, "nap", "--only", "rate")
+    assert done.returncode == 0, done.stderr
+    assert "time: each to the best of its row" in done.stdout
+    assert "Medians of 3 interleaved rounds after one of warm-up" in done.stdout
+    assert done.stderr.splitlines()[0].startswith("warm-up, nap: ")
+    assert "left" in done.stderr.splitlines()[0]
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+    report = json.loads(out.read_text())
+    assert report["machine"]["kernel"] == os.uname().release
+    assert report["machine"]["transparent_huge_pages"]
+    assert [each["label"] for each in report["allocators"]] == ["glibc:RATE=1", "glibc:RATE=4"]
+    assert report["allocators"][0]["version"]
+    sides = sides_of(out)
+    assert [[run["round"] for run in each["runs"]] for each in sides["nap"]] == [[1, 2, 3]] * 2
+    for run in sides["nap"][0]["runs"]:
+        assert 0.05 < run["figures"]["wall_s"] < 5
+        assert run["figures"]["peak_rss_kib"] > 500
+        assert run["figures"]["minor_faults"] > 0
+    assert [run["figures"]["metric"] for run in sides["rate"][1]["runs"]] == [4.0] * 3
+    ranked = report["analysis"]["rows"]["time"]["rate"]["allocators"]
+    assert ranked["glibc:RATE=1"]["to_best"]["value"] == pytest.approx(4.0)
+    # The same again from the file.
+    again = bench("--report", out)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    markdown = bench("--report", out, "--markdown", "--table", "time")
+    assert "| rate | 4 /s | 4.00 | 1.00 |" in markdown.stdout
+    assert "Peak RSS" not in markdown.stdout
+
+
+def test_failures_are_told_and_stop_nothing(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench(*TWO, "-n", 2, "-o", out, "crash", "silent", "nap", "absent", "broken")
+    assert done.returncode == 1
+    sides = sides_of(out)
+    good, bad = sides["crash"]
+    assert (good["failure"], len(good["runs"])) == (None, 2)
+    assert (bad["failed_round"], len(bad["runs"])) == (0, 0)
+    assert bad["failure"] == "killed by SIGSEGV (11) (it said: it broke)"
+    assert sides["silent"][0]["failure"] == "it printed no rate"
+    assert len(sides["nap"][1]["runs"]) == 2
+    assert "crash under glibc:RATE=4, in the warm-up: killed by SIGSEGV (11)" in done.stdout
+    assert (
+        "not run: absent: no-such-program is not on this machine: install the package nowhere" in done.stdout
+    )
+    assert "not run: broken: its inputs could not be made" in done.stdout
+    assert set(sides) == {"crash", "silent", "nap"}
+
+
+def _alive(word: str) -> bool:
+    found = subprocess.run(["pgrep", "-f", f"^sleep {word}$"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def test_what_takes_too_long_is_killed_with_all_it_started(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    started = time.monotonic()
+    done = bench("-a", "glibc", "-n", 1, "-o", out, "--timeout", 0.5, "hang", "daemon")
+    assert done.returncode == 1
+    assert time.monotonic() - started < 20
+    assert "timeout after" in sides_of(out)["hang"][0]["failure"]
+    assert sides_of(out)["daemon"][0]["failure"] is None
+    assert not _alive("77.25")
+    assert not _alive("78.5")
+
+
+def test_a_server_and_its_client(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench(*TWO, "-n", 2, "-o", out, "server", "refused")
+    assert done.returncode == 1
+    sides = sides_of(out)
+    assert [run["figures"]["metric"] for run in sides["server"][1]["runs"]] == [4.0, 4.0]
+    assert [run["figures"]["resident_kib"] for run in sides["server"][0]["runs"]] == [2048.0] * 2
+    assert "resident at the end" in done.stdout
+    for each in sides["refused"]:
+        assert each["failure"] == "client's exit code 3 (it said: sorry)"
+
+
+def test_ctrl_c_keeps_what_is_complete(driver: list[str], tmp_path: Path) -> None:
+    out, log = tmp_path / "out.json", tmp_path / "inputs" / "endless" / "log"
+    process = subprocess.Popen(
+        [*driver, *TWO, "-n", "500", "-o", str(out), "endless"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_default_sigint,
+    )
+    deadline = time.monotonic() + 30
+    while not log.exists() or len(log.read_text()) < 2 * 7:  # in the middle of the third round that counts
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "of 500 rounds" in stderr
+    assert "Traceback" not in stderr
+    assert "time: each to the best of its row" in stdout
+    assert json.loads(out.read_text())["interrupted_by"] == signal.SIGINT
+    done = [len(each["runs"]) for each in sides_of(out)["endless"]]
+    assert done[0] == done[1] >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("no-such-case",), 2, "no such case: no-such-case"),
+        (("--only", "larson,nope"), 2, "no such case: nope"),
+        (("-a", "nosuch", "larson"), 2, "unknown allocator 'nosuch'"),
+        (("-n", "0"), 2, "-n"),
+        (("--suite", "huge"), 2, "--suite"),
+        (("--timeout", "0"), 2, "--timeout"),
+        (("--table", "colour"), 2, "--table"),
+        (("--picture", "x.pdf"), 2, ".svg or .png"),
+        (("--picture", "/no/such/x.svg"), 1, "cannot write /no/such/x.svg"),
+        (("-o", "/"), 1, "cannot write /"),
+        (("--report", "/no/such.json"), 2, "cannot read /no/such.json"),
+        (("--report", "/etc/passwd"), 2, "not a file of results"),
+        (("--report", "x.json", "-n", "3", "larson"), 2, "--report runs nothing, so CASE, -n says nothing"),
+    ],
+)
+def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = calm("bench", *arguments)
+    assert result.returncode == code
+    assert message.lower() in result.stderr.lower()
+    assert result.stderr.startswith("calm: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "format 99"),
+        ({"tool": "other"}, "not a file of results of"),
+        ({"rows": None}, "not a whole file"),
+        ({"allocators": []}, "not a whole file"),
+    ],
+)
+def test_a_file_that_is_something_else(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(json.loads(results.dump(made_up(by_time("a", 3, 1, 2)), {})) | change))
+    with pytest.raises(CalmError, match=message) as caught:
+        results.load(str(path))
+    assert caught.value.exit_code == 2
+
+
+def test_lists_the_cases(calm: Calm) -> None:
+    listed = calm("bench", "--list")
+    assert listed.returncode == 0
+    for case in command.all_cases():
+        assert case.name in listed.stdout
+
+
+def test_a_library_that_is_not_preloaded_is_a_failure(tmp_path: Path) -> None:
+    library = tmp_path / "libnone.so"
+    library.write_bytes(b"nothing")
+    case = Case("true", "program", "", lambda folder: Prepared(("true",), folder))
+    allocator = runner.Allocator("none", library)
+    _, _, failure = runner.run_once(case, case.prepare(tmp_path), allocator, None, 10.0)
+    assert failure
+    assert "did not preload it" in failure
+
+
+def test_settings_of_the_caller_do_not_reach_what_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    script = 'test -z "$MALLOC_ARENA_MAX" && test "$OWN" = 1'
+    prepared = Prepared(("sh", "-c", script), tmp_path, environment={"OWN": "1"})
+    case = Case("sh", "program", "", lambda _: prepared)
+    _, figures, failure = runner.run_once(case, prepared, runner.Allocator("glibc"), None, 10.0)
+    assert failure is None
+    assert figures["wall_s"]
+
+
+def test_descendants_are_found_and_killed() -> None:
+    process = subprocess.Popen(["sh", "-c", "sleep 79.5 & wait"])
+    deadline = time.monotonic() + 10
+    while len(processes.descendants(process.pid)) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes.kill_descendants(process.pid)
+    assert process.wait(timeout=10) is not None
+
+
+def test_the_default_allocators_are_those_that_are_there() -> None:
+    names = command.default_allocators()
+    assert names[0] == "glibc"
+    assert "ptlbmalloc2" not in names
+
+
+def test_average_memory_is_a_measure_of_its_own() -> None:
+    found = analyse(made_up(by_time("a", 3.0, 1.0, 2.0)))
+    assert [mean.what for mean in found.means] == [TIME, PEAK, AVERAGE]
