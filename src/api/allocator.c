@@ -138,7 +138,7 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
 
 /* A block of a class whose cache is empty: a magazine, of which one block is the caller's. */
 static void *refill(uint32_t class) {
-    cpu_cache_open(&calm_caches);
+    cpu_cache_open(&calm_caches, class);
     void *blocks[MAGAZINE_BLOCKS_MOST];
     if (cpu_cache_pop_some(class, blocks, 1) == 1) {
         return blocks[0];
@@ -192,7 +192,10 @@ void *allocate_slow(size_t size) {
 /* A block of a class whose cache is full: a magazine leaves it. */
 static void spill(uint32_t class, void *block) {
     void *blocks[MAGAZINE_BLOCKS_MOST];
-    cpu_cache_open(&calm_caches);
+    if (cpu_cache_open(&calm_caches, class)) {
+        governor_put_to_heap(&calm_governor, &block, 1);
+        return;
+    }
     if (cpu_cache_push_some(class, &block, 1) == 1 ||
         (cpu_cache_ran_full(class) && cpu_cache_push_some(class, &block, 1) == 1)) {
         return;

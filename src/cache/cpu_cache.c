@@ -71,20 +71,28 @@ void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
     caches->in_rseq_mode = mode == CACHE_RSEQ;
 }
 
+static unsigned open_regions(const struct cpu_caches *caches) {
+    unsigned open = 0;
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
+        open += atomic_load_explicit(&caches->states[number].open, memory_order_relaxed);
+    }
+    return open;
+}
+
 size_t cpu_caches_most_blocks(const struct cpu_caches *caches) {
     size_t blocks = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         blocks += caches->classes->of[class].grown_most;
     }
-    return blocks * caches->count;
+    return blocks * open_regions(caches);
 }
 
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches) {
-    size_t bytes = 0;
+    size_t bytes = GROWN_BYTES_MOST;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        bytes += (size_t)caches->classes->of[class].grown_most * caches->classes->of[class].size;
+        bytes += (size_t)caches->classes->of[class].cache_most * caches->classes->of[class].size;
     }
-    return bytes * caches->count;
+    return bytes * open_regions(caches);
 }
 
 /* Threads share a region where they hash to the same: a lock is held for a few instructions. A lone thread
@@ -120,8 +128,12 @@ static void close_stacks(const struct cpu_caches *caches, char *region) {
     }
 }
 
-/* The stacks are empty, and nobody else can change them: what is closed looks full and empty. */
-static void open_stacks(const struct cpu_caches *caches, char *region) {
+/*
+ * The stacks are empty, and nobody else can change them: what is closed looks full and empty. Open, they have
+ * no room at first. Under the region's lock.
+ */
+static void open_stacks(const struct cpu_caches *caches, struct region_state *state, char *region) {
+    state->grown_bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         struct stack_bounds *bounds = stack_bounds_of(region, class);
         uint32_t start = caches->start_of[class];
@@ -129,25 +141,33 @@ static void open_stacks(const struct cpu_caches *caches, char *region) {
         set(&bounds->bottom, UINT32_MAX);
         set_top(region, class, start);
         set(&bounds->bottom, start);
-        set(&bounds->end, start + caches->classes->of[class].cache_most);
+        set(&bounds->end, start);
     }
 }
 
-void cpu_cache_open(struct cpu_caches *caches) {
+bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
     if (atomic_load_explicit(&caches->mode, memory_order_relaxed) == CACHE_OFF) {
-        return;
+        return false;
     }
     unsigned number = current_region();
     struct region_state *state = &caches->states[number];
-    if (atomic_load_explicit(&state->open, memory_order_relaxed)) {
-        return;
+    char *region = region_of(caches, number);
+    struct stack_bounds *bounds = stack_bounds_of(region, class);
+    uint32_t start = caches->start_of[class];
+    if (atomic_load_explicit(&state->open, memory_order_relaxed) && get(&bounds->end) != start) {
+        return false;
     }
     lock_acquire(&state->lock);
     if (!atomic_load_explicit(&state->open, memory_order_relaxed)) {
-        open_stacks(caches, region_of(caches, number));
+        open_stacks(caches, state, region);
         atomic_store_explicit(&state->open, true, memory_order_relaxed);
     }
+    bool opened = get(&bounds->end) == start;
+    if (opened) {
+        set(&bounds->end, start + caches->classes->of[class].cache_most);
+    }
     lock_release(&state->lock);
+    return opened;
 }
 
 /* The same operations on a region that is the caller's: it holds the lock, or is alone. */
@@ -226,7 +246,7 @@ static uint32_t add_one(_Atomic(uint8_t) *count) {
 }
 
 void cpu_cache_ran_empty(uint32_t class) {
-    if (class < GROWING_CLASSES && calm_caches.states != NULL) {
+    if (calm_caches.states != NULL) {
         add_one(&calm_caches.states[current_region()].ran_empty[class]);
     }
 }
@@ -236,7 +256,7 @@ void cpu_cache_ran_empty(uint32_t class) {
  * as it was.
  */
 bool cpu_cache_ran_full(uint32_t class) {
-    if (class >= GROWING_CLASSES || calm_caches.states == NULL) {
+    if (calm_caches.states == NULL) {
         return false;
     }
     unsigned number = current_region();
@@ -246,13 +266,17 @@ bool cpu_cache_ran_full(uint32_t class) {
         !lock_try(&state->lock)) {
         return false;
     }
+    const struct size_class *of = &calm_caches.classes->of[class];
     struct stack_bounds *bounds = stack_bounds_of(region_of(&calm_caches, number), class);
     uint32_t start = calm_caches.start_of[class];
     uint32_t room = get(&bounds->end) - start;
-    uint32_t most = calm_caches.classes->of[class].grown_most;
-    bool grows = atomic_load_explicit(&state->open, memory_order_relaxed) && room < most;
+    uint32_t wanted = room * 2 < of->grown_most ? room * 2 : of->grown_most;
+    size_t bytes = (size_t)(wanted - room) * of->size;
+    bool grows = atomic_load_explicit(&state->open, memory_order_relaxed) && wanted > room &&
+                 state->grown_bytes + bytes <= GROWN_BYTES_MOST;
     if (grows) {
-        set(&bounds->end, start + (room * 2 < most ? room * 2 : most));
+        state->grown_bytes += bytes;
+        set(&bounds->end, start + wanted);
         atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
         atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
     }
@@ -261,17 +285,22 @@ bool cpu_cache_ran_full(uint32_t class) {
 }
 
 /*
- * What did not run full and empty since the last look needs less room. Blocks above a lower end stay until
- * they are wanted, or the cache is drained. Under the region's lock.
+ * What did not run full and empty since the last look needs less room, down to what is in it. A sequence that
+ * has just read the higher end may still push a block there. Under the region's lock.
  */
 static void shrink(const struct cpu_caches *caches, struct region_state *state, char *region) {
-    for (uint32_t class = 1; class < GROWING_CLASSES; class ++) {
+    for (uint32_t class = 1; class < caches->classes->count; ++class) {
+        const struct size_class *of = &caches->classes->of[class];
         struct stack_bounds *bounds = stack_bounds_of(region, class);
         uint32_t start = caches->start_of[class];
-        uint32_t least = caches->classes->of[class].cache_most;
         uint32_t room = get(&bounds->end) - start;
-        if (atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) == 0 && room > least) {
-            set(&bounds->end, start + (room / 2 > least ? room / 2 : least));
+        uint32_t least = of->cache_most;
+        uint32_t held = (uint32_t)get_top(region, class) - start;
+        uint32_t wanted = room / 2 > least ? room / 2 : least;
+        wanted = wanted > held ? wanted : held;
+        if (atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) == 0 && room > wanted) {
+            set(&bounds->end, start + wanted);
+            state->grown_bytes -= (size_t)(room - wanted) * of->size;
         }
         atomic_store_explicit(&state->ran_full[class], 0, memory_order_relaxed);
         atomic_store_explicit(&state->ran_empty[class], 0, memory_order_relaxed);
@@ -327,6 +356,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
             set(&stack_bounds_of(region, class)->end,
                 caches->start_of[class] + caches->classes->of[class].cache_most);
         }
+        state->grown_bytes = 0;
         lock_release(&state->lock);
         return 0;
     }
@@ -344,7 +374,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
             total += count;
         }
     }
-    open_stacks(caches, region);
+    open_stacks(caches, state, region);
     state->seen = digest(caches, region);
     lock_release(&state->lock);
     atomic_fetch_add_explicit(&caches->drains, 1, memory_order_relaxed);

@@ -30,6 +30,8 @@
 #define CACHE_IDLE_LOOKS 10
 /* So often between two looks a cache runs full, and as often empty, before it grows. */
 #define CACHE_TURNS 4
+/* By which all stacks of a region together may grow. */
+#define GROWN_BYTES_MOST ((size_t)2 << 20)
 
 #define REGION_SHIFT 17
 #define REGION_BYTES ((size_t)1 << REGION_SHIFT)
@@ -56,8 +58,9 @@ struct region_state {
     uint64_t seen;       /* a digest of its tops at the last look */
     unsigned idle_looks; /* in a row that found it the same */
     /* Since the last look, about: threads that count at once may lose a count. */
-    _Atomic(uint8_t) ran_full[GROWING_CLASSES];
-    _Atomic(uint8_t) ran_empty[GROWING_CLASSES];
+    _Atomic(uint8_t) ran_full[SIZE_CLASSES];
+    _Atomic(uint8_t) ran_empty[SIZE_CLASSES];
+    size_t grown_bytes;
 };
 
 struct cpu_caches {
@@ -87,7 +90,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 /* Once, when all that the fast paths need is there. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
 
-/* Bytes of blocks that all regions together can hold, and pages that those can touch. */
+/* Bytes of blocks that all regions in use can hold together, and how many blocks. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);
 size_t cpu_caches_most_blocks(const struct cpu_caches *caches);
 
@@ -95,8 +98,13 @@ size_t cpu_caches_most_blocks(const struct cpu_caches *caches);
 size_t cpu_cache_pop_some(uint32_t class, void **blocks, size_t count);
 size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count);
 
-/* Prepares the region of the CPU that runs the caller, if it has not been. */
-void cpu_cache_open(struct cpu_caches *caches);
+/*
+ * Gives room to a class's stack on the CPU that runs the caller, if it has none. True if so: then a block
+ * that is being freed had better go elsewhere. Who frees first what another thread gave it would get it back
+ * at once, and small blocks share a cache line with their neighbours, which other threads may have: passive
+ * false sharing (Berger et al., "Hoard").
+ */
+bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
 
 /*
  * The cache of the CPU that runs the caller had no block, or no room: notes it. True if there is room now,

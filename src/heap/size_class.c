@@ -4,10 +4,11 @@
 
 /*
  * What one CPU's cache may hold of a class: so many bytes, but small blocks not without end, and large ones a
- * few. All classes together stay below 1.75 MiB, and 2.25 MiB when the small ones are grown.
+ * few. All classes together stay below 1.75 MiB, and grow by no more than GROWN_BYTES_MOST.
  */
 #define CACHE_BYTES_MOST       ((size_t)16 << 10)
 #define CACHE_BYTES_MOST_SMALL ((size_t)32 << 10) /* of a class of up to a KiB */
+#define GROWN_CLASS_BYTES      ((size_t)128 << 10)
 #define CACHE_BLOCKS_LEAST     2
 
 #define SLAB_BYTES_LEAST   ((size_t)16 << 10)
@@ -57,7 +58,10 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     size_t most = (size <= 1024 ? CACHE_BYTES_MOST_SMALL : CACHE_BYTES_MOST) / size;
     most = most > blocks_most ? blocks_most : most < CACHE_BLOCKS_LEAST ? CACHE_BLOCKS_LEAST : most;
     class->cache_most = (uint16_t)most;
-    class->grown_most = size <= 128 ? GROWN_BLOCKS_MOST : class->cache_most;
+    size_t grown_blocks = size <= 128 ? GROWN_BLOCKS_MOST : GROWN_BLOCKS_MOST / 8;
+    size_t grown = GROWN_CLASS_BYTES / size;
+    grown = grown > grown_blocks ? grown_blocks : grown;
+    class->grown_most = (uint16_t)(grown > most ? grown : most);
     class->batch = (uint16_t)(most / 2);
 }
 

@@ -15,9 +15,7 @@
 /* Blocks of one class in one CPU's cache; half of them move at once, and one more. */
 #define CACHE_BLOCKS_MOST    256
 #define MAGAZINE_BLOCKS_MOST (CACHE_BLOCKS_MOST / 2 + 1)
-/* The classes up to 128 bytes, and to what their caches may grow. */
-#define GROWING_CLASSES   9
-#define GROWN_BLOCKS_MOST 1024
+#define GROWN_BLOCKS_MOST    1024
 
 struct size_class {
     uint32_t size;

@@ -136,7 +136,7 @@ static void push_last(struct worker *worker) {
         worker->count--;
     } else {
         claim(last, worker->name);
-        cpu_cache_open(&calm_caches);
+        cpu_cache_open(&calm_caches, class_of(last));
     }
 }
 
@@ -230,7 +230,7 @@ static void *work(void *argument) {
         }
         if (round % 8192 == 0) {
             change_cpu(worker);
-            cpu_cache_open(&calm_caches);
+            cpu_cache_open(&calm_caches, class);
         }
         if (round % 1024 == 0) {
             atomic_fetch_add_explicit(&operations, 1024, memory_order_relaxed);
@@ -387,6 +387,8 @@ static void turn(uint32_t class, unsigned times, bool both_ways) {
  * more. */
 static void check_growth(void) {
     const uint32_t class = 4;
+    cpu_cache_open(&calm_caches, class);
+    cpu_cache_open(&calm_caches, class + 1);
     size_t least = classes.of[class].cache_most;
     size_t most = classes.of[class].grown_most;
     CHECK(most >= least * 2);
@@ -405,18 +407,19 @@ static void check_growth(void) {
     CHECK_EQUAL(room(class), most);
     CHECK_EQUAL(room(class + 1), classes.of[class + 1].cache_most);
 
-    /* Blocks above a lower end stay until they are wanted. */
+    /* No lower than what is in it. */
     for (size_t i = 0; i < most; i++) {
         CHECK(push_one(class, token(i)));
     }
-    look();
-    look();
     look();
     look();
     void *block;
     CHECK(!push_one(class, token(most)));
     for (size_t i = most; i-- > 0;) {
         CHECK(pop_one(class, &block) && block == token(i));
+    }
+    for (int i = 0; i < 4; i++) {
+        look();
     }
     CHECK_EQUAL(room(class), least);
 
@@ -429,11 +432,19 @@ static void check_growth(void) {
         cpu_cache_drain(&calm_caches, region, false, count_blocks, NULL);
     }
     CHECK_EQUAL(counted, most);
+    CHECK(cpu_cache_open(&calm_caches, class));
     CHECK_EQUAL(room(class), least);
 
-    uint32_t large = classes.count - 1;
-    turn(large, 100, true);
-    CHECK_EQUAL(room(large), classes.of[large].cache_most);
+    /* All together no further than they may. */
+    size_t grown_bytes = 0;
+    for (uint32_t each = 1; each < classes.count; ++each) {
+        cpu_cache_open(&calm_caches, each);
+        turn(each, 100, true);
+        size_t more = room(each) - classes.of[each].cache_most;
+        CHECK(room(each) <= classes.of[each].grown_most);
+        grown_bytes += more * classes.of[each].size;
+    }
+    CHECK(grown_bytes <= GROWN_BYTES_MOST && grown_bytes > GROWN_BYTES_MOST / 2);
 }
 
 /* Each stack holds exactly what its class may, the last in is the first out, and closed is closed. */
@@ -445,10 +456,12 @@ static void check_stacks(void) {
     }
     CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 0); /* not open yet */
     CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 0);
-    cpu_cache_open(&calm_caches);
     size_t total = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
         size_t most = classes.of[class].cache_most;
+        CHECK_EQUAL(cpu_cache_push_some(class, blocks, 1), 0); /* without room */
+        CHECK(cpu_cache_open(&calm_caches, class));
+        CHECK(!cpu_cache_open(&calm_caches, class));
         CHECK_EQUAL(cpu_cache_pop_some(class, back, 3), 0);
         CHECK_EQUAL(cpu_cache_push_some(class, blocks, most + 5), most);
         CHECK_EQUAL(cpu_cache_push_some(class, blocks, 1), 0);
@@ -474,7 +487,9 @@ static void check_stacks(void) {
     }
     CHECK_EQUAL(counted, total);
     CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes) + bytes, 0);
-    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1); /* open again */
+    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 0); /* without room again */
+    CHECK(cpu_cache_open(&calm_caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1);
     CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 1);
     check_growth();
 }
