@@ -3,6 +3,10 @@
 /* Each may cost two of the 65,530 mappings that a process may have. */
 #define HUGE_REGIONS_MOST 8192
 
+/* A run is extended for no less, and if it has at least this part of what is wanted. */
+#define EXTENDED_PAGES_LEAST 32
+#define EXTENDED_PART        4
+
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
 
 /* The bin of runs of so many pages. */
@@ -55,7 +59,7 @@ struct span *runs_behind(const struct runs *runs, const struct span *span) {
     return is_free_run(next) && next->page == page ? next : NULL;
 }
 
-void runs_put(struct runs *runs, struct span *span, bool clean) {
+struct span *runs_put(struct runs *runs, struct span *span, bool clean) {
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
     span->purged_pages = clean ? span->purged_pages : 0;
     struct span *behind = runs_behind(runs, span);
@@ -74,6 +78,7 @@ void runs_put(struct runs *runs, struct span *span, bool clean) {
         span = before;
     }
     insert(runs, span, clean);
+    return span;
 }
 
 struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
@@ -208,6 +213,69 @@ static struct span *find_huge(struct runs *runs, size_t pages) {
     return find(&runs->sets[RUN_HUGE_DIRTY], pages);
 }
 
+/* The clean run that ends where span begins, or begins where it ends; NULL if there is none. */
+static struct span *clean_before(const struct runs *runs, const struct span *span) {
+    struct span *before = space_span_of(runs->space, span->page - 1);
+    return before->state == SPAN_CLEAN && !before->huge && before->page + before->pages == span->page ? before
+                                                                                                      : NULL;
+}
+
+static struct span *clean_behind(const struct runs *runs, const struct span *span) {
+    struct span *behind = runs_behind(runs, span);
+    return behind != NULL && behind->state == SPAN_CLEAN && !behind->huge ? behind : NULL;
+}
+
+static size_t pages_of(const struct span *span) {
+    return span == NULL ? 0 : span->pages;
+}
+
+/*
+ * A dirty run that is too short, but long enough with the clean ones beside it: pages that are resident are
+ * used, and fewer are faulted in. Of the longest, one of each bin is looked at.
+ */
+static struct span *find_extensible(const struct runs *runs, size_t pages) {
+    const struct run_set *set = &runs->sets[RUN_DIRTY];
+    unsigned least = bin_of(pages / EXTENDED_PART > 0 ? pages / EXTENDED_PART : 1);
+    for (unsigned bin = bin_of(pages) + 1; bin-- > least;) {
+        struct span *run = set->bins[bin];
+        if (run != NULL &&
+            pages_of(clean_before(runs, run)) + run->pages + pages_of(clean_behind(runs, run)) >= pages) {
+            return run;
+        }
+    }
+    return NULL;
+}
+
+/* Takes so many pages at the start or at the end of a free run out of it. NULL if there is no descriptor. */
+static struct span *cut(struct runs *runs, struct span *run, size_t pages, bool at_end) {
+    runs_remove(runs, run);
+    if (run->pages == pages) {
+        return run;
+    }
+    struct span *rest = runs_split(runs, run, at_end ? run->pages - pages : pages);
+    if (rest == NULL) {
+        insert(runs, run, true);
+        return NULL;
+    }
+    insert(runs, at_end ? run : rest, true);
+    return at_end ? rest : run;
+}
+
+/* Makes a run as long as wanted, by the clean ones beside it. NULL if descriptors are short. */
+static struct span *extend_run(struct runs *runs, struct span *run, size_t pages) {
+    for (int at_end = 0; at_end < 2 && run->pages < pages; at_end++) {
+        struct span *beside = at_end ? clean_before(runs, run) : clean_behind(runs, run);
+        size_t wanted = pages - run->pages;
+        size_t held = pages_of(beside);
+        struct span *part = held == 0 ? NULL : cut(runs, beside, held < wanted ? held : wanted, at_end != 0);
+        if (part != NULL) {
+            runs->reused_pages += part->purged_pages;
+            run = runs_put(runs, part, false);
+        }
+    }
+    return run->pages >= pages ? run : NULL;
+}
+
 /* The run to carve pages from. */
 static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice) {
     struct span *run = NULL;
@@ -216,6 +284,10 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     }
     if (run == NULL && choice != RUN_FOR_MOVE) {
         run = find_dirty(runs, pages);
+    }
+    if (run == NULL && choice != RUN_FOR_MOVE && pages >= EXTENDED_PAGES_LEAST) {
+        run = find_extensible(runs, pages);
+        run = run == NULL ? NULL : extend_run(runs, run, pages);
     }
     if (run == NULL && choice == RUN_FOR_DENSE) {
         run = make_huge(runs, pages);

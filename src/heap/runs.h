@@ -2,7 +2,8 @@
  * Free runs of pages, in sets by two properties that neighbours must share to be joined: the dirty, which may
  * be resident, and the clean, which are zero and hold no memory; and those in huge regions, and the others.
  *
- * Best fit by size, then the lowest address, so that free runs stay long. Single-owner.
+ * Best fit by size, then the lowest address, so that free runs stay long; where no dirty run is long enough,
+ * one that is with the clean ones beside it. Single-owner.
  *
  * Huge regions are ranges, aligned to a huge page, that the kernel was asked to back by huge pages. They are
  * for large blocks alone, of a program that was seen to touch its large blocks. As soon as a part of a region
@@ -54,8 +55,8 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
                        bool *clean);
 
 /* Puts a span, described by nobody else, into a set. It may be merged: the descriptor is the set's from then
- * on. */
-void runs_put(struct runs *runs, struct span *span, bool clean);
+ * on. Returns the run that it is, or is part of. */
+struct span *runs_put(struct runs *runs, struct span *span, bool clean);
 
 /* Takes a free run out of its set; its state becomes SPAN_PURGING. */
 void runs_remove(struct runs *runs, struct span *span);
