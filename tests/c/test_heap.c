@@ -532,6 +532,65 @@ static size_t process_kib(const char *name) {
     return strtoull(line + strlen(name), NULL, 10);
 }
 
+static void purge_all(void) {
+    while (heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT) > 0) {
+        CHECK_EQUAL(purge_ranges(batch.ranges, batch.count).ranges_done, batch.count);
+        heap_put_back(&heap, &batch, batch.count);
+    }
+}
+
+static char *take_pages(size_t pages, bool *zero) {
+    char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, zero);
+    CHECK(block != NULL);
+    return block;
+}
+
+static void put_pages(char *block) {
+    struct span *renew;
+    CHECK_EQUAL(heap_put_large(&heap, block, &renew), PUT_DONE);
+}
+
+/* What is resident is used, even where it takes clean pages beside it to be long enough; unless it is too
+ * little. */
+static void test_short_runs_are_extended(void) {
+    for (int dirty_first = 0; dirty_first < 2; dirty_first++) {
+        CHECK(start_heap((size_t)1 << 40));
+        bool zero;
+        char *first = take_pages(64, &zero);
+        char *second = take_pages(64, &zero);
+        take_pages(1, &zero); /* keeps them apart from the rest */
+        CHECK(second == first + 64 * page_size);
+        char *clean = dirty_first ? second : first;
+        char *dirty = dirty_first ? first : second;
+        put_pages(clean);
+        purge_all();
+        put_pages(dirty);
+        size_t before = heap_dirty_pages(&heap);
+        CHECK_EQUAL(before, 64);
+
+        char *longer = take_pages(100, &zero);
+        CHECK(longer == (dirty_first ? first : second - 36 * page_size));
+        CHECK(!zero);
+        CHECK_EQUAL(heap_dirty_pages(&heap), 0);
+        CHECK_EQUAL(heap.runs.reused_pages, 36);
+        put_pages(longer);
+        purge_all();
+
+        char *all = take_pages(128, &zero);
+        CHECK(all == first && zero);
+        char *part = take_pages(20, &zero);
+        char *after = take_pages(200, &zero);
+        take_pages(1, &zero);
+        put_pages(after);
+        purge_all();
+        put_pages(part);
+        char *elsewhere = take_pages(210, &zero);
+        CHECK(zero && elsewhere != part);
+        CHECK_EQUAL(heap_dirty_pages(&heap), 20);
+        end_heap();
+    }
+}
+
 /* Of what is used already, and so much more. */
 static void limit(int resource, const char *used, size_t more) {
     struct rlimit limit;
@@ -732,6 +791,7 @@ int main(int argc, char **argv) {
     run_model(seed + 4, 8 * MIB, true, true);
     test_descriptors_run_out();
     test_address_space_runs_out();
+    test_short_runs_are_extended();
     in_child(test_limited_address_space);
     in_child(test_limited_data);
     test_idle_descriptors();
