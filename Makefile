@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PREFIX ?= /usr/local
 SANITIZED := asan tsan
 
-.PHONY: all demo peers check check-long install deb wheel clean
+.PHONY: all demo peers bench check check-long install deb wheel clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -19,6 +19,13 @@ demo:
 # Other allocators to compare with, built from their newest sources; see bench/peers.
 peers:
 	scripts/peers
+
+# The whole suite under each of them: an hour or two, in which nothing else should run.
+bench:
+	scripts/setup bench
+	$(MAKE) --no-print-directory all
+	scripts/peers
+	bin/calm bench --suite full -o build/bench.json --picture build/bench.png
 
 # The summaries of the test runners come last.
 check:

@@ -17,7 +17,10 @@ extern "C" {
 
 #define CALM_API __attribute__((visibility("default")))
 
-/* malloc(3) and its kin by names that nothing else defines: always calmalloc's, whoever owns malloc. */
+/*
+ * malloc(3) and its kin by names that nothing else defines: always calmalloc's, whoever owns malloc. Every
+ * block is aligned to 16 bytes, and one larger than eight pages begins where a page begins.
+ */
 CALM_API void *calm_malloc(size_t size) __attribute__((malloc, alloc_size(1)));
 CALM_API void calm_free(void *block);
 CALM_API void *calm_calloc(size_t count, size_t size) __attribute__((malloc, alloc_size(1, 2)));

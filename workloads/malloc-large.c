@@ -1,7 +1,7 @@
-/* Large blocks, 5 to 25 MiB as in the malloc-large workload of mimalloc-bench: of a number of live blocks a
- * random one is freed and replaced by one of random size, over and over. An allocator either asks the system
- * for each, and pays for its pages anew, or keeps memory back. Written from the published description,
- * sharing no code with that program. */
+/* Of 20 large live blocks a random one is freed and replaced by one of random size, over and over. An
+ * allocator either asks the system for each, and pays for its pages anew, or keeps memory back. The name, the
+ * sizes (5 to 25 MiB) and how many live are those of the malloc-large of mimalloc-bench, as its description
+ * has them; all else is this program's own. */
 #include "support.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Threads come and go, each allocates a little and frees it or leaves it to a later thread, and memory must
- * not grow: after the mleak workload of mimalloc-bench, which looks for allocators that lose what ended
- * threads had. Resident memory is read after the first tenth of the rounds and at the end. Written from the
- * published description, sharing no code with that program. */
+ * not grow. The mleak of mimalloc-bench gave the name and the question: does an allocator lose what ended
+ * threads had? Written from a line that says so, and no more; all else is this program's own. Resident memory
+ * is read after the first tenth of the rounds and at the end. */
 #include "support.h"
 
 #include <stdio.h>

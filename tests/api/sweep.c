@@ -41,10 +41,16 @@ static void check_waste(size_t asked, size_t usable) {
     }
 }
 
+/* Where large blocks of calmalloc's begin. */
+static void check_place(const void *block, size_t asked) {
+    CHECK(!governed() || asked <= 8 * page_bytes() || (uintptr_t)block % page_bytes() == 0);
+}
+
 static struct piece new_piece(size_t bytes, uint64_t mark) {
     struct piece piece = {.block = malloc(bytes), .asked = bytes, .mark = mark};
     CHECK(piece.block != NULL);
     CHECK_EQUAL((uintptr_t)piece.block % 16, 0);
+    check_place(piece.block, bytes);
     piece.usable = malloc_usable_size(piece.block);
     CHECK(piece.usable >= bytes);
     check_waste(bytes, piece.usable);
@@ -243,6 +249,7 @@ static void realloc_pairs(size_t thread) {
             fill(block, from, ++mark);
             block = realloc(block, to);
             CHECK(block != NULL && (uintptr_t)block % 16 == 0 && malloc_usable_size(block) >= to);
+            check_place(block, to);
             /* What a block shrinks by is not kept in it. */
             CHECK(!governed() || to > from / 2 || malloc_usable_size(block) <= 2 * to + 16);
             CHECK(is_filled(block, kept / 8 * 8, mark));

@@ -173,6 +173,53 @@ def test_tunables_that_are_set_stay() -> None:
     assert TUNABLES not in Allocator("glibc").variables({TUNABLES: "a.b.c=1"})
 
 
+@pytest.fixture
+def peers_script(tmp_path: Path) -> Path:
+    """In a tree of its own, where nothing is built yet; tools/ is all that it finds in its path."""
+    (tmp_path / "bench/peers").mkdir(parents=True)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tools").mkdir()
+    for tool in ("sh", "dirname", "find", "cksum", "sort", "cat", "sed"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / "tools" / tool).symlink_to(found)
+    return Path(shutil.copy(ROOT / "scripts/peers", tmp_path / "scripts"))
+
+
+def run_peers_script(script: Path) -> subprocess.CompletedProcess[str]:
+    root = script.parents[1]
+    environment = {"PATH": str(root / "tools"), "HOME": str(root)}
+    return subprocess.run([script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def put_rust(folder: Path, version: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("cargo", "rustc"):
+        (folder / name).write_text(f"#!/bin/sh\necho 'release: {version}'\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("version", [None, "1.63.0", "1.89.0"])
+def test_without_a_cargo_that_is_new_enough_a_line_says_so(peers_script: Path, version: str | None) -> None:
+    if version is not None:
+        put_rust(peers_script.parents[1] / "tools", version)
+    result = run_peers_script(peers_script)
+    assert (result.returncode, result.stderr) == (0, "")
+    (line,) = result.stdout.splitlines()
+    assert line.startswith("scripts/peers: there is no cargo of Rust 1.90 or later: Debian's libraries")
+    assert not (peers_script.parents[1] / "build").exists()
+
+
+@pytest.mark.parametrize("where", ["tools", ".cargo/bin"])
+def test_the_newer_of_two_cargos_is_taken(peers_script: Path, where: str) -> None:
+    """It gets as far as looking for the other compiler, which is not there."""
+    put_rust(peers_script.parents[1] / "tools", "1.63.0")
+    put_rust(peers_script.parents[1] / where, "1.90.0-beta.1")
+    result = run_peers_script(peers_script)
+    assert result.returncode == 1
+    assert result.stderr == "scripts/peers: there is no C++ compiler (Debian's package g++)\n"
+
+
 @pytest.mark.parametrize("name", [*NAMES, "gperftools", "jemalloc-debian", "mimalloc-debian"])
 def test_where_it_is_missing_a_line_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "built_directories", list)
