@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#define CACHE_LINE_BYTES 64
 /* What the heap can reach; of it only the first segment is reserved at once. */
 #define ADDRESS_SPACE_BYTES ((size_t)1 << 40)
 
@@ -136,6 +137,14 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
     return block;
 }
 
+/* Into the cache of whichever CPU this is, and what finds no room there back. */
+static void stock(uint32_t class, void *const *blocks, size_t count) {
+    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(class, blocks, count);
+    if (pushed < count) {
+        governor_put_blocks(&calm_governor, class, blocks + pushed, count - pushed);
+    }
+}
+
 /* A block of a class whose cache is empty: a magazine, of which one block is the caller's. */
 static void *refill(uint32_t class) {
     cpu_cache_open(&calm_caches, class);
@@ -156,10 +165,7 @@ static void *refill(uint32_t class) {
         }
     }
     void *block = blocks[--got];
-    size_t pushed = got == 0 ? 0 : cpu_cache_push_some(class, blocks, got);
-    if (pushed < got) {
-        governor_put_blocks(&calm_governor, class, blocks + pushed, got - pushed);
-    }
+    stock(class, blocks, got);
     return block;
 }
 
@@ -189,11 +195,18 @@ void *allocate_slow(size_t size) {
     return profiling_is_on() ? allocate_counted(size, class) : refill(class);
 }
 
-/* A block of a class whose cache is full: a magazine leaves it. */
+/*
+ * A block of a class whose cache is full: a magazine leaves it. Where the cache is only just opened, a small
+ * block goes below a magazine of others: a thread that frees what another one gave it does not get it back at
+ * once, to write to a cache line that it shares with the block's neighbours (passive false sharing: Berger et
+ * al., "Hoard").
+ */
 static void spill(uint32_t class, void *block) {
     void *blocks[MAGAZINE_BLOCKS_MOST];
-    if (cpu_cache_open(&calm_caches, class)) {
-        governor_put_to_heap(&calm_governor, &block, 1);
+    if (cpu_cache_open(&calm_caches, class) && calm_classes.of[class].size < CACHE_LINE_BYTES) {
+        stock(class, &block, 1);
+        stock(class, blocks,
+              governor_take_blocks(&calm_governor, class, blocks, calm_classes.of[class].batch));
         return;
     }
     if (cpu_cache_push_some(class, &block, 1) == 1 ||

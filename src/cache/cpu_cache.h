@@ -98,12 +98,7 @@ size_t cpu_caches_most_blocks(const struct cpu_caches *caches);
 size_t cpu_cache_pop_some(uint32_t class, void **blocks, size_t count);
 size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count);
 
-/*
- * Gives room to a class's stack on the CPU that runs the caller, if it has none. True if so: then a block
- * that is being freed had better go elsewhere. Who frees first what another thread gave it would get it back
- * at once, and small blocks share a cache line with their neighbours, which other threads may have: passive
- * false sharing (Berger et al., "Hoard").
- */
+/* Gives room to a class's stack on the CPU that runs the caller. True if it had none. */
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
 
 /*

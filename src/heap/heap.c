@@ -57,6 +57,12 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
         }
         taken += slab_take(heap, slab, blocks + taken, count - taken);
     }
+    /* A stack hands out the last first. */
+    for (size_t low = 0, high = taken; low + 1 < high; low++, high--) {
+        void *block = blocks[low];
+        blocks[low] = blocks[high - 1];
+        blocks[high - 1] = block;
+    }
     return taken;
 }
 
