@@ -103,7 +103,7 @@ CASES: tuple[Case, ...] = (
         "glibc-simple",
         "workload",
         "one thread allocates and frees up to 1,600 blocks of 64 bytes, after glibc's bench-malloc-simple",
-        _command("glibc-simple", "--pairs", "30000000"),
+        _command("glibc-simple", "--pairs", "20000000"),
         metric=_PAIR,
         quick=True,
     ),
@@ -113,14 +113,14 @@ CASES: tuple[Case, ...] = (
         "threads write blocks that one thread allocated, after Berger et al.",
         "cache-scratch",
         "--rounds",
-        "5000",
+        "2000",
     ),
     _fixed(
         "cache-thrash",
         "threads write small blocks of their own, after Berger et al.",
         "cache-thrash",
         "--rounds",
-        "5000",
+        "2000",
     ),
     _fixed(
         "alloc-test", "slots filled and emptied, some far more often, after OLogN and node.cpp", "alloc-test"
@@ -129,11 +129,22 @@ CASES: tuple[Case, ...] = (
         "mstress",
         "threads keep blocks, swap others, and come and go, after Leijen et al.",
         "mstress",
+        "--iterations",
+        "60",
         quick=True,
     ),
-    _fixed("rptest", "random blocks freed within and across threads, after Jansson", "rptest", quick=True),
+    _fixed(
+        "rptest",
+        "random blocks freed within and across threads, after Jansson",
+        "rptest",
+        "--loops",
+        "60000",
+        quick=True,
+    ),
     _fixed("malloc-large", "blocks of 5 to 25 MiB are replaced, after mimalloc-bench", "malloc-large"),
-    _fixed("mleak", "threads come, allocate a little, and go, after mimalloc-bench", "mleak"),
+    _fixed(
+        "mleak", "threads come, allocate a little, and go, after mimalloc-bench", "mleak", "--rounds", "20000"
+    ),
     _fixed(
         "cfrac",
         "factoring by continued fractions: tiny numbers, shortly lived, after Zorn",

@@ -61,7 +61,7 @@ void statistics_fill(struct calm_stats *stats) {
     stats->cached = cached;
     stats->cached_limit = cached_limit(governor);
     stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
-    stats->cache_misses = atomic_load_explicit(&governor->misses, memory_order_relaxed);
+    stats->cache_misses = governor_misses(governor);
 }
 
 #define FIELD(name) \

@@ -7,6 +7,7 @@
 /* Large blocks may fill a shelf with this much; small ones with as many as it has room for. */
 #define SHELF_BYTES_MOST ((size_t)256 << 10)
 #define SHED_AT_ONCE     64
+#define CREDIT_MOST      ((size_t)128 << 10)
 
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
     size_t size = depot->classes->of[class].size;
@@ -42,6 +43,34 @@ static uint32_t shelf_most(const struct size_class *class) {
     return blocks > DEPOT_SHELF_BLOCKS ? DEPOT_SHELF_BLOCKS : (uint32_t)blocks;
 }
 
+/* What is not charged any more. Under the shelf's lock. */
+static void give_credit(struct depot *depot, struct depot_shelf *shelf, size_t charge, size_t keep) {
+    size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed) + charge;
+    if (credit > keep) {
+        atomic_fetch_sub_explicit(&depot->charge, credit - keep, memory_order_relaxed);
+        credit = keep;
+    }
+    atomic_store_explicit(&shelf->credit, credit, memory_order_relaxed);
+}
+
+/* False if it would be too much. Under the shelf's lock. */
+static bool take_credit(struct depot *depot, struct depot_shelf *shelf, size_t charge) {
+    size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed);
+    if (credit < charge) {
+        /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
+         * together. */
+        size_t more = charge - credit;
+        if (atomic_fetch_add_explicit(&depot->charge, more, memory_order_relaxed) + more >
+            depot->charge_most) {
+            atomic_fetch_sub_explicit(&depot->charge, more, memory_order_relaxed);
+            return false;
+        }
+        credit += more;
+    }
+    atomic_store_explicit(&shelf->credit, credit - charge, memory_order_relaxed);
+    return true;
+}
+
 size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t count) {
     if (depot->shelves == NULL) {
         return 0;
@@ -59,8 +88,8 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     if (held < shelf->lowest) {
         shelf->lowest = held;
     }
+    give_credit(depot, shelf, depot_charge(depot, class, taken), CREDIT_MOST);
     lock_release(&shelf->lock);
-    atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, taken), memory_order_relaxed);
     return taken;
 }
 
@@ -70,25 +99,15 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     }
     const struct size_class *of = &depot->classes->of[class];
     struct depot_shelf *shelf = &depot->shelves[class];
-    /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
-     * together. */
-    size_t charge = depot_charge(depot, class, count);
-    if (atomic_fetch_add_explicit(&depot->charge, charge, memory_order_relaxed) + charge >
-        depot->charge_most) {
-        atomic_fetch_sub_explicit(&depot->charge, charge, memory_order_relaxed);
-        return false;
-    }
     lock_acquire(&shelf->lock);
     uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
-    bool fits = held + count <= shelf_most(of);
+    bool fits =
+        held + count <= shelf_most(of) && take_credit(depot, shelf, depot_charge(depot, class, count));
     if (fits) {
         memcpy(shelf->blocks + held, blocks, count * sizeof *blocks);
         atomic_store_explicit(&shelf->count, held + (uint32_t)count, memory_order_relaxed);
     }
     lock_release(&shelf->lock);
-    if (!fits) {
-        atomic_fetch_sub_explicit(&depot->charge, charge, memory_order_relaxed);
-    }
     return fits;
 }
 
@@ -97,7 +116,9 @@ size_t depot_shed(struct depot *depot, bool all,
     size_t shed = 0;
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         struct depot_shelf *shelf = &depot->shelves[class];
-        if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
+        /* One that was never used holds no memory, and stays so. */
+        if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0 &&
+            atomic_load_explicit(&shelf->credit, memory_order_relaxed) == 0) {
             continue;
         }
         void *blocks[SHED_AT_ONCE];
@@ -118,10 +139,9 @@ size_t depot_shed(struct depot *depot, bool all,
             memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
             atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
             shelf->lowest = held - (uint32_t)count;
+            give_credit(depot, shelf, depot_charge(depot, class, count), 0);
             lock_release(&shelf->lock);
             wanted -= count;
-            atomic_fetch_sub_explicit(&depot->charge, depot_charge(depot, class, count),
-                                      memory_order_relaxed);
             if (count > 0) {
                 put(context, blocks, count);
             }

@@ -20,13 +20,15 @@ struct depot_shelf {
     _Alignas(64) struct lock lock;
     _Atomic(uint32_t) count;
     uint32_t lowest; /* since the last depot_shed */
+    _Atomic(size_t)
+        credit; /* charged, but not used: what comes and goes at one shelf need not tell the others */
     void *blocks[DEPOT_SHELF_BLOCKS];
 };
 
 struct depot {
     const struct size_classes *classes;
     size_t charge_most;
-    _Atomic(size_t) charge;      /* of what it holds: see depot_charge */
+    _Atomic(size_t) charge;      /* of what it holds, and the shelves' credits: see depot_charge */
     struct depot_shelf *shelves; /* by class */
 };
 

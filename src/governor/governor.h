@@ -49,6 +49,12 @@ struct governor_counts {
     uint64_t purge_ns;
 };
 
+#define MISS_COUNTERS 32
+
+struct miss_counter {
+    _Alignas(64) _Atomic(uint64_t) count;
+};
+
 struct governor {
     struct lock heap_lock;
     struct heap heap;
@@ -83,11 +89,11 @@ struct governor {
     bool memory_is_short;
 
     _Atomic(uint64_t) window_start_ns;
-    _Atomic(uint64_t) misses;
     _Atomic(double) fault_ns; /* for one page, as measured; 0: not yet */
     const void *first_thread; /* its thread pointer */
     _Atomic(int) helper;      /* enum helper_state */
     _Atomic(uint32_t) helper_bell;
+    struct miss_counter misses[MISS_COUNTERS];
 };
 
 /* settings must be filled. False if there is no memory at all. */
@@ -121,6 +127,9 @@ bool governor_tick(struct governor *governor);
 
 /* Blocks in the caches and depots, and their bytes, about. */
 size_t governor_cached(const struct governor *governor, size_t *bytes);
+
+/* How often a CPU's cache had no block, or no room, about. */
+uint64_t governor_misses(const struct governor *governor);
 
 /* Whether nobody came to the heap since the last window ended. */
 bool governor_is_untouched(struct governor *governor);

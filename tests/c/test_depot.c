@@ -53,7 +53,7 @@ static size_t shelf_count(uint32_t class) {
 static size_t charge_of_shelves(void) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
-        charge += depot_charge(&depot, class, shelf_count(class));
+        charge += depot_charge(&depot, class, shelf_count(class)) + atomic_load(&depot.shelves[class].credit);
     }
     return charge;
 }
@@ -115,7 +115,10 @@ static void test_fills_up(uint32_t class) {
             CHECK(back[i] == token(held + i));
         }
     }
-    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    struct shed nothing = {NULL, 0};
+    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &nothing), 0);
+    CHECK_EQUAL(atomic_load(&depot.charge), 0); /* no credit outlives a look */
 }
 
 /* What has lain there since the last time goes, from the bottom; what was put meanwhile stays. */
