@@ -15,7 +15,6 @@ from .results import Store, side_of, value
 from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2
 
 EMULATED = "emulated, 16 CPUs in 4 sockets: shootdown interrupts"
-BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
 @dataclass(frozen=True)
@@ -287,9 +286,10 @@ def curve(store: Store) -> str:
     return "\n".join(lines) + "\n"
 
 
-def put(path: Path, text: str) -> None:
-    """Replaces what stands between the two marks of a page."""
+def put(path: Path, text: str, name: str = "figures") -> None:
+    """Replaces what stands between the two marks of that name on a page."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     page = path.read_text()
-    head, rest = page.split(BEGIN)
-    _, tail = rest.split(END)
-    path.write_text(f"{head}{BEGIN}{text}{END}{tail}")
+    head, rest = page.split(begin)
+    _, tail = rest.split(end)
+    path.write_text(f"{head}{begin}{text}{end}{tail}")

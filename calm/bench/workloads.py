@@ -123,7 +123,11 @@ CASES: tuple[Case, ...] = (
         "2000",
     ),
     _fixed(
-        "alloc-test", "slots filled and emptied, some far more often, after OLogN and node.cpp", "alloc-test"
+        "alloc-test",
+        "slots filled and emptied, some far more often, after OLogN and node.cpp",
+        "alloc-test",
+        "--operations",
+        "30000000",
     ),
     _fixed(
         "mstress",

@@ -235,6 +235,9 @@ static size_t pages_of(const struct span *span) {
  */
 static struct span *find_extensible(const struct runs *runs, size_t pages) {
     const struct run_set *set = &runs->sets[RUN_DIRTY];
+    if (set->pages + runs->sets[RUN_CLEAN].pages < pages) {
+        return NULL; /* and pages may have no bin */
+    }
     unsigned least = bin_of(pages / EXTENDED_PART > 0 ? pages / EXTENDED_PART : 1);
     for (unsigned bin = bin_of(pages) + 1; bin-- > least;) {
         struct span *run = set->bins[bin];

@@ -584,6 +584,7 @@ static void test_short_runs_are_extended(void) {
         put_pages(after);
         purge_all();
         put_pages(part);
+        CHECK(heap_take_large(&heap, SIZE_MAX / page_size, 1, RUN_FOR_ANY, &zero) == NULL);
         char *elsewhere = take_pages(210, &zero);
         CHECK(zero && elsewhere != part);
         CHECK_EQUAL(heap_dirty_pages(&heap), 20);
