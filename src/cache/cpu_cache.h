@@ -49,7 +49,7 @@ struct stack_bounds {
     _Atomic(uint32_t) end;
 };
 
-#define STACK_BOUNDS_AT (8 * SIZE_CLASSES)
+#define STACK_BOUNDS_AT ((size_t)8 * SIZE_CLASSES)
 
 /* What is known of a region, apart from it. */
 struct region_state {

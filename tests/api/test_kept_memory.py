@@ -18,7 +18,7 @@ def assert_bounded(ran: Ran, block: int) -> None:
     assert ran["peak"] > PEAK
     assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
-    # A block in a cache may hold pages that nothing else holds; and the program has a block or two of its own.
+    # A block in a cache may hold pages that nothing else holds; and the program has some blocks of its own.
     assert ran["in_use"] <= ran["cached_limit"] + 16384
     assert ran["in_use"] <= ran["cached"] // block * (block // PAGE + 2) * PAGE + MIB, ran.stdout
     assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER, ran.stdout
