@@ -29,7 +29,8 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
         return CACHE_OFF;
     }
     /* Without a way to stop the sequences, caches could not be emptied. */
-    return wanted == OPTION_CACHE_AUTO && place.usable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
+    bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_each && place.usable;
+    return restartable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
 static void before_fork(void) {

@@ -7,6 +7,8 @@
 
 /* Threads' stacks may be small. */
 #define DRAINED_AT_ONCE 256
+/* Where address space is limited, regions take no more of it than one part in so many. */
+#define LIMIT_SHARE 8
 
 static const char nothing;
 
@@ -43,6 +45,11 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     caches->cpu_number = place.cpu_number;
     caches->node = place.node;
     caches->count = cpus_possible();
+    size_t most = os_address_space_limit() / LIMIT_SHARE / REGION_BYTES;
+    caches->one_each = caches->count <= most;
+    if (!caches->one_each) {
+        caches->count = most == 0 ? 1 : (unsigned)most;
+    }
 
     uint32_t next = 2 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {

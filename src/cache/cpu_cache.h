@@ -74,7 +74,8 @@ struct cpu_caches {
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
     ptrdiff_t node;
-    unsigned count;
+    unsigned count; /* of regions */
+    bool one_each;  /* a region for each CPU there could be: else CACHE_RSEQ is out of the question */
     const struct size_classes *classes;
     struct region_state *states;
     uint16_t start_of[SIZE_CLASSES];
