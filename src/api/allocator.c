@@ -155,7 +155,7 @@ static void *refill(uint32_t class) {
     }
     cpu_cache_ran_empty(class);
     bool cached = atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_OFF;
-    size_t wanted = cached ? (size_t)calm_classes.of[class].batch : 1;
+    size_t wanted = cached ? cpu_cache_magazine(class) : 1;
     size_t got = governor_take_blocks(&calm_governor, class, blocks, wanted);
     if (got == 0) {
         /* What lies in other caches may be of this class, or make room for it. */
@@ -214,7 +214,7 @@ static void spill(uint32_t class, void *block) {
         (cpu_cache_ran_full(class) && cpu_cache_push_some(class, &block, 1) == 1)) {
         return;
     }
-    size_t count = cpu_cache_pop_some(class, blocks, calm_classes.of[class].batch);
+    size_t count = cpu_cache_pop_some(class, blocks, cpu_cache_magazine(class));
     blocks[count++] = block;
     governor_put_blocks(&calm_governor, class, blocks, count);
 }
@@ -273,6 +273,8 @@ void *allocate_zeroed(size_t count, size_t size) {
                                          : allocate_large(bytes, 1, &zero);
     if (block != NULL && !zero) {
         memset(block, 0, bytes);
+    } else if (block != NULL) {
+        governor_populate(&calm_governor, block, pages_for(bytes));
     }
     return block;
 }

@@ -62,6 +62,10 @@ static const struct option options[] = {
      "Whether to give back at once near the memory limit of the control group, or under memory pressure."},
     {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
      "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
+    {"populate", "never|calloc", 0, 1, CHANGE_ANY_TIME, &SETTINGS.populate,
+     "Whether a large block of `calloc` is made resident at once where that is little beside what the "
+     "program "
+     "uses: else pages that are read before they are written cost a shootdown each."},
     {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
      "Whether to give back many ranges by one `process_madvise`, where the kernel allows it."},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
@@ -266,6 +270,7 @@ static void set_defaults(void) {
     SETTINGS.background = 1;
     SETTINGS.watch_cgroup = 1;
     SETTINGS.huge_pages = 1;
+    SETTINGS.populate = 1;
 }
 
 static bool were_read;

@@ -291,6 +291,19 @@ bool cpu_cache_ran_full(uint32_t class) {
     return grows;
 }
 
+size_t cpu_cache_magazine(uint32_t class) {
+    const struct size_class *of = &calm_caches.classes->of[class];
+    size_t least = of->batch;
+    if (calm_caches.states == NULL || of->size <= 1024) {
+        return least;
+    }
+    char *region = region_of(&calm_caches, current_region());
+    /* A closed stack's end is 0: the difference is negative. */
+    int64_t room = (int64_t)get(&stack_bounds_of(region, class)->end) - calm_caches.start_of[class];
+    size_t half = room > 0 ? (size_t)room / 2 : 0;
+    return half < least ? least : half < MAGAZINE_BLOCKS_MOST ? half : MAGAZINE_BLOCKS_MOST - 1;
+}
+
 /*
  * What did not run full and empty since the last look needs less room, down to what is in it. A sequence that
  * has just read the higher end may still push a block there. Under the region's lock.

@@ -109,6 +109,10 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
 void cpu_cache_ran_empty(uint32_t class);
 bool cpu_cache_ran_full(uint32_t class);
 
+/* Blocks to move at once to or from the stack of the CPU that runs the caller: half of what it has room for.
+ */
+size_t cpu_cache_magazine(uint32_t class);
+
 /*
  * Takes all blocks out of a region, whoever's CPU it is, and hands them to put, class by class; only_if_idle:
  * unless something changed in it during the last CACHE_IDLE_LOOKS calls. Returns the number of blocks. Any

@@ -27,12 +27,18 @@ size_t depot_blocks(const struct depot *depot, size_t *bytes) {
 
 bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most) {
     size_t page = os_page_size();
-    size_t bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
+    size_t shelves_bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
+    size_t blocks_bytes = classes->count * DEPOT_SHELF_BLOCKS * sizeof(void *);
+    size_t bytes = (shelves_bytes + blocks_bytes + page - 1) & ~(page - 1);
     char *memory = os_reserve(bytes, page);
     if (memory == NULL || !os_commit(memory, bytes)) {
         return false;
     }
     depot->shelves = (struct depot_shelf *)(void *)memory;
+    for (uint32_t class = 0; class < classes->count; ++class) {
+        depot->shelves[class].blocks =
+            (void **)(void *)(memory + shelves_bytes) + (size_t) class * DEPOT_SHELF_BLOCKS;
+    }
     depot->classes = classes;
     depot->charge_most = charge_most;
     return true;

@@ -21,8 +21,8 @@ struct depot_shelf {
     _Atomic(uint32_t) count;
     uint32_t lowest; /* since the last depot_shed */
     _Atomic(size_t)
-        credit; /* charged, but not used: what comes and goes at one shelf need not tell the others */
-    void *blocks[DEPOT_SHELF_BLOCKS];
+        credit;    /* charged, but not used: what comes and goes at one shelf need not tell the others */
+    void **blocks; /* room for DEPOT_SHELF_BLOCKS, apart: pages that are written before they are read */
 };
 
 struct depot {

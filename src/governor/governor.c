@@ -626,6 +626,29 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     return block;
 }
 
+/*
+ * A program that reads its zeroed memory before it writes, as a hash table's does, has the kernel's page of
+ * zeros first, and each page that then is written is a copy of it: two faults, and a shootdown. So the whole
+ * block is written at once, as by an allocator that cannot know it to be zero; but only where such blocks, of
+ * which a program may never touch most, and free memory that is kept are together within the bound.
+ */
+void governor_populate(struct governor *governor, void *block, size_t pages) {
+    if (number(&governor->settings.populate) == 0 ||
+        atomic_load_explicit(&governor->cannot_populate, memory_order_relaxed)) {
+        return;
+    }
+    heap_enter(governor);
+    struct heap *heap = &governor->heap;
+    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= limit_pages(governor);
+    if (within) {
+        heap_note_ahead(heap, block);
+    }
+    lock_release(&governor->heap_lock);
+    if (within && !os_populate(block, pages * page_bytes(governor))) {
+        atomic_store_explicit(&governor->cannot_populate, true, memory_order_relaxed);
+    }
+}
+
 void governor_put_large(struct governor *governor, void *block) {
     struct span *renew = NULL;
     heap_enter(governor);

@@ -33,6 +33,7 @@ struct governor_settings {
     _Atomic(int) background; /* whether a helper thread may tidy */
     _Atomic(int) watch_cgroup;
     _Atomic(int) huge_pages; /* whether they may be earned */
+    _Atomic(int) populate;   /* whether calloc's blocks may be made resident ahead of use */
     _Atomic(int) slack;      /* per cent of the policy's threshold */
     _Atomic(int) purge_time; /* per cent of CPU time that giving back in vain may cost */
 };
@@ -89,9 +90,10 @@ struct governor {
     bool memory_is_short;
 
     _Atomic(uint64_t) window_start_ns;
-    _Atomic(double) fault_ns; /* for one page, as measured; 0: not yet */
-    const void *first_thread; /* its thread pointer */
-    _Atomic(int) helper;      /* enum helper_state */
+    _Atomic(double) fault_ns;      /* for one page, as measured; 0: not yet */
+    const void *first_thread;      /* its thread pointer */
+    _Atomic(bool) cannot_populate; /* on this kernel */
+    _Atomic(int) helper;           /* enum helper_state */
     _Atomic(uint32_t) helper_bell;
     struct miss_counter misses[MISS_COUNTERS];
 };
@@ -109,6 +111,10 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
 void governor_put_to_heap(void *governor, void *const *blocks, size_t count);
 
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
+
+/* Makes a new block of calloc's, which is clean, resident where that is little beside what is used. */
+void governor_populate(struct governor *governor, void *block, size_t pages);
+
 void governor_put_large(struct governor *governor, void *block);
 
 /*

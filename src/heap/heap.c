@@ -136,9 +136,16 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     }
     span->state = SPAN_LARGE;
     span->moved = false;
+    span->ahead = false;
     heap->used_pages += pages;
     heap->large_allocations++;
     return span->base;
+}
+
+/* Before the block's size changes. */
+static void forget_ahead(struct heap *heap, struct span *span) {
+    heap->ahead_pages -= span->ahead ? span->pages : 0;
+    span->ahead = false;
 }
 
 struct span *heap_large_span(const struct heap *heap, const void *block) {
@@ -150,6 +157,12 @@ struct span *heap_large_span(const struct heap *heap, const void *block) {
     return span->state == SPAN_LARGE && span->base == block ? span : NULL;
 }
 
+void heap_note_ahead(struct heap *heap, void *block) {
+    struct span *span = heap_large_span(heap, block);
+    span->ahead = true;
+    heap->ahead_pages += span->pages;
+}
+
 enum put_large heap_put_large(struct heap *heap, void *block, struct span **renew) {
     struct span *span = heap_large_span(heap, block);
     if (span == NULL) {
@@ -158,6 +171,7 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
         note_misuse(heap, freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, block);
         return PUT_MISUSED;
     }
+    forget_ahead(heap, span);
     span->state = SPAN_PURGING;
     heap->used_pages -= span->pages;
     heap->dirtied_pages += span->pages;
@@ -181,6 +195,7 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
     if (pages == span->pages) {
         return true;
     }
+    forget_ahead(heap, span);
     if (pages < span->pages) {
         /* A moved block gives up its mapping as a whole: it is copied elsewhere, or stays a little too long.
          */
@@ -230,6 +245,7 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
 }
 
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {
+    forget_ahead(heap, from);
     to->moved = true;
     heap->moves++;
     heap->moved_spans++;

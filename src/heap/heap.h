@@ -58,6 +58,7 @@ struct heap {
     uint64_t large_allocations;
     uint64_t moves;     /* of large blocks' pages */
     size_t moved_spans; /* large blocks that the kernel keeps a mapping for each */
+    size_t ahead_pages; /* of large blocks in use that were made resident before their owners touched them */
 };
 
 /* address_space: bytes to reserve at most. classes must outlive the heap. False if there is no memory. */
@@ -73,6 +74,10 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 /* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool *zero);
+
+/* Counts a new block as one that is made resident before its owner touches it, until it is freed or resized.
+ */
+void heap_note_ahead(struct heap *heap, void *block);
 
 /* What heap_put_large leaves to do. */
 enum put_large {

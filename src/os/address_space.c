@@ -3,6 +3,7 @@
 #include "os/huge_pages.h"
 #include "os/syscall.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -11,6 +12,10 @@
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
+#endif
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
 #endif
 
 #define STEP_LEAST ((size_t)256 << 10)
@@ -85,6 +90,10 @@ bool os_commit(void *base, size_t bytes) {
 void os_make_readable(void *base, size_t bytes) {
     size_t page = os_page_size();
     os_syscall(SYS_mprotect, (long)base, (long)((bytes + page - 1) & ~(page - 1)), PROT_READ, 0, 0, 0);
+}
+
+bool os_populate(void *base, size_t bytes) {
+    return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_POPULATE_WRITE, 0, 0, 0) != -EINVAL;
 }
 
 bool os_want_huge_pages(void *base, size_t bytes) {

@@ -34,6 +34,10 @@ bool os_commit(void *base, size_t bytes);
 /* Makes the pages that hold the first bytes of what is reserved readable, as zeros, at no cost in memory. */
 void os_make_readable(void *base, size_t bytes);
 
+/* Makes committed pages resident and writable at once, as far as there is memory. False if the kernel cannot
+ * (before Linux 5.14). */
+bool os_populate(void *base, size_t bytes);
+
 /* Asks for huge pages wherever they fit in the range. False if the kernel has none. */
 bool os_want_huge_pages(void *base, size_t bytes);
 

@@ -14,6 +14,7 @@ VALID = {
     "purge_time": ["1", "2", "10"],
     "cgroup": ["on", "off"],
     "huge_pages": ["never", "earned"],
+    "populate": ["never", "calloc"],
     "vectored_purge": ["on", "off"],
 }
 EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]

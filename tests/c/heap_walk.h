@@ -18,7 +18,7 @@
 struct heap_walk {
     size_t spans;
     size_t runs[RUN_KINDS], run_pages[RUN_KINDS];
-    size_t purging_pages, large_pages, large_blocks, moved_blocks, slabs;
+    size_t purging_pages, large_pages, large_blocks, moved_blocks, ahead_pages, slabs;
     size_t slab_used_pages, slab_dirty_pages, slabs_with_dirty, used_blocks;
 };
 
@@ -100,6 +100,7 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
     case SPAN_LARGE:
         walk->large_blocks++;
         walk->moved_blocks += span->moved;
+        walk->ahead_pages += span->ahead ? span->pages : 0;
         walk->large_pages += span->pages;
         break;
     case SPAN_SLAB:
@@ -273,6 +274,7 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
                 walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);
     CHECK_EQUAL(heap->purging_pages, walk.purging_pages);
     CHECK_EQUAL(heap->moved_spans, walk.moved_blocks);
+    CHECK_EQUAL(heap->ahead_pages, walk.ahead_pages);
     return walk;
 }
 

@@ -390,6 +390,60 @@ static void test_grown_and_gone(void) {
     CHECK(left <= 8);
 }
 
+static size_t resident_pages(char *block, size_t bytes) {
+    static unsigned char resident[4096];
+    size_t pages = bytes / page_size;
+    CHECK(pages <= sizeof resident);
+    CHECK_EQUAL(mincore(block, bytes, resident), 0);
+    size_t count = 0;
+    for (size_t i = 0; i < pages; i++) {
+        count += resident[i] & 1;
+    }
+    return count;
+}
+
+static char *zeroed(size_t bytes) {
+    char *block = calm_calloc(bytes, 1);
+    CHECK(block != NULL && (uintptr_t)block % page_size == 0);
+    return block;
+}
+
+/* What calloc made resident, of blocks that nobody touches, is within the bound, and given up with them. */
+static void test_populated(void) {
+    set("huge_pages", "never");
+    CHECK_EQUAL(resident_pages(zeroed(16 * MIB), 16 * MIB), 0); /* beside nothing it is much */
+    for (size_t i = 0; i < 100; i++) {
+        blocks[SLOTS - 1 - i] = obtain(MIB);
+    }
+    for (int round = 0; round < 3; round++) {
+        struct calm_stats before = stats_now();
+        size_t populated = 0;
+        size_t first = 0;
+        for (size_t i = 0; i < 300; i++) {
+            blocks[i] = zeroed(MIB);
+            size_t pages = resident_pages(blocks[i], MIB);
+            CHECK(pages == 0 || pages == MIB / page_size);
+            first += i == 0 ? pages : 0;
+            populated += pages;
+            for (size_t at = 0; at < MIB; at += page_size / 2) {
+                CHECK_EQUAL(((char *)blocks[i])[at], 0);
+            }
+        }
+        CHECK_EQUAL(first, MIB / page_size);
+        struct calm_stats after = stats_now();
+        CHECK(populated * page_size <= after.retained_limit);
+        CHECK(populated < 300 * MIB / page_size);
+        for (size_t i = 0; i < 300; i++) {
+            calm_free(blocks[i]);
+            blocks[i] = NULL;
+        }
+        calm_trim(0);
+        CHECK(stats_now().in_use <= before.in_use);
+    }
+    set("populate", "never");
+    CHECK_EQUAL(resident_pages(zeroed(MIB), MIB), 0);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -407,5 +461,6 @@ int main(void) {
     in_child(test_unused_goes);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
+    in_child(test_populated);
     return 0;
 }

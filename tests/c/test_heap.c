@@ -216,6 +216,9 @@ static void take_large(struct slot *slot) {
     if (zero) {
         check_zero(block, slot->bytes);
     }
+    if (zero && below(2) == 0) {
+        heap_note_ahead(&heap, block);
+    }
     seen.large++;
     fill(slot);
 }
