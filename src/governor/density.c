@@ -3,7 +3,8 @@
 #include "os/clock.h"
 #include "os/residency.h"
 
-#define BLOCKS_PER_LOOK_MOST 512
+#define BLOCKS_PER_LOOK_MOST 512 /* while blocks are not touched */
+#define BLOCKS_PER_LOOK_SURE 64  /* while all are */
 #define BLOCKS_PER_LOOK      4
 #define BLOCKS_PER_CONTROL   16
 #define SCORE_MOST           16
@@ -70,7 +71,9 @@ void density_judge(struct density *density, const char *base, size_t bytes, size
     /* Judges that come together may lose a point: it will be made again. */
     atomic_store_explicit(&density->score, score, memory_order_relaxed);
     unsigned patience = atomic_load_explicit(&density->patience, memory_order_relaxed);
-    patience = touched ? 0 : patience * 2 + 1;
-    patience = patience < BLOCKS_PER_LOOK_MOST ? patience : BLOCKS_PER_LOOK_MOST;
+    /* What is certain, either way, is asked ever more seldom. */
+    unsigned most = touched ? BLOCKS_PER_LOOK_SURE : BLOCKS_PER_LOOK_MOST;
+    patience = touched && score < SCORE_MOST ? 0 : patience * 2 + 1;
+    patience = patience < most ? patience : most;
     atomic_store_explicit(&density->patience, patience, memory_order_relaxed);
 }

@@ -23,9 +23,9 @@
 struct density {
     uint64_t blocks;
     void *recent[DENSITY_RECENT];
-    uint64_t looked; /* blocks when one was last picked */
-    _Atomic(unsigned)
-        patience; /* more blocks between two looks: it grows while what is seen was not touched */
+    uint64_t looked;            /* blocks when one was last picked */
+    _Atomic(unsigned) patience; /* more blocks between two looks: it grows while what is seen was not touched,
+                                   or was for long */
     _Atomic(int) score;
     _Atomic(uint64_t) dear_until_ns; /* 0: the last one was cheap */
     _Atomic(uint64_t) dear_ns;       /* how long the last pause was */

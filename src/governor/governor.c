@@ -615,9 +615,9 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     }
     heap_leave(governor);
     if (made > 0 && block != NULL) {
-        uint64_t start = clock_now_ns();
+        uint64_t start = clock_thread_ns();
         *(volatile char *)block = 0; /* the whole huge page comes with it */
-        density_note_cost(&governor->density, clock_now_ns() - start,
+        density_note_cost(&governor->density, clock_thread_ns() - start,
                           (double)governor->heap.runs.huge_pages * fault_ns(governor));
     }
     if (base != NULL) {
