@@ -28,7 +28,7 @@ size_t depot_blocks(const struct depot *depot, size_t *bytes) {
 bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most) {
     size_t page = os_page_size();
     size_t shelves_bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
-    size_t blocks_bytes = classes->count * DEPOT_SHELF_BLOCKS * sizeof(void *);
+    size_t blocks_bytes = sizeof(void *) * DEPOT_SHELF_BLOCKS * classes->count;
     size_t bytes = (shelves_bytes + blocks_bytes + page - 1) & ~(page - 1);
     char *memory = os_reserve(bytes, page);
     if (memory == NULL || !os_commit(memory, bytes)) {

@@ -120,7 +120,8 @@ def test_the_package_is_whole(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_librarys() -> None:
-    library = re.search(r"project\(\s*calmalloc\s+VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())
+    project = (REPOSITORY / "CMakeLists.txt").read_text()
+    library = re.search(r"project\(\s*calmalloc\s+VERSION ([\d.]+)", project)
     assert library is not None
     assert f'\nversion = "{library[1]}"\n' in (CRATE / "Cargo.toml").read_text()
 
