@@ -1,10 +1,11 @@
-"""`calm bench`'s full suite as one of the figures: its result, its picture, and its tables for the README."""
+"""`calm bench`'s full suite as one of the figures: its result, its picture, and its tables for the docs."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .results import REPOSITORY
@@ -12,7 +13,8 @@ from .rounds import clean_environment
 
 NAME = "suite"
 _CALM = str(REPOSITORY / "bin/calm")
-_TABLES = ("time", "peak", "average", "shootdowns", "worst")
+SUMMARY = ("summary",)
+DETAILS = ("time", "peak", "average", "shootdowns", "worst")
 
 
 def result(folder: Path) -> Path:
@@ -30,12 +32,12 @@ def measure(folder: Path, runs: int | None) -> None:
         sys.exit(f"bench/figures: calm bench ended with {done.returncode}")
 
 
-def tables(folder: Path) -> str:
-    """The tables for a page, or nothing where the suite was not measured."""
+def tables(folder: Path, kinds: Sequence[str]) -> str:
+    """These tables of `calm bench` for a page, or nothing where the suite was not measured."""
     if not result(folder).exists():
         return ""
     command = [_CALM, "bench", "--report", str(result(folder)), "--markdown"]
-    for table in _TABLES:
+    for table in kinds:
         command += ["--table", table]
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip() + "\n"

@@ -28,7 +28,7 @@ from calm.statistics import CONFIDENCE, RESAMPLES, Ratio, median, ratio_of_media
 
 # As many as fit on a line, where each takes a lot of it.
 _SIDE_BY_SIDE = (TIME, PEAK)
-KINDS = ("time", "peak", "average", "shootdowns", "peers", "worst")
+KINDS = ("time", "peak", "average", "shootdowns", "peers", "worst", "summary")
 
 
 @dataclass
@@ -95,16 +95,24 @@ def _ratio_row(ranking: Ranking, labels: Sequence[str]) -> list[str]:
     return [ranking.row.name, figure, *(_cell(ranking, label, shown) for label in labels)]
 
 
+def _to_best(mean: Mean, labels: Sequence[str]) -> Iterator[str]:
+    for label in labels:
+        ratio = mean.to_best[label]
+        # Over fewer rows than the others' it cannot be compared with them as it stands.
+        fewer = "*" if ratio.n < len(mean.rows) else ""
+        yield times(ratio.value) + fewer if ratio.value is not None else "-"
+
+
+def _fewer_rows(means: Sequence[Mean]) -> list[str]:
+    if any(ratio.n < len(mean.rows) for mean in means for ratio in mean.to_best.values()):
+        return ["* over fewer rows: it failed in the others, or has no figure there"]
+    return []
+
+
 def _mean_rows(mean: Mean, analysis: Analysis) -> Iterator[list[str]]:
     labels = analysis.results.labels
     name = "geometric mean" if mean.scope == "all" else mean.scope
-    cells = []
-    for label in labels:
-        to_best = mean.to_best[label]
-        # Over fewer rows than the others' it cannot be compared with them as it stands.
-        fewer = "*" if to_best.n < len(mean.rows) else ""
-        cells.append(times(to_best.value) + fewer if to_best.value is not None else "-")
-    yield [name, f"{len(mean.rows)} rows", *cells]
+    yield [name, f"{len(mean.rows)} rows", *_to_best(mean, labels)]
     cells = []
     for label in labels:
         value = mean.subject_to[label].value if label in mean.subject_to else None
@@ -119,8 +127,7 @@ def ratio_grid(analysis: Analysis, what: Measure) -> Grid:
     grid.rows = [_ratio_row(ranking, labels) for ranking in analysis.ranking(what, sensitive=True)]
     means = [mean for mean in analysis.means if mean.what is what]
     grid.closing = [row for mean in means for row in _mean_rows(mean, analysis)]
-    if any(ratio.n < len(mean.rows) for mean in means for ratio in mean.to_best.values()):
-        grid.notes.append("* over fewer rows: it failed in the others, or has no figure there")
+    grid.notes += _fewer_rows(means)
     for mean in means:
         if analysis.peers and mean.subject_to_best_peer.value is not None:
             where = "" if mean.scope == "all" else f" {mean.scope}"
@@ -258,6 +265,22 @@ def worst_grid(analysis: Analysis) -> Grid:
     return grid
 
 
+def summary_grid(analysis: Analysis) -> Grid:
+    """What the closing rows of the other tables say, on one page."""
+    labels = analysis.results.labels
+    grid = Grid("all rows at once: geometric means of the ratios to the best of each row", ["", *labels])
+    for mean in analysis.means:
+        name = mean.what.title if mean.scope == "all" else f"  {mean.scope}"
+        grid.rows.append([name, *_to_best(mean, labels)])
+    grid.notes += _fewer_rows(analysis.means)
+    slowest = {each.label: times(each.ratio) for each in analysis.worst[TIME.key]}
+    grid.closing.append(["worst time of a row", *(slowest.get(label, "-") for label in labels)])
+    sums = [analysis.shootdowns.get(label) for label in labels]
+    name = "shootdowns, sum" if analysis.shootdown_key == "shootdowns_begun" else "TLB interrupts, sum"
+    grid.closing.append([name, *(f"{each[0]:,.0f}" if each else "-" for each in sums)])
+    return grid
+
+
 def grids(analysis: Analysis, kinds: Sequence[str]) -> list[Grid]:
     """The tables asked for."""
     makers: dict[str, Callable[[], list[Grid | None]]] = {
@@ -267,6 +290,7 @@ def grids(analysis: Analysis, kinds: Sequence[str]) -> list[Grid]:
         "shootdowns": lambda: [shootdown_grid(analysis), resident_grid(analysis)],
         "peers": lambda: [peer_grid(analysis)],
         "worst": lambda: [worst_grid(analysis)],
+        "summary": lambda: [summary_grid(analysis)],
     }
     return [grid for kind in kinds for grid in makers[kind]() if grid is not None and grid.rows + grid.notes]
 

@@ -93,7 +93,8 @@ void os_make_readable(void *base, size_t bytes) {
 }
 
 bool os_populate(void *base, size_t bytes) {
-    return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_POPULATE_WRITE, 0, 0, 0) != -EINVAL;
+    long result = os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_POPULATE_WRITE, 0, 0, 0);
+    return result != -EINVAL && result != -EPERM;
 }
 
 bool os_want_huge_pages(void *base, size_t bytes) {

@@ -35,7 +35,7 @@ bool os_commit(void *base, size_t bytes);
 void os_make_readable(void *base, size_t bytes);
 
 /* Makes committed pages resident and writable at once, as far as there is memory. False if the kernel cannot
- * (before Linux 5.14). */
+ * (before Linux 5.14), or must not. */
 bool os_populate(void *base, size_t bytes);
 
 /* Asks for huge pages wherever they fit in the range. False if the kernel has none. */

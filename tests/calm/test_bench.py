@@ -216,6 +216,16 @@ def test_a_failure_is_shown_and_leaves_the_row_to_the_others() -> None:
     assert found.shootdowns == {"glibc": (20.0, 2), "calmalloc": (20.0, 2), "jemalloc": (10.0, 1)}
 
 
+def test_the_summary_says_what_the_tables_close_with() -> None:
+    one = by_time("a", 2.0, 1.0, 3.0)
+    one.sides[2] = Side("jemalloc", one.sides[2].runs, "killed by SIGSEGV (11)", 2)
+    text = tables.to_markdown(analyse(made_up(one, by_time("b", 9.0, 2.0, 3.0))), ["summary"])
+    assert "| time | 3.00 | 1.00 | 1.50* |" in text
+    assert "| **worst time of a row** | 4.50 | 0.67 | 1.50 |" in text
+    assert "| **shootdowns, sum** | 20 | 20 | 10 |" in text
+    assert "over fewer rows" in text
+
+
 def test_without_tracepoints_the_systems_interrupts_are_shown() -> None:
     sides = [
         side(label, 1.0, shootdowns_begun=1.0, system_wide_tlb_interrupts=7.0)
