@@ -63,7 +63,7 @@ def inputs_folder() -> Path:
 def _hidden() -> dict[str, str]:
     """Folders that the file of results names by what they are for."""
     root = places.checkout()
-    return {f"{inputs_folder()}/": "INPUTS/"} | ({f"{root}/": ""} if root else {})
+    return {str(inputs_folder()): "INPUTS"} | ({str(root): "."} if root else {})
 
 
 def _list(cases: Sequence[Case]) -> None:

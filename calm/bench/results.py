@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -103,7 +104,7 @@ class Results:
 
 
 def dump(results: Results, hidden: Mapping[str, str], analysis: Mapping[str, object] | None = None) -> str:
-    """The file's text. Folders of this machine that only blur it are replaced by what they stand for."""
+    """The file's text; folders of this machine are named by what they stand for ("." is left out)."""
     data = {"format": FORMAT, "tool": "calm bench", **asdict(results)}
     if analysis is not None:
         data["analysis"] = analysis
@@ -117,7 +118,9 @@ def _replaced(value: object, hidden: Mapping[str, str]) -> object:
         return [_replaced(item, hidden) for item in value]
     if isinstance(value, str):
         for folder, name in hidden.items():
-            value = value.replace(folder, name)
+            below = "" if name == "." else f"{name}/"
+            value = value.replace(f"{folder}/", below)
+            value = re.sub(rf"{re.escape(folder)}(?=:|$)", name, value)
     return value
 
 

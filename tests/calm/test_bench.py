@@ -293,12 +293,15 @@ def test_the_front_is_whom_nobody_beats() -> None:
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
     made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY))
-    made.rows[0].command = [f"{tmp_path}/a"]
+    made.rows[0].command = [f"{tmp_path}/a", f"{tmp_path}-other", f"{tmp_path}/inputs/b"]
+    made.rows[0].environment = {"PYTHONPATH": f"{tmp_path}:{tmp_path}/c:{tmp_path}"}
+    hidden = {f"{tmp_path}/inputs": "INPUTS", str(tmp_path): "."}
     path = tmp_path / "out.json"
-    path.write_text(results.dump(made, {f"{tmp_path}/": ""}, analyse(made).as_dict()))
+    path.write_text(results.dump(made, hidden, analyse(made).as_dict()))
     read = results.load(str(path))
-    assert read.rows[0].command == ["a"]
-    made.rows[0].command = ["a"]
+    assert read.rows[0].command == ["a", f"{tmp_path}-other", "INPUTS/b"]
+    assert read.rows[0].environment == {"PYTHONPATH": ".:c:."}
+    made.rows[0].command, made.rows[0].environment = read.rows[0].command, read.rows[0].environment
     assert read == made
 
 
