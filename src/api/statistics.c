@@ -18,8 +18,9 @@ static size_t cached_limit(const struct governor *governor) {
     size_t bytes = cpu_caches_most_bytes(governor->caches);
     size_t blocks = cpu_caches_most_blocks(governor->caches);
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        bytes += governor->depots[i].charge_most;
-        blocks += governor->depots[i].charge_most / DEPOT_CHARGE_LEAST;
+        size_t more;
+        blocks += depot_blocks_most(&governor->depots[i], &more);
+        bytes += more;
     }
     return bytes + blocks * page;
 }

@@ -4,10 +4,15 @@
 
 #include <string.h>
 
-/* Large blocks may fill a shelf with this much; small ones with as many as it has room for. */
+/* Large blocks may fill a shelf with this much, or this part of the bound; small ones with as many as it has
+ * room for. */
 #define SHELF_BYTES_MOST ((size_t)256 << 10)
-#define SHED_AT_ONCE     64
-#define CREDIT_MOST      ((size_t)128 << 10)
+#define SHELF_DIVISOR    8
+/* So often a shelf is full and then empty before the bound grows, and by so much. */
+#define TURNS        4
+#define GROWTH       ((size_t)256 << 10)
+#define SHED_AT_ONCE 64
+#define CREDIT_MOST  ((size_t)128 << 10)
 
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
     size_t size = depot->classes->of[class].size;
@@ -25,7 +30,31 @@ size_t depot_blocks(const struct depot *depot, size_t *bytes) {
     return blocks;
 }
 
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most) {
+size_t depot_blocks_most(const struct depot *depot, size_t *bytes) {
+    *bytes = depot->small.most + depot->large.most;
+    return depot->small.most / DEPOT_CHARGE_LEAST + depot->large.most / DEPOT_LARGE_BYTES;
+}
+
+static struct depot_budget *budget_of(struct depot *depot, uint32_t class) {
+    return depot->classes->of[class].size < DEPOT_LARGE_BYTES ? &depot->small : &depot->large;
+}
+
+static size_t bound_of(const struct depot_budget *budget) {
+    return atomic_load_explicit(&budget->bound, memory_order_relaxed);
+}
+
+static void set_bound(struct depot_budget *budget, size_t bytes) {
+    atomic_store_explicit(&budget->bound, bytes, memory_order_relaxed);
+}
+
+static void start_budget(struct depot_budget *budget, size_t least, size_t most) {
+    budget->least = least;
+    budget->most = most;
+    set_bound(budget, least);
+}
+
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t large,
+                size_t large_most) {
     size_t page = os_page_size();
     size_t shelves_bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
     size_t blocks_bytes = sizeof(void *) * DEPOT_SHELF_BLOCKS * classes->count;
@@ -40,35 +69,37 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
             (void **)(void *)(memory + shelves_bytes) + (size_t) class * DEPOT_SHELF_BLOCKS;
     }
     depot->classes = classes;
-    depot->charge_most = charge_most;
+    start_budget(&depot->small, small, small);
+    start_budget(&depot->large, large, large_most);
     return true;
 }
 
-static uint32_t shelf_most(const struct size_class *class) {
-    size_t blocks = SHELF_BYTES_MOST / class->size;
+static uint32_t shelf_most(const struct depot_budget *budget, const struct size_class *class) {
+    size_t bytes = bound_of(budget) / SHELF_DIVISOR;
+    size_t blocks = (bytes > SHELF_BYTES_MOST ? bytes : SHELF_BYTES_MOST) / class->size;
     return blocks > DEPOT_SHELF_BLOCKS ? DEPOT_SHELF_BLOCKS : (uint32_t)blocks;
 }
 
 /* What is not charged any more. Under the shelf's lock. */
-static void give_credit(struct depot *depot, struct depot_shelf *shelf, size_t charge, size_t keep) {
+static void give_credit(struct depot_budget *budget, struct depot_shelf *shelf, size_t charge, size_t keep) {
     size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed) + charge;
     if (credit > keep) {
-        atomic_fetch_sub_explicit(&depot->charge, credit - keep, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&budget->charge, credit - keep, memory_order_relaxed);
         credit = keep;
     }
     atomic_store_explicit(&shelf->credit, credit, memory_order_relaxed);
 }
 
 /* False if it would be too much. Under the shelf's lock. */
-static bool take_credit(struct depot *depot, struct depot_shelf *shelf, size_t charge) {
+static bool take_credit(struct depot_budget *budget, struct depot_shelf *shelf, size_t charge) {
     size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed);
     if (credit < charge) {
         /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
          * together. */
         size_t more = charge - credit;
-        if (atomic_fetch_add_explicit(&depot->charge, more, memory_order_relaxed) + more >
-            depot->charge_most) {
-            atomic_fetch_sub_explicit(&depot->charge, more, memory_order_relaxed);
+        if (atomic_fetch_add_explicit(&budget->charge, more, memory_order_relaxed) + more >
+            bound_of(budget)) {
+            atomic_fetch_sub_explicit(&budget->charge, more, memory_order_relaxed);
             return false;
         }
         credit += more;
@@ -83,6 +114,12 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     }
     struct depot_shelf *shelf = &depot->shelves[class];
     if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
+        /* Threads that count at once may lose a turn. */
+        if (atomic_load_explicit(&shelf->was_full, memory_order_relaxed)) {
+            atomic_store_explicit(&shelf->was_full, false, memory_order_relaxed);
+            uint32_t turns = atomic_load_explicit(&shelf->turns, memory_order_relaxed);
+            atomic_store_explicit(&shelf->turns, turns + 1, memory_order_relaxed);
+        }
         return 0; /* as good as after the lock: a magazine that arrives now may be missed either way */
     }
     lock_acquire(&shelf->lock);
@@ -94,7 +131,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     if (held < shelf->lowest) {
         shelf->lowest = held;
     }
-    give_credit(depot, shelf, depot_charge(depot, class, taken), CREDIT_MOST);
+    give_credit(budget_of(depot, class), shelf, depot_charge(depot, class, taken), CREDIT_MOST);
     lock_release(&shelf->lock);
     return taken;
 }
@@ -104,24 +141,44 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
         return false;
     }
     const struct size_class *of = &depot->classes->of[class];
+    struct depot_budget *budget = budget_of(depot, class);
     struct depot_shelf *shelf = &depot->shelves[class];
     lock_acquire(&shelf->lock);
     uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
-    bool fits =
-        held + count <= shelf_most(of) && take_credit(depot, shelf, depot_charge(depot, class, count));
+    bool fits = held + count <= shelf_most(budget, of) &&
+                take_credit(budget, shelf, depot_charge(depot, class, count));
     if (fits) {
         memcpy(shelf->blocks + held, blocks, count * sizeof *blocks);
         atomic_store_explicit(&shelf->count, held + (uint32_t)count, memory_order_relaxed);
+    } else {
+        atomic_store_explicit(&shelf->was_full, true, memory_order_relaxed);
     }
     lock_release(&shelf->lock);
     return fits;
 }
 
+void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
+    if (depot->shelves == NULL) {
+        return;
+    }
+    struct depot_budget *budget = budget_of(depot, class);
+    struct depot_shelf *shelf = &depot->shelves[class];
+    size_t bound = bound_of(budget);
+    size_t most = wanted < budget->most ? wanted : budget->most;
+    if (bound < most && atomic_load_explicit(&shelf->turns, memory_order_relaxed) >= TURNS) {
+        /* One of two steps at once may be lost, or one beside a fall: between least and most it stays. */
+        atomic_store_explicit(&shelf->turns, 0, memory_order_relaxed);
+        set_bound(budget, most - bound < GROWTH ? most : bound + GROWTH);
+    }
+}
+
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context) {
     size_t shed = 0;
+    uint32_t turns = 0;
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         struct depot_shelf *shelf = &depot->shelves[class];
+        turns += atomic_exchange_explicit(&shelf->turns, 0, memory_order_relaxed);
         /* One that was never used holds no memory, and stays so. */
         if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0 &&
             atomic_load_explicit(&shelf->credit, memory_order_relaxed) == 0) {
@@ -145,7 +202,7 @@ size_t depot_shed(struct depot *depot, bool all,
             memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
             atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
             shelf->lowest = held - (uint32_t)count;
-            give_credit(depot, shelf, depot_charge(depot, class, count), 0);
+            give_credit(budget_of(depot, class), shelf, depot_charge(depot, class, count), 0);
             lock_release(&shelf->lock);
             wanted -= count;
             if (count > 0) {
@@ -153,6 +210,10 @@ size_t depot_shed(struct depot *depot, bool all,
             }
             shed += count;
         } while (count > 0 && wanted > 0);
+    }
+    if (all || turns == 0) {
+        size_t grown = bound_of(&depot->large) - depot->large.least;
+        set_bound(&depot->large, depot->large.least + (all ? 0 : grown / 2));
     }
     return shed;
 }

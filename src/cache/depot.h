@@ -3,7 +3,12 @@
  * what one CPU frees another allocates without the heap's lock. One for each NUMA node.
  *
  * A class's shelf is a stack of pointers under its own lock; a magazine is as many as move at once. What the
- * depot holds is bounded for all classes together. Blocks in it are not free to the heap.
+ * depot holds is bounded for all small classes together, and for all large ones. Blocks in it are not free to
+ * the heap.
+ *
+ * The bound for large blocks grows while a shelf is full and empty in turn, as where each of a row of threads
+ * frees all that it had: what is refused then is soon taken from the heap again. Not that for small ones: the
+ * heap's are beside each other, and worth the way.
  */
 #ifndef CALM_CACHE_DEPOT_H
 #define CALM_CACHE_DEPOT_H
@@ -19,16 +24,23 @@
 struct depot_shelf {
     _Alignas(64) struct lock lock;
     _Atomic(uint32_t) count;
-    uint32_t lowest; /* since the last depot_shed */
+    uint32_t lowest;         /* since the last depot_shed */
+    _Atomic(bool) was_full;  /* and not empty since */
+    _Atomic(uint32_t) turns; /* from full to empty, since the last depot_shed or growth, about */
     _Atomic(size_t)
         credit;    /* charged, but not used: what comes and goes at one shelf need not tell the others */
     void **blocks; /* room for DEPOT_SHELF_BLOCKS, apart: pages that are written before they are read */
 };
 
+struct depot_budget {
+    size_t least, most; /* of the bound */
+    _Atomic(size_t) bound;
+    _Atomic(size_t) charge; /* of what is held, and the shelves' credits: see depot_charge */
+};
+
 struct depot {
     const struct size_classes *classes;
-    size_t charge_most;
-    _Atomic(size_t) charge;      /* of what it holds, and the shelves' credits: see depot_charge */
+    struct depot_budget small, large;
     struct depot_shelf *shelves; /* by class */
 };
 
@@ -37,14 +49,19 @@ struct depot {
  * that nothing else lies on.
  */
 #define DEPOT_CHARGE_LEAST 512
+#define DEPOT_LARGE_BYTES  1024 /* from here on a block is large */
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
 
 /* Blocks in it, and their bytes, about: it stops nobody. */
 size_t depot_blocks(const struct depot *depot, size_t *bytes);
 
-/* charge_most: of all classes together. False if memory is short: then it is a depot that takes
- * nothing. */
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t charge_most);
+/* The bounds: for small blocks; for large ones at first, and at most. False if memory is short: then it is a
+ * depot that takes nothing. */
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t large,
+                size_t large_most);
+
+/* Blocks that it may hold, and their bytes. */
+size_t depot_blocks_most(const struct depot *depot, size_t *bytes);
 
 /* Up to count blocks of a class. */
 size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t count);
@@ -52,7 +69,12 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
 /* Takes all of them, or none where there is no room. */
 bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t count);
 
-/* Hands to put what nobody wanted since the last call; everything, with all. Returns the number of blocks. */
+/* After a refusal: raises the class's bound by a step, if its shelf has been full and empty in turn for some
+ * time and the bound is less than wanted. */
+void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
+
+/* Hands to put what nobody wanted since the last call; everything, with all. The bound for large
+ * blocks falls if no shelf was full and then empty meanwhile. Returns the number of blocks. */
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context);
 

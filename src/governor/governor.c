@@ -20,12 +20,17 @@
 /* The clock is read at one look in so many. */
 #define LOOKS_PER_CLOCK 16
 /* Caches whose blocks may keep alive more than this part of all pages are sparse. */
-#define SPARSE_DIVISOR       4
-#define SHORTAGE_READ_NS     1000000000ULL
-#define RETRY_NS_LEAST       10000000ULL
-#define RETRY_NS_MOST        60000000000ULL
-#define FAULT_PAGES          32
-#define DEPOT_CHARGE_PER_CPU ((size_t)512 << 10)
+#define SPARSE_DIVISOR   4
+#define SHORTAGE_READ_NS 1000000000ULL
+#define RETRY_NS_LEAST   10000000ULL
+#define RETRY_NS_MOST    60000000000ULL
+#define FAULT_PAGES      32
+/* What depots may hold for each CPU: of small blocks; of large ones at first; and of these grown, but then no
+ * more than this part of all pages. */
+#define DEPOT_SMALL_PER_CPU ((size_t)512 << 10)
+#define DEPOT_LARGE_PER_CPU ((size_t)256 << 10)
+#define DEPOT_GROWN_PER_CPU ((size_t)4 << 20)
+#define DEPOT_GROWN_DIVISOR 4
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)256 << 10)
 
@@ -523,8 +528,10 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
     governor->depot_count = !with_depots ? 0 : nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        depot_init(&governor->depots[i], classes,
-                   DEPOT_CHARGE_PER_CPU * cpu_affinity_count() / governor->depot_count);
+        size_t cpus = cpu_affinity_count();
+        depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
+                   DEPOT_LARGE_PER_CPU * cpus / governor->depot_count,
+                   DEPOT_GROWN_PER_CPU * cpus / governor->depot_count);
     }
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
@@ -578,12 +585,24 @@ void governor_put_to_heap(void *context, void *const *blocks, size_t count) {
     heap_leave(governor);
 }
 
+/* What the depots may grow to. Under the heap's lock. */
+static size_t depot_wanted(const struct governor *governor) {
+    size_t pages = heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
+    return pages * page_bytes(governor) / DEPOT_GROWN_DIVISOR / governor->depot_count;
+}
+
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     count_miss(governor);
     struct depot *depot = near_depot(governor);
-    if (depot == NULL || !depot_put(depot, class, blocks, count)) {
-        governor_put_to_heap(governor, blocks, count);
+    if (depot != NULL && depot_put(depot, class, blocks, count)) {
+        return;
     }
+    heap_enter(governor);
+    heap_put_blocks(&governor->heap, blocks, count);
+    if (depot != NULL) {
+        depot_grow(depot, class, depot_wanted(governor));
+    }
+    heap_leave(governor);
 }
 
 /*

@@ -6,10 +6,12 @@
 
 #include "check.h"
 
-#define CHARGE_MOST ((size_t)600 << 10)
-#define TOKENS      60000
-#define THREADS     6
-#define CLASSES     6
+#define SMALL_MOST ((size_t)600 << 10)
+#define LARGE      ((size_t)400 << 10)
+#define LARGE_MOST ((size_t)8000 << 10)
+#define TOKENS     60000
+#define THREADS    6
+#define CLASSES    6
 
 static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
 
@@ -43,19 +45,39 @@ static uint64_t next_random(uint64_t *state) {
 
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
-    CHECK(depot_init(&depot, &classes, CHARGE_MOST));
+    CHECK(depot_init(&depot, &classes, SMALL_MOST, LARGE, LARGE_MOST));
 }
 
 static size_t shelf_count(uint32_t class) {
     return atomic_load(&depot.shelves[class].count);
 }
 
-static size_t charge_of_shelves(void) {
+static bool is_large(uint32_t class) {
+    return classes.of[class].size >= DEPOT_LARGE_BYTES;
+}
+
+static size_t charge_of_shelves(bool large) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
-        charge += depot_charge(&depot, class, shelf_count(class)) + atomic_load(&depot.shelves[class].credit);
+        if (is_large(class) == large) {
+            charge +=
+                depot_charge(&depot, class, shelf_count(class)) + atomic_load(&depot.shelves[class].credit);
+        }
     }
     return charge;
+}
+
+static size_t charge(bool large) {
+    return atomic_load(large ? &depot.large.charge : &depot.small.charge);
+}
+
+static void check_charges(void) {
+    CHECK_EQUAL(charge(false), charge_of_shelves(false));
+    CHECK_EQUAL(charge(true), charge_of_shelves(true));
+}
+
+static size_t bound(void) {
+    return atomic_load(&depot.large.bound);
 }
 
 /* ---- one thread ---- */
@@ -99,11 +121,13 @@ static void test_fills_up(uint32_t class) {
         }
         held += batch;
         CHECK_EQUAL(shelf_count(class), held);
-        CHECK_EQUAL(atomic_load(&depot.charge), depot_charge(&depot, class, held));
+        CHECK_EQUAL(charge(is_large(class)), depot_charge(&depot, class, held));
     }
-    CHECK(held <= DEPOT_SHELF_BLOCKS && depot_charge(&depot, class, held) <= CHARGE_MOST);
+    CHECK(held <= DEPOT_SHELF_BLOCKS &&
+          depot_charge(&depot, class, held) <= (is_large(class) ? LARGE : SMALL_MOST));
     CHECK_EQUAL(shelf_count(class), held); /* the refused left no trace */
-    CHECK_EQUAL(atomic_load(&depot.charge), depot_charge(&depot, class, held));
+    CHECK_EQUAL(charge(is_large(class)), depot_charge(&depot, class, held));
+    CHECK_EQUAL(charge(!is_large(class)), 0);
     size_t bytes;
     CHECK_EQUAL(depot_blocks(&depot, &bytes), held);
     CHECK_EQUAL(bytes, held * classes.of[class].size);
@@ -115,10 +139,10 @@ static void test_fills_up(uint32_t class) {
             CHECK(back[i] == token(held + i));
         }
     }
-    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    check_charges();
     struct shed nothing = {NULL, 0};
     CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &nothing), 0);
-    CHECK_EQUAL(atomic_load(&depot.charge), 0); /* no credit outlives a look */
+    CHECK_EQUAL(charge(is_large(class)), 0); /* no credit outlives a look */
 }
 
 /* What has lain there since the last time goes, from the bottom; what was put meanwhile stays. */
@@ -141,12 +165,76 @@ static void test_shed(void) {
         CHECK(got[i] == blocks[i]);
     }
     CHECK_EQUAL(shelf_count(1), 200);
-    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    check_charges();
     shed.count = 0;
     CHECK(depot_put(&depot, 9, blocks, 10));
     CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 210);
-    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+    CHECK_EQUAL(charge(false) + charge(true), 0);
     CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 0);
+}
+
+/* Full, refused, asked to grow, and empty, so many times. Returns the most that the shelf held. */
+static size_t turn(uint32_t class, size_t turns, size_t wanted) {
+    static void *magazine[MAGAZINE_BLOCKS_MOST];
+    size_t batch = classes.of[class].batch;
+    size_t most = 0;
+    for (size_t i = 0; i < batch; i++) {
+        magazine[i] = token(i);
+    }
+    while (turns-- > 0) {
+        while (depot_put(&depot, class, magazine, batch)) {
+        }
+        most = shelf_count(class) > most ? shelf_count(class) : most;
+        depot_grow(&depot, class, wanted);
+        while (depot_take(&depot, class, magazine, batch) > 0) {
+        }
+    }
+    return most;
+}
+
+static void put_nowhere(void *context, void *const *blocks, size_t count) {
+    (void)context;
+    (void)blocks;
+    (void)count;
+}
+
+/* Only what comes and goes in turn makes the bound grow, only for large blocks, and only as far as wanted. */
+static void test_grows(void) {
+    const uint32_t small = 20;
+    const uint32_t large = 40;
+    start_depot();
+    size_t at_first = turn(large, 1, LARGE_MOST);
+    for (int i = 0; i < 100; i++) {
+        void *one[MAGAZINE_BLOCKS_MOST];
+        size_t batch = classes.of[large].batch;
+        for (size_t j = 0; j < batch; j++) {
+            one[j] = token(j);
+        }
+        if (!depot_put(&depot, large, one, batch)) { /* full, and never empty */
+            depot_grow(&depot, large, LARGE_MOST);
+        }
+    }
+    CHECK_EQUAL(bound(), LARGE);
+    (void)turn(large, 100, LARGE / 2);
+    (void)turn(small, 100, LARGE_MOST);
+    CHECK_EQUAL(bound(), LARGE);
+    CHECK_EQUAL(atomic_load(&depot.small.bound), SMALL_MOST);
+    (void)turn(large, 100, LARGE + 1000);
+    CHECK_EQUAL(bound(), LARGE + 1000);
+    size_t grown = turn(large, 200, SIZE_MAX);
+    CHECK_EQUAL(bound(), LARGE_MOST);
+    CHECK(grown > at_first);
+    depot_shed(&depot, false, put_nowhere, NULL);
+    CHECK_EQUAL(bound(), LARGE_MOST); /* there were turns meanwhile */
+    depot_shed(&depot, false, put_nowhere, NULL);
+    CHECK_EQUAL(bound(), LARGE + (LARGE_MOST - LARGE) / 2);
+    depot_shed(&depot, true, put_nowhere, NULL);
+    CHECK_EQUAL(bound(), LARGE);
+    check_charges();
+    size_t bytes;
+    CHECK_EQUAL(depot_blocks_most(&depot, &bytes),
+                SMALL_MOST / DEPOT_CHARGE_LEAST + LARGE_MOST / DEPOT_LARGE_BYTES);
+    CHECK_EQUAL(bytes, SMALL_MOST + LARGE_MOST);
 }
 
 /* One for which there was no memory takes nothing, and hurts nobody. */
@@ -155,6 +243,7 @@ static void test_none(void) {
     void *block = token(0);
     size_t bytes;
     CHECK(!depot_put(&none, 1, &block, 1));
+    depot_grow(&none, 1, SIZE_MAX);
     CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
     CHECK_EQUAL(depot_shed(&none, true, expect_shed, NULL), 0);
     CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
@@ -196,6 +285,7 @@ static void disown(struct owner *owner, size_t kind, size_t count) {
         return;
     }
     owner->refusals++;
+    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * LARGE_MOST));
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], owner->name), 0);
     }
@@ -242,7 +332,9 @@ static void *shed_and_return(void *argument) {
         depot_blocks(&depot, &bytes);
         if (next_random(&owner->random) % 8 == 0) {
             depot_lock_all(&depot);
-            CHECK(charge_of_shelves() <= CHARGE_MOST);
+            CHECK(charge_of_shelves(false) <= SMALL_MOST);
+            CHECK(charge_of_shelves(true) <= LARGE_MOST);
+            CHECK(bound() >= LARGE && bound() <= LARGE_MOST);
             depot_unlock_all(&depot);
         }
     }
@@ -270,9 +362,9 @@ static void test_many_threads(void) {
         }
         CHECK(pthread_join(owners[i].thread, NULL) == 0);
     }
-    CHECK_EQUAL(atomic_load(&depot.charge), charge_of_shelves());
+    check_charges();
     depot_shed(&depot, true, own_shed, &owners[0]);
-    CHECK_EQUAL(atomic_load(&depot.charge), 0);
+    CHECK_EQUAL(charge(false) + charge(true), 0);
     size_t total = 0;
     size_t puts = 0;
     size_t refusals = 0;
@@ -302,6 +394,7 @@ int main(int argc, char **argv) {
         test_fills_up(class);
     }
     test_shed();
+    test_grows();
     test_none();
     test_many_threads();
     return 0;
