@@ -1,6 +1,10 @@
 /* Huge pages are earned by touched blocks, and not asked for while they are dear. */
 #include "governor/density.h"
 
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "os/clock.h"
 
@@ -54,9 +58,39 @@ static void test_what_was_not_earned(void) {
     CHECK(!density_is_high(&density));
 }
 
+/* How many more blocks than at first pass between two looks. */
+static void test_what_is_certain_is_asked_seldom(void) {
+    static char touched[1 << 16];
+    size_t page_size = (size_t)sysconf(_SC_PAGESIZE);
+    char *untouched = mmap(NULL, sizeof touched, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(untouched != MAP_FAILED);
+    memset(touched, 1, sizeof touched);
+    char *base = touched + page_size - (uintptr_t)touched % page_size;
+    struct density density = {.score = 0};
+    while (density.score < 15) {
+        density_judge(&density, base, 4 * page_size, page_size);
+        CHECK_EQUAL(density.patience, 0); /* not yet sure */
+    }
+    unsigned before = 0;
+    for (int i = 0; i < 20; i++) {
+        density_judge(&density, base, 4 * page_size, page_size);
+        CHECK(density.patience > before || density.patience == 64);
+        before = density.patience;
+    }
+    CHECK_EQUAL(before, 64);
+    for (int i = 0; i < 20; i++) {
+        density_judge(&density, untouched, sizeof touched, page_size);
+    }
+    CHECK(!density_is_high(&density));
+    CHECK_EQUAL(density.patience, 512);
+    density_judge(&density, base, 4 * page_size, page_size);
+    CHECK_EQUAL(density.patience, 0);
+}
+
 int main(void) {
     test_dear_ones_pause();
     test_pauses_double_and_end();
     test_what_was_not_earned();
+    test_what_is_certain_is_asked_seldom();
     return 0;
 }
