@@ -64,8 +64,7 @@ static const struct option options[] = {
      "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
     {"populate", "never|calloc", 0, 1, CHANGE_ANY_TIME, &SETTINGS.populate,
      "Whether a large block of `calloc` is made resident at once where that is little beside what the "
-     "program "
-     "uses: else pages that are read before they are written cost a shootdown each."},
+     "program uses: else pages that are read before they are written cost a shootdown each."},
     {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
      "Whether to give back many ranges by one `process_madvise`, where the kernel allows it."},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,

@@ -294,7 +294,7 @@ bool cpu_cache_ran_full(uint32_t class) {
 size_t cpu_cache_magazine(uint32_t class) {
     const struct size_class *of = &calm_caches.classes->of[class];
     size_t least = of->batch;
-    if (calm_caches.states == NULL || of->size <= 1024) {
+    if (calm_caches.states == NULL || of->size < SIZE_MEDIUM_LEAST) {
         return least;
     }
     char *region = region_of(&calm_caches, current_region());

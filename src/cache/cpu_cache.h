@@ -109,8 +109,8 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
 void cpu_cache_ran_empty(uint32_t class);
 bool cpu_cache_ran_full(uint32_t class);
 
-/* Blocks to move at once to or from the stack of the CPU that runs the caller: half of what it has room for.
- */
+/* Blocks to move at once to or from the stack of the CPU that runs the caller: the class's batch, or of
+ * medium blocks half of what there is room for. */
 size_t cpu_cache_magazine(uint32_t class);
 
 /*

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Large blocks may fill a shelf with this much, or this part of the bound; small ones with as many as it has
+/* Medium blocks may fill a shelf with this much, or this part of the bound; small ones with as many as it has
  * room for. */
 #define SHELF_BYTES_MOST ((size_t)256 << 10)
 #define SHELF_DIVISOR    8
@@ -31,12 +31,12 @@ size_t depot_blocks(const struct depot *depot, size_t *bytes) {
 }
 
 size_t depot_blocks_most(const struct depot *depot, size_t *bytes) {
-    *bytes = depot->small.most + depot->large.most;
-    return depot->small.most / DEPOT_CHARGE_LEAST + depot->large.most / DEPOT_LARGE_BYTES;
+    *bytes = depot->small.most + depot->medium.most;
+    return depot->small.most / DEPOT_CHARGE_LEAST + depot->medium.most / SIZE_MEDIUM_LEAST;
 }
 
 static struct depot_budget *budget_of(struct depot *depot, uint32_t class) {
-    return depot->classes->of[class].size < DEPOT_LARGE_BYTES ? &depot->small : &depot->large;
+    return depot->classes->of[class].size < SIZE_MEDIUM_LEAST ? &depot->small : &depot->medium;
 }
 
 static size_t bound_of(const struct depot_budget *budget) {
@@ -53,8 +53,8 @@ static void start_budget(struct depot_budget *budget, size_t least, size_t most)
     set_bound(budget, least);
 }
 
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t large,
-                size_t large_most) {
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t medium,
+                size_t medium_most) {
     size_t page = os_page_size();
     size_t shelves_bytes = (classes->count * sizeof *depot->shelves + page - 1) & ~(page - 1);
     size_t blocks_bytes = sizeof(void *) * DEPOT_SHELF_BLOCKS * classes->count;
@@ -70,7 +70,7 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
     }
     depot->classes = classes;
     start_budget(&depot->small, small, small);
-    start_budget(&depot->large, large, large_most);
+    start_budget(&depot->medium, medium, medium_most);
     return true;
 }
 
@@ -114,7 +114,6 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     }
     struct depot_shelf *shelf = &depot->shelves[class];
     if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0) {
-        /* Threads that count at once may lose a turn. */
         if (atomic_load_explicit(&shelf->was_full, memory_order_relaxed)) {
             atomic_store_explicit(&shelf->was_full, false, memory_order_relaxed);
             uint32_t turns = atomic_load_explicit(&shelf->turns, memory_order_relaxed);
@@ -172,13 +171,20 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
     }
 }
 
+/* By what nobody wanted; against growth at the same time as said there. */
+static void shrink(struct depot_budget *budget, size_t charge) {
+    size_t grown = bound_of(budget) - budget->least;
+    set_bound(budget, budget->least + (charge < grown ? grown - charge : 0));
+}
+
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context) {
     size_t shed = 0;
-    uint32_t turns = 0;
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
         struct depot_shelf *shelf = &depot->shelves[class];
-        turns += atomic_exchange_explicit(&shelf->turns, 0, memory_order_relaxed);
+        if (atomic_load_explicit(&shelf->turns, memory_order_relaxed) != 0) {
+            atomic_store_explicit(&shelf->turns, 0, memory_order_relaxed);
+        }
         /* One that was never used holds no memory, and stays so. */
         if (atomic_load_explicit(&shelf->count, memory_order_relaxed) == 0 &&
             atomic_load_explicit(&shelf->credit, memory_order_relaxed) == 0) {
@@ -202,18 +208,16 @@ size_t depot_shed(struct depot *depot, bool all,
             memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
             atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
             shelf->lowest = held - (uint32_t)count;
-            give_credit(budget_of(depot, class), shelf, depot_charge(depot, class, count), 0);
+            size_t charge = depot_charge(depot, class, count);
+            give_credit(budget_of(depot, class), shelf, charge, 0);
             lock_release(&shelf->lock);
+            shrink(budget_of(depot, class), charge);
             wanted -= count;
             if (count > 0) {
                 put(context, blocks, count);
             }
             shed += count;
         } while (count > 0 && wanted > 0);
-    }
-    if (all || turns == 0) {
-        size_t grown = bound_of(&depot->large) - depot->large.least;
-        set_bound(&depot->large, depot->large.least + (all ? 0 : grown / 2));
     }
     return shed;
 }

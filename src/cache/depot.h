@@ -3,12 +3,12 @@
  * what one CPU frees another allocates without the heap's lock. One for each NUMA node.
  *
  * A class's shelf is a stack of pointers under its own lock; a magazine is as many as move at once. What the
- * depot holds is bounded for all small classes together, and for all large ones. Blocks in it are not free to
- * the heap.
+ * depot holds is bounded for all small classes together, and for all medium ones. Blocks in it are not free
+ * to the heap.
  *
- * The bound for large blocks grows while a shelf is full and empty in turn, as where each of a row of threads
- * frees all that it had: what is refused then is soon taken from the heap again. Not that for small ones: the
- * heap's are beside each other, and worth the way.
+ * The bound for medium blocks grows while a shelf is full and empty in turn, as where each of a row of
+ * threads frees all that it had: what is refused then is soon taken from the heap again. It falls by what
+ * nobody wanted. That for small ones stays: the heap's are beside each other, and worth the way.
  */
 #ifndef CALM_CACHE_DEPOT_H
 #define CALM_CACHE_DEPOT_H
@@ -26,7 +26,8 @@ struct depot_shelf {
     _Atomic(uint32_t) count;
     uint32_t lowest;         /* since the last depot_shed */
     _Atomic(bool) was_full;  /* and not empty since */
-    _Atomic(uint32_t) turns; /* from full to empty, since the last depot_shed or growth, about */
+    _Atomic(uint32_t) turns; /* from full to empty, since the last depot_shed or growth, about: threads that
+                                count at once may lose one */
     _Atomic(size_t)
         credit;    /* charged, but not used: what comes and goes at one shelf need not tell the others */
     void **blocks; /* room for DEPOT_SHELF_BLOCKS, apart: pages that are written before they are read */
@@ -40,7 +41,7 @@ struct depot_budget {
 
 struct depot {
     const struct size_classes *classes;
-    struct depot_budget small, large;
+    struct depot_budget small, medium;
     struct depot_shelf *shelves; /* by class */
 };
 
@@ -49,16 +50,15 @@ struct depot {
  * that nothing else lies on.
  */
 #define DEPOT_CHARGE_LEAST 512
-#define DEPOT_LARGE_BYTES  1024 /* from here on a block is large */
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
 
 /* Blocks in it, and their bytes, about: it stops nobody. */
 size_t depot_blocks(const struct depot *depot, size_t *bytes);
 
-/* The bounds: for small blocks; for large ones at first, and at most. False if memory is short: then it is a
+/* The bounds: for small blocks; for medium ones at first, and at most. False if memory is short: then it is a
  * depot that takes nothing. */
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t large,
-                size_t large_most);
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t medium,
+                size_t medium_most);
 
 /* Blocks that it may hold, and their bytes. */
 size_t depot_blocks_most(const struct depot *depot, size_t *bytes);
@@ -73,8 +73,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
  * time and the bound is less than wanted. */
 void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
 
-/* Hands to put what nobody wanted since the last call; everything, with all. The bound for large
- * blocks falls if no shelf was full and then empty meanwhile. Returns the number of blocks. */
+/* Hands to put what nobody wanted since the last call; everything, with all. Returns the number of blocks. */
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context);
 

@@ -25,12 +25,12 @@
 #define RETRY_NS_LEAST   10000000ULL
 #define RETRY_NS_MOST    60000000000ULL
 #define FAULT_PAGES      32
-/* What depots may hold for each CPU: of small blocks; of large ones at first; and of these grown, but then no
- * more than this part of all pages. */
-#define DEPOT_SMALL_PER_CPU ((size_t)512 << 10)
-#define DEPOT_LARGE_PER_CPU ((size_t)256 << 10)
-#define DEPOT_GROWN_PER_CPU ((size_t)4 << 20)
-#define DEPOT_GROWN_DIVISOR 4
+/* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown, but then
+ * no more than this part of all pages. */
+#define DEPOT_SMALL_PER_CPU  ((size_t)512 << 10)
+#define DEPOT_MEDIUM_PER_CPU ((size_t)256 << 10)
+#define DEPOT_GROWN_PER_CPU  ((size_t)4 << 20)
+#define DEPOT_GROWN_DIVISOR  4
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)256 << 10)
 
@@ -530,7 +530,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     for (unsigned i = 0; i < governor->depot_count; i++) {
         size_t cpus = cpu_affinity_count();
         depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
-                   DEPOT_LARGE_PER_CPU * cpus / governor->depot_count,
+                   DEPOT_MEDIUM_PER_CPU * cpus / governor->depot_count,
                    DEPOT_GROWN_PER_CPU * cpus / governor->depot_count);
     }
     cpu_usage_sample(&governor->cpu_usage);

@@ -11,6 +11,8 @@
 #define SIZE_QUANTUM     16
 #define SIZE_CLASSES     108 /* enough for slabs of 64 KiB pages */
 #define SIZE_TABLE_BYTES 1024
+/* Medium from here on: what lies beside such a block matters less than the way to the heap. */
+#define SIZE_MEDIUM_LEAST 1024
 
 /* Blocks of one class in one CPU's cache; half of them move at once, and one more. */
 #define CACHE_BLOCKS_MOST    256

@@ -447,6 +447,33 @@ static void check_growth(void) {
     CHECK(grown_bytes <= GROWN_BYTES_MOST && grown_bytes > GROWN_BYTES_MOST / 2);
 }
 
+/* Small blocks move by the class's batch; of medium ones, half of what there is room for, if that is more. */
+static void check_magazine(uint32_t class) {
+    size_t batch = classes.of[class].batch;
+    size_t half = room(class) / 2 < MAGAZINE_BLOCKS_MOST ? room(class) / 2 : MAGAZINE_BLOCKS_MOST - 1;
+    bool more = classes.of[class].size >= SIZE_MEDIUM_LEAST && half > batch;
+    CHECK_EQUAL(cpu_cache_magazine(class), more ? half : batch);
+}
+
+static void check_magazines(void) {
+    size_t more = 0;
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        cpu_cache_open(&calm_caches, class);
+        CHECK(push_one(class, token(0))); /* an empty region is left as it is */
+        for (unsigned region = 0; region < calm_caches.count; region++) {
+            cpu_cache_drain(&calm_caches, region, false, count_blocks, NULL);
+        }
+        CHECK_EQUAL(cpu_cache_magazine(class), classes.of[class].batch); /* without room */
+        cpu_cache_open(&calm_caches, class);
+        check_magazine(class);
+        size_t before = cpu_cache_magazine(class);
+        turn(class, 100, true);
+        check_magazine(class);
+        more += cpu_cache_magazine(class) > before;
+    }
+    CHECK(more > 8);
+}
+
 /* Each stack holds exactly what its class may, the last in is the first out, and closed is closed. */
 static void check_stacks(void) {
     void *blocks[CACHE_BLOCKS_MOST + 10];
@@ -491,6 +518,7 @@ static void check_stacks(void) {
     CHECK(cpu_cache_open(&calm_caches, 1));
     CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1);
     CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 1);
+    check_magazines();
     check_growth();
 }
 

@@ -6,12 +6,12 @@
 
 #include "check.h"
 
-#define SMALL_MOST ((size_t)600 << 10)
-#define LARGE      ((size_t)400 << 10)
-#define LARGE_MOST ((size_t)8000 << 10)
-#define TOKENS     60000
-#define THREADS    6
-#define CLASSES    6
+#define SMALL_MOST  ((size_t)600 << 10)
+#define MEDIUM      ((size_t)400 << 10)
+#define MEDIUM_MOST ((size_t)8000 << 10)
+#define TOKENS      60000
+#define THREADS     6
+#define CLASSES     6
 
 static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
 
@@ -45,21 +45,21 @@ static uint64_t next_random(uint64_t *state) {
 
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
-    CHECK(depot_init(&depot, &classes, SMALL_MOST, LARGE, LARGE_MOST));
+    CHECK(depot_init(&depot, &classes, SMALL_MOST, MEDIUM, MEDIUM_MOST));
 }
 
 static size_t shelf_count(uint32_t class) {
     return atomic_load(&depot.shelves[class].count);
 }
 
-static bool is_large(uint32_t class) {
-    return classes.of[class].size >= DEPOT_LARGE_BYTES;
+static bool is_medium(uint32_t class) {
+    return classes.of[class].size >= SIZE_MEDIUM_LEAST;
 }
 
-static size_t charge_of_shelves(bool large) {
+static size_t charge_of_shelves(bool medium) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
-        if (is_large(class) == large) {
+        if (is_medium(class) == medium) {
             charge +=
                 depot_charge(&depot, class, shelf_count(class)) + atomic_load(&depot.shelves[class].credit);
         }
@@ -67,8 +67,8 @@ static size_t charge_of_shelves(bool large) {
     return charge;
 }
 
-static size_t charge(bool large) {
-    return atomic_load(large ? &depot.large.charge : &depot.small.charge);
+static size_t charge(bool medium) {
+    return atomic_load(medium ? &depot.medium.charge : &depot.small.charge);
 }
 
 static void check_charges(void) {
@@ -77,7 +77,7 @@ static void check_charges(void) {
 }
 
 static size_t bound(void) {
-    return atomic_load(&depot.large.bound);
+    return atomic_load(&depot.medium.bound);
 }
 
 /* ---- one thread ---- */
@@ -121,13 +121,13 @@ static void test_fills_up(uint32_t class) {
         }
         held += batch;
         CHECK_EQUAL(shelf_count(class), held);
-        CHECK_EQUAL(charge(is_large(class)), depot_charge(&depot, class, held));
+        CHECK_EQUAL(charge(is_medium(class)), depot_charge(&depot, class, held));
     }
     CHECK(held <= DEPOT_SHELF_BLOCKS &&
-          depot_charge(&depot, class, held) <= (is_large(class) ? LARGE : SMALL_MOST));
+          depot_charge(&depot, class, held) <= (is_medium(class) ? MEDIUM : SMALL_MOST));
     CHECK_EQUAL(shelf_count(class), held); /* the refused left no trace */
-    CHECK_EQUAL(charge(is_large(class)), depot_charge(&depot, class, held));
-    CHECK_EQUAL(charge(!is_large(class)), 0);
+    CHECK_EQUAL(charge(is_medium(class)), depot_charge(&depot, class, held));
+    CHECK_EQUAL(charge(!is_medium(class)), 0);
     size_t bytes;
     CHECK_EQUAL(depot_blocks(&depot, &bytes), held);
     CHECK_EQUAL(bytes, held * classes.of[class].size);
@@ -142,7 +142,7 @@ static void test_fills_up(uint32_t class) {
     check_charges();
     struct shed nothing = {NULL, 0};
     CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &nothing), 0);
-    CHECK_EQUAL(charge(is_large(class)), 0); /* no credit outlives a look */
+    CHECK_EQUAL(charge(is_medium(class)), 0); /* no credit outlives a look */
 }
 
 /* What has lain there since the last time goes, from the bottom; what was put meanwhile stays. */
@@ -173,17 +173,23 @@ static void test_shed(void) {
     CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 0);
 }
 
+static void fill(uint32_t class) {
+    static void *magazine[MAGAZINE_BLOCKS_MOST];
+    size_t batch = classes.of[class].batch;
+    for (size_t i = 0; i < batch; i++) {
+        magazine[i] = token(i);
+    }
+    while (depot_put(&depot, class, magazine, batch)) {
+    }
+}
+
 /* Full, refused, asked to grow, and empty, so many times. Returns the most that the shelf held. */
 static size_t turn(uint32_t class, size_t turns, size_t wanted) {
     static void *magazine[MAGAZINE_BLOCKS_MOST];
     size_t batch = classes.of[class].batch;
     size_t most = 0;
-    for (size_t i = 0; i < batch; i++) {
-        magazine[i] = token(i);
-    }
     while (turns-- > 0) {
-        while (depot_put(&depot, class, magazine, batch)) {
-        }
+        fill(class);
         most = shelf_count(class) > most ? shelf_count(class) : most;
         depot_grow(&depot, class, wanted);
         while (depot_take(&depot, class, magazine, batch) > 0) {
@@ -198,43 +204,53 @@ static void put_nowhere(void *context, void *const *blocks, size_t count) {
     (void)count;
 }
 
-/* Only what comes and goes in turn makes the bound grow, only for large blocks, and only as far as wanted. */
+/* Only what comes and goes in turn makes the bound grow, only for medium blocks, and only as far as wanted.
+ */
 static void test_grows(void) {
     const uint32_t small = 20;
-    const uint32_t large = 40;
+    const uint32_t medium = 40;
     start_depot();
-    size_t at_first = turn(large, 1, LARGE_MOST);
+    size_t at_first = turn(medium, 1, MEDIUM_MOST);
     for (int i = 0; i < 100; i++) {
-        void *one[MAGAZINE_BLOCKS_MOST];
-        size_t batch = classes.of[large].batch;
-        for (size_t j = 0; j < batch; j++) {
-            one[j] = token(j);
-        }
-        if (!depot_put(&depot, large, one, batch)) { /* full, and never empty */
-            depot_grow(&depot, large, LARGE_MOST);
-        }
+        fill(medium);
+        depot_grow(&depot, medium, MEDIUM_MOST); /* full, and never empty */
     }
-    CHECK_EQUAL(bound(), LARGE);
-    (void)turn(large, 100, LARGE / 2);
-    (void)turn(small, 100, LARGE_MOST);
-    CHECK_EQUAL(bound(), LARGE);
+    CHECK_EQUAL(bound(), MEDIUM);
+    (void)turn(medium, 100, MEDIUM / 2);
+    (void)turn(small, 100, MEDIUM_MOST);
+    CHECK_EQUAL(bound(), MEDIUM);
     CHECK_EQUAL(atomic_load(&depot.small.bound), SMALL_MOST);
-    (void)turn(large, 100, LARGE + 1000);
-    CHECK_EQUAL(bound(), LARGE + 1000);
-    size_t grown = turn(large, 200, SIZE_MAX);
-    CHECK_EQUAL(bound(), LARGE_MOST);
+    (void)turn(medium, 100, MEDIUM + 1000);
+    CHECK_EQUAL(bound(), MEDIUM + 1000);
+    size_t grown = turn(medium, 200, SIZE_MAX);
+    CHECK_EQUAL(bound(), MEDIUM_MOST);
     CHECK(grown > at_first);
     depot_shed(&depot, false, put_nowhere, NULL);
-    CHECK_EQUAL(bound(), LARGE_MOST); /* there were turns meanwhile */
+    CHECK_EQUAL(bound(), MEDIUM_MOST); /* all was wanted */
+
+    /* It falls by what was not, and no lower than it was at first. */
+    void *four[4] = {token(0), token(1), token(2), token(3)};
+    CHECK(depot_put(&depot, medium, four, 4));
     depot_shed(&depot, false, put_nowhere, NULL);
-    CHECK_EQUAL(bound(), LARGE + (LARGE_MOST - LARGE) / 2);
-    depot_shed(&depot, true, put_nowhere, NULL);
-    CHECK_EQUAL(bound(), LARGE);
+    CHECK_EQUAL(depot_shed(&depot, false, put_nowhere, NULL), 4);
+    CHECK_EQUAL(bound(), MEDIUM_MOST - depot_charge(&depot, medium, 4));
+    for (int i = 0; i < 100; i++) {
+        fill(medium);
+        depot_shed(&depot, true, put_nowhere, NULL);
+    }
+    CHECK_EQUAL(bound(), MEDIUM);
+
+    /* Turns that are few between two looks are none. */
+    for (int i = 0; i < 100; i++) {
+        (void)turn(medium, 3, MEDIUM_MOST);
+        depot_shed(&depot, false, put_nowhere, NULL);
+    }
+    CHECK_EQUAL(bound(), MEDIUM);
     check_charges();
     size_t bytes;
     CHECK_EQUAL(depot_blocks_most(&depot, &bytes),
-                SMALL_MOST / DEPOT_CHARGE_LEAST + LARGE_MOST / DEPOT_LARGE_BYTES);
-    CHECK_EQUAL(bytes, SMALL_MOST + LARGE_MOST);
+                SMALL_MOST / DEPOT_CHARGE_LEAST + MEDIUM_MOST / SIZE_MEDIUM_LEAST);
+    CHECK_EQUAL(bytes, SMALL_MOST + MEDIUM_MOST);
 }
 
 /* One for which there was no memory takes nothing, and hurts nobody. */
@@ -285,7 +301,7 @@ static void disown(struct owner *owner, size_t kind, size_t count) {
         return;
     }
     owner->refusals++;
-    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * LARGE_MOST));
+    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * MEDIUM_MOST));
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], owner->name), 0);
     }
@@ -333,8 +349,8 @@ static void *shed_and_return(void *argument) {
         if (next_random(&owner->random) % 8 == 0) {
             depot_lock_all(&depot);
             CHECK(charge_of_shelves(false) <= SMALL_MOST);
-            CHECK(charge_of_shelves(true) <= LARGE_MOST);
-            CHECK(bound() >= LARGE && bound() <= LARGE_MOST);
+            CHECK(charge_of_shelves(true) <= MEDIUM_MOST);
+            CHECK(bound() >= MEDIUM && bound() <= MEDIUM_MOST);
             depot_unlock_all(&depot);
         }
     }

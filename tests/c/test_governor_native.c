@@ -446,6 +446,38 @@ static void test_populated(void) {
     CHECK_EQUAL(resident_pages(zeroed(MIB), MIB), 0);
 }
 
+/* What is freed all at once, and taken again, stays in the depot, as long as it is little beside all pages.
+ */
+static void test_depot_grows(void) {
+    enum { BLOCKS = 300, BYTES = 4096, OTHERS = 64 };
+    for (size_t i = 0; i < OTHERS; i++) {
+        blocks[SLOTS - 1 - i] = obtain(MIB);
+    }
+    const struct depot_budget *budget = &calm_governor.depots[0].medium;
+    size_t least = atomic_load(&budget->bound);
+    uint64_t locks[2];
+    for (int half = 0; half < 2; half++) {
+        uint64_t before = stats_now().heap_locks;
+        for (int turn = 0; turn < 200; turn++) {
+            for (size_t i = 0; i < BLOCKS; i++) {
+                blocks[i] = obtain(BYTES);
+            }
+            for (size_t i = 0; i < BLOCKS; i++) {
+                calm_free(blocks[i]);
+                blocks[i] = NULL;
+            }
+        }
+        locks[half] = stats_now().heap_locks - before;
+        struct calm_stats stats = stats_now();
+        CHECK(stats.cached <= stats.cached_limit);
+    }
+    size_t grown = atomic_load(&budget->bound);
+    printf("depot: %zu KiB, %zu once grown; %llu trips to the heap, then %llu\n", least / KIB, grown / KIB,
+           (unsigned long long)locks[0], (unsigned long long)locks[1]);
+    CHECK(grown > least && grown <= budget->most && grown <= stats_now().footprint / 4);
+    CHECK(locks[1] < locks[0] / 2);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -464,5 +496,6 @@ int main(void) {
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
     in_child(test_populated);
+    in_child(test_depot_grows);
     return 0;
 }
