@@ -36,7 +36,8 @@ check:
 	done
 	scripts/lint
 	for preset in release debug $(SANITIZED); do ctest --preset $$preset || exit 1; done
-	.venv/bin/pytest -q
+	.venv/bin/pytest -q -n 2 --dist loadfile -m 'not long and not alone'
+	.venv/bin/pytest -q -m 'alone and not long'
 
 # What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
 # machine.

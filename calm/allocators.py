@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 from rich.table import Table
 
 from calm import __version__, places, report
@@ -170,6 +171,34 @@ def parse_list(texts: Iterable[str]) -> list[Allocator]:
     return allocators
 
 
+def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For a shell: the names of those on this machine; files, where a path has begun."""
+    if "/" in incomplete or incomplete.startswith("."):
+        return [CompletionItem(incomplete, type="file")]
+    return [
+        CompletionItem(name)
+        for name in KNOWN
+        if name.startswith(incomplete) and (name == GLIBC or find_library(name))
+    ]
+
+
+def complete_list(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The same behind the last comma, without those given before it."""
+    before, comma, last = incomplete.rpartition(",")
+    if comma and ("/" in last or last.startswith(".")):
+        # A shell would put a file's name in place of the whole list.
+        return []
+    given = before.split(",")
+    found = complete(context, parameter, last)
+    return [
+        CompletionItem(before + comma + str(each.value), type=each.type)
+        for each in found
+        if each.value not in given
+    ]
+
+
 @dataclass(frozen=True)
 class Origin:
     """Which version of an allocator is there, and where it is from: a package, a crate, or neither."""
@@ -241,7 +270,7 @@ def origin(name: str) -> Origin:
     return Origin(name, str(library), version, package, package_version)
 
 
-@click.command("allocators")
+@click.command("allocators", epilog="\b\nExamples:\n  calm allocators\n  calm allocators --json")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
     """List the allocators on this machine: version, origin, path."""

@@ -1,23 +1,69 @@
 """The `calm` command."""
 
 import os
+import re
 import sys
+from importlib import import_module
 
 import click
 
-from calm import __version__, allocators, compare, run, stat
-from calm.bench import command as bench
+from calm import __version__
 from calm.errors import USAGE, CalmError
 
+# The module of each holds `command`. It is imported when asked for, so that none pays for what another needs.
+COMMANDS = {
+    "allocators": "calm.allocators",
+    "bench": "calm.bench.command",
+    "calibrate": "calm.predict.calibrate",
+    "compare": "calm.compare",
+    "completion": "calm.completion",
+    "predict": "calm.predict.command",
+    "profile": "calm.profile.command",
+    "lab": "calm.lab.command",
+    "run": "calm.run",
+    "stat": "calm.stat",
+    "top": "calm.top.command",
+    "tune": "calm.tune.command",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """The commands by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All, by the alphabet."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The one of a name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first example of each command's own help."""
+        with formatter.section("Examples, of which each command's --help has more"):
+            for name in self.list_commands(ctx):
+                command = self.get_command(ctx, name)
+                found = re.search(
+                    rf"^ +(.*\bcalm {name}\b.*?)(  .*)?$", (command and command.epilog) or "", re.M
+                )
+                if found:
+                    formatter.write(f"{'':{formatter.current_indent}}{found.group(1)}\n")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="calm")
 def cli() -> None:
-    """Measure what a memory allocator costs a program: time, memory and TLB shootdowns."""
+    """Measure what a memory allocator costs a program: time, memory and TLB shootdowns.
 
-
-for each in (stat, compare, bench, run, allocators):
-    cli.add_command(each.command)
+    A TLB shootdown interrupts every CPU that runs the program, when it gives memory back to the system; on
+    many CPUs, and more so in virtual machines, that may cost more than all else an allocator does. calm
+    counts them, beside time and memory, for a program as it is: nothing is compiled anew. Without root the
+    count of shootdowns is coarser, and calm says so.
+    """
 
 
 def _fail(message: str, code: int) -> int:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +19,20 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from calm import allocators, machine, plot, program, report, stat
+from calm import (
+    __version__,
+    allocators,
+    baseline,
+    completion,
+    environment,
+    machine,
+    plot,
+    program,
+    report,
+    stat,
+)
 from calm.allocators import Allocator
+from calm.baseline import Baseline, Outcome
 from calm.errors import USAGE, CalmError
 from calm.measure import (
     HARDWARE_GROUP,
@@ -46,6 +59,11 @@ class Side:
     allocator: Allocator
     runs: list[Measurement] = field(default_factory=list)
     failure: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The allocator's name."""
+        return self.allocator.label
 
 
 @dataclass
@@ -217,7 +235,31 @@ def _print(comparison: Comparison, file: IO[str]) -> None:
         console.print(f"cost of measuring, all runs: {line}", soft_wrap=True)
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def hold_against(
+    comparison: Comparison, before: Baseline | None, metrics: Sequence[Metric], limit: float | None
+) -> Outcome:
+    """Each allocator's figures against the same one's in the file, or without one against the first's."""
+    first, *others = comparison.sides
+    checks = []
+    for metric in metrics:
+        for side in comparison.sides if before else others:
+            if side.failure or not side.runs or (before and side.label not in before.sides):
+                continue
+            base = before.values(side.label, metric) if before else comparison.values(first, metric)
+            checks.append(
+                baseline.check(
+                    side.label,
+                    metric,
+                    comparison.values(side, metric),
+                    base,
+                    limit or 0.0,
+                    paired=before is None,
+                )
+            )
+    return Outcome(tuple(checks), limit, before.path if before else first.label)
+
+
+def as_json(comparison: Comparison, outcome: Outcome | None = None) -> dict[str, Any]:
     """Everything, each run included."""
     has_runs = any(side.runs for side in comparison.sides)
     sides = []
@@ -236,6 +278,11 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             }
         )
     return {
+        "tool": baseline.TOOL,
+        "format": baseline.FORMAT,
+        "calm": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
         "command": list(comparison.command),
         "rounds_wanted": comparison.wanted,
         "interrupted": comparison.interrupted_by is not None,
@@ -246,7 +293,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "notes": [comparison.broadcast.note] if comparison.broadcast else [],
         "how": {metric.key: comparison.explain(metric) for metric in METRICS} if has_runs else {},
         "allocators": sides,
-    }
+    } | ({"regression": outcome.as_dict()} if outcome else {})
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -269,19 +316,132 @@ def _warn(sides: Sequence[Side], command: Sequence[str]) -> None:
         click.echo(f"calm: LD_PRELOAD={existing} is set, and stays so under every allocator", err=True)
 
 
-def _exit_code(comparison: Comparison) -> int:
+def _open_baseline(path: str, sides: Sequence[Side], cmd: Sequence[str], any_command: bool) -> Baseline:
+    """Reads it, and says before the first run what cannot be compared with it."""
+    before = baseline.load(path)
+    if not any_command and not baseline.same_command(before.command, cmd):
+        raise CalmError(
+            f"{path} is of another command ({shlex.join(before.command)}): write a new one with --json, or "
+            "compare all the same with --any-command",
+            USAGE,
+        )
+    there = [side for side in sides if side.label in before.sides]
+    names = ", ".join(before.sides)
+    if not there:
+        raise CalmError(f"{path} has none of these allocators: it has {names}", USAGE)
+    for side in sides:
+        if side not in there:
+            click.echo(f"calm: {side.label} is not in {path}, which has {names}: not compared", err=True)
+        elif failure := before.sides[side.label].failure:
+            click.echo(f"calm: {side.label} failed in {path}: {failure}", err=True)
+    if before.machine is None:
+        click.echo(f"calm: {path} does not say which machine it is from", err=True)
+    elif differing := baseline.differences(before.machine, machine.describe()):
+        click.echo(
+            f"calm: {path} is from another machine, or from before it changed: {'; '.join(differing)}. What "
+            "differs may be the machine's doing",
+            err=True,
+        )
+    return before
+
+
+def _warn_of_load() -> None:
+    """Intervals are about the runs' spread: what slows all runs of a day is not in them."""
+    load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cpus / 2:
+        click.echo(
+            f"calm: the load average is {load:.1f} on {cpus} CPUs: what else runs here would count as a "
+            "change",
+            err=True,
+        )
+
+
+def _tell(outcome: Outcome, comparison: Comparison, file: IO[str]) -> None:
+    """The table, and the line that a log is searched for."""
+    console = report.console(file)  # type: ignore[arg-type]
+    console.print(f"\nagainst {outcome.against}:", style="bold", soft_wrap=True)
+    report.print_table(console, outcome.table())
+    for metric in outcome.never_compared:
+        console.print(f"{metric.label}: {comparison.explain(metric)}", style="dim", soft_wrap=True)
+    console.print(outcome.summary(), style="bold", soft_wrap=True)
+
+
+def _check_gate(
+    limit: float | None,
+    metrics: Sequence[Metric] | None,
+    baseline_path: str | None,
+    any_command: bool,
+    syscalls: bool,
+    sides: Sequence[Side],
+) -> None:
+    """Options that say nothing without others."""
+    if metrics is not None and limit is None and baseline_path is None:
+        raise CalmError("--fail-on says nothing without --fail-over or --baseline", USAGE)
+    if any_command and baseline_path is None:
+        raise CalmError("--any-command says nothing without --baseline", USAGE)
+    if limit is not None and baseline_path is None and len(sides) < 2:
+        raise CalmError(
+            "--fail-over needs --baseline, or a second allocator to hold against the first", USAGE
+        )
+    if (traced := baseline.needs_syscalls(metrics or ())) and not syscalls:
+        raise CalmError(f"--fail-on {','.join(traced)}: counted only with --syscalls", USAGE)
+
+
+def _exit_code(comparison: Comparison, outcome: Outcome | None, asked: bool) -> int:
     if comparison.interrupted_by is not None:
         return 128 + comparison.interrupted_by
-    return 1 if any(side.failure for side in comparison.sides) else 0
+    if any(side.failure for side in comparison.sides):
+        return 1
+    if outcome and outcome.failed:
+        return baseline.WORSE_EXIT
+    # Whoever names a metric wants to hear that it was not looked at; a default one may be missing.
+    if outcome and outcome.limit is not None and asked and outcome.never_compared:
+        names = ", ".join(metric.key for metric in outcome.never_compared)
+        click.echo(f"calm: --fail-on {names}: could not be compared", err=True)
+        return 1
+    return 0
 
 
-@click.command("compare", context_settings={"allow_interspersed_args": False})
+def _lost(before: Baseline, comparison: Comparison, outcome: Outcome | None) -> list[str]:
+    """What the baseline has and this run has not."""
+    here = {side.label for side in comparison.sides}
+    lost = [label for label in before.sides if label not in here]
+    checks = outcome.checks if outcome else ()
+    return lost + [
+        f"{each.metric.label} of {each.label}"
+        for each in checks
+        if each.verdict is baseline.Verdict.UNKNOWN and each.base is not None
+    ]
+
+
+def _write_json(path: str, text: str, code: int, before: Baseline | None, lost: Sequence[str]) -> None:
+    """A baseline is not overwritten by what is worse, or not whole: the next run would then pass."""
+    if before and path != "-" and Path(path).exists() and Path(path).samefile(before.path):
+        reason = "only a run that passes replaces its baseline" if code else None
+        if not code and lost:
+            reason = f"this run has no {', no '.join(lost)}"
+        if reason:
+            click.echo(f"calm: {path} stays as it was: {reason}", err=True)
+            return
+    report.write(path, text)
+
+
+_EPILOG = """\b
+Examples:
+  calm compare -a glibc,calmalloc -n 20 -- ./server --self-test
+  calm compare -a glibc,calmalloc --json base.json -- ./server --self-test
+  calm compare -a glibc,calmalloc --baseline base.json --fail-over 5% -- ./server --self-test
+"""
+
+
+@click.command("compare", context_settings={"allow_interspersed_args": False}, epilog=_EPILOG)
 @click.option(
     "-a",
     "--allocators",
     "specs",
     multiple=True,
     required=True,
+    shell_complete=allocators.complete_list,
     metavar="A,B,…",
     help="Allocators, the first being the one that ratios are to. Each is a name (see `calm allocators`), a "
     "path/to/library.so or LABEL=path/to/library.so, with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so "
@@ -291,11 +451,47 @@ def _exit_code(comparison: Comparison) -> int:
     "-n", "repeat", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds that count."
 )
 @click.option("--syscalls", is_flag=True, help="Count memory calls too, which costs the program more.")
-@click.option("--json", "json_path", metavar="FILE", help="Write everything as JSON; '-' is stdout.")
-@click.option("--csv", "csv_path", metavar="FILE", help="Write one row for each run as CSV; '-' is stdout.")
-@click.option("--plot", "plot_path", metavar="FILE.svg|png", help="Draw time, memory and shootdowns.")
+@click.option(
+    "--json", "json_path", type=click.Path(), metavar="FILE", help="Write everything as JSON; '-' is stdout."
+)
+@click.option(
+    "--csv",
+    "csv_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write one row for each run as CSV; '-' is stdout.",
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(), metavar="FILE.svg|png", help="Draw time, memory and shootdowns."
+)
+@click.option(
+    "--baseline",
+    "baseline_path",
+    type=click.Path(dir_okay=True),
+    metavar="FILE",
+    help="Hold the figures against those that --json wrote to FILE before.",
+)
+@click.option(
+    "--fail-over",
+    "limit",
+    callback=baseline.read_limit,
+    metavar="LIMIT",
+    help="End with 3 if a figure is worse by more than LIMIT (5% or 0.05) for certain: than in the baseline, "
+    "or without one than the first allocator's.",
+)
+@click.option(
+    "--fail-on",
+    "fail_on",
+    callback=baseline.read_metrics,
+    shell_complete=baseline.complete_metrics,
+    metavar="METRIC,…",
+    help="Which figures. Default: time,rss,shootdowns; others by their names in the JSON.",
+)
+@click.option("--any-command", is_flag=True, help="Compare even if the baseline is of another command.")
 @click.option("--show-output", is_flag=True, help="Let CMD's output through, to stderr; else it is dropped.")
-@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
+)
 def command(
     specs: tuple[str, ...],
     repeat: int,
@@ -303,12 +499,19 @@ def command(
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
+    baseline_path: str | None,
+    limit: float | None,
+    fail_on: tuple[Metric, ...] | None,
+    any_command: bool,
     show_output: bool,
     cmd: tuple[str, ...],
 ) -> None:
     """Compare CMD under several allocators, by interleaved rounds.
 
     The first round is discarded as warm-up, and Ctrl-C keeps the rounds that are complete.
+
+    Exit codes: 1 if CMD failed under an allocator, or a figure named by --fail-on could not be compared; 2
+    for bad usage, or a baseline that cannot be used; 3 if something is worse by more than --fail-over allows.
     """
     if plot_path and Path(plot_path).suffix not in plot.ENDINGS:
         raise CalmError(f"--plot {plot_path}: the name must end in {' or '.join(plot.ENDINGS)}", USAGE)
@@ -318,8 +521,13 @@ def command(
         if path and path != "-":
             report.check_writable(path)
     sides = [Side(allocator) for allocator in allocators.parse_list(specs)]
+    _check_gate(limit, fail_on, baseline_path, any_command, syscalls, sides)
     program.find(cmd[0])
+    environment.tell(*(side.allocator.environment for side in sides))
+    before = _open_baseline(baseline_path, sides, cmd, any_command) if baseline_path is not None else None
     _warn(sides, cmd)
+    if before:
+        _warn_of_load()
     comparison = Comparison(cmd, repeat, sides, machine.broadcast_here())
     groups = [TLB_GROUP, HARDWARE_GROUP] + ([SYSCALL_GROUP] if syscalls else [])
     run_rounds(comparison, groups, show_output)
@@ -327,12 +535,22 @@ def command(
     if comparison.interrupted_by is not None:
         done = max(len(side.runs) for side in sides)
         click.echo(f"calm: stopped after {done} of {repeat} rounds", err=True)
+    outcome = None
+    if has_runs and (before or limit is not None):
+        metrics = fail_on or tuple(METRIC[key] for key in baseline.DEFAULT_METRICS)
+        outcome = hold_against(comparison, before, metrics, limit)
+    code = _exit_code(comparison, outcome, asked=fail_on is not None)
     if has_runs:
-        _print(comparison, sys.stderr if "-" in (json_path, csv_path) else sys.stdout)
+        file = sys.stderr if "-" in (json_path, csv_path) else sys.stdout
+        _print(comparison, file)
+        if outcome:
+            _tell(outcome, comparison, file)
     if json_path:
-        report.write(json_path, json.dumps(as_json(comparison), indent=2) + "\n")
+        text = json.dumps(as_json(comparison, outcome), indent=2) + "\n"
+        lost = _lost(before, comparison, outcome) if before else []
+        _write_json(json_path, text, code, before, lost)
     if csv_path:
         report.write(csv_path, as_csv(comparison))
     if plot_path and has_runs:
         plot.draw(Path(plot_path), shlex.join(cmd), {side.allocator.label: side.runs for side in sides})
-    raise SystemExit(_exit_code(comparison))
+    raise SystemExit(code)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ HARDWARE_GROUP = "hardware"
 SYSCALLS = ("madvise", "process_madvise", "munmap", "mprotect", "brk", "mremap", "membarrier")
 # What ends on request gets this long to do so, before it is killed.
 GRACE_S = 5.0
+# The longest limit of a run that one may give: ten days. JSON cannot write that there is none.
+MOST_LIMIT_S = 864_000
 SHOOTDOWNS = ("shootdowns_begun", "interrupts_sent", "interrupts_received")
 
 
@@ -356,11 +359,13 @@ def measure(
     folder: Path | None = None,
     limit_s: float | None = None,
     start_client: Callable[[], subprocess.Popen[bytes]] | None = None,
+    gate: Callable[[int], None] | None = None,
 ) -> Measurement:
     """Runs a program once. Raises CalmError if it cannot be started.
 
     What the program inherits is this process's environment, or the one given. Past the limit it is killed
-    with all its descendants. For a server, start_client starts what drives it and makes it end.
+    with all its descendants. For a server, start_client starts what drives it and makes it end. gate gets the
+    id of the process that will become the program, which begins when gate returns.
     """
     program.find(command[0])
     arguments = [find_probe(), "-p", "-c", ",".join(groups) or "none", "-i", str(interval_ms)]
@@ -372,13 +377,16 @@ def measure(
     for name, value in set_variables.items():
         arguments += ["-e", f"{name}={value}"]
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as report_file, _Signals() as signals:
+    here, there = socket.socketpair()
+    if gate:
+        arguments += ["-g", str(there.fileno())]
+    with os.fdopen(read_end, "rb") as report_file, here, _Signals() as signals:
         try:
             process = subprocess.Popen(
                 [*arguments, "-f", str(write_end), "--", *command],
                 env=environment,
                 cwd=folder,
-                pass_fds=(write_end,),
+                pass_fds=(write_end, there.fileno()),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -387,6 +395,11 @@ def measure(
             raise CalmError(f"calm-probe cannot be started: {error.strerror}") from error
         finally:
             os.close(write_end)
+            there.close()
+        # Nothing comes from a probe that fails before: its own report says why, or that there is none.
+        if gate and (line := here.recv(64)):
+            gate(int(line))
+            here.sendall(b"g")
         watch = _Watch(process, start_client() if start_client else None, limit_s)
         signals.wait(watch)
         text = report_file.read()

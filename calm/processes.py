@@ -15,8 +15,8 @@ def _parents() -> dict[int, int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # Behind the name, which may hold anything, parentheses too.
-                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                # Behind the name, which may hold anything: parentheses, and half a character.
+                found[int(entry.name)] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
     return found
 
 

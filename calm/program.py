@@ -19,13 +19,20 @@ def find(name: str) -> Path:
     else:
         path = os.environ.get("PATH", os.defpath)
         candidates = [Path(directory or ".") / name for directory in path.split(":")]
-    present = [candidate for candidate in candidates if candidate.exists()] if name else []
+    # A folder of PATH that may not be looked into is passed over, as execvp does.
+    present = [candidate for candidate in candidates if os.access(candidate, os.F_OK)] if name else []
     for candidate in present:
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate
     if present:
         what = "is a directory" if present[0].is_dir() else "is not executable"
         raise CalmError(f"{present[0]} {what}", NOT_EXECUTABLE)
+    if "/" in name:
+        try:
+            Path(name).stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise exec_error(name, error.errno or 0) from error
     raise CalmError(f"no such program: {name!r}", NOT_FOUND)
 
 

@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from calm import allocators, program
+from calm import allocators, completion, environment, program
 from calm.errors import CalmError
 
 
@@ -30,14 +30,27 @@ def become(command: tuple[str, ...], variables: dict[str, str]) -> CalmError:
         return program.exec_error(command[0], error.errno or 0)
 
 
-@click.command("run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option(
-    "-a", "--allocator", required=True, metavar="NAME", help="Allocator to run with; see `calm allocators`."
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="\b\nExamples:\n  calm run -a calmalloc -- python3 server.py\n"
+    "  calm run -a calmalloc:CALM_OPTIONS=report=exit -- ls",
 )
-@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "-a",
+    "--allocator",
+    required=True,
+    shell_complete=allocators.complete,
+    metavar="NAME",
+    help="Allocator to run with; see `calm allocators`.",
+)
+@click.argument(
+    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
+)
 def command(allocator: str, cmd: tuple[str, ...]) -> None:
     """Run CMD with an allocator preloaded."""
     chosen = allocators.parse(allocator)
+    environment.tell(chosen.environment)
     if chosen.library and (obstacle := program.preload_obstacle(cmd)):
         click.echo(f"calm: {obstacle}", err=True)
     raise become(cmd, chosen.variables(os.environ))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from calm import machine, report
+from calm import completion, environment, machine, report
 from calm.errors import CalmError
 from calm.measure import METRICS, Measurement, Metric, counts, how, measure, signal_name
 from calm.statistics import median
@@ -118,7 +118,12 @@ def _print(command: tuple[str, ...], runs: list[Measurement], broadcast: machine
             console.print(f"the program was killed by {signal_name(run.signal)}")
 
 
-@click.command("stat", context_settings={"allow_interspersed_args": False})
+@click.command(
+    "stat",
+    context_settings={"allow_interspersed_args": False},
+    epilog="\b\nExamples:\n  calm stat -- sort -o /dev/null words\n"
+    "  calm stat -n 5 --json -- ./program >stat.json",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout; CMD's own output goes to stderr."
 )
@@ -134,9 +139,12 @@ def _print(command: tuple[str, ...], runs: list[Measurement], broadcast: machine
     metavar="MS",
     help="Milliseconds between samples of the memory.",
 )
-@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
+)
 def command(as_json: bool, repeat: int, interval: int, cmd: tuple[str, ...]) -> None:
     """Run CMD and report its time, memory, TLB shootdowns, memory calls and hardware counters."""
+    environment.tell()
     broadcast = machine.broadcast_here()
     runs: list[Measurement] = []
     stdout = sys.stderr.fileno() if as_json else None

@@ -72,13 +72,14 @@ if(CALMALLOC_TOOLS)
   # calm's modules are nobody else's, so they lie apart from Python's own.
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
-  install(TARGETS calm-probe RUNTIME DESTINATION ${libexec} COMPONENT tools)
+  install(TARGETS calm-probe madvise-storm RUNTIME DESTINATION ${libexec} COMPONENT tools)
   install(
     DIRECTORY ${PROJECT_SOURCE_DIR}/calm
     DESTINATION ${share}
     COMPONENT tools
     FILES_MATCHING
     PATTERN "*.py"
+    PATTERN "profile/page/*"
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
   )
@@ -91,13 +92,33 @@ if(CALMALLOC_TOOLS)
   install(PROGRAMS ${PROJECT_BINARY_DIR}/installed/calm DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   install(FILES ${man}/calm.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
 
+  # Where each shell looks; Debian's zsh has a folder of its own for packages.
+  set(completions ${PROJECT_SOURCE_DIR}/packaging/completions)
+  set(zsh_functions ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+  if(CALMALLOC_DEBIAN)
+    set(zsh_functions ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+  endif()
+  install(
+    FILES ${completions}/calm
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+    COMPONENT tools
+  )
+  install(FILES ${completions}/_calm DESTINATION ${zsh_functions} COMPONENT tools)
+  install(
+    FILES ${completions}/calm.fish
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d
+    COMPONENT tools
+  )
+
   # Under any prefix, calm finds its probe and the libraries beside its modules; below /usr, anyway.
   if(NOT CALMALLOC_DEBIAN)
     set(native ${CMAKE_INSTALL_FULL_DATADIR}/calmalloc/calm/_native)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)
     file(MAKE_DIRECTORY ${links})
-    file(RELATIVE_PATH probe ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/calm-probe)
-    file(CREATE_LINK ${probe} ${links}/calm-probe SYMBOLIC)
+    foreach(program calm-probe madvise-storm)
+      file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${program})
+      file(CREATE_LINK ${target} ${links}/${program} SYMBOLIC)
+    endforeach()
     foreach(library ${libraries})
       file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBDIR}/lib${library}.so)
       file(CREATE_LINK ${target} ${links}/lib${library}.so SYMBOLIC)
@@ -107,6 +128,13 @@ if(CALMALLOC_TOOLS)
 
   # What a wheel carries, in one folder and under plain names.
   install(PROGRAMS $<TARGET_FILE:calm-probe> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
+  if(CALMALLOC_WORKLOADS)
+    get_property(workloads DIRECTORY ${PROJECT_SOURCE_DIR}/workloads PROPERTY BUILDSYSTEM_TARGETS)
+    list(REMOVE_ITEM workloads workload_support)
+    foreach(workload ${workloads})
+      install(PROGRAMS $<TARGET_FILE:${workload}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
+    endforeach()
+  endif()
   foreach(library ${libraries})
     install(
       FILES $<TARGET_FILE:${library}>

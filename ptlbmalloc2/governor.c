@@ -14,6 +14,7 @@
 #include "glibc_malloc.h"
 #include "glibc_prove.h"
 #include "governor_state.h"
+#include "os/figures.h"
 #include "os/huge_pages.h"
 #include "policy/hysteresis.h"
 #include "trim.h"
@@ -617,3 +618,45 @@ struct governor_stats governor_read_stats(void) {
     stats.mmap_threshold_raises = load(&counters->mmap_threshold_raises);
     return stats;
 }
+
+/* The same for processes outside. All but the state lies in memory that is mapped later, and anew in a child.
+ */
+#define KEPT(label, field)                                                                              \
+    {                                                                                                   \
+        .name = (label), .at = &global.wiped_on_fork, .flags = FIGURE_THROUGH, .bytes = sizeof(size_t), \
+        .offset = offsetof(struct governor, field)                                                      \
+    }
+
+extern const struct ptlbmalloc2_figures {
+    struct figures head;
+    struct figure figure[21];
+} ptlbmalloc2_figures;
+
+__attribute__((used, visibility("hidden"))) const struct ptlbmalloc2_figures ptlbmalloc2_figures = {
+    .head = FIGURES_HEAD("ptlbmalloc2", ptlbmalloc2_figures),
+    .figure =
+        {
+            {.name = "state", .at = &global.state, .bytes = sizeof global.state},
+            KEPT("threshold_bytes", threshold_bytes),
+            KEPT("pad_each_bytes", pad_each_bytes),
+            KEPT("footprint_bytes", total_system_bytes),
+            KEPT("free_top_bytes", total_top_bytes),
+            KEPT("arenas", arenas),
+            KEPT("cpus_hundredths", cpus_hundredths),
+            KEPT("trims", stats.trims),
+            KEPT("bytes_trimmed", stats.bytes_trimmed),
+            KEPT("bytes_purged", stats.bytes_purged),
+            KEPT("ranges", stats.ranges),
+            KEPT("process_madvise_calls", stats.vectored_calls),
+            KEPT("madvise_calls", stats.single_calls),
+            KEPT("break_calls", stats.break_calls),
+            KEPT("failed_purges", stats.failed_purges),
+            KEPT("busy_arenas", stats.busy_arenas),
+            KEPT("walks", stats.walks),
+            KEPT("claims", stats.claims),
+            KEPT("bytes_claimed", stats.bytes_claimed),
+            KEPT("threshold_changes", stats.threshold_changes),
+            KEPT("mmap_threshold_raises", stats.mmap_threshold_raises),
+        },
+};
+FIGURES_NOTE(ptlbmalloc2_figures);

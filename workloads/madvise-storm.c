@@ -6,6 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifdef __x86_64__
+#include <x86intrin.h>
+#endif
+
 static const char program_name[] = "madvise-storm";
 
 enum pages { PAGES_SHARED, PAGES_OWN };
@@ -32,6 +36,15 @@ static void give_back(unsigned long thread, void *shared) {
             fail(program_name, "madvise refused");
         }
     }
+}
+
+/* The reference cycles since some moment; 0 where the CPU does not tell. */
+static unsigned long long reference_cycles(void) {
+#ifdef __x86_64__
+    return __rdtsc();
+#else
+    return 0;
+#endif
 }
 
 int main(int argc, char **argv) {
@@ -61,12 +74,16 @@ int main(int argc, char **argv) {
     if (storm.memory == MAP_FAILED) {
         fail(program_name, "out of memory");
     }
+    double clock = now_seconds();
+    unsigned long long cycles = reference_cycles();
     double seconds = run_threads(program_name, threads, give_back, &storm);
+    cycles = reference_cycles() - cycles;
+    clock = now_seconds() - clock;
 
     printf("{\"workload\": \"madvise-storm\", \"threads\": %lu, \"calls\": %lu, \"pages\": \"%s\", "
            "\"touch\": %s, "
-           "\"seconds\": %.6f, \"calls_per_second\": %.0f}\n",
+           "\"seconds\": %.6f, \"calls_per_second\": %.0f, \"reference_mhz\": %.1f}\n",
            threads, calls, pages_names[pages], touch != 0 ? "true" : "false", seconds,
-           (double)threads * (double)calls / seconds);
+           (double)threads * (double)calls / seconds, (double)cycles / clock * 1e-6);
     return 0;
 }

@@ -246,3 +246,8 @@ unsigned long long random_next(unsigned long long *state) {
 unsigned long random_between(unsigned long long *state, unsigned long least, unsigned long most) {
     return least + (unsigned long)(random_next(state) % (most - least + 1));
 }
+
+unsigned long long checksum_add(unsigned long long checksum, unsigned long long number) {
+    unsigned long long state = checksum ^ number;
+    return random_next(&state);
+}

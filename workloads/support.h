@@ -63,4 +63,7 @@ unsigned long long random_next(unsigned long long *state);
 /* A number in [least, most], all alike. */
 unsigned long random_between(unsigned long long *state, unsigned long least, unsigned long most);
 
+/* Takes one more number into a checksum, in an order that counts. */
+unsigned long long checksum_add(unsigned long long checksum, unsigned long long number);
+
 #endif

@@ -62,7 +62,7 @@ class Store:
     def save(self, name: str, result: dict[str, Any]) -> None:
         """Writes a result, and the machine with it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(without_paths({"machine": machine(), **result}), indent=1)
+        text = json.dumps(without_paths({**result, "machine": machine()}), indent=1)
         (self.folder / f"{name}.json").write_text(text + "\n")
 
     def load(self, name: str) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ class Case:
 
     name: str
     family: str
-    """One of workload, listing1, program, server."""
+    """One of workload, stand-in, listing1, program, server."""
     summary: str
     """One line: what it does, and after whom."""
     prepare: Callable[[Path], Prepared]

@@ -11,17 +11,19 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from calm import allocators, places, plot, report
+from calm import allocators, environment, measure, places, plot, ranges, report
 from calm.allocators import Allocator
 from calm.bench import picture, programs, results, runner, tables, workloads
 from calm.bench.analysis import analyse
 from calm.bench.cases import Case
+from calm.bench.paper import rerun
+from calm.bench.paper.model import Paper
 from calm.bench.progress import Shown
 from calm.bench.results import Results
 from calm.errors import USAGE, CalmError
 
-SUITES = ("quick", "full")
-_ROUNDS = {"quick": 3, "full": 7}
+SUITES = ("quick", "full", "stand-ins")
+_ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5}
 # calmalloc's peers are allocators; ptlbmalloc2 is a governor over one, and Debian's builds double another's.
 _NOT_BY_DEFAULT = ("ptlbmalloc2",)
 
@@ -38,6 +40,10 @@ def choose(cases: Sequence[Case], suite: str, names: Sequence[str]) -> list[Case
         raise CalmError(f"no such case: {', '.join(unknown)} (see `calm bench --list`)", USAGE)
     if names:
         return [case for case in cases if case.name in names]
+    if suite == "stand-ins":
+        return [
+            case for case in cases if case.family == "stand-in" or case.name in workloads.BESIDE_STAND_INS
+        ]
     return [case for case in cases if case.quick or suite == "full"]
 
 
@@ -77,6 +83,48 @@ def _list(cases: Sequence[Case]) -> None:
         style = "dim" if reason else None
         table.add_row(case.name, case.family, "yes" if case.quick else "", compared, summary, style=style)
     report.print_table(report.console(), table)
+
+
+def _ignore_interrupts() -> None:
+    # What is left to do takes a second; another Ctrl-C must not lose what was measured.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _paper(
+    paper: Paper,
+    specs: Sequence[str],
+    rounds: int | None,
+    scale: float | None,
+    set_huge_pages: bool,
+    limit_s: float,
+    touch: bool,
+    output: str | None,
+    markdown: bool,
+) -> None:
+    found, about = rerun.measure(
+        paper,
+        specs,
+        scale=scale,
+        set_huge_pages=set_huge_pages,
+        rounds=rounds,
+        limit_s=limit_s,
+        touch=touch,
+        folder=inputs_folder(),
+        write=rerun.write_to(output),
+        hidden=_hidden(),
+    )
+    if found.interrupted_by is not None:
+        _ignore_interrupts()
+        done = [len(side.runs) for row in found.rows for side in row.sides if not side.failure]
+        click.echo(f"calm: stopped after {min(done, default=0)} of {found.rounds} rounds", err=True)
+    if output:
+        report.write(output, rerun.dump(found, about, _hidden()))
+    if any(side.runs or side.failure for row in found.rows for side in row.sides):
+        rerun.show(found, about, markdown, report.console(sys.stderr if output == "-" else sys.stdout))
+    elif found.interrupted_by is None:
+        reasons = "; ".join(dict.fromkeys(found.left_out.values()))
+        raise CalmError(f"none of the paper's programs can be run on this machine: {reasons}")
+    raise SystemExit(_exit_code(found))
 
 
 def _show(found: Results, kinds: Sequence[str], markdown: bool, to_stderr: bool, drawing: str | None) -> None:
@@ -121,8 +169,7 @@ def _measure(
             touch=touch,
         )
     if found.interrupted_by is not None:
-        # What is left to do takes a second; another Ctrl-C must not lose what was measured.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _ignore_interrupts()
         done = [len(side.runs) for row in found.rows for side in row.sides if not side.failure]
         click.echo(f"calm: stopped after {min(done, default=0)} of {rounds} rounds", err=True)
     for name, reason in found.left_out.items():
@@ -135,7 +182,17 @@ def _measure(
     return found
 
 
-@click.command("bench")
+_EPILOG = """\b
+Examples:
+  calm bench
+  calm bench --suite full -o all.json --picture all.svg
+  calm bench -a glibc,calmalloc,jemalloc -n 9 larson redis-set
+  calm bench --report all.json --table time --markdown
+  calm bench --paper oracle --set-thp -o oracle.json
+"""
+
+
+@click.command("bench", epilog=_EPILOG)
 @click.option(
     "--suite",
     type=click.Choice(SUITES),
@@ -148,21 +205,37 @@ def _measure(
     "--allocators",
     "specs",
     multiple=True,
+    shell_complete=allocators.complete_list,
     metavar="A,B,…",
     help="Allocators, as for `calm compare`. Default: glibc, calmalloc and every peer on this machine.",
 )
 @click.option(
-    "-n", "rounds", type=click.IntRange(min=1), help="Rounds that count. Default: 3 of quick, 7 of full."
+    "-n",
+    "rounds",
+    type=click.IntRange(min=1),
+    help="Rounds that count. Default: 3 of quick, 5 of stand-ins, 7 of full.",
 )
-@click.option("-o", "--output", metavar="FILE.json", help="Write every run's figures; '-' is stdout.")
 @click.option(
-    "--picture", "drawing", metavar="FILE.svg|png", help="Draw time against memory with the Pareto front."
+    "-o",
+    "--output",
+    "--json",
+    "output",
+    type=click.Path(),
+    metavar="FILE.json",
+    help="Write every run's figures; '-' is stdout.",
+)
+@click.option(
+    "--picture",
+    "drawing",
+    type=click.Path(),
+    metavar="FILE.svg|png",
+    help="Draw time against memory with the Pareto front.",
 )
 @click.option("--only", multiple=True, metavar="CASE,…", help="The same as naming them as arguments.")
 @click.option("--list", "listing", is_flag=True, help="List the cases, and run nothing.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ranges.FloatRange(min=0, min_open=True, max=measure.MOST_LIMIT_S),
     default=120.0,
     show_default=True,
     metavar="SECONDS",
@@ -173,7 +246,30 @@ def _measure(
     default=True,
     help="Touch memory before the first run, so that a virtual machine's host has backed it.",
 )
-@click.option("--report", "report_path", metavar="FILE.json", help="Run nothing: show what -o wrote before.")
+@click.option(
+    "--paper",
+    "paper_name",
+    type=click.Choice(tuple(rerun.PAPERS)),
+    help="Measure this paper's tables anew, in 5 rounds, beside what it published. -a: in the place of ours.",
+)
+@click.option(
+    "--scale",
+    type=ranges.FloatRange(min=0, min_open=True, max=100),
+    metavar="FACTOR",
+    help="With --paper oracle: the share of the paper's work that a run does. Default: 0.1.",
+)
+@click.option(
+    "--set-thp",
+    is_flag=True,
+    help="With --paper oracle: set huge pages to `always` meanwhile, as root, and put them back.",
+)
+@click.option(
+    "--report",
+    "report_path",
+    type=click.Path(),
+    metavar="FILE.json",
+    help="Run nothing: show what -o wrote before.",
+)
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option(
     "--table",
@@ -193,6 +289,9 @@ def command(
     listing: bool,
     timeout: float,
     touch: bool,
+    paper_name: str | None,
+    scale: float | None,
+    set_thp: bool,
     report_path: str | None,
     markdown: bool,
     kinds: tuple[str, ...],
@@ -211,18 +310,34 @@ def command(
     if report_path is not None:
         asked = [
             *(("CASE", names), ("--only", only), ("-a", specs), ("-n", rounds), ("-o", output)),
-            *(("--list", listing),),
+            *(("--list", listing), ("--paper", paper_name), ("--scale", scale), ("--set-thp", set_thp)),
         ]
         if meaningless := [option for option, value in asked if value]:
             raise CalmError(f"--report runs nothing, so {', '.join(meaningless)} says nothing", USAGE)
-        _show(results.load(report_path), kinds or tables.KINDS, markdown, to_stderr=False, drawing=drawing)
+        loaded = results.load(report_path)
+        about = None if kinds or drawing else rerun.load_about(report_path)
+        if about:
+            rerun.show(loaded, about, markdown, report.console())
+        else:
+            _show(loaded, kinds or tables.KINDS, markdown, to_stderr=False, drawing=drawing)
         return
+    if paper_name is not None:
+        paper = rerun.PAPERS[paper_name]
+        rerun.check(paper, scale, set_thp)
+        asked = [("CASE", names), ("--only", only), ("--list", listing)]
+        asked += [("--picture", drawing), ("--table", kinds)]
+        if meaningless := [option for option, value in asked if value]:
+            raise CalmError(f"--paper has cases and tables of its own: no {', '.join(meaningless)}", USAGE)
+        _paper(paper, specs, rounds, scale, set_thp, timeout, touch, output, markdown)
+    elif scale is not None or set_thp:
+        raise CalmError("--scale and --set-thp belong to --paper oracle", USAGE)
     if listing:
         _list(all_cases())
         return
     wanted = [name for text in only for name in text.split(",")] + list(names)
     chosen = choose(all_cases(), suite, wanted)
     sides = allocators.parse_list(specs or default_allocators())
+    environment.tell(*(side.environment for side in sides))
     found = _measure(
         chosen, sides, suite if not wanted else "named", rounds or _ROUNDS[suite], timeout, touch, output
     )

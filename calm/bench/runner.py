@@ -150,12 +150,17 @@ def _number(printed: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
+def _figures(hardware: bool) -> tuple[str, ...]:
+    return (*_MEASURED, *(("cycles",) if hardware else ()))
+
+
 def run_once(
     case: Case,
     prepared: Prepared,
     allocator: Allocator,
     broadcast: machine.Broadcast | None,
     limit_s: float | None,
+    hardware: bool = False,
 ) -> tuple[measure.Measurement, dict[str, float | None], str | None]:
     """One run: the measurement, its figures, and what went wrong with it, if anything did."""
     environment = clean_environment() | dict(prepared.environment)
@@ -180,7 +185,7 @@ def run_once(
         run = measure.measure(
             prepared.command,
             allocator.variables(environment),
-            groups=[measure.TLB_GROUP],
+            groups=[measure.TLB_GROUP, *([measure.HARDWARE_GROUP] if hardware else [])],
             stdin=subprocess.DEVNULL,
             stdout=output if prints else subprocess.DEVNULL,
             stderr=errors,
@@ -189,7 +194,7 @@ def run_once(
             limit_s=limit_s,
             start_client=start_client if prepared.client else None,
         )
-        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in _MEASURED}
+        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in _figures(hardware)}
         failure = run.failure
         if failure:
             words = report.last_words(client_errors) if run.client_code else ""
@@ -258,6 +263,7 @@ def _run_row(
     broadcast: machine.Broadcast | None,
     limit_s: float | None,
     watcher: Watcher,
+    hardware: bool,
 ) -> bool:
     """One case in one round, under every allocator; False when the user stopped it in its middle."""
     finished: list[tuple[Side, Run]] = []
@@ -268,7 +274,9 @@ def _run_row(
         watcher.turn(number, work.case.name, allocator.label)
         begin = time.monotonic()
         try:
-            run, figures, failure = run_once(work.case, work.prepared, allocator, broadcast, limit_s)
+            run, figures, failure = run_once(
+                work.case, work.prepared, allocator, broadcast, limit_s, hardware
+            )
         except CalmError as error:
             run, figures, failure = None, {}, str(error)
         processes.end_orphans()
@@ -281,7 +289,7 @@ def _run_row(
         else:
             finished.append((side, Run(number, figures)))
         if run is not None:
-            for name in _MEASURED:
+            for name in _figures(hardware):
                 how = measure.how(measure.METRIC[name], run, broadcast)
                 # One that was counted says more than why one was not.
                 if name not in results.how or results.how[name].startswith("not "):
@@ -305,11 +313,13 @@ def run_suite(
     watcher: Watcher,
     save: Callable[[Results], None],
     touch: bool = True,
+    hardware: bool = False,
 ) -> Results:
     """Runs everything; whatever the user stops is left out of what comes back, and nothing else.
 
     Each round runs each case once under every allocator, the first one for nothing: it warms up files, memory
     and CPUs. save is called after each round, so that a machine that goes down takes one round with it.
+    hardware: cycles are counted too, where the machine can.
     """
     measure.find_probe()
     broadcast = machine.broadcast_here()
@@ -338,7 +348,7 @@ def run_suite(
         watcher.begin(turns, rounds + 1)
         for number in range(rounds + 1):
             for each in work:
-                if not _run_row(each, number, results, broadcast, limit_s, watcher):
+                if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware):
                     break
             if results.interrupted_by is not None:
                 break

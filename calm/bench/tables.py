@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,7 @@ from calm.bench.analysis import (
     costs,
     resident_rows,
 )
-from calm.bench.results import RESIDENT, Row, Side
+from calm.bench.results import RESIDENT, Results, Row, Side
 from calm.measure import METRIC
 from calm.statistics import CONFIDENCE, RESAMPLES, Ratio, median, ratio_of_medians
 
@@ -41,6 +42,8 @@ class Grid:
     closing: list[list[str]] = field(default_factory=list)
     """Rows about all the others, below a line."""
     notes: list[str] = field(default_factory=list)
+    words: tuple[int, ...] = ()
+    """Further columns that are text."""
 
 
 def amount(value: float, unit: str) -> str:
@@ -320,13 +323,15 @@ def findings(analysis: Analysis) -> list[str]:
     return lines
 
 
-def conditions(analysis: Analysis) -> list[str]:
+def conditions(results: Results) -> list[str]:
     """Who took part, where, and how."""
-    results = analysis.results
     machine = results.machine
-    versions = ", ".join(
-        f"{each.label} {each.version or '(version not known)'}" for each in results.allocators
-    )
+    # One with other variables is no other version.
+    named = [
+        f"{each.label.partition(':')[0]} {each.version or '(version not known)'}"
+        for each in results.allocators
+    ]
+    versions = ", ".join(dict.fromkeys(named))
     rounds = [len(side.runs) for row in results.rows for side in row.sides if not side.failure]
     done = f"{min(rounds, default=0)}" if len(set(rounds)) < 2 else f"{min(rounds)} to {max(rounds)}"
     few = "; with so few rounds the intervals are too narrow" if rounds and 1 < min(rounds) < 5 else ""
@@ -345,8 +350,9 @@ def conditions(analysis: Analysis) -> list[str]:
 def _rich(grid: Grid) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column(grid.headings[0], no_wrap=True)
-    for heading in grid.headings[1:]:
-        table.add_column(heading, justify="right", overflow="fold", no_wrap=len(grid.headings) < 6)
+    for number, heading in enumerate(grid.headings[1:], 1):
+        justify: Literal["left", "right"] = "left" if number in grid.words else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=len(grid.headings) < 6)
     for row in grid.rows:
         table.add_row(*row)
     if grid.closing:
@@ -356,16 +362,21 @@ def _rich(grid: Grid) -> Table:
     return table
 
 
+def show(grid: Grid, console: Console) -> None:
+    """Prints a table."""
+    console.print(f"\n{grid.title}", style="bold", soft_wrap=True)
+    if grid.rows or grid.closing:
+        report.print_table(console, _rich(grid))
+    for note in grid.notes:
+        console.print(note, style="dim", soft_wrap=True)
+
+
 def to_terminal(analysis: Analysis, kinds: Sequence[str], console: Console) -> None:
     """Prints everything."""
     for grid in grids(analysis, kinds):
-        console.print(f"\n{grid.title}", style="bold", soft_wrap=True)
-        if grid.rows or grid.closing:
-            report.print_table(console, _rich(grid))
-        for note in grid.notes:
-            console.print(note, style="dim", soft_wrap=True)
+        show(grid, console)
     console.print()
-    for line in findings(analysis) + conditions(analysis):
+    for line in findings(analysis) + conditions(analysis.results):
         console.print(line, soft_wrap=True)
 
 
@@ -373,17 +384,22 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.strip().replace('|', '&#124;') for cell in cells)} |"
 
 
+def grid_markdown(grid: Grid) -> str:
+    """A table as Markdown."""
+    lines = [f"{grid.title[:1].upper()}{grid.title[1:]}:", ""]
+    marks = ["---" if number in grid.words else "---:" for number in range(1, len(grid.headings))]
+    if grid.rows or grid.closing:
+        lines += [_line(grid.headings), _line(["---", *marks])]
+    lines += [_line(row) for row in grid.rows]
+    lines += [_line([f"**{row[0].strip()}**", *row[1:]]) for row in grid.closing]
+    if grid.notes:
+        lines += ["", *(f"- {note.removeprefix('* ')}" for note in grid.notes)]
+    return "\n".join(lines)
+
+
 def to_markdown(analysis: Analysis, kinds: Sequence[str]) -> str:
     """The same as Markdown."""
-    parts = []
-    for grid in grids(analysis, kinds):
-        lines = [f"{grid.title[:1].upper()}{grid.title[1:]}:", ""]
-        lines += [_line(grid.headings), _line(["---", *["---:"] * (len(grid.headings) - 1)])]
-        lines += [_line(row) for row in grid.rows]
-        lines += [_line([f"**{row[0].strip()}**", *row[1:]]) for row in grid.closing]
-        if grid.notes:
-            lines += ["", *(f"- {note.removeprefix('* ')}" for note in grid.notes)]
-        parts.append("\n".join(lines))
+    parts = [grid_markdown(grid) for grid in grids(analysis, kinds)]
     parts.append("\n".join(f"- {line}" for line in findings(analysis)))
-    parts.append(" ".join(conditions(analysis)))
+    parts.append(" ".join(conditions(analysis.results)))
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -44,6 +44,15 @@ def obstacle(case: Case) -> str | None:
     return None
 
 
+# Real programs that belong with the stand-ins, since the suite that these stand for has them too.
+BESIDE_STAND_INS = ("vips",)
+
+
+def _stand_in(name: str, summary: str, *words: str) -> Case:
+    """One in place of a program that no registry carries; its name says so."""
+    return Case(name, "stand-in", summary, _command(name, *words))
+
+
 def _fixed(name: str, summary: str, *words: str, quick: bool = False) -> Case:
     """A fixed amount of work."""
     return Case(name, "workload", summary, _command(*words), quick=quick)
@@ -156,4 +165,16 @@ CASES: tuple[Case, ...] = (
         quick=True,
     ),
     _fixed("espresso", "logic minimised as Espresso does: sets of bits, after Zorn and Grunwald", "espresso"),
+    _stand_in("bodytrack-like", "for bodytrack: pictures and particles of a pool of threads that lives on"),
+    _stand_in(
+        "canneal-like", "for canneal: a netlist of small blocks is built once, and pointers are chased"
+    ),
+    _stand_in("dedup-like", "for dedup: a pipeline whose buffers are freed in other threads, and swell"),
+    _stand_in(
+        "fluidanimate-like", "for fluidanimate: a grid that is allocated once, and threads with borders"
+    ),
+    _stand_in(
+        "streamcluster-like", "for streamcluster: blocks of points come and go, and threads wait at barriers"
+    ),
+    _stand_in("swaptions-like", "for swaptions: small matrices for each trial, in every thread"),
 )

@@ -30,6 +30,7 @@ struct options {
     int output;
     unsigned groups;
     uint64_t interval_ns;
+    int gate; /* somebody there gets the program's process id, and says when it may begin; -1: nobody */
     char **assignments; /* NAME=VALUE, for the program alone */
     size_t assignment_count;
     char **command;
@@ -77,8 +78,8 @@ static _Noreturn void fail(const char *what, int error) {
 }
 
 static _Noreturn void usage(int status) {
-    fputs("usage: calm-probe [-f FD | -o FILE] [-c GROUPS] [-i MILLISECONDS] [-p] [-e NAME=VALUE]... -- "
-          "COMMAND...\n"
+    fputs("usage: calm-probe [-f FD | -o FILE] [-c GROUPS] [-i MILLISECONDS] [-p] [-e NAME=VALUE]... "
+          "[-g FD] -- COMMAND...\n"
           "Runs COMMAND and writes what it took as one JSON object.\n"
           "  -f FD            write to this open descriptor (default: 2, standard error)\n"
           "  -o FILE          write to this file\n"
@@ -87,7 +88,8 @@ static _Noreturn void usage(int status) {
           "all)\n"
           "  -i MILLISECONDS  look at the memory this often (default: 10)\n"
           "  -p               send COMMAND a SIGTERM when the process that started calm-probe ends\n"
-          "  -e NAME=VALUE    set this in COMMAND's environment; calm-probe itself runs without it\n",
+          "  -e NAME=VALUE    set this in COMMAND's environment; calm-probe itself runs without it\n"
+          "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n",
           status == 0 ? stdout : stderr);
     exit(status);
 }
@@ -135,12 +137,13 @@ static void end_with_parent(void) {
 }
 
 static struct options parse_options(int argc, char **argv) {
-    struct options options = {.output = STDERR_FILENO, .groups = GROUP_ALL, .interval_ns = 10000000};
+    struct options options = {
+        .output = STDERR_FILENO, .groups = GROUP_ALL, .interval_ns = 10000000, .gate = -1};
     options.assignments = calloc((size_t)argc, sizeof *options.assignments);
     if (options.assignments == NULL) {
         fail("out of memory", errno);
     }
-    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:ph")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:g:ph")) != -1;) {
         switch (option) {
         case 'f':
             options.output = (int)parse_number(optarg, 'f', 0, 1U << 20);
@@ -163,6 +166,12 @@ static struct options parse_options(int argc, char **argv) {
                 exit(2);
             }
             options.assignments[options.assignment_count++] = optarg;
+            break;
+        case 'g':
+            options.gate = (int)parse_number(optarg, 'g', 0, 1U << 20);
+            if (fcntl(options.gate, F_SETFD, FD_CLOEXEC) != 0) {
+                fail("-g", errno);
+            }
             break;
         case 'p':
             end_with_parent();
@@ -333,6 +342,15 @@ static void watch(struct run *run, uint64_t interval_ns, const sigset_t *awaited
     run->end_ns = clock_ns(CLOCK_MONOTONIC);
 }
 
+/* Whoever watches the program too gets ready meanwhile. A watcher that is gone ends the run. */
+static void wait_at_gate(int gate, pid_t child) {
+    char byte;
+    if (dprintf(gate, "%d\n", (int)child) < 0 || read(gate, &byte, 1) != 1) {
+        kill(child, SIGKILL);
+        fail("-g", errno);
+    }
+}
+
 static void run_program(const struct options *options, struct run *run) {
     int go[2];
     int notes[2];
@@ -364,6 +382,10 @@ static void run_program(const struct options *options, struct run *run) {
     getrusage(RUSAGE_CHILDREN, &run->helper);
     if (!tree_open(&run->tree, run->child)) {
         fail("/proc", errno);
+    }
+
+    if (options->gate >= 0) {
+        wait_at_gate(options->gate, run->child);
     }
 
     uint64_t row_before = 0;

@@ -3,6 +3,7 @@
 #include "api/allocator.h"
 #include "api/options.h"
 #include "api/profiling.h"
+#include "os/figures.h"
 #include "os/syscall.h"
 
 #include <errno.h>
@@ -133,6 +134,103 @@ void statistics_json(struct text *text) {
     }
     text_string(text, "}}");
 }
+
+/* What a process outside reads: of calm_stats all that takes no lock and no sum of this process's. */
+#define WORD(label, place) \
+    { .name = (label), .at = &(place), .bytes = sizeof(place) }
+#define PAGES(label, place) \
+    { .name = (label), .at = &(place), .bytes = sizeof(place), .unit = FIGURE_PAGES }
+#define PAGES_LESS(label, place)                                                       \
+    {                                                                                  \
+        .name = (label), .at = &(place), .bytes = sizeof(place), .unit = FIGURE_PAGES, \
+        .flags = FIGURE_SUBTRACT                                                       \
+    }
+/* Blocks of a class count for its size. */
+#define BY_CLASS \
+    .count = SIZE_CLASSES, .weights = &calm_classes.of[0].size, .weight_stride = sizeof(struct size_class)
+#define DEPOT(number)                                                                           \
+    {                                                                                           \
+        .name = "cached", .at = &calm_governor.depots[number].shelves, .flags = FIGURE_THROUGH, \
+        .offset = offsetof(struct depot_shelf, count), .stride = sizeof(struct depot_shelf),    \
+        .bytes = sizeof(uint32_t), BY_CLASS                                                     \
+    }
+#define HEAP calm_governor.heap
+
+extern const struct calm_figures {
+    struct figures head;
+    struct figure figure[42];
+} calm_figures;
+
+__attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
+    {
+        .head = FIGURES_HEAD("calmalloc", calm_figures),
+        .figure =
+            {
+                PAGES("footprint", HEAP.used_pages),
+                PAGES_LESS("footprint", HEAP.claimed_pages),
+                PAGES("footprint", HEAP.runs.sets[RUN_DIRTY].pages),
+                PAGES("footprint", HEAP.runs.sets[RUN_HUGE_DIRTY].pages),
+                PAGES("footprint", HEAP.slab_dirty_pages),
+                PAGES("footprint", HEAP.purging_pages),
+                PAGES("in_use", HEAP.used_pages),
+                PAGES_LESS("in_use", HEAP.claimed_pages),
+                PAGES("retained", HEAP.runs.sets[RUN_DIRTY].pages),
+                PAGES("retained", HEAP.runs.sets[RUN_HUGE_DIRTY].pages),
+                PAGES("retained", HEAP.slab_dirty_pages),
+                PAGES("retained", HEAP.purging_pages),
+                PAGES("retained_limit", calm_governor.limit_pages),
+                {
+                    .name = "cached",
+                    .at = &calm_caches.regions,
+                    .flags = FIGURE_THROUGH,
+                    .rows = &calm_caches.count,
+                    .present = &calm_caches.states,
+                    .present_offset = offsetof(struct region_state, open),
+                    .present_stride = sizeof(struct region_state),
+                    .row_stride = REGION_BYTES,
+                    .stride = sizeof(uint64_t),
+                    .bytes = sizeof(uint64_t),
+                    .less = calm_caches.start_of,
+                    BY_CLASS,
+                },
+                DEPOT(0),
+                DEPOT(1),
+                DEPOT(2),
+                DEPOT(3),
+                DEPOT(4),
+                DEPOT(5),
+                DEPOT(6),
+                DEPOT(7),
+                PAGES("dirtied", HEAP.dirtied_pages),
+                PAGES("purged", calm_governor.counts.purged_pages),
+                WORD("purges", calm_governor.counts.purges),
+                WORD("purges_timed", calm_governor.counts.purges_timed),
+                WORD("purges_asked", calm_governor.counts.purges_asked),
+                WORD("purge_failures", calm_governor.counts.failures),
+                WORD("purge_vectored_calls", calm_governor.counts.vectored_calls),
+                WORD("purge_single_calls", calm_governor.counts.single_calls),
+                WORD("purge_ranges", calm_governor.counts.ranges),
+                WORD("purge_ns", calm_governor.counts.purge_ns),
+                WORD("cache_drains", calm_caches.drains),
+                {
+                    .name = "cache_misses",
+                    .at = &calm_governor.misses[0].count,
+                    .stride = sizeof(struct miss_counter),
+                    .count = MISS_COUNTERS,
+                    .bytes = sizeof(uint64_t),
+                },
+                WORD("heap_locks", calm_governor.heap_locks),
+                WORD("looks", calm_governor.looks),
+                WORD("large_allocations", HEAP.large_allocations),
+                WORD("large_moves", HEAP.moves),
+                WORD("slack", calm_governor.settings.slack),
+                WORD("purge_time", calm_governor.settings.purge_time),
+                WORD("policy", calm_governor.settings.policy),
+                WORD("background", calm_governor.settings.background),
+            },
+};
+_Static_assert(DEPOTS_MOST == 8, "a term for each depot");
+FIGURES_NOTE(calm_figures);
 
 /* Programs close their stderr before the last destructors run: the report has a descriptor of its own. */
 static int report_descriptor = 2;

@@ -64,6 +64,12 @@ static size_t limit_pages(const struct governor *governor) {
     return limit_pages_by(governor, governor->factor);
 }
 
+/* The same, left where others may read it. */
+static size_t publish_limit(struct governor *governor) {
+    governor->limit_pages = limit_pages(governor);
+    return governor->limit_pages;
+}
+
 /* Under the purger's lock. */
 static double new_factor(struct governor *governor) {
     double cpus = governor->cpu_usage.cpus;
@@ -174,6 +180,7 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
     heap_enter(governor);
     heap_put_back(&governor->heap, batch, done);
     governor->counts.purged_pages += purged;
+    publish_limit(governor);
     if (done == 0) {
         back_off(governor);
     } else if (done == batch->count) {
@@ -289,6 +296,7 @@ static void set_factor(struct governor *governor) {
         size_t limit = limit_pages_by(governor, factor);
         if (!purged || !is_over(governor, limit)) {
             governor->factor = factor;
+            publish_limit(governor);
             lock_release(&governor->heap_lock);
             return;
         }
@@ -483,7 +491,7 @@ static void heap_leave(struct governor *governor) {
     if (clock) {
         forgive(governor);
     }
-    bool over = is_over(governor, limit_pages(governor));
+    bool over = is_over(governor, publish_limit(governor));
     bool misused = governor->heap.misuses != governor->misuses_reported;
     lock_release(&governor->heap_lock);
     if (__builtin_expect(misused, 0)) {
@@ -536,6 +544,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
     governor->factor = new_factor(governor);
+    publish_limit(governor);
     return true;
 }
 
@@ -775,6 +784,7 @@ void governor_after_fork(struct governor *governor, bool child) {
         governor->first_thread = thread_pointer();
         governor->band = governor->band < ADAPTIVE_BAND_MOST ? governor->band : ADAPTIVE_BAND_MOST;
         governor->factor = new_factor(governor);
+        publish_limit(governor);
     }
     lock_release(&governor->heap_lock);
     lock_release(&governor->purge_lock);

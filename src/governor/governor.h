@@ -64,6 +64,7 @@ struct governor {
     void (*misused)(enum misuse kind, const void *pointer);
     /* Under the heap's lock. */
     double factor;            /* of the threshold for a footprint: slack, CPUs, band */
+    size_t limit_pages;       /* the bound at the last look, for who reads without a lock */
     size_t low_dirty_pages;   /* in this window */
     size_t retry_above_pages; /* after a refusal: not before there is so much, or a while has passed */
     struct density density;

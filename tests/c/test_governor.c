@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "figures_reader.h"
 
 void *governed_malloc(size_t bytes);
 void *governed_calloc(size_t count, size_t bytes);
@@ -212,12 +213,43 @@ static void *run_churn(void *unused) {
     return NULL;
 }
 
+/* What a process outside would read; with no other thread at work. */
+static void check_figures(void) {
+    const struct figures *figures = figures_of("ptlbmalloc2");
+    struct governor_stats stats = governor_read_stats();
+    CHECK_EQUAL(figure_now(figures, "state"), stats.active ? 1 : 2);
+#define SAME(name) CHECK_EQUAL(figure_now(figures, #name), stats.name)
+    SAME(threshold_bytes);
+    SAME(pad_each_bytes);
+    SAME(footprint_bytes);
+    SAME(free_top_bytes);
+    SAME(arenas);
+    SAME(cpus_hundredths);
+    SAME(trims);
+    SAME(bytes_trimmed);
+    SAME(bytes_purged);
+    SAME(ranges);
+    SAME(break_calls);
+    SAME(failed_purges);
+    SAME(busy_arenas);
+    SAME(walks);
+    SAME(claims);
+    SAME(bytes_claimed);
+    SAME(threshold_changes);
+    SAME(mmap_threshold_raises);
+#undef SAME
+    CHECK_EQUAL(figure_now(figures, "process_madvise_calls"), stats.vectored_calls);
+    CHECK_EQUAL(figure_now(figures, "process_madvise_calls") + figure_now(figures, "madvise_calls"),
+                stats.purge_calls);
+}
+
 static void live_as_child(void) {
     static void *blocks[400];
     struct governor_stats born = governor_read_stats();
     CHECK(born.active);
     CHECK_EQUAL(born.trims, 0);
     CHECK_EQUAL(born.arenas, 0);
+    check_figures();
     for (size_t i = 0; i < 400; i++) {
         blocks[i] = governed_malloc(100000);
         CHECK(blocks[i] != NULL);
@@ -440,6 +472,7 @@ int main(void) {
     CHECK(stats.bytes_claimed >= stats.claims * 4096);
 
     settle();
+    check_figures();
     check_retention(resident_before);
     compare_with_mallinfo();
     check_malloc_info();

@@ -5,6 +5,7 @@
 #include "calmalloc.h"
 
 #include "api/allocator.h"
+#include "figures_reader.h"
 #include "heap_walk.h"
 #include "os/clock.h"
 #include "os/purge.h"
@@ -478,6 +479,76 @@ static void test_depot_grows(void) {
     CHECK(locks[1] < locks[0] / 2);
 }
 
+static void check_figures(void) {
+    const struct figures *figures = figures_of("calmalloc");
+    struct calm_stats stats = stats_now();
+#define SAME(name) CHECK_EQUAL(figure_now(figures, #name), stats.name)
+    SAME(footprint);
+    SAME(in_use);
+    SAME(retained);
+    SAME(retained_limit);
+    SAME(cached);
+    SAME(dirtied);
+    SAME(purged);
+    SAME(purges);
+    SAME(purges_timed);
+    SAME(purges_asked);
+    SAME(purge_failures);
+    SAME(purge_vectored_calls);
+    SAME(purge_single_calls);
+    SAME(purge_ranges);
+    SAME(cache_drains);
+    SAME(cache_misses);
+    SAME(heap_locks);
+    SAME(large_allocations);
+    SAME(large_moves);
+#undef SAME
+}
+
+/* What a process outside would read is what calm_stats says, whatever happens in between. */
+static void test_figures(void) {
+    const struct figures *figures = figures_of("calmalloc");
+    check_figures();
+    for (size_t number = 0; number < STEPS; number++) {
+        step(number);
+        if (number % 100 == 0) {
+            check_figures();
+        }
+    }
+    struct calm_stats stats = stats_now();
+    CHECK(stats.purges > 0 && stats.cached > 0 && stats.retained > 0);
+    CHECK(figure_now(figures, "looks") > 0 && figure_now(figures, "purge_ns") > 0);
+    set("slack", "50");
+    CHECK_EQUAL(figure_now(figures, "slack"), 50);
+    check_figures();
+    free_all();
+    check_figures();
+    CHECK(calm_trim(0) > 0);
+    check_figures();
+    CHECK_EQUAL(figure_now(figures, "cached"), 0);
+    obtain(3 * MIB);
+    /* As in the midst of a purge, which is over before anybody looks. */
+    calm_governor.heap.claimed_pages += 3;
+    calm_governor.heap.purging_pages += 5;
+    struct calm_stats midst = stats_now();
+    CHECK_EQUAL(figure_now(figures, "footprint"), midst.footprint);
+    CHECK_EQUAL(figure_now(figures, "in_use"), midst.in_use);
+    CHECK_EQUAL(figure_now(figures, "retained"), midst.retained);
+    calm_governor.heap.claimed_pages -= 3;
+    calm_governor.heap.purging_pages -= 5;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    check_figures();
+    if (child == 0) {
+        obtain(5 * MIB);
+        check_figures();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -497,5 +568,6 @@ int main(void) {
     in_child(test_grown_and_gone);
     in_child(test_populated);
     in_child(test_depot_grows);
+    in_child(test_figures);
     return 0;
 }

@@ -315,7 +315,7 @@ def test_every_workload_says_how_it_is_compared(tmp_path: Path) -> None:
     for case in there:
         prepared = case.prepare(tmp_path)
         assert os.access(prepared.command[0], os.X_OK)
-        assert case.family in ("workload", "listing1")
+        assert case.family in ("workload", "listing1", "stand-in")
         # The metric is one that the workload prints: its source names it.
         if case.metric:
             name = Path(prepared.command[0]).name
@@ -524,6 +524,18 @@ def test_ctrl_c_keeps_what_is_complete(driver: list[str], tmp_path: Path) -> Non
     assert done[0] == done[1] >= 2
 
 
+def test_the_suite_of_stand_ins_is_they_and_vips() -> None:
+    chosen = [case.name for case in command.choose(command.all_cases(), "stand-ins", [])]
+    named = [name for name in chosen if name.endswith("-like")]
+    assert len(named) == 6
+    assert sorted(chosen) == sorted([*named, "vips"])
+    # They are nobody's program: what they stand for is told, and that they do so.
+    assert all(case.family == "stand-in" for case in command.all_cases() if case.name in named)
+    quick = {case.name for case in command.choose(command.all_cases(), "quick", [])}
+    assert quick.isdisjoint(named)
+    assert set(chosen) < {case.name for case in command.choose(command.all_cases(), "full", [])}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -533,6 +545,7 @@ def test_ctrl_c_keeps_what_is_complete(driver: list[str], tmp_path: Path) -> Non
         (("-n", "0"), 2, "-n"),
         (("--suite", "huge"), 2, "--suite"),
         (("--timeout", "0"), 2, "--timeout"),
+        (("--timeout", "inf"), 2, "--timeout"),
         (("--table", "colour"), 2, "--table"),
         (("--picture", "x.pdf"), 2, ".svg or .png"),
         (("--picture", "/no/such/x.svg"), 1, "cannot write /no/such/x.svg"),

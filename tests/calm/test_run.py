@@ -86,6 +86,16 @@ def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: i
     assert result.stderr.count("\n") == 1
 
 
+def test_what_cannot_be_looked_at_is_passed_over_on_the_path(calm: Calm) -> None:
+    """As by execvp. Root may look anywhere, and so it is a name too long that cannot be looked at here."""
+    path = f"/{'x' * 300}:{os.environ['PATH']}"
+    result = calm("run", "-a", "glibc", "--", "echo", "found", env={"PATH": path})
+    assert (result.returncode, result.stdout) == (0, "found\n"), result.stderr
+    result = calm("run", "-a", "glibc", "--", f"/{'x' * 300}")
+    assert (result.returncode, result.stderr.count("\n")) == (126, 1)
+    assert "File name too long" in result.stderr
+
+
 def test_a_static_program_is_warned_of(calm: Calm, preloadable: str, tmp_path: Path) -> None:
     source, path = tmp_path / "static.c", tmp_path / "static"
     source.write_text("int main(void) { return 0; }\n")

@@ -14,6 +14,8 @@ from calm_helpers import ROOT, Calm, Compile, probe
 
 from calm import measure
 
+pytestmark = pytest.mark.alone
+
 
 def figures(calm: Calm, *command: str | Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
     result = calm("stat", "--json", *options, "--", *command)

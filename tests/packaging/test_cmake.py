@@ -28,6 +28,8 @@ def test_installed_tree(prefix: Path) -> None:
     headers = {f"include/{path.name}" for path in (REPOSITORY / "include").iterdir()}
     pages = {f"share/man/man{path.suffix[1:]}/{path.name}" for path in (REPOSITORY / "docs/man").iterdir()}
     rest = {"lib/libcalmalloc.a", "lib/libptlbmalloc2.so", "bin/calm", "libexec/calmalloc/calm-probe"}
+    rest |= {"libexec/calmalloc/madvise-storm", "share/bash-completion/completions/calm"}
+    rest |= {"share/zsh/site-functions/_calm", "share/fish/vendor_completions.d/calm.fish"}
     assert installed >= headers | pages | rest
     assert not any("__pycache__" in name or name.endswith((".c", ".txt")) for name in installed)
 

@@ -99,6 +99,16 @@ def test_owners_and_paths(debian: Debian) -> None:
     assert {path.name for path in man.rglob("*.gz")} == pages
 
 
+def test_completions_lie_where_the_shells_look(debian: Debian) -> None:
+    share = debian.root / "usr/share"
+    for name in (
+        "bash-completion/completions/calm",
+        "zsh/vendor-completions/_calm",
+        "fish/vendor_completions.d/calm.fish",
+    ):
+        assert "calm completion" in (share / name).read_text()
+
+
 @pytest.mark.parametrize("name", ["libcalmalloc.so", "libcalmalloc.so.0", "libptlbmalloc2.so"])
 def test_preload(debian: Debian, name: str) -> None:
     """By name, as where ldconfig knows it."""

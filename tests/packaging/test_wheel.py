@@ -58,8 +58,11 @@ def test_contents(fresh: Fresh) -> None:
     modules = {
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
     }
-    native = {f"calm/_native/{name}" for name in ("calm-probe", "libcalmalloc.so", "libptlbmalloc2.so")}
-    assert names == modules | native | {"calm/py.typed"}
+    page = {f"calm/profile/page/{path.name}" for path in (REPOSITORY / "calm/profile/page").iterdir()}
+    workloads = {path.stem for path in (REPOSITORY / "workloads").glob("*.c")} - {"support", "number"}
+    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so"} | workloads
+    native = {f"calm/_native/{name}" for name in carried}
+    assert names == modules | page | native | {"calm/py.typed"}
 
 
 def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
@@ -75,6 +78,18 @@ def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
         assert f"lib{name}.so" in run(fresh.calm, *command, cwd=tmp_path).stdout
     measured = json.loads(run(fresh.calm, "stat", "--json", "--", "true", cwd=tmp_path).stdout)
     assert measured
+
+
+def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:
+    listed = run(fresh.calm, "bench", "--list", cwd=tmp_path).stdout
+    assert "madvise" in listed
+    assert "is missing" not in listed
+    command = ("bench", "-a", "glibc", "-n", "1", "--no-touch", "-o", "-", "swaptions-like")
+    found = json.loads(run(fresh.calm, *command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).stdout)
+    assert Path(found["rows"][0]["command"][0]).is_relative_to(fresh.root)
+    # Stripped, as all that is compiled.
+    sizes = {path.name: path.stat().st_size for path in fresh.root.glob("lib/*/site-packages/calm/_native/*")}
+    assert sizes["madvise-storm"] < 64 * 1024
 
 
 def test_without_cmake_there_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import Ran, Run
 
+pytestmark = pytest.mark.alone
+
 KIB, MIB = 1 << 10, 1 << 20
 THREADS = 16
 MERGED_PER_CPU = 8 * MIB

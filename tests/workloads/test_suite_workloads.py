@@ -13,13 +13,18 @@ import pytest
 
 BUILD = Path(__file__).resolve().parents[2] / "build/release"
 LIBRARY = BUILD / "libcalmalloc.so"
+SOURCES = BUILD.parents[1] / "workloads"
 
 SMALL: dict[str, tuple[str, ...]] = {
     "alloc-test": ("--operations", "20000", "--slots", "500"),
+    "bodytrack-like": ("--frames", "3", "--particles", "50", "--layers", "3"),
     "cache-scratch": ("--rounds", "20", "--writes", "300"),
     "cache-thrash": ("--rounds", "20", "--writes", "300"),
+    "canneal-like": ("--elements", "3000", "--steps", "6", "--moves", "4000", "--batch", "200"),
     "cfrac": ("--number", "250133746951713895666541", "--primes", "150"),
+    "dedup-like": ("--mib", "6", "--block", "3", "--piece", "256", "--chunk-bits", "12"),
     "espresso": ("--functions", "4", "--inputs", "8", "--outputs", "6", "--cubes", "40"),
+    "fluidanimate-like": ("--particles", "3000", "--frames", "3"),
     "glibc-thread": (
         "--seconds",
         "1",
@@ -34,11 +39,20 @@ SMALL: dict[str, tuple[str, ...]] = {
         "--loops",
         "100",
     ),
+    "streamcluster-like": ("--points", "1500", "--block", "500", "--dimensions", "16", "--most", "12"),
+    "swaptions-like": ("--swaptions", "9", "--trials", "200", "--steps", "8", "--factors", "2"),
 }
-THREADED = ("alloc-test", "cache-scratch", "cache-thrash", "glibc-thread", "mleak", "mstress", "rptest")
+STAND_INS = (
+    *("bodytrack-like", "canneal-like", "dedup-like"),
+    *("fluidanimate-like", "streamcluster-like", "swaptions-like"),
+)
+THREADED = (
+    *("alloc-test", "cache-scratch", "cache-thrash", "glibc-thread", "mleak", "mstress", "rptest"),
+    *STAND_INS,
+)
 FIXED_DURATION = ("glibc-thread",)
 # What the machine decides, not the workload.
-MEASURED = {"seconds", "rss_early_kib", "rss_late_kib"}
+MEASURED = {"seconds", "build_seconds", "rss_early_kib", "rss_late_kib"}
 
 
 def start(name: str, *arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -129,6 +143,13 @@ def test_bad_arguments_get_one_line(name: str, arguments: tuple[str, ...]) -> No
         ("cfrac", ("--number", "170141183460469231731687303715884105727"), "is prime"),
         ("cfrac", ("--number", "11"), "is prime"),
         ("espresso", ("--inputs", "17"), "a number from 2 to 16"),
+        ("bodytrack-like", ("--particles", "0"), "a number from 1 to 100000"),
+        ("canneal-like", ("--elements", "100", "--batch", "51"), "--batch is more than half of --elements"),
+        ("dedup-like", ("--chunk-bits", "9"), "a number from 10 to 20"),
+        ("dedup-like", ("--repeats", "101"), "a number from 0 to 100"),
+        ("fluidanimate-like", ("--frames", "0"), "a number from 1"),
+        ("streamcluster-like", ("--least", "9", "--most", "8"), "--least is more than --most"),
+        ("swaptions-like", ("--steps", "1"), "a number from 2 to 1000"),
     ],
 )
 def test_arguments_that_make_no_sense_get_one_line(
@@ -302,3 +323,98 @@ def test_espresso_minimises() -> None:
     # More than one word of bits.
     wide = run("espresso", "--functions", "3", "--inputs", "10", "--outputs", "64", "--cubes", "30")
     assert wide["cubes_after"] > 0
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_stand_in_finds_the_same_whatever_the_threads(name: str) -> None:
+    found = []
+    for threads in ("1", "2", "5"):
+        printed = work_of(run(name, *SMALL[name], "--threads", threads))
+        del printed["threads"]
+        found.append(printed)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]["checksum"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("bodytrack-like", "--frames", "4"),
+        ("canneal-like", "--steps", "7"),
+        ("dedup-like", "--mib", "7"),
+        ("fluidanimate-like", "--frames", "4"),
+        ("streamcluster-like", "--points", "1600"),
+        ("swaptions-like", "--trials", "210"),
+    ],
+)
+def test_a_stand_in_with_more_to_do_finds_something_else(name: str, option: str, value: str) -> None:
+    arguments = list(SMALL[name])
+    before = run(name, *arguments)["checksum"]
+    arguments[arguments.index(option) + 1] = value
+    assert run(name, *arguments)["checksum"] != before
+
+
+def test_dedup_like_stores_what_repeats_once() -> None:
+    got = {
+        repeats: run("dedup-like", *SMALL["dedup-like"], "--repeats", str(repeats))
+        for repeats in (0, 50, 100)
+    }
+    # Nothing repeats; half of the segments; all but the first.
+    assert got[0]["stored"] >= 0.99 * got[0]["chunks"]
+    assert 0.4 * got[50]["chunks"] < got[50]["stored"] < 0.85 * got[50]["chunks"]
+    assert got[100]["stored"] < 0.1 * got[100]["chunks"]
+    # Words of 8 letters are two bytes and less in a match.
+    assert 0.1 * (6 << 20) < got[0]["output_bytes"] < 0.8 * (6 << 20)
+    coarse = run("dedup-like", *SMALL["dedup-like"][:-1], "14")
+    assert 2 * coarse["chunks"] < got[50]["chunks"]
+
+
+def test_canneal_like_shortens_its_wires() -> None:
+    got = run("canneal-like", *SMALL["canneal-like"])
+    assert got["wires_after"] < 0.95 * got["wires_before"]
+    assert 0 < got["swaps"] < 6 * 4000
+
+
+def test_streamcluster_like_finds_a_number_of_centres_in_range() -> None:
+    got = run("streamcluster-like", *SMALL["streamcluster-like"])
+    assert 10 <= got["centres"] <= 12
+
+
+def test_swaptions_like_prices_do_not_depend_on_chance_much() -> None:
+    few = run("swaptions-like", "--swaptions", "4", "--trials", "5000")["mean_price"]
+    many = run("swaptions-like", "--swaptions", "4", "--trials", "20000")["mean_price"]
+    assert few == pytest.approx(many, rel=0.05)
+    assert 0 < many < 0.1
+
+
+def test_bodytrack_like_does_not_lose_the_body() -> None:
+    got = run("bodytrack-like", "--frames", "15", "--particles", "500")
+    assert got["final_error"] <= 15
+
+
+def test_fluidanimate_like_fills_its_cells() -> None:
+    got = run("fluidanimate-like", *SMALL["fluidanimate-like"])
+    # Twice the cells that the fluid takes at rest, at 12 particles a cell; some cells have more than 16.
+    assert 2 * 3000 / 12 <= got["cells"] < 2 * 2 * 3000 / 12
+    assert got["further_cells"] > 0
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_stand_in_has_no_race_no_leak_and_no_wild_access(
+    name: str, sanitizers: str, tmp_path: Path
+) -> None:
+    sources = [SOURCES / f"{name}.c", SOURCES / "support.c"]
+    command = ["gcc", "-std=gnu17", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, "-o", tmp_path / name, *sources, "-pthread"], check=True)
+    # A randomised address space can be more than the thread sanitizer knows.
+    done = subprocess.run(
+        ["setarch", "-R", tmp_path / name, *SMALL[name], "--threads", "3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["checksum"] == run(name, *SMALL[name])["checksum"]

@@ -1,0 +1,1 @@
+"""`calm bench --paper`: a paper's tables measured again, beside what it published."""

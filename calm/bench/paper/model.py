@@ -1,0 +1,163 @@
+"""What a paper is to `calm bench`, and the arithmetic that its tables share."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from calm import allocators
+from calm.bench import tables
+from calm.bench.cases import Case
+from calm.bench.paper.published import Citation
+from calm.bench.results import Results, Row
+from calm.bench.tables import Grid
+from calm.statistics import Ratio, median, ratio_of_medians
+
+GLIBC = "glibc"
+# The sum of user and system time: what there is where a machine counts no cycles.
+CPU_TIME = "cpu_s"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a rerun depends on beyond the suite's own results; kept in the same file."""
+
+    name: str
+    scale: float
+    threads: int
+    """CPUs that the runs may use."""
+    sockets: int
+    virtual: bool | None
+    """Whether this machine is a guest; None where it does not say."""
+    extra: tuple[str, ...]
+    """Allocators beside the paper's own."""
+    set_huge_pages: bool = False
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose tables can be measured again."""
+
+    name: str
+    citation: Citation
+    allocators: tuple[str, ...]
+    """Its own; those that are not here are left out."""
+    extra: tuple[str, ...]
+    """What stands beside them by default."""
+    cases: Callable[[About], list[Case]]
+    grids: Callable[[Results, About], list[Grid]]
+    differences: Callable[[Results, About], list[str]]
+    """What is not as it was in the paper: one line each."""
+    scales: bool = False
+    counts_cycles: bool = False
+    samples_huge_pages: bool = False
+
+
+def sockets(cpus: Sequence[int] | None = None, folder: Path = Path("/sys/devices/system/cpu")) -> int:
+    """In how many packages the CPUs are that this process may use."""
+    found = set()
+    for cpu in cpus if cpus is not None else sorted(os.sched_getaffinity(0)):
+        try:
+            found.add((folder / f"cpu{cpu}/topology/physical_package_id").read_text().strip())
+        except OSError:
+            found.add("unknown")
+    return len(found)
+
+
+def is_virtual(machine: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Whether the CPU says that it is a guest's. Only x86 has such a flag."""
+    if not (machine or platform.machine()).startswith(("x86", "i686")):
+        return None
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
+    except OSError:
+        return None
+    return "hypervisor" in flags[1].split() if flags else None
+
+
+def row_of(results: Results, name: str) -> Row | None:
+    """One case's, if it was run."""
+    return next((row for row in results.rows if row.name == name), None)
+
+
+def _by_round(row: Row | None, label: str, figure: str) -> dict[int, float]:
+    side = row.side(label) if row else None
+    if side is None or side.failure:
+        return {}
+    found = {}
+    for run in side.runs:
+        if figure == CPU_TIME:
+            parts = [run.figures.get("user_s"), run.figures.get("system_s")]
+        else:
+            parts = [run.figures.get(figure)]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            found[run.round] = sum(known)
+    return found
+
+
+def pairs(
+    one: tuple[Row | None, str], other: tuple[Row | None, str], figure: str
+) -> tuple[list[float], list[float]]:
+    """A figure of two sides, each a case and an allocator, in the rounds that both have."""
+    above, below = _by_round(*one, figure), _by_round(*other, figure)
+    rounds = sorted(above.keys() & below.keys())
+    return [above[number] for number in rounds], [below[number] for number in rounds]
+
+
+def middle(row: Row | None, label: str, figure: str) -> float | None:
+    """The median of a side's runs."""
+    return median(list(_by_round(row, label, figure).values()))
+
+
+def ratio(one: tuple[Row | None, str], other: tuple[Row | None, str], figure: str) -> Ratio:
+    """Of two sides' medians, with its interval."""
+    return ratio_of_medians(*pairs(one, other, figure))
+
+
+def ratio_text(found: Ratio) -> str:
+    """Two digits where it is near one, and more where it is small: 0.00039 is not 0."""
+    if found.value is None:
+        return "-"
+
+    def text(value: float) -> str:
+        if 0 < value < 0.1:
+            return f"{value:.{1 - math.floor(math.log10(value))}f}"
+        return tables.times(value)
+
+    if found.low is None and found.high is None:
+        return text(found.value)
+    low = text(found.low) if found.low is not None else "∞"
+    high = text(found.high) if found.high is not None else "∞"
+    return f"{text(found.value)} ({low} to {high})"
+
+
+def published_ratio(above: float, below: float) -> str:
+    """The same of two published figures."""
+    return ratio_text(Ratio(above / below, None, None, 1))
+
+
+def seconds(value: float | None) -> str:
+    """A time, as the papers print it."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def count(value: float | None) -> str:
+    """A number of events, or KiB."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def present(labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Which of these allocators are on this machine, and which are not."""
+    there: list[str] = []
+    missing: list[str] = []
+    for label in labels:
+        name = label.partition(":")[0]
+        is_there = name == GLIBC or "/" in name or name not in allocators.KNOWN
+        (there if is_there or allocators.find_library(name) else missing).append(label)
+    return there, missing

@@ -1,0 +1,112 @@
+"""What `calm calibrate` found, its file, and whether it is of this machine."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calm import machine
+from calm.errors import CalmError
+from calm.predict import topology
+from calm.predict.fit import Costs, Residual, Sample
+
+VERSION = 1
+
+
+def identity() -> dict[str, str | int | bool]:
+    """What the cost of an interrupt depends on, and a file of results is recognised by."""
+    described = machine.describe()
+    sockets = topology.sockets(range(os.cpu_count() or 1))
+    return {
+        "cpu": described["cpu"],
+        "architecture": described["architecture"],
+        "cpus": sum(map(len, sockets)),
+        "sockets": len(sockets),
+        "virtual": topology.is_virtual(),
+        "kernel": described["kernel"],
+    }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Costs, and all that they rest on."""
+
+    machine: Mapping[str, str | int | bool]
+    date: str
+    rounds: int
+    costs: Costs
+    local_low_ns: float | None
+    local_high_ns: float | None
+    reference_mhz: float | None
+    exact: bool
+    """Interrupts were the program's own; otherwise all of the system's."""
+    busy_cpus: float
+    """How many CPUs other programs used meanwhile."""
+    residuals: list[Residual]
+    samples: list[Sample]
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"calm_calibration": VERSION} | asdict(self)
+
+
+def default_path() -> Path:
+    """Where this user's is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "calm" / "calibration.json"
+
+
+def load(path: Path) -> Calibration:
+    """Reads such a file."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise CalmError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CalmError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict) or "calm_calibration" not in data:
+        raise CalmError(f"{path} is not what `calm calibrate` wrote")
+    if data.pop("calm_calibration") != VERSION:
+        raise CalmError(f"{path} was written by another version of calm: run `calm calibrate` again")
+    try:
+        data["costs"] = Costs(**data["costs"])
+        data["residuals"] = [Residual(**each) for each in data["residuals"]]
+        data["samples"] = [Sample(**each) for each in data["samples"]]
+        found = Calibration(**data)
+        if not found.costs.local_ns > 0 or not isinstance(found.machine, dict):
+            raise ValueError("it has no cost of an interrupt, or no machine")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise CalmError(f"{path} is not a whole calibration: {error}") from error
+    return found
+
+
+def difference(found: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """What tells its machine from this one: "cpu Xeon, and here EPYC"; None where it is the same."""
+    for key, value in here.items():
+        if found.get(key) != value:
+            return f"{key} {found.get(key, 'unknown')}, and here {value}"
+    return None
+
+
+def load_of_this_machine(path: Path) -> Calibration:
+    """The same; refused where it is of another machine."""
+    found = load(path)
+    if other := difference(found.machine, identity()):
+        raise CalmError(f"{path} is of another machine ({other}): run `calm calibrate` on this one")
+    return found
+
+
+def save(path: Path, calibration: Calibration) -> None:
+    """Writes it where predict looks, at once or not at all."""
+    text = json.dumps(calibration.as_dict(), indent=1) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        raise CalmError(f"cannot write {path}: {error.strerror}") from error

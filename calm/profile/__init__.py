@@ -1,0 +1,1 @@
+"""`calm profile`: where shootdowns, page faults and memory system calls come from."""

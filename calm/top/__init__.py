@@ -1,0 +1,1 @@
+"""`calm top`: what running processes do with their memory, live."""

@@ -1,0 +1,1 @@
+"""`calm tune`: a search of settings for time and memory at once."""

@@ -1,0 +1,572 @@
+"""The rules of `calm tune --advise` on facts made up for them, and runs of real programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import ROOT
+
+from calm import processes
+from calm.errors import CalmError
+from calm.progress import Bar
+from calm.tune import advise, advise_facts, advise_rules
+from calm.tune.advise_facts import Calls, Facts
+from calm.tune.advise_rules import Finding, Unjudged
+
+BUILD = ROOT / "build/release"
+MIB = 1024 * 1024
+
+CALM = Calls("perf", seconds=2.0)
+# A program of 100 MiB for two seconds in which nothing is wrong.
+QUIET = Facts(
+    command=("it",),
+    wall_s=2.0,
+    faults=25_000,
+    peak_rss_kib=100 * 1024,
+    cpus=2,
+    huge_pages="always",
+    threads_started=4,
+    shootdowns=10,
+    calls=CALM,
+    huge_kib=20 * 1024,
+    heaps=2,
+    heaps_rss_kib=10 * 1024,
+    allocator="glibc",
+)
+
+
+def facts(**changes: Any) -> Facts:
+    return dataclasses.replace(QUIET, **changes)
+
+
+def calls(**changes: Any) -> Calls:
+    return dataclasses.replace(CALM, **changes)
+
+
+def fired(given: Facts) -> set[str]:
+    return {finding.rule for finding in advise_rules.judge(given)[0]}
+
+
+def test_nothing_is_advised_where_nothing_is_wrong() -> None:
+    found, unjudged, quiet = advise_rules.judge(QUIET)
+    assert (found, unjudged) == ([], [])
+    assert quiet == [rule for rule, _ in advise_rules.RULES]
+    assert advise.text_of(QUIET, found, unjudged, quiet).startswith("nothing to advise: no rule fires\n")
+
+
+# The case study's t-test1: 12,304,107 faults with 13,996 KiB resident, in 21 s.
+STUDY = facts(
+    wall_s=21.08,
+    faults=12_304_107,
+    peak_rss_kib=13_996,
+    huge_kib=0,
+    threads_started=4000,
+    calls=calls(
+        seconds=21.08, trimmed=100_000, trimmed_bytes=40_000 * MIB, grown=100_000, grown_median_bytes=8192
+    ),
+)
+
+FIRING: dict[str, Facts] = {
+    "page-faults": STUDY,
+    "heap-churn": facts(calls=calls(brk_shrunk=60, trimmed=60, brk_grown=70)),
+    "small-steps": facts(huge_kib=0, calls=calls(grown=1000, grown_median_bytes=8192)),
+    "large-blocks": facts(calls=calls(mapped_large=210, unmapped_large=200, largest=MIB)),
+    "arenas": facts(heaps=64, heaps_rss_kib=80 * 1024),
+    "short-threads": facts(threads_started=1000),
+    "shootdowns": facts(shootdowns=4000),
+    "huge-bloat": facts(huge_kib=90 * 1024, peak_without_huge_kib=40 * 1024),
+}
+# Each differs from one that fires by one thing alone.
+NOT_FIRING: list[tuple[str, dict[str, Any]]] = [
+    ("page-faults", {"faults": 19_000}),
+    ("page-faults", {"peak_rss_kib": 12_304_107}),
+    ("page-faults", {"calls": calls(seconds=21.08, trimmed=10, trimmed_bytes=MIB)}),
+    ("heap-churn", {"calls": calls(brk_shrunk=30, trimmed=60)}),
+    ("heap-churn", {"calls": calls(brk_shrunk=60, trimmed=60, seconds=60.0)}),
+    ("small-steps", {"huge_kib": 20 * 1024}),
+    ("small-steps", {"huge_pages": "never"}),
+    ("small-steps", {"peak_rss_kib": 4 * 1024}),
+    ("small-steps", {"calls": calls(grown=1000, grown_median_bytes=MIB)}),
+    ("small-steps", {"calls": calls(grown=100, grown_median_bytes=8192)}),
+    ("small-steps", {"huge_pages": "madvise", "glibc": (2, 34)}),
+    ("large-blocks", {"calls": calls(mapped_large=210, unmapped_large=20, largest=MIB)}),
+    ("large-blocks", {"calls": calls(unmapped_large=200, largest=MIB, seconds=100.0)}),
+    ("arenas", {"heaps": 7}),
+    ("arenas", {"heaps_rss_kib": 40 * 1024}),
+    ("arenas", {"cpus": 64}),
+    ("short-threads", {"threads_started": 50}),
+    ("short-threads", {"wall_s": 100.0}),
+    ("shootdowns", {"wall_s": 10.0}),
+    ("huge-bloat", {"peak_without_huge_kib": 90 * 1024}),
+    ("huge-bloat", {"huge_kib": 10 * 1024}),
+    (
+        "huge-bloat",
+        {"peak_rss_kib": 400 * 1024, "huge_kib": 300 * 1024, "peak_without_huge_kib": 360 * 1024},
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", sorted(FIRING))
+def test_each_rule_fires_with_its_numbers_and_a_remedy(rule: str) -> None:
+    given = FIRING[rule]
+    found, _, quiet = advise_rules.judge(given)
+    [finding] = [each for each in found if each.rule == rule]
+    assert rule not in quiet
+    assert finding.evidence
+    assert finding.threshold
+    assert finding.remedies
+    for remedy in finding.remedies:
+        assert remedy.cost
+        assert bool(remedy.environment) != bool(remedy.otherwise)
+    text = advise.text_of(given, found, [], quiet)
+    for word in (f"{rule}: ", "evidence: ", "fires at: ", "remedy:   ", "cost:     "):
+        assert word in text
+
+
+@pytest.mark.parametrize(("rule", "changes"), NOT_FIRING)
+def test_each_rule_needs_all_of_its_conditions(rule: str, changes: dict[str, Any]) -> None:
+    given = FIRING[rule]
+    assert rule in fired(given)
+    assert rule not in fired(dataclasses.replace(given, **changes))
+
+
+def test_every_rule_has_facts_that_make_it_fire() -> None:
+    assert set(FIRING) == {rule for rule, _ in advise_rules.RULES}
+
+
+def test_the_case_study_is_diagnosed_as_it_was() -> None:
+    found, _, _ = advise_rules.judge(STUDY)
+    [faults] = [each for each in found if each.rule == "page-faults"]
+    assert faults.evidence["minor_faults"] == 12_304_107
+    assert faults.evidence["pages_at_the_peak"] == 13_996 // 4
+    assert faults.evidence["faults_for_each_page"] == pytest.approx(3516.5, abs=0.1)
+    # At least the study's 32 MiB; with the underscore that glibc wants.
+    assert faults.remedies[0].environment == {"MALLOC_TRIM_THRESHOLD_": str(32 * MIB)}
+    assert "small-steps" in {each.rule for each in found}
+    variables = advise_rules.combined(found)
+    assert 4 * MIB <= int(variables["MALLOC_TOP_PAD_"]) <= 32 * MIB
+    assert "glibc.malloc.hugetlb=1" in variables["GLIBC_TUNABLES"]
+
+
+def test_a_trim_threshold_is_beyond_what_the_program_holds() -> None:
+    [churn] = advise_rules.judge(facts(peak_rss_kib=300 * 1024, calls=calls(trimmed=1000)))[0]
+    assert churn.remedies[0].environment == {"MALLOC_TRIM_THRESHOLD_": str(512 * MIB)}
+
+
+@pytest.mark.parametrize(
+    ("largest", "threshold"),
+    [(130 * 1024, 256 * 1024), (MIB, 2 * MIB), (20 * MIB, 32 * MIB), (64 * MIB, None)],
+)
+def test_no_mmap_threshold_beyond_what_glibc_takes(largest: int, threshold: int | None) -> None:
+    [finding] = advise_rules.judge(facts(calls=calls(unmapped_large=200, largest=largest)))[0]
+    environment = finding.remedies[0].environment
+    assert environment.get("MALLOC_MMAP_THRESHOLD_") == (str(threshold) if threshold else None)
+
+
+def test_tunables_are_named_only_where_this_glibc_has_them() -> None:
+    old = dataclasses.replace(FIRING["short-threads"], glibc=(2, 31))
+    assert advise_rules.combined(advise_rules.judge(old)[0]) == {}
+    assert (
+        "stack_cache_size"
+        in advise_rules.combined(advise_rules.judge(FIRING["short-threads"])[0])["GLIBC_TUNABLES"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["threads_started", "shootdowns", "calls", "heaps", "huge_kib", "peak_without_huge_kib"]
+)
+def test_what_is_not_known_is_not_judged_and_says_why(name: str) -> None:
+    rules = {
+        "threads_started": {"short-threads"},
+        "shootdowns": {"shootdowns"},
+        "calls": {"heap-churn", "small-steps", "large-blocks"},
+        "heaps": {"arenas"},
+        "huge_kib": {"small-steps", "huge-bloat"},
+        "peak_without_huge_kib": {"huge-bloat"},
+    }[name]
+    given = facts(
+        huge_kib=90 * 1024,
+        peak_without_huge_kib=90 * 1024,
+        calls=calls(grown=1000, grown_median_bytes=8192),
+    )
+    given = dataclasses.replace(given, **{name: None}, missing={name: "it is forbidden"})
+    found, unjudged, quiet = advise_rules.judge(given)
+    assert found == []
+    assert {each.rule for each in unjudged} == rules
+    assert {each.reason for each in unjudged} == {"it is forbidden"}
+    assert rules.isdisjoint(quiet)
+    text = advise.text_of(given, found, unjudged, quiet)
+    assert text.count("it is forbidden") == len(rules)
+    assert "no rule that could be judged fires" in text
+
+
+def test_several_processes_are_not_judged_by_faults_alone() -> None:
+    """A compiler's driver faults each program's text in; nothing is given back."""
+    alone = dataclasses.replace(STUDY, calls=None, missing={"calls": "no perf"})
+    assert "page-faults" in fired(alone)
+    several = dataclasses.replace(alone, processes=5)
+    assert "page-faults" not in fired(several)
+    assert (
+        Unjudged("page-faults", "of several processes only the calls tell: no perf")
+        in advise_rules.judge(several)[1]
+    )
+
+
+def test_a_record_that_was_cut_short_has_its_share_of_the_faults() -> None:
+    # A hundredth of the run, with a hundredth of what was given back.
+    given = calls(seconds=0.2108, truncated=True, trimmed=1000, trimmed_bytes=400 * MIB)
+    assert "page-faults" in fired(dataclasses.replace(STUDY, calls=given))
+    whole = dataclasses.replace(given, truncated=False, seconds=21.08)
+    assert "page-faults" not in fired(dataclasses.replace(STUDY, calls=whole))
+
+
+def test_settings_of_glibc_are_not_advised_to_another_malloc() -> None:
+    given = dataclasses.replace(STUDY, allocator="jemalloc", shootdowns=1_000_000)
+    found, unjudged, _ = advise_rules.judge(given)
+    assert found[0].rule == "other-allocator"
+    assert "jemalloc" in found[0].sentence
+    assert {"short-threads", "shootdowns"} == {each.rule for each in found[1:]}
+    assert {"page-faults", "heap-churn", "small-steps"} <= {each.rule for each in unjudged}
+    assert not any(name.startswith("MALLOC_") for name in advise_rules.combined(found))
+    assert (
+        "sets glibc's thresholds itself" in advise_rules.judge(facts(allocator="ptlbmalloc2"))[0][0].sentence
+    )
+
+
+def test_a_static_program_is_told_so() -> None:
+    found, _, _ = advise_rules.judge(facts(static=True, allocator=None))
+    assert [each.rule for each in found] == ["static"]
+
+
+def test_what_is_misspelt_comes_first() -> None:
+    line = "MALLOC_TRIM_THRESHOLD is not read: its name ends with an underscore"
+    found, unjudged, quiet = advise_rules.judge(QUIET, [line])
+    assert [each.rule for each in found] == ["environment"]
+    assert line in advise.text_of(QUIET, found, unjudged, quiet)
+
+
+def test_variables_of_all_findings_go_together() -> None:
+    def finding(**environment: str) -> Finding:
+        return Finding("rule", "sentence", {}, "", [advise_rules.Remedy("cost", environment)])
+
+    found = [
+        finding(MALLOC_TOP_PAD_="4096", GLIBC_TUNABLES="glibc.malloc.hugetlb=1"),
+        finding(MALLOC_TOP_PAD_="65536", GLIBC_TUNABLES="glibc.pthread.stack_cache_size=9"),
+        finding(MALLOC_TOP_PAD_="8192"),
+    ]
+    assert advise_rules.combined(found) == {
+        "MALLOC_TOP_PAD_": "65536",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.pthread.stack_cache_size=9",
+    }
+
+
+PERF = """\
+  7/9  syscalls:sys_enter_brk: brk: 0x00000000
+  7/9  syscalls:sys_enter_brk: brk: 0x56260ea6c000
+  7/9  syscalls:sys_enter_brk: brk: 0x56260ea8d000
+  8/8  syscalls:sys_enter_brk: brk: 0x55260ea8d000
+  7/7  syscalls:sys_enter_brk: brk: 0x56260ea6d000
+  7/9  syscalls:sys_enter_mprotect: start: 0x7f066c498000, len: 0x00002000, prot: 0x00000003
+  7/9  syscalls:sys_enter_mprotect: start: 0x7f066c498000, len: 0x00004000, prot: 0x00000001
+  7/9  syscalls:sys_enter_madvise: start: 0x7f066c498000, len_in: 0x00021000, behavior: 0x00000004
+  7/9  syscalls:sys_enter_madvise: start: 0x7f066c498000, len_in: 0x00021000, behavior: 0x0000000e
+  7/9  syscalls:sys_enter_madvise: start: 0x7f066b498000, len_in: 0x007fb000, behavior: 0x00000004
+  7/7  syscalls:sys_enter_mmap: addr: 0x00000000, len: 0x00200000, prot: 0x00000003, flags: 0x00000022
+  7/7  syscalls:sys_enter_mmap: addr: 0x00000000, len: 0x00801000, prot: 0x00000000, flags: 0x00020022
+  7/7  syscalls:sys_enter_mmap: addr: 0x00000000, len: 0x00300000, prot: 0x00000003, flags: 0x00000002
+  7/7  syscalls:sys_enter_munmap: addr: 0x7f0671c49000, len: 0x00200000
+  7/7  syscalls:sys_enter_mmap: addr: 0x00000000, len: 0x00802000, prot: 0x00000003, flags: 0x00020022
+  7/7  syscalls:sys_enter_mmap: addr: 0x7f0671000000, len: 0x00400000, prot: 0x00000003, flags: 0x00000032
+  7/7  syscalls:sys_enter_munmap: addr: 0x7f0671c49000, len: 0x00300000
+  7/7  syscalls:sys_enter_munmap: addr: 0x7f0671249000, len: 0x00802000
+something else
+"""
+STRACE = """\
+9 brk(NULL) = 0x56260ea6c000
+9 brk(0x56260ea6c000) = 0x56260ea6c000
+9 brk(0x56260ea8d000) = 0x56260ea8d000
+8 brk(0x55260ea8d000) = 0x55260ea8d000
+7 brk(0x56260ea6d000) = 0x56260ea6d000
+9 mprotect(0x7f066c498000, 8192, PROT_READ|PROT_WRITE <unfinished ...>
+7 mprotect(0x7f066c498000, 16384, PROT_READ) = 0
+9 <... mprotect resumed>) = 0
+9 madvise(0x7f066c498000, 135168, MADV_DONTNEED) = 0
+9 madvise(0x7f066c498000, 135168, MADV_HUGEPAGE) = 0
+9 madvise(0x7f066b498000, 8368128, MADV_DONTNEED) = 0
+7 mmap(NULL, 2097152, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0671c49000
+7 mmap(NULL, 8392704, PROT_NONE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_STACK, -1, 0) = 0x7f0671249000
+7 mmap(NULL, 3145728, PROT_READ|PROT_WRITE, MAP_PRIVATE, 3, 0) = 0x7f0671c49000
+7 munmap(0x7f0671c49000, 2097152) = 0
+7 mmap(NULL, 8396800, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_STACK, -1, 0) = 0x7f0671249000
+7 mmap(0x7f0671000000, 4194304, PROT_READ|PROT_WRITE, MAP_FIXED|MAP_ANONYMOUS, -1, 0) = 0x7f0671000000
+7 munmap(0x7f0671c49000, 3145728) = 0
+7 munmap(0x7f0671249000, 8396800) = 0
++++ exited with 0 +++
+"""
+
+
+@pytest.mark.parametrize("text", [PERF, STRACE], ids=["perf", "strace"])
+def test_calls_are_told_apart(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise_facts, "_stack_bytes", lambda: 8 * MIB)
+    got = advise_facts.summarise(advise_facts.parse_calls(text.splitlines()), "it", 1.0, truncated=False)
+    assert (got.grown, got.grown_median_bytes) == (1, 0x2000)
+    assert (got.brk_grown, got.brk_shrunk, got.brk_shrunk_bytes) == (1, 1, 0x20000)
+    assert (got.trimmed, got.trimmed_bytes, got.stacks_returned) == (1, 0x21000, 1)
+    assert (got.mapped_large, got.unmapped_large, got.large_bytes, got.largest) == (1, 1, 2 * MIB, 2 * MIB)
+    assert got.returned_bytes == 0x20000 + 0x21000 + 2 * MIB
+
+
+def test_heaps_of_threads_are_found() -> None:
+    smaps = """\
+7f0000000000-7f0000121000 rw-p 00000000 00:00 0
+Rss:                 100 kB
+7f0000121000-7f0004000000 ---p 00000000 00:00 0
+Rss:                   0 kB
+7f0004000000-7f0004021000 rw-p 00000000 00:00 0
+Rss:                  28 kB
+7f0008000000-7f000c100000 rw-p 00000000 00:00 0
+Rss:                 999 kB
+7f0010000000-7f0010021000 rw-p 00000000 08:01 77                         /a/file
+Rss:                 999 kB
+7f0014001000-7f0014021000 rw-p 00000000 00:00 0
+Rss:                 999 kB
+"""
+    assert advise_facts.count_heaps(smaps) == (2, 128)
+    assert advise_facts.read_rollup("Rss:   12 kB\nAnonHugePages:  2048 kB\n") == (12, 2048)
+
+
+@pytest.mark.parametrize(
+    ("files", "executable", "name"),
+    [
+        (["/usr/lib/libc.so.6", "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"], b"", "jemalloc"),
+        (["/usr/lib/libc.so.6", "/usr/lib/libtcmalloc_minimal.so.4"], b"", "tcmalloc"),
+        (["/a/libptlbmalloc2.so", "/usr/lib/libc.so.6"], b"", "ptlbmalloc2"),
+        (["/usr/lib/libc.so.6"], b"..<jemalloc>: ..", "jemalloc"),
+        (["/usr/lib/libc.so.6"], b"..", "glibc"),
+        (["/lib/libc-2.31.so"], b"..", "glibc"),
+        (["/lib/ld-musl-x86_64.so.1"], b"..", "musl"),
+        (["/usr/bin/it"], b"..", None),
+    ],
+)
+def test_whose_malloc_it_is(files: list[str], executable: bytes, name: str | None) -> None:
+    assert advise_facts.allocator_of(files, executable) == name
+
+
+# Calls advise.run as `calm tune` does.
+DRIVER = "import sys; from calm.tune import advise; sys.exit(advise.run(tuple(sys.argv[2:]), sys.argv[1]))"
+
+
+def start(out: str | Path, *command: str | Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(out), *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        start_new_session=True,
+    )
+
+
+def told(*command: str | Path, code: int = 0, **variables: str) -> dict[str, Any]:
+    process = start("-", *command, **variables)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def rules(found: dict[str, Any]) -> set[str]:
+    return {each["rule"] for each in found["findings"]}
+
+
+def test_t_test1_is_diagnosed() -> None:
+    found = told(BUILD / "ttest1", "150")
+    assert {"page-faults", "heap-churn"} <= rules(found)
+    assert found["environment"]["MALLOC_TRIM_THRESHOLD_"]
+    assert found["facts"]["allocator"] == "glibc"
+    assert found["facts"]["calls"]["stacks_returned"] >= 100
+    assert found["facts"]["threads_started"] == 150
+    # What is advised helps: it does not fire any more.
+    after = told(BUILD / "ttest1", "150", **found["environment"])
+    assert rules(after).isdisjoint({"page-faults", "heap-churn"})
+    assert after["facts"]["faults"] < found["facts"]["faults"] / 4
+
+
+def test_a_program_that_is_in_order_gets_no_advice(tmp_path: Path) -> None:
+    process = start(tmp_path / "it.json", BUILD / "cfrac", "--number", "526553932693478606158826113967")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert stdout.startswith("nothing to advise: no rule ")
+    assert json.loads((tmp_path / "it.json").read_text())["findings"] == []
+
+
+def test_memory_is_looked_at_from_outside() -> None:
+    found = told(BUILD / "idle-burst", "--bytes", "40000000", "--threads", "5", "--seconds", "1")
+    # One for each thread at least, of 8 MB each.
+    assert 5 <= found["facts"]["heaps"] <= 10
+    assert 30 * 1024 < found["facts"]["heaps_rss_kib"] < 60 * 1024
+
+
+# Has 96 MiB in huge pages, and touches a page of each.
+SPARSE = """
+#include <sys/mman.h>
+#include <unistd.h>
+int main(void) {
+    const unsigned long huge = 1 << 21;
+    char *memory = mmap(0, 49 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory += huge - (unsigned long)memory % huge;
+    madvise(memory, 48 * huge, MADV_HUGEPAGE);
+    for (int i = 0; i < 48; i++) memory[i * huge] = 1;
+    sleep(1);
+    return 0;
+}
+"""
+
+
+def test_a_run_without_huge_pages_tells_what_was_touched(tmp_path: Path) -> None:
+    (tmp_path / "sparse.c").write_text(SPARSE)
+    subprocess.run(["cc", "-o", tmp_path / "sparse", tmp_path / "sparse.c"], check=True)
+    found = told(tmp_path / "sparse")
+    if found["facts"]["huge_kib"] < 90 * 1024:
+        pytest.skip("this machine has no huge pages to give")
+    assert rules(found) == {"huge-bloat"}
+    assert found["facts"]["peak_without_huge_kib"] < 10 * 1024
+
+
+def test_settings_that_do_nothing_are_named() -> None:
+    pytest.importorskip("calm.environment")
+    found = told("true", MALLOC_TRIM_THRESHOLD="1000000")
+    assert "environment" in rules(found)
+    assert "MALLOC_TRIM_THRESHOLD_" in found["findings"][0]["sentence"]
+
+
+def test_large_blocks_and_another_malloc() -> None:
+    # A threshold that is set does not adapt, so each block is mapped by itself.
+    command = (
+        BUILD / "malloc-large",
+        "--rounds",
+        "400",
+        "--min",
+        "200000",
+        "--max",
+        "300000",
+        "--blocks",
+        "2",
+    )
+    fixed = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert "large-blocks" in rules(told(*command, **fixed))
+    library = BUILD / "libcalmalloc.so"
+    found = told(BUILD / "larson", "--seconds", "1", LD_PRELOAD=str(library))
+    assert found["facts"]["allocator"] == "calmalloc"
+    assert "other-allocator" in rules(found)
+
+
+def test_without_tracepoints_strace_tells(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "perf").write_text("#!/bin/sh\nexit 255\n")
+    (folder / "perf").chmod(0o755)
+    strace = shutil.which("strace")
+    assert strace is not None, "strace is not installed"
+    (folder / "strace").symlink_to(strace)
+    found = told(BUILD / "ttest1", "60", PATH=f"{folder}:/usr/bin:/bin")
+    assert found["facts"]["calls"]["how"] == "strace"
+    assert found["facts"]["calls"]["trimmed"] > 10
+    (folder / "strace").unlink()
+    # One that may not trace, as in many a container, must not pass for a program without calls.
+    (folder / "strace").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "strace").chmod(0o755)
+    found = told(BUILD / "ttest1", "2", PATH=str(folder))
+    assert {each["rule"] for each in found["not_judged"]} >= {"heap-churn", "large-blocks"}
+    assert "recorded no call" in found["not_judged"][0]["reason"]
+    (folder / "strace").unlink()
+    # /bin/sh is there, and nothing else.
+    found = told(BUILD / "ttest1", "60", PATH=str(folder))
+    assert found["facts"]["calls"] is None
+    reasons = {each["rule"]: each["reason"] for each in found["not_judged"]}
+    assert "tracepoints" in reasons["heap-churn"]
+    assert "strace is not installed" in reasons["heap-churn"]
+
+
+def test_a_program_that_fails_is_told_and_ends_with_1() -> None:
+    found = told("sh", "-c", "exit 3", code=1)
+    assert {each["reason"] for each in found["not_judged"]} >= {"the program failed (exit code 3)"}
+
+
+def test_no_such_program_and_no_such_folder() -> None:
+    with pytest.raises(CalmError) as missing:
+        advise.run(("/no/such/program",), None)
+    assert missing.value.exit_code == 127
+    with pytest.raises(CalmError, match="no such directory"):
+        advise.run(("true",), "/no/such/folder/it.json")
+    with pytest.raises(CalmError) as nothing:
+        advise.run((), None)
+    assert nothing.value.exit_code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", ["first", "second"])
+def test_what_is_known_is_kept_when_it_is_stopped_and_nothing_is_left(
+    at: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    # The first run is quick where the mark is not there yet, and makes it.
+    mark, up = tmp_path / "mark", tmp_path / "up"
+    script = (
+        f"touch {up}; exec sleep 61.5"
+        if at == "first"
+        else f"test -e {mark} && touch {up} && sleep 61.5; touch {mark}"
+    )
+    process = start(tmp_path / "it.json", "sh", "-c", script, TMPDIR=str(tmp_path))
+    deadline = time.monotonic() + 30
+    while not up.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    below = processes.descendants(process.pid)
+    assert below
+    # Ctrl-C goes to the whole group; who asks for an end by another signal asks this process alone.
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, stderr
+    assert "Traceback" not in stderr
+    assert "nothing to advise" in stdout
+    assert "stopped" in stderr
+    assert json.loads((tmp_path / "it.json").read_text())["interrupted"] is True
+    for pid in below:
+        command = Path(f"/proc/{pid}/cmdline")
+        assert not command.exists() or b"61.5" not in command.read_bytes()
+    assert not list(tmp_path.glob("calm-advise-*"))
+
+
+def test_what_a_recorded_program_leaves_behind_is_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"sleep 62.5 & echo $! > {pid}"
+    recorded = advise_facts.record_calls(("sh", "-c", script), Bar())
+    assert isinstance(recorded, Calls)
+    assert not Path("/proc", pid.read_text().strip()).exists()
+
+
+def test_huge_pages_are_off_only_meanwhile() -> None:
+    status = Path("/proc/self/status")
+    if "THP_enabled" not in status.read_text():
+        pytest.skip("this kernel does not say whether a process may have huge pages")
+    before = status.read_text().split("THP_enabled:")[1].split()[0]
+    with advise_facts.without_huge_pages():
+        inherited = subprocess.run(
+            ["cat", "/proc/self/status"], capture_output=True, text=True, check=True
+        ).stdout
+        assert inherited.split("THP_enabled:")[1].split()[0] == "0"
+    assert status.read_text().split("THP_enabled:")[1].split()[0] == before

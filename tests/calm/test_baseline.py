@@ -1,0 +1,347 @@
+"""Holding a comparison against an earlier one: what fails a build, what must not, and what cannot be read."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calm_helpers import ROOT, Calm
+from click.shell_completion import ShellComplete
+
+from calm import allocators, baseline, compare, machine
+from calm.baseline import Verdict, check, judge
+from calm.cli import cli
+from calm.errors import CalmError
+from calm.measure import METRIC
+
+WALL, RSS, SHOOTDOWNS = (METRIC[key] for key in baseline.DEFAULT_METRICS)
+BASE = (1.00, 1.01, 0.99, 1.02, 0.98)
+
+
+def scaled(factor: float) -> list[float]:
+    return [factor * value for value in BASE]
+
+
+def verdict(factor: float, limit: float = 0.05) -> Verdict:
+    return judge(scaled(factor), BASE, limit, floor=0.002)[1]
+
+
+def test_worse_is_what_the_whole_interval_says() -> None:
+    assert verdict(1.00) is Verdict.WITHIN
+    assert verdict(1.03) is Verdict.WITHIN
+    # The median is beyond the limit, the interval's lower end is not.
+    assert verdict(1.06) is Verdict.UNCERTAIN
+    assert verdict(1.15) is Verdict.WORSE
+    assert verdict(1.15, limit=0.20) is Verdict.WITHIN
+    assert verdict(0.80) is Verdict.BETTER
+    ratio, _ = judge(scaled(1.15), BASE, 0.05, 0.002)
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert 1.05 < ratio.low < 1.15 < ratio.high < 1.25
+
+
+def test_noise_alone_fails_no_build() -> None:
+    """Nothing has changed, and runs scatter by 10 %: over many days, hardly ever a verdict of worse."""
+    generator = np.random.default_rng(3)
+    for rounds in (3, 5, 10):
+        days = [generator.normal(1.0, 0.1, (2, rounds)) for _ in range(100)]
+        worse = [judge(list(now), list(then), 0.05, 0.0)[1] is Verdict.WORSE for then, now in days]
+        assert sum(worse) <= 5, rounds
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_too_few_rounds_are_never_certain(rounds: int) -> None:
+    for now, then in (([9.0] * rounds, [1.0] * 9), ([9.0] * 9, [1.0] * rounds)):
+        found = check("a", WALL, now, then, 0.05)
+        assert found.verdict is Verdict.UNCERTAIN
+        assert "no less than 3 can be certain" in found.note
+    assert judge([9.0] * 3, [1.0] * 3, 0.05, 0.0)[1] is Verdict.WORSE
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "expected"),
+    [
+        ([3, 3, 3], [0, 0, 0], Verdict.WITHIN),
+        ([90, 95, 99], [1, 1, 1], Verdict.WITHIN),
+        ([500, 510, 520], [0, 0, 0], Verdict.WORSE),
+        ([0, 0, 0], [0, 0, 0], Verdict.WITHIN),
+        ([0, 0, 0], [500, 500, 500], Verdict.BETTER),
+        ([20000, 20100, 20200], [10000, 10000, 10100], Verdict.WORSE),
+    ],
+)
+def test_few_shootdowns_more_are_no_regression(
+    now: list[float], then: list[float], expected: Verdict
+) -> None:
+    found = check("a", SHOOTDOWNS, now, then, 0.05)
+    assert found.verdict is expected
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_floors_of_time_and_memory() -> None:
+    assert check("a", WALL, [0.003] * 3, [0.0015] * 3, 0.05).verdict is Verdict.WITHIN
+    assert check("a", WALL, [0.03] * 3, [0.015] * 3, 0.05).verdict is Verdict.WORSE
+    assert check("a", RSS, [1400] * 3, [1200] * 3, 0.05).verdict is Verdict.WITHIN
+    assert "counts for nothing" in check("a", RSS, [1400] * 3, [1200] * 3, 0.05).note
+    assert check("a", RSS, [1600] * 3, [1200] * 3, 0.05).verdict is Verdict.WORSE
+
+
+def test_rounds_of_one_run_are_drawn_whole() -> None:
+    """What slows a round slows both: unpaired, the same figures tell nothing."""
+    rounds = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    slower = [1.2 * value for value in rounds]
+    assert check("a", WALL, slower, rounds, 0.05, paired=True).verdict is Verdict.WORSE
+    assert check("a", WALL, slower, rounds, 0.05).verdict is Verdict.UNCERTAIN
+
+
+def test_what_one_side_lacks_is_not_compared() -> None:
+    assert check("a", SHOOTDOWNS, [None] * 3, [1.0] * 3, 0.05).note == "no figure now"
+    assert check("a", SHOOTDOWNS, [1.0] * 3, [], 0.05).note == "no figure in the baseline"
+    assert check("a", SHOOTDOWNS, [None, 900.0, 900.0, 900.0], [1.0] * 3, 0.05).verdict is Verdict.WORSE
+
+
+def test_commands_are_the_same_wherever_the_program_lies() -> None:
+    assert baseline.same_command(["old/app", "-x"], ["/new/app", "-x"])
+    assert not baseline.same_command(["app", "-x"], ["app", "-y"])
+    assert not baseline.same_command(["app"], ["app", "-y"])
+    assert not baseline.same_command(["app"], ["other"])
+
+
+def test_differences_of_machines() -> None:
+    here = machine.describe()
+    assert baseline.differences(here, here) == []
+    # As older files have it, and as the kernel may have it after a boot.
+    then = here | {
+        "glibc": f"glibc {here['glibc']}",
+        "memory_kib": int(here["memory_kib"]) + 4,
+        "commit": "x",
+    }
+    assert baseline.differences(then, here) == []
+    assert baseline.differences({"cpus": 64, "cpu": here["cpu"]}, here | {"cpus": 2}) == [
+        "cpus was 64 and is 2"
+    ]
+    # No boot changes the number of CPUs, however many there are.
+    assert baseline.differences({"cpus": 128}, {"cpus": 126}) == ["cpus was 128 and is 126"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"),
+    [("5%", 0.05), ("5 %", 0.05), ("0.05", 0.05), (".5", 0.5), ("250%", 2.5), ("0", 0.0)],
+)
+def test_percentages(text: str, fraction: float) -> None:
+    assert baseline.read_limit(None, None, text) == pytest.approx(fraction)  # type: ignore[arg-type]
+
+
+def test_metrics_are_completed() -> None:
+    def complete(text: str) -> list[str]:
+        shell = ShellComplete(cli, {}, "calm", "_CALM_COMPLETE")
+        return [item.value for item in shell.get_completions(["compare", "--fail-on"], text)]
+
+    assert "time" in complete("")
+    assert complete("time,peak") == ["time,peak_rss_kib"]
+
+
+SLEEP = ("sh", "-c", "sleep $NAP")
+
+
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("baseline") / "base.json"
+    words = ("-a", "glibc", "-n", "3", "--json", str(path), "--", *SLEEP)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NAP": "0.02"}
+    subprocess.run([sys.executable, "-m", "calm", "compare", *words], check=True, env=environment)
+    return path.read_text()
+
+
+@pytest.fixture
+def measured(measured_once: str, tmp_path: Path) -> Path:
+    path = tmp_path / "base.json"
+    path.write_text(measured_once)
+    return path
+
+
+def test_the_file_names_what_wrote_it(measured: Path) -> None:
+    data = json.loads(measured.read_text())
+    assert (data["tool"], data["format"]) == ("calm compare", 1)
+    assert data["machine"] == machine.describe()
+    assert baseline.load(str(measured)).command == SLEEP
+
+
+def test_a_build_that_became_slower_fails_and_keeps_its_baseline(
+    calm: Calm, measured: Path, tmp_path: Path
+) -> None:
+    before, other = measured.read_text(), tmp_path / "new.json"
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured, "--fail-over", "50%")
+    slow = {"NAP": "0.3"}
+    done = calm(*gate, "--json", measured, "--", *SLEEP, env=slow)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "worse by more than 50 %" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"FAIL: 1 of 3 checks against {measured} is worse by more than 50 % for certain: ")
+    assert "glibc: wall time" in last
+    assert "stays as it was" in done.stderr
+    assert measured.read_text() == before
+    # Another file takes it; with that one as the baseline the same build passes, and replaces it.
+    done = calm(*gate, "--json", other, "--", *SLEEP, env=slow)
+    assert done.returncode == 3
+    regression = json.loads(other.read_text())["regression"]
+    assert regression["failed"]
+    assert {each["metric"]: each["verdict"] for each in regression["checks"]}["wall_s"] == "worse"
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", other, "--fail-over", "50%")
+    done = calm(*gate, "--json", other, "--", *SLEEP, env=slow)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("PASS: none of 3 checks")
+    assert not json.loads(other.read_text())["regression"]["failed"]
+
+
+def test_only_the_metrics_named_can_fail(calm: Calm, measured: Path) -> None:
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured)
+    slow = {"NAP": "0.3"}
+    done = calm(*gate, "--fail-over", "50%", "--fail-on", "rss", "--", *SLEEP, env=slow)
+    assert done.returncode == 0, done.stdout
+    assert "PASS: none of 1 check " in done.stdout
+    # Without a limit the change is shown, and fails nothing.
+    done = calm(*gate, "--fail-on", "time", "--", *SLEEP, env=slow)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 of 1 check against ")
+
+
+def test_against_the_first_allocator_of_the_same_run(calm: Calm) -> None:
+    specs = ("-a", "glibc:NAP=0.02,glibc:NAP=0.3", "-n", "3")
+    done = calm("compare", *specs, "--fail-over", "50%", "--fail-on", "time", "--", *SLEEP)
+    assert done.returncode == 3, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("FAIL: 1 of 1 check against glibc:NAP=0.02 is worse")
+
+
+def test_a_metric_that_was_asked_for_must_be_there(calm: Calm, measured: Path) -> None:
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured, "--fail-over", "50%", "--syscalls")
+    done = calm(*gate, "--fail-on", "madvise", "--", *SLEEP, env={"NAP": "0.02"})
+    assert done.returncode == 1, done.stdout
+    assert "--fail-on madvise: could not be compared" in done.stderr
+    assert "not compared: no figure in the baseline" in done.stdout
+
+
+def test_a_failure_comes_before_a_regression(calm: Calm, measured: Path) -> None:
+    gate = ("compare", "-a", "glibc", "--baseline", measured, "--fail-over", "5%", "--any-command")
+    assert calm(*gate, "--", "false").returncode == 1
+
+
+def test_what_the_baseline_lacks_is_said(calm: Calm, measured: Path) -> None:
+    gate = ("compare", "-n", "3", "--baseline", measured, "--fail-over", "90%")
+    done = calm(*gate, "-a", "glibc,glibc:X=1", "--", *SLEEP, env={"NAP": "0.02"})
+    assert f"calm: glibc:X=1 is not in {measured}, which has glibc: not compared" in done.stderr
+    assert "of 3 checks" in done.stdout
+    done = calm(*gate, "-a", "glibc:X=1", "--", *SLEEP, env={"NAP": "0.02"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has none of these allocators: it has glibc" in done.stderr
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def test_a_run_that_lacks_something_does_not_replace_its_baseline(calm: Calm, measured: Path) -> None:
+    """The next one would find nothing to be held against, and pass."""
+    rewrite(measured, lambda data: data["allocators"].append(data["allocators"][0] | {"label": "other"}))
+    before = measured.read_text()
+    gate = ("compare", "-a", "glibc", "-n", "1", "--baseline", measured, "--json", measured, "--", *SLEEP)
+    done = calm(*gate, env={"NAP": "0.02"})
+    assert done.returncode == 0, done.stderr
+    assert "base.json stays as it was: this run has no other\n" in done.stderr
+    assert measured.read_text() == before
+    # Nor one without a figure that the file has, as shootdowns without root.
+    sides = [compare.Side(allocators.Allocator(label)) for label in ("glibc", "other")]
+    run = compare.Comparison(SLEEP, 3, sides, None)
+    checks = check("glibc", SHOOTDOWNS, [None], [9.0], 0.05), check("glibc", WALL, [1.0], [1.0], 0.05)
+    lost = compare._lost(baseline.load(str(measured)), run, baseline.Outcome(checks, 0.05, "base.json"))
+    assert lost == ["TLB shootdowns begun of glibc"]
+    never_there = baseline.Outcome((check("glibc", SHOOTDOWNS, [None], [], 0.05),), 0.05, "base.json")
+    assert compare._lost(baseline.load(str(measured)), run, never_there) == []
+
+
+def test_another_machine_is_warned_of(calm: Calm, measured: Path) -> None:
+    rewrite(measured, lambda data: data["machine"].update(cpus=999))
+    gate = ("compare", "-a", "glibc", "-n", "1", "--baseline", measured, "--", *SLEEP)
+    done = calm(*gate, env={"NAP": "0.02"})
+    assert done.returncode == 0
+    assert "from another machine, or from before it changed: cpus was 999 and is" in done.stderr
+    # A file from before the machine was in it still loads.
+    rewrite(measured, lambda data: [data.pop(key) for key in ("tool", "format", "machine", "date", "calm")])
+    done = calm(*gate, env={"NAP": "0.02"})
+    assert done.returncode == 0
+    assert "does not say which machine it is from" in done.stderr
+
+
+def test_results_that_the_project_keeps_are_baselines_too() -> None:
+    kept = baseline.load(str(ROOT / "bench/results/listing1.json"))
+    values = kept.values("glibc", WALL)
+    assert len(values) >= 5
+    assert all(value is not None and value > 0 for value in values)
+
+
+ONE_RUN = (
+    '{"rounds_wanted": 1, "command": ["a"], "how": {}, "allocators": '
+    '[{"label": "a", "failure": null, "runs": [{"wall_s": %s, "counters": {}}]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is no JSON"),
+        ("[]", "`calm compare --json` did not write it"),
+        ('{"tool": "calm bench", "rounds_wanted": 1}', "`calm compare --json` did not write it"),
+        ('{"runs": []}', "`calm compare --json` did not write it"),
+        ('{"tool": "calm compare", "format": 2, "rounds_wanted": 1}', "has format 2, and this calm reads 1"),
+        ('{"rounds_wanted": 1, "command": ["a"], "how": {}}', "is not a whole baseline: KeyError"),
+        ('{"rounds_wanted": 1, "command": ["a"], "how": {}, "allocators": []}', "no complete round"),
+        (ONE_RUN % "NaN", "is not a whole baseline: ValueError: wall_s is nan"),
+        (ONE_RUN % '"long"', "is not a whole baseline: TypeError"),
+        (ONE_RUN % "true", "is not a whole baseline: ValueError: wall_s is True"),
+        (ONE_RUN % "-1", "is not a whole baseline: ValueError: wall_s is -1"),
+        (ONE_RUN % f"1{'0' * 400}", "is not a whole baseline: OverflowError"),
+        ((ONE_RUN % "1").replace('["a"]', "[]"), "is not a whole baseline: ValueError: command is []"),
+        ((ONE_RUN % "1").replace('["a"]', '"a"'), "is not a whole baseline: ValueError: command is 'a'"),
+        ("[" * 100_000, "it is no JSON"),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "base.json"
+    path.write_text(text)
+    with pytest.raises(CalmError) as raised:
+        baseline.load(str(path))
+    assert message in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--baseline", "/no/such", "--", *SLEEP), "cannot read the baseline /no/such: No such file"),
+        (("--baseline", "/", "--", *SLEEP), "cannot read the baseline /: Is a directory"),
+        (("--fail-over", "5", "--", *SLEEP), "5 may mean 5 % or 5 times"),
+        (("--fail-over", "-5%", "--", *SLEEP), "'-5%' is no percentage"),
+        (("--fail-over", "five", "--", *SLEEP), "'five' is no percentage"),
+        (("--fail-over", "5%", "--", *SLEEP), "needs --baseline, or a second allocator"),
+        (("--fail-on", "time", "--", *SLEEP), "--fail-on says nothing without"),
+        (("--any-command", "--", *SLEEP), "--any-command says nothing without"),
+        (("--baseline", "BASE", "--fail-on", "speed", "--", *SLEEP), "no such metric: 'speed'"),
+        (("--baseline", "BASE", "--fail-on", "madvise", "--", *SLEEP), "counted only with --syscalls"),
+        (("--baseline", "BASE", "--", "sh", "-c", "true"), "is of another command (sh -c 'sleep $NAP')"),
+    ],
+)
+def test_bad_usage_gets_one_line(
+    calm: Calm, measured: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    words = [str(measured) if word == "BASE" else word for word in arguments]
+    done = calm("compare", "-a", "glibc", *words, env={"NAP": "0.02"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("calm: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,314 @@
+"""calm calibrate: the plan of the experiment, the runs, and the file that they end in."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calm_helpers import ROOT, Calm
+
+from calm import measure, processes
+from calm.errors import CalmError
+from calm.predict import calibrate, calibration, topology
+from calm.predict.calibrate import Point
+from calm.predict.calibration import Calibration
+from calm.predict.fit import Costs
+from calm.progress import Bar
+
+pytestmark = pytest.mark.alone
+
+needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+
+# In place of madvise-storm: its threads each keep to one CPU, go before all others where they may, and write
+# before each call, so that they interrupt each other on a busy machine too.
+STORM = r"""
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+static long calls;
+static void *run(void *argument) {
+    long number = (long)argument, seen = 0;
+    cpu_set_t all, own;
+    sched_getaffinity(0, sizeof all, &all);
+    CPU_ZERO(&own);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &all) && seen++ == number % CPU_COUNT(&all)) CPU_SET(cpu, &own);
+    sched_setaffinity(0, sizeof own, &own);
+    sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 1});
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (long i = 0; i < calls; i++) {
+        *(volatile char *)page = 1;
+        madvise(page, 4096, MADV_DONTNEED);
+    }
+    return NULL;
+}
+int main(int argc, char **argv) {
+    long threads = atol(argv[2]);
+    pthread_t made[64];
+    calls = atol(argv[4]);
+    for (long i = 0; i < threads; i++) pthread_create(&made[i], NULL, run, (void *)i);
+    for (long i = 0; i < threads; i++) pthread_join(made[i], NULL);
+    printf("{\"reference_mhz\": 2500.0}\n");
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def storm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the probe and that program, to be found before all others."""
+    folder = tmp_path_factory.mktemp("storm")
+    (folder / "storm.c").write_text(STORM)
+    subprocess.run(["cc", "-O1", "-pthread", "-o", folder / "madvise-storm", folder / "storm.c"], check=True)
+    (folder / "calm-probe").symlink_to(measure.find_probe())
+    return folder
+
+
+def made(**changes: object) -> Calibration:
+    """A calibration of this machine."""
+    costs = Costs(400.0, 300.0, 0.25, 8000.0, None)
+    found = Calibration(
+        calibration.identity(), "2026-01-01", 3, costs, 7500.0, 8500.0, 2500.0, True, 0.0, [], []
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def test_plan_of_one_socket() -> None:
+    points = calibrate.plan([list(range(20))], [1, 2, 16])
+    assert [len(point.cpus) for point in points if point.threads == 16] == [1, 2, 4, 8, 16]
+    assert {point.sockets for point in points} == {1}
+    assert len(points) == len(set(points)) == 15
+
+
+def test_plan_of_several_sockets() -> None:
+    sockets = [list(range(number, 80, 4)) for number in range(4)]
+    points = calibrate.plan(sockets, [1, 16])
+    spread = {point.sockets: point.cpus for point in points if point.sockets > 1}
+    assert sorted(spread) == [2, 3, 4]
+    assert spread[2] == tuple(sockets[0][:8] + sockets[1][:8])
+    assert [len(cpus) for _, cpus in sorted(spread.items())] == [16, 15, 16]
+    # One thread cannot be on two sockets.
+    assert all(point.threads > 1 for point in points if point.sockets > 1)
+
+
+@pytest.mark.parametrize(("cpus", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (6, [1, 2, 4, 6])])
+def test_plan_of_few_cpus(cpus: int, sizes: list[int]) -> None:
+    points = calibrate.plan([list(range(cpus))], [1, 16])
+    assert [len(point.cpus) for point in points if point.threads == 16] == sizes
+
+
+def test_cores_come_before_their_second_threads(tmp_path: Path) -> None:
+    for cpu, (package, core) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)] * 2):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{package}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    assert topology.sockets(range(8), tmp_path) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert topology.sockets([0, 4, 7], tmp_path) == [[0, 4], [7]]
+
+
+def test_a_machine_that_does_not_tell_has_one_socket(tmp_path: Path) -> None:
+    assert topology.sockets([0, 1, 2], tmp_path) == [[0, 1, 2]]
+
+
+def test_a_hypervisors_cpu() -> None:
+    assert topology.is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor sse\n")
+    assert not topology.is_virtual("processor\t: 0\nflags\t\t: fpu sse\nname: hypervisor\n")
+
+
+def test_runs_keep_to_their_cpus_and_leave_ours_alone(storm: Path) -> None:
+    before = os.sched_getaffinity(0)
+    cpu = min(before)
+    experiment = calibrate.Experiment([Point((cpu,), 1, 1), Point((cpu,), 1, 3)], 2, 0.02)
+    with Bar() as bar:
+        calibrate.run_rounds(experiment, str(storm / "madvise-storm"), bar)
+    assert os.sched_getaffinity(0) == before
+    assert experiment.done == 2
+    assert [sample.threads for sample in experiment.samples] == [1, 3, 1, 3]
+    assert all(sample.cpu_s > 0 and sample.calls % sample.threads == 0 for sample in experiment.samples)
+    if experiment.exact:
+        # On one CPU there is nobody to interrupt.
+        assert [sample.interrupts for sample in experiment.samples] == [0, 0, 0, 0]
+
+
+def test_short_runs_get_longer(storm: Path) -> None:
+    experiment = calibrate.Experiment([Point((min(os.sched_getaffinity(0)),), 1, 1)], 3, 30.0)
+    # A few calls at first, so that the test is short.
+    with pytest.MonkeyPatch.context() as patch, Bar() as bar:
+        patch.setattr(calibrate, "_calls", lambda *_: 1000)
+        calibrate.run_rounds(experiment, str(storm / "madvise-storm"), bar)
+    assert [sample.calls for sample in experiment.samples] == [1000, 2000, 4000]
+
+
+@needs_two
+def test_calibrates_and_keeps_it(calm: Calm, storm: Path, tmp_path: Path) -> None:
+    environment = {"CALM_LIBRARY_PATH": str(storm), "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(3):
+        result = calm("calibrate", "--threads", "1,2,3", "-n", "3", "--seconds", "0.05", env=environment)
+        # What a busy machine shows may rightly be too vague to be kept, but not three times in a row.
+        if "too vague" not in result.stderr:
+            break
+    assert result.returncode == 0, result.stderr
+    assert "a, an interrupt within a socket:" in result.stdout
+    assert "held out: CPU time" in result.stdout
+    found = calibration.load_of_this_machine(tmp_path / "calm/calibration.json")
+    assert found.reference_mhz == 2500
+    assert found.rounds == 3
+    assert {(row.cpus, row.threads) for row in found.residuals if row.held_out} >= {(1, 2), (2, 2)}
+    # Each call of several threads on several CPUs interrupts others, and that is the most of what it costs.
+    assert found.costs.local_ns > 0
+    several = [each for each in found.samples if each.cpus > 1 and each.threads > 1]
+    assert sum(each.interrupts for each in several) > 1000
+    used = calm(
+        "predict", "--cpus", "8", "-a", "glibc", "-n", "1", "--", storm / "madvise-storm", "--threads", "2",
+        "--calls", "20", env=environment,
+    )  # fmt: skip
+    assert "calibrated here" in used.stdout, used.stderr
+
+
+@needs_two
+def test_without_tracepoints_the_systems_interrupts_are_counted_and_it_says_so(
+    calm: Calm, storm: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "madvise-storm").symlink_to(storm / "madvise-storm")
+    (tmp_path / "calm-probe").write_text(
+        f'#!/bin/sh\n[ "$3" = tlb ] || exit 9\nshift 3\nexec {measure.find_probe()} -p -c none "$@"\n'
+    )
+    (tmp_path / "calm-probe").chmod(0o755)
+    out = tmp_path / "out.json"
+    result = calm(
+        "calibrate", "--threads", "1,2", "-n", "2", "--seconds", "0.02", "--json", out,
+        env={"CALM_LIBRARY_PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "counted system-wide" in result.stdout
+    assert "held out: nothing" in result.stdout
+    assert not json.loads(out.read_text())["exact"]
+    # What is written elsewhere is not kept for predict.
+    assert not (tmp_path / "calm").exists()
+
+
+@needs_two
+@pytest.mark.parametrize("runs", [1, 13])
+def test_interrupt_ends_all_and_keeps_nothing(storm: Path, tmp_path: Path, runs: int) -> None:
+    """In the first round, with nothing to show; and later, with rounds that are complete."""
+    log = tmp_path / "log"
+    (tmp_path / "calm-probe").symlink_to(measure.find_probe())
+    (tmp_path / "madvise-storm").write_text(f'#!/bin/sh\necho >>{log}\nexec {storm}/madvise-storm "$@"\n')
+    (tmp_path / "madvise-storm").chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "calm", "calibrate", "--threads", "1,2", "-n", "1000", "--seconds", "0.02"],
+        env=environment | {"CALM_LIBRARY_PATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    below: list[int] = []
+    while not (below and log.exists() and len(log.read_text()) >= runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        below = processes.descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "of 1000 rounds; nothing is kept" in stderr
+    assert ("stopped after 0 of" in stderr) == (runs == 1)
+    assert ("a, an interrupt within a socket" in stdout) == (runs > 1)
+    assert "Traceback" not in stderr
+    assert "kept for" not in stdout
+    assert not (tmp_path / "calm").exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--threads", "1,x"], 2, "'1,x' is not a list of numbers"),
+        (["--threads", "0,1"], 2, "'0,1' is not a list of numbers"),
+        (["--threads", "2,4"], 2, "--threads 2,4: one thread, and some number of several, are needed"),
+        (["--threads", "1"], 2, "--threads 1: one thread, and some number of several, are needed"),
+        (["-n", "0"], 2, "0 is not in the range"),
+        (["--seconds", "0"], 2, "0.0 is not in the range"),
+        (["--json", "/nowhere/x.json"], 1, "cannot write /nowhere/x.json: no such directory"),
+    ],
+)
+def test_bad_arguments(calm: Calm, arguments: list[str], code: int, message: str) -> None:
+    result = calm("calibrate", *arguments)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_one_cpu_has_nothing_to_calibrate(calm: Calm) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    result = calm("calibrate", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
+    assert result.returncode == 1
+    assert result.stderr == "calm: one CPU sends no TLB interrupts, so there is nothing to calibrate\n"
+
+
+def test_a_failing_storm_is_named(calm: Calm, tmp_path: Path) -> None:
+    (tmp_path / "calm-probe").symlink_to(measure.find_probe())
+    (tmp_path / "madvise-storm").write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+    (tmp_path / "madvise-storm").chmod(0o755)
+    result = calm("calibrate", env={"CALM_LIBRARY_PATH": str(tmp_path)})
+    assert result.returncode == 1
+    assert result.stderr == "calm: madvise-storm: exit code 3 (it said: no luck)\n"
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new/folder/calibration.json"
+    calibration.save(path, made())
+    assert calibration.load_of_this_machine(path) == made()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_calibration_without_a_useful_interval_is_vague() -> None:
+    assert calibrate.vagueness(made()) is None
+    assert calibrate.vagueness(made(local_high_ns=15_100.0)) == "an interrupt takes 7,500 to 15,100 ns"
+    without = made(local_low_ns=None, local_high_ns=None)
+    assert calibrate.vagueness(without) == "what an interrupt takes depends on which rounds are looked at"
+    # Nobody asked for one.
+    assert calibrate.vagueness(replace(without, rounds=2)) is None
+
+
+@pytest.mark.parametrize("key", ["cpu", "architecture", "cpus", "sockets", "virtual", "kernel"])
+def test_another_machines_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "calibration.json"
+    calibration.save(path, made(machine=calibration.identity() | {key: "other"}))
+    with pytest.raises(CalmError, match=rf"is of another machine \({key} other, and here "):
+        calibration.load_of_this_machine(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not what `calm calibrate` wrote"),
+        ('{"calm_calibration": 99}', "another version of calm"),
+        ('{"calm_calibration": 1, "costs": {}}', "not a whole calibration"),
+        (None, "cannot read"),
+    ],
+)
+def test_files_that_are_no_calibration(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "calibration.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CalmError, match=message):
+        calibration.load(path)
+
+
+def test_a_cost_of_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    calibration.save(path, made(costs=Costs(400.0, 300.0, 0.25, 0.0, None)))
+    with pytest.raises(CalmError, match="no cost of an interrupt"):
+        calibration.load(path)

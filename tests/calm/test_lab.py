@@ -1,0 +1,793 @@
+"""`calm lab`: with a QEMU that is made up, for all that can go wrong; and one real boot."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import ROOT, Calm
+from lab_qemu import VERSION, archive
+
+from calm import cli
+from calm.errors import CalmError
+from calm.lab import guest, machine, packages, payload, session
+from calm.lab.command import environment_of
+from calm.lab.guest import Turn
+from calm.lab.machine import Qemu, Topology
+from calm.lab.packages import Parts
+from calm.lab.payload import Payload
+
+LIBRARY = ROOT / "build/release/libcalmalloc.so"
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="calmalloc is not built")
+pytestmark = needs_library
+
+
+class Fake:
+    """A folder with a QEMU, a kernel and a busybox that are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plan: dict[str, Any] = {"acts": {}, "log": str(folder / "log")}
+        tools = folder / "tools"
+        tools.mkdir()
+        qemu = tools / machine.QEMU
+        qemu.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/calm/lab_qemu.py "$@"\n')
+        qemu.chmod(0o755)
+        for name in ("kernel", "busybox"):
+            (folder / name).write_bytes(name.encode())
+        self.environment = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "FAKE_QEMU": str(folder / "plan.json"),
+        }
+        self.cache = folder / "cache"
+        self.fixed = ["lab", "--accel", "tcg", *self.files]
+
+    @property
+    def files(self) -> list[str]:
+        """Options, so that nothing is fetched."""
+        kernel, busybox = self.folder / "kernel", self.folder / "busybox"
+        return ["--kernel", str(kernel), "--busybox", str(busybox), "--cache", str(self.cache)]
+
+    def act(self, library: str = "", **does: Any) -> None:
+        """What happens under a library; without one, under glibc."""
+        self.plan["acts"][library] = does
+        self.save()
+
+    def save(self) -> None:
+        (self.folder / "plan.json").write_text(json.dumps(self.plan))
+
+    def started(self) -> list[dict[str, Any]]:
+        """What QEMU was started with."""
+        log = self.folder / "log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def left_over(self) -> list[str]:
+        """What is in the cache, but for what is meant to stay."""
+        return sorted({path.name for path in self.cache.iterdir()} - {"console.log", "kvm.json"})
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    made = Fake(tmp_path)
+    made.act(interrupts=[1000, 3000, 2000])
+    made.act("libcalmalloc.so", interrupts=[10])
+    return made
+
+
+Lab = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def lab(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lab:
+    """The command, without a process of its own: it would take longer than all the rest."""
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        for name, value in fake.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["calm", *fake.fixed, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output, errors = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(sys.argv, ended.value.code, output, errors)
+
+    return run
+
+
+def test_counts_become_medians_and_ratios(lab: Lab, fake: Fake) -> None:
+    result = lab("--cpus", "8", "--sockets", "2", "-n", "3", "--json", "-", "--", "true")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    glibc, calmalloc = told["allocators"]
+    # Turns 0, 2 and 4 are glibc's.
+    assert [run["interrupts"] for run in glibc["runs"]] == [1000, 2000, 3000]
+    assert glibc["median"]["interrupts"] == 2000
+    assert glibc["median"]["shootdowns_begun"] == 1000
+    assert calmalloc["ratio"]["interrupts"]["value"] == pytest.approx(10 / 2000)
+    assert (calmalloc["library"], calmalloc["n"]) == (str(LIBRARY), 3)
+    assert told["machine"]["cpus"] == 8
+    assert told["machine"]["nodes"] == 2
+    assert told["machine"]["emulated"] is True
+    assert told["qemu"] == VERSION
+    assert "wall_s" not in glibc["median"], "an emulator's times are none"
+    assert str(fake.folder) not in json.dumps(told["qemu_command"])
+    assert "TLB interrupts" in result.stderr
+    assert "process_madvise" in result.stderr
+    assert fake.left_over() == []
+
+
+def test_the_machine_is_the_one_asked_for(lab: Lab, fake: Fake) -> None:
+    lab("--cpus", "6", "--sockets", "3", "--memory", "1000M", "-n", "1", "--", "true")
+    (started,) = fake.started()
+    words = " ".join(started["arguments"])
+    assert "-smp 6,sockets=3,cores=2,threads=1" in words
+    assert "-m 1000M" in words
+    sizes = [f"id=node{node},size={size}M" for node, size in enumerate((334, 333, 333))]
+    assert all(size in words for size in sizes)
+    assert "node,nodeid=2,cpus=4-5,memdev=node2" in words
+
+
+def test_the_guest_is_told_all(lab: Lab, fake: Fake) -> None:
+    fake.plan["keep"] = str(fake.folder / "kept")
+    fake.save()
+    result = lab(
+        *(
+            "-a",
+            "glibc,calmalloc:CALM_OPTIONS=slack=7",
+            "-n",
+            "2",
+            "--pin",
+            "0-1,3",
+            "--env",
+            "COLOR=it's red",
+        ),
+        *("--env", "FAKE_QEMU", "--syscalls", "--", "sh", "-c", 'echo "$1"', "a b"),
+    )
+    assert result.returncode == 0, result.stderr
+    files = archive(fake.folder / "kept")
+    mode, init = files["init"]
+    assert mode & 0o111
+    runs = [line for line in init.decode().splitlines() if line.startswith("run l")]
+    assert [line.split()[1:3] for line in runs] == [["l0", "0"], ["l1", "1"], ["l0", "2"], ["l1", "3"]]
+    assert all("'COLOR=it'\"'\"'s red'" in line for line in runs)
+    assert all(f"FAKE_QEMU={fake.folder}/plan.json" in line for line in runs)
+    assert all("-c tlb,syscalls" in line for line in runs)
+    assert all("taskset -c 0-1,3 sh -c 'echo \"$1\"' 'a b'" in line for line in runs)
+    assert f"-e LD_PRELOAD={LIBRARY}" in runs[1]
+    assert "-e CALM_OPTIONS=slack=7" in runs[1]
+    assert "LD_PRELOAD" not in runs[0]
+    assert files[".lab/busybox"][1] == b"busybox"
+    assert str(LIBRARY).lstrip("/") in files
+    assert str(Path.cwd()).lstrip("/") in files
+    assert files["etc/passwd"][1].startswith(b"root:")
+    assert len(files["etc/passwd"][1].splitlines()) == 1, "this machine's users are nobody's business"
+
+
+def test_this_machines_preload_stays_here(fake: Fake, calm: Calm) -> None:
+    fake.plan["keep"] = str(fake.folder / "kept")
+    fake.save()
+    calm(
+        *fake.fixed, "-n", "1", "-a", "glibc", "--", "true", env=fake.environment | {"MALLOC_ARENA_MAX": "1"}
+    )
+    assert b"MALLOC_ARENA_MAX" not in archive(fake.folder / "kept")["init"][1]
+
+
+def test_a_failing_program_is_shown_and_not_run_again(lab: Lab, fake: Fake) -> None:
+    fake.act("libcalmalloc.so", code=3, errors="one\ntwo\x1b[31m\n")
+    result = lab("-n", "3", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert lines[:3] == ["calm: calmalloc: true: exit code 3", "    one", "    two [31m"]
+    glibc, calmalloc = json.loads(result.stdout)["allocators"]
+    assert glibc["n"] == 3
+    assert (calmalloc["n"], calmalloc["failure"], len(calmalloc["runs"])) == (0, "exit code 3", 1)
+    assert calmalloc["median"]["interrupts"] is None
+
+
+def test_a_signal_has_its_name(lab: Lab, fake: Fake) -> None:
+    fake.act("libcalmalloc.so", signal=11)
+    assert "killed by SIGSEGV (11)" in lab("-n", "1", "--", "true").stderr
+
+
+def test_a_library_that_was_not_loaded_does_not_count(lab: Lab, fake: Fake) -> None:
+    words = "ERROR: ld.so: object 'x.so' from LD_PRELOAD cannot be preloaded (cannot open): ignored."
+    fake.act("libcalmalloc.so", interrupts=[10], errors=words)
+    result = lab("-n", "1", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["allocators"][1]["n"] == 0
+    assert "its library was not loaded" in result.stderr
+
+
+def test_one_that_hangs_costs_the_others_a_boot_and_no_more(lab: Lab, fake: Fake) -> None:
+    fake.act("libcalmalloc.so", seconds=600, console="still here\n")
+    result = lab("-n", "2", "--timeout", "0.7", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    assert "calmalloc: true: did not finish in 0.7 s (--timeout)" in result.stderr
+    assert [side["n"] for side in json.loads(result.stdout)["allocators"]] == [2, 0]
+    assert len(fake.started()) == 2
+    assert (fake.cache / "console.log").read_text() == "still here\n"
+    assert fake.left_over() == []
+
+
+def test_the_timeout_is_for_each_run(lab: Lab, fake: Fake) -> None:
+    fake.act("", seconds=0.6)
+    assert lab("-a", "glibc", "-n", "4", "--timeout", "1.6", "--", "true").returncode == 0
+
+
+def test_what_a_killed_one_left_is_swept(lab: Lab, fake: Fake) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    mine = f"boot-{os.getppid()}-x"
+    ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}"]
+    # --cache may name a folder with more in it.
+    others = ["boot-repair-data", ".config.d", ".linux-image-notes.d", "linux-image-6.1.0-56-cloud-amd64"]
+    for name in (*ended, mine, *others):
+        (fake.cache / name).mkdir(parents=True)
+    assert lab("-n", "1", "--", "true").returncode == 0
+    assert fake.left_over() == sorted([mine, *others])
+
+
+@pytest.mark.parametrize(
+    ("console", "told"),
+    [
+        ("Kernel panic - not syncing: Fatal exception\n", "the guest's kernel panicked: Fatal exception"),
+        (
+            "Out of memory: Killed process 99 (listing1) total-vm\n",
+            "ran out of memory, and its kernel killed listing1",
+        ),
+        ("", "the guest stopped before its end"),
+    ],
+)
+def test_a_guest_that_dies_in_a_run(lab: Lab, fake: Fake, console: str, told: str) -> None:
+    fake.act("libcalmalloc.so", console=console, dies=True)
+    result = lab("-n", "1", "--", "true")
+    assert result.returncode == 1
+    first = result.stderr.splitlines()[0]
+    assert told in first
+    assert f"{fake.cache}/console.log" in first
+    assert (fake.cache / "console.log").read_text() == console
+    assert "glibc" in result.stdout, "what was known is shown"
+
+
+def test_a_program_killed_for_memory(lab: Lab, fake: Fake) -> None:
+    fake.act("", code=4)
+    fake.act("libcalmalloc.so", console="Out of memory: Killed process 7 (true) total\n", signal=9)
+    result = lab("-a", "calmalloc,glibc", "-n", "1", "--", "true")
+    assert "calmalloc: true: the guest ran out of memory, and its kernel killed true" in result.stderr
+    assert "glibc: true: exit code 4\n" in result.stderr, "memory was the other's want"
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (
+            {"boots into": "Kernel panic - not syncing: No working init found.\n"},
+            "kernel panicked: No working init",
+        ),
+        ({"boots into": "Initramfs unpacking failed: write error\n"}, "more --memory may help"),
+        ({"complains": "-m 9999G: cannot set up guest memory"}, "QEMU: -m 9999G: cannot set up guest memory"),
+        ({"cpus": 3}, "the guest sees 3 CPUs in 1 sockets"),
+    ],
+)
+def test_a_guest_that_does_not_come_up(lab: Lab, fake: Fake, plan: dict[str, Any], told: str) -> None:
+    fake.plan |= plan
+    fake.save()
+    result = lab("-n", "1", "--", "true")
+    assert result.returncode == 1
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert fake.left_over() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_keeps_what_is_known(fake: Fake, number: signal.Signals, code: int) -> None:
+    fake.act("libcalmalloc.so", seconds=600)
+    with subprocess.Popen(
+        [sys.executable, "-m", "calm", *fake.fixed, "-n", "5", "--", "true"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | fake.environment,
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not fake.started() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=20)
+    assert process.returncode == code, errors
+    assert "1,000" in output, "glibc's first round was over"
+    assert "stopped after 0 of 5 rounds" in errors
+    assert "Traceback" not in errors
+    (started,) = fake.started()
+    assert not Path(f"/proc/{started['pid']}").exists(), "QEMU is gone"
+    assert fake.left_over() == []
+
+
+def test_qemu_does_not_outlive_a_calm_that_is_killed(fake: Fake) -> None:
+    fake.act("", seconds=600)
+    with subprocess.Popen(
+        [sys.executable, "-m", "calm", *fake.fixed, "-n", "1", "--", "true"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | fake.environment,
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not fake.started() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    (started,) = fake.started()
+    for _ in range(100):
+        if not Path(f"/proc/{started['pid']}").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail("QEMU lives on")
+
+
+def test_kvm_is_tried_by_booting_and_once(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_QEMU", fake.environment["FAKE_QEMU"])
+    monkeypatch.setattr(session.os, "access", lambda *_: True)  # type: ignore[attr-defined]
+    fake.cache.mkdir()
+    qemu = Qemu(str(fake.folder / "tools" / machine.QEMU), VERSION)
+    parts = Parts(fake.folder / "kernel", "kernel 1", fake.folder / "busybox")
+    reasons = [session._kvm_boots(qemu, parts, fake.cache, lambda: None) for _ in range(2)]
+    assert reasons[0] == reasons[1]
+    assert "failed to set MSR 0x10a" in str(reasons[0])
+    assert len(fake.started()) == 1
+    # Another kernel, or another QEMU, is another question.
+    fake.plan["kvm"] = "works"
+    fake.save()
+    other = Parts(parts.kernel, "kernel 2", parts.busybox)
+    assert session._kvm_boots(qemu, other, fake.cache, lambda: None) is None
+    assert session._kvm_boots(qemu, other, fake.cache, lambda: None) is None
+    assert len(fake.started()) == 2
+
+
+@pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no /dev/kvm here")
+def test_times_are_shown_under_kvm_alone(fake: Fake, calm: Calm) -> None:
+    arguments = ["--json", "-", "-n", "1", "-a", "glibc", "--", "true"]
+    refused = calm("lab", "--accel", "kvm", *fake.files, *arguments, env=fake.environment)
+    assert refused.returncode == 1
+    assert "no machine boots under KVM here" in refused.stderr
+    (fake.cache / "kvm.json").unlink()
+    fake.plan["kvm"] = "works"
+    fake.save()
+    told = json.loads(calm("lab", *fake.files, *arguments, env=fake.environment).stdout)
+    assert told["machine"]["accelerator"] == "kvm"
+    assert told["allocators"][0]["median"]["wall_s"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--cpus", "10", "--sockets", "4", "--", "true"), 2, "multiple of --sockets"),
+        (("--cpus", "0", "--", "true"), 2, "--cpus"),
+        (("--cpus", "255", "--sockets", "5", "--", "true"), 2, "more than the emulated machine can number"),
+        (("--memory", "many", "--", "true"), 2, "an amount such as 4G"),
+        (("--memory", "100M", "--", "true"), 2, "need at least"),
+        (("--memory", "900000G", "--", "true"), 2, "are available on this machine"),
+        (("--pin", "0-16", "--", "true"), 2, "CPUs from 0 to 15"),
+        (("--pin", "x", "--", "true"), 2, "CPUs from 0 to 15"),
+        (("--env", "=1", "--", "true"), 2, "NAME=VALUE"),
+        (("--env", "NOT_SET_HERE", "--", "true"), 2, "NAME=VALUE"),
+        (("--add", "/no/such", "--", "true"), 2, "no such file or folder"),
+        (("-a", "nosuch", "--", "true"), 2, "unknown allocator"),
+        (("--json", "/no/such/file", "--", "true"), 1, "no such directory"),
+        (("--timeout", "0", "--", "true"), 2, "--timeout"),
+        (("--timeout", "inf", "--", "true"), 2, "--timeout"),
+        (("--", "no-such-program"), 127, "no such program"),
+        ((), 2, "cmd"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    lab: Lab, fake: Fake, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = lab(*arguments)
+    assert result.returncode == code, result.stderr
+    assert message.lower() in result.stderr.lower()
+    assert result.stderr.count("\n") == 1
+    assert fake.started() == []
+
+
+def test_without_qemu_or_apt_it_says_what_to_install(tmp_path: Path, fake: Fake, calm: Calm) -> None:
+    tools = tmp_path / "few"
+    tools.mkdir()
+    for name in ("true", "ldd", "sh", "bash", "cat", "sleep"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    result = calm("lab", *fake.files, "--", "true", env={"PATH": str(tools)})
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "Debian package qemu-system-x86" in result.stderr
+    (tools / machine.QEMU).symlink_to(fake.folder / "tools" / machine.QEMU)
+    result = calm("lab", "--cache", tmp_path / "empty", "--", "true", env={"PATH": str(tools)})
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "apt-get is missing" in result.stderr
+
+
+def test_files_named_as_arguments_are_offered(lab: Lab, tmp_path: Path) -> None:
+    data, other = tmp_path / "my data", tmp_path / "other"
+    data.write_text("x")
+    other.write_text("y")
+    result = lab("-n", "1", "--add", other, "--", "true", data, f"--in={data}", other, "plain")
+    assert result.stderr.count("note:") == 2
+    assert f"--add '{data}' carries it" in result.stderr
+
+
+def test_an_argument_may_be_longer_than_a_name_of_a_file(lab: Lab, tmp_path: Path) -> None:
+    result = lab("-n", "1", "--", "true", "x" * 300, f"--words={'y' * 5000}")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_setting_that_glibc_does_not_read_is_told_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TOP_PAD", "1")  # stays here
+    result = lab("-n", "1", "-a", "glibc,glibc:MALLOC_TRIM_THRESHOLD=-1", "--", "true")
+    assert result.returncode == 0
+    (told,) = result.stderr.splitlines()
+    assert told.startswith("calm: MALLOC_TRIM_THRESHOLD is set, but glibc reads MALLOC_TRIM_THRESHOLD_, ")
+
+
+def test_a_static_program_is_told_of(lab: Lab, tmp_path: Path) -> None:
+    source, path = tmp_path / "static.c", tmp_path / "static"
+    source.write_text("int main(void) { return 0; }\n")
+    command = ["cc", "-static", "-o", path, source]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no static C library")
+    assert "no allocator can be preloaded" in lab("-n", "1", "--", path).stderr
+
+
+def names(files: Payload, folder: Path) -> dict[str, tuple[int, bytes]]:
+    path = folder / "archive"
+    with path.open("wb") as file:
+        files.write(file)
+    return archive(path)
+
+
+def test_a_program_comes_with_its_libraries_and_links(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "program").symlink_to(shutil.which("true") or "/bin/true")
+    files = Payload({"PATH": os.environ["PATH"]})
+    files.program(tmp_path / "link" / "program")
+    files.finish()
+    found = names(files, tmp_path)
+    inner = str(tmp_path).lstrip("/")
+    assert found[f"{inner}/link"] == (0o120777, b"real")
+    assert found[f"{inner}/real/program"][0] == 0o120777
+    real = Path(tmp_path / "link" / "program").resolve()
+    assert found[str(real).lstrip("/")][1] == real.read_bytes()
+    for name in payload.needed([real], os.environ):
+        assert str(name.resolve()).lstrip("/") in found
+        # The path by which the loader asks for it leads there too.
+        at, left = "", str(name).lstrip("/").split("/")
+        assert left[0] in found or at in found
+    assert any(name.endswith("/libgcc_s.so.1") for name in found), (
+        "glibc loads it where a thread is cancelled"
+    )
+    assert found["etc/ld.so.cache"][1] == Path("/etc/ld.so.cache").read_bytes()
+
+
+def test_a_script_comes_with_its_interpreters(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # An interpreter that is a script itself.
+    (tools / "inner").write_text("#!/bin/sh -e\n")
+    (tools / "inner").chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text("#!/usr/bin/env -S A=1 inner -x\n")
+    old = os.environ["PATH"]
+    os.environ["PATH"] = f"{tools}:{old}"
+    try:
+        files = Payload({})
+        files.program(script)
+    finally:
+        os.environ["PATH"] = old
+    found = names(files, tmp_path)
+    for path in (script, tools / "inner", Path("/usr/bin/env").resolve(), Path("/bin/sh").resolve()):
+        assert str(path).lstrip("/") in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("#!/no/interpreter\n", "there is no interpreter"), ("#!/usr/bin/env -i\n", "names no interpreter")],
+)
+def test_a_script_nobody_can_run(tmp_path: Path, text: str, message: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    with pytest.raises(CalmError, match=message) as caught:
+        Payload({}).program(script)
+    assert caught.value.exit_code == 126
+
+
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lib.c").write_text("int f(void) { return 0; }\n")
+    (tmp_path / "main.c").write_text("int f(void); int main(void) { return f(); }\n")
+    library = tmp_path / "libgone.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
+    subprocess.run(["cc", "-o", tmp_path / "main", tmp_path / "main.c", library], check=True)
+    files = Payload(os.environ)
+    files.program(tmp_path / "main")
+    library.unlink()
+    with pytest.raises(CalmError, match=r"libgone\.so"):
+        files.finish()
+
+
+def test_folders_are_carried_whole(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "inner").mkdir(parents=True)
+    (tree / "inner" / "data").write_bytes(b"12345")
+    (tree / "dangling").symlink_to("/nowhere/at/all")
+    shutil.copy(LIBRARY, tree / "module.so")
+    os.mkfifo(tree / "pipe")
+    files = Payload(os.environ)
+    files.add(tree)
+    files.finish()
+    found = names(files, tmp_path)
+    inner = str(tree).lstrip("/")
+    assert found[f"{inner}/inner/data"][1] == b"12345"
+    assert found[f"{inner}/dangling"] == (0o120777, b"/nowhere/at/all")
+    assert f"{inner}/pipe" not in found
+    assert any(name.endswith("/libc.so.6") for name in found), "what a module needs comes too"
+    assert files.size == sum(len(content) for _, content in found.values())
+    # Who the users are is this machine's business, unless it is carried.
+    assert found["etc/passwd"][1].startswith(b"root:x:0:0:root:/root:/bin/sh")
+    files = Payload(os.environ)
+    files.add(Path("/etc/passwd"))
+    files.finish()
+    assert names(files, tmp_path)["etc/passwd"][1] == Path("/etc/passwd").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "sockets", "cores"), [(1, 1, 1), (16, 4, 4), (63, 3, 21), (64, 4, 16), (255, 1, 255)]
+)
+def test_topologies_that_can_be(cpus: int, sockets: int, cores: int) -> None:
+    assert Topology(cpus, sockets).cores == cores
+
+
+def test_memory_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    monkeypatch.setattr(machine, "available", lambda: 100_000 * mib)
+    assert machine.choose_memory(None, 10 * mib) == 4126 * mib
+    monkeypatch.setattr(machine, "available", lambda: 2000 * mib)
+    assert machine.choose_memory(None, 10 * mib) == 1500 * mib
+    monkeypatch.setattr(machine, "available", lambda: 600 * mib)
+    assert machine.choose_memory(None, 10 * mib) == 542 * mib
+    with pytest.raises(CalmError, match="needs at least"):
+        machine.choose_memory(None, 100 * mib)
+
+
+def test_the_guests_environment_is_its_own() -> None:
+    here = {"PATH": "/a:/b", "SECRET": "1", "LD_LIBRARY_PATH": "/lib2", "TERM": "xterm"}
+    made = environment_of(["X=a=b", "TERM"], here)
+    assert made["PATH"] == f"/a:/b:{guest.APPLETS}"
+    assert (made["X"], made["TERM"], made["LD_LIBRARY_PATH"]) == ("a=b", "xterm", "/lib2")
+    assert "SECRET" not in made
+
+
+def test_a_report_that_cannot_be_read_is_no_figure() -> None:
+    listener = guest.Listener({0: "glibc"})
+    with pytest.raises(CalmError, match="cannot be read"):
+        listener.feed(b'@@ begin 0\n@@ report 0 {"half\n@@ end 0 0\n')
+    listener = guest.Listener({0: "glibc"})
+    ((_, run),) = listener.feed(b"noise\n@@ begin 0\n@@ report 0 \n@@ end 0 0\n")
+    assert run.failure == "calm-probe ended with 0 and reported nothing"
+
+
+def test_a_program_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
+    # As the probe itself tells it.
+    command = [ROOT / "build/release/calm-probe", "-c", "none", "-o", tmp_path / "told", "--", "/no/such"]
+    subprocess.run(command, check=False, capture_output=True)
+    listener = guest.Listener({7: "glibc"})
+    report = (tmp_path / "told").read_bytes().strip()
+    ((_, run),) = listener.feed(b"@@ begin 7\n@@ report 7 " + report + b"\n@@ end 7 1\n")
+    assert run.failure == "cannot be started in the guest: No such file or directory"
+    assert run.exit_code == 127
+
+
+def apt(folder: Path, kernels: str, *, fails: bool = False, shells: str = "bin") -> str:
+    """A PATH with an apt that knows some kernels."""
+    tools = folder / "apt"
+    tools.mkdir(exist_ok=True)
+    scripts = {
+        "apt-cache": f"""
+            case $1 in
+            pkgnames) printf '%s\\n' {kernels} ;;
+            policy) case $2 in *gone*) echo '  Candidate: (none)' ;; *) echo '  Candidate: 1' ;; esac ;;
+            esac""",
+        "apt-get": f"""
+            echo "$@" >>{folder}/asked
+            for last; do :; done
+            {"echo 'E: Unable to locate package' >&2; exit 100" if fails else "echo $last >$last.deb"}""",
+        "dpkg-deb": f"""
+            case $1 in
+            --field) echo 1.2-3 ;;
+            *) name=$(cat "$2")
+               mkdir -p "$3/boot" "$3/{shells}"
+               echo kernel >"$3/boot/vmlinuz-$name"; echo busybox >"$3/{shells}/busybox" ;;
+            esac""",
+    }
+    for name, text in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    return f"{tools}:{os.environ['PATH']}"
+
+
+def test_the_newest_kernel_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [
+        "linux-image-6.9.1-cloud-amd64",
+        "linux-image-6.12.9+deb12-cloud-amd64",
+        "linux-image-6.1.0-56-cloud-amd64",
+        "linux-image-7.0.0-gone-cloud-amd64",
+        "linux-image-6.13.0-cloud-amd64-dbg",
+        "linux-image-6.13.0-amd64",
+        "linux-image-cloud-amd64",
+    ]
+    monkeypatch.setenv("PATH", apt(tmp_path, " ".join(kernels)))
+    said: list[str] = []
+    parts = packages.fetch(tmp_path / "cache", said.append)
+    assert parts.kernel_package == "linux-image-6.12.9+deb12-cloud-amd64 1.2-3"
+    assert parts.kernel.read_text() == "kernel\n"
+    assert parts.busybox.read_text() == "busybox\n"
+    assert said[0] == "fetching linux-image-6.12.9+deb12-cloud-amd64"
+    # From now on without any apt.
+    path = os.environ["PATH"]
+    asked = (tmp_path / "asked").read_text()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert packages.fetch(tmp_path / "cache", said.append) == parts
+    # A newer one is taken when asked for, and stays the one that is used.
+    monkeypatch.setenv("PATH", path)
+    apt(tmp_path, "linux-image-6.18.1+deb13-cloud-amd64")
+    newer = packages.fetch(tmp_path / "cache", said.append, update=True)
+    assert newer.kernel_package.startswith("linux-image-6.18.1")
+    assert packages.fetch(tmp_path / "cache", said.append) == newer
+    assert len((tmp_path / "asked").read_text().splitlines()) == len(asked.splitlines()) + 1
+
+
+@pytest.mark.parametrize(
+    ("kernels", "fails", "message"),
+    [
+        ("linux-image-amd64", False, "run apt-get update"),
+        ("linux-image-6.1.0-9-cloud-amd64", True, "Unable to locate"),
+    ],
+)
+def test_a_fetch_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, fails: bool, message: str
+) -> None:
+    monkeypatch.setenv("PATH", apt(tmp_path, kernels, fails=fails))
+    with pytest.raises(CalmError, match=message) as caught:
+        packages.fetch(tmp_path / "cache", lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+KERNEL = "linux-image-6.1.0-9-cloud-amd64"
+
+
+def test_debian_13_has_busybox_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", apt(tmp_path, KERNEL, shells="usr/bin"))
+    parts = packages.fetch(tmp_path / "cache", lambda _: None)
+    assert parts.busybox.read_text() == "busybox\n"
+
+
+@pytest.mark.parametrize(
+    "missing", [f"{KERNEL}/version", f"{KERNEL}/boot/vmlinuz-{KERNEL}", "busybox-static/bin"]
+)
+def test_a_package_that_is_not_whole_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setenv("PATH", apt(tmp_path, KERNEL))
+    cache = tmp_path / "cache"
+    packages.fetch(cache, lambda _: None)
+    (cache / missing).rename(tmp_path / "lost")
+    with pytest.raises(CalmError, match="is not whole") as caught:
+        packages.fetch(cache, lambda _: None)
+    assert str(cache / missing.partition("/")[0]) in str(caught.value)
+
+
+def test_two_at_once_fetch_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other's package gets its name while this one is unpacked. One that was killed has left a half."""
+    monkeypatch.setenv("PATH", apt(tmp_path, KERNEL))
+    cache = tmp_path / "cache"
+    (cache / f".{KERNEL}.{os.getpid()}" / "download").mkdir(parents=True)
+
+    def tell(what: str) -> None:
+        if what == f"unpacking {KERNEL}":
+            (cache / KERNEL / "boot").mkdir(parents=True)
+            (cache / KERNEL / "boot" / "vmlinuz-x").write_text("the other's\n")
+            (cache / KERNEL / "version").write_text("1\n")
+
+    parts = packages.fetch(cache, tell)
+    assert parts.kernel.read_text() == "the other's\n"
+    assert sorted(path.name for path in cache.iterdir()) == ["busybox-static", KERNEL]
+
+
+def test_the_cache_is_the_users_where_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.places, "checkout", lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/cache")
+    assert packages.default_cache() == Path("/somewhere/cache/calm/lab")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert packages.default_cache() == Path.home() / ".cache/calm/lab"
+
+
+def test_turns_have_their_own_names_in_the_script() -> None:
+    turns = [Turn("a:x y", ("p",)), Turn("b", ("q",)), Turn("a:x y", ("p",))]
+    text = guest.script(
+        list(enumerate(turns)), probe=Path("/probe"), groups=(), environment={}, folder=Path("/a b")
+    ).decode()
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("run l")] == ["l0", "l1", "l0"]
+    assert "cd '/a b'\n" in text
+    assert "-c none" in text
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    """The cache, with all that a real boot takes."""
+    if not shutil.which(machine.QEMU):
+        pytest.skip("there is no QEMU")
+    cache = packages.default_cache()
+    try:
+        packages.fetch(cache, lambda _: None)
+    except CalmError as error:
+        pytest.skip(str(error))
+    return cache
+
+
+def test_a_real_guest(real: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(
+        f"#!/bin/sh\nset -e\n{ROOT}/build/release/listing1 --threads 4 --rounds 1\n"
+        'cat data; nproc; echo "$COLOR" "${LD_PRELOAD##*/}"; pwd; pidof sleep || echo alone\n'
+        "sleep 1000 &\nexit ${LD_PRELOAD:+3}\n"
+    )
+    script.chmod(0o755)
+    (tmp_path / "data").write_text("carried\n")
+    machine_options = ["--accel", "tcg", "--cpus", "4", "--sockets", "2", "-n", "2", "--pin", "0,2-3"]
+    carried = ["--add", ROOT / "build/release/listing1", "--add", "data", "--env", "COLOR=red"]
+    result = subprocess.run(
+        [sys.executable, "-m", "calm", "lab", *machine_options, *carried, "--json", "-", "--", "./script"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    told = json.loads(result.stdout)
+    assert told["machine"]["nodes"] == 2
+    glibc, calmalloc = told["allocators"]
+    run, again = glibc["runs"]
+    assert (run["failure"], again["failure"]) == (None, None)
+    for each in glibc["runs"]:
+        lines = each["printed"].splitlines()
+        assert json.loads(lines[0])["threads"] == 4
+        # What one run leaves behind is gone in the next.
+        assert lines[1:] == ["carried", "3", "red ", str(tmp_path), "alone"]
+    assert run["interrupts"] > 0
+    assert run["shootdowns_begun"] > 50
+    assert run["minor_faults"] > 100
+    # Under the other the script says that it has failed, and so it is not run again.
+    (other,) = calmalloc["runs"]
+    assert (other["failure"], calmalloc["failure"]) == ("exit code 3", "exit code 3")
+    assert other["printed"].splitlines()[3] == "red libcalmalloc.so"
+    assert other["shootdowns_begun"] < run["shootdowns_begun"] / 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_sixteen_cpus_in_four_sockets(real: Path) -> None:
+    asked = "--cpus 16 --sockets 4 -n 3 --json - -a glibc,calmalloc -- build/release/listing1 --rounds 2"
+    result = subprocess.run(
+        [sys.executable, "-m", "calm", "lab", *asked.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["machine"]["cpus"], told["machine"]["nodes"]) == (16, 4)
+    assert told["allocators"][1]["ratio"]["interrupts"]["value"] < 0.1

@@ -1,0 +1,39 @@
+"""Finding and ending what a program leaves behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from calm import processes
+
+# Fifteen bytes are what the kernel keeps of a name: this one is cut within its last character.
+RENAMED = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, "ended here: ) é".encode()[:15], 0, 0, 0)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_with_an_odd_name_is_seen_and_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", RENAMED], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert b"\xc3\n" in Path(f"/proc/{child.pid}/comm").read_bytes()
+        assert child.pid in processes.descendants(os.getpid())
+        assert processes.kill_descendants(child.pid) == []
+        child.kill()
+
+
+def test_the_nearest_come_first_and_all_are_ended() -> None:
+    script = "sh -c 'sleep 60 & echo $!; wait' & wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as top:
+        assert top.stdout is not None
+        leaf = int(top.stdout.readline())
+        below = processes.descendants(top.pid)
+        assert len(below) == 2
+        assert below[-1] == leaf
+        assert processes.kill_descendants(top.pid) == below
+        top.kill()
+    assert not Path(f"/proc/{leaf}/cmdline").exists() or not Path(f"/proc/{leaf}/cmdline").read_bytes()

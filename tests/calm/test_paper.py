@@ -1,0 +1,534 @@
+"""`calm bench --paper`: what was published, what is measured beside it, and huge pages that are put back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import ROOT, Calm
+
+from calm.bench import results, tables, workloads
+from calm.bench.paper import huge_pages, model, oracle, ptlbmalloc2, published, rerun
+from calm.bench.paper.model import About
+from calm.bench.results import Results, Row, Run, Side, Subject
+from calm.errors import CalmError
+
+ABOUT = About("oracle", 0.1, threads=2, sockets=1, virtual=True, extra=("calmalloc",))
+PTLB = replace(ABOUT, name="ptlbmalloc2", scale=1.0)
+# Steady to a tenth of a percent, in three rounds.
+STEADY = (0.999, 1.0, 1.001)
+
+
+def side(label: str, **figures: float) -> Side:
+    return Side(
+        label,
+        [
+            Run(number, {key: value * factor for key, value in figures.items()})
+            for number, factor in enumerate(STEADY, 1)
+        ],
+    )
+
+
+def made_up(rows: list[Row], thp: str = "madvise") -> Results:
+    labels = list(dict.fromkeys(each.label for row in rows for each in row.sides))
+    return Results(
+        date="2026-01-02T03:04:05+00:00",
+        calm="0",
+        machine={"cpus": 2, "cpu": "a CPU", "memory_kib": 1 << 20, "transparent_huge_pages": thp},
+        suite="paper",
+        rounds=3,
+        seed=1,
+        timeout_s=120,
+        touched_kib=0,
+        how={"shootdowns_begun": "counted so", "cycles": "not counted: no such counter"},
+        notes=[],
+        allocators=[Subject(label, None, "1.0", None, None, {}) for label in labels],
+        rows=rows,
+        left_out={},
+    )
+
+
+def row(name: str, *sides: Side) -> Row:
+    return Row(name, "workload", "a summary", None, [name], [], {}, list(sides))
+
+
+def ttest1(label: str, wall: float, faults: float, **more: float) -> Side:
+    figures = {"user_s": wall / 3, "system_s": wall / 2, "peak_rss_kib": 10_000.0, huge_pages.PEAK: 2048.0}
+    return side(label, wall_s=wall, minor_faults=faults, **(figures | more))
+
+
+def study(thp: str = "madvise") -> Results:
+    def one(name: str, factor: float) -> Row:
+        return row(
+            name,
+            ttest1("glibc", 2.0 * factor, 1_000_000 * factor),
+            ttest1(oracle.NEVER_TRIM, 0.5 * factor, 4_000),
+            *(ttest1(oracle.padded(size), 1.5, 9_000) for size in published.TABLE_4),
+            ttest1("jemalloc", 1.0 * factor, 5_000),
+            ttest1("calmalloc", 0.25 * factor, 6_000),
+        )
+
+    return made_up([one(oracle.NAMES[1], 1.0), one(oracle.NAMES[2], 0.5)], thp)
+
+
+def grid_named(grids: list[tables.Grid], start: str) -> tables.Grid:
+    found = [grid for grid in grids if grid.title.startswith(start)]
+    assert len(found) == 1
+    return found[0]
+
+
+def cells(grid: tables.Grid, first: str) -> dict[str, str]:
+    """A row by its headings; of two alike, the later one."""
+    found = [line for line in [*grid.rows, *grid.closing] if line[0] == first]
+    assert len(found) == 1, (first, grid.rows)
+    assert len(found[0]) == len(grid.headings)
+    return dict(zip(grid.headings, found[0], strict=True))
+
+
+def test_published_numbers_fit_together() -> None:
+    """A digit that was mistyped would break what the papers themselves say of their numbers."""
+    one, two = published.TABLE_1[1], published.TABLE_1[2]
+    for each in (one, two):
+        assert each.user_s + each.system_s == pytest.approx(each.elapsed_s, rel=0.02)
+    for threads, then in published.TABLE_3.items():
+        assert then.default_s == published.TABLE_1[threads].elapsed_s
+        assert then.default_faults == published.TABLE_1[threads].minor_faults
+    # "AnonHugePages" are whole pages of 2 MiB.
+    huge = [each.huge_kib for each in (*published.TABLE_4.values(), *published.TABLE_5.values())]
+    assert all(kib % 2048 == 0 for kib in huge)
+    assert published.TTEST1_PARAMETERS["bins"] == (64 << 20) // published.TTEST1_PARAMETERS["size"]
+    # "The average of all results in table 2 is 3 %": 2.3, as it can be had from them.
+    assert sum(published.TABLE_2.values()) / len(published.TABLE_2) == pytest.approx(2.3)
+
+
+def test_the_studys_runs_are_one_suite() -> None:
+    labels = oracle.PAPER.allocators
+    assert labels[0] == "glibc"
+    # With the underscore at its end, which glibc needs.
+    assert "glibc:MALLOC_TRIM_THRESHOLD_=-1" in labels
+    assert "glibc:MALLOC_TOP_PAD_=29360128" in labels
+    assert {"gperftools", "jemalloc"} <= set(labels)
+    cases = oracle.PAPER.cases(replace(ABOUT, scale=0.01))
+    commands = [case.prepare(Path()).command for case in cases]
+    assert [command[1:] for command in commands] == [("40", "1"), ("40", "2")]
+    assert oracle.total(1e-9) == 1
+
+
+def test_the_studys_tables() -> None:
+    grids = oracle.PAPER.grids(study(), ABOUT)
+    first = cells(grid_named(grids, "table 1"), "1 thread: elapsed, s")
+    assert first == {
+        "": "1 thread: elapsed, s",
+        "published": "21.08",
+        "measured": "2.00",
+        "for 4,000 threads": "20.00",
+    }
+    faults = cells(grid_named(grids, "table 1"), "2 threads: minor page faults")
+    assert (faults["published"], faults["for 4,000 threads"]) == ("6,846,809", "5,000,000")
+    # Memory is not proportional to the work.
+    memory = cells(grid_named(grids, "table 1"), "1 thread: maxresident, KiB")
+    assert memory["measured"] == memory["for 4,000 threads"] == "10,000"
+    assert cells(grid_named(grids, "table 1"), "elapsed, 2 threads to 1")["published"] == "0.67"
+    third = cells(grid_named(grids, "table 3"), "1 thread: elapsed, s")
+    assert (third["ratio"], third["ratio (95 %)"]) == ("0.39", "0.25 (0.25 to 0.25)")
+    fourth = cells(grid_named(grids, "table 4"), "12 MB")
+    assert (fourth["published: s"], fourth["measured: s"]) == ("13.48", "1.50")
+    assert (fourth["to none"], fourth["to none (95 %)"].split()[0]) == ("0.64", "0.75")
+    assert fourth["AnonHuge"] == "2,048"
+    time_of = grid_named(grids, "table 5: other allocators, elapsed time")
+    assert cells(time_of, "calmalloc")["measured: 1 thread, s"] == "0.25"
+    assert cells(time_of, "calmalloc")["published: 1 thread, s"] == "-"
+    # It was published, and is not on this machine.
+    lacking = cells(time_of, "gperftools (the study's tcmalloc)")
+    assert (lacking["published: 1 thread, s"], lacking["measured: 1 thread, s"]) == ("5.78", "-")
+    assert any(
+        line.startswith("not on this machine: gperftools")
+        for line in oracle.PAPER.differences(study(), ABOUT)
+    )
+    assert not any("MALLOC" in line[0] for line in time_of.rows)
+
+
+def test_the_mode_of_huge_pages_is_told() -> None:
+    for name in ("table 4", "table 5: other allocators, memory"):
+        other = grid_named(oracle.PAPER.grids(study("madvise"), ABOUT), name)
+        assert other.title.endswith("huge pages madvise")
+        assert any("not measured as published" in note for note in other.notes)
+        as_published = grid_named(oracle.PAPER.grids(study("always"), ABOUT), name)
+        assert not any("not measured as published" in note for note in as_published.notes)
+
+
+def test_a_whole_run_is_shown_as_it_is() -> None:
+    whole = replace(ABOUT, scale=1.0)
+    assert grid_named(oracle.PAPER.grids(study(), whole), "table 1").headings == ["", "published", "measured"]
+    assert not any("scale" in line for line in oracle.PAPER.differences(study(), whole))
+    assert any("scale 0.1" in line for line in oracle.PAPER.differences(study(), ABOUT))
+
+
+def evaluation(cycles: bool = False, counted: bool = True) -> Results:
+    def one(name: str, *shootdowns: float) -> Row:
+        sides = []
+        for label, many, user in zip(("glibc", "ptlbmalloc2"), shootdowns, (3.0, 2.0), strict=True):
+            figures = {"wall_s": 2.0, "average_rss_kib": 5e4, "user_s": user, "system_s": 1.0}
+            figures["system_wide_tlb_interrupts"] = 77.0
+            if counted:
+                figures["shootdowns_begun"] = many
+            if cycles:
+                figures["cycles"] = 1e9 * user
+            sides.append(side(label, **figures))
+        return row(name, *sides)
+
+    return made_up([one("dedup-like", 10_000, 100), one("canneal-like", 5, 5), one("vips", 2_000, 40)])
+
+
+def test_the_papers_figures() -> None:
+    grids = ptlbmalloc2.PAPER.grids(evaluation(), PTLB)
+    third = grid_named(grids, "figure 3")
+    dedup = cells(third, "dedup-like")
+    assert dedup["published"] == "many with glibc, almost all eliminated"
+    assert (dedup["glibc"], dedup["ptlbmalloc2"]) == ("10,000", "100")
+    assert dedup["to glibc (95 %)"].startswith("0.010 ")
+    assert cells(third, "canneal-like")["published"] == "few with glibc, not significantly affected"
+    assert cells(third, "sum")["glibc"] == "12,005"
+    fourth = cells(grid_named(grids, "figure 4"), "dedup-like")
+    assert fourth["ptlbmalloc2: memory"].startswith("1.00 ")
+    # Three seconds for four: of user and system time together.
+    assert fourth["ptlbmalloc2: CPU time"].startswith("0.75 ")
+    text = "\n".join(tables.grid_markdown(grid) for grid in grids)
+    assert "CPU time, user and system, stands for cycles: no such counter" in text
+    assert "not measured: calm starts no virtual machine" in text
+
+
+def test_table_2_has_this_machine_as_a_row() -> None:
+    def measured(about: About, **more: bool) -> dict[tuple[str, ...], str]:
+        grid = grid_named(ptlbmalloc2.PAPER.grids(evaluation(**more), about), "table 2")
+        assert len({len(line) for line in [grid.headings, *grid.rows, *grid.closing]}) == 1
+        return {tuple(line[:3]): line[4] for line in grid.rows if line[4] != "-"}
+
+    assert measured(PTLB) == {("virtual", "2", "1"): "+25.0 % (+25.0 to +25.0)"}
+    # Where it is one of the paper's, it is no further row.
+    like = replace(PTLB, threads=16, sockets=4, virtual=False)
+    assert list(measured(like)) == [("native", "16", "4")]
+    assert list(measured(replace(PTLB, virtual=None))) == [("not known", "2", "1")]
+    # Cycles, where they are counted: two for three.
+    assert measured(PTLB, cycles=True) == {("virtual", "2", "1"): "+33.3 % (+33.3 to +33.3)"}
+
+
+def test_without_tracepoints_the_systems_interrupts_are_shown() -> None:
+    third = grid_named(ptlbmalloc2.PAPER.grids(evaluation(counted=False), PTLB), "figure 3")
+    assert third.title == "figure 3: TLB interrupts, system-wide"
+    assert cells(third, "dedup-like")["glibc"] == "77"
+
+
+def test_parsec_is_never_said_to_have_been_run() -> None:
+    lines = ptlbmalloc2.PAPER.differences(evaluation(), PTLB)
+    assert any(
+        line.startswith("none of the programs measured is PARSEC's: dedup-like, canneal-like")
+        for line in lines
+    )
+    names = [case.name for case in ptlbmalloc2.PAPER.cases(PTLB)]
+    assert names == [
+        *("bodytrack-like", "canneal-like", "dedup-like"),
+        *("fluidanimate-like", "streamcluster-like", "swaptions-like", "vips"),
+    ]
+
+
+def test_rounds_are_paired_and_failures_left_out() -> None:
+    one, other = side("a", x=2.0), side("b", x=1.0)
+    del other.runs[1]
+    found = row("r", one, other)
+    assert model.pairs((found, "a"), (found, "b"), "x") == ([1.998, 2.002], [0.999, 1.001])
+    one.failure = "it broke"
+    assert model.middle(found, "a", "x") is None
+    assert model.ratio_text(model.ratio((found, "a"), (found, "b"), "x")) == "-"
+    assert model.middle(None, "a", "x") is None
+
+
+def test_small_ratios_are_not_rounded_to_nothing() -> None:
+    assert model.published_ratio(4_766, 12_304_107) == "0.00039"
+    assert model.published_ratio(3, 2) == "1.50"
+
+
+def test_what_machine_this_is(tmp_path: Path) -> None:
+    for cpu, package in ((0, 0), (1, 0), (2, 1)):
+        folder = tmp_path / f"cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{package}\n")
+    assert model.sockets([0, 1], tmp_path) == 1
+    assert model.sockets([0, 2], tmp_path) == 2
+    cpuinfo = tmp_path / "cpuinfo"
+    for flags, expected in (("fpu hypervisor sse", True), ("fpu sse", False)):
+        cpuinfo.write_text(f"model name : x\nflags\t\t: {flags}\n")
+        assert model.is_virtual("x86_64", cpuinfo) is expected
+    assert model.is_virtual("aarch64", cpuinfo) is None
+
+
+# Everything of a run but its size: a suite of two short programs in the place of t-test1.
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from calm.bench import command, workloads
+from calm.bench.paper import huge_pages
+from calm.cli import main
+command.inputs_folder = lambda: Path({folder!r})
+workloads.find = lambda name: Path({program!r})
+huge_pages.MODE = Path({mode!r})
+huge_pages.always.__wrapped__.__defaults__ = (huge_pages.MODE,)
+main()
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> list[str]:
+    program, script, mode = tmp_path / "program", tmp_path / "driver.py", tmp_path / "enabled"
+    program.write_text(f'#!/bin/sh\necho "$1 $2 $MALLOC_TOP_PAD_" >>{tmp_path}/log\nsleep ${{NAP:-0}}\n')
+    program.chmod(0o755)
+    mode.write_text("always [madvise] never\n")
+    script.write_text(
+        DRIVER.format(root=str(ROOT), folder=str(tmp_path / "in"), program=str(program), mode=str(mode))
+    )
+    return [sys.executable, str(script), "bench", "--paper", "oracle", "--no-touch", "-a", "glibc"]
+
+
+def run(driver: list[str], *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*driver, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=os.environ | variables,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_runs_writes_and_shows_again(driver: list[str], calm: Calm, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = run(driver, "-n", 1, "--scale", 0.001, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "table 3: no trimming" in done.stdout
+    assert (tmp_path / "enabled").read_text() == "always [madvise] never\n"
+    ran = (tmp_path / "log").read_text().splitlines()
+    sides = 2 + len(published.TABLE_4) + sum(map(bool, map(_is_here, ("gperftools", "jemalloc"))))
+    assert len(ran) == 2 * 2 * sides  # two cases; a warm-up, and one round
+    assert "4 1 29360128" in ran
+    data = json.loads(out.read_text())
+    assert data["paper"]["name"] == "oracle"
+    assert data["paper"]["scale"] == 0.001
+    assert "Oracle Linux" in data["paper"]["citation"]["text"]
+    assert [grid["title"].split(":")[0] for grid in data["paper"]["tables"]] == [
+        *("table 1", "table 3", "table 4", "table 5", "table 5")
+    ]
+    again = calm("bench", "--report", out)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    markdown = calm("bench", "--report", out, "--markdown").stdout
+    assert "| 1 thread: elapsed, s | 21.08 |" in markdown
+    # As a suite's, if its tables are asked for.
+    assert "time: each to the best of its row" in calm("bench", "--report", out, "--table", "time").stdout
+
+
+def _is_here(name: str) -> bool:
+    return bool(model.present([name])[0])
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_huge_pages_are_put_back_whatever_ends_it(driver: list[str], tmp_path: Path, number: int) -> None:
+    """The guard's words go into a file in the place of the kernel's."""
+    mode = tmp_path / "enabled"
+    process = subprocess.Popen(
+        [*driver, "--set-thp", "-n", "3"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"NAP": "0.2"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        wait_for(tmp_path / "log", "400 ")
+        wait_for(mode, "always")
+        assert mode.read_text() == "always"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert "Traceback" not in errors
+    # Between two runs a SIGTERM ends it as it ends any program.
+    assert process.returncode in ((-number,) if number == signal.SIGKILL else (128 + number, -number))
+    wait_for(mode, "madvise")
+    assert mode.read_text().strip() == "madvise"
+
+
+def test_the_misprint_of_the_study_is_told_of(driver: list[str]) -> None:
+    misprint = "glibc:MALLOC_TRIM_THRESHOLD=-1"
+    done = run([*driver[:-1], misprint], "-n", 1, "--scale", 0.001)
+    assert done.returncode == 0, done.stderr
+    assert "calm: MALLOC_TRIM_THRESHOLD is set, but glibc reads MALLOC_TRIM_THRESHOLD_" in done.stderr
+
+
+def test_one_run_at_a_time_sets_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would take the first one's `always` for the mode to put back."""
+    mode = tmp_path / "enabled"
+    mode.write_text("always [madvise] never\n")
+    with huge_pages.always(mode):
+        mode.write_text("[always] madvise never\n")  # as the kernel tells it
+        monkeypatch.setattr(huge_pages, "_PATIENCE_S", 0.1)
+        with pytest.raises(CalmError, match="another run"), huge_pages.always(mode):
+            pass
+        assert mode.read_text() == "[always] madvise never\n"
+    wait_for(mode, "madvise\n")
+    # The next one waits for the guard of the last to be gone.
+    monkeypatch.undo()
+    mode.write_text("always [madvise] never\n")
+    with huge_pages.always(mode):
+        assert mode.read_text() == "always"
+    assert mode.read_text().strip() == "madvise"
+
+
+def test_huge_pages_that_cannot_be_set() -> None:
+    with pytest.raises(CalmError, match="cannot be written"), huge_pages.always(Path("/no/such")):
+        pass
+
+
+def test_what_a_kernel_says_of_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "enabled"
+    assert huge_pages.mode(path) == "unknown"
+    path.write_text("[always] madvise never\n")
+    assert huge_pages.mode(path) == "always"
+
+
+def test_huge_pages_of_a_program_are_seen(tmp_path: Path) -> None:
+    """A program below a probe, here a shell, below this process."""
+    if huge_pages.mode() not in ("always", "madvise"):
+        pytest.skip("this kernel gives no huge pages")
+    source = tmp_path / "huge.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <string.h>\n#include <sys/mman.h>\n#include <unistd.h>\n"
+        "int main(void) { size_t n = 16 << 20; char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, "
+        "MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); madvise(p, n, MADV_HUGEPAGE); memset(p, 1, n); "
+        'if (write(1, "x", 1) != 1) return 1; char c; return (int)read(0, &c, 1); }\n'
+    )
+    subprocess.run(["cc", "-o", str(tmp_path / "huge"), str(source)], check=True)
+    before = huge_pages.of_programs(os.getpid())
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0"; :', str(tmp_path / "huge")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with shell:
+        assert shell.stdout
+        assert shell.stdin
+        assert shell.stdout.read(1) == b"x"
+        found = huge_pages.of_programs(os.getpid())
+        shell.stdin.close()
+    assert before in (None, 0)
+    assert found is not None
+    assert found % 2048 == 0
+    if found == 0:
+        pytest.skip("this kernel had no huge page to give")
+
+
+class Silent:
+    """A watcher that nobody looks at."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = study()
+    monkeypatch.setattr(huge_pages, "INTERVAL_S", 0.001)
+    seen = {"glibc": 2048, "jemalloc": 6144}
+    now = ""
+    monkeypatch.setattr(huge_pages, "of_programs", lambda _: seen[now] if now else None)
+    with huge_pages.Sampler() as sampler:
+        sampling = huge_pages.Sampling(Silent(), sampler)  # type: ignore[arg-type]
+        for label in seen:
+            now = label
+            sampling.turn(2, oracle.NAMES[1], label)
+            deadline = time.monotonic() + 20
+            while sampler._peak is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            sampling.done(oracle.NAMES[1], label, 1.0)
+    sampling.note(made)
+    for label, peak in seen.items():
+        found = made.rows[0].side(label)
+        assert found
+        assert found.values(huge_pages.PEAK) == [None, peak, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--paper", "nosuch"), "'nosuch' is not one of 'oracle', 'ptlbmalloc2'"),
+        (("--paper", "oracle", "larson"), "--paper has cases and tables of its own: no CASE"),
+        (("--paper", "oracle", "--list"), "no --list"),
+        (("--paper", "oracle", "--table", "time"), "no --table"),
+        (("--paper", "oracle", "--scale", "0"), "--scale"),
+        (("--paper", "ptlbmalloc2", "--scale", "0.5"), "--scale says nothing for --paper ptlbmalloc2"),
+        (("--paper", "ptlbmalloc2", "--set-thp"), "--set-thp says nothing for --paper ptlbmalloc2"),
+        (("--set-thp",), "belong to --paper oracle"),
+        (("--scale", "2"), "belong to --paper oracle"),
+        (("--paper", "oracle", "-a", "nosuch"), "unknown allocator 'nosuch'"),
+        (("--paper", "oracle", "--report", "x.json"), "--report runs nothing, so --paper says nothing"),
+    ],
+)
+def test_bad_usage_gets_one_line(calm: Calm, arguments: tuple[str, ...], message: str) -> None:
+    done = calm("bench", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("calm: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "broken", [{"name": "nosuch"}, {"scale": 0}, {"scale": "much"}, {"threads": ...}, {"name": ["oracle"]}]
+)
+def test_broken_files(calm: Calm, tmp_path: Path, broken: dict[str, object]) -> None:
+    path = tmp_path / "paper.json"
+    data = json.loads(rerun.dump(study(), ABOUT, {}))
+    assert rerun.load_about(str(_written(path, data))) == ABOUT
+    assert results.load(str(path)).rows
+    for key, value in broken.items():
+        if value is ...:
+            del data["paper"][key]
+        else:
+            data["paper"][key] = value
+    done = calm("bench", "--report", _written(path, data))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a whole file of results" in done.stderr
+
+
+def _written(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads.places, "probe_candidates", list)
+    case = ptlbmalloc2.PAPER.cases(PTLB)[0]
+    with pytest.raises(CalmError, match="the workload bodytrack-like is missing: `make` builds it"):
+        case.prepare(Path())
+
+
+def test_the_page_has_a_place_for_each_paper() -> None:
+    page = (ROOT / "docs/papers.md").read_text()
+    for name in rerun.PAPERS:
+        assert (
+            page.count(f"<!-- paper-{name}: begin -->\n") == page.count(f"<!-- paper-{name}: end -->\n") == 1
+        )

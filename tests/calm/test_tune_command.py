@@ -1,0 +1,330 @@
+"""The command, on a program whose time and memory follow from its environment."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calm_helpers import ROOT, Calm
+
+from calm import allocators, cli, measure, processes
+from calm.tune import space, trial
+from calm.tune.command import _chosen_spaces
+from calm.tune.space import Setting
+
+# Much of it is asleep, so that a busy machine changes little.
+PROGRAM = r"""
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    int main(int argc, char **argv) {
+        const char *tunables = getenv("GLIBC_TUNABLES"), *preload = getenv("LD_PRELOAD");
+        int trim = tunables && strstr(tunables, "trim_threshold=");
+        if (tunables && strstr(tunables, "top_pad=") && argc > 1 && strcmp(argv[1], "fails") == 0) return 3;
+        if (argc > 1 && strcmp(argv[1], "none") == 0) trim = 0;
+        if (argc > 1 && strcmp(argv[1], "preload") == 0) trim = preload && strstr(preload, "calmalloc");
+        size_t size = (size_t)(trim ? 10 : 9) << 20;
+        char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memset(memory, 1, size);
+        usleep(argc > 2 ? atoi(argv[2]) * 1000 : trim ? 20000 : 60000);
+        return 0;
+    }
+"""
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake")
+    (folder / "fake.c").write_text(PROGRAM)
+    path = folder / "fake"
+    subprocess.run(["cc", "-O1", "-o", str(path), str(folder / "fake.c")], check=True)
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path: Path) -> None:
+    report, picture = tmp_path / "report.json", tmp_path / "front.svg"
+    result = calm(
+        *("tune", "-a", "glibc", "--trials", "4", "--seed", "1", "--json", report, "--plot", picture),
+        *("--", fake, "it is"),
+    )
+    assert result.returncode == 0, result.stderr
+    found = read(report)
+    chosen = found["recommendation"]
+    assert "glibc.malloc.trim_threshold" in chosen["values"]
+    assert chosen["time"]["value"] < 0.6
+    assert chosen["time"]["high"] < 1
+    # 10 MiB to 9, but the start is more of a run of 20 ms than of one of 60, and more still if busy.
+    assert 0.85 < chosen["memory"]["value"] < 1.2
+    assert chosen["time"]["n"] == 10
+    assert chosen["line"].startswith("GLIBC_TUNABLES=glibc.malloc.trim_threshold=")
+    assert result.stdout.rstrip().endswith(f"{fake} 'it is'")
+    assert chosen["line"] in result.stdout
+    assert "of the average RSS" in result.stdout
+    assert found["trials"] == 4
+    assert found["command"] == [str(fake), "it is"]
+    assert all(each["machines"] for each in found["tried"])
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    # It goes to a log here, in lines.
+    assert "searching, 4 trials" in result.stderr
+    assert "trial 1: time 0." in result.stderr
+    # And the line does what it says.
+    run = subprocess.run(["sh", "-c", chosen["line"]], check=False, timeout=10)
+    assert run.returncode == 0
+
+
+def test_nothing_helps(calm: Calm, fake: Path, tmp_path: Path) -> None:
+    # By its peak of memory, which no other program on the machine changes.
+    report = tmp_path / "report.json"
+    result = calm(
+        *("tune", "-a", "glibc", "--trials", "3", "--prefer", "memory", "--memory", "peak", "--json", report),
+        *("--", fake, "none", "30"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "nothing helps: no setting gained 2% or more" in result.stdout
+    assert "GLIBC_TUNABLES" not in result.stdout
+    assert read(report)["recommendation"] is None
+    assert read(report)["memory"] == "peak"
+
+
+def test_a_limit_without_an_end_is_no_number_in_json(calm: Calm, fake: Path) -> None:
+    options = ("--trials", "1", "--memory-limit", "inf", "--json", "-")
+    result = calm("tune", "-a", "glibc", *options, "--", fake, "none", "60")
+    assert result.returncode == 0, result.stderr
+    assert '"memory_limit": null' in result.stdout
+    assert "Infinity" not in result.stdout
+
+
+def test_a_short_program_is_run_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = measure.measure(["true"], groups=())
+    runs: list[float | None] = []
+
+    def measured(*_: object, limit_s: float | None, **__: object) -> measure.Measurement:
+        runs.append(limit_s)
+        return replace(real, wall_s=0.004, user_s=0.001, system_s=0.002, peak_rss_kib=1000 * len(runs))
+
+    monkeypatch.setattr(trial, "measure", measured)
+    runner = trial.ProgramRunner(("true",), [])
+    runner.calibrate(None)
+    found = runner.run(None)
+    assert len(runs) == 1 + 13
+    assert found.time_s == pytest.approx(0.004)
+    # Too short for an average: the peak, of runs 2 to 14.
+    assert found.memory_kib == pytest.approx(8000)
+    assert runs[1] == pytest.approx(4 * (5 * 0.004 + 1))
+    runner.by_cpu_time = True
+    assert runner.run(None).time_s == pytest.approx(0.003)
+
+
+def test_a_run_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_PATIENCE", 0.0)
+    found = space.spaces(["glibc"], {})[0]
+    script = 'test -z "$GLIBC_TUNABLES" || exec sleep 30'
+    runner = trial.ProgramRunner(("sh", "-c", script), found)
+    runner.calibrate(None)
+    setting = Setting("glibc", (("glibc.malloc.arena_max", "1"),))
+    assert (runner.run(setting).failure or "").startswith("timeout after 1 s")
+    assert runner.run(None).failure is None
+
+
+def test_what_makes_the_program_fail_is_told(calm: Calm, fake: Path) -> None:
+    # The plain settings that are tried first have a top_pad among them.
+    result = calm(
+        "tune", "-a", "glibc", "--trials", "4", "--seed", "1", "--json", "-", "--", fake, "fails", "50"
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    failed = [each for each in found["tried"] if each["failure"]]
+    assert failed
+    assert all(each["failure"] == "exit code 3" for each in failed)
+    assert all("glibc.malloc.top_pad" in each["values"] for each in failed)
+    assert "failed: exit code 3" in result.stderr
+    assert "made the program fail" in result.stderr
+    for each in found["front"] + found["fell_off_the_front"]:
+        assert "glibc.malloc.top_pad" not in each["values"]
+
+
+def test_an_allocator_of_our_own(calm: Calm, fake: Path) -> None:
+    if not allocators.find_library("calmalloc"):
+        pytest.skip("calmalloc is not built")
+    result = calm("tune", "-a", "calmalloc", "--trials", "2", "--json", "-", "--", fake, "preload")
+    found = json.loads(result.stdout)
+    assert found["recommendation"]["allocator"] == "calmalloc"
+    assert found["recommendation"]["line"].startswith(f"LD_PRELOAD={allocators.find_library('calmalloc')} ")
+
+
+def test_what_is_set_stays_and_runs_alternate(calm: Calm, fake: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f'echo "$GLIBC_TUNABLES" >>{log}; exec {fake} none 60'
+    tunables = "glibc.malloc.perturb=1:glibc.malloc.trim_threshold=65536"
+    result = calm(
+        *("tune", "-a", "glibc", "--trials", "2", "--", "sh", "-c", script), env={"GLIBC_TUNABLES": tunables}
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"GLIBC_TUNABLES={tunables} is set, and stays so in every run" in result.stderr
+    warm, *lines = log.read_text().splitlines()
+    assert warm == tunables
+    # In pairs that turn.
+    assert [line == tunables for line in lines[:4]] == [True, False, False, True]
+    assert lines[1].startswith(f"{tunables}:glibc.malloc.")
+    assert all(line.startswith(tunables) and line.count("trim_threshold") == 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-a", "nosuch", "--", "true"), 2, "nothing is known to search of 'nosuch'"),
+        (("-a", "glibc,glibc", "--", "true"), 2, "given twice"),
+        (("--minutes", "0", "--", "true"), 2, "--minutes"),
+        (("--minutes", "nan", "--", "true"), 2, "'nan' is not a number"),
+        (("--minutes", "inf", "--", "true"), 2, "--minutes inf would never end"),
+        (("--memory-limit", "nan", "--", "true"), 2, "'nan' is not a number"),
+        (("--trials", "0", "--", "true"), 2, "--trials"),
+        (("--seed", "-1", "--", "true"), 2, "--seed"),
+        (("--memory-limit", "0", "--", "true"), 2, "--memory-limit"),
+        (("--prefer", "luck", "--", "true"), 2, "--prefer"),
+        (("--time", "later", "--", "true"), 2, "--time"),
+        (("--memory", "some", "--", "true"), 2, "--memory"),
+        (("--plot", "x.pdf", "--", "true"), 2, ".svg or .png"),
+        (("--json", "/no/such/file", "--", "true"), 1, "cannot write /no/such/file"),
+        (("--plot", "/no/such/file.svg", "--", "true"), 1, "cannot write /no/such/file.svg"),
+        (("--storage", "sqlite:///x.db", "--", "true"), 2, "--storage URL and --study NAME go together"),
+        (("--study", "x", "--", "true"), 2, "go together"),
+        (
+            ("--advise", "--minutes", "1", "--trials", "2", "--", "true"),
+            2,
+            "so --minutes, --trials says nothing",
+        ),
+        (
+            ("--advise", "--show-output", "--prefer", "time", "--memory-limit", "2", "--", "true"),
+            2,
+            "so --prefer, --memory-limit, --show-output says nothing",
+        ),
+        ((), 2, "missing argument"),
+        (("--trials", "1", "--", "no-such-program"), 127, "no such program"),
+        (("--trials", "1", "--", "/etc/passwd"), 126, "not executable"),
+        (("--trials", "1", "--", "false"), 1, "false: exit code 1"),
+        (("--trials", "1", "--", "sh", "-c", "echo broken >&2; kill -SEGV $$"), 1, "SIGSEGV"),
+        (("--minutes", "0.005", "--", "sleep", "5"), 1, "one run takes more than the 0.005 minutes"),
+        (("--minutes", "0.02", "--", "sleep", "0.5"), 1, "too short to compare anything; --minutes"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["calm", "tune", *arguments])
+    assert cli._run() == code
+    stdout, stderr = capfd.readouterr()
+    assert message.lower() in stderr.lower()
+    assert stderr.startswith("calm: ")
+    assert stderr.count("\n") == 1
+    assert stdout == ""
+
+
+def test_where_all_is_set_already_nothing_is_searched(calm: Calm, fake: Path) -> None:
+    knobs = space.spaces(["glibc"], {})[0][0].knobs
+    tunables = ":".join(f"{knob.name}={knob.values[0]}" for knob in knobs)
+    result = calm("tune", "-a", "glibc", "--trials", "2", "--", fake, env={"GLIBC_TUNABLES": tunables})
+    assert result.returncode == 2
+    assert result.stderr.endswith(
+        "calm: nothing is left to search: the environment sets all that glibc can be told\n"
+    )
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr(sys, "argv", ["calm", "tune", "--trials", "1", "--", "true"])
+    assert cli._run() == 1
+    needs = "calm: calm tune needs optuna, which is not installed: pip install optuna\n"
+    assert capfd.readouterr().err == needs
+
+
+def test_a_long_program_is_told_what_is_possible(calm: Calm, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = calm("tune", "-a", "glibc", "--minutes", "0.05", "--json", report, "--", "sleep", "0.3")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"about 1 settings can be tried, and [3-5] rounds confirm one, too few", result.stderr)
+    assert re.search(r"--minutes 0\.\d is enough for a search", result.stderr)
+    # What looks good by chance is not confirmed, for lack of time.
+    assert re.search(r"nothing (helps|is recommended): ", result.stdout)
+    assert read(report)["recommendation"] is None
+    assert read(report)["seconds"] < 4.5
+
+
+def test_a_static_program_has_glibc_alone(calm: Calm, tmp_path: Path) -> None:
+    source, path = tmp_path / "static.c", tmp_path / "static"
+    source.write_text("#include <unistd.h>\nint main(void) { usleep(60000); return 0; }\n")
+    subprocess.run(["cc", "-static", "-o", str(path), str(source)], check=True)
+    result = calm("tune", "-a", "calmalloc", "--trials", "1", "--", path)
+    assert result.returncode == 2
+    assert "statically linked" in result.stderr
+    spaces, notes = _chosen_spaces((), None, None, (str(path),))
+    assert [each.allocator for each in spaces] == ["glibc"]
+    assert "statically linked" in notes[0]
+
+
+def test_stopped_in_the_first_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "calm", "tune", "--", "sh", "-c", f"touch {tmp_path}/runs; exec sleep 30"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr == "calm: stopped before anything was known\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_known_is_kept_when_it_is_stopped(fake: Path, tmp_path: Path, number: signal.Signals) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["tune", "-a", "glibc", "--minutes", "5", "--json", str(report), "--", str(fake)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "calm", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "trial 1" in line:
+            break
+    time.sleep(0.3)
+    below = processes.descendants(process.pid)
+    # As a terminal does it.
+    os.killpg(process.pid, number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "stopped after" in stderr
+    assert "Traceback" not in stderr
+    assert "nothing is recommended: stopped" in stdout
+    assert "not confirmed" in stdout
+    assert "trim_threshold" in stdout
+    found = read(report)
+    assert found["interrupted"]
+    assert found["tried"]
+    assert found["recommendation"] is None
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]

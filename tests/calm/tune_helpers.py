@@ -1,0 +1,104 @@
+"""A program that is none: its time and memory are a function of the setting, so a search takes no time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from calm.tune.search import Budget, Outcome, Search
+from calm.tune.space import Setting, Space, spaces
+from calm.tune.study import Study
+from calm.tune.trial import Run, Stopped
+from calm.tune.verdict import Preference
+
+TRIM = "glibc.malloc.trim_threshold"
+TCACHE = "glibc.malloc.tcache_count"
+ARENAS = "glibc.malloc.arena_max"
+
+Cost = Callable[[Setting | None], tuple[float, float]]
+
+
+def knob(setting: Setting | None, name: str) -> int | None:
+    """The value of a knob; None where it is left alone."""
+    value = dict(setting.values).get(name) if setting else None
+    return None if value is None else int(value)
+
+
+@dataclass
+class FakeRunner:
+    """Runs nothing. Each run takes its time by a clock of its own."""
+
+    cost: Cost
+    noise: float = 0.0
+    drift: float = 0.0
+    """Every run is slower by so much than the one before it."""
+    fails: Callable[[Setting | None], str | None] = lambda _: None
+    """Or raises what ends the search."""
+    stop_at: int | None = None
+    seed: int = 1
+    clock: float = 0.0
+    log: list[Setting | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.seed)
+
+    def run(self, setting: Setting | None) -> Run:
+        if self.stop_at is not None and len(self.log) >= self.stop_at:
+            raise Stopped(2)
+        time, memory = self.cost(setting)
+        time *= (1 + self.drift) ** len(self.log)
+        self.log.append(setting)
+        self.clock += time
+        failure = self.fails(setting)
+        spread = np.exp(self._random.normal(0, self.noise, 2)) if self.noise else (1, 1)
+        return Run(time * spread[0], memory * spread[1], failure)
+
+
+@dataclass
+class Watched:
+    """Remembers what it is told."""
+
+    phases: list[tuple[str, int | None]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def now(self) -> str:
+        return self.phases[-1][0] if self.phases else ""
+
+    def phase(self, what: str, total: int | None) -> None:
+        self.phases.append((what, total))
+
+    def step(self, front: Sequence[tuple[Setting, float, float]]) -> None:
+        assert front
+        self.steps += 1
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def glibc_space() -> list[Space]:
+    return spaces(["glibc"], {})[0]
+
+
+def search(
+    runner: FakeRunner,
+    *,
+    trials: int | None = 20,
+    seconds: float | None = None,
+    preference: Preference | None = None,
+    seed: int = 1,
+    watched: Watched | None = None,
+    study: Study | None = None,
+) -> Outcome:
+    """A whole search."""
+    budget = Budget(seconds, trials, now=lambda: runner.clock)
+    run_s = runner.cost(None)[0]
+    return Search(
+        study or Study(glibc_space(), seed=seed),
+        runner,
+        budget,
+        preference or Preference(),
+        watched or Watched(),
+        run_s=run_s,
+    ).run()
