@@ -90,37 +90,32 @@ static struct countdown *current_countdown(void) {
 }
 
 /*
- * The thread whose block takes the counter across zero has the sample, and sets it anew from the end of its
- * block: what lies ahead does not depend on what went before. Others may count below zero meanwhile; what
- * they counted stays counted.
+ * The thread whose block takes the counter to zero has the sample, and sets it anew from the end of its
+ * block: what lies ahead does not depend on what went before. Both in one store: whoever is interrupted
+ * before it has done neither, and keeps nobody who counts on the same CPU meanwhile from a sample.
  */
-static __attribute__((noinline)) bool cross(struct countdown *countdown, int64_t beyond) {
-    uint64_t mean = atomic_load_explicit(&profiling_mean, memory_order_relaxed);
-    int64_t more = beyond;
-    if (mean == 0) {
-        return false; /* switched off just now */
+bool profiling_counts(size_t size) {
+    /* Acquire: with the release of who switched it on. */
+    uint64_t mean = atomic_load_explicit(&profiling_mean, memory_order_acquire);
+    if (mean == 0 || size > PTRDIFF_MAX / 2) {
+        return false;
     }
+    struct countdown *countdown = current_countdown();
+    int64_t bytes = size == 0 ? 1 : (int64_t)size;
+    int64_t before = atomic_load_explicit(&countdown->left, memory_order_relaxed);
+    int64_t after;
     do {
-        more += next_gap(countdown, mean);
-        int64_t before = atomic_fetch_add_explicit(&countdown->left, more, memory_order_relaxed);
-        more = before + more > 0 ? 0 : -1;
-    } while (more != 0);
+        after = before > bytes ? before - bytes : next_gap(countdown, mean);
+    } while (!atomic_compare_exchange_weak_explicit(&countdown->left, &before, after, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    if (before > bytes) {
+        return false;
+    }
     if (!samples_have_room(&samples)) {
         samples_drop(&samples);
         return false;
     }
     return true;
-}
-
-bool profiling_counts(size_t size) {
-    /* Acquire: with the release of who switched it on. */
-    if (atomic_load_explicit(&profiling_mean, memory_order_acquire) == 0 || size > PTRDIFF_MAX / 2) {
-        return false;
-    }
-    struct countdown *countdown = current_countdown();
-    int64_t bytes = size == 0 ? 1 : (int64_t)size;
-    int64_t before = atomic_fetch_sub_explicit(&countdown->left, bytes, memory_order_relaxed);
-    return before > 0 && before <= bytes && cross(countdown, bytes - before);
 }
 
 __attribute__((noinline)) void profiling_note(const void *block, size_t size) {

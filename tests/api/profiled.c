@@ -7,9 +7,11 @@
  *   switched FILE what during_site has, between two settings of the option, is written to FILE
  *   forked        the child has 10 MB more, of child_site
  *   signalled     signal_site allocates in a handler, on a stack of its own
+ *   crowd         3.2 GB by churn_site in 64 threads, which share a CPU
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,9 +27,11 @@
         }                                                  \
     } while (0)
 /* Its own frame, whatever the compiler thinks of it. */
-#define SITE      __attribute__((noinline, noclone))
-#define STAY      __asm__ volatile("" ::: "memory")
-#define KEPT_MOST 200000
+#define SITE          __attribute__((noinline, noclone))
+#define STAY          __asm__ volatile("" ::: "memory")
+#define KEPT_MOST     200000
+#define CROWD_THREADS 64
+#define CROWD_BLOCKS  3200000
 
 static void *kept[KEPT_MOST];
 static int kept_count;
@@ -181,6 +185,32 @@ static int signalled(void) {
     return 0;
 }
 
+static void *join_crowd(void *argument) {
+    churn_site(CROWD_BLOCKS / CROWD_THREADS);
+    STAY;
+    return argument;
+}
+
+static int crowd(void) {
+    cpu_set_t allowed;
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    int first = 0;
+    while (!CPU_ISSET(first, &allowed)) {
+        first++;
+    }
+    CPU_ZERO(&allowed);
+    CPU_SET(first, &allowed);
+    CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+    pthread_t threads[CROWD_THREADS];
+    for (int i = 0; i < CROWD_THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, join_crowd, NULL) == 0);
+    }
+    for (int i = 0; i < CROWD_THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    return 0;
+}
+
 int main(int count, char **arguments) {
     const char *which = count > 1 ? arguments[1] : "";
     if (strcmp(which, "sites") == 0) {
@@ -195,6 +225,9 @@ int main(int count, char **arguments) {
     if (strcmp(which, "signalled") == 0) {
         return signalled();
     }
-    fprintf(stderr, "usage: profiled sites|switched FILE|forked|signalled\n");
+    if (strcmp(which, "crowd") == 0) {
+        return crowd();
+    }
+    fprintf(stderr, "usage: profiled sites|switched FILE|forked|signalled|crowd\n");
     return 2;
 }

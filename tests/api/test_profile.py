@@ -126,6 +126,13 @@ def test_sites(profiled: Path, tmp_path: Path, cache: str) -> None:
     assert re.search(r"small_site\n(\s+nest\n){11}\s+(main|\[profiled\])", stacks(profiled, profile))
 
 
+def test_crowd(profiled: Path, tmp_path: Path) -> None:
+    """A thread that is interrupted while it takes a sample keeps the others on its CPU from none of theirs."""
+    run_command([profiled, "crowd"], environment(tmp_path, "profile=16k"))
+    allocated = top(profiled, only_profile(tmp_path), "alloc_space")
+    assert allocated["churn_site"].flat == pytest.approx(3200 * MB, rel=0.02), allocated
+
+
 def test_all_of_them(profiled: Path, tmp_path: Path) -> None:
     """With each block sampled, nothing is left to chance."""
     run_command([profiled, "forked"], environment(tmp_path, "profile=1"), status=0)
