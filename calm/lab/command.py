@@ -23,6 +23,9 @@ from calm.lab.session import Outcome, Plan
 from calm.progress import Bar
 from calm.statistics import Ratio, median, ratio_of_medians
 
+ROUNDS = 3
+ENOUGH_S = 120.0  # without -n: two allocators' counts in three minutes, whatever the program
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -135,6 +138,12 @@ class Result:
                 "the CPUs are emulated: counts are a real kernel's; times would be the emulator's, and are "
                 f"not shown (no KVM: {outcome.why_not_kvm})"
             ]
+        if outcome.round_s is not None:
+            rounds = 1 + max(number for number, _ in outcome.runs)
+            notes.append(
+                f"{rounds} of {outcome.plan.rounds} rounds, as one takes {outcome.round_s:.0f} s: "
+                "-n runs as many as it says"
+            )
         if outcome.view and _release(outcome.view.kernel) < (6, 13):
             notes.append(
                 f"Linux {outcome.view.kernel} refuses process_madvise(MADV_DONTNEED), which 6.13 and later "
@@ -355,7 +364,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="A,B,…",
     help="As with `calm compare`: the first is the one that ratios are to. May be given several times.",
 )
-@click.option("-n", "rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds.")
+@click.option(
+    "-n",
+    "rounds",
+    type=click.IntRange(min=1),
+    help=f"Rounds.  [default: as many as {ENOUGH_S / 60:g} minutes hold, from 1 to {ROUNDS}]",
+)
 @click.option(
     "--add",
     multiple=True,
@@ -409,7 +423,7 @@ def command(
     cpus: int,
     sockets: int,
     specs: tuple[str, ...],
-    rounds: int,
+    rounds: int | None,
     add: tuple[Path, ...],
     assignments: tuple[str, ...],
     pin: str | None,
@@ -448,7 +462,8 @@ def command(
         click.echo(f"calm: note: {hint}", err=True)
     plan = Plan(
         turns=turns,
-        rounds=rounds,
+        rounds=rounds or ROUNDS,
+        enough_s=ENOUGH_S if rounds is None else None,
         topology=topology,
         payload=files,
         cache=(cache or packages.default_cache()).absolute(),
@@ -468,7 +483,7 @@ def command(
     _tell_failures(outcome, cmd)
     if outcome.interrupted_by is not None:
         done = [len(outcome.of(side.label)) for side in sides if side.label not in outcome.failures]
-        click.echo(f"calm: stopped after {min(done, default=0)} of {rounds} rounds", err=True)
+        click.echo(f"calm: stopped after {min(done, default=0)} of {plan.rounds} rounds", err=True)
     if any(outcome.of(side.label) for side in sides):
         _print(result, sys.stderr if json_path == "-" else sys.stdout)
     if json_path:

@@ -39,12 +39,17 @@ class StoppedError(CalmError):
     """The machine came to its end before its task did."""
 
 
+class _EnoughError(Exception):
+    """What is known has taken the time that there is."""
+
+
 @dataclass
 class Plan:
     """What is to be run, and on what."""
 
     turns: Sequence[Turn]
     rounds: int
+    """At most, where there is a time that is enough."""
     topology: Topology
     payload: Payload
     """Complete but for what the guest itself needs."""
@@ -58,6 +63,8 @@ class Plan:
     kernel: Path | None = None
     busybox: Path | None = None
     update: bool = False
+    enough_s: float | None = None
+    """No round but the first is begun that would likely end later than this."""
 
 
 @dataclass
@@ -79,6 +86,8 @@ class Outcome:
     """By label: what stopped its runs."""
     stopped: str | None = None
     """Why a second boot was none."""
+    round_s: float | None = None
+    """What a round took, where another one would have been too much."""
     interrupted_by: int | None = None
 
     def of(self, label: str) -> list[Run]:
@@ -253,7 +262,7 @@ class _TerminatedError(BaseException):
 
 
 def run(plan: Plan, step: Step) -> Outcome:
-    """Runs all turns, round by round.
+    """Runs all turns, round by round, or as many rounds as there is time for.
 
     A program that fails is not run again. One that hangs, or brings the guest down, costs the others a
     second boot and nothing else. What is known survives Ctrl-C.
@@ -270,6 +279,7 @@ def run(plan: Plan, step: Step) -> Outcome:
 def _run(plan: Plan, step: Step) -> Outcome:
     total = 2 + plan.rounds * len(plan.turns)
     doing, at = "fetching the kernel", 0
+    last_round, first_began = -1, 0.0
 
     def tick() -> None:
         step(doing, at, total)
@@ -285,6 +295,7 @@ def _run(plan: Plan, step: Step) -> Outcome:
     parts = packages.fetch(plan.cache, tell, kernel=plan.kernel, busybox=plan.busybox, update=plan.update)
     packages.sweep(plan.cache)
     tell("gathering what the program needs")
+    start = time.monotonic()
     probe = Path(measure.find_probe()).absolute()
     plan.payload.program(probe)
     plan.payload.finish()
@@ -294,9 +305,26 @@ def _run(plan: Plan, step: Step) -> Outcome:
     outcome = Outcome(plan, qemu, parts, accelerator, why_not_kvm, memory)
     turns = [turn for _ in range(plan.rounds) for turn in plan.turns]
     left = list(enumerate(turns))
+
+    def begin(number: int) -> None:
+        """A round's run does, its first or a later one."""
+        nonlocal last_round, first_began
+        if number <= last_round:
+            return
+        now = time.monotonic()
+        first_began = now if last_round < 0 else first_began
+        last_round = number
+        if number > 0 and plan.enough_s is not None:
+            each = (now - first_began) / number
+            if now + each > start + plan.enough_s:
+                outcome.round_s = each
+                raise _EnoughError
+
     try:
         while left:
-            left = _one_boot(outcome, left, probe, tell, tick)
+            left = _one_boot(outcome, left, probe, begin, tell, tick)
+    except _EnoughError:
+        pass
     except KeyboardInterrupt:
         outcome.interrupted_by = signal.SIGINT
     except _TerminatedError:
@@ -308,6 +336,7 @@ def _one_boot(
     outcome: Outcome,
     left: list[tuple[int, Turn]],
     probe: Path,
+    begin: Callable[[int], None],
     tell: Callable[[str, int], None],
     tick: Callable[[], None],
 ) -> list[tuple[int, Turn]]:
@@ -323,6 +352,7 @@ def _one_boot(
             tell(f"booting {plan.topology}", 1)
         elif listener.running is not None:
             number = listener.running
+            begin(number // len(plan.turns))
             what = f"round {number // len(plan.turns) + 1} of {plan.rounds}: {labels[number]}"
             tell(what, 2 + number)
         else:

@@ -127,7 +127,7 @@ def test_sites(profiled: Path, tmp_path: Path, cache: str) -> None:
 
 
 def test_crowd(profiled: Path, tmp_path: Path) -> None:
-    """A thread that is interrupted while it takes a sample keeps the others on its CPU from none of theirs."""
+    """A thread that is interrupted while it takes a sample keeps no other on its CPU from theirs."""
     run_command([profiled, "crowd"], environment(tmp_path, "profile=16k"))
     allocated = top(profiled, only_profile(tmp_path), "alloc_space")
     assert allocated["churn_site"].flat == pytest.approx(3200 * MB, rel=0.02), allocated

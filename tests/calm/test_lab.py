@@ -221,6 +221,24 @@ def test_the_timeout_is_for_each_run(lab: Lab, fake: Fake) -> None:
     assert lab("-a", "glibc", "-n", "4", "--timeout", "1.6", "--", "true").returncode == 0
 
 
+def test_rounds_that_take_long_are_fewer(lab: Lab, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first one always, another only if it would end in time, and -n says how many whatever they take."""
+    for seconds, enough_s, rounds in ((0.1, 0.1, 1), (2, 5.5, 2), (0.1, 60.0, 3)):
+        fake.act("", seconds=seconds)
+        monkeypatch.setattr("calm.lab.command.ENOUGH_S", enough_s)
+        result = lab("--json", "-", "--", "true")
+        assert result.returncode == 0, result.stderr
+        told = json.loads(result.stdout)
+        assert [side["n"] for side in told["allocators"]] == [rounds, rounds]
+        assert ("of 3 rounds" in result.stderr) == (rounds < 3), result.stderr
+        assert any(
+            f"{rounds} of 3 rounds, as one takes {seconds:.0f} s" in note for note in told["notes"]
+        ) == (rounds < 3)
+    monkeypatch.setattr("calm.lab.command.ENOUGH_S", 0.1)
+    assert "of 2 rounds" not in lab("-n", "2", "--", "true").stdout
+    assert fake.left_over() == []
+
+
 def test_what_a_killed_one_left_is_swept(lab: Lab, fake: Fake) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
