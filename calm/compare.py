@@ -23,9 +23,9 @@ from calm import (
     __version__,
     allocators,
     baseline,
-    completion,
     environment,
     machine,
+    options,
     plot,
     program,
     report,
@@ -435,25 +435,17 @@ Examples:
 
 
 @click.command("compare", context_settings={"allow_interspersed_args": False}, epilog=_EPILOG)
-@click.option(
-    "-a",
-    "--allocators",
-    "specs",
-    multiple=True,
-    required=True,
-    shell_complete=allocators.complete_list,
-    metavar="A,B,…",
-    help="Allocators, the first being the one that ratios are to. Each is a name (see `calm allocators`), a "
+@options.allocator_list(
+    "Allocators, the first being the one that ratios are to. Each is a name (see `calm allocators`), a "
     "path/to/library.so or LABEL=path/to/library.so, with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so "
     "wished. May be given several times.",
+    required=True,
 )
 @click.option(
     "-n", "repeat", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds that count."
 )
 @click.option("--syscalls", is_flag=True, help="Count memory calls too, which costs the program more.")
-@click.option(
-    "--json", "json_path", type=click.Path(), metavar="FILE", help="Write everything as JSON; '-' is stdout."
-)
+@options.json_file()
 @click.option(
     "--csv",
     "csv_path",
@@ -489,9 +481,7 @@ Examples:
 )
 @click.option("--any-command", is_flag=True, help="Compare even if the baseline is of another command.")
 @click.option("--show-output", is_flag=True, help="Let CMD's output through, to stderr; else it is dropped.")
-@click.argument(
-    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
-)
+@options.program()
 def command(
     specs: tuple[str, ...],
     repeat: int,

@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from calm import allocators, completion, environment, program
+from calm import allocators, environment, options, program
 from calm.errors import CalmError
 
 
@@ -44,9 +44,7 @@ def become(command: tuple[str, ...], variables: dict[str, str]) -> CalmError:
     metavar="NAME",
     help="Allocator to run with; see `calm allocators`.",
 )
-@click.argument(
-    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
-)
+@options.program()
 def command(allocator: str, cmd: tuple[str, ...]) -> None:
     """Run CMD with an allocator preloaded."""
     chosen = allocators.parse(allocator)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from calm import completion, environment, machine, report
+from calm import environment, machine, options, report
 from calm.errors import CalmError
 from calm.measure import METRICS, Measurement, Metric, counts, how, measure, signal_name
 from calm.statistics import median
@@ -139,9 +139,7 @@ def _print(command: tuple[str, ...], runs: list[Measurement], broadcast: machine
     metavar="MS",
     help="Milliseconds between samples of the memory.",
 )
-@click.argument(
-    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
-)
+@options.program()
 def command(as_json: bool, repeat: int, interval: int, cmd: tuple[str, ...]) -> None:
     """Run CMD and report its time, memory, TLB shootdowns, memory calls and hardware counters."""
     environment.tell()

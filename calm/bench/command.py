@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from calm import allocators, environment, measure, places, plot, ranges, report
+from calm import allocators, environment, options, places, plot, ranges, report
 from calm.allocators import Allocator
 from calm.bench import picture, programs, results, runner, tables, workloads
 from calm.bench.analysis import analyse
@@ -200,14 +200,8 @@ Examples:
     show_default=True,
     help="Which cases, where none is named.",
 )
-@click.option(
-    "-a",
-    "--allocators",
-    "specs",
-    multiple=True,
-    shell_complete=allocators.complete_list,
-    metavar="A,B,…",
-    help="Allocators, as for `calm compare`. Default: glibc, calmalloc and every peer on this machine.",
+@options.allocator_list(
+    "Allocators, as for `calm compare`. Default: glibc, calmalloc and every peer on this machine."
 )
 @click.option(
     "-n",
@@ -233,14 +227,7 @@ Examples:
 )
 @click.option("--only", multiple=True, metavar="CASE,…", help="The same as naming them as arguments.")
 @click.option("--list", "listing", is_flag=True, help="List the cases, and run nothing.")
-@click.option(
-    "--timeout",
-    type=ranges.FloatRange(min=0, min_open=True, max=measure.MOST_LIMIT_S),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Kill a run that takes longer: it has failed.",
-)
+@options.timeout(120.0, "Kill a run that takes longer: it has failed.")
 @click.option(
     "--touch/--no-touch",
     default=True,

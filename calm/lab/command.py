@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 from rich.table import Table
 
-from calm import allocators, completion, measure, program, ranges, report
+from calm import allocators, measure, options, program, report
 from calm.allocators import Allocator
 from calm.environment import warnings
 from calm.errors import USAGE, CalmError
@@ -353,16 +353,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--sockets", type=click.IntRange(1, 64), default=1, show_default=True, help="Sockets that they lie in."
 )
-@click.option(
-    "-a",
-    "--allocators",
-    "specs",
-    multiple=True,
-    default=("glibc,calmalloc",),
-    show_default=True,
-    shell_complete=allocators.complete_list,
-    metavar="A,B,…",
-    help="As with `calm compare`: the first is the one that ratios are to. May be given several times.",
+@options.allocator_list(
+    "As with `calm compare`: the first is the one that ratios are to. May be given several times.",
+    default="glibc,calmalloc",
 )
 @click.option(
     "-n",
@@ -385,14 +378,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--pin", metavar="CPUS", help="Let the program use these CPUs alone: 0-3,8.")
 @click.option("--memory", metavar="SIZE", help="Memory of the guest: 4G, 512M.  [default: what fits]")
-@click.option(
-    "--timeout",
-    type=ranges.FloatRange(min=0, min_open=True, max=measure.MOST_LIMIT_S),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give a run up that takes longer.",
-)
+@options.timeout(600.0, "Give a run up that takes longer.")
 @click.option(
     "--accel",
     type=click.Choice(["auto", KVM, TCG]),
@@ -409,16 +395,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.Path(file_okay=False, path_type=Path),
     help="Where kernels are kept.  [default: build/emulated in a checkout, else the user's cache]",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(allow_dash=True),
-    metavar="FILE",
-    help="Write everything as JSON; '-' is stdout.",
-)
-@click.argument(
-    "cmd", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completion.command_line
-)
+@options.json_file()
+@options.program()
 def command(
     cpus: int,
     sockets: int,

@@ -16,7 +16,7 @@ from statistics import median
 import click
 from rich.table import Table
 
-from calm import machine, measure, ranges, report
+from calm import machine, measure, options, ranges, report
 from calm.bench import workloads
 from calm.errors import USAGE, CalmError
 from calm.predict import calibration, fit, topology
@@ -335,12 +335,8 @@ def _print(found: Calibration, to_stderr: bool) -> None:
     show_default=True,
     help="About how long each run takes.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(allow_dash=True),
-    help="Write everything as JSON there, and not to the cache that `calm predict` reads; '-' is stdout.",
+@options.json_file(
+    "Write everything as JSON there, and not to the cache that `calm predict` reads; '-' is stdout."
 )
 def command(threads: str, rounds: int, seconds: float, json_path: str | None) -> None:
     """Measure what a TLB shootdown costs on this machine, for `calm predict`.

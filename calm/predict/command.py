@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from calm import allocators, compare, completion, machine, program, ranges, report
+from calm import allocators, compare, machine, options, program, ranges, report
 from calm.errors import USAGE, CalmError
 from calm.measure import TLB_GROUP
 from calm.predict import calibration, inputs, model, topology
@@ -363,15 +363,7 @@ def _check_target(cpus: int, sockets: int) -> None:
 @click.option(
     "--case", metavar="CASE", help="Of a `calm bench` file, this case alone. Default: all together."
 )
-@click.option(
-    "-a",
-    "--allocators",
-    "specs",
-    multiple=True,
-    shell_complete=allocators.complete_list,
-    metavar="A,B,…",
-    help="Run CMD now under these, as `calm compare` does.",
-)
+@options.allocator_list("Run CMD now under these, as `calm compare` does.")
 @click.option(
     "-n", "rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds of CMD that count."
 )
@@ -383,14 +375,8 @@ def _check_target(cpus: int, sockets: int) -> None:
     metavar="FILE",
     help="What `calm calibrate --json` wrote. Default: what `calm calibrate` kept.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(allow_dash=True),
-    help="Write everything as JSON; '-' is stdout.",
-)
-@click.argument("cmd", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.command_line)
+@options.json_file()
+@options.program(required=False)
 def command(
     cpus: int,
     sockets: int,

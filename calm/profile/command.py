@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from calm import report
+from calm import options, report
 from calm.errors import CalmError
 from calm.measure import signal_name
 from calm.profile.model import Profile
@@ -87,13 +87,7 @@ def _exit_code(profile: Profile, for_s: float | None) -> int:
     metavar="HZ",
     help="Samples of CPU time a second, on each CPU.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="Write the profile as JSON; '-' is stdout, and CMD's own output then goes to stderr.",
-)
+@options.json_file("Write the profile as JSON; '-' is stdout, and CMD's own output then goes to stderr.")
 @click.option(
     "--html",
     "html_path",
@@ -101,7 +95,7 @@ def _exit_code(profile: Profile, for_s: float | None) -> int:
     metavar="FILE",
     help="Write the profile as a page with its flame graphs.",
 )
-@click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
+@options.program(required=False)
 def command(
     pid: int | None,
     for_s: float | None,

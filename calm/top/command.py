@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from calm import ranges, report
+from calm import options, ranges, report
 from calm.errors import CalmError
 from calm.top import sampler, system, view
 from calm.top.sampler import Sampler, Snapshot
@@ -257,13 +257,7 @@ def _processes(pids: Sequence[int], name: str | None) -> Callable[[], Sequence[i
     is_flag=True,
     help="Leave memory calls uncounted: to count them slows each system call of the machine a little.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(allow_dash=True),
-    help="Write one line of JSON for each interval; '-' is stdout.",
-)
+@options.json_file("Write one line of JSON for each interval; '-' is stdout.")
 def command(
     arguments: tuple[int, ...],
     listed: tuple[int, ...],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from calm import environment, machine, plot, program, ranges, report
+from calm import environment, machine, options, plot, program, ranges, report
 from calm.allocators import GLIBC
 from calm.errors import USAGE, CalmError
 from calm.statistics import CONFIDENCE, RESAMPLES, SEED
@@ -313,19 +313,13 @@ def _check(
     "to search on several machines at once.",
 )
 @click.option("--study", "study_name", metavar="NAME", help="The study's name there.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(allow_dash=True),
-    help="Write everything as JSON; '-' is stdout.",
-)
+@options.json_file()
 @click.option(
     "--plot", "plot_path", metavar="FILE.svg|png", type=click.Path(), help="Draw time against memory."
 )
 @click.option("--advise", is_flag=True, help="No search: run CMD once, and say what its counters advise.")
 @click.option("--show-output", is_flag=True, help="Let CMD's output through, to stderr; else it is dropped.")
-@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+@options.program()
 def command(
     specs: tuple[str, ...],
     minutes: float | None,
