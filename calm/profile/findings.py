@@ -310,7 +310,7 @@ def _refaults(profile: Profile, processes: int) -> Iterator[Finding]:
         f"{faults:,.0f} minor faults for a peak of {peak / 1024:.1f} MiB"
         + (f", {spent:.2f} s of CPU time" if spent else ""),
         f"keep freed memory longer; {_CALMER}",
-        round(min(1.0, spent / cpu), 4) if cpu else None,
+        round(min(1.0, spent / cpu), 4) if cpu and profile.kernel_stacks else None,
     )
 
 
@@ -318,7 +318,7 @@ def managing_share(profile: Profile) -> float | None:
     """Of the CPU time, what the kernel's memory management took; None where it was not sampled."""
     ticks = [stack for stack in profile.stacks if stack.kind == CPU]
     total = sum(stack.weight for stack in ticks)
-    if not total or profile.kernel_stacks is False:
+    if not total or not profile.kernel_stacks:
         return None
     return sum(stack.weight for stack in ticks if stack.cause != "other") / total
 

@@ -408,7 +408,9 @@ class Watcher:
         processes_seen: int,
     ) -> Profile:
         recording = Recording()
-        parts = build(self._samples(recorder, recording), totals, recorder.began, wall_s, 1 / self.frequency)
+        kernel_stacks = recorder.level not in (USER, NOTHING)
+        samples = self._samples(recorder, recording)
+        parts = build(samples, totals, recorder.began, wall_s, 1 / self.frequency, kernel_stacks)
         if (mmaps := parts.sums.get(f"{CALL}:mmap")) is not None and "mmap" not in totals:
             totals["mmap"] = Total(mmaps, "about, by samples: not counted")
         events = [totals[name].value for name in ("shootdowns", "minor_faults", *CALLS) if name in totals]
@@ -438,7 +440,7 @@ class Watcher:
             own_cost=own_cost,
             own_share=own_share,
             notes=[*_advice(recorder), *self._notes(recorder, recording, parts, totals, wall_s)],
-            kernel_stacks=recorder.level not in (USER, NOTHING),
+            kernel_stacks=kernel_stacks,
         )
         # Most of those that end soon are in the recording alone.
         number = max(processes_seen, len(recording.processes), 1)

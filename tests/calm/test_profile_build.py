@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -255,6 +256,15 @@ def test_a_few_samples_make_no_curve_of_cpu_time() -> None:
     assert "cpu:system" in build(samples, totals, began=100.0, wall_s=1.0, tick_s=0.01).timeline.series
 
 
+def test_without_the_kernels_part_cpu_time_is_the_users_and_has_no_causes() -> None:
+    totals = {"user_s": Total(1.0, "", "s"), "system_s": Total(3.0, "", "s"), "minor_faults": Total(40, "")}
+    samples = [*[at(100.5, "cpu-clock")] * 20, at(100.5, "page-faults:u", period=11)]
+    parts = build(samples, totals, began=100.0, wall_s=1.0, tick_s=0.01, kernel_stacks=False)
+    assert sum(stack.weight for stack in parts.stacks if stack.kind == CPU) == pytest.approx(1.0)
+    assert sum(parts.timeline.series["cpu:user"]) == pytest.approx(1.0)
+    assert parts.causes == [Cause("fault", None, 40, None, None)]
+
+
 def test_what_was_not_sampled_is_no_zero() -> None:
     totals = {"shootdowns": Total(None, "not counted"), "madvise": Total(5, "")}
     (cause,) = build([], totals, 0.0, 1.0, 0.01).causes
@@ -372,6 +382,10 @@ def test_refaults_are_found() -> None:
     (found,) = findings.find(profile([], {"minor_faults": 1e6, "peak_rss_kib": 400_000}))
     assert "10 times the largest footprint" in found.text
     assert findings.find(profile([], {"minor_faults": 1e6, "peak_rss_kib": 1_100_000})) == []
+    # What is not known to have been spent is no nothing.
+    assert found.share == 0
+    blind = replace(profile([], {"minor_faults": 1e6, "peak_rss_kib": 400_000}), kernel_stacks=False)
+    assert findings.find(blind)[0].share is None
 
 
 def test_many_processes_take_memory_once_each() -> None:

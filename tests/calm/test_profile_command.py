@@ -500,6 +500,11 @@ def test_without_rights_user_code_is_seen(built: Build, tmp_path: Path) -> None:
     assert made.totals["shootdowns"].value is None
     assert made.totals["madvise"].how.startswith("not counted: ")
     assert all(cause.shootdowns is None for cause in made.causes)
+    assert all(cause.cpu_s is None for cause in made.causes)
+    # Nor the kernel's time as that of user code.
+    seen, user = sum(s.weight for s in made.stacks if s.kind == CPU), made.totals["user_s"].value
+    assert user is not None
+    assert seen <= 1.01 * user
     assert functions(made, FAULT, "fault")[0] in ("write_all", "main") or made.frames
     assert {stack.kind for stack in made.stacks} <= {FAULT, CPU}
     assert not any(made.frames[index].kernel for stack in made.stacks for index in stack.frames)
