@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Finding, Profile, Stack
+from calm.profile.model import CALL, CAUSES, CPU, SHOOTDOWN, Finding, Profile, Stack
 
 # A thing that is less of its kind is not worth a sentence; nor is one that happened this seldom.
 _LEAST_SHARE = 0.05
@@ -24,7 +24,7 @@ _ALLOCATORS = {
     "ptlbmalloc2": "its threshold (see ptlbmalloc2(7))",
     "calmalloc": "its options (see calmalloc(7))",
 }
-_MODULE = re.compile(r"lib(jemalloc|mimalloc|tcmalloc|snmalloc|rpmalloc|ptlbmalloc2|calmalloc)")
+_MODULE = re.compile(f"lib({'|'.join(_ALLOCATORS)})")
 _CALMER = "`calm tune` looks for settings that end it, `calm run -a calmalloc` does without it"
 
 
@@ -118,9 +118,7 @@ _PLACES = (
     _Place(
         is_purge,
         "{allocator}'s purging of freed memory",
-        lambda allocator: (
-            f"slow down {_ALLOCATORS.get(allocator, 'its purging')}; or `calm run -a calmalloc`"
-        ),
+        lambda allocator: f"slow down {_ALLOCATORS[allocator]}; or `calm run -a calmalloc`",
     ),
     _Place(
         is_arena_trim,
@@ -219,24 +217,19 @@ def _paths(profile: Profile) -> list[Path]:
     return found
 
 
-def _value(profile: Profile, name: str) -> float | None:
-    total = profile.totals.get(name)
-    return total.value if total else None
-
-
 def _place(
     profile: Profile, paths: list[Path], place: _Place, earlier: tuple[_Place, ...]
 ) -> Iterator[Finding]:
     met = [path for path in paths if place.holds(path) and not any(e.holds(path) for e in earlier)]
     shot = sum(path.stack.weight for path in met if path.stack.kind == SHOOTDOWN)
-    shootdowns = _value(profile, "shootdowns") or 0
+    shootdowns = profile.value("shootdowns") or 0
     calls: dict[str, float] = {}
     for path in met:
         if path.stack.kind == CALL:
             calls[path.stack.cause] = calls.get(path.stack.cause, 0) + path.stack.weight
     cpu = sum(path.stack.weight for path in met if path.stack.kind == CPU)
     call = max(calls, key=lambda name: calls[name], default=None)
-    all_calls = (_value(profile, call) or sum(calls.values())) if call else 0
+    all_calls = (profile.value(call) or sum(calls.values())) if call else 0
     share = shot / shootdowns if shootdowns else 0.0
     of_shootdowns = shot >= _LEAST_SHOOTDOWNS and share >= _LEAST_SHARE
     of_calls = call is not None and calls[call] >= max(_LEAST_CALLS, _LEAST_SHARE * all_calls)
@@ -272,9 +265,9 @@ def _kernel(profile: Profile, cause: str) -> Iterator[Finding]:
     found = next((c for c in profile.causes if c.key == cause), None)
     if found is None:
         return
-    shootdowns = _value(profile, "shootdowns") or 0
-    cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
-    faults = (_value(profile, "minor_faults") or 0) + (_value(profile, "major_faults") or 0)
+    shootdowns = profile.value("shootdowns") or 0
+    cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
+    faults = (profile.value("minor_faults") or 0) + (profile.value("major_faults") or 0)
     shares = {
         f"the program's {shootdowns:,.0f} shootdowns": (found.shootdowns or 0, shootdowns, _LEAST_SHOOTDOWNS),
         f"{faults:,.0f} page faults": (found.faults or 0, faults, 10 * _LEAST_SHOOTDOWNS),
@@ -297,13 +290,13 @@ def _kernel(profile: Profile, cause: str) -> Iterator[Finding]:
 
 
 def _refaults(profile: Profile, processes: int) -> Iterator[Finding]:
-    faults, peak = _value(profile, "minor_faults"), _value(profile, "peak_rss_kib")
+    faults, peak = profile.value("minor_faults"), profile.value("peak_rss_kib")
     # Each process may have brought in the whole peak once, and given nothing back before its end.
     if not faults or not peak or faults < 10_000 or faults * _PAGE_KIB < _REFAULTS * peak * processes:
         return
     touched = faults * _PAGE_KIB
     spent = sum(s.weight for s in profile.stacks if s.kind == CPU and s.cause == "fault")
-    cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
+    cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
     yield Finding(
         f"Page faults brought in {touched / peak:.0f} times the largest footprint: memory is given back and "
         "taken again.",
@@ -336,7 +329,7 @@ def find(profile: Profile, processes: int = 1) -> list[Finding]:
     share = managing_share(profile)
     ticks = sum(stack.samples for stack in profile.stacks if stack.kind == CPU)
     if share is not None and share < _LITTLE and ticks >= 50:
-        rate = (_value(profile, "shootdowns") or 0) / max(profile.wall_s, 1e-9)
+        rate = (profile.value("shootdowns") or 0) / max(profile.wall_s, 1e-9)
         if rate < 1000:
             return [
                 Finding(
@@ -350,4 +343,3 @@ def find(profile: Profile, processes: int = 1) -> list[Finding]:
 
 
 assert set(_KERNELS) <= set(CAUSES)
-assert FAULT not in _KERNELS

@@ -159,13 +159,8 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f'<ol class="findings">{"".join(items)}</ol>'
 
 
-def _value(profile: Profile, name: str) -> float | None:
-    total = profile.totals.get(name)
-    return total.value if total else None
-
-
 def _per_second(profile: Profile, name: str) -> str:
-    value = _value(profile, name)
+    value = profile.value(name)
     if not value or profile.wall_s <= 0:
         return ""
     return f"{report.figure(round(value / profile.wall_s), 'count')} a second"
@@ -185,14 +180,14 @@ def _cards(profile: Profile) -> str:
             return _card(label, "-", total.how if total else "not recorded")
         return _card(label, report.figure(total.value, total.unit), more)
 
-    shootdowns, interrupts = _value(profile, "shootdowns"), _value(profile, "interrupts_sent")
+    shootdowns, interrupts = profile.value("shootdowns"), profile.value("interrupts_sent")
     each = (
         f"{interrupts / shootdowns:.1f} for each shootdown" if shootdowns and interrupts is not None else ""
     )
-    major = _value(profile, "major_faults")
+    major = profile.value("major_faults")
     faults = [_per_second(profile, "minor_faults"), f"{major:,.0f} major" if major is not None else ""]
     rss = profile.curves.get("rss")
-    average = _value(profile, "average_rss_kib")
+    average = profile.value("average_rss_kib")
     if average is None and rss:
         average = _average(rss.at_s, rss.kib)
     memory = f"{report.memory(average)} on average" if average is not None else ""
@@ -210,7 +205,7 @@ def _cards(profile: Profile) -> str:
 
 def _cpu_cards(profile: Profile) -> list[str]:
     times = [profile.totals.get(name) for name in ("user_s", "system_s")]
-    user, system = (_value(profile, name) for name in ("user_s", "system_s"))
+    user, system = (profile.value(name) for name in ("user_s", "system_s"))
     if user is None or system is None:
         reasons = (total.how for total in times if total is not None and total.value is None)
         why = next(reasons, "not recorded")
@@ -289,7 +284,7 @@ def _causes(profile: Profile, colors: dict[str, int]) -> str:
     if not profile.causes:
         return "<p>No cause was recorded.</p>"
     wholes = {key: sum(getattr(cause, key) or 0 for cause in profile.causes) for key, *_ in columns}
-    whole_cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
+    whole_cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
     # Of the program's CPU time, which has more than what the causes took; samples may overshoot it.
     wholes["cpu_s"] = max(whole_cpu, wholes["cpu_s"])
     rows = []

@@ -1,6 +1,6 @@
 """A profile: what was counted of a program, by cause, by stack and over time. Written and read as JSON.
 
-The recorder makes it; the terminal summary, the HTML page, `calm tune --advise` and `calm predict` read it.
+`calm profile` makes it; the terminal summary, the HTML page and `calm predict` read it.
 Weights of stacks are estimates from samples; totals are counts, or say that they are not.
 """
 
@@ -155,6 +155,11 @@ class Profile:
     kernel_stacks: bool = True
     """Stacks have the kernel's part. Without it no cause of CPU time is known."""
     interrupted: bool = False
+
+    def value(self, name: str) -> float | None:
+        """A total; None where it was not counted."""
+        total = self.totals.get(name)
+        return total.value if total else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

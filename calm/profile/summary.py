@@ -1,5 +1,6 @@
 """A profile on the terminal: totals, causes, stacks, curves, and what they mean."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from calm import report
 from calm.measure import METRIC
 from calm.profile.findings import managing_share
 from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Frame, Profile
-from calm.profile.watch import describe
 
 _STACKS = 3
 _FRAMES = 9
@@ -182,9 +182,15 @@ def _by_time(at_s: Sequence[float], values: Sequence[float]) -> list[float]:
     return found
 
 
+def _described(profile: Profile) -> str:
+    """What was profiled, in a line."""
+    words = shlex.join(profile.command) or "(no command line)"
+    return f"{words} (process {profile.pid})" if profile.pid is not None else words
+
+
 def show(console: Console, profile: Profile) -> None:
     """Prints all of it."""
-    console.print(f"\n{describe(profile)}", style="bold", soft_wrap=True)
+    console.print(f"\n{_described(profile)}", style="bold", soft_wrap=True)
     report.print_table(console, _totals(profile))
     if profile.causes:
         console.print()

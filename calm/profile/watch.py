@@ -4,7 +4,6 @@ import os
 import pwd
 import re
 import select
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -272,8 +271,7 @@ def _advice(recorder: Recorder) -> list[str]:
             NOTHING: "no stacks, and no causes",
             USER: "stacks are of user code, for faults and CPU time alone; shootdowns and calls have none",
         }.get(recorder.level, "stacks are of page faults and CPU time alone; shootdowns and calls have none")
-        lines = [f"{lost}: {reason}" for reason in recorder.reasons[-1:] if recorder.level == NOTHING]
-        lines = lines or [f"{lost}: {recorder.reasons[0]}"]
+        lines = [f"{lost}: {recorder.reasons[-1 if recorder.level == NOTHING else 0]}"]
         if not any("no perf" in reason for reason in recorder.reasons):
             lines.append(
                 "root, CAP_PERFMON (and read access to /sys/kernel/tracing), or sysctl "
@@ -468,9 +466,3 @@ class Watcher:
                 "exact all the same, and shares come from the others"
             )
         return notes
-
-
-def describe(profile: Profile) -> str:
-    """What was profiled, in a line."""
-    words = shlex.join(profile.command) or "(no command line)"
-    return f"{words} (process {profile.pid})" if profile.pid is not None else words
