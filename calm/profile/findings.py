@@ -15,14 +15,17 @@ _LITTLE = 0.02
 _PAGE_KIB = 4
 _REFAULTS = 4
 
+_OWN = "keep more of what is freed: CALM_OPTIONS=slack=200 or more (see calmalloc(7))"
+_ELSE = "; or `calm run -a calmalloc`"
 _ALLOCATORS = {
-    "jemalloc": "its decay: MALLOC_CONF=dirty_decay_ms:60000,background_thread:true",
-    "mimalloc": "its purging: MIMALLOC_PURGE_DELAY=1000 or longer",
-    "tcmalloc": "its release rate: TCMALLOC_RELEASE_RATE (gperftools), or the background release rate",
-    "snmalloc": "a build whose decay is slower",
-    "rpmalloc": "larger caches when it is built",
-    "ptlbmalloc2": "its threshold (see ptlbmalloc2(7))",
-    "calmalloc": "its options (see calmalloc(7))",
+    "jemalloc": f"slow down its decay: MALLOC_CONF=dirty_decay_ms:60000,background_thread:true{_ELSE}",
+    "mimalloc": f"slow down its purging: MIMALLOC_PURGE_DELAY=1000 or longer{_ELSE}",
+    "tcmalloc": "slow down its release rate: TCMALLOC_RELEASE_RATE (gperftools), or the background release "
+    f"rate{_ELSE}",
+    "snmalloc": f"use a build whose decay is slower{_ELSE}",
+    "rpmalloc": f"use a build with larger caches{_ELSE}",
+    "ptlbmalloc2": f"raise its threshold: PTLBMALLOC2_SENSITIVITY=2 or more (see ptlbmalloc2(7)){_ELSE}",
+    "calmalloc": _OWN,
 }
 _MODULE = re.compile(f"lib({'|'.join(_ALLOCATORS)})")
 _CALMER = "`calm tune` looks for settings that end it, `calm run -a calmalloc` does without it"
@@ -73,14 +76,12 @@ def is_brk_shrink(path: Path) -> bool:
 def is_heap_growth(path: Path) -> bool:
     """More of a secondary arena's heap is made accessible by glibc, a little at a time."""
     grows = path.has("grow_heap", "sysmalloc", "int_malloc", "new_heap")
-    return path.stack.cause == "mprotect" and grows and not is_arena_trim(path)
+    return path.stack.cause == "mprotect" and grows
 
 
 def is_mmap_churn(path: Path) -> bool:
     """A block above the mmap threshold is freed."""
-    return (
-        path.stack.cause == "munmap" and path.has(*_FREES) and not path.allocator and not is_arena_trim(path)
-    )
+    return path.stack.cause == "munmap" and path.has(*_FREES)
 
 
 def is_thread_end(path: Path) -> bool:
@@ -114,11 +115,12 @@ class _Place:
     remedy: Callable[[str], str]
 
 
+# Each stack is of the first that holds.
 _PLACES = (
     _Place(
         is_purge,
         "{allocator}'s purging of freed memory",
-        lambda allocator: f"slow down {_ALLOCATORS[allocator]}; or `calm run -a calmalloc`",
+        lambda allocator: _ALLOCATORS[allocator],
     ),
     _Place(
         is_arena_trim,
@@ -302,7 +304,7 @@ def _refaults(profile: Profile, processes: int) -> Iterator[Finding]:
         "taken again.",
         f"{faults:,.0f} minor faults for a peak of {peak / 1024:.1f} MiB"
         + (f", {spent:.2f} s of CPU time" if spent else ""),
-        f"keep freed memory longer; {_CALMER}",
+        _OWN if profile.allocator == "calmalloc" else f"keep freed memory longer; {_CALMER}",
         round(min(1.0, spent / cpu), 4) if cpu and profile.kernel_stacks else None,
     )
 
