@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,22 @@ SOURCES = {
                 }
             }
             while (wait(NULL) > 0) {}
+            return 0;
+        }
+    """,
+    # A child that shares its parent's memory for a while.
+    "shares.c": r"""
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(void) {
+            size_t size = 40 << 20;
+            int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+            memset(mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0), 1, size);
+            if (vfork() == 0) {
+                usleep(800000);
+                _exit(0);
+            }
             return 0;
         }
     """,
@@ -230,7 +247,6 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     assert made.own_cost
     assert made.own_share is not None
     assert made.own_share > 0
-    assert len(made.curves["rss"].kib) > 1
 
 
 @needs_perf
@@ -254,6 +270,11 @@ def test_the_curve_has_all_of_several_workers(calm: Calm, built: Build, tmp_path
     assert peak is not None
     assert max(made.curves["rss"].kib) == pytest.approx(peak, rel=0.1)
     assert sorted(made.curves["rss"].kib)[len(made.curves["rss"].kib) // 2] > 80 * 1024
+
+
+def test_the_curve_has_shared_memory_once(calm: Calm, built: Build, tmp_path: Path) -> None:
+    made = profiled(calm, tmp_path / "p.json", "--", built("shares.c"))
+    assert 40 * 1024 < max(made.curves["rss"].kib) < 60 * 1024
 
 
 @needs_perf
@@ -542,3 +563,15 @@ def test_processes_that_cannot_be_watched(calm: Calm) -> None:
         while Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         assert "has ended" in calm("profile", "--pid", str(ended.pid)).stderr
+
+
+def test_a_thread_is_no_process(calm: Calm) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        result = calm("profile", "--pid", str(thread.native_id), "--for", "1s")
+    finally:
+        done.set()
+        thread.join()
+    assert f"is a thread of process {os.getpid()}: give that one" in result.stderr
