@@ -196,7 +196,7 @@ def test_the_fine_recording_pauses_when_it_has_written_too_much(tmp_path: Path) 
         perf.write(1 << 20)
         fine.tick(101.0 + second)
     assert perf.told == []
-    perf.write(2 << 20)
+    perf.write(5 << 20)
     fine.tick(104.0)
     for moment in (104.1, 104.9):
         fine.tick(moment)

@@ -242,6 +242,8 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     stack = functions(made, CALL, "madvise")
     assert stack.index("_int_free") < stack.index("work")
     assert any("free" in name and "int" not in name for name in stack)
+    # Beside the program's own count the machine's says nothing.
+    assert ("system_wide_tlb_interrupts" in made.totals) == (made.totals["interrupts_sent"].value is None)
     trimming = next(f for f in made.findings if "arena trimming in glibc's free" in f.text)
     assert f"of {calls:,.0f} madvise calls" in trimming.text
     assert made.own_cost
@@ -378,6 +380,8 @@ for seconds in (0.5, 0.2):
 """
 PARENT = """
 import signal, subprocess, sys
+# Another has ended before, with more faults than the worker will have.
+subprocess.run([sys.executable, "-S", "-c", "bytearray(1 << 26)"])
 if sys.argv[2] == "ignores": signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 worker = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]])
 worker.wait()
@@ -408,6 +412,49 @@ def test_what_a_child_spent_before_is_not_counted_when_it_ends(parent: str) -> N
             process.kill()
     spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
     assert 0.15 < spent < 0.4
+
+
+ORPHAN = """
+import sys, time
+print("ready", flush=True)
+sys.stdin.readline()
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print("done", flush=True)
+sys.stdin.readline()
+"""
+BETWEEN = """
+import os, subprocess, sys, time
+print(os.getpid(), flush=True)
+subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]])
+time.sleep(60)
+"""
+ABOVE = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-S", "-c", sys.argv[1], sys.argv[2]])
+time.sleep(60)
+"""
+
+
+def test_who_has_lost_its_parent_is_counted_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", ABOVE, BETWEEN, ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            between = int(process.stdout.readline())
+            assert process.stdout.readline() == b"ready\n"
+            before = watch._Before(process.pid)
+            os.kill(between, signal.SIGTERM)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"done\n"
+            totals = before.totals()
+        finally:
+            process.kill()
+    spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
+    assert 0.25 < spent < 0.5
 
 
 def started(*arguments: str | Path, temporary: Path) -> subprocess.Popen[str]:
