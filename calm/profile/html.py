@@ -16,25 +16,13 @@ from itertools import groupby
 from string import Template
 
 from calm import __version__, report
-from calm.measure import METRIC, SYSCALLS
 from calm.profile import html_data
 from calm.profile.html_data import KINDS, amount, percent
-from calm.profile.model import CALL, CAUSES, Finding, Frame, Profile, Stack
+from calm.profile.model import CALL, CAUSES, Finding, Frame, Profile, Stack, label
 
 # More would only be scrolled past: the flame graph and the JSON have all.
 _STACKS_SHOWN = 25
 _FUNCTIONS_IN_A_SUMMARY = 5
-
-_TOTALS = {
-    "shootdowns": "TLB shootdowns begun",
-    "interrupts_sent": "TLB interrupts sent",
-    "minor_faults": "minor faults",
-    "major_faults": "major faults",
-    "user_s": "user time",
-    "system_s": "system time",
-    "peak_rss_kib": "peak RSS",
-    "threads_started": "threads started",
-}
 
 
 def write(profile: Profile, path: str) -> None:
@@ -236,19 +224,11 @@ def _average(at_s: Sequence[float], kib: Sequence[float]) -> float | None:
     return sum(step * value for step, value in steps) / whole if whole > 0 else None
 
 
-def _label(name: str) -> str:
-    if name in _TOTALS:
-        return _TOTALS[name]
-    if name in SYSCALLS or name in ("mmap", "msync"):
-        return f"{name} calls"
-    return METRIC[name].label if name in METRIC else name.replace("_", " ")
-
-
 def _totals(profile: Profile) -> str:
     if not profile.totals:
         return ""
     rows = "".join(
-        f'<tr><td>{_text(_label(name))}</td><td class="number">{report.figure(total.value, total.unit)}</td>'
+        f'<tr><td>{_text(label(name))}</td><td class="number">{report.figure(total.value, total.unit)}</td>'
         f"<td>{_text(total.how)}</td></tr>"
         for name, total in profile.totals.items()
     )

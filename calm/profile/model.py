@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calm.errors import CalmError
+from calm.measure import METRIC
 from calm.profile import checked
 
 VERSION = 1
@@ -43,6 +44,18 @@ CAUSES: Mapping[str, str] = {
     "interrupt": "TLB interrupts handled",
     "other": "other",
 }
+
+_LABELS = {
+    "shootdowns": "TLB shootdowns",
+    "major_faults": "major faults",
+    "mmap": "mmap calls",
+    **{key: metric.label for key, metric in METRIC.items()},
+}
+
+
+def label(name: str) -> str:
+    """How a total is told to people."""
+    return _LABELS.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True)

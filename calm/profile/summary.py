@@ -9,21 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from calm import report
-from calm.measure import METRIC
 from calm.profile.findings import managing_share
-from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Frame, Profile
+from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Frame, Profile, label
 
 _STACKS = 3
 _FRAMES = 9
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
 _WIDTH = 60
-_LABELS = {
-    "shootdowns": "TLB shootdowns",
-    "mmap": "mmap calls",
-    "major_faults": "major faults",
-    **{key: metric.label for key, metric in METRIC.items()},
-}
 _TITLES = {
     SHOOTDOWN: "TLB shootdowns come from",
     CALL: "memory calls come from",
@@ -94,7 +87,7 @@ def _totals(profile: Profile) -> Table:
         # Calls that were counted and never made need no row.
         if total.value == 0 and key in CAUSES:
             continue
-        table.add_row(_LABELS.get(key, key), _amount(total.value, total.unit), total.how)
+        table.add_row(label(key), _amount(total.value, total.unit), total.how)
     return table
 
 

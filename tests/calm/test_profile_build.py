@@ -553,6 +553,14 @@ def test_ways_leave_lines_out() -> None:
     assert way.weight == pytest.approx(3.0)
 
 
+def test_calls_that_nobody_made_need_no_row() -> None:
+    text = io.StringIO()
+    show(Console(file=text, width=200), profile([], {"munmap": 0, "brk": 3, "threads_started": 0}))
+    assert [name in text.getvalue() for name in ("munmap", "brk calls", "threads started")] == [
+        *(False, True, True)
+    ]
+
+
 def test_a_call_is_told_by_its_own_name() -> None:
     text = io.StringIO()
     show(Console(file=text, width=200), profile([(CALL, "brk", ("main", "sysmalloc", "brk"), 2000.0)]))
