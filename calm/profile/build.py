@@ -47,7 +47,7 @@ def bin_width(wall_s: float) -> float:
 def kind_of(event: str) -> str | None:
     """What a sample is of, by perf's name of the event."""
     base = event.removesuffix(":u")
-    if base == CLOCK or base.startswith(CLOCK):
+    if base == CLOCK:
         return CPU
     if event == SHOOTDOWN_EVENT:
         return SHOOTDOWN
@@ -79,14 +79,15 @@ def total_key(kind: str, cause: str) -> str:
     return f"{kind}:{cause}" if kind == CALL else kind
 
 
-def exact(totals: Mapping[str, Total]) -> dict[str, float]:
-    """The known totals by total_key."""
+def exact(totals: Mapping[str, Total], kernel_stacks: bool = True) -> dict[str, float]:
+    """The known totals by total_key: of what has samples, so CPU time without the kernel's is user time."""
 
     def value(name: str) -> float | None:
         return totals[name].value if name in totals else None
 
     found: dict[str, float | None] = {SHOOTDOWN: value("shootdowns")}
-    for key, names in ((FAULT, ("minor_faults", "major_faults")), (CPU, ("user_s", "system_s"))):
+    times = ("user_s", "system_s") if kernel_stacks else ("user_s",)
+    for key, names in ((FAULT, ("minor_faults", "major_faults")), (CPU, times)):
         parts = [part for name in names if (part := value(name)) is not None]
         found[key] = sum(parts) if parts else None
     found |= {f"{CALL}:{name}": value(name) for name in totals if name in CAUSES}
@@ -94,9 +95,17 @@ def exact(totals: Mapping[str, Total]) -> dict[str, float]:
 
 
 def build(
-    samples: Iterable[Sample], totals: Mapping[str, Total], began: float, wall_s: float, tick_s: float
+    samples: Iterable[Sample],
+    totals: Mapping[str, Total],
+    began: float,
+    wall_s: float,
+    tick_s: float,
+    kernel_stacks: bool = True,
 ) -> Parts:
-    """Puts samples together. began is by their clock; tick_s is what a sample of the CPU's stands for."""
+    """Puts samples together. began is by their clock; tick_s is what a sample of the CPU's stands for.
+
+    Without the kernel's part of the stacks its CPU time has no samples either.
+    """
     stacks: defaultdict[tuple[str, str, tuple[Address, ...]], float] = defaultdict(float)
     numbers: Counter[tuple[str, str, tuple[Address, ...]]] = Counter()
     sums: defaultdict[str, float] = defaultdict(float)
@@ -118,7 +127,7 @@ def build(
             name = "cpu:system" if sample.stack and sample.stack[0].kernel else "cpu:user"
         at = min(max(int((sample.at_s - began) / width), 0), bins - 1)
         series.setdefault((total_key(kind, cause), name), [0.0] * bins)[at] += weight
-    known = exact(totals)
+    known = exact(totals, kernel_stacks)
     scale = {key: known.get(key, total) / total if total else 1.0 for key, total in sums.items()}
     frames, made = _stacks(stacks, numbers, scale)
     by_kind: Counter[str] = Counter()
@@ -127,7 +136,7 @@ def build(
     if by_kind[CPU] < FEW:
         series = {(key, name): values for (key, name), values in series.items() if key != CPU}
     return Parts(
-        causes=_causes(made, totals, by_kind),
+        causes=_causes(made, totals, by_kind, kernel_stacks),
         frames=frames,
         stacks=made,
         timeline=Timeline(
@@ -162,7 +171,9 @@ def _stacks(
     return list(index), sorted(made, key=lambda stack: (stack.kind, -stack.weight))
 
 
-def _causes(stacks: list[Stack], totals: Mapping[str, Total], samples: Mapping[str, int]) -> list[Cause]:
+def _causes(
+    stacks: list[Stack], totals: Mapping[str, Total], samples: Mapping[str, int], kernel_stacks: bool
+) -> list[Cause]:
     """Per cause; nothing where there is no knowing, and zero where it was looked at and not met."""
     weights: defaultdict[tuple[str, str], float] = defaultdict(float)
     for stack in stacks:
@@ -171,7 +182,8 @@ def _causes(stacks: list[Stack], totals: Mapping[str, Total], samples: Mapping[s
     none = {kind for kind, total in exact(totals).items() if total == 0}
 
     def share(kind: str, cause: str) -> float | None:
-        return weights[kind, cause] if samples.get(kind) or kind in none else None
+        known = (samples.get(kind) or kind in none) and (kind != CPU or kernel_stacks)
+        return weights[kind, cause] if known else None
 
     found = []
     for key in CAUSES:

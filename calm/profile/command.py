@@ -1,7 +1,5 @@
 """`calm profile`: where shootdowns, page faults and memory calls come from."""
 
-import importlib
-import importlib.util
 import json
 import re
 import signal
@@ -10,7 +8,6 @@ import sys
 import click
 
 from calm import options, report
-from calm.errors import CalmError
 from calm.measure import signal_name
 from calm.profile.model import Profile
 from calm.progress import Bar
@@ -112,8 +109,6 @@ def command(
     for path in (json_path, html_path):
         if path and path != "-":
             report.check_writable(path)
-    if html_path and importlib.util.find_spec("calm.profile.html") is None:
-        raise CalmError(f"cannot write {html_path}: this installation has no pages")
     # So that perf is ended, and its files are removed, however this ends.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -130,6 +125,8 @@ def command(
     if json_path:
         report.write(json_path, json.dumps(profile.as_dict()) + "\n")
     if html_path:
-        importlib.import_module("calm.profile.html").write(profile, html_path)
+        from calm.profile import html
+
+        html.write(profile, html_path)
     sys.stdout.flush()
     raise SystemExit(_exit_code(profile, for_s))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Finding, Profile, Stack
+from calm.profile.model import CALL, CAUSES, CPU, SHOOTDOWN, Finding, Profile, Stack
 
 # A thing that is less of its kind is not worth a sentence; nor is one that happened this seldom.
 _LEAST_SHARE = 0.05
@@ -15,16 +15,19 @@ _LITTLE = 0.02
 _PAGE_KIB = 4
 _REFAULTS = 4
 
+_OWN = "keep more of what is freed: CALM_OPTIONS=slack=200 or more (see calmalloc(7))"
+_ELSE = "; or `calm run -a calmalloc`"
 _ALLOCATORS = {
-    "jemalloc": "its decay: MALLOC_CONF=dirty_decay_ms:60000,background_thread:true",
-    "mimalloc": "its purging: MIMALLOC_PURGE_DELAY=1000 or longer",
-    "tcmalloc": "its release rate: TCMALLOC_RELEASE_RATE (gperftools), or the background release rate",
-    "snmalloc": "a build whose decay is slower",
-    "rpmalloc": "larger caches when it is built",
-    "ptlbmalloc2": "its threshold (see ptlbmalloc2(7))",
-    "calmalloc": "its options (see calmalloc(7))",
+    "jemalloc": f"slow down its decay: MALLOC_CONF=dirty_decay_ms:60000,background_thread:true{_ELSE}",
+    "mimalloc": f"slow down its purging: MIMALLOC_PURGE_DELAY=1000 or longer{_ELSE}",
+    "tcmalloc": "slow down its release rate: TCMALLOC_RELEASE_RATE (gperftools), or the background release "
+    f"rate{_ELSE}",
+    "snmalloc": f"use a build whose decay is slower{_ELSE}",
+    "rpmalloc": f"use a build with larger caches{_ELSE}",
+    "ptlbmalloc2": f"raise its threshold: PTLBMALLOC2_SENSITIVITY=2 or more (see ptlbmalloc2(7)){_ELSE}",
+    "calmalloc": _OWN,
 }
-_MODULE = re.compile(r"lib(jemalloc|mimalloc|tcmalloc|snmalloc|rpmalloc|ptlbmalloc2|calmalloc)")
+_MODULE = re.compile(f"lib({'|'.join(_ALLOCATORS)})")
 _CALMER = "`calm tune` looks for settings that end it, `calm run -a calmalloc` does without it"
 
 
@@ -73,14 +76,12 @@ def is_brk_shrink(path: Path) -> bool:
 def is_heap_growth(path: Path) -> bool:
     """More of a secondary arena's heap is made accessible by glibc, a little at a time."""
     grows = path.has("grow_heap", "sysmalloc", "int_malloc", "new_heap")
-    return path.stack.cause == "mprotect" and grows and not is_arena_trim(path)
+    return path.stack.cause == "mprotect" and grows
 
 
 def is_mmap_churn(path: Path) -> bool:
     """A block above the mmap threshold is freed."""
-    return (
-        path.stack.cause == "munmap" and path.has(*_FREES) and not path.allocator and not is_arena_trim(path)
-    )
+    return path.stack.cause == "munmap" and path.has(*_FREES)
 
 
 def is_thread_end(path: Path) -> bool:
@@ -114,13 +115,12 @@ class _Place:
     remedy: Callable[[str], str]
 
 
+# Each stack is of the first that holds.
 _PLACES = (
     _Place(
         is_purge,
         "{allocator}'s purging of freed memory",
-        lambda allocator: (
-            f"slow down {_ALLOCATORS.get(allocator, 'its purging')}; or `calm run -a calmalloc`"
-        ),
+        lambda allocator: _ALLOCATORS[allocator],
     ),
     _Place(
         is_arena_trim,
@@ -219,24 +219,19 @@ def _paths(profile: Profile) -> list[Path]:
     return found
 
 
-def _value(profile: Profile, name: str) -> float | None:
-    total = profile.totals.get(name)
-    return total.value if total else None
-
-
 def _place(
     profile: Profile, paths: list[Path], place: _Place, earlier: tuple[_Place, ...]
 ) -> Iterator[Finding]:
     met = [path for path in paths if place.holds(path) and not any(e.holds(path) for e in earlier)]
     shot = sum(path.stack.weight for path in met if path.stack.kind == SHOOTDOWN)
-    shootdowns = _value(profile, "shootdowns") or 0
+    shootdowns = profile.value("shootdowns") or 0
     calls: dict[str, float] = {}
     for path in met:
         if path.stack.kind == CALL:
             calls[path.stack.cause] = calls.get(path.stack.cause, 0) + path.stack.weight
     cpu = sum(path.stack.weight for path in met if path.stack.kind == CPU)
     call = max(calls, key=lambda name: calls[name], default=None)
-    all_calls = (_value(profile, call) or sum(calls.values())) if call else 0
+    all_calls = (profile.value(call) or sum(calls.values())) if call else 0
     share = shot / shootdowns if shootdowns else 0.0
     of_shootdowns = shot >= _LEAST_SHOOTDOWNS and share >= _LEAST_SHARE
     of_calls = call is not None and calls[call] >= max(_LEAST_CALLS, _LEAST_SHARE * all_calls)
@@ -272,9 +267,9 @@ def _kernel(profile: Profile, cause: str) -> Iterator[Finding]:
     found = next((c for c in profile.causes if c.key == cause), None)
     if found is None:
         return
-    shootdowns = _value(profile, "shootdowns") or 0
-    cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
-    faults = (_value(profile, "minor_faults") or 0) + (_value(profile, "major_faults") or 0)
+    shootdowns = profile.value("shootdowns") or 0
+    cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
+    faults = (profile.value("minor_faults") or 0) + (profile.value("major_faults") or 0)
     shares = {
         f"the program's {shootdowns:,.0f} shootdowns": (found.shootdowns or 0, shootdowns, _LEAST_SHOOTDOWNS),
         f"{faults:,.0f} page faults": (found.faults or 0, faults, 10 * _LEAST_SHOOTDOWNS),
@@ -297,20 +292,20 @@ def _kernel(profile: Profile, cause: str) -> Iterator[Finding]:
 
 
 def _refaults(profile: Profile, processes: int) -> Iterator[Finding]:
-    faults, peak = _value(profile, "minor_faults"), _value(profile, "peak_rss_kib")
+    faults, peak = profile.value("minor_faults"), profile.value("peak_rss_kib")
     # Each process may have brought in the whole peak once, and given nothing back before its end.
     if not faults or not peak or faults < 10_000 or faults * _PAGE_KIB < _REFAULTS * peak * processes:
         return
     touched = faults * _PAGE_KIB
     spent = sum(s.weight for s in profile.stacks if s.kind == CPU and s.cause == "fault")
-    cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
+    cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
     yield Finding(
         f"Page faults brought in {touched / peak:.0f} times the largest footprint: memory is given back and "
         "taken again.",
         f"{faults:,.0f} minor faults for a peak of {peak / 1024:.1f} MiB"
         + (f", {spent:.2f} s of CPU time" if spent else ""),
-        f"keep freed memory longer; {_CALMER}",
-        round(min(1.0, spent / cpu), 4) if cpu else None,
+        _OWN if profile.allocator == "calmalloc" else f"keep freed memory longer; {_CALMER}",
+        round(min(1.0, spent / cpu), 4) if cpu and profile.kernel_stacks else None,
     )
 
 
@@ -318,7 +313,7 @@ def managing_share(profile: Profile) -> float | None:
     """Of the CPU time, what the kernel's memory management took; None where it was not sampled."""
     ticks = [stack for stack in profile.stacks if stack.kind == CPU]
     total = sum(stack.weight for stack in ticks)
-    if not total or profile.kernel_stacks is False:
+    if not total or not profile.kernel_stacks:
         return None
     return sum(stack.weight for stack in ticks if stack.cause != "other") / total
 
@@ -336,7 +331,7 @@ def find(profile: Profile, processes: int = 1) -> list[Finding]:
     share = managing_share(profile)
     ticks = sum(stack.samples for stack in profile.stacks if stack.kind == CPU)
     if share is not None and share < _LITTLE and ticks >= 50:
-        rate = (_value(profile, "shootdowns") or 0) / max(profile.wall_s, 1e-9)
+        rate = (profile.value("shootdowns") or 0) / max(profile.wall_s, 1e-9)
         if rate < 1000:
             return [
                 Finding(
@@ -350,4 +345,3 @@ def find(profile: Profile, processes: int = 1) -> list[Finding]:
 
 
 assert set(_KERNELS) <= set(CAUSES)
-assert FAULT not in _KERNELS

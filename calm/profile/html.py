@@ -16,25 +16,13 @@ from itertools import groupby
 from string import Template
 
 from calm import __version__, report
-from calm.measure import METRIC, SYSCALLS
 from calm.profile import html_data
 from calm.profile.html_data import KINDS, amount, percent
-from calm.profile.model import CALL, CAUSES, Finding, Frame, Profile, Stack
+from calm.profile.model import CALL, CAUSES, Finding, Frame, Profile, Stack, label
 
 # More would only be scrolled past: the flame graph and the JSON have all.
 _STACKS_SHOWN = 25
 _FUNCTIONS_IN_A_SUMMARY = 5
-
-_TOTALS = {
-    "shootdowns": "TLB shootdowns begun",
-    "interrupts_sent": "TLB interrupts sent",
-    "minor_faults": "minor faults",
-    "major_faults": "major faults",
-    "user_s": "user time",
-    "system_s": "system time",
-    "peak_rss_kib": "peak RSS",
-    "threads_started": "threads started",
-}
 
 
 def write(profile: Profile, path: str) -> None:
@@ -159,13 +147,8 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f'<ol class="findings">{"".join(items)}</ol>'
 
 
-def _value(profile: Profile, name: str) -> float | None:
-    total = profile.totals.get(name)
-    return total.value if total else None
-
-
 def _per_second(profile: Profile, name: str) -> str:
-    value = _value(profile, name)
+    value = profile.value(name)
     if not value or profile.wall_s <= 0:
         return ""
     return f"{report.figure(round(value / profile.wall_s), 'count')} a second"
@@ -185,14 +168,14 @@ def _cards(profile: Profile) -> str:
             return _card(label, "-", total.how if total else "not recorded")
         return _card(label, report.figure(total.value, total.unit), more)
 
-    shootdowns, interrupts = _value(profile, "shootdowns"), _value(profile, "interrupts_sent")
+    shootdowns, interrupts = profile.value("shootdowns"), profile.value("interrupts_sent")
     each = (
         f"{interrupts / shootdowns:.1f} for each shootdown" if shootdowns and interrupts is not None else ""
     )
-    major = _value(profile, "major_faults")
+    major = profile.value("major_faults")
     faults = [_per_second(profile, "minor_faults"), f"{major:,.0f} major" if major is not None else ""]
     rss = profile.curves.get("rss")
-    average = _value(profile, "average_rss_kib")
+    average = profile.value("average_rss_kib")
     if average is None and rss:
         average = _average(rss.at_s, rss.kib)
     memory = f"{report.memory(average)} on average" if average is not None else ""
@@ -210,7 +193,7 @@ def _cards(profile: Profile) -> str:
 
 def _cpu_cards(profile: Profile) -> list[str]:
     times = [profile.totals.get(name) for name in ("user_s", "system_s")]
-    user, system = (_value(profile, name) for name in ("user_s", "system_s"))
+    user, system = (profile.value(name) for name in ("user_s", "system_s"))
     if user is None or system is None:
         reasons = (total.how for total in times if total is not None and total.value is None)
         why = next(reasons, "not recorded")
@@ -241,19 +224,11 @@ def _average(at_s: Sequence[float], kib: Sequence[float]) -> float | None:
     return sum(step * value for step, value in steps) / whole if whole > 0 else None
 
 
-def _label(name: str) -> str:
-    if name in _TOTALS:
-        return _TOTALS[name]
-    if name in SYSCALLS or name in ("mmap", "msync"):
-        return f"{name} calls"
-    return METRIC[name].label if name in METRIC else name.replace("_", " ")
-
-
 def _totals(profile: Profile) -> str:
     if not profile.totals:
         return ""
     rows = "".join(
-        f'<tr><td>{_text(_label(name))}</td><td class="number">{report.figure(total.value, total.unit)}</td>'
+        f'<tr><td>{_text(label(name))}</td><td class="number">{report.figure(total.value, total.unit)}</td>'
         f"<td>{_text(total.how)}</td></tr>"
         for name, total in profile.totals.items()
     )
@@ -289,7 +264,7 @@ def _causes(profile: Profile, colors: dict[str, int]) -> str:
     if not profile.causes:
         return "<p>No cause was recorded.</p>"
     wholes = {key: sum(getattr(cause, key) or 0 for cause in profile.causes) for key, *_ in columns}
-    whole_cpu = (_value(profile, "user_s") or 0) + (_value(profile, "system_s") or 0)
+    whole_cpu = (profile.value("user_s") or 0) + (profile.value("system_s") or 0)
     # Of the program's CPU time, which has more than what the causes took; samples may overshoot it.
     wholes["cpu_s"] = max(whole_cpu, wholes["cpu_s"])
     rows = []

@@ -68,7 +68,6 @@ class Sampler:
         self._tick = tick
         self.cpu_s = 0.0
         self.looks = 0
-        self.rollups = 0
         self._points = {name: _Points() for name in ("rss", "dirty", "huge")}
         self._stop = threading.Event()
         self._begin = 0.0
@@ -122,7 +121,6 @@ class Sampler:
     def _look_closely(self, now: float) -> None:
         found = [rollup for pid in self._family if (rollup := _rollup(pid)) is not None]
         if found and any(any(rollup) for rollup in found):
-            self.rollups += 1
             self._points["dirty"].add(now - self._begin, sum(dirty for dirty, _ in found))
             self._points["huge"].add(now - self._begin, sum(huge for _, huge in found))
 

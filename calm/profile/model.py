@@ -1,6 +1,6 @@
 """A profile: what was counted of a program, by cause, by stack and over time. Written and read as JSON.
 
-The recorder makes it; the terminal summary, the HTML page, `calm tune --advise` and `calm predict` read it.
+`calm profile` makes it; the terminal summary, the HTML page and `calm predict` read it.
 Weights of stacks are estimates from samples; totals are counts, or say that they are not.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calm.errors import CalmError
+from calm.measure import METRIC
 from calm.profile import checked
 
 VERSION = 1
@@ -43,6 +44,18 @@ CAUSES: Mapping[str, str] = {
     "interrupt": "TLB interrupts handled",
     "other": "other",
 }
+
+_LABELS = {
+    "shootdowns": "TLB shootdowns",
+    "major_faults": "major faults",
+    "mmap": "mmap calls",
+    **{key: metric.label for key, metric in METRIC.items()},
+}
+
+
+def label(name: str) -> str:
+    """How a total is told to people."""
+    return _LABELS.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -155,6 +168,11 @@ class Profile:
     kernel_stacks: bool = True
     """Stacks have the kernel's part. Without it no cause of CPU time is known."""
     interrupted: bool = False
+
+    def value(self, name: str) -> float | None:
+        """A total; None where it was not counted."""
+        total = self.totals.get(name)
+        return total.value if total else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

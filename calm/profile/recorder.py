@@ -28,7 +28,6 @@ from calm.profile.recording import Recording, prepare
 from calm.profile.script import Sample
 
 STACK_BYTES = 4096
-FREQUENCY = 99
 # One event in so many is looked at. Primes, so that no loop keeps step with them.
 FINE, COARSE = 11, 997
 # What the fine one may write: some 200 samples a second for long, as many at once.
@@ -82,8 +81,8 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _last_line(text: str) -> str:
-    """What perf said is wrong: its first whole sentence."""
+def _first_sentence(text: str) -> str:
+    """What perf said is wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip().strip("- ")]
     lines = [line for line in lines if line.lower() not in ("error:", "warning:")]
     printable = "".join(c if c.isprintable() else " " for c in (lines[0] if lines else "it said nothing"))
@@ -126,7 +125,7 @@ class _Perf:
             return None
         said = f"it was not ready after {_READY_S:.0f} s" if not ready else ""
         self.end()
-        return said or _last_line(self.errors.read_text(errors="replace"))
+        return said or _first_sentence(self.errors.read_text(errors="replace"))
 
     def _spent_s(self) -> float:
         """CPU time until now."""
@@ -213,7 +212,7 @@ class _Fine:
 class Recorder:
     """Records stacks of a process and its descendants."""
 
-    frequency: int = FREQUENCY
+    frequency: int
     level: str = NOTHING
     reasons: list[str] = field(default_factory=list)
     """Why each better level is not there."""

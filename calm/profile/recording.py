@@ -30,8 +30,6 @@ class Recording:
 
     samples: int = 0
     """Of the program."""
-    foreign: int = 0
-    """Samples of others, dropped."""
     lost: int = 0
     """Records that the kernel had no room for."""
     processes: set[int] = field(default_factory=set)
@@ -91,7 +89,6 @@ def prepare(source: IO[bytes], target: IO[bytes], roots: Iterable[int], recordin
     for kind, misc, record in _records(source):
         if kind == _SAMPLE:
             if struct.unpack_from("<I", record, pid_at)[0] not in recording.processes:
-                recording.foreign += 1
                 continue
             recording.samples += 1
         elif kind in (_MMAP, _MMAP2, _COMM, _FORK, _EXIT):

@@ -9,7 +9,7 @@ FIELDS = "pid,tid,time,event,ip,sym,dso,trace"
 
 CLOCK = "cpu-clock"
 
-_HEAD = re.compile(r"^\s*(-?\d+)/(-?\d+)\s+(\d+\.\d+):\s+(\S+):(?: (.*))?$")
+_HEAD = re.compile(r"^\s*-?\d+/-?\d+\s+(\d+\.\d+):\s+(\S+):(?: (.*))?$")
 _FRAME = re.compile(r"^\s+([0-9a-f]+) (.*?) \((.*)\)$")
 # What stands in brackets without being the kernel's, or one of its modules.
 _USERS = ("[vdso", "[vsyscall", "[heap", "[stack", "[unknown", "[uprobes", "[anon")
@@ -35,7 +35,6 @@ class Address:
 class Sample:
     """One event that was looked at; it stands for as many as its period says. Of the clock, for one tick."""
 
-    pid: int
     at_s: float
     period: int
     event: str
@@ -68,6 +67,6 @@ def read(lines: Iterable[str], period: int) -> Iterator[Sample]:
 
 def _sample(head: re.Match[str], stack: list[Address], period: int) -> Sample:
     # What options the event was asked for with is a part of its name, unless it is a modifier such as ":u".
-    event = head[4].partition("/")[0]
+    event = head[2].partition("/")[0]
     period = 1 if event == CLOCK else period
-    return Sample(int(head[1]), float(head[3]), period, event, (head[5] or "").strip(), tuple(stack))
+    return Sample(float(head[1]), period, event, (head[3] or "").strip(), tuple(stack))

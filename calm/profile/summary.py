@@ -1,5 +1,6 @@
 """A profile on the terminal: totals, causes, stacks, curves, and what they mean."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,22 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from calm import report
-from calm.measure import METRIC
 from calm.profile.findings import managing_share
-from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Frame, Profile
-from calm.profile.watch import describe
+from calm.profile.model import CALL, CAUSES, CPU, FAULT, SHOOTDOWN, Frame, Profile, label
 
 _STACKS = 3
 _FRAMES = 9
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
 _WIDTH = 60
-_LABELS = {
-    "shootdowns": "TLB shootdowns",
-    "mmap": "mmap calls",
-    "major_faults": "major faults",
-    **{key: metric.label for key, metric in METRIC.items()},
-}
 _TITLES = {
     SHOOTDOWN: "TLB shootdowns come from",
     CALL: "memory calls come from",
@@ -94,7 +87,7 @@ def _totals(profile: Profile) -> Table:
         # Calls that were counted and never made need no row.
         if total.value == 0 and key in CAUSES:
             continue
-        table.add_row(_LABELS.get(key, key), _amount(total.value, total.unit), total.how)
+        table.add_row(label(key), _amount(total.value, total.unit), total.how)
     return table
 
 
@@ -182,9 +175,15 @@ def _by_time(at_s: Sequence[float], values: Sequence[float]) -> list[float]:
     return found
 
 
+def _described(profile: Profile) -> str:
+    """What was profiled, in a line."""
+    words = shlex.join(profile.command) or "(no command line)"
+    return f"{words} (process {profile.pid})" if profile.pid is not None else words
+
+
 def show(console: Console, profile: Profile) -> None:
     """Prints all of it."""
-    console.print(f"\n{describe(profile)}", style="bold", soft_wrap=True)
+    console.print(f"\n{_described(profile)}", style="bold", soft_wrap=True)
     report.print_table(console, _totals(profile))
     if profile.causes:
         console.print()

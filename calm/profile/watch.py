@@ -4,7 +4,6 @@ import os
 import pwd
 import re
 import select
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -272,8 +271,7 @@ def _advice(recorder: Recorder) -> list[str]:
             NOTHING: "no stacks, and no causes",
             USER: "stacks are of user code, for faults and CPU time alone; shootdowns and calls have none",
         }.get(recorder.level, "stacks are of page faults and CPU time alone; shootdowns and calls have none")
-        lines = [f"{lost}: {reason}" for reason in recorder.reasons[-1:] if recorder.level == NOTHING]
-        lines = lines or [f"{lost}: {recorder.reasons[0]}"]
+        lines = [f"{lost}: {recorder.reasons[-1 if recorder.level == NOTHING else 0]}"]
         if not any("no perf" in reason for reason in recorder.reasons):
             lines.append(
                 "root, CAP_PERFMON (and read access to /sys/kernel/tracing), or sysctl "
@@ -408,7 +406,9 @@ class Watcher:
         processes_seen: int,
     ) -> Profile:
         recording = Recording()
-        parts = build(self._samples(recorder, recording), totals, recorder.began, wall_s, 1 / self.frequency)
+        kernel_stacks = recorder.level not in (USER, NOTHING)
+        samples = self._samples(recorder, recording)
+        parts = build(samples, totals, recorder.began, wall_s, 1 / self.frequency, kernel_stacks)
         if (mmaps := parts.sums.get(f"{CALL}:mmap")) is not None and "mmap" not in totals:
             totals["mmap"] = Total(mmaps, "about, by samples: not counted")
         events = [totals[name].value for name in ("shootdowns", "minor_faults", *CALLS) if name in totals]
@@ -438,7 +438,7 @@ class Watcher:
             own_cost=own_cost,
             own_share=own_share,
             notes=[*_advice(recorder), *self._notes(recorder, recording, parts, totals, wall_s)],
-            kernel_stacks=recorder.level not in (USER, NOTHING),
+            kernel_stacks=kernel_stacks,
         )
         # Most of those that end soon are in the recording alone.
         number = max(processes_seen, len(recording.processes), 1)
@@ -466,9 +466,3 @@ class Watcher:
                 "exact all the same, and shares come from the others"
             )
         return notes
-
-
-def describe(profile: Profile) -> str:
-    """What was profiled, in a line."""
-    words = shlex.join(profile.command) or "(no command line)"
-    return f"{words} (process {profile.pid})" if profile.pid is not None else words

@@ -6,6 +6,8 @@ import os
 import shutil
 import struct
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from calm.errors import CalmError
-from calm.profile import findings
-from calm.profile.build import bin_width, build, kind_of
+from calm.profile import findings, recorder, symbols
+from calm.profile.build import bin_width, build, cause_of, kind_of
 from calm.profile.causes import classify
 from calm.profile.command import Duration
-from calm.profile.memory import Sampler
+from calm.profile.memory import Sampler, _Points
 from calm.profile.model import (
     CALL,
     CAUSES,
@@ -33,11 +35,10 @@ from calm.profile.model import (
     Total,
     load,
 )
-from calm.profile.recorder import parse_counts
+from calm.profile.recorder import Recorder, parse_counts
 from calm.profile.recording import Recording, prepare
 from calm.profile.script import Address, Sample, read
-from calm.profile.summary import show, sparkline, ways
-from calm.profile.symbols import resolve
+from calm.profile.summary import _by_time, show, sparkline, ways
 from calm.profile.watch import allocator_of
 
 ENTRY = ("do_syscall_64", "entry_SYSCALL_64_after_hwframe")
@@ -111,7 +112,7 @@ garbage that no sample has
 
 def test_samples_are_read() -> None:
     first, second, third = read(io.StringIO(TEXT), 11)
-    assert (first.pid, first.at_s, first.period, first.event) == (7, 5.000001, 11, "tlb:tlb_flush")
+    assert (first.at_s, first.period, first.event) == (5.000001, 11, "tlb:tlb_flush")
     assert first.trace == "pages:1 reason:remote IPI send (4)"
     assert [address.kernel for address in first.stack] == [True, False, False]
     assert first.stack[1].module == "/opt/a place (with) blanks/libc.so.6"
@@ -156,8 +157,83 @@ def test_others_are_dropped_and_descendants_kept() -> None:
         ATTR, sample(12), sample(99), fork(12, 11, 200), fork(11, 10, 100), sample(10), fork(99, 98, 50)
     )
     assert recording.processes == {10, 11, 12}
-    assert (recording.samples, recording.foreign) == (2, 1)
+    assert recording.samples == 2
     assert kept == START + ATTR + sample(12) + fork(12, 11, 200) + fork(11, 10, 100) + sample(10)
+
+
+def test_mappings_of_the_kernel_and_of_the_program_are_kept() -> None:
+    def mapped(pid: int) -> bytes:
+        return record(1, struct.pack("<iIQQQ", pid, 0, 0, 4096, 0))
+
+    _, kept = prepared(ATTR, mapped(-1), mapped(10), mapped(99))
+    assert kept == START + ATTR + mapped(-1) + mapped(10)
+
+
+class Switched:
+    """In the place of the fine perf: writes what it is told to, and answers at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "fine.out"
+        self.output.touch()
+        self.told: list[str] = []
+
+    def tell(self, what: str) -> None:
+        self.told.append(what)
+
+    def answered(self) -> bool:
+        return True
+
+    def write(self, size: int) -> None:
+        with self.output.open("ab") as file:
+            file.write(bytes(size))
+
+
+def test_the_fine_recording_pauses_when_it_has_written_too_much(tmp_path: Path) -> None:
+    perf = Switched(tmp_path)
+    fine = recorder._Fine(perf, 100.0)  # type: ignore[arg-type]
+    # For long a MiB a second, and as much at once.
+    for second in range(3):
+        perf.write(1 << 20)
+        fine.tick(101.0 + second)
+    assert perf.told == []
+    perf.write(5 << 20)
+    fine.tick(104.0)
+    for moment in (104.1, 104.9):
+        fine.tick(moment)
+        assert perf.told == ["disable"]
+    fine.tick(105.0)
+    assert perf.told == ["disable", "enable"]
+    fine.tick(105.1)
+    times = (103.9, 104.0, 105.05, 105.1, 200.0)
+    assert [fine.covers(moment) for moment in times] == [True, False, False, True, True]
+    # What was written before counts no more.
+    fine.tick(105.2)
+    assert perf.told == ["disable", "enable"]
+
+
+def test_each_moment_is_of_one_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    perfs = [Switched(tmp_path), Switched(tmp_path)]
+    perfs[0].output = tmp_path / "coarse.out"
+    perfs[0].output.touch()
+    made = Recorder(99)
+    made._coarse, made._fine = perfs[0], recorder._Fine(perfs[1], 100.0)  # type: ignore[assignment, arg-type]
+    made._fine.on = [[100.0, 101.0]]
+    events = [at(moment, event) for moment in (100.5, 101.5) for event in ("tlb:tlb_flush", "cpu-clock")]
+
+    def sampled(_: Recorder, recorded: Path, period: int) -> list[Sample]:
+        # The clock runs in the coarse one alone.
+        return [
+            replace(e, period=period) for e in events if e.event != "cpu-clock" or "coarse" in recorded.name
+        ]
+
+    monkeypatch.setattr(Recorder, "_script", sampled)
+    found = {(s.at_s, s.event, s.period) for s in made.samples(Recording())}
+    assert found == {
+        (100.5, "tlb:tlb_flush", 11),
+        (101.5, "tlb:tlb_flush", 997),
+        (100.5, "cpu-clock", 997),
+        (101.5, "cpu-clock", 997),
+    }
 
 
 def test_exec_forgets_what_was_mapped() -> None:
@@ -201,7 +277,7 @@ USER = (Address("/no/such/prog", 1, "inner"), Address("/no/such/prog", 2, "main"
 def at(
     moment: float, event: str, stack: tuple[Address, ...] = USER, period: int = 1, trace: str = ""
 ) -> Sample:
-    return Sample(1, moment, period, event, trace, stack)
+    return Sample(moment, period, event, trace, stack)
 
 
 def test_weights_are_scaled_to_the_totals() -> None:
@@ -232,6 +308,8 @@ def test_weights_are_scaled_to_the_totals() -> None:
     assert causes["madvise"].cpu_s == pytest.approx(2.0)
     assert causes["munmap"] == Cause("munmap", 0, 0, 7, 0)
     assert causes["cow"].faults == causes["fault"].faults == pytest.approx(25)
+    assert sum(s.weight for s in parts.stacks if (s.kind, s.cause) == (CALL, "madvise")) == pytest.approx(90)
+    assert parts.causes[-1].key == "other"
     # Nobody counted these, so the samples are all there is.
     assert causes["mmap"].calls == 11
     for kind, total in ((SHOOTDOWN, 1000), (FAULT, 50), (CPU, 4.0)):
@@ -245,6 +323,29 @@ def test_weights_are_scaled_to_the_totals() -> None:
     assert {len(values) for values in series.values()} == {100}
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"), [("0x4", "fault"), ("0x6", "fault"), ("0x7", "cow"), ("?", "fault")]
+)
+def test_a_copy_is_of_a_page_that_was_there(code: str, cause: str) -> None:
+    made = at(1.0, "exceptions:page_fault_user", trace=f"address=0x1 ip=0x2 error_code={code}")
+    assert cause_of(made, FAULT) == cause
+
+
+def test_ticks_that_nobody_counted_are_seconds() -> None:
+    (stack,) = build([at(100.5, "cpu-clock")] * 20, {}, 100.0, 1.0, 0.01).stacks
+    assert stack.weight == pytest.approx(0.2)
+
+
+def test_cpu_time_is_not_told_apart_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_line(addresses: Collection[Address]) -> dict[Address, tuple[Frame, ...]]:
+        return {a: (Frame("f", "prog", source=f"f.c:{a.offset}"),) for a in addresses}
+
+    monkeypatch.setattr(symbols, "resolve", by_line)
+    both = [Address("prog", 1, "f"), Address("prog", 2, "f")]
+    for event, number in (("cpu-clock", 1), ("page-faults", 2)):
+        assert len(build([at(100.5, event, (a,)) for a in both], {}, 100.0, 1.0, 0.01).stacks) == number
+
+
 def test_a_few_samples_make_no_curve_of_cpu_time() -> None:
     """Nineteen of them, for 4 s of CPU time: each would be 21 CPUs, for a hundredth of a second."""
     samples = [at(100 + n / 20, "cpu-clock", KERNEL + USER) for n in range(20)]
@@ -253,6 +354,15 @@ def test_a_few_samples_make_no_curve_of_cpu_time() -> None:
     assert few.timeline.series == {}
     assert sum(stack.weight for stack in few.stacks) == pytest.approx(4.0)
     assert "cpu:system" in build(samples, totals, began=100.0, wall_s=1.0, tick_s=0.01).timeline.series
+
+
+def test_without_the_kernels_part_cpu_time_is_the_users_and_has_no_causes() -> None:
+    totals = {"user_s": Total(1.0, "", "s"), "system_s": Total(3.0, "", "s"), "minor_faults": Total(40, "")}
+    samples = [*[at(100.5, "cpu-clock")] * 20, at(100.5, "page-faults:u", period=11)]
+    parts = build(samples, totals, began=100.0, wall_s=1.0, tick_s=0.01, kernel_stacks=False)
+    assert sum(stack.weight for stack in parts.stacks if stack.kind == CPU) == pytest.approx(1.0)
+    assert sum(parts.timeline.series["cpu:user"]) == pytest.approx(1.0)
+    assert parts.causes == [Cause("fault", None, 40, None, None)]
 
 
 def test_what_was_not_sampled_is_no_zero() -> None:
@@ -319,6 +429,7 @@ def test_arena_trimming_is_found() -> None:
 @pytest.mark.parametrize(
     ("cause", "functions", "module", "words"),
     [
+        ("mmap", ("main", "heap_trim", "shrink_heap", "mmap"), "libc.so.6", "arena trimming"),
         # Without debugging information the inlined ones are missing.
         ("madvise", ("main", "free", "_int_free", "madvise"), "libc.so.6", "arena trimming in glibc's free"),
         (
@@ -343,6 +454,7 @@ def test_arena_trimming_is_found() -> None:
         ("madvise", ("clone3", "start_thread", "madvise"), "libc.so.6", "threads that begin and end"),
         ("madvise", ("main", "free", "purge", "madvise"), "libjemalloc.so.2", "jemalloc's purging"),
         ("process_madvise", ("free", "process_madvise"), "libmimalloc.so.3", "mimalloc's purging"),
+        ("munmap", ("free", "munmap"), "libsnmalloc.so", "snmalloc's purging"),
     ],
 )
 def test_each_place_is_found(cause: str, functions: tuple[str, ...], module: str, words: str) -> None:
@@ -366,12 +478,26 @@ def test_each_of_the_kernels_doings_is_found(cause: str) -> None:
     assert found.remedy
     assert found.share == pytest.approx(0.4)
     assert findings.find(profile([], causes=[Cause(cause, shootdowns=40.0, cpu_s=0.01)])) == []
+    # A large part of little is little.
+    assert findings.find(profile([], {"shootdowns": 99}, [Cause(cause, shootdowns=99.0)])) == []
+
+
+def test_who_runs_under_calmalloc_is_not_sent_there() -> None:
+    purge = [(CALL, "madvise", ("free", "purge"), 5000.0)]
+    made = profile(purge, {"minor_faults": 1e6, "peak_rss_kib": 400_000}, module="libcalmalloc.so")
+    found = findings.find(replace(made, allocator="calmalloc"))
+    assert len(found) == 2
+    assert all("slack" in str(each.remedy) and "-a calmalloc" not in str(each.remedy) for each in found)
 
 
 def test_refaults_are_found() -> None:
     (found,) = findings.find(profile([], {"minor_faults": 1e6, "peak_rss_kib": 400_000}))
     assert "10 times the largest footprint" in found.text
     assert findings.find(profile([], {"minor_faults": 1e6, "peak_rss_kib": 1_100_000})) == []
+    # What is not known to have been spent is no nothing.
+    assert found.share == 0
+    blind = replace(profile([], {"minor_faults": 1e6, "peak_rss_kib": 400_000}), kernel_stacks=False)
+    assert findings.find(blind)[0].share is None
 
 
 def test_many_processes_take_memory_once_each() -> None:
@@ -384,6 +510,9 @@ def test_nothing_to_mend() -> None:
     calm = [(CPU, "other", ("main",), 3.99), (CPU, "fault", ("main",), 0.01)]
     (found,) = findings.find(profile(calm, {"shootdowns": 10}))
     assert "nothing to mend" in found.text
+    # Fifty samples say so, fewer do not.
+    few = [replace(stack, samples=24) for stack in profile(calm).stacks]
+    assert findings.find(replace(profile(calm, {"shootdowns": 10}), stacks=few)) == []
     busy = [(CPU, "other", ("main",), 3.0), (CPU, "fault", ("main",), 1.0)]
     assert findings.find(profile(busy, {"shootdowns": 10})) == []
     # Shootdowns harm others than who is sampled.
@@ -422,6 +551,14 @@ def test_ways_leave_lines_out() -> None:
     )
     (way,) = ways(made, CPU)
     assert way.weight == pytest.approx(3.0)
+
+
+def test_calls_that_nobody_made_need_no_row() -> None:
+    text = io.StringIO()
+    show(Console(file=text, width=200), profile([], {"munmap": 0, "brk": 3, "threads_started": 0}))
+    assert [name in text.getvalue() for name in ("munmap", "brk calls", "threads started")] == [
+        *(False, True, True)
+    ]
 
 
 def test_a_call_is_told_by_its_own_name() -> None:
@@ -484,6 +621,41 @@ def test_looks_at_memory_are_paid_in_cpu_time(monkeypatch: pytest.MonkeyPatch) -
     assert sampler.looks >= 5
 
 
+def test_a_curve_that_grows_long_keeps_every_second_point() -> None:
+    points = _Points()
+    for n in range(4001):
+        points.add(n / 100, n)
+    curve = points.curve()
+    assert (len(curve.at_s), curve.at_s[:2], curve.kib[-1]) == (2001, [0.0, 0.02], 4000)
+    assert points.least_s == pytest.approx(0.02, rel=0.01)
+
+
+def test_values_at_even_steps_are_the_latest_known() -> None:
+    values = _by_time([0.0, 3.0, 6.0], [1.0, 2.0, 3.0])
+    assert values == [1.0] * 29 + [2.0] * 30 + [3.0]
+
+
+def test_places_in_a_file_become_its_addresses(tmp_path: Path) -> None:
+    head = b"\x7fELF\x02\x01".ljust(0x20, b"\0") + struct.pack("<Q", 64)
+    head = head.ljust(0x36, b"\0") + struct.pack("<HH", 56, 2)
+    notes = struct.pack("<IIQQQQQQ", 4, 4, 0x1000, 0x9000, 0, 0x100, 0x100, 8)
+    code = struct.pack("<IIQQQQQQ", 1, 5, 0x1000, 0x402000, 0, 0x100, 0x200, 4096)
+    path = tmp_path / "program"
+    path.write_bytes(head.ljust(64, b"\0") + notes + code)
+    assert [symbols.file_address(str(path), at) for at in (0xFFF, 0x1000, 0x10FF, 0x1100)] == [
+        *(None, 0x402000, 0x4020FF, None)
+    ]
+
+
+def test_what_addr2line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "0x10\ninner\n/src/a.c:5 (discriminator 3)\nouter\n/src/b.c:?\n0x20\n??\n??:0\n"
+    monkeypatch.setattr(symbols, "_run", lambda *_: said)
+    assert symbols._by_addr2line("addr2line", "prog", [0x10, 0x20]) == {
+        0x10: [("inner", "a.c:5"), ("outer", None)],
+        0x20: [("??", None)],
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30), ("2min", 120), ("2m", 120), ("500ms", 0.5), ("1.5", 1.5), ("1h", 3600)]
 )
@@ -524,5 +696,5 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_names_are_demangled(mangled: str, plain: str) -> None:
     address = Address("/no/such/file", 1, mangled)
-    (frame,) = resolve([address])[address]
+    (frame,) = symbols.resolve([address])[address]
     assert frame == Frame(plain, "file")

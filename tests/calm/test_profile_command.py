@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +89,22 @@ SOURCES = {
                 }
             }
             while (wait(NULL) > 0) {}
+            return 0;
+        }
+    """,
+    # A child that shares its parent's memory for a while.
+    "shares.c": r"""
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(void) {
+            size_t size = 40 << 20;
+            int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+            memset(mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0), 1, size);
+            if (vfork() == 0) {
+                usleep(800000);
+                _exit(0);
+            }
             return 0;
         }
     """,
@@ -225,12 +243,13 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     stack = functions(made, CALL, "madvise")
     assert stack.index("_int_free") < stack.index("work")
     assert any("free" in name and "int" not in name for name in stack)
+    # Beside the program's own count the machine's says nothing.
+    assert ("system_wide_tlb_interrupts" in made.totals) == (made.totals["interrupts_sent"].value is None)
     trimming = next(f for f in made.findings if "arena trimming in glibc's free" in f.text)
     assert f"of {calls:,.0f} madvise calls" in trimming.text
-    assert made.own_cost
+    assert re.match("CPU time of what watched: perf .*, calm .*, calm-probe ", made.own_cost[0])
     assert made.own_share is not None
     assert made.own_share > 0
-    assert len(made.curves["rss"].kib) > 1
 
 
 @needs_perf
@@ -254,6 +273,11 @@ def test_the_curve_has_all_of_several_workers(calm: Calm, built: Build, tmp_path
     assert peak is not None
     assert max(made.curves["rss"].kib) == pytest.approx(peak, rel=0.1)
     assert sorted(made.curves["rss"].kib)[len(made.curves["rss"].kib) // 2] > 80 * 1024
+
+
+def test_the_curve_has_shared_memory_once(calm: Calm, built: Build, tmp_path: Path) -> None:
+    made = profiled(calm, tmp_path / "p.json", "--", built("shares.c"))
+    assert 40 * 1024 < max(made.curves["rss"].kib) < 60 * 1024
 
 
 @needs_perf
@@ -357,6 +381,8 @@ for seconds in (0.5, 0.2):
 """
 PARENT = """
 import signal, subprocess, sys
+# Another has ended before, with more faults than the worker will have.
+subprocess.run([sys.executable, "-S", "-c", "bytearray(1 << 26)"])
 if sys.argv[2] == "ignores": signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 worker = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]])
 worker.wait()
@@ -387,6 +413,49 @@ def test_what_a_child_spent_before_is_not_counted_when_it_ends(parent: str) -> N
             process.kill()
     spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
     assert 0.15 < spent < 0.4
+
+
+ORPHAN = """
+import sys, time
+print("ready", flush=True)
+sys.stdin.readline()
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print("done", flush=True)
+sys.stdin.readline()
+"""
+BETWEEN = """
+import os, subprocess, sys, time
+print(os.getpid(), flush=True)
+subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]])
+time.sleep(60)
+"""
+ABOVE = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-S", "-c", sys.argv[1], sys.argv[2]])
+time.sleep(60)
+"""
+
+
+def test_who_has_lost_its_parent_is_counted_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", ABOVE, BETWEEN, ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            between = int(process.stdout.readline())
+            assert process.stdout.readline() == b"ready\n"
+            before = watch._Before(process.pid)
+            os.kill(between, signal.SIGTERM)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"done\n"
+            totals = before.totals()
+        finally:
+            process.kill()
+    spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
+    assert 0.25 < spent < 0.5
 
 
 def started(*arguments: str | Path, temporary: Path) -> subprocess.Popen[str]:
@@ -500,6 +569,11 @@ def test_without_rights_user_code_is_seen(built: Build, tmp_path: Path) -> None:
     assert made.totals["shootdowns"].value is None
     assert made.totals["madvise"].how.startswith("not counted: ")
     assert all(cause.shootdowns is None for cause in made.causes)
+    assert all(cause.cpu_s is None for cause in made.causes)
+    # Nor the kernel's time as that of user code.
+    seen, user = sum(s.weight for s in made.stacks if s.kind == CPU), made.totals["user_s"].value
+    assert user is not None
+    assert seen <= 1.01 * user
     assert functions(made, FAULT, "fault")[0] in ("write_all", "main") or made.frames
     assert {stack.kind for stack in made.stacks} <= {FAULT, CPU}
     assert not any(made.frames[index].kernel for stack in made.stacks for index in stack.frames)
@@ -537,3 +611,15 @@ def test_processes_that_cannot_be_watched(calm: Calm) -> None:
         while Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         assert "has ended" in calm("profile", "--pid", str(ended.pid)).stderr
+
+
+def test_a_thread_is_no_process(calm: Calm) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        result = calm("profile", "--pid", str(thread.native_id), "--for", "1s")
+    finally:
+        done.set()
+        thread.join()
+    assert f"is a thread of process {os.getpid()}: give that one" in result.stderr
