@@ -100,7 +100,6 @@ struct pipeline {
     unsigned long piece_bytes;
     unsigned long chunk_mask;
     unsigned long repeats;
-    unsigned long threads;
     struct queue pieces;
     struct queue chunks;
     struct queue unique;
@@ -511,7 +510,6 @@ static void run_stage(unsigned long thread, void *shared) {
 
 static struct pipeline *prepare(unsigned long threads, unsigned long depth) {
     struct pipeline *pipeline = checked(calloc(1, sizeof *pipeline), program_name);
-    pipeline->threads = threads;
     queue_init(&pipeline->pieces, depth, 1);
     queue_init(&pipeline->chunks, 64 * depth, threads);
     queue_init(&pipeline->unique, 64 * depth, threads);

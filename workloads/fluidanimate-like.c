@@ -182,8 +182,8 @@ static void add_force(struct particle *a, struct particle *b) {
     }
 }
 
-/* Each pair of particles of one cell or of neighbours, once. Of a shared pair both locks are held, the lower
- * cell's first. */
+/* Each pair of particles of one cell or of neighbours, once; the other cell is not the lower one. Of a shared
+ * pair both locks are held, the lower cell's first. */
 static void meet(struct fluid *fluid, long one, long other, bool shared,
                  void (*add)(struct particle *a, struct particle *b)) {
     struct cell *a = &fluid->now[one];
@@ -192,9 +192,9 @@ static void meet(struct fluid *fluid, long one, long other, bool shared,
         return;
     }
     if (shared) {
-        (void)pthread_mutex_lock(&fluid->locks[one < other ? one : other]);
+        (void)pthread_mutex_lock(&fluid->locks[one]);
         if (one != other) {
-            (void)pthread_mutex_lock(&fluid->locks[one < other ? other : one]);
+            (void)pthread_mutex_lock(&fluid->locks[other]);
         }
     }
     for (unsigned i = 0; i < a->count; i++) {
@@ -294,6 +294,7 @@ static void animate(unsigned long thread, void *shared) {
         for_slab(fluid, thread, find_forces);
         (void)pthread_barrier_wait(&fluid->barrier);
         for_slab(fluid, thread, collide);
+        (void)pthread_barrier_wait(&fluid->barrier);
         for_slab(fluid, thread, advance);
     }
 }

@@ -99,16 +99,17 @@ static void weigh(struct stream *stream, unsigned long thread) {
     unsigned long begin = points->count * thread / stream->threads;
     unsigned long end = points->count * (thread + 1) / stream->threads;
     long *closing = stream->closing + thread * points->count;
-    stream->saved[thread] = 0;
+    long saved = 0; /* the threads' sums share a cache line */
     for (unsigned long i = begin; i < end; i++) {
         long cost = (long)points->weights[i] * squared_distance(stream, points, i, stream->candidate);
         stream->move[i] = cost < points->costs[i];
         if (stream->move[i]) {
-            stream->saved[thread] += points->costs[i] - cost;
+            saved += points->costs[i] - cost;
         } else {
             closing[points->centres[i]] += cost - points->costs[i];
         }
     }
+    stream->saved[thread] = saved;
 }
 
 static void follow(struct stream *stream, unsigned long thread) {

@@ -3,7 +3,7 @@
  * Kept: a portfolio that is cut into one part for each thread, and trials that each draw random shocks and
  * simulate a forward curve in the Heath-Jarrow-Morton framework. A trial allocates its small matrices and
  * vectors, as Numerical Recipes' routines do (one block of row pointers, one of numbers), and frees them:
- * tens of blocks of 40 bytes to 2 KiB for a few microseconds of work, in every thread at once. Memory in use
+ * nine blocks of 24 bytes to 1 KiB for a microsecond or two of work, in every thread at once. Memory in use
  * stays at a few MiB (the Ptlbmalloc2 paper's section 7.2 says 4 MB), so hardly anything is given back. Left
  * out: the market's data, calibration, and the normal distribution's exact inverse (a sum of uniform numbers
  * stands for it). After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural

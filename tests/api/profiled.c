@@ -138,6 +138,8 @@ static int switched(const char *path) {
     memcpy(&write_profile, &write_symbol, sizeof write_profile);
     CHECK(write_profile(path) == -1);
     nest(1, before_site);
+    CHECK(set("profile", "1g") == 0);
+    keep(malloc(1000)); /* now so much is left to the next sample, until that is drawn anew */
     CHECK(set("profile", "32k") == 0);
     nest(1, during_site);
     nest(1, resized_site);

@@ -133,6 +133,13 @@ def test_crowd(profiled: Path, tmp_path: Path) -> None:
     assert allocated["churn_site"].flat == pytest.approx(3200 * MB, rel=0.02), allocated
 
 
+def test_blocks_as_large_as_the_mean(profiled: Path, tmp_path: Path) -> None:
+    """Where gaps that were all alike, and not drawn, would show."""
+    run_command([profiled, "sites"], environment(tmp_path, "profile=1k"))
+    allocated = top(profiled, only_profile(tmp_path), "alloc_space")
+    assert allocated["churn_site"].flat == pytest.approx(60 * MB, rel=0.03), allocated
+
+
 def test_all_of_them(profiled: Path, tmp_path: Path) -> None:
     """With each block sampled, nothing is left to chance."""
     run_command([profiled, "forked"], environment(tmp_path, "profile=1"), status=0)

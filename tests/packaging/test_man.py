@@ -93,6 +93,21 @@ def test_every_subcommand_and_option_of_calm(name: str) -> None:
                 assert re.search(rf"^\.It .*\bFl {re.escape(flag[1:])}\b", section(name), re.MULTILINE), flag
 
 
+@pytest.mark.parametrize("name", commands())
+def test_numbers_said_to_be_defaults_are(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    options = {flag: option for option in command.params for flag in option.opts}
+    for item in re.split(r"^\.It Fl ", section(name), flags=re.MULTILINE)[1:]:
+        said = re.search(r"^The default is (\d[\d.]*)(?:\.$|, |;)", item, re.MULTILINE)
+        option = options.get(f"-{item.split()[0]}")
+        if said is not None and isinstance(option, click.Option):
+            # What depends on other options is in the help alone.
+            told = f"default: {option.default} {option.help} default: {option.show_default}"
+            shown = [float(number) for number in re.findall(r"efault: (\d+(?:\.\d+)?)", told)]
+            assert float(said[1]) in shown, item
+
+
 def test_every_subcommand_is_in_the_synopsis() -> None:
     synopsis = page("calm.1").split(".Sh DESCRIPTION")[0]
     assert set(re.findall(r"^\.Cm (\w+)", synopsis, re.MULTILINE)) == set(commands())

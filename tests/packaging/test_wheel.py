@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import REPOSITORY, VERSION, run
+from packaging_helpers import REPOSITORY, VERSION, configure, run
 
 PYTHON = REPOSITORY / ".venv/bin/python"
 
@@ -90,6 +90,17 @@ def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:
     # Stripped, as all that is compiled.
     sizes = {path.name: path.stat().st_size for path in fresh.root.glob("lib/*/site-packages/calm/_native/*")}
     assert sizes["madvise-storm"] < 64 * 1024
+
+
+def test_packed_sources_have_all_that_cmake_builds(tmp_path: Path) -> None:
+    command = ("setup.py", "-q", "egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path)
+    run(PYTHON, *command, cwd=REPOSITORY)
+    shutil.unpack_archive(tmp_path / f"calmalloc-{VERSION}.tar.gz", tmp_path)
+    sources = tmp_path / f"calmalloc-{VERSION}"
+    configure(sources, "-DCALMALLOC_TESTS=OFF")
+    for folder in ("include", "ptlbmalloc2", "src", "workloads"):
+        for path in (REPOSITORY / folder).rglob("*.[ch]"):
+            assert (sources / path.relative_to(REPOSITORY)).is_file(), path
 
 
 def test_without_cmake_there_is_one_line(tmp_path: Path) -> None:
