@@ -198,6 +198,17 @@ def test_a_build_that_became_slower_fails_and_keeps_its_baseline(
     assert not json.loads(other.read_text())["regression"]["failed"]
 
 
+def test_what_is_worse_does_not_replace_its_baseline_where_nothing_can_fail_either(
+    calm: Calm, measured: Path
+) -> None:
+    before = measured.read_text()
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured, "--fail-on", "time")
+    done = calm(*gate, "--json", measured, "--", *SLEEP, env={"NAP": "0.3"})
+    assert done.returncode == 0, done.stderr
+    assert "base.json stays as it was: wall time of glibc is worse\n" in done.stderr
+    assert measured.read_text() == before
+
+
 def test_only_the_metrics_named_can_fail(calm: Calm, measured: Path) -> None:
     gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured)
     slow = {"NAP": "0.3"}
