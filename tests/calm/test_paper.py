@@ -396,7 +396,20 @@ def test_one_run_at_a_time_sets_huge_pages(tmp_path: Path, monkeypatch: pytest.M
     mode.write_text("always [madvise] never\n")
     with huge_pages.always(mode):
         assert mode.read_text() == "always"
-    assert mode.read_text().strip() == "madvise"
+    wait_for(mode, "madvise\n")
+
+
+def test_huge_pages_are_put_back_after_an_error(tmp_path: Path) -> None:
+    mode = tmp_path / "enabled"
+    mode.write_text("always [madvise] never\n")
+
+    def fails() -> None:
+        with huge_pages.always(mode):
+            raise RuntimeError("within")
+
+    with pytest.raises(RuntimeError, match="within"):
+        fails()
+    wait_for(mode, "madvise\n")
 
 
 def test_huge_pages_that_cannot_be_set() -> None:
