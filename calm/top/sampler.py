@@ -361,9 +361,17 @@ def _own_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def _began(pid: int) -> int | None:
+    try:
+        return system.stat(pid).identity[0]
+    except (system.GoneError, OSError, ValueError):
+        return None
+
+
 def chosen_by_pid(pids: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """Always the same."""
-    return lambda: pids
+    """Those that have these numbers now, and none that gets one later."""
+    began = {pid: _began(pid) for pid in pids}
+    return lambda: [pid for pid in pids if began[pid] is not None and _began(pid) == began[pid]]
 
 
 def chosen_by_name(pattern: str) -> Callable[[], Sequence[int]]:

@@ -626,10 +626,12 @@ def test_an_interrupt_in_the_first_interval_prints_it(build: Callable[..., Path]
 
 def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
-    looker = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
+    looker = sampler.Sampler(lambda: [pid], every=False)
+    named = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
     looker.look()
     (row,) = looker.look().rows
     assert row.change_kib is not None
+    assert named.look().rows
     real = system.stat(pid)
     began, *rest = real.identity
     later = dataclasses.replace(real, identity=(began + 1, *rest), name="another")
@@ -638,6 +640,10 @@ def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looker.close()
     assert snapshot.ended == [(pid, real.name)]
     assert (snapshot.rows[0].name, snapshot.rows[0].change_kib) == ("another", None)
+    # The process that was named has ended, whoever has its number now.
+    snapshot = named.look()
+    named.close()
+    assert (snapshot.rows, snapshot.ended) == ([], [(pid, real.name)])
 
 
 def test_a_program_that_becomes_another(calm: Calm, build: Callable[..., Path], start: Start) -> None:
