@@ -61,6 +61,9 @@ def test_too_few_rounds_are_never_certain(rounds: int) -> None:
         assert found.verdict is Verdict.UNCERTAIN
         assert "no less than 3 can be certain" in found.note
     assert judge([9.0] * 3, [1.0] * 3, 0.05, 0.0)[1] is Verdict.WORSE
+    # Neither is what is better.
+    assert judge([1.0] * rounds, [9.0] * 9, 0.05, 0.0)[1] is Verdict.WITHIN
+    assert judge([1.0] * 3, [9.0] * 3, 0.05, 0.0)[1] is Verdict.BETTER
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,7 @@ def test_too_few_rounds_are_never_certain(rounds: int) -> None:
     [
         ([3, 3, 3], [0, 0, 0], Verdict.WITHIN),
         ([90, 95, 99], [1, 1, 1], Verdict.WITHIN),
+        ([100, 100, 100], [0, 0, 0], Verdict.WITHIN),
         ([500, 510, 520], [0, 0, 0], Verdict.WORSE),
         ([0, 0, 0], [0, 0, 0], Verdict.WITHIN),
         ([0, 0, 0], [500, 500, 500], Verdict.BETTER),
@@ -294,6 +298,13 @@ def test_results_that_the_project_keeps_are_baselines_too() -> None:
     values = kept.values("glibc", WALL)
     assert len(values) >= 5
     assert all(value is not None and value > 0 for value in values)
+
+
+def test_a_number_that_says_nothing_is_no_figure(measured: Path) -> None:
+    """As on a machine whose shootdowns are no interrupts: the counter says 0."""
+    rewrite(measured, lambda data: data["how"].update(shootdowns_begun="not counted: by broadcast"))
+    assert baseline.load(str(measured)).values("glibc", SHOOTDOWNS) == []
+    assert len(baseline.load(str(measured)).values("glibc", WALL)) == 3
 
 
 ONE_RUN = (
