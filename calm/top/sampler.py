@@ -99,9 +99,9 @@ def allocator_of(paths: Sequence[str], libraries: Sequence[str]) -> str:
     for path in paths:
         if match := _LIBRARY.search(path):
             return _NAMES.get(match[1], match[1])
-        if any(re.search(rf"/lib{own}\.so[^/]*$", path) for own in allocators.OWN):
-            # Of a version without a table.
-            return next(own for own in allocators.OWN if f"/lib{own}.so" in path)
+        # Ours of a version without a table.
+        if own := next((own for own in allocators.OWN if re.search(rf"/lib{own}\.so[^/]*$", path)), None):
+            return own
     if any(_LIBC.search(path) for path in paths):
         return "glibc"
     return "musl" if any(_MUSL.search(path) for path in paths) else "unknown"
