@@ -128,6 +128,9 @@ def test_differences_of_machines() -> None:
     assert baseline.differences({"cpus": 64, "cpu": here["cpu"]}, here | {"cpus": 2}) == [
         "cpus was 64 and is 2"
     ]
+    assert baseline.differences({"memory_kib": 1030}, {"memory_kib": 1000}) == [
+        "memory_kib was 1030 and is 1000"
+    ]
     # No boot changes the number of CPUs, however many there are.
     assert baseline.differences({"cpus": 128}, {"cpus": 126}) == ["cpus was 128 and is 126"]
 
@@ -138,6 +141,12 @@ def test_differences_of_machines() -> None:
 )
 def test_percentages(text: str, fraction: float) -> None:
     assert baseline.read_limit(None, None, text) == pytest.approx(fraction)  # type: ignore[arg-type]
+
+
+def test_changes_are_told_as_percentages() -> None:
+    assert [baseline.percent(ratio) for ratio in (1.074, 0.979, 1.25, 12.4, 1.0002, None)] == [
+        *("+7.4 %", "-2.1 %", "+25 %", "x12", "0 %", "∞"),
+    ]
 
 
 def test_metrics_are_completed() -> None:
