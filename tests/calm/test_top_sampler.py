@@ -1,5 +1,6 @@
 """What calm top makes of two looks: rates, who is counted, and what is dear now and then."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -138,6 +139,40 @@ def test_a_walk_through_all_pages_takes_no_more_than_its_share(world: World) -> 
         (row,) = looking.look().rows
         assert world.rollups == walks
         assert (row.huge_kib, row.swap_kib) == (6144, 7)
+
+
+def test_a_process_that_only_waits_for_its_parent_has_ended(world: World) -> None:
+    world.stats[FIRST] = IDLE
+    looking = looker(world)
+    looking.look()
+    world.stats[FIRST] = replace(IDLE, state="Z")
+    snapshot = looking.look()
+    assert (snapshot.rows, snapshot.ended) == ([], [(FIRST, "x")])
+
+
+def test_libraries_are_searched_for_now_and_then(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without tables may load a library yet, and to look at each interval would be dear."""
+    searches = []
+    monkeypatch.setattr(sampler.figures, "images", lambda pid: searches.append(pid) or [])
+    world.stats[FIRST] = IDLE
+    looking = looker(world)
+    for after, many in ((0, 1), (4.9, 1), (0.2, 2), (1, 2)):
+        world.now += after
+        looking.look()
+        assert len(searches) == many
+
+
+def test_the_fields_of_stat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As proc(5) numbers them, from 3 on; each has its number as its value."""
+    fields = " ".join(["S", *map(str, range(4, 53))])
+    texts = {"/proc/7/stat": f"7 (a b) {fields}\n", "/proc/7/statm": "100 25 3 4 5 6 7\n"}
+    monkeypatch.setattr(system, "_read", texts.__getitem__)
+    found = system.stat(7)
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert (found.user_s, found.system_s) == (14 / ticks, 15 / ticks)
+    assert (found.minor_faults, found.major_faults, found.threads) == (10, 12, 20)
+    assert found.identity == (22, 26, "a b")
+    assert found.rss_kib == 25 * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def test_what_the_libraries_gave_back() -> None:
