@@ -302,6 +302,17 @@ def test_another_machine_is_warned_of(calm: Calm, measured: Path) -> None:
     assert "does not say which machine it is from" in done.stderr
 
 
+def test_a_busy_machine_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for load, words in ((3.9, ""), (4.5, "calm: the load average is 4.5 on 8 CPUs")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        compare._warn_of_load()
+        said = capsys.readouterr().err
+        assert said.startswith(words) if words else said == ""
+
+
 def test_results_that_the_project_keeps_are_baselines_too() -> None:
     kept = baseline.load(str(ROOT / "bench/results/listing1.json"))
     values = kept.values("glibc", WALL)

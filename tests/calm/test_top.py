@@ -20,6 +20,7 @@ from calm import machine
 from calm.cli import main
 from calm.errors import CalmError
 from calm.top import figures, sampler, system, view
+from calm.top.events import Counting, Events
 from calm.top.sampler import Row, Snapshot
 
 BUILD = ROOT / "build/release"
@@ -460,6 +461,16 @@ def test_threads_that_start_later_are_counted(build: Callable[..., Path], start:
     assert wanted <= counting.read()["madvise"] <= wanted + 2
     events.detach(counting)
     events.close()
+
+
+def test_descriptors_of_a_process_that_is_left_are_free_again() -> None:
+    events = Events([])
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    counting, events._open = Counting({"madvise": [descriptor]}), 1
+    events.detach(counting)
+    assert events._open == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def nobody(path: Path | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from calm.measure import SYSCALLS
-from calm.top import sampler, system
+from calm.top import sampler, system, view
 from calm.top.events import SHOOTDOWNS
 from calm.top.sampler import Row, Sampler
 
@@ -148,6 +148,23 @@ def test_a_process_that_only_waits_for_its_parent_has_ended(world: World) -> Non
     world.stats[FIRST] = replace(IDLE, state="Z")
     snapshot = looking.look()
     assert (snapshot.rows, snapshot.ended) == ([], [(FIRST, "x")])
+
+
+def test_a_view_is_of_one_process_and_not_of_the_next_of_its_number(world: World) -> None:
+    other = FIRST + 1
+    world.stats = {FIRST: IDLE, other: replace(IDLE, pid=other)}
+    looking = looker(world)
+    state = view.State(detail=FIRST)
+    for _ in range(3):
+        state.note(looking.look())
+    assert state.detail == FIRST
+    assert list(state.histories[FIRST]["rss"]) == [1000] * 3
+    world.stats[FIRST] = replace(IDLE, identity=(2, 1, "x"), rss_kib=50)
+    del world.stats[other]
+    state.note(looking.look())
+    assert state.detail is None
+    assert list(state.histories) == [FIRST]
+    assert list(state.histories[FIRST]["rss"]) == [50]
 
 
 def test_libraries_are_searched_for_now_and_then(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
