@@ -110,7 +110,6 @@ class Check:
 class Earlier:
     """One allocator's runs, as a file has them."""
 
-    label: str
     failure: str | None
     runs: tuple[Mapping[str, Any], ...]
 
@@ -121,10 +120,9 @@ class Baseline:
 
     path: str
     command: tuple[str, ...]
-    date: str | None
     machine: Mapping[str, Any] | None
-    uncounted: Mapping[str, str]
-    """Metrics that no run of it has, and why."""
+    uncounted: frozenset[str]
+    """Metrics that no run of it has, whatever number may stand there."""
     sides: Mapping[str, Earlier]
 
     def values(self, label: str, metric: Metric) -> list[float | None]:
@@ -149,20 +147,15 @@ def _whole(path: str, data: Mapping[str, Any]) -> Baseline:
         for run in runs:
             for key in METRIC:
                 _figure(run, key)
-        sides[str(side["label"])] = Earlier(str(side["label"]), side["failure"], runs)
+        sides[str(side["label"])] = Earlier(side["failure"], runs)
     machine, command = data.get("machine"), data["command"]
     if not isinstance(command, list) or not command:
         raise ValueError(f"command is {command!r}")
     return Baseline(
         path,
         tuple(map(str, command)),
-        str(data["date"]) if "date" in data else None,
         dict(machine) if machine is not None else None,
-        {
-            key: text.removeprefix("not counted: ")
-            for key, text in data["how"].items()
-            if text.startswith("not counted: ")
-        },
+        frozenset(key for key, text in data["how"].items() if text.startswith("not counted: ")),
         sides,
     )
 

@@ -414,16 +414,20 @@ def _lost(before: Baseline, comparison: Comparison, outcome: Outcome | None) -> 
     ]
 
 
-def _write_json(path: str, text: str, code: int, before: Baseline | None, lost: Sequence[str]) -> None:
+def _why_kept(
+    path: str, before: Baseline | None, comparison: Comparison, outcome: Outcome | None, code: int
+) -> str | None:
     """A baseline is not overwritten by what is worse, or not whole: the next run would then pass."""
-    if before and path != "-" and Path(path).exists() and Path(path).samefile(before.path):
-        reason = "only a run that passes replaces its baseline" if code else None
-        if not code and lost:
-            reason = f"this run has no {', no '.join(lost)}"
-        if reason:
-            click.echo(f"calm: {path} stays as it was: {reason}", err=True)
-            return
-    report.write(path, text)
+    if before is None or path == "-" or not Path(path).exists() or not Path(path).samefile(before.path):
+        return None
+    if code:
+        return "only a run that passes replaces its baseline"
+    # Without a limit nothing fails, and this is worse all the same.
+    if outcome and outcome.worse:
+        worse = [f"{each.metric.label} of {each.label}" for each in outcome.worse]
+        return f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse"
+    lost = _lost(before, comparison, outcome)
+    return f"this run has no {', no '.join(lost)}" if lost else None
 
 
 _EPILOG = """\b
@@ -537,8 +541,10 @@ def command(
             _tell(outcome, comparison, file)
     if json_path:
         text = json.dumps(as_json(comparison, outcome), indent=2) + "\n"
-        lost = _lost(before, comparison, outcome) if before else []
-        _write_json(json_path, text, code, before, lost)
+        if reason := _why_kept(json_path, before, comparison, outcome, code):
+            click.echo(f"calm: {json_path} stays as it was: {reason}", err=True)
+        else:
+            report.write(json_path, text)
     if csv_path:
         report.write(csv_path, as_csv(comparison))
     if plot_path and has_runs:

@@ -81,9 +81,6 @@ def describe() -> dict[str, str | int]:
 
 def tlb_interrupts() -> int | None:
     """The TLB row of /proc/interrupts: all CPUs', and every process's. None where there is no such row."""
-    try:
-        text = Path("/proc/interrupts").read_text()
-    except OSError:
-        return None
-    row = next((line.split() for line in text.splitlines() if line.lstrip().startswith("TLB:")), None)
+    lines = _text("/proc/interrupts").splitlines()
+    row = next((line.split() for line in lines if line.lstrip().startswith("TLB:")), None)
     return sum(int(word) for word in row[1:] if word.isdigit()) if row else None

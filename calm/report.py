@@ -1,7 +1,10 @@
 """How figures look on a terminal."""
 
+import contextlib
+import errno
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import IO, TextIO
@@ -88,11 +91,36 @@ def check_writable(path: str) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Writes a file; '-' is standard output."""
+    """Writes a file, whole or not at all as far as its folder lets it; '-' is standard output."""
     if path == "-":
         click.echo(text, nl=False)
         return
     try:
-        Path(path).write_text(text)
+        _replace(Path(path), text)
     except OSError as error:
         raise CalmError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    # A pipe is not replaced, nor what somebody has open under another name, as by /dev/stdout.
+    is_plain = not target.exists() or (target.is_file() and os.access(target, os.W_OK))
+    if not is_plain or target.is_relative_to("/dev"):
+        target.write_text(text)
+        return
+    target = target.resolve()
+    part = target.with_name(f".calm-{os.getpid()}")
+    try:
+        part.write_text(text)
+        if target.exists():
+            had = target.stat()
+            os.chown(part, had.st_uid, had.st_gid)
+            part.chmod(stat.S_IMODE(had.st_mode))
+        part.replace(target)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
+            raise
+        # The file may be written where its folder, its owner or a mount keeps it from being replaced.
+        target.write_text(text)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from calm.allocators import Allocator
+from calm.bench.paper.huge_pages import MODE, always
 
 from .results import BUILD, Store
 from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
@@ -23,28 +22,6 @@ WITHOUT_BACKGROUND = f"{CALMALLOC}:CALM_OPTIONS=background=off"
 THREADS = (2, 64)
 MAIN = ("busy", "idle")
 ROUNDS = 3
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-# Outlives whoever started it, whatever becomes of that: the end of its input is the word to restore.
-_RESTORE = 'cat >/dev/null; echo "$0" >"$1"'
-
-
-@contextmanager
-def setting(path: Path, word: str) -> Iterator[None]:
-    """A setting of the kernel's, of the form "one [two] three", for a while. Restored even after SIGKILL."""
-    chosen = re.search(r"\[(\w+)\]", path.read_text())
-    if chosen is None:
-        raise ValueError(f"{path} says not what is chosen")
-    guard = subprocess.Popen(
-        ["sh", "-c", _RESTORE, chosen.group(1), str(path)], stdin=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        path.write_text(word)
-        yield
-    finally:
-        guard.communicate()
-        if guard.returncode != 0:
-            raise OSError(f"{path} could not be set to {chosen.group(1)} again")
 
 
 def _own_cgroup() -> str | None:
@@ -106,8 +83,8 @@ def run_burst(command: list[str], parent: Path | None, allocator: Allocator) -> 
 
 def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[str, ...] = ()) -> None:
     """All numbers of threads, with a busy main thread and an idle one."""
-    if huge_pages and not os.access(HUGE_PAGES, os.W_OK):
-        print(f"\nidle-burst with huge pages: left out, as {HUGE_PAGES} cannot be written", flush=True)
+    if huge_pages and not os.access(MODE, os.W_OK):
+        print(f"\nidle-burst with huge pages: left out, as {MODE} cannot be written", flush=True)
         return
     labels = present([*PEERS, CALMALLOC, WITHOUT_BACKGROUND])
     parent, reason = cgroup_parent()
@@ -116,7 +93,7 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
     configurations = []
     with ExitStack() as stack:
         if huge_pages:
-            stack.enter_context(setting(HUGE_PAGES, "always"))
+            stack.enter_context(always())
         for threads, main in product(THREADS, MAIN):
             command = [str(BUILD / "idle-burst"), "--threads", str(threads), "--main", main, *arguments]
             print(f"\n{' '.join(command)}{', huge pages always' if huge_pages else ''}: kept", flush=True)

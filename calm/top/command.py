@@ -163,9 +163,6 @@ def _live(watch: _Watch, alone: bool) -> None:
         while not watch.is_over:
             if time.monotonic() >= watch.next_look:
                 watch.look()
-                state, latest = watch.state, watch.latest
-                if latest and state.detail is not None and all(r.pid != state.detail for r in latest.rows):
-                    state.detail = None
                 draw()
                 continue
             for key in screen.wait(watch.next_look):

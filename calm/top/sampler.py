@@ -99,9 +99,9 @@ def allocator_of(paths: Sequence[str], libraries: Sequence[str]) -> str:
     for path in paths:
         if match := _LIBRARY.search(path):
             return _NAMES.get(match[1], match[1])
-        if any(re.search(rf"/lib{own}\.so[^/]*$", path) for own in allocators.OWN):
-            # Of a version without a table.
-            return next(own for own in allocators.OWN if f"/lib{own}.so" in path)
+        # Ours of a version without a table.
+        if own := next((own for own in allocators.OWN if re.search(rf"/lib{own}\.so[^/]*$", path)), None):
+            return own
     if any(_LIBC.search(path) for path in paths):
         return "glibc"
     return "musl" if any(_MUSL.search(path) for path in paths) else "unknown"
@@ -361,9 +361,17 @@ def _own_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def _began(pid: int) -> int | None:
+    try:
+        return system.stat(pid).identity[0]
+    except (system.GoneError, OSError, ValueError):
+        return None
+
+
 def chosen_by_pid(pids: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """Always the same."""
-    return lambda: pids
+    """Those that have these numbers now, and none that gets one later."""
+    began = {pid: _began(pid) for pid in pids}
+    return lambda: [pid for pid in pids if began[pid] is not None and _began(pid) == began[pid]]
 
 
 def chosen_by_name(pattern: str) -> Callable[[], Sequence[int]]:

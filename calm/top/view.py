@@ -132,7 +132,11 @@ class State:
     histories: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
 
     def note(self, snapshot: Snapshot) -> None:
-        """Keeps the history of the processes that a detail view may show."""
+        """Keeps the history of processes, for a detail view; a later one of the same number is another."""
+        for pid, _ in snapshot.ended:
+            self.histories.pop(pid, None)
+            if pid == self.detail:
+                self.detail = None
         for row in snapshot.rows:
             history = self.histories.setdefault(row.pid, {})
             for key, value in (
@@ -146,8 +150,6 @@ class State:
             ):
                 if value is not None:
                     history.setdefault(key, deque(maxlen=HISTORY)).append(value)
-        for pid in self.histories.keys() - {row.pid for row in snapshot.rows}:
-            del self.histories[pid]
 
     def shown(self, snapshot: Snapshot) -> list[Row]:
         """The rows that the filter lets through, in order."""

@@ -61,6 +61,9 @@ def test_too_few_rounds_are_never_certain(rounds: int) -> None:
         assert found.verdict is Verdict.UNCERTAIN
         assert "no less than 3 can be certain" in found.note
     assert judge([9.0] * 3, [1.0] * 3, 0.05, 0.0)[1] is Verdict.WORSE
+    # Neither is what is better.
+    assert judge([1.0] * rounds, [9.0] * 9, 0.05, 0.0)[1] is Verdict.WITHIN
+    assert judge([1.0] * 3, [9.0] * 3, 0.05, 0.0)[1] is Verdict.BETTER
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,7 @@ def test_too_few_rounds_are_never_certain(rounds: int) -> None:
     [
         ([3, 3, 3], [0, 0, 0], Verdict.WITHIN),
         ([90, 95, 99], [1, 1, 1], Verdict.WITHIN),
+        ([100, 100, 100], [0, 0, 0], Verdict.WITHIN),
         ([500, 510, 520], [0, 0, 0], Verdict.WORSE),
         ([0, 0, 0], [0, 0, 0], Verdict.WITHIN),
         ([0, 0, 0], [500, 500, 500], Verdict.BETTER),
@@ -124,6 +128,9 @@ def test_differences_of_machines() -> None:
     assert baseline.differences({"cpus": 64, "cpu": here["cpu"]}, here | {"cpus": 2}) == [
         "cpus was 64 and is 2"
     ]
+    assert baseline.differences({"memory_kib": 1030}, {"memory_kib": 1000}) == [
+        "memory_kib was 1030 and is 1000"
+    ]
     # No boot changes the number of CPUs, however many there are.
     assert baseline.differences({"cpus": 128}, {"cpus": 126}) == ["cpus was 128 and is 126"]
 
@@ -134,6 +141,12 @@ def test_differences_of_machines() -> None:
 )
 def test_percentages(text: str, fraction: float) -> None:
     assert baseline.read_limit(None, None, text) == pytest.approx(fraction)  # type: ignore[arg-type]
+
+
+def test_changes_are_told_as_percentages() -> None:
+    assert [baseline.percent(ratio) for ratio in (1.074, 0.979, 1.25, 12.4, 1.0002, None)] == [
+        *("+7.4 %", "-2.1 %", "+25 %", "x12", "0 %", "∞"),
+    ]
 
 
 def test_metrics_are_completed() -> None:
@@ -196,6 +209,17 @@ def test_a_build_that_became_slower_fails_and_keeps_its_baseline(
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith("PASS: none of 3 checks")
     assert not json.loads(other.read_text())["regression"]["failed"]
+
+
+def test_what_is_worse_does_not_replace_its_baseline_where_nothing_can_fail_either(
+    calm: Calm, measured: Path
+) -> None:
+    before = measured.read_text()
+    gate = ("compare", "-a", "glibc", "-n", "3", "--baseline", measured, "--fail-on", "time")
+    done = calm(*gate, "--json", measured, "--", *SLEEP, env={"NAP": "0.3"})
+    assert done.returncode == 0, done.stderr
+    assert "base.json stays as it was: wall time of glibc is worse\n" in done.stderr
+    assert measured.read_text() == before
 
 
 def test_only_the_metrics_named_can_fail(calm: Calm, measured: Path) -> None:
@@ -278,11 +302,29 @@ def test_another_machine_is_warned_of(calm: Calm, measured: Path) -> None:
     assert "does not say which machine it is from" in done.stderr
 
 
+def test_a_busy_machine_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for load, words in ((3.9, ""), (4.5, "calm: the load average is 4.5 on 8 CPUs")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        compare._warn_of_load()
+        said = capsys.readouterr().err
+        assert said.startswith(words) if words else said == ""
+
+
 def test_results_that_the_project_keeps_are_baselines_too() -> None:
     kept = baseline.load(str(ROOT / "bench/results/listing1.json"))
     values = kept.values("glibc", WALL)
     assert len(values) >= 5
     assert all(value is not None and value > 0 for value in values)
+
+
+def test_a_number_that_says_nothing_is_no_figure(measured: Path) -> None:
+    """As on a machine whose shootdowns are no interrupts: the counter says 0."""
+    rewrite(measured, lambda data: data["how"].update(shootdowns_begun="not counted: by broadcast"))
+    assert baseline.load(str(measured)).values("glibc", SHOOTDOWNS) == []
+    assert len(baseline.load(str(measured)).values("glibc", WALL)) == 3
 
 
 ONE_RUN = (

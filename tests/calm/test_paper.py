@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from calm_helpers import ROOT, Calm
 
+from calm import processes
 from calm.bench import results, tables, workloads
+from calm.bench.cases import Case, Prepared
 from calm.bench.paper import huge_pages, model, oracle, ptlbmalloc2, published, rerun
 from calm.bench.paper.model import About
 from calm.bench.results import Results, Row, Run, Side, Subject
@@ -135,6 +137,9 @@ def test_the_studys_tables() -> None:
     memory = cells(grid_named(grids, "table 1"), "1 thread: maxresident, KiB")
     assert memory["measured"] == memory["for 4,000 threads"] == "10,000"
     assert cells(grid_named(grids, "table 1"), "elapsed, 2 threads to 1")["published"] == "0.67"
+    # By the threads that a run had, which is no less than one.
+    least = oracle.PAPER.grids(study(), replace(ABOUT, scale=1e-9))
+    assert cells(grid_named(least, "table 1"), "1 thread: elapsed, s")["for 4,000 threads"] == "8000.00"
     third = cells(grid_named(grids, "table 3"), "1 thread: elapsed, s")
     assert (third["ratio"], third["ratio (95 %)"]) == ("0.39", "0.25 (0.25 to 0.25)")
     fourth = cells(grid_named(grids, "table 4"), "12 MB")
@@ -202,6 +207,54 @@ def test_the_papers_figures() -> None:
     text = "\n".join(tables.grid_markdown(grid) for grid in grids)
     assert "CPU time, user and system, stands for cycles: no such counter" in text
     assert "not measured: calm starts no virtual machine" in text
+
+
+def test_a_sum_is_of_all_programs_or_not_told() -> None:
+    found = evaluation()
+    failed = found.rows[0].side("ptlbmalloc2")
+    assert failed
+    failed.failure = "it broke"
+    sums = cells(grid_named(ptlbmalloc2.PAPER.grids(found, PTLB), "figure 3"), "sum")
+    assert (sums["glibc"], sums["ptlbmalloc2"]) == ("12,005", "-")
+
+
+def test_a_program_too_short_for_cpu_time_is_in_no_mean() -> None:
+    """Its ratio would be 0, or of nothing."""
+    found = evaluation()
+    for run in found.rows[0].sides[1].runs:
+        run.figures |= {"user_s": 0.0, "system_s": 0.0}
+    mean = cells(grid_named(ptlbmalloc2.PAPER.grids(found, PTLB), "figure 4"), "geometric mean")
+    assert mean["ptlbmalloc2: CPU time"].startswith("0.75 ")
+
+
+def test_vips_has_as_many_threads_as_the_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Case("vips", "program", "", lambda folder: Prepared(("vips",), folder, environment={"A": "b"}))
+    monkeypatch.setattr(ptlbmalloc2.programs, "CASES", (own,))
+    *stand_ins, vips = ptlbmalloc2.PAPER.cases(replace(PTLB, threads=3))
+    assert vips.prepare(Path()).environment == {"A": "b", "VIPS_CONCURRENCY": "3"}
+    assert {case.prepare(Path()).command[1:] for case in stand_ins} == {("--threads", "3")}
+
+
+@pytest.mark.parametrize("paper", rerun.PAPERS.values())
+def test_cycles_are_counted_where_the_paper_has_them(
+    paper: model.Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        rerun.runner, "run_suite", lambda *_, hardware, **__: (asked.append(hardware), made_up([]))[1]
+    )
+    rerun.measure(
+        *(paper, ["glibc"]),
+        scale=None,
+        set_huge_pages=False,
+        rounds=1,
+        limit_s=1,
+        touch=False,
+        folder=Path(),
+        write=lambda _: None,
+        hidden={},
+    )
+    assert asked == [paper.name == "ptlbmalloc2"]
 
 
 def test_table_2_has_this_machine_as_a_row() -> None:
@@ -396,7 +449,33 @@ def test_one_run_at_a_time_sets_huge_pages(tmp_path: Path, monkeypatch: pytest.M
     mode.write_text("always [madvise] never\n")
     with huge_pages.always(mode):
         assert mode.read_text() == "always"
-    assert mode.read_text().strip() == "madvise"
+    wait_for(mode, "madvise\n")
+
+
+def test_the_lock_is_kept_until_the_mode_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard has it, which outlives the run."""
+    mode = tmp_path / "enabled"
+    mode.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_GUARD", "exec 3<&0; (cat <&3 >/dev/null; sleep 0.5) & ")
+    with huge_pages.always(mode):
+        pass
+    ended = time.monotonic()
+    mode.write_text("always [madvise] never\n")
+    with huge_pages.always(mode):
+        assert time.monotonic() - ended >= 0.4
+
+
+def test_huge_pages_are_put_back_after_an_error(tmp_path: Path) -> None:
+    mode = tmp_path / "enabled"
+    mode.write_text("always [madvise] never\n")
+
+    def fails() -> None:
+        with huge_pages.always(mode):
+            raise RuntimeError("within")
+
+    with pytest.raises(RuntimeError, match="within"):
+        fails()
+    wait_for(mode, "madvise\n")
 
 
 def test_huge_pages_that_cannot_be_set() -> None:
@@ -412,7 +491,7 @@ def test_what_a_kernel_says_of_its_mode(tmp_path: Path) -> None:
 
 
 def test_huge_pages_of_a_program_are_seen(tmp_path: Path) -> None:
-    """A program below a probe, here a shell, below this process."""
+    """A program's child, below a probe, below this process: the probe and the program are shells here."""
     if huge_pages.mode() not in ("always", "madvise"):
         pytest.skip("this kernel gives no huge pages")
     source = tmp_path / "huge.c"
@@ -425,7 +504,7 @@ def test_huge_pages_of_a_program_are_seen(tmp_path: Path) -> None:
     subprocess.run(["cc", "-o", str(tmp_path / "huge"), str(source)], check=True)
     before = huge_pages.of_programs(os.getpid())
     shell = subprocess.Popen(
-        ["sh", "-c", '"$0"; :', str(tmp_path / "huge")],
+        ["sh", "-c", """sh -c '"$0"; :' "$0"; :""", str(tmp_path / "huge")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -434,9 +513,10 @@ def test_huge_pages_of_a_program_are_seen(tmp_path: Path) -> None:
         assert shell.stdin
         assert shell.stdout.read(1) == b"x"
         found = huge_pages.of_programs(os.getpid())
+        below = [huge_pages._anon_huge_kib(pid) or 0 for pid in processes.descendants(shell.pid)]
         shell.stdin.close()
     assert before in (None, 0)
-    assert found is not None
+    assert found == sum(below)
     assert found % 2048 == 0
     if found == 0:
         pytest.skip("this kernel had no huge page to give")
@@ -452,21 +532,22 @@ class Silent:
 def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = study()
     monkeypatch.setattr(huge_pages, "INTERVAL_S", 0.001)
-    seen = {"glibc": 2048, "jemalloc": 6144}
-    now = ""
-    monkeypatch.setattr(huge_pages, "of_programs", lambda _: seen[now] if now else None)
+    peaks = {"glibc": 2048.0, "jemalloc": 6144.0}
+    seen: list[int] = []
+    monkeypatch.setattr(huge_pages, "of_programs", lambda _: seen.pop(0) if seen else None)
     with huge_pages.Sampler() as sampler:
         sampling = huge_pages.Sampling(Silent(), sampler)  # type: ignore[arg-type]
-        for label in seen:
-            now = label
+        for label, peak in peaks.items():
             sampling.turn(2, oracle.NAMES[1], label)
+            seen += [0, int(peak), 1024]
             deadline = time.monotonic() + 20
-            while sampler._peak is None:
+            while seen:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
+            time.sleep(0.05)
             sampling.done(oracle.NAMES[1], label, 1.0)
     sampling.note(made)
-    for label, peak in seen.items():
+    for label, peak in peaks.items():
         found = made.rows[0].side(label)
         assert found
         assert found.values(huge_pages.PEAK) == [None, peak, None]

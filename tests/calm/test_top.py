@@ -20,6 +20,7 @@ from calm import machine
 from calm.cli import main
 from calm.errors import CalmError
 from calm.top import figures, sampler, system, view
+from calm.top.events import Counting, Events
 from calm.top.sampler import Row, Snapshot
 
 BUILD = ROOT / "build/release"
@@ -462,6 +463,16 @@ def test_threads_that_start_later_are_counted(build: Callable[..., Path], start:
     events.close()
 
 
+def test_descriptors_of_a_process_that_is_left_are_free_again() -> None:
+    events = Events([])
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    counting, events._open = Counting({"madvise": [descriptor]}), 1
+    events.detach(counting)
+    assert events._open == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 def nobody(path: Path | None = None) -> list[str]:
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("needs root, to be somebody else")
@@ -626,10 +637,12 @@ def test_an_interrupt_in_the_first_interval_prints_it(build: Callable[..., Path]
 
 def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
-    looker = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
+    looker = sampler.Sampler(lambda: [pid], every=False)
+    named = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
     looker.look()
     (row,) = looker.look().rows
     assert row.change_kib is not None
+    assert named.look().rows
     real = system.stat(pid)
     began, *rest = real.identity
     later = dataclasses.replace(real, identity=(began + 1, *rest), name="another")
@@ -638,6 +651,10 @@ def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looker.close()
     assert snapshot.ended == [(pid, real.name)]
     assert (snapshot.rows[0].name, snapshot.rows[0].change_kib) == ("another", None)
+    # The process that was named has ended, whoever has its number now.
+    snapshot = named.look()
+    named.close()
+    assert (snapshot.rows, snapshot.ended) == ([], [(pid, real.name)])
 
 
 def test_a_program_that_becomes_another(calm: Calm, build: Callable[..., Path], start: Start) -> None:

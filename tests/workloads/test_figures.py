@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +15,6 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from lib import idle, instructions, rounds, tables  # noqa: E402
 from lib.results import Store  # noqa: E402
-
-CHOSEN = "always [madvise] never\n"
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "enabled"
-    path.write_text(CHOSEN)
-    return path
-
-
-def break_within(path: Path) -> None:
-    with idle.setting(path, "always"):
-        assert path.read_text() == "always"
-        raise RuntimeError("within")
-
-
-def test_a_setting_is_restored_after_an_error(file: Path) -> None:
-    with pytest.raises(RuntimeError, match="within"):
-        break_within(file)
-    assert file.read_text() == "madvise\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_setting_is_restored_after_any_end(file: Path, number: signal.Signals) -> None:
-    script = (
-        "import sys, time; sys.path[:0] = sys.argv[1:3]; from pathlib import Path; from lib import idle\n"
-        "with idle.setting(Path(sys.argv[3]), 'always'): time.sleep(60)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, ROOT / "bench", ROOT, file], stderr=subprocess.DEVNULL
-    )
-    wait_for(lambda: file.read_text() == "always")
-    process.send_signal(number)
-    process.wait(10)
-    wait_for(lambda: file.read_text() == "madvise\n")
 
 
 def test_a_cgroup_is_made_only_where_its_memory_is_counted(tmp_path: Path) -> None:

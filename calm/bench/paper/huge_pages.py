@@ -55,7 +55,7 @@ def _alone(path: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CalmError(f"--set-thp: another run has set {path}, and is not done yet") from None
+                    raise CalmError(f"another run has set {path}, and is not done yet") from None
                 time.sleep(0.05)
         yield held
     finally:
@@ -66,7 +66,7 @@ def _alone(path: Path) -> Iterator[int]:
 def always(path: Path = MODE) -> Iterator[None]:
     """The mode `always` for a while. Must begin before this process adopts orphans."""
     if mode(path) == "unknown" or not os.access(path, os.W_OK):
-        raise CalmError(f"--set-thp: {path} cannot be written: it needs root, and a kernel with huge pages")
+        raise CalmError(f"{path} cannot be written: it needs root, and a kernel with huge pages")
     with _alone(path) as held:
         before = mode(path)
         guard = subprocess.Popen(

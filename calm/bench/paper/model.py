@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calm import allocators
+from calm.allocators import GLIBC
 from calm.bench import tables
 from calm.bench.cases import Case
 from calm.bench.paper.published import Citation
@@ -18,7 +19,6 @@ from calm.bench.results import Results, Row
 from calm.bench.tables import Grid
 from calm.statistics import Ratio, median, ratio_of_medians
 
-GLIBC = "glibc"
 # The sum of user and system time: what there is where a machine counts no cycles.
 CPU_TIME = "cpu_s"
 

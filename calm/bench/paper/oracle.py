@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from calm import allocators
+from calm.allocators import GLIBC
 from calm.bench import workloads
 from calm.bench.cases import Case, Prepared
 from calm.bench.paper import huge_pages, published
 from calm.bench.paper.model import (
-    GLIBC,
     About,
     Paper,
     count,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from calm.allocators import GLIBC
 from calm.bench import programs, workloads
 from calm.bench.cases import Case, Prepared
 from calm.bench.paper import published
 from calm.bench.paper.model import (
     CPU_TIME,
-    GLIBC,
     About,
     Paper,
     count,
