@@ -100,6 +100,11 @@ def find_library(name: str) -> Path | None:
     return None
 
 
+def is_here(name: str) -> bool:
+    """Whether a known allocator is on this machine."""
+    return name == GLIBC or find_library(name) is not None
+
+
 def _checked(path: Path) -> Path:
     """The absolute path of a library that can be preloaded: the dynamic linker would ignore others."""
     try:
@@ -175,11 +180,7 @@ def complete(_context: click.Context, _parameter: click.Parameter, incomplete: s
     """For a shell: the names of those on this machine; files, where a path has begun."""
     if "/" in incomplete or incomplete.startswith("."):
         return [CompletionItem(incomplete, type="file")]
-    return [
-        CompletionItem(name)
-        for name in KNOWN
-        if name.startswith(incomplete) and (name == GLIBC or find_library(name))
-    ]
+    return [CompletionItem(name) for name in KNOWN if name.startswith(incomplete) and is_here(name)]
 
 
 def complete_list(

@@ -37,8 +37,7 @@ def present(labels: Iterable[str]) -> list[str]:
     there: list[str] = []
     missing: list[str] = []
     for label in labels:
-        name = label.partition(":")[0]
-        (there if name == GLIBC or allocators.find_library(name) else missing).append(label)
+        (there if allocators.is_here(label.partition(":")[0]) else missing).append(label)
     if missing:
         print(f"left out, as not on this machine: {', '.join(missing)}", flush=True)
     return there

@@ -52,9 +52,7 @@ def default_allocators() -> list[str]:
     return [
         name
         for name in allocators.KNOWN
-        if name not in _NOT_BY_DEFAULT
-        and not name.endswith("-debian")
-        and (name == allocators.GLIBC or allocators.find_library(name))
+        if name not in _NOT_BY_DEFAULT and not name.endswith("-debian") and allocators.is_here(name)
     ]
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calm import allocators
-from calm.allocators import GLIBC
 from calm.bench import tables
 from calm.bench.cases import Case
 from calm.bench.paper.published import Citation
@@ -158,6 +157,6 @@ def present(labels: Sequence[str]) -> tuple[list[str], list[str]]:
     missing: list[str] = []
     for label in labels:
         name = label.partition(":")[0]
-        is_there = name == GLIBC or "/" in name or name not in allocators.KNOWN
-        (there if is_there or allocators.find_library(name) else missing).append(label)
+        is_there = name not in allocators.KNOWN or allocators.is_here(name)
+        (there if is_there else missing).append(label)
     return there, missing
