@@ -68,9 +68,14 @@ class Fake:
         log = self.folder / "log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
+    def consoles(self) -> list[Path]:
+        """Those that were kept."""
+        return sorted(self.cache.glob("console-*.log"))
+
     def left_over(self) -> list[str]:
         """What is in the cache, but for what is meant to stay."""
-        return sorted({path.name for path in self.cache.iterdir()} - {"console.log", "kvm.json"})
+        stays = {"kvm.json", *(path.name for path in self.consoles())}
+        return sorted({path.name for path in self.cache.iterdir()} - stays)
 
 
 @pytest.fixture
@@ -212,8 +217,55 @@ def test_one_that_hangs_costs_the_others_a_boot_and_no_more(lab: Lab, fake: Fake
     assert "calmalloc: true: did not finish in 0.7 s (--timeout)" in result.stderr
     assert [side["n"] for side in json.loads(result.stdout)["allocators"]] == [2, 0]
     assert len(fake.started()) == 2
-    assert (fake.cache / "console.log").read_text() == "still here\n"
+    (console,) = fake.consoles()
+    assert console.read_text() == "still here\n"
     assert fake.left_over() == []
+
+
+def test_each_console_that_is_told_of_is_kept(lab: Lab, fake: Fake) -> None:
+    """A second boot that goes wrong, or another run of ours at the same time, writes over none."""
+    fake.act("", console="Kernel panic - not syncing: first\n", dies=True)
+    fake.act("libcalmalloc.so", console="Kernel panic - not syncing: second\n", dies=True)
+    for _ in range(2):
+        result = lab("-n", "1", "--", "true")
+        assert result.returncode == 1
+        first, second = result.stderr.splitlines()
+        for line, word in ((first, "first"), (second, "second")):
+            told, _, path = line.partition("; its console is in ")
+            assert told.endswith(f"panicked: {word}")
+            assert Path(path).read_text() == f"Kernel panic - not syncing: {word}\n"
+    assert len(fake.consoles()) == 4
+
+
+def test_old_consoles_are_swept(lab: Lab, fake: Fake) -> None:
+    fake.cache.mkdir()
+    old = fake.cache / "console-7-abc.log", fake.cache / "console-others.log"
+    for path in (*old, fake.cache / "console-8-abc.log"):
+        path.write_text("")
+    for path in old:
+        os.utime(path, (time.time() - 8 * 24 * 3600,) * 2)
+    assert lab("-n", "1", "--", "true").returncode == 0
+    assert [path.name for path in fake.consoles()] == ["console-8-abc.log", "console-others.log"]
+
+
+def test_a_second_boot_that_fails_does_not_hide_why_there_was_one(lab: Lab, fake: Fake) -> None:
+    fake.act("", dies=True)
+    fake.plan["then"] = {"boots into": "Kernel panic - not syncing: again\n"}
+    fake.save()
+    result = lab("-n", "1", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
+    assert first.startswith("calm: glibc: true: the guest stopped before its end")
+    assert second.startswith("calm: the guest's kernel panicked: again")
+    assert json.loads(result.stdout)["allocators"][0]["failure"]
+
+
+def test_a_guest_that_dies_between_two_runs_is_a_failure(lab: Lab, fake: Fake) -> None:
+    fake.act("", code=0, dies_after=True, interrupts=[5])
+    result = lab("-n", "1", "--", "true")
+    assert result.returncode == 1
+    assert result.stderr.startswith("calm: the guest stopped before its end")
+    assert "TLB interrupts" in result.stdout, "what was known is shown"
 
 
 def test_the_timeout_is_for_each_run(lab: Lab, fake: Fake) -> None:
@@ -243,7 +295,7 @@ def test_what_a_killed_one_left_is_swept(lab: Lab, fake: Fake) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     mine = f"boot-{os.getppid()}-x"
-    ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}"]
+    ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}.x"]
     # --cache may name a folder with more in it.
     others = ["boot-repair-data", ".config.d", ".linux-image-notes.d", "linux-image-6.1.0-56-cloud-amd64"]
     for name in (*ended, mine, *others):
@@ -269,8 +321,9 @@ def test_a_guest_that_dies_in_a_run(lab: Lab, fake: Fake, console: str, told: st
     assert result.returncode == 1
     first = result.stderr.splitlines()[0]
     assert told in first
-    assert f"{fake.cache}/console.log" in first
-    assert (fake.cache / "console.log").read_text() == console
+    (kept,) = fake.consoles()
+    assert first.endswith(f"its console is in {kept}")
+    assert kept.read_text() == console
     assert "glibc" in result.stdout, "what was known is shown"
 
 
@@ -431,8 +484,10 @@ def test_files_named_as_arguments_are_offered(lab: Lab, tmp_path: Path) -> None:
     data, other = tmp_path / "my data", tmp_path / "other"
     data.write_text("x")
     other.write_text("y")
-    result = lab("-n", "1", "--add", other, "--", "true", data, f"--in={data}", other, "plain")
-    assert result.stderr.count("note:") == 2
+    # These are its kernel's own.
+    there = ["/proc/cpuinfo", "/sys/kernel", "/dev/null"]
+    result = lab("-n", "1", "--add", other, "--", "true", data, f"--in={data}", other, "plain", *there)
+    assert result.stderr.count("note:") == 2, result.stderr
     assert f"--add '{data}' carries it" in result.stderr
 
 
@@ -707,10 +762,14 @@ def test_a_package_that_is_not_whole_is_named(
 
 
 def test_two_at_once_fetch_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other's package gets its name while this one is unpacked. One that was killed has left a half."""
+    """The other's package gets its name while this one is unpacked. Nobody's half is taken for one's own.
+
+    Of several containers that share the cache, processes may have the same number.
+    """
     monkeypatch.setenv("PATH", apt(tmp_path, KERNEL))
     cache = tmp_path / "cache"
-    (cache / f".{KERNEL}.{os.getpid()}" / "download").mkdir(parents=True)
+    half = cache / f".{KERNEL}.{os.getpid()}.x"
+    half.mkdir(parents=True)
 
     def tell(what: str) -> None:
         if what == f"unpacking {KERNEL}":
@@ -720,7 +779,7 @@ def test_two_at_once_fetch_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     parts = packages.fetch(cache, tell)
     assert parts.kernel.read_text() == "the other's\n"
-    assert sorted(path.name for path in cache.iterdir()) == ["busybox-static", KERNEL]
+    assert sorted(path.name for path in cache.iterdir()) == [half.name, "busybox-static", KERNEL]
 
 
 def test_the_cache_is_the_users_where_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
