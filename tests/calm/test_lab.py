@@ -194,6 +194,17 @@ def test_a_failing_program_is_shown_and_not_run_again(lab: Lab, fake: Fake) -> N
     assert glibc["n"] == 3
     assert (calmalloc["n"], calmalloc["failure"], len(calmalloc["runs"])) == (0, "exit code 3", 1)
     assert calmalloc["median"]["interrupts"] is None
+    assert calmalloc["ratio"]["interrupts"]["value"] is None, "a run that failed is in no ratio"
+
+
+def test_there_is_no_ratio_to_one_that_failed(lab: Lab, fake: Fake) -> None:
+    fake.act("", code=3)
+    result = lab("-n", "2", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    glibc, calmalloc = json.loads(result.stdout)["allocators"]
+    assert (glibc["n"], calmalloc["n"]) == (0, 2)
+    assert calmalloc["median"]["interrupts"] == 10
+    assert calmalloc["ratio"]["interrupts"] == {"value": None, "low": None, "high": None, "n": 0}
 
 
 def test_a_signal_has_its_name(lab: Lab, fake: Fake) -> None:
