@@ -342,8 +342,7 @@ def test_a_failing_storm_is_named(calm: Calm, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("busy_cpus", "told"), [(0.2, False), (0.5, True)])
 def test_what_disturbs_is_told_of(busy_cpus: float, told: bool) -> None:
-    points = [(1, 1), (2, 2)]
-    samples = [Sample(0, cpus, 1, cpus, 1000, 2000 * (cpus - 1), cpus * 1e-3, 1e-3) for cpus, _ in points]
+    samples = [Sample(0, cpus, 1, cpus, 1000, 2000 * (cpus - 1), cpus * 1e-3, 1e-3) for cpus in (1, 2)]
     experiment = calibrate.Experiment([], 1, 0.1, samples, done=1, busy_cpus=busy_cpus)
     notes = calibrate.analyse(experiment, [], None).notes
     assert any("other virtual machines, used 0.5 CPUs meanwhile" in note for note in notes) == told

@@ -305,14 +305,14 @@ def test_rounds_that_take_long_are_fewer(lab: Lab, fake: Fake, monkeypatch: pyte
 def test_what_a_killed_one_left_is_swept(lab: Lab, fake: Fake) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    mine = f"boot-{os.getppid()}-x"
+    mine = [f"boot-{os.getppid()}-x", f".busybox-static.{os.getppid()}.x"]
     ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}.x"]
     # --cache may name a folder with more in it.
     others = ["boot-repair-data", ".config.d", ".linux-image-notes.d", "linux-image-6.1.0-56-cloud-amd64"]
-    for name in (*ended, mine, *others):
+    for name in (*ended, *mine, *others):
         (fake.cache / name).mkdir(parents=True)
     assert lab("-n", "1", "--", "true").returncode == 0
-    assert fake.left_over() == sorted([mine, *others])
+    assert fake.left_over() == sorted([*mine, *others])
 
 
 @pytest.mark.parametrize(
@@ -630,6 +630,17 @@ def test_folders_are_carried_whole(tmp_path: Path) -> None:
 )
 def test_topologies_that_can_be(cpus: int, sockets: int, cores: int) -> None:
     assert Topology(cpus, sockets).cores == cores
+
+
+def test_a_node_has_memory_that_it_can_do_with(tmp_path: Path) -> None:
+    """128 MiB; where there is less for each socket, all of them are one node."""
+    for mib, nodes in ((1024, 8), (1016, 0)):
+        words = machine.command(
+            *(Qemu("qemu", VERSION), Topology(8, 8), mib << 20, machine.TCG),
+            *(tmp_path / name for name in ("kernel", "initrd", "console")),
+        )
+        assert words.count("-numa") == nodes
+        assert "8,sockets=8,cores=1,threads=1" in words
 
 
 def test_memory_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
