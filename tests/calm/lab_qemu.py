@@ -74,6 +74,7 @@ def main() -> int:
     if words := plan.get("boots into"):
         console.write_text(words)
         return 0
+    time.sleep(plan.get("boots in", 0))
     files = archive(Path(options["-initrd"]))
     if keep := plan.get("keep"):
         Path(keep).write_bytes(Path(options["-initrd"]).read_bytes())
@@ -113,7 +114,6 @@ def main() -> int:
         if code or killed:
             failed.add(label)
     print("@@ done", flush=True)
-    time.sleep(plan.get("lingers", 0))
     return 0
 
 

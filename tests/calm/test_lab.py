@@ -368,6 +368,15 @@ def test_a_guest_that_does_not_come_up(lab: Lab, fake: Fake, plan: dict[str, Any
     assert fake.left_over() == []
 
 
+def test_a_boot_has_its_time(lab: Lab, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "BOOT_S", 1.0)
+    fake.plan["boots in"] = 5
+    fake.save()
+    result = lab("-n", "1", "--", "true")
+    assert (result.returncode, result.stderr) == (1, "calm: the guest did not boot in 1 s\n")
+    assert fake.left_over() == []
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_keeps_what_is_known(fake: Fake, number: signal.Signals, code: int) -> None:
     fake.act("libcalmalloc.so", seconds=600)
