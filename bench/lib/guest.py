@@ -125,6 +125,8 @@ def measure(
         sys.exit(128 + outcome.interrupted_by)
     for label, failure in outcome.failures.items():
         raise CalmError(f"{label}: {failure}")
+    if outcome.stopped:
+        raise CalmError(outcome.stopped)
     return described(outcome), [run for _, run in outcome.runs]
 
 

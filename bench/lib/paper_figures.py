@@ -6,6 +6,7 @@ moment; an emulator shows it as it is. Fewer calls than the paper's 1,000,000 in
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -115,7 +116,7 @@ def _picture(vips: str, folder: Path, work: Work) -> Path:
     path = folder / "noise.v"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / "noise.partial.v"
+        partial = folder / f"noise.{os.getpid()}.v"
         size, look = str(_PICTURE), ("--sigma", "40", "--mean", "128")
         subprocess.run([vips, "gaussnoise", partial, size, size, *look], check=True)
         partial.rename(path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -160,12 +161,6 @@ def _release(text: str) -> tuple[int, int]:
 def described(outcome: Outcome) -> dict[str, Any]:
     """What machine it was: for JSON."""
     topology = outcome.plan.topology
-    work = {outcome.qemu.path: machine.QEMU}
-    words = []
-    for word in outcome.command:
-        name = work.get(word, word)
-        prefix, _, path = name.rpartition(":") if name.startswith("file:") else ("", "", name)
-        words.append((f"{prefix}:" if prefix else "") + (Path(path).name if path.startswith("/") else path))
     return {
         "machine": {
             "cpus": topology.cpus,
@@ -180,7 +175,8 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "kernel_package": outcome.parts.kernel_package,
         "qemu": outcome.qemu.version,
         "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None,
-        "qemu_command": words,
+        # Without folders, which are this machine's affair.
+        "qemu_command": [re.sub(r"[^:]*/", "", word) for word in outcome.command],
     }
 
 
@@ -294,8 +290,8 @@ def plan_of(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    add: Sequence[Path] = (),
-    pin: str | None = None,
+    add: Sequence[Path],
+    pin: str | None,
 ) -> tuple[payload.Payload, list[Turn]]:
     """The guest's files, and one turn for each allocator."""
     files = payload.Payload(environment)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calm.errors import USAGE, CalmError
+from calm.machine import memory_kib
 
 QEMU = "qemu-system-x86_64"
 TCG, KVM = "tcg", "kvm"
@@ -59,8 +60,7 @@ def bytes_of(text: str) -> int:
 
 def available() -> int:
     """Memory that this machine can give away without swapping."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else _USUAL
+    return memory_kib("MemAvailable") * 1024 or _USUAL
 
 
 def choose_memory(wanted: int | None, files: int) -> int:

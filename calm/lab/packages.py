@@ -3,10 +3,13 @@
 apt checks what it downloads against signed lists. What the cache has is used without any network.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,10 @@ from calm import places
 from calm.errors import CalmError
 
 # What a run keeps in the cache for itself: a guest's files, and half a package. With its process's number.
-_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:linux-image|busybox-static)\S*\.(\d+)")
+_OWN = re.compile(r"boot-(\d+)-\S+|\.(?:linux-image|busybox-static)\S*\.(\d+)\.\S+")
+# What it keeps for the user: a console, of a boot that went wrong.
+_CONSOLE = re.compile(r"console-\d+-\S+\.log")
+_KEPT_S = 7 * 24 * 3600
 _KERNEL = re.compile(r"linux-image-\d\S*-cloud-amd64")
 _BUSYBOX = "busybox-static"
 # In the package: Debian 12 has it in the first, Debian 13 in the second.
@@ -75,12 +81,9 @@ def _unpack(package: str, cache: Path, tell: Tell) -> Path:
         return folder
     _need_apt(package)
     tell(f"fetching {package}")
-    partial = cache / f".{package}.{os.getpid()}"
-    downloads = partial / "download"
-    try:
-        # One that was killed may have had the same number: in a container they are few.
-        shutil.rmtree(partial, ignore_errors=True)
-        downloads.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix=f".{package}.{os.getpid()}.", dir=cache) as name:
+        downloads, partial = Path(name, "download"), Path(name, "files")
+        downloads.mkdir()
         # apt's own download user may have no access to this folder.
         sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
         _output("apt-get", "-q", *sandbox, "download", package, cwd=downloads)
@@ -88,23 +91,27 @@ def _unpack(package: str, cache: Path, tell: Tell) -> Path:
         tell(f"unpacking {package}")
         _output("dpkg-deb", "--extract", str(deb), str(partial))
         (partial / _VERSION).write_text(_output("dpkg-deb", "--field", str(deb), "Version"))
-        shutil.rmtree(downloads)
         try:
             partial.rename(folder)
         except OSError:
             if not folder.is_dir():  # another of us was faster
                 raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
 def sweep(cache: Path) -> None:
-    """Removes what those of us left behind that were killed, and nothing else: it may be any folder."""
+    """Removes what those of us left behind that were killed, and consoles that are old by now.
+
+    Nothing else: it may be any folder.
+    """
     for path in cache.iterdir():
         found = _OWN.fullmatch(path.name)
         if found and not Path("/proc", found[1] or found[2]).exists():
             shutil.rmtree(path, ignore_errors=True)
+        elif _CONSOLE.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # another of us was faster
+                if path.stat().st_mtime < time.time() - _KEPT_S:
+                    path.unlink()
 
 
 def _newest_kernel() -> str:

@@ -29,7 +29,8 @@ _MADE = {
     "/etc/hosts": b"127.0.0.1 localhost\n",
     "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
 }
-_FOLDERS = ("/proc", "/sys", "/dev", "/tmp", "/root")
+_KERNELS = ("/proc", "/sys", "/dev")
+_FOLDERS = (*_KERNELS, "/tmp", "/root")
 # glibc loads it where a thread is cancelled or exits, without naming it as needed.
 _UNWINDER = "libgcc_s.so.1"
 
@@ -238,13 +239,13 @@ def _write_entry(file: BinaryIO, name: str, mode: int, content: bytes) -> None:
 
 def hints(command: Iterable[str], carried: Iterable[Path]) -> list[str]:
     """Arguments that are files here and would not be there: what to say about each."""
-    roots = [path.absolute() for path in carried]
+    roots = [*map(Path, _KERNELS), *(path.absolute() for path in carried)]
     found = []
     for argument in command:
         for text in dict.fromkeys([argument, argument.partition("=")[2]]):
             path = Path(text)
             # Not path.exists(), which raises where an argument is too long for a file's name.
-            if not text or text in (".", "/") or not os.access(text, os.F_OK) or path.is_char_device():
+            if not text or text in (".", "/") or not os.access(text, os.F_OK):
                 continue
             if not any(path.absolute().is_relative_to(root) for root in roots):
                 found.append(f"{text} is here, but not in the guest: --add {shlex.quote(text)} carries it")

@@ -377,7 +377,8 @@ def _one_boot(
             outcome.failures.setdefault(run.label, reason)
 
     def keep_log() -> str:
-        log = plan.cache / "console.log"
+        # Of this boot alone: others of this run, and of others, may go wrong too.
+        log = plan.cache / f"console-{work.name.removeprefix('boot-')}.log"
         if not (work / "console.log").exists():
             return ""
         shutil.copyfile(work / "console.log", log)
@@ -407,7 +408,7 @@ def _one_boot(
             reason = f"{stopped}{keep_log()}"
             if listener.running is not None:
                 outcome.failures[labels[listener.running]] = reason
-            elif outcome.runs:
+            elif outcome.runs or outcome.failures:
                 outcome.stopped = reason
                 return []
             else:

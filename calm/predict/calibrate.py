@@ -109,17 +109,16 @@ def _own_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _calls(point: Point, seconds: float, call_s: float, interrupt_s: float) -> int:
-    """Calls of all threads that take about so long."""
+def _calls(point: Point, seconds: float) -> int:
+    """Calls of all threads that take about so long, at first."""
     spread = min(len(point.cpus), point.threads)
-    return max(point.threads, int(seconds * spread / (call_s + (spread - 1) * interrupt_s)))
+    return max(point.threads, int(seconds * spread / (_FIRST_CALL_S + (spread - 1) * _FIRST_INTERRUPT_S)))
 
 
 def _run_once(experiment: Experiment, storm: str, point: Point, calls: int) -> measure.Measurement:
-    each = max(1, calls // point.threads)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, _confined(point.cpus):
         run = measure.measure(
-            [storm, "--threads", str(point.threads), "--calls", str(each)],
+            [storm, "--threads", str(point.threads), "--calls", str(calls // point.threads)],
             groups=[measure.TLB_GROUP],
             # Its memory is of no interest.
             interval_ms=1000,
@@ -152,10 +151,7 @@ def _sample(run: measure.Measurement, number: int, point: Point, calls: int) -> 
 
 def run_rounds(experiment: Experiment, storm: str, bar: Bar) -> None:
     """Every point once, then every point again. A round that was stopped in its middle is dropped whole."""
-    calls = {
-        point: _calls(point, experiment.run_s, _FIRST_CALL_S, _FIRST_INTERRUPT_S)
-        for point in experiment.points
-    }
+    calls = {point: _calls(point, experiment.run_s) for point in experiment.points}
     began, busy, own = time.monotonic(), _busy_s(), _own_s()
     try:
         for number in range(experiment.rounds):
@@ -163,7 +159,7 @@ def run_rounds(experiment: Experiment, storm: str, bar: Bar) -> None:
             for place, point in enumerate(experiment.points):
                 what = f"round {number + 1}: threads {point.threads}, CPUs {len(point.cpus)}"
                 bar.update(number * len(experiment.points) + place, what)
-                each = max(1, calls[point] // point.threads) * point.threads
+                each = calls[point] // point.threads * point.threads
                 run = _run_once(experiment, storm, point, each)
                 if run.interrupted_by is not None:
                     experiment.interrupted_by = run.interrupted_by

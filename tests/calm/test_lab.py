@@ -68,9 +68,14 @@ class Fake:
         log = self.folder / "log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
+    def consoles(self) -> list[Path]:
+        """Those that were kept."""
+        return sorted(self.cache.glob("console-*.log"))
+
     def left_over(self) -> list[str]:
         """What is in the cache, but for what is meant to stay."""
-        return sorted({path.name for path in self.cache.iterdir()} - {"console.log", "kvm.json"})
+        stays = {"kvm.json", *(path.name for path in self.consoles())}
+        return sorted({path.name for path in self.cache.iterdir()} - stays)
 
 
 @pytest.fixture
@@ -189,6 +194,17 @@ def test_a_failing_program_is_shown_and_not_run_again(lab: Lab, fake: Fake) -> N
     assert glibc["n"] == 3
     assert (calmalloc["n"], calmalloc["failure"], len(calmalloc["runs"])) == (0, "exit code 3", 1)
     assert calmalloc["median"]["interrupts"] is None
+    assert calmalloc["ratio"]["interrupts"]["value"] is None, "a run that failed is in no ratio"
+
+
+def test_there_is_no_ratio_to_one_that_failed(lab: Lab, fake: Fake) -> None:
+    fake.act("", code=3)
+    result = lab("-n", "2", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    glibc, calmalloc = json.loads(result.stdout)["allocators"]
+    assert (glibc["n"], calmalloc["n"]) == (0, 2)
+    assert calmalloc["median"]["interrupts"] == 10
+    assert calmalloc["ratio"]["interrupts"] == {"value": None, "low": None, "high": None, "n": 0}
 
 
 def test_a_signal_has_its_name(lab: Lab, fake: Fake) -> None:
@@ -212,8 +228,55 @@ def test_one_that_hangs_costs_the_others_a_boot_and_no_more(lab: Lab, fake: Fake
     assert "calmalloc: true: did not finish in 0.7 s (--timeout)" in result.stderr
     assert [side["n"] for side in json.loads(result.stdout)["allocators"]] == [2, 0]
     assert len(fake.started()) == 2
-    assert (fake.cache / "console.log").read_text() == "still here\n"
+    (console,) = fake.consoles()
+    assert console.read_text() == "still here\n"
     assert fake.left_over() == []
+
+
+def test_each_console_that_is_told_of_is_kept(lab: Lab, fake: Fake) -> None:
+    """A second boot that goes wrong, or another run of ours at the same time, writes over none."""
+    fake.act("", console="Kernel panic - not syncing: first\n", dies=True)
+    fake.act("libcalmalloc.so", console="Kernel panic - not syncing: second\n", dies=True)
+    for _ in range(2):
+        result = lab("-n", "1", "--", "true")
+        assert result.returncode == 1
+        first, second = result.stderr.splitlines()
+        for line, word in ((first, "first"), (second, "second")):
+            told, _, path = line.partition("; its console is in ")
+            assert told.endswith(f"panicked: {word}")
+            assert Path(path).read_text() == f"Kernel panic - not syncing: {word}\n"
+    assert len(fake.consoles()) == 4
+
+
+def test_old_consoles_are_swept(lab: Lab, fake: Fake) -> None:
+    fake.cache.mkdir()
+    old = fake.cache / "console-7-abc.log", fake.cache / "console-others.log"
+    for path in (*old, fake.cache / "console-8-abc.log"):
+        path.write_text("")
+    for path in old:
+        os.utime(path, (time.time() - 8 * 24 * 3600,) * 2)
+    assert lab("-n", "1", "--", "true").returncode == 0
+    assert [path.name for path in fake.consoles()] == ["console-8-abc.log", "console-others.log"]
+
+
+def test_a_second_boot_that_fails_does_not_hide_why_there_was_one(lab: Lab, fake: Fake) -> None:
+    fake.act("", dies=True)
+    fake.plan["then"] = {"boots into": "Kernel panic - not syncing: again\n"}
+    fake.save()
+    result = lab("-n", "1", "--json", "-", "--", "true")
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
+    assert first.startswith("calm: glibc: true: the guest stopped before its end")
+    assert second.startswith("calm: the guest's kernel panicked: again")
+    assert json.loads(result.stdout)["allocators"][0]["failure"]
+
+
+def test_a_guest_that_dies_between_two_runs_is_a_failure(lab: Lab, fake: Fake) -> None:
+    fake.act("", code=0, dies_after=True, interrupts=[5])
+    result = lab("-n", "1", "--", "true")
+    assert result.returncode == 1
+    assert result.stderr.startswith("calm: the guest stopped before its end")
+    assert "TLB interrupts" in result.stdout, "what was known is shown"
 
 
 def test_the_timeout_is_for_each_run(lab: Lab, fake: Fake) -> None:
@@ -242,14 +305,14 @@ def test_rounds_that_take_long_are_fewer(lab: Lab, fake: Fake, monkeypatch: pyte
 def test_what_a_killed_one_left_is_swept(lab: Lab, fake: Fake) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    mine = f"boot-{os.getppid()}-x"
-    ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}"]
+    mine = [f"boot-{os.getppid()}-x", f".busybox-static.{os.getppid()}.x"]
+    ended = [f"boot-{process.pid}-x", f".linux-image-6.1.0-56-cloud-amd64.{process.pid}.x"]
     # --cache may name a folder with more in it.
     others = ["boot-repair-data", ".config.d", ".linux-image-notes.d", "linux-image-6.1.0-56-cloud-amd64"]
-    for name in (*ended, mine, *others):
+    for name in (*ended, *mine, *others):
         (fake.cache / name).mkdir(parents=True)
     assert lab("-n", "1", "--", "true").returncode == 0
-    assert fake.left_over() == sorted([mine, *others])
+    assert fake.left_over() == sorted([*mine, *others])
 
 
 @pytest.mark.parametrize(
@@ -269,8 +332,9 @@ def test_a_guest_that_dies_in_a_run(lab: Lab, fake: Fake, console: str, told: st
     assert result.returncode == 1
     first = result.stderr.splitlines()[0]
     assert told in first
-    assert f"{fake.cache}/console.log" in first
-    assert (fake.cache / "console.log").read_text() == console
+    (kept,) = fake.consoles()
+    assert first.endswith(f"its console is in {kept}")
+    assert kept.read_text() == console
     assert "glibc" in result.stdout, "what was known is shown"
 
 
@@ -301,6 +365,15 @@ def test_a_guest_that_does_not_come_up(lab: Lab, fake: Fake, plan: dict[str, Any
     assert result.returncode == 1
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
+    assert fake.left_over() == []
+
+
+def test_a_boot_has_its_time(lab: Lab, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "BOOT_S", 1.0)
+    fake.plan["boots in"] = 5
+    fake.save()
+    result = lab("-n", "1", "--", "true")
+    assert (result.returncode, result.stderr) == (1, "calm: the guest did not boot in 1 s\n")
     assert fake.left_over() == []
 
 
@@ -431,8 +504,10 @@ def test_files_named_as_arguments_are_offered(lab: Lab, tmp_path: Path) -> None:
     data, other = tmp_path / "my data", tmp_path / "other"
     data.write_text("x")
     other.write_text("y")
-    result = lab("-n", "1", "--add", other, "--", "true", data, f"--in={data}", other, "plain")
-    assert result.stderr.count("note:") == 2
+    # These are its kernel's own.
+    there = ["/proc/cpuinfo", "/sys/kernel", "/dev/null"]
+    result = lab("-n", "1", "--add", other, "--", "true", data, f"--in={data}", other, "plain", *there)
+    assert result.stderr.count("note:") == 2, result.stderr
     assert f"--add '{data}' carries it" in result.stderr
 
 
@@ -564,6 +639,17 @@ def test_folders_are_carried_whole(tmp_path: Path) -> None:
 )
 def test_topologies_that_can_be(cpus: int, sockets: int, cores: int) -> None:
     assert Topology(cpus, sockets).cores == cores
+
+
+def test_a_node_has_memory_that_it_can_do_with(tmp_path: Path) -> None:
+    """128 MiB; where there is less for each socket, all of them are one node."""
+    for mib, nodes in ((1024, 8), (1016, 0)):
+        words = machine.command(
+            *(Qemu("qemu", VERSION), Topology(8, 8), mib << 20, machine.TCG),
+            *(tmp_path / name for name in ("kernel", "initrd", "console")),
+        )
+        assert words.count("-numa") == nodes
+        assert "8,sockets=8,cores=1,threads=1" in words
 
 
 def test_memory_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,10 +793,14 @@ def test_a_package_that_is_not_whole_is_named(
 
 
 def test_two_at_once_fetch_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other's package gets its name while this one is unpacked. One that was killed has left a half."""
+    """The other's package gets its name while this one is unpacked. Nobody's half is taken for one's own.
+
+    Of several containers that share the cache, processes may have the same number.
+    """
     monkeypatch.setenv("PATH", apt(tmp_path, KERNEL))
     cache = tmp_path / "cache"
-    (cache / f".{KERNEL}.{os.getpid()}" / "download").mkdir(parents=True)
+    half = cache / f".{KERNEL}.{os.getpid()}.x"
+    half.mkdir(parents=True)
 
     def tell(what: str) -> None:
         if what == f"unpacking {KERNEL}":
@@ -720,7 +810,7 @@ def test_two_at_once_fetch_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     parts = packages.fetch(cache, tell)
     assert parts.kernel.read_text() == "the other's\n"
-    assert sorted(path.name for path in cache.iterdir()) == ["busybox-static", KERNEL]
+    assert sorted(path.name for path in cache.iterdir()) == [half.name, "busybox-static", KERNEL]
 
 
 def test_the_cache_is_the_users_where_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,11 +183,11 @@ def test_two_profiles_of_one_allocator_keep_apart(inside: Calm, profile: Write) 
     assert [side["label"] for side in found["allocators"]] == ["glibc", "glibc (before)"]
 
 
-def calibrated(folder: Path, **machine_changes: object) -> Path:
+def calibrated(folder: Path, remote: float | None = None, **machine_changes: object) -> Path:
     """What calm calibrate keeps, with costs that are easily told from others."""
     path = folder / "calm/calibration.json"
     machine_here = calibration.identity() | {"virtual": True} | machine_changes
-    costs = Costs(400.0, 300.0, 0.25, 9000.0, None)
+    costs = Costs(400.0, 300.0, 0.25, 9000.0, remote)
     found = Calibration(machine_here, "now", 3, costs, 8700.0, 9600.0, 3200.0, True, 0, [], [])  # type: ignore[arg-type]
     calibration.save(path, found)
     return path
@@ -231,6 +231,11 @@ def test_what_was_counted_on_several_sockets_cost_as_much_there(
     # On a machine like this one it costs what it does here.
     there = own["allocators"][0]["predicted"]["native"]
     assert there["cpu_s"] == pytest.approx(1.5)
+    # By the cost of another socket that was measured, where one was.
+    calibrated(tmp_path, remote=2.0, virtual=False)
+    measured = predict(inside, *arguments, home=str(tmp_path))
+    assert measured["interrupt_ns_where_counted"] == pytest.approx(1.5 * 9000)
+    assert measured["allocators"][0]["predicted"]["native"]["cpu_s"] == pytest.approx(1.5)
 
 
 def test_each_allocator_has_calls_of_its_own_that_may_begin_more(inside: Calm, profile: Write) -> None:
@@ -245,19 +250,45 @@ def test_each_allocator_has_calls_of_its_own_that_may_begin_more(inside: Calm, p
     assert base["ratio"] == {"value": 1, "low": 1, "high": 1}
 
 
+def test_the_first_thread_may_wait_under_both_or_count(inside: Calm, profile: Write) -> None:
+    paths = ("--profile", profile("glibc"), "--profile", profile("calmalloc", threads_started=1))
+    base, own = (
+        side["predicted"]["native"] for side in predict(inside, "--cpus", "64", *paths)["allocators"]
+    )
+    # Two threads interrupt each other, with the first or without; seventeen one less of sixteen.
+    assert (own["interrupts"]["low"], base["interrupts"]["low"]) == (1000, 15_000)
+    assert own["ratio"]["high"] == pytest.approx(own["cpu_s"] / (base["rest_s"] + base["shootdown_s"]["low"]))
+
+
+def test_a_profile_of_a_part_of_the_work_is_told_of(inside: Calm, profile: Write) -> None:
+    path = profile("glibc")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"interrupted": True}))
+    found = predict(inside, "--cpus", "4", "--profile", path)
+    assert f"{path} is of a run that was stopped, so of a part of the work" in found["notes"]
+
+
+def test_threads_are_known_only_if_they_are_of_all(inside: Calm, profile: Write) -> None:
+    paths = ("--profile", profile("glibc"), "--profile", profile("calmalloc", threads_started=None))
+    found = predict(inside, "--cpus", "4", *paths)
+    assert any("how many threads it has is unknown" in line for line in found["assumptions"])
+
+
 def test_the_clock_is_that_of_a_cpu_that_is_awake() -> None:
     assert clock_ghz("cpu MHz\t\t: 800.012\ncpu MHz\t\t: 3600.000\n") == pytest.approx(3.6)
     assert clock_ghz("Features : fp\n") is None
 
 
+@pytest.mark.parametrize("key", ["cpu", "architecture", "kernel"])
 def test_figures_of_another_machine_have_the_published_costs(
-    inside: Calm, profile: Write, tmp_path: Path
+    inside: Calm, profile: Write, tmp_path: Path, key: str
 ) -> None:
     path = profile("glibc")
     data = json.loads(path.read_text())
-    data["machine"]["kernel"] = "another"
+    data["machine"][key] = "another"
     path.write_text(json.dumps(data))
-    found = predict(inside, "--cpus", "4", "--profile", path, home=str(tmp_path))
+    # One of two is enough: what is told of them is one.
+    paths = ("--profile", profile("calmalloc"), "--profile", path)
+    found = predict(inside, "--cpus", "4", *paths, home=str(tmp_path))
     assert any("counted on another machine" in note for note in found["notes"])
     # That it is native is all that is known, whatever this machine is.
     assert found["interrupt_ns_where_counted"] == pytest.approx(3200 / found["ghz"])
@@ -325,6 +356,23 @@ def test_results_of_the_suite(inside: Calm) -> None:
     assert any("cases of" in note for note in together["notes"])
 
 
+def test_a_case_that_some_allocator_has_no_figures_of_is_left_out(inside: Calm, tmp_path: Path) -> None:
+    data = json.loads(SUITE.read_text())
+    (row,) = [row for row in data["rows"] if row["name"] == "listing1"]
+    row["sides"][-1]["failure"] = "exit code 1"
+    path = tmp_path / "suite.json"
+    path.write_text(json.dumps(data))
+    whole = predict(inside, "--cpus", "16", "--compare", SUITE)
+    found = predict(inside, "--cpus", "16", "--compare", path)
+    for now, before in zip(found["allocators"], whole["allocators"], strict=True):
+        assert len(now["observed"]) == len(before["observed"]) - 1
+    (note,) = [note for note in found["notes"] if note.startswith("left out, as not every allocator has")]
+    assert "listing1" in note.partition(": ")[2].split(", ")
+    alone = inside("predict", "--cpus", "16", "--compare", path, "--case", "listing1")
+    assert (alone.returncode, alone.stderr.count("\n")) == (1, 1)
+    assert "no case was measured under every allocator" in alone.stderr
+
+
 def test_the_paper_counted_as_many_as_listing_1_would(inside: Calm) -> None:
     """Section 4.1: 16 threads of 1000 rounds on 16 CPUs sent 230 million interrupts; a case has 20 rounds."""
     found = predict(inside, "--cpus", "16", "--compare", SUITE, "--case", "listing1")
@@ -352,6 +400,32 @@ def test_a_program_that_fails_is_exit_code_1(inside: Calm) -> None:
     result = inside("predict", "--cpus", "8", "-a", "glibc", "-n", "1", "--", "false")
     assert result.returncode == 1
     assert "calm: glibc: false: exit code 1" in result.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_runs_before_a_failure_do_not_count(inside: Calm, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    # The third run under the second one fails: one to warm up, and one that counts, are good.
+    script = f'[ -z "$FAIL" ] || {{ echo >>{log}; [ $(wc -l <{log}) -lt 3 ]; }}'
+    arguments = (
+        "--cpus",
+        "8",
+        "-a",
+        "glibc,glibc:FAIL=1",
+        "-n",
+        "2",
+        "--json",
+        "-",
+        "--",
+        "sh",
+        "-c",
+        script,
+    )
+    result = inside("predict", *arguments)
+    assert result.returncode == 1
+    assert "calm: glibc:FAIL=1: " in result.stderr
+    assert [side["label"] for side in json.loads(result.stdout)["allocators"]] == ["glibc"]
+    assert len(log.read_text()) == 3
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
