@@ -9,7 +9,7 @@ from tune_helpers import ARENAS, TCACHE, TRIM, FakeRunner, Watched, glibc_space,
 from calm.allocators import GLIBC
 from calm.statistics import Ratio
 from calm.tune import space
-from calm.tune.search import Budget, Search
+from calm.tune.refine import Refinement
 from calm.tune.shown import front_table
 from calm.tune.space import Setting, between
 from calm.tune.study import Study, Tried
@@ -273,9 +273,10 @@ def test_steps_that_gain_nothing_are_not_taken() -> None:
 )
 def test_what_is_plainly_worse_is_looked_at_once(time: float, memory: float, looks: int) -> None:
     runner = FakeRunner(lambda setting: (time, memory) if setting else (1.0, 1000))
-    looking = Search(Study(glibc_space()), runner, Budget(trials=1), Preference("time", 1.5), Watched())
+    pairs = Pairs(runner)
+    steps = Refinement(Study(glibc_space()), Preference("time", 1.5), lambda each, _: pairs.look(each))
     best = Tried(Setting(GLIBC, ((PAD, str(4 * MIB)),)), [Look(0.6, 1.2)])
-    seen = looking._seen(best.setting.replace(PAD, str(8 * MIB)), best)
+    seen = steps._seen(best.setting.replace(PAD, str(8 * MIB)), best)
     assert seen is not None
     assert len(seen.looks) == looks
 
@@ -286,13 +287,11 @@ def test_a_knob_moves_down_where_that_is_better() -> None:
         return 1.0, 1000 if pad is None else 700 + 10 * pad / MIB
 
     runner = FakeRunner(small)
-    study = Study(glibc_space(), seed=1)
-    looking = Search(study, runner, Budget(trials=1), Preference("memory"), Watched())
-    looking.outcome.reduced = Setting("glibc", ((PAD, str(32 * MIB)),))
-    looking._refine()
+    pairs = Pairs(runner)
+    start = Setting("glibc", ((PAD, str(32 * MIB)),))
+    steps = Refinement(Study(glibc_space()), Preference("memory"), lambda each, _: pairs.look(each))
     # Below 2 MiB a step gains less than a setting is worth.
-    assert looking.outcome.refined is not None
-    assert looking.outcome.refined.values[0] == (PAD, str(2 * MIB))
+    assert list(steps.steps(start, [])) == [(start.replace(PAD, str(2 * MIB)), start)]
 
 
 def test_half_way() -> None:
