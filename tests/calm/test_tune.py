@@ -10,6 +10,7 @@ from calm.allocators import GLIBC
 from calm.statistics import Ratio
 from calm.tune import space
 from calm.tune.refine import Refinement
+from calm.tune.search import Budget, Search
 from calm.tune.shown import front_table
 from calm.tune.space import Setting, between
 from calm.tune.study import Study, Tried
@@ -279,6 +280,22 @@ def test_what_is_plainly_worse_is_looked_at_once(time: float, memory: float, loo
     seen = steps._seen(best.setting.replace(PAD, str(8 * MIB)), best)
     assert seen is not None
     assert len(seen.looks) == looks
+
+
+@pytest.mark.parametrize("what", ["time", "memory"])
+@pytest.mark.parametrize(
+    ("lost", "needed", "looks"),
+    [(1.005, False, 3), (1.015, False, 7), (1.03, True, 7), (1.2, True, 3), (1.6, True, 1)],
+)
+def test_what_is_lost_without_a_knob_decides_whether_it_stays(
+    what: str, lost: float, needed: bool, looks: int
+) -> None:
+    """Be it time or memory; where it is close, more looks are taken."""
+    without = (lost, 1000.0) if what == "time" else (1.0, 1000 * lost)
+    runner = FakeRunner(lambda setting: without if setting else (1.0, 1000))
+    looking = Search(Study(glibc_space()), runner, Budget(trials=1), Preference(), Watched())
+    assert looking._needed(Pairs(runner), Setting(GLIBC, ((PAD, str(MIB)),))) == needed
+    assert len(runner.log) == 2 * looks
 
 
 def test_a_knob_moves_down_where_that_is_better() -> None:
