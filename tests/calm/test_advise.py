@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from calm_helpers import ROOT
 
-from calm import processes
-from calm.errors import CalmError
+from calm import measure, processes
 from calm.progress import Bar
 from calm.tune import advise, advise_facts, advise_rules
 from calm.tune.advise_facts import Calls, Facts
@@ -362,13 +361,38 @@ def test_whose_malloc_it_is(files: list[str], executable: bytes, name: str | Non
     assert advise_facts.allocator_of(files, executable) == name
 
 
-# Calls advise.run as `calm tune` does.
-DRIVER = "import sys; from calm.tune import advise; sys.exit(advise.run(tuple(sys.argv[2:]), sys.argv[1]))"
+@pytest.mark.parametrize("rss", [30_000, 12_000])
+def test_the_largest_process_speaks_for_all(rss: int, tmp_path: Path) -> None:
+    watcher = advise_facts.Watcher(Bar())
+    for name, kib in (("small", 10_000), ("large", rss), ("later", 5_000)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "maps").write_text(f"0-1 r-xp 0 08:01 77    /bin/{name}\n0-1 rw-p 0 00:00 0 [heap]\n")
+        (folder / "program").write_text(name)
+        (folder / "exe").symlink_to(folder / "program")
+        watcher._identify(folder, kib)
+    assert watcher.files == ["/bin/large"]
+    assert watcher.executable == b"large"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_third_run_that_is_stopped_tells_nothing(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a program that ends by itself then: what it had by that time is not what it takes."""
+    real = measure.measure(["true"], groups=())
+    stopped = dataclasses.replace(real, code=code, interrupted_by=2, peak_rss_kib=1000)
+    monkeypatch.setattr(advise_facts, "first_run", lambda *_: (FIRING["huge-bloat"], real))
+    monkeypatch.setattr(advise_facts, "record_calls", lambda *_: CALM)
+    monkeypatch.setattr(advise_facts, "run_without_huge_pages", lambda *_: stopped)
+    found = advise._gather(("it",))
+    assert found.interrupted_by == 2
+    assert found.facts.peak_without_huge_kib is None
+    assert found.facts.missing["peak_without_huge_kib"] == "the run was stopped"
+    assert found.facts.calls == CALM
 
 
 def start(out: str | Path, *command: str | Path, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(out), *map(str, command)],
+        [sys.executable, "-m", "calm", "tune", "--advise", "--json", out, "--", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -444,7 +468,6 @@ def test_a_run_without_huge_pages_tells_what_was_touched(tmp_path: Path) -> None
 
 
 def test_settings_that_do_nothing_are_named() -> None:
-    pytest.importorskip("calm.environment")
     found = told("true", MALLOC_TRIM_THRESHOLD="1000000")
     assert "environment" in rules(found)
     assert "MALLOC_TRIM_THRESHOLD_" in found["findings"][0]["sentence"]
@@ -501,17 +524,6 @@ def test_without_tracepoints_strace_tells(tmp_path: Path) -> None:
 def test_a_program_that_fails_is_told_and_ends_with_1() -> None:
     found = told("sh", "-c", "exit 3", code=1)
     assert {each["reason"] for each in found["not_judged"]} >= {"the program failed (exit code 3)"}
-
-
-def test_no_such_program_and_no_such_folder() -> None:
-    with pytest.raises(CalmError) as missing:
-        advise.run(("/no/such/program",), None)
-    assert missing.value.exit_code == 127
-    with pytest.raises(CalmError, match="no such directory"):
-        advise.run(("true",), "/no/such/folder/it.json")
-    with pytest.raises(CalmError) as nothing:
-        advise.run((), None)
-    assert nothing.value.exit_code == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
