@@ -482,6 +482,19 @@ def test_rounds_take_turns_and_a_stopped_one_leaves_nothing() -> None:
         assert set(runner.log[at : at + 3]) == {None, *settings}
 
 
+def test_what_fails_in_a_later_round_has_no_rounds() -> None:
+    good, bad = (Setting(GLIBC, ((TRIM, str(1 << n)),)) for n in (20, 21))
+    rounds = Rounds()
+    runner = FakeRunner(nothing_helps)
+    runner.fails = lambda setting: "exit code 3" if setting == bad and len(rounds.base) == 2 else None
+    for _ in range(4):
+        rounds.run(runner, [good, bad])
+    assert rounds.failures == {bad: "exit code 3"}
+    assert rounds.runs.keys() == {good}
+    assert len(rounds.base) == len(rounds.runs[good]) == 4
+    assert runner.log.count(bad) == 3
+
+
 def test_ratios_are_to_the_same_rounds_baseline() -> None:
     setting = Setting(GLIBC, ((TRIM, "65536"),))
     rounds = Rounds([Run(t, 100) for t in (1.0, 2.0, 4.0)], {setting: [Run(t, 50) for t in (0.5, 1.0, 2.0)]})
