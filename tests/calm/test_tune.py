@@ -1,17 +1,22 @@
 """The search itself, on programs that are functions."""
 
+import io
 import math
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from tune_helpers import ARENAS, TCACHE, TRIM, FakeRunner, Watched, glibc_space, knob, search
 
+from calm import allocators, report
 from calm.allocators import GLIBC
 from calm.statistics import Ratio
 from calm.tune import space
 from calm.tune.refine import Refinement
-from calm.tune.search import Budget, Search
-from calm.tune.shown import front_table
+from calm.tune.search import Budget, Outcome, Search
+from calm.tune.shown import front_table, show
 from calm.tune.space import Setting, between
 from calm.tune.study import Study, Tried
 from calm.tune.trial import BaselineError, Look, Pairs, Rounds, Run, Stopped
@@ -80,13 +85,14 @@ def test_nothing_is_compared_with_itself() -> None:
     assert Setting(GLIBC) not in runner.log
 
 
-def test_what_failed_only_once_does_not_win() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_what_failed_only_once_does_not_win(first: bool) -> None:
     study = Study(glibc_space(), seed=1)
-    asked = study.ask()
-    study.tell(asked, [Look(0.1, 1.0)])
-    again = study.ask()
+    asked, again = study.ask(), study.ask()
     again.trial.set_user_attr("setting", asked.setting.as_dict())
-    study.fail(again, "exit code 1")
+    good, bad = (again, asked) if first else (asked, again)
+    study.tell(good, [Look(0.1, 1.0)])
+    study.fail(bad, "exit code 1")
     outcome = search(FakeRunner(nothing_helps), study=study, trials=3)
     assert outcome.tried[asked.setting].looks
     assert outcome.tried[asked.setting].failure == "exit code 1"
@@ -509,6 +515,31 @@ def a_verdict(value: float, high: float, n: int = 10, memory: float = 1.0) -> Ve
     return Verdict(Setting(GLIBC, ((TRIM, "1"),)), time, Ratio(memory, memory, memory, n), time)
 
 
+def test_why_a_setting_fell_off_the_front_is_told() -> None:
+    dropped = [a_verdict(0.9, 0.95), a_verdict(1.0, 1.1), a_verdict(0.8, 0.9, n=ROUNDS_LEAST - 1)]
+    notes = [str(each).partition("(")[2] for each in front_table(Outcome(dropped=dropped)).columns[-1].cells]
+    assert notes == ["", "too few rounds)", "beaten)", "no gain)"]
+
+
+def printed(outcome: Outcome, preference: Preference) -> str:
+    file = io.StringIO()
+    show(outcome, Budget(trials=1), preference, "average RSS", "", report.console(file))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("by", "memory", "told"), [("time", 0.5, 1), ("memory", 0.5, 0), ("time", 1.0, 0)])
+def test_what_saves_memory_is_mentioned_to_who_asked_for_time(by: str, memory: float, told: int) -> None:
+    outcome = Outcome(front=[a_verdict(1.0, 1.1, memory=memory)], reason="of that")
+    assert printed(outcome, Preference(by)).count("--prefer memory chooses by that") == told
+
+
+def test_where_nothing_was_confirmed_what_is_within_the_limits_comes_first() -> None:
+    seen = {4: (0.9, 1.0), 5: (0.2, 2.0), 6: (0.5, 1.0), 7: (1.0, 1.0)}
+    tried = [Tried(Setting(GLIBC, ((ARENAS, str(n)),)), [Look(*each)]) for n, each in seen.items()]
+    text = printed(Outcome({each.setting: each for each in tried}), Preference("time", 1.5))
+    assert re.findall(r"arena_max=(\d)", text) == ["6", "4", "7"]
+
+
 @pytest.mark.parametrize(
     ("found", "objection"),
     [
@@ -601,12 +632,36 @@ def test_what_is_set_already_stays_and_is_not_searched() -> None:
     assert options["CALM_OPTIONS"] == "slack=50,report=exit,policy=paper"
 
 
+@pytest.mark.parametrize("name", ["calmalloc", "ptlbmalloc2"])
+def test_every_value_is_one_that_the_allocator_takes(name: str) -> None:
+    if not allocators.find_library(name):
+        pytest.skip(f"{name} is not built")
+    (found,) = space.spaces([name], {})[0]
+    assert found.knobs
+    for each in found.knobs:
+        for value in each.values:
+            variables = space.variables(Setting(name, ((each.name, value),)), found, {})
+            run = subprocess.run(
+                ["true"], env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, check=True
+            )
+            # A wrong name or value is named there, and ignored.
+            assert run.stderr == "", variables
+
+
+def test_the_governor_is_not_given_what_makes_it_stay_out() -> None:
+    names = {knob.name.removeprefix("glibc.malloc.") for knob in space._ptlbmalloc2_knobs()}
+    assert names.isdisjoint({"trim_threshold", "top_pad", "mmap_threshold", "mmap_max"})
+    assert {"arena_max", "tcache_count", space.SENSITIVITY} <= names
+
+
 def test_the_line_to_type() -> None:
     plain, *_ = glibc_space()
     setting = Setting(GLIBC, ((TRIM, "33554432"), (TCACHE, "0")))
     assert space.line(setting, plain, {}, ["./a b", "c"]) == (
         f"GLIBC_TUNABLES={TRIM}=33554432:{TCACHE}=0 './a b' c"
     )
+    # What is preloaded anyway needs no saying.
+    assert space.line(Setting(GLIBC), plain, {"LD_PRELOAD": "/opt/other.so"}, ["true"]) == "true"
     library = space.Space("ptlbmalloc2", (), Path("/opt/libptlbmalloc2.so"))
     governed = Setting("ptlbmalloc2", ((space.SENSITIVITY, "2"), (ARENAS, "1")))
     line = space.line(governed, library, {"LD_PRELOAD": "/opt/other.so"}, ["true"])
