@@ -15,7 +15,7 @@ from calm.allocators import GLIBC
 from calm.statistics import Ratio
 from calm.tune import space
 from calm.tune.refine import Refinement
-from calm.tune.search import Budget, Outcome, Search
+from calm.tune.search import Budget, Outcome, Search, shares
 from calm.tune.shown import front_table, show
 from calm.tune.space import Setting, between
 from calm.tune.study import Study, Tried
@@ -375,6 +375,48 @@ def test_what_fails_is_recorded_and_never_wins() -> None:
     assert all(TRIM in dict(each.setting.values) for each in failed)
     assert not any(TRIM in dict(each.setting.values) for each in outcome.front + outcome.dropped)
     assert any("SIGSEGV" in line for line in watched.said)
+
+
+def test_what_fails_in_the_front_is_not_chosen_by_the_search() -> None:
+    """Where nothing of the front is left, the search's figures choose."""
+    watched = Watched()
+    runner = FakeRunner(
+        much_trimming, fails=lambda setting: "exit code 3" if setting and watched.now == "front" else None
+    )
+    outcome = search(runner, trials=6, watched=watched)
+    assert outcome.failures
+    assert not outcome.front + outcome.dropped
+    assert outcome.chosen not in outcome.failures
+
+
+def test_what_is_plainly_beaten_gets_one_look() -> None:
+    def cost(setting: Setting | None) -> tuple[float, float]:
+        return (2.0 if knob(setting, TCACHE) is not None else 1.0), 1000
+
+    tried = search(FakeRunner(cost), trials=6).tried.values()
+    assert {TCACHE in dict(each.setting.values): len(each.looks) for each in tried} == {False: 2, True: 1}
+
+
+def test_a_look_that_was_over_when_it_was_stopped_is_kept() -> None:
+    (tried,) = search(FakeRunner(much_trimming, stop_at=3)).tried.values()
+    assert len(tried.looks) == 1
+
+
+def test_what_failed_is_not_run_again() -> None:
+    bad = Setting(GLIBC, ((ARENAS, "64"),))
+    study = Study(glibc_space(), seed=1)
+    for _ in range(3):
+        study.enqueue(bad)
+    runner = FakeRunner(nothing_helps, fails=lambda setting: "exit code 1" if setting == bad else None)
+    assert search(runner, study=study, trials=10).trials == 10
+    assert runner.log.count(bad) == 1
+
+
+@pytest.mark.parametrize(("runs", "last"), [(math.inf, 0.14), (100, 0.14), (26, 0.5), (15, 0.6), (0, 0.6)])
+def test_of_few_runs_more_are_for_the_confirmation(runs: float, last: float) -> None:
+    parts = shares(runs)
+    assert 1 - parts.ablation == pytest.approx(last)
+    assert 0 < parts.search < parts.front < parts.ablation
 
 
 @pytest.mark.parametrize("phase", ["front", "confirmation"])
