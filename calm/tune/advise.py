@@ -15,15 +15,12 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from types import FrameType
 from typing import Any, TextIO
 
 import click
 
-from calm import program, report
-from calm.errors import CalmError
+from calm import environment, report
 from calm.measure import Measurement
 from calm.progress import Bar
 from calm.tune import advise_facts, advise_rules
@@ -31,14 +28,7 @@ from calm.tune.advise_facts import Facts
 from calm.tune.advise_rules import Finding, Unjudged
 
 _WIDTH = 100
-
-
-def _warnings() -> list[str]:
-    """What is wrong with the settings that the program would get."""
-    if find_spec("calm.environment") is None:
-        return []
-    found: list[str] = import_module("calm.environment").warnings(dict(os.environ))
-    return found
+_STOPPED = "the run was stopped"
 
 
 @dataclasses.dataclass
@@ -84,7 +74,7 @@ def _gather(cmd: tuple[str, ...]) -> _Diagnosis:
         found = _Diagnosis(facts, run, run.interrupted_by)
         if found.interrupted_by is not None or run.failure:
             stopped = found.interrupted_by is not None
-            why = "the run was stopped" if stopped else f"the program failed ({run.failure})"
+            why = _STOPPED if stopped else f"the program failed ({run.failure})"
             found.facts = replace(
                 facts, missing={**facts.missing, "calls": why, "peak_without_huge_kib": why}
             )
@@ -100,15 +90,17 @@ def _gather(cmd: tuple[str, ...]) -> _Diagnosis:
             if advise_facts.is_huge(facts):
                 bar.update(what="run 3: without huge pages")
                 third = advise_facts.run_without_huge_pages(cmd, bar)
-                if third is None or third.failure:
+                found.interrupted_by = third.interrupted_by if third else None
+                if found.interrupted_by is not None:
+                    missing["peak_without_huge_kib"] = _STOPPED
+                elif third is None or third.failure:
                     missing["peak_without_huge_kib"] = "the program failed without huge pages"
                 else:
                     peak = third.peak_rss_kib
-                found.interrupted_by = third.interrupted_by if third is not None else None
             found.facts = replace(facts, calls=calls, peak_without_huge_kib=peak, missing=missing)
         except KeyboardInterrupt as error:
             found.interrupted_by = _signal_of(error)
-            missing |= {"calls": "the run was stopped", "peak_without_huge_kib": "the run was stopped"}
+            missing |= {"calls": _STOPPED, "peak_without_huge_kib": _STOPPED}
             found.facts = replace(facts, missing=missing)
     return found
 
@@ -192,11 +184,6 @@ def as_dict(facts: Facts, found: list[Finding], unjudged: list[Unjudged], quiet:
 
 def run(cmd: tuple[str, ...], json_path: str | None) -> int:
     """Diagnoses a program, and returns the exit code: 0, 1 if it failed, 128 + N after signal N."""
-    if not cmd:
-        raise CalmError("--advise: there is no command to run", 2)
-    program.find(cmd[0])
-    if json_path and json_path != "-":
-        report.check_writable(json_path)
     try:
         with _stoppable():
             diagnosis = _gather(cmd)
@@ -204,7 +191,7 @@ def run(cmd: tuple[str, ...], json_path: str | None) -> int:
         click.echo("calm: stopped before anything was known", err=True)
         return 128 + _signal_of(error)
     facts = diagnosis.facts
-    found, unjudged, quiet = advise_rules.judge(facts, _warnings())
+    found, unjudged, quiet = advise_rules.judge(facts, environment.warnings(os.environ))
     output: TextIO = sys.stderr if json_path == "-" else sys.stdout
     output.write(text_of(facts, found, unjudged, quiet))
     if json_path:

@@ -21,6 +21,7 @@ from calm import machine, processes, program
 from calm.errors import CalmError
 from calm.measure import Measurement, measure
 from calm.progress import Bar
+from calm.tune.space import glibc_version
 
 LARGE = 128 * 1024
 """Bytes from which on glibc maps a block by itself, at first."""
@@ -104,7 +105,7 @@ class Facts:
     allocator: str | None = None
     static: bool = False
     peak_without_huge_kib: int | None = None
-    glibc: tuple[int, int] = (2, 36)
+    glibc: tuple[int, ...] = (2, 36)
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -268,6 +269,7 @@ class Watcher(threading.Thread):
         self.files: list[str] = []
         self.executable = b""
         self._largest = 0
+        self._read = ""
 
     def run(self) -> None:
         """Looks, again and again."""
@@ -307,7 +309,6 @@ class Watcher(threading.Thread):
             now.heaps_rss_kib += heaps_rss
         if now.rss_kib:
             self.looks += 1
-            self.most.rss_kib = max(self.most.rss_kib, now.rss_kib)
             self.most.huge_kib = max(self.most.huge_kib, now.huge_kib)
             if now.heaps_rss_kib > self.most.heaps_rss_kib or now.heaps > self.most.heaps:
                 self.most.heaps, self.most.heaps_rss_kib = now.heaps, now.heaps_rss_kib
@@ -317,11 +318,12 @@ class Watcher(threading.Thread):
         if rss <= self._largest and self.files:
             return
         maps = (folder / "maps").read_text().splitlines()
-        executable = folder / "exe"
         self.files = [line.split(maxsplit=5)[5] for line in maps if line.count("/")]
-        if not self.executable or rss > 2 * self._largest:
+        executable = folder / "exe"
+        if (path := str(executable.readlink())) != self._read:
             with executable.open("rb") as file:
                 self.executable = file.read(64 * 1024 * 1024)
+            self._read = path
         self._largest = max(self._largest, rss)
 
 
@@ -389,9 +391,7 @@ def _until_done(process: subprocess.Popen[bytes], folder: Path, bar: Bar) -> boo
     deadline = time.monotonic() + _RECORD_LIMIT_S
     while process.poll() is None:
         if time.monotonic() >= deadline or _size(folder) > _RECORD_LIMIT_BYTES:
-            for pid in processes.descendants(process.pid):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            processes.kill_descendants(process.pid)
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
@@ -454,15 +454,6 @@ def _record(command: Sequence[str], bar: Bar) -> Calls | str:
                 script.kill()
 
 
-def _thp() -> str:
-    return str(machine.describe()["transparent_huge_pages"])
-
-
-def _glibc() -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)\.(\d+).*", str(machine.describe()["glibc"]))
-    return (int(found[1]), int(found[2])) if found else (2, 36)
-
-
 def _is_static(command: Sequence[str]) -> bool:
     obstacle = program.preload_obstacle(command)
     return obstacle is not None and "statically linked" in obstacle
@@ -489,6 +480,7 @@ def first_run(command: tuple[str, ...], bar: Bar) -> tuple[Facts, Measurement]:
         )
         missing |= {"huge_kib": refused, "heaps": refused, "allocator": refused}
     seen = watcher.looks > 0
+    here = machine.describe()
     facts = Facts(
         command=command,
         wall_s=run.wall_s,
@@ -496,8 +488,8 @@ def first_run(command: tuple[str, ...], bar: Bar) -> tuple[Facts, Measurement]:
         peak_rss_kib=run.peak_rss_kib,
         page_kib=os.sysconf("SC_PAGESIZE") // 1024,
         processes=run.processes,
-        cpus=len(os.sched_getaffinity(0)),
-        huge_pages=_thp(),
+        cpus=int(here["cpus"]),
+        huge_pages=str(here["transparent_huge_pages"]),
         threads_started=threads.value,
         shootdowns=None if "shootdowns" in missing else shootdowns.value,
         huge_kib=watcher.most.huge_kib if seen else None,
@@ -505,7 +497,7 @@ def first_run(command: tuple[str, ...], bar: Bar) -> tuple[Facts, Measurement]:
         heaps_rss_kib=watcher.most.heaps_rss_kib if seen else None,
         allocator=allocator_of(watcher.files, watcher.executable) if seen else None,
         static=_is_static(command),
-        glibc=_glibc(),
+        glibc=glibc_version(),
         missing=missing,
     )
     return facts, run

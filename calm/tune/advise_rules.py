@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calm import report
+from calm.environment import TUNABLES
 from calm.tune.advise_facts import Calls, Facts, is_huge
 
 _MIB = 1024 * 1024
 _MOST_MMAP_THRESHOLD = 32 * _MIB
-TUNABLES = "GLIBC_TUNABLES"
 
 # Below this, what a rule is about costs too little for anybody to see it: some ten ms of a second at most.
 FAULTS_LEAST = 20_000

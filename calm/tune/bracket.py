@@ -7,11 +7,9 @@ the most within the limits. For a knob that was tried alone, halving takes a han
 from collections.abc import Collection, Sequence
 
 from calm.tune.space import Knob, Setting, Space
-from calm.tune.verdict import LEAST_GAIN, Preference
+from calm.tune.verdict import LEAST_GAIN, Point, Preference
 
 _NOT_SET = -1
-
-Point = tuple[Setting, float, float]
 
 
 def halfway(

@@ -66,12 +66,12 @@ def _chosen_spaces(
 
 def _calibrate(runner: ProgramRunner, seconds: float | None, minutes: float | None) -> str | None:
     """The first run; a line about what the time is enough for, if it is not for all."""
-    needed = "give more --minutes"
     try:
         runner.calibrate(seconds)
     except OutOfTimeError as error:
         raise CalmError(
-            f"one run takes more than the {minutes:g} minutes that there are: nothing can be tried; {needed}"
+            f"one run takes more than the {minutes:g} minutes that there are: nothing can be tried; "
+            "give more --minutes"
         ) from error
     except BaselineError as error:
         raise CalmError(f"{shlex.join(runner.command)}: {error}") from error
@@ -347,7 +347,9 @@ def command(
     program.find(cmd[0])
     environment.tell()
     if advise:
-        raise SystemExit(import_module("calm.tune.advise").run(cmd, json_path))
+        from calm.tune.advise import run as diagnose
+
+        raise SystemExit(diagnose(cmd, json_path))
     try:
         import_module("optuna")
     except ImportError as error:

@@ -15,10 +15,11 @@ from typing import Protocol, TypeVar
 
 from calm.allocators import GLIBC
 from calm.tune.bracket import halfway
-from calm.tune.space import Setting, between
+from calm.tune.refine import Refinement
+from calm.tune.space import Setting
 from calm.tune.study import Study, StudyLostError, Tried
 from calm.tune.trial import BaselineError, Look, Pairs, Rounds, Run, Runner, Stopped
-from calm.tune.verdict import LEAST_GAIN, ROUNDS_LEAST, Preference, Verdict, front, verdict
+from calm.tune.verdict import LEAST_GAIN, ROUNDS_LEAST, Point, Preference, Verdict, front, verdict
 
 # Shares of the time: of all of it for the last confirmation, or as much more as its rounds need; and of what
 # is before it until the search ends, and the front has been run anew.
@@ -36,12 +37,6 @@ _ABLATION_LOOKS = 3
 _ABLATION_LOOKS_MOST = 7
 _LOST = 1.1
 _PLAIN = 1.5
-# So many looks tell whether a step with one knob gains; so many times the distance to one that does not is
-# halved; so far a step stays from the limits, as the looks are few; and what is worse by so much needs one.
-_REFINING_LOOKS = 3
-_HALVINGS = 3
-_ROOM = 1.03
-_WORSE = 1.1
 # So many of the last looks or rounds tell what the next one takes.
 _REMEMBERED = 10
 # A setting that is beaten by no more than this may be as good: it is worth a second look.
@@ -80,7 +75,7 @@ class Watcher(Protocol):
     def phase(self, what: str, total: int | None) -> None:
         """Something new begins: of so many steps, if that is known."""
 
-    def step(self, front: Sequence[tuple[Setting, float, float]]) -> None:
+    def step(self, front: Sequence[Point]) -> None:
         """A step is done; the front as it is known now."""
 
     def say(self, line: str) -> None:
@@ -207,7 +202,7 @@ class Search:
             self.outcome.reason = "the study was lost"
         return self.outcome
 
-    def _points(self) -> list[tuple[Setting, float, float]]:
+    def _points(self) -> list[Point]:
         """What the search has seen, without what failed even once."""
         return [
             (each.setting, each.time, each.memory)
@@ -215,11 +210,11 @@ class Search:
             if each.failure is None and each.looks and each.setting not in self.outcome.failures
         ]
 
-    def _points_here(self) -> list[tuple[Setting, float, float]]:
+    def _points_here(self) -> list[Point]:
         """The same, without what only other machines have."""
         return [point for point in self._points() if self.study.runnable(point[0])]
 
-    def _front_now(self) -> list[tuple[Setting, float, float]]:
+    def _front_now(self) -> list[Point]:
         return front([*self._points(), (Setting(GLIBC), 1.0, 1.0)])
 
     def _search(self) -> None:
@@ -391,10 +386,9 @@ class Search:
         """Whether something is lost with a setting instead of the whole; None if no time is left to tell."""
         looks: list[Look] = []
         while len(looks) < _ABLATION_LOOKS_MOST:
-            if self.budget.left_until(self._shares().ablation) < 2 * self._clock.each():
+            look = self._look(against, without, 1)
+            if look is None:
                 return None
-            look = self._clock.timed(2, lambda: against.look(without))
-            self.watcher.step(self._front_now())
             if isinstance(look, str) or max(look.time, look.memory) > _PLAIN:
                 return True
             looks.append(look)
@@ -406,125 +400,24 @@ class Search:
                     return True
         return max(mean.time, mean.memory) > 1 + LEAST_GAIN
 
-    def _refine(self) -> None:
-        """Moves each knob up, or else down, as far as that gains: the search knows but every second size.
+    def _look(self, pairs: Pairs, setting: Setting, looks: int) -> Look | str | None:
+        """One look before the confirmation, if there is time for so many; else None."""
+        if self.budget.left_until(self._shares().ablation) < 2 * looks * self._clock.each():
+            return None
+        look = self._clock.timed(2, lambda: pairs.look(setting))
+        self.watcher.step(self._front_now())
+        return look
 
-        Then the other way: what is better still, but beyond the limits, may come within by less of a knob.
-        """
+    def _refine(self) -> None:
         setting = self.outcome.reduced
         if setting is None or not setting.values:
             return
         self.watcher.phase("refinement", None)
-        best = self._seen(setting)
-        if best is None:
-            return
-        start = best
-        for name, _ in setting.values:
-            for upwards in (True, False):
-                moved = self._moved(best, name, upwards)
-                if moved != best:
-                    best = moved
-                    break
-        if best != start:
-            self._keep(best, setting)
-        outside = [
-            (len(point[0].values), self.preference.cost(*point[1:]), point[0])
-            for point in self._points_here()
-            if not self.preference.allows(*point[1:])
-            and self.preference.cost(*point[1:])
-            <= self.preference.cost(best.time, best.memory) * (1 - LEAST_GAIN)
-        ]
-        if outside:
-            *_, beyond = min(outside, key=lambda each: each[:2])
-            for name, _ in beyond.values:
-                moved = self._inwards(best, beyond, name)
-                if moved != best:
-                    best = moved
-                    self._keep(best, beyond)
-
-    def _keep(self, best: Tried, start: Setting) -> None:
-        self.outcome.refined, self.outcome.refined_from = best.setting, start
-
-    def _inwards(self, best: Tried, beyond: Setting, name: str) -> Tried:
-        """The best, or a setting beyond the limits with just so much less of a knob that it is within."""
-        outer, inner = dict(beyond.values)[name], None
-        for value in self.study.beyond(beyond, name, upwards=False):
-            seen = self._seen(beyond.replace(name, value), best)
-            if seen is None:
-                return best
-            if self._is_allowed(seen):
-                inner, best = value, self._better_of(best, seen)
-                break
-            outer = value
-        for _ in range(_HALVINGS):
-            middle = between(outer, inner) if inner else None
-            seen = self._seen(beyond.replace(name, middle), best) if middle else None
-            if middle is None or seen is None:
-                break
-            if self._is_allowed(seen):
-                inner, best = middle, self._better_of(best, seen)
-            else:
-                outer = middle
-        return best
-
-    def _moved(self, best: Tried, name: str, upwards: bool) -> Tried:
-        """The best in one direction: by the values of the search, then by halves of what is in between."""
-        value = dict(best.setting.values)[name]
-        beyond: str | None = None
-        for further in self.study.beyond(best.setting, name, upwards):
-            if (better := self._better(best, name, further)) is None:
-                beyond = further
-                break
-            best, value = better, further
-        for _ in range(_HALVINGS):
-            middle = between(value, beyond) if beyond else None
-            if middle is None:
-                break
-            if (better := self._better(best, name, middle)) is None:
-                beyond = middle
-            else:
-                best, value = better, middle
-        return best
-
-    def _better(self, best: Tried, name: str, value: str) -> Tried | None:
-        """The setting with another value of a knob, if that gains and keeps within the limits."""
-        new = self._seen(best.setting.replace(name, value), best)
-        if new is None or not self._is_allowed(new):
-            return None
-        return None if self._better_of(best, new) is best else new
-
-    def _is_allowed(self, seen: Tried) -> bool:
-        return self.preference.allows(seen.time * _ROOM, seen.memory * _ROOM)
-
-    def _better_of(self, best: Tried, new: Tried) -> Tried:
-        """The new one only if it gains enough to be worth it."""
-        cost, known = (self.preference.cost(each.time, each.memory) for each in (new, best))
-        return new if cost <= known * (1 - LEAST_GAIN) else best
-
-    def _seen(self, setting: Setting, best: Tried | None = None) -> Tried | None:
-        """Its ratios to the baseline, by a few looks, or by one if it is plainly worse than the best.
-
-        None if it fails, or there is no time for them.
-        """
-        looks: list[Look] = []
-        while len(looks) < _REFINING_LOOKS:
-            left = self.budget.left_until(self._shares().ablation)
-            if left < 2 * (_REFINING_LOOKS - len(looks)) * self._clock.each():
-                return None
-            look = self._clock.timed(2, lambda: self._pairs.look(setting))
-            self.watcher.step(self._front_now())
-            if isinstance(look, str):
-                return None
-            looks.append(look)
-            if not self._hopeful(Tried(setting, looks), best):
-                break
-        return Tried(setting, looks)
-
-    def _hopeful(self, seen: Tried, best: Tried | None) -> bool:
-        """Whether more looks may show that it is within the limits and better."""
-        time, memory = seen.time / _WORSE, seen.memory / _WORSE
-        known = self.preference.cost(best.time, best.memory) if best else math.inf
-        return self.preference.allows(time, memory) and self.preference.cost(time, memory) <= known
+        refinement = Refinement(
+            self.study, self.preference, lambda each, looks: self._look(self._pairs, each, looks)
+        )
+        for found in refinement.steps(setting, self._points_here()):
+            self.outcome.refined, self.outcome.refined_from = found
 
     def _confirm_chosen(self) -> None:
         """The last of what was chosen; if that does not hold, what it was moved from, if time is left."""

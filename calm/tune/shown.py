@@ -15,7 +15,7 @@ from calm.allocators import GLIBC
 from calm.statistics import CONFIDENCE, Ratio
 from calm.tune.search import Budget, Outcome
 from calm.tune.space import Setting
-from calm.tune.verdict import ROUNDS_LEAST, Preference, Verdict, is_gain
+from calm.tune.verdict import ROUNDS_LEAST, Point, Preference, Verdict, is_gain
 
 _ROWS = 6
 _EACH_S = 0.1
@@ -64,7 +64,7 @@ class Shown:
         self._phase = ""
         self._total: int | None = None
         self._steps = 0
-        self._front: list[tuple[Setting, float, float]] = []
+        self._front: list[Point] = []
         self._refreshed = 0.0
 
     def __enter__(self) -> "Shown":
@@ -85,7 +85,7 @@ class Shown:
             of = "" if total is None else f", {total} {'trials' if what == 'search' else 'rounds'}"
             click.echo(f"{words(self._budget.elapsed)}: {_WORDS[what]}{of}", err=True)
 
-    def step(self, front: Sequence[tuple[Setting, float, float]]) -> None:
+    def step(self, front: Sequence[Point]) -> None:
         """See search.Watcher."""
         self._steps += 1
         known = [each[0] for each in self._front]
@@ -101,7 +101,7 @@ class Shown:
                         err=True,
                     )
 
-    def _draw(self, front: Sequence[tuple[Setting, float, float]], now: bool = False) -> None:
+    def _draw(self, front: Sequence[Point], now: bool = False) -> None:
         if time.monotonic() - self._refreshed < _EACH_S and not now:
             return
         self._refreshed = time.monotonic()

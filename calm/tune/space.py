@@ -105,7 +105,8 @@ def _powers(first: int, last: int) -> tuple[str, ...]:
     return tuple(str(1 << exponent) for exponent in range(first, last + 1))
 
 
-def _glibc_version() -> tuple[int, ...]:
+def glibc_version() -> tuple[int, ...]:
+    """Of the C library that runs this; empty where it is not glibc."""
     found = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")
     return tuple(int(part) for part in found)
 
@@ -114,7 +115,7 @@ def _glibc_knobs() -> tuple[Knob, ...]:
     """Those that this glibc knows. Where it cannot be asked, those that there have been since 2.26."""
     # Thread caches of large blocks are newer; before, the default is the most there can be.
     tcache_max: tuple[str, ...] = ("64", "128", "256", "512")
-    if _glibc_version() >= (2, 42):
+    if glibc_version() >= (2, 42):
         tcache_max += _powers(12, 22)
     table = {
         "trim_threshold": _powers(14, 30),

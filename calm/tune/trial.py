@@ -77,11 +77,11 @@ class ProgramRunner:
 
     def calibrate(self, limit_s: float | None) -> None:
         """Runs the baseline once, to learn how long it takes; this run warms up, and is not counted."""
-        run = self._measure(None, limit_s)
+        run, failure = self._measure(None, limit_s)
         if run.timed_out:
             raise OutOfTimeError("")
-        if run.failure:
-            raise BaselineError(run.failure)
+        if failure:
+            raise BaselineError(failure)
         self.wall_s = max(run.wall_s, 1e-4)
         self.repeats = min(_REPEATS_MOST, math.ceil(SHORT_S / self.wall_s))
         self._interval_ms = max(1, min(10, int(self.wall_s * 1e3 / _SAMPLES)))
@@ -89,7 +89,8 @@ class ProgramRunner:
         # Where too few samples can be taken there is no average.
         self.by_peak |= self.wall_s < _AVERAGE_S
 
-    def _measure(self, setting: Setting | None, limit_s: float | None) -> Measurement:
+    def _measure(self, setting: Setting | None, limit_s: float | None) -> tuple[Measurement, str | None]:
+        """One run; and why it failed, if it did, with the program's last words."""
         changed: Mapping[str, str] = {}
         if setting is not None:
             space = next(space for space in self.spaces if space.allocator == setting.allocator)
@@ -108,8 +109,7 @@ class ProgramRunner:
             )
             if run.interrupted_by is not None:
                 raise Stopped(run.interrupted_by)
-            self._said = report.last_words(errors)
-            return run
+            return run, run.failure + report.last_words(errors) if run.failure else None
 
     def run(self, setting: Setting | None) -> Run:
         """See Runner."""
@@ -119,9 +119,8 @@ class ProgramRunner:
                 raise Stopped(self.stop_signal)
             # On a machine that is busy now and then the baseline may be slow, too.
             limit_s = _PATIENCE * self._slowest_s + 1.0
-            run = self._measure(setting, limit_s if setting else _MORE_PATIENCE * limit_s)
-            if run.failure:
-                failure = run.failure + self._said
+            run, failure = self._measure(setting, limit_s if setting else _MORE_PATIENCE * limit_s)
+            if failure:
                 if setting is None:
                     raise BaselineError(failure)
                 return Run(run.wall_s, 0, failure)

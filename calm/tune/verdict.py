@@ -1,7 +1,7 @@
 """What the runs say: ratios with intervals, the Pareto front, and which setting is the one to take."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ LEAST_GAIN = 0.02
 SLOWER_MOST = 1.05
 # With fewer rounds a run of luck would pass for a gain: six heads of six are a chance of 3 %.
 ROUNDS_LEAST = 6
+
+
+Point = tuple[Setting, float, float]
+"""A setting's ratios of time and memory to the baseline's."""
 
 
 def is_gain(ratio: Ratio) -> bool:
@@ -77,7 +81,7 @@ class Preference:
     def _ratio(self, verdict: Verdict) -> Ratio:
         return {"time": verdict.time, "memory": verdict.memory, "balanced": verdict.both}[self.by]
 
-    def best(self, points: Sequence[tuple[Setting, float, float]]) -> Setting | None:
+    def best(self, points: Sequence[Point]) -> Setting | None:
         """The one to take among settings with their ratios, if any is better than the baseline."""
         allowed = [
             (self.cost(time, memory), setting)
@@ -128,31 +132,25 @@ class Preference:
 
 def verdict(setting: Setting, rounds: Rounds) -> Verdict:
     """Medians over rounds; whole rounds are drawn for the intervals."""
-    base, runs = rounds.base, rounds.runs.get(setting, [])
-    base = base[len(base) - len(runs) :]
+    base, runs = rounds.base, rounds.runs[setting]
 
-    def ratio(runs: Sequence[Run], base: Sequence[Run], what: str) -> Ratio:
-        def values(side: Sequence[Run]) -> list[float]:
-            if what == "both":
-                return [run.time_s * run.memory_kib for run in side]
-            return [getattr(run, what) for run in side]
-
-        return ratio_of_medians(values(runs), values(base))
+    def ratio(figure: Callable[[Run], float]) -> Ratio:
+        return ratio_of_medians([figure(run) for run in runs], [figure(run) for run in base])
 
     return Verdict(
         setting,
-        ratio(runs, base, "time_s"),
-        ratio(runs, base, "memory_kib"),
-        ratio(runs, base, "both"),
+        ratio(lambda run: run.time_s),
+        ratio(lambda run: run.memory_kib),
+        ratio(lambda run: run.time_s * run.memory_kib),
     )
 
 
-def front(points: Sequence[tuple[Setting, float, float]]) -> list[tuple[Setting, float, float]]:
+def front(points: Sequence[Point]) -> list[Point]:
     """Those that no other one beats in one way without losing in the other, from the fastest on.
 
     Of two that are the same, the one with fewer knobs stays.
     """
-    kept: list[tuple[Setting, float, float]] = []
+    kept: list[Point] = []
     for point in sorted(points, key=lambda each: (each[1], each[2], len(each[0].values), each[0].label)):
         if not kept or point[2] < kept[-1][2]:
             kept.append(point)

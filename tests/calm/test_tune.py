@@ -1,16 +1,22 @@
 """The search itself, on programs that are functions."""
 
+import io
 import math
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from tune_helpers import ARENAS, TCACHE, TRIM, FakeRunner, Watched, glibc_space, knob, search
 
+from calm import allocators, report
 from calm.allocators import GLIBC
 from calm.statistics import Ratio
 from calm.tune import space
-from calm.tune.search import Budget, Search
-from calm.tune.shown import front_table
+from calm.tune.refine import Refinement
+from calm.tune.search import Budget, Outcome, Search, shares
+from calm.tune.shown import front_table, show
 from calm.tune.space import Setting, between
 from calm.tune.study import Study, Tried
 from calm.tune.trial import BaselineError, Look, Pairs, Rounds, Run, Stopped
@@ -79,13 +85,14 @@ def test_nothing_is_compared_with_itself() -> None:
     assert Setting(GLIBC) not in runner.log
 
 
-def test_what_failed_only_once_does_not_win() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_what_failed_only_once_does_not_win(first: bool) -> None:
     study = Study(glibc_space(), seed=1)
-    asked = study.ask()
-    study.tell(asked, [Look(0.1, 1.0)])
-    again = study.ask()
+    asked, again = study.ask(), study.ask()
     again.trial.set_user_attr("setting", asked.setting.as_dict())
-    study.fail(again, "exit code 1")
+    good, bad = (again, asked) if first else (asked, again)
+    study.tell(good, [Look(0.1, 1.0)])
+    study.fail(bad, "exit code 1")
     outcome = search(FakeRunner(nothing_helps), study=study, trials=3)
     assert outcome.tried[asked.setting].looks
     assert outcome.tried[asked.setting].failure == "exit code 1"
@@ -273,11 +280,28 @@ def test_steps_that_gain_nothing_are_not_taken() -> None:
 )
 def test_what_is_plainly_worse_is_looked_at_once(time: float, memory: float, looks: int) -> None:
     runner = FakeRunner(lambda setting: (time, memory) if setting else (1.0, 1000))
-    looking = Search(Study(glibc_space()), runner, Budget(trials=1), Preference("time", 1.5), Watched())
+    pairs = Pairs(runner)
+    steps = Refinement(Study(glibc_space()), Preference("time", 1.5), lambda each, _: pairs.look(each))
     best = Tried(Setting(GLIBC, ((PAD, str(4 * MIB)),)), [Look(0.6, 1.2)])
-    seen = looking._seen(best.setting.replace(PAD, str(8 * MIB)), best)
+    seen = steps._seen(best.setting.replace(PAD, str(8 * MIB)), best)
     assert seen is not None
     assert len(seen.looks) == looks
+
+
+@pytest.mark.parametrize("what", ["time", "memory"])
+@pytest.mark.parametrize(
+    ("lost", "needed", "looks"),
+    [(1.005, False, 3), (1.015, False, 7), (1.03, True, 7), (1.2, True, 3), (1.6, True, 1)],
+)
+def test_what_is_lost_without_a_knob_decides_whether_it_stays(
+    what: str, lost: float, needed: bool, looks: int
+) -> None:
+    """Be it time or memory; where it is close, more looks are taken."""
+    without = (lost, 1000.0) if what == "time" else (1.0, 1000 * lost)
+    runner = FakeRunner(lambda setting: without if setting else (1.0, 1000))
+    looking = Search(Study(glibc_space()), runner, Budget(trials=1), Preference(), Watched())
+    assert looking._needed(Pairs(runner), Setting(GLIBC, ((PAD, str(MIB)),))) == needed
+    assert len(runner.log) == 2 * looks
 
 
 def test_a_knob_moves_down_where_that_is_better() -> None:
@@ -286,13 +310,11 @@ def test_a_knob_moves_down_where_that_is_better() -> None:
         return 1.0, 1000 if pad is None else 700 + 10 * pad / MIB
 
     runner = FakeRunner(small)
-    study = Study(glibc_space(), seed=1)
-    looking = Search(study, runner, Budget(trials=1), Preference("memory"), Watched())
-    looking.outcome.reduced = Setting("glibc", ((PAD, str(32 * MIB)),))
-    looking._refine()
+    pairs = Pairs(runner)
+    start = Setting("glibc", ((PAD, str(32 * MIB)),))
+    steps = Refinement(Study(glibc_space()), Preference("memory"), lambda each, _: pairs.look(each))
     # Below 2 MiB a step gains less than a setting is worth.
-    assert looking.outcome.refined is not None
-    assert looking.outcome.refined.values[0] == (PAD, str(2 * MIB))
+    assert list(steps.steps(start, [])) == [(start.replace(PAD, str(2 * MIB)), start)]
 
 
 def test_half_way() -> None:
@@ -353,6 +375,48 @@ def test_what_fails_is_recorded_and_never_wins() -> None:
     assert all(TRIM in dict(each.setting.values) for each in failed)
     assert not any(TRIM in dict(each.setting.values) for each in outcome.front + outcome.dropped)
     assert any("SIGSEGV" in line for line in watched.said)
+
+
+def test_what_fails_in_the_front_is_not_chosen_by_the_search() -> None:
+    """Where nothing of the front is left, the search's figures choose."""
+    watched = Watched()
+    runner = FakeRunner(
+        much_trimming, fails=lambda setting: "exit code 3" if setting and watched.now == "front" else None
+    )
+    outcome = search(runner, trials=6, watched=watched)
+    assert outcome.failures
+    assert not outcome.front + outcome.dropped
+    assert outcome.chosen not in outcome.failures
+
+
+def test_what_is_plainly_beaten_gets_one_look() -> None:
+    def cost(setting: Setting | None) -> tuple[float, float]:
+        return (2.0 if knob(setting, TCACHE) is not None else 1.0), 1000
+
+    tried = search(FakeRunner(cost), trials=6).tried.values()
+    assert {TCACHE in dict(each.setting.values): len(each.looks) for each in tried} == {False: 2, True: 1}
+
+
+def test_a_look_that_was_over_when_it_was_stopped_is_kept() -> None:
+    (tried,) = search(FakeRunner(much_trimming, stop_at=3)).tried.values()
+    assert len(tried.looks) == 1
+
+
+def test_what_failed_is_not_run_again() -> None:
+    bad = Setting(GLIBC, ((ARENAS, "64"),))
+    study = Study(glibc_space(), seed=1)
+    for _ in range(3):
+        study.enqueue(bad)
+    runner = FakeRunner(nothing_helps, fails=lambda setting: "exit code 1" if setting == bad else None)
+    assert search(runner, study=study, trials=10).trials == 10
+    assert runner.log.count(bad) == 1
+
+
+@pytest.mark.parametrize(("runs", "last"), [(math.inf, 0.14), (100, 0.14), (26, 0.5), (15, 0.6), (0, 0.6)])
+def test_of_few_runs_more_are_for_the_confirmation(runs: float, last: float) -> None:
+    parts = shares(runs)
+    assert 1 - parts.ablation == pytest.approx(last)
+    assert 0 < parts.search < parts.front < parts.ablation
 
 
 @pytest.mark.parametrize("phase", ["front", "confirmation"])
@@ -466,6 +530,19 @@ def test_rounds_take_turns_and_a_stopped_one_leaves_nothing() -> None:
         assert set(runner.log[at : at + 3]) == {None, *settings}
 
 
+def test_what_fails_in_a_later_round_has_no_rounds() -> None:
+    good, bad = (Setting(GLIBC, ((TRIM, str(1 << n)),)) for n in (20, 21))
+    rounds = Rounds()
+    runner = FakeRunner(nothing_helps)
+    runner.fails = lambda setting: "exit code 3" if setting == bad and len(rounds.base) == 2 else None
+    for _ in range(4):
+        rounds.run(runner, [good, bad])
+    assert rounds.failures == {bad: "exit code 3"}
+    assert rounds.runs.keys() == {good}
+    assert len(rounds.base) == len(rounds.runs[good]) == 4
+    assert runner.log.count(bad) == 3
+
+
 def test_ratios_are_to_the_same_rounds_baseline() -> None:
     setting = Setting(GLIBC, ((TRIM, "65536"),))
     rounds = Rounds([Run(t, 100) for t in (1.0, 2.0, 4.0)], {setting: [Run(t, 50) for t in (0.5, 1.0, 2.0)]})
@@ -478,6 +555,31 @@ def test_ratios_are_to_the_same_rounds_baseline() -> None:
 def a_verdict(value: float, high: float, n: int = 10, memory: float = 1.0) -> Verdict:
     time = Ratio(value, value - 0.01, high, n)
     return Verdict(Setting(GLIBC, ((TRIM, "1"),)), time, Ratio(memory, memory, memory, n), time)
+
+
+def test_why_a_setting_fell_off_the_front_is_told() -> None:
+    dropped = [a_verdict(0.9, 0.95), a_verdict(1.0, 1.1), a_verdict(0.8, 0.9, n=ROUNDS_LEAST - 1)]
+    notes = [str(each).partition("(")[2] for each in front_table(Outcome(dropped=dropped)).columns[-1].cells]
+    assert notes == ["", "too few rounds)", "beaten)", "no gain)"]
+
+
+def printed(outcome: Outcome, preference: Preference) -> str:
+    file = io.StringIO()
+    show(outcome, Budget(trials=1), preference, "average RSS", "", report.console(file))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("by", "memory", "told"), [("time", 0.5, 1), ("memory", 0.5, 0), ("time", 1.0, 0)])
+def test_what_saves_memory_is_mentioned_to_who_asked_for_time(by: str, memory: float, told: int) -> None:
+    outcome = Outcome(front=[a_verdict(1.0, 1.1, memory=memory)], reason="of that")
+    assert printed(outcome, Preference(by)).count("--prefer memory chooses by that") == told
+
+
+def test_where_nothing_was_confirmed_what_is_within_the_limits_comes_first() -> None:
+    seen = {4: (0.9, 1.0), 5: (0.2, 2.0), 6: (0.5, 1.0), 7: (1.0, 1.0)}
+    tried = [Tried(Setting(GLIBC, ((ARENAS, str(n)),)), [Look(*each)]) for n, each in seen.items()]
+    text = printed(Outcome({each.setting: each for each in tried}), Preference("time", 1.5))
+    assert re.findall(r"arena_max=(\d)", text) == ["6", "4", "7"]
 
 
 @pytest.mark.parametrize(
@@ -572,12 +674,36 @@ def test_what_is_set_already_stays_and_is_not_searched() -> None:
     assert options["CALM_OPTIONS"] == "slack=50,report=exit,policy=paper"
 
 
+@pytest.mark.parametrize("name", ["calmalloc", "ptlbmalloc2"])
+def test_every_value_is_one_that_the_allocator_takes(name: str) -> None:
+    if not allocators.find_library(name):
+        pytest.skip(f"{name} is not built")
+    (found,) = space.spaces([name], {})[0]
+    assert found.knobs
+    for each in found.knobs:
+        for value in each.values:
+            variables = space.variables(Setting(name, ((each.name, value),)), found, {})
+            run = subprocess.run(
+                ["true"], env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, check=True
+            )
+            # A wrong name or value is named there, and ignored.
+            assert run.stderr == "", variables
+
+
+def test_the_governor_is_not_given_what_makes_it_stay_out() -> None:
+    names = {knob.name.removeprefix("glibc.malloc.") for knob in space._ptlbmalloc2_knobs()}
+    assert names.isdisjoint({"trim_threshold", "top_pad", "mmap_threshold", "mmap_max"})
+    assert {"arena_max", "tcache_count", space.SENSITIVITY} <= names
+
+
 def test_the_line_to_type() -> None:
     plain, *_ = glibc_space()
     setting = Setting(GLIBC, ((TRIM, "33554432"), (TCACHE, "0")))
     assert space.line(setting, plain, {}, ["./a b", "c"]) == (
         f"GLIBC_TUNABLES={TRIM}=33554432:{TCACHE}=0 './a b' c"
     )
+    # What is preloaded anyway needs no saying.
+    assert space.line(Setting(GLIBC), plain, {"LD_PRELOAD": "/opt/other.so"}, ["true"]) == "true"
     library = space.Space("ptlbmalloc2", (), Path("/opt/libptlbmalloc2.so"))
     governed = Setting("ptlbmalloc2", ((space.SENSITIVITY, "2"), (ARENAS, "1")))
     line = space.line(governed, library, {"LD_PRELOAD": "/opt/other.so"}, ["true"])

@@ -4,9 +4,9 @@ import pytest
 from tune_helpers import ARENAS, TRIM, FakeRunner, glibc_space, knob, search
 
 from calm.allocators import GLIBC
-from calm.tune.bracket import Point, halfway
+from calm.tune.bracket import halfway
 from calm.tune.space import Setting
-from calm.tune.verdict import Preference
+from calm.tune.verdict import Point, Preference
 
 TIME = Preference("time", 1.5)
 

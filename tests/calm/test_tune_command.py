@@ -129,6 +129,25 @@ def test_a_short_program_is_run_several_times(monkeypatch: pytest.MonkeyPatch) -
     assert runner.run(None).time_s == pytest.approx(0.003)
 
 
+def test_patience_and_samples_go_by_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = measure.measure(["true"], groups=())
+    asked: list[tuple[float | None, int]] = []
+    took = iter([0.5, 2.0, 0.5, 1.0])
+
+    def measured(*_: object, limit_s: float | None, interval_ms: int, **__: object) -> measure.Measurement:
+        asked.append((limit_s, interval_ms))
+        return replace(real, wall_s=next(took))
+
+    monkeypatch.setattr(trial, "measure", measured)
+    runner = trial.ProgramRunner(("true",), space.spaces(["glibc"], {})[0])
+    runner.calibrate(60.0)
+    setting = Setting("glibc", (("glibc.malloc.arena_max", "1"),))
+    for each in (None, setting, setting):
+        runner.run(each)
+    # The slowest that the baseline was, be it by chance; what a setting takes says nothing.
+    assert asked == [(60.0, 10), (4 * 3.5, 5), (11.0, 5), (11.0, 5)]
+
+
 def test_a_run_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_PATIENCE", 0.0)
     found = space.spaces(["glibc"], {})[0]
@@ -213,11 +232,18 @@ def test_what_is_set_stays_and_runs_alternate(calm: Calm, fake: Path, tmp_path: 
             2,
             "so --prefer, --memory-limit, --show-output says nothing",
         ),
+        (("--advise", "--json", "/no/such/file", "--", "true"), 1, "cannot write /no/such/file"),
+        (("--advise", "--", "no-such-program"), 127, "no such program"),
         ((), 2, "missing argument"),
+        (("--advise",), 2, "missing argument"),
         (("--trials", "1", "--", "no-such-program"), 127, "no such program"),
         (("--trials", "1", "--", "/etc/passwd"), 126, "not executable"),
         (("--trials", "1", "--", "false"), 1, "false: exit code 1"),
-        (("--trials", "1", "--", "sh", "-c", "echo broken >&2; kill -SEGV $$"), 1, "SIGSEGV"),
+        (
+            ("--trials", "1", "--", "sh", "-c", "echo broken >&2; kill -SEGV $$"),
+            1,
+            "SIGSEGV (11) (it said: broken)",
+        ),
         (("--minutes", "0.005", "--", "sleep", "5"), 1, "one run takes more than the 0.005 minutes"),
         (("--minutes", "0.02", "--", "sleep", "0.5"), 1, "too short to compare anything; --minutes"),
     ],

@@ -9,7 +9,7 @@ from calm.tune.search import Budget, Outcome, Search
 from calm.tune.space import Setting, Space, spaces
 from calm.tune.study import Study
 from calm.tune.trial import Run, Stopped
-from calm.tune.verdict import Preference
+from calm.tune.verdict import Point, Preference
 
 TRIM = "glibc.malloc.trim_threshold"
 TCACHE = "glibc.malloc.tcache_count"
@@ -69,7 +69,7 @@ class Watched:
     def phase(self, what: str, total: int | None) -> None:
         self.phases.append((what, total))
 
-    def step(self, front: Sequence[tuple[Setting, float, float]]) -> None:
+    def step(self, front: Sequence[Point]) -> None:
         assert front
         self.steps += 1
 
