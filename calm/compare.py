@@ -164,18 +164,6 @@ def run_rounds(comparison: Comparison, groups: Sequence[str], show_output: bool)
             comparison.interrupted_by = signal.SIGINT
 
 
-def _ratio_cells(ratio: Ratio | None, first: bool) -> tuple[str, str]:
-    if first:
-        return "1", ""
-    if ratio is None or ratio.value is None:
-        return "-", ""
-    if ratio.low is None and ratio.high is None:
-        return f"{ratio.value:.3g}", "-"
-    high = "∞" if ratio.high is None else f"{ratio.high:.3g}"
-    low = "∞" if ratio.low is None else f"{ratio.low:.3g}"
-    return f"{ratio.value:.3g}", f"{low} to {high}"
-
-
 def _table(comparison: Comparison, metrics: list[Metric]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -188,7 +176,8 @@ def _table(comparison: Comparison, metrics: list[Metric]) -> Table:
         label = metric.label
         for side in comparison.sides:
             middle = median(comparison.values(side, metric))
-            ratio, interval = _ratio_cells(comparison.ratio(side, metric), side is comparison.sides[0])
+            base = side is comparison.sides[0]
+            ratio, interval = ("1", "") if base else report.ratio(comparison.ratio(side, metric))
             cells = [
                 side.allocator.label,
                 report.figure(middle, metric.unit),

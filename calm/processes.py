@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def _parents() -> dict[int, int]:
@@ -38,6 +38,11 @@ def kill_descendants(root: int) -> list[int]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return found
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """In a child, before it becomes a program: it gets this signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calm.errors import CalmError
+from calm.statistics import Ratio
 
 # Wide enough for every table, so that a pipe gets one line for each row.
 _WIDTH_OF_A_FILE = 160
@@ -67,6 +68,16 @@ def share(part: float, whole: float) -> str:
         return "unknown share"
     percent = 100 * part / whole
     return "under 0.01 %" if 0 < percent < 0.01 else f"{percent:.2f} %"
+
+
+def ratio(found: Ratio | None) -> tuple[str, str]:
+    """A ratio, and the interval that it lies in, for two cells of a table."""
+    if found is None or found.value is None:
+        return "-", ""
+    if found.low is None and found.high is None:
+        return f"{found.value:.3g}", "-"
+    low, high = ("∞" if end is None else f"{end:.3g}" for end in (found.low, found.high))
+    return f"{found.value:.3g}", f"{low} to {high}"
 
 
 def last_words(errors: IO[bytes]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,8 +59,7 @@ def inputs_folder() -> Path:
     """Where inputs are kept from one run to the next."""
     if root := places.checkout():
         return root / "build" / "bench"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "calm" / "bench"
+    return places.user_cache() / "bench"
 
 
 def _hidden() -> dict[str, str]:

@@ -221,17 +221,6 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _ratio_cells(ratio: Ratio | None) -> tuple[str, str]:
-    if ratio is None:
-        return "1", ""
-    if ratio.value is None:
-        return "-", ""
-    if ratio.low is None and ratio.high is None:
-        return f"{ratio.value:.3g}", "-"
-    low, high = ("∞" if end is None else f"{end:.3g}" for end in (ratio.low, ratio.high))
-    return f"{ratio.value:.3g}", f"{low} to {high}"
-
-
 def _print(result: Result, file: IO[str]) -> None:
     console = report.console(file)  # type: ignore[arg-type]
     outcome = result.outcome
@@ -251,7 +240,8 @@ def _print(result: Result, file: IO[str]) -> None:
         for side in result.sides:
             values = result.values(side, figure)
             each = ", ".join(report.figure(value, figure.unit) for value in values[:5])
-            cells = _ratio_cells(result.ratio(side, figure) if values else Ratio(None, None, None, 0))
+            base = side is result.sides[0] and values
+            cells = ("1", "") if base else report.ratio(result.ratio(side, figure))
             table.add_row(label, side.label, report.figure(median(values), figure.unit), *cells, each)
             label = ""
         table.add_row()

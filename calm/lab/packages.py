@@ -45,9 +45,7 @@ def default_cache() -> Path:
     """In a checkout its build folder, elsewhere the user's cache."""
     if root := places.checkout():
         return root / "build" / "emulated"
-    home = os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".cache"
-    return base / "calm" / "lab"
+    return places.user_cache() / "lab"
 
 
 def _output(*command: str, cwd: Path | None = None) -> str:

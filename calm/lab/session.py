@@ -1,7 +1,6 @@
 """Boots the machine, and has it run programs: as often as it takes, where one of them brings it down."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calm import measure
+from calm import measure, processes
 from calm.errors import CalmError
 from calm.lab import guest, machine, packages
 from calm.lab.guest import Run, Turn, View
@@ -26,7 +25,6 @@ from calm.lab.payload import Payload
 BOOT_S = 240.0  # 64 emulated CPUs on a busy machine take a minute
 _KVM_S = 15.0
 _EACH_S = 0.2
-_PR_SET_PDEATHSIG = 1
 _OUT_OF_MEMORY = re.compile(
     r"Out of memory: Killed process \d+ \(([^)]*)\)|Out of memory and no killable|"
     r"System is deadlocked on memory"
@@ -99,10 +97,6 @@ Step = Callable[[str, int, int], None]
 """Told what is going on, how many steps are done, and of how many."""
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 @contextlib.contextmanager
 def _qemu(command: Sequence[str], complaints: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The emulator, for as long as the context lasts. The terminal's Ctrl-C is for us, and not for it."""
@@ -113,7 +107,7 @@ def _qemu(command: Sequence[str], complaints: Path) -> Iterator[subprocess.Popen
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: processes.end_with_parent(signal.SIGKILL),
         )
     try:
         yield process

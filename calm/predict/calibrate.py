@@ -16,10 +16,10 @@ from statistics import median
 import click
 from rich.table import Table
 
-from calm import machine, measure, options, ranges, report
+from calm import machine, measure, options, ranges, report, topology
 from calm.bench import workloads
 from calm.errors import USAGE, CalmError
-from calm.predict import calibration, fit, topology
+from calm.predict import calibration, fit
 from calm.predict.calibration import Calibration
 from calm.predict.fit import Residual, Sample
 from calm.predict.model import LOCAL_CYCLES, OVERCOMMITTED, REMOTE, VIRTUAL

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calm import machine
+from calm import machine, places, report, topology
 from calm.errors import CalmError
-from calm.predict import topology
 from calm.predict.fit import Costs, Residual, Sample
 
 VERSION = 1
@@ -24,7 +23,7 @@ def identity() -> dict[str, str | int | bool]:
         "architecture": described["architecture"],
         "cpus": sum(map(len, sockets)),
         "sockets": len(sockets),
-        "virtual": topology.is_virtual(),
+        "virtual": bool(topology.is_virtual()),
         "kernel": described["kernel"],
     }
 
@@ -56,8 +55,7 @@ class Calibration:
 
 def default_path() -> Path:
     """Where this user's is kept."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "calm" / "calibration.json"
+    return places.user_cache() / "calibration.json"
 
 
 def load(path: Path) -> Calibration:
@@ -105,8 +103,6 @@ def save(path: Path, calibration: Calibration) -> None:
     text = json.dumps(calibration.as_dict(), indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
-        part.replace(path)
     except OSError as error:
         raise CalmError(f"cannot write {path}: {error.strerror}") from error
+    report.write(str(path), text)

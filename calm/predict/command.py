@@ -12,10 +12,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from calm import allocators, compare, machine, options, program, ranges, report
+from calm import allocators, compare, machine, options, program, ranges, report, topology
 from calm.errors import USAGE, CalmError
 from calm.measure import TLB_GROUP
-from calm.predict import calibration, inputs, model, topology
+from calm.predict import calibration, inputs, model
 from calm.predict.calibration import Calibration
 from calm.predict.inputs import Inputs
 from calm.predict.model import (

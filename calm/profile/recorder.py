@@ -11,7 +11,6 @@ more than its budget; the other is coarse, and counts for the time that the fine
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import shutil
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from calm import processes
 from calm.profile import script
 from calm.profile.recording import Recording, prepare
 from calm.profile.script import Sample
@@ -37,7 +37,6 @@ _PAUSE_S = 1.0
 CALLS = ("madvise", "process_madvise", "munmap", "mprotect", "brk", "mremap", "mmap")
 _READY_S = 30.0
 _STOP_S = 60.0
-_PR_SET_PDEATHSIG = 1
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
 # The user's configuration of perf would change what it prints.
 _ENVIRONMENT = os.environ | {"LC_ALL": "C", "PERF_CONFIG": "/dev/null"}
@@ -77,10 +76,6 @@ def _refused(level: str) -> str | None:
     return None
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def _first_sentence(text: str) -> str:
     """What perf said is wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip().strip("- ")]
@@ -109,7 +104,7 @@ class _Perf:
                     stderr=errors,
                     pass_fds=(control, answer),
                     start_new_session=True,
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=lambda: processes.end_with_parent(signal.SIGTERM),
                     env=_ENVIRONMENT,
                 )
         finally:
@@ -352,7 +347,7 @@ class Recorder:
                 start_new_session=True,
                 text=True,
                 errors="replace",
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: processes.end_with_parent(signal.SIGTERM),
                 env=_ENVIRONMENT,
             )
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from calm import machine, processes
+from calm import machine, mapped, processes
 from calm.errors import CalmError
 from calm.measure import METRICS, SYSCALL_GROUP, TLB_GROUP, Measurement, counts, how, measure
 from calm.profile import findings
@@ -40,7 +40,6 @@ _SAMPLE_S = 5e-6
 # What an event takes that both perfs pass over at most, beyond what counting takes: 50 ns each, as measured.
 _PASSED_S = 1e-7
 _SHORT_S = 0.2
-_LIBRARY = re.compile(r"/lib(jemalloc|mimalloc|tcmalloc|snmalloc|rpmalloc|calmalloc|ptlbmalloc2)[^/]*\.so")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,13 +49,6 @@ class Progress:
 
     watching: Callable[[float], None] = lambda _: None
     reading: Callable[[float], None] = lambda _: None
-
-
-def allocator_of(maps: str) -> str:
-    """The allocator that a process has mapped, by /proc/PID/maps."""
-    if found := _LIBRARY.search(maps):
-        return "gperftools" if found[0].startswith("/libtcmalloc_minimal") else found[1]
-    return "glibc" if re.search(r"/libc(-[\d.]+)?\.so", maps) else "unknown"
 
 
 def _program(pid: int) -> str:
@@ -89,9 +81,9 @@ class _Mapped:
         self._pause_s *= 2
         self._next = now + self._pause_s
         with suppress(OSError):
-            found = allocator_of(Path(f"/proc/{self._pid}/maps").read_text(errors="replace"))
+            found = mapped.allocator(Path(f"/proc/{self._pid}/maps").read_text(errors="replace").splitlines())
             # One that ends has nothing mapped any more.
-            self.allocator = found if found != "unknown" else self.allocator
+            self.allocator = found or self.allocator
 
 
 def program_totals(measured: Measurement) -> dict[str, Total]:

@@ -2,14 +2,13 @@
 
 import fnmatch
 import os
-import re
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from calm import allocators, machine
+from calm import machine, mapped
 from calm.measure import SYSCALLS
 from calm.top import figures, system
 from calm.top.events import INTERRUPTS, SHOOTDOWNS, Counting, Events
@@ -81,30 +80,6 @@ class Snapshot:
             "ended": [{"pid": pid, "name": name} for pid, name in self.ended],
             "notes": self.notes,
         }
-
-
-_LIBRARY = re.compile(
-    r"/lib(jemalloc|mimalloc|snmalloc|rpmalloc|tcmalloc|tcmalloc_minimal|scudo|hoard|tbbmalloc)"
-    r"(?:[-.][^/]*)?\.so[^/]*$"
-)
-_LIBC = re.compile(r"/(?:libc\.so\.6|libc-2\.\d+\.so)(?: \(deleted\))?$")
-_MUSL = re.compile(r"/(?:ld-musl-[^/]*|libc\.musl-[^/]*)$")
-_NAMES = {"tcmalloc_minimal": "gperftools"}
-
-
-def allocator_of(paths: Sequence[str], libraries: Sequence[str]) -> str:
-    """Which allocator a process has, by the files that it has mapped and the tables of our own libraries."""
-    if libraries:
-        return libraries[0]
-    for path in paths:
-        if match := _LIBRARY.search(path):
-            return _NAMES.get(match[1], match[1])
-        # Ours of a version without a table.
-        if own := next((own for own in allocators.OWN if re.search(rf"/lib{own}\.so[^/]*$", path)), None):
-            return own
-    if any(_LIBC.search(path) for path in paths):
-        return "glibc"
-    return "musl" if any(_MUSL.search(path) for path in paths) else "unknown"
 
 
 class _Process:
@@ -299,7 +274,8 @@ class Sampler:
         except figures.UnreadableError as error:
             known.refused = str(error)
         if known.paths:
-            row.allocator = allocator_of(known.paths, list(values))
+            # Our own say so themselves.
+            row.allocator = next(iter(values), None) or mapped.allocator(known.paths) or "unknown"
         elif known.refused:
             row.reasons["allocator"] = known.refused
         if not values:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from calm import machine, processes, program
+from calm import machine, mapped, processes, program
+from calm.allocators import GLIBC
 from calm.errors import CalmError
 from calm.measure import Measurement, measure
 from calm.progress import Bar
@@ -42,7 +43,7 @@ _MAP_STACK = 0x20000
 _STACK = 8 * 1024 * 1024
 
 # By the names of their libraries, and by what their code says where it is linked in.
-_LIBRARIES = ("calmalloc", "ptlbmalloc2", "jemalloc", "tcmalloc", "mimalloc", "snmalloc", "rpmalloc", "hoard")
+# What is linked into a program says of itself.
 _SIGNS = {
     "jemalloc": b"<jemalloc>",
     "mimalloc": b"MIMALLOC_",
@@ -244,16 +245,10 @@ def allocator_of(files: Iterable[str], executable: bytes) -> str | None:
 
     None: no C library's, as far as can be seen.
     """
-    names = [Path(file).name for file in files]
-    for known in _LIBRARIES:
-        if any(name.startswith(f"lib{known}") for name in names):
-            return known
-    for known, sign in _SIGNS.items():
-        if sign in executable:
-            return known
-    if any(re.match(r"libc(\.so\.6|-2\.\d+\.so)$", name) for name in names):
-        return "glibc"
-    return "musl" if any(name.startswith(("ld-musl", "libc.musl")) for name in names) else None
+    found = mapped.allocator(files)
+    if found in (None, GLIBC, "musl"):
+        found = next((known for known, sign in _SIGNS.items() if sign in executable), found)
+    return found
 
 
 class Watcher(threading.Thread):

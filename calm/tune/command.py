@@ -317,7 +317,9 @@ def _check(
 @click.option(
     "--plot", "plot_path", metavar="FILE.svg|png", type=click.Path(), help="Draw time against memory."
 )
-@click.option("--advise", is_flag=True, help="No search: run CMD once, and say what its counters advise.")
+@click.option(
+    "--advise", is_flag=True, help="No search: run CMD two or three times, and say what its counters advise."
+)
 @click.option("--show-output", is_flag=True, help="Let CMD's output through, to stderr; else it is dropped.")
 @options.program()
 def command(

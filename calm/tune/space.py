@@ -186,7 +186,7 @@ def parse_names(texts: Sequence[str]) -> list[str]:
 
 def present() -> list[str]:
     """The allocators that can be searched here."""
-    return [name for name in NAMES if name == GLIBC or allocators.find_library(name)]
+    return [name for name in NAMES if allocators.is_here(name)]
 
 
 def spaces(names: Sequence[str], inherited: Mapping[str, str]) -> tuple[list[Space], list[str]]:

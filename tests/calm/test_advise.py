@@ -358,7 +358,7 @@ Rss:                 999 kB
     ("files", "executable", "name"),
     [
         (["/usr/lib/libc.so.6", "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"], b"", "jemalloc"),
-        (["/usr/lib/libc.so.6", "/usr/lib/libtcmalloc_minimal.so.4"], b"", "tcmalloc"),
+        (["/usr/lib/libc.so.6", "/usr/lib/libtcmalloc_minimal.so.4"], b"", "gperftools"),
         (["/a/libptlbmalloc2.so", "/usr/lib/libc.so.6"], b"", "ptlbmalloc2"),
         (["/usr/lib/libc.so.6"], b"..<jemalloc>: ..", "jemalloc"),
         (["/usr/lib/libc.so.6"], b"..", "glibc"),

@@ -14,7 +14,7 @@ from calm_helpers import ROOT, Calm, probe
 
 from calm import measure, processes
 from calm.errors import CalmError
-from calm.predict import calibrate, calibration, topology
+from calm.predict import calibrate, calibration
 from calm.predict.calibrate import Point
 from calm.predict.calibration import Calibration
 from calm.predict.fit import Costs, Sample
@@ -103,25 +103,6 @@ def test_plan_of_several_sockets() -> None:
 def test_plan_of_few_cpus(cpus: int, sizes: list[int]) -> None:
     points = calibrate.plan([list(range(cpus))], [1, 16])
     assert [len(point.cpus) for point in points if point.threads == 16] == sizes
-
-
-def test_cores_come_before_their_second_threads(tmp_path: Path) -> None:
-    for cpu, (package, core) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)] * 2):
-        folder = tmp_path / f"cpu{cpu}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "physical_package_id").write_text(f"{package}\n")
-        (folder / "core_id").write_text(f"{core}\n")
-    assert topology.sockets(range(8), tmp_path) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert topology.sockets([0, 4, 7], tmp_path) == [[0, 4], [7]]
-
-
-def test_a_machine_that_does_not_tell_has_one_socket(tmp_path: Path) -> None:
-    assert topology.sockets([0, 1, 2], tmp_path) == [[0, 1, 2]]
-
-
-def test_a_hypervisors_cpu() -> None:
-    assert topology.is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor sse\n")
-    assert not topology.is_virtual("processor\t: 0\nflags\t\t: fpu sse\nname: hypervisor\n")
 
 
 def test_runs_keep_to_their_cpus_and_leave_ours_alone(storm: Path) -> None:

@@ -307,20 +307,6 @@ def test_small_ratios_are_not_rounded_to_nothing() -> None:
     assert model.published_ratio(3, 2) == "1.50"
 
 
-def test_what_machine_this_is(tmp_path: Path) -> None:
-    for cpu, package in ((0, 0), (1, 0), (2, 1)):
-        folder = tmp_path / f"cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "physical_package_id").write_text(f"{package}\n")
-    assert model.sockets([0, 1], tmp_path) == 1
-    assert model.sockets([0, 2], tmp_path) == 2
-    cpuinfo = tmp_path / "cpuinfo"
-    for flags, expected in (("fpu hypervisor sse", True), ("fpu sse", False)):
-        cpuinfo.write_text(f"model name : x\nflags\t\t: {flags}\n")
-        assert model.is_virtual("x86_64", cpuinfo) is expected
-    assert model.is_virtual("aarch64", cpuinfo) is None
-
-
 # Everything of a run but its size: a suite of two short programs in the place of t-test1.
 DRIVER = """
 import sys

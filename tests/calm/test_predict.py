@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from calm_helpers import ROOT, Calm, Compile
 
-from calm import cli, machine
-from calm.predict import calibration, command, topology
+from calm import cli, machine, topology
+from calm.predict import calibration, command
 from calm.predict.calibration import Calibration
 from calm.predict.command import clock_ghz
 from calm.predict.fit import Costs

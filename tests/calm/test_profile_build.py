@@ -39,7 +39,6 @@ from calm.profile.recorder import Recorder, parse_counts
 from calm.profile.recording import Recording, prepare
 from calm.profile.script import Address, Sample, read
 from calm.profile.summary import _by_time, show, sparkline, ways
-from calm.profile.watch import allocator_of
 
 ENTRY = ("do_syscall_64", "entry_SYSCALL_64_after_hwframe")
 FLUSH = ("native_flush_tlb_multi", "flush_tlb_mm_range", "tlb_flush_mmu_tlbonly", "tlb_finish_mmu")
@@ -588,20 +587,6 @@ def test_counts_of_perf_stat() -> None:
         "<not supported>,,task:task_newtask,0,100.00,,\n7,,unknown:event,1,100.00,,\n"
     )
     assert parse_counts(text) == {"shootdowns": 123, "brk": 0}
-
-
-@pytest.mark.parametrize(
-    ("maps", "name"),
-    [
-        ("7f00-7f01 r-xp 0 0:0 1 /usr/lib/libc.so.6\n", "glibc"),
-        ("x /usr/lib/libc-2.31.so\ny /usr/lib/libjemalloc.so.2\n", "jemalloc"),
-        ("x /usr/lib/libtcmalloc_minimal.so.4\n", "gperftools"),
-        ("x /opt/libtcmalloc.so\n", "tcmalloc"),
-        ("x /opt/static\n", "unknown"),
-    ],
-)
-def test_allocators_are_told_by_what_is_mapped(maps: str, name: str) -> None:
-    assert allocator_of(maps) == name
 
 
 def test_looks_at_memory_are_paid_in_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -742,22 +742,6 @@ def test_checks_processes() -> None:
         system.check(999999999)
 
 
-def test_allocators_by_their_files() -> None:
-    libc = "/usr/lib/x86_64-linux-gnu/libc.so.6"
-    for paths, name in (
-        ([libc], "glibc"),
-        (["/lib/libjemalloc.so.2", libc], "jemalloc"),
-        ([libc, "/x/libmimalloc.so.2.0 (deleted)"], "mimalloc"),
-        (["/usr/lib/libtcmalloc_minimal.so.4", libc], "gperftools"),
-        (["/opt/libcalmalloc.so.0.1.0", libc], "calmalloc"),
-        (["/lib/ld-musl-x86_64.so.1"], "musl"),
-        (["/usr/lib/libjemallocator-docs.txt"], "unknown"),
-        ([], "unknown"),
-    ):
-        assert sampler.allocator_of(paths, []) == name, paths
-    assert sampler.allocator_of([libc], ["calmalloc"]) == "calmalloc"
-
-
 def row(pid: int, **fields: Any) -> Row:
     return Row(
         pid, fields.pop("name", f"p{pid}"), fields.pop("command", ""), 1, fields.pop("rss_kib", 0), **fields

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from calm import allocators
 from calm.bench import tables
@@ -55,28 +51,6 @@ class Paper:
     scales: bool = False
     counts_cycles: bool = False
     samples_huge_pages: bool = False
-
-
-def sockets(cpus: Sequence[int] | None = None, folder: Path = Path("/sys/devices/system/cpu")) -> int:
-    """In how many packages the CPUs are that this process may use."""
-    found = set()
-    for cpu in cpus if cpus is not None else sorted(os.sched_getaffinity(0)):
-        try:
-            found.add((folder / f"cpu{cpu}/topology/physical_package_id").read_text().strip())
-        except OSError:
-            found.add("unknown")
-    return len(found)
-
-
-def is_virtual(machine: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
-    """Whether the CPU says that it is a guest's. Only x86 has such a flag."""
-    if not (machine or platform.machine()).startswith(("x86", "i686")):
-        return None
-    try:
-        flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
-    except OSError:
-        return None
-    return "hypervisor" in flags[1].split() if flags else None
 
 
 def row_of(results: Results, name: str) -> Row | None:

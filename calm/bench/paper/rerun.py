@@ -13,11 +13,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from calm import allocators, environment, report
+from calm import allocators, environment, report, topology
 from calm.allocators import Allocator
 from calm.bench import results, runner, tables
 from calm.bench.paper import huge_pages, oracle, ptlbmalloc2
-from calm.bench.paper.model import About, Paper, is_virtual, present, sockets
+from calm.bench.paper.model import About, Paper, present
 from calm.bench.progress import Shown
 from calm.bench.results import Results
 from calm.errors import USAGE, CalmError
@@ -33,8 +33,8 @@ def _about(paper: Paper, extra: Sequence[Allocator], scale: float | None, set_hu
         name=paper.name,
         scale=scale or (SCALE if paper.scales else 1.0),
         threads=len(os.sched_getaffinity(0)),
-        sockets=sockets(),
-        virtual=is_virtual(),
+        sockets=len(topology.sockets()),
+        virtual=topology.is_virtual(),
         extra=tuple(each.label for each in extra),
         set_huge_pages=set_huge_pages,
     )

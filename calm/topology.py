@@ -28,11 +28,11 @@ def sockets(cpus: Iterable[int] | None = None, system: Path = _SYSTEM) -> list[l
     return found
 
 
-def is_virtual(cpuinfo: str | None = None) -> bool:
-    """True where the CPU says that a hypervisor lends it."""
+def is_virtual(cpuinfo: str | None = None) -> bool | None:
+    """Whether the CPU says that a hypervisor lends it. None: it has no such flag, as only x86 has one."""
     text = Path("/proc/cpuinfo").read_text(errors="replace") if cpuinfo is None else cpuinfo
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
             return "hypervisor" in value.split()
-    return False
+    return None
