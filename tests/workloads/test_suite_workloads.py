@@ -369,6 +369,11 @@ def test_dedup_like_stores_what_repeats_once() -> None:
     assert 2 * coarse["chunks"] < got[50]["chunks"]
 
 
+def test_canneal_like_moves_as_often_as_asked() -> None:
+    few = run("canneal-like", "--elements", "3000", "--steps", "1", "--moves", "1", "--batch", "1000")
+    assert few["swaps"] <= 1, "moves that are fewer than a batch are all that there are"
+
+
 def test_canneal_like_shortens_its_wires() -> None:
     got = run("canneal-like", *SMALL["canneal-like"])
     assert got["wires_after"] < 0.95 * got["wires_before"]
