@@ -105,7 +105,8 @@ def test_bash_by_its_tab_key(environment: dict[str, str]) -> None:
     shell = [needs("bash"), "--norc", "--noprofile", "-i"]
     typed(environment, shell, BASH, "calm sta", "calm stat ")
     # After the dashes there is a program and its files.
-    typed(environment, shell, BASH, "calm run -a glibc -- cat some-f", "some-file")
+    for command in ("run -a glibc", "stat", "compare -a glibc", "profile", "tune", "predict -a glibc", "lab"):
+        typed(environment, shell, BASH, f"calm {command} -- cat some-f", "some-file")
     typed(environment, shell, BASH, "calm bench --report some-f", "some-file")
 
 
