@@ -335,8 +335,10 @@ static bool is_threshold_due(struct governor *governor) {
 /* Whether a walk may find more than the threshold and so much more. */
 static bool is_trim_due(struct governor *governor, size_t margin_bytes) {
     size_t top = total(&governor->total_top_bytes);
-    size_t slack = load(&governor->slack_bytes);
-    return top > load(&governor->threshold_bytes) + margin_bytes &&
+    size_t threshold = load(&governor->threshold_bytes);
+    /* It was found by a threshold that may have fallen since, with the footprint. */
+    size_t slack = smaller(load(&governor->slack_bytes), larger(threshold, MIN_SLACK_BYTES));
+    return top > threshold + margin_bytes &&
            (load(&governor->freed_bytes) - load(&governor->freed_bytes_at_walk) >= slack ||
             top >= load(&governor->top_bytes_at_walk) + slack);
 }
@@ -445,6 +447,9 @@ struct allowance governor_look(struct arena *arena, enum look_reason reason, siz
         bool trim = may_trim(governor, reason, grew);
         if (trim || is_threshold_due(governor)) {
             govern(governor, trim);
+            if (!trim && may_trim(governor, reason, grew)) {
+                govern(governor, true); /* the threshold has fallen just now, and this look may be the last */
+            }
         }
     }
     errno = saved_errno;
