@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -284,7 +285,7 @@ class _Signals:
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "_Signals":
-        # Handlers, not a mask, until the probe runs: it would inherit the mask, and the program from it.
+        # Handlers, not a mask: what is started meanwhile, as a server's client, would inherit the mask.
         for number in self._watched:
             self._old[number] = signal.signal(number, lambda received, _: self.received.append(received))
         return self
@@ -292,6 +293,15 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[list[int]]:
+        """What is started within inherits these signals blocked: the numbers given are those to unblock."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._watched)
+        try:
+            yield [int(number) for number in self._watched if number not in mask]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def wait(self, watch: "_Watch") -> None:
         """Returns when the program has ended, and its client too."""
@@ -382,15 +392,18 @@ def measure(
         arguments += ["-g", str(there.fileno())]
     with os.fdopen(read_end, "rb") as report_file, here, _Signals() as signals:
         try:
-            process = subprocess.Popen(
-                [*arguments, "-f", str(write_end), "--", *command],
-                env=environment,
-                cwd=folder,
-                pass_fds=(write_end, there.fileno()),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-            )
+            # One that the terminal sends while the probe starts would end it before it can report.
+            with signals.held() as held:
+                arguments += ["-s", ",".join(map(str, held))] if held else []
+                process = subprocess.Popen(
+                    [*arguments, "-f", str(write_end), "--", *command],
+                    env=environment,
+                    cwd=folder,
+                    pass_fds=(write_end, there.fileno()),
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
         except OSError as error:
             raise CalmError(f"calm-probe cannot be started: {error.strerror}") from error
         finally:

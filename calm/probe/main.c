@@ -30,6 +30,7 @@ struct options {
     int output;
     unsigned groups;
     uint64_t interval_ns;
+    sigset_t unblocked; /* in the program; the caller blocked them, so that the probe would live to report */
     int gate; /* somebody there gets the program's process id, and says when it may begin; -1: nobody */
     char **assignments; /* NAME=VALUE, for the program alone */
     size_t assignment_count;
@@ -89,6 +90,7 @@ static _Noreturn void usage(int status) {
           "  -i MILLISECONDS  look at the memory this often (default: 10)\n"
           "  -p               send COMMAND a SIGTERM when the process that started calm-probe ends\n"
           "  -e NAME=VALUE    set this in COMMAND's environment; calm-probe itself runs without it\n"
+          "  -s SIGNALS       unblock these for COMMAND, by their numbers, separated by commas\n"
           "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n",
           status == 0 ? stdout : stderr);
     exit(status);
@@ -126,6 +128,13 @@ static unsigned long parse_number(const char *text, char option, unsigned long l
     return number;
 }
 
+static void parse_signals(char *list, sigset_t *set) {
+    for (char *state = NULL, *number = strtok_r(list, ",", &state); number != NULL;
+         number = strtok_r(NULL, ",", &state)) {
+        sigaddset(set, (int)parse_number(number, 's', 1, SIGRTMAX));
+    }
+}
+
 /* Ends with the parent, so that a killed caller leaves nothing running; SIGTERM is passed on to the program.
  */
 static void end_with_parent(void) {
@@ -139,11 +148,12 @@ static void end_with_parent(void) {
 static struct options parse_options(int argc, char **argv) {
     struct options options = {
         .output = STDERR_FILENO, .groups = GROUP_ALL, .interval_ns = 10000000, .gate = -1};
+    sigemptyset(&options.unblocked);
     options.assignments = calloc((size_t)argc, sizeof *options.assignments);
     if (options.assignments == NULL) {
         fail("out of memory", errno);
     }
-    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:g:ph")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:s:g:ph")) != -1;) {
         switch (option) {
         case 'f':
             options.output = (int)parse_number(optarg, 'f', 0, 1U << 20);
@@ -166,6 +176,9 @@ static struct options parse_options(int argc, char **argv) {
                 exit(2);
             }
             options.assignments[options.assignment_count++] = optarg;
+            break;
+        case 's':
+            parse_signals(optarg, &options.unblocked);
             break;
         case 'g':
             options.gate = (int)parse_number(optarg, 'g', 0, 1U << 20);
@@ -264,6 +277,7 @@ static _Noreturn void be_the_program(const struct options *options, int go, int 
     struct note note = {.error = 0};
     sigaction(SIGCHLD, on_child, NULL);
     sigprocmask(SIG_SETMASK, mask, NULL);
+    sigprocmask(SIG_UNBLOCK, &options->unblocked, NULL);
     for (size_t i = 0; i < options->assignment_count; i++) {
         putenv(options->assignments[i]);
     }

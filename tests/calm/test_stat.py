@@ -251,3 +251,21 @@ def test_an_interrupt_reaches_the_program_and_the_figures_are_kept() -> None:
     assert time.monotonic() - started < 5
     assert process.stderr
     assert "wall time" in process.stderr.read()
+
+
+def test_stopped_while_the_probe_starts(tmp_path: Path) -> None:
+    wrapper = tmp_path / "calm-probe"
+    # As a terminal does it: calm gets it, and what has not yet become the probe.
+    wrapper.write_text(f'#!/bin/sh\nkill -INT 0\nexec {measure.find_probe()} "$@"\n')
+    wrapper.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "calm", "stat", "--", "sleep", "30"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CALM_LIBRARY_PATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "wall time" in errors
