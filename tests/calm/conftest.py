@@ -1,6 +1,7 @@
 """Running the command, and building the programs that it measures."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,11 @@ from typing import Any
 
 import pytest
 from calm_helpers import PROGRAMS, ROOT, Calm, Compile, probe
+
+# In the background, or under nohup, these are ignored, and what the tests start would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -387,11 +387,6 @@ print('{"rate": %s, "bytes": 2097152}' % answer)
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _default_sigint() -> None:
-    # Whoever runs the tests in the background has SIGINT ignored, and what they start would inherit that.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def driver(tmp_path: Path) -> list[str]:
     server, script = tmp_path / "server.py", tmp_path / "driver.py"
@@ -507,7 +502,6 @@ def test_ctrl_c_keeps_what_is_complete(driver: list[str], tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_default_sigint,
     )
     deadline = time.monotonic() + 30
     while not log.exists() or len(log.read_text()) < 2 * 7:  # in the middle of the third round that counts

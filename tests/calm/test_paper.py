@@ -395,7 +395,6 @@ def test_huge_pages_are_put_back_whatever_ends_it(driver: list[str], tmp_path: P
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"NAP": "0.2"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         wait_for(tmp_path / "log", "400 ")

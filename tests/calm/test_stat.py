@@ -264,7 +264,6 @@ def test_stopped_while_the_probe_starts(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT, errors
