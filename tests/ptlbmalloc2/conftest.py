@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
 
 from preload import environment, library, program, read_stats
+from ran import Ran, Run
 
 SOURCES = Path(__file__).parent
 CANNOT = 77  # what the programs exit with where the machine does not allow what the case is about
@@ -24,22 +24,6 @@ class Programs:
     cases: Path
     early_late: Path
     plugin: Path
-
-
-@dataclass(frozen=True)
-class Ran:
-    figures: dict[str, int]
-    stderr: str
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Of the program itself, which ends after all its children."""
-        assert self.lines, "the library wrote no statistics"
-        return self.lines[-1]
-
-
-Run = Callable[..., Ran]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import Ran, Run
+from ran import Ran, Run
 
 KIB, MIB = 1 << 10, 1 << 20
 

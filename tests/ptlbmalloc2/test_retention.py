@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Ran, Run
+from ran import Ran, Run
 
 pytestmark = pytest.mark.alone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from ran import Run
 
 MIB = 1 << 20
 
@@ -174,7 +174,9 @@ def test_under_other_settings_of_glibc(run: Run, variables: dict[str, str]) -> N
     for case in ("threads", "calloc", "realloc"):
         stats = run(case, **variables).stats
         assert stats["active"] is True
-        assert stats["trims"] > 0
+        # Of threads that share an arena, merges alone may free its top: 8 MiB for each CPU may stay.
+        assert stats["trims"] > 0 or (case == "threads" and "MALLOC_ARENA_MAX" in variables)
+        assert stats["free_top_bytes"] < stats["threshold_bytes"] + (32 << 20)
         assert stats["failed_purges"] == 0
     if "MALLOC_ARENA_MAX" in variables:
         assert run("threads", **variables).stats["arenas"] == int(variables["MALLOC_ARENA_MAX"])
