@@ -50,6 +50,17 @@ def test_the_soak_finds_what_is_kept(programs: Programs) -> None:
     assert not is_tight(live, excess)
 
 
+def test_a_creep_would_be_found() -> None:
+    """By hand: as much is live at all times, and each pause finds 3 MiB more above it."""
+    live, cycles = 45 * MIB, 10
+    lines = [f"cycle {at} {3 * live} {3 * live} {live} {(14 + 3 * at) * MIB}" for at in range(cycles)]
+    steady = [re.sub(r"\d+$", str(14 * MIB), line) for line in lines]
+    figures = {"cycles": cycles, "live_most": 3 * live}
+    assert_steady(Ran("", 0, "\n".join(steady), "", figures))
+    with pytest.raises(AssertionError):
+        assert_steady(Ran("", 0, "\n".join(lines), "", figures))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(8000)
 @pytest.mark.parametrize("policy", ["adaptive", "paper"])

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from calm_helpers import ROOT, Calm, Compile
 
 from calm.profile import symbols, watch
-from calm.profile.model import CALL, CPU, FAULT, SHOOTDOWN, Profile, load
+from calm.profile.model import CALL, CPU, FAULT, SHOOTDOWN, Profile, Total, load
 
 PERF = shutil.which("perf")
 needs_perf = pytest.mark.skipif(PERF is None, reason="there is no perf")
@@ -391,28 +392,44 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("parent", ["waits", "ignores"])
-def test_what_a_child_spent_before_is_not_counted_when_it_ends(parent: str) -> None:
+@contextmanager
+def talking(*arguments: str) -> Iterator[tuple[int, Callable[[], str], Callable[[], str]]]:
+    """Python runs this: its process, what it says next, and what it says when it was told to go on."""
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", PARENT, WORKER, parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        to, heard = process.stdin, process.stdout
+
+        def hear() -> str:
+            return heard.readline().strip()
+
+        def go_on() -> str:
+            to.write("\n")
+            to.flush()
+            return hear()
+
         try:
-            assert process.stdout.readline() == b"done\n"
-            before = watch._Before(process.pid)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"done\n"
-            before.look()
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"ended\n"
-            totals = before.totals()
+            yield process.pid, hear, go_on
         finally:
             process.kill()
-    spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
-    assert 0.15 < spent < 0.4
+
+
+def seconds_of(totals: dict[str, Total]) -> float:
+    return sum(totals[name].value or 0 for name in ("user_s", "system_s"))
+
+
+@pytest.mark.parametrize("parent", ["waits", "ignores"])
+def test_what_a_child_spent_before_is_not_counted_when_it_ends(parent: str) -> None:
+    with talking(PARENT, WORKER, parent) as (pid, hear, go_on):
+        assert hear() == "done"
+        before = watch._Before(pid)
+        assert go_on() == "done"
+        before.look()
+        assert go_on() == "ended"
+        totals = before.totals()
+    assert 0.15 < seconds_of(totals) < 0.4
 
 
 ORPHAN = """
@@ -438,24 +455,14 @@ time.sleep(60)
 
 
 def test_who_has_lost_its_parent_is_counted_on() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", ABOVE, BETWEEN, ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            between = int(process.stdout.readline())
-            assert process.stdout.readline() == b"ready\n"
-            before = watch._Before(process.pid)
-            os.kill(between, signal.SIGTERM)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"done\n"
-            totals = before.totals()
-        finally:
-            process.kill()
-    spent = sum(totals[name].value or 0 for name in ("user_s", "system_s"))
-    assert 0.25 < spent < 0.5
+    with talking(ABOVE, BETWEEN, ORPHAN) as (pid, hear, go_on):
+        between = int(hear())
+        assert hear() == "ready"
+        before = watch._Before(pid)
+        os.kill(between, signal.SIGTERM)
+        assert go_on() == "done"
+        totals = before.totals()
+    assert 0.25 < seconds_of(totals) < 0.5
 
 
 def started(*arguments: str | Path, temporary: Path) -> subprocess.Popen[str]:

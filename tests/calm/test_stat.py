@@ -268,3 +268,12 @@ def test_stopped_while_the_probe_starts(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT, errors
     assert "wall time" in errors
+
+
+def test_the_probe_takes_no_signal_that_is_none() -> None:
+    for text in ("0", "2,65", "INT"):
+        result = subprocess.run(
+            [measure.find_probe(), "-s", text, "--", "true"], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 2
+        assert "-s takes a whole number from 1 to 64" in result.stderr

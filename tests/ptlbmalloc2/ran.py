@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+KIB, MIB = 1 << 10, 1 << 20
+_MERGED_PER_CPU = 8 * MIB
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -16,6 +19,16 @@ class Ran:
         """Of the program itself, which ends after all its children."""
         assert self.lines, "the library wrote no statistics"
         return self.lines[-1]
+
+    def bound_bytes(self, threads: int) -> int:
+        """
+        What may stay: the threshold, or the padding that was left when memory was last given back, of a
+        larger footprint then; what each thread may free between two looks; what merged tops may leave for
+        each CPU in use; and what is no heap (stacks).
+        """
+        padding: int = self.stats["pad_each_bytes"] * self.stats["arenas"]
+        most: int = max(self.stats["threshold_bytes"], padding)
+        return most + threads * 256 * KIB + MIB + int(self.stats["cpus"] * _MERGED_PER_CPU)
 
 
 Run = Callable[..., Ran]

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from ran import Ran, Run
+from ran import KIB, MIB, Ran, Run
 
 pytestmark = pytest.mark.alone
 
-KIB, MIB = 1 << 10, 1 << 20
 THREADS = 16
-MERGED_PER_CPU = 8 * MIB
 PEAK = 290 * MIB  # at least: 16 threads hold 300 MiB of blocks
 
 
 def assert_bounded(ran: Ran) -> None:
-    """
-    The threshold, or the padding that was left when memory was last given back, of a larger footprint then;
-    what each thread may free between two looks; what merged tops may leave for each CPU in use; and what is
-    no heap (stacks).
-    """
     assert ran.figures["peak"] > PEAK
-    padding = ran.stats["pad_each_bytes"] * ran.stats["arenas"]
-    assert padding < 10 * MIB
-    bound = max(ran.stats["threshold_bytes"], padding) + THREADS * 256 * KIB + MIB
-    bound += int(ran.stats["cpus"] * MERGED_PER_CPU)
-    kept = ran.figures["kept"]
+    assert ran.stats["pad_each_bytes"] * ran.stats["arenas"] < 10 * MIB
+    kept, bound = ran.figures["kept"], ran.bound_bytes(THREADS)
     assert kept <= bound, f"{kept >> 10} KiB stay, the bound is {bound >> 10} KiB; {ran.stats}"
 
 

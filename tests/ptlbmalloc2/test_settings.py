@@ -172,11 +172,12 @@ def test_full_disk_is_no_harm(run: Run) -> None:
 )
 def test_under_other_settings_of_glibc(run: Run, variables: dict[str, str]) -> None:
     for case in ("threads", "calloc", "realloc"):
-        stats = run(case, **variables).stats
+        ran = run(case, **variables)
+        stats = ran.stats
         assert stats["active"] is True
-        # Of threads that share an arena, merges alone may free its top: 8 MiB for each CPU may stay.
-        assert stats["trims"] > 0 or (case == "threads" and "MALLOC_ARENA_MAX" in variables)
-        assert stats["free_top_bytes"] < stats["threshold_bytes"] + (32 << 20)
+        # Of threads that share an arena, merges alone may free its top, and that much of it stays.
+        shared = case == "threads" and "MALLOC_ARENA_MAX" in variables
+        assert stats["trims"] > 0 or (shared and stats["free_top_bytes"] <= ran.bound_bytes(threads=8))
         assert stats["failed_purges"] == 0
     if "MALLOC_ARENA_MAX" in variables:
         assert run("threads", **variables).stats["arenas"] == int(variables["MALLOC_ARENA_MAX"])
