@@ -23,8 +23,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* An average of fewer looks than this would be a guess. */
-enum { SAMPLES_FOR_AVERAGE = 3 };
+/*
+ * An average of fewer looks than this would be a guess; and the program's own mark, as fewer have read it,
+ * may be of its first microseconds, when it was nothing yet.
+ */
+enum { SAMPLES_LEAST = 3 };
 
 struct options {
     int output;
@@ -447,7 +450,8 @@ static void write_memory(struct json *json, const struct run *run, const struct 
     uint64_t page_kib = (uint64_t)sysconf(_SC_PAGESIZE) / 1024;
     uint64_t sampled_kib = run->tree.peak_pages * page_kib;
     uint64_t largest_kib = (uint64_t)run->usage.ru_maxrss;
-    if (largest_kib <= floor_kib(run) && run->tree.mark_kib > 0) {
+    bool mark_is_known = run->tree.samples >= SAMPLES_LEAST && run->tree.mark_kib > 0;
+    if (largest_kib <= floor_kib(run) && mark_is_known) {
         largest_kib = run->tree.mark_kib;
     }
     json_begin(json, "memory");
@@ -455,9 +459,9 @@ static void write_memory(struct json *json, const struct run *run, const struct 
      * Samples can miss a peak; the kernel's own mark misses none, but knows one process at a time. Of several
      * processes both are reached. Of a single one the mark is the peak: samples come from counters that lag.
      */
-    bool mark_is_all = run->tree.seen == 1 && (largest_kib > floor_kib(run) || run->tree.mark_kib > 0);
+    bool mark_is_all = run->tree.seen == 1 && (largest_kib > floor_kib(run) || mark_is_known);
     json_uint(json, "peak_kib", mark_is_all || largest_kib > sampled_kib ? largest_kib : sampled_kib);
-    if (run->tree.samples >= SAMPLES_FOR_AVERAGE) {
+    if (run->tree.samples >= SAMPLES_LEAST) {
         json_real(json, "average_kib", tree_average_pages(&run->tree) * (double)page_kib);
     } else {
         json_null(json, "average_kib");
@@ -465,7 +469,7 @@ static void write_memory(struct json *json, const struct run *run, const struct 
     json_uint(json, "sampled_peak_kib", sampled_kib);
     json_uint(json, "largest_process_kib", largest_kib);
     json_uint(json, "floor_kib", floor_kib(run));
-    json_bool(json, "mark_read", run->tree.mark_kib > 0);
+    json_bool(json, "mark_read", mark_is_known);
     json_uint(json, "samples", run->tree.samples);
     json_uint(json, "interval_ns", options->interval_ns);
     json_uint(json, "processes", run->tree.seen);

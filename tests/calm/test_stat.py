@@ -170,6 +170,14 @@ def test_a_mark_below_the_probes_own_is_read_from_the_program(tmp_path: Path) ->
     assert memory["peak_kib"] < memory["floor_kib"]
 
 
+def test_the_peak_of_a_short_program_is_not_that_of_its_start() -> None:
+    for _ in range(12):
+        # Looked at once, as it begins.
+        memory = probe("-i", "60000", "--", "sh", "-c", "sleep 0.02")["memory"]
+        assert memory["samples"] < 2
+        assert memory["peak_kib"] >= memory["floor_kib"] > 1000
+
+
 @pytest.mark.usefixtures("traced")
 def test_threads_are_counted_exactly(calm: Calm, compiled: Compile) -> None:
     assert figures(calm, compiled("shootdowns"), "10")["threads_started"] == 0
