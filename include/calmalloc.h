@@ -80,6 +80,16 @@ struct calm_stats {
     uint64_t heap_locks;        /* acquisitions of a heap's lock */
     uint64_t large_allocations; /* of runs of pages, slabs excluded */
     uint64_t large_moves;       /* realloc by moving pages */
+    /* Offload mode; 0 without it. */
+    uint64_t offload_hits;    /* magazines and large blocks that were ready when a thread wanted one */
+    uint64_t offload_misses;  /* that were not */
+    uint64_t offload_calls;   /* that a thread waited for an answer of the server */
+    uint64_t offload_records; /* messages to the server */
+    uint64_t offload_stocked; /* magazines and large blocks made ready ahead */
+    uint64_t offload_unused;  /* of those: that nobody wanted, and went back */
+    uint64_t offload_wakes;   /* of the server, by threads */
+    uint64_t offload_naps;    /* of the server */
+    uint64_t offload_lost;    /* times that a thread found the server not to answer */
 };
 
 /*

@@ -57,6 +57,24 @@ pub struct Stats {
     pub large_allocations: u64,
     /// Blocks that grew by moving their pages.
     pub large_moves: u64,
+    /// Offload mode: what was ready when a thread wanted it.
+    pub offload_hits: u64,
+    /// What was not.
+    pub offload_misses: u64,
+    /// Answers of the server that a thread waited for.
+    pub offload_calls: u64,
+    /// Messages to the server.
+    pub offload_records: u64,
+    /// Magazines and large blocks made ready ahead.
+    pub offload_stocked: u64,
+    /// Of those, the ones that nobody wanted.
+    pub offload_unused: u64,
+    /// Times that a thread woke the server.
+    pub offload_wakes: u64,
+    /// Times that the server slept.
+    pub offload_naps: u64,
+    /// Times that a thread found the server not to answer.
+    pub offload_lost: u64,
 }
 
 /// The counters, now. Takes the heap's lock for a moment: not for every request of a server.

@@ -1,6 +1,8 @@
 #include "api/allocator.h"
 
+#include "api/door.h"
 #include "api/misuse.h"
+#include "api/offloading.h"
 #include "api/options.h"
 #include "api/profiling.h"
 #include "api/statistics.h"
@@ -11,8 +13,6 @@
 #include <string.h>
 
 #define CACHE_LINE_BYTES 64
-/* What the heap can reach; of it only the first segment is reserved at once. */
-#define ADDRESS_SPACE_BYTES ((size_t)1 << 40)
 
 struct size_classes calm_classes;
 /* The same, whole at any time. */
@@ -25,7 +25,7 @@ static _Atomic(bool) ready;
 /* Fixed once: the fast paths know no other change of mode. */
 static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
     int wanted = options_cache();
-    if (!have_caches || wanted == OPTION_CACHE_OFF) {
+    if (!have_caches || wanted == OPTION_CACHE_OFF || offloading_mode() == OFFLOADING_SYNC) {
         return CACHE_OFF;
     }
     /* Without a way to stop the sequences, caches could not be emptied. */
@@ -35,16 +35,19 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
 
 static void before_fork(void) {
     profiling_before_fork();
+    offloading_before_fork();
     governor_before_fork(&calm_governor);
 }
 
 static void after_fork_in_parent(void) {
     governor_after_fork(&calm_governor, false);
+    offloading_after_fork(false);
     profiling_after_fork();
 }
 
 static void after_fork_in_child(void) {
     governor_after_fork(&calm_governor, true);
+    offloading_after_fork(true);
     profiling_after_fork();
 }
 
@@ -60,8 +63,9 @@ bool allocator_ready(void) {
         options_read();
         size_classes_fill(&classes, os_page_size());
         bool have_caches = cpu_caches_init(&calm_caches, &classes, place);
+        bool offloads = have_caches && offloading_choose() != OFFLOADING_NONE;
         enum cache_mode mode = choose_mode(place, have_caches);
-        if (governor_init(&calm_governor, &classes, &calm_caches, ADDRESS_SPACE_BYTES, mode != CACHE_OFF,
+        if (governor_init(&calm_governor, &classes, &calm_caches, ALLOCATOR_SPACE_BYTES, mode != CACHE_OFF,
                           misuse_report)) {
             /*
              * Only now the fast paths learn of it, the mode last: until then they find class 0, or no cache.
@@ -69,7 +73,8 @@ bool allocator_ready(void) {
              * the rest would need a processor that reorders stores, where there are no restartable sequences
              * here.
              */
-            cpu_caches_start(&calm_caches, mode);
+            offloads = offloads && offloading_prepare();
+            cpu_caches_start(&calm_caches, mode, !offloads);
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
             first = true;
@@ -116,22 +121,22 @@ static size_t pages_for(size_t size) {
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
-static void *take_pages(size_t size, size_t align_pages, bool *zero) {
+static void *take_pages(size_t size, size_t align_pages, bool zeroed, bool *zero) {
     if (size > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    void *block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
+    void *block = door_take_large(pages_for(size), align_pages, zeroed, zero);
     if (block == NULL) {
         /* What lies in caches may make room. */
-        governor_trim(&calm_governor, SIZE_MAX);
-        block = governor_take_large(&calm_governor, pages_for(size), align_pages, zero);
+        door_trim(SIZE_MAX);
+        block = door_take_large(pages_for(size), align_pages, zeroed, zero);
     }
     return block == NULL ? out_of_memory() : block;
 }
 
-static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
+static void *allocate_large(size_t size, size_t align_pages, bool zeroed, bool *zero) {
     bool sampled = profiling_is_on() && profiling_counts(size);
-    void *block = take_pages(size, align_pages, zero);
+    void *block = take_pages(size, align_pages, zeroed, zero);
     if (sampled && block != NULL) {
         profiling_note(block, size);
     }
@@ -142,7 +147,7 @@ static void *allocate_large(size_t size, size_t align_pages, bool *zero) {
 static void stock(uint32_t class, void *const *blocks, size_t count) {
     size_t pushed = count == 0 ? 0 : cpu_cache_push_some(class, blocks, count);
     if (pushed < count) {
-        governor_put_blocks(&calm_governor, class, blocks + pushed, count - pushed);
+        door_put_blocks(class, blocks + pushed, count - pushed);
     }
 }
 
@@ -156,17 +161,17 @@ static void *refill(uint32_t class) {
     cpu_cache_ran_empty(class);
     bool cached = atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_OFF;
     size_t wanted = cached ? cpu_cache_magazine(class) : 1;
-    size_t got = governor_take_blocks(&calm_governor, class, blocks, wanted);
-    if (got == 0) {
+    struct taken taken = door_take_blocks(class, blocks, wanted);
+    if (taken.count == 0) {
         /* What lies in other caches may be of this class, or make room for it. */
-        governor_trim(&calm_governor, SIZE_MAX);
-        got = governor_take_blocks(&calm_governor, class, blocks, 1);
-        if (got == 0) {
+        door_trim(SIZE_MAX);
+        taken = door_take_blocks(class, blocks, 1);
+        if (taken.count == 0) {
             return out_of_memory();
         }
     }
-    void *block = blocks[--got];
-    stock(class, blocks, got);
+    void *block = blocks[--taken.count];
+    stock(class, blocks, taken.count);
     return block;
 }
 
@@ -174,7 +179,7 @@ static void *refill(uint32_t class) {
 static void *allocate_counted(size_t size, uint32_t class) {
     if (profiling_counts(size)) {
         bool zero;
-        void *block = take_pages(size == 0 ? 1 : size, 1, &zero);
+        void *block = take_pages(size == 0 ? 1 : size, 1, false, &zero);
         if (block != NULL) {
             profiling_note(block, size);
         }
@@ -191,7 +196,7 @@ void *allocate_slow(size_t size) {
     uint32_t class = class_of(size);
     bool zero;
     if (class == 0) {
-        return allocate_large(size, 1, &zero);
+        return allocate_large(size, 1, false, &zero);
     }
     return profiling_is_on() ? allocate_counted(size, class) : refill(class);
 }
@@ -206,8 +211,12 @@ static void spill(uint32_t class, void *block) {
     void *blocks[MAGAZINE_BLOCKS_MOST];
     if (cpu_cache_open(&calm_caches, class) && calm_classes.of[class].size < CACHE_LINE_BYTES) {
         stock(class, &block, 1);
-        stock(class, blocks,
-              governor_take_blocks(&calm_governor, class, blocks, calm_classes.of[class].batch));
+        struct taken taken = door_take_blocks(class, blocks, calm_classes.of[class].batch);
+        if (taken.cacheable) {
+            stock(class, blocks, taken.count);
+        } else if (taken.count > 0) {
+            door_put_blocks(class, blocks, taken.count);
+        }
         return;
     }
     if (cpu_cache_push_some(class, &block, 1) == 1 ||
@@ -216,24 +225,27 @@ static void spill(uint32_t class, void *block) {
     }
     size_t count = cpu_cache_pop_some(class, blocks, cpu_cache_magazine(class));
     blocks[count++] = block;
-    governor_put_blocks(&calm_governor, class, blocks, count);
+    door_put_blocks(class, blocks, count);
 }
 
 void release_slow(void *block) {
     if (block == NULL) {
         return;
     }
-    uint32_t page = allocator_ready() ? space_page(&calm_governor.heap.space, block) : 0;
-    if (page == 0 || !space_is_usable(&calm_governor.heap.space, page)) {
+    struct heap *heap = allocator_ready() ? door_heap_of(block) : NULL;
+    uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
+    if (page == 0 || !space_is_usable(&heap->space, page)) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return;
     }
-    uint32_t class = calm_governor.heap.space.class_of[page];
-    if (class != 0) {
+    uint32_t class = heap->space.class_of[page];
+    if (class == 0) {
+        profiling_forget(block); /* before another thread may have it */
+        door_put_large(block);
+    } else if (heap == &calm_governor.heap) {
         spill(class, block);
     } else {
-        profiling_forget(block); /* before another thread may have it */
-        governor_put_large(&calm_governor, block);
+        door_put_blocks(class, &block, 1);
     }
 }
 
@@ -259,7 +271,7 @@ void *allocate_aligned(size_t alignment, size_t size) {
         return allocate(calm_classes.of[class].size);
     }
     bool zero;
-    return allocate_large(size == 0 ? 1 : size, alignment <= page ? 1 : alignment / page, &zero);
+    return allocate_large(size == 0 ? 1 : size, alignment <= page ? 1 : alignment / page, false, &zero);
 }
 
 void *allocate_zeroed(size_t count, size_t size) {
@@ -270,27 +282,25 @@ void *allocate_zeroed(size_t count, size_t size) {
     bool zero = false;
     void *block = class_for(bytes) != 0  ? allocate(bytes)
                   : class_of(bytes) != 0 ? allocate_slow(bytes)
-                                         : allocate_large(bytes, 1, &zero);
+                                         : allocate_large(bytes, 1, true, &zero);
     if (block != NULL && !zero) {
         memset(block, 0, bytes);
-    } else if (block != NULL) {
-        governor_populate(&calm_governor, block, pages_for(bytes));
     }
     return block;
 }
 
 size_t usable_size(const void *block) {
-    const struct space *space = &calm_governor.heap.space;
-    uint32_t page = block == NULL || !allocator_ready() ? 0 : space_page(space, block);
-    if (page == 0 || !space_is_usable(space, page)) {
+    const struct heap *heap = block == NULL || !allocator_ready() ? NULL : door_heap_of(block);
+    uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
+    if (page == 0 || !space_is_usable(&heap->space, page)) {
         return 0;
     }
-    uint32_t class = space->class_of[page];
+    uint32_t class = heap->space.class_of[page];
     if (class != 0) {
-        return calm_classes.of[class].size;
+        return classes.of[class].size;
     }
-    const struct span *span = heap_large_span(&calm_governor.heap, block);
-    return span == NULL ? 0 : (size_t)span->pages << space->page_shift;
+    const struct span *span = heap_large_span(heap, block);
+    return span == NULL ? 0 : (size_t)span->pages << heap->space.page_shift;
 }
 
 /* A block that may stay where it is: no smaller than asked, and not twice as large. */
@@ -311,7 +321,7 @@ void *reallocate(void *block, size_t size) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return out_of_memory();
     }
-    struct span *span = heap_large_span(&calm_governor.heap, block);
+    const struct span *span = heap_large_span(door_heap_of(block), block);
     if (span == NULL ? fits(held, size) || class_of(held) == class_of(size)
                      : class_of(size) == 0 && pages_for(size) == span->pages) {
         return block;
@@ -322,7 +332,7 @@ void *reallocate(void *block, size_t size) {
     if (span != NULL && class_of(size) == 0) {
         /* To the profile one block ends and another begins; the old place may be another thread's at once. */
         profiling_forget(block);
-        void *resized = governor_resize_large(&calm_governor, span, pages_for(size));
+        void *resized = door_resize_large(block, pages_for(size));
         if (resized != NULL) {
             if (profiling_is_on() && profiling_counts(size)) {
                 profiling_note(resized, size);

@@ -16,6 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What a heap can reach; of it only the first segment is reserved at once. */
+#define ALLOCATOR_SPACE_BYTES ((size_t)1 << 40)
+
 /* Hidden: reached by one instruction, without a table. */
 extern struct size_classes calm_classes __attribute__((visibility("hidden")));
 extern struct governor calm_governor __attribute__((visibility("hidden")));

@@ -2,6 +2,7 @@
 #include "calmalloc.h"
 
 #include "api/allocator.h"
+#include "api/door.h"
 #include "api/options.h"
 #include "api/profiling.h"
 #include "api/statistics.h"
@@ -67,7 +68,7 @@ size_t calm_malloc_usable_size(const void *block) {
 }
 
 size_t calm_trim(size_t keep_bytes) {
-    return allocator_ready() ? governor_trim(&calm_governor, keep_bytes) : 0;
+    return allocator_ready() ? door_trim(keep_bytes) : 0;
 }
 
 int calm_stats(struct calm_stats *stats, size_t size) {
@@ -108,7 +109,7 @@ int calm_set(const char *name, const char *value) {
         errno = error;
         return -1;
     }
-    governor_refresh(&calm_governor);
+    door_refresh();
     return 0;
 }
 

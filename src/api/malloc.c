@@ -3,6 +3,7 @@
  * silent is what programs have come to expect.
  */
 #include "api/allocator.h"
+#include "api/door.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -109,7 +110,7 @@ EXPORT void cfree(void *block) {
 }
 
 EXPORT int malloc_trim(size_t keep_bytes) {
-    return allocator_ready() && governor_trim(&calm_governor, keep_bytes) > 0;
+    return allocator_ready() && door_trim(keep_bytes) > 0;
 }
 
 /* Its parameters are of another allocator: accepted where it would accept them, and without effect. */

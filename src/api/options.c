@@ -1,6 +1,7 @@
 #include "api/options.h"
 
 #include "api/allocator.h"
+#include "api/door.h"
 #include "api/profiling.h"
 #include "os/file.h"
 #include "os/purge.h"
@@ -31,6 +32,8 @@ static _Atomic(int) cache;
 static _Atomic(int) misuse;
 static _Atomic(int) report;
 static _Atomic(int) vectored = 1;
+static _Atomic(int) offload;
+static _Atomic(int) offload_cpu;
 static _Atomic(int) profile;
 static _Atomic(int) profile_file;
 
@@ -71,6 +74,13 @@ static const struct option options[] = {
      "How a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
      "at "
      "all."},
+    {"offload", "off|on|sync", 0, 2, CHANGE_AT_START, &offload,
+     "Whether a thread on a CPU of its own does all the heap's work (see offload.md); `sync`: by one message "
+     "for each call, to compare."},
+    {"offload_cpu", "auto|sibling|core|socket", 0, 8191, CHANGE_AT_START, &offload_cpu,
+     "The CPU of that thread: a number; or as it lies to the first thread's, a `sibling` of its core, "
+     "another "
+     "`core`, another `socket`; or an idle one."},
     {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,
      "What follows the message about a double or an invalid free."},
     {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
@@ -96,6 +106,14 @@ int options_report(void) {
     return report;
 }
 
+int options_offload(void) {
+    return offload;
+}
+
+int options_offload_cpu(void) {
+    return offload_cpu;
+}
+
 int options_profile(void) {
     return profile;
 }
@@ -110,6 +128,11 @@ static bool is_text(const struct option *option) {
 
 static bool is_bytes(const struct option *option) {
     return option->value == &profile;
+}
+
+/* One that takes words, and numbers, which are counted on from the last word's. */
+static bool takes_cpu(const struct option *option) {
+    return option->value == &offload_cpu;
 }
 
 /* The number of the word in "first|second|..."; -1 if it is none of them. */
@@ -157,6 +180,15 @@ static int set_text(const char *text, size_t length, int most) {
     return (int)length;
 }
 
+static int parse_cpu(const struct option *option, const char *text, size_t length) {
+    int number = word_number(option->words, text, length);
+    if (number < 0) {
+        number = parse_number(text, length, 0, option->most);
+        number = number < 0 ? -1 : number + OPTION_OFFLOAD_CPU_FIRST;
+    }
+    return number;
+}
+
 static const struct option *find(const char *name, size_t length) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         if (strlen(options[i].name) == length && memcmp(options[i].name, name, length) == 0) {
@@ -168,6 +200,7 @@ static const struct option *find(const char *name, size_t length) {
 
 static int set(const struct option *option, const char *value, size_t length) {
     int number = is_text(option)         ? set_text(value, length, option->most)
+                 : takes_cpu(option)     ? parse_cpu(option, value, length)
                  : option->words != NULL ? word_number(option->words, value, length)
                  : is_bytes(option)      ? parse_bytes(value, length, option->least, option->most)
                                          : parse_number(value, length, option->least, option->most);
@@ -187,7 +220,9 @@ int options_set(const char *name, const char *value, size_t value_length) {
         return ENOENT;
     }
     if (option->change == CHANGE_AT_START) {
-        int number = is_text(option) ? 0 : word_number(option->words, value, value_length);
+        int number = is_text(option)     ? 0
+                     : takes_cpu(option) ? parse_cpu(option, value, value_length)
+                                         : word_number(option->words, value, value_length);
         return number < 0 ? EINVAL : EBUSY;
     }
     int error = set(option, value, value_length);
@@ -207,6 +242,11 @@ void options_value(size_t number, const char **word, int *value) {
     *word = options[number].words;
     if (is_text(&options[number])) {
         *word = profile_file_text;
+        return;
+    }
+    if (takes_cpu(&options[number]) && *value >= OPTION_OFFLOAD_CPU_FIRST) {
+        *word = NULL;
+        *value -= OPTION_OFFLOAD_CPU_FIRST;
         return;
     }
     for (int i = 0; *word != NULL && i < *value; i++) {
@@ -241,6 +281,7 @@ static void complain_of_value(const struct option *option, const char *text, siz
         text_string(&wanted, "at most 1000 bytes without '|'");
     } else if (option->words != NULL) {
         text_string(&wanted, option->words);
+        text_string(&wanted, takes_cpu(option) ? ", or a CPU's number" : "");
     } else {
         text_number(&wanted, (uint64_t)option->least);
         text_string(&wanted, " to ");
@@ -298,7 +339,7 @@ void options_read(void) {
 void options_read_late(void) {
     if (!were_read) {
         read_environment();
-        governor_refresh(&calm_governor);
+        door_refresh();
         options_apply_profile();
     }
     if (profile != 0) {

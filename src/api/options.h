@@ -9,6 +9,14 @@
 
 enum { OPTION_CACHE_AUTO, OPTION_CACHE_LOCKED, OPTION_CACHE_OFF };
 enum { OPTION_MISUSE_ABORT, OPTION_MISUSE_WARN };
+enum { OPTION_OFFLOAD_OFF, OPTION_OFFLOAD_ON, OPTION_OFFLOAD_SYNC };
+enum {
+    OPTION_OFFLOAD_CPU_AUTO,
+    OPTION_OFFLOAD_CPU_SIBLING,
+    OPTION_OFFLOAD_CPU_CORE,
+    OPTION_OFFLOAD_CPU_SOCKET,
+    OPTION_OFFLOAD_CPU_FIRST, /* and this much more than a CPU's number */
+};
 enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
 
 /* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not. */
@@ -18,7 +26,9 @@ void options_read_late(void);
 int options_cache(void);
 int options_misuse(void);
 int options_report(void);
-int options_profile(void); /* bytes; 0: off */
+int options_offload(void);
+int options_offload_cpu(void); /* one of the above, or a CPU's number beyond OPTION_OFFLOAD_CPU_FIRST */
+int options_profile(void);     /* bytes; 0: off */
 const char *options_profile_file(void);
 
 /* The option is known: profiles if it says so. */

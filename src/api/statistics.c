@@ -1,6 +1,8 @@
 #include "api/statistics.h"
 
 #include "api/allocator.h"
+#include "api/door.h"
+#include "api/offloading.h"
 #include "api/options.h"
 #include "api/profiling.h"
 #include "os/figures.h"
@@ -26,16 +28,26 @@ static size_t cached_limit(const struct governor *governor) {
     return bytes + blocks * page;
 }
 
-void statistics_fill(struct calm_stats *stats) {
+static void fill_offload(struct calm_stats *stats) {
+    struct endpoint_counts clients = client_counts(&calm_server);
+    const struct server_counts *counts = &calm_server.counts;
+    size_t most;
+    stats->cached_limit += server_stock_most(&calm_server, &most) * os_page_size() + most;
+    stats->offload_hits = clients.hits;
+    stats->offload_misses = clients.misses;
+    stats->offload_calls = counts->calls;
+    stats->offload_records = counts->records;
+    stats->offload_stocked = counts->stocked;
+    stats->offload_unused = counts->unused;
+    stats->offload_wakes = atomic_load_explicit(&calm_server.wakes, memory_order_relaxed);
+    stats->offload_naps = counts->naps;
+    stats->offload_lost = atomic_load_explicit(&calm_server.losses, memory_order_relaxed);
+}
+
+static void fill(void *subject) {
+    struct calm_stats *stats = subject;
     struct governor *governor = &calm_governor;
-    memset(stats, 0, sizeof *stats);
-    stats->version = CALM_STATS_VERSION;
-    stats->size = sizeof *stats;
-    if (!allocator_ready()) {
-        return;
-    }
-    uint64_t profile_bytes = profiling_bytes();
-    lock_acquire(&governor->heap_lock);
+    governor_lock(governor);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
     const struct governor_counts *counts = &governor->counts;
@@ -43,7 +55,7 @@ void statistics_fill(struct calm_stats *stats) {
     stats->retained = (heap_dirty_pages(heap) + heap->purging_pages) * page;
     stats->footprint = stats->in_use + stats->retained;
     stats->reserved = space_reserved_bytes(&heap->space);
-    stats->metadata = space_metadata_bytes(&heap->space) + profile_bytes;
+    stats->metadata = space_metadata_bytes(&heap->space);
     stats->retained_limit = governor_limit(governor);
     stats->dirtied = heap->dirtied_pages * page;
     stats->purged = counts->purged_pages * page;
@@ -57,13 +69,26 @@ void statistics_fill(struct calm_stats *stats) {
     stats->heap_locks = governor->heap_locks;
     stats->large_allocations = heap->large_allocations;
     stats->large_moves = heap->moves;
-    lock_release(&governor->heap_lock);
+    governor_unlock(governor);
     size_t cached;
     governor_cached(governor, &cached);
     stats->cached = cached;
     stats->cached_limit = cached_limit(governor);
     stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
     stats->cache_misses = governor_misses(governor);
+    if (offloading_mode() != OFFLOADING_NONE) {
+        fill_offload(stats);
+    }
+}
+
+void statistics_fill(struct calm_stats *stats) {
+    memset(stats, 0, sizeof *stats);
+    stats->version = CALM_STATS_VERSION;
+    stats->size = sizeof *stats;
+    if (allocator_ready()) {
+        door_look(fill, stats);
+        stats->metadata += profiling_bytes();
+    }
 }
 
 #define FIELD(name) \
@@ -95,6 +120,15 @@ static const struct {
     FIELD(heap_locks),
     FIELD(large_allocations),
     FIELD(large_moves),
+    FIELD(offload_hits),
+    FIELD(offload_misses),
+    FIELD(offload_calls),
+    FIELD(offload_records),
+    FIELD(offload_stocked),
+    FIELD(offload_unused),
+    FIELD(offload_wakes),
+    FIELD(offload_naps),
+    FIELD(offload_lost),
 };
 
 static uint64_t field(const struct calm_stats *stats, size_t number) {
@@ -158,7 +192,7 @@ void statistics_json(struct text *text) {
 
 extern const struct calm_figures {
     struct figures head;
-    struct figure figure[42];
+    struct figure figure[48];
 } calm_figures;
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
@@ -223,6 +257,12 @@ __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figur
                 WORD("looks", calm_governor.looks),
                 WORD("large_allocations", HEAP.large_allocations),
                 WORD("large_moves", HEAP.moves),
+                WORD("offload_calls", calm_server.counts.calls),
+                WORD("offload_records", calm_server.counts.records),
+                WORD("offload_stocked", calm_server.counts.stocked),
+                WORD("offload_unused", calm_server.counts.unused),
+                WORD("offload_wakes", calm_server.wakes),
+                WORD("offload_naps", calm_server.counts.naps),
                 WORD("slack", calm_governor.settings.slack),
                 WORD("purge_time", calm_governor.settings.purge_time),
                 WORD("policy", calm_governor.settings.policy),
@@ -242,6 +282,7 @@ void statistics_prepare_report(void) {
     }
 }
 
+/* Also the server's end: what is freed after this is served without it. */
 __attribute__((destructor)) static void report_at_exit(void) {
     if (options_report() == OPTION_REPORT_EXIT) {
         struct text line = {0};
@@ -249,6 +290,7 @@ __attribute__((destructor)) static void report_at_exit(void) {
         text_string(&line, "\n");
         text_write(&line, report_descriptor);
     }
+    offloading_end();
 }
 
 #ifndef CALM_WITHOUT_MALLOC

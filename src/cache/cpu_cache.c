@@ -70,9 +70,9 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     return true;
 }
 
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
-    if (mode == CACHE_LOCKED && &__libc_single_threaded != NULL) {
+    if (mode == CACHE_LOCKED && may_be_alone && &__libc_single_threaded != NULL) {
         caches->alone = &__libc_single_threaded;
     }
     caches->in_rseq_mode = mode == CACHE_RSEQ;
@@ -118,6 +118,10 @@ static unsigned current_region(void) {
         return *(const volatile uint32_t *)(const void *)number;
     }
     return locked_region();
+}
+
+unsigned cpu_cache_number(void) {
+    return current_region();
 }
 
 unsigned cpu_cache_node(void) {

@@ -88,8 +88,9 @@ extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 /* Prepares everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place);
 
-/* Once, when all that the fast paths need is there. */
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
+/* Once, when all that the fast paths need is there. may_be_alone: whether there is no thread of ours that the
+ * C library does not know of, and a lone thread of the program so may go without a lock. */
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 
 /* Bytes of blocks that all regions in use can hold together, and how many blocks. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);
@@ -123,6 +124,9 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned region, bool only_if_
 
 /* Blocks in all regions, and their bytes, about: it stops nobody. */
 size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
+
+/* The number of the region that is the caller's just now. */
+unsigned cpu_cache_number(void);
 
 /* The number of the node whose memory is near, if the kernel says. */
 unsigned cpu_cache_node(void);

@@ -14,6 +14,28 @@
 #define SHED_AT_ONCE 64
 #define CREDIT_MOST  ((size_t)128 << 10)
 
+static void enter(const struct depot *depot, struct depot_shelf *shelf) {
+    if (!depot->owned) {
+        lock_acquire(&shelf->lock);
+    }
+}
+
+static void leave(const struct depot *depot, struct depot_shelf *shelf) {
+    if (!depot->owned) {
+        lock_release(&shelf->lock);
+    }
+}
+
+/* Returns the sum. */
+static size_t add_charge(const struct depot *depot, struct depot_budget *budget, size_t more) {
+    if (!depot->owned) {
+        return atomic_fetch_add_explicit(&budget->charge, more, memory_order_relaxed) + more;
+    }
+    size_t sum = atomic_load_explicit(&budget->charge, memory_order_relaxed) + more;
+    atomic_store_explicit(&budget->charge, sum, memory_order_relaxed);
+    return sum;
+}
+
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
     size_t size = depot->classes->of[class].size;
     return count * (size < DEPOT_CHARGE_LEAST ? DEPOT_CHARGE_LEAST : size);
@@ -81,25 +103,26 @@ static uint32_t shelf_most(const struct depot_budget *budget, const struct size_
 }
 
 /* What is not charged any more. Under the shelf's lock. */
-static void give_credit(struct depot_budget *budget, struct depot_shelf *shelf, size_t charge, size_t keep) {
+static void give_credit(const struct depot *depot, struct depot_budget *budget, struct depot_shelf *shelf,
+                        size_t charge, size_t keep) {
     size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed) + charge;
     if (credit > keep) {
-        atomic_fetch_sub_explicit(&budget->charge, credit - keep, memory_order_relaxed);
+        add_charge(depot, budget, keep - credit);
         credit = keep;
     }
     atomic_store_explicit(&shelf->credit, credit, memory_order_relaxed);
 }
 
 /* False if it would be too much. Under the shelf's lock. */
-static bool take_credit(struct depot_budget *budget, struct depot_shelf *shelf, size_t charge) {
+static bool take_credit(const struct depot *depot, struct depot_budget *budget, struct depot_shelf *shelf,
+                        size_t charge) {
     size_t credit = atomic_load_explicit(&shelf->credit, memory_order_relaxed);
     if (credit < charge) {
         /* Added before it is looked at: threads that come at once may be refused needlessly, never let in
          * together. */
         size_t more = charge - credit;
-        if (atomic_fetch_add_explicit(&budget->charge, more, memory_order_relaxed) + more >
-            bound_of(budget)) {
-            atomic_fetch_sub_explicit(&budget->charge, more, memory_order_relaxed);
+        if (add_charge(depot, budget, more) > bound_of(budget)) {
+            add_charge(depot, budget, 0 - more);
             return false;
         }
         credit += more;
@@ -121,7 +144,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
         }
         return 0; /* as good as after the lock: a magazine that arrives now may be missed either way */
     }
-    lock_acquire(&shelf->lock);
+    enter(depot, shelf);
     uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
     size_t taken = held < count ? held : count;
     held -= (uint32_t)taken;
@@ -130,8 +153,8 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     if (held < shelf->lowest) {
         shelf->lowest = held;
     }
-    give_credit(budget_of(depot, class), shelf, depot_charge(depot, class, taken), CREDIT_MOST);
-    lock_release(&shelf->lock);
+    give_credit(depot, budget_of(depot, class), shelf, depot_charge(depot, class, taken), CREDIT_MOST);
+    leave(depot, shelf);
     return taken;
 }
 
@@ -142,17 +165,17 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     const struct size_class *of = &depot->classes->of[class];
     struct depot_budget *budget = budget_of(depot, class);
     struct depot_shelf *shelf = &depot->shelves[class];
-    lock_acquire(&shelf->lock);
+    enter(depot, shelf);
     uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
     bool fits = held + count <= shelf_most(budget, of) &&
-                take_credit(budget, shelf, depot_charge(depot, class, count));
+                take_credit(depot, budget, shelf, depot_charge(depot, class, count));
     if (fits) {
         memcpy(shelf->blocks + held, blocks, count * sizeof *blocks);
         atomic_store_explicit(&shelf->count, held + (uint32_t)count, memory_order_relaxed);
     } else {
         atomic_store_explicit(&shelf->was_full, true, memory_order_relaxed);
     }
-    lock_release(&shelf->lock);
+    leave(depot, shelf);
     return fits;
 }
 
@@ -195,7 +218,7 @@ size_t depot_shed(struct depot *depot, bool all,
         bool first = true;
         size_t wanted = 0;
         do {
-            lock_acquire(&shelf->lock);
+            enter(depot, shelf);
             uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
             if (first) {
                 wanted = all ? held : shelf->lowest;
@@ -209,8 +232,8 @@ size_t depot_shed(struct depot *depot, bool all,
             atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
             shelf->lowest = held - (uint32_t)count;
             size_t charge = depot_charge(depot, class, count);
-            give_credit(budget_of(depot, class), shelf, charge, 0);
-            lock_release(&shelf->lock);
+            give_credit(depot, budget_of(depot, class), shelf, charge, 0);
+            leave(depot, shelf);
             shrink(budget_of(depot, class), charge);
             wanted -= count;
             if (count > 0) {

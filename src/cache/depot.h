@@ -40,6 +40,7 @@ struct depot_budget {
 };
 
 struct depot {
+    bool owned; /* by one thread, which needs no locks */
     const struct size_classes *classes;
     struct depot_budget small, medium;
     struct depot_shelf *shelves; /* by class */

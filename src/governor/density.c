@@ -23,9 +23,12 @@ static bool is_dear(const struct density *density) {
     return until != 0 && clock_coarse_ns() < until;
 }
 
+bool density_expects_touch(const struct density *density) {
+    return atomic_load_explicit(&density->score, memory_order_relaxed) >= SCORE_HIGH && !is_control(density);
+}
+
 bool density_is_high(const struct density *density) {
-    return atomic_load_explicit(&density->score, memory_order_relaxed) >= SCORE_HIGH &&
-           !is_control(density) && !is_dear(density);
+    return density_expects_touch(density) && !is_dear(density);
 }
 
 /* Threads that come at once may both lengthen the pause, or end it: it is a guess either way. */
@@ -45,7 +48,7 @@ const struct span *density_note(struct density *density, const struct heap *heap
      */
     uint64_t number = density->blocks++;
     const struct span *span = heap_large_span(heap, block);
-    if (span->huge || span->moved) {
+    if (span->huge || span->moved || span->ready) {
         return NULL;
     }
     void **place = &density->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
@@ -53,7 +56,8 @@ const struct span *density_note(struct density *density, const struct heap *heap
     const struct span *older = *place == NULL ? NULL : heap_large_span(heap, *place);
     *place = block;
     unsigned between = BLOCKS_PER_LOOK + atomic_load_explicit(&density->patience, memory_order_relaxed);
-    bool look = number - density->looked >= between && older != NULL && !older->huge && !older->moved;
+    bool look = number - density->looked >= between && older != NULL && !older->huge && !older->moved &&
+                !older->ready;
     if (!look) {
         return NULL;
     }

@@ -34,6 +34,10 @@ struct density {
 /* Whether the next large block should lie in a huge region. Under the heap's lock. */
 bool density_is_high(const struct density *density);
 
+/* Whether the next large block will be touched, all of it, as far as can be told; of one in sixteen nothing
+ * is said, so that there are some to be judged. Under the heap's lock. */
+bool density_expects_touch(const struct density *density);
+
 /* Notes a new large block. Returns an older one to be judged, or NULL. Under the heap's lock. */
 const struct span *density_note(struct density *density, const struct heap *heap, void *block);
 

@@ -81,9 +81,47 @@ static double new_factor(struct governor *governor) {
     return factor;
 }
 
+/* A heap with an owner is entered by the owner alone. */
 static void heap_enter(struct governor *governor) {
-    lock_acquire(&governor->heap_lock);
-    governor->heap_locks++;
+    if (governor->owner == NULL) {
+        lock_acquire(&governor->heap_lock);
+        governor->heap_locks++;
+    }
+}
+
+static void heap_exit(struct governor *governor) {
+    if (governor->owner == NULL) {
+        lock_release(&governor->heap_lock);
+    }
+}
+
+/*
+ * One purger at a time. The owner of a heap may come here while it purges, for whom it serves between two
+ * slices: then the purge under way sees to what is over.
+ */
+static bool purger_try(struct governor *governor) {
+    if (governor->owner == NULL) {
+        return lock_try(&governor->purge_lock);
+    }
+    bool free = !governor->purging;
+    governor->purging = true;
+    return free;
+}
+
+static bool purger_enter(struct governor *governor) {
+    if (governor->owner == NULL) {
+        lock_acquire(&governor->purge_lock);
+        return true;
+    }
+    return purger_try(governor);
+}
+
+static void purger_leave(struct governor *governor) {
+    if (governor->owner != NULL) {
+        governor->purging = false;
+    } else {
+        lock_release(&governor->purge_lock);
+    }
 }
 
 /* What the first touch of a page costs here: no table could say. */
@@ -146,7 +184,7 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
         if (done < end) {
             heap_enter(governor); /* whose owner may look a block up in the batch */
             purge_batch_swap(batch, done, --end);
-            lock_release(&governor->heap_lock);
+            heap_exit(governor);
             counts.failures++;
         }
     }
@@ -158,7 +196,7 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
     governor->counts.vectored_calls += counts.vectored_calls;
     governor->counts.single_calls += counts.single_calls;
     governor->counts.failures += counts.failures;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     return done;
 }
 
@@ -167,7 +205,7 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
     struct purge_batch *batch = &governor->batch;
     heap_enter(governor);
     heap_take_dirty(&governor->heap, batch, pages, depth);
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (batch->count == 0) {
         return SLICE_EMPTY;
     }
@@ -187,7 +225,7 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
         governor->retry_above_pages = 0;
         governor->retry_after_ns = 0;
     }
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     return done == 0 ? SLICE_REFUSED : SLICE_PURGED;
 }
 
@@ -197,7 +235,7 @@ static void purge_metadata(struct governor *governor) {
     struct iovec *ranges = governor->batch.ranges;
     heap_enter(governor);
     size_t count = space_take_idle(&governor->heap.space, ranges, PURGE_RANGES);
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (count == 0) {
         return;
     }
@@ -207,7 +245,7 @@ static void purge_metadata(struct governor *governor) {
     governor->counts.ranges += result.ranges_done;
     governor->counts.vectored_calls += result.vectored_calls;
     governor->counts.single_calls += result.single_calls;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
 }
 
 /*
@@ -223,7 +261,7 @@ static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum
     for (;;) {
         heap_enter(governor);
         size_t dirty = heap_dirty_pages(&governor->heap);
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
         size_t excess = dirty > keep ? dirty - keep : 0;
         budget = budget < excess ? budget : excess;
         if (budget == 0) {
@@ -231,6 +269,9 @@ static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum
         }
         uint64_t before = governor->window_purged_pages;
         enum slice slice = purge_slice(governor, budget, depth);
+        if (governor->owner != NULL) {
+            governor->owner->between(governor->owner->context);
+        }
         size_t given = governor->window_purged_pages - before;
         budget -= given < budget ? given : budget;
         purged |= slice == SLICE_PURGED;
@@ -246,7 +287,7 @@ static bool purge_down(struct governor *governor, size_t keep, size_t bear, enum
         governor->counts.purges += reason == REASON_LIMIT;
         governor->counts.purges_timed += reason == REASON_TIME;
         governor->counts.purges_asked += reason == REASON_ASKED;
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
     }
     return purged;
 }
@@ -282,7 +323,7 @@ static void purge_to_limit(struct governor *governor) {
         heap_enter(governor);
         size_t limit = limit_pages(governor);
         bool over = is_over(governor, limit);
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
         purged = over && purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
     }
 }
@@ -297,10 +338,10 @@ static void set_factor(struct governor *governor) {
         if (!purged || !is_over(governor, limit)) {
             governor->factor = factor;
             publish_limit(governor);
-            lock_release(&governor->heap_lock);
+            heap_exit(governor);
             return;
         }
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
         purged = purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
     }
 }
@@ -311,7 +352,7 @@ static void put_and_purge(void *context, void *const *blocks, size_t count) {
     heap_enter(governor);
     heap_put_blocks(&governor->heap, blocks, count);
     bool over = is_over(governor, limit_pages(governor));
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (over) {
         purge_to_limit(governor);
     }
@@ -322,6 +363,9 @@ static void shed_caches(struct governor *governor, bool all) {
     for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
         cpu_cache_drain(governor->caches, i, !all, put_and_purge, governor);
     }
+    if (all && governor->owner != NULL) {
+        governor->owner->shed(governor->owner->context);
+    }
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_shed(&governor->depots[i], all, put_and_purge, governor);
     }
@@ -329,6 +373,12 @@ static void shed_caches(struct governor *governor, bool all) {
 
 size_t governor_cached(const struct governor *governor, size_t *bytes) {
     size_t blocks = cpu_caches_blocks(governor->caches, bytes);
+    const struct governor_owner *owner = governor->owner;
+    if (owner != NULL) {
+        size_t more;
+        blocks += owner->cached(owner->context, &more);
+        *bytes += more;
+    }
     for (unsigned i = 0; i < governor->depot_count; i++) {
         size_t more;
         blocks += depot_blocks(&governor->depots[i], &more);
@@ -347,7 +397,7 @@ static void shed_if_sparse(struct governor *governor) {
     size_t kept_pages = governor_cached(governor, &bytes);
     heap_enter(governor);
     size_t footprint = heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (kept_pages > footprint / SPARSE_DIVISOR) {
         shed_caches(governor, true);
     }
@@ -355,16 +405,18 @@ static void shed_if_sparse(struct governor *governor) {
 
 /* Free memory exceeds the bound: gives back, or waits for the thread that is at it. */
 static void relieve(struct governor *governor) {
-    lock_acquire(&governor->purge_lock);
+    if (!purger_enter(governor)) {
+        return;
+    }
     heap_enter(governor);
     forgive(governor);
     bool over = is_over(governor, limit_pages(governor));
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (over) {
         shed_if_sparse(governor);
         purge_to_limit(governor);
     }
-    lock_release(&governor->purge_lock);
+    purger_leave(governor);
 }
 
 static void read_shortage(struct governor *governor, uint64_t now) {
@@ -383,7 +435,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
     forgive(governor);
     size_t unused = governor->low_dirty_pages;
     size_t reused = governor->heap.runs.reused_pages;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
 
     bool wanted = reused > governor->window_reused_pages || governor->window_purged_pages > 0;
     struct adaptive_decision decision =
@@ -411,7 +463,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
     size_t dirty = heap_dirty_pages(&governor->heap);
     bool may = may_retry(governor, dirty);
     size_t bear = limit_pages(governor);
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     size_t give = governor->memory_is_short      ? dirty
                   : decision.purge_pages < dirty ? decision.purge_pages
                                                  : dirty;
@@ -423,7 +475,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
 bool governor_tick(struct governor *governor) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
-    if (now - start < WINDOW_NS || !lock_try(&governor->purge_lock)) {
+    if (now - start < WINDOW_NS || !purger_try(governor)) {
         return false;
     }
     /* Another thread may just have done it. */
@@ -439,7 +491,7 @@ bool governor_tick(struct governor *governor) {
         bool untouched = governor->looks == governor->window_looks;
         governor->window_looks = governor->looks;
         bool may = may_retry(governor, dirty);
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
         if (untouched && dirty > 0 && may && is_adaptive(governor)) {
             purge_down(governor, 0, 0, REASON_TIME);
         }
@@ -448,7 +500,7 @@ bool governor_tick(struct governor *governor) {
                governor_cached(governor, &cached) == 0;
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
     }
-    lock_release(&governor->purge_lock);
+    purger_leave(governor);
     return idle;
 }
 
@@ -457,13 +509,10 @@ static void tend(struct governor *governor) {
     lock_acquire(&governor->purge_lock);
     governor->band = ADAPTIVE_BAND_MOST_TENDED;
     set_factor(governor);
-    lock_release(&governor->purge_lock);
+    purger_leave(governor);
 }
 
-/* Without a lock, since what handles the abort may allocate. What the helper came upon is reported here, too.
- */
-static void report_misuse(struct governor *governor) {
-    struct misuse_note notes[MISUSE_NOTES];
+size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes) {
     size_t count = 0;
     heap_enter(governor);
     const struct heap *heap = &governor->heap;
@@ -475,7 +524,19 @@ static void report_misuse(struct governor *governor) {
         notes[count++] = heap->misuse[number++ % MISUSE_NOTES];
     }
     governor->misuses_reported = number;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
+    return count;
+}
+
+/* Without a lock, since what handles the abort may allocate. What the helper came upon is reported here, too;
+ * what an owner did, by its clients. */
+static void report_misuse(struct governor *governor) {
+    if (governor->owner != NULL) {
+        atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
+        return;
+    }
+    struct misuse_note notes[MISUSE_NOTES];
+    size_t count = governor_take_misuse(governor, notes);
     for (size_t i = 0; i < count; i++) {
         governor->misused(notes[i].kind, notes[i].pointer);
     }
@@ -493,12 +554,15 @@ static void heap_leave(struct governor *governor) {
     }
     bool over = is_over(governor, publish_limit(governor));
     bool misused = governor->heap.misuses != governor->misuses_reported;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (__builtin_expect(misused, 0)) {
         report_misuse(governor);
     }
     if (__builtin_expect(over, 0)) {
         relieve(governor);
+    }
+    if (governor->owner != NULL) {
+        return; /* who looks at the clock by itself */
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     if (helper == HELPER_ASLEEP) {
@@ -628,15 +692,35 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
+static void make_ready(void *base, size_t bytes) {
+    os_populate(base, bytes);
+}
+
+/*
+ * An owner makes a new block resident before its client has it, if all large blocks are touched, so that the
+ * client's first touch finds its pages there. Under the heap's lock; clean_pages are those before it was
+ * taken.
+ */
+static bool is_to_be_ready(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
+    bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
+    return governor->owner != NULL && fresh && density_expects_touch(&governor->density) &&
+           !heap_large_span(&governor->heap, block)->huge;
+}
+
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
     heap_enter(governor);
     enum run_choice choice = choose_run(governor, pages);
     uint64_t made = governor->heap.runs.huge_pages_made;
+    size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
     made = governor->heap.runs.huge_pages_made - made;
+    bool ready = block != NULL && is_to_be_ready(governor, block, *zero, clean_pages);
     const char *base = NULL;
     size_t older_pages = 0;
-    if (choice != RUN_FOR_ANY && block != NULL) {
+    if (ready) {
+        heap_large_span(&governor->heap, block)->ready = true;
+    }
+    if ((choice != RUN_FOR_ANY || governor->owner != NULL) && block != NULL) {
         const struct span *older = density_note(&governor->density, &governor->heap, block);
         base = older == NULL ? NULL : older->base;
         older_pages = older == NULL ? 0 : older->pages;
@@ -650,6 +734,9 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     }
     if (base != NULL) {
         density_judge(&governor->density, base, older_pages * page_bytes(governor), page_bytes(governor));
+    }
+    if (ready) {
+        make_ready(block, pages * page_bytes(governor));
     }
     return block;
 }
@@ -671,7 +758,7 @@ void governor_populate(struct governor *governor, void *block, size_t pages) {
     if (within) {
         heap_note_ahead(heap, block);
     }
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     if (within && !os_populate(block, pages * page_bytes(governor))) {
         atomic_store_explicit(&governor->cannot_populate, true, memory_order_relaxed);
     }
@@ -681,7 +768,7 @@ void governor_put_large(struct governor *governor, void *block) {
     struct span *renew = NULL;
     heap_enter(governor);
     if (heap_put_large(&governor->heap, block, &renew) == PUT_RENEW) {
-        lock_release(&governor->heap_lock);
+        heap_exit(governor);
         bool renewed = os_renew(renew->base, (size_t)renew->pages * page_bytes(governor));
         heap_enter(governor);
         heap_put_renewed(&governor->heap, renew, renewed);
@@ -721,17 +808,19 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
 }
 
 size_t governor_trim(struct governor *governor, size_t keep_bytes) {
-    lock_acquire(&governor->purge_lock);
+    if (!purger_enter(governor)) {
+        return 0;
+    }
     shed_caches(governor, true);
     heap_enter(governor);
     uint64_t before = governor->counts.purged_pages;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
     heap_enter(governor);
     uint64_t purged = governor->counts.purged_pages - before;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     purge_to_limit(governor);
-    lock_release(&governor->purge_lock);
+    purger_leave(governor);
     heap_enter(governor);
     heap_leave(governor); /* which reports what came to light */
     return purged * page_bytes(governor);
@@ -740,7 +829,7 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
 bool governor_is_untouched(struct governor *governor) {
     heap_enter(governor);
     bool untouched = governor->looks == governor->window_looks;
-    lock_release(&governor->heap_lock);
+    heap_exit(governor);
     return untouched;
 }
 
@@ -753,31 +842,78 @@ size_t governor_limit(const struct governor *governor) {
 }
 
 void governor_refresh(struct governor *governor) {
-    lock_acquire(&governor->purge_lock);
-    set_factor(governor);
-    lock_release(&governor->purge_lock);
-    relieve(governor);
+    if (purger_enter(governor)) {
+        set_factor(governor);
+        purger_leave(governor);
+        relieve(governor);
+    }
 }
 
-void governor_before_fork(struct governor *governor) {
-    lock_acquire(&governor->purge_lock);
-    for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
-        lock_acquire(&governor->caches->states[i].lock);
+void governor_lock(struct governor *governor) {
+    heap_enter(governor);
+}
+
+void governor_unlock(struct governor *governor) {
+    heap_exit(governor);
+}
+
+void governor_own(struct governor *governor, const struct governor_owner *owner) {
+    governor->owner = owner;
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        governor->depots[i].owned = true;
     }
+    governor->heap.make_ready = make_ready;
+    /* It looks at the clock, as the helper would. */
+    atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
+    governor->band = ADAPTIVE_BAND_MOST_TENDED;
+    governor->factor = new_factor(governor);
+    publish_limit(governor);
+}
+
+void governor_disown(struct governor *governor) {
+    governor->owner = NULL;
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        governor->depots[i].owned = false;
+    }
+    governor->heap.make_ready = NULL;
+    atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+}
+
+/* An owner is parked then, and needs no locks. */
+static void lock_heap(struct governor *governor) {
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_lock_all(&governor->depots[i]);
     }
     heap_enter(governor);
 }
 
-/* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
- * vain. */
-void governor_after_fork(struct governor *governor, bool child) {
+static void unlock_heap(struct governor *governor) {
     for (unsigned i = governor->depot_count; i-- > 0;) {
         depot_unlock_all(&governor->depots[i]);
     }
+    heap_exit(governor);
+}
+
+void governor_before_fork(struct governor *governor) {
+    if (governor->owner == NULL) {
+        lock_acquire(&governor->purge_lock);
+    }
+    for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
+        lock_acquire(&governor->caches->states[i].lock);
+    }
+    if (governor->owner == NULL) {
+        lock_heap(governor);
+    }
+}
+
+/* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
+ * vain. */
+void governor_after_fork(struct governor *governor, bool child) {
     for (unsigned i = governor->caches->count; governor->caches->states != NULL && i-- > 0;) {
         lock_release(&governor->caches->states[i].lock);
+    }
+    if (governor->owner != NULL) {
+        return;
     }
     if (child) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
@@ -786,6 +922,6 @@ void governor_after_fork(struct governor *governor, bool child) {
         governor->factor = new_factor(governor);
         publish_limit(governor);
     }
-    lock_release(&governor->heap_lock);
+    unlock_heap(governor);
     lock_release(&governor->purge_lock);
 }

@@ -56,7 +56,21 @@ struct miss_counter {
     _Alignas(64) _Atomic(uint64_t) count;
 };
 
+/*
+ * A thread that alone works on the heap, and so needs none of its locks; and what it keeps besides. All of it
+ * is called on that thread.
+ */
+struct governor_owner {
+    void *context;
+    void (*between)(void *context);                       /* two slices of a purge: clients wait */
+    size_t (*cached)(const void *context, size_t *bytes); /* blocks that it keeps ready, about */
+    void (*shed)(void *context);                          /* gives those back, by governor_put_blocks */
+};
+
 struct governor {
+    const struct governor_owner *owner; /* NULL: the heap is everybody's, by the locks */
+    bool purging;                       /* the owner is at it */
+    _Atomic(bool) misuse_waits;         /* the owner came upon misuse, which it does not report */
     struct lock heap_lock;
     struct heap heap;
     uint64_t heap_locks;
@@ -98,6 +112,17 @@ struct governor {
     _Atomic(uint32_t) helper_bell;
     struct miss_counter misses[MISS_COUNTERS];
 };
+
+/* From now on the heap has an owner, or none: while nobody else is at it. */
+void governor_own(struct governor *governor, const struct governor_owner *owner);
+void governor_disown(struct governor *governor);
+
+/* The heap's lock, for who looks at the figures; nothing to an owner. */
+void governor_lock(struct governor *governor);
+void governor_unlock(struct governor *governor);
+
+/* What came to light since the last time, up to MISUSE_NOTES; returns how many. */
+size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes);
 
 /* settings must be filled. False if there is no memory at all. */
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,

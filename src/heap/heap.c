@@ -57,6 +57,7 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
         }
         taken += slab_take(heap, slab, blocks + taken, count - taken);
     }
+    slab_make_ready(heap);
     /* A stack hands out the last first. */
     for (size_t low = 0, high = taken; low + 1 < high; low++, high--) {
         void *block = blocks[low];
@@ -137,6 +138,7 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     span->state = SPAN_LARGE;
     span->moved = false;
     span->ahead = false;
+    span->ready = false;
     heap->used_pages += pages;
     heap->large_allocations++;
     return span->base;

@@ -48,6 +48,12 @@ struct heap {
     size_t misuses;
     struct misuse_note misuse[MISUSE_NOTES]; /* the latest: number n at n % MISUSE_NOTES */
 
+    /* Makes pages of slabs resident before their blocks are handed out; NULL: who touches them does. And the
+     * stretch of them that waits for it. */
+    void (*make_ready)(void *base, size_t bytes);
+    uint32_t fresh_page;
+    uint32_t fresh_pages;
+
     /* In pages. Dirty pages in runs are counted by runs. */
     size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */
     size_t slab_dirty_pages; /* of slabs, without a block in use, and perhaps resident */

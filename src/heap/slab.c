@@ -22,6 +22,25 @@ static void drop_free_dirty(struct heap *heap, struct span *slab) {
     heap->slab_dirty_pages--;
 }
 
+void slab_make_ready(struct heap *heap) {
+    if (heap->fresh_pages > 0) {
+        size_t bytes = (size_t)heap->fresh_pages << heap->space.page_shift;
+        heap->fresh_pages = 0;
+        heap->make_ready(space_address(&heap->space, heap->fresh_page), bytes);
+    }
+}
+
+/* The page will be touched and may not be resident: one stretch at a time. */
+static void note_fresh(struct heap *heap, uint32_t page) {
+    if (heap->fresh_pages > 0 && page == heap->fresh_page + heap->fresh_pages) {
+        heap->fresh_pages++;
+        return;
+    }
+    slab_make_ready(heap);
+    heap->fresh_page = page;
+    heap->fresh_pages = 1;
+}
+
 /* One more block in use touches the page. touched: its owner will write to it. */
 static void use_page(struct heap *heap, struct span *slab, uint16_t *users, bool touched) {
     if ((*users & PAGE_USERS) == 0) {
@@ -29,6 +48,9 @@ static void use_page(struct heap *heap, struct span *slab, uint16_t *users, bool
         if ((*users & PAGE_DIRTY) != 0) {
             drop_free_dirty(heap, slab);
         }
+    }
+    if (touched && (*users & PAGE_DIRTY) == 0 && heap->make_ready != NULL) {
+        note_fresh(heap, (uint32_t)(users - heap->space.users_of));
     }
     if (touched && (*users & PAGE_PURGED) != 0) {
         heap->runs.reused_pages++;

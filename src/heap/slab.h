@@ -11,6 +11,9 @@
 /* Takes up to count free blocks, the lowest first, and returns how many it took. */
 size_t slab_take(struct heap *heap, struct span *slab, void **blocks, size_t count);
 
+/* Makes those pages of what was taken resident that may not be; where the heap is to do so. */
+void slab_make_ready(struct heap *heap);
+
 /* The block that begins at pointer, by its number; -1 if none begins there. */
 long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer);
 

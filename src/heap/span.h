@@ -48,6 +48,7 @@ struct span {
     bool claimed : 1;     /* slab: a purge has some of its free blocks */
     bool moved : 1;       /* large: its pages came from elsewhere, and the kernel keeps a mapping for them */
     bool ahead : 1;       /* large: made resident before its owner touched it, and counted as that */
+    bool ready : 1;       /* large: made resident because its owner was expected to touch all of it */
     bool huge : 1;        /* lies in a huge region: one touch makes all of it resident */
     uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
 };

@@ -293,7 +293,7 @@ static void check_all_tokens(void) {
 static void run_mode(const char *name, struct rseq_place place, enum cache_mode mode) {
     pthread_t drainers[2];
     CHECK(cpu_caches_init(&calm_caches, &classes, place));
-    cpu_caches_start(&calm_caches, mode);
+    cpu_caches_start(&calm_caches, mode, true);
     CHECK_EQUAL(cpu_cache_is_rseq(), mode == CACHE_RSEQ);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
@@ -532,13 +532,13 @@ static void stay_on_one_cpu(void) {
 static void check_stacks_rseq(void) {
     stay_on_one_cpu();
     CHECK(cpu_caches_init(&calm_caches, &classes, rseq_find()));
-    cpu_caches_start(&calm_caches, CACHE_RSEQ);
+    cpu_caches_start(&calm_caches, CACHE_RSEQ, true);
     check_stacks();
 }
 
 static void check_stacks_locked(void) {
     CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
-    cpu_caches_start(&calm_caches, CACHE_LOCKED);
+    cpu_caches_start(&calm_caches, CACHE_LOCKED, true);
     check_stacks();
     if (cpu_cache_is_alone()) {
         void *block;
@@ -554,7 +554,7 @@ static void check_off(void) {
     CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
     CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
     CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
-    cpu_caches_start(&calm_caches, CACHE_OFF);
+    cpu_caches_start(&calm_caches, CACHE_OFF, true);
     CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
 }
 

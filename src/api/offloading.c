@@ -1,0 +1,177 @@
+#include "api/offloading.h"
+
+#include "api/allocator.h"
+#include "api/door.h"
+#include "api/misuse.h"
+#include "api/options.h"
+#include "os/cpu_usage.h"
+#include "os/lock.h"
+#include "os/text.h"
+
+struct server calm_server;
+
+static enum offloading mode;
+static struct governor_owner owner;
+
+static struct governor second;
+static struct cpu_caches no_caches;
+static struct lock second_lock;
+static _Atomic(int) second_made; /* -1: there is no memory for it */
+
+static void say(const char *why) {
+    struct text line = {0};
+    text_string(&line, "calmalloc: ");
+    text_string(&line, why);
+    text_string(&line, "\n");
+    text_write(&line, 2);
+}
+
+enum offloading offloading_choose(void) {
+    mode = OFFLOADING_NONE;
+    if (options_offload() == OPTION_OFFLOAD_OFF) {
+        return mode;
+    }
+    if (cpu_affinity_count() < 2) {
+        say("offload needs a CPU of its own, and there is but one: running without it");
+        return mode;
+    }
+    mode = options_offload() == OPTION_OFFLOAD_SYNC ? OFFLOADING_SYNC : OFFLOADING_ON;
+    return mode;
+}
+
+enum offloading offloading_mode(void) {
+    return mode;
+}
+
+/* What the server does on the heap. */
+
+static size_t take(void *context, uint32_t class, void **blocks, size_t count) {
+    return governor_take_blocks(context, class, blocks, count);
+}
+
+static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
+    governor_put_blocks(context, class, blocks, count);
+}
+
+static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
+    void *block = governor_take_large(context, pages, align_pages, zero);
+    if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0) {
+        governor_populate(context, block, pages);
+    }
+    return block;
+}
+
+static void put_large(void *context, void *block) {
+    governor_put_large(context, block);
+}
+
+static uint32_t class_of(void *context, const void *block) {
+    const struct space *space = &((const struct governor *)context)->heap.space;
+    uint32_t page = space_page(space, block);
+    return page == 0 ? 0 : space->class_of[page];
+}
+
+static bool tick(void *context) {
+    return governor_tick(context);
+}
+
+static void release_heap(void *context) {
+    governor_disown(context);
+}
+
+static void between(void *context) {
+    server_serve(context);
+}
+
+static size_t cached(const void *context, size_t *bytes) {
+    return server_stock(context, bytes);
+}
+
+static void shed(void *context) {
+    server_withdraw_all(context);
+}
+
+static void started(struct server *server) {
+    (void)server;
+}
+
+static void lost(void) {
+    say("the offload server does not answer: serving without it");
+}
+
+bool offloading_prepare(void) {
+    calm_server.owner = (struct owner){
+        .context = &calm_governor,
+        .classes = &calm_governor.heap.classes[0],
+        .take = take,
+        .put = put,
+        .take_large = take_large,
+        .put_large = put_large,
+        .class_of = class_of,
+        .tick = tick,
+        .release = release_heap,
+        .page_size = os_page_size(),
+    };
+    calm_server.started = started;
+    calm_server.lost = lost;
+    if (!server_init(&calm_server, calm_caches.count)) {
+        mode = OFFLOADING_NONE;
+        return false;
+    }
+    owner = (struct governor_owner){&calm_server, between, cached, shed};
+    governor_own(&calm_governor, &owner);
+    return true;
+}
+
+/* The second heap. */
+
+struct governor *offloading_second_if_made(void) {
+    return atomic_load_explicit(&second_made, memory_order_acquire) > 0 ? &second : NULL;
+}
+
+struct governor *offloading_second(void) {
+    if (atomic_load_explicit(&second_made, memory_order_acquire) == 0) {
+        lock_acquire(&second_lock);
+        if (atomic_load_explicit(&second_made, memory_order_relaxed) == 0) {
+            /* As the first one, but without a helper: it is there for a while, and small. */
+            atomic_store_explicit(&second.settings.policy, calm_governor.settings.policy,
+                                  memory_order_relaxed);
+            atomic_store_explicit(&second.settings.slack, calm_governor.settings.slack, memory_order_relaxed);
+            atomic_store_explicit(&second.settings.purge_time, calm_governor.settings.purge_time,
+                                  memory_order_relaxed);
+            bool made = governor_init(&second, calm_governor.heap.classes, &no_caches, ALLOCATOR_SPACE_BYTES,
+                                      false, misuse_report);
+            atomic_store_explicit(&second_made, made ? 1 : -1, memory_order_release);
+        }
+        lock_release(&second_lock);
+    }
+    return offloading_second_if_made();
+}
+
+void offloading_before_fork(void) {
+    if (mode == OFFLOADING_NONE) {
+        return;
+    }
+    server_before_fork(&calm_server);
+    lock_acquire(&second_lock);
+    if (offloading_second_if_made() != NULL) {
+        governor_before_fork(&second);
+    }
+}
+
+void offloading_after_fork(bool child) {
+    if (mode == OFFLOADING_NONE) {
+        return;
+    }
+    if (offloading_second_if_made() != NULL) {
+        governor_after_fork(&second, child);
+    }
+    lock_release(&second_lock);
+    server_after_fork(&calm_server, child);
+}
+
+void offloading_end(void) {
+    if (mode != OFFLOADING_NONE && server_stop(&calm_server)) {
+        door_report_misuse();
+    }
+}

@@ -1,0 +1,61 @@
+#include "offload/sync.h"
+
+#include "offload/client.h"
+#include "os/clock.h"
+#include "os/futex.h"
+
+/* Takes the request back; false if it is too late, and an answer will come. */
+static bool take_back(struct sync *sync) {
+    uint32_t request = SYNC_REQUEST;
+    return atomic_compare_exchange_strong_explicit(&sync->ready, &request, SYNC_NONE, memory_order_acq_rel,
+                                                   memory_order_relaxed);
+}
+
+/* One message there and back. False if the server does not answer. Under the clients' lock. */
+static bool exchange(struct server *server, struct sync *sync) {
+    atomic_store_explicit(&sync->ready, SYNC_REQUEST, memory_order_seq_cst);
+    server_wake(server);
+    uint64_t start = 0;
+    for (unsigned spins = 0; atomic_load_explicit(&sync->done, memory_order_acquire) == 0; spins++) {
+        cpu_relax();
+        if (spins % 1024 == 1023) {
+            uint64_t now = clock_now_ns();
+            start = start == 0 ? now : start;
+            if (now - start > STARVED_NS && take_back(sync)) {
+                return false;
+            }
+        }
+    }
+    atomic_store_explicit(&sync->done, 0, memory_order_relaxed);
+    return true;
+}
+
+static enum answer ask(struct server *server, uint32_t class, void **block) {
+    if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE) {
+        server_start(server);
+    }
+    struct sync *sync = &server->sync;
+    lock_acquire(&sync->clients);
+    sync->class = class;
+    sync->block = *block;
+    bool direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
+    bool answered =
+        !direct && !atomic_load_explicit(&server->starved, memory_order_relaxed) && exchange(server, sync);
+    *block = sync->block;
+    lock_release(&sync->clients);
+    direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
+    return answered ? ANSWER_DONE : direct ? ANSWER_DIRECT : ANSWER_LOST;
+}
+
+enum answer client_take_sync(struct server *server, uint32_t class, void **block) {
+    *block = NULL;
+    enum answer answer = ask(server, class, block);
+    if (answer == ANSWER_LOST) {
+        client_give_up(server);
+    }
+    return answer;
+}
+
+enum answer client_put_sync(struct server *server, uint32_t class, void *block) {
+    return ask(server, class, &block);
+}
