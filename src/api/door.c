@@ -19,136 +19,211 @@ static bool is_second(const void *block) {
     return second != NULL && space_page(&second->heap.space, block) != 0;
 }
 
+/* Runs work(subject) at the heap when the server has lent it. False if it has it back: ask it again. */
+static bool at_lent_heap(void (*work)(void *subject), void *subject) {
+    struct endpoint *borrowed = client_borrow(&calm_server, cpu_cache_number());
+    if (borrowed != NULL) {
+        work(subject);
+        client_return(borrowed);
+    }
+    return borrowed != NULL;
+}
+
+struct blocks {
+    uint32_t class;
+    void **blocks;
+    size_t count;
+};
+
+static void take(void *subject) {
+    struct blocks *this = subject;
+    this->count = governor_take_blocks(&calm_governor, this->class, this->blocks, this->count);
+}
+
+static void put(void *subject) {
+    const struct blocks *this = subject;
+    governor_put_blocks(&calm_governor, this->class, this->blocks, this->count);
+}
+
+static enum answer ask_for_blocks(uint32_t class, void **blocks, size_t count, size_t *got) {
+    if (offloading_mode() == OFFLOADING_SYNC) {
+        enum answer answer = client_take_sync(&calm_server, class, blocks);
+        *got = answer == ANSWER_DONE && blocks[0] != NULL;
+        return answer;
+    }
+    return client_take(&calm_server, cpu_cache_number(), class, blocks, count, got);
+}
+
 struct taken door_take_blocks(uint32_t class, void **blocks, size_t count) {
-    struct taken taken = {0, true};
-    enum answer answer = ANSWER_DIRECT;
-    if (is_offloaded()) {
-        door_report_misuse();
-        if (offloading_mode() == OFFLOADING_SYNC) {
-            answer = client_take_sync(&calm_server, class, blocks);
-            taken.count = answer == ANSWER_DONE && blocks[0] != NULL;
-        } else {
-            answer = client_take(&calm_server, cpu_cache_number(), class, blocks, count, &taken.count);
+    if (!is_offloaded()) {
+        return (struct taken){governor_take_blocks(&calm_governor, class, blocks, count), true};
+    }
+    door_report_misuse();
+    for (;;) {
+        struct blocks lent = {class, blocks, count};
+        size_t got;
+        enum answer answer = ask_for_blocks(class, blocks, count, &got);
+        if (answer == ANSWER_LOST) {
+            return take_second(class, blocks);
+        }
+        if (answer == ANSWER_DONE) {
+            return (struct taken){got, true};
+        }
+        if (at_lent_heap(take, &lent)) {
+            door_report_misuse();
+            return (struct taken){lent.count, true};
         }
     }
-    if (answer == ANSWER_LOST) {
-        return take_second(class, blocks);
+}
+
+static bool send_blocks(uint32_t class, void *const *blocks, size_t count) {
+    if (offloading_mode() == OFFLOADING_SYNC && count == 1) {
+        enum answer answer = client_put_sync(&calm_server, class, blocks[0]);
+        if (answer != ANSWER_LOST) {
+            return answer == ANSWER_DONE;
+        }
     }
-    if (answer == ANSWER_DIRECT) {
-        taken.count = governor_take_blocks(&calm_governor, class, blocks, count);
-    }
-    return taken;
+    return client_put(&calm_server, cpu_cache_number(), class, blocks, count);
 }
 
 void door_put_blocks(uint32_t class, void *const *blocks, size_t count) {
-    if (is_offloaded()) {
-        door_report_misuse();
-        if (is_second(blocks[0])) {
-            governor_put_blocks(offloading_second(), class, blocks, count);
-            return;
-        }
-        if (offloading_mode() == OFFLOADING_SYNC && count == 1 &&
-            client_put_sync(&calm_server, class, blocks[0]) == ANSWER_DONE) {
-            return;
-        }
-        if (client_is_served(&calm_server)) {
-            client_put(&calm_server, cpu_cache_number(), class, blocks, count);
+    if (!is_offloaded()) {
+        governor_put_blocks(&calm_governor, class, blocks, count);
+        return;
+    }
+    door_report_misuse();
+    if (is_second(blocks[0])) {
+        governor_put_blocks(offloading_second(), class, blocks, count);
+        return;
+    }
+    struct blocks lent = {class, (void **)(uintptr_t)blocks, count};
+    while (!send_blocks(class, blocks, count)) {
+        if (at_lent_heap(put, &lent)) {
+            door_report_misuse();
             return;
         }
     }
-    governor_put_blocks(&calm_governor, class, blocks, count);
 }
 
-void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    enum answer answer = ANSWER_DIRECT;
-    struct governor *governor = &calm_governor;
-    if (is_offloaded()) {
-        door_report_misuse();
-        void *block;
-        answer = client_take_large(&calm_server, cpu_cache_number(), pages, align_pages,
-                                   zeroed ? TAKE_ZEROED : 0, &block, zero);
-        if (answer == ANSWER_DONE) {
-            return block;
-        }
-        governor = answer == ANSWER_LOST ? offloading_second() : governor;
-        if (governor == NULL) {
-            return NULL;
-        }
-    }
-    void *block = governor_take_large(governor, pages, align_pages, zero);
-    if (block != NULL && zeroed && *zero) {
-        governor_populate(governor, block, pages);
-    }
-    return block;
-}
-
-void door_put_large(void *block) {
-    if (is_offloaded()) {
-        door_report_misuse();
-        if (is_second(block)) {
-            governor_put_large(offloading_second(), block);
-            return;
-        }
-        if (client_is_served(&calm_server)) {
-            const struct span *span = heap_large_span(&calm_governor.heap, block);
-            size_t bytes = span == NULL ? 0 : (size_t)span->pages << calm_governor.heap.space.page_shift;
-            client_put_large(&calm_server, cpu_cache_number(), block, bytes);
-            return;
-        }
-    }
-    governor_put_large(&calm_governor, block);
-}
-
-struct resize {
+struct large {
     struct governor *governor;
     void *block;
     size_t pages;
-    void *resized;
+    size_t align_pages;
+    bool zeroed;
+    bool *zero;
 };
 
+static void take_large(void *subject) {
+    struct large *this = subject;
+    this->block = governor_take_large(this->governor, this->pages, this->align_pages, this->zero);
+    if (this->block != NULL && this->zeroed && *this->zero) {
+        governor_populate(this->governor, this->block, this->pages);
+    }
+}
+
+static void put_large(void *subject) {
+    const struct large *this = subject;
+    governor_put_large(this->governor, this->block);
+}
+
+void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, zero};
+    if (!is_offloaded()) {
+        take_large(&this);
+        return this.block;
+    }
+    door_report_misuse();
+    for (;;) {
+        enum answer answer = client_take_large(&calm_server, cpu_cache_number(), pages, align_pages,
+                                               zeroed ? TAKE_ZEROED : 0, &this.block, zero);
+        if (answer == ANSWER_LOST) {
+            this.governor = offloading_second();
+            if (this.governor != NULL) {
+                take_large(&this);
+            }
+            return this.block;
+        }
+        if (answer == ANSWER_DONE || at_lent_heap(take_large, &this)) {
+            return this.block;
+        }
+    }
+}
+
+void door_put_large(void *block) {
+    struct large this = {&calm_governor, block, 0, 0, false, NULL};
+    if (!is_offloaded()) {
+        put_large(&this);
+        return;
+    }
+    door_report_misuse();
+    if (is_second(block)) {
+        this.governor = offloading_second();
+        put_large(&this);
+        return;
+    }
+    const struct span *span = heap_large_span(&calm_governor.heap, block);
+    size_t bytes = span == NULL ? 0 : (size_t)span->pages << calm_governor.heap.space.page_shift;
+    while (!client_put_large(&calm_server, cpu_cache_number(), block, bytes)) {
+        if (at_lent_heap(put_large, &this)) {
+            door_report_misuse();
+            return;
+        }
+    }
+}
+
+/* Has the server do it; or does it at a lent heap. False if the server does not answer. */
+static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *subject) {
+    for (;;) {
+        enum answer answer = client_run(&calm_server, cpu_cache_number(), kind, work, subject);
+        if (answer != ANSWER_LENT) {
+            return answer == ANSWER_DONE;
+        }
+        if (at_lent_heap(work, subject)) {
+            return true;
+        }
+    }
+}
+
 static void resize(void *subject) {
-    struct resize *this = subject;
+    struct large *this = subject;
     struct span *span = heap_large_span(&this->governor->heap, this->block);
-    this->resized = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
+    this->block = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
 }
 
 void *door_resize_large(void *block, size_t pages) {
-    struct resize this = {is_second(block) ? offloading_second() : &calm_governor, block, pages, NULL};
-    enum answer answer = ANSWER_DIRECT;
-    if (is_offloaded() && this.governor == &calm_governor) {
-        answer = client_run(&calm_server, cpu_cache_number(), CALL_SHORT, resize, &this);
-    }
-    if (answer == ANSWER_DIRECT) {
+    struct large this = {
+        is_second(block) ? offloading_second() : &calm_governor, block, pages, 1, false, NULL};
+    if (!is_offloaded() || this.governor != &calm_governor) {
         resize(&this);
+        return this.block;
     }
-    return this.resized;
+    return run_at_heap(CALL_SHORT, resize, &this) ? this.block : NULL;
 }
 
-struct trim {
-    size_t keep_bytes;
-    size_t given;
-};
+/* All that was sent to the server is served; nothing is there to serve while the heap is lent. */
+static void serve_all(void) {
+    if (calm_governor.owner != NULL) {
+        server_serve(&calm_server);
+    }
+}
 
-static void trim_by_server(void *subject) {
-    struct trim *this = subject;
-    server_serve(&calm_server);
-    this->given = governor_trim(&calm_governor, this->keep_bytes);
+static void trim(void *subject) {
+    size_t *bytes = subject;
+    serve_all();
+    *bytes = governor_trim(&calm_governor, *bytes);
 }
 
 size_t door_trim(size_t keep_bytes) {
-    size_t given = 0;
-    struct trim this = {keep_bytes, 0};
-    enum answer answer = ANSWER_DIRECT;
-    if (is_offloaded()) {
-        struct governor *second = offloading_second_if_made();
-        given = second == NULL ? 0 : governor_trim(second, keep_bytes);
-        answer = client_run(&calm_server, cpu_cache_number(), CALL_LONG, trim_by_server, &this);
-        door_report_misuse();
+    if (!is_offloaded()) {
+        return governor_trim(&calm_governor, keep_bytes);
     }
-    if (answer == ANSWER_DIRECT) {
-        this.given = governor_trim(&calm_governor, keep_bytes);
-    }
-    return given + this.given;
+    struct governor *second = offloading_second_if_made();
+    size_t given = second == NULL ? 0 : governor_trim(second, keep_bytes);
+    size_t bytes = keep_bytes;
+    given += run_at_heap(CALL_LONG, trim, &bytes) ? bytes : 0;
+    door_report_misuse();
+    return given;
 }
 
 static void refresh(void *subject) {
@@ -156,9 +231,10 @@ static void refresh(void *subject) {
 }
 
 void door_refresh(void) {
-    if (!is_offloaded() ||
-        client_run(&calm_server, cpu_cache_number(), CALL_LONG, refresh, &calm_governor) == ANSWER_DIRECT) {
+    if (!is_offloaded()) {
         governor_refresh(&calm_governor);
+    } else {
+        run_at_heap(CALL_LONG, refresh, &calm_governor);
     }
 }
 
@@ -167,17 +243,16 @@ struct look {
     void *subject;
 };
 
-static void look_by_server(void *subject) {
+static void look_closely(void *subject) {
     const struct look *this = subject;
-    server_serve(&calm_server);
+    serve_all();
     this->look(this->subject);
 }
 
 void door_look(void (*look)(void *subject), void *subject) {
     struct look this = {look, subject};
     /* Of a server that does not answer the figures are read past it, as they happen to be. */
-    if (!is_offloaded() ||
-        client_run(&calm_server, cpu_cache_number(), CALL_SHORT, look_by_server, &this) != ANSWER_DONE) {
+    if (!is_offloaded() || !run_at_heap(CALL_SHORT, look_closely, &this)) {
         look(subject);
     }
 }
@@ -205,9 +280,7 @@ void door_report_misuse(void) {
         return;
     }
     struct misuses this = {0};
-    if (client_run(&calm_server, cpu_cache_number(), CALL_SHORT, collect, &this) == ANSWER_DIRECT) {
-        collect(&this);
-    }
+    run_at_heap(CALL_SHORT, collect, &this);
     for (size_t i = 0; i < this.count; i++) {
         misuse_report(this.notes[i].kind, this.notes[i].pointer);
     }

@@ -75,8 +75,12 @@ static bool tick(void *context) {
     return governor_tick(context);
 }
 
-static void release_heap(void *context) {
-    governor_disown(context);
+static void lend(void *context, bool for_good) {
+    governor_lend(context, for_good);
+}
+
+static void take_back(void *context) {
+    governor_own(context, &owner);
 }
 
 static void between(void *context) {
@@ -109,11 +113,13 @@ bool offloading_prepare(void) {
         .put_large = put_large,
         .class_of = class_of,
         .tick = tick,
-        .release = release_heap,
+        .lend = lend,
+        .take_back = take_back,
         .page_size = os_page_size(),
     };
     calm_server.started = started;
     calm_server.lost = lost;
+    calm_server.cpus = cpu_affinity_count();
     if (!server_init(&calm_server, calm_caches.count)) {
         mode = OFFLOADING_NONE;
         return false;

@@ -529,9 +529,9 @@ size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes
 }
 
 /* Without a lock, since what handles the abort may allocate. What the helper came upon is reported here, too;
- * what an owner did, by its clients. */
+ * what an owner did, by its clients, and what they did, when they have left it. */
 static void report_misuse(struct governor *governor) {
-    if (governor->owner != NULL) {
+    if (governor->has_clients) {
         atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
         return;
     }
@@ -863,20 +863,26 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
         governor->depots[i].owned = true;
     }
     governor->heap.make_ready = make_ready;
-    /* It looks at the clock, as the helper would. */
-    atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
-    governor->band = ADAPTIVE_BAND_MOST_TENDED;
-    governor->factor = new_factor(governor);
-    publish_limit(governor);
+    if (!governor->has_clients) {
+        governor->has_clients = true;
+        /* It looks at the clock, as the helper would. */
+        atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
+        governor->band = ADAPTIVE_BAND_MOST_TENDED;
+        governor->factor = new_factor(governor);
+        publish_limit(governor);
+    }
 }
 
-void governor_disown(struct governor *governor) {
+void governor_lend(struct governor *governor, bool for_good) {
     governor->owner = NULL;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         governor->depots[i].owned = false;
     }
     governor->heap.make_ready = NULL;
-    atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+    if (for_good) {
+        governor->has_clients = false;
+        atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+    }
 }
 
 /* An owner is parked then, and needs no locks. */
@@ -915,7 +921,7 @@ void governor_after_fork(struct governor *governor, bool child) {
     if (governor->owner != NULL) {
         return;
     }
-    if (child) {
+    if (child && !governor->has_clients) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
         governor->first_thread = thread_pointer();
         governor->band = governor->band < ADAPTIVE_BAND_MOST ? governor->band : ADAPTIVE_BAND_MOST;

@@ -70,7 +70,8 @@ struct governor_owner {
 struct governor {
     const struct governor_owner *owner; /* NULL: the heap is everybody's, by the locks */
     bool purging;                       /* the owner is at it */
-    _Atomic(bool) misuse_waits;         /* the owner came upon misuse, which it does not report */
+    bool has_clients;                   /* who are told of misuse by misuse_waits, and take it from there */
+    _Atomic(bool) misuse_waits;
     struct lock heap_lock;
     struct heap heap;
     uint64_t heap_locks;
@@ -113,9 +114,12 @@ struct governor {
     struct miss_counter misses[MISS_COUNTERS];
 };
 
-/* From now on the heap has an owner, or none: while nobody else is at it. */
+/*
+ * From now on the heap has an owner, who also calls governor_tick; or none for a while, but still tells those
+ * who come to it nothing of misuse and calls governor_tick; or, for good, none at all. While nobody is at it.
+ */
 void governor_own(struct governor *governor, const struct governor_owner *owner);
-void governor_disown(struct governor *governor);
+void governor_lend(struct governor *governor, bool for_good);
 
 /* The heap's lock, for who looks at the figures; nothing to an owner. */
 void governor_lock(struct governor *governor);

@@ -1,13 +1,12 @@
 #include "offload/client.h"
 
-#include "os/address_space.h"
 #include "os/clock.h"
 #include "os/futex.h"
 
 #include <string.h>
 
 /* Looks at an answer before the client sleeps: about ten microseconds, which is less than to sleep and be
- * woken; none where the server has no CPU to itself. */
+ * woken. */
 #define SPINS 300
 /* Other endpoints that a client tries when it finds its own held. */
 #define TRIES 4
@@ -20,19 +19,12 @@ static int phase_of(const struct server *server) {
     return atomic_load_explicit(&server->phase, memory_order_acquire);
 }
 
-/* False if memory is short. */
-static bool open_endpoint(struct server *server, unsigned number) {
-    lock_acquire(&server->open_lock);
-    bool open = atomic_load_explicit(&server->is_open[number], memory_order_relaxed);
-    if (!open && os_commit(server_endpoint(server, number), server->endpoint_bytes)) {
-        uint32_t opened = atomic_load_explicit(&server->opened, memory_order_relaxed);
-        atomic_store_explicit(&server->open[opened], (uint16_t)number, memory_order_relaxed);
-        atomic_store_explicit(&server->opened, opened + 1, memory_order_release);
-        atomic_store_explicit(&server->is_open[number], true, memory_order_release);
-        open = true;
+/* Whether the server can be asked at all. */
+static enum answer look_at(struct server *server) {
+    if (phase_of(server) == PHASE_NONE) {
+        server_start(server);
     }
-    lock_release(&server->open_lock);
-    return open;
+    return phase_of(server) == PHASE_LENT ? ANSWER_LENT : is_starved(server) ? ANSWER_LOST : ANSWER_DONE;
 }
 
 static bool is_open(const struct server *server, unsigned number) {
@@ -40,11 +32,11 @@ static bool is_open(const struct server *server, unsigned number) {
 }
 
 /* An endpoint that now is the caller's: the one of that number, or one beside it, or that one after a wait.
- * NULL if memory is short. */
+ */
 static struct endpoint *enter(struct server *server, unsigned number) {
     number %= server->endpoint_count;
-    if (!is_open(server, number) && !open_endpoint(server, number)) {
-        return NULL;
+    if (!is_open(server, number) && !server_open(server, number)) {
+        number = 0; /* which was opened at the start */
     }
     for (unsigned i = 0; i < TRIES && i < server->endpoint_count; i++) {
         unsigned other = (number + i) % server->endpoint_count;
@@ -80,37 +72,59 @@ static bool is_backlog(struct endpoint *endpoint, size_t bytes) {
            BACKLOG_BYTES_MOST;
 }
 
-static void send_freed(struct server *server, unsigned number, uint64_t header, const uint64_t *payload,
-                       size_t count, size_t bytes, void *const *blocks, size_t block_count) {
+/* A thread that is in an endpoint finds the heap lent, or not, until it leaves. */
+static bool is_lent(const struct server *server) {
+    return phase_of(server) == PHASE_LENT;
+}
+
+struct endpoint *client_borrow(struct server *server, unsigned number) {
     struct endpoint *endpoint = enter(server, number);
-    bool sent = false;
-    bool urgent = true;
-    if (endpoint != NULL) {
-        urgent = is_backlog(endpoint, bytes);
-        sent = ring_push(&endpoint->ring, header, payload, count, urgent);
-        if (!sent) {
-            endpoint->sent_bytes -= bytes;
-            endpoint->counts.full++;
-        }
+    if (!is_lent(server)) {
         leave(endpoint);
+        return NULL;
     }
+    return endpoint;
+}
+
+void client_return(struct endpoint *borrowed) {
+    leave(borrowed);
+}
+
+/* A record of freed blocks, or the blocks themselves on the list of what found no room. */
+static bool send_freed(struct server *server, unsigned number, uint64_t header, const uint64_t *payload,
+                       size_t bytes, void *const *blocks, size_t block_count) {
+    struct endpoint *endpoint = enter(server, number);
+    if (is_lent(server)) {
+        leave(endpoint);
+        return false;
+    }
+    bool urgent = is_backlog(endpoint, bytes);
+    bool sent = ring_push(&endpoint->ring, header, payload, record_count(header), urgent);
+    if (!sent) {
+        endpoint->sent_bytes -= bytes;
+        endpoint->counts.full++;
+    }
+    leave(endpoint);
     if (!sent) {
         overflow(server, blocks, block_count);
     }
     if (urgent || !sent) {
         server_wake(server);
     }
+    return true;
 }
 
-void client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count) {
+bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count) {
     size_t bytes = count * server->owner.classes->of[class].size;
-    send_freed(server, number, record_header(RECORD_FREE, class, count),
-               (const uint64_t *)(const void *)blocks, count, bytes, blocks, count);
+    return look_at(server) != ANSWER_LENT &&
+           send_freed(server, number, record_header(RECORD_FREE, class, count),
+                      (const uint64_t *)(const void *)blocks, bytes, blocks, count);
 }
 
-void client_put_large(struct server *server, unsigned number, void *block, size_t bytes) {
+bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes) {
     const uint64_t payload[] = {(uintptr_t)block, bytes};
-    send_freed(server, number, record_header(RECORD_FREE_LARGE, 0, 2), payload, 2, bytes, &block, 1);
+    return look_at(server) != ANSWER_LENT &&
+           send_freed(server, number, record_header(RECORD_FREE_LARGE, 0, 2), payload, bytes, &block, 1);
 }
 
 /* Calls. */
@@ -142,7 +156,8 @@ static bool send_call(struct server *server, unsigned number, const struct call 
     uint64_t start = 0;
     for (;;) {
         struct endpoint *endpoint = enter(server, number);
-        if (endpoint == NULL) {
+        if (is_lent(server)) {
+            leave(endpoint);
             return false;
         }
         bool sent = ring_push(&endpoint->ring, header, NULL, 0, true);
@@ -191,8 +206,7 @@ static bool is_done(const struct call *call) {
 
 /* Until the call is done. False if it was abandoned. */
 static bool wait_for(struct server *server, struct call *call) {
-    int spins = atomic_load_explicit(&server->crowded, memory_order_relaxed) ? 0 : SPINS;
-    for (; spins > 0; spins--) {
+    for (int spins = 0; spins < SPINS; spins++) {
         if (is_done(call)) {
             return true;
         }
@@ -236,8 +250,8 @@ static enum answer have_served(struct server *server, unsigned number, struct ca
     if (done) {
         return ANSWER_DONE;
     }
-    if (phase_of(server) == PHASE_DIRECT) {
-        return ANSWER_DIRECT;
+    if (phase_of(server) == PHASE_LENT) {
+        return ANSWER_LENT;
     }
     client_give_up(server);
     return ANSWER_LOST;
@@ -247,28 +261,17 @@ static void free_slot(struct call *call) {
     atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
 }
 
-/* Whether the server can be asked at all. */
-static enum answer look_at(struct server *server) {
-    if (phase_of(server) == PHASE_NONE) {
-        server_start(server);
-    }
-    return phase_of(server) == PHASE_DIRECT ? ANSWER_DIRECT : is_starved(server) ? ANSWER_LOST : ANSWER_DONE;
-}
-
-bool client_is_served(struct server *server) {
-    return look_at(server) != ANSWER_DIRECT;
-}
-
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
                         size_t *got) {
     *got = 0;
     enum answer answer = look_at(server);
-    if (answer == ANSWER_DIRECT) {
+    if (answer == ANSWER_LENT) {
         return answer;
     }
     struct endpoint *endpoint = enter(server, number);
-    if (endpoint == NULL) {
-        return ANSWER_LOST;
+    if (is_lent(server)) {
+        leave(endpoint);
+        return ANSWER_LENT;
     }
     uint32_t taken = atomic_load_explicit(&endpoint->taken[class], memory_order_relaxed);
     uint32_t level = atomic_load_explicit(&endpoint->put[class], memory_order_acquire) - taken;
@@ -324,16 +327,17 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
                               unsigned flags, void **block, bool *zero) {
     *block = NULL;
     enum answer answer = look_at(server);
-    if (answer == ANSWER_DIRECT) {
+    if (answer == ANSWER_LENT) {
         return answer;
     }
     if (align_pages <= 1) {
         struct endpoint *endpoint = enter(server, number);
-        if (endpoint == NULL) {
-            return ANSWER_LOST;
-        }
-        *block = take_ready(endpoint, pages, zero);
+        bool lent = is_lent(server);
+        *block = lent ? NULL : take_ready(endpoint, pages, zero);
         leave(endpoint);
+        if (lent) {
+            return ANSWER_LENT;
+        }
         if (*block != NULL) {
             return ANSWER_DONE;
         }
@@ -360,7 +364,7 @@ enum answer client_run(struct server *server, unsigned number, enum call_kind ki
     enum answer answer = look_at(server);
     struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
     if (call == NULL) {
-        return answer == ANSWER_DIRECT ? answer : ANSWER_LOST;
+        return answer == ANSWER_LENT ? answer : ANSWER_LOST;
     }
     call->kind = kind;
     call->work = work;

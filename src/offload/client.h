@@ -11,26 +11,28 @@
 
 enum answer {
     ANSWER_DONE,
-    ANSWER_LOST,   /* the server is starved, or dead: the caller must serve itself, not from its heap */
-    ANSWER_DIRECT, /* there is no server: the heap is everybody's, by its lock */
+    ANSWER_LOST, /* the server is starved, or dead: the caller must serve itself, not from its heap */
+    ANSWER_LENT, /* the heap is everybody's, by its locks: between client_borrow and client_return */
 };
 
-/* Starts the server if it does not run. False if there is none: ANSWER_DIRECT. */
-bool client_is_served(struct server *server);
+/* The heap is lent, and will be until client_return. NULL if it is not, or not any more. */
+struct endpoint *client_borrow(struct server *server, unsigned number);
+void client_return(struct endpoint *borrowed);
 
 /* Blocks of a class: a magazine that is ready, or up to count that the server is asked for. *got is 0 if
  * memory is short. */
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
                         size_t *got);
 
-/* Freed blocks of a class go to the server, sooner or later. Never waits for it. */
-void client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count);
+/* Freed blocks of a class go to the server, sooner or later. Never waits for it. False if the heap is lent.
+ */
+bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count);
 
 /* A large block; NULL if memory is short. */
 enum answer client_take_large(struct server *server, unsigned number, size_t pages, size_t align_pages,
                               unsigned flags, void **block, bool *zero);
 
-void client_put_large(struct server *server, unsigned number, void *block, size_t bytes);
+bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes);
 
 /* Has the server run work(subject), after all that was sent to it from here before; kind is CALL_SHORT or
  * CALL_LONG. Waits for as long as it takes, while the server lives. */

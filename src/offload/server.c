@@ -10,23 +10,26 @@
 #define STACK_BYTES ((size_t)128 << 10)
 /* Without work it looks around for so long before it naps. */
 #define HOT_NS 200000ULL
-/* The first nap; where it has no CPU to itself, and every wake is another thread's loss, a longer one. */
-#define NAP_NS_LEAST   50000ULL
-#define NAP_NS_CROWDED 2000000ULL
-#define NAP_NS_MOST    100000000ULL
+/* The first nap. */
+#define NAP_NS_LEAST 50000ULL
+#define NAP_NS_MOST  100000000ULL
 /* A window of the predictor. */
 #define WINDOW_NS 100000000ULL
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
-/* So often it looks whether others run on its CPU; it is crowded if it ran less than that share of the time.
- */
-#define CROWD_LOOK_NS    8000000ULL
-#define CROWD_SHARE      0.85
-#define CROWDED_NS_LEAST 50000000ULL
-#define CROWDED_NS_MOST  3200000000ULL
+/* So often it looks whether others run on its CPU: that is so if it ran less than that share of the time. */
+#define CROWD_LOOK_NS 8000000ULL
+#define CROWD_SHARE   0.85
+/* It lends the heap for so long at first, and twice as long each time; and takes it back if the process used
+ * so much less than all its CPUs. */
+#define LENT_NS_LEAST    50000000ULL
+#define LENT_NS_MOST     3200000000ULL
+#define ROOM_CPUS        0.75
 #define PARK_PATIENCE_NS 100000000ULL
 #define LARGE_READY_DIVISOR \
     4 /* a large block of more than this part of the stock's bound is never made ready */
+
+enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
 enum parking { PARKING_NONE, PARKING_REQUESTED, PARKING_PARKED };
 
@@ -41,6 +44,20 @@ static size_t magazine_charge(const struct size_class *class) {
 
 static size_t large_charge(const struct server *server, uint64_t pages) {
     return (size_t)pages * server->owner.page_size;
+}
+
+bool server_open(struct server *server, unsigned number) {
+    lock_acquire(&server->open_lock);
+    bool open = atomic_load_explicit(&server->is_open[number], memory_order_relaxed);
+    if (!open && os_commit(server_endpoint(server, number), server->endpoint_bytes)) {
+        uint32_t opened = atomic_load_explicit(&server->opened, memory_order_relaxed);
+        atomic_store_explicit(&server->open[opened], (uint16_t)number, memory_order_relaxed);
+        atomic_store_explicit(&server->opened, opened + 1, memory_order_release);
+        atomic_store_explicit(&server->is_open[number], true, memory_order_release);
+        open = true;
+    }
+    lock_release(&server->open_lock);
+    return open;
 }
 
 bool server_init(struct server *server, unsigned endpoint_count) {
@@ -66,7 +83,7 @@ bool server_init(struct server *server, unsigned endpoint_count) {
     server->is_open = (_Atomic(bool) *)(void *)(memory + endpoint_count * sizeof *server->open);
     server->endpoints = os_reserve(endpoint_count * server->endpoint_bytes, page);
     server->nap_ns = NAP_NS_LEAST;
-    return server->endpoints != NULL;
+    return server->endpoints != NULL && server_open(server, 0);
 }
 
 /* The stock. */
@@ -561,37 +578,90 @@ void server_wake(struct server *server) {
     }
 }
 
-static bool is_crowded(const struct server *server) {
-    return atomic_load_explicit(&server->crowded, memory_order_relaxed);
+/* All endpoints are the caller's until leave_all: no client changes anything, or looks at the phase. */
+static void enter_all(struct server *server) {
+    lock_acquire(&server->open_lock);
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = 0; i < opened; i++) {
+        lock_acquire(&server_endpoint(server, server->open[i])->lock);
+    }
+    lock_acquire(&server->sync.clients);
+}
+
+static void leave_all(struct server *server) {
+    lock_release(&server->sync.clients);
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = opened; i-- > 0;) {
+        lock_release(&server_endpoint(server, server->open[i])->lock);
+    }
+    lock_release(&server->open_lock);
+}
+
+/* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
+static void lend(struct server *server, bool for_good) {
+    server_withdraw_all(server);
+    enter_all(server);
+    while (server_serve(server)) {
+    }
+    server->owner.lend(server->owner.context, for_good);
+    atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
+    leave_all(server);
+}
+
+static void look_at_room(struct server *server, uint64_t now) {
+    server->lent_look_ns = now;
+    server->lent_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 /* Whether others ran on its CPU while it never slept: by what it ran itself since the last look. */
-static void look_for_crowd(struct server *server, uint64_t now) {
-    if (is_crowded(server)) {
-        if (now >= server->crowded_until_ns) {
-            atomic_store_explicit(&server->crowded, false, memory_order_relaxed);
-            server->looked_ns = 0;
-        }
-        return;
-    }
+static bool is_crowded(struct server *server, uint64_t now) {
     if (server->looked_ns != 0 && now - server->looked_ns < CROWD_LOOK_NS) {
-        return;
+        return false;
     }
     uint64_t ran = clock_thread_ns();
-    if (server->looked_ns != 0) {
-        double share = (double)(ran - server->looked_ran_ns) / (double)(now - server->looked_ns);
-        uint64_t most = server->crowded_ns * 2 < CROWDED_NS_MOST ? server->crowded_ns * 2 : CROWDED_NS_MOST;
-        if (share < CROWD_SHARE) {
-            server->crowded_ns = most < CROWDED_NS_LEAST ? CROWDED_NS_LEAST : most;
-            server->crowded_until_ns = now + server->crowded_ns;
-            server->counts.crowded++;
-            atomic_store_explicit(&server->crowded, true, memory_order_relaxed);
-        } else {
-            server->crowded_ns /= 2;
-        }
-    }
+    bool crowded = server->looked_ns != 0 &&
+                   (double)(ran - server->looked_ran_ns) < CROWD_SHARE * (double)(now - server->looked_ns);
     server->looked_ns = now;
     server->looked_ran_ns = ran;
+    return crowded;
+}
+
+static void give_way(struct server *server, uint64_t now) {
+    uint64_t most = server->lent_ns * 2 < LENT_NS_MOST ? server->lent_ns * 2 : LENT_NS_MOST;
+    server->lent_ns = most < LENT_NS_LEAST ? LENT_NS_LEAST : most;
+    server->lent_until_ns = now + server->lent_ns;
+    server->counts.lent++;
+    look_at_room(server, now);
+    lend(server, false);
+}
+
+/* Whether the process has left so much of a CPU idle since the last look that the server can have one. */
+static bool has_room(struct server *server, uint64_t now) {
+    uint64_t before = server->lent_look_ns;
+    uint64_t cpu_before = server->lent_cpu_ns;
+    look_at_room(server, now);
+    double used = (double)(server->lent_cpu_ns - cpu_before) / (double)(now - before + 1);
+    return used < server->cpus - ROOM_CPUS;
+}
+
+/* While the heap is lent: tidies it, as the helper of a heap without a server does. */
+static void wait_for_room(struct server *server) {
+    sleep_for(server, NAP_NS_MOST);
+    serve_overflow(server);
+    server->idle = server->owner.tick(server->owner.context);
+    uint64_t now = clock_now_ns();
+    if (now < server->lent_until_ns) {
+        return;
+    }
+    if (!has_room(server, now)) {
+        server->lent_until_ns = now + server->lent_ns;
+        return;
+    }
+    enter_all(server);
+    server->owner.take_back(server->owner.context);
+    atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_release);
+    leave_all(server);
+    server->looked_ns = 0;
 }
 
 static void look_at_window(struct server *server, uint64_t now) {
@@ -612,7 +682,7 @@ static void look_at_window(struct server *server, uint64_t now) {
 /* There is no work: looks around for a while, then naps, then sleeps. */
 static void rest(struct server *server, uint64_t now) {
     if (server->hot_until_ns == 0) {
-        server->hot_until_ns = now + (is_crowded(server) ? 0 : HOT_NS);
+        server->hot_until_ns = now + HOT_NS;
     }
     if (now < server->hot_until_ns) {
         for (int i = 0; i < 4; i++) {
@@ -633,44 +703,57 @@ static void park(struct server *server) {
         return;
     }
     futex_wake_all(&server->parking);
-    while (load(&server->parking) == PARKING_PARKED) {
+    while (atomic_load_explicit(&server->parking, memory_order_acquire) == PARKING_PARKED) {
         futex_wait(&server->parking, PARKING_PARKED, 0);
     }
-    atomic_thread_fence(memory_order_acquire);
     server->looked_ns = 0;
+}
+
+/* True if it is to end. */
+static bool look_at_requests(struct server *server) {
+    if (load(&server->parking) == PARKING_REQUESTED) {
+        park(server);
+    }
+    return load(&server->stopping) != 0;
+}
+
+static bool is_lent(const struct server *server) {
+    return atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_LENT;
 }
 
 static void run(void *argument) {
     struct server *server = argument;
     server->started(server);
-    for (unsigned pass = 0;; pass++) {
+    for (unsigned pass = 0; !look_at_requests(server); pass++) {
+        if (is_lent(server)) {
+            wait_for_room(server);
+            continue;
+        }
         bool worked = server_serve(server);
         worked |= feed(server);
-        if (load(&server->parking) == PARKING_REQUESTED) {
-            park(server);
-        }
         if (worked) {
             server->hot_until_ns = 0;
-            server->nap_ns = is_crowded(server) ? NAP_NS_CROWDED : NAP_NS_LEAST;
+            server->nap_ns = NAP_NS_LEAST;
             server->idle = false;
             if (pass % PASSES_PER_CLOCK != 0) {
                 continue;
             }
         }
-        if (load(&server->stopping) != 0 && !worked) {
-            break;
-        }
         uint64_t now = clock_now_ns();
         look_at_window(server, now);
-        look_for_crowd(server, now);
-        if (!worked) {
+        if (is_crowded(server, now)) {
+            give_way(server, now);
+        } else if (!worked) {
             rest(server, now);
         }
     }
-    server_withdraw_all(server);
-    server->owner.release(server->owner.context);
-    atomic_store_explicit(&server->phase, PHASE_DIRECT, memory_order_release);
-    futex_wake_all((_Atomic(uint32_t) *)(void *)&server->phase);
+    if (!is_lent(server)) {
+        lend(server, true);
+    } else {
+        server->owner.lend(server->owner.context, true);
+    }
+    atomic_store_explicit(&server->stopping, STOPPED, memory_order_release);
+    futex_wake_all(&server->stopping);
 }
 
 void server_start(struct server *server) {
@@ -681,8 +764,11 @@ void server_start(struct server *server) {
     }
     if (!thread_start(run, server, STACK_BYTES)) {
         /* Nobody ever was at the heap but the last process's server, which was parked. */
-        server->owner.release(server->owner.context);
-        atomic_store_explicit(&server->phase, PHASE_DIRECT, memory_order_release);
+        enter_all(server);
+        server->owner.lend(server->owner.context, true);
+        atomic_store_explicit(&server->stopping, STOPPED, memory_order_relaxed);
+        atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
+        leave_all(server);
     }
 }
 
@@ -710,33 +796,30 @@ static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint
 }
 
 bool server_stop(struct server *server) {
-    if (atomic_load_explicit(&server->phase, memory_order_acquire) != PHASE_RUNNING || server->left_behind) {
+    if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE || server->left_behind) {
         return false;
     }
-    atomic_store_explicit(&server->stopping, 1, memory_order_seq_cst);
+    atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
     server_wake(server);
-    return wait_for_server(server, (_Atomic(uint32_t) *)(void *)&server->phase, PHASE_RUNNING);
+    return wait_for_server(server, &server->stopping, STOPPING);
 }
 
 void server_before_fork(struct server *server) {
     lock_acquire(&server->fork_lock);
-    lock_acquire(&server->open_lock);
-    if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_RUNNING && !server->left_behind) {
+    bool runs = atomic_load_explicit(&server->phase, memory_order_acquire) != PHASE_NONE &&
+                load(&server->stopping) != STOPPED;
+    if (runs && !server->left_behind) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
         server_wake(server);
         uint32_t requested = PARKING_REQUESTED;
         if (!wait_for_server(server, &server->parking, PARKING_REQUESTED) &&
             atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
                                                     memory_order_seq_cst, memory_order_relaxed)) {
-            /* It may be in the midst of anything. */
-            server->left_behind = true;
+            /* It may be in the midst of anything; but of a heap that is lent nothing is half done. */
+            server->left_behind = !is_lent(server);
         }
     }
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        lock_acquire(&server_endpoint(server, server->open[i])->lock);
-    }
-    lock_acquire(&server->sync.clients);
+    enter_all(server);
 }
 
 /* Nobody but the forked thread is there, and what others were at is at an end. */
@@ -747,26 +830,23 @@ static void start_over(struct server *server) {
     atomic_store_explicit(&server->sync.ready, SYNC_NONE, memory_order_relaxed);
     atomic_store_explicit(&server->sync.done, 0, memory_order_relaxed);
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_relaxed);
-    atomic_store_explicit(&server->crowded, false, memory_order_relaxed);
     atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
     server->deferred_count = 0;
     server->depth = 0;
     server->hot_until_ns = 0;
     server->looked_ns = 0;
-    if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_RUNNING && !server->left_behind) {
-        atomic_store_explicit(&server->starved, false, memory_order_relaxed);
-        atomic_store_explicit(&server->phase, PHASE_NONE, memory_order_relaxed);
-    } else {
-        atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
+    atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
+    if (server->left_behind || load(&server->stopping) == STOPPED) {
+        return;
     }
+    if (is_lent(server)) {
+        server->owner.take_back(server->owner.context);
+    }
+    atomic_store_explicit(&server->phase, PHASE_NONE, memory_order_relaxed);
 }
 
 void server_after_fork(struct server *server, bool child) {
-    lock_release(&server->sync.clients);
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = opened; i-- > 0;) {
-        lock_release(&server_endpoint(server, server->open[i])->lock);
-    }
+    leave_all(server);
     if (child) {
         start_over(server);
     } else {
@@ -776,6 +856,5 @@ void server_after_fork(struct server *server, bool child) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);
         futex_wake_all(&server->parking);
     }
-    lock_release(&server->open_lock);
     lock_release(&server->fork_lock);
 }

@@ -4,7 +4,9 @@
  * What it does on the heap is told by a struct owner, whose functions run on the server alone: so the heap
  * needs no lock. Clients reach it through endpoints and calls (client.h). While work keeps coming it looks
  * around without a pause; then it naps, ever longer; and sleeps for good once there is nothing to tidy. Where
- * it has no CPU to itself it does not spin at all: it sleeps, and makes more ready each time that it runs.
+ * it has no CPU to itself it would only be in its clients' way: then it lends the heap to them, and takes it
+ * back when the process leaves a CPU idle. Who holds an endpoint's lock finds the phase as it is until the
+ * lock is released: the server changes it with all of them held.
  *
  * A free does not wake it, unless what was freed and not yet served has passed a bound; a call does.
  *
@@ -33,14 +35,16 @@ struct owner {
     size_t page_size;
     /* Tidies, if a window has passed. True if there is nothing left to tidy. */
     bool (*tick)(void *context);
-    /* From now on there is no server: the heap is everybody's, by its lock. */
-    void (*release)(void *context);
+    /* The heap is everybody's from now on, by its locks, or the server's again; with for_good there will be
+     * no server any more. While no client is at the heap. */
+    void (*lend)(void *context, bool for_good);
+    void (*take_back)(void *context);
 };
 
 enum phase {
     PHASE_NONE,    /* not started yet, or gone with the parent */
     PHASE_RUNNING, /* the heap is the server's */
-    PHASE_DIRECT,  /* there is none: the heap is everybody's, by its lock */
+    PHASE_LENT,    /* the heap is everybody's, by its locks: the server has no CPU to itself, or is gone */
 };
 
 enum server_state { SERVER_HOT, SERVER_NAPS, SERVER_SLEEPS };
@@ -51,7 +55,7 @@ struct server_counts {
     uint64_t stocked; /* magazines and large blocks made ready */
     uint64_t unused;  /* of them, those that went back */
     uint64_t naps;
-    uint64_t crowded; /* periods in which it had no CPU to itself */
+    uint64_t lent; /* times that it had no CPU to itself, and lent the heap */
 };
 
 struct server {
@@ -74,7 +78,6 @@ struct server {
     _Alignas(64) _Atomic(uint32_t) state; /* enum server_state */
     _Atomic(uint32_t) bell;               /* a count of rings */
     _Alignas(64) _Atomic(uint64_t) beat;  /* grows while it lives */
-    _Atomic(bool) crowded;                /* for clients: no use to spin for its answer */
     _Atomic(bool) starved;                /* a client waited in vain, and the server was not seen since */
     _Atomic(uint32_t) parking;            /* enum parking */
     _Atomic(uint32_t) stopping;
@@ -92,11 +95,14 @@ struct server {
     uint64_t window_ns;    /* when the window began */
     uint64_t looked_ns;    /* when it last looked whether it is crowded, by the clock and by what it ran */
     uint64_t looked_ran_ns;
-    uint64_t crowded_until_ns; /* it has no CPU to itself, as far as it knows, until then */
-    uint64_t crowded_ns;       /* how long the last such period was */
-    unsigned depth;            /* of server_serve */
-    unsigned next_fed;         /* endpoint */
-    bool idle;                 /* the last tick left nothing to tidy */
+    uint64_t lent_until_ns; /* then it looks whether there is room for it again */
+    uint64_t lent_ns;       /* how long the last such period was */
+    uint64_t lent_cpu_ns;   /* the process's CPU time, and when, at the last look while it was lent */
+    uint64_t lent_look_ns;
+    unsigned cpus;     /* that the process may use */
+    unsigned depth;    /* of server_serve */
+    unsigned next_fed; /* endpoint */
+    bool idle;         /* the last tick left nothing to tidy */
     uint8_t deferred[CALLS];
     unsigned deferred_count;
 
@@ -106,6 +112,9 @@ struct server {
 
 /* Room for so many endpoints; owner is filled. False if memory is short. */
 bool server_init(struct server *server, unsigned endpoint_count);
+
+/* Makes an endpoint usable. Any thread. False if memory is short; never for number 0. */
+bool server_open(struct server *server, unsigned number);
 
 /* The endpoint of that number. */
 static inline struct endpoint *server_endpoint(const struct server *server, unsigned number) {
@@ -121,8 +130,8 @@ static inline void **server_magazine(const struct server *server, struct endpoin
 /* Starts it if it does not run. Any thread. Afterwards the phase is not PHASE_NONE. */
 void server_start(struct server *server);
 
-/* Serves what is there and ends; the phase is PHASE_DIRECT then. For the process's end. False if the server
- * does not answer. */
+/* Serves what is there and ends; the phase is PHASE_LENT then, for good. For the process's end. False if the
+ * server does not answer. */
 bool server_stop(struct server *server);
 
 /* Wakes it if it sleeps: after a sequentially consistent store of what it is to find. Any thread. */

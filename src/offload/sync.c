@@ -38,13 +38,13 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
     lock_acquire(&sync->clients);
     sync->class = class;
     sync->block = *block;
-    bool direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
+    bool lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
     bool answered =
-        !direct && !atomic_load_explicit(&server->starved, memory_order_relaxed) && exchange(server, sync);
+        !lent && !atomic_load_explicit(&server->starved, memory_order_relaxed) && exchange(server, sync);
     *block = sync->block;
     lock_release(&sync->clients);
-    direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
-    return answered ? ANSWER_DONE : direct ? ANSWER_DIRECT : ANSWER_LOST;
+    lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
+    return answered ? ANSWER_DONE : lent ? ANSWER_LENT : ANSWER_LOST;
 }
 
 enum answer client_take_sync(struct server *server, uint32_t class, void **block) {
