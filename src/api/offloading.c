@@ -4,8 +4,10 @@
 #include "api/door.h"
 #include "api/misuse.h"
 #include "api/options.h"
-#include "os/cpu_usage.h"
+#include "offload/place.h"
+#include "os/cgroup.h"
 #include "os/lock.h"
+#include "os/syscall.h"
 #include "os/text.h"
 
 struct server calm_server;
@@ -17,6 +19,10 @@ static struct governor second;
 static struct cpu_caches no_caches;
 static struct lock second_lock;
 static _Atomic(int) second_made; /* -1: there is no memory for it */
+
+/* The server's own, once it runs. */
+static struct place_survey survey;
+static bool told;
 
 static void say(const char *why) {
     struct text line = {0};
@@ -31,9 +37,19 @@ enum offloading offloading_choose(void) {
     if (options_offload() == OPTION_OFFLOAD_OFF) {
         return mode;
     }
-    if (cpu_affinity_count() < 2) {
+    if (!cpu_affinity(0, &survey.view.allowed)) {
+        return mode;
+    }
+    switch (place_should_decline(&survey.view.allowed, cgroup_cpu_quota())) {
+    case PLACE_DECLINE_ONE_CPU:
         say("offload needs a CPU of its own, and there is but one: running without it");
         return mode;
+    case PLACE_DECLINE_QUOTA:
+        say("offload needs a CPU of its own, and the control group may use less than two: running without "
+            "it");
+        return mode;
+    case PLACE_NO_DECLINE:
+        break;
     }
     mode = options_offload() == OPTION_OFFLOAD_SYNC ? OFFLOADING_SYNC : OFFLOADING_ON;
     return mode;
@@ -95,8 +111,51 @@ static void shed(void *context) {
     server_withdraw_all(context);
 }
 
-static void started(struct server *server) {
-    (void)server;
+static struct place_request request(void) {
+    int cpu = options_offload_cpu();
+    switch (cpu) {
+    case OPTION_OFFLOAD_CPU_AUTO:
+        return (struct place_request){PLACE_AUTO, 0};
+    case OPTION_OFFLOAD_CPU_SIBLING:
+        return (struct place_request){PLACE_SIBLING, 0};
+    case OPTION_OFFLOAD_CPU_CORE:
+        return (struct place_request){PLACE_CORE, 0};
+    case OPTION_OFFLOAD_CPU_SOCKET:
+        return (struct place_request){PLACE_SOCKET, 0};
+    default:
+        return (struct place_request){PLACE_NUMBER, (unsigned)(cpu - OPTION_OFFLOAD_CPU_FIRST)};
+    }
+}
+
+static void tell(enum place_reason reason) {
+    static const char *const why[] = {
+        [PLACE_NOT_ALLOWED] = "offload_cpu is not a CPU that the process may run on: choosing one",
+        [PLACE_NO_SIBLING] =
+            "offload_cpu=sibling, but there is no free hyperthread of that core: choosing a CPU",
+        [PLACE_NO_CORE] = "offload_cpu=core, but there is no other core of that socket: choosing a CPU",
+        [PLACE_NO_SOCKET] = "offload_cpu=socket, but there is no other socket: choosing a CPU",
+    };
+    if (!told && reason != PLACE_MET && reason != PLACE_ONE_CPU) {
+        told = true;
+        say(why[reason]);
+    }
+}
+
+/* Processes that start together choose differently, also where each is the first of its container: the end of
+ * the address space is another for each. */
+static uint64_t seed(void) {
+    return (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0) * 0x9e3779b97f4a7c15ULL ^
+           (uint64_t)(uintptr_t)thread_pointer();
+}
+
+static void settle(void) {
+    int self = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
+    place_look(&survey, TOPOLOGY_MACHINE, self, CPUS_MOST);
+    struct place_choice choice = place_choose(&survey.view, request(), seed());
+    tell(choice.reason);
+    if (choice.cpu >= 0) {
+        cpu_pin((unsigned)choice.cpu);
+    }
 }
 
 static void lost(void) {
@@ -117,9 +176,9 @@ bool offloading_prepare(void) {
         .take_back = take_back,
         .page_size = os_page_size(),
     };
-    calm_server.started = started;
+    calm_server.settle = settle;
     calm_server.lost = lost;
-    calm_server.cpus = cpu_affinity_count();
+    calm_server.cpus = cpu_set_count(&survey.view.allowed);
     if (!server_init(&calm_server, calm_caches.count)) {
         mode = OFFLOADING_NONE;
         return false;

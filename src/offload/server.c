@@ -657,6 +657,7 @@ static void wait_for_room(struct server *server) {
         server->lent_until_ns = now + server->lent_ns;
         return;
     }
+    server->settle();
     enter_all(server);
     server->owner.take_back(server->owner.context);
     atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_release);
@@ -723,7 +724,7 @@ static bool is_lent(const struct server *server) {
 
 static void run(void *argument) {
     struct server *server = argument;
-    server->started(server);
+    server->settle();
     for (unsigned pass = 0; !look_at_requests(server); pass++) {
         if (is_lent(server)) {
             wait_for_room(server);

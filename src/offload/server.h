@@ -64,10 +64,9 @@ struct server {
     size_t endpoint_bytes;
     unsigned endpoint_count;
     uint32_t start_of[SIZE_CLASSES];
-    uint8_t stock_most[SIZE_CLASSES];       /* magazines */
-    int cpu_request;                        /* see place.h */
-    void (*started)(struct server *server); /* on the server, first of all: names and places it */
-    void (*lost)(void);                     /* a client found the server starved; once */
+    uint8_t stock_most[SIZE_CLASSES]; /* magazines */
+    void (*settle)(void);             /* on the server: when it starts, and takes the heap back */
+    void (*lost)(void);               /* a client found the server starved; once */
 
     _Atomic(int) phase;       /* enum phase */
     _Atomic(uint32_t) opened; /* endpoints in use */

@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -22,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -756,6 +758,104 @@ static void test_cgroup(void) {
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
 
+/* ---- CPU time of control groups ---- */
+
+static const char *const group_folders[] = {
+    "proc",
+    "proc/self",
+    "sys",
+    "sys/fs",
+    "sys/fs/cgroup",
+    "sys/fs/cgroup/a",
+    "sys/fs/cgroup/a/b",
+    "sys/fs/cgroup/a/b/c",
+    "sys/fs/cgroup/cpu",
+    "sys/fs/cgroup/cpu/d",
+};
+
+static double quota_where(const char *groups) {
+    write_whole("proc/self/cgroup", groups);
+    errno = KEPT_ERRNO;
+    double quota = cgroup_cpu_quota_in(folder);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return quota;
+}
+
+static void test_cpu_quota(void) {
+    size_t count = sizeof group_folders / sizeof group_folders[0];
+    CHECK(cgroup_cpu_quota_in(folder) == INFINITY);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(mkdir(path_in_folder(group_folders[i]), 0700) == 0);
+    }
+    /* Version 2: the least of the group and those above it. */
+    CHECK(quota_where("0::/a/b/c\n") == INFINITY);
+    write_whole("sys/fs/cgroup/a/b/c/cpu.max", "max 100000\n");
+    CHECK(quota_where("0::/a/b/c\n") == INFINITY);
+    write_whole("sys/fs/cgroup/a/b/c/cpu.max", "350000 100000\n");
+    CHECK(quota_where("0::/a/b/c\n") == 3.5);
+    CHECK(quota_where("0::/a/b/c") == 3.5);
+    CHECK(quota_where("0::/a/b\n") == INFINITY);
+    CHECK(quota_where("0::/a/b/c/unseen/below\n") == 3.5);
+    write_whole("sys/fs/cgroup/a/cpu.max", "50000 20000\n");
+    CHECK(quota_where("0::/a/b/c\n") == 2.5);
+    CHECK(quota_where("0::/a\n") == 2.5);
+    CHECK(quota_where("0::/\n") == INFINITY);
+    write_whole("sys/fs/cgroup/a/b/cpu.max", "400000 100000\n");
+    CHECK(quota_where("0::/a/b/c\n") == 2.5);
+    CHECK(quota_where("0::/a/b (deleted)\n") == 2.5);
+    write_whole("sys/fs/cgroup/cpu.max", "150000 100000\n"); /* a container's own group */
+    CHECK(quota_where("0::/a/b/c\n") == 1.5);
+    CHECK(quota_where("0::/\n") == 1.5);
+    CHECK(quota_where("0::/system.slice/none of these\n") == 1.5);
+    static const char *const odd[] = {"",          "\n",         "100000",       "100000\n",
+                                      "100000 \n", "100000 0\n", "100000 max\n", "x 1\n"};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        write_whole("sys/fs/cgroup/cpu.max", odd[i]);
+        CHECK(quota_where("0::/a/b/c\n") == 2.5);
+    }
+    remove_file("sys/fs/cgroup/cpu.max");
+
+    /* Version 1, alone and beside version 2. */
+    write_whole("sys/fs/cgroup/cpu/d/cpu.cfs_quota_us", "-1\n");
+    write_whole("sys/fs/cgroup/cpu/d/cpu.cfs_period_us", "100000\n");
+    CHECK(quota_where("7:cpuset:/d\n4:cpu,cpuacct:/d\n1:name=systemd:/d\n") == INFINITY);
+    write_whole("sys/fs/cgroup/cpu/d/cpu.cfs_quota_us", "120000\n");
+    CHECK(quota_where("7:cpuset:/d\n4:cpu,cpuacct:/d\n1:name=systemd:/d\n") == 1.2);
+    CHECK(quota_where("4:cpuacct,cpu:/d\n") == 1.2);
+    CHECK(quota_where("1:cpu:/d/e\n0::/\n") == 1.2);
+    CHECK(quota_where("1:cpu:/\n0::/a\n") == 2.5);
+    CHECK(quota_where("1:cpu:/d\n0::/a\n") == 1.2);
+    CHECK(quota_where("7:cpuset:/d\n6:cpuacct:/d\n5:name=cpu:/d\n4:cpus:/d\n") == INFINITY);
+    write_whole("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "90000\n"); /* a container's own */
+    write_whole("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(quota_where("4:cpu,cpuacct:/docker/0123456789abcdef\n") == 0.9);
+    static const char *const nothing[] = {"",   "\n",      "0",        "0:",        "0::",     "0::\n",
+                                          "::", "4:cpu\n", "4:cpu:\n", "4:cpu:d\n", "/a/b/c\n"};
+    for (size_t i = 0; i < sizeof nothing / sizeof nothing[0]; i++) {
+        CHECK(quota_where(nothing[i]) == INFINITY);
+    }
+
+    /* Names too long for any path of ours. */
+    static char far[2000];
+    memset(far, 'x', sizeof far - 2);
+    memcpy(far, "0::/", 4);
+    far[sizeof far - 2] = '\n';
+    CHECK(quota_where(far) == INFINITY);
+    memset(far, '/', sizeof far - 1);
+    CHECK(cgroup_cpu_quota_in(far) == INFINITY);
+    CHECK(cgroup_cpu_quota() > 0); /* whatever it says of this machine */
+
+    static const char *const made[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cgroup"};
+    for (size_t i = count; i-- > 0;) {
+        for (size_t j = 0; j < sizeof made / sizeof made[0]; j++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s/%s", group_folders[i], made[j]);
+            remove_file(name);
+        }
+        CHECK(rmdir(path_in_folder(group_folders[i])) == 0);
+    }
+}
+
 /* ---- a bare thread ---- */
 
 #ifndef __SANITIZE_THREAD__ /* whose functions need the C library's thread */
@@ -866,6 +966,7 @@ int main(void) {
     test_text();
     test_cpus();
     test_cgroup();
+    test_cpu_quota();
     CHECK(rmdir(folder) == 0);
 #ifndef __SANITIZE_THREAD__
     in_child(test_thread);
