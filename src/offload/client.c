@@ -9,7 +9,8 @@
  * woken. */
 #define SPINS 300
 /* Other endpoints that a client tries when it finds its own held. */
-#define TRIES 4
+#define TRIES            4
+#define CACHE_LINE_BYTES 64
 
 static bool is_starved(const struct server *server) {
     return atomic_load_explicit(&server->starved, memory_order_relaxed);
@@ -40,17 +41,13 @@ static struct endpoint *enter(struct server *server, unsigned number) {
     }
     for (unsigned i = 0; i < TRIES && i < server->endpoint_count; i++) {
         unsigned other = (number + i) % server->endpoint_count;
-        if (is_open(server, other) && lock_try(&server_endpoint(server, other)->lock)) {
+        if (is_open(server, other) && endpoint_try(server_endpoint(server, other))) {
             return server_endpoint(server, other);
         }
     }
     struct endpoint *endpoint = server_endpoint(server, number);
-    lock_acquire(&endpoint->lock);
+    endpoint_enter(endpoint);
     return endpoint;
-}
-
-static void leave(struct endpoint *endpoint) {
-    lock_release(&endpoint->lock);
 }
 
 /* Onto the list of what found no room: by the blocks' own first words, for they are free. */
@@ -77,17 +74,21 @@ static bool is_lent(const struct server *server) {
     return phase_of(server) == PHASE_LENT;
 }
 
+/* Counted before it looks: the server, which says first that it takes the heap back, waits for those that it
+ * then finds counted. */
 struct endpoint *client_borrow(struct server *server, unsigned number) {
-    struct endpoint *endpoint = enter(server, number);
-    if (!is_lent(server)) {
-        leave(endpoint);
+    number %= server->endpoint_count;
+    struct endpoint *endpoint = server_endpoint(server, is_open(server, number) ? number : 0);
+    atomic_fetch_add_explicit(&endpoint->borrowers, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&server->phase, memory_order_seq_cst) != PHASE_LENT) {
+        client_return(endpoint);
         return NULL;
     }
     return endpoint;
 }
 
 void client_return(struct endpoint *borrowed) {
-    leave(borrowed);
+    atomic_fetch_sub_explicit(&borrowed->borrowers, 1, memory_order_release);
 }
 
 /* A record of freed blocks, or the blocks themselves on the list of what found no room. */
@@ -95,7 +96,7 @@ static bool send_freed(struct server *server, unsigned number, uint64_t header, 
                        size_t bytes, void *const *blocks, size_t block_count) {
     struct endpoint *endpoint = enter(server, number);
     if (is_lent(server)) {
-        leave(endpoint);
+        endpoint_leave(endpoint);
         return false;
     }
     bool urgent = is_backlog(endpoint, bytes);
@@ -104,7 +105,7 @@ static bool send_freed(struct server *server, unsigned number, uint64_t header, 
         endpoint->sent_bytes -= bytes;
         endpoint->counts.full++;
     }
-    leave(endpoint);
+    endpoint_leave(endpoint);
     if (!sent) {
         overflow(server, blocks, block_count);
     }
@@ -157,11 +158,11 @@ static bool send_call(struct server *server, unsigned number, const struct call 
     for (;;) {
         struct endpoint *endpoint = enter(server, number);
         if (is_lent(server)) {
-            leave(endpoint);
+            endpoint_leave(endpoint);
             return false;
         }
         bool sent = ring_push(&endpoint->ring, header, NULL, 0, true);
-        leave(endpoint);
+        endpoint_leave(endpoint);
         server_wake(server);
         if (sent) {
             return true;
@@ -261,6 +262,21 @@ static void free_slot(struct call *call) {
     atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
 }
 
+/* The next magazine, which lies in the server's cache, comes nearer while this one is used. */
+static void prefetch(void *const *blocks, size_t count) {
+    for (size_t i = 0; i < count; i += CACHE_LINE_BYTES / sizeof *blocks) {
+        __builtin_prefetch(blocks + i);
+    }
+}
+
+/* For the last that was ready: so that there is more before it is missed, which would cost a wait. What was
+ * taken is found later if it is not seen at once. */
+static void wake_if_asleep(struct server *server) {
+    if (atomic_load_explicit(&server->state, memory_order_relaxed) != SERVER_HOT) {
+        server_wake(server);
+    }
+}
+
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
                         size_t *got) {
     *got = 0;
@@ -270,7 +286,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
     }
     struct endpoint *endpoint = enter(server, number);
     if (is_lent(server)) {
-        leave(endpoint);
+        endpoint_leave(endpoint);
         return ANSWER_LENT;
     }
     uint32_t taken = atomic_load_explicit(&endpoint->taken[class], memory_order_relaxed);
@@ -280,15 +296,18 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
         atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
         endpoint->counts.hits++;
-        /* A hint: what of it is lost for want of room, the end of the window finds. The last one is told at
-         * once. */
-        ring_push(&endpoint->ring, record_header(RECORD_TOOK, class, 0), NULL, 0, level == 1);
-        leave(endpoint);
+        if (level > 1) {
+            prefetch(server_magazine(server, endpoint, class, taken + 1), batch);
+        }
+        endpoint_leave(endpoint);
+        if (level == 1) {
+            wake_if_asleep(server);
+        }
         *got = batch;
         return ANSWER_DONE;
     }
     endpoint->counts.misses++;
-    leave(endpoint);
+    endpoint_leave(endpoint);
     struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
     if (call == NULL) {
         return ANSWER_LOST;
@@ -306,20 +325,21 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
 }
 
 /* One that is ready, if any is. */
-static void *take_ready(struct endpoint *endpoint, size_t pages, bool *zero) {
+static void *take_ready(struct endpoint *endpoint, size_t pages, bool *zero, bool *last) {
     uint32_t place = large_place(pages);
     struct large_stock *stock = &endpoint->large[place];
     uint32_t taken = atomic_load_explicit(&stock->taken, memory_order_relaxed);
     const struct ready_block *ready = &stock->ready[taken % LARGE_BLOCKS];
-    if (atomic_load_explicit(&stock->put, memory_order_acquire) == taken || ready->pages != pages) {
+    uint32_t level = atomic_load_explicit(&stock->put, memory_order_acquire) - taken;
+    if (level == 0 || ready->pages != pages) {
         endpoint->counts.misses++;
         return NULL;
     }
     void *block = ready->block;
     *zero = ready->zero;
+    *last = level == 1;
     atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
     endpoint->counts.hits++;
-    ring_push(&endpoint->ring, record_header(RECORD_TOOK_LARGE, place, 0), NULL, 0, false);
     return block;
 }
 
@@ -333,12 +353,16 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
     if (align_pages <= 1) {
         struct endpoint *endpoint = enter(server, number);
         bool lent = is_lent(server);
-        *block = lent ? NULL : take_ready(endpoint, pages, zero);
-        leave(endpoint);
+        bool last = false;
+        *block = lent ? NULL : take_ready(endpoint, pages, zero, &last);
+        endpoint_leave(endpoint);
         if (lent) {
             return ANSWER_LENT;
         }
         if (*block != NULL) {
+            if (last) {
+                wake_if_asleep(server);
+            }
             return ANSWER_DONE;
         }
     }

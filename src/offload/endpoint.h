@@ -16,7 +16,6 @@
 #include "heap/size_class.h"
 #include "offload/predictor.h"
 #include "offload/ring.h"
-#include "os/lock.h"
 
 #define STOCK_MAGAZINES 8
 #define LARGE_PLACES    16
@@ -29,7 +28,7 @@
 
 #define CLASS_WORDS ((SIZE_CLASSES + 63) / 64)
 
-enum record { RECORD_FREE, RECORD_FREE_LARGE, RECORD_TOOK, RECORD_TOOK_LARGE, RECORD_CALL };
+enum record { RECORD_FREE, RECORD_FREE_LARGE, RECORD_CALL };
 
 /* A record's first word. */
 static inline uint64_t record_header(enum record kind, uint32_t subject, size_t count) {
@@ -70,8 +69,9 @@ struct endpoint_counts {
 };
 
 struct endpoint {
-    /* The clients', under the lock. */
-    _Alignas(64) struct lock lock;
+    _Alignas(64) _Atomic(uint32_t) borrowers; /* threads that are at the heap while it is lent */
+    /* The clients'; who is in. */
+    _Alignas(64) _Atomic(bool) entered;
     uint64_t sent_bytes; /* of freed blocks */
     struct endpoint_counts counts;
     _Alignas(64) _Atomic(uint32_t) taken[SIZE_CLASSES];
@@ -85,12 +85,29 @@ struct endpoint {
     uint64_t hungry[CLASS_WORDS]; /* classes that may have less ready than they should */
     uint64_t active[CLASS_WORDS]; /* classes of which anything is expected */
     uint32_t large_hungry;
+    uint32_t large_active;
     size_t stock_bytes; /* that are ready, by the levels seen last */
 
     struct large_stock large[LARGE_PLACES];
     struct ring ring;
     void *slots[]; /* of class c from start_of[c] on: STOCK_MAGAZINES times its batch */
 };
+
+/*
+ * Enters; false if somebody is in. Who leaves stores no more than a word, and waits for nothing that it has
+ * stored before to arrive; a lock that could be slept on would.
+ */
+static inline bool endpoint_try(struct endpoint *endpoint) {
+    return !atomic_load_explicit(&endpoint->entered, memory_order_relaxed) &&
+           !atomic_exchange_explicit(&endpoint->entered, true, memory_order_acquire);
+}
+
+static inline void endpoint_leave(struct endpoint *endpoint) {
+    atomic_store_explicit(&endpoint->entered, false, memory_order_release);
+}
+
+/* Waits until nobody is in: for a few instructions of another thread, which may have to get a CPU first. */
+void endpoint_enter(struct endpoint *endpoint);
 
 /* Which place blocks of so many pages have. */
 static inline uint32_t large_place(uint64_t pages) {

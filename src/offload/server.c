@@ -3,6 +3,7 @@
 #include "os/address_space.h"
 #include "os/clock.h"
 #include "os/futex.h"
+#include "os/syscall.h"
 #include "os/thread.h"
 
 #include <string.h>
@@ -44,6 +45,10 @@ static size_t magazine_charge(const struct size_class *class) {
 
 static size_t large_charge(const struct server *server, uint64_t pages) {
     return (size_t)pages * server->owner.page_size;
+}
+
+static bool is_open(const struct server *server, unsigned number) {
+    return atomic_load_explicit(&server->is_open[number], memory_order_acquire);
 }
 
 bool server_open(struct server *server, unsigned number) {
@@ -105,6 +110,12 @@ static uint32_t see_level(const struct server *server, struct endpoint *endpoint
     return level;
 }
 
+/* One was put: what was taken meanwhile is seen at the next look. */
+static void add_level(const struct server *server, struct endpoint *endpoint, uint32_t class) {
+    endpoint->level_seen[class]++;
+    endpoint->stock_bytes += magazine_charge(&server->owner.classes->of[class]);
+}
+
 static uint32_t see_large_level(const struct server *server, struct endpoint *endpoint, uint32_t place) {
     struct large_stock *stock = &endpoint->large[place];
     uint32_t level = large_level_of(stock);
@@ -123,11 +134,38 @@ static void unmark(uint64_t *words, uint32_t bit) {
     words[bit / 64] &= ~((uint64_t)1 << (bit % 64));
 }
 
+/* What clients took of the stock since the last look. True if they took any. */
+static bool scan(const struct server *server, struct endpoint *endpoint) {
+    bool took = false;
+    for (unsigned word = 0; word < CLASS_WORDS; word++) {
+        for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
+            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
+            uint32_t seen = endpoint->level_seen[class];
+            if (level_of(endpoint, class) != seen && see_level(server, endpoint, class) < seen) {
+                predictor_took(&endpoint->predictors[class], endpoint->level_seen[class]);
+                mark(endpoint->hungry, class);
+                took = true;
+            }
+        }
+    }
+    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
+        uint32_t place = (uint32_t)__builtin_ctz(left);
+        uint32_t seen = endpoint->large_seen[place];
+        if (large_level_of(&endpoint->large[place]) != seen &&
+            see_large_level(server, endpoint, place) < seen) {
+            predictor_took(&endpoint->large[place].predictor, endpoint->large_seen[place]);
+            endpoint->large_hungry |= 1U << place;
+            took = true;
+        }
+    }
+    return took;
+}
+
 /* One magazine more, if one is expected. False if there was nothing to do, or no memory. */
 static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_t class) {
     const struct size_class *of = &server->owner.classes->of[class];
     uint32_t target = endpoint->predictors[class].target;
-    if (see_level(server, endpoint, class) >= target ||
+    if (endpoint->level_seen[class] >= target ||
         endpoint->stock_bytes + magazine_charge(of) > STOCK_BYTES_MOST) {
         unmark(endpoint->hungry, class);
         return false;
@@ -145,6 +183,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
     }
     memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
     atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
+    add_level(server, endpoint, class);
     server->counts.stocked++;
     return true;
 }
@@ -152,7 +191,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
 static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_t place) {
     struct large_stock *stock = &endpoint->large[place];
     uint64_t pages = stock->pages;
-    if (see_large_level(server, endpoint, place) >= stock->predictor.target ||
+    if (endpoint->large_seen[place] >= stock->predictor.target ||
         endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
         endpoint->large_hungry &= ~(1U << place);
         return false;
@@ -169,6 +208,8 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     }
     stock->ready[put % LARGE_BLOCKS] = (struct ready_block){block, pages, zero};
     atomic_store_explicit(&stock->put, put + 1, memory_order_release);
+    endpoint->large_seen[place]++;
+    endpoint->stock_bytes += large_charge(server, pages);
     server->counts.stocked++;
     return true;
 }
@@ -207,7 +248,7 @@ static bool feed(struct server *server) {
 /* Takes magazines back from the front, as a client would. */
 static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count) {
     size_t batch = server->owner.classes->of[class].batch;
-    for (; count > 0 && lock_try(&endpoint->lock); count--) {
+    for (; count > 0 && endpoint_try(endpoint); count--) {
         void *blocks[MAGAZINE_BLOCKS_MOST];
         bool any = level_of(endpoint, class) > 0;
         if (any) {
@@ -215,7 +256,7 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
             memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
             atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
         }
-        lock_release(&endpoint->lock);
+        endpoint_leave(endpoint);
         if (!any) {
             return;
         }
@@ -226,14 +267,14 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
 
 static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count) {
     struct large_stock *stock = &endpoint->large[place];
-    for (; count > 0 && lock_try(&endpoint->lock); count--) {
+    for (; count > 0 && endpoint_try(endpoint); count--) {
         void *block = NULL;
         if (large_level_of(stock) > 0) {
             uint32_t taken = load(&stock->taken);
             block = stock->ready[taken % LARGE_BLOCKS].block;
             atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
         }
-        lock_release(&endpoint->lock);
+        endpoint_leave(endpoint);
         if (block == NULL) {
             return;
         }
@@ -257,12 +298,15 @@ static void end_window(struct server *server, struct endpoint *endpoint) {
             }
         }
     }
-    for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
+        uint32_t place = (uint32_t)__builtin_ctz(left);
         struct large_stock *stock = &endpoint->large[place];
         uint32_t surplus = predictor_end_window(&stock->predictor, see_large_level(server, endpoint, place));
         withdraw_large(server, endpoint, place, surplus);
-        see_large_level(server, endpoint, place);
         endpoint->large_hungry |= 1U << place;
+        if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
+            endpoint->large_active &= ~(1U << place);
+        }
     }
 }
 
@@ -369,6 +413,7 @@ static void expect_large(struct server *server, struct endpoint *endpoint, uint6
         stock->predictor = (struct predictor){0};
     }
     predictor_missed(&stock->predictor, LARGE_BLOCKS);
+    endpoint->large_active |= 1U << place;
     endpoint->large_hungry |= 1U << place;
 }
 
@@ -422,14 +467,6 @@ static void serve_record(struct server *server, struct endpoint *endpoint, uint6
         break;
     case RECORD_FREE_LARGE:
         server->owner.put_large(context, (void *)(uintptr_t)payload[0]);
-        break;
-    case RECORD_TOOK:
-        predictor_took(&endpoint->predictors[subject], level_of(endpoint, subject));
-        mark(endpoint->hungry, subject);
-        break;
-    case RECORD_TOOK_LARGE:
-        predictor_took(&endpoint->large[subject].predictor, large_level_of(&endpoint->large[subject]));
-        endpoint->large_hungry |= 1U << subject;
         break;
     case RECORD_CALL:
         serve_call(server, endpoint, (uint8_t)subject);
@@ -530,7 +567,9 @@ bool server_serve(struct server *server) {
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        worked |= serve_endpoint(server, server_endpoint(server, number));
+        struct endpoint *endpoint = server_endpoint(server, number);
+        worked |= serve_endpoint(server, endpoint);
+        worked |= scan(server, endpoint);
     }
     worked |= serve_overflow(server);
     if (server->depth == 1 && server->deferred_count > 0) {
@@ -583,7 +622,7 @@ static void enter_all(struct server *server) {
     lock_acquire(&server->open_lock);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
-        lock_acquire(&server_endpoint(server, server->open[i])->lock);
+        endpoint_enter(server_endpoint(server, server->open[i]));
     }
     lock_acquire(&server->sync.clients);
 }
@@ -592,7 +631,7 @@ static void leave_all(struct server *server) {
     lock_release(&server->sync.clients);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = opened; i-- > 0;) {
-        lock_release(&server_endpoint(server, server->open[i])->lock);
+        endpoint_leave(server_endpoint(server, server->open[i]));
     }
     lock_release(&server->open_lock);
 }
@@ -658,10 +697,15 @@ static void wait_for_room(struct server *server) {
         return;
     }
     server->settle();
-    enter_all(server);
+    /* Who comes from now on asks the server; who came before is at the heap until it is counted no more. */
+    atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_seq_cst);
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        while (is_open(server, i) &&
+               atomic_load_explicit(&server_endpoint(server, i)->borrowers, memory_order_seq_cst) != 0) {
+            os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        }
+    }
     server->owner.take_back(server->owner.context);
-    atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_release);
-    leave_all(server);
     server->looked_ns = 0;
 }
 
@@ -827,6 +871,11 @@ void server_before_fork(struct server *server) {
 static void start_over(struct server *server) {
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store_explicit(&server->calls[i].state, CALL_FREE, memory_order_relaxed);
+    }
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        if (is_open(server, i)) {
+            atomic_store_explicit(&server_endpoint(server, i)->borrowers, 0, memory_order_relaxed);
+        }
     }
     atomic_store_explicit(&server->sync.ready, SYNC_NONE, memory_order_relaxed);
     atomic_store_explicit(&server->sync.done, 0, memory_order_relaxed);

@@ -5,8 +5,8 @@
  * needs no lock. Clients reach it through endpoints and calls (client.h). While work keeps coming it looks
  * around without a pause; then it naps, ever longer; and sleeps for good once there is nothing to tidy. Where
  * it has no CPU to itself it would only be in its clients' way: then it lends the heap to them, and takes it
- * back when the process leaves a CPU idle. Who holds an endpoint's lock finds the phase as it is until the
- * lock is released: the server changes it with all of them held.
+ * back when the process leaves a CPU idle. Who is in an endpoint finds the heap lent, or not lent,
+ * until it leaves: the server lends it while nobody is in any.
  *
  * A free does not wake it, unless what was freed and not yet served has passed a bound; a call does.
  *
