@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import median
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from calm import machine, measure, options, ranges, report, topology
 from calm.bench import workloads
 from calm.errors import USAGE, CalmError
-from calm.predict import calibration, fit
+from calm.predict import calibration, fit, messages
 from calm.predict.calibration import Calibration
 from calm.predict.fit import Residual, Sample
 from calm.predict.model import LOCAL_CYCLES, OVERCOMMITTED, REMOTE, VIRTUAL
@@ -309,9 +310,26 @@ def _print(found: Calibration, to_stderr: bool) -> None:
     console.print(f"{found.rounds} interleaved rounds", soft_wrap=True)
 
 
+def _calibrate_messages(json_path: str | None) -> None:
+    given = click.get_current_context().get_parameter_source
+    for name, option in (("threads", "--threads"), ("rounds", "-n"), ("seconds", "--seconds")):
+        if given(name) == ParameterSource.COMMANDLINE:
+            raise CalmError(f"{option} is about shootdowns: it does not go with --messages", USAGE)
+    if json_path and json_path != "-":
+        report.check_writable(json_path)
+    found = messages.measure()
+    messages.print_all(found, json_path == "-")
+    if json_path:
+        report.write(json_path, json.dumps(found.as_dict(), indent=1) + "\n")
+        return
+    messages.save(messages.default_path(), found)
+    click.echo("kept for `calm predict --offload`")
+
+
 @click.command(
     "calibrate",
-    epilog="\b\nExamples:\n  calm calibrate\n  calm calibrate --threads 1,2,3,4,8 -n 9 --json here.json",
+    epilog="\b\nExamples:\n  calm calibrate\n  calm calibrate --threads 1,2,3,4,8 -n 9 --json here.json\n"
+    "  calm calibrate --messages",
 )
 @click.option(
     "--threads",
@@ -331,16 +349,25 @@ def _print(found: Calibration, to_stderr: bool) -> None:
     show_default=True,
     help="About how long each run takes.",
 )
+@click.option(
+    "--messages",
+    "of_messages",
+    is_flag=True,
+    help="Measure messages between CPUs instead, for `calm predict --offload`. Takes a few seconds.",
+)
 @options.json_file(
     "Write everything as JSON there, and not to the cache that `calm predict` reads; '-' is stdout."
 )
-def command(threads: str, rounds: int, seconds: float, json_path: str | None) -> None:
-    """Measure what a TLB shootdown costs on this machine, for `calm predict`.
+def command(threads: str, rounds: int, seconds: float, of_messages: bool, json_path: str | None) -> None:
+    """Measure what a TLB shootdown costs on this machine, for `calm predict`; or a message between CPUs.
 
     Threads give a page back by madvise(MADV_DONTNEED), over and over, on different numbers of CPUs. From the
     interrupts and the CPU time the cost of each is fitted, and tried on runs that it was not fitted to.
     Run it on a quiet machine. It needs no root, but with root the count of interrupts is exact.
     """
+    if of_messages:
+        _calibrate_messages(json_path)
+        return
     counts = parse_numbers(threads, 4096)
     if counts[0] != 1 or len(counts) < 2:
         raise CalmError(

@@ -99,8 +99,12 @@ def load_of_this_machine(path: Path) -> Calibration:
 
 
 def save(path: Path, calibration: Calibration) -> None:
-    """Writes it where predict looks, at once or not at all."""
-    text = json.dumps(calibration.as_dict(), indent=1) + "\n"
+    """Writes it where predict looks."""
+    save_text(path, json.dumps(calibration.as_dict(), indent=1) + "\n")
+
+
+def save_text(path: Path, text: str) -> None:
+    """Writes a file of the cache, at once or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

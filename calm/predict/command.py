@@ -1,4 +1,4 @@
-"""`calm predict`: what shootdowns would cost on a machine that one does not have."""
+"""`calm predict`: what shootdowns would cost on another machine, and what offload would save on this one."""
 
 import json
 import re
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from calm import allocators, compare, machine, options, program, ranges, report, topology
 from calm.errors import USAGE, CalmError
 from calm.measure import TLB_GROUP
-from calm.predict import calibration, inputs, model
+from calm.predict import calibration, inputs, model, offload_report
 from calm.predict.calibration import Calibration
 from calm.predict.inputs import Inputs
 from calm.predict.model import (
@@ -32,6 +33,7 @@ from calm.predict.model import (
     Span,
     Target,
 )
+from calm.predict.offload import FIGURES
 
 
 @dataclass(frozen=True)
@@ -316,16 +318,47 @@ def _check_target(cpus: int, sockets: int) -> None:
         raise CalmError(f"--sockets {sockets}: {cpus} CPUs are not a multiple of it", USAGE)
 
 
+def _check_offload(profiles: Sequence[str], figures: Sequence[str], cmd: Sequence[str]) -> None:
+    """Which options and arguments go together."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        unwanted = name in ("sockets", "virt", "overcommit", "threads", "comparison", "case", "specs")
+        if unwanted and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise CalmError(f"{parameter.opts[0]} does not go with --offload", USAGE)
+    if len(profiles) > 1:
+        raise CalmError("--offload starts from one --profile", USAGE)
+    if bool(profiles) == bool(cmd) and (profiles or not figures):
+        what = "one of --profile, --figures or a CMD is needed for --offload"
+        raise CalmError(what + (", not --profile and CMD at once" if cmd else ""), USAGE)
+
+
 @click.command(
     "predict",
     context_settings={"allow_interspersed_args": False},
     epilog="\b\nExamples:\n"
     "  calm predict --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1\n"
     "  calm predict --cpus 64 --sockets 4 --compare compared.json\n"
-    "  calm predict --cpus 32 --profile glibc.json --profile calmalloc.json",
+    "  calm predict --cpus 32 --profile glibc.json --profile calmalloc.json\n"
+    "  calm predict --offload -- build/release/larson",
 )
 @click.option(
-    "--cpus", type=click.IntRange(1, 1 << 20), required=True, help="CPUs of the machine to predict for."
+    "--offload",
+    "of_offload",
+    is_flag=True,
+    help="Predict instead what calmalloc's option offload would save: the allocator on a CPU of its own.",
+)
+@click.option(
+    "--figures",
+    multiple=True,
+    metavar="NAME=VALUE,…",
+    help="With --offload: figures to go by, in place of those that are found. "
+    f"{'; '.join(f'{name}: {what}' for name, what in FIGURES.items())}.",
+)
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, 1 << 20),
+    help="CPUs of the machine to predict for. Needed; with --offload, those that may be used here otherwise.",
 )
 @click.option(
     "--sockets",
@@ -378,7 +411,9 @@ def _check_target(cpus: int, sockets: int) -> None:
 @options.json_file()
 @options.program(required=False)
 def command(
-    cpus: int,
+    of_offload: bool,
+    figures: tuple[str, ...],
+    cpus: int | None,
     sockets: int,
     virt: bool,
     overcommit: bool,
@@ -397,7 +432,21 @@ def command(
 
     Starts from what was counted: in profiles, in a comparison, or in runs of CMD made now. What an interrupt
     costs is from `calm calibrate` and from the published model; all that is assumed is printed.
+
+    With --offload: whether running the allocator on a CPU of its own would pay, from a few runs of CMD under
+    calmalloc, from its profile, or from figures, and from what a message between CPUs costs here.
     """
+    if of_offload:
+        _check_offload(profiles, figures, cmd)
+        if json_path and json_path != "-":
+            report.check_writable(json_path)
+        profile = profiles[0] if profiles else None
+        offload_report.run(cmd, profile, figures, rounds, cpus, ghz, calibration_path, json_path)
+        return
+    if figures:
+        raise CalmError("--figures goes with --offload", USAGE)
+    if cpus is None:
+        raise click.UsageError("Missing option '--cpus'.", click.get_current_context())
     _check_target(cpus, sockets)
     given = [
         name for name, value in (("--profile", profiles), ("--compare", comparison), ("CMD", cmd)) if value

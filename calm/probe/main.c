@@ -1,5 +1,6 @@
 /*
- * calm-probe: runs a program and tells, as one JSON object, what it took.
+ * calm-probe: runs a program and tells, as one JSON object, what it took; or, with -m, what a message between
+ * CPUs takes here.
  *
  * It is in C and small because it must not disturb: the peak memory that the kernel reports of a program
  * includes that of the process it was forked from.
@@ -7,6 +8,7 @@
 #include "calibrate.h"
 #include "counters.h"
 #include "json.h"
+#include "messages.h"
 #include "tree.h"
 
 #include <errno.h>
@@ -29,6 +31,8 @@
  */
 enum { SAMPLES_LEAST = 3 };
 
+enum { PAIRS_MOST = 64 };
+
 struct options {
     int output;
     unsigned groups;
@@ -37,6 +41,8 @@ struct options {
     int gate; /* somebody there gets the program's process id, and says when it may begin; -1: nobody */
     char **assignments; /* NAME=VALUE, for the program alone */
     size_t assignment_count;
+    struct cpu_pair pairs[PAIRS_MOST]; /* to send messages between, and run no command */
+    size_t pair_count;
     char **command;
 };
 
@@ -84,6 +90,7 @@ static _Noreturn void fail(const char *what, int error) {
 static _Noreturn void usage(int status) {
     fputs("usage: calm-probe [-f FD | -o FILE] [-c GROUPS] [-i MILLISECONDS] [-p] [-e NAME=VALUE]... "
           "[-g FD] -- COMMAND...\n"
+          "       calm-probe [-f FD | -o FILE] -m PAIRS\n"
           "Runs COMMAND and writes what it took as one JSON object.\n"
           "  -f FD            write to this open descriptor (default: 2, standard error)\n"
           "  -o FILE          write to this file\n"
@@ -94,7 +101,8 @@ static _Noreturn void usage(int status) {
           "  -p               send COMMAND a SIGTERM when the process that started calm-probe ends\n"
           "  -e NAME=VALUE    set this in COMMAND's environment; calm-probe itself runs without it\n"
           "  -s SIGNALS       unblock these for COMMAND, by their numbers, separated by commas\n"
-          "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n",
+          "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n"
+          "  -m PAIRS         run nothing, but measure messages between these CPUs: 0:1,0:2\n",
           status == 0 ? stdout : stderr);
     exit(status);
 }
@@ -156,7 +164,7 @@ static struct options parse_options(int argc, char **argv) {
     if (options.assignments == NULL) {
         fail("out of memory", errno);
     }
-    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:s:g:ph")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:s:g:m:ph")) != -1;) {
         switch (option) {
         case 'f':
             options.output = (int)parse_number(optarg, 'f', 0, 1U << 20);
@@ -189,6 +197,14 @@ static struct options parse_options(int argc, char **argv) {
                 fail("-g", errno);
             }
             break;
+        case 'm':
+            options.pair_count = messages_parse(optarg, options.pairs, PAIRS_MOST);
+            if (options.pair_count == 0) {
+                fprintf(stderr, "calm-probe: -m takes at most %d pairs of CPUs as 0:1,0:2, not '%s'\n",
+                        PAIRS_MOST, optarg);
+                exit(2);
+            }
+            break;
         case 'p':
             end_with_parent();
             break;
@@ -198,7 +214,7 @@ static struct options parse_options(int argc, char **argv) {
             usage(2);
         }
     }
-    if (optind == argc) {
+    if ((optind == argc) != (options.pair_count > 0)) {
         usage(2);
     }
     options.command = argv + optind;
@@ -537,9 +553,32 @@ static void write_report(FILE *file, const struct run *run, const struct options
     fputc('\n', file);
 }
 
+static bool write_messages(FILE *file, const struct options *options) {
+    struct json json = {.file = file};
+    json_begin(&json, NULL);
+    bool whole = messages_measure(&json, options->pairs, options->pair_count);
+    json_end(&json);
+    fputc('\n', file);
+    return whole;
+}
+
 int main(int argc, char **argv) {
     struct options options = parse_options(argc, argv);
     struct run run = {.child = 0};
+    if (options.pair_count > 0) {
+        FILE *report = fdopen(options.output, "w");
+        if (report == NULL) {
+            fail("output", errno);
+        }
+        if (!write_messages(report, &options)) {
+            fail("-m", errno);
+        }
+        free(options.assignments);
+        if (fclose(report) != 0) {
+            fail("output", errno);
+        }
+        return 0;
+    }
     counters_init();
     run_program(&options, &run);
     /* Opened only now: a buffer allocated earlier would have been the program's to inherit. */

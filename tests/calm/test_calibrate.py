@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, probe
 
 from calm import measure, processes
 from calm.errors import CalmError
-from calm.predict import calibrate, calibration
+from calm.predict import calibrate, calibration, messages
 from calm.predict.calibrate import Point
 from calm.predict.calibration import Calibration
 from calm.predict.fit import Costs, Sample
@@ -378,3 +379,92 @@ def test_a_cost_of_nothing_is_refused(tmp_path: Path) -> None:
     calibration.save(path, made(costs=Costs(400.0, 300.0, 0.25, 0.0, None)))
     with pytest.raises(CalmError, match="no cost of an interrupt"):
         calibration.load(path)
+
+
+# Messages between CPUs.
+
+
+def message_costs(pairs: str) -> dict[str, Any]:
+    """What the probe measures; once more, if others kept one of the CPUs for all of its time."""
+    for _ in range(5):
+        report = probe("-m", pairs)
+        if all(each is None or None not in each.values() for each in report["pairs"].values()):
+            break
+    return report
+
+
+@needs_two
+def test_the_probe_sends_messages() -> None:
+    a, b = sorted(os.sched_getaffinity(0))[:2]
+    report = message_costs(f"{a}:{b},{b}:{a}")
+    assert list(report["pairs"]) == [f"{a}:{b}", f"{b}:{a}"]
+    for costs in report["pairs"].values():
+        for spread in (*costs.values(), report["atomic_ns"]):
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+            assert spread["samples"] >= 5
+        # A woken thread has been through the kernel twice before it answers.
+        assert costs["wake_ns"]["low"] < costs["wake_round_trip_ns"]["high"]
+        assert costs["round_trip_ns"]["low"] < costs["wake_round_trip_ns"]["low"]
+    if os.uname().machine == "x86_64":
+        assert 200 < report["reference_mhz"] < 20_000
+
+
+@needs_two
+def test_a_cpu_that_may_not_be_used_is_told_of() -> None:
+    own, other = min(os.sched_getaffinity(0)), 1023
+    if other in os.sched_getaffinity(0):
+        pytest.skip("has 1024 CPUs")
+    report = probe("-m", f"{own}:{other},{other}:{own}")
+    assert report["pairs"] == {f"{own}:{other}": None, f"{other}:{own}": None}
+    assert report["atomic_ns"]["median"] > 0
+
+
+@pytest.mark.parametrize(
+    "pairs", ["", "0", "0:", ":1", "0:0", "0:1,", "0:1x", "-1:0", "0:1024", "0:99999999999"]
+)
+def test_pairs_that_are_none(pairs: str) -> None:
+    result = subprocess.run(
+        [measure.find_probe(), "-m", pairs], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("calm-probe: -m takes at most 64 pairs")
+
+
+def test_messages_go_without_a_program() -> None:
+    result = subprocess.run(
+        [measure.find_probe(), "-m", "0:1", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert result.returncode == 2
+
+
+@needs_two
+def test_messages_are_kept(calm: Calm, tmp_path: Path) -> None:
+    result = calm("calibrate", "--messages", env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    kept = messages.load(tmp_path / "calm/messages.json")
+    assert kept.pairs
+    assert f"{kept.pairs[0].a}, {kept.pairs[0].b}" in result.stdout
+    assert "kept for `calm predict --offload`" in result.stdout
+    path = tmp_path / "here.json"
+    result = calm("calibrate", "--messages", "--json", path, env={"XDG_CACHE_HOME": "/nonexistent"})
+    assert result.returncode == 0, result.stderr
+    assert messages.load(path).kinds()
+
+
+def test_messages_need_two_cpus(calm: Calm) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    result = calm("calibrate", "--messages", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
+    assert result.returncode == 1
+    assert result.stderr == "calm: there is one CPU, so no other to send a message to\n"
+
+
+@pytest.mark.parametrize("option", ["--threads=1,2", "-n3", "--seconds=1"])
+def test_options_of_shootdowns_are_not_of_messages(calm: Calm, option: str) -> None:
+    result = calm("calibrate", "--messages", option)
+    assert result.returncode == 2
+    assert "is about shootdowns" in result.stderr
