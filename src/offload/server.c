@@ -21,6 +21,8 @@
 /* So often it looks whether others run on its CPU: that is so if it ran less than that share of the time. */
 #define CROWD_LOOK_NS 8000000ULL
 #define CROWD_SHARE   0.85
+/* Or if the process leaves less than that idle. */
+#define CROWD_IDLE_CPUS 0.15
 /* It lends the heap for so long at first, and twice as long each time; and takes it back if the process used
  * so much less than all its CPUs. */
 #define LENT_NS_LEAST    50000000ULL
@@ -652,16 +654,25 @@ static void look_at_room(struct server *server, uint64_t now) {
     server->lent_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* Whether others ran on its CPU while it never slept: by what it ran itself since the last look. */
+/*
+ * Whether it is in its clients' way: others run on its CPU while it is awake, or the process has all its CPUs
+ * busy though the server itself sleeps for much of the time.
+ */
 static bool is_crowded(struct server *server, uint64_t now) {
-    if (server->looked_ns != 0 && now - server->looked_ns < CROWD_LOOK_NS) {
+    uint64_t passed = now - server->looked_ns;
+    if (server->looked_ns != 0 && passed < CROWD_LOOK_NS) {
         return false;
     }
-    uint64_t ran = clock_thread_ns();
-    bool crowded = server->looked_ns != 0 &&
-                   (double)(ran - server->looked_ran_ns) < CROWD_SHARE * (double)(now - server->looked_ns);
+    double ran = (double)(clock_thread_ns() - server->looked_ran_ns);
+    double used = (double)(clock_read_ns(CLOCK_PROCESS_CPUTIME_ID) - server->looked_cpu_ns);
+    bool disturbed = ran < CROWD_SHARE * (double)(passed - server->slept_ns);
+    bool busy =
+        used > (server->cpus - CROWD_IDLE_CPUS) * (double)passed && ran < CROWD_SHARE * (double)passed;
+    bool crowded = server->looked_ns != 0 && (disturbed || busy);
     server->looked_ns = now;
-    server->looked_ran_ns = ran;
+    server->looked_ran_ns = clock_thread_ns();
+    server->looked_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    server->slept_ns = 0;
     return crowded;
 }
 
@@ -735,9 +746,9 @@ static void rest(struct server *server, uint64_t now) {
         }
         return;
     }
-    server->looked_ns = 0; /* who sleeps is not crowded out */
     bool for_good = server->idle && server->nap_ns >= NAP_NS_MOST;
     sleep_for(server, for_good ? 0 : server->nap_ns);
+    server->slept_ns += clock_now_ns() - now;
     server->nap_ns = server->nap_ns * 2 < NAP_NS_MOST ? server->nap_ns * 2 : NAP_NS_MOST;
 }
 

@@ -92,8 +92,11 @@ struct server {
     uint64_t hot_until_ns; /* 0: since the last work nobody looked at the clock */
     uint64_t nap_ns;       /* how long the next nap is */
     uint64_t window_ns;    /* when the window began */
-    uint64_t looked_ns;    /* when it last looked whether it is crowded, by the clock and by what it ran */
+    uint64_t looked_ns; /* when it last looked whether it is crowded, by the clock; what it had run then, and
+                               the process */
     uint64_t looked_ran_ns;
+    uint64_t looked_cpu_ns;
+    uint64_t slept_ns;      /* since then */
     uint64_t lent_until_ns; /* then it looks whether there is room for it again */
     uint64_t lent_ns;       /* how long the last such period was */
     uint64_t lent_cpu_ns;   /* the process's CPU time, and when, at the last look while it was lent */
