@@ -233,7 +233,7 @@ static void live(unsigned long thread, void *shared) {
     struct slot *burst = &worker->slots[work->blocks];
     struct thread_cost before = thread_cost_now();
     for (unsigned long step = 1; step <= work->steps; step++) {
-        struct slot *slot = &worker->slots[random_next(&random) % work->blocks];
+        struct slot *slot = &worker->slots[random_between(&random, 0, work->blocks - 1)];
         death(work, worker, slot);
         birth(work, worker, slot, &random);
         think(work);
@@ -313,7 +313,7 @@ int main(int argc, char **argv) {
     while (least << (work.doublings + 1) <= most) {
         work.doublings++;
     }
-    work.workers = map(threads * sizeof *work.workers);
+    work.workers = map(threads * sizeof(struct worker *));
     for (unsigned long t = 0; t < threads; t++) {
         work.workers[t] = map(sizeof(struct worker) + (blocks + burst) * sizeof(struct slot));
     }
