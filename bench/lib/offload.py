@@ -223,7 +223,7 @@ FIGURES = (
             _program("glibc-simple", "--pairs", "40000000"),
             _program("dedup-like"),
             _program("mstress", "--threads", "1", "--iterations", "60"),
-            _program("rptest", "--threads", "1", "--loops", "20000"),
+            _program("rptest", "--threads", "1", "--loops", "100000"),
             *(
                 _program(name)
                 for name in ("xalan", "gcc", "sqlite3", "python3", "python3-malloc", "z3", "lua")
