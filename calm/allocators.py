@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -19,6 +19,7 @@ from calm.errors import USAGE, CalmError
 
 GLIBC = "glibc"
 TUNABLES = "GLIBC_TUNABLES"
+CALM_OPTIONS = "CALM_OPTIONS"
 # What this project builds; their version is calm's own.
 OWN = ("calmalloc", "ptlbmalloc2")
 
@@ -34,10 +35,14 @@ class Known:
     hint: str = ""
     # What its own documentation asks for, unless the user says otherwise.
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Another's library, with this in CALM_OPTIONS: nothing that is measured where nobody asks for it.
+    variant_of: str | None = None
+    option: str | None = None
 
 
-def _own(name: str) -> Known:
-    return Known((f"lib{name}.so",), (f"lib{name}.so",), "`make` builds it")
+def _own(name: str, option: str | None = None, variant_of: str | None = None) -> Known:
+    library = (f"lib{variant_of or name}.so",)
+    return Known(library, library, "`make` builds it", variant_of=variant_of, option=option)
 
 
 _PEERS = "`make peers` builds it"
@@ -59,6 +64,8 @@ KNOWN: Mapping[str, Known] = {
     "gperftools": Known(_GPERFTOOLS, _GPERFTOOLS, "install Debian's package libtcmalloc-minimal4"),
     "jemalloc-debian": Known((), _JEMALLOC, "install Debian's package libjemalloc2"),
     "mimalloc-debian": Known((), _MIMALLOC, "install Debian's package libmimalloc2.0"),
+    "calmalloc-offload": _own("calmalloc-offload", "offload=on", "calmalloc"),
+    "calmalloc-offload-sync": _own("calmalloc-offload-sync", "offload=sync", "calmalloc"),
 }
 
 # A colon that environment variables follow; a path may contain others.
@@ -72,10 +79,15 @@ class Allocator:
     label: str
     library: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    option: str | None = None
+    """What makes it a variant of another: goes into CALM_OPTIONS, beside what is set there."""
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What to set in the program's environment. A preload that is there already goes behind, and glibc's
         tunables that are there before, as glibc takes the last of two that contradict each other.
+
+        Raises CalmError where CALM_OPTIONS there has another value for what makes it a variant: whichever
+        of them won, somebody would be misled.
         """
         preload = [str(self.library)] if self.library else []
         if existing := inherited.get("LD_PRELOAD"):
@@ -83,7 +95,21 @@ class Allocator:
         variables = ({"LD_PRELOAD": ":".join(preload)} if preload else {}) | dict(self.environment)
         if TUNABLES in variables and (existing := inherited.get(TUNABLES)):
             variables[TUNABLES] = f"{existing}:{variables[TUNABLES]}"
+        if self.option:
+            given = variables.get(CALM_OPTIONS, inherited.get(CALM_OPTIONS, ""))
+            variables[CALM_OPTIONS] = with_option(given, self.option, self.label)
         return variables
+
+
+def with_option(given: str, option: str, label: str) -> str:
+    """CALM_OPTIONS with one more. Raises CalmError where they have another value for it."""
+    items = [item for item in given.split(",") if item]
+    name = option.partition("=")[0]
+    if other := next((item for item in items if item.partition("=")[0] == name and item != option), None):
+        raise CalmError(
+            f"{label} means {option}, but {CALM_OPTIONS} has {other}: leave one of them out", USAGE
+        )
+    return ",".join(items if option in items else [*items, option])
 
 
 def find_library(name: str) -> Path | None:
@@ -140,7 +166,8 @@ def _library(name: str) -> Path | None:
 def parse(text: str) -> Allocator:
     """Reads NAME, PATH or LABEL=PATH, each with :VARIABLE=VALUE[;VARIABLE=VALUE…] behind it if so wished."""
     name, *rest = _ENVIRONMENT.split(text, maxsplit=1)
-    environment = dict(KNOWN[name].environment) if name in KNOWN else {}
+    known = KNOWN.get(name, Known())
+    environment = dict(known.environment)
     for assignment in rest[0].split(";") if rest else []:
         variable, equals, value = assignment.partition("=")
         if not equals or not variable:
@@ -151,7 +178,10 @@ def parse(text: str) -> Allocator:
         if not label or "/" not in path:
             raise CalmError(f"{text!r}: LABEL=PATH needs a label and a path with a slash", USAGE)
         return Allocator(label + text[len(name) :], _library(path), environment)
-    return Allocator(text, _library(name), environment)
+    allocator = Allocator(text, _library(name), environment, known.option)
+    # What contradicts itself is told before anything runs.
+    allocator.variables({})
+    return allocator
 
 
 def _begins_allocator(piece: str) -> bool:
@@ -211,6 +241,8 @@ class Origin:
     package_version: str | None = None
     crate: str | None = None
     crate_version: str | None = None
+    option: str | None = None
+    """What CALM_OPTIONS has besides, where it is a variant."""
 
     @property
     def present(self) -> bool:
@@ -255,6 +287,8 @@ def _crate(name: str, library: Path) -> dict[str, str | None] | None:
 
 def origin(name: str) -> Origin:
     """Looks a known allocator up."""
+    if variant_of := KNOWN[name].variant_of:
+        return replace(origin(variant_of), name=name, option=KNOWN[name].option)
     library = _glibc_path() if name == GLIBC else find_library(name)
     if library is None:
         return Origin(name, None, None)
@@ -288,6 +322,8 @@ def command(as_json: bool) -> None:
             source = f"crate {each.crate} {each.crate_version}"
         else:
             source = f"{each.package} {each.package_version}" if each.package else "not packaged"
+        if each.option:
+            source = f"{KNOWN[each.name].variant_of}, {each.option}"
         library = "nothing is preloaded" if each.name == GLIBC else each.library
         if each.present:
             table.add_row(each.name, each.version or "unknown", source, library)

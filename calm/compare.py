@@ -507,6 +507,8 @@ def command(
     _check_gate(limit, fail_on, baseline_path, any_command, syscalls, sides)
     program.find(cmd[0])
     environment.tell(*(side.allocator.environment for side in sides))
+    for side in sides:
+        side.allocator.variables(os.environ)  # a variant that the environment contradicts is told of at once
     before = _open_baseline(baseline_path, sides, cmd, any_command) if baseline_path is not None else None
     _warn(sides, cmd)
     if before:

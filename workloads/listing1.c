@@ -23,11 +23,13 @@ struct work {
     enum touch touch;
     /* Row t is thread t's: the threads themselves must allocate nothing but the blocks. */
     void **rows;
+    struct thread_cost *costs; /* of each thread */
 };
 
 static void fill_and_empty(unsigned long thread, void *shared) {
     const struct work *work = shared;
     void **row = work->rows + thread * work->blocks;
+    struct thread_cost before = thread_cost_now();
     for (unsigned long round = 0; round < work->rounds; round++) {
         for (unsigned long j = 0; j < work->blocks; j++) {
             row[j] = checked(malloc(work->size), program_name);
@@ -41,6 +43,7 @@ static void fill_and_empty(unsigned long thread, void *shared) {
             free(row[work->order == ORDER_PAPER ? work->blocks - 1 - j : j]);
         }
     }
+    thread_cost_add_since(&work->costs[thread], &before);
 }
 
 int main(int argc, char **argv) {
@@ -66,15 +69,22 @@ int main(int argc, char **argv) {
     };
     options_parse(&program, argc, argv);
 
-    struct work work = {rounds, blocks, size, (enum order)order, (enum touch)touch, NULL};
+    struct work work = {rounds, blocks, size, (enum order)order, (enum touch)touch, NULL, NULL};
     work.rows = checked(calloc(threads * blocks, sizeof *work.rows), program_name);
+    work.costs = checked(calloc(threads, sizeof *work.costs), program_name);
     double seconds = run_threads(program_name, threads, fill_and_empty, &work);
+    struct thread_cost cost = {0};
+    for (unsigned long t = 0; t < threads; t++) {
+        thread_cost_add(&cost, &work.costs[t]);
+    }
+    free(work.costs);
     free(work.rows);
 
     double allocations = (double)threads * (double)rounds * (double)blocks;
     printf("{\"workload\": \"listing1\", \"threads\": %lu, \"rounds\": %lu, \"blocks\": %lu, \"size\": %lu, "
-           "\"order\": \"%s\", \"touch\": \"%s\", \"seconds\": %.6f, \"allocations_per_second\": %.0f}\n",
+           "\"order\": \"%s\", \"touch\": \"%s\", \"seconds\": %.6f, \"allocations_per_second\": %.0f, "
+           "\"client_minor_faults\": %lu, \"client_user_s\": %.6f, \"client_system_s\": %.6f}\n",
            threads, rounds, blocks, size, order_names[order], touch_names[touch], seconds,
-           allocations / seconds);
+           allocations / seconds, cost.minor_faults, cost.user_s, cost.system_s);
     return 0;
 }

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "support.h"
 
 #include <errno.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -234,6 +236,36 @@ double run_threads(const char *program, unsigned long count, void (*body)(unsign
     free(members);
     (void)pthread_barrier_destroy(&team.start);
     return seconds;
+}
+
+static double seconds_of(struct timeval time) {
+    return (double)time.tv_sec + (double)time.tv_usec * 1e-6;
+}
+
+struct thread_cost thread_cost_now(void) {
+    struct rusage usage;
+    (void)getrusage(RUSAGE_THREAD, &usage);
+    return (struct thread_cost){
+        .user_s = seconds_of(usage.ru_utime),
+        .system_s = seconds_of(usage.ru_stime),
+        .minor_faults = (unsigned long)usage.ru_minflt,
+        .involuntary_switches = (unsigned long)usage.ru_nivcsw,
+    };
+}
+
+void thread_cost_add_since(struct thread_cost *sum, const struct thread_cost *before) {
+    struct thread_cost now = thread_cost_now();
+    sum->user_s += now.user_s - before->user_s;
+    sum->system_s += now.system_s - before->system_s;
+    sum->minor_faults += now.minor_faults - before->minor_faults;
+    sum->involuntary_switches += now.involuntary_switches - before->involuntary_switches;
+}
+
+void thread_cost_add(struct thread_cost *sum, const struct thread_cost *more) {
+    sum->user_s += more->user_s;
+    sum->system_s += more->system_s;
+    sum->minor_faults += more->minor_faults;
+    sum->involuntary_switches += more->involuntary_switches;
 }
 
 unsigned long long random_next(unsigned long long *state) {

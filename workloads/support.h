@@ -57,6 +57,23 @@ void sleep_seconds(double seconds);
 double run_threads(const char *program, unsigned long count, void (*body)(unsigned long thread, void *shared),
                    void *shared);
 
+/* What a thread has cost by itself, whatever the process's other threads do. */
+struct thread_cost {
+    double user_s;
+    double system_s;
+    unsigned long minor_faults;
+    unsigned long involuntary_switches;
+};
+
+/* Of the calling thread, since its start. */
+struct thread_cost thread_cost_now(void);
+
+/* Adds what the calling thread has cost since a moment. */
+void thread_cost_add_since(struct thread_cost *sum, const struct thread_cost *before);
+
+/* Adds what another sum has. */
+void thread_cost_add(struct thread_cost *sum, const struct thread_cost *more);
+
 /* A small generator (splitmix64): a run must repeat exactly, whatever the C library. */
 unsigned long long random_next(unsigned long long *state);
 

@@ -30,6 +30,7 @@ struct queue {
     pthread_cond_t ended;
     struct slot **idle; /* slots whose thread has ended and waits to be joined */
     unsigned long idle_count;
+    struct thread_cost cost; /* of all threads that have ended */
 };
 
 static void fill(struct bin *bin, unsigned long most, unsigned long long *random) {
@@ -53,6 +54,7 @@ static void empty(struct bin *bin) {
 static void *churn(void *argument) {
     struct slot *slot = argument;
     struct queue *queue = slot->queue;
+    struct thread_cost before = thread_cost_now();
     unsigned long long random = slot->number;
     struct bin *bins = checked(calloc(queue->bins, sizeof *bins), program_name);
     for (unsigned long i = 0; i < queue->bins; i++) {
@@ -74,8 +76,11 @@ static void *churn(void *argument) {
         }
     }
     free(bins);
+    struct thread_cost cost = {0};
+    thread_cost_add_since(&cost, &before);
 
     (void)pthread_mutex_lock(&queue->lock);
+    thread_cost_add(&queue->cost, &cost);
     queue->idle[queue->idle_count++] = slot;
     (void)pthread_cond_signal(&queue->ended);
     (void)pthread_mutex_unlock(&queue->lock);
@@ -153,7 +158,9 @@ int main(int argc, char **argv) {
     double seconds = now_seconds() - begin;
 
     printf("{\"workload\": \"ttest1\", \"n_total_max\": %lu, \"n_thr\": %lu, \"i_max\": %lu, \"size\": %lu, "
-           "\"bins\": %lu, \"seconds\": %.6f, \"actions_per_second\": %.0f}\n",
-           total, concurrent, actions, size, bins, seconds, (double)total * (double)actions / seconds);
+           "\"bins\": %lu, \"seconds\": %.6f, \"actions_per_second\": %.0f, "
+           "\"client_minor_faults\": %lu, \"client_user_s\": %.6f, \"client_system_s\": %.6f}\n",
+           total, concurrent, actions, size, bins, seconds, (double)total * (double)actions / seconds,
+           queue.cost.minor_faults, queue.cost.user_s, queue.cost.system_s);
     return 0;
 }

@@ -59,7 +59,13 @@ def run_once(command: Sequence[str], allocator: Allocator, cgroup: Path | None =
         timeout=_LONGEST_RUN_S,
     )
     printed: dict[str, Any] = json.loads(done.stdout)
-    return printed
+    return printed | note(done.stderr)
+
+
+def note(errors: str) -> dict[str, Any]:
+    """What calmalloc had to say, if anything: that it knows no such option, or that it declines."""
+    said = [line for line in errors.splitlines() if line.startswith(f"{CALMALLOC}: ")]
+    return {"said": list(dict.fromkeys(said))} if said else {}
 
 
 def interleaved(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from calm import allocators
 from calm.bench.results import METRIC, RESIDENT, Results, Row, Side, known
 from calm.statistics import Ratio, Span, geometric_mean_of_ratios, median, ratio_of_medians, span_of_medians
 
 LISTING1 = "listing1"
-OWN = ("calmalloc", "ptlbmalloc2")
+_VARIANTS = tuple(name for name, known in allocators.KNOWN.items() if known.variant_of)
+OWN = (*allocators.OWN, *_VARIANTS)
 # A peer that is by this much both faster and smaller has won a row outright.
 PARETO_MARGIN = 1.02
 
@@ -205,10 +207,11 @@ class Analysis:
 
 
 def subject_of(labels: Sequence[str]) -> str:
-    """The allocator that the others are peers of: calmalloc, or else the first that is not glibc."""
+    """The allocator that the others are peers of: calmalloc, a variant of it, or the first but glibc."""
     plain = [label for label in labels if label == "calmalloc" or label.startswith("calmalloc:")]
+    variants = [label for label in labels if label.partition(":")[0] in _VARIANTS]
     others = [label for label in labels if label != "glibc"]
-    return sorted(plain, key=len)[0] if plain else (others or list(labels))[0]
+    return (sorted(plain, key=len) or variants or others or list(labels))[0]
 
 
 def _costs_of(ranking: Ranking, label: str) -> list[float]:

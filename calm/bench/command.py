@@ -23,7 +23,7 @@ from calm.errors import USAGE, CalmError
 
 SUITES = ("quick", "full", "stand-ins")
 _ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5}
-# calmalloc's peers are allocators; ptlbmalloc2 is a governor over one, and Debian's builds double another's.
+# calmalloc's peers are allocators; ptlbmalloc2 governs one, and Debian's builds and variants are second ones.
 _NOT_BY_DEFAULT = ("ptlbmalloc2",)
 
 
@@ -51,7 +51,10 @@ def default_allocators() -> list[str]:
     return [
         name
         for name in allocators.KNOWN
-        if name not in _NOT_BY_DEFAULT and not name.endswith("-debian") and allocators.is_here(name)
+        if name not in _NOT_BY_DEFAULT
+        and not name.endswith("-debian")
+        and allocators.KNOWN[name].variant_of is None
+        and allocators.is_here(name)
     ]
 
 

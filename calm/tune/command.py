@@ -262,7 +262,8 @@ def _check(
     "specs",
     multiple=True,
     metavar="A,B,…",
-    help="What to search: glibc, calmalloc, ptlbmalloc2. Default: those that are on this machine.",
+    help="What to search: glibc, calmalloc, ptlbmalloc2. Default: those that are on this machine. "
+    "Where asked for, calmalloc-offload and calmalloc-offload-sync, too.",
     shell_complete=lambda _ctx, _param, text: [each for each in space.NAMES if each.startswith(text)],
 )
 @click.option(

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from calm import allocators, environment
-from calm.allocators import GLIBC, Allocator
+from calm.allocators import CALM_OPTIONS, GLIBC, KNOWN, Allocator
 from calm.environment import TUNABLES
 from calm.errors import USAGE, CalmError
 
-CALM_OPTIONS = "CALM_OPTIONS"
 SENSITIVITY = "PTLBMALLOC2_SENSITIVITY"
-NAMES = (GLIBC, "calmalloc", "ptlbmalloc2")
+NAMES = (GLIBC, "calmalloc", "ptlbmalloc2", "calmalloc-offload", "calmalloc-offload-sync")
 _STEP = 64 << 10
 _SEPARATOR = {TUNABLES: ":", CALM_OPTIONS: ","}
 
@@ -185,8 +184,8 @@ def parse_names(texts: Sequence[str]) -> list[str]:
 
 
 def present() -> list[str]:
-    """The allocators that can be searched here."""
-    return [name for name in NAMES if allocators.is_here(name)]
+    """The allocators that can be searched here; variants of one only where they are asked for."""
+    return [name for name in NAMES if allocators.is_here(name) and KNOWN[name].variant_of is None]
 
 
 def spaces(names: Sequence[str], inherited: Mapping[str, str]) -> tuple[list[Space], list[str]]:
@@ -199,8 +198,11 @@ def spaces(names: Sequence[str], inherited: Mapping[str, str]) -> tuple[list[Spa
     fixed = _set_by_user(inherited)
     found = []
     for name in names:
-        library = allocators.parse(name).library
-        found.append(Space(name, tuple(knob for knob in knobs[name]() if knob.name not in fixed), library))
+        allocator = allocators.parse(name)
+        # A variant that the environment contradicts is told of before the search begins.
+        allocator.variables(inherited)
+        own = knobs[KNOWN[name].variant_of or name]()
+        found.append(Space(name, tuple(knob for knob in own if knob.name not in fixed), allocator.library))
     notes = [
         f"{variable}={inherited[variable]} is set, and stays so in every run: it is not searched"
         for variable in (TUNABLES, CALM_OPTIONS, SENSITIVITY, *environment.ALIASES)
@@ -221,7 +223,8 @@ def variables(setting: Setting, space: Space, inherited: Mapping[str, str]) -> d
         if variable == CALM_OPTIONS and inherited.get(variable):
             items.insert(0, inherited[variable])
         own[variable] = _SEPARATOR.get(variable, "").join(items)
-    return Allocator(setting.allocator, space.library, own).variables(inherited)
+    option = KNOWN[setting.allocator].option
+    return Allocator(setting.allocator, space.library, own, option).variables(inherited)
 
 
 def line(setting: Setting, space: Space, inherited: Mapping[str, str], command: Sequence[str]) -> str:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from calm_helpers import ROOT, Calm
 
-from calm import allocators
+from calm import allocators, places
+from calm.bench.analysis import OWN, subject_of
+from calm.bench.command import default_allocators
+from calm.errors import USAGE, CalmError
+from calm.tune import space
+
+VARIANTS = {"calmalloc-offload": "offload=on", "calmalloc-offload-sync": "offload=sync"}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,86 @@ def test_prepends_to_an_existing_preload(calm: Calm, preloadable: str, tmp_path:
 def test_glibc_preloads_nothing_and_variables_are_set(calm: Calm) -> None:
     script = 'echo "${LD_PRELOAD-none} $MALLOC_ARENA_MAX"'
     assert calm("run", "-a", "glibc:MALLOC_ARENA_MAX=3", "--", "sh", "-c", script).stdout == "none 3\n"
+
+
+@pytest.fixture
+def own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one that stands for calmalloc's, and knows no option to complain of."""
+    library = tmp_path / "libcalmalloc.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(library)], check=True)
+    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    return library
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm, own_library: Path) -> None:
+    option = VARIANTS[name]
+    command = ("--", "sh", "-c", "echo $LD_PRELOAD $CALM_OPTIONS")
+    library = {places.LIBRARY_PATH: str(own_library.parent)}
+    for inherited, written, options in (
+        ("", "", option),
+        ("slack=50", "", f"slack=50,{option}"),
+        ("", ":CALM_OPTIONS=policy=paper,slack=2", f"policy=paper,slack=2,{option}"),
+        # As of calmalloc itself: what stands beside the name is in the place of what is inherited.
+        ("slack=50", ":CALM_OPTIONS=policy=paper", f"policy=paper,{option}"),
+        (option, "", option),
+    ):
+        environment = library | ({"CALM_OPTIONS": inherited} if inherited else {})
+        result = calm("run", "-a", name + written, *command, env=environment)
+        assert result.stdout == f"{own_library} {options}\n", result.stderr
+    rows = {row["name"]: row for row in json.loads(calm("allocators", "--json").stdout)["allocators"]}
+    assert rows[name]["option"] == option
+    assert rows[name]["version"] == rows["calmalloc"]["version"]
+    assert rows[name]["library"] == rows["calmalloc"]["library"]
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "-n", "1"), ("tune", "--trials", "12")])
+def test_a_variant_that_the_environment_contradicts_is_refused(
+    command: tuple[str, ...], calm: Calm, own_library: Path
+) -> None:
+    environment = {places.LIBRARY_PATH: str(own_library.parent), "CALM_OPTIONS": "slack=5,offload=off"}
+    result = calm(*command, "-a", "calmalloc-offload", "--", "true", env=environment)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (USAGE, "", 1)
+    assert "calmalloc-offload means offload=on, but CALM_OPTIONS has offload=off" in result.stderr
+
+
+def test_a_variant_that_contradicts_itself_is_refused(own_library: Path) -> None:
+    with pytest.raises(CalmError, match="means offload=sync, but CALM_OPTIONS has offload=on") as caught:
+        allocators.parse("calmalloc-offload-sync:CALM_OPTIONS=slack=1,offload=on")
+    assert caught.value.exit_code == USAGE
+
+
+def test_variants_in_lists(own_library: Path) -> None:
+    specs = allocators.parse_list(["calmalloc,calmalloc-offload:CALM_OPTIONS=a=1,b=2,calmalloc-offload-sync"])
+    assert [(spec.label, spec.library, spec.variables({}).get("CALM_OPTIONS")) for spec in specs] == [
+        ("calmalloc", own_library, None),
+        ("calmalloc-offload:CALM_OPTIONS=a=1,b=2", own_library, "a=1,b=2,offload=on"),
+        ("calmalloc-offload-sync", own_library, "offload=sync"),
+    ]
+
+
+def test_variants_are_measured_only_where_they_are_asked_for(own_library: Path) -> None:
+    assert "calmalloc" in default_allocators()
+    assert "calmalloc" in space.present()
+    assert not set(VARIANTS) & {*default_allocators(), *space.present()}
+    # Nor are they peers that calmalloc would be compared with.
+    assert set(VARIANTS) <= set(OWN)
+    assert subject_of(["glibc", "mimalloc", "calmalloc-offload", "calmalloc"]) == "calmalloc"
+    assert subject_of(["glibc", "mimalloc", "calmalloc-offload"]) == "calmalloc-offload"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_searched_with_its_option(name: str, own_library: Path) -> None:
+    assert space.parse_names([f"{name},calmalloc"]) == ["calmalloc", name]
+    (plain, own), _ = space.spaces(["calmalloc", name], {})
+    assert own.knobs == plain.knobs
+    for inherited, before in (({}, ""), ({"CALM_OPTIONS": "cache=locked"}, "cache=locked,")):
+        setting = space.Setting(name, (("slack", "50"),))
+        assert space.variables(setting, own, inherited) == {
+            "LD_PRELOAD": str(own_library),
+            "CALM_OPTIONS": f"{before}slack=50,{VARIANTS[name]}",
+        }
+        assert VARIANTS[name] in space.line(space.Setting(name), own, inherited, ["true"])
 
 
 def test_nothing_lies_between(calm: Calm) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from lib import idle, instructions, rounds, tables  # noqa: E402
+from lib import (  # noqa: E402
+    allocator_share,
+    client_time,
+    idle,
+    instructions,
+    judged,
+    offload,
+    rounds,
+    server_time,
+    tables,
+)
+from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
+
+from calm import allocators  # noqa: E402
+from calm.profile.model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
+
+BUILD = ROOT / "build/release"
 
 
 def test_a_cgroup_is_made_only_where_its_memory_is_counted(tmp_path: Path) -> None:
@@ -122,3 +140,360 @@ def test_without_figures_of_calmalloc_there_is_no_table_of_it(store: Store) -> N
     assert tables.idle_table(store) == []
     assert tables.readme(store).startswith("| figure (medians) | glibc | ptlbmalloc2 |")
     assert "Measured by `bench/figures` on" in tables.readme(store)
+
+
+# ---- what the offload mode is judged by ----
+
+
+def judge_one(goal: Goal, *sides: dict[str, Any]) -> dict[str, Any]:
+    (verdict,) = judged.judge({"allocators": list(sides)}, [goal])
+    return verdict
+
+
+@pytest.mark.parametrize(("at_most", "met"), [(0.5, True), (0.49, False), (None, None)])
+def test_a_goal_is_a_ratio_of_costs(at_most: float | None, met: bool | None) -> None:
+    goal = Goal("wall_s", "calmalloc-offload", "mimalloc", at_most)
+    sides = (
+        side("mimalloc", {"wall_s": 4.0}, {"wall_s": 8.0}, {"wall_s": 6.0}),
+        side("calmalloc-offload", {"wall_s": 2.0}, {"wall_s": 4.0}, {"wall_s": 3.0}),
+    )
+    verdict = judge_one(goal, *sides)
+    assert (verdict["value"], verdict["low"], verdict["high"], verdict["met"]) == (0.5, 0.5, 0.5, met)
+    # What is done in a second costs its inverse.
+    goal = dataclasses.replace(goal, metric="frees_per_second")
+    rates = (
+        side("mimalloc", {"frees_per_second": 100.0}),
+        side("calmalloc-offload", {"frees_per_second": 200.0}),
+    )
+    assert judge_one(goal, *rates)["value"] == 0.5
+    assert judge_one(goal, *rates)["met"] == met
+
+
+def test_the_best_peer_is_none_of_our_own() -> None:
+    costs = {
+        "calmalloc": 1.0,
+        "calmalloc-offload-sync": 2.0,
+        "ptlbmalloc2": 3.0,
+        "jemalloc": 6.0,
+        "glibc": 5.0,
+    }
+    goal = Goal("ns", "calmalloc-offload:CALM_OPTIONS=slack=1", BEST_PEER, 0.5)
+    sides = [side(label, {"ns": cost}) for label, cost in (costs | {goal.of: 2.0}).items()]
+    verdict = judge_one(goal, *sides)
+    assert (verdict["to"], verdict["value"], verdict["met"]) == ("glibc", 0.4, True)
+
+
+def test_what_was_not_measured_meets_nothing() -> None:
+    goal = Goal("ns", "calmalloc-offload", "calmalloc", 9.0)
+    measured = {"ns": 1.0}
+    for sides in (
+        (),
+        (side("calmalloc", measured), side("calmalloc-offload")),
+        (side("calmalloc-offload", measured),),
+        (side("calmalloc", measured), side("calmalloc-offload", {"ns": None})),
+        # The library said that it did otherwise.
+        (side("calmalloc", measured), side("calmalloc-offload", measured | {"said": ["calmalloc: no"]})),
+    ):
+        verdict = judge_one(goal, *sides)
+        assert verdict["met"] is None
+        assert judged.told(verdict).endswith("at most 9: not known")
+
+
+def test_a_goal_may_be_a_figure_itself() -> None:
+    goal = Goal("server_percent", "calmalloc-offload", at_most=0.1)
+    runs = [{"server_percent": percent} for percent in (0.02, 0.3, 0.05)]
+    verdict = judge_one(goal, side("calmalloc-offload", *runs))
+    assert (verdict["value"], verdict["low"], verdict["high"], verdict["met"]) == (0.05, 0.02, 0.3, True)
+
+
+def test_all_goals_or_one_program() -> None:
+    def verdict(met: bool | None, at_most: float | None = 1.0) -> dict[str, Any]:
+        return {"met": met, "at_most": at_most}
+
+    told_only = verdict(None, None)
+    assert judged.all_met([verdict(True), told_only]) is True
+    assert judged.all_met([verdict(True), verdict(None), verdict(False)]) is False
+    assert judged.all_met([verdict(True), verdict(None)]) is None
+    assert judged.all_met([told_only]) is None
+
+    def row(share: float | None, met: bool | None) -> dict[str, Any]:
+        return {"allocator_share": {"share": share}, "ratios": [verdict(met), told_only]}
+
+    assert judged.any_row_met([row(0.2, False), row(0.1, True)]) is True
+    # A program that hardly allocates proves nothing.
+    assert judged.any_row_met([row(0.2, False), row(0.09, True), row(None, True)]) is False
+    assert judged.any_row_met([row(0.2, False), row(0.3, None)]) is None
+    assert judged.any_row_met([row(0.01, True)]) is None
+
+
+def test_what_calmalloc_says_is_kept() -> None:
+    said = "calmalloc: unknown option 'x' in CALM_OPTIONS ignored"
+    assert rounds.note(f"other\n{said}\n{said}\ncalmallocator\n") == {"said": [said]}
+    assert rounds.note("nothing of the kind\n") == {}
+    found = rounds.run_once(
+        [str(BUILD / "listing1"), "--rounds", "1", "--blocks", "1"],
+        allocators.parse("calmalloc:CALM_OPTIONS=no_such=1"),
+    )
+    assert found["workload"] == "listing1"
+    assert found["said"] == ["calmalloc: unknown option 'no_such=1' in CALM_OPTIONS ignored"]
+
+
+# Of process 100: its main thread, two that it has started (one also in user code), and the allocator's.
+LOOKS = """
+listing1 100/100   10.000001:
+\tffffffff821f5127 exc_page_fault
+\tffffffff81000c82 asm_exc_page_fault
+
+listing1 100/101   10.000002:
+\tffffffff81c3bee4 clear_page_erms
+\tffffffff815eea80 handle_mm_fault
+\tffffffff81000c82 asm_exc_page_fault
+
+my prog 1 100/102   10.000003:
+\tffffffff81c3bee4 zap_page_range_single
+\tffffffff815eea80 do_madvise.part.0
+\tffffffff81000c82 __x64_sys_madvise
+
+listing1 100/101   10.000004:
+
+listing1 100/101   10.000005:
+\tffffffff81c3bee4 futex_wait
+\tffffffff81000c82 __x64_sys_futex
+
+calmalloc 100/103   10.000006:
+\tffffffff81000c82 asm_exc_page_fault
+
+listing1 200/201   10.000007:
+\tffffffff81000c82 asm_exc_page_fault
+
+swapper     0/0     10.000008:
+\tffffffff81000c82 pv_native_safe_halt
+"""
+
+
+def test_only_the_threads_that_the_program_started_are_clients() -> None:
+    looks = client_time.read(LOOKS.splitlines(), 100)
+    assert looks.all == 4
+    assert looks.in_kernel == {"fault": 1, "madvise": 1, "other": 1}
+    each = client_time.PERIOD_NS * 1e-9
+    figures = looks.figures()
+    assert figures["client_memory_s"] == pytest.approx(2 * each)
+    assert figures["client_kernel_s"] == pytest.approx(3 * each)
+    assert figures["client_cpu_s"] == pytest.approx(4 * each)
+    assert client_time.read(LOOKS.splitlines(), 300).figures()["client_memory_s"] == 0
+
+
+@pytest.mark.parametrize("label", ["glibc", "calmalloc"])
+def test_time_of_clients_in_faults(label: str) -> None:
+    if why := client_time.obstacle():
+        pytest.skip(why)
+    command = [
+        str(BUILD / "listing1"),
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--blocks",
+        "2000",
+        "--touch",
+        "all",
+    ]
+    found = client_time.run_once(command, allocators.parse(label))
+    assert found["workload"] == "listing1"
+    assert "said" not in found
+    # 250 MiB are touched: hundreds of looks.
+    assert 0 < found["client_memory_s"] <= found["client_kernel_s"] <= found["client_cpu_s"]
+    assert found["client_kernel_s_by_cause"]["fault"] > 0
+    # Two ways to count it: the whole is exact in one, and a sample in the other.
+    spent = found["client_user_s"] + found["client_system_s"]
+    assert 0.5 * spent <= found["client_cpu_s"] <= 2 * spent + 0.05
+
+
+def make_thread(task: Path, thread: int, name: str, spent: int) -> None:
+    (task / str(thread)).mkdir(parents=True)
+    (task / str(thread) / "comm").write_text(f"{name}\n")
+    (task / str(thread) / "schedstat").write_text(f"{spent} 77 3\n")
+
+
+def test_the_allocators_threads_are_known_by_their_name(tmp_path: Path) -> None:
+    make_thread(tmp_path, 10, "program", 1000)
+    make_thread(tmp_path, 11, "calmalloc", 20)
+    make_thread(tmp_path, 12, "calmalloc", 30)
+    make_thread(tmp_path, 13, "calmalloc-x", 4)
+    (tmp_path / "14").mkdir()  # one that has just ended
+    assert server_time.times(tmp_path) == ({10: 1000, 13: 4}, {11: 20, 12: 30})
+
+
+# Sleeps for four seconds beside a thread that is called as the allocator's, which does so or goes on.
+SLEEPER = """
+import ctypes, threading, time
+end = time.monotonic() + 4
+def serve():
+    ctypes.CDLL(None).prctl(15, b"calmalloc", 0, 0, 0)
+    while time.monotonic() < end:
+        {act}
+threading.Thread(target=serve).start()
+time.sleep(4)
+print("{{}}")
+"""
+
+
+@pytest.mark.parametrize(("act", "least", "most"), [("pass", 5, 110), ("time.sleep(4)", 0, 5)])
+def test_cpu_time_of_a_server_beside_a_program_that_sleeps(act: str, least: float, most: float) -> None:
+    command = [sys.executable, "-c", SLEEPER.format(act=act)]
+    found = server_time.watch(command, allocators.parse("glibc"), 1)
+    assert found["server_threads"] == 1
+    assert least <= found["server_percent"] <= most
+
+
+def test_without_a_server_there_is_no_figure_of_it() -> None:
+    command = [str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "1000000", "--seconds", "4"]
+    found = server_time.watch(command, allocators.parse("glibc"), 0.5)
+    assert (found["server_threads"], found["server_percent"]) == (0, None)
+
+
+def test_a_program_that_does_not_sleep_is_a_failure_that_is_told() -> None:
+    command = [str(BUILD / "listing1"), "--rounds", "1", "--blocks", "1"]
+    with pytest.raises(server_time.NeverIdleError):
+        server_time.watch(command, allocators.parse("glibc"), 1)
+    sides = rounds.interleaved(["glibc"], lambda each: server_time.watch(command, each, 1), rounds=1)
+    assert "nothing to look at" in sides[0]["failure"]
+
+
+def test_the_allocators_share_is_of_all_that_runs_for_it() -> None:
+    frames = [
+        Frame("main", "program"),
+        Frame("malloc", "libcalmalloc.so.0.1.0"),
+        Frame("clear_page", "kernel", kernel=True),
+        Frame("libcalmalloc.so", "another"),
+    ]
+    stacks = [
+        Stack(CPU, "other", (0,), 6.0, 60),
+        Stack(CPU, "other", (0, 1), 1.0, 10),
+        Stack(CPU, "fault", (0, 1, 2), 1.0, 10),  # the kernel's work for it
+        Stack(CPU, "fault", (0, 2), 1.5, 15),  # a first touch of the program's own
+        Stack(CPU, "other", (0, 3), 0.5, 5),
+        Stack(FAULT, "fault", (0, 1, 2), 1000.0, 10),
+    ]
+    empty = {field.name: None for field in dataclasses.fields(Profile)}
+    profile = Profile(**empty | {"frames": frames, "stacks": stacks, "timeline": Timeline(1.0)})  # type: ignore[arg-type]
+    assert allocator_share.of_profile(profile, "libcalmalloc.so") == {"share": 0.2, "samples": 100}
+    assert allocator_share.of_profile(dataclasses.replace(profile, stacks=[]), "lib")["share"] is None
+
+
+def test_the_share_of_a_program_that_only_allocates() -> None:
+    if why := client_time.obstacle():
+        pytest.skip(why)
+    command = [str(BUILD / "glibc-simple"), "--pairs", "4000000"]
+    found = allocator_share.measure(command, allocators.parse("calmalloc"), ROOT)
+    assert 0.2 < found["share"] <= 1, found
+    assert found["samples"] > 10
+    failed = allocator_share.measure(["false"], allocators.parse("calmalloc"), ROOT)
+    assert failed["share"] is None
+    assert "ended with 1" in failed["reason"]
+
+
+def test_the_group_stands_for_its_figures() -> None:
+    assert offload.expand(["larson", "offload"]) == ["larson", *offload.NAMES]
+    assert offload.expand([]) == []
+    assert all(name.startswith("offload-") for name in offload.NAMES)
+    helped = subprocess.run([ROOT / "bench/figures", "--help"], capture_output=True, text=True, check=True)
+    text = "".join(helped.stdout.split())
+    assert all(name in text for name in offload.NAMES)
+    wrong = subprocess.run(
+        [ROOT / "bench/figures", "offload-no-such"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "no such figure: offload-no-such" in wrong.stderr
+
+
+ROWS = [(figure, row) for figure in offload.FIGURES for row in figure.rows]
+
+
+@pytest.mark.parametrize(("figure", "row"), ROWS, ids=[f"{figure.name} {row.name}" for figure, row in ROWS])
+def test_each_row_has_its_program_and_knows_its_allocators(figure: offload.Figure, row: offload.Row) -> None:
+    for label in row.labels:
+        name = label.partition(":")[0]
+        assert name in allocators.KNOWN
+        if name == "calmalloc" or allocators.KNOWN[name].variant_of:
+            assert allocators.parse(label).library == BUILD / "libcalmalloc.so"
+    if row.command[0] not in offload.PROGRAMS_BY_NAME:
+        # The help comes once all that stands before it is understood.
+        command = [BUILD / row.command[0], *row.command[1:], "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+LITTLE = {
+    "listing1": ("--rounds", "1", "--blocks", "5"),
+    "malloc-latency": ("--steps", "500", "--blocks", "50"),
+    "larson": ("--seconds", "1", "--threads", "2"),
+    "xmalloc-test": ("--seconds", "1", "--threads", "1"),
+}
+
+
+@pytest.mark.parametrize("name", ["listing1", "malloc-latency", "larson", "xmalloc-test", "ttest1"])
+def test_workloads_print_what_is_compared(name: str) -> None:
+    rows = [(figure, row) for figure, row in ROWS if row.command[0] == name and figure.how is offload.printed]
+    assert rows
+    command = [str(BUILD / name), *(LITTLE.get(name) or ("2", "1", "10"))]
+    found = rounds.run_once(command, allocators.parse("glibc"))
+    for _, row in rows:
+        assert all(found[goal.metric] is not None for goal in row.goals)
+
+
+def goal_that_is_met(metric: str) -> Goal:
+    return Goal(metric, "calmalloc", "glibc", 1e9)
+
+
+@pytest.mark.parametrize(
+    ("how", "metric"), [(offload.printed, "seconds"), (offload.timed, "wall_s")], ids=["printed", "timed"]
+)
+def test_a_figure_from_its_rows_to_the_table(how: Any, metric: str, tmp_path: Path, monkeypatch: Any) -> None:
+    command = ("listing1", "--rounds", "1", "--blocks", "5")
+    row = offload.Row("small", command, (goal_that_is_met(metric), Goal(metric, "calmalloc", BEST_PEER, 0.0)))
+    figure = offload.Figure("offload-try", how, (row,), cpus=1)
+    monkeypatch.setattr(offload, "FIGURES", (figure,))
+    before = os.sched_getaffinity(0)
+    store = Store(tmp_path)
+    assert offload.table(store) == ""
+    offload.measure_figure(figure, store, 2)
+    assert os.sched_getaffinity(0) == before
+    result = store.load("offload-try")
+    assert result is not None
+    assert len(result["cpus"]) == 1
+    assert result["met"] is False
+    (found,) = result["rows"]
+    assert [(side["label"], len(side["runs"])) for side in found["allocators"]] == [
+        ("glibc", 2),
+        ("calmalloc", 2),
+    ]
+    assert [verdict["met"] for verdict in found["ratios"]] == [True, False]
+    assert str(ROOT) not in (tmp_path / "offload-try.json").read_text()
+    first, second = offload.table(store).splitlines()[2:]
+    assert first.startswith(f"| try: small | {metric} | calmalloc | glibc | ")
+    assert first.endswith(" | 1e+09 | met |")
+    assert second.endswith(" | 0 | missed |")
+
+
+def test_a_row_whose_program_is_missing_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = offload.Row("none", ("no-such-workload",), (goal_that_is_met("seconds"),))
+    offload.measure_figure(offload.Figure("offload-try", offload.printed, (row,)), Store(tmp_path), 1)
+    result = Store(tmp_path).load("offload-try")
+    assert result is not None
+    assert result["met"] is None
+    assert "is not built" in result["rows"][0]["left_out"]
+    assert "left out: build/release/no-such-workload is not built" in capsys.readouterr().out
+
+
+def test_inputs_of_programs_are_written_and_named_from_where_they_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "INPUTS", tmp_path)
+    command, folder = offload.prepared(("gcc",))
+    assert command[0] == "gcc"
+    assert folder == tmp_path / "gcc/outputs"
+    assert (folder / command[-1]).is_file()
+    assert offload.prepared(("cfrac", "--primes", "9")) == ([str(BUILD / "cfrac"), "--primes", "9"], ROOT)

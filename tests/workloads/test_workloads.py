@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 BUILD = Path(__file__).resolve().parents[2] / "build/release"
 MIB = 1024
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,6 +93,47 @@ def test_idle_burst_reads_a_cgroup(tmp_path: Path) -> None:
     assert [got[f"cgroup_{moment}_kib"] for moment in ("before", "peak", "freed", "after")] == [123] * 4
     got = run("idle-burst", "--bytes", "1000000", "--seconds", "0", "--cgroup", "/no/such")
     assert got["cgroup_before_kib"] is None
+
+
+def cost_of(name: str, *arguments: str) -> tuple[dict[str, Any], resource.struct_rusage]:
+    """What it prints of its threads, and what the kernel says of the whole process."""
+    process = subprocess.Popen([BUILD / name, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    printed: dict[str, Any] = json.loads(process.stdout.read())
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return printed, usage
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("listing1", ("--threads", "3", "--rounds", "1", "--blocks", "200", "--touch", "all")),
+        ("ttest1", ("6", "3", "1000", "10000", "2000")),
+        ("malloc-latency", ("--threads", "2", "--steps", "20000", "--blocks", "1000")),
+    ],
+)
+def test_what_threads_cost_is_theirs_alone(name: str, arguments: tuple[str, ...]) -> None:
+    printed, whole = cost_of(name, *arguments)
+    assert 0 < printed["client_minor_faults"] < whole.ru_minflt
+    spent = printed["client_user_s"] + printed["client_system_s"]
+    # The kernel divides a thread's time in two by ticks; the sum is exact.
+    assert 0 < spent <= whole.ru_utime + whole.ru_stime + 1e-3
+
+
+@pytest.mark.skipif(
+    "[always]" in (THP.read_text() if THP.exists() else ""), reason="a huge page is one fault"
+)
+def test_faults_of_all_threads_count() -> None:
+    pages = 100 * 130048 // os.sysconf("SC_PAGESIZE")
+    arguments = ("--rounds", "1", "--blocks", "100", "--touch")
+    for threads in (1, 4):
+        got = run("listing1", "--threads", str(threads), *arguments, "all")
+        assert threads * pages <= got["client_minor_faults"] < 1.3 * threads * pages
+    # Where only the head of each block is written, it is a page or two.
+    assert run("listing1", "--threads", "4", *arguments, "first")["client_minor_faults"] < 4 * pages / 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,395 @@
+"""The figures by which calmalloc's offload mode is judged: a thread of its own does what is slow in malloc.
+
+Each is a number of rows: a program or a workload, under which allocators, and what the ratio of their costs
+may be at most. Less is better in all ratios, also of what is done in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from calm import allocators, measure, program
+from calm.allocators import Allocator
+from calm.bench.inputs import FURTHER_PROGRAMS, PROGRAMS, XSLT, Program, xalan_arguments, xml_orders
+from calm.errors import CalmError
+
+from . import allocator_share, client_time, judged, server_time
+from .judged import BEST_PEER, Goal
+from .results import BUILD, REPOSITORY, Store
+from .rounds import CALMALLOC, GLIBC, clean_environment, interleaved, median, note, present, run_once
+
+GROUP = "offload"
+OFFLOAD, SYNC = f"{CALMALLOC}-offload", f"{CALMALLOC}-offload-sync"
+MIMALLOC = "mimalloc"
+PEERS = (GLIBC, "jemalloc", MIMALLOC, "snmalloc", "rpmalloc", "tcmalloc", "gperftools")
+INPUTS = REPOSITORY / "build/bench-inputs"
+IDLE_S = 10
+_LONGEST_RUN_S = 600
+_LARGE = 400_000
+
+Run = Callable[[Allocator], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command under some allocators; the goals name what is compared."""
+
+    name: str
+    command: tuple[str, ...]
+    """A workload and its arguments, or the name of a program that has inputs."""
+    goals: tuple[Goal, ...]
+    more: tuple[str, ...] = ()
+    """Allocators that take part without being named in a goal."""
+    rounds: int = 7
+
+    @property
+    def labels(self) -> list[str]:
+        """All that take part: each before what is compared with it."""
+        named = [label for goal in self.goals for label in (goal.to, goal.of)]
+        return list(dict.fromkeys(label for label in (*self.more, *named) if label and label != BEST_PEER))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Rows that are run in the same way."""
+
+    name: str
+    how: Callable[[Row], Run]
+    rows: tuple[Row, ...] = field(default_factory=tuple)
+    cpus: int | None = None
+    """At most so many take part."""
+    with_share: bool = False
+    """The allocator's share of the time is told, and one row with enough of it is enough."""
+
+
+def policy(label: str, name: str) -> str:
+    """An allocator under a policy."""
+    return f"{label}:CALM_OPTIONS=policy={name}"
+
+
+# ---- ways to run ----
+
+
+PROGRAMS_BY_NAME = {each.name: each for each in (*PROGRAMS, *FURTHER_PROGRAMS)} | {
+    "xalan-large": Program(
+        "xalan-large",
+        "xalan",
+        "xalan",
+        {"orders.xml": lambda: xml_orders(_LARGE), "report.xsl": lambda: [XSLT]},
+        xalan_arguments,
+    )
+}
+
+
+def prepared(command: Sequence[str]) -> tuple[list[str], Path]:
+    """The command as it is run, and the folder to run it in; writes its inputs."""
+    if command[0] not in PROGRAMS_BY_NAME:
+        return [str(REPOSITORY / BUILD / command[0]), *command[1:]], REPOSITORY
+    case = PROGRAMS_BY_NAME[command[0]]
+    outputs = INPUTS / case.name / "outputs"
+    outputs.mkdir(parents=True, exist_ok=True)
+    case.write_inputs(outputs.parent)
+    # Relative, so that results from different machines name the same command.
+    return [case.binary, *case.arguments(Path(".."))], outputs
+
+
+def timed(row: Row) -> Run:
+    """From start to end, by calm's probe."""
+    command, folder = prepared(row.command)
+
+    def run(allocator: Allocator) -> dict[str, Any]:
+        environment = clean_environment()
+        with tempfile.TemporaryFile() as errors:
+            found = measure.measure(
+                command,
+                allocator.variables(environment),
+                groups=(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                inherited=environment,
+                folder=folder,
+                limit_s=_LONGEST_RUN_S,
+            )
+            errors.seek(0)
+            said = note(errors.read().decode(errors="replace"))
+        if found.interrupted_by is not None:
+            sys.exit(128 + found.interrupted_by)
+        if found.failure:
+            raise subprocess.SubprocessError(found.failure)
+        names = ("wall_s", "user_s", "system_s", "minor_faults", "peak_rss_kib", "average_rss_kib")
+        return {name: getattr(found, name) for name in names} | said
+
+    return run
+
+
+def printed(row: Row) -> Run:
+    """By what the workload prints."""
+    return partial(run_once, workload(row))
+
+
+def clients(row: Row) -> Run:
+    """The same, with what its threads spend in the kernel."""
+    return partial(client_time.run_once, workload(row))
+
+
+def asleep(row: Row) -> Run:
+    """What the allocator's threads do while the program sleeps."""
+    return partial(server_time.watch, workload(row), seconds=IDLE_S)
+
+
+def workload(row: Row) -> list[str]:
+    """Relative to the repository's root, in which it is run."""
+    return [str(BUILD / row.command[0]), *row.command[1:]]
+
+
+@contextmanager
+def on_cpus(most: int | None) -> Iterator[list[int]]:
+    """Lets what is started meanwhile have so many CPUs at most."""
+    before = os.sched_getaffinity(0)
+    chosen = sorted(before)[:most]
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield chosen
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# ---- what is run ----
+
+
+def _program(*command: str, name: str | None = None) -> Row:
+    goals = (
+        Goal("wall_s", OFFLOAD, MIMALLOC, 0.95),
+        Goal("wall_s", OFFLOAD, CALMALLOC),
+    )
+    return Row(name or command[0], command, goals)
+
+
+def _pair(name: str, command: str, metric: str, at_most: float, of_policy: str | None = None) -> Row:
+    """Offload to normal."""
+    mode, normal = (policy(label, of_policy) if of_policy else label for label in (OFFLOAD, CALMALLOC))
+    return Row(name, tuple(command.split()), (Goal(metric, mode, normal, at_most),))
+
+
+def _latency() -> Row:
+    goals = []
+    for metric in ("malloc_p99_9_ns", "malloc_p99_99_ns"):
+        goals += [Goal(metric, OFFLOAD, BEST_PEER, 0.5), Goal(metric, OFFLOAD, CALMALLOC)]
+        goals += [Goal(metric, OFFLOAD, peer) for peer in PEERS]
+    goals += [Goal(metric, OFFLOAD, BEST_PEER) for metric in ("free_p99_9_ns", "free_p99_99_ns")]
+    return Row("malloc-latency", ("malloc-latency",), tuple(goals))
+
+
+def _idle(threads: int) -> Row:
+    command = ("idle-burst", "--threads", str(threads), "--seconds", str(IDLE_S + 5))
+    goal = Goal("server_percent", OFFLOAD, at_most=0.1)
+    return Row(f"{threads} threads", command, (goal,), more=(CALMALLOC,), rounds=3)
+
+
+def _many(metric: str, *command: str) -> Row:
+    goals = (Goal(metric, OFFLOAD, CALMALLOC, 1.3), Goal(metric, OFFLOAD, MIMALLOC))
+    return Row(command[0], command, goals)
+
+
+def _sync(metric: str, *command: str) -> Row:
+    goals = (Goal(metric, OFFLOAD, SYNC), Goal(metric, SYNC, CALMALLOC), Goal(metric, OFFLOAD, CALMALLOC))
+    return Row(command[0], command, goals)
+
+
+# One client thread each. Memory that comes back to be filled anew, and memory that was never touched before.
+_LISTING1_AGAIN = "listing1 --threads 1 --touch all --rounds 40"
+_LISTING1_FRESH = "listing1 --threads 1 --touch all --rounds 1 --blocks 8000"
+_TTEST1_AGAIN = "ttest1 200 1 10000"
+_TTEST1_FRESH = "ttest1 1 1 0 10000 200000"
+
+FIGURES = (
+    Figure(
+        "offload-program",
+        timed,
+        (
+            _program("espresso"),
+            _program("cfrac"),
+            _program("alloc-test", "--threads", "1", "--operations", "30000000"),
+            _program("glibc-simple", "--pairs", "40000000"),
+            _program("dedup-like"),
+            _program("mstress", "--threads", "1", "--iterations", "60"),
+            _program("rptest", "--threads", "1", "--loops", "100000"),
+            *(
+                _program(name)
+                for name in ("xalan", "gcc", "sqlite3", "python3", "python3-malloc", "z3", "lua")
+            ),
+        ),
+        with_share=True,
+    ),
+    Figure(
+        "offload-xalan",
+        timed,
+        (
+            Row(
+                "xalan-large",
+                ("xalan-large",),
+                (Goal("wall_s", OFFLOAD, MIMALLOC, 1.0), Goal("wall_s", OFFLOAD, CALMALLOC)),
+            ),
+        ),
+    ),
+    Figure(
+        "offload-ttest1",
+        printed,
+        (
+            _pair("policy=paper", _TTEST1_AGAIN, "seconds", 0.7, "paper"),
+            _pair("first touch", _TTEST1_FRESH, "seconds", 0.7),
+            _pair("adaptive", _TTEST1_AGAIN, "seconds", 1.02),
+        ),
+    ),
+    Figure(
+        "offload-listing1",
+        printed,
+        (
+            _pair("policy=paper", _LISTING1_AGAIN, "seconds", 0.7, "paper"),
+            _pair("first touch", _LISTING1_FRESH, "seconds", 0.7),
+            _pair("adaptive", _LISTING1_AGAIN, "seconds", 1.02),
+        ),
+    ),
+    Figure(
+        "offload-client-time",
+        clients,
+        (
+            _pair("ttest1, policy=paper", _TTEST1_AGAIN, "client_memory_s", 0.1, "paper"),
+            _pair("ttest1, first touch", _TTEST1_FRESH, "client_memory_s", 0.1),
+            _pair("listing1, policy=paper", _LISTING1_AGAIN, "client_memory_s", 0.1, "paper"),
+            _pair("listing1, first touch", _LISTING1_FRESH, "client_memory_s", 0.1),
+        ),
+    ),
+    Figure("offload-latency", printed, (_latency(),)),
+    Figure(
+        "offload-sync",
+        timed,
+        (
+            _sync("wall_s", "xalan"),
+            _sync("wall_s", "cfrac"),
+            _sync("wall_s", "glibc-simple", "--pairs", "5000000"),
+            _sync("wall_s", "alloc-test", "--threads", "1", "--operations", "10000000"),
+        ),
+    ),
+    Figure("offload-idle", asleep, (_idle(1), _idle(2))),
+    Figure(
+        "offload-64",
+        printed,
+        (
+            _many("operations_per_second", "larson", "--threads", "64"),
+            _many("seconds", "ttest1", "4000", "64"),
+            _many("frees_per_second", "xmalloc-test", "--threads", "32"),
+        ),
+        cpus=2,
+    ),
+)
+NAMES = tuple(figure.name for figure in FIGURES)
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """The group's name stands for all of its figures."""
+    return [each for name in names for each in (NAMES if name == GROUP else (name,))]
+
+
+# ---- measuring ----
+
+
+def _obstacle(figure: Figure, row: Row) -> str | None:
+    """Why a row cannot be measured here."""
+    if figure.how is clients and (why := client_time.obstacle()):
+        return why
+    name = row.command[0]
+    if name in PROGRAMS_BY_NAME:
+        case = PROGRAMS_BY_NAME[name]
+        try:
+            program.find(case.binary)
+        except CalmError:
+            return f"{case.binary} is not on this machine: install the package {case.package}"
+    elif not (REPOSITORY / BUILD / name).is_file():
+        return f"{BUILD / name} is not built: run make"
+    return None
+
+
+def _tell(row: dict[str, Any]) -> None:
+    for side in row["allocators"]:
+        if side["runs"]:
+            metrics = dict.fromkeys(verdict["metric"] for verdict in row["ratios"])
+            known = [each for each in metrics if all(run.get(each) is not None for run in side["runs"])]
+            middles = ", ".join(f"{each} {median(side, each):,.6g}" for each in known)
+            print(f"  {side['label']:<44} {middles}", flush=True)
+        for line in dict.fromkeys(line for run in side["runs"] for line in run.get("said", ())):
+            print(f"  {side['label']} said: {line}", flush=True)
+    if share := row["allocator_share"]:
+        part = "not known" if share["share"] is None else f"{share['share']:.1%}"
+        print(f"  the allocator's share of the time, under calmalloc: {part}", flush=True)
+    for verdict in row["ratios"]:
+        print(f"  {judged.told(verdict)}", flush=True)
+
+
+def _measure_row(figure: Figure, row: Row, rounds: int) -> dict[str, Any]:
+    command = [str(BUILD / row.command[0]), *row.command[1:]]
+    if row.command[0] in PROGRAMS_BY_NAME:
+        command = list(row.command)
+    found: dict[str, Any] = {"name": row.name, "command": command, "allocators": [], "allocator_share": {}}
+    print(f"\n{figure.name}: {row.name}: {' '.join(command)}", flush=True)
+    if reason := _obstacle(figure, row):
+        print(f"  left out: {reason}", flush=True)
+        found["left_out"] = reason
+    else:
+        found["allocators"] = interleaved(present(row.labels), figure.how(row), rounds)
+        if figure.with_share and allocators.is_here(CALMALLOC):
+            words, folder = prepared(row.command)
+            found["allocator_share"] = allocator_share.measure(words, allocators.parse(CALMALLOC), folder)
+    found["ratios"] = judged.judge(found, row.goals)
+    _tell(found)
+    return found
+
+
+def measure_figure(figure: Figure, store: Store, runs: int | None) -> None:
+    """Measures one figure, row by row, and saves it."""
+    with on_cpus(figure.cpus) as cpus:
+        rows = [_measure_row(figure, row, runs or row.rounds) for row in figure.rows]
+    if figure.with_share:
+        met = judged.any_row_met(rows)
+    else:
+        met = judged.all_met([verdict for row in rows for verdict in row["ratios"]])
+    store.save(figure.name, {"cpus": cpus, "rows": rows, "met": met})
+
+
+# ---- the table ----
+
+
+def table(store: Store) -> str:
+    """What was asked for and what was found, in Markdown; empty where nothing was measured."""
+    lines = []
+    for figure in FIGURES:
+        result = store.load(figure.name)
+        for row in result["rows"] if result else ():
+            what = f"{figure.name.removeprefix(f'{GROUP}-')}: {row['name']}"
+            share = (row["allocator_share"] or {}).get("share")
+            what += f" (allocator {share:.0%})" if share is not None else ""
+            lines += [_line(what, verdict) for verdict in row["ratios"]]
+    if not lines:
+        return ""
+    head = "| figure | cost | of | to | measured (95 %) | at most | |"
+    return "\n".join([head, "| --- | --- | --- | --- | --- | ---: | --- |", *lines]) + "\n"
+
+
+def _line(what: str, verdict: dict[str, Any]) -> str:
+    number = "not known" if verdict["value"] is None else f"{verdict['value']:.3g}"
+    if verdict["low"] is not None and verdict["high"] is not None:
+        number += f" ({verdict['low']:.3g} to {verdict['high']:.3g})"
+    limit = "" if verdict["at_most"] is None else f"{verdict['at_most']:g}"
+    word = "" if not limit else {None: "not known", True: "met", False: "missed"}[verdict["met"]]
+    cells = (what, verdict["metric"], verdict["of"], verdict["to"] or "", number, limit, word)
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,86 @@
+"""CPU time of the allocator's own threads, while the program sleeps: of those that are called "calmalloc".
+
+The kernel counts it by nanoseconds (schedstat); ticks would be a thousandth of the ten seconds each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calm.allocators import Allocator
+
+from .results import REPOSITORY
+from .rounds import CALMALLOC, clean_environment, note
+
+_LOOK_S = 0.05
+# So many looks without any CPU time of the program's threads: it has done its work.
+_QUIET_LOOKS = 4
+_LONGEST_WORK_S = 120
+
+
+class NeverIdleError(subprocess.SubprocessError):
+    """The program did not come to rest, or ended before it was looked at."""
+
+
+def times(task: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """CPU time in ns by thread: of the program's own threads, and of the allocator's."""
+    program: dict[int, int] = {}
+    allocator: dict[int, int] = {}
+    for thread in task.iterdir():
+        try:
+            name = (thread / "comm").read_text().rstrip("\n")
+            spent = int((thread / "schedstat").read_text().split()[0])
+        except (OSError, IndexError, ValueError):
+            continue  # it has ended
+        (allocator if name == CALMALLOC else program)[int(thread.name)] = spent
+    return program, allocator
+
+
+def _await_rest(process: subprocess.Popen[str], task: Path) -> None:
+    deadline = time.monotonic() + _LONGEST_WORK_S
+    quiet, last = 0, times(task)[0]
+    while quiet < _QUIET_LOOKS:
+        time.sleep(_LOOK_S)
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise NeverIdleError("it ended or went on: there was nothing to look at")
+        now = times(task)[0]
+        quiet = quiet + 1 if now == last else 0
+        last = now
+
+
+def watch(command: Sequence[str], allocator: Allocator, seconds: float) -> dict[str, Any]:
+    """Runs a program that works and then sleeps for longer than these seconds, and prints JSON."""
+    environment = clean_environment()
+    environment |= allocator.variables(environment)
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    task = Path(f"/proc/{process.pid}/task")
+    try:
+        _await_rest(process, task)
+        began, (_, before) = time.monotonic(), times(task)
+        time.sleep(seconds)
+        (_, after), lasted = times(task), time.monotonic() - began
+        if process.poll() is not None:
+            raise NeverIdleError("it ended while it was looked at")
+        output, errors = process.communicate(timeout=_LONGEST_WORK_S)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, list(command), output, errors)
+    # What a thread that started meanwhile has used is all of it new.
+    spent = sum(ns - before.get(thread, 0) for thread, ns in after.items())
+    printed: dict[str, Any] = json.loads(output)
+    found = {"server_threads": len(after), "server_percent": spent * 1e-7 / lasted if after else None}
+    return printed | found | note(errors)
