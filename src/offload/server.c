@@ -633,10 +633,9 @@ static void park(struct server *server) {
         return;
     }
     futex_wake_all(&server->parking);
-    while (load(&server->parking) == PARKING_PARKED) {
+    while (atomic_load_explicit(&server->parking, memory_order_acquire) == PARKING_PARKED) {
         futex_wait(&server->parking, PARKING_PARKED, 0);
     }
-    atomic_thread_fence(memory_order_acquire);
     server->looked_ns = 0;
 }
 
