@@ -61,6 +61,11 @@ static void leave(struct endpoint *endpoint) {
     lock_release(&endpoint->lock);
 }
 
+/* To a count of the endpoint's, under its lock. */
+static void add_one(uint64_t *count) {
+    __atomic_store_n(count, *count + 1, __ATOMIC_RELAXED);
+}
+
 /* Onto the list of what found no room: by the blocks' own first words, for they are free. */
 static void overflow(struct server *server, void *const *blocks, size_t count) {
     for (size_t i = 0; i + 1 < count; i++) {
@@ -90,7 +95,7 @@ static void send_freed(struct server *server, unsigned number, uint64_t header, 
         sent = ring_push(&endpoint->ring, header, payload, count, urgent);
         if (!sent) {
             endpoint->sent_bytes -= bytes;
-            endpoint->counts.full++;
+            add_one(&endpoint->counts.full);
         }
         leave(endpoint);
     }
@@ -276,7 +281,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         size_t batch = server->owner.classes->of[class].batch;
         memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
         atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
-        endpoint->counts.hits++;
+        add_one(&endpoint->counts.hits);
         /* A hint: what of it is lost for want of room, the end of the window finds. The last one is told at
          * once. */
         ring_push(&endpoint->ring, record_header(RECORD_TOOK, class, 0), NULL, 0, level == 1);
@@ -284,7 +289,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         *got = batch;
         return ANSWER_DONE;
     }
-    endpoint->counts.misses++;
+    add_one(&endpoint->counts.misses);
     leave(endpoint);
     struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
     if (call == NULL) {
@@ -309,13 +314,13 @@ static void *take_ready(struct endpoint *endpoint, size_t pages, bool *zero) {
     uint32_t taken = atomic_load_explicit(&stock->taken, memory_order_relaxed);
     const struct ready_block *ready = &stock->ready[taken % LARGE_BLOCKS];
     if (atomic_load_explicit(&stock->put, memory_order_acquire) == taken || ready->pages != pages) {
-        endpoint->counts.misses++;
+        add_one(&endpoint->counts.misses);
         return NULL;
     }
     void *block = ready->block;
     *zero = ready->zero;
     atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
-    endpoint->counts.hits++;
+    add_one(&endpoint->counts.hits);
     ring_push(&endpoint->ring, record_header(RECORD_TOOK_LARGE, place, 0), NULL, 0, false);
     return block;
 }
@@ -378,9 +383,9 @@ struct endpoint_counts client_counts(const struct server *server) {
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
         const struct endpoint_counts *counts = &server_endpoint(server, number)->counts;
-        sum.hits += counts->hits;
-        sum.misses += counts->misses;
-        sum.full += counts->full;
+        sum.hits += __atomic_load_n(&counts->hits, __ATOMIC_RELAXED);
+        sum.misses += __atomic_load_n(&counts->misses, __ATOMIC_RELAXED);
+        sum.full += __atomic_load_n(&counts->full, __ATOMIC_RELAXED);
     }
     return sum;
 }

@@ -63,6 +63,7 @@ struct large_stock {
     _Alignas(64) struct ready_block ready[LARGE_BLOCKS];
 };
 
+/* Written under the endpoint's lock, read at any time. */
 struct endpoint_counts {
     uint64_t hits;   /* served from the stock */
     uint64_t misses; /* there was nothing ready */
