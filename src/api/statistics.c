@@ -29,7 +29,7 @@ static size_t cached_limit(const struct governor *governor) {
 }
 
 static void fill_offload(struct calm_stats *stats) {
-    struct endpoint_counts clients = client_counts(&calm_server);
+    struct endpoint_sums clients = client_counts(&calm_server);
     const struct server_counts *counts = &calm_server.counts;
     size_t most;
     stats->cached_limit += server_stock_most(&calm_server, &most) * os_page_size() + most;

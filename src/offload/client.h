@@ -46,6 +46,13 @@ enum answer client_put_sync(struct server *server, uint32_t class, void *block);
 /* The server was waited for in vain: until it is seen again nobody waits for it. */
 void client_give_up(struct server *server);
 
-struct endpoint_counts client_counts(const struct server *server);
+struct endpoint_sums {
+    uint64_t hits;
+    uint64_t misses;
+    uint64_t full;
+};
+
+/* Of all endpoints together, about. */
+struct endpoint_sums client_counts(const struct server *server);
 
 #endif

@@ -62,10 +62,11 @@ struct large_stock {
     _Alignas(64) struct ready_block ready[LARGE_BLOCKS];
 };
 
+/* Written under the endpoint's lock, read at any time. */
 struct endpoint_counts {
-    uint64_t hits;   /* served from the stock */
-    uint64_t misses; /* there was nothing ready */
-    uint64_t full;   /* freed past the ring, which had no room */
+    _Atomic(uint64_t) hits;   /* served from the stock */
+    _Atomic(uint64_t) misses; /* there was nothing ready */
+    _Atomic(uint64_t) full;   /* freed past the ring, which had no room */
 };
 
 struct endpoint {

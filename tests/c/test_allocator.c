@@ -2,10 +2,14 @@
  * The whole native allocator by its calm_ names, so that sanitizers can watch it: threads that allocate at
  * random and hand blocks to each other, while memory is trimmed, the counters are read, and the process
  * forks. Every so often all stop, and the heap must be in order, and within its bounds.
+ *
+ * Also in offload mode, if CALM_OPTIONS says so: then the heap is looked at by its server.
  */
 #include "calmalloc.h"
 
 #include "api/allocator.h"
+#include "api/offloading.h"
+#include "api/options.h"
 #include "heap_walk.h"
 #include "os/clock.h"
 
@@ -25,6 +29,7 @@
 #define EXCHANGE   64
 #define LARGE_MOST ((size_t)1 << 20)
 #define ROUND_MS   500
+#define SKIPPED    77
 
 struct block {
     unsigned char *start;
@@ -217,13 +222,39 @@ static void *run_briefly(void *argument) {
     return NULL;
 }
 
-static struct calm_stats stats_now(void) {
+static bool is_offloaded(void) {
+    return offloading_mode() != OFFLOADING_NONE;
+}
+
+static void nap(long ns) {
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+/* Of a server that does not answer in time they are read as they happen to be, one after the other. */
+static struct calm_stats stats_about(void) {
     struct calm_stats stats;
     CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
     CHECK_EQUAL(stats.footprint, stats.in_use + stats.retained);
+    return stats;
+}
+
+static struct calm_stats stats_now(void) {
+    struct calm_stats stats = stats_about();
     CHECK(stats.reserved >= stats.footprint);
     CHECK(stats.cached <= stats.cached_limit);
     return stats;
+}
+
+/* Has what be done until the server did not miss it. Where nobody else is its client. */
+static void have_served(void (*what)(void)) {
+    uint64_t losses;
+    do {
+        while (is_offloaded() && atomic_load(&calm_server.starved)) {
+            nap(1000000);
+        }
+        losses = atomic_load(&calm_server.losses);
+        what();
+    } while (atomic_load(&calm_server.losses) != losses);
 }
 
 /* Trims, reads the counters, changes settings, and lets short threads come and go. */
@@ -249,19 +280,79 @@ static void *run_others(void *unused) {
             CHECK(calm_stats_json(json, sizeof json) > 0);
             break;
         default:
-            stats_now();
+            is_offloaded() ? stats_about() : stats_now();
         }
-        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+        nap(500000);
         park();
     }
     return NULL;
 }
 
+/* ---- the heap ---- */
+
+static void walk(void *unused) {
+    (void)unused;
+    heap_walk(&calm_governor.heap, NULL, 0);
+}
+
+/* Of a server that the machine keeps from its work, again: a heap that it may be in the midst of is in no
+ * order.
+ */
+static enum answer walk_by_server(void) {
+    enum answer answer;
+    do {
+        answer = client_run(&calm_server, 0, CALL_SHORT, walk, NULL);
+        nap(answer == ANSWER_LOST ? 1000000 : 0);
+    } while (answer == ANSWER_LOST && !calm_server.left_behind);
+    return answer;
+}
+
+/* A helper may be at work all the same: under its lock it is not. */
+static void check_heap(void) {
+    if (is_offloaded() && walk_by_server() != ANSWER_DIRECT) {
+        return;
+    }
+    lock_acquire(&calm_governor.purge_lock);
+    lock_acquire(&calm_governor.heap_lock);
+    walk(NULL);
+    lock_release(&calm_governor.heap_lock);
+    lock_release(&calm_governor.purge_lock);
+}
+
 /* ---- forks ---- */
+
+#if WATCHES_THREADS
+/* A child starts its server, which is a thread. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+    return "die_after_fork=0";
+}
+
+/* It looks past a server that does not answer, and what it reads then is about right. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void) {
+    return "race:^door_look$";
+}
+
+/* Not on the stack of a thread of the parent's: by that ThreadSanitizer knows a thread. */
+static void start_threads_elsewhere(void) {
+    pthread_attr_t attributes;
+    size_t bytes;
+    CHECK(pthread_getattr_default_np(&attributes) == 0);
+    CHECK(pthread_attr_getstacksize(&attributes, &bytes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, 2 * bytes) == 0);
+    CHECK(pthread_setattr_default_np(&attributes) == 0);
+    CHECK(pthread_attr_destroy(&attributes) == 0);
+}
+#else
+static void start_threads_elsewhere(void) {
+}
+#endif
 
 static void live_as_child(void) {
     static struct block blocks[SLOTS];
-    heap_walk(&calm_governor.heap, NULL, 0);
+    start_threads_elsewhere();
+    check_heap();
     /* Threads that are not here may have held these. */
     for (size_t i = 0; i < EXCHANGE; i++) {
         exchange[i].block.start = NULL;
@@ -276,16 +367,16 @@ static void live_as_child(void) {
             give_up(&blocks[i], &random);
         }
     }
-    stats_now();
+    stats_about();
     calm_trim(0);
-    heap_walk(&calm_governor.heap, NULL, 0);
+    check_heap();
 }
 
 static void *run_forks(void *unused) {
     (void)unused;
     while (!atomic_load(&stop)) {
         in_child(live_as_child);
-        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+        nap(30000000);
         park();
     }
     return NULL;
@@ -293,18 +384,18 @@ static void *run_forks(void *unused) {
 
 /* ---- all stand still ---- */
 
-/* A helper may be at work all the same: under its lock it is not. */
-static void check_heap(void) {
-    lock_acquire(&calm_governor.purge_lock);
-    lock_acquire(&calm_governor.heap_lock);
-    heap_walk(&calm_governor.heap, NULL, 0);
-    lock_release(&calm_governor.heap_lock);
-    lock_release(&calm_governor.purge_lock);
+static struct calm_stats parked_stats;
+
+static void read_stats(void) {
+    parked_stats = stats_about();
 }
 
 /* Returns by how much more than its limit is retained. */
 static uint64_t check_bounds(void) {
-    struct calm_stats stats = stats_now();
+    have_served(read_stats);
+    struct calm_stats stats = parked_stats;
+    CHECK(stats.reserved >= stats.footprint);
+    CHECK(stats.cached <= stats.cached_limit);
     CHECK_EQUAL(stats.purge_failures, 0);
     CHECK(stats.cached <= stats.in_use);
     return stats.retained > stats.retained_limit ? stats.retained - stats.retained_limit : 0;
@@ -314,7 +405,7 @@ static void check_parked(void) {
     check_heap();
     uint64_t over = check_bounds();
     if (over > 0) {
-        struct calm_stats stats = stats_now();
+        struct calm_stats stats = parked_stats;
         fprintf(stderr, "retained %llu, limit %llu, footprint %llu, purges %llu, timed %llu, asked %llu\n",
                 (unsigned long long)stats.retained, (unsigned long long)stats.retained_limit,
                 (unsigned long long)stats.footprint, (unsigned long long)stats.purges,
@@ -358,12 +449,25 @@ static void run(void) {
     for (size_t i = 0; i < WORKERS; i++) {
         operations += workers[i].operations;
     }
-    struct calm_stats stats = stats_now();
+    have_served(read_stats);
+    struct calm_stats stats = parked_stats;
     printf("%llu operations, %u rounds, %llu purges, %llu timed, %llu asked, %llu moves, %llu drains\n",
            (unsigned long long)operations, rounds, (unsigned long long)stats.purges,
            (unsigned long long)stats.purges_timed, (unsigned long long)stats.purges_asked,
            (unsigned long long)stats.large_moves, (unsigned long long)stats.cache_drains);
     CHECK(operations > 1000 && stats.purges_asked > 0);
+    if (is_offloaded()) {
+        printf("%llu hits, %llu misses, %llu calls, %llu records, %llu stocked, %llu unused, %llu lost\n",
+               (unsigned long long)stats.offload_hits, (unsigned long long)stats.offload_misses,
+               (unsigned long long)stats.offload_calls, (unsigned long long)stats.offload_records,
+               (unsigned long long)stats.offload_stocked, (unsigned long long)stats.offload_unused,
+               (unsigned long long)stats.offload_lost);
+        CHECK(stats.offload_hits > 0 && stats.offload_calls > 0);
+    }
+}
+
+static void trim_all(void) {
+    calm_trim(0);
 }
 
 /* Nothing is left but what nobody asked for: the heap is empty once the caches are. */
@@ -374,12 +478,20 @@ static void check_empty(void) {
             give_up(&exchange[i].block, &random);
         }
     }
-    calm_trim(0);
+    have_served(trim_all);
     check_heap();
-    struct calm_stats stats = stats_now();
-    CHECK_EQUAL(stats.cached, 0);
-    CHECK_EQUAL(stats.in_use, 0);
-    CHECK_EQUAL(stats.retained, 0);
+    have_served(read_stats);
+    CHECK_EQUAL(parked_stats.cached, 0);
+    CHECK_EQUAL(parked_stats.in_use, 0);
+    CHECK_EQUAL(parked_stats.retained, 0);
+    if (is_offloaded()) {
+        CHECK_EQUAL(parked_stats.heap_locks, 0);
+    }
+    struct governor *second = offloading_second_if_made();
+    if (second != NULL) {
+        heap_walk(&second->heap, NULL, 0);
+        CHECK_EQUAL(heap_used_pages(&second->heap), 0);
+    }
 }
 
 /* test_allocator [seconds] */
@@ -388,6 +500,9 @@ int main(int argc, char **argv) {
     seconds = argc > 1 ? strtod(argv[1], NULL) : seconds;
     /* A thread without the C library's is none to ThreadSanitizer. */
     CHECK(!WATCHES_THREADS || calm_set("background", "off") == 0);
+    if (options_offload() != OPTION_OFFLOAD_OFF && !is_offloaded()) {
+        return SKIPPED; /* it said why */
+    }
     run();
     check_empty();
     return 0;

@@ -1,0 +1,221 @@
+/*
+ * The ring: what is pushed comes out once, in order, each record whole or not at all; in any place, of any
+ * length, by one thread and by two.
+ */
+#include "offload/ring.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#include "check.h"
+#include "heap/size_class.h"
+
+#define PAYLOAD_MOST MAGAZINE_BLOCKS_MOST
+
+static struct ring ring;
+static uint32_t records = 200000;
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* As if so many words had passed through it. */
+static void start_at(uint32_t index) {
+    memset(&ring, 0xa5, sizeof ring);
+    atomic_store(&ring.head, index);
+    atomic_store(&ring.tail, index);
+    ring.head_seen = index;
+    ring.tail_seen = index;
+}
+
+/* ---- records that say themselves what is in them ---- */
+
+static uint64_t header_of(uint32_t number, size_t count) {
+    return (uint64_t)count << 32 | number;
+}
+
+static uint64_t word_of(uint32_t number, size_t place) {
+    return ((uint64_t)number + 1) * 0x9e3779b97f4a7c15ULL + place * 0xc2b2ae3d27d4eb4fULL;
+}
+
+static bool push(uint32_t number, size_t count, bool sequenced) {
+    uint64_t payload[PAYLOAD_MOST];
+    for (size_t i = 0; i < count; i++) {
+        payload[i] = word_of(number, i);
+    }
+    return ring_push(&ring, header_of(number, count), count == 0 ? NULL : payload, count, sequenced);
+}
+
+/* Takes the next record, as the server does. Returns its length. */
+static size_t pull(uint32_t number) {
+    uint64_t header;
+    uint64_t payload[PAYLOAD_MOST];
+    ring_peek(&ring, 0, &header, 1);
+    CHECK_EQUAL((uint32_t)header, number);
+    size_t count = header >> 32;
+    CHECK(count <= PAYLOAD_MOST);
+    ring_peek(&ring, 1, payload, count);
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(payload[i], word_of(number, i));
+    }
+    ring_take(&ring, 1 + count);
+    return count;
+}
+
+static void expect_empty(void) {
+    CHECK_EQUAL(ring_filled(&ring, false), 0);
+    CHECK_EQUAL(ring_filled(&ring, true), 0);
+}
+
+/* ---- one thread ---- */
+
+static void test_zero_is_empty(void) {
+    memset(&ring, 0, sizeof ring);
+    expect_empty();
+    CHECK(push(0, 3, false));
+    CHECK_EQUAL(ring_filled(&ring, false), 4);
+    CHECK_EQUAL(pull(0), 3);
+    expect_empty();
+}
+
+/* Each length at each place around the end of the words, where the indices' own end is, too. */
+static void test_every_length_across_the_end(uint32_t end) {
+    for (size_t count = 0; count <= PAYLOAD_MOST; count++) {
+        for (uint32_t before = 0; before <= count + 1; before++) {
+            start_at(end - before);
+            CHECK(push(7, count, before % 2 == 0));
+            CHECK_EQUAL(ring_filled(&ring, false), count + 1);
+            CHECK_EQUAL(pull(7), count);
+            expect_empty();
+        }
+    }
+}
+
+/* What does not fit leaves no trace; the last word does. */
+static void test_whole_or_not_at_all(void) {
+    for (size_t count = 0; count <= PAYLOAD_MOST; count++) {
+        start_at(UINT32_MAX - (uint32_t)(count * 37));
+        uint32_t pushed = 0;
+        size_t left = RING_WORDS;
+        for (; left >= count + 1; left -= count + 1) {
+            CHECK(push(pushed++, count, false));
+        }
+        CHECK(!push(pushed, count, false));
+        CHECK(!push(pushed, count, true));
+        CHECK_EQUAL(ring_filled(&ring, true), RING_WORDS - left);
+        if (left > 0) {
+            CHECK(push(pushed++, left - 1, false));
+        }
+        CHECK_EQUAL(ring_filled(&ring, true), RING_WORDS);
+        CHECK(!push(pushed, 0, false));
+        /* Room for what was taken, and no more. */
+        size_t room = pull(0) + 1;
+        CHECK(room > PAYLOAD_MOST || !push(pushed, room, false));
+        CHECK(push(pushed++, room - 1, false));
+        for (uint32_t number = 1; number < pushed; number++) {
+            CHECK(ring_filled(&ring, false) > 0);
+            pull(number);
+        }
+        expect_empty();
+    }
+}
+
+/* Of what is there a part may be looked at twice, and in any order. */
+static void test_peek_takes_nothing(void) {
+    start_at(UINT32_MAX - 2);
+    CHECK(push(1, 5, false));
+    CHECK(push(2, 6, false));
+    uint64_t words[13];
+    ring_peek(&ring, 0, words, 13);
+    CHECK_EQUAL(words[0], header_of(1, 5));
+    CHECK_EQUAL(words[5], word_of(1, 4));
+    CHECK_EQUAL(words[6], header_of(2, 6));
+    CHECK_EQUAL(words[12], word_of(2, 5));
+    uint64_t word;
+    ring_peek(&ring, 3, &word, 1);
+    CHECK_EQUAL(word, word_of(1, 2));
+    CHECK_EQUAL(ring_filled(&ring, false), 13);
+    pull(1);
+    CHECK_EQUAL(ring_filled(&ring, false), 7);
+    pull(2);
+    expect_empty();
+}
+
+/* ---- two threads ---- */
+
+struct sums {
+    uint64_t words;
+    uint64_t sum;
+};
+
+static void add(struct sums *sums, uint32_t number, size_t count) {
+    sums->words += count + 1;
+    sums->sum = sums->sum * 31 + header_of(number, count);
+}
+
+static void *produce(void *argument) {
+    struct sums *sums = argument;
+    uint64_t random = 4711;
+    for (uint32_t number = 0; number < records; number++) {
+        size_t count = next_random(&random) % (PAYLOAD_MOST + 1);
+        count = number / 1000 % 2 == 0 ? count : count % 4;
+        while (!push(number, count, number % 3 == 0)) {
+            sched_yield();
+        }
+        add(sums, number, count);
+    }
+    return NULL;
+}
+
+/* Long enough without a look that the ring fills up, and often enough that it runs dry. */
+static void consume(struct sums *sums) {
+    uint64_t random = 31337;
+    for (uint32_t number = 0; number < records;) {
+        bool sequenced = next_random(&random) % 4 == 0;
+        size_t filled = ring_filled(&ring, sequenced);
+        CHECK(filled <= RING_WORDS);
+        if (filled == 0) {
+            sched_yield();
+        }
+        /* All that was there at the look are whole records. */
+        while (filled > 0) {
+            size_t count = pull(number);
+            CHECK(filled >= count + 1);
+            filled -= count + 1;
+            add(sums, number++, count);
+        }
+        if (number / 5000 % 2 == 0 && next_random(&random) % 16 == 0) {
+            sched_yield();
+        }
+    }
+}
+
+static void test_two_threads(void) {
+    start_at(UINT32_MAX - 10000);
+    pthread_t producer;
+    struct sums produced = {0};
+    struct sums consumed = {0};
+    CHECK(pthread_create(&producer, NULL, produce, &produced) == 0);
+    consume(&consumed);
+    CHECK(pthread_join(producer, NULL) == 0);
+    CHECK_EQUAL(consumed.words, produced.words);
+    CHECK_EQUAL(consumed.sum, produced.sum);
+    CHECK(produced.words > 2 * RING_WORDS);
+    expect_empty();
+}
+
+/* test_ring [records] */
+int main(int argc, char **argv) {
+    records = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : records;
+    test_zero_is_empty();
+    test_every_length_across_the_end(RING_WORDS);
+    test_every_length_across_the_end(0);
+    test_whole_or_not_at_all();
+    test_peek_takes_nothing();
+    test_two_threads();
+    return 0;
+}
