@@ -308,15 +308,27 @@ static enum answer walk_by_server(void) {
 }
 
 /* A helper may be at work all the same: under its lock it is not. */
-static void check_heap(void) {
-    if (is_offloaded() && walk_by_server() != ANSWER_DIRECT) {
-        return;
-    }
+static void walk_by_lock(void) {
     lock_acquire(&calm_governor.purge_lock);
     lock_acquire(&calm_governor.heap_lock);
     walk(NULL);
     lock_release(&calm_governor.heap_lock);
     lock_release(&calm_governor.purge_lock);
+}
+
+static void check_heap(void) {
+    while (is_offloaded()) {
+        if (walk_by_server() != ANSWER_LENT) {
+            return;
+        }
+        struct endpoint *borrowed = client_borrow(&calm_server, 0);
+        if (borrowed != NULL) {
+            walk_by_lock();
+            client_return(borrowed);
+            return;
+        }
+    }
+    walk_by_lock();
 }
 
 /* ---- forks ---- */
