@@ -75,6 +75,8 @@ pub struct Stats {
     pub offload_naps: u64,
     /// Times that a thread found the server not to answer.
     pub offload_lost: u64,
+    /// Times that the server had no CPU to itself, and lent the heap to the threads.
+    pub offload_lent: u64,
 }
 
 /// The counters, now. Takes the heap's lock for a moment: not for every request of a server.

@@ -41,6 +41,7 @@ static void fill_offload(struct calm_stats *stats) {
     stats->offload_unused = counts->unused;
     stats->offload_wakes = atomic_load_explicit(&calm_server.wakes, memory_order_relaxed);
     stats->offload_naps = counts->naps;
+    stats->offload_lent = counts->lent;
     stats->offload_lost = atomic_load_explicit(&calm_server.losses, memory_order_relaxed);
 }
 
@@ -129,6 +130,7 @@ static const struct {
     FIELD(offload_wakes),
     FIELD(offload_naps),
     FIELD(offload_lost),
+    FIELD(offload_lent),
 };
 
 static uint64_t field(const struct calm_stats *stats, size_t number) {
@@ -192,7 +194,7 @@ void statistics_json(struct text *text) {
 
 extern const struct calm_figures {
     struct figures head;
-    struct figure figure[48];
+    struct figure figure[49];
 } calm_figures;
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
@@ -263,6 +265,7 @@ __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figur
                 WORD("offload_unused", calm_server.counts.unused),
                 WORD("offload_wakes", calm_server.wakes),
                 WORD("offload_naps", calm_server.counts.naps),
+                WORD("offload_lent", calm_server.counts.lent),
                 WORD("slack", calm_governor.settings.slack),
                 WORD("purge_time", calm_governor.settings.purge_time),
                 WORD("policy", calm_governor.settings.policy),
