@@ -5,6 +5,7 @@
 #include "api/misuse.h"
 #include "api/options.h"
 #include "offload/place.h"
+#include "offload/stock.h"
 #include "os/cgroup.h"
 #include "os/lock.h"
 #include "os/syscall.h"
@@ -104,11 +105,11 @@ static void between(void *context) {
 }
 
 static size_t cached(const void *context, size_t *bytes) {
-    return server_stock(context, bytes);
+    return stock_blocks(context, bytes);
 }
 
 static void shed(void *context) {
-    server_withdraw_all(context);
+    stock_withdraw_all(context);
 }
 
 static struct place_request request(void) {
@@ -178,7 +179,7 @@ bool offloading_prepare(void) {
     };
     calm_server.settle = settle;
     calm_server.lost = lost;
-    calm_server.cpus = cpu_set_count(&survey.view.allowed);
+    calm_server.crowd.cpus = cpu_set_count(&survey.view.allowed);
     if (!server_init(&calm_server, calm_caches.count)) {
         mode = OFFLOADING_NONE;
         return false;

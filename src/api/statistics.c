@@ -5,6 +5,7 @@
 #include "api/offloading.h"
 #include "api/options.h"
 #include "api/profiling.h"
+#include "offload/stock.h"
 #include "os/figures.h"
 #include "os/syscall.h"
 
@@ -32,7 +33,7 @@ static void fill_offload(struct calm_stats *stats) {
     struct endpoint_sums clients = client_counts(&calm_server);
     const struct server_counts *counts = &calm_server.counts;
     size_t most;
-    stats->cached_limit += server_stock_most(&calm_server, &most) * os_page_size() + most;
+    stats->cached_limit += stock_blocks_most(&calm_server, &most) * os_page_size() + most;
     stats->offload_hits = clients.hits;
     stats->offload_misses = clients.misses;
     stats->offload_calls = counts->calls;

@@ -1,5 +1,6 @@
 #include "offload/server.h"
 
+#include "offload/stock.h"
 #include "os/address_space.h"
 #include "os/clock.h"
 #include "os/futex.h"
@@ -18,35 +19,13 @@
 #define WINDOW_NS 100000000ULL
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
-/* So often it looks whether others run on its CPU: that is so if it ran less than that share of the time. */
-#define CROWD_LOOK_NS 8000000ULL
-#define CROWD_SHARE   0.85
-/* Or if the process leaves less than that idle. */
-#define CROWD_IDLE_CPUS 0.15
-/* It lends the heap for so long at first, and twice as long each time; and takes it back if the process used
- * so much less than all its CPUs. */
-#define LENT_NS_LEAST    50000000ULL
-#define LENT_NS_MOST     3200000000ULL
-#define ROOM_CPUS        0.75
 #define PARK_PATIENCE_NS 100000000ULL
-#define LARGE_READY_DIVISOR \
-    4 /* a large block of more than this part of the stock's bound is never made ready */
-
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
 enum parking { PARKING_NONE, PARKING_REQUESTED, PARKING_PARKED };
 
 static uint32_t load(const _Atomic(uint32_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
-}
-
-static size_t magazine_charge(const struct size_class *class) {
-    size_t size = class->size < STOCK_CHARGE_LEAST ? STOCK_CHARGE_LEAST : class->size;
-    return size * class->batch;
-}
-
-static size_t large_charge(const struct server *server, uint64_t pages) {
-    return (size_t)pages * server->owner.page_size;
 }
 
 static bool is_open(const struct server *server, unsigned number) {
@@ -68,14 +47,7 @@ bool server_open(struct server *server, unsigned number) {
 }
 
 bool server_init(struct server *server, unsigned endpoint_count) {
-    const struct size_classes *classes = server->owner.classes;
-    uint32_t slots = 0;
-    for (uint32_t class = 1; class < classes->count; ++class) {
-        server->start_of[class] = slots;
-        slots += (uint32_t)STOCK_MAGAZINES * classes->of[class].batch;
-        size_t most = STOCK_BYTES_MOST / 8 / magazine_charge(&classes->of[class]);
-        server->stock_most[class] = (uint8_t)(most < 1 ? 1 : most > STOCK_MAGAZINES ? STOCK_MAGAZINES : most);
-    }
+    uint32_t slots = stock_prepare(server);
     size_t page = os_page_size();
     size_t bytes = sizeof(struct endpoint) + slots * sizeof(void *);
     server->endpoint_bytes = (bytes + page - 1) & ~(page - 1);
@@ -91,495 +63,6 @@ bool server_init(struct server *server, unsigned endpoint_count) {
     server->endpoints = os_reserve(endpoint_count * server->endpoint_bytes, page);
     server->nap_ns = NAP_NS_LEAST;
     return server->endpoints != NULL && server_open(server, 0);
-}
-
-/* The stock. */
-
-static uint32_t level_of(const struct endpoint *endpoint, uint32_t class) {
-    return load(&endpoint->put[class]) - atomic_load_explicit(&endpoint->taken[class], memory_order_acquire);
-}
-
-static uint32_t large_level_of(const struct large_stock *stock) {
-    return load(&stock->put) - atomic_load_explicit(&stock->taken, memory_order_acquire);
-}
-
-static uint32_t see_level(const struct server *server, struct endpoint *endpoint, uint32_t class) {
-    uint32_t level = level_of(endpoint, class);
-    size_t charge = magazine_charge(&server->owner.classes->of[class]);
-    endpoint->stock_bytes += level * charge;
-    endpoint->stock_bytes -= endpoint->level_seen[class] * charge;
-    endpoint->level_seen[class] = (uint8_t)level;
-    return level;
-}
-
-/* One was put: what was taken meanwhile is seen at the next look. */
-static void add_level(const struct server *server, struct endpoint *endpoint, uint32_t class) {
-    endpoint->level_seen[class]++;
-    endpoint->stock_bytes += magazine_charge(&server->owner.classes->of[class]);
-}
-
-static uint32_t see_large_level(const struct server *server, struct endpoint *endpoint, uint32_t place) {
-    struct large_stock *stock = &endpoint->large[place];
-    uint32_t level = large_level_of(stock);
-    size_t charge = large_charge(server, stock->pages);
-    endpoint->stock_bytes += level * charge;
-    endpoint->stock_bytes -= endpoint->large_seen[place] * charge;
-    endpoint->large_seen[place] = (uint8_t)level;
-    return level;
-}
-
-static void mark(uint64_t *words, uint32_t bit) {
-    words[bit / 64] |= (uint64_t)1 << (bit % 64);
-}
-
-static void unmark(uint64_t *words, uint32_t bit) {
-    words[bit / 64] &= ~((uint64_t)1 << (bit % 64));
-}
-
-/* What clients took of the stock since the last look. True if they took any. */
-static bool scan(const struct server *server, struct endpoint *endpoint) {
-    bool took = false;
-    for (unsigned word = 0; word < CLASS_WORDS; word++) {
-        for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
-            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
-            uint32_t seen = endpoint->level_seen[class];
-            if (level_of(endpoint, class) != seen && see_level(server, endpoint, class) < seen) {
-                predictor_took(&endpoint->predictors[class], endpoint->level_seen[class]);
-                mark(endpoint->hungry, class);
-                took = true;
-            }
-        }
-    }
-    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
-        uint32_t place = (uint32_t)__builtin_ctz(left);
-        uint32_t seen = endpoint->large_seen[place];
-        if (large_level_of(&endpoint->large[place]) != seen &&
-            see_large_level(server, endpoint, place) < seen) {
-            predictor_took(&endpoint->large[place].predictor, endpoint->large_seen[place]);
-            endpoint->large_hungry |= 1U << place;
-            took = true;
-        }
-    }
-    return took;
-}
-
-/* One magazine more, if one is expected. False if there was nothing to do, or no memory. */
-static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_t class) {
-    const struct size_class *of = &server->owner.classes->of[class];
-    uint32_t target = endpoint->predictors[class].target;
-    if (endpoint->level_seen[class] >= target ||
-        endpoint->stock_bytes + magazine_charge(of) > STOCK_BYTES_MOST) {
-        unmark(endpoint->hungry, class);
-        return false;
-    }
-    void *blocks[MAGAZINE_BLOCKS_MOST];
-    size_t got = server->owner.take(server->owner.context, class, blocks, of->batch);
-    /* Meanwhile more may have been served, also here: from here on nothing else happens. */
-    uint32_t put = load(&endpoint->put[class]);
-    if (got < of->batch || level_of(endpoint, class) >= STOCK_MAGAZINES) {
-        unmark(endpoint->hungry, class);
-        if (got > 0) {
-            server->owner.put(server->owner.context, class, blocks, got);
-        }
-        return false;
-    }
-    memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
-    atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
-    add_level(server, endpoint, class);
-    server->counts.stocked++;
-    return true;
-}
-
-static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_t place) {
-    struct large_stock *stock = &endpoint->large[place];
-    uint64_t pages = stock->pages;
-    if (endpoint->large_seen[place] >= stock->predictor.target ||
-        endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
-        endpoint->large_hungry &= ~(1U << place);
-        return false;
-    }
-    bool zero;
-    void *block = server->owner.take_large(server->owner.context, pages, 1, 0, &zero);
-    uint32_t put = load(&stock->put);
-    if (block == NULL || stock->pages != pages || large_level_of(stock) >= LARGE_BLOCKS) {
-        endpoint->large_hungry &= ~(1U << place);
-        if (block != NULL) {
-            server->owner.put_large(server->owner.context, block);
-        }
-        return false;
-    }
-    stock->ready[put % LARGE_BLOCKS] = (struct ready_block){block, pages, zero};
-    atomic_store_explicit(&stock->put, put + 1, memory_order_release);
-    endpoint->large_seen[place]++;
-    endpoint->stock_bytes += large_charge(server, pages);
-    server->counts.stocked++;
-    return true;
-}
-
-/* One piece of what is expected, so that who calls meanwhile waits for no more than that. */
-static bool feed_endpoint(struct server *server, struct endpoint *endpoint) {
-    for (unsigned word = 0; word < CLASS_WORDS; word++) {
-        while (endpoint->hungry[word] != 0) {
-            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(endpoint->hungry[word]);
-            if (feed_class(server, endpoint, class)) {
-                return true;
-            }
-        }
-    }
-    while (endpoint->large_hungry != 0) {
-        if (feed_large(server, endpoint, (uint32_t)__builtin_ctz(endpoint->large_hungry))) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool feed(struct server *server) {
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        unsigned next = (server->next_fed + i) % opened;
-        unsigned number = atomic_load_explicit(&server->open[next], memory_order_relaxed);
-        if (feed_endpoint(server, server_endpoint(server, number))) {
-            server->next_fed = next + 1;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Takes magazines back from the front, as a client would. */
-static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count) {
-    size_t batch = server->owner.classes->of[class].batch;
-    for (; count > 0 && endpoint_try(endpoint); count--) {
-        void *blocks[MAGAZINE_BLOCKS_MOST];
-        bool any = level_of(endpoint, class) > 0;
-        if (any) {
-            uint32_t taken = load(&endpoint->taken[class]);
-            memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
-            atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
-        }
-        endpoint_leave(endpoint);
-        if (!any) {
-            return;
-        }
-        server->counts.unused++;
-        server->owner.put(server->owner.context, class, blocks, batch);
-    }
-}
-
-static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count) {
-    struct large_stock *stock = &endpoint->large[place];
-    for (; count > 0 && endpoint_try(endpoint); count--) {
-        void *block = NULL;
-        if (large_level_of(stock) > 0) {
-            uint32_t taken = load(&stock->taken);
-            block = stock->ready[taken % LARGE_BLOCKS].block;
-            atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
-        }
-        endpoint_leave(endpoint);
-        if (block == NULL) {
-            return;
-        }
-        server->counts.unused++;
-        server->owner.put_large(server->owner.context, block);
-    }
-}
-
-/* The window is over: what nobody wanted goes back. */
-static void end_window(struct server *server, struct endpoint *endpoint) {
-    for (unsigned word = 0; word < CLASS_WORDS; word++) {
-        for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
-            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
-            struct predictor *predictor = &endpoint->predictors[class];
-            uint32_t surplus = predictor_end_window(predictor, see_level(server, endpoint, class));
-            withdraw(server, endpoint, class, surplus);
-            see_level(server, endpoint, class);
-            mark(endpoint->hungry, class);
-            if (predictor_is_quiet(predictor) && level_of(endpoint, class) == 0) {
-                unmark(endpoint->active, class);
-            }
-        }
-    }
-    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
-        uint32_t place = (uint32_t)__builtin_ctz(left);
-        struct large_stock *stock = &endpoint->large[place];
-        uint32_t surplus = predictor_end_window(&stock->predictor, see_large_level(server, endpoint, place));
-        withdraw_large(server, endpoint, place, surplus);
-        endpoint->large_hungry |= 1U << place;
-        if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
-            endpoint->large_active &= ~(1U << place);
-        }
-    }
-}
-
-void server_withdraw_all(struct server *server) {
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        struct endpoint *endpoint =
-            server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
-        for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
-            endpoint->predictors[class] = (struct predictor){0};
-            withdraw(server, endpoint, class, level_of(endpoint, class));
-            see_level(server, endpoint, class);
-        }
-        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
-            endpoint->large[place].predictor = (struct predictor){0};
-            withdraw_large(server, endpoint, place, large_level_of(&endpoint->large[place]));
-            see_large_level(server, endpoint, place);
-        }
-    }
-}
-
-size_t server_stock(const struct server *server, size_t *bytes) {
-    size_t blocks = 0;
-    *bytes = 0;
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        const struct endpoint *endpoint =
-            server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
-        for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
-            const struct size_class *of = &server->owner.classes->of[class];
-            size_t held = (size_t)(level_of(endpoint, class) % (STOCK_MAGAZINES + 1)) * of->batch;
-            blocks += held;
-            *bytes += held * of->size;
-        }
-    }
-    return blocks;
-}
-
-size_t server_stock_most(const struct server *server, size_t *bytes) {
-    size_t opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    *bytes = opened * STOCK_BYTES_MOST;
-    return opened * (STOCK_BYTES_MOST / STOCK_CHARGE_LEAST);
-}
-
-/* Calls. */
-
-/* The call is the server's now; false if it was abandoned, or served before. */
-static bool take_call(struct call *call) {
-    uint32_t state = load(&call->state);
-    while ((state & CALL_STATE) == CALL_PENDING) {
-        if (atomic_compare_exchange_weak_explicit(&call->state, &state, (state & CALL_SLEEPING) | CALL_TAKEN,
-                                                  memory_order_acquire, memory_order_relaxed)) {
-            return true;
-        }
-    }
-    if ((state & CALL_STATE) == CALL_ABANDONED) {
-        atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
-    }
-    return false;
-}
-
-static void undo(struct server *server, const struct call *call) {
-    if (call->kind == CALL_BLOCKS && call->count > 0) {
-        server->owner.put(server->owner.context, call->class, call->blocks, call->count);
-    } else if (call->kind == CALL_LARGE && call->block != NULL) {
-        server->owner.put_large(server->owner.context, call->block);
-    }
-}
-
-static void answer_call(struct server *server, struct call *call) {
-    uint32_t before = atomic_exchange_explicit(&call->state, CALL_DONE, memory_order_acq_rel);
-    if ((before & CALL_STATE) == CALL_ABANDONED) {
-        undo(server, call);
-        atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
-    } else if ((before & CALL_SLEEPING) != 0) {
-        futex_wake_all(&call->state);
-    }
-}
-
-/* A client had to ask: more is to be ready from now on. */
-static void expect_class(struct server *server, struct endpoint *endpoint, uint32_t class) {
-    predictor_missed(&endpoint->predictors[class], server->stock_most[class]);
-    mark(endpoint->active, class);
-    mark(endpoint->hungry, class);
-}
-
-static void expect_large(struct server *server, struct endpoint *endpoint, uint64_t pages) {
-    uint32_t place = large_place(pages);
-    struct large_stock *stock = &endpoint->large[place];
-    if (large_charge(server, pages) > STOCK_BYTES_MOST / LARGE_READY_DIVISOR) {
-        return;
-    }
-    if (stock->pages != pages) {
-        /* The place is another size's until that is not wanted any more. */
-        if (stock->predictor.target > 1) {
-            stock->predictor.target /= 2;
-            return;
-        }
-        withdraw_large(server, endpoint, place, LARGE_BLOCKS);
-        if (see_large_level(server, endpoint, place) != 0) {
-            return;
-        }
-        stock->pages = pages;
-        stock->predictor = (struct predictor){0};
-    }
-    predictor_missed(&stock->predictor, LARGE_BLOCKS);
-    endpoint->large_active |= 1U << place;
-    endpoint->large_hungry |= 1U << place;
-}
-
-static void serve_call(struct server *server, struct endpoint *endpoint, uint8_t slot) {
-    struct call *call = &server->calls[slot];
-    if (call->kind == CALL_LONG && server->depth > 1) {
-        /* In the middle of other long work: after that. */
-        server->deferred[server->deferred_count++ % CALLS] = slot;
-        return;
-    }
-    if (!take_call(call)) {
-        return;
-    }
-    server->counts.calls++;
-    void *context = server->owner.context;
-    /* Another client may have the slot as soon as the call is answered. */
-    enum call_kind kind = call->kind;
-    uint32_t class = call->class;
-    size_t pages = call->pages;
-    bool plain = call->align_pages <= 1;
-    switch (kind) {
-    case CALL_BLOCKS:
-        call->count = server->owner.take(context, class, call->blocks, call->count);
-        break;
-    case CALL_LARGE:
-        call->block = server->owner.take_large(context, pages, call->align_pages, call->flags, &call->zero);
-        break;
-    case CALL_SHORT:
-    case CALL_LONG:
-        call->work(call->subject);
-        break;
-    }
-    answer_call(server, call);
-    if (kind == CALL_BLOCKS && endpoint != NULL) {
-        expect_class(server, endpoint, class);
-    } else if (kind == CALL_LARGE && endpoint != NULL && plain) {
-        expect_large(server, endpoint, pages);
-    }
-}
-
-/* Records. */
-
-static void serve_record(struct server *server, struct endpoint *endpoint, uint64_t header,
-                         const uint64_t *payload) {
-    void *context = server->owner.context;
-    uint32_t subject = record_subject(header);
-    size_t count = record_count(header);
-    switch (record_kind(header)) {
-    case RECORD_FREE:
-        server->owner.put(context, subject, (void *const *)(const void *)payload, count);
-        break;
-    case RECORD_FREE_LARGE:
-        server->owner.put_large(context, (void *)(uintptr_t)payload[0]);
-        break;
-    case RECORD_CALL:
-        serve_call(server, endpoint, (uint8_t)subject);
-        break;
-    }
-}
-
-static size_t record_bytes(const struct server *server, uint64_t header, const uint64_t *payload) {
-    switch (record_kind(header)) {
-    case RECORD_FREE:
-        return record_count(header) * server->owner.classes->of[record_subject(header)].size;
-    case RECORD_FREE_LARGE:
-        return (size_t)payload[1];
-    default:
-        return 0;
-    }
-}
-
-/* What is there now, so that nobody keeps the server from the others. */
-static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
-    size_t filled = ring_filled(&endpoint->ring, false);
-    if (filled == 0) {
-        return false;
-    }
-    while (filled > 0) {
-        uint64_t header;
-        uint64_t payload[MAGAZINE_BLOCKS_MOST];
-        ring_peek(&endpoint->ring, 0, &header, 1);
-        size_t count = record_count(header);
-        ring_peek(&endpoint->ring, 1, payload, count);
-        /* Out of the ring before it is served: what serves it may come here again. */
-        ring_take(&endpoint->ring, 1 + count);
-        filled -= 1 + count;
-        uint64_t bytes = record_bytes(server, header, payload);
-        serve_record(server, endpoint, header, payload);
-        bytes += atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed);
-        atomic_store_explicit(&endpoint->served_bytes, bytes, memory_order_relaxed);
-        server->counts.records++;
-        size_t now = ring_filled(&endpoint->ring, false);
-        filled = filled < now ? filled : now;
-    }
-    return true;
-}
-
-/* What found no room, or no server. Each block leads to the next by its first word. */
-static bool serve_overflow(struct server *server) {
-    if (atomic_load_explicit(&server->overflow, memory_order_relaxed) == NULL) {
-        return false;
-    }
-    void *block = atomic_exchange_explicit(&server->overflow, NULL, memory_order_acquire);
-    while (block != NULL) {
-        void *next = *(void **)block;
-        uint32_t class = server->owner.class_of(server->owner.context, block);
-        if (class != 0) {
-            server->owner.put(server->owner.context, class, &block, 1);
-        } else {
-            server->owner.put_large(server->owner.context, block);
-        }
-        block = next;
-    }
-    return true;
-}
-
-static bool serve_sync(struct server *server) {
-    struct sync *sync = &server->sync;
-    uint32_t request = SYNC_REQUEST;
-    if (atomic_load_explicit(&sync->ready, memory_order_relaxed) != SYNC_REQUEST ||
-        !atomic_compare_exchange_strong_explicit(&sync->ready, &request, SYNC_TAKEN, memory_order_acquire,
-                                                 memory_order_relaxed)) {
-        return false;
-    }
-    void *context = server->owner.context;
-    if (sync->block != NULL) {
-        server->owner.put(context, sync->class, &sync->block, 1);
-    } else if (server->owner.take(context, sync->class, &sync->block, 1) == 0) {
-        sync->block = NULL;
-    }
-    atomic_store_explicit(&sync->ready, SYNC_NONE, memory_order_relaxed);
-    atomic_store_explicit(&sync->done, 1, memory_order_release);
-    return true;
-}
-
-static void serve_deferred(struct server *server) {
-    while (server->deferred_count > 0) {
-        serve_call(server, NULL, server->deferred[--server->deferred_count]);
-    }
-}
-
-bool server_serve(struct server *server) {
-    bool worked = false;
-    server->depth++;
-    atomic_store_explicit(&server->beat, atomic_load_explicit(&server->beat, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
-    if (atomic_load_explicit(&server->starved, memory_order_relaxed)) {
-        atomic_store_explicit(&server->starved, false, memory_order_relaxed);
-    }
-    worked |= serve_sync(server);
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        struct endpoint *endpoint = server_endpoint(server, number);
-        worked |= serve_endpoint(server, endpoint);
-        worked |= scan(server, endpoint);
-    }
-    worked |= serve_overflow(server);
-    if (server->depth == 1 && server->deferred_count > 0) {
-        serve_deferred(server);
-        worked = true;
-    }
-    server->depth--;
-    return worked;
 }
 
 /* Sleep. */
@@ -640,7 +123,7 @@ static void leave_all(struct server *server) {
 
 /* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
 static void lend(struct server *server, bool for_good) {
-    server_withdraw_all(server);
+    stock_withdraw_all(server);
     enter_all(server);
     while (server_serve(server)) {
     }
@@ -649,62 +132,19 @@ static void lend(struct server *server, bool for_good) {
     leave_all(server);
 }
 
-static void look_at_room(struct server *server, uint64_t now) {
-    server->lent_look_ns = now;
-    server->lent_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
-}
-
-/*
- * Whether it is in its clients' way: others run on its CPU while it is awake, or the process has all its CPUs
- * busy though the server itself sleeps for much of the time.
- */
-static bool is_crowded(struct server *server, uint64_t now) {
-    uint64_t passed = now - server->looked_ns;
-    if (server->looked_ns != 0 && passed < CROWD_LOOK_NS) {
-        return false;
-    }
-    double ran = (double)(clock_thread_ns() - server->looked_ran_ns);
-    double used = (double)(clock_read_ns(CLOCK_PROCESS_CPUTIME_ID) - server->looked_cpu_ns);
-    bool disturbed = ran < CROWD_SHARE * (double)(passed - server->slept_ns);
-    bool busy =
-        used > (server->cpus - CROWD_IDLE_CPUS) * (double)passed && ran < CROWD_SHARE * (double)passed;
-    bool crowded = server->looked_ns != 0 && (disturbed || busy);
-    server->looked_ns = now;
-    server->looked_ran_ns = clock_thread_ns();
-    server->looked_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
-    server->slept_ns = 0;
-    return crowded;
-}
-
 static void give_way(struct server *server, uint64_t now) {
-    uint64_t most = server->lent_ns * 2 < LENT_NS_MOST ? server->lent_ns * 2 : LENT_NS_MOST;
-    server->lent_ns = most < LENT_NS_LEAST ? LENT_NS_LEAST : most;
-    server->lent_until_ns = now + server->lent_ns;
     server->counts.lent++;
-    look_at_room(server, now);
+    crowd_give_way(&server->crowd, now);
     lend(server, false);
-}
-
-/* Whether the process has left so much of a CPU idle since the last look that the server can have one. */
-static bool has_room(struct server *server, uint64_t now) {
-    uint64_t before = server->lent_look_ns;
-    uint64_t cpu_before = server->lent_cpu_ns;
-    look_at_room(server, now);
-    double used = (double)(server->lent_cpu_ns - cpu_before) / (double)(now - before + 1);
-    return used < server->cpus - ROOM_CPUS;
 }
 
 /* While the heap is lent: tidies it, as the helper of a heap without a server does. */
 static void wait_for_room(struct server *server) {
     sleep_for(server, NAP_NS_MOST);
-    serve_overflow(server);
+    server_serve_overflow(server);
     server->idle = server->owner.tick(server->owner.context);
     uint64_t now = clock_now_ns();
-    if (now < server->lent_until_ns) {
-        return;
-    }
-    if (!has_room(server, now)) {
-        server->lent_until_ns = now + server->lent_ns;
+    if (!crowd_has_room(&server->crowd, now)) {
         return;
     }
     server->settle();
@@ -717,7 +157,7 @@ static void wait_for_room(struct server *server) {
         }
     }
     server->owner.take_back(server->owner.context);
-    server->looked_ns = 0;
+    server->crowd.looked_ns = 0;
 }
 
 static void look_at_window(struct server *server, uint64_t now) {
@@ -728,7 +168,7 @@ static void look_at_window(struct server *server, uint64_t now) {
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        end_window(server, server_endpoint(server, number));
+        stock_end_window(server, server_endpoint(server, number));
     }
     server->depth++; /* calls that run long work wait until this is done */
     server->idle = server->owner.tick(server->owner.context);
@@ -748,7 +188,7 @@ static void rest(struct server *server, uint64_t now) {
     }
     bool for_good = server->idle && server->nap_ns >= NAP_NS_MOST;
     sleep_for(server, for_good ? 0 : server->nap_ns);
-    server->slept_ns += clock_now_ns() - now;
+    server->crowd.slept_ns += clock_now_ns() - now;
     server->nap_ns = server->nap_ns * 2 < NAP_NS_MOST ? server->nap_ns * 2 : NAP_NS_MOST;
 }
 
@@ -762,7 +202,7 @@ static void park(struct server *server) {
     while (atomic_load_explicit(&server->parking, memory_order_acquire) == PARKING_PARKED) {
         futex_wait(&server->parking, PARKING_PARKED, 0);
     }
-    server->looked_ns = 0;
+    server->crowd.looked_ns = 0;
 }
 
 /* True if it is to end. */
@@ -786,7 +226,7 @@ static void run(void *argument) {
             continue;
         }
         bool worked = server_serve(server);
-        worked |= feed(server);
+        worked |= stock_feed(server);
         if (worked) {
             server->hot_until_ns = 0;
             server->nap_ns = NAP_NS_LEAST;
@@ -797,7 +237,7 @@ static void run(void *argument) {
         }
         uint64_t now = clock_now_ns();
         look_at_window(server, now);
-        if (is_crowded(server, now)) {
+        if (crowd_is_there(&server->crowd, now)) {
             give_way(server, now);
         } else if (!worked) {
             rest(server, now);
@@ -895,7 +335,7 @@ static void start_over(struct server *server) {
     server->deferred_count = 0;
     server->depth = 0;
     server->hot_until_ns = 0;
-    server->looked_ns = 0;
+    server->crowd.looked_ns = 0;
     atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
     if (server->left_behind || load(&server->stopping) == STOPPED) {
         return;

@@ -16,6 +16,7 @@
 #define CALM_OFFLOAD_SERVER_H
 
 #include "offload/call.h"
+#include "offload/crowd.h"
 #include "offload/endpoint.h"
 #include "offload/sync.h"
 
@@ -92,16 +93,7 @@ struct server {
     uint64_t hot_until_ns; /* 0: since the last work nobody looked at the clock */
     uint64_t nap_ns;       /* how long the next nap is */
     uint64_t window_ns;    /* when the window began */
-    uint64_t looked_ns; /* when it last looked whether it is crowded, by the clock; what it had run then, and
-                               the process */
-    uint64_t looked_ran_ns;
-    uint64_t looked_cpu_ns;
-    uint64_t slept_ns;      /* since then */
-    uint64_t lent_until_ns; /* then it looks whether there is room for it again */
-    uint64_t lent_ns;       /* how long the last such period was */
-    uint64_t lent_cpu_ns;   /* the process's CPU time, and when, at the last look while it was lent */
-    uint64_t lent_look_ns;
-    unsigned cpus;     /* that the process may use */
+    struct crowd crowd;
     unsigned depth;    /* of server_serve */
     unsigned next_fed; /* endpoint */
     bool idle;         /* the last tick left nothing to tidy */
@@ -143,14 +135,8 @@ void server_wake(struct server *server);
  * work, so that clients need not wait for all of it. The server's thread alone. */
 bool server_serve(struct server *server);
 
-/* Blocks that lie ready, and their bytes, about. Any thread. */
-size_t server_stock(const struct server *server, size_t *bytes);
-
-/* The most that could lie ready in the endpoints that are in use, blocks and bytes. Any thread. */
-size_t server_stock_most(const struct server *server, size_t *bytes);
-
-/* Takes back all stock. The server's thread alone. */
-void server_withdraw_all(struct server *server);
+/* Of that, the blocks that found no room or no server, alone. */
+bool server_serve_overflow(struct server *server);
 
 /* Around fork. Before: the server is parked, and no client is in an endpoint; unless it does not answer. */
 void server_before_fork(struct server *server);

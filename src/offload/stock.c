@@ -1,0 +1,319 @@
+#include "offload/stock.h"
+
+#include <string.h>
+
+#define LARGE_READY_DIVISOR 4 /* a large block of more than this part of the bound is never made ready */
+
+static uint32_t load(const _Atomic(uint32_t) *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static size_t magazine_charge(const struct size_class *class) {
+    size_t size = class->size < STOCK_CHARGE_LEAST ? STOCK_CHARGE_LEAST : class->size;
+    return size * class->batch;
+}
+
+static size_t large_charge(const struct server *server, uint64_t pages) {
+    return (size_t)pages * server->owner.page_size;
+}
+
+uint32_t stock_prepare(struct server *server) {
+    const struct size_classes *classes = server->owner.classes;
+    uint32_t slots = 0;
+    for (uint32_t class = 1; class < classes->count; ++class) {
+        server->start_of[class] = slots;
+        slots += (uint32_t)STOCK_MAGAZINES * classes->of[class].batch;
+        size_t most = STOCK_BYTES_MOST / 8 / magazine_charge(&classes->of[class]);
+        server->stock_most[class] = (uint8_t)(most < 1 ? 1 : most > STOCK_MAGAZINES ? STOCK_MAGAZINES : most);
+    }
+    return slots;
+}
+
+static uint32_t level_of(const struct endpoint *endpoint, uint32_t class) {
+    return load(&endpoint->put[class]) - atomic_load_explicit(&endpoint->taken[class], memory_order_acquire);
+}
+
+static uint32_t large_level_of(const struct large_stock *stock) {
+    return load(&stock->put) - atomic_load_explicit(&stock->taken, memory_order_acquire);
+}
+
+static uint32_t see_level(const struct server *server, struct endpoint *endpoint, uint32_t class) {
+    uint32_t level = level_of(endpoint, class);
+    size_t charge = magazine_charge(&server->owner.classes->of[class]);
+    endpoint->stock_bytes += level * charge;
+    endpoint->stock_bytes -= endpoint->level_seen[class] * charge;
+    endpoint->level_seen[class] = (uint8_t)level;
+    return level;
+}
+
+/* One was put: what was taken meanwhile is seen at the next look. */
+static void add_level(const struct server *server, struct endpoint *endpoint, uint32_t class) {
+    endpoint->level_seen[class]++;
+    endpoint->stock_bytes += magazine_charge(&server->owner.classes->of[class]);
+}
+
+static uint32_t see_large_level(const struct server *server, struct endpoint *endpoint, uint32_t place) {
+    struct large_stock *stock = &endpoint->large[place];
+    uint32_t level = large_level_of(stock);
+    size_t charge = large_charge(server, stock->pages);
+    endpoint->stock_bytes += level * charge;
+    endpoint->stock_bytes -= endpoint->large_seen[place] * charge;
+    endpoint->large_seen[place] = (uint8_t)level;
+    return level;
+}
+
+static void mark(uint64_t *words, uint32_t bit) {
+    words[bit / 64] |= (uint64_t)1 << (bit % 64);
+}
+
+static void unmark(uint64_t *words, uint32_t bit) {
+    words[bit / 64] &= ~((uint64_t)1 << (bit % 64));
+}
+
+/* What clients took of the stock since the last look. True if they took any. */
+bool stock_scan(const struct server *server, struct endpoint *endpoint) {
+    bool took = false;
+    for (unsigned word = 0; word < CLASS_WORDS; word++) {
+        for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
+            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
+            uint32_t seen = endpoint->level_seen[class];
+            if (level_of(endpoint, class) != seen && see_level(server, endpoint, class) < seen) {
+                predictor_took(&endpoint->predictors[class], endpoint->level_seen[class]);
+                mark(endpoint->hungry, class);
+                took = true;
+            }
+        }
+    }
+    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
+        uint32_t place = (uint32_t)__builtin_ctz(left);
+        uint32_t seen = endpoint->large_seen[place];
+        if (large_level_of(&endpoint->large[place]) != seen &&
+            see_large_level(server, endpoint, place) < seen) {
+            predictor_took(&endpoint->large[place].predictor, endpoint->large_seen[place]);
+            endpoint->large_hungry |= 1U << place;
+            took = true;
+        }
+    }
+    return took;
+}
+
+/* One magazine more, if one is expected. False if there was nothing to do, or no memory. */
+static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_t class) {
+    const struct size_class *of = &server->owner.classes->of[class];
+    uint32_t target = endpoint->predictors[class].target;
+    if (endpoint->level_seen[class] >= target ||
+        endpoint->stock_bytes + magazine_charge(of) > STOCK_BYTES_MOST) {
+        unmark(endpoint->hungry, class);
+        return false;
+    }
+    void *blocks[MAGAZINE_BLOCKS_MOST];
+    size_t got = server->owner.take(server->owner.context, class, blocks, of->batch);
+    /* Meanwhile more may have been served, also here: from here on nothing else happens. */
+    uint32_t put = load(&endpoint->put[class]);
+    if (got < of->batch || level_of(endpoint, class) >= STOCK_MAGAZINES) {
+        unmark(endpoint->hungry, class);
+        if (got > 0) {
+            server->owner.put(server->owner.context, class, blocks, got);
+        }
+        return false;
+    }
+    memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
+    atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
+    add_level(server, endpoint, class);
+    server->counts.stocked++;
+    return true;
+}
+
+static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_t place) {
+    struct large_stock *stock = &endpoint->large[place];
+    uint64_t pages = stock->pages;
+    if (endpoint->large_seen[place] >= stock->predictor.target ||
+        endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
+        endpoint->large_hungry &= ~(1U << place);
+        return false;
+    }
+    bool zero;
+    void *block = server->owner.take_large(server->owner.context, pages, 1, 0, &zero);
+    uint32_t put = load(&stock->put);
+    if (block == NULL || stock->pages != pages || large_level_of(stock) >= LARGE_BLOCKS) {
+        endpoint->large_hungry &= ~(1U << place);
+        if (block != NULL) {
+            server->owner.put_large(server->owner.context, block);
+        }
+        return false;
+    }
+    stock->ready[put % LARGE_BLOCKS] = (struct ready_block){block, pages, zero};
+    atomic_store_explicit(&stock->put, put + 1, memory_order_release);
+    endpoint->large_seen[place]++;
+    endpoint->stock_bytes += large_charge(server, pages);
+    server->counts.stocked++;
+    return true;
+}
+
+/* One piece of what is expected, so that who calls meanwhile waits for no more than that. */
+static bool feed_endpoint(struct server *server, struct endpoint *endpoint) {
+    for (unsigned word = 0; word < CLASS_WORDS; word++) {
+        while (endpoint->hungry[word] != 0) {
+            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(endpoint->hungry[word]);
+            if (feed_class(server, endpoint, class)) {
+                return true;
+            }
+        }
+    }
+    while (endpoint->large_hungry != 0) {
+        if (feed_large(server, endpoint, (uint32_t)__builtin_ctz(endpoint->large_hungry))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool stock_feed(struct server *server) {
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = 0; i < opened; i++) {
+        unsigned next = (server->next_fed + i) % opened;
+        unsigned number = atomic_load_explicit(&server->open[next], memory_order_relaxed);
+        if (feed_endpoint(server, server_endpoint(server, number))) {
+            server->next_fed = next + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Takes magazines back from the front, as a client would. */
+static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count) {
+    size_t batch = server->owner.classes->of[class].batch;
+    for (; count > 0 && endpoint_try(endpoint); count--) {
+        void *blocks[MAGAZINE_BLOCKS_MOST];
+        bool any = level_of(endpoint, class) > 0;
+        if (any) {
+            uint32_t taken = load(&endpoint->taken[class]);
+            memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
+            atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
+        }
+        endpoint_leave(endpoint);
+        if (!any) {
+            return;
+        }
+        server->counts.unused++;
+        server->owner.put(server->owner.context, class, blocks, batch);
+    }
+}
+
+static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count) {
+    struct large_stock *stock = &endpoint->large[place];
+    for (; count > 0 && endpoint_try(endpoint); count--) {
+        void *block = NULL;
+        if (large_level_of(stock) > 0) {
+            uint32_t taken = load(&stock->taken);
+            block = stock->ready[taken % LARGE_BLOCKS].block;
+            atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
+        }
+        endpoint_leave(endpoint);
+        if (block == NULL) {
+            return;
+        }
+        server->counts.unused++;
+        server->owner.put_large(server->owner.context, block);
+    }
+}
+
+/* The window is over: what nobody wanted goes back. */
+void stock_end_window(struct server *server, struct endpoint *endpoint) {
+    for (unsigned word = 0; word < CLASS_WORDS; word++) {
+        for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
+            uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
+            struct predictor *predictor = &endpoint->predictors[class];
+            uint32_t surplus = predictor_end_window(predictor, see_level(server, endpoint, class));
+            withdraw(server, endpoint, class, surplus);
+            see_level(server, endpoint, class);
+            mark(endpoint->hungry, class);
+            if (predictor_is_quiet(predictor) && level_of(endpoint, class) == 0) {
+                unmark(endpoint->active, class);
+            }
+        }
+    }
+    for (uint32_t left = endpoint->large_active; left != 0; left &= left - 1) {
+        uint32_t place = (uint32_t)__builtin_ctz(left);
+        struct large_stock *stock = &endpoint->large[place];
+        uint32_t surplus = predictor_end_window(&stock->predictor, see_large_level(server, endpoint, place));
+        withdraw_large(server, endpoint, place, surplus);
+        endpoint->large_hungry |= 1U << place;
+        if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
+            endpoint->large_active &= ~(1U << place);
+        }
+    }
+}
+
+void stock_withdraw_all(struct server *server) {
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = 0; i < opened; i++) {
+        struct endpoint *endpoint =
+            server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
+        for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
+            endpoint->predictors[class] = (struct predictor){0};
+            withdraw(server, endpoint, class, level_of(endpoint, class));
+            see_level(server, endpoint, class);
+        }
+        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+            endpoint->large[place].predictor = (struct predictor){0};
+            withdraw_large(server, endpoint, place, large_level_of(&endpoint->large[place]));
+            see_large_level(server, endpoint, place);
+        }
+    }
+}
+
+size_t stock_blocks(const struct server *server, size_t *bytes) {
+    size_t blocks = 0;
+    *bytes = 0;
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = 0; i < opened; i++) {
+        const struct endpoint *endpoint =
+            server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
+        for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
+            const struct size_class *of = &server->owner.classes->of[class];
+            size_t held = (size_t)(level_of(endpoint, class) % (STOCK_MAGAZINES + 1)) * of->batch;
+            blocks += held;
+            *bytes += held * of->size;
+        }
+    }
+    return blocks;
+}
+
+size_t stock_blocks_most(const struct server *server, size_t *bytes) {
+    size_t opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    *bytes = opened * STOCK_BYTES_MOST;
+    return opened * (STOCK_BYTES_MOST / STOCK_CHARGE_LEAST);
+}
+
+/* A client had to ask: more is to be ready from now on. */
+void stock_expect(struct server *server, struct endpoint *endpoint, uint32_t class) {
+    predictor_missed(&endpoint->predictors[class], server->stock_most[class]);
+    mark(endpoint->active, class);
+    mark(endpoint->hungry, class);
+}
+
+void stock_expect_large(struct server *server, struct endpoint *endpoint, uint64_t pages) {
+    uint32_t place = large_place(pages);
+    struct large_stock *stock = &endpoint->large[place];
+    if (large_charge(server, pages) > STOCK_BYTES_MOST / LARGE_READY_DIVISOR) {
+        return;
+    }
+    if (stock->pages != pages) {
+        /* The place is another size's until that is not wanted any more. */
+        if (stock->predictor.target > 1) {
+            stock->predictor.target /= 2;
+            return;
+        }
+        withdraw_large(server, endpoint, place, LARGE_BLOCKS);
+        if (see_large_level(server, endpoint, place) != 0) {
+            return;
+        }
+        stock->pages = pages;
+        stock->predictor = (struct predictor){0};
+    }
+    predictor_missed(&stock->predictor, LARGE_BLOCKS);
+    endpoint->large_active |= 1U << place;
+    endpoint->large_hungry |= 1U << place;
+}

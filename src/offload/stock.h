@@ -1,0 +1,38 @@
+/*
+ * The stock as the server sees it: what is made ready in the endpoints, on the predictor's word.
+ *
+ * The server's thread alone, but for what says otherwise.
+ */
+#ifndef CALM_OFFLOAD_STOCK_H
+#define CALM_OFFLOAD_STOCK_H
+
+#include "offload/server.h"
+
+/* How much of each class may be ready, and where it lies. Returns the pointers that an endpoint has room for.
+ */
+uint32_t stock_prepare(struct server *server);
+
+/* A client had to ask for blocks of a class, or for a large block: more is to be ready from now on. */
+void stock_expect(struct server *server, struct endpoint *endpoint, uint32_t class);
+void stock_expect_large(struct server *server, struct endpoint *endpoint, uint64_t pages);
+
+/* What clients took of the stock since the last look. True if they took any. */
+bool stock_scan(const struct server *server, struct endpoint *endpoint);
+
+/* Makes one piece of what is expected ready, so that who calls meanwhile waits for no more than that. False
+ * if there is nothing to do. */
+bool stock_feed(struct server *server);
+
+/* The window is over: what nobody wanted goes back. */
+void stock_end_window(struct server *server, struct endpoint *endpoint);
+
+/* Takes back all stock. */
+void stock_withdraw_all(struct server *server);
+
+/* Blocks of classes that lie ready, and their bytes, about. Any thread. */
+size_t stock_blocks(const struct server *server, size_t *bytes);
+
+/* The most blocks, and bytes, that could lie ready in the endpoints in use. Any thread. */
+size_t stock_blocks_most(const struct server *server, size_t *bytes);
+
+#endif
