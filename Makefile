@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PREFIX ?= /usr/local
 SANITIZED := asan tsan
 
-.PHONY: all demo peers bench check check-long install deb wheel clean
+.PHONY: all demo peers bench model check check-long install deb wheel clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -27,6 +27,10 @@ bench:
 	scripts/peers
 	bin/calm bench --suite full -o build/bench.json --picture build/bench.png
 
+# The protocol of offload mode, checked by SPIN: see tests/model.
+model:
+	scripts/model
+
 # The summaries of the test runners come last.
 check:
 	scripts/setup check
@@ -35,6 +39,7 @@ check:
 	    cmake --preset $$preset >/dev/null && cmake --build --preset $$preset || exit 1; \
 	done
 	scripts/lint
+	scripts/model
 	for preset in release debug $(SANITIZED); do ctest --preset $$preset || exit 1; done
 	.venv/bin/pytest -q -n 2 --dist loadfile -m 'not long and not alone'
 	.venv/bin/pytest -q -m 'alone and not long'
