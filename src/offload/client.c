@@ -150,7 +150,9 @@ static struct call *claim(struct server *server, unsigned from) {
 
 /* The server was waited for in vain. */
 void client_give_up(struct server *server) {
-    atomic_store_explicit(&server->starved, true, memory_order_relaxed);
+    /* With a ring: else it might go to sleep and leave all of them to themselves for ever. */
+    atomic_store_explicit(&server->starved, true, memory_order_seq_cst);
+    server_wake(server);
     atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
     if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
         server->lost();
@@ -218,6 +220,7 @@ static bool wait_for(struct server *server, struct call *call) {
         }
         cpu_relax();
     }
+    server_ring(server);
     uint64_t start = clock_now_ns();
     uint64_t beat = atomic_load_explicit(&server->beat, memory_order_relaxed);
     for (;;) {

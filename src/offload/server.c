@@ -72,6 +72,7 @@ static bool is_wanted(struct server *server) {
     bool wanted = atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
+                  atomic_load_explicit(&server->starved, memory_order_seq_cst) ||
                   atomic_load_explicit(&server->overflow, memory_order_seq_cst) != NULL;
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_seq_cst);
     for (unsigned i = 0; i < opened && !wanted; i++) {
@@ -91,14 +92,21 @@ static void sleep_for(struct server *server, uint64_t ns) {
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_seq_cst);
 }
 
+void server_ring(struct server *server) {
+    atomic_fetch_add_explicit(&server->bell, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&server->wakes, 1, memory_order_relaxed);
+    futex_wake_all(&server->bell);
+}
+
 void server_wake(struct server *server) {
-    /* One of those who come at once rings; it does after the others' stores, too, as far as those saw it
-     * sleep. */
-    if (atomic_load_explicit(&server->state, memory_order_seq_cst) != SERVER_HOT &&
-        atomic_exchange_explicit(&server->state, SERVER_HOT, memory_order_seq_cst) != SERVER_HOT) {
-        atomic_fetch_add_explicit(&server->bell, 1, memory_order_seq_cst);
-        atomic_fetch_add_explicit(&server->wakes, 1, memory_order_relaxed);
-        futex_wake_all(&server->bell);
+    /* One of those who come at once rings, for the others too: they find it hot, as it will be. */
+    uint32_t state = atomic_load_explicit(&server->state, memory_order_seq_cst);
+    while (state != SERVER_HOT) {
+        if (atomic_compare_exchange_weak_explicit(&server->state, &state, SERVER_HOT, memory_order_seq_cst,
+                                                  memory_order_seq_cst)) {
+            server_ring(server);
+            return;
+        }
     }
 }
 
@@ -295,9 +303,12 @@ bool server_stop(struct server *server) {
     if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE || server->left_behind) {
         return false;
     }
+    lock_acquire(&server->fork_lock);
     atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
-    server_wake(server);
-    return wait_for_server(server, &server->stopping, STOPPING);
+    server_ring(server);
+    bool stopped = wait_for_server(server, &server->stopping, STOPPING);
+    lock_release(&server->fork_lock);
+    return stopped;
 }
 
 void server_before_fork(struct server *server) {
@@ -306,7 +317,7 @@ void server_before_fork(struct server *server) {
                 load(&server->stopping) != STOPPED;
     if (runs && !server->left_behind) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
-        server_wake(server);
+        server_ring(server);
         uint32_t requested = PARKING_REQUESTED;
         if (!wait_for_server(server, &server->parking, PARKING_REQUESTED) &&
             atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,

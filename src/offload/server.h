@@ -131,6 +131,10 @@ bool server_stop(struct server *server);
 /* Wakes it if it sleeps: after a sequentially consistent store of what it is to find. Any thread. */
 void server_wake(struct server *server);
 
+/* The same whether or not it says that it sleeps: for who waits for it, and must not depend on another thread
+ * that found it asleep and was stopped before it came to ring. */
+void server_ring(struct server *server);
+
 /* One look at everything; true if there was work. What the owner's functions call between the pieces of long
  * work, so that clients need not wait for all of it. The server's thread alone. */
 bool server_serve(struct server *server);
