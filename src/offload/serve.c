@@ -137,7 +137,7 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
 }
 
 /* What found no room, or no server. Each block leads to the next by its first word. */
-bool server_serve_overflow(struct server *server) {
+static bool serve_overflow(struct server *server) {
     if (atomic_load_explicit(&server->overflow, memory_order_relaxed) == NULL) {
         return false;
     }
@@ -196,7 +196,7 @@ bool server_serve(struct server *server) {
         worked |= serve_endpoint(server, endpoint);
         worked |= stock_scan(server, endpoint);
     }
-    worked |= server_serve_overflow(server);
+    worked |= serve_overflow(server);
     if (server->depth == 1 && server->deferred_count > 0) {
         serve_deferred(server);
         worked = true;

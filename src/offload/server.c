@@ -149,7 +149,8 @@ static void give_way(struct server *server, uint64_t now) {
 /* While the heap is lent: tidies it, as the helper of a heap without a server does. */
 static void wait_for_room(struct server *server) {
     sleep_for(server, NAP_NS_MOST);
-    server_serve_overflow(server);
+    /* Nothing is in the rings; but blocks may be on the overflow list. */
+    server_serve(server);
     server->idle = server->owner.tick(server->owner.context);
     uint64_t now = clock_now_ns();
     if (!crowd_has_room(&server->crowd, now)) {

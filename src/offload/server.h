@@ -139,9 +139,6 @@ void server_ring(struct server *server);
  * work, so that clients need not wait for all of it. The server's thread alone. */
 bool server_serve(struct server *server);
 
-/* Of that, the blocks that found no room or no server, alone. */
-bool server_serve_overflow(struct server *server);
-
 /* Around fork. Before: the server is parked, and no client is in an endpoint; unless it does not answer. */
 void server_before_fork(struct server *server);
 void server_after_fork(struct server *server, bool child);
