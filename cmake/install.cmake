@@ -82,6 +82,7 @@ if(CALMALLOC_TOOLS)
     PATTERN "profile/page/*"
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
+    PATTERN "trace" EXCLUDE
   )
   file(RELATIVE_PATH calm_modules "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_DATADIR}/calmalloc")
   set(calm_python "/usr/bin/env python3")

@@ -14,7 +14,7 @@ from .rounds import clean_environment
 from .tables import put
 
 NAME = "papers"
-PAPERS = ("oracle", "ptlbmalloc2")
+PAPERS = ("oracle", "ptlbmalloc2", "nextgen")
 PAGE = REPOSITORY / "docs/papers.md"
 _CALM = str(REPOSITORY / "bin/calm")
 
@@ -25,7 +25,7 @@ def result(folder: Path, paper: str) -> Path:
 
 
 def measure(folder: Path, runs: int | None) -> None:
-    """Runs both; the case study with huge pages as it had them, where this may set them."""
+    """Runs them all; the case study with huge pages as it had them, where this may set them."""
     for paper in PAPERS:
         command = [_CALM, "bench", "--paper", paper, "-o", str(result(folder, paper))]
         command += ["-n", str(runs)] if runs else []

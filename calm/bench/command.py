@@ -16,7 +16,7 @@ from calm.bench import picture, programs, results, runner, tables, workloads
 from calm.bench.analysis import analyse
 from calm.bench.cases import Case
 from calm.bench.paper import rerun
-from calm.bench.paper.model import Paper
+from calm.bench.paper.model import ONCE, Paper
 from calm.bench.progress import Shown
 from calm.bench.results import Results
 from calm.errors import USAGE, CalmError
@@ -114,7 +114,12 @@ def _paper(
     )
     if found.interrupted_by is not None:
         _ignore_interrupts()
-        done = [len(side.runs) for row in found.rows for side in row.sides if not side.failure]
+        done = [
+            len(side.runs)
+            for row in found.rows
+            for side in row.sides
+            if not side.failure and row.family not in ONCE
+        ]
         click.echo(f"calm: stopped after {min(done, default=0)} of {found.rounds} rounds", err=True)
     if output:
         report.write(output, rerun.dump(found, about, _hidden()))
@@ -188,6 +193,7 @@ Examples:
   calm bench -a glibc,calmalloc,jemalloc -n 9 larson redis-set
   calm bench --report all.json --table time --markdown
   calm bench --paper oracle --set-thp -o oracle.json
+  calm bench --paper nextgen --scale 0.1
 """
 
 
@@ -242,7 +248,8 @@ Examples:
     "--scale",
     type=ranges.FloatRange(min=0, min_open=True, max=100),
     metavar="FACTOR",
-    help="With --paper oracle: the share of the paper's work that a run does. Default: 0.1.",
+    help="The share of the work that a run does: with --paper oracle, of the paper's, by default 0.1; with "
+    "nextgen, of ours, by default 1.",
 )
 @click.option(
     "--set-thp",
@@ -316,7 +323,7 @@ def command(
             raise CalmError(f"--paper has cases and tables of its own: no {', '.join(meaningless)}", USAGE)
         _paper(paper, specs, rounds, scale, set_thp, timeout, touch, output, markdown)
     elif scale is not None or set_thp:
-        raise CalmError("--scale and --set-thp belong to --paper oracle", USAGE)
+        raise CalmError("--scale and --set-thp belong to --paper oracle, and --scale to nextgen", USAGE)
     if listing:
         _list(all_cases())
         return

@@ -177,7 +177,9 @@ bool offloading_prepare(void) {
         .take_back = take_back,
         .page_size = os_page_size(),
     };
+    calm_server.patience_ns = (uint64_t)options_offload_patience() * 1000000U;
     calm_server.settle = settle;
+    calm_server.keeps = options_offload_cpu() >= OPTION_OFFLOAD_CPU_FIRST;
     calm_server.lost = lost;
     calm_server.crowd.cpus = cpu_set_count(&survey.view.allowed);
     if (!server_init(&calm_server, calm_caches.count)) {

@@ -34,6 +34,7 @@ static _Atomic(int) report;
 static _Atomic(int) vectored = 1;
 static _Atomic(int) offload;
 static _Atomic(int) offload_cpu;
+static _Atomic(int) offload_patience = 10;
 static _Atomic(int) profile;
 static _Atomic(int) profile_file;
 
@@ -78,9 +79,12 @@ static const struct option options[] = {
      "Whether a thread on a CPU of its own does all the heap's work (see offload.md); `sync`: by one message "
      "for each call, to compare."},
     {"offload_cpu", "auto|sibling|core|socket", 0, 8191, CHANGE_AT_START, &offload_cpu,
-     "The CPU of that thread: a number; or as it lies to the first thread's, a `sibling` of its core, "
+     "The CPU of that thread: a number, which then is its own, whatever else runs there; or as it lies to "
+     "the first thread's, a `sibling` of its core, "
      "another "
      "`core`, another `socket`; or an idle one."},
+    {"offload_patience", NULL, 1, 3600000, CHANGE_AT_START, &offload_patience,
+     "Milliseconds that a thread waits for that thread before it serves itself from a second heap."},
     {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,
      "What follows the message about a double or an invalid free."},
     {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
@@ -112,6 +116,10 @@ int options_offload(void) {
 
 int options_offload_cpu(void) {
     return offload_cpu;
+}
+
+int options_offload_patience(void) {
+    return offload_patience;
 }
 
 int options_profile(void) {

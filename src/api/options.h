@@ -27,8 +27,9 @@ int options_cache(void);
 int options_misuse(void);
 int options_report(void);
 int options_offload(void);
-int options_offload_cpu(void); /* one of the above, or a CPU's number beyond OPTION_OFFLOAD_CPU_FIRST */
-int options_profile(void);     /* bytes; 0: off */
+int options_offload_cpu(void);      /* one of the above, or a CPU's number beyond OPTION_OFFLOAD_CPU_FIRST */
+int options_offload_patience(void); /* milliseconds */
+int options_profile(void);          /* bytes; 0: off */
 const char *options_profile_file(void);
 
 /* The option is known: profiles if it says so. */

@@ -176,7 +176,7 @@ static bool send_call(struct server *server, unsigned number, const struct call 
         }
         uint64_t now = clock_now_ns();
         start = start == 0 ? now : start;
-        if (now - start > STARVED_NS) {
+        if (now - start > server->patience_ns) {
             return false;
         }
         cpu_relax();
@@ -234,7 +234,7 @@ static bool wait_for(struct server *server, struct call *call) {
             continue;
         }
         uint64_t waited = clock_now_ns() - start;
-        if (waited >= STARVED_NS) {
+        if (waited >= server->patience_ns) {
             uint64_t now = atomic_load_explicit(&server->beat, memory_order_relaxed);
             if (is_own_work(call) && now != beat) {
                 beat = now;
@@ -247,7 +247,7 @@ static bool wait_for(struct server *server, struct call *call) {
             waited = 0; /* of a call that cannot be left */
             start = clock_now_ns();
         }
-        futex_wait(&call->state, state | CALL_SLEEPING, STARVED_NS - waited);
+        futex_wait(&call->state, state | CALL_SLEEPING, server->patience_ns - waited);
     }
 }
 

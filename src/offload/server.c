@@ -19,7 +19,8 @@
 #define WINDOW_NS 100000000ULL
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
-#define PARK_PATIENCE_NS 100000000ULL
+/* Who must stop the server, for a fork or the end, is that much more patient than who wants a block. */
+#define PARK_PATIENCES 10
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
 enum parking { PARKING_NONE, PARKING_REQUESTED, PARKING_PARKED };
@@ -246,7 +247,7 @@ static void run(void *argument) {
         }
         uint64_t now = clock_now_ns();
         look_at_window(server, now);
-        if (crowd_is_there(&server->crowd, now)) {
+        if (!server->keeps && crowd_is_there(&server->crowd, now)) {
             give_way(server, now);
         } else if (!worked) {
             rest(server, now);
@@ -292,10 +293,10 @@ static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint
     while (atomic_load_explicit(word, memory_order_acquire) == seen) {
         if (is_alive(server, &beat)) {
             start = clock_now_ns();
-        } else if (clock_now_ns() - start > PARK_PATIENCE_NS) {
+        } else if (clock_now_ns() - start > PARK_PATIENCES * server->patience_ns) {
             return false;
         }
-        futex_wait(word, seen, STARVED_NS);
+        futex_wait(word, seen, server->patience_ns);
     }
     return true;
 }

@@ -20,8 +20,6 @@
 #include "offload/endpoint.h"
 #include "offload/sync.h"
 
-/* A client that waited so long serves itself. */
-#define STARVED_NS 10000000ULL
 /* Freed bytes that wait for the server before a free wakes it. */
 #define BACKLOG_BYTES_MOST ((size_t)1 << 20)
 
@@ -66,6 +64,8 @@ struct server {
     unsigned endpoint_count;
     uint32_t start_of[SIZE_CLASSES];
     uint8_t stock_most[SIZE_CLASSES]; /* magazines */
+    uint64_t patience_ns;             /* a client that waited so long serves itself */
+    bool keeps;                       /* never lends the heap while it runs: it was given its CPU */
     void (*settle)(void);             /* on the server: when it starts, and takes the heap back */
     void (*lost)(void);               /* a client found the server starved; once */
 

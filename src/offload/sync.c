@@ -21,7 +21,7 @@ static bool exchange(struct server *server, struct sync *sync) {
         if (spins % 1024 == 1023) {
             uint64_t now = clock_now_ns();
             start = start == 0 ? now : start;
-            if (now - start > STARVED_NS && take_back(sync)) {
+            if (now - start > server->patience_ns && take_back(sync)) {
                 return false;
             }
         }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from calm import allocators
+from calm.allocators import Allocator
 from calm.bench import tables
 from calm.bench.cases import Case
 from calm.bench.paper.published import Citation
@@ -14,6 +16,9 @@ from calm.bench.results import Results, Row
 from calm.bench.tables import Grid
 from calm.statistics import Ratio, median, ratio_of_medians
 
+# Families of rows that are of one run each, and in no round: counted by the processor, and by a model.
+COUNTED, TRACED = "counted", "traced"
+ONCE = (COUNTED, TRACED)
 # The sum of user and system time: what there is where a machine counts no cycles.
 CPU_TIME = "cpu_s"
 
@@ -49,8 +54,25 @@ class Paper:
     differences: Callable[[Results, About], list[str]]
     """What is not as it was in the paper: one line each."""
     scales: bool = False
+    scale: float = 0.1
+    """Of a paper that scales: the share that a run does by default."""
     counts_cycles: bool = False
     samples_huge_pages: bool = False
+    further: Callable[[Further], None] | None = None
+    """What it measures besides, after all rounds: adds rows of its own."""
+
+
+@dataclass(frozen=True)
+class Further:
+    """What such a measurement works with."""
+
+    results: Results
+    about: About
+    sides: Sequence[Allocator]
+    folder: Path
+    """For inputs, which are kept between runs."""
+    limit_s: float
+    save: Callable[[Results], None]
 
 
 def row_of(results: Results, name: str) -> Row | None:

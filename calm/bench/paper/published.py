@@ -23,6 +23,11 @@ PTLBMALLOC2 = Citation(
     "Efficiency, section 7",
     "4 to 64 CPUs in 1 to 4 sockets, native and virtualized, with PARSEC 3.0",
 )
+NEXTGEN = Citation(
+    "R. Li, Q. Wu, K. Kavi, G. Mehta, N. J. Yadwadkar and L. K. John, NextGen-Malloc: Giving Memory "
+    "Allocator Its Own Room in the House (HotOS '23)",
+    "table 3: AWS A1, bare metal: 16 Cortex-A72, 32 GiB; tables 1 and 2: a machine that it does not name",
+)
 
 
 @dataclass(frozen=True)
@@ -131,3 +136,57 @@ TABLE_2: Mapping[Configuration, int] = {
     Configuration(True, 64, 4): 7,
 }
 TABLE_2_AVERAGE = 3
+
+
+@dataclass(frozen=True)
+class Events:
+    """A column of the NextGen-Malloc paper's tables 1 and 2: counts by the processor."""
+
+    cycles: float
+    instructions: float
+    llc_load_misses: float
+    llc_store_misses: float
+    dtlb_load_misses: float | None = None
+    dtlb_store_misses: float | None = None
+
+
+# Table 1, SPEC's xalancbmk, by calm's names: PTMalloc2 is glibc's, and its TCMalloc is Google's.
+NEXTGEN_1: Mapping[str, Events] = {
+    "glibc": Events(1.177e12, 1.282e12, 4.059e8, 3.554e8, 1.804e9, 3.669e7),
+    "jemalloc": Events(7.115e11, 1.320e12, 9.445e7, 1.630e8, 1.482e8, 2.937e7),
+    "tcmalloc": Events(7.091e11, 1.264e12, 1.016e8, 1.254e8, 1.641e8, 2.591e7),
+    "mimalloc": Events(6.959e11, 1.262e12, 1.477e8, 1.321e8, 1.628e8, 2.787e7),
+}
+# Figure 1: how much faster the fastest of them is than the slowest, by execution time.
+NEXTGEN_SPEEDUP = 1.72
+# Table 2, xmalloc with TCMalloc, by the number of threads.
+NEXTGEN_2_ALLOCATOR = "tcmalloc"
+NEXTGEN_2: Mapping[int, Events] = {
+    1: Events(4.333e10, 2.387e10, 1.223e5, 3.676e6),
+    2: Events(6.708e10, 2.979e10, 2.196e5, 4.231e6),
+    4: Events(1.148e11, 3.893e10, 2.477e6, 1.650e7),
+    8: Events(1.963e11, 4.874e10, 1.175e7, 5.402e7),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A column of table 3: seconds, and misses for each 1,000 instructions."""
+
+    wall_s: float
+    dtlb_load_misses: float
+    llc_load_misses: float
+    llc_store_misses: float
+
+
+# xalancbmk; what it is measured against, and NextGen-Malloc itself.
+NEXTGEN_3_BASE = "mimalloc"
+NEXTGEN_3: Mapping[str, Rates] = {
+    "mimalloc": Rates(532, 6.092, 8.911, 0.783),
+    "nextgen": Rates(508, 3.452, 6.889, 0.496),
+}
+# And the improvements in percent, as printed.
+NEXTGEN_3_IMPROVEMENT = Rates(4.51, 43.33, 22.69, 36.59)
+# Section 4.1: calls in one run of xalancbmk.
+NEXTGEN_MALLOCS = 138_401_260
+NEXTGEN_FREES = 141_394_145

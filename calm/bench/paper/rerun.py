@@ -16,22 +16,23 @@ from rich.console import Console
 from calm import allocators, environment, report, topology
 from calm.allocators import Allocator
 from calm.bench import results, runner, tables
-from calm.bench.paper import huge_pages, oracle, ptlbmalloc2
-from calm.bench.paper.model import About, Paper, present
+from calm.bench.paper import huge_pages, nextgen, oracle, ptlbmalloc2
+from calm.bench.paper.model import About, Further, Paper, present
 from calm.bench.progress import Shown
 from calm.bench.results import Results
 from calm.errors import USAGE, CalmError
 
-PAPERS: Mapping[str, Paper] = {paper.name: paper for paper in (oracle.PAPER, ptlbmalloc2.PAPER)}
+PAPERS: Mapping[str, Paper] = {
+    paper.name: paper for paper in (oracle.PAPER, ptlbmalloc2.PAPER, nextgen.PAPER)
+}
 ROUNDS = 5
-SCALE = 0.1
 _KEY = "paper"
 
 
 def _about(paper: Paper, extra: Sequence[Allocator], scale: float | None, set_huge_pages: bool) -> About:
     return About(
         name=paper.name,
-        scale=scale or (SCALE if paper.scales else 1.0),
+        scale=scale or (paper.scale if paper.scales else 1.0),
         threads=len(os.sched_getaffinity(0)),
         sockets=len(topology.sockets()),
         virtual=topology.is_virtual(),
@@ -98,6 +99,8 @@ def measure(
         )
         if sampling:
             sampling.note(found)
+    if paper.further and found.rows and found.interrupted_by is None:
+        paper.further(Further(found, about, sides, folder, limit_s, save))
     return found, about
 
 

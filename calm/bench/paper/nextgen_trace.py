@@ -1,0 +1,224 @@
+"""What a model of caches and TLBs counts of a program's misses: it runs under QEMU with a plugin, calm/trace.
+
+Each thread has a CPU of its own in the model, with private caches and a TLB, and the last level cache is
+shared. Unlike the counters of most processors, the model also tells what a private cache missed because
+another CPU had written, and whose miss it was: the program's or the allocator's own thread's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from calm import places, report
+from calm.allocators import CALM_OPTIONS, Allocator
+from calm.bench import runner
+from calm.errors import CalmError
+
+PACKAGE = "qemu-user"
+PLUGIN, MARKS, REPLAY = "libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay"
+# A thread of calmalloc's: its helper, or in offload mode the server.
+OWN_THREAD = "calmalloc"
+OWN = "own_"
+# Of the offload mode: under QEMU, where threads take turns, its server is slow to answer and seems to share its CPU.
+PATIENT = "offload_patience=3600000,offload_cpu=1"
+LAYOUTS = ("aggregated inline", "segregated inline", "aggregated offloaded", "segregated offloaded")
+# Figures, by the model's names for loads and stores.
+_KINDS: Mapping[str, str] = {
+    "accesses": "{}",
+    "l1_misses": "l1_{}_misses",
+    "l2_misses": "l2_{}_misses",
+    "llc_misses": "llc_{}_misses",
+    "coherence": "coherence_{}_misses",
+    "transfers": "transfer_{}_misses",
+    "tlb_misses": "dtlb_{}_misses",
+    "walks": "dtlb_{}_walks",
+}
+
+
+def _find(name: str) -> Path:
+    for probe in places.probe_candidates():
+        path = probe.with_name(name)
+        if path.is_file():
+            return path.absolute()
+    raise CalmError(f"{name} is missing: `make` builds it")
+
+
+def _qemu() -> str:
+    name = f"qemu-{platform.machine()}"
+    found = shutil.which(name)
+    if found is None:
+        raise CalmError(f"{name} is not on this machine: install the package {PACKAGE}")
+    return found
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why nothing can be traced here."""
+    try:
+        _find(MARKS)
+        _find(REPLAY)
+        with tempfile.TemporaryDirectory() as place:
+            _run([*_traced(Path(place) / "out", 0, 0), _program("true")], Path(), 30)
+    except CalmError as error:
+        return str(error)
+    return None
+
+
+def _program(name: str) -> str:
+    """QEMU looks for no program on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        raise CalmError(f"no such program: {name!r}")
+    return str(Path(found).absolute())
+
+
+def _traced(out: Path, warm: int, limit: int) -> list[str]:
+    return [_qemu(), "-plugin", f"{_find(PLUGIN)},out={out},warm={warm},limit={limit}"]
+
+
+def _variables(variables: Mapping[str, str]) -> list[str]:
+    """For the program, not for QEMU."""
+    return [word for name, value in variables.items() for word in ("-E", f"{name}={value}")]
+
+
+@contextmanager
+def _errors() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as errors:
+        yield errors
+
+
+def _judge(code: int, errors: IO[bytes], what: str = "") -> None:
+    if code != 0:
+        raise CalmError(f"{what}exit code {code}{report.last_words(errors)}")
+    errors.seek(0)
+    if b"cannot be preloaded" in errors.read(1 << 20):
+        raise CalmError(f"{what}the dynamic linker did not preload it")
+
+
+def _run(command: Sequence[str], folder: Path, limit_s: float) -> None:
+    with _errors() as errors:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=runner.clean_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CalmError(f"it did not end within {limit_s:g} s") from error
+        _judge(done.returncode, errors)
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Sums over the program's threads, and, after `own_`, over the allocator's; without their waiting."""
+    sums: dict[str, float | None] = {}
+
+    def add(name: str, value: float) -> None:
+        sums[name] = (sums.get(name) or 0) + value
+
+    for thread in found["threads"].values():
+        own = OWN if thread["name"] == OWN_THREAD else ""
+        add(f"{own}instructions", thread["instructions"] - thread["waiting"])
+        add(f"{own}waiting_instructions", thread["waiting"])
+        add(f"{own}upgrades", thread["upgrades"])
+        for key, pattern in _KINDS.items():
+            for kind in ("load", "store"):
+                waited = thread["waiting_accesses"][f"{kind}s"] if key == "accesses" else 0
+                name = f"{kind}s" if key == "accesses" else pattern.format(kind)
+                add(f"{own}{name}", thread[key][f"{kind}s"] - waited)
+    sums["turns_lost"] = found["turns_lost"]
+    return sums | {f"{name}_bytes": shape["bytes"] for name, shape in found["machine"].items()}
+
+
+def trace(
+    command: Sequence[str],
+    folder: Path,
+    allocator: Allocator,
+    limit_s: float,
+    *,
+    warm: int = 0,
+    limit: int = 0,
+) -> dict[str, float | None]:
+    """One run: warm: instructions before it counts; limit: those that it counts, or 0 for all."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out"
+        variables = _variables(allocator.variables({CALM_OPTIONS: PATIENT}))
+        program, *arguments = command
+        _run([*_traced(out, warm, limit), *variables, _program(program), *arguments], folder, limit_s)
+        try:
+            found = json.loads(out.read_text())
+        except (OSError, ValueError) as error:
+            raise CalmError("the plugin wrote no report") from error
+    if not found["warmed"]:
+        raise CalmError(f"it ended within the first {warm:,} instructions")
+    return figures(found)
+
+
+def layouts(command: Sequence[str], folder: Path, limit_s: float) -> dict[str, float | None]:
+    """One recording, replayed as it is made with every layout: nothing is kept."""
+    program, *arguments = command
+    reads, writes = os.pipe()
+    with _errors() as errors, _errors() as replay_errors:
+        options = f"{_find(PLUGIN)},record=/dev/fd/{writes}"
+        variables = _variables({"LD_PRELOAD": str(_find(MARKS))})
+        try:
+            replay = subprocess.Popen(
+                [str(_find(REPLAY))], stdin=reads, stdout=subprocess.PIPE, stderr=replay_errors, text=True
+            )
+        finally:
+            os.close(reads)
+        try:
+            recording = subprocess.Popen(
+                [_qemu(), "-plugin", options, *variables, _program(program), *arguments],
+                cwd=folder,
+                env=runner.clean_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(writes,),
+            )
+        except BaseException:
+            replay.kill()
+            replay.communicate()
+            raise
+        finally:
+            os.close(writes)
+        try:
+            text, _ = replay.communicate(timeout=limit_s)
+            code = recording.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise CalmError(f"it did not end within {limit_s:g} s") from error
+        finally:
+            for process in (recording, replay):
+                process.kill()
+                process.wait()
+        # A recording whose reader has gone fails as well.
+        _judge(replay.returncode, replay_errors, f"{REPLAY}: ")
+        _judge(code, errors)
+    return layout_figures(json.loads(text))
+
+
+def layout_figures(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """The replay's report with one name for each figure."""
+    flat: dict[str, float | None] = {
+        name: found[name] for name in ("instructions", "mallocs", "frees", "accesses_in_blocks")
+    }
+    for layout, counts in found["layouts"].items():
+        flat[f"{layout}: message_misses"] = counts["message_misses"]
+        for who in ("users", "server"):
+            flat |= {f"{layout}: {who} {name}": value for name, value in counts[who].items()}
+    return flat
