@@ -29,7 +29,7 @@ PLUGIN, MARKS, REPLAY = "libcalm-trace.so", "libcalm-trace-marks.so", "calm-trac
 # A thread of calmalloc's: its helper, or in offload mode the server.
 OWN_THREAD = "calmalloc"
 OWN = "own_"
-# Of the offload mode: under QEMU, where threads take turns, its server is slow to answer and seems to share its CPU.
+# Of the offload mode: where threads take turns its server is slow to answer, and seems to share its CPU.
 PATIENT = "offload_patience=3600000,offload_cpu=1"
 LAYOUTS = ("aggregated inline", "segregated inline", "aggregated offloaded", "segregated offloaded")
 # Figures, by the model's names for loads and stores.
@@ -68,7 +68,12 @@ def obstacle() -> str | None:
         _find(MARKS)
         _find(REPLAY)
         with tempfile.TemporaryDirectory() as place:
-            _run([*_traced(Path(place) / "out", 0, 0), _program("true")], Path(), 30)
+            _run(
+                [*_traced(Path(place) / "out", 0, 0), _program("true")],
+                runner.clean_environment(),
+                Path(),
+                30,
+            )
     except CalmError as error:
         return str(error)
     return None
@@ -87,8 +92,15 @@ def _traced(out: Path, warm: int, limit: int) -> list[str]:
 
 
 def _variables(variables: Mapping[str, str]) -> list[str]:
-    """For the program, not for QEMU."""
-    return [word for name, value in variables.items() for word in ("-E", f"{name}={value}")]
+    """What must be set for the program, not for QEMU: which would be preloaded itself."""
+    preload = variables.get("LD_PRELOAD")
+    return ["-E", f"LD_PRELOAD={preload}"] if preload else []
+
+
+def _inherited(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of QEMU, which hands it on: its -E would split values at commas."""
+    others = {name: value for name, value in variables.items() if name != "LD_PRELOAD"}
+    return runner.clean_environment() | others
 
 
 @contextmanager
@@ -105,13 +117,13 @@ def _judge(code: int, errors: IO[bytes], what: str = "") -> None:
         raise CalmError(f"{what}the dynamic linker did not preload it")
 
 
-def _run(command: Sequence[str], folder: Path, limit_s: float) -> None:
+def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, limit_s: float) -> None:
     with _errors() as errors:
         try:
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env=runner.clean_environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -156,9 +168,10 @@ def trace(
     """One run: warm: instructions before it counts; limit: those that it counts, or 0 for all."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        variables = _variables(allocator.variables({CALM_OPTIONS: PATIENT}))
+        variables = allocator.variables({CALM_OPTIONS: PATIENT})
         program, *arguments = command
-        _run([*_traced(out, warm, limit), *variables, _program(program), *arguments], folder, limit_s)
+        traced = [*_traced(out, warm, limit), *_variables(variables), _program(program), *arguments]
+        _run(traced, _inherited(variables), folder, limit_s)
         try:
             found = json.loads(out.read_text())
         except (OSError, ValueError) as error:
