@@ -92,8 +92,10 @@ static bool tick(void *context) {
     return governor_tick(context);
 }
 
-static void lend(void *context, bool for_good) {
-    governor_lend(context, for_good);
+static void lend(void *context, enum lending lending) {
+    static const enum lent lent[] = {
+        [LEND_TENDED] = LENT_TENDED, [LEND_UNTENDED] = LENT_UNTENDED, [LEND_FOR_GOOD] = LENT_FOR_GOOD};
+    governor_lend(context, lent[lending]);
 }
 
 static void take_back(void *context) {
@@ -187,7 +189,6 @@ bool offloading_prepare(void) {
         return false;
     }
     owner = (struct governor_owner){&calm_server, between, cached, shed};
-    governor_own(&calm_governor, &owner);
     return true;
 }
 

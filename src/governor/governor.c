@@ -863,26 +863,25 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
         governor->depots[i].owned = true;
     }
     governor->heap.make_ready = make_ready;
-    if (!governor->has_clients) {
-        governor->has_clients = true;
-        /* It looks at the clock, as the helper would. */
-        atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
+    governor->has_clients = true;
+    /* It looks at the clock, as the helper would. */
+    if (atomic_exchange_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed) != HELPER_AWAKE) {
         governor->band = ADAPTIVE_BAND_MOST_TENDED;
         governor->factor = new_factor(governor);
         publish_limit(governor);
     }
 }
 
-void governor_lend(struct governor *governor, bool for_good) {
+void governor_lend(struct governor *governor, enum lent lent) {
+    static const int helpers[] = {
+        [LENT_TENDED] = HELPER_AWAKE, [LENT_UNTENDED] = HELPER_REFUSED, [LENT_FOR_GOOD] = HELPER_NONE};
     governor->owner = NULL;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         governor->depots[i].owned = false;
     }
     governor->heap.make_ready = NULL;
-    if (for_good) {
-        governor->has_clients = false;
-        atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
-    }
+    governor->has_clients = lent != LENT_FOR_GOOD;
+    atomic_store_explicit(&governor->helper, helpers[lent], memory_order_relaxed);
 }
 
 /* An owner is parked then, and needs no locks. */

@@ -114,12 +114,16 @@ struct governor {
     struct miss_counter misses[MISS_COUNTERS];
 };
 
-/*
- * From now on the heap has an owner, who also calls governor_tick; or none for a while, but still tells those
- * who come to it nothing of misuse and calls governor_tick; or, for good, none at all. While nobody is at it.
- */
+/* Of a heap that has an owner at other times. */
+enum lent {
+    LENT_TENDED,   /* somebody calls governor_tick */
+    LENT_UNTENDED, /* whoever comes to the heap does */
+    LENT_FOR_GOOD, /* and is told of misuse, as of any heap */
+};
+
+/* From now on the heap has an owner, who also calls governor_tick; or none. While nobody is at it. */
 void governor_own(struct governor *governor, const struct governor_owner *owner);
-void governor_lend(struct governor *governor, bool for_good);
+void governor_lend(struct governor *governor, enum lent lent);
 
 /* The heap's lock, for who looks at the figures; nothing to an owner. */
 void governor_lock(struct governor *governor);

@@ -8,6 +8,8 @@
 /* Looks at an answer before the client sleeps: about ten microseconds, which is less than to sleep and be
  * woken. */
 #define SPINS 300
+/* A process that comes to the heap less often is not worth a thread. */
+#define OPERATIONS_LEAST 64
 /* Other endpoints that a client tries when it finds its own held. */
 #define TRIES            4
 #define CACHE_LINE_BYTES 64
@@ -23,7 +25,7 @@ static int phase_of(const struct server *server) {
 /* Whether the server can be asked at all. */
 static enum answer look_at(struct server *server) {
     if (phase_of(server) == PHASE_NONE) {
-        server_start(server);
+        server_begin(server);
     }
     return phase_of(server) == PHASE_LENT ? ANSWER_LENT : is_starved(server) ? ANSWER_LOST : ANSWER_DONE;
 }
@@ -88,6 +90,10 @@ struct endpoint *client_borrow(struct server *server, unsigned number) {
     if (atomic_load_explicit(&server->phase, memory_order_seq_cst) != PHASE_LENT) {
         client_return(endpoint);
         return NULL;
+    }
+    if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE &&
+        atomic_fetch_add_explicit(&server->operations, 1, memory_order_relaxed) == OPERATIONS_LEAST) {
+        server_start(server);
     }
     return endpoint;
 }

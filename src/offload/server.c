@@ -131,12 +131,12 @@ static void leave_all(struct server *server) {
 }
 
 /* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
-static void lend(struct server *server, bool for_good) {
+static void lend(struct server *server, enum lending lending) {
     stock_withdraw_all(server);
     enter_all(server);
     while (server_serve(server)) {
     }
-    server->owner.lend(server->owner.context, for_good);
+    server->owner.lend(server->owner.context, lending);
     atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
     leave_all(server);
 }
@@ -144,21 +144,11 @@ static void lend(struct server *server, bool for_good) {
 static void give_way(struct server *server, uint64_t now) {
     server->counts.lent++;
     crowd_give_way(&server->crowd, now);
-    lend(server, false);
+    lend(server, LEND_TENDED);
 }
 
-/* While the heap is lent: tidies it, as the helper of a heap without a server does. */
-static void wait_for_room(struct server *server) {
-    sleep_for(server, NAP_NS_MOST);
-    /* Nothing is in the rings; but blocks may be on the overflow list. */
-    server_serve(server);
-    server->idle = server->owner.tick(server->owner.context);
-    uint64_t now = clock_now_ns();
-    if (!crowd_has_room(&server->crowd, now)) {
-        return;
-    }
-    server->settle();
-    /* Who comes from now on asks the server; who came before is at the heap until it is counted no more. */
+/* Who comes from now on asks the server; who came before is at the heap until it is counted no more. */
+static void take_back(struct server *server) {
     atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_seq_cst);
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         while (is_open(server, i) &&
@@ -168,6 +158,18 @@ static void wait_for_room(struct server *server) {
     }
     server->owner.take_back(server->owner.context);
     server->crowd.looked_ns = 0;
+}
+
+/* While the heap is lent: tidies it, as the helper of a heap without a server does. */
+static void wait_for_room(struct server *server) {
+    sleep_for(server, NAP_NS_MOST);
+    /* Nothing is in the rings; but blocks may be on the overflow list. */
+    server_serve(server);
+    server->idle = server->owner.tick(server->owner.context);
+    if (crowd_has_room(&server->crowd, clock_now_ns())) {
+        server->settle();
+        take_back(server);
+    }
 }
 
 static void look_at_window(struct server *server, uint64_t now) {
@@ -230,6 +232,7 @@ static bool is_lent(const struct server *server) {
 static void run(void *argument) {
     struct server *server = argument;
     server->settle();
+    take_back(server);
     for (unsigned pass = 0; !look_at_requests(server); pass++) {
         if (is_lent(server)) {
             wait_for_room(server);
@@ -253,28 +256,35 @@ static void run(void *argument) {
             rest(server, now);
         }
     }
-    if (!is_lent(server)) {
-        lend(server, true);
+    if (is_lent(server)) {
+        server->owner.lend(server->owner.context, LEND_FOR_GOOD);
     } else {
-        server->owner.lend(server->owner.context, true);
+        lend(server, LEND_FOR_GOOD);
     }
+    atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_release);
     atomic_store_explicit(&server->stopping, STOPPED, memory_order_release);
     futex_wake_all(&server->stopping);
 }
 
-void server_start(struct server *server) {
-    int none = PHASE_NONE;
-    if (!atomic_compare_exchange_strong_explicit(&server->phase, &none, PHASE_RUNNING, memory_order_acq_rel,
-                                                 memory_order_relaxed)) {
-        return;
-    }
-    if (!thread_start(run, server, STACK_BYTES)) {
-        /* Nobody ever was at the heap but the last process's server, which was parked. */
-        enter_all(server);
-        server->owner.lend(server->owner.context, true);
-        atomic_store_explicit(&server->stopping, STOPPED, memory_order_relaxed);
+void server_begin(struct server *server) {
+    lock_acquire(&server->begin_lock);
+    if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_NONE) {
+        /* As the server that is not there: nobody else is at the heap. */
+        stock_withdraw_all(server);
+        while (server_serve(server)) {
+        }
+        server->owner.lend(server->owner.context, LEND_UNTENDED);
         atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
-        leave_all(server);
+    }
+    lock_release(&server->begin_lock);
+}
+
+void server_start(struct server *server) {
+    int none = THREAD_NONE;
+    if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_acq_rel,
+                                                memory_order_relaxed) &&
+        !thread_start(run, server, STACK_BYTES)) {
+        atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
     }
 }
 
@@ -301,9 +311,16 @@ static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint
     return true;
 }
 
+static bool has_thread(const struct server *server) {
+    return atomic_load_explicit(&server->thread, memory_order_acquire) == THREAD_STARTED;
+}
+
 bool server_stop(struct server *server) {
-    if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE || server->left_behind) {
-        return false;
+    int none = THREAD_NONE;
+    atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
+                                            memory_order_relaxed);
+    if (!has_thread(server)) {
+        return !server->left_behind;
     }
     lock_acquire(&server->fork_lock);
     atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
@@ -315,9 +332,8 @@ bool server_stop(struct server *server) {
 
 void server_before_fork(struct server *server) {
     lock_acquire(&server->fork_lock);
-    bool runs = atomic_load_explicit(&server->phase, memory_order_acquire) != PHASE_NONE &&
-                load(&server->stopping) != STOPPED;
-    if (runs && !server->left_behind) {
+    lock_acquire(&server->begin_lock);
+    if (has_thread(server)) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
         server_ring(server);
         uint32_t requested = PARKING_REQUESTED;
@@ -325,7 +341,7 @@ void server_before_fork(struct server *server) {
             atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
                                                     memory_order_seq_cst, memory_order_relaxed)) {
             /* It may be in the midst of anything; but of a heap that is lent nothing is half done. */
-            server->left_behind = !is_lent(server);
+            server->left_behind |= !is_lent(server);
         }
     }
     enter_all(server);
@@ -350,25 +366,33 @@ static void start_over(struct server *server) {
     server->hot_until_ns = 0;
     server->crowd.looked_ns = 0;
     atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
-    if (server->left_behind || load(&server->stopping) == STOPPED) {
+    if (server->left_behind) {
+        atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         return;
     }
-    if (is_lent(server)) {
-        server->owner.take_back(server->owner.context);
+    if (has_thread(server)) {
+        atomic_store_explicit(&server->thread, THREAD_NONE, memory_order_relaxed);
+        atomic_store_explicit(&server->operations, 0, memory_order_relaxed);
     }
-    atomic_store_explicit(&server->phase, PHASE_NONE, memory_order_relaxed);
+    if (is_lent(server)) {
+        bool for_good = load(&server->stopping) == STOPPED;
+        server->owner.lend(server->owner.context, for_good ? LEND_FOR_GOOD : LEND_UNTENDED);
+    } else {
+        atomic_store_explicit(&server->phase, PHASE_NONE, memory_order_relaxed);
+    }
 }
 
 void server_after_fork(struct server *server, bool child) {
     leave_all(server);
     if (child) {
         start_over(server);
-    } else {
-        server->left_behind = false;
+    } else if (has_thread(server)) {
+        server->left_behind = false; /* the child was */
     }
     if (load(&server->parking) == PARKING_PARKED) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);
         futex_wake_all(&server->parking);
     }
+    lock_release(&server->begin_lock);
     lock_release(&server->fork_lock);
 }

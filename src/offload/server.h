@@ -8,6 +8,9 @@
  * back when the process leaves a CPU idle. Who is in an endpoint finds the heap lent, or not lent,
  * until it leaves: the server lends it while nobody is in any.
  *
+ * It is started once a process has come to the heap so often that it is worth a thread; until then the heap
+ * is lent, too.
+ *
  * A free does not wake it, unless what was freed and not yet served has passed a bound; a call does.
  *
  * It has no thread-local storage, no C library and no signals.
@@ -23,6 +26,12 @@
 /* Freed bytes that wait for the server before a free wakes it. */
 #define BACKLOG_BYTES_MOST ((size_t)1 << 20)
 
+enum lending {
+    LEND_TENDED,   /* for a while; the server tidies it */
+    LEND_UNTENDED, /* there is no server yet */
+    LEND_FOR_GOOD, /* nor will there be one any more */
+};
+
 struct owner {
     void *context;
     const struct size_classes *classes;
@@ -34,17 +43,19 @@ struct owner {
     size_t page_size;
     /* Tidies, if a window has passed. True if there is nothing left to tidy. */
     bool (*tick)(void *context);
-    /* The heap is everybody's from now on, by its locks, or the server's again; with for_good there will be
-     * no server any more. While no client is at the heap. */
-    void (*lend)(void *context, bool for_good);
+    /* The heap is everybody's from now on, by its locks; or the server's. While nobody is at it. */
+    void (*lend)(void *context, enum lending lending);
     void (*take_back)(void *context);
 };
 
+/* Whose the heap is. */
 enum phase {
-    PHASE_NONE,    /* not started yet, or gone with the parent */
-    PHASE_RUNNING, /* the heap is the server's */
-    PHASE_LENT,    /* the heap is everybody's, by its locks: the server has no CPU to itself, or is gone */
+    PHASE_NONE,    /* nobody's yet, in a new process; in a forked one there may be what its parent had sent */
+    PHASE_LENT,    /* everybody's, by its locks: the server has no CPU to itself, or there is none */
+    PHASE_RUNNING, /* the server's */
 };
+
+enum thread { THREAD_NONE, THREAD_STARTED, THREAD_REFUSED /* or gone */ };
 
 enum server_state { SERVER_HOT, SERVER_NAPS, SERVER_SLEEPS };
 
@@ -69,10 +80,12 @@ struct server {
     void (*settle)(void);             /* on the server: when it starts, and takes the heap back */
     void (*lost)(void);               /* a client found the server starved; once */
 
-    _Atomic(int) phase;       /* enum phase */
-    _Atomic(uint32_t) opened; /* endpoints in use */
-    _Atomic(uint16_t) *open;  /* their numbers, in the order of opening */
-    _Atomic(bool) *is_open;   /* by number */
+    _Atomic(int) phase;           /* enum phase */
+    _Atomic(int) thread;          /* enum thread */
+    _Atomic(uint32_t) operations; /* at the heap before the server was started */
+    _Atomic(uint32_t) opened;     /* endpoints in use */
+    _Atomic(uint16_t) *open;      /* their numbers, in the order of opening */
+    _Atomic(bool) *is_open;       /* by number */
     struct lock open_lock;
 
     _Alignas(64) _Atomic(uint32_t) state; /* enum server_state */
@@ -82,6 +95,7 @@ struct server {
     _Atomic(uint32_t) parking;            /* enum parking */
     _Atomic(uint32_t) stopping;
     _Atomic(bool) was_lost;
+    struct lock begin_lock;
     struct lock fork_lock;
     bool left_behind;                      /* a fork did not wait for it: in the child its heap is lost */
     _Alignas(64) _Atomic(void *) overflow; /* freed blocks, each linked to the next through its first word */
@@ -121,7 +135,10 @@ static inline void **server_magazine(const struct server *server, struct endpoin
            (size_t)(index % STOCK_MAGAZINES) * server->owner.classes->of[class].batch;
 }
 
-/* Starts it if it does not run. Any thread. Afterwards the phase is not PHASE_NONE. */
+/* From PHASE_NONE on: serves what a parent's clients had sent, and lends the heap. Any thread. */
+void server_begin(struct server *server);
+
+/* Starts the thread, once: it takes the heap as soon as it runs. Any thread. */
 void server_start(struct server *server);
 
 /* Serves what is there and ends; the phase is PHASE_LENT then, for good. For the process's end. False if the

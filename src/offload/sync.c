@@ -32,7 +32,7 @@ static bool exchange(struct server *server, struct sync *sync) {
 
 static enum answer ask(struct server *server, uint32_t class, void **block) {
     if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE) {
-        server_start(server);
+        server_begin(server);
     }
     struct sync *sync = &server->sync;
     lock_acquire(&sync->clients);
