@@ -251,8 +251,9 @@ static void look_closely(void *subject) {
 
 void door_look(void (*look)(void *subject), void *subject) {
     struct look this = {look, subject};
-    /* Of a server that does not answer the figures are read past it, as they happen to be. */
-    if (!is_offloaded() || !run_at_heap(CALL_SHORT, look_closely, &this)) {
+    /* Not in the middle of a purge, when more is free than may be. Of a server that does not answer the
+     * figures are read past it, as they happen to be. */
+    if (!is_offloaded() || !run_at_heap(CALL_LONG, look_closely, &this)) {
         look(subject);
     }
 }

@@ -10,6 +10,8 @@
 #define SPINS 300
 /* A process that comes to the heap less often is not worth a thread. */
 #define OPERATIONS_LEAST 64
+/* Between two looks whether a ring that was full has room for a call. */
+#define FULL_NS 50000ULL
 /* Other endpoints that a client tries when it finds its own held. */
 #define TRIES            4
 #define CACHE_LINE_BYTES 64
@@ -92,7 +94,7 @@ struct endpoint *client_borrow(struct server *server, unsigned number) {
         return NULL;
     }
     if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE &&
-        atomic_fetch_add_explicit(&server->operations, 1, memory_order_relaxed) == OPERATIONS_LEAST) {
+        atomic_fetch_add_explicit(&server->operations, 1, memory_order_relaxed) >= OPERATIONS_LEAST) {
         server_start(server);
     }
     return endpoint;
@@ -160,12 +162,14 @@ void client_give_up(struct server *server) {
     atomic_store_explicit(&server->starved, true, memory_order_seq_cst);
     server_wake(server);
     atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
-    if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
-        server->lost();
-    }
+    server_say_lost(server);
 }
 
-static bool send_call(struct server *server, unsigned number, const struct call *call) {
+static uint64_t patience_ns(const struct server *server, const struct call *call) {
+    return call->kind == CALL_LONG ? PATIENCES * server->patience_ns : server->patience_ns;
+}
+
+static bool send_call(struct server *server, unsigned number, struct call *call) {
     uint64_t header = record_header(RECORD_CALL, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
@@ -182,10 +186,10 @@ static bool send_call(struct server *server, unsigned number, const struct call 
         }
         uint64_t now = clock_now_ns();
         start = start == 0 ? now : start;
-        if (now - start > server->patience_ns) {
+        if (now - start > patience_ns(server, call)) {
             return false;
         }
-        cpu_relax();
+        futex_wait(&call->state, CALL_PENDING, FULL_NS);
     }
 }
 
@@ -240,7 +244,7 @@ static bool wait_for(struct server *server, struct call *call) {
             continue;
         }
         uint64_t waited = clock_now_ns() - start;
-        if (waited >= server->patience_ns) {
+        if (waited >= patience_ns(server, call)) {
             uint64_t now = atomic_load_explicit(&server->beat, memory_order_relaxed);
             if (is_own_work(call) && now != beat) {
                 beat = now;
@@ -253,7 +257,7 @@ static bool wait_for(struct server *server, struct call *call) {
             waited = 0; /* of a call that cannot be left */
             start = clock_now_ns();
         }
-        futex_wait(&call->state, state | CALL_SLEEPING, server->patience_ns - waited);
+        futex_wait(&call->state, state | CALL_SLEEPING, patience_ns(server, call) - waited);
     }
 }
 
@@ -400,7 +404,8 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject) {
     enum answer answer = look_at(server);
-    struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
+    bool asks = answer == ANSWER_DONE || (answer == ANSWER_LOST && kind == CALL_LONG && !server->left_behind);
+    struct call *call = asks ? claim(server, number) : NULL;
     if (call == NULL) {
         return answer == ANSWER_LENT ? answer : ANSWER_LOST;
     }

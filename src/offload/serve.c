@@ -3,18 +3,18 @@
 #include "offload/stock.h"
 #include "os/futex.h"
 
-static uint32_t load(const _Atomic(uint32_t) *word) {
-    return atomic_load_explicit(word, memory_order_relaxed);
-}
+/* Blocks of the overflow that are served before all else is looked at again. */
+#define OVERFLOW_BLOCKS 1024
 
 /* Calls. */
 
 /* The call is the server's now; false if it was abandoned, or served before. */
 static bool take_call(struct call *call) {
-    uint32_t state = load(&call->state);
+    /* Acquired also where it was abandoned: what its client did is done before the next one has the slot. */
+    uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
     while ((state & CALL_STATE) == CALL_PENDING) {
         if (atomic_compare_exchange_weak_explicit(&call->state, &state, (state & CALL_SLEEPING) | CALL_TAKEN,
-                                                  memory_order_acquire, memory_order_relaxed)) {
+                                                  memory_order_acquire, memory_order_acquire)) {
             return true;
         }
     }
@@ -136,14 +136,20 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
     return true;
 }
 
-/* What found no room, or no server. Each block leads to the next by its first word. */
+/*
+ * What found no room, or no server. Each block leads to the next by its first word, and, once it is served,
+ * to the list's head: a block that was freed twice leads back to where this was before, and what lay behind
+ * it is lost.
+ */
 static bool serve_overflow(struct server *server) {
     if (atomic_load_explicit(&server->overflow, memory_order_relaxed) == NULL) {
         return false;
     }
     void *block = atomic_exchange_explicit(&server->overflow, NULL, memory_order_acquire);
-    while (block != NULL) {
+    for (unsigned count = 1; block != NULL; count++) {
         void *next = *(void **)block;
+        next = next == (void *)&server->overflow ? NULL : next;
+        *(void **)block = &server->overflow;
         uint32_t class = server->owner.class_of(server->owner.context, block);
         if (class != 0) {
             server->owner.put(server->owner.context, class, &block, 1);
@@ -151,6 +157,9 @@ static bool serve_overflow(struct server *server) {
             server->owner.put_large(server->owner.context, block);
         }
         block = next;
+        if (count % OVERFLOW_BLOCKS == 0 && server->depth == 1) {
+            server_serve(server); /* there may be millions of them, and others wait */
+        }
     }
     return true;
 }

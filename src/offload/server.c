@@ -19,8 +19,6 @@
 #define WINDOW_NS 100000000ULL
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
-/* Who must stop the server, for a fork or the end, is that much more patient than who wants a block. */
-#define PARK_PATIENCES 10
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
 enum parking { PARKING_NONE, PARKING_REQUESTED, PARKING_PARKED };
@@ -70,7 +68,8 @@ bool server_init(struct server *server, unsigned endpoint_count) {
 
 /* Looks once more, after it has said that it sleeps: what a client published before it saw that is seen. */
 static bool is_wanted(struct server *server) {
-    bool wanted = atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
+    bool wanted = server->deferred_count > 0 ||
+                  atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
                   atomic_load_explicit(&server->starved, memory_order_seq_cst) ||
@@ -280,11 +279,22 @@ void server_begin(struct server *server) {
 }
 
 void server_start(struct server *server) {
-    int none = THREAD_NONE;
-    if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_acq_rel,
-                                                memory_order_relaxed) &&
-        !thread_start(run, server, STACK_BYTES)) {
-        atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
+    /* Not while another thread forks, whose child would have a heap with the server in the midst of it. */
+    if (!lock_try(&server->fork_lock)) {
+        return;
+    }
+    if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE) {
+        atomic_store_explicit(&server->thread, THREAD_STARTED, memory_order_release);
+        if (!thread_start(run, server, STACK_BYTES)) {
+            atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
+        }
+    }
+    lock_release(&server->fork_lock);
+}
+
+void server_say_lost(struct server *server) {
+    if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
+        server->lost();
     }
 }
 
@@ -303,7 +313,7 @@ static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint
     while (atomic_load_explicit(word, memory_order_acquire) == seen) {
         if (is_alive(server, &beat)) {
             start = clock_now_ns();
-        } else if (clock_now_ns() - start > PARK_PATIENCES * server->patience_ns) {
+        } else if (clock_now_ns() - start > PATIENCES * server->patience_ns) {
             return false;
         }
         futex_wait(word, seen, server->patience_ns);
@@ -342,6 +352,7 @@ void server_before_fork(struct server *server) {
                                                     memory_order_seq_cst, memory_order_relaxed)) {
             /* It may be in the midst of anything; but of a heap that is lent nothing is half done. */
             server->left_behind |= !is_lent(server);
+            server_say_lost(server);
         }
     }
     enter_all(server);

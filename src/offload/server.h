@@ -23,6 +23,9 @@
 #include "offload/endpoint.h"
 #include "offload/sync.h"
 
+/* Who must have the server itself, for a fork, the end, or long work, is so many times as patient as who
+ * wants a block. */
+#define PATIENCES 100
 /* Freed bytes that wait for the server before a free wakes it. */
 #define BACKLOG_BYTES_MOST ((size_t)1 << 20)
 
@@ -138,8 +141,12 @@ static inline void **server_magazine(const struct server *server, struct endpoin
 /* From PHASE_NONE on: serves what a parent's clients had sent, and lends the heap. Any thread. */
 void server_begin(struct server *server);
 
-/* Starts the thread, once: it takes the heap as soon as it runs. Any thread. */
+/* Starts the thread, once: it takes the heap as soon as it runs. Any thread; without effect while one forks.
+ */
 void server_start(struct server *server);
+
+/* Says that the server does not answer, once. Any thread. */
+void server_say_lost(struct server *server);
 
 /* Serves what is there and ends; the phase is PHASE_LENT then, for good. For the process's end. False if the
  * server does not answer. */

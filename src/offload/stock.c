@@ -277,14 +277,19 @@ size_t stock_blocks(const struct server *server, size_t *bytes) {
             blocks += held;
             *bytes += held * of->size;
         }
+        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+            const struct large_stock *stock = &endpoint->large[place];
+            size_t pages = (large_level_of(stock) % (LARGE_BLOCKS + 1)) * (size_t)stock->pages;
+            blocks += pages;
+            *bytes += pages * server->owner.page_size;
+        }
     }
     return blocks;
 }
 
 size_t stock_blocks_most(const struct server *server, size_t *bytes) {
-    size_t opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    *bytes = opened * STOCK_BYTES_MOST;
-    return opened * (STOCK_BYTES_MOST / STOCK_CHARGE_LEAST);
+    *bytes = server->endpoint_count * STOCK_BYTES_MOST;
+    return server->endpoint_count * (STOCK_BYTES_MOST / STOCK_CHARGE_LEAST);
 }
 
 /* A client had to ask: more is to be ready from now on. */

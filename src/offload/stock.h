@@ -29,10 +29,10 @@ void stock_end_window(struct server *server, struct endpoint *endpoint);
 /* Takes back all stock. */
 void stock_withdraw_all(struct server *server);
 
-/* Blocks of classes that lie ready, and their bytes, about. Any thread. */
+/* Blocks that lie ready, a large one counting for its pages, and their bytes, about. Any thread. */
 size_t stock_blocks(const struct server *server, size_t *bytes);
 
-/* The most blocks, and bytes, that could lie ready in the endpoints in use. Any thread. */
+/* The most blocks, and bytes, that could lie ready: a constant for each endpoint. Any thread. */
 size_t stock_blocks_most(const struct server *server, size_t *bytes);
 
 #endif
