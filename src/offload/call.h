@@ -17,7 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CALLS 128
+#define CALLS      128
+#define CALL_WORDS (CALLS / 64)
 
 enum call_state { CALL_FREE, CALL_CLAIMED, CALL_PENDING, CALL_TAKEN, CALL_DONE, CALL_ABANDONED };
 #define CALL_STATE    0x7U

@@ -170,7 +170,8 @@ static uint64_t patience_ns(const struct server *server, const struct call *call
 }
 
 static bool send_call(struct server *server, unsigned number, struct call *call) {
-    uint64_t header = record_header(RECORD_CALL, (uint32_t)(call - server->calls), 0);
+    enum record record = call->kind == CALL_LONG ? RECORD_LONG_CALL : RECORD_CALL;
+    uint64_t header = record_header(record, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
         struct endpoint *endpoint = enter(server, number);

@@ -28,7 +28,12 @@
 
 #define CLASS_WORDS ((SIZE_CLASSES + 63) / 64)
 
-enum record { RECORD_FREE, RECORD_FREE_LARGE, RECORD_CALL };
+enum record {
+    RECORD_FREE,
+    RECORD_FREE_LARGE,
+    RECORD_CALL,
+    RECORD_LONG_CALL, /* not begun between two pieces of other long work */
+};
 
 /* A record's first word. */
 static inline uint64_t record_header(enum record kind, uint32_t subject, size_t count) {

@@ -42,13 +42,8 @@ static void answer_call(struct server *server, struct call *call) {
     }
 }
 
-static void serve_call(struct server *server, struct endpoint *endpoint, uint8_t slot) {
+static void serve_call(struct server *server, struct endpoint *endpoint, uint32_t slot) {
     struct call *call = &server->calls[slot];
-    if (call->kind == CALL_LONG && server->depth > 1) {
-        /* In the middle of other long work: after that. */
-        server->deferred[server->deferred_count++ % CALLS] = slot;
-        return;
-    }
     if (!take_call(call)) {
         return;
     }
@@ -94,7 +89,14 @@ static void serve_record(struct server *server, struct endpoint *endpoint, uint6
         server->owner.put_large(context, (void *)(uintptr_t)payload[0]);
         break;
     case RECORD_CALL:
-        serve_call(server, endpoint, (uint8_t)subject);
+        serve_call(server, endpoint, subject);
+        break;
+    case RECORD_LONG_CALL:
+        if (server->depth > 1) {
+            server->deferred[subject / 64] |= (uint64_t)1 << (subject % 64);
+        } else {
+            serve_call(server, endpoint, subject);
+        }
         break;
     }
 }
@@ -183,9 +185,21 @@ static bool serve_sync(struct server *server) {
     return true;
 }
 
+bool server_has_deferred(const struct server *server) {
+    uint64_t any = 0;
+    for (unsigned word = 0; word < CALL_WORDS; word++) {
+        any |= server->deferred[word];
+    }
+    return any != 0;
+}
+
 static void serve_deferred(struct server *server) {
-    while (server->deferred_count > 0) {
-        serve_call(server, NULL, server->deferred[--server->deferred_count]);
+    for (unsigned word = 0; word < CALL_WORDS; word++) {
+        while (server->deferred[word] != 0) {
+            uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(server->deferred[word]);
+            server->deferred[word] &= server->deferred[word] - 1;
+            serve_call(server, NULL, slot);
+        }
     }
 }
 
@@ -206,7 +220,7 @@ bool server_serve(struct server *server) {
         worked |= stock_scan(server, endpoint);
     }
     worked |= serve_overflow(server);
-    if (server->depth == 1 && server->deferred_count > 0) {
+    if (server->depth == 1 && server_has_deferred(server)) {
         serve_deferred(server);
         worked = true;
     }

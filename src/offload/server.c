@@ -37,7 +37,7 @@ bool server_open(struct server *server, unsigned number) {
     if (!open && os_commit(server_endpoint(server, number), server->endpoint_bytes)) {
         uint32_t opened = atomic_load_explicit(&server->opened, memory_order_relaxed);
         atomic_store_explicit(&server->open[opened], (uint16_t)number, memory_order_relaxed);
-        atomic_store_explicit(&server->opened, opened + 1, memory_order_release);
+        atomic_store_explicit(&server->opened, opened + 1, memory_order_seq_cst);
         atomic_store_explicit(&server->is_open[number], true, memory_order_release);
         open = true;
     }
@@ -68,7 +68,7 @@ bool server_init(struct server *server, unsigned endpoint_count) {
 
 /* Looks once more, after it has said that it sleeps: what a client published before it saw that is seen. */
 static bool is_wanted(struct server *server) {
-    bool wanted = server->deferred_count > 0 ||
+    bool wanted = server_has_deferred(server) ||
                   atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
@@ -372,7 +372,7 @@ static void start_over(struct server *server) {
     atomic_store_explicit(&server->sync.done, 0, memory_order_relaxed);
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_relaxed);
     atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
-    server->deferred_count = 0;
+    memset(server->deferred, 0, sizeof server->deferred);
     server->depth = 0;
     server->hot_until_ns = 0;
     server->crowd.looked_ns = 0;

@@ -111,11 +111,10 @@ struct server {
     uint64_t nap_ns;       /* how long the next nap is */
     uint64_t window_ns;    /* when the window began */
     struct crowd crowd;
-    unsigned depth;    /* of server_serve */
-    unsigned next_fed; /* endpoint */
-    bool idle;         /* the last tick left nothing to tidy */
-    uint8_t deferred[CALLS];
-    unsigned deferred_count;
+    unsigned depth;                /* of server_serve */
+    unsigned next_fed;             /* endpoint */
+    bool idle;                     /* the last tick left nothing to tidy */
+    uint64_t deferred[CALL_WORDS]; /* slots of long calls that came in the middle of long work */
 
     struct sync sync;
     struct call calls[CALLS];
@@ -162,6 +161,9 @@ void server_ring(struct server *server);
 /* One look at everything; true if there was work. What the owner's functions call between the pieces of long
  * work, so that clients need not wait for all of it. The server's thread alone. */
 bool server_serve(struct server *server);
+
+/* Whether there are calls that were put off. The server's thread alone. */
+bool server_has_deferred(const struct server *server);
 
 /* Around fork. Before: the server is parked, and no client is in an endpoint; unless it does not answer. */
 void server_before_fork(struct server *server);
