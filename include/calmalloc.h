@@ -90,7 +90,7 @@ struct calm_stats {
     uint64_t offload_wakes;   /* of the server, by threads */
     uint64_t offload_naps;    /* of the server */
     uint64_t offload_lost;    /* times that a thread found the server not to answer */
-    uint64_t offload_lent;    /* times that the server had no CPU to itself, and lent the heap to the threads */
+    uint64_t offload_lent; /* times that the server had no CPU to itself, and lent the heap to the threads */
 };
 
 /*
