@@ -5,9 +5,10 @@
 
 #include <string.h>
 
-/* Looks at an answer before the client sleeps: about ten microseconds, which is less than to sleep and be
- * woken. */
-#define SPINS 300
+/* A client looks for its answer for so long before it sleeps: the server has a CPU to itself, and to be put
+ * to sleep and woken takes nearly as long. */
+#define SPIN_NS 60000ULL
+#define SPINS   16 /* between two looks at the clock */
 /* A process that comes to the heap less often is not worth a thread. */
 #define OPERATIONS_LEAST 64
 /* Between two looks whether a ring that was full has room for a call. */
@@ -225,14 +226,16 @@ static bool is_done(const struct call *call) {
 
 /* Until the call is done. False if it was abandoned. */
 static bool wait_for(struct server *server, struct call *call) {
-    for (int spins = 0; spins < SPINS; spins++) {
-        if (is_done(call)) {
-            return true;
-        }
-        cpu_relax();
-    }
-    server_ring(server);
     uint64_t start = clock_now_ns();
+    do {
+        for (int spins = 0; spins < SPINS; spins++) {
+            if (is_done(call)) {
+                return true;
+            }
+            cpu_relax();
+        }
+    } while (clock_now_ns() - start < SPIN_NS);
+    server_ring(server);
     uint64_t beat = atomic_load_explicit(&server->beat, memory_order_relaxed);
     for (;;) {
         uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
