@@ -80,7 +80,8 @@ struct calm_stats {
     uint64_t heap_locks;        /* acquisitions of a heap's lock */
     uint64_t large_allocations; /* of runs of pages, slabs excluded */
     uint64_t large_moves;       /* realloc by moving pages */
-    /* Offload mode; 0 without it. */
+    /* Offload mode; 0 without it. There, frees are asynchronous: what is said of bounds above holds of all
+     * that the server has seen, which calm_stats and calm_trim wait for. */
     uint64_t offload_hits;    /* magazines and large blocks that were ready when a thread wanted one */
     uint64_t offload_misses;  /* that were not */
     uint64_t offload_calls;   /* that a thread waited for an answer of the server */

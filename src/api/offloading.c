@@ -103,7 +103,7 @@ static void take_back(void *context) {
 }
 
 static void between(void *context) {
-    server_serve(context);
+    server_serve_between(context);
 }
 
 static size_t cached(const void *context, size_t *bytes) {

@@ -46,32 +46,36 @@ static void fill_offload(struct calm_stats *stats) {
     stats->offload_lost = atomic_load_explicit(&calm_server.losses, memory_order_relaxed);
 }
 
-static void fill(void *subject) {
-    struct calm_stats *stats = subject;
-    struct governor *governor = &calm_governor;
+/* Of one heap: the second one's are added to the first one's. */
+static void add_heap(struct calm_stats *stats, struct governor *governor) {
     governor_lock(governor);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
     const struct governor_counts *counts = &governor->counts;
-    stats->in_use = heap_used_pages(heap) * page;
-    stats->retained = (heap_dirty_pages(heap) + heap->purging_pages) * page;
-    stats->footprint = stats->in_use + stats->retained;
-    stats->reserved = space_reserved_bytes(&heap->space);
-    stats->metadata = space_metadata_bytes(&heap->space);
-    stats->retained_limit = governor_limit(governor);
-    stats->dirtied = heap->dirtied_pages * page;
-    stats->purged = counts->purged_pages * page;
-    stats->purges = counts->purges;
-    stats->purges_timed = counts->purges_timed;
-    stats->purges_asked = counts->purges_asked;
-    stats->purge_failures = counts->failures;
-    stats->purge_vectored_calls = counts->vectored_calls;
-    stats->purge_single_calls = counts->single_calls;
-    stats->purge_ranges = counts->ranges;
-    stats->heap_locks = governor->heap_locks;
-    stats->large_allocations = heap->large_allocations;
-    stats->large_moves = heap->moves;
+    stats->in_use += heap_used_pages(heap) * page;
+    stats->retained += (heap_dirty_pages(heap) + heap->purging_pages) * page;
+    stats->reserved += space_reserved_bytes(&heap->space);
+    stats->metadata += space_metadata_bytes(&heap->space);
+    stats->retained_limit += governor_limit(governor);
+    stats->dirtied += heap->dirtied_pages * page;
+    stats->purged += counts->purged_pages * page;
+    stats->purges += counts->purges;
+    stats->purges_timed += counts->purges_timed;
+    stats->purges_asked += counts->purges_asked;
+    stats->purge_failures += counts->failures;
+    stats->purge_vectored_calls += counts->vectored_calls;
+    stats->purge_single_calls += counts->single_calls;
+    stats->purge_ranges += counts->ranges;
+    stats->heap_locks += governor->heap_locks;
+    stats->large_allocations += heap->large_allocations;
+    stats->large_moves += heap->moves;
     governor_unlock(governor);
+}
+
+static void fill(void *subject) {
+    struct calm_stats *stats = subject;
+    struct governor *governor = &calm_governor;
+    add_heap(stats, governor);
     size_t cached;
     governor_cached(governor, &cached);
     stats->cached = cached;
@@ -81,6 +85,10 @@ static void fill(void *subject) {
     if (offloading_mode() != OFFLOADING_NONE) {
         fill_offload(stats);
     }
+    if (offloading_second_if_made() != NULL) {
+        add_heap(stats, offloading_second_if_made());
+    }
+    stats->footprint = stats->in_use + stats->retained;
 }
 
 void statistics_fill(struct calm_stats *stats) {

@@ -203,6 +203,13 @@ static void serve_deferred(struct server *server) {
     }
 }
 
+bool server_serve_between(struct server *server) {
+    server->depth++;
+    bool worked = server_serve(server);
+    server->depth--;
+    return worked;
+}
+
 bool server_serve(struct server *server) {
     bool worked = false;
     server->depth++;

@@ -158,9 +158,11 @@ void server_wake(struct server *server);
  * that found it asleep and was stopped before it came to ring. */
 void server_ring(struct server *server);
 
-/* One look at everything; true if there was work. What the owner's functions call between the pieces of long
- * work, so that clients need not wait for all of it. The server's thread alone. */
+/* One look at everything; true if there was work. The server's thread alone. */
 bool server_serve(struct server *server);
+
+/* The same between two pieces of long work, so that clients need not wait for all of it; long calls do. */
+bool server_serve_between(struct server *server);
 
 /* Whether there are calls that were put off. The server's thread alone. */
 bool server_has_deferred(const struct server *server);
