@@ -457,7 +457,11 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
     return true;
 }
 
-/* What found no room, or no server. Each block leads to the next by its first word. */
+/*
+ * What found no room, or no server. Each block leads to the next by its first word, and, once it is served,
+ * to the list's head: a block that was freed twice leads back to where this was before, and what lay behind
+ * it is lost.
+ */
 static bool serve_overflow(struct server *server) {
     if (atomic_load_explicit(&server->overflow, memory_order_relaxed) == NULL) {
         return false;
@@ -465,6 +469,8 @@ static bool serve_overflow(struct server *server) {
     void *block = atomic_exchange_explicit(&server->overflow, NULL, memory_order_acquire);
     while (block != NULL) {
         void *next = *(void **)block;
+        next = next == (void *)&server->overflow ? NULL : next;
+        *(void **)block = &server->overflow;
         uint32_t class = server->owner.class_of(server->owner.context, block);
         if (class != 0) {
             server->owner.put(server->owner.context, class, &block, 1);
