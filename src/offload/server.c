@@ -680,16 +680,17 @@ static void run(void *argument) {
 }
 
 void server_start(struct server *server) {
+    /* Not while the process is being copied: the copy would have its heap in the midst of anything. */
+    lock_acquire(&server->fork_lock);
     int none = PHASE_NONE;
-    if (!atomic_compare_exchange_strong_explicit(&server->phase, &none, PHASE_RUNNING, memory_order_acq_rel,
-                                                 memory_order_relaxed)) {
-        return;
-    }
-    if (!thread_start(run, server, STACK_BYTES)) {
+    if (atomic_compare_exchange_strong_explicit(&server->phase, &none, PHASE_RUNNING, memory_order_acq_rel,
+                                                memory_order_relaxed) &&
+        !thread_start(run, server, STACK_BYTES)) {
         /* Nobody ever was at the heap but the last process's server, which was parked. */
         server->owner.release(server->owner.context);
         atomic_store_explicit(&server->phase, PHASE_DIRECT, memory_order_release);
     }
+    lock_release(&server->fork_lock);
 }
 
 /* Whether the server did anything since beat. */
