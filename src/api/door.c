@@ -175,9 +175,10 @@ static void look_by_server(void *subject) {
 
 void door_look(void (*look)(void *subject), void *subject) {
     struct look this = {look, subject};
-    /* Of a server that does not answer the figures are read past it, as they happen to be. */
+    /* Not in the middle of a purge, when more is free than may be. Of a server that does not answer the
+     * figures are read past it, as they happen to be. */
     if (!is_offloaded() ||
-        client_run(&calm_server, cpu_cache_number(), CALL_SHORT, look_by_server, &this) != ANSWER_DONE) {
+        client_run(&calm_server, cpu_cache_number(), CALL_LONG, look_by_server, &this) != ANSWER_DONE) {
         look(subject);
     }
 }

@@ -11,8 +11,13 @@
 #define SPINS 300
 /* Other endpoints that a client tries when it finds its own held. */
 #define TRIES 4
+/* Between two looks whether a ring that was full has room for a call. */
+#define FULL_NS 50000ULL
 
-static bool is_starved(const struct server *server) {
+bool client_is_starved(struct server *server) {
+    if (server_is_lost(server)) {
+        server_say_lost(server);
+    }
     return atomic_load_explicit(&server->starved, memory_order_relaxed);
 }
 
@@ -130,14 +135,20 @@ static struct call *claim(struct server *server, unsigned from) {
 
 /* The server was waited for in vain. */
 void client_give_up(struct server *server) {
-    atomic_store_explicit(&server->starved, true, memory_order_relaxed);
-    atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
-    if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
-        server->lost();
+    if (!atomic_load_explicit(&server->starved, memory_order_relaxed)) {
+        atomic_store_explicit(&server->starved_ns, clock_coarse_ns(), memory_order_relaxed);
+        atomic_store_explicit(&server->starved, true, memory_order_release);
     }
+    atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
 }
 
-static bool send_call(struct server *server, unsigned number, const struct call *call) {
+/* How long a client waits for an answer: no longer than others keep the server from its CPU, if it can do
+ * without. */
+static uint64_t patience(const struct call *call) {
+    return call->kind == CALL_LONG ? LOST_NS : STARVED_NS;
+}
+
+static bool send_call(struct server *server, unsigned number, struct call *call) {
     uint64_t header = record_header(RECORD_CALL, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
@@ -153,10 +164,10 @@ static bool send_call(struct server *server, unsigned number, const struct call 
         }
         uint64_t now = clock_now_ns();
         start = start == 0 ? now : start;
-        if (now - start > STARVED_NS) {
+        if (now - start > patience(call)) {
             return false;
         }
-        cpu_relax();
+        futex_wait(&call->state, CALL_PENDING, FULL_NS);
     }
 }
 
@@ -198,6 +209,7 @@ static bool wait_for(struct server *server, struct call *call) {
         }
         cpu_relax();
     }
+    uint64_t most = patience(call);
     uint64_t start = clock_now_ns();
     uint64_t beat = atomic_load_explicit(&server->beat, memory_order_relaxed);
     for (;;) {
@@ -211,7 +223,7 @@ static bool wait_for(struct server *server, struct call *call) {
             continue;
         }
         uint64_t waited = clock_now_ns() - start;
-        if (waited >= STARVED_NS) {
+        if (waited >= most) {
             uint64_t now = atomic_load_explicit(&server->beat, memory_order_relaxed);
             if (is_own_work(call) && now != beat) {
                 beat = now;
@@ -224,7 +236,7 @@ static bool wait_for(struct server *server, struct call *call) {
             waited = 0; /* of a call that cannot be left */
             start = clock_now_ns();
         }
-        futex_wait(&call->state, state | CALL_SLEEPING, STARVED_NS - waited);
+        futex_wait(&call->state, state | CALL_SLEEPING, most - waited);
     }
 }
 
@@ -252,7 +264,9 @@ static enum answer look_at(struct server *server) {
     if (phase_of(server) == PHASE_NONE) {
         server_start(server);
     }
-    return phase_of(server) == PHASE_DIRECT ? ANSWER_DIRECT : is_starved(server) ? ANSWER_LOST : ANSWER_DONE;
+    return phase_of(server) == PHASE_DIRECT ? ANSWER_DIRECT
+           : client_is_starved(server)      ? ANSWER_LOST
+                                            : ANSWER_DONE;
 }
 
 bool client_is_served(struct server *server) {
@@ -358,6 +372,9 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject) {
     enum answer answer = look_at(server);
+    if (answer == ANSWER_LOST && kind == CALL_LONG && !server_is_lost(server)) {
+        answer = ANSWER_DONE;
+    }
     struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
     if (call == NULL) {
         return answer == ANSWER_DIRECT ? answer : ANSWER_LOST;
@@ -378,9 +395,9 @@ struct endpoint_counts client_counts(const struct server *server) {
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
         const struct endpoint_counts *counts = &server_endpoint(server, number)->counts;
-        sum.hits += counts->hits;
-        sum.misses += counts->misses;
-        sum.full += counts->full;
+        sum.hits += atomic_load_explicit(&counts->hits, memory_order_relaxed);
+        sum.misses += atomic_load_explicit(&counts->misses, memory_order_relaxed);
+        sum.full += atomic_load_explicit(&counts->full, memory_order_relaxed);
     }
     return sum;
 }

@@ -33,7 +33,8 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 void client_put_large(struct server *server, unsigned number, void *block, size_t bytes);
 
 /* Has the server run work(subject), after all that was sent to it from here before; kind is CALL_SHORT or
- * CALL_LONG. Waits for as long as it takes, while the server lives. */
+ * CALL_LONG. Waits for as long as it takes, while the server lives; for CALL_LONG also while it is starved.
+ */
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject);
 
@@ -43,6 +44,9 @@ enum answer client_put_sync(struct server *server, uint32_t class, void *block);
 
 /* The server was waited for in vain: until it is seen again nobody waits for it. */
 void client_give_up(struct server *server);
+
+/* Whether that is so. Of a server that is lost, says so, once: that others ran for a while is no news. */
+bool client_is_starved(struct server *server);
 
 struct endpoint_counts client_counts(const struct server *server);
 

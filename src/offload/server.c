@@ -24,7 +24,6 @@
 #define CROWD_SHARE      0.85
 #define CROWDED_NS_LEAST 50000000ULL
 #define CROWDED_NS_MOST  3200000000ULL
-#define PARK_PATIENCE_NS 100000000ULL
 #define LARGE_READY_DIVISOR \
     4 /* a large block of more than this part of the stock's bound is never made ready */
 
@@ -693,6 +692,17 @@ void server_start(struct server *server) {
     lock_release(&server->fork_lock);
 }
 
+bool server_is_lost(const struct server *server) {
+    return atomic_load_explicit(&server->starved, memory_order_acquire) &&
+           clock_coarse_ns() - atomic_load_explicit(&server->starved_ns, memory_order_relaxed) >= LOST_NS;
+}
+
+void server_say_lost(struct server *server) {
+    if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
+        server->lost();
+    }
+}
+
 /* Whether the server did anything since beat. */
 static bool is_alive(const struct server *server, uint64_t *beat) {
     uint64_t now = atomic_load_explicit(&server->beat, memory_order_relaxed);
@@ -708,7 +718,7 @@ static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint
     while (atomic_load_explicit(word, memory_order_acquire) == seen) {
         if (is_alive(server, &beat)) {
             start = clock_now_ns();
-        } else if (clock_now_ns() - start > PARK_PATIENCE_NS) {
+        } else if (clock_now_ns() - start > LOST_NS || server_is_lost(server)) {
             return false;
         }
         futex_wait(word, seen, STARVED_NS);
@@ -737,6 +747,7 @@ void server_before_fork(struct server *server) {
                                                     memory_order_seq_cst, memory_order_relaxed)) {
             /* It may be in the midst of anything. */
             server->left_behind = true;
+            server_say_lost(server);
         }
     }
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
@@ -755,13 +766,13 @@ static void start_over(struct server *server) {
     atomic_store_explicit(&server->sync.done, 0, memory_order_relaxed);
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_relaxed);
     atomic_store_explicit(&server->crowded, false, memory_order_relaxed);
-    atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
     server->deferred_count = 0;
     server->depth = 0;
     server->hot_until_ns = 0;
     server->looked_ns = 0;
     if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_RUNNING && !server->left_behind) {
         atomic_store_explicit(&server->starved, false, memory_order_relaxed);
+        atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
         atomic_store_explicit(&server->phase, PHASE_NONE, memory_order_relaxed);
     } else {
         atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);

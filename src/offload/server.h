@@ -19,6 +19,8 @@
 
 /* A client that waited so long serves itself. */
 #define STARVED_NS 10000000ULL
+/* After so long of that the server is lost, and not just without a CPU for a moment. */
+#define LOST_NS 1000000000ULL
 /* Freed bytes that wait for the server before a free wakes it. */
 #define BACKLOG_BYTES_MOST ((size_t)1 << 20)
 
@@ -63,7 +65,7 @@ struct server {
     uint8_t stock_most[SIZE_CLASSES];       /* magazines */
     int cpu_request;                        /* see place.h */
     void (*started)(struct server *server); /* on the server, first of all: names and places it */
-    void (*lost)(void);                     /* a client found the server starved; once */
+    void (*lost)(void);                     /* it was starved for long; once */
 
     _Atomic(int) phase;       /* enum phase */
     _Atomic(uint32_t) opened; /* endpoints in use */
@@ -76,6 +78,7 @@ struct server {
     _Alignas(64) _Atomic(uint64_t) beat;  /* grows while it lives */
     _Atomic(bool) crowded;                /* for clients: no use to spin for its answer */
     _Atomic(bool) starved;                /* a client waited in vain, and the server was not seen since */
+    _Atomic(uint64_t) starved_ns;         /* since when */
     _Atomic(uint32_t) parking;            /* enum parking */
     _Atomic(uint32_t) stopping;
     _Atomic(bool) was_lost;
@@ -117,6 +120,12 @@ static inline void **server_magazine(const struct server *server, struct endpoin
     return endpoint->slots + server->start_of[class] +
            (size_t)(index % STOCK_MAGAZINES) * server->owner.classes->of[class].batch;
 }
+
+/* Whether it was starved for so long that nothing is to be expected of it. Any thread. */
+bool server_is_lost(const struct server *server);
+
+/* Says that, if nobody did. Any thread. */
+void server_say_lost(struct server *server);
 
 /* Starts it if it does not run. Any thread. Afterwards the phase is not PHASE_NONE. */
 void server_start(struct server *server);

@@ -39,8 +39,7 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
     sync->class = class;
     sync->block = *block;
     bool direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
-    bool answered =
-        !direct && !atomic_load_explicit(&server->starved, memory_order_relaxed) && exchange(server, sync);
+    bool answered = !direct && !client_is_starved(server) && exchange(server, sync);
     *block = sync->block;
     lock_release(&sync->clients);
     direct = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_DIRECT;
@@ -57,5 +56,9 @@ enum answer client_take_sync(struct server *server, uint32_t class, void **block
 }
 
 enum answer client_put_sync(struct server *server, uint32_t class, void *block) {
-    return ask(server, class, &block);
+    enum answer answer = ask(server, class, &block);
+    if (answer == ANSWER_LOST) {
+        client_give_up(server);
+    }
+    return answer;
 }
