@@ -24,6 +24,8 @@
 #define CROWD_SHARE      0.85
 #define CROWDED_NS_LEAST 50000000ULL
 #define CROWDED_NS_MOST  3200000000ULL
+/* Blocks of the overflow that are served before all else is looked at again. */
+#define OVERFLOW_BLOCKS 1024
 #define LARGE_READY_DIVISOR \
     4 /* a large block of more than this part of the stock's bound is never made ready */
 
@@ -466,7 +468,7 @@ static bool serve_overflow(struct server *server) {
         return false;
     }
     void *block = atomic_exchange_explicit(&server->overflow, NULL, memory_order_acquire);
-    while (block != NULL) {
+    for (unsigned count = 1; block != NULL; count++) {
         void *next = *(void **)block;
         next = next == (void *)&server->overflow ? NULL : next;
         *(void **)block = &server->overflow;
@@ -477,6 +479,9 @@ static bool serve_overflow(struct server *server) {
             server->owner.put_large(server->owner.context, block);
         }
         block = next;
+        if (count % OVERFLOW_BLOCKS == 0 && server->depth == 1) {
+            server_serve(server); /* there may be millions of them, and others wait */
+        }
     }
     return true;
 }
