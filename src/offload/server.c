@@ -507,7 +507,7 @@ static bool serve_sync(struct server *server) {
 
 static void serve_deferred(struct server *server) {
     while (server->deferred_count > 0) {
-        serve_call(server, NULL, server->deferred[--server->deferred_count]);
+        serve_call(server, NULL, server->deferred[--server->deferred_count % CALLS]);
     }
 }
 
@@ -538,7 +538,8 @@ bool server_serve(struct server *server) {
 
 /* Looks once more, after it has said that it sleeps: what a client published before it saw that is seen. */
 static bool is_wanted(struct server *server) {
-    bool wanted = atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
+    bool wanted = server->deferred_count > 0 ||
+                  atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
                   atomic_load_explicit(&server->overflow, memory_order_seq_cst) != NULL;
@@ -609,12 +610,12 @@ static void look_at_window(struct server *server, uint64_t now) {
         return;
     }
     server->window_ns = now;
+    server->depth++; /* calls that run long work wait until this is done */
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
         end_window(server, server_endpoint(server, number));
     }
-    server->depth++; /* calls that run long work wait until this is done */
     server->idle = server->owner.tick(server->owner.context);
     server->depth--;
 }
@@ -655,7 +656,9 @@ static void run(void *argument) {
     server->started(server);
     for (unsigned pass = 0;; pass++) {
         bool worked = server_serve(server);
+        server->depth++; /* whatever works on the heap may purge, and serve in between */
         worked |= feed(server);
+        server->depth--;
         if (load(&server->parking) == PARKING_REQUESTED) {
             park(server);
         }
