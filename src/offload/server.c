@@ -281,6 +281,12 @@ size_t server_stock(const struct server *server, size_t *bytes) {
             blocks += held;
             *bytes += held * of->size;
         }
+        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+            const struct large_stock *stock = &endpoint->large[place];
+            size_t pages = (large_level_of(stock) % (LARGE_BLOCKS + 1)) * (size_t)stock->pages;
+            blocks += pages;
+            *bytes += pages * server->owner.page_size;
+        }
     }
     return blocks;
 }

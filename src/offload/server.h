@@ -141,7 +141,7 @@ void server_wake(struct server *server);
  * work, so that clients need not wait for all of it. The server's thread alone. */
 bool server_serve(struct server *server);
 
-/* Blocks that lie ready, and their bytes, about. Any thread. */
+/* Blocks that lie ready, a large one counting for its pages, and their bytes, about. Any thread. */
 size_t server_stock(const struct server *server, size_t *bytes);
 
 /* The most that could lie ready in the endpoints that are in use, blocks and bytes. Any thread. */
