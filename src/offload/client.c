@@ -62,6 +62,12 @@ static struct endpoint *enter(struct server *server, unsigned number) {
     return endpoint;
 }
 
+/* Under the endpoint's lock; read without it. */
+static void count_up(_Atomic(uint64_t) *counter) {
+    uint64_t count = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, count + 1, memory_order_relaxed);
+}
+
 static void leave(struct endpoint *endpoint) {
     lock_release(&endpoint->lock);
 }
@@ -95,7 +101,7 @@ static void send_freed(struct server *server, unsigned number, uint64_t header, 
         sent = ring_push(&endpoint->ring, header, payload, count, urgent);
         if (!sent) {
             endpoint->sent_bytes -= bytes;
-            endpoint->counts.full++;
+            count_up(&endpoint->counts.full);
         }
         leave(endpoint);
     }
@@ -290,7 +296,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         size_t batch = server->owner.classes->of[class].batch;
         memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
         atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
-        endpoint->counts.hits++;
+        count_up(&endpoint->counts.hits);
         /* A hint: what of it is lost for want of room, the end of the window finds. The last one is told at
          * once. */
         ring_push(&endpoint->ring, record_header(RECORD_TOOK, class, 0), NULL, 0, level == 1);
@@ -298,7 +304,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         *got = batch;
         return ANSWER_DONE;
     }
-    endpoint->counts.misses++;
+    count_up(&endpoint->counts.misses);
     leave(endpoint);
     struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
     if (call == NULL) {
@@ -323,13 +329,13 @@ static void *take_ready(struct endpoint *endpoint, size_t pages, bool *zero) {
     uint32_t taken = atomic_load_explicit(&stock->taken, memory_order_relaxed);
     const struct ready_block *ready = &stock->ready[taken % LARGE_BLOCKS];
     if (atomic_load_explicit(&stock->put, memory_order_acquire) == taken || ready->pages != pages) {
-        endpoint->counts.misses++;
+        count_up(&endpoint->counts.misses);
         return NULL;
     }
     void *block = ready->block;
     *zero = ready->zero;
     atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
-    endpoint->counts.hits++;
+    count_up(&endpoint->counts.hits);
     ring_push(&endpoint->ring, record_header(RECORD_TOOK_LARGE, place, 0), NULL, 0, false);
     return block;
 }

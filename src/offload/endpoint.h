@@ -64,9 +64,9 @@ struct large_stock {
 };
 
 struct endpoint_counts {
-    uint64_t hits;   /* served from the stock */
-    uint64_t misses; /* there was nothing ready */
-    uint64_t full;   /* freed past the ring, which had no room */
+    _Atomic(uint64_t) hits;   /* served from the stock */
+    _Atomic(uint64_t) misses; /* there was nothing ready */
+    _Atomic(uint64_t) full;   /* freed past the ring, which had no room */
 };
 
 struct endpoint {
