@@ -45,6 +45,12 @@ bool governed(void);
 /* Of the library, which must be there. Checks what holds at every moment. */
 struct calm_stats stats_now(void);
 
+/* Whether the account of memory is of all that there is, and nobody but the program has moved it: what a
+ * second heap holds, which serves where a server did not answer, is not in it; and a server gives back by
+ * itself what lies unused. */
+bool is_accounted(void);
+#define CHECK_ACCOUNT(condition) CHECK((condition) || !is_accounted())
+
 /* One line for the test: "name value". */
 void say(const char *name, uint64_t value);
 
@@ -68,6 +74,9 @@ bool is_filled(const void *block, size_t bytes, uint64_t mark);
 bool is_zero(const void *block, size_t bytes);
 
 uint64_t next_random(uint64_t *state);
+
+/* Allocates, fills, checks and frees blocks of many sizes. */
+void use_blocks(uint64_t random, size_t operations);
 
 /* Zeroed pages from the system: tables of the test's own, that the heap under test does not hold. */
 void *own_pages(size_t bytes);

@@ -27,6 +27,10 @@ CANNOT = 77  # what the programs exit with where the machine does not allow what
 GLIBC, PRELOAD, LINKED, STATIC = "glibc", "preload", "linked", "static"
 OURS = [PRELOAD, LINKED, STATIC]
 
+# How blocks get from the heap to threads and back: options of which one is in force at a time.
+OFFLOAD = "offload=on"
+MODES = ["cache=auto", "cache=locked", "cache=off", OFFLOAD]
+
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wshadow"]
 C_FLAGS = ["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-fno-builtin", "-pthread", *WARNINGS]
 CXX_FLAGS = ["-std=c++17", "-O1", "-g", "-fno-builtin", "-pthread", *WARNINGS]

@@ -70,6 +70,12 @@ static void double_free(const char *size) {
     free(again);
 }
 
+/* And nothing more: the last to see it is the library's own end. */
+static void double_free_at_exit(const char *size) {
+    double_free(size);
+    exit(0);
+}
+
 /* With others of its size between the two. */
 static void double_free_later(const char *size) {
     void *others[20];
@@ -234,6 +240,7 @@ static void overrun(const char *size) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"double-free", double_free},
+        {"double-free-at-exit", double_free_at_exit},
         {"double-free-later", double_free_later},
         {"double-free-after-trim", double_free_after_trim},
         {"double-free-elsewhere", double_free_elsewhere},

@@ -3,6 +3,7 @@
 #include "names.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -16,41 +17,16 @@ static size_t number(const char *argument, size_t otherwise) {
     return *argument == '\0' ? otherwise : strtoul(argument, NULL, 10);
 }
 
-/* Blocks of many sizes, filled, checked and freed. */
-static void work(uint64_t random, size_t operations) {
-    enum { HELD = 64 };
-    struct {
-        void *block;
-        size_t bytes;
-    } held[HELD] = {0};
-    for (size_t i = 0; i < operations + HELD; i++) {
-        size_t at = i < operations ? next_random(&random) % HELD : i - operations;
-        if (held[at].block != NULL) {
-            CHECK(is_filled(held[at].block, held[at].bytes, held[at].bytes));
-            free(held[at].block);
-            held[at].block = NULL;
-        }
-        if (i < operations) {
-            size_t dice = next_random(&random) % 100;
-            size_t most = dice < 70 ? 600 : (dice < 97 ? 20 * KIB : 600 * KIB);
-            held[at].bytes = 1 + next_random(&random) % most;
-            held[at].block = malloc(held[at].bytes);
-            CHECK(held[at].block != NULL);
-            fill(held[at].block, held[at].bytes, held[at].bytes);
-        }
-    }
-}
-
 /* ---- forks ---- */
 
 static atomic_bool stop;
 
 static void work_in_thread(size_t thread) {
-    work(thread + 99, 300);
+    use_blocks(thread + 99, 300);
 }
 
 static void live_as_child(size_t i) {
-    work(i, 300);
+    use_blocks(i, 300);
     run_threads(1 + i % 2, work_in_thread);
     if (governed()) {
         stats_now();
@@ -75,7 +51,7 @@ static void fork_once(size_t i) {
 
 static void work_until_stopped(size_t thread) {
     for (uint64_t round = 0; !atomic_load(&stop); round++) {
-        work(thread * 1000 + round, 200);
+        use_blocks(thread * 1000 + round, 200);
     }
 }
 
@@ -102,7 +78,7 @@ static void fork_storm(const char *argument) {
 /* From several threads at once. */
 static void fork_from_threads(size_t thread) {
     for (size_t i = 0; i < 40; i++) {
-        work(i, 50);
+        use_blocks(i, 50);
         fork_once(thread + i);
     }
 }
@@ -116,7 +92,7 @@ static void forks_at_once(const char *unused) {
 static void fork_deep(const char *unused) {
     (void)unused;
     for (int depth = 0; depth < 20; depth++) {
-        work((uint64_t)depth, 200);
+        use_blocks((uint64_t)depth, 200);
         run_threads(2, work_in_thread);
         pid_t child = fork();
         CHECK(child >= 0);
@@ -171,6 +147,92 @@ static void child_frees(const char *unused) {
     }
 }
 
+/* Blocks go from thread to thread through these places; each says how long it is. */
+enum { PLACES = 256 };
+
+static _Atomic(size_t *) places[PLACES];
+
+static size_t *new_letter(uint64_t *random) {
+    uint64_t dice = next_random(random);
+    size_t bytes = 32 + (dice >> 8) % (dice % 50 == 0 ? 200 * KIB : 3000);
+    size_t *letter = malloc(bytes);
+    CHECK(letter != NULL);
+    *letter = bytes;
+    fill(letter + 1, bytes - sizeof *letter, bytes);
+    return letter;
+}
+
+static void free_letter(size_t *letter) {
+    if (letter != NULL) {
+        CHECK(is_filled(letter + 1, *letter - sizeof *letter, *letter));
+        free(letter);
+    }
+}
+
+static void exchange_letters(uint64_t *random, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t at = next_random(random) % PLACES;
+        free_letter(atomic_exchange(&places[at], new_letter(random)));
+    }
+}
+
+static void free_all_letters(void) {
+    for (size_t i = 0; i < PLACES; i++) {
+        free_letter(atomic_exchange(&places[i], NULL));
+    }
+}
+
+static void *exchange_some(void *unused) {
+    uint64_t random = 7;
+    exchange_letters(&random, 300);
+    return unused;
+}
+
+/* Frees what others than this process's threads allocated; forks while its own first threads start. */
+static void live_as_heir(size_t depth) {
+    if (depth % 2 == 0) {
+        free_all_letters();
+    }
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, exchange_some, NULL) == 0);
+    if (depth < 2) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            live_as_heir(depth + 1);
+            _exit(0);
+        }
+        check_child(child);
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+    free_all_letters();
+    use_blocks(depth, 100);
+}
+
+static void fork_or_exchange(size_t thread) {
+    uint64_t random = thread + 1;
+    while (thread > 0 && !atomic_load(&stop)) {
+        exchange_letters(&random, 100);
+    }
+    for (size_t i = 0; thread == 0 && i < forks_wanted; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            live_as_heir(i % 3);
+            _exit(0);
+        }
+        check_child(child);
+    }
+    atomic_store(&stop, true);
+}
+
+/* While blocks are on their way from those that allocated them to those that free them. */
+static void fork_in_flight(const char *argument) {
+    forks_wanted = number(argument, 60);
+    run_threads(4, fork_or_exchange);
+    free_all_letters();
+}
+
 /* Handlers of the program's own, which allocate, at every stage of a fork. */
 static void allocate_a_little(void) {
     void *block = malloc(3000);
@@ -219,7 +281,7 @@ static void prefork(const char *argument) {
                     CHECK(burst[j] != NULL);
                     memset(burst[j], 1, 100 * KIB);
                 }
-                work(i * 5 + round, 500);
+                use_blocks(i * 5 + round, 500);
                 for (size_t j = 0; j < BURST; j++) {
                     free(burst[j]);
                 }
@@ -228,9 +290,12 @@ static void prefork(const char *argument) {
             for (size_t j = 0; j < count; j += 97) {
                 CHECK(is_filled(held[j], 4000, j));
             }
+            struct calm_stats stats = {0};
+            if (governed()) {
+                stats = stats_now(); /* a server, if there is one, has seen all that was freed, then */
+            }
             costs[i].dirty = costs[i].above = rollup_bytes("Private_Dirty");
             if (governed()) {
-                struct calm_stats stats = stats_now();
                 CHECK(stats.retained <= stats.retained_limit && stats.cached <= stats.cached_limit);
                 size_t known = stats.retained + stats.cached;
                 costs[i].above -= known < costs[i].dirty ? known : costs[i].dirty;
@@ -291,6 +356,33 @@ static void spawn_others(const char *unused) {
     run_threads(3, spawn_or_work);
 }
 
+/* As a server does once it has its sockets: from root to nobody, with threads at work. */
+static void give_up_root(size_t thread) {
+    if (thread > 0) {
+        work_until_stopped(thread);
+        return;
+    }
+    enum { NOBODY = 65534 };
+    sleep_seconds(0.02);
+    CHECK(setgroups(0, NULL) == 0 && setresgid(NOBODY, NOBODY, NOBODY) == 0);
+    CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0 && geteuid() == NOBODY && setuid(0) != 0);
+    use_blocks(1, 2000);
+    for (size_t i = 0; i < 5; i++) {
+        fork_once(i);
+    }
+    atomic_store(&stop, true);
+}
+
+static void become_nobody(const char *unused) {
+    (void)unused;
+    if (geteuid() != 0) {
+        fprintf(stderr, "only root can become somebody else\n");
+        _Exit(CANNOT);
+    }
+    run_threads(3, give_up_root);
+    use_blocks(2, 1000);
+}
+
 /* ---- threads ---- */
 
 enum { LEFT = 128 };
@@ -314,6 +406,9 @@ static void churn_threads(const char *argument) {
     size_t before = resident_bytes();
     for (size_t wave = 0; wave < waves; wave++) {
         run_threads(50, live_briefly);
+        if (governed()) {
+            stats_now(); /* a server, if there is one, has seen all that was freed, then */
+        }
         if (wave < waves / 4) {
             size_t now = grown_since(before);
             grown_early = now > grown_early ? now : grown_early;
@@ -337,7 +432,7 @@ static void wait_and_work(size_t thread) {
     void *mine = malloc(100 + thread);
     CHECK(mine != NULL);
     pthread_barrier_wait(&all_here);
-    work(thread, 50);
+    use_blocks(thread, 50);
     pthread_barrier_wait(&all_here);
     free(mine);
 }
@@ -358,7 +453,7 @@ static _Atomic(size_t) destroyed;
 /* Frees, allocates, and, the first times, sets itself again. */
 static void destroy(void *value) {
     size_t *held = value, again = *held;
-    work(again, 30);
+    use_blocks(again, 30);
     free(held);
     atomic_fetch_add(&destroyed, 1);
     if (again > 0) {
@@ -377,7 +472,7 @@ static void *end_with_keys(void *argument) {
         *held = i;
         CHECK(pthread_setspecific(keys[i], held) == 0);
     }
-    work(thread, 30);
+    use_blocks(thread, 30);
     if (thread % 2 == 0) {
         pthread_exit(malloc(thread + 1));
     }
@@ -434,7 +529,7 @@ static void *work_until_cancelled(void *argument) {
         for (size_t i = 0; i < BURST; i++) {
             free(burst[i]);
         }
-        work((uintptr_t)argument, 50);
+        use_blocks((uintptr_t)argument, 50);
         if (governed()) {
             calm_trim(0);
         }
@@ -460,7 +555,7 @@ static void thread_cancel(const char *unused) {
         CHECK_EQUAL(atomic_load(&survived), i + 1);
         CHECK_EQUAL(atomic_load(&cleaned), i + 1);
     }
-    work(1, 1000);
+    use_blocks(1, 1000);
 }
 
 /* main ends first; the process goes on. */
@@ -469,7 +564,7 @@ static pthread_t first_thread;
 static void *outlive(void *unused) {
     (void)unused;
     CHECK(pthread_join(first_thread, NULL) == 0);
-    work(1, 1000);
+    use_blocks(1, 1000);
     run_threads(2, work_in_thread);
     say("outlived", 1);
     exit(0);
@@ -480,37 +575,54 @@ static void main_ends_first(const char *unused) {
     first_thread = pthread_self();
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, outlive, NULL) == 0);
-    work(2, 100);
+    use_blocks(2, 100);
     pthread_exit(NULL);
 }
 
-/* exit while others are at work. */
-static void work_for_ever(size_t thread) {
+/* Its end, in every way, while others are at work. */
+static void *work_for_ever(void *thread) {
     for (uint64_t round = 0;; round++) {
-        work(thread * 1000 + round, 200);
+        use_blocks((uintptr_t)thread * 1000 + round, 200);
     }
-}
-
-static void *call_work_for_ever(void *thread) {
-    work_for_ever((size_t)(uintptr_t)thread);
     return NULL;
 }
 
-static void exit_while_busy(const char *unused) {
+static void *exit_later(void *unused) {
     (void)unused;
+    CHECK(pthread_join(first_thread, NULL) == 0);
+    sleep_seconds(0.05);
+    exit(23);
+}
+
+static void end_while_busy(const char *way) {
+    pthread_t thread;
     for (uintptr_t i = 0; i < 3; i++) {
-        pthread_t thread;
-        CHECK(pthread_create(&thread, NULL, call_work_for_ever, (void *)i) == 0);
+        CHECK(pthread_create(&thread, NULL, work_for_ever, (void *)i) == 0);
+    }
+    first_thread = pthread_self();
+    if (strcmp(way, "pthread_exit") == 0) {
+        CHECK(pthread_create(&thread, NULL, exit_later, NULL) == 0);
     }
     sleep_seconds(0.05);
-    exit(0);
+    if (strcmp(way, "exit") == 0) {
+        exit(20);
+    } else if (strcmp(way, "_exit") == 0) {
+        _exit(21);
+    } else if (strcmp(way, "execve") == 0) {
+        execl("/bin/sh", "sh", "-c", "exit 22", NULL);
+    } else if (strcmp(way, "pthread_exit") == 0) {
+        pthread_exit(NULL);
+    } else if (strcmp(way, "abort") == 0) {
+        abort();
+    }
+    CHECK(false);
 }
 
 /* ---- a helper thread of the library's own ---- */
 
 /* Enough for the allocator to notice that there is a second thread. */
 static void work_much(size_t thread) {
-    work(thread, 3000);
+    use_blocks(thread, 3000);
     for (size_t i = 0; i < 100; i++) {
         void *block = malloc(100 * KIB);
         CHECK(block != NULL);
@@ -520,7 +632,7 @@ static void work_much(size_t thread) {
 
 static void count_threads(const char *argument) {
     say("alone", number_of_threads());
-    work(1, 2000);
+    use_blocks(1, 2000);
     say("still_alone", number_of_threads());
     run_threads(1, work_much);
     sleep_seconds(0.1);
@@ -542,16 +654,18 @@ int main(int argc, char **argv) {
         {"fork-storm", fork_storm},
         {"forks-at-once", forks_at_once},
         {"fork-deep", fork_deep},
+        {"fork-in-flight", fork_in_flight},
         {"child-frees", child_frees},
         {"fork-handlers", fork_handlers},
         {"prefork", prefork},
         {"spawn", spawn_others},
+        {"become-nobody", become_nobody},
         {"churn", churn_threads},
         {"many-at-once", many_at_once},
         {"thread-ends", thread_ends},
         {"thread-cancel", thread_cancel},
         {"main-ends-first", main_ends_first},
-        {"exit-while-busy", exit_while_busy},
+        {"end-while-busy", end_while_busy},
         {"count-threads", count_threads},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);

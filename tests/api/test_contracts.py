@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from api_helpers import GLIBC, KIB, LINKED, MIB, OURS, PRELOAD, REPOSITORY, STATIC, Programs
+from api_helpers import GLIBC, KIB, LINKED, MIB, MODES, OFFLOAD, OURS, PRELOAD, REPOSITORY, STATIC, Programs
 
 SHARED = [
     "zero-bytes",
@@ -44,7 +44,6 @@ OWN = [
 ]
 # That tell the time of a purge, or of a drain, by themselves.
 QUIET = "background=off"
-CACHES = ["auto", "locked", "off"]
 
 
 @pytest.mark.parametrize("case", SHARED)
@@ -53,10 +52,21 @@ def test_contract(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "contracts", case)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", [*SHARED, *OWN])
-def test_contract_with_each_cache(programs: Programs, case: str, cache: str) -> None:
-    programs.run(PRELOAD, "contracts", case, options=f"cache={cache},{QUIET}")
+def test_contract_in_each_mode(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "contracts", case, options=f"{mode},{QUIET}")
+
+
+# With more messages than the rest: what allocates most is left out.
+TALKATIVE = [f"{OFFLOAD},cache=locked", f"{OFFLOAD},cache=off", "offload=sync"]
+MANY_BLOCKS = ["trim", "mallinfo", "calm-trim-small"]
+
+
+@pytest.mark.parametrize("mode", TALKATIVE)
+@pytest.mark.parametrize("case", [case for case in [*SHARED, *OWN] if case not in MANY_BLOCKS])
+def test_contract_with_many_messages(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "contracts", case, options=f"{mode},{QUIET}")
 
 
 @pytest.mark.parametrize("case", OWN)
@@ -140,10 +150,10 @@ def test_sweep(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "sweep", case)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", SWEEPS)
-def test_sweep_with_each_cache(programs: Programs, case: str, cache: str) -> None:
-    programs.run(PRELOAD, "sweep", case, options=f"cache={cache}")
+def test_sweep_in_each_mode(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "sweep", case, options=mode)
 
 
 def test_the_sweeps_hold_for_glibc(programs: Programs) -> None:

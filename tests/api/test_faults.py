@@ -7,7 +7,20 @@ import resource
 from pathlib import Path
 
 import pytest
-from api_helpers import GIB, GLIBC, KIB, MIB, OURS, PRELOAD, STATIC, Programs, limit, run_command, tool
+from api_helpers import (
+    GIB,
+    GLIBC,
+    KIB,
+    MIB,
+    OFFLOAD,
+    OURS,
+    PRELOAD,
+    STATIC,
+    Programs,
+    limit,
+    run_command,
+    tool,
+)
 
 # Each with the errors that a kernel, or a container's filter, gives.
 CALLS = {
@@ -92,6 +105,17 @@ def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("call", ["mmap", "mprotect", "madvise", "clone", "sched_getaffinity", "prctl"])
+def test_call_fails_around_a_server(programs: Programs, tmp_path: Path, call: str) -> None:
+    """Also those that start it, and that it makes itself."""
+    traced = Traced(programs, PRELOAD, OFFLOAD, tmp_path)
+    before, _ = traced.count(call)
+    for when in ("1+", "2", f"{before + 1}", f"{before + 2}+", f"{before + 5}"):
+        if call not in FROM_MAIN or int(when.rstrip("+")) > before:
+            traced.inject(call, CALLS[call][0], when)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "call", ["mmap", "madvise", "process_madvise", "membarrier", "rseq", "sched_getaffinity"]
 )
@@ -141,6 +165,15 @@ def test_address_space_is_limited(programs: Programs, way: str, space: int, bloc
 def test_address_space_is_limited_for_glibc(programs: Programs) -> None:
     ran = programs.run(GLIBC, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_AS, 256 * MIB))
     assert ran["first"] > 200 * MIB
+
+
+@pytest.mark.parametrize("way", OURS)
+@pytest.mark.parametrize("block", [3000, 100 * KIB])
+def test_address_space_is_limited_with_a_server(programs: Programs, way: str, block: int) -> None:
+    """Where that has to wait for a CPU, some of the space is a second heap's."""
+    space = limit(resource.RLIMIT_AS, 256 * MIB)
+    ran = programs.run(way, "faults", "limit", str(block), options=OFFLOAD, prepare=space)
+    assert min(ran["first"], ran["second"], ran["other"], ran["again"]) >= 32 * MIB, ran.stdout
 
 
 @pytest.mark.parametrize("options", ["", "cache=locked", "cache=off"])

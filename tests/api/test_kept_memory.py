@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from api_helpers import GLIBC, KIB, MIB, OURS, PRELOAD, Programs, Ran
+from api_helpers import GLIBC, KIB, MIB, OFFLOAD, OURS, PRELOAD, Programs, Ran
 
 PEAK = 175 * MIB  # at least: eight threads hold 200 MiB, or a little less, in whole blocks
 OTHER = 3 * MIB  # stacks and what the C library holds for each thread
@@ -41,6 +41,21 @@ def test_idle_threads_keep_little(programs: Programs, block: int, order: str, po
 def test_idle_threads_keep_little_with_other_caches(programs: Programs, block: int, cache: str) -> None:
     options = f"background=off,cache={cache}"
     assert_bounded(programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options), block)
+
+
+@pytest.mark.parametrize("block", [64, 9000, 100_000])
+def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) -> None:
+    """Once it has seen what was freed; where it had to wait for a CPU, a second heap keeps as much again."""
+    options = f"{OFFLOAD},policy=paper"
+    ran = programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options)
+    assert ran["peak"] > PEAK
+    assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
+    assert ran["cached"] <= ran["cached_limit"]
+    assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER + 24 * MIB, ran.stdout
+    ran = programs.run(PRELOAD, "retention", "idle", f"{block},others", options=OFFLOAD)
+    assert ran["retained_idle"] <= 256 * KIB
+    assert ran["cached_idle"] <= 256 * KIB
+    assert ran["kept_idle"] <= OTHER + 4 * MIB
 
 
 @pytest.mark.parametrize("way", OURS)

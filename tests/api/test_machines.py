@@ -12,6 +12,8 @@ from api_helpers import (
     GLIBC,
     INCLUDE,
     LINKED,
+    MODES,
+    OFFLOAD,
     PRELOAD,
     REPOSITORY,
     SOURCES,
@@ -108,6 +110,10 @@ class TestPages:
         out = emulate(aarch64, pages, "stress", "seconds=1", "live_mib=60", options=f"policy={policy}")
         assert "operations" in out
 
+    def test_server(self, aarch64: Path, pages: int) -> None:
+        out = emulate(aarch64, pages, "stress", "seconds=0.5", "live_mib=20", options=OFFLOAD)
+        assert "operations" in out
+
     def test_misuse(self, aarch64: Path, pages: int) -> None:
         for size in ("small", "large"):
             out = emulate(aarch64, pages, "misuse", "double-free", size, options="misuse=warn")
@@ -169,11 +175,10 @@ def test_musl_sweep(musl: Path, case: str) -> None:
     run_command([musl / "sweep", case], clean_environment())
 
 
-@pytest.mark.parametrize("cache", ["auto", "locked", "off"])
-def test_musl_stress(musl: Path, cache: str) -> None:
-    ran = run_command(
-        [musl / "stress", "seconds=2"], clean_environment() | {"CALM_OPTIONS": f"cache={cache}"}
-    )
+@pytest.mark.parametrize("mode", MODES)
+def test_musl_stress(musl: Path, mode: str) -> None:
+    seconds = "seconds=1" if mode == OFFLOAD else "seconds=2"
+    ran = run_command([musl / "stress", seconds], clean_environment() | {"CALM_OPTIONS": mode})
     assert ran["operations"] > 10000
     assert ran["dirtied"] > 0
 

@@ -6,10 +6,9 @@ import re
 import signal
 
 import pytest
-from api_helpers import OURS, PRELOAD, Programs, Ran, complaints
+from api_helpers import MODES, OURS, PRELOAD, Programs, Ran, complaints
 
 SIZES = ["small", "middle", "run", "large"]
-CACHES = ["auto", "locked", "off"]
 
 DOUBLE = [
     "double-free",
@@ -44,21 +43,31 @@ def pointer_of(ran: Ran) -> int:
     return int(found[1], 16)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("case", "what"), CASES)
-def test_named_and_ended(programs: Programs, case: str, what: str, cache: str) -> None:
-    ran = programs.run(PRELOAD, "misuse", case, what, options=f"cache={cache}", status=-signal.SIGABRT)
+def test_named_and_ended(programs: Programs, case: str, what: str, mode: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", case, what, options=mode, status=-signal.SIGABRT)
     assert "lived" not in ran.figures
     assert_named(ran, case, pointer_of(ran))
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("case", "what"), CASES)
-def test_named_and_survived(programs: Programs, case: str, what: str, cache: str) -> None:
+def test_named_and_survived(programs: Programs, case: str, what: str, mode: str) -> None:
     """With misuse=warn the heap is afterwards as good as before."""
-    ran = programs.run(PRELOAD, "misuse", case, what, options=f"cache={cache},misuse=warn")
+    ran = programs.run(PRELOAD, "misuse", case, what, options=f"{mode},misuse=warn")
     assert ran["lived"] == 1
     assert_named(ran, case, pointer_of(ran))
+
+
+@pytest.mark.parametrize("mode", [*MODES, "offload=sync"])
+@pytest.mark.parametrize("size", ["run", "large"])
+def test_named_at_the_end(programs: Programs, size: str, mode: str) -> None:
+    """What no cache holds: at the latest by the library's own end."""
+    for ending, status in (("abort", -signal.SIGABRT), ("warn", 0)):
+        options = f"{mode},misuse={ending}"
+        ran = programs.run(PRELOAD, "misuse", "double-free-at-exit", size, options=options, status=status)
+        assert_named(ran, "double-free-at-exit", pointer_of(ran))
 
 
 @pytest.mark.parametrize("way", OURS)
@@ -67,14 +76,14 @@ def test_in_each_way(programs: Programs, way: str) -> None:
         assert_named(ran := programs.run(way, "misuse", case, what, status=-6), case, pointer_of(ran))
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", SIZES)
-def test_stray_writes_hit_no_metadata(programs: Programs, size: str, cache: str) -> None:
-    ran = programs.run(PRELOAD, "misuse", "scribble", size, options=f"cache={cache}")
+def test_stray_writes_hit_no_metadata(programs: Programs, size: str, mode: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", "scribble", size, options=mode)
     assert (ran["lived"], ran.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_overruns_hit_no_metadata(programs: Programs, cache: str) -> None:
-    ran = programs.run(PRELOAD, "misuse", "overrun", "middle", options=f"cache={cache}")
+@pytest.mark.parametrize("mode", MODES)
+def test_overruns_hit_no_metadata(programs: Programs, mode: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", "overrun", "middle", options=mode)
     assert (ran["lived"], ran.stderr) == (1, "")

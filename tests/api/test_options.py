@@ -16,6 +16,8 @@ VALID = {
     "huge_pages": ["never", "earned"],
     "populate": ["never", "calloc"],
     "vectored_purge": ["on", "off"],
+    "offload": ["off", "sync", "on"],
+    "offload_cpu": ["8191", "0", "sibling", "core", "socket", "auto"],
 }
 EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
 
@@ -49,6 +51,10 @@ def test_all_at_once(programs: Programs) -> None:
         ("slack=10x", ["slack"]),
         ("cache=sometimes", ["cache"]),
         ("background=1", ["background"]),
+        ("offload=maybe", ["offload"]),
+        ("offload=1,offload_cpu=far", ["offload", "offload_cpu"]),
+        ("offload_cpu=-1,offload_cpu=8192", ["offload_cpu", "offload_cpu"]),
+        ("offload_cpu=1x,offload_cpu=", ["offload_cpu", "offload_cpu"]),
         ("Policy=paper", ["Policy"]),
         ("nonsense", ["nonsense"]),
         ("=paper", ["calmalloc:"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from api_helpers import (
     INCLUDE,
     LINKED,
     MIB,
+    MODES,
+    OFFLOAD,
     OURS,
     PRELOAD,
     SOURCES,
@@ -22,34 +25,46 @@ from api_helpers import (
     tool,
 )
 
-CACHES = ["auto", "locked", "off"]
 CASES = [
     "forks-at-once",
     "fork-deep",
+    "fork-in-flight",
     "child-frees",
     "fork-handlers",
     "spawn",
+    "become-nobody",
     "many-at-once",
     "thread-ends",
     "thread-cancel",
     "main-ends-first",
-    "exit-while-busy",
 ]
+# Each way to end, with the status that the program leaves by it.
+ENDS = {"exit": 20, "_exit": 21, "execve": 22, "pthread_exit": 23, "abort": -signal.SIGABRT}
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_processes(programs: Programs, case: str, cache: str) -> None:
-    programs.run(PRELOAD, "processes", case, options=f"cache={cache}")
+def test_processes(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "processes", case, options=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("end", "status"), ENDS.items())
+def test_ends_while_busy(programs: Programs, end: str, status: int, mode: str) -> None:
+    """While three threads allocate. What they say is that of any process that ends so: nothing."""
+    for _ in range(3):
+        assert (
+            programs.run(PRELOAD, "processes", "end-while-busy", end, options=mode, status=status).stderr
+            == ""
+        )
 
 
 @pytest.mark.parametrize("background", ["on", "off"])
-@pytest.mark.parametrize("cache", CACHES)
-def test_fork_storm(programs: Programs, cache: str, background: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
     """Hundreds of forks while three other threads allocate."""
-    forks = "300" if cache == "auto" else "100"
-    options = f"cache={cache},background={background}"
-    programs.run(PRELOAD, "processes", "fork-storm", forks, options=options)
+    forks = "300" if mode == "cache=auto" else "100"
+    programs.run(PRELOAD, "processes", "fork-storm", forks, options=f"{mode},background={background}")
 
 
 @pytest.mark.parametrize("case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn"])
@@ -66,12 +81,13 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
     assert ran["above_most"] < 6 * MIB
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_ten_thousand_threads(programs: Programs, cache: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
     """In waves of 50. What they leave does not grow with their number; little slack, so that it shows."""
-    options = f"cache={cache},background=off,policy=paper,slack=20"
+    options = f"{mode},background=off,policy=paper,slack=20"
     ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
-    assert ran["grown_late"] <= ran["grown_early"] + 2 * MIB
+    # What lies ready for threads, or in a second heap, differs from wave to wave.
+    assert ran["grown_late"] <= ran["grown_early"] + (8 if mode == OFFLOAD else 2) * MIB
     assert ran["kept"] < 24 * MIB
 
 
@@ -84,10 +100,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", [GLIBC, *OURS])
-def test_before_and_after_main(programs: Programs, plugin: Path, way: str, cache: str) -> None:
-    assert programs.run(way, "early_late", plugin, options=f"cache={cache}")["after_main"] == 1
+def test_before_and_after_main(programs: Programs, plugin: Path, way: str, mode: str) -> None:
+    assert programs.run(way, "early_late", plugin, options=mode)["after_main"] == 1
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +122,7 @@ def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-@pytest.mark.parametrize("options", ["", "cache=locked", "background=off"])
+@pytest.mark.parametrize("options", ["", "cache=locked", "background=off", OFFLOAD])
 def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None:
     """Beside glibc's malloc, with no thread-local memory left for those that need it at a fixed place."""
     ran = programs.run(GLIBC, "late_open", shared_library(), *hogs, options=options)
@@ -114,15 +130,15 @@ def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None
     assert ran["used"] == 1
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", ["timers", "moves", "both"])
-def test_interrupted_at_every_instruction(programs: Programs, case: str, cache: str) -> None:
+def test_interrupted_at_every_instruction(programs: Programs, case: str, mode: str) -> None:
     if case != "timers" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is only one CPU to move to")
-    ran = programs.run(PRELOAD, "signals", case, "1.5", options=f"cache={cache}")
-    assert ran["operations"] > 100_000
+    ran = programs.run(PRELOAD, "signals", case, "1.5", options=mode)
+    assert ran["operations"] > 20_000
     if case != "moves":
-        assert ran["interrupts"] > 10_000
+        assert ran["interrupts"] > 2000
     if case != "timers":
         assert ran["moves"] > 1000
 

@@ -13,6 +13,7 @@ import pytest
 from api_helpers import (
     C_FLAGS,
     CXX_FLAGS,
+    MODES,
     REPOSITORY,
     SOURCES,
     STATIC,
@@ -104,10 +105,10 @@ def about(amount: float, wanted: float) -> bool:
     return abs(amount - wanted) <= 0.25 * wanted
 
 
-@pytest.mark.parametrize("cache", ["auto", "locked", "off"])
-def test_sites(profiled: Path, tmp_path: Path, cache: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_sites(profiled: Path, tmp_path: Path, mode: str) -> None:
     """Functions of optimized code and of threads; what was freed is allocated, and not in use."""
-    run_command([profiled, "sites"], environment(tmp_path, f"profile=64k,cache={cache}"))
+    run_command([profiled, "sites"], environment(tmp_path, f"profile=64k,{mode}"))
     profile = only_profile(tmp_path)
     in_use = top(profiled, profile, "inuse_space")
     assert about(in_use["small_site"].flat, 20 * MB), in_use

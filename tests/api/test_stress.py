@@ -16,6 +16,7 @@ from api_helpers import (
     INCLUDE,
     LINKED,
     MIB,
+    OFFLOAD,
     PRELOAD,
     REPOSITORY,
     SOURCES,
@@ -37,6 +38,7 @@ SETTINGS = [
     for background in ("on", "off")
     for cache in ("auto", "locked", "off")
 ]
+SETTINGS += [f"{OFFLOAD},{more}" for more in ("policy=paper", "cache=locked", "cache=off,background=off")]
 
 
 def seed(offset: int) -> str:
@@ -53,16 +55,19 @@ def test_stress(programs: Programs, settings: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", ["vectored_purge=off", "slack=10", "slack=1000", "purge_time=0", "huge_pages=never"]
+    "settings",
+    ["vectored_purge=off", "slack=10", "slack=1000", "purge_time=0", "huge_pages=never", "offload=sync"],
 )
 def test_stress_with_other_settings(programs: Programs, settings: str) -> None:
     programs.run(PRELOAD, "stress", seed(20), f"seconds={SECONDS}", options=settings)
 
 
+@pytest.mark.parametrize("mode", ["cache=auto", OFFLOAD])
 @pytest.mark.parametrize("threads", [1, 16, 64])
-def test_stress_with_threads(programs: Programs, threads: int) -> None:
-    ran = programs.run(PRELOAD, "stress", seed(30), f"seconds={SECONDS}", f"threads={threads}")
-    assert ran["rounds"] > 2
+def test_stress_with_threads(programs: Programs, threads: int, mode: str) -> None:
+    ran = programs.run(PRELOAD, "stress", seed(30), f"seconds={SECONDS}", f"threads={threads}", options=mode)
+    assert ran["rounds"] > 0
+    assert ran["operations"] > 1000
 
 
 @pytest.mark.parametrize("way", [LINKED, STATIC])
@@ -124,9 +129,11 @@ SANITIZED = [
     ("thread", "cache=locked,background=off"),
     ("thread", "cache=off,background=off,policy=paper"),
     ("thread", "cache=locked,background=off,vectored_purge=off,slack=20"),
+    ("thread", f"{OFFLOAD},cache=locked"),
     ("address,undefined", "cache=auto"),
     ("address,undefined", "cache=locked,policy=paper"),
     ("address,undefined", "cache=off,background=off,slack=20"),
+    ("address,undefined", OFFLOAD),
 ]
 
 

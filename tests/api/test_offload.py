@@ -1,0 +1,209 @@
+"""The offload mode from outside: its server stopped by a debugger, forks around it, and what its thread does.
+
+What holds in every mode is tested in every mode, this one included, beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_helpers import (
+    MIB,
+    OFFLOAD,
+    OURS,
+    PRELOAD,
+    STATIC,
+    Programs,
+    compile_program,
+    complaints,
+    run_command,
+    shared_library,
+    tool,
+)
+
+CPUS = sorted(os.sched_getaffinity(0))
+NOBODY = 65534
+LOST = "calmalloc: the offload server does not answer: serving without it"
+
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a server needs a CPU beside its clients'")
+
+
+@needs_two_cpus
+def test_stopped_for_seconds(programs: Programs) -> None:
+    """Twice. Meanwhile threads allocate, and a million frees return; children, too; it is said once."""
+    ran = programs.run(PRELOAD, "offload", "stopped", "1.3,1000000", options=OFFLOAD)
+    assert complaints(ran.stderr) == [LOST]
+    assert ran["resident_left"] < 24 * MIB
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("mode", [OFFLOAD, "offload=sync"])
+def test_stopped_at_any_moment(programs: Programs, mode: str) -> None:
+    ran = programs.run(PRELOAD, "offload", "stops", options=mode)
+    assert complaints(ran.stderr) in ([], [LOST])
+
+
+@needs_two_cpus
+def test_forks_while_it_starts(programs: Programs) -> None:
+    """The parent's server starts after fork was called, and before the process is copied."""
+    env = programs.environment(PRELOAD)
+    strace: list[str | Path] = [tool("strace", "strace"), "-f", "-qq", "-o", "/dev/null", "-e", "trace=clone"]
+    strace += ["-e", "inject=clone:delay_enter=200000:when=1", "-E", f"CALM_OPTIONS={OFFLOAD}"]
+    strace += ["-E", f"LD_PRELOAD={env.pop('LD_PRELOAD')}", programs.path("offload", PRELOAD)]
+    for _ in range(3):
+        run_command([*strace, "fork-while-starting"], env)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("way", OURS)
+@pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},background=off"])
+def test_one_thread_for_each_process(programs: Programs, way: str, options: str) -> None:
+    """Which also does what the helper would."""
+    ran = programs.run(way, "offload", "one-each", options=options)
+    assert (ran["parents"], ran["childs"]) == (1, 1)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},policy=paper"])
+def test_idle_it_sleeps(programs: Programs, options: str) -> None:
+    programs.run(PRELOAD, "offload", "idle", options=options)
+
+
+@needs_two_cpus
+def test_settings_change(programs: Programs, tmp_path: Path) -> None:
+    programs.run(PRELOAD, "offload", "settings", options=f"{OFFLOAD},profile_file={tmp_path / 'own'}")
+
+
+COMBINED = ["profile=64k", "policy=paper,cache=locked,profile=64k", "cache=off,slack=20,populate=never"]
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("options", COMBINED)
+def test_with_other_options(programs: Programs, tmp_path: Path, options: str) -> None:
+    options = f"{OFFLOAD},{options},profile_file={tmp_path / 'own'}"
+    assert programs.run(PRELOAD, "stress", "seconds=0.5", options=options)["operations"] > 1000
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("cpu", ["auto", "sibling", "core", "socket", str(CPUS[-1])])
+def test_wherever_it_is_to_run(programs: Programs, cpu: str) -> None:
+    ran = programs.run(PRELOAD, "offload", "one-each", options=f"{OFFLOAD},offload_cpu={cpu}")
+    assert ran["parents"] == 1
+
+
+@pytest.mark.parametrize("way", OURS)
+@pytest.mark.parametrize("mode", [OFFLOAD, "offload=sync"])
+def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
+    """With one line, and everything is as without it."""
+    one = [tool("taskset", "util-linux"), "-c", str(CPUS[0])]
+    ran = programs.run(way, "offload", "none", options=mode, wrapper=one)
+    (line,) = complaints(ran.stderr)
+    assert "offload" in line
+    assert "running without it" in line
+    assert (ran["servers"], ran["records"]) == (0, 0)
+    ran = programs.run(way, "stress", "seconds=0.2", options=f"{mode},background=off", wrapper=one)
+    assert ran["operations"] > 1000
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("ending", ["abort", "warn"])
+@pytest.mark.parametrize("block", ["48", "2000", "100000"])
+def test_misuse_while_stopped(programs: Programs, block: str, ending: str) -> None:
+    """One free too many among more than the rings have room for."""
+    status = -signal.SIGABRT if ending == "abort" else 0
+    options = f"{OFFLOAD},misuse={ending}"
+    ran = programs.run(PRELOAD, "offload", "misuse-while-stopped", block, options=options, status=status)
+    (line,) = [line for line in complaints(ran.stderr) if line != LOST]
+    found = re.match(r"calmalloc: (?:double|invalid) free: (0x[0-9a-f]+)\b", line)
+    assert found is not None, line
+    assert f"pointer {found[1]}" in ran.stdout
+    assert ("lived" in ran.figures) == (ending == "warn")
+
+
+LATEST = """
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int servers(void) {
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; tasks != NULL && (entry = readdir(tasks)) != NULL;) {
+        char path[300] = "/proc/self/task/", name[32] = "";
+        strcat(strcat(path, entry->d_name), "/comm");
+        int descriptor = open(path, O_RDONLY);
+        count += descriptor >= 0 && read(descriptor, name, sizeof name - 1) > 0 &&
+                 strcmp(name, "calmalloc\\n") == 0;
+        close(descriptor);
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* Of a library that came before the allocator, and so ends after it. */
+__attribute__((destructor)) static void end(void) {
+    for (int i = 0; i < 1000 && servers() > 0; i++) {
+        usleep(10000);
+    }
+    for (size_t bytes = 1; bytes < 10000000; bytes *= 3) {
+        char *block = calloc(1, bytes);
+        block = realloc(block, bytes * 2);
+        memset(block, 1, bytes * 2);
+        free(block);
+    }
+    static const char gone[] = "gone 1\\n", there[] = "gone 0\\n";
+    write(STDOUT_FILENO, servers() == 0 ? gone : there, sizeof gone - 1);
+}
+"""
+
+
+@needs_two_cpus
+def test_gone_after_the_last_handlers(programs: Programs, tmp_path: Path) -> None:
+    """And what ends later still is served without it."""
+    (tmp_path / "latest.c").write_text(LATEST)
+    latest = tmp_path / "latest.so"
+    compile_program(
+        [tool("cc", "gcc"), "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", tmp_path / "latest.c", "-o", latest]
+    )
+    env = programs.environment(PRELOAD, OFFLOAD) | {"LD_PRELOAD": f"{shared_library()}:{latest}"}
+    ran = run_command([programs.path("offload", PRELOAD), "one-each"], env)
+    assert ran["parents"] == 1
+    assert ran["gone"] == 1
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """That everybody may look into."""
+    folder = Path(tempfile.mkdtemp(prefix="calm-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@needs_two_cpus
+def test_privileged_programs_are_not_told(programs: Programs, open_folder: Path) -> None:
+    """A set-user-ID program ignores its starter's options."""
+    if os.geteuid() != 0 or os.statvfs(open_folder).f_flag & os.ST_NOSUID:
+        pytest.skip("no set-user-ID program can be made here")
+    program = open_folder / "offload"
+    shutil.copy(programs.path("offload", STATIC), program)
+
+    def become_nobody() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+    for mode, servers in ((0o755, 1), (0o4755, 0)):
+        program.chmod(mode)
+        ran = run_command([program, "none"], programs.environment(STATIC, OFFLOAD), prepare=become_nobody)
+        assert ran["servers"] == servers
+        assert ran.stderr == ""
