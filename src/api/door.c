@@ -219,7 +219,8 @@ size_t door_trim(size_t keep_bytes) {
         return governor_trim(&calm_governor, keep_bytes);
     }
     struct governor *second = offloading_second_if_made();
-    size_t given = second == NULL ? 0 : governor_trim(second, keep_bytes);
+    /* Of the two together no more than that stays. */
+    size_t given = second == NULL ? 0 : governor_trim(second, 0);
     size_t bytes = keep_bytes;
     given += run_at_heap(CALL_LONG, trim, &bytes) ? bytes : 0;
     door_report_misuse();

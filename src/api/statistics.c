@@ -29,6 +29,10 @@ static size_t cached_limit(const struct governor *governor) {
     return bytes + blocks * page;
 }
 
+static uint64_t count(const _Atomic(uint64_t) *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
 static void fill_offload(struct calm_stats *stats) {
     struct endpoint_sums clients = client_counts(&calm_server);
     const struct server_counts *counts = &calm_server.counts;
@@ -36,14 +40,14 @@ static void fill_offload(struct calm_stats *stats) {
     stats->cached_limit += stock_blocks_most(&calm_server, &most) * os_page_size() + most;
     stats->offload_hits = clients.hits;
     stats->offload_misses = clients.misses;
-    stats->offload_calls = counts->calls;
-    stats->offload_records = counts->records;
-    stats->offload_stocked = counts->stocked;
-    stats->offload_unused = counts->unused;
-    stats->offload_wakes = atomic_load_explicit(&calm_server.wakes, memory_order_relaxed);
-    stats->offload_naps = counts->naps;
-    stats->offload_lent = counts->lent;
-    stats->offload_lost = atomic_load_explicit(&calm_server.losses, memory_order_relaxed);
+    stats->offload_calls = count(&counts->calls);
+    stats->offload_records = count(&counts->records);
+    stats->offload_stocked = count(&counts->stocked);
+    stats->offload_unused = count(&counts->unused);
+    stats->offload_wakes = count(&calm_server.wakes);
+    stats->offload_naps = count(&counts->naps);
+    stats->offload_lent = count(&counts->lent);
+    stats->offload_lost = count(&calm_server.losses);
 }
 
 /* Of one heap: the second one's are added to the first one's. */

@@ -17,8 +17,16 @@
 #define TRIES            4
 #define CACHE_LINE_BYTES 64
 
-static bool is_starved(const struct server *server) {
-    return atomic_load_explicit(&server->starved, memory_order_relaxed);
+/* Says so if it has been that way for long: that others ran for a moment is no news. */
+bool client_is_starved(struct server *server) {
+    if (!atomic_load_explicit(&server->starved, memory_order_acquire)) {
+        return false;
+    }
+    uint64_t since = atomic_load_explicit(&server->starved_ns, memory_order_relaxed);
+    if (clock_coarse_ns() - since >= PATIENCES * server->patience_ns) {
+        server_say_lost(server);
+    }
+    return true;
 }
 
 static int phase_of(const struct server *server) {
@@ -30,7 +38,9 @@ static enum answer look_at(struct server *server) {
     if (phase_of(server) == PHASE_NONE) {
         server_begin(server);
     }
-    return phase_of(server) == PHASE_LENT ? ANSWER_LENT : is_starved(server) ? ANSWER_LOST : ANSWER_DONE;
+    return phase_of(server) == PHASE_LENT ? ANSWER_LENT
+           : client_is_starved(server)    ? ANSWER_LOST
+                                          : ANSWER_DONE;
 }
 
 static bool is_open(const struct server *server, unsigned number) {
@@ -159,11 +169,13 @@ static struct call *claim(struct server *server, unsigned from) {
 
 /* The server was waited for in vain. */
 void client_give_up(struct server *server) {
+    if (!atomic_load_explicit(&server->starved, memory_order_relaxed)) {
+        atomic_store_explicit(&server->starved_ns, clock_coarse_ns(), memory_order_relaxed);
+    }
     /* With a ring: else it might go to sleep and leave all of them to themselves for ever. */
     atomic_store_explicit(&server->starved, true, memory_order_seq_cst);
     server_wake(server);
     atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
-    server_say_lost(server);
 }
 
 static uint64_t patience_ns(const struct server *server, const struct call *call) {

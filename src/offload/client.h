@@ -46,6 +46,9 @@ enum answer client_put_sync(struct server *server, uint32_t class, void *block);
 /* The server was waited for in vain: until it is seen again nobody waits for it. */
 void client_give_up(struct server *server);
 
+/* Whether that is so. */
+bool client_is_starved(struct server *server);
+
 struct endpoint_sums {
     uint64_t hits;
     uint64_t misses;

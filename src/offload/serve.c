@@ -47,7 +47,7 @@ static void serve_call(struct server *server, struct endpoint *endpoint, uint32_
     if (!take_call(call)) {
         return;
     }
-    server->counts.calls++;
+    server_count(&server->counts.calls);
     void *context = server->owner.context;
     /* Another client may have the slot as soon as the call is answered. */
     enum call_kind kind = call->kind;
@@ -131,7 +131,7 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
         serve_record(server, endpoint, header, payload);
         bytes += atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed);
         atomic_store_explicit(&endpoint->served_bytes, bytes, memory_order_relaxed);
-        server->counts.records++;
+        server_count(&server->counts.records);
         size_t now = ring_filled(&endpoint->ring, false);
         filled = filled < now ? filled : now;
     }

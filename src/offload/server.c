@@ -86,7 +86,7 @@ static void sleep_for(struct server *server, uint64_t ns) {
     uint32_t rung = atomic_load_explicit(&server->bell, memory_order_seq_cst);
     atomic_store_explicit(&server->state, ns == 0 ? SERVER_SLEEPS : SERVER_NAPS, memory_order_seq_cst);
     if (!is_wanted(server)) {
-        server->counts.naps++;
+        server_count(&server->counts.naps);
         futex_wait(&server->bell, rung, ns);
     }
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_seq_cst);
@@ -141,7 +141,7 @@ static void lend(struct server *server, enum lending lending) {
 }
 
 static void give_way(struct server *server, uint64_t now) {
-    server->counts.lent++;
+    server_count(&server->counts.lent);
     crowd_give_way(&server->crowd, now);
     lend(server, LEND_TENDED);
 }
@@ -256,10 +256,9 @@ static void run(void *argument) {
         }
     }
     if (is_lent(server)) {
-        server->owner.lend(server->owner.context, LEND_FOR_GOOD);
-    } else {
-        lend(server, LEND_FOR_GOOD);
+        take_back(server); /* from whoever is at it */
     }
+    lend(server, LEND_FOR_GOOD);
     atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_release);
     atomic_store_explicit(&server->stopping, STOPPED, memory_order_release);
     futex_wake_all(&server->stopping);
@@ -371,7 +370,9 @@ static void start_over(struct server *server) {
     atomic_store_explicit(&server->sync.ready, SYNC_NONE, memory_order_relaxed);
     atomic_store_explicit(&server->sync.done, 0, memory_order_relaxed);
     atomic_store_explicit(&server->state, SERVER_HOT, memory_order_relaxed);
-    atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
+    if (!server->left_behind) {
+        atomic_store_explicit(&server->was_lost, false, memory_order_relaxed);
+    }
     memset(server->deferred, 0, sizeof server->deferred);
     server->depth = 0;
     server->hot_until_ns = 0;

@@ -63,12 +63,12 @@ enum thread { THREAD_NONE, THREAD_STARTED, THREAD_REFUSED /* or gone */ };
 enum server_state { SERVER_HOT, SERVER_NAPS, SERVER_SLEEPS };
 
 struct server_counts {
-    uint64_t calls;
-    uint64_t records;
-    uint64_t stocked; /* magazines and large blocks made ready */
-    uint64_t unused;  /* of them, those that went back */
-    uint64_t naps;
-    uint64_t lent; /* times that it had no CPU to itself, and lent the heap */
+    _Atomic(uint64_t) calls;
+    _Atomic(uint64_t) records;
+    _Atomic(uint64_t) stocked; /* magazines and large blocks made ready */
+    _Atomic(uint64_t) unused;  /* of them, those that went back */
+    _Atomic(uint64_t) naps;
+    _Atomic(uint64_t) lent; /* times that it had no CPU to itself, and lent the heap */
 };
 
 struct server {
@@ -95,6 +95,7 @@ struct server {
     _Atomic(uint32_t) bell;               /* a count of rings */
     _Alignas(64) _Atomic(uint64_t) beat;  /* grows while it lives */
     _Atomic(bool) starved;                /* a client waited in vain, and the server was not seen since */
+    _Atomic(uint64_t) starved_ns;         /* since when */
     _Atomic(uint32_t) parking;            /* enum parking */
     _Atomic(uint32_t) stopping;
     _Atomic(bool) was_lost;
@@ -122,6 +123,11 @@ struct server {
 
 /* Room for so many endpoints; owner is filled. False if memory is short. */
 bool server_init(struct server *server, unsigned endpoint_count);
+
+/* Of the server's own, that others read. */
+static inline void server_count(_Atomic(uint64_t) *count) {
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+}
 
 /* Makes an endpoint usable. Any thread. False if memory is short; never for number 0. */
 bool server_open(struct server *server, unsigned number);

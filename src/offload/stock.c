@@ -120,7 +120,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
     memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
     atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
     add_level(server, endpoint, class);
-    server->counts.stocked++;
+    server_count(&server->counts.stocked);
     return true;
 }
 
@@ -146,7 +146,7 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     atomic_store_explicit(&stock->put, put + 1, memory_order_release);
     endpoint->large_seen[place]++;
     endpoint->stock_bytes += large_charge(server, pages);
-    server->counts.stocked++;
+    server_count(&server->counts.stocked);
     return true;
 }
 
@@ -196,7 +196,7 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
         if (!any) {
             return;
         }
-        server->counts.unused++;
+        server_count(&server->counts.unused);
         server->owner.put(server->owner.context, class, blocks, batch);
     }
 }
@@ -214,7 +214,7 @@ static void withdraw_large(struct server *server, struct endpoint *endpoint, uin
         if (block == NULL) {
             return;
         }
-        server->counts.unused++;
+        server_count(&server->counts.unused);
         server->owner.put_large(server->owner.context, block);
     }
 }

@@ -4,6 +4,8 @@
 #include "os/clock.h"
 #include "os/futex.h"
 
+#define SPINS 1024
+
 /* Takes the request back; false if it is too late, and an answer will come. */
 static bool take_back(struct sync *sync) {
     uint32_t request = SYNC_REQUEST;
@@ -18,7 +20,9 @@ static bool exchange(struct server *server, struct sync *sync) {
     uint64_t start = 0;
     for (unsigned spins = 0; atomic_load_explicit(&sync->done, memory_order_acquire) == 0; spins++) {
         cpu_relax();
-        if (spins % 1024 == 1023) {
+        if (spins % SPINS == SPINS - 1) {
+            /* Clients that spin may keep the server from its CPU. */
+            os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
             uint64_t now = clock_now_ns();
             start = start == 0 ? now : start;
             if (now - start > server->patience_ns && take_back(sync)) {
@@ -39,8 +43,7 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
     sync->class = class;
     sync->block = *block;
     bool lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
-    bool answered =
-        !lent && !atomic_load_explicit(&server->starved, memory_order_relaxed) && exchange(server, sync);
+    bool answered = !lent && !client_is_starved(server) && exchange(server, sync);
     *block = sync->block;
     lock_release(&sync->clients);
     lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
@@ -57,5 +60,9 @@ enum answer client_take_sync(struct server *server, uint32_t class, void **block
 }
 
 enum answer client_put_sync(struct server *server, uint32_t class, void *block) {
-    return ask(server, class, &block);
+    enum answer answer = ask(server, class, &block);
+    if (answer == ANSWER_LOST) {
+        client_give_up(server);
+    }
+    return answer;
 }

@@ -361,7 +361,8 @@ static void check_trim(uint64_t *random) {
     struct calm_stats after = stats_now();
     CHECK(after.retained <= keep);
     CHECK(after.purged - before.purged >= given || after.offload_lost > 0);
-    CHECK(after.purges_asked == before.purges_asked + 1 || given == 0);
+    uint64_t asked = after.purges_asked - before.purges_asked;
+    CHECK(asked == 1 || given == 0 || (asked == 2 && after.offload_lost > 0)); /* of the second heap, too */
     CHECK(given > 0 || before.retained + before.cached <= keep + before.cached_limit);
 }
 
