@@ -23,7 +23,9 @@ bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, size
         }
     }
     ring->words[tail % RING_WORDS] = header;
-    copy_in(ring, tail + 1, payload, count);
+    if (count > 0) { /* else there may be no payload to point to */
+        copy_in(ring, tail + 1, payload, count);
+    }
     atomic_store_explicit(&ring->tail, tail + 1 + (uint32_t)count,
                           sequenced ? memory_order_seq_cst : memory_order_release);
     return true;
