@@ -499,6 +499,10 @@ bool governor_tick(struct governor *governor) {
         idle = untouched && (dirty == 0 || !may || !is_adaptive(governor)) &&
                governor_cached(governor, &cached) == 0;
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
+        if (governor->owner != NULL) {
+            /* Whom it served between two slices relied on this. */
+            purge_to_limit(governor);
+        }
     }
     purger_leave(governor);
     return idle;

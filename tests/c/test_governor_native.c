@@ -628,6 +628,26 @@ static void test_frees_between_slices(void) {
     disown();
 }
 
+/* The same where time has passed, and nobody comes to the heap after it. */
+static void test_frees_between_slices_of_a_tick(void) {
+    set("slack", "10");
+    own();
+    for (int round = 0; round < 3; round++) {
+        prepare_late();
+        calm_free(obtain(512 * KIB));
+        CHECK_EQUAL(owner_state.between, 0);
+        /* What nobody wanted for a window goes, or some of it. */
+        while (owner_state.between == 0) {
+            wait_ms(60);
+            governor_tick(&calm_governor);
+        }
+        expect_within();
+        calm_trim(0);
+    }
+    CHECK(stats_now().purges_timed > 0);
+    disown();
+}
+
 static void expect_no_report(enum misuse kind, const void *pointer) {
     fprintf(stderr, "reported by the owner: %d, %p\n", (int)kind, pointer);
     _Exit(1);
@@ -893,6 +913,7 @@ int main(void) {
     in_child(test_depot_grows);
     in_child(test_owner_takes_no_lock);
     in_child(test_frees_between_slices);
+    in_child(test_frees_between_slices_of_a_tick);
     in_child(test_owner_keeps_misuse);
     in_child(test_owner_makes_large_blocks_ready);
     in_child(test_owner_makes_nothing_ready_in_vain);
