@@ -294,10 +294,11 @@ size_t server_stock_most(const struct server *server, size_t *bytes) {
 
 /* The call is the server's now; false if it was abandoned, or served before. */
 static bool take_call(struct call *call) {
-    uint32_t state = load(&call->state);
+    /* Acquired also where it was abandoned: what its client did is done before the next one has the slot. */
+    uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
     while ((state & CALL_STATE) == CALL_PENDING) {
         if (atomic_compare_exchange_weak_explicit(&call->state, &state, (state & CALL_SLEEPING) | CALL_TAKEN,
-                                                  memory_order_acquire, memory_order_relaxed)) {
+                                                  memory_order_acquire, memory_order_acquire)) {
             return true;
         }
     }
