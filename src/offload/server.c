@@ -128,6 +128,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
     }
     memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
     atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
+    see_level(server, endpoint, class); /* which counts for whatever is fed next */
     server->counts.stocked++;
     return true;
 }
@@ -152,6 +153,7 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     }
     stock->ready[put % LARGE_BLOCKS] = (struct ready_block){block, pages, zero};
     atomic_store_explicit(&stock->put, put + 1, memory_order_release);
+    see_large_level(server, endpoint, place);
     server->counts.stocked++;
     return true;
 }
