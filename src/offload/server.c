@@ -646,6 +646,8 @@ static void run(void *argument) {
     struct server *server = argument;
     server->started(server);
     for (unsigned pass = 0;; pass++) {
+        /* Before the look around, which then sees all that was sent before. */
+        bool stopping = atomic_load_explicit(&server->stopping, memory_order_acquire) != 0;
         bool worked = server_serve(server);
         worked |= feed(server);
         if (load(&server->parking) == PARKING_REQUESTED) {
@@ -659,7 +661,7 @@ static void run(void *argument) {
                 continue;
             }
         }
-        if (load(&server->stopping) != 0 && !worked) {
+        if (stopping && !worked) {
             break;
         }
         uint64_t now = clock_now_ns();
