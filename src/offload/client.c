@@ -135,7 +135,9 @@ static struct call *claim(struct server *server, unsigned from) {
 
 /* The server was waited for in vain. */
 void client_give_up(struct server *server) {
-    atomic_store_explicit(&server->starved, true, memory_order_relaxed);
+    /* It may have served since, and sleep: then it must wake to be seen. */
+    atomic_store_explicit(&server->starved, true, memory_order_seq_cst);
+    server_wake(server);
     atomic_fetch_add_explicit(&server->losses, 1, memory_order_relaxed);
     if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
         server->lost();

@@ -534,6 +534,7 @@ static bool is_wanted(struct server *server) {
     bool wanted = atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
+                  atomic_load_explicit(&server->starved, memory_order_seq_cst) ||
                   atomic_load_explicit(&server->overflow, memory_order_seq_cst) != NULL;
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_seq_cst);
     for (unsigned i = 0; i < opened && !wanted; i++) {

@@ -959,6 +959,19 @@ static void test_call_that_cannot_be_sent(void) {
     finish();
 }
 
+/* Who gives up late, when the server has long gone to sleep, wakes it: else nobody would be served any more.
+ */
+static void test_late_to_give_up(void) {
+    set_up(1);
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    wait_until_asleep();
+    client_give_up(&server);
+    WAIT_UNTIL(!atomic_load(&server.starved));
+    have_run(CALL_SHORT, do_work, &work);
+    finish();
+}
+
 /* ---- long work ---- */
 
 static _Atomic(int) long_under_way;
@@ -1412,6 +1425,7 @@ static const struct test tests[] = {
     TEST(abandoned_before_it_began),
     TEST(own_work_is_waited_for),
     TEST(call_that_cannot_be_sent),
+    TEST(late_to_give_up),
     TEST(long_work_waits_for_long_work),
     TEST(sleep_and_wake),
     TEST(naps),
