@@ -531,7 +531,8 @@ bool server_serve(struct server *server) {
 
 /* Looks once more, after it has said that it sleeps: what a client published before it saw that is seen. */
 static bool is_wanted(struct server *server) {
-    bool wanted = atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
+    bool wanted = server->deferred_count > 0 ||
+                  atomic_load_explicit(&server->sync.ready, memory_order_seq_cst) == SYNC_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
                   atomic_load_explicit(&server->starved, memory_order_seq_cst) ||

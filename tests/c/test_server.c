@@ -1026,6 +1026,39 @@ static void test_long_work_waits_for_long_work(void) {
     finish();
 }
 
+static _Atomic(unsigned) tick_waits;
+
+/* Once asked for, the next tick is not over before a call was put off. */
+static void tick_until_deferred(void) {
+    if (atomic_load(&tick_waits) == 1) {
+        atomic_store(&tick_waits, 2);
+        while (server.deferred_count == 0 && atomic_load(&tick_waits) == 2) {
+            server_serve(&server);
+        }
+        atomic_store(&tick_waits, 0);
+    }
+}
+
+/* What was put off while the server tidied is served before it rests. */
+static void test_put_off_by_a_tick(void) {
+    set_up(1);
+    on_tick = tick_until_deferred;
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    /* More than once, for a machine that keeps the server from its work. */
+    enum answer answer = ANSWER_LOST;
+    for (unsigned i = 0; i < 10 && answer != ANSWER_DONE; i++) {
+        WAIT_UNTIL(atomic_load(&tick_waits) == 0);
+        atomic_store(&tick_waits, 1);
+        WAIT_UNTIL(atomic_load(&tick_waits) == 2);
+        answer = client_run(&server, 0, CALL_LONG, do_work, &work);
+        atomic_store(&tick_waits, 0);
+    }
+    CHECK_EQUAL(answer, ANSWER_DONE);
+    CHECK_EQUAL(work.ran, 2);
+    finish();
+}
+
 /* ---- sleep ---- */
 
 #define ABOVE 8
@@ -1427,6 +1460,7 @@ static const struct test tests[] = {
     TEST(call_that_cannot_be_sent),
     TEST(late_to_give_up),
     TEST(long_work_waits_for_long_work),
+    TEST(put_off_by_a_tick),
     TEST(sleep_and_wake),
     TEST(naps),
     TEST(sync),
