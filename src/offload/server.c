@@ -679,6 +679,15 @@ static void run(void *argument) {
     futex_wake_all((_Atomic(uint32_t) *)(void *)&server->phase);
 }
 
+/* Nobody ever was at the heap but the last process's server, which was parked: what it left in the rings, and
+ * what others have sent since, is for this thread. */
+static void go_without(struct server *server) {
+    server_serve(server);
+    server_withdraw_all(server);
+    server->owner.release(server->owner.context);
+    atomic_store_explicit(&server->phase, PHASE_DIRECT, memory_order_release);
+}
+
 void server_start(struct server *server) {
     int none = PHASE_NONE;
     if (!atomic_compare_exchange_strong_explicit(&server->phase, &none, PHASE_RUNNING, memory_order_acq_rel,
@@ -686,9 +695,7 @@ void server_start(struct server *server) {
         return;
     }
     if (!thread_start(run, server, STACK_BYTES)) {
-        /* Nobody ever was at the heap but the last process's server, which was parked. */
-        server->owner.release(server->owner.context);
-        atomic_store_explicit(&server->phase, PHASE_DIRECT, memory_order_release);
+        go_without(server);
     }
 }
 

@@ -1136,6 +1136,26 @@ static void test_naps(void) {
     CHECK(server.counts.naps > 0);
 }
 
+/* ---- no thread ---- */
+
+static void test_refused_start(void) {
+    set_up(2);
+    struct magazine magazine;
+    take_early(1, &magazine);
+    atomic_store(&refuses_threads, true);
+    atomic_store(&server_thread, this_thread()); /* the heap is the starter's until it is everybody's */
+    /* What was sent before anybody noticed is not lost. */
+    put_magazine(&me, 0, &magazine);
+    CHECK_EQUAL(heap.releases, 0);
+    CHECK(!client_is_served(&server));
+    CHECK_EQUAL(heap.releases, 1);
+    CHECK_EQUAL(atomic_load(&starts), 0);
+    CHECK_EQUAL(heap.out, 0);
+    check_all_back();
+    check_direct();
+    CHECK(!server_stop(&server));
+}
+
 /* ---- the printed scheme ---- */
 
 static void *run_sync(void *argument) {
@@ -1463,6 +1483,7 @@ static const struct test tests[] = {
     TEST(put_off_by_a_tick),
     TEST(sleep_and_wake),
     TEST(naps),
+    TEST(refused_start),
     TEST(sync),
     TEST(sync_is_lost),
     TEST(parking),
