@@ -689,14 +689,15 @@ static void go_without(struct server *server) {
 }
 
 void server_start(struct server *server) {
-    int none = PHASE_NONE;
-    if (!atomic_compare_exchange_strong_explicit(&server->phase, &none, PHASE_RUNNING, memory_order_acq_rel,
-                                                 memory_order_relaxed)) {
-        return;
+    /* Not while another thread forks, whose child would have a heap with the server in the midst of it. */
+    lock_acquire(&server->fork_lock);
+    if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_NONE) {
+        atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_release);
+        if (!thread_start(run, server, STACK_BYTES)) {
+            go_without(server);
+        }
     }
-    if (!thread_start(run, server, STACK_BYTES)) {
-        go_without(server);
-    }
+    lock_release(&server->fork_lock);
 }
 
 /* Whether the server did anything since beat. */

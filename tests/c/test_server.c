@@ -1291,6 +1291,29 @@ static void test_parking(void) {
     finish();
 }
 
+/* While a thread forks nobody starts a server, whose first steps the child would have half. */
+static void *run_first_call(void *unused) {
+    (void)unused;
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    CHECK_EQUAL(work.ran, 1);
+    return NULL;
+}
+
+static void test_no_start_during_a_fork(void) {
+    set_up(1);
+    server_before_fork(&server);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, run_first_call, NULL) == 0);
+    nap(30000000);
+    CHECK_EQUAL(atomic_load(&starts), 0);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
+    server_after_fork(&server, false);
+    CHECK(pthread_join(other, NULL) == 0);
+    CHECK_EQUAL(atomic_load(&starts), 1);
+    finish();
+}
+
 #if defined(__SANITIZE_THREAD__)
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
@@ -1487,6 +1510,7 @@ static const struct test tests[] = {
     TEST(sync),
     TEST(sync_is_lost),
     TEST(parking),
+    TEST(no_start_during_a_fork),
     TEST(fork),
     TEST(fork_without_work),
     TEST(fork_with_a_lost_server),
