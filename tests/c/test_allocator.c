@@ -325,7 +325,7 @@ static void check_heap(void) {
 /* A child starts its server, which is a thread. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
-    return "die_after_fork=0";
+    return "die_after_fork=0:atexit_sleep_ms=10";
 }
 
 /* It looks past a server that does not answer, and what it reads then is about right. */

@@ -824,6 +824,7 @@ static void test_made_ready(void) {
     CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
     CHECK(start_heap((size_t)1 << 40));
     heap.make_ready = note_ready;
+    random_state = 88172645463325252U;
     static void *held[READY_SLOTS][16];
     static size_t count_held[READY_SLOTS];
     size_t purges = 0;

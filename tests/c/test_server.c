@@ -1317,7 +1317,7 @@ static void test_no_start_during_a_fork(void) {
 #if defined(__SANITIZE_THREAD__)
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
-    return "die_after_fork=0";
+    return "die_after_fork=0:atexit_sleep_ms=10";
 }
 
 /* Not on the stack of a thread of the parent's: by that ThreadSanitizer knows a thread. */
