@@ -62,8 +62,8 @@ static void leave(struct endpoint *endpoint) {
 }
 
 /* To a count of the endpoint's, under its lock. */
-static void add_one(uint64_t *count) {
-    __atomic_store_n(count, *count + 1, __ATOMIC_RELAXED);
+static void add_one(_Atomic(uint64_t) *count) {
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
 /* Onto the list of what found no room: by the blocks' own first words, for they are free. */
@@ -384,10 +384,10 @@ struct endpoint_counts client_counts(const struct server *server) {
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        const struct endpoint_counts *counts = &server_endpoint(server, number)->counts;
-        sum.hits += __atomic_load_n(&counts->hits, __ATOMIC_RELAXED);
-        sum.misses += __atomic_load_n(&counts->misses, __ATOMIC_RELAXED);
-        sum.full += __atomic_load_n(&counts->full, __ATOMIC_RELAXED);
+        const struct endpoint_counters *counts = &server_endpoint(server, number)->counts;
+        sum.hits += atomic_load_explicit(&counts->hits, memory_order_relaxed);
+        sum.misses += atomic_load_explicit(&counts->misses, memory_order_relaxed);
+        sum.full += atomic_load_explicit(&counts->full, memory_order_relaxed);
     }
     return sum;
 }

@@ -63,18 +63,22 @@ struct large_stock {
     _Alignas(64) struct ready_block ready[LARGE_BLOCKS];
 };
 
-/* Written under the endpoint's lock, read at any time. */
 struct endpoint_counts {
     uint64_t hits;   /* served from the stock */
     uint64_t misses; /* there was nothing ready */
     uint64_t full;   /* freed past the ring, which had no room */
 };
 
+/* The same, written under the endpoint's lock and read at any time. */
+struct endpoint_counters {
+    _Atomic(uint64_t) hits, misses, full;
+};
+
 struct endpoint {
     /* The clients', under the lock. */
     _Alignas(64) struct lock lock;
     uint64_t sent_bytes; /* of freed blocks */
-    struct endpoint_counts counts;
+    struct endpoint_counters counts;
     _Alignas(64) _Atomic(uint32_t) taken[SIZE_CLASSES];
 
     /* The server's. */
