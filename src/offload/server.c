@@ -117,7 +117,9 @@ static void enter_all(struct server *server) {
     for (unsigned i = 0; i < opened; i++) {
         endpoint_enter(server_endpoint(server, server->open[i]));
     }
+    atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
     lock_acquire(&server->sync.clients);
+    atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
 }
 
 static void leave_all(struct server *server) {
