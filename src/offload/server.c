@@ -258,10 +258,9 @@ static void run(void *argument) {
         }
     }
     if (is_lent(server)) {
-        server->owner.lend(server->owner.context, LEND_FOR_GOOD);
-    } else {
-        lend(server, LEND_FOR_GOOD);
+        take_back(server); /* what a heap is to its borrowers changes while nobody is at it */
     }
+    lend(server, LEND_FOR_GOOD);
     atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_release);
     atomic_store_explicit(&server->stopping, STOPPED, memory_order_release);
     futex_wake_all(&server->stopping);
