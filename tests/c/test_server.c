@@ -1754,6 +1754,342 @@ static void test_stop_among_clients(void) {
     check_lent();
 }
 
+/* ---- the heap is lent ---- */
+
+static void set_up_lending(unsigned endpoints) {
+    set_up(endpoints);
+    server.keeps = false;
+    server.patience_ns = PATIENCE_NS / PATIENCES; /* nobody has a reason to give up */
+    serves_between = true;
+    watches_stock = true;
+}
+
+static bool is_lent(void) {
+    return atomic_load(&server.phase) == PHASE_LENT;
+}
+
+static bool rings_until(bool (*is_so)(void)) {
+    server_ring(&server);
+    return is_so();
+}
+
+static void have_lent(void) {
+    atomic_store(&crowded, true);
+    WAIT_UNTIL(rings_until(is_lent));
+    atomic_store(&crowded, false);
+}
+
+static void have_taken_back(void) {
+    atomic_store(&has_room, true);
+    WAIT_UNTIL(rings_until(is_running));
+    atomic_store(&has_room, false);
+}
+
+static void *run_sync_until_stopped(void *argument) {
+    struct client *client = argument;
+    struct one ones[ONES] = {0};
+    while (!atomic_load(&stop)) {
+        step_sync(client, ones);
+    }
+    put_ones(client, ones);
+    return NULL;
+}
+
+/* Nor do they lose it to forks, for which it is parked. */
+static void test_sync_beside_forks(void) {
+    set_up_lending(2);
+    launch();
+    start_clients(run_sync_until_stopped);
+    for (int i = 0; i < 100; i++) {
+        before_fork();
+        CHECK(!server.left_behind);
+        after_fork(false);
+        nap(100000);
+    }
+    atomic_store(&stop, true);
+    join_clients();
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQUAL(clients[i].lost, 0);
+        CHECK(clients[i].done > 0);
+    }
+    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    finish();
+}
+
+static struct client sync_client = {.number = THREADS + 2, .random = 88172645463325252U};
+
+static void start_all(void) {
+    start_clients(run_until_stopped);
+    CHECK(pthread_create(&sync_client.thread, NULL, run_sync_until_stopped, &sync_client) == 0);
+}
+
+static void stop_all(void) {
+    atomic_store(&stop, true);
+    join_clients();
+    CHECK(pthread_join(sync_client.thread, NULL) == 0);
+    CHECK_EQUAL(sync_client.lost, 0);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQUAL(clients[i].lost, 0);
+        CHECK(clients[i].done > 0);
+    }
+    CHECK_EQUAL(atomic_load(&server.losses), 0);
+}
+
+#define LENDINGS 40
+
+/* Over and over, among clients: each is served by the server or at the heap, and nobody by neither. */
+static void test_lent_and_taken_back(void) {
+    set_up_lending(3);
+    launch();
+    start_all();
+    uint64_t random = 4711;
+    for (int i = 0; i < LENDINGS; i++) {
+        nap((long)(next_random(&random) % 3000000));
+        have_lent();
+        nap((long)(next_random(&random) % 3000000));
+        have_taken_back();
+    }
+    stop_all();
+    CHECK_EQUAL(heap.lendings[LEND_TENDED], LENDINGS);
+    CHECK_EQUAL(heap.takings, 1 + LENDINGS);
+    CHECK_EQUAL(atomic_load(&settled), 1 + LENDINGS); /* it looks each time which CPU is idle */
+    CHECK(server.counts.calls > 0);
+    finish();
+    CHECK_EQUAL(server.counts.lent, LENDINGS);
+}
+
+/* The same as fast as the server can. */
+static void test_lent_and_taken_back_at_once(void) {
+    set_up_lending(2);
+    launch();
+    start_all();
+    atomic_store(&crowded, true);
+    atomic_store(&has_room, true);
+    for (int i = 0; i < 400; i++) {
+        server_ring(&server);
+        nap(500000);
+    }
+    atomic_store(&crowded, false);
+    have_taken_back();
+    stop_all();
+    CHECK(heap.lendings[LEND_TENDED] > 1);
+    CHECK_EQUAL(heap.takings, 1 + heap.lendings[LEND_TENDED]);
+    finish();
+}
+
+/* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is lent. */
+static void *run_lend(void *unused) {
+    (void)unused;
+    have_lent();
+    return NULL;
+}
+
+static void test_lent_beside_a_client(void) {
+    set_up_lending(1);
+    launch();
+    struct magazine magazine;
+    size_t bytes;
+    have_taken(9, &magazine);
+    WAIT_UNTIL(stock_blocks(&server, &bytes) > 0);
+    endpoint_enter(server_endpoint(&server, 0));
+    bool had_stock = stock_blocks(&server, &bytes) > 0; /* unless a window ended meanwhile */
+    pthread_t lender;
+    CHECK(pthread_create(&lender, NULL, run_lend, NULL) == 0);
+    nap(30000000);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    endpoint_leave(server_endpoint(&server, 0));
+    CHECK(pthread_join(lender, NULL) == 0);
+    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK_EQUAL(heap.out, magazine.count);
+    CHECK(!had_stock || server.counts.unused > 0);
+    put_magazine(&me, 0, &magazine);
+    CHECK_EQUAL(heap.out, 0);
+    finish();
+}
+
+/* While the heap is lent the server tidies it. */
+static void test_lent_heap_is_tidied(void) {
+    set_up_lending(1);
+    launch();
+    have_lent();
+    unsigned before = atomic_load(&ticks);
+    WAIT_UNTIL(atomic_load(&ticks) > before + 2);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
+    finish();
+}
+
+/* A server that is to keep the heap does, however many others there are. */
+static void test_kept_in_a_crowd(void) {
+    set_up_running(1);
+    atomic_store(&crowded, true);
+    unsigned before = atomic_load(&ticks);
+    WAIT_UNTIL(atomic_load(&ticks) > before);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    CHECK_EQUAL(heap.lendings[LEND_TENDED], 0);
+    finish();
+}
+
+/* At its end the heap is given away for good; also if it is lent, among borrowers. */
+static void test_stop_while_lent(void) {
+    set_up_lending(2);
+    launch();
+    start_all();
+    have_lent();
+    nap(5000000);
+    stop_server();
+    nap(5000000);
+    stop_all();
+    check_all_back();
+    check_lent();
+}
+
+/* Of a heap that is lent a fork leaves nothing half done, whatever borrowers and server are at. */
+static void test_fork_while_lent(void) {
+    set_up_lending(3);
+    launch();
+    start_all();
+    for (int i = 0; i < 6; i++) {
+        have_lent();
+        nap(2000000);
+        atomic_store(&has_room, i % 2 == 1); /* it may be just taking the heap back */
+        server_ring(&server);
+        before_fork();
+        CHECK(!server.left_behind);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        after_fork(child == 0);
+        if (child == 0) {
+            server.keeps = true;
+            live_as_child(i % 3 == 2);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        have_taken_back();
+    }
+    stop_all();
+    finish();
+}
+
+/* ---- the beginning ---- */
+
+/* How often somebody came to the heap before a server was started. */
+static unsigned operations_before_start(void) {
+    unsigned count = 0;
+    while (atomic_load(&server.thread) == THREAD_NONE) {
+        struct magazine magazine;
+        CHECK(count < 100000);
+        count += 2;
+        CHECK_EQUAL(take_magazine(&me, 0, 1 + count % 40, &magazine), ANSWER_DONE);
+        put_magazine(&me, 0, &magazine);
+        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], 1);
+    }
+    WAIT_UNTIL(is_running());
+    return count;
+}
+
+/* One that comes to the heap a few times has no thread; one that goes on has; and so has each of its
+ * children.
+ */
+static void test_start_after_operations(void) {
+    set_up(1);
+    unsigned before = operations_before_start();
+    CHECK(before > 20);
+    CHECK_EQUAL(atomic_load(&settled), 1);
+    before_fork();
+    if (!server.left_behind) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        after_fork(child == 0);
+        if (child == 0) {
+            start_threads_elsewhere();
+            heap.lendings[LEND_UNTENDED] = 0;
+            CHECK_EQUAL(operations_before_start(), before);
+            finish();
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    } else {
+        after_fork(false);
+    }
+    finish();
+}
+
+/* What lay in the ring, on the overflow list and in the stock when the process forked goes back to the heap
+ * where the child begins; but calls are their callers', who are not there. */
+static void test_begin_with_records_in_flight(void) {
+    set_up(2);
+    struct magazine magazines[3];
+    struct magazine kept;
+    for (int i = 0; i < 3; i++) {
+        take_early(1, &magazines[i]);
+    }
+    struct block *large = pop(0);
+    large->pages = 1;
+    hold(&me, large);
+    struct block *overflown = pop(7);
+    hold(&me, overflown);
+    launch();
+    have_taken(9, &kept);
+    size_t bytes;
+    wait_until_asleep();
+    /* As if they had come to lie there just now: the server sleeps, and has stock ready. */
+    struct endpoint *endpoint = server_endpoint(&server, 0);
+    for (int i = 0; i < 3; i++) {
+        put_magazine(&me, 0, &magazines[i]);
+    }
+    void *large_block = large;
+    put_one_large(&me, 0, &large_block);
+    struct work work = {0};
+    struct call *call = &server.calls[CALLS - 1];
+    call->kind = CALL_SHORT;
+    call->work = do_work;
+    call->subject = &work;
+    atomic_store(&call->state, CALL_PENDING);
+    CHECK(ring_push(&endpoint->ring, stale_call(0), NULL, 0, true));
+    give(&me, overflown);
+    overflown->link = NULL;
+    atomic_store(&server.overflow, overflown);
+    given(&me, overflown);
+    CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
+    size_t out = heap.out;
+    CHECK(out >= 3 * magazines[0].count + 2 + kept.count);
+
+    before_fork();
+    CHECK(!server.left_behind);
+    bool in_flight = endpoint->ring.tail != endpoint->ring.head;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    after_fork(child == 0);
+    if (child == 0) {
+        start_threads_elsewhere();
+        CHECK(in_flight);
+        CHECK_EQUAL(heap.out, out);
+        CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
+        unsigned lendings = heap.lendings[LEND_UNTENDED];
+        put_magazine(&me, 0, &kept); /* who comes first begins */
+        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], lendings + 1);
+        CHECK_EQUAL(heap.out, 0);
+        CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+        CHECK_EQUAL(work.ran, 0);
+        check_all_back();
+        launch();
+        finish();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    WAIT_UNTIL(atomic_load(&call->state) % CALL_SLEEPING == CALL_DONE);
+    CHECK_EQUAL(work.ran, 1);
+    atomic_store(&call->state, CALL_FREE);
+    put_magazine(&me, 0, &kept);
+    finish();
+}
+
 struct test {
     const char *name;
     void (*run)(void);
@@ -1789,6 +2125,16 @@ static const struct test tests[] = {
     TEST(fork_without_work),
     TEST(fork_with_a_lost_server),
     TEST(stop_among_clients),
+    TEST(sync_beside_forks),
+    TEST(lent_and_taken_back),
+    TEST(lent_and_taken_back_at_once),
+    TEST(lent_beside_a_client),
+    TEST(lent_heap_is_tidied),
+    TEST(kept_in_a_crowd),
+    TEST(stop_while_lent),
+    TEST(fork_while_lent),
+    TEST(start_after_operations),
+    TEST(begin_with_records_in_flight),
 };
 
 /* test_server [part of the tests' names [rounds]] */
