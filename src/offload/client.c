@@ -407,7 +407,8 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject) {
     enum answer answer = look_at(server);
-    bool asks = answer == ANSWER_DONE || (answer == ANSWER_LOST && kind == CALL_LONG && !server->left_behind);
+    bool asks = answer == ANSWER_DONE ||
+                (answer == ANSWER_LOST && kind == CALL_LONG && !server_is_left_behind(server));
     struct call *call = asks ? claim(server, number) : NULL;
     if (call == NULL) {
         return answer == ANSWER_LENT ? answer : ANSWER_LOST;

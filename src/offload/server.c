@@ -331,7 +331,7 @@ bool server_stop(struct server *server) {
     atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
                                             memory_order_relaxed);
     if (!has_thread(server)) {
-        return !server->left_behind;
+        return !server_is_left_behind(server);
     }
     lock_acquire(&server->fork_lock);
     atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
@@ -352,7 +352,9 @@ void server_before_fork(struct server *server) {
             atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
                                                     memory_order_seq_cst, memory_order_relaxed)) {
             /* It may be in the midst of anything; but of a heap that is lent nothing is half done. */
-            server->left_behind |= !is_lent(server);
+            if (!is_lent(server)) {
+                atomic_store_explicit(&server->left_behind, true, memory_order_relaxed);
+            }
             server_say_lost(server);
         }
     }
@@ -377,8 +379,8 @@ static void start_over(struct server *server) {
     server->depth = 0;
     server->hot_until_ns = 0;
     server->crowd.looked_ns = 0;
-    atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
-    if (server->left_behind) {
+    atomic_store_explicit(&server->starved, server_is_left_behind(server), memory_order_relaxed);
+    if (server_is_left_behind(server)) {
         atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         return;
     }
@@ -399,7 +401,8 @@ void server_after_fork(struct server *server, bool child) {
     if (child) {
         start_over(server);
     } else if (has_thread(server)) {
-        server->left_behind = false; /* the child was */
+        /* The child was. */
+        atomic_store_explicit(&server->left_behind, false, memory_order_relaxed);
     }
     if (load(&server->parking) == PARKING_PARKED) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);
