@@ -1850,11 +1850,11 @@ static void test_lent_and_taken_back(void) {
         have_taken_back();
     }
     stop_all();
+    finish();
     CHECK_EQUAL(heap.lendings[LEND_TENDED], LENDINGS);
     CHECK_EQUAL(heap.takings, 1 + LENDINGS);
     CHECK_EQUAL(atomic_load(&settled), 1 + LENDINGS); /* it looks each time which CPU is idle */
     CHECK(server.counts.calls > 0);
-    finish();
     CHECK_EQUAL(server.counts.lent, LENDINGS);
 }
 
@@ -1872,9 +1872,9 @@ static void test_lent_and_taken_back_at_once(void) {
     atomic_store(&crowded, false);
     have_taken_back();
     stop_all();
+    finish();
     CHECK(heap.lendings[LEND_TENDED] > 1);
     CHECK_EQUAL(heap.takings, 1 + heap.lendings[LEND_TENDED]);
-    finish();
 }
 
 /* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is lent. */
