@@ -126,7 +126,6 @@ static bool watches_stock;
 static _Atomic(bool) refuses_threads;
 static _Atomic(bool) crowded;  /* what the server is told, of others on its CPU */
 static _Atomic(bool) has_room; /* and of a CPU that is idle */
-static struct gate at_settle;
 
 bool __real_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
 bool __wrap_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
@@ -325,7 +324,6 @@ static void take_back(void *context) {
 
 static void settle(void) {
     atomic_fetch_add(&settled, 1);
-    gate_pass(&at_settle);
 }
 
 static void lost(void) {
