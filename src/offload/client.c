@@ -182,7 +182,8 @@ static uint64_t patience_ns(const struct server *server, const struct call *call
     return call->kind == CALL_LONG ? PATIENCES * server->patience_ns : server->patience_ns;
 }
 
-static bool send_call(struct server *server, unsigned number, struct call *call) {
+/* ANSWER_LOST if the ring had no room for so long. */
+static enum answer send_call(struct server *server, unsigned number, struct call *call) {
     enum record record = call->kind == CALL_LONG ? RECORD_LONG_CALL : RECORD_CALL;
     uint64_t header = record_header(record, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
@@ -190,18 +191,18 @@ static bool send_call(struct server *server, unsigned number, struct call *call)
         struct endpoint *endpoint = enter(server, number);
         if (is_lent(server)) {
             endpoint_leave(endpoint);
-            return false;
+            return ANSWER_LENT;
         }
         bool sent = ring_push(&endpoint->ring, header, NULL, 0, true);
         endpoint_leave(endpoint);
         server_wake(server);
         if (sent) {
-            return true;
+            return ANSWER_DONE;
         }
         uint64_t now = clock_now_ns();
         start = start == 0 ? now : start;
         if (now - start > patience_ns(server, call)) {
-            return false;
+            return ANSWER_LOST;
         }
         futex_wait(&call->state, CALL_PENDING, FULL_NS);
     }
@@ -281,11 +282,12 @@ static bool wait_for(struct server *server, struct call *call) {
 static enum answer have_served(struct server *server, unsigned number, struct call *call) {
     atomic_store_explicit(&call->state, CALL_PENDING, memory_order_release);
     /* A call that could not be sent may still be served, for an old record that names its slot. */
-    bool done = (send_call(server, number, call) || !take_back(call)) && wait_for(server, call);
-    if (done) {
+    enum answer sent = send_call(server, number, call);
+    if ((sent == ANSWER_DONE || !take_back(call)) && wait_for(server, call)) {
         return ANSWER_DONE;
     }
-    if (phase_of(server) == PHASE_LENT) {
+    /* Which may have been taken back since: then it is asked for again. */
+    if (sent == ANSWER_LENT || phase_of(server) == PHASE_LENT) {
         return ANSWER_LENT;
     }
     client_give_up(server);
@@ -420,7 +422,8 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject) {
     enum answer answer = look_at(server);
-    bool asks = answer == ANSWER_DONE || (answer == ANSWER_LOST && kind == CALL_LONG && !server->left_behind);
+    bool asks = answer == ANSWER_DONE ||
+                (answer == ANSWER_LOST && kind == CALL_LONG && !server_is_left_behind(server));
     struct call *call = asks ? claim(server, number) : NULL;
     if (call == NULL) {
         return answer == ANSWER_LENT ? answer : ANSWER_LOST;

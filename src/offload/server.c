@@ -117,7 +117,9 @@ static void enter_all(struct server *server) {
     for (unsigned i = 0; i < opened; i++) {
         endpoint_enter(server_endpoint(server, server->open[i]));
     }
+    atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
     lock_acquire(&server->sync.clients);
+    atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
 }
 
 static void leave_all(struct server *server) {
@@ -148,6 +150,8 @@ static void give_way(struct server *server, uint64_t now) {
 
 /* Who comes from now on asks the server; who came before is at the heap until it is counted no more. */
 static void take_back(struct server *server) {
+    /* Not while another thread forks, to whose child a lent heap is whole. */
+    lock_acquire(&server->open_lock);
     atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_seq_cst);
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         while (is_open(server, i) &&
@@ -156,6 +160,7 @@ static void take_back(struct server *server) {
         }
     }
     server->owner.take_back(server->owner.context);
+    lock_release(&server->open_lock);
     server->crowd.looked_ns = 0;
 }
 
@@ -329,7 +334,7 @@ bool server_stop(struct server *server) {
     atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
                                             memory_order_relaxed);
     if (!has_thread(server)) {
-        return !server->left_behind;
+        return !server_is_left_behind(server);
     }
     lock_acquire(&server->fork_lock);
     atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
@@ -342,19 +347,24 @@ bool server_stop(struct server *server) {
 void server_before_fork(struct server *server) {
     lock_acquire(&server->fork_lock);
     lock_acquire(&server->begin_lock);
+    bool parked = true;
     if (has_thread(server)) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
         server_ring(server);
         uint32_t requested = PARKING_REQUESTED;
-        if (!wait_for_server(server, &server->parking, PARKING_REQUESTED) &&
-            atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
-                                                    memory_order_seq_cst, memory_order_relaxed)) {
-            /* It may be in the midst of anything; but of a heap that is lent nothing is half done. */
-            server->left_behind |= !is_lent(server);
-            server_say_lost(server);
-        }
+        parked = wait_for_server(server, &server->parking, PARKING_REQUESTED) ||
+                 !atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
+                                                          memory_order_seq_cst, memory_order_relaxed);
     }
     enter_all(server);
+    if (!parked) {
+        /* It may be in the midst of anything; but a heap that is lent has its locks, and stays lent for now.
+         */
+        if (!is_lent(server)) {
+            atomic_store_explicit(&server->left_behind, true, memory_order_relaxed);
+        }
+        server_say_lost(server);
+    }
 }
 
 /* Nobody but the forked thread is there, and what others were at is at an end. */
@@ -377,8 +387,8 @@ static void start_over(struct server *server) {
     server->depth = 0;
     server->hot_until_ns = 0;
     server->crowd.looked_ns = 0;
-    atomic_store_explicit(&server->starved, server->left_behind, memory_order_relaxed);
-    if (server->left_behind) {
+    atomic_store_explicit(&server->starved, server_is_left_behind(server), memory_order_relaxed);
+    if (server_is_left_behind(server)) {
         atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         return;
     }
@@ -399,7 +409,8 @@ void server_after_fork(struct server *server, bool child) {
     if (child) {
         start_over(server);
     } else if (has_thread(server)) {
-        server->left_behind = false; /* the child was */
+        /* The child was. */
+        atomic_store_explicit(&server->left_behind, false, memory_order_relaxed);
     }
     if (load(&server->parking) == PARKING_PARKED) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);

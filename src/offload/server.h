@@ -101,7 +101,7 @@ struct server {
     _Atomic(bool) was_lost;
     struct lock begin_lock;
     struct lock fork_lock;
-    bool left_behind;                      /* a fork did not wait for it: in the child its heap is lost */
+    _Atomic(bool) left_behind;             /* a fork did not wait for it: in the child its heap is lost */
     _Alignas(64) _Atomic(void *) overflow; /* freed blocks, each linked to the next through its first word */
     _Atomic(uint64_t) wakes;
     _Atomic(uint64_t) losses; /* times that a client waited in vain */
@@ -169,6 +169,11 @@ bool server_serve(struct server *server);
 
 /* The same between two pieces of long work, so that clients need not wait for all of it; long calls do. */
 bool server_serve_between(struct server *server);
+
+/* Whether a fork left the server to the parent. Any thread. */
+static inline bool server_is_left_behind(const struct server *server) {
+    return atomic_load_explicit(&server->left_behind, memory_order_relaxed);
+}
 
 /* Whether there are calls that were put off. The server's thread alone. */
 bool server_has_deferred(const struct server *server);

@@ -181,10 +181,20 @@ bool stock_feed(struct server *server) {
     return false;
 }
 
+/* Whether the caller is in the endpoint now: of what must go back it waits for who is in. */
+static bool enter(struct endpoint *endpoint, bool waits) {
+    if (waits) {
+        endpoint_enter(endpoint);
+        return true;
+    }
+    return endpoint_try(endpoint);
+}
+
 /* Takes magazines back from the front, as a client would. */
-static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count) {
+static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count,
+                     bool waits) {
     size_t batch = server->owner.classes->of[class].batch;
-    for (; count > 0 && endpoint_try(endpoint); count--) {
+    for (; count > 0 && enter(endpoint, waits); count--) {
         void *blocks[MAGAZINE_BLOCKS_MOST];
         bool any = level_of(endpoint, class) > 0;
         if (any) {
@@ -201,9 +211,10 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
     }
 }
 
-static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count) {
+static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count,
+                           bool waits) {
     struct large_stock *stock = &endpoint->large[place];
-    for (; count > 0 && endpoint_try(endpoint); count--) {
+    for (; count > 0 && enter(endpoint, waits); count--) {
         void *block = NULL;
         if (large_level_of(stock) > 0) {
             uint32_t taken = load(&stock->taken);
@@ -226,7 +237,7 @@ void stock_end_window(struct server *server, struct endpoint *endpoint) {
             uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
             struct predictor *predictor = &endpoint->predictors[class];
             uint32_t surplus = predictor_end_window(predictor, see_level(server, endpoint, class));
-            withdraw(server, endpoint, class, surplus);
+            withdraw(server, endpoint, class, surplus, false);
             see_level(server, endpoint, class);
             mark(endpoint->hungry, class);
             if (predictor_is_quiet(predictor) && level_of(endpoint, class) == 0) {
@@ -238,7 +249,7 @@ void stock_end_window(struct server *server, struct endpoint *endpoint) {
         uint32_t place = (uint32_t)__builtin_ctz(left);
         struct large_stock *stock = &endpoint->large[place];
         uint32_t surplus = predictor_end_window(&stock->predictor, see_large_level(server, endpoint, place));
-        withdraw_large(server, endpoint, place, surplus);
+        withdraw_large(server, endpoint, place, surplus, false);
         endpoint->large_hungry |= 1U << place;
         if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
             endpoint->large_active &= ~(1U << place);
@@ -253,12 +264,12 @@ void stock_withdraw_all(struct server *server) {
             server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
         for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
             endpoint->predictors[class] = (struct predictor){0};
-            withdraw(server, endpoint, class, level_of(endpoint, class));
+            withdraw(server, endpoint, class, level_of(endpoint, class), true);
             see_level(server, endpoint, class);
         }
         for (uint32_t place = 0; place < LARGE_PLACES; place++) {
             endpoint->large[place].predictor = (struct predictor){0};
-            withdraw_large(server, endpoint, place, large_level_of(&endpoint->large[place]));
+            withdraw_large(server, endpoint, place, large_level_of(&endpoint->large[place]), true);
             see_large_level(server, endpoint, place);
         }
     }
@@ -311,7 +322,7 @@ void stock_expect_large(struct server *server, struct endpoint *endpoint, uint64
             stock->predictor.target /= 2;
             return;
         }
-        withdraw_large(server, endpoint, place, LARGE_BLOCKS);
+        withdraw_large(server, endpoint, place, LARGE_BLOCKS, false);
         if (see_large_level(server, endpoint, place) != 0) {
             return;
         }

@@ -26,7 +26,7 @@ bool stock_feed(struct server *server);
 /* The window is over: what nobody wanted goes back. */
 void stock_end_window(struct server *server, struct endpoint *endpoint);
 
-/* Takes back all stock. */
+/* Takes back all stock, waiting for clients that are at it. */
 void stock_withdraw_all(struct server *server);
 
 /* Blocks that lie ready, a large one counting for its pages, and their bytes, about. Any thread. */

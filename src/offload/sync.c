@@ -13,13 +13,21 @@ static bool take_back(struct sync *sync) {
                                                    memory_order_relaxed);
 }
 
-/* One message there and back. False if the server does not answer. Under the clients' lock. */
+static bool is_closing(const struct sync *sync) {
+    return atomic_load_explicit(&sync->closing, memory_order_relaxed);
+}
+
+/* One message there and back. False if the server does not answer, or will not before the lock is free. Under
+ * the clients' lock. */
 static bool exchange(struct server *server, struct sync *sync) {
     atomic_store_explicit(&sync->ready, SYNC_REQUEST, memory_order_seq_cst);
     server_wake(server);
     uint64_t start = 0;
     for (unsigned spins = 0; atomic_load_explicit(&sync->done, memory_order_acquire) == 0; spins++) {
         cpu_relax();
+        if (is_closing(sync) && take_back(sync)) {
+            return false;
+        }
         if (spins % SPINS == SPINS - 1) {
             /* Clients that spin may keep the server from its CPU. */
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
@@ -39,14 +47,22 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
         server_begin(server);
     }
     struct sync *sync = &server->sync;
-    lock_acquire(&sync->clients);
-    sync->class = class;
-    sync->block = *block;
-    bool lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
-    bool answered = !lent && !client_is_starved(server) && exchange(server, sync);
-    *block = sync->block;
-    lock_release(&sync->clients);
-    lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
+    bool lent;
+    bool answered;
+    bool again;
+    do {
+        while (is_closing(sync)) {
+            os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        }
+        lock_acquire(&sync->clients);
+        sync->class = class;
+        sync->block = *block;
+        lent = atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
+        answered = !lent && !client_is_starved(server) && exchange(server, sync);
+        again = !lent && !answered && is_closing(sync);
+        *block = sync->block;
+        lock_release(&sync->clients);
+    } while (again);
     return answered ? ANSWER_DONE : lent ? ANSWER_LENT : ANSWER_LOST;
 }
 

@@ -11,6 +11,7 @@
 
 #include "os/lock.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum sync_request {
@@ -21,6 +22,7 @@ enum sync_request {
 
 struct sync {
     struct lock clients;
+    _Atomic(bool) closing; /* somebody waits for the lock for whom the server does not answer meanwhile */
     _Alignas(64) _Atomic(uint32_t) ready; /* enum sync_request */
     _Atomic(uint32_t) done;               /* the request was served */
     uint32_t class;

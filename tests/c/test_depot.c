@@ -18,6 +18,7 @@ static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
 static struct size_classes classes;
 static struct depot depot;
 static size_t rounds = 40000;
+static bool is_owned; /* by this thread: then its locks are held by nobody who would release them */
 
 /* A token is no memory: only its number counts, and its class by it. */
 static _Atomic(int) place_of[TOKENS]; /* 0: in the depot; else who has it */
@@ -46,6 +47,10 @@ static uint64_t next_random(uint64_t *state) {
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
     CHECK(depot_init(&depot, &classes, SMALL_MOST, MEDIUM, MEDIUM_MOST));
+    depot.owned = is_owned;
+    if (is_owned) {
+        depot_lock_all(&depot);
+    }
 }
 
 static size_t shelf_count(uint32_t class) {
@@ -267,6 +272,20 @@ static void test_none(void) {
     depot_unlock_all(&none);
 }
 
+/* The same, whether it has an owner or not; and who has it alone waits for no lock. */
+static void test_one_thread(bool owned) {
+    is_owned = owned;
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        test_fills_up(class);
+    }
+    test_shed();
+    test_grows();
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), owned ? LOCK_HELD : LOCK_FREE);
+    }
+    is_owned = false;
+}
+
 /* ---- many threads ---- */
 
 struct owner {
@@ -406,11 +425,8 @@ int main(int argc, char **argv) {
     rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : rounds;
     size_classes_fill(&classes, 4096);
     test_charge();
-    for (uint32_t class = 1; class < classes.count; ++class) {
-        test_fills_up(class);
-    }
-    test_shed();
-    test_grows();
+    test_one_thread(false);
+    test_one_thread(true);
     test_none();
     test_many_threads();
     return 0;

@@ -263,7 +263,7 @@ static void refuse(size_t locked_each, size_t locked_bytes) {
     run_within(1, 1, 1);
 }
 
-static void run_refused(void) {
+static void run_steps(void) {
     for (size_t number = 0; number < STEPS; number++) {
         step(number);
     }
@@ -282,7 +282,7 @@ static void test_locked_blocks(void) {
 static void test_all_locked(void) {
     /* With what sanitizers reserve, too, it would be more than there is. */
     CHECK(syscall(SYS_mlockall, SANITIZED ? MCL_FUTURE : MCL_CURRENT | MCL_FUTURE) == 0);
-    run_refused();
+    run_steps();
     struct calm_stats stats = stats_now();
     printf("all locked: %llu failures\n", (unsigned long long)stats.purge_failures);
     check_heap();
@@ -479,6 +479,310 @@ static void test_depot_grows(void) {
     CHECK(locks[1] < locks[0] / 2);
 }
 
+/* ---- an owner ---- */
+
+/* This thread, for which the locks are held by nobody who would release them. What it keeps ready are blocks
+ * of one class. */
+enum { READY = 100, READY_BYTES = 256, LATE = 400 };
+
+static struct {
+    unsigned between;
+    unsigned shed;
+    bool serving;
+    size_t late; /* blocks that are freed between two slices */
+    void *late_blocks[LATE];
+    size_t ready;
+    void *ready_blocks[READY];
+} owner_state;
+
+/* A client's frees, while the heap is purged: they do not purge on their own. */
+static void free_late(void) {
+    CHECK(!owner_state.serving);
+    owner_state.serving = true;
+    uint64_t purged = calm_governor.counts.purged_pages;
+    uint64_t ranges = calm_governor.counts.ranges;
+    unsigned between = owner_state.between;
+    while (owner_state.late > 0) {
+        governor_put_large(&calm_governor, owner_state.late_blocks[--owner_state.late]);
+    }
+    CHECK_EQUAL(calm_governor.counts.purged_pages, purged);
+    CHECK_EQUAL(calm_governor.counts.ranges, ranges);
+    CHECK_EQUAL(owner_state.between, between);
+    owner_state.serving = false;
+}
+
+static void between(void *context) {
+    CHECK(context == &owner_state);
+    owner_state.between++;
+    free_late();
+}
+
+static size_t cached(const void *context, size_t *bytes) {
+    CHECK(context == &owner_state);
+    *bytes = owner_state.ready * READY_BYTES;
+    return owner_state.ready;
+}
+
+static uint32_t ready_class(void) {
+    return size_class_of(calm_governor.heap.classes, READY_BYTES);
+}
+
+static void shed(void *context) {
+    CHECK(context == &owner_state);
+    owner_state.shed++;
+    size_t count = owner_state.ready;
+    owner_state.ready = 0;
+    if (count > 0) {
+        governor_put_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, count);
+    }
+}
+
+static const struct governor_owner owner = {&owner_state, between, cached, shed};
+
+static void own(void) {
+    governor_own(&calm_governor, &owner);
+    lock_acquire(&calm_governor.purge_lock);
+    lock_acquire(&calm_governor.heap_lock);
+    for (unsigned i = 0; i < calm_governor.depot_count; i++) {
+        depot_lock_all(&calm_governor.depots[i]);
+    }
+}
+
+static void disown(void) {
+    for (unsigned i = 0; i < calm_governor.depot_count; i++) {
+        depot_unlock_all(&calm_governor.depots[i]);
+    }
+    lock_release(&calm_governor.heap_lock);
+    lock_release(&calm_governor.purge_lock);
+    governor_lend(&calm_governor, LENT_FOR_GOOD);
+}
+
+static void test_owner_takes_no_lock(void) {
+    calm_free(obtain(100 * KIB));
+    uint64_t locks = stats_now().heap_locks;
+    own();
+    for (size_t number = 0; number < STEPS / 3; number++) {
+        step(number);
+        if (number % 1000 == 0) {
+            governor_tick(&calm_governor);
+        }
+        struct calm_stats stats = stats_now();
+        check_limit(&stats, ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST_TENDED, 1);
+    }
+    free_all();
+    struct calm_stats stats = stats_now();
+    check_limit(&stats, ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST_TENDED, 1);
+    CHECK(stats.purges > 0);
+    CHECK(owner_state.between > 0);
+    calm_trim(0);
+    set("slack", "50");
+    stats = stats_now();
+    CHECK_EQUAL(stats.in_use + stats.retained + stats.cached, 0);
+    CHECK_EQUAL(stats.heap_locks, locks);
+    heap_walk(&calm_governor.heap, NULL, 0);
+    disown();
+    run_steps();
+    stats = stats_now();
+    check_limit(&stats, 0, ADAPTIVE_BAND_MOST_TENDED, 0.5);
+    CHECK(stats.heap_locks > locks);
+    check_heap();
+}
+
+/* What will be freed between two slices of a purge: much more than may stay. */
+static void prepare_late(void) {
+    for (size_t i = 0; i < LATE; i++) {
+        owner_state.late_blocks[i] = obtain(64 * KIB);
+    }
+    owner_state.late = LATE;
+    owner_state.between = 0;
+}
+
+static void expect_within(void) {
+    struct calm_stats stats = stats_now();
+    CHECK(owner_state.between > 0);
+    CHECK_EQUAL(owner_state.late, 0);
+    CHECK(stats.retained <= stats.retained_limit);
+}
+
+/* However a purge came to be: what is freed in its midst is within the bound when it is over. */
+static void test_frees_between_slices(void) {
+    set("policy", "paper");
+    own();
+    prepare_late();
+    for (size_t i = 0; i < 400; i++) {
+        blocks[i] = obtain(256 * KIB);
+    }
+    free_all(); /* over the bound */
+    expect_within();
+
+    prepare_late();
+    calm_free(obtain(512 * KIB));
+    CHECK_EQUAL(owner_state.between, 0);
+    calm_trim(0);
+    expect_within();
+
+    prepare_late();
+    calm_free(obtain(512 * KIB));
+    CHECK_EQUAL(owner_state.between, 0);
+    set("slack", "1"); /* over a new bound */
+    expect_within();
+    set("slack", "100");
+    disown();
+}
+
+/* The same where time has passed, and nobody comes to the heap after it. */
+static void test_frees_between_slices_of_a_tick(void) {
+    set("slack", "10");
+    own();
+    for (int round = 0; round < 3; round++) {
+        prepare_late();
+        calm_free(obtain(512 * KIB));
+        CHECK_EQUAL(owner_state.between, 0);
+        /* What nobody wanted for a window goes, or some of it. */
+        while (owner_state.between == 0) {
+            wait_ms(60);
+            governor_tick(&calm_governor);
+        }
+        expect_within();
+        calm_trim(0);
+    }
+    CHECK(stats_now().purges_timed > 0);
+    disown();
+}
+
+static void expect_no_report(enum misuse kind, const void *pointer) {
+    fprintf(stderr, "reported by the owner: %d, %p\n", (int)kind, pointer);
+    _Exit(1);
+}
+
+/* Misuse waits for a client, which reports it: the last of it, in order, once. */
+static void test_owner_keeps_misuse(void) {
+    calm_governor.misused = expect_no_report;
+    void *twice[2 * MISUSE_NOTES];
+    struct misuse_note notes[MISUSE_NOTES];
+    own();
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
+    for (size_t i = 0; i < 2 * MISUSE_NOTES; i++) {
+        twice[i] = obtain((64 + i) * KIB);
+    }
+    for (size_t i = 0; i < 2 * MISUSE_NOTES; i++) {
+        governor_put_large(&calm_governor, twice[i]);
+    }
+    CHECK(!atomic_load(&calm_governor.misuse_waits));
+    for (size_t i = 0; i < 3; i++) {
+        governor_put_large(&calm_governor, twice[i]);
+        CHECK(atomic_load(&calm_governor.misuse_waits));
+    }
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 3);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(notes[i].pointer == twice[i]);
+    }
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
+    for (size_t i = 0; i < 2 * MISUSE_NOTES; i++) {
+        governor_put_large(&calm_governor, twice[i]);
+    }
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), MISUSE_NOTES);
+    for (size_t i = 0; i < MISUSE_NOTES; i++) {
+        CHECK(notes[i].pointer == twice[MISUSE_NOTES + i]);
+    }
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
+    void *block;
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), &block, 1), 1);
+    governor_put_to_heap(&calm_governor, &block, 1);
+    governor_put_to_heap(&calm_governor, &block, 1);
+    CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 1);
+    CHECK_EQUAL(notes[0].kind, MISUSE_DOUBLE_FREE);
+    CHECK(notes[0].pointer == block);
+    disown();
+    heap_walk(&calm_governor.heap, NULL, 0);
+}
+
+enum { FRESH = 640, FRESH_BYTES = 128 * 1024 };
+
+/* How many of the latter half were resident before anybody touched them. */
+static size_t take_fresh(bool touches) {
+    size_t ready = 0;
+    size_t pages = FRESH_BYTES / page_size;
+    set("huge_pages", "never");
+    own();
+    for (size_t i = 0; i < FRESH; i++) {
+        bool zero;
+        char *block = governor_take_large(&calm_governor, pages, 1, &zero);
+        CHECK(block != NULL && zero);
+        bool is_ready = heap_large_span(&calm_governor.heap, block)->ready;
+        CHECK_EQUAL(resident_pages(block, FRESH_BYTES), is_ready ? pages : 0);
+        ready += i >= FRESH / 2 && is_ready;
+        for (size_t at = 0; touches && at < FRESH_BYTES; at += page_size) {
+            CHECK_EQUAL(block[at], 0);
+            block[at] = 1;
+        }
+    }
+    disown();
+    return ready;
+}
+
+/* A program that touches all its large blocks has the next ones resident, but for one in sixteen, which is to
+ * show whether it still does; one that does not has none. */
+static void test_owner_makes_large_blocks_ready(void) {
+    CHECK_EQUAL(take_fresh(true), FRESH / 2 / 16 * 15);
+}
+
+static void test_owner_makes_nothing_ready_in_vain(void) {
+    CHECK_EQUAL(take_fresh(false), 0);
+}
+
+/* What an owner keeps ready counts, stays while time passes, and goes with a trim. */
+static void test_owner_sheds_its_stock(void) {
+    own();
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, READY / 2),
+                READY / 2);
+    CHECK_EQUAL(
+        governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks + READY / 2, READY / 2),
+        READY / 2);
+    owner_state.ready = READY;
+    void *kept = obtain(64 * MIB); /* beside which it is little */
+    size_t bytes;
+    CHECK(governor_cached(&calm_governor, &bytes) >= READY);
+    CHECK(bytes >= READY * READY_BYTES);
+    CHECK(stats_now().cached >= READY * READY_BYTES);
+    wait_ms(120);
+    CHECK(!governor_tick(&calm_governor));
+    CHECK_EQUAL(owner_state.shed, 0);
+    calm_trim(0);
+    CHECK(owner_state.shed > 0);
+    CHECK_EQUAL(owner_state.ready, 0);
+    struct calm_stats stats = stats_now();
+    CHECK_EQUAL(stats.cached, 0);
+    CHECK_EQUAL(stats.retained, 0);
+    CHECK_EQUAL(stats.in_use, 64 * MIB);
+    calm_free(kept);
+    disown();
+}
+
+/* An owner that has nothing to tidy is told so; not while it keeps anything ready. */
+static void test_owner_is_idle(void) {
+    own();
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1), 1);
+    owner_state.ready = 1;
+    calm_trim(SIZE_MAX);
+    CHECK_EQUAL(owner_state.ready, 0);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1), 1);
+    owner_state.ready = 1;
+    for (int window = 0; window < 3; window++) {
+        wait_ms(120);
+        CHECK(!governor_tick(&calm_governor));
+    }
+    shed(&owner_state);
+    bool idle = false;
+    for (int window = 0; window < 20 && !idle; window++) {
+        wait_ms(120);
+        idle = governor_tick(&calm_governor);
+    }
+    CHECK(idle);
+    CHECK_EQUAL(stats_now().retained + stats_now().cached, 0);
+    disown();
+}
+
 static void check_figures(void) {
     const struct figures *figures = figures_of("calmalloc");
     struct calm_stats stats = stats_now();
@@ -609,6 +913,14 @@ int main(void) {
     in_child(test_grown_and_gone);
     in_child(test_populated);
     in_child(test_depot_grows);
+    in_child(test_owner_takes_no_lock);
+    in_child(test_frees_between_slices);
+    in_child(test_frees_between_slices_of_a_tick);
+    in_child(test_owner_keeps_misuse);
+    in_child(test_owner_makes_large_blocks_ready);
+    in_child(test_owner_makes_nothing_ready_in_vain);
+    in_child(test_owner_sheds_its_stock);
+    in_child(test_owner_is_idle);
     in_child(test_figures);
     return 0;
 }

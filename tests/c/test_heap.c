@@ -8,6 +8,7 @@
 #include "os/purge.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #define SLOTS        1200
@@ -780,6 +781,87 @@ static void test_moves_leave_no_mappings(void) {
     end_heap();
 }
 
+/* ---- pages that are made resident ahead ---- */
+
+enum { READY_SLOTS = 400, READY_ROUNDS = 3000 };
+
+static size_t pages_made_ready;
+static size_t calls_made_ready;
+
+static size_t resident_pages(const void *start, size_t pages) {
+    static unsigned char resident[512];
+    CHECK(pages <= sizeof resident);
+    CHECK_EQUAL(mincore((void *)(uintptr_t)start, pages * page_size, resident), 0);
+    size_t count = 0;
+    for (size_t i = 0; i < pages; i++) {
+        count += resident[i] & 1;
+    }
+    return count;
+}
+
+/* None of them was before; what it does is only what a first touch does. */
+static void note_ready(void *base, size_t bytes) {
+    size_t pages = bytes / page_size;
+    CHECK(pages > 0 && bytes % page_size == 0 && (uintptr_t)base % page_size == 0);
+    CHECK_EQUAL(resident_pages(base, pages), 0);
+    for (size_t i = 0; i < pages; i++) {
+        *(volatile char *)((char *)base + i * page_size) = 0;
+    }
+    pages_made_ready += pages;
+    calls_made_ready++;
+}
+
+static size_t pages_of(const void *block, size_t bytes, char **first) {
+    uintptr_t from = (uintptr_t)block / page_size * page_size;
+    *first = (char *)from;
+    return ((uintptr_t)block + bytes - from + page_size - 1) / page_size;
+}
+
+/* Blocks that come back whole, in part, and after a purge: all of their pages are resident before who took
+ * them touches any, and no page is asked for that is there. */
+static void test_made_ready(void) {
+    /* A huge page would be more than was touched. */
+    CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+    CHECK(start_heap((size_t)1 << 40));
+    heap.make_ready = note_ready;
+    random_state = 88172645463325252U;
+    static void *held[READY_SLOTS][16];
+    static size_t count_held[READY_SLOTS];
+    size_t purges = 0;
+    size_t at_first = 0;
+    for (size_t round = 0; round < READY_ROUNDS; round++) {
+        size_t i = below(READY_SLOTS);
+        if (count_held[i] > 0) {
+            heap_put_blocks(&heap, held[i], count_held[i]);
+            count_held[i] = 0;
+        } else {
+            uint32_t class = 1 + (uint32_t)below(classes.count - 1);
+            size_t bytes = classes.of[class].size;
+            count_held[i] = heap_take_blocks(&heap, class, held[i], 1 + below(16));
+            CHECK(count_held[i] > 0);
+            for (size_t j = 0; j < count_held[i]; j++) {
+                char *first;
+                size_t pages = pages_of(held[i][j], bytes, &first);
+                CHECK_EQUAL(resident_pages(first, pages), pages);
+            }
+        }
+        if (below(300) == 0) {
+            purge_all();
+            purges++;
+        }
+        at_first = purges == 0 ? pages_made_ready : at_first;
+    }
+    CHECK(purges > 0 && calls_made_ready < pages_made_ready);
+    CHECK(pages_made_ready > at_first); /* again, after a purge */
+    heap.make_ready = NULL;
+    size_t before = pages_made_ready;
+    purge_all();
+    CHECK(heap_take_blocks(&heap, 40, held[0], 16) > 0);
+    CHECK_EQUAL(pages_made_ready, before);
+    printf("%zu pages made resident ahead in %zu steps, %zu purges\n", pages_made_ready, calls_made_ready,
+           purges);
+}
+
 /* test_heap [seed] [steps] */
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -800,5 +882,6 @@ int main(int argc, char **argv) {
     in_child(test_limited_data);
     test_idle_descriptors();
     test_moves_leave_no_mappings();
+    in_child(test_made_ready);
     return 0;
 }

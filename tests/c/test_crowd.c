@@ -1,0 +1,158 @@
+/*
+ * Whether there is a CPU for the server, by numbers: what it ran, what the process used, what the clock says.
+ */
+#include "offload/crowd.h"
+
+#include <time.h>
+
+#include "check.h"
+#include "os/clock.h"
+
+#define MS 1000000ULL
+
+static uint64_t now_ns;
+static uint64_t ran_ns;  /* by the server */
+static uint64_t used_ns; /* by the process */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
+    uint64_t ns = clock == CLOCK_THREAD_CPUTIME_ID ? ran_ns : clock == CLOCK_PROCESS_CPUTIME_ID ? used_ns : 0;
+    if (ns == 0) {
+        return __real_clock_gettime(clock, time);
+    }
+    time->tv_sec = (time_t)(ns / 1000000000U);
+    time->tv_nsec = (long)(ns % 1000000000U);
+    return 0;
+}
+
+static void start(void) {
+    now_ns = 5000 * MS;
+    ran_ns = 3000 * MS;
+    used_ns = 9000 * MS;
+}
+
+/* Time passes: of so many milliseconds the server ran some, and slept some, and the process used what it did
+ * on all CPUs. */
+static void pass(struct crowd *crowd, uint64_t passed, uint64_t ran, uint64_t slept, uint64_t used) {
+    now_ns += passed * MS;
+    ran_ns += ran * MS;
+    used_ns += used * MS;
+    crowd->slept_ns += slept * MS;
+}
+
+static bool is_there_after(unsigned cpus, uint64_t passed, uint64_t ran, uint64_t slept, uint64_t used) {
+    struct crowd crowd = {.cpus = cpus};
+    start();
+    CHECK(!crowd_is_there(&crowd, now_ns)); /* nothing is known yet */
+    CHECK_EQUAL(crowd.looked_ns, now_ns);
+    pass(&crowd, passed, ran, slept, used);
+    return crowd_is_there(&crowd, now_ns);
+}
+
+static void test_is_there(void) {
+    /* It has all of its CPU, whatever others do. */
+    CHECK(!is_there_after(2, 20, 20, 0, 20));
+    CHECK(!is_there_after(2, 20, 20, 0, 40));
+    CHECK(!is_there_after(2, 20, 18, 0, 40));
+    /* It sleeps, and is not in anybody's way: a CPU is idle. */
+    CHECK(!is_there_after(2, 20, 0, 20, 20));
+    CHECK(!is_there_after(2, 20, 5, 15, 25));
+    CHECK(!is_there_after(4, 20, 5, 15, 79 - 20));
+    /* Others run on its CPU while it is awake. */
+    CHECK(is_there_after(2, 20, 10, 0, 30));
+    CHECK(is_there_after(64, 20, 10, 0, 10));
+    CHECK(is_there_after(2, 20, 2, 10, 10));
+    CHECK(!is_there_after(2, 20, 9, 10, 10));
+    /* It sleeps for much of the time, and the others have all CPUs busy. */
+    CHECK(is_there_after(2, 20, 2, 18, 40));
+    CHECK(is_there_after(4, 20, 2, 18, 78));
+    CHECK(!is_there_after(4, 20, 2, 18, 76));
+}
+
+/* Not before some milliseconds are over; and then of all that passed since the last look. */
+static void test_looks_now_and_then(void) {
+    struct crowd crowd = {.cpus = 2};
+    start();
+    CHECK(!crowd_is_there(&crowd, now_ns));
+    uint64_t first = now_ns;
+    pass(&crowd, 4, 0, 0, 8);
+    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK_EQUAL(crowd.looked_ns, first);
+    pass(&crowd, 4, 4, 0, 4);
+    CHECK(crowd_is_there(&crowd, now_ns));
+    CHECK_EQUAL(crowd.looked_ns, now_ns);
+    pass(&crowd, 10, 10, 0, 10);
+    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK_EQUAL(crowd.slept_ns, 0);
+    pass(&crowd, 10, 0, 10, 10);
+    CHECK(!crowd_is_there(&crowd, now_ns));
+    /* What went before a fork, or while the heap was lent, does not count. */
+    pass(&crowd, 1000, 0, 0, 2000);
+    crowd.looked_ns = 0;
+    CHECK(!crowd_is_there(&crowd, now_ns));
+    pass(&crowd, 10, 10, 0, 10);
+    CHECK(!crowd_is_there(&crowd, now_ns));
+}
+
+/* How long it gives way if there is room at once. */
+static uint64_t away_ms(struct crowd *crowd) {
+    crowd_give_way(crowd, now_ns);
+    uint64_t from = now_ns;
+    while (!crowd_has_room(crowd, now_ns)) {
+        CHECK(now_ns - from < 10000 * MS);
+        pass(crowd, 1, 0, 0, 0);
+    }
+    return (now_ns - from) / MS;
+}
+
+/* For a while, twice as long each time, up to a most. */
+static void test_gives_way(void) {
+    struct crowd crowd = {.cpus = 2};
+    start();
+    uint64_t before = away_ms(&crowd);
+    CHECK_EQUAL(before, 50);
+    uint64_t away;
+    while ((away = away_ms(&crowd)) != before) {
+        CHECK(away == 2 * before || away == 3200);
+        before = away;
+    }
+    CHECK_EQUAL(away, 3200);
+}
+
+/* Room is three quarters of a CPU that the process left idle for all of the while. */
+static bool has_room_after(unsigned cpus, uint64_t used) {
+    struct crowd crowd = {.cpus = cpus};
+    start();
+    crowd_give_way(&crowd, now_ns);
+    pass(&crowd, 49, 0, 0, used);
+    CHECK(!crowd_has_room(&crowd, now_ns));
+    pass(&crowd, 1, 0, 0, 0);
+    bool room = crowd_has_room(&crowd, now_ns);
+    if (!room) {
+        /* Then it looks again as long after, and by what was used since. */
+        pass(&crowd, 49, 0, 0, 0);
+        CHECK(!crowd_has_room(&crowd, now_ns));
+        pass(&crowd, 1, 0, 0, 0);
+        CHECK(crowd_has_room(&crowd, now_ns));
+    }
+    return room;
+}
+
+static void test_has_room(void) {
+    CHECK(has_room_after(2, 0));
+    CHECK(has_room_after(2, 62));
+    CHECK(!has_room_after(2, 63));
+    CHECK(!has_room_after(2, 100));
+    CHECK(has_room_after(8, 362));
+    CHECK(!has_room_after(8, 363));
+}
+
+int main(void) {
+    test_is_there();
+    test_looks_now_and_then();
+    test_gives_way();
+    test_has_room();
+    return 0;
+}

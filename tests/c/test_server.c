@@ -1,0 +1,2152 @@
+/*
+ * The server and its clients, on a heap that is none: it counts its blocks, and lets in its owner only, or,
+ * while it is lent, borrowers only, by its lock. Whatever server and clients do to each other, be it late,
+ * asleep, full, lent, forked or gone, each block is handed out once and comes back once. Each test has a
+ * process of its own.
+ */
+#include "offload/server.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#include "check.h"
+#include "offload/client.h"
+#include "offload/stock.h"
+#include "os/address_space.h"
+#include "os/clock.h"
+#include "os/futex.h"
+#include "os/text.h"
+#include "os/thread.h"
+
+#define MAGAZINES   20 /* of each class that there are blocks for */
+#define MORE_BLOCKS 9000
+#define LARGE       64
+#define THREADS     6
+#define HELD        6
+#define PATIENCE_NS 60000000000ULL
+/* Of clients that are to lose the server. */
+#define SHORT_PATIENCE_NS 10000000ULL
+
+static struct size_classes classes;
+static struct server server;
+static unsigned rounds = 1500;
+
+/* On the server, whose thread the C library does not know. */
+#define SERVER_CHECK(condition) ((condition) ? (void)0 : fail(#condition, __LINE__))
+
+static void fail(const char *condition, unsigned line) {
+    struct text text = {0};
+    text_string(&text, __FILE__ ":");
+    text_number(&text, line);
+    text_string(&text, ", on the server: ");
+    text_string(&text, condition);
+    text_string(&text, "\n");
+    text_write(&text, 2);
+    os_syscall(SYS_exit_group, 1, 0, 0, 0, 0, 0);
+}
+
+static void nap(long ns) {
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+#define WAIT_UNTIL(condition)                                  \
+    do {                                                       \
+        for (uint64_t start = clock_now_ns(); !(condition);) { \
+            nap(200000);                                       \
+            CHECK(clock_now_ns() - start < PATIENCE_NS);       \
+        }                                                      \
+    } while (0)
+
+/* ---- a door that the server may stand before ---- */
+
+struct gate {
+    _Atomic(uint32_t) closed;
+    _Atomic(uint32_t) waiting;
+};
+
+static void gate_pass(struct gate *gate) {
+    while (atomic_load(&gate->closed) != 0) {
+        atomic_store(&gate->waiting, 1);
+        futex_wait(&gate->closed, 1, 0);
+    }
+    atomic_store(&gate->waiting, 0);
+}
+
+static void gate_close(struct gate *gate) {
+    atomic_store(&gate->closed, 1);
+}
+
+static void gate_open(struct gate *gate) {
+    atomic_store(&gate->closed, 0);
+    futex_wake_all(&gate->closed);
+}
+
+/* ---- the heap ---- */
+
+enum held { NOBODYS, HELD_BY = 1, GIVEN_BY = 2 };
+
+struct block {
+    void *link; /* the first word: the overflow list's */
+    uint32_t class;
+    uint32_t pages;
+    struct block *next; /* free */
+    bool out;
+    _Atomic(uint32_t) held; /* client * 4 + enum held */
+    uint64_t mark;          /* the holder's, plain: ThreadSanitizer sees whether it is handed over */
+};
+
+static struct {
+    struct block *free[SIZE_CLASSES];
+    struct block *blocks;
+    size_t count;
+    size_t out;
+    uint64_t operations;
+    bool lent; /* plain, as what a heap's owner is: ThreadSanitizer sees whether it is handed over */
+    struct lock lock;
+    unsigned lendings[LEND_FOR_GOOD + 1];
+    unsigned takings;
+    uint64_t works;
+    bool serving; /* between two pieces */
+    uint64_t random;
+} heap;
+
+static struct gate at_take;
+static _Atomic(long) owner_thread; /* while the heap is not lent: who alone may be in it */
+static _Atomic(int) borrowers;
+static _Atomic(unsigned) settled;
+static _Atomic(unsigned) losts;
+static _Atomic(bool) tidy; /* what a tick says */
+static _Atomic(unsigned) ticks;
+static void (*on_tick)(void);
+static bool serves_between;
+static bool watches_stock;
+static _Atomic(bool) refuses_threads;
+static _Atomic(bool) crowded;  /* what the server is told, of others on its CPU */
+static _Atomic(bool) has_room; /* and of a CPU that is idle */
+
+bool __real_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
+bool __wrap_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
+
+bool __wrap_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes) {
+    return !atomic_load(&refuses_threads) && __real_thread_start(body, argument, stack_bytes);
+}
+
+bool __wrap_crowd_is_there(struct crowd *crowd, uint64_t now_ns);
+bool __wrap_crowd_has_room(struct crowd *crowd, uint64_t now_ns);
+
+bool __wrap_crowd_is_there(struct crowd *crowd, uint64_t now_ns) {
+    (void)crowd, (void)now_ns;
+    return atomic_load(&crowded);
+}
+
+bool __wrap_crowd_has_room(struct crowd *crowd, uint64_t now_ns) {
+    (void)crowd, (void)now_ns;
+    return atomic_load(&has_room);
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static long this_thread(void) {
+    return os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
+}
+
+static size_t class_charge(uint32_t class) {
+    size_t size = classes.of[class].size;
+    return (size < STOCK_CHARGE_LEAST ? STOCK_CHARGE_LEAST : size) * classes.of[class].batch;
+}
+
+/* What lies ready at an endpoint, by the server's own thread: clients may only take of it meanwhile. */
+static size_t stock_charge(struct endpoint *endpoint) {
+    size_t charge = 0;
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        uint32_t level = atomic_load(&endpoint->put[class]) - atomic_load(&endpoint->taken[class]);
+        SERVER_CHECK(level <= STOCK_MAGAZINES && level <= server.stock_most[class]);
+        charge += level * class_charge(class);
+    }
+    for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+        const struct large_stock *stock = &endpoint->large[place];
+        uint32_t level = atomic_load(&stock->put) - atomic_load(&stock->taken);
+        SERVER_CHECK(level <= LARGE_BLOCKS);
+        charge += level * stock->pages * os_page_size();
+    }
+    return charge;
+}
+
+static void check_stock(void) {
+    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
+        SERVER_CHECK(stock_charge(server_endpoint(&server, server.open[i])) <= STOCK_BYTES_MOST);
+    }
+}
+
+/* What tells that there are borrowers orders nothing, so that what should does. */
+static bool is_borrowed(void) {
+    return atomic_load_explicit(&borrowers, memory_order_relaxed) != 0;
+}
+
+static void enter(void) {
+    if (heap.lent) {
+        lock_acquire(&heap.lock);
+    } else {
+        SERVER_CHECK(this_thread() == atomic_load_explicit(&owner_thread, memory_order_relaxed));
+        SERVER_CHECK(!is_borrowed());
+        if (watches_stock) {
+            check_stock();
+        }
+    }
+    heap.operations++;
+}
+
+/* As a purge would. */
+static void leave(void) {
+    if (heap.lent) {
+        lock_release(&heap.lock);
+        return;
+    }
+    if (serves_between && !heap.serving && next_random(&heap.random) % 8 == 0) {
+        heap.serving = true;
+        server_serve(&server);
+        heap.serving = false;
+    }
+    SERVER_CHECK(!heap.lent && !is_borrowed());
+}
+
+static struct block *pop(uint32_t class) {
+    struct block *block = heap.free[class];
+    if (block != NULL) {
+        SERVER_CHECK(!block->out);
+        heap.free[class] = block->next;
+        block->out = true;
+        heap.out++;
+    }
+    return block;
+}
+
+static void push(struct block *block) {
+    SERVER_CHECK(block->out);
+    SERVER_CHECK(atomic_load(&block->held) % 4 != HELD_BY);
+    block->out = false;
+    block->next = heap.free[block->class];
+    heap.free[block->class] = block;
+    heap.out--;
+}
+
+static size_t take(void *context, uint32_t class, void **blocks, size_t count) {
+    SERVER_CHECK(context == &heap && class > 0 && class < classes.count && count <= MAGAZINE_BLOCKS_MOST);
+    enter();
+    size_t taken = 0;
+    while (taken < count && heap.free[class] != NULL) {
+        blocks[taken++] = pop(class);
+    }
+    gate_pass(&at_take);
+    leave();
+    return taken;
+}
+
+static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
+    SERVER_CHECK(context == &heap && count > 0 && count <= MAGAZINE_BLOCKS_MOST);
+    enter();
+    for (size_t i = 0; i < count; i++) {
+        struct block *block = blocks[i];
+        SERVER_CHECK(block->class == class);
+        push(block);
+    }
+    leave();
+}
+
+static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
+    SERVER_CHECK(context == &heap && align_pages > 0 && flags <= TAKE_ZEROED);
+    enter();
+    struct block *block = pop(0);
+    if (block != NULL) {
+        block->pages = (uint32_t)pages;
+    }
+    *zero = pages % 2 == 0;
+    gate_pass(&at_take);
+    leave();
+    return block;
+}
+
+static void put_large(void *context, void *block) {
+    SERVER_CHECK(context == &heap && ((struct block *)block)->class == 0);
+    enter();
+    push(block);
+    leave();
+}
+
+static uint32_t class_of(void *context, const void *block) {
+    SERVER_CHECK(context == &heap && ((const struct block *)block)->out);
+    return ((const struct block *)block)->class;
+}
+
+static bool tick(void *context) {
+    SERVER_CHECK(context == &heap);
+    enter();
+    atomic_fetch_add(&ticks, 1);
+    leave();
+    if (on_tick != NULL) {
+        on_tick();
+    }
+    return atomic_load(&tidy);
+}
+
+/* Nothing is under way then: all of it would be out of the borrowers' reach. */
+static void check_nothing_sent(void) {
+    size_t bytes;
+    SERVER_CHECK(stock_blocks(&server, &bytes) == 0 && bytes == 0);
+    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
+        const struct ring *ring = &server_endpoint(&server, server.open[i])->ring;
+        SERVER_CHECK(atomic_load(&ring->head) == atomic_load(&ring->tail));
+    }
+}
+
+static void lend(void *context, enum lending lending) {
+    SERVER_CHECK(context == &heap && !is_borrowed());
+    SERVER_CHECK(heap.lent || this_thread() == atomic_load(&owner_thread));
+    check_nothing_sent();
+    heap.lendings[lending]++;
+    heap.lent = true;
+}
+
+static void take_back(void *context) {
+    SERVER_CHECK(context == &heap && heap.lent && !is_borrowed());
+    heap.takings++;
+    heap.lent = false;
+    atomic_store_explicit(&owner_thread, this_thread(), memory_order_relaxed);
+}
+
+static void settle(void) {
+    atomic_fetch_add(&settled, 1);
+}
+
+static void lost(void) {
+    atomic_fetch_add(&losts, 1);
+}
+
+static size_t blocks_of(uint32_t class) {
+    return class == 0 ? LARGE : (size_t)MAGAZINES * classes.of[class].batch + (class == 1 ? MORE_BLOCKS : 0);
+}
+
+static void set_up(unsigned endpoints) {
+    for (uint32_t class = 0; class < classes.count; ++class) {
+        heap.count += blocks_of(class);
+    }
+    heap.blocks = calloc(heap.count, sizeof *heap.blocks);
+    CHECK(heap.blocks != NULL);
+    size_t next = 0;
+    for (uint32_t class = 0; class < classes.count; ++class) {
+        for (size_t i = 0; i < blocks_of(class); i++) {
+            struct block *block = &heap.blocks[next++];
+            block->class = class;
+            block->next = heap.free[class];
+            heap.free[class] = block;
+        }
+    }
+    heap.random = 88172645463325252U;
+    server.owner = (struct owner){
+        .context = &heap,
+        .classes = &classes,
+        .take = take,
+        .put = put,
+        .take_large = take_large,
+        .put_large = put_large,
+        .class_of = class_of,
+        .tick = tick,
+        .lend = lend,
+        .take_back = take_back,
+        .page_size = os_page_size(),
+    };
+    server.settle = settle;
+    server.lost = lost;
+    server.keeps = true; /* where nothing else is said: whatever else the machine does */
+    server.patience_ns = SHORT_PATIENCE_NS;
+    server.crowd.cpus = 2;
+    /* Whoever begins is alone with the heap until it is lent. */
+    atomic_store(&owner_thread, this_thread());
+    CHECK(server_init(&server, endpoints));
+}
+
+static bool is_running(void) {
+    return atomic_load(&server.phase) == PHASE_RUNNING;
+}
+
+/* The server has the heap. */
+static void launch(void) {
+    server_begin(&server);
+    server_start(&server);
+    WAIT_UNTIL(is_running());
+}
+
+static void set_up_running(unsigned endpoints) {
+    set_up(endpoints);
+    launch();
+}
+
+/* ---- clients ---- */
+
+struct magazine {
+    uint32_t class;
+    size_t count;
+    void *blocks[MAGAZINE_BLOCKS_MOST];
+};
+
+struct client {
+    pthread_t thread;
+    uint32_t number; /* from 1 on */
+    uint64_t random;
+    struct magazine held[HELD];
+    void *large[HELD];
+    uint64_t done;
+    uint64_t lost;
+};
+
+static struct client clients[THREADS];
+static struct client me = {.number = THREADS + 1, .random = 4711};
+static _Atomic(bool) stop;
+
+static void hold(const struct client *client, struct block *block) {
+    /* Who gave it may not have noted that it is given. */
+    CHECK(atomic_exchange(&block->held, client->number * 4 + HELD_BY) % 4 != HELD_BY);
+    block->mark = client->number;
+}
+
+static void give(const struct client *client, struct block *block) {
+    CHECK_EQUAL(block->mark, client->number);
+    CHECK_EQUAL(atomic_exchange(&block->held, client->number * 4 + GIVEN_BY), client->number * 4 + HELD_BY);
+}
+
+static void given(const struct client *client, struct block *block) {
+    uint32_t mine = client->number * 4 + GIVEN_BY;
+    atomic_compare_exchange_strong(&block->held, &mine, NOBODYS);
+}
+
+static void hold_all(const struct client *client, const struct magazine *magazine) {
+    for (size_t i = 0; i < magazine->count; i++) {
+        struct block *block = magazine->blocks[i];
+        CHECK_EQUAL(block->class, magazine->class);
+        hold(client, block);
+    }
+}
+
+/* As the allocator's door does: with the server, or at the heap while it is lent. False if that is over. */
+static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *subject) {
+    struct endpoint *borrowed = client_borrow(&server, number);
+    if (borrowed == NULL) {
+        return false;
+    }
+    atomic_fetch_add_explicit(&borrowers, 1, memory_order_relaxed);
+    CHECK(heap.lent);
+    work(subject);
+    CHECK(heap.lent);
+    atomic_fetch_sub_explicit(&borrowers, 1, memory_order_relaxed);
+    client_return(borrowed);
+    return true;
+}
+
+static void take_lent(void *subject) {
+    struct magazine *magazine = subject;
+    magazine->count = take(&heap, magazine->class, magazine->blocks, classes.of[magazine->class].batch);
+}
+
+static void put_lent(void *subject) {
+    const struct magazine *magazine = subject;
+    put(&heap, magazine->class, magazine->blocks, magazine->count);
+}
+
+static enum answer take_magazine(struct client *client, unsigned number, uint32_t class,
+                                 struct magazine *magazine) {
+    size_t batch = classes.of[class].batch;
+    magazine->class = class;
+    enum answer answer;
+    do {
+        answer = client_take(&server, number, class, magazine->blocks, batch, &magazine->count);
+        CHECK(magazine->count <= batch);
+        CHECK(answer == ANSWER_DONE || magazine->count == 0);
+    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_lent, magazine));
+    hold_all(client, magazine);
+    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+}
+
+static void put_magazine(struct client *client, unsigned number, struct magazine *magazine) {
+    for (size_t i = 0; i < magazine->count; i++) {
+        give(client, magazine->blocks[i]);
+    }
+    while (!client_put(&server, number, magazine->class, magazine->blocks, magazine->count) &&
+           !at_lent_heap(number, put_lent, magazine)) {
+    }
+    for (size_t i = 0; i < magazine->count; i++) {
+        given(client, magazine->blocks[i]);
+    }
+    magazine->count = 0;
+}
+
+struct large {
+    void *block;
+    size_t pages;
+    size_t align;
+    bool zero;
+};
+
+static void take_large_lent(void *subject) {
+    struct large *large = subject;
+    large->block = take_large(&heap, large->pages, large->align, 0, &large->zero);
+}
+
+static void put_large_lent(void *block) {
+    put_large(&heap, block);
+}
+
+static enum answer take_one_large(struct client *client, unsigned number, size_t pages, size_t align,
+                                  void **block) {
+    struct large large = {NULL, pages, align, false};
+    enum answer answer;
+    do {
+        answer = client_take_large(&server, number, pages, align, 0, &large.block, &large.zero);
+        CHECK(answer == ANSWER_DONE || large.block == NULL);
+    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_large_lent, &large));
+    *block = large.block;
+    if (large.block != NULL) {
+        CHECK_EQUAL(((const struct block *)large.block)->pages, pages);
+        CHECK_EQUAL(large.zero, pages % 2 == 0);
+        hold(client, large.block);
+    }
+    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+}
+
+static void put_one_large(struct client *client, unsigned number, void **large) {
+    give(client, *large);
+    size_t bytes = ((struct block *)*large)->pages * os_page_size();
+    while (!client_put_large(&server, number, *large, bytes) &&
+           !at_lent_heap(number, put_large_lent, *large)) {
+    }
+    given(client, *large);
+    *large = NULL;
+}
+
+static enum answer run_at_heap(unsigned number, enum call_kind kind, void (*work)(void *subject),
+                               void *subject) {
+    enum answer answer;
+    do {
+        answer = client_run(&server, number, kind, work, subject);
+    } while (answer == ANSWER_LENT && !at_lent_heap(number, work, subject));
+    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+}
+
+struct one {
+    uint32_t class;
+    void *block;
+};
+
+static void take_one_lent(void *subject) {
+    struct one *one = subject;
+    if (take(&heap, one->class, &one->block, 1) == 0) {
+        one->block = NULL;
+    }
+}
+
+static void put_one_lent(void *subject) {
+    struct one *one = subject;
+    put(&heap, one->class, &one->block, 1);
+}
+
+static enum answer take_sync(unsigned number, struct one *one) {
+    enum answer answer;
+    do {
+        answer = client_take_sync(&server, one->class, &one->block);
+    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_one_lent, one));
+    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+}
+
+static enum answer put_sync(unsigned number, struct one *one) {
+    enum answer answer;
+    do {
+        answer = client_put_sync(&server, one->class, one->block);
+    } while (answer == ANSWER_LENT && !at_lent_heap(number, put_one_lent, one));
+    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+}
+
+struct work {
+    unsigned ran;
+    uint64_t works;
+};
+
+static void do_work(void *subject) {
+    struct work *work = subject;
+    enter();
+    work->ran++;
+    work->works = ++heap.works;
+    leave();
+}
+
+static void note(struct client *client, enum answer answer) {
+    CHECK(answer != ANSWER_LENT);
+    client->done += answer == ANSWER_DONE;
+    client->lost += answer == ANSWER_LOST;
+    if (answer == ANSWER_LOST) {
+        nap(100000);
+    }
+}
+
+static void step(struct client *client) {
+    unsigned number = (unsigned)next_random(&client->random);
+    struct magazine *magazine = &client->held[number % HELD];
+    void **large = &client->large[number % HELD];
+    switch (next_random(&client->random) % 8) {
+    case 0:
+        if (*large == NULL) {
+            note(client, take_one_large(client, number, 1 + next_random(&client->random) % 5,
+                                        next_random(&client->random) % 4 == 0 ? 2 : 1, large));
+        } else {
+            put_one_large(client, number, large);
+        }
+        break;
+    case 1: {
+        struct work work = {0};
+        enum call_kind kind = next_random(&client->random) % 4 == 0 ? CALL_LONG : CALL_SHORT;
+        enum answer answer = run_at_heap(number, kind, do_work, &work);
+        note(client, answer);
+        CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
+        break;
+    }
+    default:
+        if (magazine->count == 0) {
+            uint32_t class = 1 + (uint32_t)(next_random(&client->random) % 40 * 7 % (classes.count - 1));
+            note(client, take_magazine(client, number, class, magazine));
+        } else {
+            put_magazine(client, number, magazine);
+        }
+    }
+}
+
+static void put_everything(struct client *client) {
+    for (unsigned i = 0; i < HELD; i++) {
+        if (client->held[i].count > 0) {
+            put_magazine(client, i, &client->held[i]);
+        }
+        if (client->large[i] != NULL) {
+            put_one_large(client, i, &client->large[i]);
+        }
+    }
+}
+
+static void *run_client(void *argument) {
+    struct client *client = argument;
+    for (unsigned round = 0; round < rounds || client->done == 0; round++) {
+        step(client);
+    }
+    put_everything(client);
+    return NULL;
+}
+
+static void start_clients(void *(*body)(void *argument)) {
+    for (uint32_t i = 0; i < THREADS; i++) {
+        clients[i].number = i + 1;
+        clients[i].random = (i + 1) * 2654435761U;
+        CHECK(pthread_create(&clients[i].thread, NULL, body, &clients[i]) == 0);
+    }
+}
+
+static void join_clients(void) {
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_join(clients[i].thread, NULL) == 0);
+    }
+}
+
+/* As often as the machine keeps the server from its work. */
+static void have_run(enum call_kind kind, void (*work)(void *subject), void *subject) {
+    enum answer answer;
+    WAIT_UNTIL((answer = run_at_heap(0, kind, work, subject)) != ANSWER_LOST);
+    CHECK_EQUAL(answer, ANSWER_DONE);
+}
+
+static void have_taken(uint32_t class, struct magazine *magazine) {
+    enum answer answer;
+    WAIT_UNTIL((answer = take_magazine(&me, 0, class, magazine)) != ANSWER_LOST);
+    CHECK_EQUAL(answer, ANSWER_DONE);
+    CHECK_EQUAL(magazine->count, classes.of[class].batch);
+}
+
+static void copy_out(void *subject) {
+    enter();
+    *(size_t *)subject = heap.out;
+    leave();
+}
+
+/* Blocks that are not in the heap. */
+static size_t blocks_out(void) {
+    size_t out;
+    have_run(CALL_SHORT, copy_out, &out);
+    return out;
+}
+
+static void copy_counts(void *subject) {
+    *(struct server_counts *)subject = server.counts; /* of a server that runs */
+}
+
+static struct server_counts counts_now(void) {
+    struct server_counts counts;
+    have_run(CALL_SHORT, copy_counts, &counts);
+    return counts;
+}
+
+/* ---- the end ---- */
+
+static void stop_server(void) {
+    WAIT_UNTIL(server_stop(&server));
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
+    CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
+    CHECK_EQUAL(heap.lendings[LEND_FOR_GOOD], 1);
+    CHECK(server_stop(&server));
+}
+
+static void check_slots_free(void) {
+    for (size_t i = 0; i < CALLS; i++) {
+        CHECK_EQUAL(atomic_load(&server.calls[i].state), CALL_FREE);
+    }
+}
+
+static void check_all_back(void) {
+    CHECK_EQUAL(heap.out, 0);
+    for (size_t i = 0; i < heap.count; i++) {
+        CHECK(!heap.blocks[i].out);
+        CHECK(atomic_load(&heap.blocks[i].held) == NOBODYS);
+    }
+    check_slots_free();
+    CHECK(atomic_load(&server.overflow) == NULL);
+}
+
+/* Nobody is asked any more, and nothing done that was not asked for. */
+static void check_lent(void) {
+    struct magazine magazine = {.class = 1};
+    void *large;
+    bool zero;
+    struct work work = {0};
+    CHECK_EQUAL(client_take(&server, 0, 1, magazine.blocks, 1, &magazine.count), ANSWER_LENT);
+    CHECK_EQUAL(client_take_large(&server, 0, 1, 1, 0, &large, &zero), ANSWER_LENT);
+    CHECK(large == NULL);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LENT);
+    CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LENT);
+    CHECK_EQUAL(work.ran, 0);
+    void *block = NULL;
+    CHECK_EQUAL(client_take_sync(&server, 1, &block), ANSWER_LENT);
+    CHECK(block == NULL);
+    CHECK(at_lent_heap(0, take_lent, &magazine));
+    CHECK_EQUAL(magazine.count, classes.of[1].batch);
+    CHECK_EQUAL(client_put_sync(&server, 1, magazine.blocks[0]), ANSWER_LENT);
+    CHECK(!client_put(&server, 0, 1, magazine.blocks, magazine.count));
+    CHECK(at_lent_heap(0, put_lent, &magazine));
+}
+
+static void finish(void) {
+    stop_server();
+    check_all_back();
+    check_lent();
+}
+
+/* ---- many clients ---- */
+
+static void test_many_clients(void) {
+    set_up(3);
+    serves_between = true;
+    watches_stock = true;
+    launch();
+    start_clients(run_client);
+    join_clients();
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < THREADS; i++) {
+        done += clients[i].done;
+    }
+    CHECK(done > 0);
+    CHECK_EQUAL(atomic_load(&settled), 1);
+    struct endpoint_sums counts = client_counts(&server);
+    CHECK(counts.misses > 0);
+    finish();
+    CHECK(server.counts.records > 0 && server.counts.calls > 0 && server.counts.stocked > 0);
+    printf("%llu served, %llu hits, %llu misses, %llu losses\n", (unsigned long long)done,
+           (unsigned long long)counts.hits, (unsigned long long)counts.misses,
+           (unsigned long long)atomic_load(&server.losses));
+}
+
+/* A heap that has not enough: who asks gets what there is, or nothing, and it is not a loss. */
+static void test_short_of_memory(void) {
+    set_up(1);
+    const uint32_t class = 11;
+    size_t batch = classes.of[class].batch;
+    CHECK(batch > 1); /* what is left at last is no magazine, to be made ready */
+    while (blocks_of(class) - heap.out > batch + 1) {
+        hold(&me, pop(class));
+    }
+    launch();
+    struct magazine first;
+    struct magazine second;
+    struct magazine third;
+    have_taken(class, &first);
+    WAIT_UNTIL(take_magazine(&me, 0, class, &second) == ANSWER_DONE);
+    CHECK_EQUAL(second.count, 1);
+    WAIT_UNTIL(take_magazine(&me, 0, class, &third) == ANSWER_DONE);
+    CHECK_EQUAL(third.count, 0);
+    void *large[LARGE];
+    for (size_t i = 0; i < LARGE; i++) {
+        WAIT_UNTIL(take_one_large(&me, 0, 1000, 1, &large[i]) == ANSWER_DONE);
+        CHECK(large[i] != NULL);
+    }
+    void *none;
+    WAIT_UNTIL(take_one_large(&me, 0, 1000, 1, &none) == ANSWER_DONE);
+    CHECK(none == NULL);
+    for (size_t i = 0; i < LARGE; i++) {
+        put_one_large(&me, 0, &large[i]);
+    }
+    put_magazine(&me, 0, &first);
+    put_magazine(&me, 0, &second);
+    for (size_t i = 0; i < heap.count; i++) {
+        struct block *block = &heap.blocks[i];
+        if (atomic_load(&block->held) != NOBODYS) {
+            void *one = block;
+            give(&me, block);
+            client_put(&server, 0, class, &one, 1);
+            given(&me, block);
+        }
+    }
+    finish();
+}
+
+/* ---- the stock ---- */
+
+static void withdraw(void *subject) {
+    (void)subject;
+    enter();
+    stock_withdraw_all(&server);
+    size_t bytes;
+    SERVER_CHECK(stock_blocks(&server, &bytes) == 0 && bytes == 0);
+    leave();
+}
+
+/* More is wanted than may lie ready: of each class as much as there may be, and of all together, too. */
+static void test_stock_bounds(void) {
+    set_up(1);
+    watches_stock = true;
+    launch();
+    static struct magazine taken[SIZE_CLASSES];
+    for (int turn = 0; turn < 5; turn++) {
+        for (uint32_t class = classes.count - 1; class > 0; --class) {
+            have_taken(class, &taken[class]);
+            put_magazine(&me, 0, &taken[class]);
+        }
+        for (size_t pages = 1; pages < 8; pages++) {
+            void *large[3];
+            for (int i = 0; i < 3; i++) {
+                WAIT_UNTIL(take_one_large(&me, 0, pages, 1, &large[i]) == ANSWER_DONE);
+            }
+            for (int i = 0; i < 3; i++) {
+                put_one_large(&me, 0, &large[i]);
+            }
+        }
+    }
+    size_t most_bytes;
+    size_t most = stock_blocks_most(&server, &most_bytes);
+    CHECK_EQUAL(most_bytes, STOCK_BYTES_MOST);
+    size_t bytes;
+    CHECK(stock_blocks(&server, &bytes) <= most);
+    CHECK(bytes <= most_bytes);
+    CHECK(counts_now().stocked > 0);
+    have_run(CALL_LONG, withdraw, NULL);
+    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    finish();
+}
+
+/* One that is taken over and over is ready: then it is taken without a call. */
+static void test_stock_serves(void) {
+    set_up_running(1);
+    struct magazine magazine;
+    bool served = false;
+    for (uint64_t start = clock_now_ns(); !served;) {
+        uint64_t hits = client_counts(&server).hits;
+        have_taken(5, &magazine);
+        put_magazine(&me, 0, &magazine);
+        served = client_counts(&server).hits > hits;
+        CHECK(clock_now_ns() - start < PATIENCE_NS);
+    }
+    finish();
+}
+
+/* What nobody takes any more goes back by itself. */
+static void test_withdrawal(void) {
+    set_up_running(2);
+    struct magazine magazine;
+    size_t bytes;
+    void *large;
+    WAIT_UNTIL(take_one_large(&me, 0, 3, 1, &large) == ANSWER_DONE);
+    have_taken(9, &magazine);
+    WAIT_UNTIL(counts_now().stocked > 0);
+    WAIT_UNTIL(stock_blocks(&server, &bytes) == 0 && blocks_out() == magazine.count + 1);
+    CHECK_EQUAL(bytes, 0);
+    struct server_counts counts = counts_now();
+    CHECK_EQUAL(counts.unused + client_counts(&server).hits, counts.stocked);
+    put_magazine(&me, 0, &magazine);
+    put_one_large(&me, 0, &large);
+    finish();
+}
+
+/* ---- a server that sleeps, or is kept ---- */
+
+static void wait_until_asleep(void) {
+    atomic_store(&tidy, true);
+    WAIT_UNTIL(atomic_load(&server.state) == SERVER_SLEEPS);
+}
+
+static struct gate at_work;
+
+static void stand(void *subject) {
+    (void)subject;
+    enter();
+    gate_pass(&at_work);
+    leave();
+}
+
+static void *run_stand(void *unused) {
+    (void)unused;
+    have_run(CALL_SHORT, stand, NULL);
+    return NULL;
+}
+
+static pthread_t keeper;
+
+/* It stands in somebody's work, and serves nobody. */
+static void keep_server(void) {
+    gate_close(&at_work);
+    CHECK(pthread_create(&keeper, NULL, run_stand, NULL) == 0);
+    WAIT_UNTIL(atomic_load(&at_work.waiting) != 0);
+    /* Who waited in vain before this. */
+    atomic_store(&server.starved, false);
+}
+
+static void let_server_go(void) {
+    gate_open(&at_work);
+    CHECK(pthread_join(keeper, NULL) == 0);
+}
+
+/* Blocks out of the heap before there is a server. */
+static void take_early(uint32_t class, struct magazine *magazine) {
+    magazine->class = class;
+    magazine->count = classes.of[class].batch;
+    for (size_t i = 0; i < magazine->count; i++) {
+        magazine->blocks[i] = pop(class);
+    }
+    hold_all(&me, magazine);
+}
+
+#define EARLY 70
+
+/* A record that the server skips: nobody comes to claim the last slot here. */
+static uint64_t stale_call(size_t payload) {
+    return record_header(RECORD_CALL, CALLS - 1, payload);
+}
+
+static void test_full_ring_overflows(void) {
+    set_up(1);
+    static struct magazine magazines[EARLY];
+    void *large[4];
+    size_t words = 0;
+    for (size_t i = 0; i < EARLY; i++) {
+        take_early(1, &magazines[i]);
+        words += magazines[i].count + 1;
+    }
+    CHECK(words > 2 * RING_WORDS);
+    for (size_t i = 0; i < 4; i++) {
+        struct block *block = pop(0);
+        block->pages = 1;
+        hold(&me, block);
+        large[i] = block;
+    }
+    launch();
+    keep_server();
+    size_t before = heap.out;
+    size_t filled = RING_WORDS;
+    for (size_t i = 0; i < EARLY; i++) {
+        uint64_t full = client_counts(&server).full;
+        bool fits = filled >= magazines[i].count + 1;
+        filled -= fits ? magazines[i].count + 1 : 0;
+        put_magazine(&me, 0, &magazines[i]);
+        CHECK_EQUAL(client_counts(&server).full - full, !fits);
+        CHECK((atomic_load(&server.overflow) != NULL) == (client_counts(&server).full > 0));
+    }
+    for (; filled >= 3; filled -= 3) { /* no room for large ones either */
+        ring_push(&server_endpoint(&server, 0)->ring, stale_call(2), (uint64_t[]){0, 0}, 2, false);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        put_one_large(&me, 0, &large[i]);
+    }
+    CHECK(client_counts(&server).full >= EARLY / 2 + 4);
+    CHECK_EQUAL(heap.out, before);
+    let_server_go();
+    WAIT_UNTIL(blocks_out() == 0);
+    finish();
+}
+
+/* As if 128 threads were in a call at once. */
+static void test_no_slot_left(void) {
+    set_up_running(1);
+    struct magazine magazine;
+    void *large;
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    for (size_t i = 0; i < CALLS; i++) {
+        atomic_store(&server.calls[i].state, CALL_CLAIMED);
+    }
+    uint64_t losses = atomic_load(&server.losses);
+    CHECK_EQUAL(take_magazine(&me, 0, 1, &magazine), ANSWER_LOST);
+    CHECK_EQUAL(take_one_large(&me, 0, 1, 1, &large), ANSWER_LOST);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LOST);
+    CHECK_EQUAL(work.ran, 1);
+    CHECK_EQUAL(atomic_load(&server.losses), losses);
+    CHECK(!atomic_load(&server.starved));
+    atomic_store(&server.calls[CALLS / 2].state, CALL_FREE);
+    have_run(CALL_SHORT, do_work, &work);
+    CHECK_EQUAL(work.ran, 2);
+    for (size_t i = 0; i < CALLS; i++) {
+        atomic_store(&server.calls[i].state, CALL_FREE);
+    }
+    finish();
+}
+
+/* ---- calls that are given up ---- */
+
+static void expect_lost(void) {
+    struct magazine magazine;
+    void *large;
+    struct work work = {0};
+    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
+    CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_LOST);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LOST);
+    CHECK_EQUAL(work.ran, 0);
+}
+
+/* A call that the server begins, and does not end in time. */
+static void abandon_one(bool large) {
+    do {
+        WAIT_UNTIL(!atomic_load(&server.starved));
+        struct magazine magazine;
+        void *block;
+        uint64_t losses = atomic_load(&server.losses);
+        CHECK_EQUAL(large ? take_one_large(&me, 0, 2, 2, &block) : take_magazine(&me, 0, 7, &magazine),
+                    ANSWER_LOST);
+        CHECK_EQUAL(atomic_load(&server.losses), losses + 1);
+        /* On a machine that kept it from its work it finds the call given up before it began. */
+        WAIT_UNTIL(atomic_load(&at_take.waiting) != 0 || !atomic_load(&server.starved));
+    } while (atomic_load(&at_take.waiting) == 0);
+}
+
+/* Begun, and not ended in time: what was taken for it goes back. */
+static void test_abandoned_in_the_midst(void) {
+    set_up_running(1);
+    struct work work = {0};
+    struct magazine magazine;
+    for (int large = 0; large < 2; large++) {
+        have_run(CALL_SHORT, do_work, &work);
+        gate_close(&at_take);
+        abandon_one(large);
+        CHECK_EQUAL(atomic_load(&losts), 1); /* however often */
+        CHECK(atomic_load(&server.starved));
+        CHECK(heap.out > 0);
+        /* From here on nobody waits. */
+        uint64_t losses = atomic_load(&server.losses);
+        expect_lost();
+        CHECK_EQUAL(atomic_load(&server.losses), losses);
+        gate_open(&at_take);
+        WAIT_UNTIL(!atomic_load(&server.starved));
+        WAIT_UNTIL(blocks_out() == 0);
+    }
+    have_taken(7, &magazine);
+    put_magazine(&me, 0, &magazine);
+    finish();
+}
+
+/* Not begun in time: it never is, and the slot is free once the server finds it so. */
+static void test_abandoned_before_it_began(void) {
+    set_up_running(1);
+    keep_server();
+    uint64_t losses = atomic_load(&server.losses);
+    struct magazine magazine;
+    void *large;
+    struct work work = {0};
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
+        atomic_store(&server.starved, false);
+        CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_LOST);
+        atomic_store(&server.starved, false);
+        CHECK_EQUAL(client_run(&server, 0, i < 3 ? CALL_SHORT : CALL_LONG, do_work, &work), ANSWER_LOST);
+        atomic_store(&server.starved, false);
+    }
+    CHECK_EQUAL(atomic_load(&server.losses), losses + 12);
+    unsigned abandoned = 0;
+    for (size_t i = 0; i < CALLS; i++) {
+        abandoned += atomic_load(&server.calls[i].state) == CALL_ABANDONED;
+    }
+    CHECK_EQUAL(abandoned, 12);
+    CHECK_EQUAL(heap.out, 0);
+    let_server_go();
+    CHECK_EQUAL(blocks_out(), 0);
+    CHECK_EQUAL(work.ran, 0);
+    finish();
+}
+
+/* What stands on the caller's stack is waited for, however long it takes. */
+static void stand_and_work(void *subject) {
+    stand(NULL);
+    do_work(subject);
+}
+
+static void *run_patient(void *argument) {
+    have_run(CALL_SHORT, stand_and_work, argument);
+    return NULL;
+}
+
+static void test_own_work_is_waited_for(void) {
+    set_up_running(1);
+    pthread_t patient;
+    struct work work = {0};
+    gate_close(&at_work);
+    CHECK(pthread_create(&patient, NULL, run_patient, &work) == 0);
+    WAIT_UNTIL(atomic_load(&at_work.waiting) != 0);
+    uint64_t losses = atomic_load(&server.losses);
+    nap(5 * (long)SHORT_PATIENCE_NS);
+    gate_open(&at_work);
+    CHECK(pthread_join(patient, NULL) == 0);
+    CHECK_EQUAL(work.ran, 1);
+    CHECK_EQUAL(atomic_load(&server.losses), losses);
+    finish();
+}
+
+/* Long work is asked for also while others do not wait any more: it has the patience. */
+static void *run_long_work(void *argument) {
+    have_run(CALL_LONG, do_work, argument);
+    return NULL;
+}
+
+static void test_long_work_is_patient(void) {
+    set_up(1);
+    server.patience_ns = PATIENCE_NS / PATIENCES;
+    launch();
+    struct work work = {0};
+    keep_server();
+    atomic_store(&server.starved, true);
+    pthread_t patient;
+    CHECK(pthread_create(&patient, NULL, run_long_work, &work) == 0);
+    WAIT_UNTIL(server_endpoint(&server, 0)->ring.tail != server_endpoint(&server, 0)->ring.head);
+    let_server_go();
+    CHECK(pthread_join(patient, NULL) == 0);
+    CHECK_EQUAL(work.ran, 1);
+    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    finish();
+}
+
+/* No room for the call, for as long as a client waits. */
+static void test_call_that_cannot_be_sent(void) {
+    set_up_running(1);
+    keep_server();
+    struct ring *ring = &server_endpoint(&server, 0)->ring;
+    while (ring_push(ring, stale_call(0), NULL, 0, false)) {
+    }
+    struct magazine magazine;
+    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
+    unsigned free = 0;
+    for (size_t i = 0; i < CALLS; i++) {
+        free += atomic_load(&server.calls[i].state) == CALL_FREE;
+    }
+    CHECK_EQUAL(free, CALLS - 1); /* but the keeper's */
+    let_server_go();
+    have_taken(7, &magazine);
+    put_magazine(&me, 0, &magazine);
+    finish();
+}
+
+/* Who gives up late, when the server has long gone to sleep, wakes it: else nobody would be served any more.
+ */
+static void test_late_to_give_up(void) {
+    set_up_running(1);
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    wait_until_asleep();
+    client_give_up(&server);
+    WAIT_UNTIL(!atomic_load(&server.starved));
+    have_run(CALL_SHORT, do_work, &work);
+    finish();
+}
+
+/* ---- long work ---- */
+
+static _Atomic(int) long_under_way;
+static _Atomic(unsigned) shorts_between;
+
+static void short_between(void *subject) {
+    (void)subject;
+    enter();
+    atomic_fetch_add(&shorts_between, 1);
+    leave();
+}
+
+/* It serves others until both a short call was served and a long one was seen. */
+static void long_work(void *subject) {
+    (void)subject;
+    enter();
+    SERVER_CHECK(atomic_fetch_add(&long_under_way, 1) == 0);
+    while (atomic_load(&shorts_between) == 0 || !server_has_deferred(&server)) {
+        server_serve(&server);
+    }
+    atomic_fetch_sub(&long_under_way, 1);
+    leave();
+}
+
+static void other_long_work(void *subject) {
+    SERVER_CHECK(atomic_fetch_add(&long_under_way, 1) == 0);
+    do_work(subject);
+    atomic_fetch_sub(&long_under_way, 1);
+}
+
+static void *run_long(void *unused) {
+    (void)unused;
+    have_run(CALL_LONG, long_work, NULL);
+    return NULL;
+}
+
+static void *run_other_long(void *argument) {
+    have_run(CALL_LONG, other_long_work, argument);
+    return NULL;
+}
+
+static void test_long_work_waits_for_long_work(void) {
+    set_up_running(2);
+    pthread_t first;
+    pthread_t second;
+    struct work work = {0};
+    CHECK(pthread_create(&first, NULL, run_long, NULL) == 0);
+    WAIT_UNTIL(atomic_load(&long_under_way) == 1);
+    CHECK(pthread_create(&second, NULL, run_other_long, &work) == 0);
+    have_run(CALL_SHORT, short_between, NULL);
+    CHECK(pthread_join(first, NULL) == 0);
+    CHECK(pthread_join(second, NULL) == 0);
+    CHECK_EQUAL(work.ran, 1);
+    finish();
+}
+
+static _Atomic(unsigned) tick_waits;
+
+/* Once asked for, the next tick is not over before a call was put off. */
+static void tick_until_deferred(void) {
+    if (atomic_load(&tick_waits) == 1) {
+        atomic_store(&tick_waits, 2);
+        while (!server_has_deferred(&server) && atomic_load(&tick_waits) == 2) {
+            server_serve(&server);
+        }
+        atomic_store(&tick_waits, 0);
+    }
+}
+
+/* What was put off while the server tidied is served before it rests. */
+static void test_put_off_by_a_tick(void) {
+    set_up(1);
+    on_tick = tick_until_deferred;
+    launch();
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    /* More than once, for a machine that keeps the server from its work. */
+    enum answer answer = ANSWER_LOST;
+    for (unsigned i = 0; i < 10 && answer != ANSWER_DONE; i++) {
+        WAIT_UNTIL(atomic_load(&tick_waits) == 0);
+        atomic_store(&tick_waits, 1);
+        WAIT_UNTIL(atomic_load(&tick_waits) == 2);
+        answer = client_run(&server, 0, CALL_LONG, do_work, &work);
+        atomic_store(&tick_waits, 0);
+    }
+    CHECK_EQUAL(answer, ANSWER_DONE);
+    CHECK_EQUAL(work.ran, 2);
+    finish();
+}
+
+/* ---- sleep ---- */
+
+#define ABOVE 8
+
+static void test_sleep_and_wake(void) {
+    set_up(1);
+    static struct magazine small[ABOVE];
+    size_t batch = classes.of[1].batch;
+    size_t each = batch * classes.of[1].size;
+    struct work work = {0};
+    for (size_t i = 0; i < ABOVE; i++) {
+        take_early(1, &small[i]);
+    }
+    struct block *large = pop(0);
+    hold(&me, large);
+    launch();
+    have_run(CALL_SHORT, do_work, &work);
+    wait_until_asleep();
+
+    /* Up to the bound nobody is woken; what passes it wakes. */
+    uint64_t wakes = atomic_load(&server.wakes);
+    size_t out = heap.out;
+    give(&me, large);
+    client_put_large(&server, 0, large, BACKLOG_BYTES_MOST - 4 * each);
+    given(&me, large);
+    for (size_t i = 0; i < 4; i++) {
+        put_magazine(&me, 0, &small[i]);
+        CHECK_EQUAL(atomic_load(&server.wakes), wakes);
+        CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
+        CHECK_EQUAL(heap.out, out);
+    }
+    put_magazine(&me, 0, &small[4]);
+    CHECK_EQUAL(atomic_load(&server.wakes), wakes + 1);
+    WAIT_UNTIL(blocks_out() == (ABOVE - 5) * batch);
+
+    /* A call wakes it. */
+    wait_until_asleep();
+    wakes = atomic_load(&server.wakes);
+    struct magazine magazine;
+    have_taken(3, &magazine);
+    CHECK(atomic_load(&server.wakes) > wakes);
+
+    /* What was served does not count any more; and what was put before is there when it wakes. */
+    wait_until_asleep();
+    wakes = atomic_load(&server.wakes);
+    put_magazine(&me, 0, &magazine);
+    for (size_t i = 5; i < ABOVE; i++) {
+        put_magazine(&me, 0, &small[i]);
+    }
+    CHECK_EQUAL(atomic_load(&server.wakes), wakes);
+    CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
+    have_run(CALL_SHORT, do_work, &work);
+    CHECK(atomic_load(&server.wakes) > wakes);
+    WAIT_UNTIL(blocks_out() == 0);
+    wait_until_asleep();
+    finish();
+}
+
+/* Asleep and awake in turn, with several who wake it: nobody's call is left in the dark. */
+static void *run_sleepy(void *argument) {
+    struct client *client = argument;
+    for (unsigned round = 0; round < 40 || client->done == 0; round++) {
+        struct work work = {0};
+        note(client, run_at_heap(client->number, CALL_SHORT, do_work, &work));
+        nap((long)(next_random(&client->random) % 600000));
+    }
+    return NULL;
+}
+
+static void test_naps(void) {
+    set_up_running(4);
+    atomic_store(&tidy, true);
+    start_clients(run_sleepy);
+    join_clients();
+    finish();
+    CHECK(server.counts.naps > 0);
+}
+
+/* ---- no thread ---- */
+
+static void test_refused_start(void) {
+    set_up(2);
+    atomic_store(&refuses_threads, true);
+    server_begin(&server);
+    start_clients(run_client);
+    join_clients();
+    CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
+    CHECK_EQUAL(atomic_load(&settled), 0);
+    CHECK_EQUAL(heap.lendings[LEND_UNTENDED], 1);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQUAL(clients[i].lost, 0);
+    }
+    CHECK(server_stop(&server));
+    check_all_back();
+    check_lent();
+}
+
+/* ---- the printed scheme ---- */
+
+#define ONES 16
+
+static void step_sync(struct client *client, struct one *ones) {
+    unsigned i = (unsigned)(next_random(&client->random) % ONES);
+    struct one *one = &ones[i];
+    enum answer answer;
+    if (one->block == NULL) {
+        one->class = 1 + i;
+        answer = take_sync(i, one);
+        CHECK(answer == ANSWER_DONE || one->block == NULL);
+        if (one->block != NULL) {
+            CHECK_EQUAL(((struct block *)one->block)->class, one->class);
+            hold(client, one->block);
+        }
+    } else {
+        struct block *block = one->block;
+        give(client, block);
+        answer = put_sync(i, one);
+        if (answer == ANSWER_DONE) {
+            given(client, block);
+            one->block = NULL;
+        } else {
+            atomic_store(&block->held, client->number * 4 + HELD_BY);
+        }
+    }
+    note(client, answer);
+}
+
+static void put_ones(struct client *client, const struct one *ones) {
+    for (uint32_t i = 0; i < ONES; i++) {
+        if (ones[i].block != NULL) {
+            struct magazine magazine = {.class = 1 + i, .count = 1, .blocks = {ones[i].block}};
+            put_magazine(client, i, &magazine);
+        }
+    }
+}
+
+static void *run_sync(void *argument) {
+    struct client *client = argument;
+    struct one ones[ONES] = {0};
+    for (unsigned round = 0; round < rounds || client->done == 0; round++) {
+        step_sync(client, ones);
+    }
+    put_ones(client, ones);
+    return NULL;
+}
+
+static void test_sync(void) {
+    set_up(2);
+    serves_between = true;
+    launch();
+    start_clients(run_sync);
+    join_clients();
+    finish();
+}
+
+/* Taken back in time, a request is never served; begun, it is waited for. */
+static void *run_one_sync(void *argument) {
+    const struct client *client = argument;
+    void *block = NULL;
+    WAIT_UNTIL(client_take_sync(&server, 4, &block) == ANSWER_DONE);
+    CHECK(block != NULL);
+    hold(client, block);
+    give(client, block);
+    client_put(&server, 0, 4, &block, 1);
+    given(client, block);
+    return NULL;
+}
+
+static void test_sync_is_lost(void) {
+    set_up_running(1);
+    keep_server();
+    void *block = NULL;
+    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
+    CHECK(block == NULL);
+    CHECK(atomic_load(&server.starved));
+    CHECK_EQUAL(atomic_load(&losts), 1);
+    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
+    CHECK_EQUAL(atomic_load(&server.sync.ready), SYNC_NONE);
+    let_server_go();
+    CHECK_EQUAL(blocks_out(), 0);
+
+    struct client client = {.number = 1};
+    gate_close(&at_take);
+    CHECK(pthread_create(&client.thread, NULL, run_one_sync, &client) == 0);
+    WAIT_UNTIL(atomic_load(&at_take.waiting) != 0);
+    uint64_t losses = atomic_load(&server.losses);
+    nap(3 * (long)SHORT_PATIENCE_NS);
+    gate_open(&at_take);
+    CHECK(pthread_join(client.thread, NULL) == 0);
+    CHECK_EQUAL(atomic_load(&server.losses), losses);
+    finish();
+}
+
+/* ---- forks ---- */
+
+/* As the heap's owner does around a fork: of a heap that is lent, its lock. */
+static void before_fork(void) {
+    server_before_fork(&server);
+    if (heap.lent) {
+        lock_acquire(&heap.lock);
+    }
+}
+
+static void after_fork(bool child) {
+    if (heap.lent) {
+        lock_release(&heap.lock);
+    }
+    if (child) {
+        atomic_store(&borrowers, 0);
+        atomic_store(&owner_thread, this_thread());
+    }
+    server_after_fork(&server, child);
+}
+
+/* While it is parked nobody is at the heap, and who holds it so may read and write there. */
+static void *run_parker(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 40; i++) {
+        before_fork();
+        if (!server.left_behind) {
+            uint64_t operations = heap.operations;
+            size_t out = heap.out;
+            for (int look = 0; look < 50; look++) {
+                sched_yield();
+                CHECK_EQUAL(heap.operations, operations);
+                CHECK_EQUAL(heap.out, out);
+            }
+            heap.operations++;
+        }
+        after_fork(false);
+        nap(100000);
+    }
+    return NULL;
+}
+
+static void *run_until_stopped(void *argument) {
+    struct client *client = argument;
+    while (!atomic_load(&stop)) {
+        step(client);
+    }
+    put_everything(client);
+    return NULL;
+}
+
+static void test_parking(void) {
+    set_up(3);
+    serves_between = true;
+    launch();
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    start_clients(run_until_stopped);
+    pthread_t parkers[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&parkers[i], NULL, run_parker, NULL) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_join(parkers[i], NULL) == 0);
+    }
+    atomic_store(&stop, true);
+    join_clients();
+    CHECK_EQUAL(atomic_load(&server.parking), 0);
+    finish();
+}
+
+/* While a thread forks nobody starts a server, whose first steps the child would have half; nor is the heap
+ * lent. */
+static _Atomic(unsigned) operations;
+
+static void *run_first_calls(void *unused) {
+    (void)unused;
+    atomic_store(&owner_thread, this_thread());
+    while (atomic_load(&server.thread) == THREAD_NONE) {
+        struct work work = {0};
+        have_run(CALL_SHORT, do_work, &work);
+        CHECK_EQUAL(work.ran, 1);
+        atomic_fetch_add(&operations, 1);
+    }
+    return NULL;
+}
+
+static void test_no_start_during_a_fork(void) {
+    set_up(1);
+    server_before_fork(&server);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, run_first_calls, NULL) == 0);
+    nap(30000000);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
+    server_after_fork(&server, false);
+    WAIT_UNTIL(atomic_load(&operations) > 0);
+    lock_acquire(&server.fork_lock); /* all that it takes of a fork that borrowers do not wait for */
+    uint32_t before = atomic_load(&operations);
+    bool started = atomic_load(&server.thread) != THREAD_NONE;
+    WAIT_UNTIL(started || atomic_load(&operations) > before + 1000);
+    CHECK(started || atomic_load(&server.thread) == THREAD_NONE);
+    lock_release(&server.fork_lock);
+    CHECK(pthread_join(other, NULL) == 0);
+    WAIT_UNTIL(is_running());
+    CHECK_EQUAL(atomic_load(&settled), 1);
+    finish();
+}
+
+#if defined(__SANITIZE_THREAD__)
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+    return "die_after_fork=0:atexit_sleep_ms=10";
+}
+
+/* Not on the stack of a thread of the parent's: by that ThreadSanitizer knows a thread. */
+static void start_threads_elsewhere(void) {
+    pthread_attr_t attributes;
+    size_t bytes;
+    CHECK(pthread_getattr_default_np(&attributes) == 0);
+    CHECK(pthread_attr_getstacksize(&attributes, &bytes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, 2 * bytes) == 0);
+    CHECK(pthread_setattr_default_np(&attributes) == 0);
+    CHECK(pthread_attr_destroy(&attributes) == 0);
+}
+#else
+static void start_threads_elsewhere(void) {
+}
+#endif
+
+/* Whatever the parent's threads were at, all but what they held, or were just being given, comes back here.
+ */
+static void live_as_child(bool refused) {
+    start_threads_elsewhere();
+    CHECK_EQUAL(atomic_load(&server.phase), heap.lent ? PHASE_LENT : PHASE_NONE);
+    CHECK_EQUAL(atomic_load(&server.thread), THREAD_NONE);
+    check_slots_free();
+    unsigned settled_before = atomic_load(&settled);
+    unsigned lent_before = heap.lendings[LEND_UNTENDED];
+    bool was_lent = heap.lent;
+    atomic_store(&refuses_threads, refused);
+    me.done = 0;
+    for (unsigned round = 0; round < 200 || me.done == 0; round++) {
+        step(&me);
+    }
+    put_everything(&me);
+    if (refused) {
+        CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
+        CHECK(server_stop(&server));
+    } else {
+        stop_server();
+    }
+    CHECK_EQUAL(atomic_load(&settled), settled_before + !refused);
+    CHECK_EQUAL(heap.lendings[LEND_UNTENDED], lent_before + !was_lent);
+    size_t out = 0;
+    size_t on_the_way = 0;
+    for (size_t i = 0; i < heap.count; i++) {
+        const struct block *block = &heap.blocks[i];
+        uint32_t held = atomic_load(&block->held) % 4;
+        CHECK(held != HELD_BY || block->out);
+        out += block->out;
+        on_the_way += block->out && held != HELD_BY;
+    }
+    CHECK_EQUAL(out, heap.out);
+    CHECK(on_the_way <= (size_t)THREADS * MAGAZINE_BLOCKS_MOST);
+    check_slots_free();
+    CHECK(atomic_load(&server.overflow) == NULL);
+    check_lent();
+}
+
+static void test_fork(void) {
+    set_up(3);
+    serves_between = true;
+    launch();
+    struct work work = {0};
+    have_run(CALL_SHORT, do_work, &work);
+    start_clients(run_until_stopped);
+    for (int i = 0; i < 6; i++) {
+        nap(5000000);
+        before_fork();
+        /* A server that the machine keeps from its work is left behind: another time. */
+        bool forks = !server.left_behind;
+        pid_t child = forks ? fork() : -1;
+        CHECK(child >= 0 || !forks);
+        after_fork(child == 0);
+        if (child == 0) {
+            live_as_child(i % 3 == 2);
+            _exit(0);
+        }
+        int status;
+        CHECK(!forks || waitpid(child, &status, 0) == child);
+        CHECK(!forks || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    }
+    atomic_store(&stop, true);
+    join_clients();
+    finish();
+}
+
+/* One that never was started, and one that sleeps. */
+static void test_fork_without_work(void) {
+    set_up(1);
+    for (int i = 0; i < 2; i++) {
+        bool done = false;
+        while (!done) {
+            before_fork();
+            done = !server.left_behind;
+            pid_t child = done ? fork() : -1;
+            after_fork(child == 0);
+            if (child == 0) {
+                start_threads_elsewhere();
+                struct magazine magazine;
+                have_taken(3, &magazine); /* at the heap, which is lent at first */
+                CHECK_EQUAL(heap.lendings[LEND_UNTENDED], i + 1);
+                put_magazine(&me, 0, &magazine);
+                launch();
+                have_taken(3, &magazine);
+                put_magazine(&me, 0, &magazine);
+                finish();
+                _exit(0);
+            }
+            int status;
+            CHECK(!done || waitpid(child, &status, 0) == child);
+            CHECK(!done || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+        }
+        struct work work = {0};
+        if (i == 0) {
+            launch();
+        }
+        have_run(CALL_SHORT, do_work, &work);
+        wait_until_asleep();
+    }
+    finish();
+}
+
+/* One that does not come to be parked: the parent goes on with it, the child without. */
+static void test_fork_with_a_lost_server(void) {
+    set_up(1);
+    struct magazine magazine;
+    take_early(5, &magazine);
+    launch();
+    keep_server();
+    before_fork();
+    CHECK(server.left_behind);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    after_fork(child == 0);
+    if (child == 0) {
+        CHECK(atomic_load(&server.starved));
+        expect_lost();
+        struct work work = {0};
+        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LOST);
+        CHECK_EQUAL(work.ran, 0);
+        put_magazine(&me, 0, &magazine);
+        CHECK(!server_stop(&server));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(!server.left_behind);
+    let_server_go();
+    put_magazine(&me, 0, &magazine);
+    finish();
+}
+
+/* ---- stop ---- */
+
+/* While clients come: each is answered, or told that there is no server any more. */
+static void *run_to_the_end(void *argument) {
+    struct client *client = argument;
+    enum answer answer = ANSWER_DONE;
+    while (answer != ANSWER_LENT) {
+        struct work work = {0};
+        answer = client_run(&server, client->number, CALL_SHORT, do_work, &work);
+        CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
+        client->done += work.ran;
+    }
+    return NULL;
+}
+
+static void test_stop_among_clients(void) {
+    set_up_running(3);
+    start_clients(run_to_the_end);
+    nap(20000000);
+    stop_server();
+    join_clients();
+    CHECK_EQUAL(heap.out, 0);
+    check_lent();
+}
+
+/* ---- the heap is lent ---- */
+
+static void set_up_lending(unsigned endpoints) {
+    set_up(endpoints);
+    server.keeps = false;
+    server.patience_ns = PATIENCE_NS / PATIENCES; /* nobody has a reason to give up */
+    serves_between = true;
+    watches_stock = true;
+}
+
+static bool is_lent(void) {
+    return atomic_load(&server.phase) == PHASE_LENT;
+}
+
+static bool rings_until(bool (*is_so)(void)) {
+    server_ring(&server);
+    return is_so();
+}
+
+static void have_lent(void) {
+    atomic_store(&crowded, true);
+    WAIT_UNTIL(rings_until(is_lent));
+    atomic_store(&crowded, false);
+}
+
+static void have_taken_back(void) {
+    atomic_store(&has_room, true);
+    WAIT_UNTIL(rings_until(is_running));
+    atomic_store(&has_room, false);
+}
+
+static void *run_sync_until_stopped(void *argument) {
+    struct client *client = argument;
+    struct one ones[ONES] = {0};
+    while (!atomic_load(&stop)) {
+        step_sync(client, ones);
+    }
+    put_ones(client, ones);
+    return NULL;
+}
+
+/* Nor do they lose it to forks, for which it is parked. */
+static void test_sync_beside_forks(void) {
+    set_up_lending(2);
+    launch();
+    start_clients(run_sync_until_stopped);
+    for (int i = 0; i < 100; i++) {
+        before_fork();
+        CHECK(!server.left_behind);
+        after_fork(false);
+        nap(100000);
+    }
+    atomic_store(&stop, true);
+    join_clients();
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQUAL(clients[i].lost, 0);
+        CHECK(clients[i].done > 0);
+    }
+    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    finish();
+}
+
+static struct client sync_client = {.number = THREADS + 2, .random = 88172645463325252U};
+
+static void start_all(void) {
+    start_clients(run_until_stopped);
+    CHECK(pthread_create(&sync_client.thread, NULL, run_sync_until_stopped, &sync_client) == 0);
+}
+
+static void stop_all(void) {
+    atomic_store(&stop, true);
+    join_clients();
+    CHECK(pthread_join(sync_client.thread, NULL) == 0);
+    CHECK_EQUAL(sync_client.lost, 0);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        CHECK_EQUAL(clients[i].lost, 0);
+        CHECK(clients[i].done > 0);
+    }
+    CHECK_EQUAL(atomic_load(&server.losses), 0);
+}
+
+#define LENDINGS 40
+
+/* Over and over, among clients: each is served by the server or at the heap, and nobody by neither. */
+static void test_lent_and_taken_back(void) {
+    set_up_lending(3);
+    launch();
+    start_all();
+    uint64_t random = 4711;
+    for (int i = 0; i < LENDINGS; i++) {
+        nap((long)(next_random(&random) % 3000000));
+        have_lent();
+        nap((long)(next_random(&random) % 3000000));
+        have_taken_back();
+    }
+    stop_all();
+    finish();
+    CHECK_EQUAL(heap.lendings[LEND_TENDED], LENDINGS);
+    CHECK_EQUAL(heap.takings, 1 + LENDINGS);
+    CHECK_EQUAL(atomic_load(&settled), 1 + LENDINGS); /* it looks each time which CPU is idle */
+    CHECK(server.counts.calls > 0);
+    CHECK_EQUAL(server.counts.lent, LENDINGS);
+}
+
+/* The same as fast as the server can. */
+static void test_lent_and_taken_back_at_once(void) {
+    set_up_lending(2);
+    launch();
+    start_all();
+    atomic_store(&crowded, true);
+    atomic_store(&has_room, true);
+    for (int i = 0; i < 400; i++) {
+        server_ring(&server);
+        nap(500000);
+    }
+    atomic_store(&crowded, false);
+    have_taken_back();
+    stop_all();
+    finish();
+    CHECK(heap.lendings[LEND_TENDED] > 1);
+    CHECK_EQUAL(heap.takings, 1 + heap.lendings[LEND_TENDED]);
+}
+
+/* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is lent. */
+static void *run_lend(void *unused) {
+    (void)unused;
+    have_lent();
+    return NULL;
+}
+
+static void test_lent_beside_a_client(void) {
+    set_up_lending(1);
+    launch();
+    struct magazine magazine;
+    size_t bytes;
+    have_taken(9, &magazine);
+    WAIT_UNTIL(stock_blocks(&server, &bytes) > 0);
+    endpoint_enter(server_endpoint(&server, 0));
+    bool had_stock = stock_blocks(&server, &bytes) > 0; /* unless a window ended meanwhile */
+    pthread_t lender;
+    CHECK(pthread_create(&lender, NULL, run_lend, NULL) == 0);
+    nap(30000000);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    endpoint_leave(server_endpoint(&server, 0));
+    CHECK(pthread_join(lender, NULL) == 0);
+    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK_EQUAL(heap.out, magazine.count);
+    CHECK(!had_stock || server.counts.unused > 0);
+    put_magazine(&me, 0, &magazine);
+    CHECK_EQUAL(heap.out, 0);
+    finish();
+}
+
+/* While the heap is lent the server tidies it. */
+static void test_lent_heap_is_tidied(void) {
+    set_up_lending(1);
+    launch();
+    have_lent();
+    unsigned before = atomic_load(&ticks);
+    WAIT_UNTIL(atomic_load(&ticks) > before + 2);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
+    finish();
+}
+
+/* A server that is to keep the heap does, however many others there are. */
+static void test_kept_in_a_crowd(void) {
+    set_up_running(1);
+    atomic_store(&crowded, true);
+    unsigned before = atomic_load(&ticks);
+    WAIT_UNTIL(atomic_load(&ticks) > before);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    CHECK_EQUAL(heap.lendings[LEND_TENDED], 0);
+    finish();
+}
+
+/* At its end the heap is given away for good; also if it is lent, among borrowers. */
+static void test_stop_while_lent(void) {
+    set_up_lending(2);
+    launch();
+    start_all();
+    have_lent();
+    nap(5000000);
+    stop_server();
+    nap(5000000);
+    stop_all();
+    check_all_back();
+    check_lent();
+}
+
+/* Of a heap that is lent a fork leaves nothing half done, whatever borrowers and server are at. */
+static void test_fork_while_lent(void) {
+    set_up_lending(3);
+    launch();
+    start_all();
+    for (int i = 0; i < 6; i++) {
+        have_lent();
+        nap(2000000);
+        atomic_store(&has_room, i % 2 == 1); /* it may be just taking the heap back */
+        server_ring(&server);
+        before_fork();
+        CHECK(!server.left_behind);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        after_fork(child == 0);
+        if (child == 0) {
+            server.keeps = true;
+            live_as_child(i % 3 == 2);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        have_taken_back();
+    }
+    stop_all();
+    finish();
+}
+
+/* ---- the beginning ---- */
+
+/* How often somebody came to the heap before a server was started. */
+static unsigned operations_before_start(void) {
+    unsigned count = 0;
+    while (atomic_load(&server.thread) == THREAD_NONE) {
+        struct magazine magazine;
+        CHECK(count < 100000);
+        count += 2;
+        CHECK_EQUAL(take_magazine(&me, 0, 1 + count % 40, &magazine), ANSWER_DONE);
+        put_magazine(&me, 0, &magazine);
+        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], 1);
+    }
+    WAIT_UNTIL(is_running());
+    return count;
+}
+
+/* One that comes to the heap a few times has no thread; one that goes on has; and so has each of its
+ * children.
+ */
+static void test_start_after_operations(void) {
+    set_up(1);
+    unsigned before = operations_before_start();
+    CHECK(before > 20);
+    CHECK_EQUAL(atomic_load(&settled), 1);
+    before_fork();
+    if (!server.left_behind) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        after_fork(child == 0);
+        if (child == 0) {
+            start_threads_elsewhere();
+            heap.lendings[LEND_UNTENDED] = 0;
+            CHECK_EQUAL(operations_before_start(), before);
+            finish();
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    } else {
+        after_fork(false);
+    }
+    finish();
+}
+
+/* What lay in the ring, on the overflow list and in the stock when the process forked goes back to the heap
+ * where the child begins; but calls are their callers', who are not there. */
+static void test_begin_with_records_in_flight(void) {
+    set_up(2);
+    struct magazine magazines[3];
+    struct magazine kept;
+    for (int i = 0; i < 3; i++) {
+        take_early(1, &magazines[i]);
+    }
+    struct block *large = pop(0);
+    large->pages = 1;
+    hold(&me, large);
+    struct block *overflown = pop(7);
+    hold(&me, overflown);
+    launch();
+    have_taken(9, &kept);
+    size_t bytes;
+    wait_until_asleep();
+    /* As if they had come to lie there just now: the server sleeps, and has stock ready. */
+    struct endpoint *endpoint = server_endpoint(&server, 0);
+    for (int i = 0; i < 3; i++) {
+        put_magazine(&me, 0, &magazines[i]);
+    }
+    void *large_block = large;
+    put_one_large(&me, 0, &large_block);
+    struct work work = {0};
+    struct call *call = &server.calls[CALLS - 1];
+    call->kind = CALL_SHORT;
+    call->work = do_work;
+    call->subject = &work;
+    atomic_store(&call->state, CALL_PENDING);
+    CHECK(ring_push(&endpoint->ring, stale_call(0), NULL, 0, true));
+    give(&me, overflown);
+    overflown->link = NULL;
+    atomic_store(&server.overflow, overflown);
+    given(&me, overflown);
+    CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
+    size_t out = heap.out;
+    CHECK(out >= 3 * magazines[0].count + 2 + kept.count);
+
+    before_fork();
+    CHECK(!server.left_behind);
+    bool in_flight = endpoint->ring.tail != endpoint->ring.head;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    after_fork(child == 0);
+    if (child == 0) {
+        start_threads_elsewhere();
+        CHECK(in_flight);
+        CHECK_EQUAL(heap.out, out);
+        CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
+        unsigned lendings = heap.lendings[LEND_UNTENDED];
+        put_magazine(&me, 0, &kept); /* who comes first begins */
+        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], lendings + 1);
+        CHECK_EQUAL(heap.out, 0);
+        CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+        CHECK_EQUAL(work.ran, 0);
+        check_all_back();
+        launch();
+        finish();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    WAIT_UNTIL(atomic_load(&call->state) % CALL_SLEEPING == CALL_DONE);
+    CHECK_EQUAL(work.ran, 1);
+    atomic_store(&call->state, CALL_FREE);
+    put_magazine(&me, 0, &kept);
+    finish();
+}
+
+struct test {
+    const char *name;
+    void (*run)(void);
+};
+
+#define TEST(name) \
+    { #name, test_##name }
+
+static const struct test tests[] = {
+    TEST(many_clients),
+    TEST(short_of_memory),
+    TEST(stock_bounds),
+    TEST(stock_serves),
+    TEST(withdrawal),
+    TEST(full_ring_overflows),
+    TEST(no_slot_left),
+    TEST(abandoned_in_the_midst),
+    TEST(abandoned_before_it_began),
+    TEST(own_work_is_waited_for),
+    TEST(long_work_is_patient),
+    TEST(call_that_cannot_be_sent),
+    TEST(late_to_give_up),
+    TEST(long_work_waits_for_long_work),
+    TEST(put_off_by_a_tick),
+    TEST(sleep_and_wake),
+    TEST(naps),
+    TEST(refused_start),
+    TEST(sync),
+    TEST(sync_is_lost),
+    TEST(parking),
+    TEST(no_start_during_a_fork),
+    TEST(fork),
+    TEST(fork_without_work),
+    TEST(fork_with_a_lost_server),
+    TEST(stop_among_clients),
+    TEST(sync_beside_forks),
+    TEST(lent_and_taken_back),
+    TEST(lent_and_taken_back_at_once),
+    TEST(lent_beside_a_client),
+    TEST(lent_heap_is_tidied),
+    TEST(kept_in_a_crowd),
+    TEST(stop_while_lent),
+    TEST(fork_while_lent),
+    TEST(start_after_operations),
+    TEST(begin_with_records_in_flight),
+};
+
+/* test_server [part of the tests' names [rounds]] */
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const char *part = argc > 1 ? argv[1] : "";
+    rounds = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : rounds;
+    size_classes_fill(&classes, os_page_size());
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        if (strstr(tests[i].name, part) != NULL) {
+            uint64_t start = clock_now_ns();
+            in_child(tests[i].run);
+            printf("%s: %llu ms\n", tests[i].name, (unsigned long long)(clock_now_ns() - start) / 1000000);
+        }
+    }
+    return 0;
+}
