@@ -212,7 +212,7 @@ static void leave(void) {
     }
     if (serves_between && !heap.serving && next_random(&heap.random) % 8 == 0) {
         heap.serving = true;
-        server_serve(&server);
+        server_serve_between(&server);
         heap.serving = false;
     }
     SERVER_CHECK(!heap.lent && !is_borrowed());
@@ -1052,13 +1052,14 @@ static void test_abandoned_in_the_midst(void) {
         have_run(CALL_SHORT, do_work, &work);
         gate_close(&at_take);
         abandon_one(large);
-        CHECK_EQUAL(atomic_load(&losts), 1); /* however often */
         CHECK(atomic_load(&server.starved));
         CHECK(heap.out > 0);
         /* From here on nobody waits. */
         uint64_t losses = atomic_load(&server.losses);
         expect_lost();
         CHECK_EQUAL(atomic_load(&server.losses), losses);
+        /* It is said when it has been so for long, once. */
+        WAIT_UNTIL((expect_lost(), atomic_load(&losts) == 1));
         gate_open(&at_take);
         WAIT_UNTIL(!atomic_load(&server.starved));
         WAIT_UNTIL(blocks_out() == 0);
@@ -1198,7 +1199,7 @@ static void long_work(void *subject) {
     enter();
     SERVER_CHECK(atomic_fetch_add(&long_under_way, 1) == 0);
     while (atomic_load(&shorts_between) == 0 || !server_has_deferred(&server)) {
-        server_serve(&server);
+        server_serve_between(&server);
     }
     atomic_fetch_sub(&long_under_way, 1);
     leave();
@@ -1243,7 +1244,7 @@ static void tick_until_deferred(void) {
     if (atomic_load(&tick_waits) == 1) {
         atomic_store(&tick_waits, 2);
         while (!server_has_deferred(&server) && atomic_load(&tick_waits) == 2) {
-            server_serve(&server);
+            server_serve_between(&server);
         }
         atomic_store(&tick_waits, 0);
     }
@@ -1445,7 +1446,6 @@ static void test_sync_is_lost(void) {
     CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
     CHECK(block == NULL);
     CHECK(atomic_load(&server.starved));
-    CHECK_EQUAL(atomic_load(&losts), 1);
     CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
     CHECK_EQUAL(atomic_load(&server.sync.ready), SYNC_NONE);
     let_server_go();
