@@ -298,19 +298,22 @@ static void free_slot(struct call *call) {
     atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
 }
 
-/* The next magazine, which lies in the server's cache, comes nearer while this one is used. */
-static void prefetch(void *const *blocks, size_t count) {
-    for (size_t i = 0; i < count; i += CACHE_LINE_BYTES / sizeof *blocks) {
-        __builtin_prefetch(blocks + i);
+/* What comes next lies in the server's cache, and comes nearer while this is used. */
+static void prefetch(const void *next, size_t words) {
+    const char *line = next;
+    for (size_t bytes = 0; bytes < words * sizeof(uint64_t); bytes += CACHE_LINE_BYTES) {
+        __builtin_prefetch(line + bytes);
     }
 }
 
-/* For the last that was ready: so that there is more before it is missed, which would cost a wait. What was
- * taken is found later if it is not seen at once. */
-static void wake_if_asleep(struct server *server) {
-    if (atomic_load_explicit(&server->state, memory_order_relaxed) != SERVER_HOT) {
-        server_wake(server);
-    }
+static bool is_filled(const _Atomic(uint64_t) *filled, uint32_t index) {
+    return atomic_load_explicit(filled, memory_order_acquire) == (uint64_t)index + 1;
+}
+
+/* Who takes the last that was ready wakes it, so that there is more before it is missed, which would cost a
+ * wait. What was taken is found later if it is not seen at once. */
+static bool is_asleep(const struct server *server) {
+    return atomic_load_explicit(&server->state, memory_order_relaxed) != SERVER_HOT;
 }
 
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
@@ -326,20 +329,23 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         return ANSWER_LENT;
     }
     uint32_t taken = atomic_load_explicit(&endpoint->taken[class], memory_order_relaxed);
-    uint32_t level = atomic_load_explicit(&endpoint->put[class], memory_order_acquire) - taken;
-    if (level > 0) {
-        size_t batch = server->owner.classes->of[class].batch;
-        memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
-        atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
+    size_t batch = server->owner.classes->of[class].batch;
+    const struct magazine *magazine = server_magazine(server, endpoint, class, taken);
+    while (is_filled(&magazine->filled, taken) && (*got == 0 || *got + batch <= count)) {
+        memcpy(blocks + *got, magazine->blocks, batch * sizeof *blocks);
+        *got += batch;
+        taken++;
+        magazine = server_magazine(server, endpoint, class, taken);
+    }
+    if (*got > 0) {
+        atomic_store_explicit(&endpoint->taken[class], taken, memory_order_release);
         add_one(&endpoint->counts.hits);
-        if (level > 1) {
-            prefetch(server_magazine(server, endpoint, class, taken + 1), batch);
-        }
+        prefetch(magazine, server_magazine_words(server, class));
+        bool wakes = is_asleep(server) && !is_filled(&magazine->filled, taken);
         endpoint_leave(endpoint);
-        if (level == 1) {
-            wake_if_asleep(server);
+        if (wakes) {
+            server_wake(server);
         }
-        *got = batch;
         return ANSWER_DONE;
     }
     add_one(&endpoint->counts.misses);
@@ -360,22 +366,23 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
     return answer;
 }
 
-/* One that is ready, if any is. */
-static void *take_ready(struct endpoint *endpoint, size_t pages, bool *zero, bool *last) {
-    uint32_t place = large_place(pages);
-    struct large_stock *stock = &endpoint->large[place];
+/* One that is ready, if any is. *last: it was the last, and the server sleeps. */
+static void *take_ready(const struct server *server, struct endpoint *endpoint, size_t pages, bool *zero,
+                        bool *last) {
+    struct large_stock *stock = &endpoint->large[large_place(pages)];
     uint32_t taken = atomic_load_explicit(&stock->taken, memory_order_relaxed);
     const struct ready_block *ready = &stock->ready[taken % LARGE_BLOCKS];
-    uint32_t level = atomic_load_explicit(&stock->put, memory_order_acquire) - taken;
-    if (level == 0 || ready->pages != pages) {
+    if (!is_filled(&ready->filled, taken) || ready->pages != pages) {
         add_one(&endpoint->counts.misses);
         return NULL;
     }
     void *block = ready->block;
     *zero = ready->zero;
-    *last = level == 1;
     atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
     add_one(&endpoint->counts.hits);
+    const struct ready_block *next = &stock->ready[(taken + 1) % LARGE_BLOCKS];
+    __builtin_prefetch(next);
+    *last = is_asleep(server) && !is_filled(&next->filled, taken + 1);
     return block;
 }
 
@@ -390,14 +397,14 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
         struct endpoint *endpoint = enter(server, number);
         bool lent = is_lent(server);
         bool last = false;
-        *block = lent ? NULL : take_ready(endpoint, pages, zero, &last);
+        *block = lent ? NULL : take_ready(server, endpoint, pages, zero, &last);
         endpoint_leave(endpoint);
         if (lent) {
             return ANSWER_LENT;
         }
         if (*block != NULL) {
             if (last) {
-                wake_if_asleep(server);
+                server_wake(server);
             }
             return ANSWER_DONE;
         }

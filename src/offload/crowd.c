@@ -5,6 +5,8 @@
 /* So often it looks whether others run on its CPU: that is so if it ran less than that share of the time. */
 #define LOOK_NS 8000000ULL
 #define SHARE   0.85
+/* In so many looks in a row: a thread that has just started may be moved to another CPU soon. */
+#define LOOKS_LEAST 3
 /* All CPUs are busy if the process leaves less than that idle; and there is room if it leaves more than that.
  */
 #define BUSY_IDLE_CPUS 0.15
@@ -30,7 +32,9 @@ bool crowd_is_there(struct crowd *crowd, uint64_t now_ns) {
     double used = (double)(crowd->used_ns - before.used_ns);
     bool disturbed = ran < SHARE * (passed - (double)before.slept_ns);
     bool busy = used > (crowd->cpus - BUSY_IDLE_CPUS) * passed && ran < SHARE * passed;
-    return before.looked_ns != 0 && (disturbed || busy);
+    bool crowded = before.looked_ns != 0 && (disturbed || busy);
+    crowd->crowded_looks = crowded ? before.crowded_looks + 1 : 0;
+    return crowd->crowded_looks >= LOOKS_LEAST;
 }
 
 void crowd_give_way(struct crowd *crowd, uint64_t now_ns) {
@@ -38,6 +42,7 @@ void crowd_give_way(struct crowd *crowd, uint64_t now_ns) {
     crowd->away_ns = most < AWAY_NS_LEAST ? AWAY_NS_LEAST : most;
     crowd->away_until_ns = now_ns + crowd->away_ns;
     look(crowd, now_ns);
+    crowd->crowded_looks = 0;
 }
 
 bool crowd_has_room(struct crowd *crowd, uint64_t now_ns) {

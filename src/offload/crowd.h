@@ -17,7 +17,8 @@ struct crowd {
     uint64_t looked_ns; /* when it looked last; 0: what went before does not count */
     uint64_t ran_ns;    /* what the server, and the process, had run by then */
     uint64_t used_ns;
-    uint64_t slept_ns; /* by the server, since then: for the caller to add to */
+    uint64_t slept_ns;      /* by the server, since then: for the caller to add to */
+    unsigned crowded_looks; /* in a row */
     uint64_t away_until_ns;
     uint64_t away_ns; /* how long the last period was in which it had given way */
 };

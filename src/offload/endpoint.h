@@ -17,13 +17,14 @@
 #include "offload/predictor.h"
 #include "offload/ring.h"
 
-#define STOCK_MAGAZINES 8
+#define STOCK_MAGAZINES 32 /* of a class, at most */
 #define LARGE_PLACES    16
-#define LARGE_BLOCKS    4
+#define LARGE_BLOCKS    8
 
-/* What stock one endpoint may hold: a small block counts as STOCK_CHARGE_LEAST, for the page that it may
- * keep. */
-#define STOCK_BYTES_MOST   ((size_t)4 << 20)
+/* What stock one endpoint may hold, and of one class; but of each class one magazine: a small block counts as
+ * STOCK_CHARGE_LEAST, for the page that it may keep. */
+#define STOCK_BYTES_MOST   ((size_t)6 << 20)
+#define STOCK_CLASS_BYTES  ((size_t)256 << 10)
 #define STOCK_CHARGE_LEAST 512
 
 #define CLASS_WORDS ((SIZE_CLASSES + 63) / 64)
@@ -52,8 +53,18 @@ static inline size_t record_count(uint64_t header) {
     return (size_t)(header >> 32);
 }
 
+/*
+ * A place in a queue of the stock says by itself that it is filled, and for the how manieth time, so that a
+ * client fetches no other line of the server's: one more than the number of what lies there.
+ */
+struct magazine {
+    _Atomic(uint64_t) filled;
+    void *blocks[];
+};
+
 /* A large block that is ready. */
 struct ready_block {
+    _Atomic(uint64_t) filled;
     void *block;
     uint64_t pages;
     bool zero;
@@ -96,7 +107,7 @@ struct endpoint {
 
     struct large_stock large[LARGE_PLACES];
     struct ring ring;
-    void *slots[]; /* of class c from start_of[c] on: STOCK_MAGAZINES times its batch */
+    uint64_t magazines[]; /* of class c from word start_of[c] on */
 };
 
 /*
@@ -115,9 +126,9 @@ static inline void endpoint_leave(struct endpoint *endpoint) {
 /* Waits until nobody is in: for a few instructions of another thread, which may have to get a CPU first. */
 void endpoint_enter(struct endpoint *endpoint);
 
-/* Which place blocks of so many pages have. */
+/* Which place blocks of so many pages have: sizes that are near each other have different ones. */
 static inline uint32_t large_place(uint64_t pages) {
-    return (uint32_t)(pages * 0x9e3779b97f4a7c15ULL >> 60) % LARGE_PLACES;
+    return (uint32_t)(pages % LARGE_PLACES);
 }
 
 #endif

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define PREDICTOR_FIRST 2
+
 /* All zero: nothing is expected. */
 struct predictor {
     uint16_t target; /* to have ready */
@@ -20,7 +22,7 @@ struct predictor {
 
 /* A client wanted one and there was none: the target grows, up to most. */
 static inline void predictor_missed(struct predictor *predictor, uint32_t most) {
-    uint32_t target = predictor->target == 0 ? 1 : 2U * predictor->target;
+    uint32_t target = predictor->target == 0 ? PREDICTOR_FIRST : 2U * predictor->target;
     predictor->target = (uint16_t)(target < most ? target : most);
     predictor->lowest = 0;
     predictor->wanted += predictor->wanted < UINT16_MAX;

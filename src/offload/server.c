@@ -46,9 +46,9 @@ bool server_open(struct server *server, unsigned number) {
 }
 
 bool server_init(struct server *server, unsigned endpoint_count) {
-    uint32_t slots = stock_prepare(server);
+    uint32_t words = stock_prepare(server);
     size_t page = os_page_size();
-    size_t bytes = sizeof(struct endpoint) + slots * sizeof(void *);
+    size_t bytes = sizeof(struct endpoint) + words * sizeof(uint64_t);
     server->endpoint_bytes = (bytes + page - 1) & ~(page - 1);
     server->endpoint_count = endpoint_count;
     size_t lists = endpoint_count * (sizeof *server->open + sizeof *server->is_open);

@@ -77,11 +77,12 @@ struct server {
     size_t endpoint_bytes;
     unsigned endpoint_count;
     uint32_t start_of[SIZE_CLASSES];
-    uint8_t stock_most[SIZE_CLASSES]; /* magazines */
-    uint64_t patience_ns;             /* a client that waited so long serves itself */
-    bool keeps;                       /* never lends the heap while it runs: it was given its CPU */
-    void (*settle)(void);             /* on the server: when it starts, and takes the heap back */
-    void (*lost)(void);               /* a client found the server starved; once */
+    uint8_t stock_depth[SIZE_CLASSES]; /* magazines that there is room for; a power of two */
+    uint8_t stock_most[SIZE_CLASSES];  /* magazines */
+    uint64_t patience_ns;              /* a client that waited so long serves itself */
+    bool keeps;                        /* never lends the heap while it runs: it was given its CPU */
+    void (*settle)(void);              /* on the server: when it starts, and takes the heap back */
+    void (*lost)(void);                /* a client found the server starved; once */
 
     _Atomic(int) phase;           /* enum phase */
     _Atomic(int) thread;          /* enum thread */
@@ -137,10 +138,16 @@ static inline struct endpoint *server_endpoint(const struct server *server, unsi
     return (struct endpoint *)(void *)(server->endpoints + (size_t)number * server->endpoint_bytes);
 }
 
-static inline void **server_magazine(const struct server *server, struct endpoint *endpoint, uint32_t class,
-                                     uint32_t index) {
-    return endpoint->slots + server->start_of[class] +
-           (size_t)(index % STOCK_MAGAZINES) * server->owner.classes->of[class].batch;
+/* A magazine's words: the blocks, and whether it is filled. */
+static inline size_t server_magazine_words(const struct server *server, uint32_t class) {
+    return 1 + (size_t)server->owner.classes->of[class].batch;
+}
+
+static inline struct magazine *server_magazine(const struct server *server, struct endpoint *endpoint,
+                                               uint32_t class, uint32_t index) {
+    return (struct magazine *)(void *)(endpoint->magazines + server->start_of[class] +
+                                       (index & (server->stock_depth[class] - 1U)) *
+                                           server_magazine_words(server, class));
 }
 
 /* From PHASE_NONE on: serves what a parent's clients had sent, and lends the heap. Any thread. */

@@ -19,14 +19,20 @@ static size_t large_charge(const struct server *server, uint64_t pages) {
 
 uint32_t stock_prepare(struct server *server) {
     const struct size_classes *classes = server->owner.classes;
-    uint32_t slots = 0;
+    uint32_t words = 0;
     for (uint32_t class = 1; class < classes->count; ++class) {
-        server->start_of[class] = slots;
-        slots += (uint32_t)STOCK_MAGAZINES * classes->of[class].batch;
-        size_t most = STOCK_BYTES_MOST / 8 / magazine_charge(&classes->of[class]);
-        server->stock_most[class] = (uint8_t)(most < 1 ? 1 : most > STOCK_MAGAZINES ? STOCK_MAGAZINES : most);
+        server->start_of[class] = words;
+        size_t most = STOCK_CLASS_BYTES / magazine_charge(&classes->of[class]);
+        most = most < 2 ? 2 : most > STOCK_MAGAZINES ? STOCK_MAGAZINES : most;
+        size_t depth = 2;
+        while (depth < most) {
+            depth *= 2;
+        }
+        server->stock_most[class] = (uint8_t)most;
+        server->stock_depth[class] = (uint8_t)depth;
+        words += (uint32_t)(depth * server_magazine_words(server, class));
     }
-    return slots;
+    return words;
 }
 
 static uint32_t level_of(const struct endpoint *endpoint, uint32_t class) {
@@ -102,7 +108,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
     const struct size_class *of = &server->owner.classes->of[class];
     uint32_t target = endpoint->predictors[class].target;
     if (endpoint->level_seen[class] >= target ||
-        endpoint->stock_bytes + magazine_charge(of) > STOCK_BYTES_MOST) {
+        (endpoint->level_seen[class] > 0 && endpoint->stock_bytes + magazine_charge(of) > STOCK_BYTES_MOST)) {
         unmark(endpoint->hungry, class);
         return false;
     }
@@ -110,14 +116,16 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
     size_t got = server->owner.take(server->owner.context, class, blocks, of->batch);
     /* Meanwhile more may have been served, also here: from here on nothing else happens. */
     uint32_t put = load(&endpoint->put[class]);
-    if (got < of->batch || level_of(endpoint, class) >= STOCK_MAGAZINES) {
+    if (got < of->batch || level_of(endpoint, class) >= server->stock_depth[class]) {
         unmark(endpoint->hungry, class);
         if (got > 0) {
             server->owner.put(server->owner.context, class, blocks, got);
         }
         return false;
     }
-    memcpy(server_magazine(server, endpoint, class, put), blocks, got * sizeof *blocks);
+    struct magazine *magazine = server_magazine(server, endpoint, class, put);
+    memcpy(magazine->blocks, blocks, got * sizeof *blocks);
+    atomic_store_explicit(&magazine->filled, (uint64_t)put + 1, memory_order_release);
     atomic_store_explicit(&endpoint->put[class], put + 1, memory_order_release);
     add_level(server, endpoint, class);
     server_count(&server->counts.stocked);
@@ -128,7 +136,8 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     struct large_stock *stock = &endpoint->large[place];
     uint64_t pages = stock->pages;
     if (endpoint->large_seen[place] >= stock->predictor.target ||
-        endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
+        (endpoint->large_seen[place] > 0 &&
+         endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST)) {
         endpoint->large_hungry &= ~(1U << place);
         return false;
     }
@@ -142,7 +151,11 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
         }
         return false;
     }
-    stock->ready[put % LARGE_BLOCKS] = (struct ready_block){block, pages, zero};
+    struct ready_block *ready = &stock->ready[put % LARGE_BLOCKS];
+    ready->block = block;
+    ready->pages = pages;
+    ready->zero = zero;
+    atomic_store_explicit(&ready->filled, (uint64_t)put + 1, memory_order_release);
     atomic_store_explicit(&stock->put, put + 1, memory_order_release);
     endpoint->large_seen[place]++;
     endpoint->stock_bytes += large_charge(server, pages);
@@ -199,7 +212,7 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
         bool any = level_of(endpoint, class) > 0;
         if (any) {
             uint32_t taken = load(&endpoint->taken[class]);
-            memcpy(blocks, server_magazine(server, endpoint, class, taken), batch * sizeof *blocks);
+            memcpy(blocks, server_magazine(server, endpoint, class, taken)->blocks, batch * sizeof *blocks);
             atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
         }
         endpoint_leave(endpoint);

@@ -8,7 +8,7 @@
 
 #include "offload/server.h"
 
-/* How much of each class may be ready, and where it lies. Returns the pointers that an endpoint has room for.
+/* How much of each class may be ready, and where it lies. Returns the words that an endpoint needs for it.
  */
 uint32_t stock_prepare(struct server *server);
 

@@ -391,7 +391,7 @@ static void set_up_running(unsigned endpoints) {
 
 /* ---- clients ---- */
 
-struct magazine {
+struct taken_magazine {
     uint32_t class;
     size_t count;
     void *blocks[MAGAZINE_BLOCKS_MOST];
@@ -401,7 +401,7 @@ struct client {
     pthread_t thread;
     uint32_t number; /* from 1 on */
     uint64_t random;
-    struct magazine held[HELD];
+    struct taken_magazine held[HELD];
     void *large[HELD];
     uint64_t done;
     uint64_t lost;
@@ -427,7 +427,7 @@ static void given(const struct client *client, struct block *block) {
     atomic_compare_exchange_strong(&block->held, &mine, NOBODYS);
 }
 
-static void hold_all(const struct client *client, const struct magazine *magazine) {
+static void hold_all(const struct client *client, const struct taken_magazine *magazine) {
     for (size_t i = 0; i < magazine->count; i++) {
         struct block *block = magazine->blocks[i];
         CHECK_EQUAL(block->class, magazine->class);
@@ -451,17 +451,17 @@ static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *sub
 }
 
 static void take_lent(void *subject) {
-    struct magazine *magazine = subject;
+    struct taken_magazine *magazine = subject;
     magazine->count = take(&heap, magazine->class, magazine->blocks, classes.of[magazine->class].batch);
 }
 
 static void put_lent(void *subject) {
-    const struct magazine *magazine = subject;
+    const struct taken_magazine *magazine = subject;
     put(&heap, magazine->class, magazine->blocks, magazine->count);
 }
 
 static enum answer take_magazine(struct client *client, unsigned number, uint32_t class,
-                                 struct magazine *magazine) {
+                                 struct taken_magazine *magazine) {
     size_t batch = classes.of[class].batch;
     magazine->class = class;
     enum answer answer;
@@ -474,7 +474,7 @@ static enum answer take_magazine(struct client *client, unsigned number, uint32_
     return answer == ANSWER_LENT ? ANSWER_DONE : answer;
 }
 
-static void put_magazine(struct client *client, unsigned number, struct magazine *magazine) {
+static void put_magazine(struct client *client, unsigned number, struct taken_magazine *magazine) {
     for (size_t i = 0; i < magazine->count; i++) {
         give(client, magazine->blocks[i]);
     }
@@ -596,7 +596,7 @@ static void note(struct client *client, enum answer answer) {
 
 static void step(struct client *client) {
     unsigned number = (unsigned)next_random(&client->random);
-    struct magazine *magazine = &client->held[number % HELD];
+    struct taken_magazine *magazine = &client->held[number % HELD];
     void **large = &client->large[number % HELD];
     switch (next_random(&client->random) % 8) {
     case 0:
@@ -666,7 +666,7 @@ static void have_run(enum call_kind kind, void (*work)(void *subject), void *sub
     CHECK_EQUAL(answer, ANSWER_DONE);
 }
 
-static void have_taken(uint32_t class, struct magazine *magazine) {
+static void have_taken(uint32_t class, struct taken_magazine *magazine) {
     enum answer answer;
     WAIT_UNTIL((answer = take_magazine(&me, 0, class, magazine)) != ANSWER_LOST);
     CHECK_EQUAL(answer, ANSWER_DONE);
@@ -724,7 +724,7 @@ static void check_all_back(void) {
 
 /* Nobody is asked any more, and nothing done that was not asked for. */
 static void check_lent(void) {
-    struct magazine magazine = {.class = 1};
+    struct taken_magazine magazine = {.class = 1};
     void *large;
     bool zero;
     struct work work = {0};
@@ -784,9 +784,9 @@ static void test_short_of_memory(void) {
         hold(&me, pop(class));
     }
     launch();
-    struct magazine first;
-    struct magazine second;
-    struct magazine third;
+    struct taken_magazine first;
+    struct taken_magazine second;
+    struct taken_magazine third;
     have_taken(class, &first);
     WAIT_UNTIL(take_magazine(&me, 0, class, &second) == ANSWER_DONE);
     CHECK_EQUAL(second.count, 1);
@@ -833,7 +833,7 @@ static void test_stock_bounds(void) {
     set_up(1);
     watches_stock = true;
     launch();
-    static struct magazine taken[SIZE_CLASSES];
+    static struct taken_magazine taken[SIZE_CLASSES];
     for (int turn = 0; turn < 5; turn++) {
         for (uint32_t class = classes.count - 1; class > 0; --class) {
             have_taken(class, &taken[class]);
@@ -864,7 +864,7 @@ static void test_stock_bounds(void) {
 /* One that is taken over and over is ready: then it is taken without a call. */
 static void test_stock_serves(void) {
     set_up_running(1);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     bool served = false;
     for (uint64_t start = clock_now_ns(); !served;) {
         uint64_t hits = client_counts(&server).hits;
@@ -879,7 +879,7 @@ static void test_stock_serves(void) {
 /* What nobody takes any more goes back by itself. */
 static void test_withdrawal(void) {
     set_up_running(2);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     size_t bytes;
     void *large;
     WAIT_UNTIL(take_one_large(&me, 0, 3, 1, &large) == ANSWER_DONE);
@@ -933,7 +933,7 @@ static void let_server_go(void) {
 }
 
 /* Blocks out of the heap before there is a server. */
-static void take_early(uint32_t class, struct magazine *magazine) {
+static void take_early(uint32_t class, struct taken_magazine *magazine) {
     magazine->class = class;
     magazine->count = classes.of[class].batch;
     for (size_t i = 0; i < magazine->count; i++) {
@@ -951,7 +951,7 @@ static uint64_t stale_call(size_t payload) {
 
 static void test_full_ring_overflows(void) {
     set_up(1);
-    static struct magazine magazines[EARLY];
+    static struct taken_magazine magazines[EARLY];
     void *large[4];
     size_t words = 0;
     for (size_t i = 0; i < EARLY; i++) {
@@ -993,7 +993,7 @@ static void test_full_ring_overflows(void) {
 /* As if 128 threads were in a call at once. */
 static void test_no_slot_left(void) {
     set_up_running(1);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     void *large;
     struct work work = {0};
     have_run(CALL_SHORT, do_work, &work);
@@ -1019,7 +1019,7 @@ static void test_no_slot_left(void) {
 /* ---- calls that are given up ---- */
 
 static void expect_lost(void) {
-    struct magazine magazine;
+    struct taken_magazine magazine;
     void *large;
     struct work work = {0};
     CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
@@ -1032,7 +1032,7 @@ static void expect_lost(void) {
 static void abandon_one(bool large) {
     do {
         WAIT_UNTIL(!atomic_load(&server.starved));
-        struct magazine magazine;
+        struct taken_magazine magazine;
         void *block;
         uint64_t losses = atomic_load(&server.losses);
         CHECK_EQUAL(large ? take_one_large(&me, 0, 2, 2, &block) : take_magazine(&me, 0, 7, &magazine),
@@ -1047,7 +1047,7 @@ static void abandon_one(bool large) {
 static void test_abandoned_in_the_midst(void) {
     set_up_running(1);
     struct work work = {0};
-    struct magazine magazine;
+    struct taken_magazine magazine;
     for (int large = 0; large < 2; large++) {
         have_run(CALL_SHORT, do_work, &work);
         gate_close(&at_take);
@@ -1074,7 +1074,7 @@ static void test_abandoned_before_it_began(void) {
     set_up_running(1);
     keep_server();
     uint64_t losses = atomic_load(&server.losses);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     void *large;
     struct work work = {0};
     for (int i = 0; i < 4; i++) {
@@ -1155,7 +1155,7 @@ static void test_call_that_cannot_be_sent(void) {
     struct ring *ring = &server_endpoint(&server, 0)->ring;
     while (ring_push(ring, stale_call(0), NULL, 0, false)) {
     }
-    struct magazine magazine;
+    struct taken_magazine magazine;
     CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
     unsigned free = 0;
     for (size_t i = 0; i < CALLS; i++) {
@@ -1277,7 +1277,7 @@ static void test_put_off_by_a_tick(void) {
 
 static void test_sleep_and_wake(void) {
     set_up(1);
-    static struct magazine small[ABOVE];
+    static struct taken_magazine small[ABOVE];
     size_t batch = classes.of[1].batch;
     size_t each = batch * classes.of[1].size;
     struct work work = {0};
@@ -1309,7 +1309,7 @@ static void test_sleep_and_wake(void) {
     /* A call wakes it. */
     wait_until_asleep();
     wakes = atomic_load(&server.wakes);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     have_taken(3, &magazine);
     CHECK(atomic_load(&server.wakes) > wakes);
 
@@ -1401,7 +1401,7 @@ static void step_sync(struct client *client, struct one *ones) {
 static void put_ones(struct client *client, const struct one *ones) {
     for (uint32_t i = 0; i < ONES; i++) {
         if (ones[i].block != NULL) {
-            struct magazine magazine = {.class = 1 + i, .count = 1, .blocks = {ones[i].block}};
+            struct taken_magazine magazine = {.class = 1 + i, .count = 1, .blocks = {ones[i].block}};
             put_magazine(client, i, &magazine);
         }
     }
@@ -1672,7 +1672,7 @@ static void test_fork_without_work(void) {
             after_fork(child == 0);
             if (child == 0) {
                 start_threads_elsewhere();
-                struct magazine magazine;
+                struct taken_magazine magazine;
                 have_taken(3, &magazine); /* at the heap, which is lent at first */
                 CHECK_EQUAL(heap.lendings[LEND_UNTENDED], i + 1);
                 put_magazine(&me, 0, &magazine);
@@ -1699,7 +1699,7 @@ static void test_fork_without_work(void) {
 /* One that does not come to be parked: the parent goes on with it, the child without. */
 static void test_fork_with_a_lost_server(void) {
     set_up(1);
-    struct magazine magazine;
+    struct taken_magazine magazine;
     take_early(5, &magazine);
     launch();
     keep_server();
@@ -1885,7 +1885,7 @@ static void *run_lend(void *unused) {
 static void test_lent_beside_a_client(void) {
     set_up_lending(1);
     launch();
-    struct magazine magazine;
+    struct taken_magazine magazine;
     size_t bytes;
     have_taken(9, &magazine);
     WAIT_UNTIL(stock_blocks(&server, &bytes) > 0);
@@ -1976,7 +1976,7 @@ static void test_fork_while_lent(void) {
 static unsigned operations_before_start(void) {
     unsigned count = 0;
     while (atomic_load(&server.thread) == THREAD_NONE) {
-        struct magazine magazine;
+        struct taken_magazine magazine;
         CHECK(count < 100000);
         count += 2;
         CHECK_EQUAL(take_magazine(&me, 0, 1 + count % 40, &magazine), ANSWER_DONE);
@@ -2020,8 +2020,8 @@ static void test_start_after_operations(void) {
  * where the child begins; but calls are their callers', who are not there. */
 static void test_begin_with_records_in_flight(void) {
     set_up(2);
-    struct magazine magazines[3];
-    struct magazine kept;
+    struct taken_magazine magazines[3];
+    struct taken_magazine kept;
     for (int i = 0; i < 3; i++) {
         take_early(1, &magazines[i]);
     }
