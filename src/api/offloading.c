@@ -62,8 +62,8 @@ enum offloading offloading_mode(void) {
 
 /* What the server does on the heap. */
 
-static size_t take(void *context, uint32_t class, void **blocks, size_t count) {
-    return governor_take_blocks(context, class, blocks, count);
+static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
+    return governor_take_blocks_ready(context, class, blocks, count, (flags & TAKE_AT_ONCE) == 0);
 }
 
 static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
@@ -71,7 +71,7 @@ static void put(void *context, uint32_t class, void *const *blocks, size_t count
 }
 
 static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
-    void *block = governor_take_large(context, pages, align_pages, zero);
+    void *block = governor_take_large_ready(context, pages, align_pages, zero, (flags & TAKE_AT_ONCE) == 0);
     if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0) {
         governor_populate(context, block, pages);
     }

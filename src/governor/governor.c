@@ -644,11 +644,21 @@ uint64_t governor_misses(const struct governor *governor) {
 }
 
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
+    return governor_take_blocks_ready(governor, class, blocks, count, false);
+}
+
+static void make_ready(void *base, size_t bytes) {
+    os_populate(base, bytes);
+}
+
+size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                                  bool ready) {
     count_miss(governor);
     struct depot *depot = near_depot(governor);
     size_t taken = depot == NULL ? 0 : depot_take(depot, class, blocks, count);
     if (taken == 0) {
         heap_enter(governor);
+        governor->heap.make_ready = ready ? make_ready : NULL;
         taken = heap_take_blocks(&governor->heap, class, blocks, count);
         heap_leave(governor);
     }
@@ -696,10 +706,6 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
-static void make_ready(void *base, size_t bytes) {
-    os_populate(base, bytes);
-}
-
 /*
  * An owner makes a new block resident before its client has it, if all large blocks are touched, so that the
  * client's first touch finds its pages there. Under the heap's lock; clean_pages are those before it was
@@ -707,18 +713,23 @@ static void make_ready(void *base, size_t bytes) {
  */
 static bool is_to_be_ready(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
     bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
-    return governor->owner != NULL && fresh && density_expects_touch(&governor->density) &&
+    return fresh && density_expects_touch(&governor->density) &&
            !heap_large_span(&governor->heap, block)->huge;
 }
 
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
+    return governor_take_large_ready(governor, pages, align_pages, zero, false);
+}
+
+void *governor_take_large_ready(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
+                                bool wants_ready) {
     heap_enter(governor);
     enum run_choice choice = choose_run(governor, pages);
     uint64_t made = governor->heap.runs.huge_pages_made;
     size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
     made = governor->heap.runs.huge_pages_made - made;
-    bool ready = block != NULL && is_to_be_ready(governor, block, *zero, clean_pages);
+    bool ready = wants_ready && block != NULL && is_to_be_ready(governor, block, *zero, clean_pages);
     const char *base = NULL;
     size_t older_pages = 0;
     if (ready) {
@@ -866,7 +877,6 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
     for (unsigned i = 0; i < governor->depot_count; i++) {
         governor->depots[i].owned = true;
     }
-    governor->heap.make_ready = make_ready;
     governor->has_clients = true;
     /* It looks at the clock, as the helper would. */
     if (atomic_exchange_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed) != HELPER_AWAKE) {
@@ -883,7 +893,6 @@ void governor_lend(struct governor *governor, enum lent lent) {
     for (unsigned i = 0; i < governor->depot_count; i++) {
         governor->depots[i].owned = false;
     }
-    governor->heap.make_ready = NULL;
     governor->has_clients = lent != LENT_FOR_GOOD;
     atomic_store_explicit(&governor->helper, helpers[lent], memory_order_relaxed);
 }

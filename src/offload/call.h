@@ -32,7 +32,8 @@ enum call_kind {
 };
 
 enum take_flags {
-    TAKE_ZEROED = 1, /* for calloc */
+    TAKE_ZEROED = 1,  /* for calloc */
+    TAKE_AT_ONCE = 2, /* without being made resident first: somebody waits */
 };
 
 struct call {

@@ -85,8 +85,10 @@ static void overflow(struct server *server, void *const *blocks, size_t count) {
 /* Whether so many bytes more are too many to lie there until the server happens to look. */
 static bool is_backlog(struct endpoint *endpoint, size_t bytes) {
     endpoint->sent_bytes += bytes;
-    return endpoint->sent_bytes - atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed) >
-           BACKLOG_BYTES_MOST;
+    if (endpoint->sent_bytes - endpoint->served_seen > BACKLOG_BYTES_MOST) {
+        endpoint->served_seen = atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed);
+    }
+    return endpoint->sent_bytes - endpoint->served_seen > BACKLOG_BYTES_MOST;
 }
 
 /* A thread that is in an endpoint finds the heap lent, or not, until it leaves. */
@@ -313,7 +315,7 @@ static bool is_filled(const _Atomic(uint64_t) *filled, uint32_t index) {
 /* Who takes the last that was ready wakes it, so that there is more before it is missed, which would cost a
  * wait. What was taken is found later if it is not seen at once. */
 static bool is_asleep(const struct server *server) {
-    return atomic_load_explicit(&server->state, memory_order_relaxed) != SERVER_HOT;
+    return atomic_load_explicit(&server->state, memory_order_relaxed) == SERVER_SLEEPS;
 }
 
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,

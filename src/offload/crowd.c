@@ -5,8 +5,6 @@
 /* So often it looks whether others run on its CPU: that is so if it ran less than that share of the time. */
 #define LOOK_NS 8000000ULL
 #define SHARE   0.85
-/* In so many looks in a row: a thread that has just started may be moved to another CPU soon. */
-#define LOOKS_LEAST 3
 /* All CPUs are busy if the process leaves less than that idle; and there is room if it leaves more than that.
  */
 #define BUSY_IDLE_CPUS 0.15
@@ -34,7 +32,7 @@ bool crowd_is_there(struct crowd *crowd, uint64_t now_ns) {
     bool busy = used > (crowd->cpus - BUSY_IDLE_CPUS) * passed && ran < SHARE * passed;
     bool crowded = before.looked_ns != 0 && (disturbed || busy);
     crowd->crowded_looks = crowded ? before.crowded_looks + 1 : 0;
-    return crowd->crowded_looks >= LOOKS_LEAST;
+    return crowd->crowded_looks >= CROWD_LOOKS;
 }
 
 void crowd_give_way(struct crowd *crowd, uint64_t now_ns) {

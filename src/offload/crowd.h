@@ -11,6 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* It takes so many looks in a row to be sure: a thread that has just started may be moved to another CPU
+ * soon. */
+#define CROWD_LOOKS 3
+
 /* All zero but cpus is the valid initial state. */
 struct crowd {
     unsigned cpus;      /* that the process may use */

@@ -89,7 +89,8 @@ struct endpoint {
     _Alignas(64) _Atomic(uint32_t) borrowers; /* threads that are at the heap while it is lent */
     /* The clients'; who is in. */
     _Alignas(64) _Atomic(bool) entered;
-    uint64_t sent_bytes; /* of freed blocks */
+    uint64_t sent_bytes;  /* of freed blocks */
+    uint64_t served_seen; /* of served_bytes, when it was looked at last */
     struct endpoint_counts counts;
     _Alignas(64) _Atomic(uint32_t) taken[SIZE_CLASSES];
 

@@ -11,13 +11,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PREDICTOR_FIRST 2
+#define PREDICTOR_FIRST  2
+#define PREDICTOR_BEHIND 8
 
 /* All zero: nothing is expected. */
 struct predictor {
     uint16_t target; /* to have ready */
     uint16_t lowest; /* that were ready in this window */
     uint16_t wanted; /* how often anything was taken or missed in this window, as far as it counts */
+    uint16_t missed; /* of that, how often there was none */
 };
 
 /* A client wanted one and there was none: the target grows, up to most. */
@@ -26,6 +28,7 @@ static inline void predictor_missed(struct predictor *predictor, uint32_t most) 
     predictor->target = (uint16_t)(target < most ? target : most);
     predictor->lowest = 0;
     predictor->wanted += predictor->wanted < UINT16_MAX;
+    predictor->missed += predictor->missed < UINT16_MAX;
 }
 
 /* A client took one, which leaves so many. */
@@ -48,7 +51,13 @@ static inline uint32_t predictor_end_window(struct predictor *predictor, uint32_
     }
     predictor->lowest = (uint16_t)(ready - surplus);
     predictor->wanted = 0;
+    predictor->missed = 0;
     return surplus;
+}
+
+/* Whether it falls behind: a client wants more than can be made ready, and waits again and again. */
+static inline bool predictor_falls_behind(const struct predictor *predictor) {
+    return predictor->missed >= PREDICTOR_BEHIND && predictor->missed > predictor->wanted / 4;
 }
 
 static inline bool predictor_is_quiet(const struct predictor *predictor) {

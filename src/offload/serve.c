@@ -42,6 +42,19 @@ static void answer_call(struct server *server, struct call *call) {
     }
 }
 
+/*
+ * Whether a client that waits for a block is better served at once than with all of its pages resident:
+ * unless it waits again and again, and then would fault again and again.
+ */
+static bool is_urgent(const struct endpoint *endpoint, uint32_t class, size_t pages) {
+    if (endpoint == NULL) {
+        return false;
+    }
+    const struct large_stock *stock = &endpoint->large[large_place(pages)];
+    return class != 0 ? !predictor_falls_behind(&endpoint->predictors[class])
+                      : stock->pages != pages || !predictor_falls_behind(&stock->predictor);
+}
+
 static void serve_call(struct server *server, struct endpoint *endpoint, uint32_t slot) {
     struct call *call = &server->calls[slot];
     if (!take_call(call)) {
@@ -54,12 +67,15 @@ static void serve_call(struct server *server, struct endpoint *endpoint, uint32_
     uint32_t class = call->class;
     size_t pages = call->pages;
     bool plain = call->align_pages <= 1;
+    unsigned flags;
     switch (kind) {
     case CALL_BLOCKS:
-        call->count = server->owner.take(context, class, call->blocks, call->count);
+        flags = is_urgent(endpoint, class, 0) ? TAKE_AT_ONCE : 0;
+        call->count = server->owner.take(context, class, call->blocks, call->count, flags);
         break;
     case CALL_LARGE:
-        call->block = server->owner.take_large(context, pages, call->align_pages, call->flags, &call->zero);
+        flags = call->flags | (is_urgent(endpoint, 0, pages) ? TAKE_AT_ONCE : 0);
+        call->block = server->owner.take_large(context, pages, call->align_pages, flags, &call->zero);
         break;
     case CALL_SHORT:
     case CALL_LONG:
@@ -177,7 +193,7 @@ static bool serve_sync(struct server *server) {
     void *context = server->owner.context;
     if (sync->block != NULL) {
         server->owner.put(context, sync->class, &sync->block, 1);
-    } else if (server->owner.take(context, sync->class, &sync->block, 1) == 0) {
+    } else if (server->owner.take(context, sync->class, &sync->block, 1, 0) == 0) {
         sync->block = NULL;
     }
     atomic_store_explicit(&sync->ready, SYNC_NONE, memory_order_relaxed);

@@ -11,9 +11,11 @@
 
 #define STACK_BYTES ((size_t)128 << 10)
 /* Without work it looks around for so long before it naps. */
-#define HOT_NS 200000ULL
-/* The first nap. */
+#define HOT_NS 1000000ULL
+/* The first nap; up to so long a one it comes round soon enough by itself for who has taken the last that was
+ * ready. */
 #define NAP_NS_LEAST 50000ULL
+#define NAP_NS_SHORT 1000000ULL
 #define NAP_NS_MOST  100000000ULL
 /* A window of the predictor. */
 #define WINDOW_NS 100000000ULL
@@ -84,7 +86,8 @@ static bool is_wanted(struct server *server) {
 
 static void sleep_for(struct server *server, uint64_t ns) {
     uint32_t rung = atomic_load_explicit(&server->bell, memory_order_seq_cst);
-    atomic_store_explicit(&server->state, ns == 0 ? SERVER_SLEEPS : SERVER_NAPS, memory_order_seq_cst);
+    atomic_store_explicit(&server->state, ns == 0 || ns > NAP_NS_SHORT ? SERVER_SLEEPS : SERVER_NAPS,
+                          memory_order_seq_cst);
     if (!is_wanted(server)) {
         server_count(&server->counts.naps);
         futex_wait(&server->bell, rung, ns);

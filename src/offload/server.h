@@ -38,7 +38,7 @@ enum lending {
 struct owner {
     void *context;
     const struct size_classes *classes;
-    size_t (*take)(void *context, uint32_t class, void **blocks, size_t count);
+    size_t (*take)(void *context, uint32_t class, void **blocks, size_t count, unsigned flags);
     void (*put)(void *context, uint32_t class, void *const *blocks, size_t count);
     void *(*take_large)(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero);
     void (*put_large)(void *context, void *block);
@@ -94,7 +94,6 @@ struct server {
 
     _Alignas(64) _Atomic(uint32_t) state; /* enum server_state */
     _Atomic(uint32_t) bell;               /* a count of rings */
-    _Alignas(64) _Atomic(uint64_t) beat;  /* grows while it lives */
     _Atomic(bool) starved;                /* a client waited in vain, and the server was not seen since */
     _Atomic(uint64_t) starved_ns;         /* since when */
     _Atomic(uint32_t) parking;            /* enum parking */
@@ -107,8 +106,9 @@ struct server {
     _Atomic(uint64_t) wakes;
     _Atomic(uint64_t) losses; /* times that a client waited in vain */
 
-    /* The server's own. */
-    _Alignas(64) struct server_counts counts;
+    /* The server's own, which others look at only if it makes them wait. */
+    _Alignas(64) _Atomic(uint64_t) beat; /* grows while it lives */
+    struct server_counts counts;
     uint64_t hot_until_ns; /* 0: since the last work nobody looked at the clock */
     uint64_t nap_ns;       /* how long the next nap is */
     uint64_t window_ns;    /* when the window began */

@@ -113,7 +113,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
         return false;
     }
     void *blocks[MAGAZINE_BLOCKS_MOST];
-    size_t got = server->owner.take(server->owner.context, class, blocks, of->batch);
+    size_t got = server->owner.take(server->owner.context, class, blocks, of->batch, 0);
     /* Meanwhile more may have been served, also here: from here on nothing else happens. */
     uint32_t put = load(&endpoint->put[class]);
     if (got < of->batch || level_of(endpoint, class) >= server->stock_depth[class]) {

@@ -707,7 +707,7 @@ static size_t take_fresh(bool touches) {
     own();
     for (size_t i = 0; i < FRESH; i++) {
         bool zero;
-        char *block = governor_take_large(&calm_governor, pages, 1, &zero);
+        char *block = governor_take_large_ready(&calm_governor, pages, 1, &zero, true);
         CHECK(block != NULL && zero);
         bool is_ready = heap_large_span(&calm_governor.heap, block)->ready;
         CHECK_EQUAL(resident_pages(block, FRESH_BYTES), is_ready ? pages : 0);

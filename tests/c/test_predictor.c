@@ -22,7 +22,7 @@ static void test_nothing_is_expected(void) {
 static void test_doubles_with_each_miss(void) {
     for (uint32_t most = 1; most <= MOST; most++) {
         struct predictor predictor = {0};
-        uint32_t expected = 1;
+        uint32_t expected = PREDICTOR_FIRST;
         for (int miss = 0; miss < 6; miss++) {
             predictor_missed(&predictor, most);
             CHECK_EQUAL(predictor.target, least(expected, most));
@@ -88,7 +88,7 @@ static void test_quiet_after_a_window_without_demand(void) {
         CHECK_EQUAL(predictor.lowest, 0);
         /* As new. */
         predictor_missed(&predictor, MOST);
-        CHECK_EQUAL(predictor.target, 1);
+        CHECK_EQUAL(predictor.target, PREDICTOR_FIRST);
     }
 }
 
@@ -99,7 +99,7 @@ static void test_every_state(void) {
         for (uint32_t lowest = 0; lowest <= MOST; lowest++) {
             for (uint32_t wanted = 0; wanted <= 2; wanted++) {
                 for (uint32_t ready = 0; ready <= MOST; ready++) {
-                    struct predictor predictor = {(uint16_t)target, (uint16_t)lowest, (uint16_t)wanted};
+                    struct predictor predictor = {(uint16_t)target, (uint16_t)lowest, (uint16_t)wanted, 0};
                     uint32_t surplus = predictor_end_window(&predictor, ready);
                     CHECK(surplus <= ready);
                     CHECK(wanted == 0 || surplus <= lowest ||

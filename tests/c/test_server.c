@@ -238,7 +238,8 @@ static void push(struct block *block) {
     heap.out--;
 }
 
-static size_t take(void *context, uint32_t class, void **blocks, size_t count) {
+static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
+    SERVER_CHECK((flags & ~(unsigned)TAKE_AT_ONCE) == 0);
     SERVER_CHECK(context == &heap && class > 0 && class < classes.count && count <= MAGAZINE_BLOCKS_MOST);
     enter();
     size_t taken = 0;
@@ -262,7 +263,7 @@ static void put(void *context, uint32_t class, void *const *blocks, size_t count
 }
 
 static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
-    SERVER_CHECK(context == &heap && align_pages > 0 && flags <= TAKE_ZEROED);
+    SERVER_CHECK(context == &heap && align_pages > 0 && flags <= (TAKE_ZEROED | TAKE_AT_ONCE));
     enter();
     struct block *block = pop(0);
     if (block != NULL) {
@@ -452,7 +453,7 @@ static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *sub
 
 static void take_lent(void *subject) {
     struct taken_magazine *magazine = subject;
-    magazine->count = take(&heap, magazine->class, magazine->blocks, classes.of[magazine->class].batch);
+    magazine->count = take(&heap, magazine->class, magazine->blocks, classes.of[magazine->class].batch, 0);
 }
 
 static void put_lent(void *subject) {
@@ -546,7 +547,7 @@ struct one {
 
 static void take_one_lent(void *subject) {
     struct one *one = subject;
-    if (take(&heap, one->class, &one->block, 1) == 0) {
+    if (take(&heap, one->class, &one->block, 1, 0) == 0) {
         one->block = NULL;
     }
 }
@@ -1335,7 +1336,7 @@ static void *run_sleepy(void *argument) {
     for (unsigned round = 0; round < 40 || client->done == 0; round++) {
         struct work work = {0};
         note(client, run_at_heap(client->number, CALL_SHORT, do_work, &work));
-        nap((long)(next_random(&client->random) % 600000));
+        nap((long)(next_random(&client->random) % 12000000));
     }
     return NULL;
 }
