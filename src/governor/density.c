@@ -18,7 +18,7 @@ static bool is_control(const struct density *density) {
     return density->blocks % BLOCKS_PER_CONTROL == 0;
 }
 
-static bool is_dear(const struct density *density) {
+bool density_is_dear(const struct density *density) {
     uint64_t until = atomic_load_explicit(&density->dear_until_ns, memory_order_relaxed);
     return until != 0 && clock_coarse_ns() < until;
 }
@@ -28,7 +28,7 @@ bool density_expects_touch(const struct density *density) {
 }
 
 bool density_is_high(const struct density *density) {
-    return density_expects_touch(density) && !is_dear(density);
+    return density_expects_touch(density) && !density_is_dear(density);
 }
 
 /* Threads that come at once may both lengthen the pause, or end it: it is a guess either way. */

@@ -38,6 +38,10 @@ bool density_is_high(const struct density *density);
  * is said, so that there are some to be judged. Under the heap's lock. */
 bool density_expects_touch(const struct density *density);
 
+/* Whether the last new huge region cost more than small pages would have, and the pause that follows lasts.
+ */
+bool density_is_dear(const struct density *density);
+
 /* Notes a new large block. Returns an older one to be judged, or NULL. Under the heap's lock. */
 const struct span *density_note(struct density *density, const struct heap *heap, void *block);
 

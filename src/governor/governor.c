@@ -31,6 +31,8 @@
 #define DEPOT_MEDIUM_PER_CPU ((size_t)256 << 10)
 #define DEPOT_GROWN_PER_CPU  ((size_t)4 << 20)
 #define DEPOT_GROWN_DIVISOR  4
+/* What a program uses before its slabs may lie in huge regions. */
+#define HUGE_SLABS_BYTES_LEAST ((size_t)16 << 20)
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)256 << 10)
 
@@ -651,6 +653,19 @@ static void make_ready(void *base, size_t bytes) {
     os_populate(base, bytes);
 }
 
+/*
+ * An owner has slabs in huge regions too, once the program is of some size: the pages are touched here, off
+ * its clients' way, and spare them misses of the TLB. Under the heap's lock.
+ */
+static enum run_choice choose_slab_run(const struct governor *governor) {
+    size_t region = governor->heap.runs.huge_pages;
+    bool dense = region != 0 && governor->settings.huge_pages != 0 &&
+                 heap_used_pages(&governor->heap) * page_bytes(governor) >= HUGE_SLABS_BYTES_LEAST &&
+                 !density_is_dear(&governor->density) &&
+                 heap_dirty_pages(&governor->heap) + region <= limit_pages(governor) / 2;
+    return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
+}
+
 size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
                                   bool ready) {
     count_miss(governor);
@@ -659,7 +674,17 @@ size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, voi
     if (taken == 0) {
         heap_enter(governor);
         governor->heap.make_ready = ready ? make_ready : NULL;
+        governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
+                                     : ready                 ? choose_slab_run(governor)
+                                                             : RUN_FOR_LARGE;
+        uint64_t made = governor->heap.runs.huge_pages_made;
         taken = heap_take_blocks(&governor->heap, class, blocks, count);
+        if (governor->heap.runs.huge_pages_made != made && taken > 0) {
+            uint64_t start = clock_thread_ns();
+            *(volatile char *)blocks[0] = 0;
+            density_note_cost(&governor->density, clock_thread_ns() - start,
+                              (double)governor->heap.runs.huge_pages * fault_ns(governor));
+        }
         heap_leave(governor);
     }
     return taken;

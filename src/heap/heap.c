@@ -26,7 +26,10 @@ static bool is_full(const struct heap *heap, const struct span *slab) {
 
 static struct span *new_slab(struct heap *heap, uint32_t class) {
     bool clean;
-    struct span *span = runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, RUN_FOR_ANY, &clean);
+    uint64_t made = heap->runs.huge_pages_made;
+    struct span *span =
+        runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, heap->slab_choice, &clean);
+    heap->dirtied_pages += heap->runs.huge_pages_made - made;
     if (span != NULL) {
         slab_open(heap, span, class, clean);
     }
@@ -332,9 +335,9 @@ static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages
     }
 }
 
-static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages) {
-    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->slab_ages.coldest != NULL) {
-        struct span *slab = heap->slab_ages.coldest;
+static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages, bool huge) {
+    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->slab_ages[huge].coldest != NULL) {
+        struct span *slab = heap->slab_ages[huge].coldest;
         bool was_full = is_full(heap, slab);
         size_t from = 0;
         size_t first;
@@ -365,10 +368,11 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
     pages = pages < most ? pages : most;
     take_runs(heap, batch, pages, false);
     if (depth >= PURGE_SLABS) {
-        take_from_slabs(heap, batch, pages);
+        take_from_slabs(heap, batch, pages, false);
     }
     if (depth >= PURGE_SPLIT) {
         take_runs(heap, batch, pages, true);
+        take_from_slabs(heap, batch, pages, true);
     }
     return batch->pages;
 }

@@ -41,7 +41,7 @@ struct heap {
     struct runs runs;
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
-    struct span_ages slab_ages; /* slabs with free dirty pages */
+    struct span_ages slab_ages[2]; /* slabs with free dirty pages; those in huge regions apart */
     /* Where a free names no block in use: counted, noted for whoever reports it, and misused called unless it
      * is NULL. The heap is intact. */
     void (*misused)(enum misuse kind, const void *pointer);
@@ -51,6 +51,7 @@ struct heap {
     /* Makes pages of slabs resident before their blocks are handed out; NULL: who touches them does. And the
      * stretch of them that waits for it. */
     void (*make_ready)(void *base, size_t bytes);
+    enum run_choice slab_choice; /* where new slabs are to lie */
     uint32_t fresh_page;
     uint32_t fresh_pages;
 
@@ -132,7 +133,8 @@ struct purge_batch {
 enum purge_depth {
     PURGE_RUNS,  /* free runs, and of huge regions only whole ones */
     PURGE_SLABS, /* after those, pages within slabs */
-    PURGE_SPLIT, /* after those, parts of huge regions, for which the kernel must split huge pages */
+    PURGE_SPLIT, /* after those, parts of huge regions, of slabs too, for which the kernel must split huge
+                    pages */
 };
 
 /*

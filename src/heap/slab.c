@@ -9,7 +9,7 @@ static const struct size_class *class_of(const struct heap *heap, const struct s
 /* Counts of free dirty pages: the slab's, the heap's, and the list of slabs that have any. */
 static void add_free_dirty(struct heap *heap, struct span *slab) {
     if (slab->free_dirty_pages++ == 0) {
-        span_ages_append(&heap->slab_ages, slab);
+        span_ages_append(&heap->slab_ages[slab->huge], slab);
     }
     heap->slab_dirty_pages++;
     heap->dirtied_pages++;
@@ -17,7 +17,7 @@ static void add_free_dirty(struct heap *heap, struct span *slab) {
 
 static void drop_free_dirty(struct heap *heap, struct span *slab) {
     if (--slab->free_dirty_pages == 0) {
-        span_ages_remove(&heap->slab_ages, slab);
+        span_ages_remove(&heap->slab_ages[slab->huge], slab);
     }
     heap->slab_dirty_pages--;
 }
@@ -158,7 +158,7 @@ void slab_close(struct heap *heap, struct span *slab) {
     if (slab->free_dirty_pages > 0) {
         heap->slab_dirty_pages -= slab->free_dirty_pages;
         slab->free_dirty_pages = 0;
-        span_ages_remove(&heap->slab_ages, slab);
+        span_ages_remove(&heap->slab_ages[slab->huge], slab);
     }
     uint16_t *users = &space->users_of[slab->page];
     size_t pages = slab->pages;

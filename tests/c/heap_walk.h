@@ -265,7 +265,9 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
     walk_bins(heap);
     CHECK_EQUAL(walk_ages(&heap->runs.dirty_ages, walk_is_dirty_run),
                 walk.runs[RUN_DIRTY] + walk.runs[RUN_HUGE_DIRTY]);
-    CHECK_EQUAL(walk_ages(&heap->slab_ages, walk_is_dirty_slab), walk.slabs_with_dirty);
+    CHECK_EQUAL(walk_ages(&heap->slab_ages[false], walk_is_dirty_slab) +
+                    walk_ages(&heap->slab_ages[true], walk_is_dirty_slab),
+                walk.slabs_with_dirty);
     walk_descriptors(heap, walk.spans, idle);
     CHECK_EQUAL(heap->used_pages, walk.large_pages + walk.slab_used_pages);
     CHECK_EQUAL(heap->claimed_pages, claimed);
