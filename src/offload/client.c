@@ -43,20 +43,16 @@ static enum answer look_at(struct server *server) {
                                           : ANSWER_DONE;
 }
 
-static bool is_open(const struct server *server, unsigned number) {
-    return atomic_load_explicit(&server->is_open[number], memory_order_acquire);
-}
-
 /* An endpoint that now is the caller's: the one of that number, or one beside it, or that one after a wait.
  */
 static struct endpoint *enter(struct server *server, unsigned number) {
     number %= server->endpoint_count;
-    if (!is_open(server, number) && !server_open(server, number)) {
+    if (!server_is_open(server, number) && !server_open(server, number)) {
         number = 0; /* which was opened at the start */
     }
     for (unsigned i = 0; i < TRIES && i < server->endpoint_count; i++) {
         unsigned other = (number + i) % server->endpoint_count;
-        if (is_open(server, other) && endpoint_try(server_endpoint(server, other))) {
+        if (server_is_open(server, other) && endpoint_try(server_endpoint(server, other))) {
             return server_endpoint(server, other);
         }
     }
@@ -91,16 +87,11 @@ static bool is_backlog(struct endpoint *endpoint, size_t bytes) {
     return endpoint->sent_bytes - endpoint->served_seen > BACKLOG_BYTES_MOST;
 }
 
-/* A thread that is in an endpoint finds the heap lent, or not, until it leaves. */
-static bool is_lent(const struct server *server) {
-    return phase_of(server) == PHASE_LENT;
-}
-
 /* Counted before it looks: the server, which says first that it takes the heap back, waits for those that it
  * then finds counted. */
 struct endpoint *client_borrow(struct server *server, unsigned number) {
     number %= server->endpoint_count;
-    struct endpoint *endpoint = server_endpoint(server, is_open(server, number) ? number : 0);
+    struct endpoint *endpoint = server_endpoint(server, server_is_open(server, number) ? number : 0);
     atomic_fetch_add_explicit(&endpoint->borrowers, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&server->phase, memory_order_seq_cst) != PHASE_LENT) {
         client_return(endpoint);
@@ -121,7 +112,7 @@ void client_return(struct endpoint *borrowed) {
 static bool send_freed(struct server *server, unsigned number, uint64_t header, const uint64_t *payload,
                        size_t bytes, void *const *blocks, size_t block_count) {
     struct endpoint *endpoint = enter(server, number);
-    if (is_lent(server)) {
+    if (server_is_lent(server)) {
         endpoint_leave(endpoint);
         return false;
     }
@@ -191,7 +182,7 @@ static enum answer send_call(struct server *server, unsigned number, struct call
     uint64_t start = 0;
     for (;;) {
         struct endpoint *endpoint = enter(server, number);
-        if (is_lent(server)) {
+        if (server_is_lent(server)) {
             endpoint_leave(endpoint);
             return ANSWER_LENT;
         }
@@ -326,7 +317,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
         return answer;
     }
     struct endpoint *endpoint = enter(server, number);
-    if (is_lent(server)) {
+    if (server_is_lent(server)) {
         endpoint_leave(endpoint);
         return ANSWER_LENT;
     }
@@ -397,7 +388,7 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
     }
     if (align_pages <= 1) {
         struct endpoint *endpoint = enter(server, number);
-        bool lent = is_lent(server);
+        bool lent = server_is_lent(server);
         bool last = false;
         *block = lent ? NULL : take_ready(server, endpoint, pages, zero, &last);
         endpoint_leave(endpoint);

@@ -1,14 +1,14 @@
 /*
  * An endpoint: what passes between the clients on one virtual CPU and the server.
  *
- * To the server, in order, through a ring: magazines and large blocks that were freed, what was taken from
- * the stock, and calls. To the clients the stock: for each size class magazines, and for a few sizes large
- * blocks, that the predictor had made ready. The stock's queues are single-producer and single-consumer as
- * the ring is: of each, the server counts what it put, the clients what they took.
+ * To the server, in order, through a ring: magazines and large blocks that were freed, and calls. To the
+ * clients the stock: for each size class magazines, and for a few sizes large blocks, that the predictor had
+ * made ready. The stock's queues are single-producer and single-consumer as the ring is: of each, the server
+ * counts what it put, the clients what they took, and by that the server sees it.
  *
- * The client's side of everything belongs to whoever holds the endpoint's lock; who finds it held goes to
- * another endpoint. So there are as many as CPUs, however many threads; none is anybody's for good, and a
- * thread that ends leaves nothing behind. The server takes the lock to withdraw stock.
+ * The client's side of everything belongs to whoever is in the endpoint; who finds it taken goes to another
+ * one. So there are as many as CPUs, however many threads; none is anybody's for good, and a thread that ends
+ * leaves nothing behind. The server enters to withdraw stock.
  */
 #ifndef CALM_OFFLOAD_ENDPOINT_H
 #define CALM_OFFLOAD_ENDPOINT_H
@@ -21,8 +21,8 @@
 #define LARGE_PLACES    16
 #define LARGE_BLOCKS    8
 
-/* What stock one endpoint may hold, and of one class; but of each class one magazine: a small block counts as
- * STOCK_CHARGE_LEAST, for the page that it may keep. */
+/* What stock one endpoint may hold, but that each class may have one magazine; and what of one class. A small
+ * block counts as STOCK_CHARGE_LEAST, for the page that it may keep. */
 #define STOCK_BYTES_MOST   ((size_t)6 << 20)
 #define STOCK_CLASS_BYTES  ((size_t)256 << 10)
 #define STOCK_CHARGE_LEAST 512
@@ -78,7 +78,7 @@ struct large_stock {
     _Alignas(64) struct ready_block ready[LARGE_BLOCKS];
 };
 
-/* Written under the endpoint's lock, read at any time. */
+/* Written by who is in the endpoint, read at any time. */
 struct endpoint_counts {
     _Atomic(uint64_t) hits;   /* served from the stock */
     _Atomic(uint64_t) misses; /* there was nothing ready */

@@ -29,10 +29,6 @@ static uint32_t load(const _Atomic(uint32_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-static bool is_open(const struct server *server, unsigned number) {
-    return atomic_load_explicit(&server->is_open[number], memory_order_acquire);
-}
-
 bool server_open(struct server *server, unsigned number) {
     lock_acquire(&server->open_lock);
     bool open = atomic_load_explicit(&server->is_open[number], memory_order_relaxed);
@@ -157,7 +153,7 @@ static void take_back(struct server *server) {
     lock_acquire(&server->open_lock);
     atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_seq_cst);
     for (unsigned i = 0; i < server->endpoint_count; i++) {
-        while (is_open(server, i) &&
+        while (server_is_open(server, i) &&
                atomic_load_explicit(&server_endpoint(server, i)->borrowers, memory_order_seq_cst) != 0) {
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
         }
@@ -232,16 +228,12 @@ static bool look_at_requests(struct server *server) {
     return load(&server->stopping) != 0;
 }
 
-static bool is_lent(const struct server *server) {
-    return atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_LENT;
-}
-
 static void run(void *argument) {
     struct server *server = argument;
     server->settle();
     take_back(server);
     for (unsigned pass = 0; !look_at_requests(server); pass++) {
-        if (is_lent(server)) {
+        if (server_is_lent(server)) {
             wait_for_room(server);
             continue;
         }
@@ -263,7 +255,7 @@ static void run(void *argument) {
             rest(server, now);
         }
     }
-    if (is_lent(server)) {
+    if (server_is_lent(server)) {
         take_back(server); /* from whoever is at it */
     }
     lend(server, LEND_FOR_GOOD);
@@ -363,7 +355,7 @@ void server_before_fork(struct server *server) {
     if (!parked) {
         /* It may be in the midst of anything; but a heap that is lent has its locks, and stays lent for now.
          */
-        if (!is_lent(server)) {
+        if (!server_is_lent(server)) {
             atomic_store_explicit(&server->left_behind, true, memory_order_relaxed);
         }
         server_say_lost(server);
@@ -376,7 +368,7 @@ static void start_over(struct server *server) {
         atomic_store_explicit(&server->calls[i].state, CALL_FREE, memory_order_relaxed);
     }
     for (unsigned i = 0; i < server->endpoint_count; i++) {
-        if (is_open(server, i)) {
+        if (server_is_open(server, i)) {
             atomic_store_explicit(&server_endpoint(server, i)->borrowers, 0, memory_order_relaxed);
         }
     }
@@ -399,7 +391,7 @@ static void start_over(struct server *server) {
         atomic_store_explicit(&server->thread, THREAD_NONE, memory_order_relaxed);
         atomic_store_explicit(&server->operations, 0, memory_order_relaxed);
     }
-    if (is_lent(server)) {
+    if (server_is_lent(server)) {
         bool for_good = load(&server->stopping) == STOPPED;
         server->owner.lend(server->owner.context, for_good ? LEND_FOR_GOOD : LEND_UNTENDED);
     } else {

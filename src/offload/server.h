@@ -82,7 +82,7 @@ struct server {
     uint64_t patience_ns;              /* a client that waited so long serves itself */
     bool keeps;                        /* never lends the heap while it runs: it was given its CPU */
     void (*settle)(void);              /* on the server: when it starts, and takes the heap back */
-    void (*lost)(void);                /* a client found the server starved; once */
+    void (*lost)(void);                /* it was starved for long; once */
 
     _Atomic(int) phase;           /* enum phase */
     _Atomic(int) thread;          /* enum thread */
@@ -132,6 +132,15 @@ static inline void server_count(_Atomic(uint64_t) *count) {
 
 /* Makes an endpoint usable. Any thread. False if memory is short; never for number 0. */
 bool server_open(struct server *server, unsigned number);
+
+static inline bool server_is_open(const struct server *server, unsigned number) {
+    return atomic_load_explicit(&server->is_open[number], memory_order_acquire);
+}
+
+/* Whether the heap is everybody's. Who is in an endpoint finds it the same until it leaves, if it is not. */
+static inline bool server_is_lent(const struct server *server) {
+    return atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_LENT;
+}
 
 /* The endpoint of that number. */
 static inline struct endpoint *server_endpoint(const struct server *server, unsigned number) {

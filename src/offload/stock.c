@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define LARGE_READY_DIVISOR 4 /* a large block of more than this part of the bound is never made ready */
+#define LARGE_READY_DIVISOR 6 /* a large block of more than this part of the bound is never made ready */
 
 static uint32_t load(const _Atomic(uint32_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
@@ -76,7 +76,6 @@ static void unmark(uint64_t *words, uint32_t bit) {
     words[bit / 64] &= ~((uint64_t)1 << (bit % 64));
 }
 
-/* What clients took of the stock since the last look. True if they took any. */
 bool stock_scan(const struct server *server, struct endpoint *endpoint) {
     bool took = false;
     for (unsigned word = 0; word < CLASS_WORDS; word++) {
@@ -136,8 +135,7 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     struct large_stock *stock = &endpoint->large[place];
     uint64_t pages = stock->pages;
     if (endpoint->large_seen[place] >= stock->predictor.target ||
-        (endpoint->large_seen[place] > 0 &&
-         endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST)) {
+        endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
         endpoint->large_hungry &= ~(1U << place);
         return false;
     }
@@ -243,7 +241,6 @@ static void withdraw_large(struct server *server, struct endpoint *endpoint, uin
     }
 }
 
-/* The window is over: what nobody wanted goes back. */
 void stock_end_window(struct server *server, struct endpoint *endpoint) {
     for (unsigned word = 0; word < CLASS_WORDS; word++) {
         for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
@@ -312,11 +309,17 @@ size_t stock_blocks(const struct server *server, size_t *bytes) {
 }
 
 size_t stock_blocks_most(const struct server *server, size_t *bytes) {
-    *bytes = server->endpoint_count * STOCK_BYTES_MOST;
-    return server->endpoint_count * (STOCK_BYTES_MOST / STOCK_CHARGE_LEAST);
+    size_t blocks = STOCK_BYTES_MOST / STOCK_CHARGE_LEAST;
+    *bytes = STOCK_BYTES_MOST;
+    for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
+        const struct size_class *of = &server->owner.classes->of[class];
+        blocks += of->batch;
+        *bytes += (size_t)of->batch * of->size;
+    }
+    *bytes *= server->endpoint_count;
+    return blocks * server->endpoint_count;
 }
 
-/* A client had to ask: more is to be ready from now on. */
 void stock_expect(struct server *server, struct endpoint *endpoint, uint32_t class) {
     predictor_missed(&endpoint->predictors[class], server->stock_most[class]);
     mark(endpoint->active, class);
