@@ -184,6 +184,8 @@ static void take_small(void) {
         empty += slots[i].block == NULL;
     }
     wanted = empty < wanted ? empty : wanted;
+    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_DENSE};
+    heap.slab_choice = choices[below(heap.runs.huge_pages > 0 ? 3 : 1)];
     size_t got = heap_take_blocks(&heap, class, blocks, wanted);
     CHECK(got <= wanted);
     seen.refusals += got < wanted;
@@ -862,6 +864,37 @@ static void test_made_ready(void) {
            purges);
 }
 
+/* Pages of slabs in huge regions are given back last: the kernel must split a huge page for them. */
+static void test_slabs_in_huge_regions(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    heap.slab_choice = RUN_FOR_DENSE;
+    /* All but the first and the last block of some slabs, so that these stay. */
+    enum { BLOCKS = 512 };
+    uint32_t class = size_class_of(&classes, 1024);
+    static void *blocks[BLOCKS];
+    CHECK_EQUAL(heap_take_blocks(&heap, class, blocks, BLOCKS), BLOCKS);
+    size_t each = classes.of[class].slab_blocks;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        const struct span *slab = space_span_of(&heap.space, space_page(&heap.space, blocks[i]));
+        CHECK(slab->state == SPAN_SLAB && slab->huge);
+        size_t number = (size_t)((char *)blocks[i] - slab->base) / classes.of[class].size;
+        if (number != 0 && number != each - 1) {
+            heap_put_blocks(&heap, &blocks[i], 1);
+        }
+    }
+    CHECK(heap.slab_dirty_pages > 0);
+    size_t dirty = heap.slab_dirty_pages;
+    heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SLABS);
+    CHECK_EQUAL(heap.slab_dirty_pages, dirty);
+    heap_put_back(&heap, &batch, batch.count);
+    heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT);
+    CHECK_EQUAL(heap.slab_dirty_pages, 0);
+    heap_put_back(&heap, &batch, batch.count);
+    heap_walk(&heap, NULL, 0);
+    end_heap();
+}
+
 /* test_heap [seed] [steps] */
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -882,6 +915,7 @@ int main(int argc, char **argv) {
     in_child(test_limited_data);
     test_idle_descriptors();
     test_moves_leave_no_mappings();
+    test_slabs_in_huge_regions();
     in_child(test_made_ready);
     return 0;
 }
