@@ -58,18 +58,24 @@ def default_path() -> Path:
     return places.user_cache() / "calibration.json"
 
 
-def load(path: Path) -> Calibration:
-    """Reads such a file."""
+def read(path: Path, mark: str, version: int, command: str) -> dict[str, Any]:
+    """What a file of that mark and version holds. command: what writes such files."""
     try:
         data = json.loads(path.read_text())
     except OSError as error:
         raise CalmError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CalmError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict) or "calm_calibration" not in data:
-        raise CalmError(f"{path} is not what `calm calibrate` wrote")
-    if data.pop("calm_calibration") != VERSION:
-        raise CalmError(f"{path} was written by another version of calm: run `calm calibrate` again")
+    if not isinstance(data, dict) or mark not in data:
+        raise CalmError(f"{path} is not what `{command}` wrote")
+    if data.pop(mark) != version:
+        raise CalmError(f"{path} was written by another version of calm: run `{command}` again")
+    return data
+
+
+def load(path: Path) -> Calibration:
+    """Reads such a file."""
+    data = read(path, "calm_calibration", VERSION, "calm calibrate")
     try:
         data["costs"] = Costs(**data["costs"])
         data["residuals"] = [Residual(**each) for each in data["residuals"]]

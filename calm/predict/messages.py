@@ -176,18 +176,7 @@ def default_path() -> Path:
 
 def load(path: Path) -> Messages:
     """Reads such a file; refused where it is of another machine."""
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise CalmError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CalmError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict) or "calm_messages" not in data:
-        raise CalmError(f"{path} is not what `calm calibrate --messages` wrote")
-    if data.pop("calm_messages") != VERSION:
-        raise CalmError(
-            f"{path} was written by another version of calm: run `calm calibrate --messages` again"
-        )
+    data = calibration.read(path, "calm_messages", VERSION, "calm calibrate --messages")
     try:
         found = checked.build(Messages, data)
     except checked.WrongError as error:
