@@ -698,6 +698,11 @@ static struct server_counts counts_now(void) {
     return counts;
 }
 
+static uint64_t stocked_now(void) {
+    struct server_counts counts = counts_now();
+    return counts.stocked;
+}
+
 /* ---- the end ---- */
 
 static void stop_server(void) {
@@ -861,7 +866,7 @@ static void test_stock_bounds(void) {
     size_t bytes;
     CHECK(stock_blocks(&server, &bytes) <= most);
     CHECK(bytes <= most_bytes);
-    CHECK(counts_now().stocked > 0);
+    CHECK(stocked_now() > 0);
     have_run(CALL_LONG, withdraw, NULL);
     CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
     finish();
@@ -890,7 +895,7 @@ static void test_withdrawal(void) {
     void *large;
     WAIT_UNTIL(take_one_large(&me, 0, 3, 1, &large) == ANSWER_DONE);
     have_taken(9, &magazine);
-    WAIT_UNTIL(counts_now().stocked > 0);
+    WAIT_UNTIL(stocked_now() > 0);
     WAIT_UNTIL(stock_blocks(&server, &bytes) == 0 && blocks_out() == magazine.count + 1);
     CHECK_EQUAL(bytes, 0);
     struct server_counts counts = counts_now();
