@@ -47,6 +47,7 @@ check:
 # What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
 # machine.
 check-long: check
+	scripts/lint deep
 	.venv/bin/pytest -q -m long
 	bench/emulated
 	bench/emulated --library build/release/libcalmalloc.so
