@@ -154,8 +154,10 @@ static uint64_t seed(void) {
 static void settle(void) {
     int self = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
     place_look(&survey, TOPOLOGY_MACHINE, self, CPUS_MOST);
-    struct place_choice choice = place_choose(&survey.view, request(), seed());
+    struct place_request wanted = request();
+    struct place_choice choice = place_choose(&survey.view, wanted, seed());
     tell(choice.reason);
+    calm_server.keeps = wanted.kind == PLACE_NUMBER && choice.reason == PLACE_MET;
     if (choice.cpu >= 0) {
         cpu_pin((unsigned)choice.cpu);
     }
@@ -181,10 +183,9 @@ bool offloading_prepare(void) {
     };
     calm_server.patience_ns = (uint64_t)options_offload_patience() * 1000000U;
     calm_server.settle = settle;
-    calm_server.keeps = options_offload_cpu() >= OPTION_OFFLOAD_CPU_FIRST;
     calm_server.lost = lost;
     calm_server.crowd.cpus = cpu_set_count(&survey.view.allowed);
-    if (!server_init(&calm_server, calm_caches.count)) {
+    if (!server_init(&calm_server, calm_caches.count, SPARE_CLASS_BYTES)) {
         mode = OFFLOADING_NONE;
         return false;
     }

@@ -1,5 +1,6 @@
 #include "offload/client.h"
 
+#include "offload/spare.h"
 #include "os/clock.h"
 #include "os/futex.h"
 
@@ -108,14 +109,20 @@ void client_return(struct endpoint *borrowed) {
     atomic_fetch_sub_explicit(&borrowed->borrowers, 1, memory_order_release);
 }
 
-/* A record of freed blocks, or the blocks themselves on the list of what found no room. */
-static bool send_freed(struct server *server, unsigned number, uint64_t header, const uint64_t *payload,
-                       size_t bytes, void *const *blocks, size_t block_count) {
+/* An endpoint that is the caller's, of a heap that is not lent before it leaves. NULL if it is lent. */
+static struct endpoint *enter_running(struct server *server, unsigned number) {
     struct endpoint *endpoint = enter(server, number);
     if (server_is_lent(server)) {
         endpoint_leave(endpoint);
-        return false;
+        return NULL;
     }
+    return endpoint;
+}
+
+/* A record of freed blocks, or the blocks themselves on the list of what found no room. Leaves the endpoint.
+ */
+static void send_freed(struct server *server, struct endpoint *endpoint, uint64_t header,
+                       const uint64_t *payload, size_t bytes, void *const *blocks, size_t block_count) {
     bool urgent = is_backlog(endpoint, bytes);
     bool sent = ring_push(&endpoint->ring, header, payload, record_count(header), urgent);
     if (!sent) {
@@ -129,20 +136,31 @@ static bool send_freed(struct server *server, unsigned number, uint64_t header, 
     if (urgent || !sent) {
         server_wake(server);
     }
-    return true;
 }
 
 bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count) {
-    size_t bytes = count * server->owner.classes->of[class].size;
-    return look_at(server) != ANSWER_LENT &&
-           send_freed(server, number, record_header(RECORD_FREE, class, count),
-                      (const uint64_t *)(const void *)blocks, bytes, blocks, count);
+    struct endpoint *endpoint = look_at(server) == ANSWER_LENT ? NULL : enter_running(server, number);
+    if (endpoint == NULL) {
+        return false;
+    }
+    if (spare_push(server, endpoint, class, blocks, count)) {
+        endpoint_leave(endpoint);
+        return true;
+    }
+    send_freed(server, endpoint, record_header(RECORD_FREE, class, count),
+               (const uint64_t *)(const void *)blocks, count * server->owner.classes->of[class].size, blocks,
+               count);
+    return true;
 }
 
 bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes) {
+    struct endpoint *endpoint = look_at(server) == ANSWER_LENT ? NULL : enter_running(server, number);
+    if (endpoint == NULL) {
+        return false;
+    }
     const uint64_t payload[] = {(uintptr_t)block, bytes};
-    return look_at(server) != ANSWER_LENT &&
-           send_freed(server, number, record_header(RECORD_FREE_LARGE, 0, 2), payload, bytes, &block, 1);
+    send_freed(server, endpoint, record_header(RECORD_FREE_LARGE, 0, 2), payload, bytes, &block, 1);
+    return true;
 }
 
 /* Calls. */
@@ -181,9 +199,8 @@ static enum answer send_call(struct server *server, unsigned number, struct call
     uint64_t header = record_header(record, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
-        struct endpoint *endpoint = enter(server, number);
-        if (server_is_lent(server)) {
-            endpoint_leave(endpoint);
+        struct endpoint *endpoint = enter_running(server, number);
+        if (endpoint == NULL) {
             return ANSWER_LENT;
         }
         bool sent = ring_push(&endpoint->ring, header, NULL, 0, true);
@@ -316,10 +333,14 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
     if (answer == ANSWER_LENT) {
         return answer;
     }
-    struct endpoint *endpoint = enter(server, number);
-    if (server_is_lent(server)) {
-        endpoint_leave(endpoint);
+    struct endpoint *endpoint = enter_running(server, number);
+    if (endpoint == NULL) {
         return ANSWER_LENT;
+    }
+    *got = spare_pop(server, endpoint, class, blocks, count);
+    if (*got > 0) {
+        endpoint_leave(endpoint);
+        return ANSWER_DONE;
     }
     uint32_t taken = atomic_load_explicit(&endpoint->taken[class], memory_order_relaxed);
     size_t batch = server->owner.classes->of[class].batch;
@@ -387,14 +408,13 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
         return answer;
     }
     if (align_pages <= 1) {
-        struct endpoint *endpoint = enter(server, number);
-        bool lent = server_is_lent(server);
-        bool last = false;
-        *block = lent ? NULL : take_ready(server, endpoint, pages, zero, &last);
-        endpoint_leave(endpoint);
-        if (lent) {
+        struct endpoint *endpoint = enter_running(server, number);
+        if (endpoint == NULL) {
             return ANSWER_LENT;
         }
+        bool last = false;
+        *block = take_ready(server, endpoint, pages, zero, &last);
+        endpoint_leave(endpoint);
         if (*block != NULL) {
             if (last) {
                 server_wake(server);

@@ -27,6 +27,9 @@
 #define STOCK_CLASS_BYTES  ((size_t)256 << 10)
 #define STOCK_CHARGE_LEAST 512
 
+/* What the spare of a class may hold. */
+#define SPARE_CLASS_BYTES ((size_t)64 << 10)
+
 #define CLASS_WORDS ((SIZE_CLASSES + 63) / 64)
 
 enum record {
@@ -85,6 +88,12 @@ struct endpoint_counts {
     _Atomic(uint64_t) full;   /* freed past the ring, which had no room */
 };
 
+/* Blocks of a class that wait for who wants them again: see spare.h. */
+struct spare {
+    _Atomic(uint32_t) count;
+    uint32_t least; /* since the window began */
+};
+
 struct endpoint {
     _Alignas(64) _Atomic(uint32_t) borrowers; /* threads that are at the heap while it is lent */
     /* The clients'; who is in. */
@@ -93,6 +102,7 @@ struct endpoint {
     uint64_t served_seen; /* of served_bytes, when it was looked at last */
     struct endpoint_counts counts;
     _Alignas(64) _Atomic(uint32_t) taken[SIZE_CLASSES];
+    struct spare spares[SIZE_CLASSES];
 
     /* The server's. */
     _Alignas(64) _Atomic(uint64_t) served_bytes;
@@ -108,7 +118,7 @@ struct endpoint {
 
     struct large_stock large[LARGE_PLACES];
     struct ring ring;
-    uint64_t magazines[]; /* of class c from word start_of[c] on */
+    uint64_t words[]; /* magazines of class c from word start_of[c] on, its spare from spare_start[c] on */
 };
 
 /*

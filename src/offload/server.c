@@ -1,5 +1,6 @@
 #include "offload/server.h"
 
+#include "offload/spare.h"
 #include "offload/stock.h"
 #include "os/address_space.h"
 #include "os/clock.h"
@@ -43,8 +44,9 @@ bool server_open(struct server *server, unsigned number) {
     return open;
 }
 
-bool server_init(struct server *server, unsigned endpoint_count) {
+bool server_init(struct server *server, unsigned endpoint_count, size_t spare_class_bytes) {
     uint32_t words = stock_prepare(server);
+    words += spare_prepare(server, words, spare_class_bytes);
     size_t page = os_page_size();
     size_t bytes = sizeof(struct endpoint) + words * sizeof(uint64_t);
     server->endpoint_bytes = (bytes + page - 1) & ~(page - 1);
@@ -134,10 +136,13 @@ static void leave_all(struct server *server) {
 static void lend(struct server *server, enum lending lending) {
     stock_withdraw_all(server);
     enter_all(server);
+    server->in_all = true;
+    stock_withdraw_all(server); /* what came meanwhile */
     while (server_serve(server)) {
     }
     server->owner.lend(server->owner.context, lending);
     atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
+    server->in_all = false;
     leave_all(server);
 }
 

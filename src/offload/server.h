@@ -79,10 +79,12 @@ struct server {
     uint32_t start_of[SIZE_CLASSES];
     uint8_t stock_depth[SIZE_CLASSES]; /* magazines that there is room for; a power of two */
     uint8_t stock_most[SIZE_CLASSES];  /* magazines */
+    uint32_t spare_start[SIZE_CLASSES];
+    uint16_t spare_most[SIZE_CLASSES]; /* blocks */
     uint64_t patience_ns;              /* a client that waited so long serves itself */
     bool keeps;                        /* never lends the heap while it runs: it was given its CPU */
-    void (*settle)(void);              /* on the server: when it starts, and takes the heap back */
-    void (*lost)(void);                /* it was starved for long; once */
+    void (*settle)(void); /* on the server, when it starts, and takes the heap back; sets keeps */
+    void (*lost)(void);   /* it was starved for long; once */
 
     _Atomic(int) phase;           /* enum phase */
     _Atomic(int) thread;          /* enum thread */
@@ -115,6 +117,7 @@ struct server {
     struct crowd crowd;
     unsigned depth;                /* of server_serve */
     unsigned next_fed;             /* endpoint */
+    bool in_all;                   /* it is in all endpoints */
     bool idle;                     /* the last tick left nothing to tidy */
     uint64_t deferred[CALL_WORDS]; /* slots of long calls that came in the middle of long work */
 
@@ -122,8 +125,9 @@ struct server {
     struct call calls[CALLS];
 };
 
-/* Room for so many endpoints; owner is filled. False if memory is short. */
-bool server_init(struct server *server, unsigned endpoint_count);
+/* Room for so many endpoints, with spares of so many bytes for each class; owner is filled. False if memory
+ * is short. */
+bool server_init(struct server *server, unsigned endpoint_count, size_t spare_class_bytes);
 
 /* Of the server's own, that others read. */
 static inline void server_count(_Atomic(uint64_t) *count) {
@@ -154,7 +158,7 @@ static inline size_t server_magazine_words(const struct server *server, uint32_t
 
 static inline struct magazine *server_magazine(const struct server *server, struct endpoint *endpoint,
                                                uint32_t class, uint32_t index) {
-    return (struct magazine *)(void *)(endpoint->magazines + server->start_of[class] +
+    return (struct magazine *)(void *)(endpoint->words + server->start_of[class] +
                                        (index & (server->stock_depth[class] - 1U)) *
                                            server_magazine_words(server, class));
 }

@@ -1,5 +1,7 @@
 #include "offload/stock.h"
 
+#include "offload/spare.h"
+
 #include <string.h>
 
 #define LARGE_READY_DIVISOR 6 /* a large block of more than this part of the bound is never made ready */
@@ -193,7 +195,10 @@ bool stock_feed(struct server *server) {
 }
 
 /* Whether the caller is in the endpoint now: of what must go back it waits for who is in. */
-static bool enter(struct endpoint *endpoint, bool waits) {
+static bool enter(const struct server *server, struct endpoint *endpoint, bool waits) {
+    if (server->in_all) {
+        return true;
+    }
     if (waits) {
         endpoint_enter(endpoint);
         return true;
@@ -201,11 +206,17 @@ static bool enter(struct endpoint *endpoint, bool waits) {
     return endpoint_try(endpoint);
 }
 
+static void leave(const struct server *server, struct endpoint *endpoint) {
+    if (!server->in_all) {
+        endpoint_leave(endpoint);
+    }
+}
+
 /* Takes magazines back from the front, as a client would. */
 static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t class, uint32_t count,
                      bool waits) {
     size_t batch = server->owner.classes->of[class].batch;
-    for (; count > 0 && enter(endpoint, waits); count--) {
+    for (; count > 0 && enter(server, endpoint, waits); count--) {
         void *blocks[MAGAZINE_BLOCKS_MOST];
         bool any = level_of(endpoint, class) > 0;
         if (any) {
@@ -213,7 +224,7 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
             memcpy(blocks, server_magazine(server, endpoint, class, taken)->blocks, batch * sizeof *blocks);
             atomic_store_explicit(&endpoint->taken[class], taken + 1, memory_order_release);
         }
-        endpoint_leave(endpoint);
+        leave(server, endpoint);
         if (!any) {
             return;
         }
@@ -225,14 +236,14 @@ static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t 
 static void withdraw_large(struct server *server, struct endpoint *endpoint, uint32_t place, uint32_t count,
                            bool waits) {
     struct large_stock *stock = &endpoint->large[place];
-    for (; count > 0 && enter(endpoint, waits); count--) {
+    for (; count > 0 && enter(server, endpoint, waits); count--) {
         void *block = NULL;
         if (large_level_of(stock) > 0) {
             uint32_t taken = load(&stock->taken);
             block = stock->ready[taken % LARGE_BLOCKS].block;
             atomic_store_explicit(&stock->taken, taken + 1, memory_order_release);
         }
-        endpoint_leave(endpoint);
+        leave(server, endpoint);
         if (block == NULL) {
             return;
         }
@@ -241,7 +252,31 @@ static void withdraw_large(struct server *server, struct endpoint *endpoint, uin
     }
 }
 
+/* What is known not to be wanted goes back, and the next window begins. */
+static void end_spare_window(struct server *server, struct endpoint *endpoint, uint32_t class, bool waits) {
+    void *blocks[MAGAZINE_BLOCKS_MOST];
+    size_t got = 1;
+    while (got > 0 && spare_level(endpoint, class) > 0 && enter(server, endpoint, waits)) {
+        got = spare_take_unwanted(server, endpoint, class, blocks);
+        if (got == 0) {
+            spare_begin_window(endpoint, class);
+        }
+        leave(server, endpoint);
+        if (got > 0) {
+            server->owner.put(server->owner.context, class, blocks, got);
+        }
+    }
+}
+
+static void withdraw_spare(struct server *server, struct endpoint *endpoint, uint32_t class) {
+    end_spare_window(server, endpoint, class, true); /* from now on all that lies there is unwanted */
+    end_spare_window(server, endpoint, class, true);
+}
+
 void stock_end_window(struct server *server, struct endpoint *endpoint) {
+    for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
+        end_spare_window(server, endpoint, class, false);
+    }
     for (unsigned word = 0; word < CLASS_WORDS; word++) {
         for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
             uint32_t class = word * 64 + (uint32_t)__builtin_ctzll(left);
@@ -276,6 +311,7 @@ void stock_withdraw_all(struct server *server) {
             endpoint->predictors[class] = (struct predictor){0};
             withdraw(server, endpoint, class, level_of(endpoint, class), true);
             see_level(server, endpoint, class);
+            withdraw_spare(server, endpoint, class);
         }
         for (uint32_t place = 0; place < LARGE_PLACES; place++) {
             endpoint->large[place].predictor = (struct predictor){0};
@@ -295,6 +331,7 @@ size_t stock_blocks(const struct server *server, size_t *bytes) {
         for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
             const struct size_class *of = &server->owner.classes->of[class];
             size_t held = (size_t)(level_of(endpoint, class) % (STOCK_MAGAZINES + 1)) * of->batch;
+            held += spare_level(endpoint, class);
             blocks += held;
             *bytes += held * of->size;
         }
@@ -313,8 +350,9 @@ size_t stock_blocks_most(const struct server *server, size_t *bytes) {
     *bytes = STOCK_BYTES_MOST;
     for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
         const struct size_class *of = &server->owner.classes->of[class];
-        blocks += of->batch;
-        *bytes += (size_t)of->batch * of->size;
+        size_t most = of->batch + server->spare_most[class];
+        blocks += most;
+        *bytes += most * of->size;
     }
     *bytes *= server->endpoint_count;
     return blocks * server->endpoint_count;

@@ -1,5 +1,6 @@
 /*
- * The stock as the server sees it: what is made ready in the endpoints, on the predictor's word.
+ * The stock as the server sees it: what is made ready in the endpoints, on the predictor's word, and how it
+ * and the spares go back.
  *
  * The server's thread alone, but for what says otherwise.
  */
@@ -23,16 +24,17 @@ bool stock_scan(const struct server *server, struct endpoint *endpoint);
  * if there is nothing to do. */
 bool stock_feed(struct server *server);
 
-/* The window is over: what nobody wanted goes back. */
+/* The window is over: what nobody wanted goes back, of the spares too. */
 void stock_end_window(struct server *server, struct endpoint *endpoint);
 
-/* Takes back all stock, waiting for clients that are at it. */
+/* Takes back all stock and spares, waiting for clients that are at them. */
 void stock_withdraw_all(struct server *server);
 
-/* Blocks that lie ready, a large one counting for its pages, and their bytes, about. Any thread. */
+/* Blocks that lie ready or in spares, a large one counting for its pages, and their bytes, about. Any thread.
+ */
 size_t stock_blocks(const struct server *server, size_t *bytes);
 
-/* The most blocks, and bytes, that could lie ready: a constant for each endpoint. Any thread. */
+/* The most blocks, and bytes, that could lie there: a constant for each endpoint. Any thread. */
 size_t stock_blocks_most(const struct server *server, size_t *bytes);
 
 #endif

@@ -26,6 +26,7 @@
 #define LARGE       64
 #define THREADS     6
 #define HELD        6
+#define AGAIN       100
 #define PATIENCE_NS 60000000000ULL
 /* Of clients that are to lose the server. */
 #define SHORT_PATIENCE_NS 10000000ULL
@@ -33,6 +34,7 @@
 static struct size_classes classes;
 static struct server server;
 static unsigned rounds = 1500;
+static size_t spare_bytes; /* 0, where what is freed is to come to the server */
 
 /* On the server, whose thread the C library does not know. */
 #define SERVER_CHECK(condition) ((condition) ? (void)0 : fail(#condition, __LINE__))
@@ -372,7 +374,7 @@ static void set_up(unsigned endpoints) {
     server.crowd.cpus = 2;
     /* Whoever begins is alone with the heap until it is lent. */
     atomic_store(&owner_thread, this_thread());
-    CHECK(server_init(&server, endpoints));
+    CHECK(server_init(&server, endpoints, spare_bytes));
 }
 
 static bool is_running(void) {
@@ -902,6 +904,26 @@ static void test_withdrawal(void) {
     CHECK_EQUAL(counts.unused + client_counts(&server).hits, counts.stocked);
     put_magazine(&me, 0, &magazine);
     put_one_large(&me, 0, &large);
+    finish();
+}
+
+/* What is freed and wanted again goes to no server; what is not wanted does, by itself. */
+static void test_spares(void) {
+    set_up_running(1);
+    struct taken_magazine magazine;
+    have_taken(9, &magazine);
+    struct server_counts before = counts_now();
+    for (unsigned again = 0; again < AGAIN; again++) {
+        put_magazine(&me, 0, &magazine);
+        have_taken(9, &magazine);
+    }
+    struct server_counts after = counts_now();
+    CHECK(after.records - before.records < AGAIN / 2); /* where this thread was kept from it for windows */
+    put_magazine(&me, 0, &magazine);
+    size_t bytes;
+    CHECK(stock_blocks(&server, &bytes) > 0);
+    WAIT_UNTIL(stock_blocks(&server, &bytes) == 0 && blocks_out() == 0);
+    CHECK_EQUAL(bytes, 0);
     finish();
 }
 
@@ -1916,6 +1938,18 @@ static void test_lent_beside_a_client(void) {
     finish();
 }
 
+/* A heap that is lent has all of its blocks. */
+static void test_spares_when_lent(void) {
+    set_up_lending(1);
+    launch();
+    struct taken_magazine magazine;
+    have_taken(9, &magazine);
+    put_magazine(&me, 0, &magazine);
+    have_lent();
+    CHECK_EQUAL(heap.out, 0);
+    finish();
+}
+
 /* While the heap is lent the server tidies it. */
 static void test_lent_heap_is_tidied(void) {
     set_up_lending(1);
@@ -2102,17 +2136,23 @@ static void test_begin_with_records_in_flight(void) {
 struct test {
     const char *name;
     void (*run)(void);
+    size_t spare_bytes;
 };
 
 #define TEST(name) \
-    { #name, test_##name }
+    { #name, test_##name, 0 }
+#define TEST_WITH_SPARES(name) \
+    { #name "_with_spares", test_##name, SPARE_CLASS_BYTES }
 
 static const struct test tests[] = {
     TEST(many_clients),
+    TEST_WITH_SPARES(many_clients),
     TEST(short_of_memory),
     TEST(stock_bounds),
     TEST(stock_serves),
     TEST(withdrawal),
+    TEST_WITH_SPARES(spares),
+    TEST_WITH_SPARES(spares_when_lent),
     TEST(full_ring_overflows),
     TEST(no_slot_left),
     TEST(abandoned_in_the_midst),
@@ -2131,17 +2171,22 @@ static const struct test tests[] = {
     TEST(parking),
     TEST(no_start_during_a_fork),
     TEST(fork),
+    TEST_WITH_SPARES(fork),
     TEST(fork_without_work),
     TEST(fork_with_a_lost_server),
     TEST(stop_among_clients),
+    TEST_WITH_SPARES(stop_among_clients),
     TEST(sync_beside_forks),
     TEST(lent_and_taken_back),
+    TEST_WITH_SPARES(lent_and_taken_back),
     TEST(lent_and_taken_back_at_once),
+    TEST_WITH_SPARES(lent_and_taken_back_at_once),
     TEST(lent_beside_a_client),
     TEST(lent_heap_is_tidied),
     TEST(kept_in_a_crowd),
     TEST(stop_while_lent),
     TEST(fork_while_lent),
+    TEST_WITH_SPARES(fork_while_lent),
     TEST(start_after_operations),
     TEST(begin_with_records_in_flight),
 };
@@ -2155,6 +2200,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         if (strstr(tests[i].name, part) != NULL) {
             uint64_t start = clock_now_ns();
+            spare_bytes = tests[i].spare_bytes;
             in_child(tests[i].run);
             printf("%s: %llu ms\n", tests[i].name, (unsigned long long)(clock_now_ns() - start) / 1000000);
         }
