@@ -150,6 +150,19 @@ void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero)
     }
 }
 
+/* Has the server do it; or does it at a lent heap. False if the server does not answer. */
+static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *subject) {
+    for (;;) {
+        enum answer answer = client_run(&calm_server, cpu_cache_number(), kind, work, subject);
+        if (answer != ANSWER_LENT) {
+            return answer == ANSWER_DONE;
+        }
+        if (at_lent_heap(work, subject)) {
+            return true;
+        }
+    }
+}
+
 void door_put_large(void *block) {
     struct large this = {&calm_governor, block, 0, 0, false, NULL};
     if (!is_offloaded()) {
@@ -163,24 +176,17 @@ void door_put_large(void *block) {
         return;
     }
     const struct span *span = heap_large_span(&calm_governor.heap, block);
-    size_t bytes = span == NULL ? 0 : (size_t)span->pages << calm_governor.heap.space.page_shift;
+    if (span == NULL) {
+        /* None that is in use: for the heap's owner to say what it is. */
+        run_at_heap(CALL_SHORT, put_large, &this);
+        door_report_misuse();
+        return;
+    }
+    size_t bytes = (size_t)span->pages << calm_governor.heap.space.page_shift;
     while (!client_put_large(&calm_server, cpu_cache_number(), block, bytes)) {
         if (at_lent_heap(put_large, &this)) {
             door_report_misuse();
             return;
-        }
-    }
-}
-
-/* Has the server do it; or does it at a lent heap. False if the server does not answer. */
-static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *subject) {
-    for (;;) {
-        enum answer answer = client_run(&calm_server, cpu_cache_number(), kind, work, subject);
-        if (answer != ANSWER_LENT) {
-            return answer == ANSWER_DONE;
-        }
-        if (at_lent_heap(work, subject)) {
-            return true;
         }
     }
 }

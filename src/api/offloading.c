@@ -10,6 +10,7 @@
 #include "os/lock.h"
 #include "os/syscall.h"
 #include "os/text.h"
+#include "os/thread.h"
 
 struct server calm_server;
 
@@ -63,7 +64,15 @@ enum offloading offloading_mode(void) {
 /* What the server does on the heap. */
 
 static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
-    return governor_take_blocks_ready(context, class, blocks, count, (flags & TAKE_AT_ONCE) == 0);
+    /* A depot may have the rest of a magazine, and the heap what it lacks. */
+    size_t taken = 0;
+    size_t more;
+    do {
+        more = governor_take_blocks_ready(context, class, blocks + taken, count - taken,
+                                          (flags & TAKE_AT_ONCE) == 0);
+        taken += more;
+    } while (more > 0 && taken < count);
+    return taken;
 }
 
 static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
@@ -157,6 +166,8 @@ static void settle(void) {
     struct place_request wanted = request();
     struct place_choice choice = place_choose(&survey.view, wanted, seed());
     tell(choice.reason);
+    thread_leave_files(); /* its own, of /proc and /sys, are to be in nobody's way; it says nothing any more
+                           */
     calm_server.keeps = wanted.kind == PLACE_NUMBER && choice.reason == PLACE_MET;
     if (choice.cpu >= 0) {
         cpu_pin((unsigned)choice.cpu);

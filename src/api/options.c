@@ -206,12 +206,16 @@ static const struct option *find(const char *name, size_t length) {
     return NULL;
 }
 
+/* What a value that is no text stands for; -1 if it is none of the option's. */
+static int parse(const struct option *option, const char *value, size_t length) {
+    return takes_cpu(option)       ? parse_cpu(option, value, length)
+           : option->words != NULL ? word_number(option->words, value, length)
+           : is_bytes(option)      ? parse_bytes(value, length, option->least, option->most)
+                                   : parse_number(value, length, option->least, option->most);
+}
+
 static int set(const struct option *option, const char *value, size_t length) {
-    int number = is_text(option)         ? set_text(value, length, option->most)
-                 : takes_cpu(option)     ? parse_cpu(option, value, length)
-                 : option->words != NULL ? word_number(option->words, value, length)
-                 : is_bytes(option)      ? parse_bytes(value, length, option->least, option->most)
-                                         : parse_number(value, length, option->least, option->most);
+    int number = is_text(option) ? set_text(value, length, option->most) : parse(option, value, length);
     if (number < 0) {
         return EINVAL;
     }
@@ -228,10 +232,7 @@ int options_set(const char *name, const char *value, size_t value_length) {
         return ENOENT;
     }
     if (option->change == CHANGE_AT_START) {
-        int number = is_text(option)     ? 0
-                     : takes_cpu(option) ? parse_cpu(option, value, value_length)
-                                         : word_number(option->words, value, value_length);
-        return number < 0 ? EINVAL : EBUSY;
+        return is_text(option) || parse(option, value, value_length) >= 0 ? EBUSY : EINVAL;
     }
     int error = set(option, value, value_length);
     if (error == 0 && option->value == &profile) {

@@ -92,7 +92,10 @@ static bool is_backlog(struct endpoint *endpoint, size_t bytes) {
  * then finds counted. */
 struct endpoint *client_borrow(struct server *server, unsigned number) {
     number %= server->endpoint_count;
-    struct endpoint *endpoint = server_endpoint(server, server_is_open(server, number) ? number : 0);
+    if (!server_is_open(server, number) && !server_open(server, number)) {
+        number = 0;
+    }
+    struct endpoint *endpoint = server_endpoint(server, number);
     atomic_fetch_add_explicit(&endpoint->borrowers, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&server->phase, memory_order_seq_cst) != PHASE_LENT) {
         client_return(endpoint);
@@ -165,7 +168,7 @@ bool client_put_large(struct server *server, unsigned number, void *block, size_
 
 /* Calls. */
 
-static struct call *claim(struct server *server, unsigned from) {
+static struct call *try_to_claim(struct server *server, unsigned from) {
     for (unsigned i = 0; i < CALLS; i++) {
         struct call *call = &server->calls[(from + i) % CALLS];
         uint32_t free = CALL_FREE;
@@ -176,6 +179,21 @@ static struct call *claim(struct server *server, unsigned from) {
         }
     }
     return NULL;
+}
+
+/* The same, after a while if more threads wait than there are slots; NULL if that lasts. */
+static struct call *claim(struct server *server, unsigned from) {
+    uint64_t start = 0;
+    for (;;) {
+        struct call *call = try_to_claim(server, from);
+        uint64_t now = call == NULL ? clock_now_ns() : 0;
+        start = start == 0 ? now : start;
+        if (call != NULL || now - start > server->patience_ns) {
+            return call;
+        }
+        struct call *taken = &server->calls[from % CALLS];
+        futex_wait(&taken->state, atomic_load_explicit(&taken->state, memory_order_relaxed), FULL_NS);
+    }
 }
 
 /* The server was waited for in vain. */

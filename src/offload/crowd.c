@@ -11,6 +11,9 @@
 #define ROOM_CPUS      0.75
 #define AWAY_NS_LEAST  50000000ULL
 #define AWAY_NS_MOST   3200000000ULL
+/* Back for so many times as long as it was away: what was is no sign of what will be. */
+#define BACK_TIMES 16
+#define LEAST_NS   1000000ULL
 
 static void look(struct crowd *crowd, uint64_t now_ns) {
     crowd->looked_ns = now_ns;
@@ -36,11 +39,19 @@ bool crowd_is_there(struct crowd *crowd, uint64_t now_ns) {
 }
 
 void crowd_give_way(struct crowd *crowd, uint64_t now_ns) {
+    if (crowd->away_ns != 0 && now_ns - crowd->back_ns > BACK_TIMES * crowd->away_ns) {
+        crowd->away_ns = 0;
+    }
     uint64_t most = crowd->away_ns * 2 < AWAY_NS_MOST ? crowd->away_ns * 2 : AWAY_NS_MOST;
     crowd->away_ns = most < AWAY_NS_LEAST ? AWAY_NS_LEAST : most;
     crowd->away_until_ns = now_ns + crowd->away_ns;
     look(crowd, now_ns);
     crowd->crowded_looks = 0;
+}
+
+uint64_t crowd_away_ns(const struct crowd *crowd, uint64_t now_ns, uint64_t most_ns) {
+    uint64_t left = crowd->away_until_ns > now_ns ? crowd->away_until_ns - now_ns : 0;
+    return left < LEAST_NS ? LEAST_NS : left < most_ns ? left : most_ns;
 }
 
 bool crowd_has_room(struct crowd *crowd, uint64_t now_ns) {
@@ -51,5 +62,7 @@ bool crowd_has_room(struct crowd *crowd, uint64_t now_ns) {
     look(crowd, now_ns);
     crowd->away_until_ns = now_ns + crowd->away_ns;
     double used = (double)(crowd->used_ns - before.used_ns) / (double)(now_ns - before.looked_ns + 1);
-    return used < crowd->cpus - ROOM_CPUS;
+    bool room = used < crowd->cpus - ROOM_CPUS;
+    crowd->back_ns = room ? now_ns : crowd->back_ns;
+    return room;
 }

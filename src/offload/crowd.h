@@ -25,6 +25,7 @@ struct crowd {
     unsigned crowded_looks; /* in a row */
     uint64_t away_until_ns;
     uint64_t away_ns; /* how long the last period was in which it had given way */
+    uint64_t back_ns; /* when that was over */
 };
 
 /*
@@ -34,8 +35,11 @@ struct crowd {
  */
 bool crowd_is_there(struct crowd *crowd, uint64_t now_ns);
 
-/* It gives way: for a while, twice as long each time. */
+/* It gives way: for a while, twice as long each time, unless it was back for many times as long. */
 void crowd_give_way(struct crowd *crowd, uint64_t now_ns);
+
+/* How long that while still is, in [1 ms, most]. */
+uint64_t crowd_away_ns(const struct crowd *crowd, uint64_t now_ns, uint64_t most_ns);
 
 /* Whether that while is over, and the process left so much of a CPU idle that the server can have it; if it
  * did not, the while begins again. */

@@ -75,7 +75,7 @@ struct ready_block {
 
 struct large_stock {
     _Alignas(64) _Atomic(uint32_t) put;
-    uint64_t pages; /* the server's: of what it puts here */
+    _Atomic(uint64_t) pages; /* the server's: of what it puts here */
     struct predictor predictor;
     _Alignas(64) _Atomic(uint32_t) taken;
     _Alignas(64) struct ready_block ready[LARGE_BLOCKS];
@@ -136,6 +136,11 @@ static inline void endpoint_leave(struct endpoint *endpoint) {
 
 /* Waits until nobody is in: for a few instructions of another thread, which may have to get a CPU first. */
 void endpoint_enter(struct endpoint *endpoint);
+
+/* What lies there, and is to: the size is the server's to change. Any thread. */
+static inline uint64_t large_pages(const struct large_stock *stock) {
+    return atomic_load_explicit(&stock->pages, memory_order_relaxed);
+}
 
 /* Which place blocks of so many pages have: sizes that are near each other have different ones. */
 static inline uint32_t large_place(uint64_t pages) {

@@ -52,7 +52,7 @@ static bool is_urgent(const struct endpoint *endpoint, uint32_t class, size_t pa
     }
     const struct large_stock *stock = &endpoint->large[large_place(pages)];
     return class != 0 ? !predictor_falls_behind(&endpoint->predictors[class])
-                      : stock->pages != pages || !predictor_falls_behind(&stock->predictor);
+                      : large_pages(stock) != pages || !predictor_falls_behind(&stock->predictor);
 }
 
 static void serve_call(struct server *server, struct endpoint *endpoint, uint32_t slot) {
@@ -229,8 +229,7 @@ bool server_serve_between(struct server *server) {
 bool server_serve(struct server *server) {
     bool worked = false;
     server->depth++;
-    atomic_store_explicit(&server->beat, atomic_load_explicit(&server->beat, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
+    server_beat(server);
     if (atomic_load_explicit(&server->starved, memory_order_relaxed)) {
         atomic_store_explicit(&server->starved, false, memory_order_relaxed);
     }

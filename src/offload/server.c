@@ -160,6 +160,7 @@ static void take_back(struct server *server) {
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         while (server_is_open(server, i) &&
                atomic_load_explicit(&server_endpoint(server, i)->borrowers, memory_order_seq_cst) != 0) {
+            server_beat(server);
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
         }
     }
@@ -170,7 +171,7 @@ static void take_back(struct server *server) {
 
 /* While the heap is lent: tidies it, as the helper of a heap without a server does. */
 static void wait_for_room(struct server *server) {
-    sleep_for(server, NAP_NS_MOST);
+    sleep_for(server, crowd_away_ns(&server->crowd, clock_now_ns(), NAP_NS_MOST));
     /* Nothing is in the rings; but blocks may be on the overflow list. */
     server_serve(server);
     server->idle = server->owner.tick(server->owner.context);
@@ -207,8 +208,9 @@ static void rest(struct server *server, uint64_t now) {
         return;
     }
     bool for_good = server->idle && server->nap_ns >= NAP_NS_MOST;
+    uint64_t start = clock_now_ns(); /* the window's work is over */
     sleep_for(server, for_good ? 0 : server->nap_ns);
-    server->crowd.slept_ns += clock_now_ns() - now;
+    server->crowd.slept_ns += clock_now_ns() - start;
     server->nap_ns = server->nap_ns * 2 < NAP_NS_MOST ? server->nap_ns * 2 : NAP_NS_MOST;
 }
 
@@ -287,8 +289,9 @@ void server_start(struct server *server) {
     if (!lock_try(&server->fork_lock)) {
         return;
     }
-    if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE) {
-        atomic_store_explicit(&server->thread, THREAD_STARTED, memory_order_release);
+    int none = THREAD_NONE;
+    if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_acq_rel,
+                                                memory_order_relaxed)) {
         if (!thread_start(run, server, STACK_BYTES)) {
             atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         }

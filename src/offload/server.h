@@ -134,6 +134,11 @@ static inline void server_count(_Atomic(uint64_t) *count) {
     atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
+/* Shows that it lives. The server's thread alone. */
+static inline void server_beat(struct server *server) {
+    server_count(&server->beat);
+}
+
 /* Makes an endpoint usable. Any thread. False if memory is short; never for number 0. */
 bool server_open(struct server *server, unsigned number);
 

@@ -63,7 +63,7 @@ static void add_level(const struct server *server, struct endpoint *endpoint, ui
 static uint32_t see_large_level(const struct server *server, struct endpoint *endpoint, uint32_t place) {
     struct large_stock *stock = &endpoint->large[place];
     uint32_t level = large_level_of(stock);
-    size_t charge = large_charge(server, stock->pages);
+    size_t charge = large_charge(server, large_pages(stock));
     endpoint->stock_bytes += level * charge;
     endpoint->stock_bytes -= endpoint->large_seen[place] * charge;
     endpoint->large_seen[place] = (uint8_t)level;
@@ -135,7 +135,7 @@ static bool feed_class(struct server *server, struct endpoint *endpoint, uint32_
 
 static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_t place) {
     struct large_stock *stock = &endpoint->large[place];
-    uint64_t pages = stock->pages;
+    uint64_t pages = large_pages(stock);
     if (endpoint->large_seen[place] >= stock->predictor.target ||
         endpoint->stock_bytes + large_charge(server, pages) > STOCK_BYTES_MOST) {
         endpoint->large_hungry &= ~(1U << place);
@@ -144,7 +144,7 @@ static bool feed_large(struct server *server, struct endpoint *endpoint, uint32_
     bool zero;
     void *block = server->owner.take_large(server->owner.context, pages, 1, 0, &zero);
     uint32_t put = load(&stock->put);
-    if (block == NULL || stock->pages != pages || large_level_of(stock) >= LARGE_BLOCKS) {
+    if (block == NULL || large_pages(stock) != pages || large_level_of(stock) >= LARGE_BLOCKS) {
         endpoint->large_hungry &= ~(1U << place);
         if (block != NULL) {
             server->owner.put_large(server->owner.context, block);
@@ -337,7 +337,7 @@ size_t stock_blocks(const struct server *server, size_t *bytes) {
         }
         for (uint32_t place = 0; place < LARGE_PLACES; place++) {
             const struct large_stock *stock = &endpoint->large[place];
-            size_t pages = (large_level_of(stock) % (LARGE_BLOCKS + 1)) * (size_t)stock->pages;
+            size_t pages = (large_level_of(stock) % (LARGE_BLOCKS + 1)) * (size_t)large_pages(stock);
             blocks += pages;
             *bytes += pages * server->owner.page_size;
         }
@@ -354,8 +354,9 @@ size_t stock_blocks_most(const struct server *server, size_t *bytes) {
         blocks += most;
         *bytes += most * of->size;
     }
-    *bytes *= server->endpoint_count;
-    return blocks * server->endpoint_count;
+    size_t opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    *bytes *= opened;
+    return blocks * opened;
 }
 
 void stock_expect(struct server *server, struct endpoint *endpoint, uint32_t class) {
@@ -370,7 +371,7 @@ void stock_expect_large(struct server *server, struct endpoint *endpoint, uint64
     if (large_charge(server, pages) > STOCK_BYTES_MOST / LARGE_READY_DIVISOR) {
         return;
     }
-    if (stock->pages != pages) {
+    if (large_pages(stock) != pages) {
         /* The place is another size's until that is not wanted any more. */
         if (stock->predictor.target > 1) {
             stock->predictor.target /= 2;
@@ -380,7 +381,7 @@ void stock_expect_large(struct server *server, struct endpoint *endpoint, uint64
         if (see_large_level(server, endpoint, place) != 0) {
             return;
         }
-        stock->pages = pages;
+        atomic_store_explicit(&stock->pages, pages, memory_order_relaxed);
         stock->predictor = (struct predictor){0};
     }
     predictor_missed(&stock->predictor, LARGE_BLOCKS);

@@ -17,8 +17,8 @@ static bool is_closing(const struct sync *sync) {
     return atomic_load_explicit(&sync->closing, memory_order_relaxed);
 }
 
-/* One message there and back. False if the server does not answer, or will not before the lock is free. Under
- * the clients' lock. */
+/* One message there and back. False if the server does not answer, which then is known to all, or will not
+ * before the lock is free. Under the clients' lock. */
 static bool exchange(struct server *server, struct sync *sync) {
     atomic_store_explicit(&sync->ready, SYNC_REQUEST, memory_order_seq_cst);
     server_wake(server);
@@ -34,6 +34,7 @@ static bool exchange(struct server *server, struct sync *sync) {
             uint64_t now = clock_now_ns();
             start = start == 0 ? now : start;
             if (now - start > server->patience_ns && take_back(sync)) {
+                client_give_up(server);
                 return false;
             }
         }
@@ -68,17 +69,9 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
 
 enum answer client_take_sync(struct server *server, uint32_t class, void **block) {
     *block = NULL;
-    enum answer answer = ask(server, class, block);
-    if (answer == ANSWER_LOST) {
-        client_give_up(server);
-    }
-    return answer;
+    return ask(server, class, block);
 }
 
 enum answer client_put_sync(struct server *server, uint32_t class, void *block) {
-    enum answer answer = ask(server, class, &block);
-    if (answer == ANSWER_LOST) {
-        client_give_up(server);
-    }
-    return answer;
+    return ask(server, class, &block);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #endif
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/prctl.h>
 
@@ -52,6 +53,15 @@ bool thread_start(void (*body)(void *argument), void *argument, size_t stack_byt
 
 /* What code compiled for threads may read or write around the thread pointer: a canary, errno. */
 #define LOCAL_BYTES ((size_t)16 << 10)
+
+/* Where glibc keeps what it shares with the kernel; below all thread-local storage in newer ones. */
+extern const ptrdiff_t __rseq_offset __attribute__((weak));
+
+static size_t local_bytes(void) {
+    ptrdiff_t below = &__rseq_offset == NULL ? 0 : -__rseq_offset;
+    size_t page = os_page_size();
+    return below <= 0 ? LOCAL_BYTES : LOCAL_BYTES + (((size_t)below + page - 1) & ~(page - 1));
+}
 
 static void enter(void (*body)(void *argument), void *argument) {
     os_syscall(SYS_prctl, PR_SET_NAME, (long)"calmalloc", 0, 0, 0, 0);
@@ -104,12 +114,14 @@ static long clone_thread(const uintptr_t *stack, void *local) {
 }
 
 bool thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes) {
-    char *memory = os_reserve(stack_bytes + 2 * LOCAL_BYTES, os_page_size());
-    if (memory == NULL || !os_commit(memory, stack_bytes + 2 * LOCAL_BYTES)) {
+    size_t below = local_bytes();
+    size_t bytes = stack_bytes + below + LOCAL_BYTES;
+    char *memory = os_reserve(bytes, os_page_size());
+    if (memory == NULL || !os_commit(memory, bytes)) {
         return false;
     }
     /* A thread pointer points to itself. */
-    void **local = (void **)(void *)(memory + stack_bytes + LOCAL_BYTES);
+    void **local = (void **)(void *)(memory + stack_bytes + below);
     *local = local;
     uintptr_t *stack = (uintptr_t *)(void *)(memory + stack_bytes - 64);
     stack[0] = (uintptr_t)body;
@@ -123,10 +135,19 @@ bool thread_start(void (*body)(void *argument), void *argument, size_t stack_byt
     long thread = clone_thread(stack, local);
     os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof all, 0, 0);
     if (thread < 0) {
-        os_release(memory, stack_bytes + 2 * LOCAL_BYTES);
+        os_release(memory, bytes);
         return false;
     }
     return true;
 }
 
 #endif
+
+/* linux/close_range.h */
+#define RANGE_UNSHARED 2
+
+void thread_leave_files(void) {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which report from any thread */
+    os_syscall(SYS_close_range, 0, ~0U, RANGE_UNSHARED, 0, 0, 0);
+#endif
+}
