@@ -112,42 +112,25 @@ struct large {
     size_t align_pages;
     bool zeroed;
     bool *zero;
+    bool populates; /* the caller, once it has left the heap */
 };
+
+static void plan(void *subject) {
+    struct large *this = subject;
+    this->populates = governor_may_populate(this->governor, this->block, this->pages);
+}
 
 static void take_large(void *subject) {
     struct large *this = subject;
     this->block = governor_take_large(this->governor, this->pages, this->align_pages, this->zero);
     if (this->block != NULL && this->zeroed && *this->zero) {
-        governor_populate(this->governor, this->block, this->pages);
+        plan(this);
     }
 }
 
 static void put_large(void *subject) {
     const struct large *this = subject;
     governor_put_large(this->governor, this->block);
-}
-
-void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, zero};
-    if (!is_offloaded()) {
-        take_large(&this);
-        return this.block;
-    }
-    door_report_misuse();
-    for (;;) {
-        enum answer answer = client_take_large(&calm_server, cpu_cache_number(), pages, align_pages,
-                                               zeroed ? TAKE_ZEROED : 0, &this.block, zero);
-        if (answer == ANSWER_LOST) {
-            this.governor = offloading_second();
-            if (this.governor != NULL) {
-                take_large(&this);
-            }
-            return this.block;
-        }
-        if (answer == ANSWER_DONE || at_lent_heap(take_large, &this)) {
-            return this.block;
-        }
-    }
 }
 
 /* Has the server do it; or does it at a lent heap. False if the server does not answer. */
@@ -163,8 +146,46 @@ static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *
     }
 }
 
+static void take_large_offloaded(struct large *this) {
+    door_report_misuse();
+    for (;;) {
+        enum answer answer =
+            client_take_large(&calm_server, cpu_cache_number(), this->pages, this->align_pages,
+                              this->zeroed ? TAKE_ZEROED : 0, &this->block, this->zero);
+        if (answer == ANSWER_LOST) {
+            this->governor = offloading_second();
+            if (this->governor != NULL) {
+                take_large(this);
+            }
+            return;
+        }
+        if (answer == ANSWER_DONE) {
+            if (this->block != NULL && this->zeroed && *this->zero && !offloading_populates(this->pages)) {
+                run_at_heap(CALL_SHORT, plan, this);
+            }
+            return;
+        }
+        if (at_lent_heap(take_large, this)) {
+            return;
+        }
+    }
+}
+
+void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, zero, false};
+    if (is_offloaded()) {
+        take_large_offloaded(&this);
+    } else {
+        take_large(&this);
+    }
+    if (this.populates) {
+        governor_populate(this.governor, this.block, pages);
+    }
+    return this.block;
+}
+
 void door_put_large(void *block) {
-    struct large this = {&calm_governor, block, 0, 0, false, NULL};
+    struct large this = {&calm_governor, block, 0, 0, false, NULL, false};
     if (!is_offloaded()) {
         put_large(&this);
         return;
@@ -199,7 +220,7 @@ static void resize(void *subject) {
 
 void *door_resize_large(void *block, size_t pages) {
     struct large this = {
-        is_second(block) ? offloading_second() : &calm_governor, block, pages, 1, false, NULL};
+        is_second(block) ? offloading_second() : &calm_governor, block, pages, 1, false, NULL, false};
     if (!is_offloaded() || this.governor != &calm_governor) {
         resize(&this);
         return this.block;

@@ -12,6 +12,9 @@
 #include "os/text.h"
 #include "os/thread.h"
 
+/* What a server makes resident while its caller waits, about a quarter of a millisecond's. */
+#define POPULATED_MOST ((size_t)1 << 20)
+
 struct server calm_server;
 
 static enum offloading mode;
@@ -79,9 +82,14 @@ static void put(void *context, uint32_t class, void *const *blocks, size_t count
     governor_put_blocks(context, class, blocks, count);
 }
 
+bool offloading_populates(size_t pages) {
+    return pages * os_page_size() <= POPULATED_MOST;
+}
+
 static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
     void *block = governor_take_large_ready(context, pages, align_pages, zero, (flags & TAKE_AT_ONCE) == 0);
-    if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0) {
+    if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0 && offloading_populates(pages) &&
+        governor_may_populate(context, block, pages)) {
         governor_populate(context, block, pages);
     }
     return block;

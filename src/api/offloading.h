@@ -23,6 +23,10 @@ bool offloading_prepare(void);
 /* The mode, as it was chosen. */
 enum offloading offloading_mode(void);
 
+/* Whether the server makes so large a block resident for a calloc; else who wants it does: as long as it
+ * takes, nobody else is served. */
+bool offloading_populates(size_t pages);
+
 /* The second heap's governor: made when it is first wanted (NULL if memory is short), or only if it was. */
 struct governor *offloading_second(void);
 struct governor *offloading_second_if_made(void);

@@ -52,7 +52,7 @@ static void fill_offload(struct calm_stats *stats) {
 
 /* Of one heap: the second one's are added to the first one's. */
 static void add_heap(struct calm_stats *stats, struct governor *governor) {
-    governor_lock(governor);
+    bool locked = governor_lock(governor);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
     const struct governor_counts *counts = &governor->counts;
@@ -73,7 +73,9 @@ static void add_heap(struct calm_stats *stats, struct governor *governor) {
     stats->heap_locks += governor->heap_locks;
     stats->large_allocations += heap->large_allocations;
     stats->large_moves += heap->moves;
-    governor_unlock(governor);
+    if (locked) {
+        governor_unlock(governor);
+    }
 }
 
 static void fill(void *subject) {

@@ -125,8 +125,9 @@ enum lent {
 void governor_own(struct governor *governor, const struct governor_owner *owner);
 void governor_lend(struct governor *governor, enum lent lent);
 
-/* The heap's lock, for who looks at the figures; nothing to an owner. */
-void governor_lock(struct governor *governor);
+/* The heap's lock, for who looks at the figures. False if there is an owner, who has none: then what is seen
+ * is consistent only to him, and there is nothing to unlock. */
+bool governor_lock(struct governor *governor);
 void governor_unlock(struct governor *governor);
 
 /* What came to light since the last time, up to MISUSE_NOTES; returns how many. */
@@ -154,7 +155,12 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
 void *governor_take_large_ready(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
                                 bool ready);
 
-/* Makes a new block of calloc's, which is clean, resident where that is little beside what is used. */
+/* Whether a new block of calloc's, which is clean, is to be made resident, as that is little beside what is
+ * used: then by governor_populate. */
+bool governor_may_populate(struct governor *governor, void *block, size_t pages);
+
+/* Makes the block resident: needs nothing of the heap, and takes as long as the block is large. Any thread.
+ */
 void governor_populate(struct governor *governor, void *block, size_t pages);
 
 void governor_put_large(struct governor *governor, void *block);

@@ -1,0 +1,117 @@
+/*
+ * Blocks of one class, by the magazine: from the near depot and into it, or else the heap.
+ */
+#include "governor/governor.h"
+
+#include "governor/bound.h"
+#include "governor/fault.h"
+#include "governor/heap_door.h"
+#include "os/address_space.h"
+#include "os/clock.h"
+#include "os/cpus.h"
+
+/* Grown depots hold no more than this part of all pages. */
+#define DEPOT_GROWN_DIVISOR 4
+
+/* What a program uses before its slabs may lie in huge regions. */
+#define HUGE_SLABS_BYTES_LEAST ((size_t)16 << 20)
+
+/* The depot of the thread's node; NULL if there are none. */
+static struct depot *near_depot(struct governor *governor) {
+    if (governor->depot_count == 0) {
+        return NULL;
+    }
+    /* Not where there is but one: the thread that is asked may have no thread-local storage to tell by. */
+    unsigned node = governor->depot_count == 1 ? 0 : cpu_cache_node();
+    return &governor->depots[node < governor->depot_count ? node : 0];
+}
+
+/*
+ * In the counter that goes with the thread: one for all would be a cache line that every CPU fetches for each
+ * magazine. Threads that share one may lose a count.
+ */
+static void count_miss(struct governor *governor) {
+    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
+    _Atomic(uint64_t) *count = &governor->misses[mixed >> 32 & (MISS_COUNTERS - 1)].count;
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+uint64_t governor_misses(const struct governor *governor) {
+    uint64_t misses = 0;
+    for (unsigned i = 0; i < MISS_COUNTERS; i++) {
+        misses += atomic_load_explicit(&governor->misses[i].count, memory_order_relaxed);
+    }
+    return misses;
+}
+
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
+    return governor_take_blocks_ready(governor, class, blocks, count, false);
+}
+
+static void make_ready(void *base, size_t bytes) {
+    os_populate(base, bytes);
+}
+
+/*
+ * An owner has slabs in huge regions too, once the program is of some size: the pages are touched here, off
+ * its clients' way, and spare them misses of the TLB. Under the heap's lock.
+ */
+static enum run_choice choose_slab_run(const struct governor *governor) {
+    size_t region = governor->heap.runs.huge_pages;
+    bool dense = region != 0 && governor->settings.huge_pages != 0 &&
+                 heap_used_pages(&governor->heap) * page_bytes(governor) >= HUGE_SLABS_BYTES_LEAST &&
+                 !density_is_dear(&governor->density) &&
+                 heap_dirty_pages(&governor->heap) + region <= limit_pages(governor) / 2;
+    return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
+}
+
+size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                                  bool ready) {
+    count_miss(governor);
+    struct depot *depot = near_depot(governor);
+    size_t taken = depot == NULL ? 0 : depot_take(depot, class, blocks, count);
+    if (taken == 0) {
+        heap_enter(governor);
+        governor->heap.make_ready = ready ? make_ready : NULL;
+        governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
+                                     : ready                 ? choose_slab_run(governor)
+                                                             : RUN_FOR_LARGE;
+        uint64_t made = governor->heap.runs.huge_pages_made;
+        taken = heap_take_blocks(&governor->heap, class, blocks, count);
+        if (governor->heap.runs.huge_pages_made != made && taken > 0) {
+            uint64_t start = clock_thread_ns();
+            *(volatile char *)blocks[0] = 0;
+            density_note_cost(&governor->density, clock_thread_ns() - start,
+                              (double)governor->heap.runs.huge_pages * fault_ns(governor));
+        }
+        heap_leave(governor);
+    }
+    return taken;
+}
+
+void governor_put_to_heap(void *context, void *const *blocks, size_t count) {
+    struct governor *governor = context;
+    heap_enter(governor);
+    heap_put_blocks(&governor->heap, blocks, count);
+    heap_leave(governor);
+}
+
+/* What the depots may grow to. Under the heap's lock. */
+static size_t depot_wanted(const struct governor *governor) {
+    size_t pages = heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
+    return pages * page_bytes(governor) / DEPOT_GROWN_DIVISOR / governor->depot_count;
+}
+
+void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
+    count_miss(governor);
+    struct depot *depot = near_depot(governor);
+    if (depot != NULL && depot_put(depot, class, blocks, count)) {
+        return;
+    }
+    heap_enter(governor);
+    heap_put_blocks(&governor->heap, blocks, count);
+    if (depot != NULL) {
+        depot_grow(depot, class, depot_wanted(governor));
+    }
+    heap_leave(governor);
+}

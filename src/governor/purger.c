@@ -1,0 +1,205 @@
+#include "governor/purger.h"
+
+#include "governor/bound.h"
+#include "governor/heap_lock.h"
+#include "os/clock.h"
+#include "os/purge.h"
+
+/* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1; under the adaptive
+ * policy, which gives back later what nobody wants, more. */
+#define KEEP_PAPER    0.25
+#define KEEP_ADAPTIVE 0.75
+
+#define RETRY_NS_LEAST 10000000ULL
+#define RETRY_NS_MOST  60000000000ULL
+
+bool purger_try(struct governor *governor) {
+    if (governor->owner == NULL) {
+        return lock_try(&governor->purge_lock);
+    }
+    bool free = !governor->purging;
+    governor->purging = true;
+    return free;
+}
+
+bool purger_enter(struct governor *governor) {
+    if (governor->owner == NULL) {
+        lock_acquire(&governor->purge_lock);
+        return true;
+    }
+    return purger_try(governor);
+}
+
+void purger_leave(struct governor *governor) {
+    if (governor->owner != NULL) {
+        governor->purging = false;
+    } else {
+        lock_release(&governor->purge_lock);
+    }
+}
+
+/* The kernel would not: do not ask again with every free, but not never either. */
+static void back_off(struct governor *governor) {
+    uint64_t after = governor->retry_after_ns * 2;
+    governor->retry_after_ns = after < RETRY_NS_LEAST  ? RETRY_NS_LEAST
+                               : after > RETRY_NS_MOST ? RETRY_NS_MOST
+                                                       : after;
+    governor->retry_ns = clock_now_ns() + governor->retry_after_ns;
+    governor->retry_above_pages = heap_dirty_pages(&governor->heap) * 2;
+}
+
+enum slice { SLICE_PURGED, SLICE_EMPTY, SLICE_REFUSED };
+
+/* Of one slice; where the kernel refuses more, it may as well refuse all. */
+#define REFUSALS_MOST 16
+
+/*
+ * Purges a batch; what the kernel refuses is skipped, and lies behind the rest then. Returns how many ranges
+ * were purged. Under the purger's lock.
+ */
+static size_t purge_batch(struct governor *governor, struct purge_batch *batch) {
+    size_t done = 0;
+    size_t end = batch->count;
+    struct governor_counts counts = {0};
+    uint64_t start = clock_now_ns();
+    while (done < end && batch->count - end < REFUSALS_MOST) {
+        struct purge_result result = purge_ranges(batch->ranges + done, end - done);
+        done += result.ranges_done;
+        counts.vectored_calls += result.vectored_calls;
+        counts.single_calls += result.single_calls;
+        if (done < end) {
+            heap_enter(governor); /* whose owner may look a block up in the batch */
+            purge_batch_swap(batch, done, --end);
+            heap_exit(governor);
+            counts.failures++;
+        }
+    }
+    uint64_t spent = clock_now_ns() - start;
+    governor->window_purge_ns += spent;
+    heap_enter(governor);
+    governor->counts.purge_ns += spent;
+    governor->counts.ranges += done;
+    governor->counts.vectored_calls += counts.vectored_calls;
+    governor->counts.single_calls += counts.single_calls;
+    governor->counts.failures += counts.failures;
+    heap_exit(governor);
+    return done;
+}
+
+/* Under the purger's lock. */
+static enum slice purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
+    struct purge_batch *batch = &governor->batch;
+    heap_enter(governor);
+    heap_take_dirty(&governor->heap, batch, pages, depth);
+    heap_exit(governor);
+    if (batch->count == 0) {
+        return SLICE_EMPTY;
+    }
+    size_t done = purge_batch(governor, batch);
+    size_t purged = 0;
+    for (size_t i = 0; i < done; i++) {
+        purged += batch->ranges[i].iov_len >> governor->heap.space.page_shift;
+    }
+    governor->window_purged_pages += purged;
+    heap_enter(governor);
+    heap_put_back(&governor->heap, batch, done);
+    governor->counts.purged_pages += purged;
+    publish_limit(governor);
+    if (done == 0) {
+        back_off(governor);
+    } else if (done == batch->count) {
+        governor->retry_above_pages = 0;
+        governor->retry_after_ns = 0;
+    }
+    heap_exit(governor);
+    return done == 0 ? SLICE_REFUSED : SLICE_PURGED;
+}
+
+/* What describes nothing any more goes with what it described. Under the purger's lock, whose batch is free.
+ */
+static void purge_metadata(struct governor *governor) {
+    struct iovec *ranges = governor->batch.ranges;
+    heap_enter(governor);
+    size_t count = space_take_idle(&governor->heap.space, ranges, PURGE_RANGES);
+    heap_exit(governor);
+    if (count == 0) {
+        return;
+    }
+    struct purge_result result = purge_ranges(ranges, count);
+    heap_enter(governor);
+    space_put_idle(&governor->heap.space, ranges, count);
+    governor->counts.ranges += result.ranges_done;
+    governor->counts.vectored_calls += result.vectored_calls;
+    governor->counts.single_calls += result.single_calls;
+    heap_exit(governor);
+}
+
+bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
+    bool purged = false;
+    enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
+    /* No more than there is now: others may free as fast as this gives back. */
+    size_t budget = SIZE_MAX;
+    for (;;) {
+        heap_enter(governor);
+        size_t dirty = heap_dirty_pages(&governor->heap);
+        heap_exit(governor);
+        size_t excess = dirty > keep ? dirty - keep : 0;
+        budget = budget < excess ? budget : excess;
+        if (budget == 0) {
+            break;
+        }
+        uint64_t before = governor->window_purged_pages;
+        enum slice slice = purge_slice(governor, budget, depth);
+        if (governor->owner != NULL) {
+            governor->owner->between(governor->owner->context);
+        }
+        size_t given = governor->window_purged_pages - before;
+        budget -= given < budget ? given : budget;
+        purged |= slice == SLICE_PURGED;
+        if (slice == SLICE_EMPTY && depth < PURGE_SPLIT && dirty > bear) {
+            depth++;
+        } else if (slice != SLICE_PURGED) {
+            break;
+        }
+    }
+    if (purged) {
+        purge_metadata(governor);
+        heap_enter(governor);
+        governor->counts.purges += reason == REASON_LIMIT;
+        governor->counts.purges_timed += reason == REASON_TIME;
+        governor->counts.purges_asked += reason == REASON_ASKED;
+        heap_exit(governor);
+    }
+    return purged;
+}
+
+/* What stays of the bound when it was exceeded. */
+static size_t kept_pages(const struct governor *governor, size_t limit) {
+    return (size_t)((double)limit * (is_adaptive(governor) ? KEEP_ADAPTIVE : KEEP_PAPER));
+}
+
+void purge_to_limit(struct governor *governor) {
+    for (bool purged = true; purged;) {
+        heap_enter(governor);
+        size_t limit = limit_pages(governor);
+        bool over = is_over(governor, limit);
+        heap_exit(governor);
+        purged = over && purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
+    }
+}
+
+void purger_set_factor(struct governor *governor) {
+    double factor = new_factor(governor);
+    for (bool purged = true;;) {
+        heap_enter(governor);
+        size_t limit = limit_pages_by(governor, factor);
+        if (!purged || !is_over(governor, limit)) {
+            governor->factor = factor;
+            publish_limit(governor);
+            heap_exit(governor);
+            return;
+        }
+        heap_exit(governor);
+        purged = purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
+    }
+}
