@@ -127,6 +127,29 @@ static void test_gives_way(void) {
     CHECK_EQUAL(away, 3200);
 }
 
+/* Once it was back for many times as long as it was away, the next while is a first one. */
+static void test_forgets(void) {
+    struct crowd crowd = {.cpus = 2};
+    start();
+    CHECK_EQUAL(away_ms(&crowd), 50);
+    CHECK_EQUAL(away_ms(&crowd), 100);
+    pass(&crowd, 1600, 0, 0, 0);
+    CHECK_EQUAL(away_ms(&crowd), 200);
+    pass(&crowd, 3201, 0, 0, 0);
+    CHECK_EQUAL(away_ms(&crowd), 50);
+}
+
+/* What is left of the while, within bounds: for who sleeps until it is over. */
+static void test_away(void) {
+    struct crowd crowd = {.cpus = 2};
+    start();
+    crowd_give_way(&crowd, now_ns);
+    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns, 100 * MS), 50 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns, 20 * MS), 20 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns + 40 * MS, 100 * MS), 10 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns + 70 * MS, 100 * MS), MS);
+}
+
 /* Room is three quarters of a CPU that the process left idle for all of the while. */
 static bool has_room_after(unsigned cpus, uint64_t used) {
     struct crowd crowd = {.cpus = cpus};
@@ -159,6 +182,8 @@ int main(void) {
     test_is_there();
     test_looks_now_and_then();
     test_gives_way();
+    test_forgets();
+    test_away();
     test_has_room();
     return 0;
 }

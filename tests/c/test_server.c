@@ -1049,6 +1049,34 @@ static void test_no_slot_left(void) {
     finish();
 }
 
+static void *free_one_slot(void *unused) {
+    (void)unused;
+    nap(20000000);
+    atomic_store(&server.calls[CALLS / 2].state, CALL_FREE);
+    return NULL;
+}
+
+/* Who finds no slot waits for one, as long as for the server. */
+static void test_slot_is_waited_for(void) {
+    set_up(1);
+    server.patience_ns = PATIENCE_NS;
+    launch();
+    for (size_t i = 0; i < CALLS; i++) {
+        atomic_store(&server.calls[i].state, CALL_CLAIMED);
+    }
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, free_one_slot, NULL) == 0);
+    struct taken_magazine magazine;
+    CHECK_EQUAL(take_magazine(&me, 0, 1, &magazine), ANSWER_DONE);
+    CHECK(magazine.count > 0);
+    CHECK(pthread_join(other, NULL) == 0);
+    put_magazine(&me, 0, &magazine);
+    for (size_t i = 0; i < CALLS; i++) {
+        atomic_store(&server.calls[i].state, CALL_FREE);
+    }
+    finish();
+}
+
 /* ---- calls that are given up ---- */
 
 static void expect_lost(void) {
@@ -2155,6 +2183,7 @@ static const struct test tests[] = {
     TEST_WITH_SPARES(spares_when_lent),
     TEST(full_ring_overflows),
     TEST(no_slot_left),
+    TEST(slot_is_waited_for),
     TEST(abandoned_in_the_midst),
     TEST(abandoned_before_it_began),
     TEST(own_work_is_waited_for),
