@@ -72,7 +72,13 @@ if(CALMALLOC_TOOLS)
   # calm's modules are nobody else's, so they lie apart from Python's own.
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
-  install(TARGETS calm-probe madvise-storm RUNTIME DESTINATION ${libexec} COMPONENT tools)
+  set(programs calm-probe calm-trace-replay madvise-storm)
+  set(plugins calm-trace calm-trace-marks)
+  install(
+    TARGETS ${programs} ${plugins}
+    RUNTIME DESTINATION ${libexec} COMPONENT tools
+    LIBRARY DESTINATION ${libexec} COMPONENT tools
+  )
   install(
     DIRECTORY ${PROJECT_SOURCE_DIR}/calm
     DESTINATION ${share}
@@ -111,14 +117,16 @@ if(CALMALLOC_TOOLS)
     COMPONENT tools
   )
 
-  # Under any prefix, calm finds its probe and the libraries beside its modules; below /usr, anyway.
+  # Under any prefix, calm finds what it runs and the libraries beside its modules; below /usr, anyway.
   if(NOT CALMALLOC_DEBIAN)
     set(native ${CMAKE_INSTALL_FULL_DATADIR}/calmalloc/calm/_native)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)
     file(MAKE_DIRECTORY ${links})
-    foreach(program calm-probe madvise-storm)
-      file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${program})
-      file(CREATE_LINK ${target} ${links}/${program} SYMBOLIC)
+    list(TRANSFORM plugins PREPEND "lib" OUTPUT_VARIABLE plugin_files)
+    list(TRANSFORM plugin_files APPEND ".so")
+    foreach(file ${programs} ${plugin_files})
+      file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${file})
+      file(CREATE_LINK ${target} ${links}/${file} SYMBOLIC)
     endforeach()
     foreach(library ${libraries})
       file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBDIR}/lib${library}.so)
@@ -128,7 +136,9 @@ if(CALMALLOC_TOOLS)
   endif()
 
   # What a wheel carries, in one folder and under plain names.
-  install(PROGRAMS $<TARGET_FILE:calm-probe> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
+  foreach(program calm-probe calm-trace-replay)
+    install(PROGRAMS $<TARGET_FILE:${program}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
+  endforeach()
   if(CALMALLOC_WORKLOADS)
     get_property(workloads DIRECTORY ${PROJECT_SOURCE_DIR}/workloads PROPERTY BUILDSYSTEM_TARGETS)
     list(REMOVE_ITEM workloads workload_support)
@@ -136,7 +146,7 @@ if(CALMALLOC_TOOLS)
       install(PROGRAMS $<TARGET_FILE:${workload}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
     endforeach()
   endif()
-  foreach(library ${libraries})
+  foreach(library ${libraries} ${plugins})
     install(
       FILES $<TARGET_FILE:${library}>
       DESTINATION .

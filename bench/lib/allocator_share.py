@@ -18,7 +18,7 @@ from calm.errors import CalmError
 from calm.profile.model import CPU, Profile, load
 
 from .results import REPOSITORY
-from .rounds import clean_environment
+from .rounds import LONGEST_RUN_S, clean_environment, run_to_end, under
 
 # A sample a millisecond or so, on each CPU; a prime.
 _FREQUENCY = 997
@@ -34,23 +34,25 @@ def of_profile(profile: Profile, library: str) -> dict[str, Any]:
     return {"share": within / total if total else None, "samples": samples}
 
 
-def measure(command: Sequence[str], allocator: Allocator, folder: Path) -> dict[str, Any]:
+def measure(
+    command: Sequence[str], allocator: Allocator, folder: Path, limit_s: float = LONGEST_RUN_S
+) -> dict[str, Any]:
     """Profiles the program once, under the allocator; where that cannot be, there is a reason instead."""
     assert allocator.library is not None
     environment = clean_environment()
-    assignments = [f"{name}={value}" for name, value in allocator.variables(environment).items()]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         calm = [sys.executable, "-m", "calm", "profile", "--freq", str(_FREQUENCY), "--json", file.name]
-        done = subprocess.run(
-            [*calm, "--", "env", *assignments, *command],
-            cwd=folder,
-            env=environment | {"PYTHONPATH": str(REPOSITORY)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        try:
+            done = run_to_end(
+                [*calm, "--", *under(allocator, command, environment)],
+                folder=folder,
+                environment=environment | {"PYTHONPATH": str(REPOSITORY)},
+                stdout=subprocess.DEVNULL,
+                check=False,
+                limit_s=limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            return {"share": None, "reason": f"calm profile did not end within {limit_s:g} s"}
         if done.returncode:
             return {"share": None, "reason": f"calm profile ended with {done.returncode}"}
         try:

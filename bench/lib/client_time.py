@@ -27,8 +27,7 @@ from typing import Any
 from calm.allocators import Allocator
 from calm.profile.causes import classify
 
-from .results import REPOSITORY
-from .rounds import CALMALLOC, clean_environment, note
+from .rounds import CALMALLOC, clean_environment, note, run_to_end, under
 
 # A prime of nanoseconds, so that no loop keeps step with it.
 PERIOD_NS = 199_999
@@ -41,7 +40,6 @@ MEMORY = frozenset(
 )
 # A shell that tells its process id and then becomes the program.
 _TELL = 'echo $$ >"$0" && exec "$@"'
-_LONGEST_RUN_S = 600
 _HEAD = re.compile(r"^(?P<comm>.*?)\s+(?P<pid>\d+)/(?P<tid>\d+)\s+\d+\.\d+:")
 _FRAME = re.compile(r"^\s+[0-9a-f]+ (\S+)")
 
@@ -116,28 +114,13 @@ def obstacle() -> str | None:
 def run_once(command: Sequence[str], allocator: Allocator) -> dict[str, Any]:
     """Runs a workload, and adds what its threads spent to what it prints."""
     environment = clean_environment()
-    assignments = [f"{name}={value}" for name, value in allocator.variables(environment).items()]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "perf.data"
         told = Path(folder) / "pid"
         # Not for perf: the preload is the program's alone.
-        started = ["sh", "-c", _TELL, str(told), "env", *assignments, *command]
-        done = subprocess.run(
-            _record(file, started),
-            cwd=REPOSITORY,
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=_LONGEST_RUN_S,
-        )
-        script = subprocess.run(
-            ["perf", "script", "-i", str(file), "-F", "comm,pid,tid,time,ip,sym"],
-            check=True,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+        started = ["sh", "-c", _TELL, str(told), *under(allocator, command, environment)]
+        done = run_to_end(_record(file, started), environment=environment)
+        script = run_to_end(["perf", "script", "-i", str(file), "-F", "comm,pid,tid,time,ip,sym"])
         process = int(told.read_text())
     printed: dict[str, Any] = json.loads(done.stdout)
     looks = read(script.stdout.splitlines(), process)

@@ -97,7 +97,8 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
         for threads, main in product(THREADS, MAIN):
             command = [str(BUILD / "idle-burst"), "--threads", str(threads), "--main", main, *arguments]
             print(f"\n{' '.join(command)}{', huge pages always' if huge_pages else ''}: kept", flush=True)
-            sides = interleaved(labels, partial(run_burst, command, parent), runs or ROUNDS, warm_up=0)
+            run = partial(run_burst, command, parent)
+            sides = interleaved(labels, run, runs or ROUNDS, warm_up=0, case=" ".join(command[1:]))
             for side in sides:
                 kept = ", ".join(f"{run['retained_kib'] / 1024:,.1f}" for run in side["runs"])
                 print(f"  {side['label']:<40} {kept} MiB", flush=True)

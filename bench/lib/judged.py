@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from calm.bench.analysis import OWN
 from calm.statistics import median, ratio_of_medians
@@ -12,6 +12,8 @@ from calm.statistics import median, ratio_of_medians
 from .results import side_of, value
 
 BEST_PEER = "the best peer"
+# By the interval: all of it is within the goal, none of it is, or the runs do not decide.
+Outcome = Literal["met", "missed", "open", "not known"]
 # So that a program is one that the allocator's speed matters for: its share of the time.
 ENOUGH = 0.10
 
@@ -56,10 +58,19 @@ def _complained(result: dict[str, Any], label: str) -> bool:
     return side is not None and any(run.get("said") for run in side["runs"])
 
 
+def outcome(at_most: float, low: float | None, high: float | None) -> Outcome:
+    """Of a figure that was measured; one without an interval is of a single run, which decides nothing."""
+    if high is not None and high <= at_most:
+        return "met"
+    return "missed" if low is not None and low > at_most else "open"
+
+
 def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]:
     """Each goal with what was measured for it.
 
-    met is None where nothing was measured, nothing is asked for, or the library said that it did otherwise.
+    The interval of a ratio is 95 %, and that of a figure as it is goes from its least run to its largest.
+    The outcome is None where nothing is asked for, and "not known" where nothing was measured or the library
+    said that it did otherwise.
     """
     verdicts = []
     for goal in goals:
@@ -69,7 +80,8 @@ def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]
         if goal.to is None:
             figures = [figure for figure in _costs(result, goal.of, goal.metric) if figure is not None]
             found = median(figures)
-            low, high = (min(figures), max(figures)) if figures else (None, None)
+            runs = len(figures)
+            low, high = (min(figures), max(figures)) if runs > 1 else (None, None)
         else:
             both = zip(
                 _costs(result, goal.of, goal.metric),
@@ -78,38 +90,66 @@ def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]
             )
             pairs = [(above, below) for above, below in both if above is not None and below is not None]
             ratio = ratio_of_medians([above for above, _ in pairs], [below for _, below in pairs])
-            found, low, high = ratio.value, ratio.low, ratio.high
-        met = None
-        if goal.at_most is not None and found is not None and not _complained(result, goal.of):
-            met = found <= goal.at_most
-        verdicts.append(asdict(goal) | {"to": to, "value": found, "low": low, "high": high, "met": met})
+            found, low, high, runs = ratio.value, ratio.low, ratio.high, ratio.n
+        judged: Outcome | None = None
+        if goal.at_most is not None:
+            known = found is not None and not _complained(result, goal.of)
+            judged = outcome(goal.at_most, low, high) if known else "not known"
+        verdict = {"to": to, "value": found, "low": low, "high": high, "runs": runs, "outcome": judged}
+        verdicts.append(asdict(goal) | verdict)
     return verdicts
 
 
-def all_met(verdicts: Sequence[dict[str, Any]]) -> bool | None:
-    """Of what is asked for; None where something could not be told."""
-    asked = [each["met"] for each in verdicts if each["at_most"] is not None]
-    if False in asked:
-        return False
-    return None if None in asked or not asked else True
+def of_all(verdicts: Sequence[dict[str, Any]]) -> Outcome:
+    """Of what is asked for: one that is missed is enough to miss it."""
+    asked = [each["outcome"] for each in verdicts if each["outcome"] is not None]
+    if not asked:
+        return "not known"
+    worst: tuple[Outcome, ...] = ("missed", "not known", "open")
+    return next((each for each in worst if each in asked), "met")
 
 
-def any_row_met(rows: Sequence[dict[str, Any]]) -> bool | None:
-    """Of the rows in which the allocator has share enough; None where there is none."""
-    counted = [row for row in rows if (row["allocator_share"].get("share") or 0) >= ENOUGH]
-    found = [all_met(row["ratios"]) for row in counted]
-    if True in found:
-        return True
-    return None if None in found or not found else False
+def _counted(row: dict[str, Any]) -> Outcome | None:
+    """What a row adds to a figure that one row is enough for; None where the share is too little."""
+    share = row["allocator_share"].get("share")
+    found = of_all(row["ratios"])
+    if share is None:
+        # Whatever its share is, what misses the goal does not meet it.
+        return "missed" if found == "missed" else "not known"
+    return found if share >= ENOUGH else None
+
+
+def of_any(rows: Sequence[dict[str, Any]]) -> Outcome:
+    """Of the rows in which the allocator has share enough: one that meets its goals is enough."""
+    counted = [_counted(row) for row in rows]
+    best: tuple[Outcome, ...] = ("met", "not known", "open", "missed")
+    return next((each for each in best if each in counted), "not known")
+
+
+def words(verdict: dict[str, Any]) -> dict[str, str]:
+    """What to tell of a verdict: its number, what it may be at most, and the outcome."""
+    number = "not known" if verdict["value"] is None else f"{verdict['value']:.3g}"
+    if verdict["low"] is not None and verdict["high"] is not None:
+        interval = "95 %" if verdict["to"] else f"{verdict['runs']} runs"
+        number += f" ({interval}: {verdict['low']:.3g} to {verdict['high']:.3g})"
+    at_most = "" if verdict["at_most"] is None else f"{verdict['at_most']:g}"
+    return {"number": number, "at_most": at_most, "outcome": verdict["outcome"] or ""}
 
 
 def told(verdict: dict[str, Any]) -> str:
     """A verdict in a line."""
-    number = "not known" if verdict["value"] is None else f"{verdict['value']:.3g}"
-    if verdict["low"] is not None and verdict["high"] is not None:
-        number += f" ({verdict['low']:.3g} to {verdict['high']:.3g})"
+    tell = words(verdict)
     of = f"{verdict['of']} to {verdict['to']}" if verdict["to"] else verdict["of"]
-    if verdict["at_most"] is None:
-        return f"{verdict['metric']}, {of}: {number}"
-    word = {None: "not known", True: "met", False: "missed"}[verdict["met"]]
-    return f"{verdict['metric']}, {of}: {number}, at most {verdict['at_most']:g}: {word}"
+    line = f"{verdict['metric']}, {of}: {tell['number']}"
+    return f"{line}, at most {tell['at_most']}: {tell['outcome']}" if tell["at_most"] else line
+
+
+def cells(what: str, verdict: dict[str, Any]) -> str:
+    """The same as a row of a table in Markdown, under HEAD."""
+    tell = words(verdict)
+    row = (what, verdict["metric"], verdict["of"], verdict["to"] or "", *tell.values())
+    return f"| {' | '.join(row)} |"
+
+
+HEAD = """| figure | cost | of | to | measured | at most | |
+| --- | --- | --- | --- | --- | ---: | --- |"""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from calm import allocators
 from calm.allocators import Allocator
+from calm.bench.order import orders
+from calm.statistics import SEED
 
 from .results import REPOSITORY
 
@@ -22,7 +26,7 @@ PEERS = (GLIBC, "jemalloc", "gperftools", "mimalloc")
 
 # Settings of whoever runs this must not reach what is measured.
 _SETTINGS = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "CALM_OPTIONS", "PTLBMALLOC2_", "MIMALLOC_", "TCMALLOC_")
-_LONGEST_RUN_S = 600
+LONGEST_RUN_S = 600
 # A shell that goes into the cgroup and then becomes the program.
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
 
@@ -43,21 +47,52 @@ def present(labels: Iterable[str]) -> list[str]:
     return there
 
 
+def under(allocator: Allocator, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command under the allocator, which whatever starts it is not under."""
+    variables = allocator.variables(environment)
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
+
+
+def run_to_end(
+    command: Sequence[str],
+    *,
+    folder: Path = REPOSITORY,
+    environment: Mapping[str, str] | None = None,
+    stdout: int = subprocess.PIPE,
+    check: bool = True,
+    limit_s: float = LONGEST_RUN_S,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command for so long at most: what it has started ends with it, if it is cut short."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with process:
+        try:
+            output, errors = process.communicate(timeout=limit_s)
+        except BaseException:  # Ctrl-C too, which does not reach another session
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if check and process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, list(command), output, errors)
+    return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
+
+
 def run_once(command: Sequence[str], allocator: Allocator, cgroup: Path | None = None) -> dict[str, Any]:
     """Runs a workload, and returns the JSON that it prints."""
     environment = clean_environment()
     environment |= allocator.variables(environment)
     if cgroup is not None:
         command = ["sh", "-c", _ENTER, str(cgroup), *command]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST_RUN_S,
-    )
+    done = run_to_end(command, environment=environment)
     printed: dict[str, Any] = json.loads(done.stdout)
     return printed | note(done.stderr)
 
@@ -68,10 +103,36 @@ def note(errors: str) -> dict[str, Any]:
     return {"said": list(dict.fromkeys(said))} if said else {}
 
 
+def origin(allocator: Allocator) -> dict[str, str | None]:
+    """Which version of an allocator takes part, and which package or crate it is of."""
+    name = allocator.label.partition(":")[0]
+    if name not in allocators.KNOWN:
+        return {}
+    found = allocators.origin(name)
+    kept = ("version", "package", "package_version", "crate", "crate_version")
+    return {key: getattr(found, key) for key in kept}
+
+
+def version_of(side: Mapping[str, Any]) -> str:
+    """The same in words."""
+    known = side.get("origin") or {}
+    for kind in ("crate", "package"):
+        if known.get(kind):
+            return f"{known['version']}, {kind} {known[kind]} {known[f'{kind}_version']}"
+    return known.get("version") or "version not known"
+
+
 def interleaved(
-    labels: Sequence[str], run: Callable[[Allocator], dict[str, Any]], rounds: int, warm_up: int = 1
+    labels: Sequence[str],
+    run: Callable[[Allocator], dict[str, Any]],
+    rounds: int,
+    warm_up: int = 1,
+    case: str = "",
 ) -> list[dict[str, Any]]:
-    """A B C, A B C, …, the first rounds for nothing. An allocator that the program fails under is dropped."""
+    """Each allocator once in each round, in another order in each (calm.bench.order); the first for nothing.
+
+    An allocator that the program fails under is dropped. The case is what the orders are drawn by.
+    """
     sides: list[dict[str, Any]] = []
     parsed = [allocators.parse(label) for label in labels]
     for allocator in parsed:
@@ -79,13 +140,15 @@ def interleaved(
             {
                 "label": allocator.label,
                 "library": str(allocator.library) if allocator.library else None,
+                "origin": origin(allocator),
                 "environment": dict(allocator.environment),
                 "failure": None,
                 "runs": [],
             }
         )
-    for number in range(warm_up + rounds):
-        for side, allocator in zip(sides, parsed, strict=True):
+    turns = list(zip(sides, parsed, strict=True))
+    for number, order in enumerate(orders(turns, warm_up + rounds, SEED, case)):
+        for side, allocator in order:
             if side["failure"] is not None:
                 continue
             try:

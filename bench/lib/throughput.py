@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from .results import BUILD, Store
 from .rounds import CALMALLOC, PEERS, interleaved, median, present, run_once
@@ -30,7 +31,8 @@ def measure(workload: Workload, store: Store, runs: int | None) -> None:
     command = [str(BUILD / workload.name), *workload.arguments]
     labels = present([*PEERS, CALMALLOC])
     print(f"\n{' '.join(command)}: {workload.metric}", flush=True)
-    sides = interleaved(labels, lambda allocator: run_once(command, allocator), runs or workload.rounds)
+    run = partial(run_once, command)
+    sides = interleaved(labels, run, runs or workload.rounds, case=workload.name)
     for side in sides:
         if side["runs"]:
             print(f"  {side['label']:<12} {median(side, workload.metric):>16,.1f}", flush=True)

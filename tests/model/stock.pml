@@ -1,168 +1,236 @@
 /*
- * The stock of one size class at one endpoint: a queue of full magazines from server to client. Two threads share the
- * endpoint, so whoever pops holds its client lock (try-lock); the server, which pushes without it, takes the same lock
- * to withdraw what nobody wants. It never waits for that lock: a thread that holds it may be stopped for long.
+ * The stock of one size class at one endpoint: a queue of full magazines from server to client. Each place has a word
+ * that says it is filled, and for the how manieth time: one more than the number of what lies there. That is all that a
+ * client looks at, and it may take several at once. Two threads share the endpoint, so whoever takes holds its lock.
+ * The server puts without it, and takes the same lock to withdraw: with a try what nobody wants, as a thread that holds
+ * the lock may be stopped for long; and waiting for it where all must go back.
  *
- * Memory as in ring.pml: the server's store of an entry becomes visible at any later time, its store of the tail once
- * the entries before it are visible (release). The head that the server knows when it pushes is an old one.
+ * Memory: the server's store of a magazine becomes visible at any later time, its store of the place's word once the
+ * magazine there is visible, which is less than release promises. The server itself sees its own stores at once.
+ * Dropping the lock (release) waits until all is visible. When the server puts, the number taken that it has seen is old.
  *
- * Abstracted: two entries; three magazines, which a client gives back to the server at once.
+ * Abstracted: two places; three magazines, which a client gives back to the server at once; numbers that do not wrap
+ * around. Large blocks go the same way, one at a time.
  *
- * @claim owned safety: each magazine is in one place, comes out in order, and none is lost
+ * @claim owned safety: each magazine is in one place, comes out in order, none is lost, nor left where all go back
  * @claim finished ltl: no one waits for ever for the lock (weak fairness)
- * @mutation TAIL_RELAXED owned assertion: the tail may be visible before the entry
- * @mutation POP_UNLOCKED owned assertion: clients pop without the lock
+ * @mutation FILLED_RELAXED owned assertion: the place's word may be visible before the magazine
+ * @mutation FILLED_UNORDERED_LOAD owned assertion: a client loads the magazine before the place's word (no acquire)
+ * @mutation FILLED_FOR_EVER owned assertion: the word tells that the place was filled, not for the how manieth time
+ * @mutation LOOK_ONCE owned assertion: of several at once, only the first place is looked at
+ * @mutation TAKEN_BEFORE_READ owned assertion: that it was taken is told before the magazine is read
+ * @mutation TAKE_UNLOCKED owned assertion: clients take without the lock
  * @mutation WITHDRAW_UNLOCKED owned assertion: the server withdraws without the lock
- * @mutation HEAD_BEFORE_READ owned assertion: the head is published before the entry is read
+ * @mutation WITHDRAW_ALL_TRIES owned assertion: where all must go back, the server leaves it where the lock is held
+ * @mutation MISS_KEEPS_LOCK owned assertion: a client that finds nothing does not drop the lock
  * @mutation ONE_TOO_MANY owned assertion: the test for a full queue is off by one
  */
 #define CLIENTS 2
-#define POPS 3
+#define TAKES 3
+#define AT_ONCE 2
 #define WITHDRAWALS 1
-#define ENTRIES 2
+#define PLACES 2
 #define MAGAZINES 3
 
 mtype = { SERVER, STOCK, CLIENT };
 
 /* Memory as all see it, and the server's store buffer. */
-byte entry[ENTRIES];
-byte tail, head;
-bool entry_held[ENTRIES], tail_held;
-byte entry_value[ENTRIES], tail_value;
+byte magazine_at[PLACES], filled[PLACES];
+bool magazine_held[PLACES], filled_held[PLACES];
+byte magazine_value[PLACES], filled_value[PLACES];
+/* Of the server alone; of whoever holds the lock, and read by the server. */
+byte put, taken;
 
 bool lock;
 
 mtype owner[MAGAZINES];
 chan pushed = [MAGAZINES] of { byte };
-byte pops, finished, popped;
+byte takes, finished;
+bool emptied;
 
-ltl finished { <> (finished == CLIENTS) }
+ltl finished { <> (finished == CLIENTS && emptied) }
 
 #ifdef ONE_TOO_MANY
-#define ROOM (ENTRIES + 1)
+#define ROOM (PLACES + 1)
 #else
-#define ROOM ENTRIES
+#define ROOM PLACES
 #endif
 
-#define ENTRIES_VISIBLE (!entry_held[0] && !entry_held[1])
-#ifdef TAIL_RELAXED
-#define TAIL_MAY_GO true
+#ifdef FILLED_RELAXED
+#define MAY_GO(place) true
 #else
-#define TAIL_MAY_GO ENTRIES_VISIBLE
+#define MAY_GO(place) (!magazine_held[place])
 #endif
 
-/* With the lock held: the oldest magazine. */
-inline pop(magazine, at, to) {
-    at = head;
-    if
-    :: tail != at ->
-#ifdef HEAD_BEFORE_READ
-        head = at + 1;
+#ifdef FILLED_FOR_EVER
+#define IS_FILLED(number) (filled[(number) % PLACES] != 0)
+#else
+#define IS_FILLED(number) (filled[(number) % PLACES] == (number) + 1)
 #endif
-        magazine = entry[at % ENTRIES];
-        atomic {
-            assert(owner[magazine] == STOCK);
-            owner[magazine] = to;
-            popped++;
-            pushed?<at>;
-            assert(at == magazine);
-            pushed?at;
-            at = 0
-        }
-#ifndef HEAD_BEFORE_READ
-        head = head + 1
-#endif
-    :: else -> magazine = MAGAZINES
-    fi
+
+#define ALL_VISIBLE (!magazine_held[0] && !magazine_held[1] && !filled_held[0] && !filled_held[1])
+/* As the server reads it. */
+#define OWN_AT(place) (magazine_held[place] -> magazine_value[place] : magazine_at[place])
+
+/* Whoever has read a magazine has it: the oldest. */
+inline get(magazine, to) {
+    assert(magazine < MAGAZINES && owner[magazine] == STOCK);
+    owner[magazine] = to;
+    assert(pushed?[eval(magazine)]);
+    pushed?eval(magazine)
 }
 
 proctype client() {
-    byte at, magazine;
+    byte number, got, magazine;
 
     do
-    :: atomic { pops < POPS -> pops++ }
+    :: atomic { takes < TAKES -> takes++ }
         /* The lock is held: the client would go elsewhere. Here it tries again later. */
-#ifndef POP_UNLOCKED
-        atomic { !lock -> lock = true }
+#ifndef TAKE_UNLOCKED
+        atomic { !lock -> lock = true; number = taken }
+#else
+        number = taken;
 #endif
-        pop(magazine, at, CLIENT);
-        atomic {
+        do
+        :: got < AT_ONCE ->
+#ifdef FILLED_UNORDERED_LOAD
+            magazine = magazine_at[number % PLACES];
+#endif
             if
-            :: magazine < MAGAZINES -> owner[magazine] = SERVER
-            :: else -> skip
-            fi;
-            magazine = 0
-        }
-#ifndef POP_UNLOCKED
-        lock = false
+#ifdef LOOK_ONCE
+            :: IS_FILLED(number) || got > 0 ->
+#else
+            :: IS_FILLED(number) ->
 #endif
-    :: atomic { pops == POPS -> break }
+#ifdef TAKEN_BEFORE_READ
+                taken = number + 1;
+#endif
+#ifndef FILLED_UNORDERED_LOAD
+                magazine = magazine_at[number % PLACES];
+#endif
+                atomic {
+                    get(magazine, CLIENT);
+                    /* It is used, freed, and has come back. */
+                    owner[magazine] = SERVER;
+                    magazine = 0;
+                    number++;
+                    got++
+                }
+            :: else -> break
+            fi
+        :: else -> break
+        od;
+        if
+        :: got > 0 -> taken = number;
+#ifndef TAKE_UNLOCKED
+            lock = false
+#endif
+        :: else ->
+#ifdef MISS_KEEPS_LOCK
+            skip
+#else
+            lock = false
+#endif
+        fi;
+        atomic { number = 0; got = 0 }
+    :: atomic { takes == TAKES -> break }
     od;
     finished++
 }
 
+/* With the lock held: one magazine, if there is one. */
+inline take_back() {
+    if
+    :: put != taken ->
+        magazine = OWN_AT(taken % PLACES);
+        atomic {
+            get(magazine, SERVER);
+            magazine = 0
+        }
+        taken++
+    :: else -> skip
+    fi
+}
+
 active proctype server() {
-    byte known_head, own_tail, withdrawn, at, magazine;
+    byte withdrawn, magazine;
 
 end:
     do
-    :: owner[0] == SERVER || owner[1] == SERVER || owner[2] == SERVER ->
+    :: put < taken + ROOM && (owner[0] == SERVER || owner[1] == SERVER || owner[2] == SERVER) ->
         atomic {
+            !magazine_held[put % PLACES] && !filled_held[put % PLACES];
             if
-            :: own_tail >= known_head + ROOM -> known_head = head
-            :: else -> skip
-            fi
+            :: owner[0] == SERVER -> magazine = 0
+            :: owner[1] == SERVER -> magazine = 1
+            :: owner[2] == SERVER -> magazine = 2
+            fi;
+            owner[magazine] = STOCK;
+            pushed!magazine;
+            magazine_held[put % PLACES] = true;
+            magazine_value[put % PLACES] = magazine;
+            magazine = 0
         }
-        if
-        :: own_tail < known_head + ROOM ->
-            atomic {
-                !entry_held[own_tail % ENTRIES];
-                if
-                :: owner[0] == SERVER -> magazine = 0
-                :: owner[1] == SERVER -> magazine = 1
-                :: owner[2] == SERVER -> magazine = 2
-                fi;
-                owner[magazine] = STOCK;
-                pushed!magazine;
-                entry_held[own_tail % ENTRIES] = true;
-                entry_value[own_tail % ENTRIES] = magazine;
-                magazine = 0
-            }
-            atomic {
-                !tail_held -> own_tail++;
-                tail_held = true;
-                tail_value = own_tail
-            }
-        :: else ->
-end_full:
-            head != known_head
-        fi
-    :: withdrawn < WITHDRAWALS && tail != head ->
+        atomic {
+            filled_held[put % PLACES] = true;
+            filled_value[put % PLACES] = put + 1;
+            put++
+        }
+    :: withdrawn < WITHDRAWALS && put != taken ->
         withdrawn++;
 #ifndef WITHDRAW_UNLOCKED
         if
         :: atomic { !lock -> lock = true }
 #endif
-            pop(magazine, at, SERVER);
-            magazine = 0;
+            take_back();
 #ifndef WITHDRAW_UNLOCKED
-            lock = false
+            atomic { ALL_VISIBLE -> lock = false }
         :: atomic { lock -> skip }
         fi
 #endif
+    :: !emptied ->
+        /* The heap is to be lent: nothing is put meanwhile. */
+        do
+        :: put != taken ->
+#ifdef WITHDRAW_ALL_TRIES
+            if
+            :: atomic { !lock -> lock = true }
+            :: atomic { lock -> break }
+            fi;
+#else
+            atomic { !lock -> lock = true }
+#endif
+            take_back();
+            atomic { ALL_VISIBLE -> lock = false }
+        :: else -> break
+        od;
+        atomic {
+            assert(len(pushed) == 0);
+            emptied = true
+        }
     od
 }
+
+#define STORE_MAGAZINE(place)                                         \
+    atomic {                                                          \
+        magazine_held[place] -> magazine_at[place] = magazine_value[place];\
+        magazine_held[place] = false;                                 \
+        magazine_value[place] = 0                                     \
+    }
+#define STORE_FILLED(place)                                           \
+    atomic {                                                          \
+        filled_held[place] && MAY_GO(place) -> filled[place] = filled_value[place];\
+        filled_held[place] = false;                                   \
+        filled_value[place] = 0                                       \
+    }
 
 active proctype memory() {
 end:
     do
-    :: atomic { entry_held[0] -> entry[0] = entry_value[0]; entry_held[0] = false; entry_value[0] = 0 }
-    :: atomic { entry_held[1] -> entry[1] = entry_value[1]; entry_held[1] = false; entry_value[1] = 0 }
-    :: atomic {
-           tail_held && TAIL_MAY_GO -> tail = tail_value;
-           tail_held = false;
-           tail_value = 0
-       }
+    :: STORE_MAGAZINE(0)
+    :: STORE_MAGAZINE(1)
+    :: STORE_FILLED(0)
+    :: STORE_FILLED(1)
     od
 }
 
@@ -179,6 +247,6 @@ init {
 active proctype quiet() {
     timeout;
     assert(finished == CLIENTS);
-    assert(tail - head == len(pushed));
-    assert(tail == popped + len(pushed))
+    assert(emptied);
+    assert(put - taken == len(pushed))
 }

@@ -12,6 +12,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).absolute()
 VERSION = "0.1.0"
+# What `calm bench --paper nextgen` runs beside QEMU.
+TRACED_WITH = ("libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay")
 
 
 def environment(**variables: str) -> dict[str, str]:

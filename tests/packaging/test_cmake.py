@@ -7,7 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from packaging_helpers import BUILD, REPOSITORY, SOURCES, VERSION, build, configure, project, run, tool
+from packaging_helpers import (
+    BUILD,
+    REPOSITORY,
+    SOURCES,
+    TRACED_WITH,
+    VERSION,
+    build,
+    configure,
+    project,
+    run,
+    tool,
+)
 
 SERVED = "served by calmalloc\n"
 STRICT = "-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Werror"
@@ -30,7 +41,12 @@ def test_installed_tree(prefix: Path) -> None:
     rest = {"lib/libcalmalloc.a", "lib/libptlbmalloc2.so", "bin/calm", "libexec/calmalloc/calm-probe"}
     rest |= {"libexec/calmalloc/madvise-storm", "share/bash-completion/completions/calm"}
     rest |= {"share/zsh/site-functions/_calm", "share/fish/vendor_completions.d/calm.fish"}
+    rest |= {f"libexec/calmalloc/{name}" for name in TRACED_WITH}
     assert installed >= headers | pages | rest
+    # Where calm looks: beside its modules.
+    for name in ("calm-probe", *TRACED_WITH):
+        link = prefix / "share/calmalloc/calm/_native" / name
+        assert link.resolve() == (prefix / "libexec/calmalloc" / name).resolve()
     assert not any("__pycache__" in name or name.endswith((".c", ".txt")) for name in installed)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import REPOSITORY, VERSION, configure, run
+from packaging_helpers import REPOSITORY, TRACED_WITH, VERSION, configure, run
 
 PYTHON = REPOSITORY / ".venv/bin/python"
 
@@ -60,7 +60,7 @@ def test_contents(fresh: Fresh) -> None:
     }
     page = {f"calm/profile/page/{path.name}" for path in (REPOSITORY / "calm/profile/page").iterdir()}
     workloads = {path.stem for path in (REPOSITORY / "workloads").glob("*.c")} - {"support", "number"}
-    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so"} | workloads
+    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", *TRACED_WITH} | workloads
     native = {f"calm/_native/{name}" for name in carried}
     assert names == modules | page | native | {"calm/py.typed"}
 
@@ -78,6 +78,11 @@ def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
         assert f"lib{name}.so" in run(fresh.calm, *command, cwd=tmp_path).stdout
     measured = json.loads(run(fresh.calm, "stat", "--json", "--", "true", cwd=tmp_path).stdout)
     assert measured
+    code = "from calm.bench.paper import nextgen_trace as trace\n"
+    code += "for name in (trace.PLUGIN, trace.MARKS, trace.REPLAY): print(trace._find(name))"
+    found = run(fresh.root / "bin/python", "-c", code, cwd=tmp_path).stdout.splitlines()
+    [native] = fresh.root.glob("lib/python*/site-packages/calm/_native")
+    assert found == [str(native / name) for name in TRACED_WITH]
 
 
 def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ from lib import (  # noqa: E402
 from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
 
-from calm import allocators  # noqa: E402
+from calm import __version__, allocators  # noqa: E402
 from calm.profile.model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
 
 BUILD = ROOT / "build/release"
@@ -79,20 +84,92 @@ calls=100 1
     assert instructions.called_by_main(profile) == 350
 
 
-def test_rounds_are_interleaved_and_a_failing_allocator_is_dropped() -> None:
+def taken_by(labels: list[str], count: int, fails: int = 0) -> tuple[list[str], list[dict[str, Any]]]:
+    """Who had which turn, by the last letter, and the results; the turn of that number fails."""
     order: list[str] = []
 
     def run(allocator: Any) -> dict[str, Any]:
         order.append(allocator.label[-1])
-        if order == ["1", "2", "1", "2"]:
+        if len(order) == fails:
             raise subprocess.CalledProcessError(1, "it")
         return {"figure": len(order)}
 
-    sides = rounds.interleaved(["glibc:A=1", "glibc:A=2"], run, rounds=3)
-    assert order == ["1", "2", "1", "2", "1", "1"]
-    assert [run["figure"] for run in sides[0]["runs"]] == [3, 5, 6]
-    assert sides[1]["runs"] == []
-    assert "exit status 1" in sides[1]["failure"]
+    return order, rounds.interleaved(labels, run, rounds=count)
+
+
+def test_rounds_are_interleaved_and_no_allocator_has_a_place() -> None:
+    labels = [f"glibc:A={number}" for number in range(4)]
+    order, sides = taken_by(labels, 7)
+    drawn = [order[at : at + 4] for at in range(0, 32, 4)]
+    assert all(sorted(each) == ["0", "1", "2", "3"] for each in drawn)
+    for place in range(4):
+        assert sorted(each[place] for each in drawn) == sorted("00112233")
+    followed = Counter(pair for each in drawn for pair in itertools.pairwise(each))
+    assert set(followed.values()) == {2}
+    assert len(followed) == 12
+    # The same at each start; the first round counts nowhere.
+    assert taken_by(labels, 7)[0] == order
+    assert all(len(each["runs"]) == 7 for each in sides)
+    assert min(run["figure"] for each in sides for run in each["runs"]) == 5
+
+
+def test_a_failing_allocator_is_dropped() -> None:
+    order, sides = taken_by(["glibc:A=1", "glibc:A=2"], 3, fails=4)
+    failed, other = (sides[0], sides[1]) if order[3] == "1" else (sides[1], sides[0])
+    assert order[4:] == [other["label"][-1]] * 2
+    assert [run["figure"] for run in other["runs"]] == [3, 5, 6]
+    assert failed["runs"] == []
+    assert "exit status 1" in failed["failure"]
+
+
+def test_results_say_which_version_took_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libmimalloc.so")
+    shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libcalmalloc.so")
+    crate = {"version": "3.3.2", "crate": "libmimalloc-sys", "crate_version": "0.1.49"}
+    (tmp_path / "versions.json").write_text(json.dumps({"mimalloc": crate}))
+    monkeypatch.setenv("CALM_LIBRARY_PATH", str(tmp_path))
+    labels = ["mimalloc:A=1", "calmalloc-offload", "glibc"]
+    sides = rounds.interleaved(labels, lambda _: {}, rounds=1)
+    assert sides[0]["origin"] == crate | {"package": None, "package_version": None}
+    told = [rounds.version_of(side) for side in sides]
+    assert told[0] == "3.3.2, crate libmimalloc-sys 0.1.49"
+    assert told[1] == __version__
+    assert told[2].startswith(os.confstr("CS_GNU_LIBC_VERSION").split()[1])  # type: ignore[union-attr]
+    assert rounds.version_of({"label": "older results"}) == "version not known"
+
+
+# Tells the number of the process that it starts, which goes on for as long as it is let.
+STARTS_ANOTHER = 'sleep 1000 & echo $! >"$0"; wait'
+
+
+def await_end(told: Path) -> None:
+    for _ in range(500):
+        with contextlib.suppress(OSError, ValueError):
+            state = Path(f"/proc/{int(told.read_text())}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                return
+        if told.exists() and told.read_text() and not Path(f"/proc/{int(told.read_text())}").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it goes on")
+
+
+def test_what_is_cut_short_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    command = ["sh", "-c", STARTS_ANOTHER, str(told)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        rounds.run_to_end(command, limit_s=1)
+    await_end(told)
+
+
+def test_a_profile_that_does_not_end_is_cut_short(tmp_path: Path) -> None:
+    command = ["sh", "-c", STARTS_ANOTHER, str(tmp_path / "pid")]
+    found = allocator_share.measure(command, allocators.parse("calmalloc"), ROOT, limit_s=5)
+    assert found["share"] is None
+    if "did not end within 5 s" not in found["reason"]:
+        pytest.skip(found["reason"])
+    if (tmp_path / "pid").exists():
+        await_end(tmp_path / "pid")
 
 
 def side(label: str, *runs: dict[str, Any]) -> dict[str, Any]:
@@ -150,23 +227,47 @@ def judge_one(goal: Goal, *sides: dict[str, Any]) -> dict[str, Any]:
     return verdict
 
 
-@pytest.mark.parametrize(("at_most", "met"), [(0.5, True), (0.49, False), (None, None)])
-def test_a_goal_is_a_ratio_of_costs(at_most: float | None, met: bool | None) -> None:
+@pytest.mark.parametrize(("at_most", "outcome"), [(0.5, "met"), (0.49, "missed"), (None, None)])
+def test_a_goal_is_a_ratio_of_costs(at_most: float | None, outcome: str | None) -> None:
     goal = Goal("wall_s", "calmalloc-offload", "mimalloc", at_most)
     sides = (
         side("mimalloc", {"wall_s": 4.0}, {"wall_s": 8.0}, {"wall_s": 6.0}),
         side("calmalloc-offload", {"wall_s": 2.0}, {"wall_s": 4.0}, {"wall_s": 3.0}),
     )
     verdict = judge_one(goal, *sides)
-    assert (verdict["value"], verdict["low"], verdict["high"], verdict["met"]) == (0.5, 0.5, 0.5, met)
+    assert (verdict["value"], verdict["low"], verdict["high"]) == (0.5, 0.5, 0.5)
+    assert (verdict["runs"], verdict["outcome"]) == (3, outcome)
     # What is done in a second costs its inverse.
     goal = dataclasses.replace(goal, metric="frees_per_second")
     rates = (
-        side("mimalloc", {"frees_per_second": 100.0}),
-        side("calmalloc-offload", {"frees_per_second": 200.0}),
+        side("mimalloc", *[{"frees_per_second": 100.0}] * 2),
+        side("calmalloc-offload", *[{"frees_per_second": 200.0}] * 2),
     )
     assert judge_one(goal, *rates)["value"] == 0.5
-    assert judge_one(goal, *rates)["met"] == met
+    assert judge_one(goal, *rates)["outcome"] == outcome
+
+
+@pytest.mark.parametrize(
+    ("at_most", "outcome"), [(0.5, "missed"), (0.799, "missed"), (0.9, "open"), (1.15, "open"), (1.2, "met")]
+)
+def test_the_interval_decides_and_not_the_median(at_most: float, outcome: str) -> None:
+    ratios = (0.8, 0.9, 1.0, 1.1, 1.2)
+    sides = (
+        side("mimalloc", *[{"wall_s": 1.0}] * 5),
+        side("calmalloc-offload", *[{"wall_s": ratio} for ratio in ratios]),
+    )
+    verdict = judge_one(Goal("wall_s", "calmalloc-offload", "mimalloc", at_most), *sides)
+    assert (verdict["value"], verdict["low"], verdict["high"]) == (1.0, 0.8, 1.2)
+    assert verdict["outcome"] == outcome
+    line = f"wall_s, calmalloc-offload to mimalloc: 1 (95 %: 0.8 to 1.2), at most {at_most:g}: {outcome}"
+    assert judged.told(verdict) == line
+
+
+def test_one_run_decides_nothing() -> None:
+    sides = (side("mimalloc", {"wall_s": 1.0}), side("calmalloc-offload", {"wall_s": 0.1}))
+    verdict = judge_one(Goal("wall_s", "calmalloc-offload", "mimalloc", 0.9), *sides)
+    assert (verdict["value"], verdict["low"], verdict["outcome"]) == (0.1, None, "open")
+    assert judge_one(Goal("wall_s", "mimalloc", at_most=9.0), *sides)["outcome"] == "open"
 
 
 def test_the_best_peer_is_none_of_our_own() -> None:
@@ -178,9 +279,9 @@ def test_the_best_peer_is_none_of_our_own() -> None:
         "glibc": 5.0,
     }
     goal = Goal("ns", "calmalloc-offload:CALM_OPTIONS=slack=1", BEST_PEER, 0.5)
-    sides = [side(label, {"ns": cost}) for label, cost in (costs | {goal.of: 2.0}).items()]
+    sides = [side(label, *[{"ns": cost}] * 2) for label, cost in (costs | {goal.of: 2.0}).items()]
     verdict = judge_one(goal, *sides)
-    assert (verdict["to"], verdict["value"], verdict["met"]) == ("glibc", 0.4, True)
+    assert (verdict["to"], verdict["value"], verdict["outcome"]) == ("glibc", 0.4, "met")
 
 
 def test_what_was_not_measured_meets_nothing() -> None:
@@ -195,35 +296,49 @@ def test_what_was_not_measured_meets_nothing() -> None:
         (side("calmalloc", measured), side("calmalloc-offload", measured | {"said": ["calmalloc: no"]})),
     ):
         verdict = judge_one(goal, *sides)
-        assert verdict["met"] is None
+        assert verdict["outcome"] == "not known"
         assert judged.told(verdict).endswith("at most 9: not known")
 
 
 def test_a_goal_may_be_a_figure_itself() -> None:
-    goal = Goal("server_percent", "calmalloc-offload", at_most=0.1)
     runs = [{"server_percent": percent} for percent in (0.02, 0.3, 0.05)]
-    verdict = judge_one(goal, side("calmalloc-offload", *runs))
-    assert (verdict["value"], verdict["low"], verdict["high"], verdict["met"]) == (0.05, 0.02, 0.3, True)
+    for at_most, outcome in ((0.3, "met"), (0.1, "open"), (0.01, "missed")):
+        goal = Goal("server_percent", "calmalloc-offload", at_most=at_most)
+        verdict = judge_one(goal, side("calmalloc-offload", *runs))
+        assert (verdict["value"], verdict["low"], verdict["high"]) == (0.05, 0.02, 0.3)
+        assert verdict["outcome"] == outcome
+        # Least and largest of three runs are no interval of 95 %.
+        assert "0.05 (3 runs: 0.02 to 0.3)" in judged.told(verdict)
+    assert "95 %" not in judged.HEAD
 
 
 def test_all_goals_or_one_program() -> None:
-    def verdict(met: bool | None, at_most: float | None = 1.0) -> dict[str, Any]:
-        return {"met": met, "at_most": at_most}
+    def verdict(outcome: str | None) -> dict[str, Any]:
+        return {"outcome": outcome}
 
-    told_only = verdict(None, None)
-    assert judged.all_met([verdict(True), told_only]) is True
-    assert judged.all_met([verdict(True), verdict(None), verdict(False)]) is False
-    assert judged.all_met([verdict(True), verdict(None)]) is None
-    assert judged.all_met([told_only]) is None
+    met, missed, undecided, unknown, told_only = map(verdict, ("met", "missed", "open", "not known", None))
+    assert judged.of_all([met, told_only]) == "met"
+    assert judged.of_all([met, undecided]) == "open"
+    assert judged.of_all([met, unknown, undecided]) == "not known"
+    assert judged.of_all([met, undecided, unknown, missed]) == "missed"
+    assert judged.of_all([told_only]) == "not known"
 
-    def row(share: float | None, met: bool | None) -> dict[str, Any]:
-        return {"allocator_share": {"share": share}, "ratios": [verdict(met), told_only]}
+    def row(share: float | None, found: dict[str, Any]) -> dict[str, Any]:
+        return {"allocator_share": {"share": share}, "ratios": [found, told_only]}
 
-    assert judged.any_row_met([row(0.2, False), row(0.1, True)]) is True
+    assert judged.of_any([row(0.2, missed), row(0.1, met)]) == "met"
+    assert judged.of_any([row(0.2, missed), row(0.1, undecided)]) == "open"
     # A program that hardly allocates proves nothing.
-    assert judged.any_row_met([row(0.2, False), row(0.09, True), row(None, True)]) is False
-    assert judged.any_row_met([row(0.2, False), row(0.3, None)]) is None
-    assert judged.any_row_met([row(0.01, True)]) is None
+    assert judged.of_any([row(0.2, missed), row(0.09, met)]) == "missed"
+    assert judged.of_any([row(0.01, met)]) == "not known"
+    # One of which that is not known may be the one: unless another is, or it would not be anyway.
+    assert judged.of_any([row(0.2, missed), row(None, met)]) == "not known"
+    assert judged.of_any([row(0.2, undecided), row(None, undecided)]) == "not known"
+    assert judged.of_any([row(0.2, met), row(None, met)]) == "met"
+    assert judged.of_any([row(0.2, missed), row(None, missed)]) == "missed"
+    assert judged.of_any([row(0.2, missed), row(0.3, unknown)]) == "not known"
+    # Left out.
+    assert judged.of_any([row(0.2, missed), {"allocator_share": {}, "ratios": [unknown]}]) == "not known"
 
 
 def test_what_calmalloc_says_is_kept() -> None:
@@ -462,18 +577,21 @@ def test_a_figure_from_its_rows_to_the_table(how: Any, metric: str, tmp_path: Pa
     result = store.load("offload-try")
     assert result is not None
     assert len(result["cpus"]) == 1
-    assert result["met"] is False
+    assert result["outcome"] == "missed"
     (found,) = result["rows"]
-    assert [(side["label"], len(side["runs"])) for side in found["allocators"]] == [
-        ("glibc", 2),
-        ("calmalloc", 2),
-    ]
-    assert [verdict["met"] for verdict in found["ratios"]] == [True, False]
+    for each, label in zip(found["allocators"], ("glibc", "calmalloc"), strict=True):
+        assert (each["label"], len(each["runs"])) == (label, 2)
+        assert each["origin"]["version"]
+        if how is offload.timed:
+            assert all(run["cpu_s"] == run["user_s"] + run["system_s"] for run in each["runs"])
+    assert [verdict["outcome"] for verdict in found["ratios"]] == ["met", "missed"]
     assert str(ROOT) not in (tmp_path / "offload-try.json").read_text()
-    first, second = offload.table(store).splitlines()[2:]
+    first, second, _, *versions = offload.table(store).splitlines()[2:]
     assert first.startswith(f"| try: small | {metric} | calmalloc | glibc | ")
     assert first.endswith(" | 1e+09 | met |")
     assert second.endswith(" | 0 | missed |")
+    assert versions[0] == f"- calmalloc: {__version__}"
+    assert versions[1].startswith("- glibc: 2.")
 
 
 def test_a_row_whose_program_is_missing_is_left_out(
@@ -483,9 +601,32 @@ def test_a_row_whose_program_is_missing_is_left_out(
     offload.measure_figure(offload.Figure("offload-try", offload.printed, (row,)), Store(tmp_path), 1)
     result = Store(tmp_path).load("offload-try")
     assert result is not None
-    assert result["met"] is None
+    assert result["outcome"] == "not known"
     assert "is not built" in result["rows"][0]["left_out"]
     assert "left out: build/release/no-such-workload is not built" in capsys.readouterr().out
+
+
+def test_programs_tell_what_they_cost_in_cpu_time() -> None:
+    goals = [row.goals for figure, row in ROWS if figure.name in ("offload-program", "offload-xalan")]
+    assert goals
+    assert all(Goal("cpu_s", "calmalloc-offload", "calmalloc") in each for each in goals)
+
+
+def test_a_document_for_jq(tmp_path: Path) -> None:
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    document = tmp_path / "orders.json"
+    document.write_text("".join(offload.json_orders(500)))
+    assert document.read_text() == "".join(offload.json_orders(500))
+    jq = offload.PROGRAMS_BY_NAME["jq"]
+    done = subprocess.run(["jq", *jq.arguments(tmp_path)], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    orders = json.loads(document.read_text())
+    assert sum(row["orders"] for row in rows) == len(orders) == 500
+    assert sum(row["items"] for row in rows) == sum(len(order["items"]) for order in orders)
+    for row in rows:
+        last = max((o for o in orders if o["region"] == row["region"]), key=lambda o: (o["note"], o["id"]))
+        assert row["last"] == last["id"]
 
 
 def test_inputs_of_programs_are_written_and_named_from_where_they_are_run(
