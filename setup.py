@@ -28,7 +28,7 @@ def compile_into(folder: Path) -> None:
     build = WORK / "native"
     commands = [
         ["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release"]
-        + ["-DCMAKE_SHARED_LINKER_FLAGS=-s", "-DCMAKE_EXE_LINKER_FLAGS=-s"]
+        + [f"-DCMAKE_{kind}_LINKER_FLAGS=-s" for kind in ("SHARED", "MODULE", "EXE")]
         + [f"-DCALMALLOC_{option}" for option in options],
         ["cmake", "--build", build, "--parallel"],
         ["cmake", "--install", build, "--component", "wheel", "--prefix", folder],
