@@ -29,6 +29,7 @@ from calm import (
     plot,
     program,
     report,
+    said,
     stat,
 )
 from calm.allocators import Allocator
@@ -75,6 +76,8 @@ class Comparison:
     sides: list[Side]
     broadcast: machine.Broadcast | None
     interrupted_by: int | None = None
+    said: dict[str, list[str]] = field(default_factory=dict)
+    """By allocator, what calmalloc itself had to say."""
 
     def values(self, side: Side, metric: Metric) -> list[float | None]:
         """One figure of every run."""
@@ -100,8 +103,9 @@ def _fail(side: Side, command: Sequence[str], failure: str) -> None:
     click.echo(f"calm: {side.allocator.label}: {shlex.join(command)}: {failure}", err=True)
 
 
-def _run_once(side: Side, command: Sequence[str], groups: Sequence[str], show_output: bool) -> Measurement:
+def _run_once(comparison: Comparison, side: Side, groups: Sequence[str], show_output: bool) -> Measurement:
     """Runs the program; a failure of it is noted at its side."""
+    command = comparison.command
     with tempfile.TemporaryFile() as errors:
         run = measure(
             command,
@@ -113,6 +117,8 @@ def _run_once(side: Side, command: Sequence[str], groups: Sequence[str], show_ou
         )
         if run.interrupted_by is None and run.failure:
             _fail(side, command, run.failure + report.last_words(errors))
+        # With its output let through, nothing is in there, and the line has been seen.
+        said.listen(comparison.said, side.label, errors)
         return run
 
 
@@ -141,7 +147,7 @@ def run_rounds(comparison: Comparison, groups: Sequence[str], show_output: bool)
                         progress.update(task, description=f"{what}: {side.allocator.label}")
                         progress.refresh()
                         try:
-                            run = _run_once(side, comparison.command, groups, show_output)
+                            run = _run_once(comparison, side, groups, show_output)
                         except CalmError as error:
                             # At first it is an error like any other; later there are results to keep.
                             if number == 0:
@@ -213,6 +219,8 @@ def _print(comparison: Comparison, file: IO[str]) -> None:
             console.print(f"{metric.label}: {explanation}", style="dim", soft_wrap=True)
     if comparison.broadcast:
         console.print(f"note: {comparison.broadcast.note}", soft_wrap=True)
+    for line in said.notes(comparison.said):
+        console.print(f"note: {line}", soft_wrap=True)
     done = max(len(side.runs) for side in comparison.sides)
     few = "; with so few rounds the intervals are too narrow" if 1 < done < 5 else ""
     console.print(
@@ -260,6 +268,7 @@ def as_json(comparison: Comparison, outcome: Outcome | None = None) -> dict[str,
                 "library": str(side.allocator.library) if side.allocator.library else None,
                 "environment": dict(side.allocator.environment),
                 "failure": side.failure,
+                "said": comparison.said.get(side.label, []),
                 "n": len(side.runs),
                 "median": {metric.key: median(comparison.values(side, metric)) for metric in METRICS},
                 "ratio": {key: vars(ratio) for key, ratio in ratios.items() if ratio is not None},

@@ -4,7 +4,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -38,6 +41,38 @@ def kill_descendants(root: int) -> list[int]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return found
+
+
+def run_whole(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    errors: IO[bytes],
+    limit_s: float,
+) -> int:
+    """Runs a command in a session of its own, its output dropped; returns its exit code.
+
+    When its time is over (TimeoutExpired), or an interrupt comes, all of the session is killed: what runs
+    other programs would end without them.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout=limit_s)
+    except BaseException:
+        # It may have ended by itself just now.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def end_with_parent(number: signal.Signals) -> None:

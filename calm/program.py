@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calm.errors import NOT_EXECUTABLE, NOT_FOUND, CalmError
@@ -34,6 +34,11 @@ def find(name: str) -> Path:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise exec_error(name, error.errno or 0) from error
     raise CalmError(f"no such program: {name!r}", NOT_FOUND)
+
+
+def with_variables(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """The command with these set for itself alone, and not for what starts it: as a preload would be."""
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
 
 
 def exec_error(name: str, error: int) -> CalmError:

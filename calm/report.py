@@ -80,14 +80,18 @@ def ratio(found: Ratio | None) -> tuple[str, str]:
     return f"{found.value:.3g}", f"{low} to {high}"
 
 
+def printable(line: str) -> str:
+    """A line of a program's words, with nothing in it that a terminal would obey, and not too long."""
+    return "".join(character if character.isprintable() else " " for character in line)[:200]
+
+
 def last_words(errors: IO[bytes]) -> str:
     """The last line that a program wrote to standard error, for the message about its failure."""
     size = errors.seek(0, os.SEEK_END)
     errors.seek(max(0, size - 2000))
     lines = errors.read().decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    printable = "".join(character if character.isprintable() else " " for character in last)
-    return f" (it said: {printable[:200]})" if printable else ""
+    last = printable(next((line.strip() for line in reversed(lines) if line.strip()), ""))
+    return f" (it said: {last})" if last else ""
 
 
 def check_writable(path: str) -> None:

@@ -91,6 +91,8 @@ class Results:
     left_out: dict[str, str]
     """Cases that could not be run at all, and why."""
     interrupted_by: int | None = None
+    said: dict[str, list[str]] = field(default_factory=dict)
+    """By allocator, what calmalloc itself had to say, in whatever case."""
 
     @property
     def labels(self) -> list[str]:
@@ -141,6 +143,8 @@ def _side(data: Mapping[str, Any]) -> Side:
 
 def _checked(results: Results) -> Results:
     labels = set(results.labels)
+    if not all(isinstance(line, str) for lines in results.said.values() for line in lines):
+        raise ValueError("what an allocator said is no text")
     for row in results.rows:
         if {side.label for side in row.sides} - labels:
             raise ValueError(f"{row.name} has an allocator that is not listed")

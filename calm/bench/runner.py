@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from calm import __version__, allocators, machine, measure, processes, program, report
+from calm import __version__, allocators, machine, measure, processes, program, report, said
 from calm.allocators import Allocator
 from calm.bench import workloads
 from calm.bench.cases import Case, Prepared
@@ -161,8 +161,12 @@ def run_once(
     broadcast: machine.Broadcast | None,
     limit_s: float | None,
     hardware: bool = False,
+    heard: dict[str, list[str]] | None = None,
 ) -> tuple[measure.Measurement, dict[str, float | None], str | None]:
-    """One run: the measurement, its figures, and what went wrong with it, if anything did."""
+    """One run: the measurement, its figures, and what went wrong with it, if anything did.
+
+    heard: gets what calmalloc says.
+    """
     environment = clean_environment() | dict(prepared.environment)
     with (
         tempfile.TemporaryFile() as output,
@@ -194,6 +198,8 @@ def run_once(
             limit_s=limit_s,
             start_client=start_client if prepared.client else None,
         )
+        if heard is not None:
+            said.listen(heard, allocator.label, errors)
         figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in _figures(hardware)}
         failure = run.failure
         if failure:
@@ -275,7 +281,7 @@ def _run_row(
         begin = time.monotonic()
         try:
             run, figures, failure = run_once(
-                work.case, work.prepared, allocator, broadcast, limit_s, hardware
+                work.case, work.prepared, allocator, broadcast, limit_s, hardware, results.said
             )
         except CalmError as error:
             run, figures, failure = None, {}, str(error)

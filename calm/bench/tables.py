@@ -9,7 +9,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from calm import report
+from calm import report, said
 from calm.bench.analysis import (
     AVERAGE,
     PARETO_MARGIN,
@@ -319,7 +319,7 @@ def findings(analysis: Analysis) -> list[str]:
         lines.append(f"failed: {row.name} under {side.label}, in {where}: {side.failure}")
     for name, reason in results.left_out.items():
         lines.append(f"not run: {name}: {reason}")
-    lines += [f"note: {note}" for note in results.notes]
+    lines += [f"note: {note}" for note in (*results.notes, *said.notes(results.said))]
     return lines
 
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from rich.table import Table
 
-from calm import allocators, compare, machine, options, program, ranges, report, topology
+from calm import allocators, compare, machine, options, program, ranges, report, said, topology
 from calm.errors import USAGE, CalmError
 from calm.measure import TLB_GROUP
 from calm.predict import calibration, inputs, model, offload_report
@@ -306,6 +306,7 @@ def _measure(specs: Sequence[str], rounds: int, cmd: tuple[str, ...]) -> tuple[I
         click.echo(f"calm: stopped after {done} of {rounds} rounds", err=True)
         code = 128 + comparison.interrupted_by
     found = inputs.from_runs(comparison)
+    found.notes += said.notes(comparison.said)
     if broadcast:
         found.notes.append(broadcast.note)
     return (found if found.programs else None), code
@@ -326,6 +327,8 @@ def _check_offload(profiles: Sequence[str], figures: Sequence[str], cmd: Sequenc
         unwanted = name in ("sockets", "virt", "overcommit", "threads", "comparison", "case", "specs")
         if unwanted and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
             raise CalmError(f"{parameter.opts[0]} does not go with --offload", USAGE)
+    if not cmd and context.get_parameter_source("rounds") == ParameterSource.COMMANDLINE:
+        raise CalmError("-n is about runs of CMD, and there is none", USAGE)
     if len(profiles) > 1:
         raise CalmError("--offload starts from one --profile", USAGE)
     if bool(profiles) == bool(cmd) and (profiles or not figures):
@@ -406,7 +409,8 @@ def _check_offload(profiles: Sequence[str], figures: Sequence[str], cmd: Sequenc
     "calibration_path",
     type=click.Path(),
     metavar="FILE",
-    help="What `calm calibrate --json` wrote. Default: what `calm calibrate` kept.",
+    help="What `calm calibrate --json` wrote; with --offload, what `calm calibrate --messages --json` did. "
+    "Default: what was kept without --json.",
 )
 @options.json_file()
 @options.program(required=False)

@@ -253,9 +253,11 @@ def on(work: Work, published: Published, latency: Latency | None, cpus: Cpus) ->
     server_s = refill.value + free.value + large.value
     crowded = False
     if work.wall_s and work.cpus_used is not None:
-        room = work.wall_s * min(1.0, max(0.0, cpus.available - work.cpus_used))
-        crowded = moved.value > room
-        moved = Span(min(moved.value, room), min(moved.low, room), min(moved.high, room))
+        # Its large blocks are waited for, and it has to fetch them all the same.
+        alone = work.wall_s * min(1.0, max(0.0, cpus.available - work.cpus_used))
+        room = Span(*(max(0.0, alone - each) for each in (large.value, large.high, large.low)))
+        crowded = moved.value > room.value
+        moved = Span(min(moved.value, room.value), min(moved.low, room.low), min(moved.high, room.high))
     saved = _less(moved, cost)
     found = replace(found, moved_s=moved, server_s=server_s, saved_s=saved, crowded=crowded)
     return replace(found, saved_share=_times(saved, 1 / work.cpu_s)) if work.cpu_s else found

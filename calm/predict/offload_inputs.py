@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from calm import allocators, measure, program, report
+from calm.allocators import CALM_OPTIONS
 from calm.errors import USAGE, CalmError
 from calm.measure import HARDWARE_GROUP, Measurement
 from calm.predict.model import Span
@@ -31,7 +32,6 @@ from calm.progress import Bar
 from calm.statistics import median
 
 CALMALLOC = "calmalloc"
-OPTIONS = "CALM_OPTIONS"
 # Functions of the library (src/api) that are on the stack of whatever left the fast path: those of free, of
 # large blocks, and of all else. What stands first decides.
 SLOW_FREE = frozenset(("release_slow", "spill"))
@@ -43,11 +43,13 @@ SLOW = ("refill_s", "free_s", "large_s")
 _REPORT = '{"allocator": "calmalloc"'
 # Samples of CPU time a second: with ten seconds of a program, a share of 1 % is of 100 of them.
 _FREQUENCY = 997
-# Bytes between two samples of the heap profile at first; then as many as give this many samples, if there
-# were so few that the number of calls is not known to a tenth.
-_PERIOD, _SAMPLES, _CLOSE = 512 << 10, 1000, 0.1
+# Bytes between two samples of the heap profile at first; then fewer, if there were so few samples that the
+# number of calls is not known to a tenth.
+_PERIOD, _CLOSE = 512 << 10, 0.1
 _DEVIATIONS = 1.96
 _SHT_SYMTAB = 2
+# Less is no time and no number of anything; what is divided by it would be without a limit.
+LEAST = 1e-12
 _MARK = re.compile(r"\.(constprop|isra|part|cold|lto_priv|localalias)\b.*$")
 
 
@@ -77,6 +79,8 @@ def parse_figures(texts: Sequence[str]) -> dict[str, float]:
             number = math.nan
         if not (math.isfinite(number) and 0 <= number < 1e18):
             raise CalmError(f"--figures: {piece!r}: {value!r} is no number from 0 on", USAGE)
+        if 0 < number < LEAST:
+            raise CalmError(f"--figures: {piece!r}: it is too little: at least {LEAST:g}, or 0", USAGE)
         if name in ("atomic_cycles", "atomics", "miss_cycles", "cpu_s", "wall_s") and number == 0:
             raise CalmError(f"--figures: {piece!r}: it cannot be 0", USAGE)
         if name in found:
@@ -227,27 +231,30 @@ class Calls:
 
     mallocs: float
     frees: float
-    bytes: float
     deviation: float
     dropped: int
+
+    @property
+    def apart(self) -> float:
+        """How far off the number may be by chance, of it; without a sample nothing is known."""
+        return _DEVIATIONS * self.deviation / self.mallocs if self.mallocs else math.inf
 
     def __add__(self, other: "Calls") -> "Calls":
         return Calls(
             self.mallocs + other.mallocs,
             self.frees + other.frees,
-            self.bytes + other.bytes,
             math.hypot(self.deviation, other.deviation),
             self.dropped + other.dropped,
         )
 
 
-NO_CALLS = Calls(0.0, 0.0, 0.0, 0.0, 0)
+NO_CALLS = Calls(0.0, 0.0, 0.0, 0)
 _SAMPLE, _VALUE, _PERIOD_FIELD = 2, 2, 12
 
 
 def read_heap_profile(content: bytes) -> Calls:
     """What pprof would show as alloc_objects, and what of it is not in use any more."""
-    mallocs = in_use = amount = variance = 0.0
+    mallocs = in_use = variance = 0.0
     period, values = 1, []
     try:
         for name, value in _fields(content):
@@ -257,7 +264,7 @@ def read_heap_profile(content: bytes) -> Calls:
                 numbers = [each for field, each in _fields(value) if field == _VALUE]
                 values.append([each for each in numbers if isinstance(each, int)])
         for objects, space, left, _ in values:
-            mallocs, in_use, amount = mallocs + objects, in_use + left, amount + space
+            mallocs, in_use = mallocs + objects, in_use + left
             # A block of `size` bytes is hit with this probability, and then stands for its inverse.
             hit = -math.expm1(-space / max(1, objects) / period)
             variance += objects * (1 - hit) / hit if hit else 0.0
@@ -267,17 +274,26 @@ def read_heap_profile(content: bytes) -> Calls:
     return Calls(
         mallocs,
         max(0.0, mallocs - in_use),
-        amount,
         math.sqrt(variance),
         int(dropped[1]) if dropped else 0,
     )
 
 
 def _environment(own: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """calmalloc, with an option of ours behind the user's."""
+    """calmalloc, with options of ours behind the user's: the last of two counts.
+
+    What offload would save is seen where it does not run yet.
+    """
     variables = allocators.parse(CALMALLOC).variables(inherited)
-    given = inherited.get(OPTIONS)
-    return variables | ({OPTIONS: f"{given},{own}" if given else own} if own else {})
+    options = [each for each in (inherited.get(CALM_OPTIONS), own, "offload=off") if each]
+    return variables | {CALM_OPTIONS: ",".join(options)}
+
+
+def closer(period: int, found: Calls) -> int:
+    """The period that would give samples enough: by chance an estimate is off by its square root."""
+    if math.isinf(found.apart):
+        return 1
+    return max(1, min(period, int(period * (_CLOSE / found.apart) ** 2)))
 
 
 @dataclass
@@ -309,9 +325,10 @@ class _Runs:
     def calls(self, bar: Bar) -> Calls:
         """From a heap profile, or from two, if the first had few samples."""
         found = self._sampled(_PERIOD)
-        if found.mallocs == 0 or found.deviation > _CLOSE / _DEVIATIONS * found.mallocs:
+        if found.apart > _CLOSE:
             bar.update(what="counting calls again, more closely")
-            found = self._sampled(max(1, int(found.bytes / _SAMPLES)))
+            again = self._sampled(closer(_PERIOD, found))
+            found = min(found, again, key=lambda each: each.apart)
         return found
 
     def _sampled(self, period: int) -> Calls:
@@ -322,12 +339,10 @@ class _Runs:
 
     def profile(self) -> Profile:
         """Samples of stacks."""
-        variables = [f"{name}={value}" for name, value in _environment("", os.environ).items()]
-        quiet = 'exec env "$@" </dev/null 2>/dev/null'
+        wrapped = program.with_variables(self.command, _environment("", os.environ))
+        quiet = 'exec "$@" </dev/null 2>/dev/null'
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - it is no file of ours
-            found = Watcher(_FREQUENCY, Progress()).run(
-                ["sh", "-c", quiet, "sh", *variables, *self.command], nowhere.fileno()
-            )
+            found = Watcher(_FREQUENCY, Progress()).run(["sh", "-c", quiet, "sh", *wrapped], nowhere.fileno())
         if found.interrupted:
             raise SystemExit(130)
         if found.exit_code:

@@ -218,19 +218,31 @@ static void write_report(void) {
     putchar('\n');
 }
 
+static int fail(const char *why) {
+    fprintf(stderr, "calm-trace-replay: %s\n", why);
+    return 1;
+}
+
 int main(void) {
     for (unsigned i = 0; i < WORLDS; i++) {
         machines[i] = checked(machine_new(&machine_default));
         layouts[i] = checked(layout_new(kinds[i].kind, machines[i]));
     }
     static struct record records[RECORDS];
-    for (size_t count; (count = fread(records, sizeof *records, RECORDS, stdin)) > 0;) {
-        for (size_t i = 0; i < count; i++) {
+    size_t left = 0; /* bytes of a record that is not whole, which only the last can be */
+    for (size_t bytes; (bytes = fread(records, 1, sizeof records, stdin)) > 0;) {
+        for (size_t i = 0; i < bytes / sizeof *records; i++) {
             if (!replay(&records[i])) {
-                fputs("calm-trace-replay: standard input is no trace\n", stderr);
-                return 1;
+                return fail("standard input is no trace");
             }
         }
+        left = bytes % sizeof *records;
+    }
+    if (ferror(stdin)) {
+        return fail("standard input cannot be read");
+    }
+    if (left != 0) {
+        return fail("the trace ends within a record");
     }
     write_report();
     return fflush(stdout) == 0 ? 0 : 1;

@@ -360,7 +360,7 @@ def _recorder(folder: Path, command: Sequence[str]) -> tuple[list[str], str] | s
     """What records memory calls here, and its name; or why nothing does."""
     # What is to be preloaded is for the program, not for what records it.
     preload = os.environ.get("LD_PRELOAD")
-    wrapped = ["env", f"LD_PRELOAD={preload}", *command] if preload else list(command)
+    wrapped = program.with_variables(command, {"LD_PRELOAD": preload}) if preload else list(command)
     reason = "perf is not installed"
     if perf := shutil.which("perf"):
         events = [word for name in _CALLS for word in ("-e", f"syscalls:sys_enter_{name}")]

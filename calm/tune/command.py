@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from calm import environment, machine, options, plot, program, ranges, report
+from calm import environment, machine, options, plot, program, ranges, report, said
 from calm.allocators import GLIBC
 from calm.errors import USAGE, CalmError
 from calm.statistics import CONFIDENCE, RESAMPLES, SEED
@@ -146,7 +146,7 @@ class _Told:
             "study": self.study,
             "interrupted": outcome.stopped_by is not None,
             "error": outcome.error,
-            "notes": [*environment.warnings(os.environ), *self.notes],
+            "notes": [*environment.warnings(os.environ), *self.notes, *said.notes(self.runner.said)],
             "front": [self._with_line(each) for each in outcome.front],
             "fell_off_the_front": [each.as_dict() for each in outcome.dropped],
             "tried": [each.as_dict() for each in outcome.tried.values()],
@@ -172,6 +172,8 @@ class _Told:
         title, label = shlex.join(self.runner.command), _MEMORY[self.identity["memory"]]
         console = report.console(sys.stderr if json_path == "-" else sys.stdout)
         console.print(title, style="bold", soft_wrap=True)
+        for note in said.notes(self.runner.said):
+            console.print(f"note: {note}", soft_wrap=True)
         line = self._line(outcome.recommended.setting) if outcome.recommended else ""
         shown.show(outcome, self.budget, self.preference, label, line, console)
         if json_path:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from calm import report
+from calm import report, said
 from calm.errors import CalmError
 from calm.measure import Measurement, measure
 from calm.tune.space import Setting, Space, variables
@@ -22,6 +22,8 @@ _PATIENCE = 5.0
 _MORE_PATIENCE = 4.0
 _SAMPLES = 100
 _AVERAGE_S = 0.02
+# The baseline, which is under whatever allocator the environment says.
+AS_IT_IS = "CMD as it is now"
 
 
 class Stopped(Exception):  # noqa: N818 - no error
@@ -72,6 +74,8 @@ class ProgramRunner:
     repeats: int = 1
     stop_signal: int | None = None
     """Set by whoever catches signals while no program runs."""
+    said: dict[str, list[str]] = field(default_factory=dict)
+    """By allocator, what calmalloc itself had to say."""
     _interval_ms: int = 10
     _slowest_s: float = 0.0
 
@@ -109,6 +113,8 @@ class ProgramRunner:
             )
             if run.interrupted_by is not None:
                 raise Stopped(run.interrupted_by)
+            # With its output let through, nothing is in there, and the line has been seen.
+            said.listen(self.said, setting.allocator if setting else AS_IT_IS, errors)
             return run, run.failure + report.last_words(errors) if run.failure else None
 
     def run(self, setting: Setting | None) -> Run:

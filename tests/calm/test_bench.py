@@ -17,6 +17,7 @@ from calm_helpers import ROOT, Calm
 from rich.console import Console
 
 from calm import processes
+from calm.allocators import find_library
 from calm.bench import analysis, command, picture, results, runner, tables, workloads
 from calm.bench.analysis import AVERAGE, PEAK, TIME, analyse
 from calm.bench.cases import Case, Metric, Prepared
@@ -295,6 +296,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
     made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY))
     made.rows[0].command = [f"{tmp_path}/a", f"{tmp_path}-other", f"{tmp_path}/inputs/b"]
     made.rows[0].environment = {"PYTHONPATH": f"{tmp_path}:{tmp_path}/c:{tmp_path}"}
+    made.said = {"calmalloc": ["calmalloc: no"]}
     hidden = {f"{tmp_path}/inputs": "INPUTS", str(tmp_path): "."}
     path = tmp_path / "out.json"
     path.write_text(results.dump(made, hidden, analyse(made).as_dict()))
@@ -444,6 +446,19 @@ def test_runs_and_reports(bench: Bench, tmp_path: Path) -> None:
     markdown = bench("--report", out, "--markdown", "--table", "time")
     assert "| rate | 4 /s | 4.00 | 1.00 |" in markdown.stdout
     assert "Peak RSS" not in markdown.stdout
+
+
+def test_what_calmalloc_says_is_told_once(bench: Bench, tmp_path: Path) -> None:
+    if not find_library("calmalloc"):
+        pytest.skip("calmalloc is not built")
+    out, wrong = tmp_path / "out.json", "calmalloc:CALM_OPTIONS=nosuch=1;RATE=1"
+    done = bench("-a", f"glibc:RATE=1,{wrong}", "-n", 2, "-o", out, "nap", "rate")
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads(out.read_text())["said"][wrong]
+    assert line.startswith("calmalloc: ")
+    assert "nosuch" in line
+    assert done.stdout.count(f"note: {wrong}: {line}\n") == 1
+    assert bench("--report", out).stdout == done.stdout
 
 
 def test_failures_are_told_and_stop_nothing(bench: Bench, tmp_path: Path) -> None:

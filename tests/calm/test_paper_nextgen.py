@@ -2,8 +2,10 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,13 +219,18 @@ def test_mimalloc_and_nextgen_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "calmalloc-offload took no part: `make` builds it" in notes
 
 
-def test_the_offloaded_rows_are_found() -> None:
-    found = made_up()
-    found.allocators.append(Subject("calmalloc-offload", None, "1.0", None, None, {}))
+def joined_by(found: Results, label: str, environment: dict[str, str]) -> Results:
+    """One more allocator, with the figures of calmalloc."""
+    found.allocators.append(Subject(label, None, "1.0", None, None, environment))
     for each in found.rows:
         calmalloc = each.side("calmalloc")
         assert calmalloc
-        each.sides.append(replace(calmalloc, label="calmalloc-offload"))
+        each.sides.append(replace(calmalloc, label=label))
+    return found
+
+
+def test_the_offloaded_rows_are_found() -> None:
+    found = joined_by(made_up(), "calmalloc-offload", {})
     grid = grid_named(found, "table 3")
     assert [name for name in grid.headings if name.startswith("calmalloc")] == [
         "calmalloc",
@@ -256,6 +263,50 @@ def test_the_processors_counters_come_first() -> None:
     assert dict(cells(grid_named(found, "table 1 and figure 1"), "glibc"))["cycles"] == "5e+06"
     # Nobody's thread is told apart by them.
     assert not any(line[0].startswith("own caches of") for line in grid_named(found, "table 3").rows)
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "polls"),
+    [
+        ("calmalloc-offload", None, True),
+        ("calmalloc-offload-sync", None, True),
+        ("mine=x.so", "purge=eager,offload=on", True),
+        ("mine=x.so", "offload=off", False),
+    ],
+)
+@pytest.mark.parametrize("counted", [False, True])
+def test_counters_have_the_servers_polling_in_them(
+    counted: bool, label: str, options: str | None, polls: bool
+) -> None:
+    found = joined_by(made_up(counted=counted), label, {"CALM_OPTIONS": options} if options else {})
+    for start in ("table 1 and figure 1", "table 1: xalan, misses", "table 2", "table 3"):
+        notes = [note for note in grid_named(found, start).notes if "allocator's thread of" in note]
+        assert len(notes) == (1 if counted and polls else 0), start
+        assert all(label in note for note in notes)
+    # One that failed, or was not counted, has no figures that it could dilute.
+    for each in found.rows:
+        side = each.side(label)
+        assert side
+        side.runs.clear()
+    assert not any("allocator's thread of" in note for note in grid_named(found, "table 2").notes)
+
+
+def test_turns_that_were_lost_are_told() -> None:
+    found = made_up()
+    assert not any("turns that a thread lost" in line for line in nextgen.PAPER.differences(found, ABOUT))
+    traced = next(each for each in found.rows if each.name == "xmalloc-test, 8 threads: traced")
+    for each in traced.sides:
+        each.runs[0].figures["turns_lost"] = 1234.0 if each.label == "mimalloc" else 0.0
+    (line,) = [line for line in nextgen.PAPER.differences(found, ABOUT) if "turns that a thread lost" in line]
+    assert line.endswith(": 1,234 in xmalloc-test, 8 threads under mimalloc")
+
+
+@pytest.mark.parametrize(("scale", "lasting"), [(0.1, 1), (3.0, 3)])
+def test_what_a_scale_does_to_durations_is_said(scale: float, lasting: int) -> None:
+    about = replace(ABOUT, scale=scale)
+    assert f"runs for {lasting} s" in "".join(nextgen.PAPER.differences(made_up(), about))
+    for case in nextgen_cases.rounds(about)[1:]:
+        assert case.prepare(Path()).command[-2:] == ("--seconds", str(lasting))
 
 
 def test_without_traces_the_reason_is_told() -> None:
@@ -364,6 +415,41 @@ def test_the_allocator_is_the_programs_and_not_perfs(perf: Path, tmp_path: Path)
         nextgen_counters.count(["sleep", "30"], tmp_path, allocator, 0.1)
 
 
+def test_what_calmalloc_says_is_heard(perf: Path, tmp_path: Path) -> None:
+    says(perf, PERF_SAID)
+    heard: dict[str, list[str]] = {}
+    words = ["sh", "-c", "echo other; echo other >&2; echo calmalloc: no >&2"]
+    for _ in range(2):
+        nextgen_counters.count(words, tmp_path, Allocator("some"), 30, heard)
+    assert heard == {"some": ["calmalloc: no"]}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_past_its_time_the_program_is_killed_and_not_perf_alone(perf: Path, tmp_path: Path) -> None:
+    # As perf does it: the program is a child.
+    perf.write_text('#!/bin/sh\nshift 7\n"$@"\nexit\n')
+    perf.chmod(0o755)
+    number = tmp_path / "number"
+    for limit_s in (0.2, 1, 5, 20):
+        with pytest.raises(CalmError, match="did not end"):
+            nextgen_counters.count(
+                ["sh", "-c", f"echo $$ >{number}; exec sleep 600"], tmp_path, PLAIN, limit_s
+            )
+        if number.exists() and number.read_text():
+            break
+    pid = int(number.read_text())
+    deadline = time.monotonic() + 30
+    while _lives(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 # What the plugin reports, and what it sees of small programs.
 
 
@@ -403,6 +489,12 @@ def test_threads_are_summed_by_whose_they_are() -> None:
     assert (found["llc_load_misses"], found["llc_store_misses"], found["upgrades"]) == (5, 50, 5)
     assert (found["own_instructions"], found["own_l2_store_misses"]) == (200, 20)
     assert (found["l1_bytes"], found["turns_lost"]) == (32768, 3)
+
+
+def test_the_server_gets_a_cpu_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpus in ({0, 1}, {4, 2}, {7}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
+        assert nextgen_trace.patient().split(",")[1] == f"offload_cpu={max(cpus)}"
 
 
 # Each prints nothing; argument 1 is what to do.
@@ -470,6 +562,7 @@ int main(int argc, char **argv) {
         return wait(&status) < 0 || status != 0;
     }
     if (!strcmp(what, "exit")) return 3;
+    if (!strcmp(what, "say")) return write(2, "calmalloc: no\n", 14) != 14;
     if (!strcmp(what, "blocks")) {
         static char *blocks[1000];
         for (int round = 0; round < 5; round++) {
@@ -560,6 +653,12 @@ def test_a_run_is_ended_by_its_instructions(program: str) -> None:
         trace(program, "nothing", warm=999_999_999)
 
 
+def test_what_calmalloc_says_under_the_model_is_heard(program: str) -> None:
+    heard: dict[str, list[str]] = {}
+    nextgen_trace.trace([program, "say"], Path(program).parent, PLAIN, 90, heard=heard)
+    assert heard == {"glibc": ["calmalloc: no"]}
+
+
 def test_children_are_not_followed(program: str) -> None:
     nothing, forked = trace(program, "nothing"), trace(program, "fork")
     assert forked["llc_load_misses"] - nothing["llc_load_misses"] < 5000
@@ -630,6 +729,22 @@ def test_the_replay_wants_a_trace() -> None:
     assert b"no trace" in done.stderr
     empty = subprocess.run([str(replay)], input=b"", capture_output=True, check=True)
     assert json.loads(empty.stdout)["instructions"] == 0
+
+
+@pytest.mark.parametrize("records", [0, 1, 4096, 5000])
+def test_a_trace_that_is_cut_is_no_trace(records: int) -> None:
+    try:
+        replay = nextgen_trace._find(nextgen_trace.REPLAY)
+    except CalmError as error:
+        pytest.skip(str(error))
+    # Loads of 8 bytes, an instruction each.
+    whole = struct.pack("=QIHBB", 0x10000, 8, 1, 0, 0) * (records + 1)
+    for cut in (15, 1):
+        done = subprocess.run([str(replay)], input=whole[:-cut], capture_output=True, check=False)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr == b"calm-trace-replay: the trace ends within a record\n"
+    done = subprocess.run([str(replay)], input=whole, capture_output=True, check=True)
+    assert json.loads(done.stdout)["instructions"] == records + 1
 
 
 def test_without_qemu_nothing_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _further(further: Further) -> None:
     results, about, limit_s = further.results, further.about, further.limit_s
 
     def count_events(prepared: Prepared, allocator: Allocator) -> Figures:
-        return nextgen_counters.count(prepared.command, prepared.folder, allocator, limit_s)
+        return nextgen_counters.count(prepared.command, prepared.folder, allocator, limit_s, results.said)
 
     def record(prepared: Prepared, allocator: Allocator) -> Figures:
         del allocator
@@ -75,7 +75,13 @@ def _further(further: Further) -> None:
     def simulate(warm: int, limit: int) -> Callable[[Prepared, Allocator], Figures]:
         def run(prepared: Prepared, allocator: Allocator) -> Figures:
             return nextgen_trace.trace(
-                prepared.command, prepared.folder, allocator, limit_s, warm=warm, limit=limit
+                prepared.command,
+                prepared.folder,
+                allocator,
+                limit_s,
+                warm=warm,
+                limit=limit,
+                heard=results.said,
             )
 
         return run

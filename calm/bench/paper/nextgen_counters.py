@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from calm import report
+from calm import processes, program, report, said
 from calm.allocators import Allocator
 from calm.bench import runner
 from calm.errors import CalmError
@@ -42,21 +42,26 @@ def read(text: str) -> dict[str, float | None]:
     return figures
 
 
-def _perf(command: Sequence[str], folder: Path, limit_s: float) -> dict[str, float | None]:
+def _perf(
+    command: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    label: str = "",
+    heard: dict[str, list[str]] | None = None,
+) -> dict[str, float | None]:
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as errors:
         out = Path(place) / "counts"
-        done = subprocess.run(
+        code = processes.run_whole(
             ["perf", "stat", "-x,", "-o", str(out), "-e", ",".join(EVENTS.values()), "--", *command],
-            cwd=folder,
-            env=runner.clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            timeout=limit_s,
-            check=False,
+            folder=folder,
+            environment=runner.clean_environment(),
+            errors=errors,
+            limit_s=limit_s,
         )
-        if done.returncode != 0:
-            raise CalmError(f"exit code {done.returncode}{report.last_words(errors)}")
+        if code != 0:
+            raise CalmError(f"exit code {code}{report.last_words(errors)}")
+        if heard is not None:
+            said.listen(heard, label, errors)
         return read(out.read_text())
 
 
@@ -74,11 +79,15 @@ def obstacle() -> str | None:
 
 
 def count(
-    command: Sequence[str], folder: Path, allocator: Allocator, limit_s: float
+    command: Sequence[str],
+    folder: Path,
+    allocator: Allocator,
+    limit_s: float,
+    heard: dict[str, list[str]] | None = None,
 ) -> dict[str, float | None]:
-    """One run. Through env, so that perf itself does not run with the allocator."""
-    variables = [f"{name}={value}" for name, value in allocator.variables({}).items()]
+    """One run; perf itself does not run with the allocator. heard: gets what calmalloc says."""
     try:
-        return _perf(["env", *variables, *command], folder, limit_s)
+        own = program.with_variables(command, allocator.variables({}))
+        return _perf(own, folder, limit_s, allocator.label, heard)
     except subprocess.TimeoutExpired as error:
         raise CalmError(f"it did not end within {limit_s:g} s") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from calm import allocators
-from calm.allocators import GLIBC
+from calm.allocators import CALM_OPTIONS, GLIBC
 from calm.bench.paper import nextgen_cases as cases
 from calm.bench.paper import nextgen_trace, published
 from calm.bench.paper.model import (
@@ -103,7 +103,7 @@ def _table_1_times(results: Results, about: About) -> Grid:
         "published, slowest to fastest: by execution time (figure 1); by cycles it is "
         f"{plain.cycles / min(each.cycles for each in published.NEXTGEN_1.values()):.2f}"
     )
-    grid.notes += _no_cycles(results)
+    grid.notes += _no_cycles(results) + _polling(results, events_row)
     return grid
 
 
@@ -144,12 +144,35 @@ def _no_cycles(results: Results) -> list[str]:
     return [f"CPU time, user and system, stands for cycles: {how}"] if how.startswith("not ") else []
 
 
+def _offloading(results: Results) -> list[str]:
+    """Those that took part with a server thread of their own."""
+    found = []
+    for each in results.allocators:
+        known = allocators.KNOWN.get(each.label.partition(":")[0])
+        options = f"{each.environment.get(CALM_OPTIONS, '')},{known.option if known else None}"
+        if "offload=on" in options or "offload=sync" in options:
+            found.append(each.label)
+    return found
+
+
+def _polling(results: Results, row: Row | None) -> list[str]:
+    """What a counter of the whole process makes of a server that looks for news all the time."""
+    labels = [label for label in _offloading(results) if middle(row, label, "instructions") is not None]
+    if not _is_counted(row) or not labels:
+        return []
+    return [
+        f"the processor counts the allocator's thread of {' and '.join(labels)} with the program's: while it "
+        "looks for news it runs instructions that hardly miss, so cycles and instructions are more, and "
+        "misses for each 1,000 instructions fewer, than the program's own"
+    ]
+
+
 def _whence(results: Results, row: Row | None) -> list[str]:
     """Where a table's misses are from."""
     if row is None:
         return [f"no misses: {results.how.get(TRACED, 'not traced')}"]
     if _is_counted(row):
-        return [f"misses: {results.how.get(COUNTED, '')}"]
+        return [f"misses: {results.how.get(COUNTED, '')}", *_polling(results, row)]
     return [f"misses: {results.how.get(TRACED, '')}: {row.name.removesuffix(': traced')}"]
 
 
@@ -340,7 +363,10 @@ def differences(results: Results, about: About) -> list[str]:
         f"{rate(calls)}"
     )
     if about.scale != 1:
-        lines.append(f"scale {about.scale:g}: documents, traces and durations are that share of our own")
+        lines.append(
+            f"scale {about.scale:g}: documents and traces are that share of our own; xmalloc-test, which "
+            f"takes whole seconds, runs for {cases.xmalloc_seconds(about)} s where its clock ends it"
+        )
     if any(each.family == TRACED for each in results.rows):
         lines += _of_the_model(results)
     if about.threads < 2 * max(cases.THREADS):
@@ -353,11 +379,13 @@ def differences(results: Results, about: About) -> list[str]:
 
 
 def _of_the_model(results: Results) -> list[str]:
-    sizes = ""
+    sizes, lost = "", []
     for each in results.rows:
         for side in each.sides if each.family == TRACED else ():
             for run in side.runs:
                 sizes = sizes or _sizes(run.figures)
+                if turns := run.figures.get("turns_lost"):
+                    lost.append(f"{turns:,.0f} in {each.name.removesuffix(': traced')} under {side.label}")
     return [
         f"the model: {sizes}; lines of 64 bytes, pages of 4 KiB, no prefetcher, data only, no kernel; a "
         "line that one CPU writes leaves the others' caches. Real processors have more of all, so compare "
@@ -367,6 +395,14 @@ def _of_the_model(results: Results) -> list[str]:
         "natively",
         "threads are traced in turns of 200 instructions, so that each seems to have a CPU; xmalloc-test's "
         "counts begin when the caches are warm, and end after so many instructions, not seconds",
+        *(
+            [
+                "turns that a thread lost, as it was stopped for longer than the others waited; two then ran "
+                f"at once: {'; '.join(lost)}"
+            ]
+            if lost
+            else []
+        ),
     ]
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from calm import places, report
+from calm import places, processes, report, said
 from calm.allocators import CALM_OPTIONS, Allocator
 from calm.bench import runner
 from calm.errors import CalmError
@@ -29,8 +29,6 @@ PLUGIN, MARKS, REPLAY = "libcalm-trace.so", "libcalm-trace-marks.so", "calm-trac
 # A thread of calmalloc's: its helper, or in offload mode the server.
 OWN_THREAD = "calmalloc"
 OWN = "own_"
-# Of the offload mode: where threads take turns its server is slow to answer, and seems to share its CPU.
-PATIENT = "offload_patience=3600000,offload_cpu=1"
 LAYOUTS = ("aggregated inline", "segregated inline", "aggregated offloaded", "segregated offloaded")
 # Figures, by the model's names for loads and stores.
 _KINDS: Mapping[str, str] = {
@@ -117,22 +115,32 @@ def _judge(code: int, errors: IO[bytes], what: str = "") -> None:
         raise CalmError(f"{what}the dynamic linker did not preload it")
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, limit_s: float) -> None:
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    limit_s: float,
+    label: str = "",
+    heard: dict[str, list[str]] | None = None,
+) -> None:
     with _errors() as errors:
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                timeout=limit_s,
-                check=False,
+            code = processes.run_whole(
+                command, folder=folder, environment=environment, errors=errors, limit_s=limit_s
             )
         except subprocess.TimeoutExpired as error:
             raise CalmError(f"it did not end within {limit_s:g} s") from error
-        _judge(done.returncode, errors)
+        _judge(code, errors)
+        if heard is not None:
+            said.listen(heard, label, errors)
+
+
+def patient() -> str:
+    """Of the offload mode: where threads take turns its server is slow to answer, and seems to share its CPU.
+
+    One that is named is kept all the same, if it may be used at all: the last of those that may.
+    """
+    return f"offload_patience=3600000,offload_cpu={max(os.sched_getaffinity(0))}"
 
 
 def figures(found: Mapping[str, Any]) -> dict[str, float | None]:
@@ -164,14 +172,18 @@ def trace(
     *,
     warm: int = 0,
     limit: int = 0,
+    heard: dict[str, list[str]] | None = None,
 ) -> dict[str, float | None]:
-    """One run: warm: instructions before it counts; limit: those that it counts, or 0 for all."""
+    """One run: warm: instructions before it counts; limit: those that it counts, or 0 for all.
+
+    heard: gets what calmalloc says.
+    """
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        variables = allocator.variables({CALM_OPTIONS: PATIENT})
+        variables = allocator.variables({CALM_OPTIONS: patient()})
         program, *arguments = command
         traced = [*_traced(out, warm, limit), *_variables(variables), _program(program), *arguments]
-        _run(traced, _inherited(variables), folder, limit_s)
+        _run(traced, _inherited(variables), folder, limit_s, allocator.label, heard)
         try:
             found = json.loads(out.read_text())
         except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from calm import allocators, environment, report, topology
+from calm import allocators, environment, report, said, topology
 from calm.allocators import Allocator
 from calm.bench import results, runner, tables
 from calm.bench.paper import huge_pages, nextgen, oracle, ptlbmalloc2
@@ -136,7 +136,7 @@ def show(found: Results, about: About, markdown: bool, console: Console) -> None
     grids = paper.grids(found, about)
     lines = paper.differences(found, about)
     failures = [f"failed: {row.name} under {side.label}: {side.failure}" for row, side in found.failures]
-    lines += [*failures, *(f"note: {note}" for note in found.notes)]
+    lines += [*failures, *(f"note: {note}" for note in (*found.notes, *said.notes(found.said)))]
     if markdown:
         parts = [tables.grid_markdown(grid) for grid in grids]
         parts += ["\n".join(f"- {line}" for line in lines), " ".join(tables.conditions(found))]
