@@ -79,10 +79,9 @@ static const struct option options[] = {
      "Whether a thread on a CPU of its own does all the heap's work (see offload.md); `sync`: by one message "
      "for each call, to compare."},
     {"offload_cpu", "auto|sibling|core|socket", 0, 8191, CHANGE_AT_START, &offload_cpu,
-     "The CPU of that thread: a number, which then is its own, whatever else runs there; or as it lies to "
-     "the first thread's, a `sibling` of its core, "
-     "another "
-     "`core`, another `socket`; or an idle one."},
+     "The CPU of that thread: an idle one; or as it lies to the busiest thread's, a `sibling` of its core, "
+     "another `core` of its socket, another `socket`; or a number: that CPU then is its own, whatever else "
+     "runs there, and the heap is never lent."},
     {"offload_patience", NULL, 1, 3600000, CHANGE_AT_START, &offload_patience,
      "Milliseconds that a thread waits for that thread before it serves itself from a second heap."},
     {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,

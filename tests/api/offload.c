@@ -9,12 +9,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #define PATIENCE 30.0 /* seconds, for what takes a moment on an idle machine */
 
@@ -476,6 +478,42 @@ static void one_each(const char *unused) {
     stats_now();
 }
 
+static double seconds_run(void) {
+    struct timespec run;
+    CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &run) == 0);
+    return (double)run.tv_sec + (double)run.tv_nsec / 1e9;
+}
+
+/* Which CPU is its own, seen from a busy thread that stays on the one named. */
+static void placed(const char *cpu) {
+    enum { CPUS = 8192 };
+    cpu_set_t one[CPUS / CPU_SETSIZE];
+    size_t number = strtoul(cpu, NULL, 10);
+    /* Where the server may run is where the program might when it had its first block. */
+    use_blocks(1, 1);
+    CHECK(number < CPUS);
+    CPU_ZERO_S(sizeof one, one);
+    CPU_SET_S(number, sizeof one, one);
+    CHECK(sched_setaffinity(0, sizeof one, one) == 0);
+    while (seconds_run() < 0.2) {
+    }
+    /* Before it serves it has not chosen: till then it may run where the thread does that started it. */
+    uint64_t random = 1;
+    for (double until = seconds_now() + PATIENCE; stats_now().offload_calls == 0;) {
+        CHECK(seconds_now() < until);
+        use_blocks(random++, 1000);
+    }
+    char status[4096];
+    static const char key[] = "\nCpus_allowed_list:\t";
+    CHECK(read_task(the_server(), "status", status, sizeof status) > 0);
+    const char *list = strstr(status, key);
+    CHECK(list != NULL);
+    char *end;
+    unsigned long own = strtoul(list + strlen(key), &end, 10);
+    CHECK(*end == '\n');
+    say("server_cpu", own);
+}
+
 /* Where it may decline. With one thread: so there is no helper either. */
 static void none(const char *unused) {
     (void)unused;
@@ -553,14 +591,9 @@ static void misuse_while_stopped(const char *bytes) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"stopped", stopped},
-        {"stops", stops},
-        {"fork-while-starting", fork_while_starting},
-        {"idle", idle},
-        {"one-each", one_each},
-        {"none", none},
-        {"settings", settings},
-        {"misuse-while-stopped", misuse_while_stopped},
+        {"stopped", stopped}, {"stops", stops},       {"fork-while-starting", fork_while_starting},
+        {"idle", idle},       {"one-each", one_each}, {"placed", placed},
+        {"none", none},       {"settings", settings}, {"misuse-while-stopped", misuse_while_stopped},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

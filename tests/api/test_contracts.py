@@ -42,8 +42,24 @@ OWN = [
     "calm-trim",
     "calm-trim-small",
 ]
+# That check the account of memory.
+ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "calm-trim", "calm-trim-small"]
 # That tell the time of a purge, or of a drain, by themselves.
 QUIET = "background=off"
+ATTEMPTS = 5
+
+
+def run_case(programs: Programs, case: str, mode: str) -> None:
+    """A server that is late, or gives back by itself, excuses an account: one run is to need no excuse."""
+    for _ in range(ATTEMPTS):
+        ran = programs.run(PRELOAD, "contracts", case, options=f"{mode},{QUIET}")
+        if case not in ACCOUNTED:
+            assert "accounts" not in ran.figures, f"{case} belongs to ACCOUNTED"
+            return
+        assert ran["accounts"] > 0
+        if ran["accounts_excused"] == 0:
+            return
+    pytest.fail(f"{case}: accounts that did not hold were excused in each of {ATTEMPTS} runs")
 
 
 @pytest.mark.parametrize("case", SHARED)
@@ -55,7 +71,7 @@ def test_contract(programs: Programs, way: str, case: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", [*SHARED, *OWN])
 def test_contract_in_each_mode(programs: Programs, case: str, mode: str) -> None:
-    programs.run(PRELOAD, "contracts", case, options=f"{mode},{QUIET}")
+    run_case(programs, case, mode)
 
 
 # With more messages than the rest: what allocates most is left out.
@@ -66,7 +82,7 @@ MANY_BLOCKS = ["trim", "mallinfo", "calm-trim-small"]
 @pytest.mark.parametrize("mode", TALKATIVE)
 @pytest.mark.parametrize("case", [case for case in [*SHARED, *OWN] if case not in MANY_BLOCKS])
 def test_contract_with_many_messages(programs: Programs, case: str, mode: str) -> None:
-    programs.run(PRELOAD, "contracts", case, options=f"{mode},{QUIET}")
+    run_case(programs, case, mode)
 
 
 @pytest.mark.parametrize("case", OWN)

@@ -30,6 +30,7 @@ from api_helpers import (
 )
 
 CPUS = sorted(os.sched_getaffinity(0))
+ENDS = sorted({CPUS[0], CPUS[-1]})
 NOBODY = 65534
 
 needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a server needs a CPU beside its clients'")
@@ -93,11 +94,65 @@ def test_with_other_options(programs: Programs, tmp_path: Path, options: str) ->
     assert programs.run(PRELOAD, "stress", "seconds=0.5", options=options)["operations"] > 1000
 
 
+def where_it_is(programs: Programs, wanted: int | str, client: int) -> tuple[int, list[str]]:
+    """The server's CPU, and what is said of it, if the program is busy on the client's."""
+    options = f"{OFFLOAD},offload_cpu={wanted}"
+    ran = programs.run(PRELOAD, "offload", "placed", str(client), options=options)
+    return ran["server_cpu"], complaints(ran.stderr)
+
+
+def lies(cpu: int, name: str, unknown: str) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/{name}")
+    return path.read_text().strip() if path.exists() else unknown
+
+
+def fitting(kind: str, client: int) -> list[int]:
+    """The CPUs that lie so to the client's."""
+    cores = {cpu: lies(cpu, "thread_siblings_list", str(cpu)) for cpu in CPUS}
+    sockets = {cpu: lies(cpu, "physical_package_id", "0") for cpu in CPUS}
+    found = []
+    for cpu in CPUS:
+        lies_so = {
+            "auto": True,
+            "sibling": cores[cpu] == cores[client],
+            "core": cores[cpu] != cores[client] and sockets[cpu] == sockets[client],
+            "socket": sockets[cpu] != sockets[client],
+        }
+        if cpu != client and lies_so[kind]:
+            found.append(cpu)
+    return found
+
+
 @needs_two_cpus
-@pytest.mark.parametrize("cpu", ["auto", "sibling", "core", "socket", str(CPUS[-1])])
-def test_wherever_it_is_to_run(programs: Programs, cpu: str) -> None:
-    ran = programs.run(PRELOAD, "offload", "one-each", options=f"{OFFLOAD},offload_cpu={cpu}")
-    assert ran["parents"] == 1
+@pytest.mark.parametrize("client", ENDS)
+@pytest.mark.parametrize("kind", ["auto", "sibling", "core", "socket"])
+def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: int) -> None:
+    """Or, where there is no such CPU, on another than the client's; and that is said."""
+    found = fitting(kind, client)
+    cpu, said = where_it_is(programs, kind, client)
+    if found:
+        assert cpu in found
+        assert said == []
+    else:
+        assert cpu in fitting("auto", client)
+        assert len(said) == 1
+        assert said[0].startswith(f"calmalloc: offload_cpu={kind}, but there is no ")
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("client", ENDS)
+@pytest.mark.parametrize("number", ENDS)
+def test_on_the_cpu_of_that_number(programs: Programs, number: int, client: int) -> None:
+    """Also where no other choice would put it: on the client's own."""
+    assert where_it_is(programs, number, client) == (number, [])
+
+
+@needs_two_cpus
+def test_on_no_cpu_that_is_not_allowed(programs: Programs) -> None:
+    number = min(set(range(len(CPUS) + 1)) - set(CPUS))
+    cpu, (said,) = where_it_is(programs, number, CPUS[0])
+    assert cpu in fitting("auto", CPUS[0])
+    assert "not a CPU that the process may run on" in said
 
 
 @pytest.mark.parametrize("way", OURS)

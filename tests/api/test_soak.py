@@ -26,21 +26,21 @@ def is_tight(live: int, excess: int) -> bool:
 
 def assert_steady(ran: Ran) -> None:
     cycles = cycles_of(ran)
-    assert len(cycles) >= 4
+    assert len(cycles) >= 9, "too few to tell a creep from chance"
     for live, grown, idle_live, idle_excess in cycles[1:]:
         assert grown <= live * 1.35 + 24 * MIB, ran.stdout
         assert is_tight(idle_live, idle_excess), ran.stdout
-    if len(cycles) < 6:
-        return  # too few to tell a creep from chance
     third = len(cycles) // 3
     # Of what is live, which itself grows for as long as the longest sessions last. What creeps does so in
     # every cycle; one alone may have been busy with something else.
     early = max(excess / live for *_, live, excess in cycles[1 : 1 + third])
-    late = statistics.median(excess / live for *_, live, excess in cycles[-third:])
+    late = statistics.median_low(excess / live for *_, live, excess in cycles[-third:])
     assert late <= early * 1.5, ran.stdout
 
 
-@pytest.mark.parametrize(("mode", "seconds"), [("cache=auto", 20), (OFFLOAD, 8)])
+# With a server, slabs lie in huge pages, of which more stays, once the first four or five bursts have come:
+# so many cycles that the first third has some of those.
+@pytest.mark.parametrize(("mode", "seconds"), [("cache=auto", 24), (OFFLOAD, 33)])
 def test_soak(programs: Programs, mode: str, seconds: int) -> None:
     ran = programs.run(PRELOAD, "soak", str(seconds), options=mode)
     assert_steady(ran)
@@ -66,9 +66,9 @@ def test_a_creep_would_be_found() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(8000)
-@pytest.mark.parametrize("policy", ["adaptive", "paper"])
-def test_soak_long(programs: Programs, policy: str) -> None:
+@pytest.mark.parametrize("options", ["policy=adaptive", "policy=paper", OFFLOAD])
+def test_soak_long(programs: Programs, options: str) -> None:
     """CALM_SOAK_SECONDS each, by default half an hour."""
     seconds = os.environ.get("CALM_SOAK_SECONDS", "1800")
-    ran = programs.run(PRELOAD, "soak", seconds, options=f"policy={policy}", timeout=float(seconds) + 120)
+    ran = programs.run(PRELOAD, "soak", seconds, options=options, timeout=float(seconds) + 120)
     assert_steady(ran)

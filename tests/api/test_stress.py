@@ -66,7 +66,8 @@ def test_stress_with_other_settings(programs: Programs, settings: str) -> None:
 @pytest.mark.parametrize("threads", [1, 16, 64])
 def test_stress_with_threads(programs: Programs, threads: int, mode: str) -> None:
     ran = programs.run(PRELOAD, "stress", seed(30), f"seconds={SECONDS}", f"threads={threads}", options=mode)
-    assert ran["rounds"] > 0
+    # A round of many threads that wait for one server may take the second.
+    assert mode == OFFLOAD or ran["rounds"] > 2
     assert ran["operations"] > 1000
 
 
