@@ -484,6 +484,19 @@ static double seconds_run(void) {
     return (double)run.tv_sec + (double)run.tv_nsec / 1e9;
 }
 
+static size_t open_files(int thread) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/fd", thread);
+    DIR *folder = opendir(path);
+    CHECK(folder != NULL);
+    size_t count = 0;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        count += entry->d_name[0] != '.';
+    }
+    closedir(folder);
+    return count;
+}
+
 /* Which CPU is its own, seen from a busy thread that stays on the one named. */
 static void placed(const char *cpu) {
     enum { CPUS = 8192 };
@@ -512,6 +525,7 @@ static void placed(const char *cpu) {
     unsigned long own = strtoul(list + strlen(key), &end, 10);
     CHECK(*end == '\n');
     say("server_cpu", own);
+    say("server_files", open_files(the_server()));
 }
 
 /* Where it may decline. With one thread: so there is no helper either. */
@@ -548,9 +562,9 @@ static void change_settings(size_t thread) {
 static void settings(const char *unused) {
     (void)unused;
     run_threads(WORKERS, change_settings);
-    static const char *const fixed[] = {"offload", "offload_cpu"};
-    static const char *const good[] = {"off", "auto"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const fixed[] = {"offload", "offload_cpu", "offload_patience"};
+    static const char *const good[] = {"off", "auto", "10"};
+    for (size_t i = 0; i < 3; i++) {
         errno = 0;
         CHECK(calm_set(fixed[i], good[i]) == -1 && errno == EBUSY);
         CHECK(calm_set(fixed[i], "perhaps") == -1 && errno == EINVAL);

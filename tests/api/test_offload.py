@@ -65,6 +65,13 @@ def test_forks_while_it_starts(programs: Programs) -> None:
 
 
 @needs_two_cpus
+def test_it_keeps_no_file_open(programs: Programs) -> None:
+    """Nor takes a number in the program's table, where what the program closes would be closed."""
+    ran = programs.run(PRELOAD, "offload", "placed", str(CPUS[0]), options=OFFLOAD)
+    assert ran["server_files"] == 0
+
+
+@needs_two_cpus
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},background=off"])
 def test_one_thread_for_each_process(programs: Programs, way: str, options: str) -> None:
