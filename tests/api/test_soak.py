@@ -44,8 +44,8 @@ def assert_steady(ran: Ran) -> None:
     assert late <= early * 1.5, ran.stdout
 
 
-# A server has slabs lie in huge pages, of which more stays after the first bursts: no creep, but in so short a
-# time hard to tell from one.
+# A server has slabs lie in huge pages, of which more stays after the first bursts: no creep, but in so short
+# a time hard to tell from one.
 @pytest.mark.parametrize("mode", ["cache=auto", f"{OFFLOAD},huge_pages=never"])
 def test_soak(programs: Programs, mode: str) -> None:
     ran = programs.run(PRELOAD, "soak", "24", options=mode)
