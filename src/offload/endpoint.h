@@ -23,7 +23,7 @@
 
 /* What stock one endpoint may hold, but that each class may have one magazine; and what of one class. A small
  * block counts as STOCK_CHARGE_LEAST, for the page that it may keep. */
-#define STOCK_BYTES_MOST   ((size_t)6 << 20)
+#define STOCK_BYTES_MOST   ((size_t)12 << 20)
 #define STOCK_CLASS_BYTES  ((size_t)256 << 10)
 #define STOCK_CHARGE_LEAST 512
 
