@@ -111,7 +111,7 @@ struct large {
     size_t pages;
     size_t align_pages;
     bool zeroed;
-    bool *zero;
+    bool zero;
     bool populates; /* the caller, once it has left the heap */
 };
 
@@ -122,8 +122,8 @@ static void plan(void *subject) {
 
 static void take_large(void *subject) {
     struct large *this = subject;
-    this->block = governor_take_large(this->governor, this->pages, this->align_pages, this->zero);
-    if (this->block != NULL && this->zeroed && *this->zero) {
+    this->block = governor_take_large(this->governor, this->pages, this->align_pages, &this->zero);
+    if (this->block != NULL && this->zeroed && this->zero) {
         plan(this);
     }
 }
@@ -151,7 +151,7 @@ static void take_large_offloaded(struct large *this) {
     for (;;) {
         enum answer answer =
             client_take_large(&calm_server, cpu_cache_number(), this->pages, this->align_pages,
-                              this->zeroed ? TAKE_ZEROED : 0, &this->block, this->zero);
+                              this->zeroed ? TAKE_ZEROED : 0, &this->block, &this->zero);
         if (answer == ANSWER_LOST) {
             this->governor = offloading_second();
             if (this->governor != NULL) {
@@ -160,7 +160,7 @@ static void take_large_offloaded(struct large *this) {
             return;
         }
         if (answer == ANSWER_DONE) {
-            if (this->block != NULL && this->zeroed && *this->zero && !offloading_populates(this->pages)) {
+            if (this->block != NULL && this->zeroed && this->zero && !offloading_populates(this->pages)) {
                 run_at_heap(CALL_SHORT, plan, this);
             }
             return;
@@ -172,7 +172,7 @@ static void take_large_offloaded(struct large *this) {
 }
 
 void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, zero, false};
+    struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, false, false};
     if (is_offloaded()) {
         take_large_offloaded(&this);
     } else {
@@ -181,11 +181,12 @@ void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero)
     if (this.populates) {
         governor_populate(this.governor, this.block, pages);
     }
+    *zero = this.zero;
     return this.block;
 }
 
 void door_put_large(void *block) {
-    struct large this = {&calm_governor, block, 0, 0, false, NULL, false};
+    struct large this = {&calm_governor, block, 0, 0, false, false, false};
     if (!is_offloaded()) {
         put_large(&this);
         return;
@@ -220,7 +221,7 @@ static void resize(void *subject) {
 
 void *door_resize_large(void *block, size_t pages) {
     struct large this = {
-        is_second(block) ? offloading_second() : &calm_governor, block, pages, 1, false, NULL, false};
+        is_second(block) ? offloading_second() : &calm_governor, block, pages, 1, false, false, false};
     if (!is_offloaded() || this.governor != &calm_governor) {
         resize(&this);
         return this.block;

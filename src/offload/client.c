@@ -168,32 +168,31 @@ bool client_put_large(struct server *server, unsigned number, void *block, size_
 
 /* Calls. */
 
-static struct call *try_to_claim(struct server *server, unsigned from) {
+/* The number of a slot that now is the caller's; CALLS if there is none. */
+static unsigned try_to_claim(struct server *server, unsigned from) {
     for (unsigned i = 0; i < CALLS; i++) {
-        struct call *call = &server->calls[(from + i) % CALLS];
+        unsigned slot = (from + i) % CALLS;
+        struct call *call = &server->calls[slot];
         uint32_t free = CALL_FREE;
         if (atomic_load_explicit(&call->state, memory_order_relaxed) == CALL_FREE &&
             atomic_compare_exchange_strong_explicit(&call->state, &free, CALL_CLAIMED, memory_order_acquire,
                                                     memory_order_relaxed)) {
-            return call;
+            return slot;
         }
     }
-    return NULL;
+    return CALLS;
 }
 
-/* The same, after a while if more threads wait than there are slots; NULL if that lasts. */
+/* After a while if more threads wait than there are slots; NULL if that lasts. */
 static struct call *claim(struct server *server, unsigned from) {
-    uint64_t start = 0;
-    for (;;) {
-        struct call *call = try_to_claim(server, from);
-        uint64_t now = call == NULL ? clock_now_ns() : 0;
-        start = start == 0 ? now : start;
-        if (call != NULL || now - start > server->patience_ns) {
-            return call;
-        }
-        struct call *taken = &server->calls[from % CALLS];
-        futex_wait(&taken->state, atomic_load_explicit(&taken->state, memory_order_relaxed), FULL_NS);
+    unsigned slot = try_to_claim(server, from);
+    uint64_t start = slot == CALLS ? clock_now_ns() : 0;
+    while (slot == CALLS && clock_now_ns() - start <= server->patience_ns) {
+        _Atomic(uint32_t) *state = &server->calls[from % CALLS].state;
+        futex_wait(state, atomic_load_explicit(state, memory_order_relaxed), FULL_NS);
+        slot = try_to_claim(server, from);
     }
+    return slot == CALLS ? NULL : &server->calls[slot];
 }
 
 /* The server was waited for in vain. */
