@@ -67,15 +67,7 @@ enum offloading offloading_mode(void) {
 /* What the server does on the heap. */
 
 static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
-    /* A depot may have the rest of a magazine, and the heap what it lacks. */
-    size_t taken = 0;
-    size_t more;
-    do {
-        more = governor_take_blocks_ready(context, class, blocks + taken, count - taken,
-                                          (flags & TAKE_AT_ONCE) == 0);
-        taken += more;
-    } while (more > 0 && taken < count);
-    return taken;
+    return governor_take_blocks_ready(context, class, blocks, count, (flags & TAKE_AT_ONCE) == 0);
 }
 
 static void put(void *context, uint32_t class, void *const *blocks, size_t count) {

@@ -70,30 +70,24 @@ size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, voi
     count_miss(governor);
     struct depot *depot = near_depot(governor);
     size_t taken = depot == NULL ? 0 : depot_take(depot, class, blocks, count);
-    if (taken == 0) {
+    /* An owner fills up what the depot had the rest of: a magazine that is not full would be no use to it. */
+    if (taken == 0 || (governor->owner != NULL && taken < count)) {
         heap_enter(governor);
         governor->heap.make_ready = ready ? make_ready : NULL;
         governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
                                      : ready                 ? choose_slab_run(governor)
                                                              : RUN_FOR_LARGE;
         uint64_t made = governor->heap.runs.huge_pages_made;
-        taken = heap_take_blocks(&governor->heap, class, blocks, count);
+        taken += heap_take_blocks(&governor->heap, class, blocks + taken, count - taken);
         if (governor->heap.runs.huge_pages_made != made && taken > 0) {
             uint64_t start = clock_thread_ns();
-            *(volatile char *)blocks[0] = 0;
+            *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
             density_note_cost(&governor->density, clock_thread_ns() - start,
                               (double)governor->heap.runs.huge_pages * fault_ns(governor));
         }
         heap_leave(governor);
     }
     return taken;
-}
-
-void governor_put_to_heap(void *context, void *const *blocks, size_t count) {
-    struct governor *governor = context;
-    heap_enter(governor);
-    heap_put_blocks(&governor->heap, blocks, count);
-    heap_leave(governor);
 }
 
 /* What the depots may grow to. Under the heap's lock. */

@@ -140,14 +140,11 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
 
 /* Blocks of one class, from the depot or the heap. Returns how many. */
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
-/* The same for an owner, who may have pages made resident first. */
+/* The same for an owner, who may have pages made resident first; fewer than count only if memory is short. */
 size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
                                   bool ready);
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count);
-
-/* The same past the depot. */
-void governor_put_to_heap(void *governor, void *const *blocks, size_t count);
 
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
 

@@ -130,7 +130,6 @@ static void send_freed(struct server *server, struct endpoint *endpoint, uint64_
     bool sent = ring_push(&endpoint->ring, header, payload, record_count(header), urgent);
     if (!sent) {
         endpoint->sent_bytes -= bytes;
-        add_one(&endpoint->counts.full);
     }
     endpoint_leave(endpoint);
     if (!sent) {
@@ -483,7 +482,6 @@ struct endpoint_sums client_counts(const struct server *server) {
         const struct endpoint_counts *counts = &server_endpoint(server, number)->counts;
         sum.hits += atomic_load_explicit(&counts->hits, memory_order_relaxed);
         sum.misses += atomic_load_explicit(&counts->misses, memory_order_relaxed);
-        sum.full += atomic_load_explicit(&counts->full, memory_order_relaxed);
     }
     return sum;
 }

@@ -52,7 +52,6 @@ bool client_is_starved(struct server *server);
 struct endpoint_sums {
     uint64_t hits;
     uint64_t misses;
-    uint64_t full;
 };
 
 /* Of all endpoints together, about. */

@@ -85,7 +85,6 @@ struct large_stock {
 struct endpoint_counts {
     _Atomic(uint64_t) hits;   /* served from the stock */
     _Atomic(uint64_t) misses; /* there was nothing ready */
-    _Atomic(uint64_t) full;   /* freed past the ring, which had no room */
 };
 
 /* Blocks of a class that wait for who wants them again: see spare.h. */

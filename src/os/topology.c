@@ -50,14 +50,6 @@ bool cpu_pin(unsigned cpu) {
     return os_syscall(SYS_sched_setaffinity, 0, sizeof one, (long)&one, 0, 0, 0) == 0;
 }
 
-unsigned cpu_current(void) {
-    unsigned cpu = CPUS_MOST;
-    if (os_syscall(SYS_getcpu, (long)&cpu, 0, 0, 0, 0, 0) != 0 || cpu > CPUS_MOST) {
-        return CPUS_MOST;
-    }
-    return cpu;
-}
-
 /* ---- files of any length, a piece at a time ---- */
 
 struct reader {

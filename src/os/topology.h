@@ -53,9 +53,6 @@ bool cpu_affinity(int thread, struct cpu_set *set);
  * outside of the control group's cpuset, or there is none such. */
 bool cpu_pin(unsigned cpu);
 
-/* The CPU that the caller runs on, or just ran on; CPUS_MOST if the kernel does not say. */
-unsigned cpu_current(void);
-
 /* ---- where CPUs lie ---- */
 
 /*

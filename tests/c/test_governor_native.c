@@ -588,6 +588,27 @@ static void test_owner_takes_no_lock(void) {
     check_heap();
 }
 
+/* A depot that has the rest of a magazine is no reason to hand out less than there is. */
+static void test_owner_has_whole_magazines(void) {
+    own();
+    uint32_t class = ready_class();
+    void *whole[MAGAZINE_BLOCKS_MOST];
+    void *rest[1];
+    size_t batch = calm_governor.heap.classes->of[class].batch;
+    CHECK(batch > 1);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1), 1);
+    governor_put_blocks(&calm_governor, class, rest, 1);
+    for (int again = 0; again < 3; again++) {
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, whole, batch), batch);
+        governor_put_blocks(&calm_governor, class, whole, 1);
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1), 1);
+        governor_put_blocks(&calm_governor, class, whole + 1, batch - 1);
+        governor_put_blocks(&calm_governor, class, rest, 1);
+    }
+    disown();
+    heap_walk(&calm_governor.heap, NULL, 0);
+}
+
 /* What will be freed between two slices of a purge: much more than may stay. */
 static void prepare_late(void) {
     for (size_t i = 0; i < LATE; i++) {
@@ -688,8 +709,8 @@ static void test_owner_keeps_misuse(void) {
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
     void *block;
     CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), &block, 1), 1);
-    governor_put_to_heap(&calm_governor, &block, 1);
-    governor_put_to_heap(&calm_governor, &block, 1);
+    heap_put_blocks(&calm_governor.heap, &block, 1);
+    heap_put_blocks(&calm_governor.heap, &block, 1);
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 1);
     CHECK_EQUAL(notes[0].kind, MISUSE_DOUBLE_FREE);
     CHECK(notes[0].pointer == block);
@@ -914,6 +935,7 @@ int main(void) {
     in_child(test_populated);
     in_child(test_depot_grows);
     in_child(test_owner_takes_no_lock);
+    in_child(test_owner_has_whole_magazines);
     in_child(test_frees_between_slices);
     in_child(test_frees_between_slices_of_a_tick);
     in_child(test_owner_keeps_misuse);

@@ -17,6 +17,13 @@
 
 #include "check.h"
 
+/* The kernel's word: a bare thread has nothing that the C library could read it from. */
+static unsigned current_cpu(void) {
+    unsigned cpu;
+    CHECK_EQUAL(os_syscall(SYS_getcpu, (long)&cpu, 0, 0, 0, 0, 0), 0);
+    return cpu;
+}
+
 #define KEPT_ERRNO 1234 /* none of the system's */
 
 /* ---- machines of files ---- */
@@ -136,7 +143,7 @@ static void test_pinning(void) {
     CHECK(memcmp(&all, &now, sizeof all) == 0);
     for (unsigned cpu = cpu_set_next(&all, 0); cpu < CPUS_MOST; cpu = cpu_set_next(&all, cpu + 1)) {
         CHECK(cpu_pin(cpu));
-        CHECK_EQUAL(cpu_current(), cpu);
+        CHECK_EQUAL(current_cpu(), cpu);
         CHECK(cpu_affinity(0, &now));
         CHECK(cpu_set_count(&now) == 1 && cpu_set_has(&now, cpu));
         check_as_glibc(&now);
@@ -531,7 +538,7 @@ static void look_from_bare_thread(void *argument) {
     CHECK(cpu_affinity(0, &all));
     unsigned cpu = cpu_set_next(&all, 0);
     CHECK(cpu_pin(cpu));
-    CHECK_EQUAL(cpu_current(), cpu);
+    CHECK_EQUAL(current_cpu(), cpu);
     looked = true;
 }
 
