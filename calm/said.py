@@ -15,15 +15,19 @@ _LOOKED_AT = 1 << 20
 _MOST = 3
 
 
+def lines(errors: str) -> list[str]:
+    """What it said, each once, of a program's standard error."""
+    return list(dict.fromkeys(line for line in errors.splitlines() if line.startswith(_BEGINS)))
+
+
 def listen(heard: dict[str, list[str]], label: str, errors: IO[bytes]) -> None:
     """Adds what is new in a run's standard error to what was heard of this allocator before."""
     errors.seek(0)
-    for line in errors.read(_LOOKED_AT).decode(errors="replace").splitlines():
-        if line.startswith(_BEGINS):
-            known = heard.setdefault(label, [])
-            words = report.printable(line)
-            if words not in known and len(known) < _MOST:
-                known.append(words)
+    for line in lines(errors.read(_LOOKED_AT).decode(errors="replace")):
+        known = heard.setdefault(label, [])
+        words = report.printable(line)
+        if words not in known and len(known) < _MOST:
+            known.append(words)
 
 
 def notes(heard: Mapping[str, list[str]]) -> list[str]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from calm import allocators
+from calm import allocators, processes, program, said
 from calm.allocators import Allocator
 from calm.bench.order import orders
 from calm.statistics import SEED
@@ -49,8 +47,7 @@ def present(labels: Iterable[str]) -> list[str]:
 
 def under(allocator: Allocator, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The command under the allocator, which whatever starts it is not under."""
-    variables = allocator.variables(environment)
-    return ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
+    return program.with_variables(command, allocator.variables(environment))
 
 
 def run_to_end(
@@ -63,24 +60,11 @@ def run_to_end(
     limit_s: float = LONGEST_RUN_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command for so long at most: what it has started ends with it, if it is cut short."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    with process:
-        try:
-            output, errors = process.communicate(timeout=limit_s)
-        except BaseException:  # Ctrl-C too, which does not reach another session
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
+    pipe = subprocess.PIPE
+    with processes.whole(
+        command, folder=folder, environment=environment, output=stdout, errors=pipe, text=True
+    ) as process:
+        output, errors = process.communicate(timeout=limit_s)
     if check and process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command), output, errors)
     return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
@@ -99,8 +83,8 @@ def run_once(command: Sequence[str], allocator: Allocator, cgroup: Path | None =
 
 def note(errors: str) -> dict[str, Any]:
     """What calmalloc had to say, if anything: that it knows no such option, or that it declines."""
-    said = [line for line in errors.splitlines() if line.startswith(f"{CALMALLOC}: ")]
-    return {"said": list(dict.fromkeys(said))} if said else {}
+    lines = said.lines(errors)
+    return {"said": lines} if lines else {}
 
 
 def origin(allocator: Allocator) -> dict[str, str | None]:

@@ -132,6 +132,16 @@ def ratio_text(found: Ratio) -> str:
     return f"{text(found.value)} ({low} to {high})"
 
 
+def less_text(found: Ratio) -> str:
+    """How many percent less, with its interval."""
+    if found.value is None:
+        return "-"
+    text = f"{100 * (1 - found.value):+.1f} %"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} ({100 * (1 - found.high):+.1f} to {100 * (1 - found.low):+.1f})"
+
+
 def published_ratio(above: float, below: float) -> str:
     """The same of two published figures."""
     return ratio_text(Ratio(above / below, None, None, 1))

@@ -14,6 +14,7 @@ from calm.bench.paper.model import (
     TRACED,
     About,
     count,
+    less_text,
     middle,
     ratio,
     ratio_text,
@@ -23,7 +24,6 @@ from calm.bench.paper.model import (
 from calm.bench.paper.published import Events, Rates
 from calm.bench.results import METRIC, Results, Row
 from calm.bench.tables import Grid
-from calm.statistics import Ratio
 
 OFFLOADED = "calmalloc-offload"
 _BASE = published.NEXTGEN_3_BASE
@@ -219,16 +219,6 @@ def _xmalloc_misses(results: Results, threads: int) -> Row | None:
     return _misses_row(results, cases.xmalloc_name(threads), cases.xmalloc_name(threads))
 
 
-def _improvement(found: Ratio) -> str:
-    """How many percent less."""
-    if found.value is None:
-        return "-"
-    text = f"{100 * (1 - found.value):+.1f} %"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({100 * (1 - found.high):+.1f} to {100 * (1 - found.low):+.1f})"
-
-
 def _less(above: float | None, below: float | None) -> str:
     return f"{100 * (1 - above / below):+.1f} %" if above is not None and below else "-"
 
@@ -248,7 +238,7 @@ def _table_3(results: Results, about: About) -> Grid:
     for label in mine:
         cells += [
             seconds(middle(row, label, "wall_s")),
-            _improvement(ratio((row, label), (row, _BASE), "wall_s")),
+            less_text(ratio((row, label), (row, _BASE), "wall_s")),
         ]
     grid.rows.append(["execution time, s", *cells])
     further = (

@@ -19,6 +19,7 @@ from calm.bench.paper.model import (
     About,
     Paper,
     count,
+    less_text,
     middle,
     pairs,
     ratio,
@@ -155,16 +156,6 @@ def _mean(results: Results, label: str, figure: str) -> Ratio:
     return geometric_mean_of_ratios([each for each in rows if each[0] and min(*each[0], *each[1]) > 0])
 
 
-def _improvement(found: Ratio) -> str:
-    """How many percent fewer."""
-    if found.value is None:
-        return "-"
-    text = f"{100 * (1 - found.value):+.1f} %"
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} ({100 * (1 - found.high):+.1f} to {100 * (1 - found.low):+.1f})"
-
-
 def _table_2(results: Results, about: About) -> Grid:
     others = _others(results)
     grid = Grid(
@@ -172,7 +163,7 @@ def _table_2(results: Results, about: About) -> Grid:
         ["environment", "CPUs", "sockets", "published", *(f"{label} measured (95 %)" for label in others)],
     )
     here = Configuration(bool(about.virtual), about.threads, about.sockets)
-    found = [_improvement(_mean(results, label, _cycles_key(results))) for label in others]
+    found = [less_text(_mean(results, label, _cycles_key(results))) for label in others]
     rows: Sequence[Configuration] = [*published.TABLE_2, *([here] if here not in published.TABLE_2 else [])]
     for each in rows:
         environment = "virtual" if each.virtual else "native"
