@@ -56,7 +56,7 @@ static unsigned count_empty_bins(const struct arena *arena) {
     return empty;
 }
 
-static bool is_mapped(const void *address) {
+bool glibc_is_mapped(const void *address) {
     unsigned char resident;
     uintptr_t page = (uintptr_t)address & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
     int saved_errno = errno;
@@ -79,7 +79,7 @@ static bool heap_is_sane(const struct heap *heap, const struct glibc_layout *lay
 bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *layout) {
     const struct chunk *top = arena_body(arena)->top;
     const struct heap *heap = heap_of(top);
-    if (!is_mapped(heap) || (const char *)top + chunk_bytes(top) != (const char *)heap + heap->size ||
+    if (!glibc_is_mapped(heap) || (const char *)top + chunk_bytes(top) != (const char *)heap + heap->size ||
         (top->size_flags & CHUNK_FLAGS) != CHUNK_PREV_INUSE) {
         return false;
     }
@@ -94,7 +94,7 @@ bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *lay
                    total == arena_body(arena)->system_mem && total <= arena_body(arena)->max_system_mem;
         }
         heap = heap->prev;
-        if (heap_of(heap) != heap || !is_mapped(heap)) {
+        if (heap_of(heap) != heap || !glibc_is_mapped(heap)) {
             return false;
         }
     }
@@ -103,7 +103,7 @@ bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *lay
 
 bool glibc_prove_heap_of_block(const void *block, struct arena *main_arena) {
     const struct heap *heap = heap_of(block);
-    if (!is_mapped(heap)) {
+    if (!glibc_is_mapped(heap)) {
         return false;
     }
     struct arena *arena = main_arena;
@@ -130,7 +130,7 @@ static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *lay
         }
         const struct heap *heap = heap_of(arena);
         /* A wrong candidate leads anywhere: only an address that an arena could have is read. */
-        if ((const char *)arena != (const char *)heap + layout->heap_header_bytes || !is_mapped(heap) ||
+        if ((const char *)arena != (const char *)heap + layout->heap_header_bytes || !glibc_is_mapped(heap) ||
             heap->arena != arena) {
             return false;
         }
@@ -145,7 +145,7 @@ static bool add_up_ring(struct arena *main_arena, const struct glibc_layout *lay
 static bool agrees_with_mallinfo(struct arena *candidate, const struct glibc_layout *layout) {
     for (int i = 0; i < PROVE_TRIES; i++) {
         size_t system_mem = 0;
-        if (!add_up_ring(candidate, layout, &system_mem) || !is_mapped(arena_body(candidate)->top)) {
+        if (!add_up_ring(candidate, layout, &system_mem) || !glibc_is_mapped(arena_body(candidate)->top)) {
             return false;
         }
         struct mallinfo info = __libc_mallinfo();

@@ -24,4 +24,7 @@ bool glibc_prove_heap_of_block(const void *block, struct arena *main_arena);
 /* Whether the (not main) arena, which the caller has locked, is laid out as known. */
 bool glibc_prove_arena(const struct arena *arena, const struct glibc_layout *layout);
 
+/* Whether the page of this address is mapped. */
+bool glibc_is_mapped(const void *address);
+
 #endif

@@ -45,7 +45,7 @@ static struct {
     _Atomic(int) state;
     _Atomic(bool) user_trim_threshold, user_top_pad, user_mmap_threshold;
     _Atomic(size_t) user_top_pad_bytes;
-    _Atomic(size_t) mmap_threshold; /* what glibc's would be, were it still its own */
+    _Atomic(size_t) mmap_threshold; /* the user's, or what glibc's would be, were it still its own */
     const char *why_not;
     const char *glibc_version;
     const struct glibc_layout *layout;
@@ -472,6 +472,18 @@ void governor_note_mmapped_free(size_t chunk_bytes) {
     }
 }
 
+void governor_note_mmap_threshold(size_t value) {
+    store(&global.mmap_threshold, value);
+}
+
+size_t governor_mmap_threshold(void) {
+    return load(&global.mmap_threshold);
+}
+
+void governor_note_placed(void) {
+    governor_count(&global.wiped_on_fork->stats.placed_blocks, 1);
+}
+
 void governor_note_mallopt(int parameter, size_t value) {
     if (parameter == M_TRIM_THRESHOLD) {
         atomic_store(&global.user_trim_threshold, true);
@@ -568,8 +580,12 @@ bool governor_start(const struct options *options) {
     if (options->sets_top_pad) {
         governor_note_mallopt(M_TOP_PAD, options->top_pad);
     }
-    if (options->sets_mmap_threshold || options->sets_mmap_max) {
-        governor_note_mallopt(M_MMAP_THRESHOLD, 0);
+    if (options->sets_mmap_threshold) {
+        governor_note_mallopt(M_MMAP_THRESHOLD, options->mmap_threshold);
+        governor_note_mmap_threshold(options->mmap_threshold);
+    }
+    if (options->sets_mmap_max) {
+        governor_note_mallopt(M_MMAP_MAX, 0);
     }
     global.why_not = prepare(options);
     if (global.why_not != NULL) {
@@ -621,6 +637,7 @@ struct governor_stats governor_read_stats(void) {
     stats.bytes_claimed = load(&counters->bytes_claimed);
     stats.threshold_changes = load(&counters->threshold_changes);
     stats.mmap_threshold_raises = load(&counters->mmap_threshold_raises);
+    stats.placed_blocks = load(&counters->placed_blocks);
     return stats;
 }
 

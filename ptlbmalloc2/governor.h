@@ -69,6 +69,15 @@ struct allowance governor_look(struct arena *arena, enum look_reason reason, siz
  */
 void governor_note_mmapped_free(size_t chunk_bytes);
 
+/* glibc has taken the user's or the program's threshold. */
+void governor_note_mmap_threshold(size_t value);
+
+/* From how many bytes on glibc maps a block on its own, as far as is known. Thread-safe. */
+size_t governor_mmap_threshold(void);
+
+/* A block was placed, for the statistics. Only where glibc is or was governed. Thread-safe. */
+void governor_note_placed(void);
+
 /* The user or the program sets mallopt(parameter) to a value: from now on that wins. */
 void governor_note_mallopt(int parameter, size_t value);
 
@@ -91,6 +100,7 @@ struct governor_stats {
     uint64_t failed_purges;
     uint64_t busy_arenas; /* left for the next trim */
     uint64_t walks, claims, bytes_claimed, threshold_changes, mmap_threshold_raises;
+    uint64_t placed_blocks; /* see placement.h */
 };
 
 /* A snapshot, each figure exact, not all of one instant. Thread-safe. */

@@ -23,7 +23,7 @@ struct record {
 struct governor_counters {
     _Atomic(size_t) trims, bytes_trimmed, bytes_purged, ranges, vectored_calls, single_calls, break_calls;
     _Atomic(size_t) failed_purges, busy_arenas, walks, claims, bytes_claimed, threshold_changes;
-    _Atomic(size_t) mmap_threshold_raises;
+    _Atomic(size_t) mmap_threshold_raises, placed_blocks;
 };
 
 /* All zero is the valid initial state, and what a forked child finds. */

@@ -68,19 +68,33 @@ static void read_stats(struct options *options) {
     }
 }
 
+static void read_placement(struct options *options) {
+    const char *value = secure_getenv("PTLBMALLOC2_PLACEMENT");
+    if (value == NULL || *value == '\0' || strcmp(value, "0") == 0) {
+        return;
+    }
+    options->placement = is_on(value);
+    if (!options->placement) {
+        complain("PTLBMALLOC2_PLACEMENT", value, "0 or 1 is wanted");
+    }
+}
+
 void options_read(struct options *options) {
     memset(options, 0, sizeof *options);
     read_sensitivity(options);
     read_stats(options);
+    read_placement(options);
     options->verbose = is_on(secure_getenv("PTLBMALLOC2_VERBOSE"));
 
     options->sets_trim_threshold =
         glibc_setting("glibc.malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_") != NULL;
-    options->sets_mmap_threshold =
-        glibc_setting("glibc.malloc.mmap_threshold", "MALLOC_MMAP_THRESHOLD_") != NULL;
+    const char *mmap_threshold = glibc_setting("glibc.malloc.mmap_threshold", "MALLOC_MMAP_THRESHOLD_");
+    options->sets_mmap_threshold = mmap_threshold != NULL;
+    options->mmap_threshold = mmap_threshold != NULL ? strtoul(mmap_threshold, NULL, 0) : 0;
     options->sets_mmap_max = glibc_setting("glibc.malloc.mmap_max", "MALLOC_MMAP_MAX_") != NULL;
     options->sets_huge_pages = glibc_setting("glibc.malloc.hugetlb", NULL) != NULL;
     options->sets_tagging = glibc_setting("glibc.mem.tagging", NULL) != NULL;
+    options->sets_check = glibc_setting("glibc.malloc.check", "MALLOC_CHECK_") != NULL;
     const char *top_pad = glibc_setting("glibc.malloc.top_pad", "MALLOC_TOP_PAD_");
     options->sets_top_pad = top_pad != NULL;
     options->top_pad = top_pad != NULL ? strtoul(top_pad, NULL, 0) : 0;

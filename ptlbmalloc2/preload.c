@@ -16,6 +16,7 @@
 #include "glibc_layout.h"
 #include "glibc_malloc.h"
 #include "governor.h"
+#include "placement.h"
 #include "report.h"
 
 #define EXPORT              __attribute__((visibility("default")))
@@ -34,6 +35,10 @@ static __thread size_t granted_free_bytes __attribute__((tls_model("initial-exec
 
 static struct options options;
 
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
 /* What the thread has freed since its last look, the block of now included. */
 static size_t freed_since_look(size_t now_bytes) {
     return granted_free_bytes - allowance.free_bytes + now_bytes;
@@ -48,11 +53,12 @@ __attribute__((constructor(101))) static void start(void) {
     int saved_errno = errno;
     options_read(&options);
     governor_start(&options);
+    placement_start(&options);
     allowance.alloc_bytes = 0;
     grant_free(0);
     if (options.verbose) {
         struct governor_stats stats = governor_read_stats();
-        report_start(&stats);
+        report_start(&stats, &options);
     }
     errno = saved_errno;
 }
@@ -90,26 +96,67 @@ static bool is_mmapped(const void *block) {
 
 /* After an allocation for which the allowance was too small. */
 __attribute__((noinline)) static void *after_allocation(void *block) {
-    allowance.alloc_bytes = 0;
+    size_t granted = 0;
     if (block != NULL && !is_mmapped(block)) {
-        allowance.alloc_bytes = look_at(governor_arena_of(block), LOOK_ALLOCATED, 0).alloc_bytes;
+        granted = look_at(governor_arena_of(block), LOOK_ALLOCATED, 0).alloc_bytes;
     }
+    allowance.alloc_bytes = granted;
     return block;
 }
 
+/*
+ * Where blocks are placed, the allowance never covers one that glibc may map, so that no other call pays for
+ * asking: this much of the thread's last grant is kept back.
+ */
+static __thread size_t withheld_alloc_bytes __attribute__((tls_model("initial-exec")));
+
+/* The same where blocks are placed: the grant may cover what the allowance did not. */
+__attribute__((noinline)) static void *after_placed(void *block, size_t bytes) {
+    size_t granted = allowance.alloc_bytes + withheld_alloc_bytes;
+    if (!pay(&granted, bytes)) {
+        after_allocation(block);
+        granted = allowance.alloc_bytes;
+    }
+    size_t most = placement_least_bytes() - 1;
+    allowance.alloc_bytes = smaller(granted, most);
+    withheld_alloc_bytes = granted - allowance.alloc_bytes;
+    return block;
+}
+
+__attribute__((noinline)) static void *malloc_and_place(size_t bytes) {
+    void *block = __libc_malloc(placement_ask(bytes));
+    return after_placed(placement_place(block, bytes, 0), bytes);
+}
+
+__attribute__((noinline)) static void *calloc_and_place(size_t count, size_t bytes) {
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total)) {
+        return __libc_calloc(count, bytes);
+    }
+    void *block = __libc_calloc(1, placement_ask(total));
+    return after_placed(placement_place(block, total, 0), total);
+}
+
 __attribute__((noinline)) static void *malloc_and_look(size_t bytes) {
+    if (UNLIKELY(placement_is_on())) {
+        return malloc_and_place(bytes);
+    }
     return after_allocation(__libc_malloc(bytes));
 }
 
 __attribute__((noinline)) static void *calloc_and_look(size_t count, size_t bytes) {
+    if (UNLIKELY(placement_is_on())) {
+        return calloc_and_place(count, bytes);
+    }
     return after_allocation(__libc_calloc(count, bytes));
 }
 
 __attribute__((noinline)) static void free_and_look(void *block) {
     struct chunk *chunk = chunk_of_block(block);
     if (is_mmapped(block)) {
-        governor_note_mmapped_free(chunk_bytes(chunk));
-        __libc_free(block);
+        void *own = placement_glibcs(block);
+        governor_note_mmapped_free(chunk_bytes(chunk_of_block(own)));
+        __libc_free(own);
         return;
     }
     /* Both before the free: the block's heap may vanish with it. */
@@ -182,21 +229,48 @@ EXPORT void free(void *block) {
     __libc_free(block);
 }
 
+/* The same for what is rarely called. */
+static void *allocated(void *block, size_t bytes) {
+    if (pay(&allowance.alloc_bytes, bytes)) {
+        return block;
+    }
+    return placement_is_on() ? after_placed(block, bytes) : after_allocation(block);
+}
+
+/* A block in an arena may use the next chunk's prev_size; an mmapped one has no next. */
+static size_t usable_bytes(const void *block) {
+    return chunk_bytes(chunk_of_block(block)) -
+           (is_mmapped(block) ? glibc_mmapped_overhead_bytes : sizeof(size_t));
+}
+
+/* A block begins for good where it was placed: its mapping is resized, or all of it is copied. */
+__attribute__((noinline)) static void *realloc_mmapped(void *block, size_t bytes) {
+    void *own = placement_glibcs(block);
+    size_t shift = (size_t)((char *)block - (char *)own);
+    size_t kept = smaller(usable_bytes(block), bytes);
+    /* Nothing, which frees it, and too much are glibc's to answer. */
+    void *moved = __libc_realloc(own, bytes == 0 || bytes > PTRDIFF_MAX ? bytes : bytes + shift);
+    return allocated(placement_keep(moved, shift, kept), bytes);
+}
+
 EXPORT void *realloc(void *block, size_t bytes) {
     if (block == NULL) {
         return malloc(bytes);
     }
-    struct arena *old_arena = NULL;
-    size_t old_bytes = 0;
-    if (!is_mmapped(block)) {
-        old_bytes = chunk_bytes(chunk_of_block(block));
-        old_arena = governor_arena_of(block);
+    if (is_mmapped(block)) {
+        return realloc_mmapped(block, bytes);
     }
+    size_t old_bytes = chunk_bytes(chunk_of_block(block));
+    struct arena *old_arena = governor_arena_of(block);
     void *moved = __libc_realloc(block, bytes);
     if (UNLIKELY(!pay(&allowance.free_bytes, old_bytes)) && old_arena != NULL) {
         grant_free(look_at(old_arena, LOOK_FREED, freed_since_look(old_bytes)).free_bytes);
     }
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
+        if (UNLIKELY(placement_is_on())) {
+            size_t kept = smaller(old_bytes - sizeof(size_t), bytes);
+            return after_placed(placement_place(moved, bytes, kept), bytes);
+        }
         return after_allocation(moved);
     }
     return moved;
@@ -209,11 +283,6 @@ EXPORT void *reallocarray(void *block, size_t count, size_t bytes) {
         return NULL;
     }
     return realloc(block, total);
-}
-
-/* The same for what is rarely called. */
-static void *allocated(void *block, size_t bytes) {
-    return pay(&allowance.alloc_bytes, bytes) ? block : after_allocation(block);
 }
 
 EXPORT void *memalign(size_t alignment, size_t bytes) {
@@ -247,16 +316,15 @@ EXPORT void *pvalloc(size_t bytes) {
     return allocated(__libc_pvalloc(bytes), bytes);
 }
 
-/* A block in an arena may use the next chunk's prev_size; an mmapped one has no next. */
 EXPORT size_t malloc_usable_size(void *block) {
-    if (block == NULL) {
-        return 0;
-    }
-    return chunk_bytes(chunk_of_block(block)) -
-           (is_mmapped(block) ? glibc_mmapped_overhead_bytes : sizeof(size_t));
+    return block == NULL ? 0 : usable_bytes(block);
 }
 
 EXPORT int mallopt(int parameter, int value) {
     governor_note_mallopt(parameter, (size_t)value);
-    return __libc_mallopt(parameter, value);
+    int done = __libc_mallopt(parameter, value);
+    if (parameter == M_MMAP_THRESHOLD && done == 1) {
+        governor_note_mmap_threshold((size_t)value);
+    }
+    return done;
 }

@@ -7,8 +7,19 @@
 
 #include "os/purge.h"
 #include "os/text.h"
+#include "placement.h"
 
-void report_start(const struct governor_stats *stats) {
+static void report_placement(void) {
+    struct text line = {0};
+    const char *why_not = placement_why_not();
+    text_string(&line, "ptlbmalloc2: mapped blocks are ");
+    text_string(&line, why_not == NULL ? "placed" : "not placed: ");
+    text_string(&line, why_not == NULL ? "" : why_not);
+    text_string(&line, "\n");
+    text_write(&line, STDERR_FILENO);
+}
+
+void report_start(const struct governor_stats *stats, const struct options *options) {
     struct text line = {0};
     text_string(&line, "ptlbmalloc2: glibc ");
     text_string(&line, stats->glibc_version);
@@ -20,6 +31,9 @@ void report_start(const struct governor_stats *stats) {
         text_string(&line, "\n");
     }
     text_write(&line, STDERR_FILENO);
+    if (options->placement) {
+        report_placement();
+    }
 }
 
 static const char *method_name(void) {
@@ -108,6 +122,9 @@ static void put_all(struct text *text, const struct governor_stats *stats, bool 
     put_number(text, "bytes_claimed", stats->bytes_claimed, json);
     put_number(text, "threshold_changes", stats->threshold_changes, json);
     put_number(text, "mmap_threshold_raises", stats->mmap_threshold_raises, json);
+    put_bool(text, "placement", placement_is_on(), json);
+    put_string(text, "why_no_placement", placement_is_on() ? "" : placement_why_not(), json);
+    put_number(text, "placed_blocks", stats->placed_blocks, json);
 }
 
 void report_stats(const struct governor_stats *stats, const struct options *options) {

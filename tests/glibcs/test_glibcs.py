@@ -76,8 +76,14 @@ def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
     return built
 
 
-def run(glibc: Glibc, command: list[str], stats: Path | None, tracer: list[str] | None = None) -> str:
-    env = environment(stats)
+def run(
+    glibc: Glibc,
+    command: list[str],
+    stats: Path | None,
+    tracer: list[str] | None = None,
+    variables: dict[str, str] | None = None,
+) -> str:
+    env = environment(stats) | (variables or {})
     # The loader's own option: LD_PRELOAD would also reach the tracer, which runs on the machine's glibc.
     preloaded = ["--preload", env.pop("LD_PRELOAD")] if stats is not None else []
     loader = [str(glibc.loader), "--library-path", str(glibc.libraries), *preloaded]
@@ -132,6 +138,18 @@ def test_ttest1(glibc: Glibc, tmp_path: Path) -> None:
     result = json.loads(run(glibc, [str(ttest1), "60", "3", "3000"], stats))
     assert result["n_total_max"] == 60
     assert_active_on(glibc, stats)
+
+
+@pytest.mark.parametrize("case", ["malloc", "calloc", "grown", "resize", "copy-to-arena", "at-random"])
+def test_placed_blocks(glibc: Glibc, tmp_path: Path, case: str) -> None:
+    placed = build(glibc, tmp_path, "placed", REPOSITORY / "tests/ptlbmalloc2/placed.c")
+    settings = {"PTLBMALLOC2_PLACEMENT": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+    stats = tmp_path / "stats.json"
+    found = run(glibc, [str(placed), case], stats, variables=settings)
+    assert_active_on(glibc, stats)
+    assert {line["why_no_placement"] for line in read_stats(stats)} == {""}
+    assert all(line["placed_blocks"] > 0 for line in read_stats(stats))
+    assert found == "" or "\ndistinct 64\n" in found
 
 
 def test_forks_among_threads(glibc: Glibc, tmp_path: Path) -> None:

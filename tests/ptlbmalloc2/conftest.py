@@ -24,18 +24,20 @@ class Programs:
     cases: Path
     early_late: Path
     plugin: Path
+    placed: Path
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     folder = tmp_path_factory.mktemp("programs")
-    built = Programs(folder / "cases", folder / "early-late", folder / "plugin.so")
+    built = Programs(folder / "cases", folder / "early-late", folder / "plugin.so", folder / "placed")
     compiler = [program("cc", "gcc"), "-std=gnu17", "-D_GNU_SOURCE", "-O1", "-fno-builtin", "-pthread"]
     compiler += ["-Wall", "-Wextra", "-Werror", "-Wshadow"]
     for output, sources, flags in (
         (built.cases, ["cases.c", "support.c"], []),
         (built.early_late, ["early_late.c", "support.c"], []),
         (built.plugin, ["plugin.c"], ["-shared", "-fPIC"]),
+        (built.placed, ["placed.c"], []),
     ):
         paths = [str(SOURCES / source) for source in sources]
         done = subprocess.run(
@@ -72,13 +74,43 @@ def run(programs: Programs, tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def run_early_late(programs: Programs, tmp_path: Path) -> Callable[[], Ran]:
-    def run_it() -> Ran:
+def run_early_late(programs: Programs, tmp_path: Path) -> Callable[..., Ran]:
+    def run_it(**variables: str) -> Ran:
         stats = tmp_path / "stats.json"
         env = environment(None) | {"LD_PRELOAD": str(library()), "PTLBMALLOC2_STATS": f"json:{stats}"}
-        return run_program([str(programs.early_late), str(programs.plugin)], env, stats)
+        return run_program([str(programs.early_late), str(programs.plugin)], env | variables, stats)
 
     return run_it
+
+
+@pytest.fixture
+def placed_program(programs: Programs) -> Path:
+    return programs.placed
+
+
+@pytest.fixture
+def run_placed(programs: Programs, tmp_path: Path) -> Run:
+    """Runs a case about mapped blocks with PTLBMALLOC2_PLACEMENT=1, unless told otherwise."""
+
+    def run_case(*case: str, **variables: str) -> Ran:
+        stats = tmp_path / "stats.json"
+        env = environment(None) | {"LD_PRELOAD": str(library()), "PTLBMALLOC2_STATS": f"json:{stats}"}
+        # Else, after the first that is freed, glibc would map only larger blocks.
+        env |= {"PTLBMALLOC2_PLACEMENT": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+        return run_program([str(programs.placed), *case], env | variables, stats)
+
+    return run_case
+
+
+@pytest.fixture
+def run_unplaced(programs: Programs, tmp_path: Path) -> Run:
+    """The same on glibc alone."""
+
+    def run_case(*case: str, **variables: str) -> Ran:
+        env = environment(None) | {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)} | variables
+        return run_program([str(programs.placed), *case], env, tmp_path / "none.json")
+
+    return run_case
 
 
 @pytest.fixture
