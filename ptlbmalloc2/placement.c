@@ -3,21 +3,19 @@
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <unistd.h>
 
 #include "glibc_layout.h"
 #include "glibc_malloc.h"
 #include "glibc_prove.h"
 #include "governor.h"
+#include "os/seed.h"
+#include "placement/lines.h"
 
 /* Those of every x86-64 CPU: a way of the L1 is a page, in so many lines. */
 #define PAGE_BYTES 4096UL
 #define LINE_BYTES 64UL
-#define LINES_LOG2 6
-#define LINES      (1UL << LINES_LOG2)
 #define MOST_SHIFT (PAGE_BYTES - LINE_BYTES)
-_Static_assert(LINES *LINE_BYTES == PAGE_BYTES, "as many places as lines");
 
 /* What the program itself may make glibc map, if it is smaller, is not placed. */
 #define LEAST_BYTES (32UL << 10)
@@ -33,8 +31,8 @@ _Static_assert(LINES *LINE_BYTES == PAGE_BYTES, "as many places as lines");
 _Atomic(bool) placement_started;
 
 static const char *why_not = "not asked for";
-static _Atomic(size_t) turn; /* blocks placed so far */
-static size_t seed;          /* so that processes differ */
+static _Atomic(uint64_t) turn; /* blocks placed so far */
+static uint64_t seed;          /* so that processes differ */
 
 const char *placement_why_not(void) {
     return placement_is_on() ? NULL : why_not;
@@ -51,22 +49,14 @@ static bool begins_its_page(void *block) {
            (uintptr_t)block % PAGE_BYTES == CHUNK_HEADER_BYTES && chunk->prev_size == 0;
 }
 
-/*
- * How far on the next block begins. The bits of its number in opposite order (van der Corput): of 2^n blocks
- * that follow each other none is nearer to another than a 2^n-th of the room.
- */
+/* How far on the next block begins. */
 static size_t next_shift(size_t room_bytes) {
-    size_t places = smaller(room_bytes / LINE_BYTES + 1, LINES);
-    if (places == 1) {
+    if (room_bytes < LINE_BYTES) {
         return 0;
     }
-    size_t number = atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed);
-    size_t line = 0;
-    for (unsigned bit = 0; bit < LINES_LOG2; bit++) {
-        line |= (number >> bit & 1) << (LINES_LOG2 - 1 - bit);
-    }
-    /* A turn of the whole circle by the seed keeps every distance on it. */
-    return (line + seed) % LINES * places / LINES * LINE_BYTES;
+    const struct line_spread spread = {LINE_BYTES, PAGE_BYTES};
+    return line_offset(&spread, true, atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed), seed,
+                       room_bytes, LINE_BYTES);
 }
 
 static void *shifted(void *block, size_t shift) {
@@ -242,7 +232,6 @@ void placement_start(const struct options *options) {
     if (why_not != NULL) {
         return;
     }
-    const unsigned char *random = (const unsigned char *)getauxval(AT_RANDOM); /* 16 bytes of the kernel's */
-    seed = random != NULL ? random[0] : (size_t)getpid();
+    seed = os_process_seed();
     atomic_store_explicit(&placement_started, true, memory_order_release);
 }

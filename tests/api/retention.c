@@ -142,6 +142,12 @@ static void idle(const char *argument) {
     burst(1.5);
 }
 
+/* For a server that may have had no CPU meanwhile. */
+static void idle_longer(const char *argument) {
+    read_argument(argument);
+    burst(6);
+}
+
 static void deny_vectored(const char *argument) {
     read_argument(argument);
     deny_call(SYS_process_madvise, EPERM);
@@ -224,6 +230,7 @@ int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"plain", plain},
         {"idle", idle},
+        {"idle-longer", idle_longer},
         {"deny-vectored", deny_vectored},
         {"deny-missing", deny_missing},
         {"deny-all", deny_all},

@@ -52,7 +52,7 @@ def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) 
     assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
     assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER + 24 * MIB, ran.stdout
-    ran = programs.run(PRELOAD, "retention", "idle", f"{block},others", options=OFFLOAD)
+    ran = programs.run(PRELOAD, "retention", "idle-longer", f"{block},others", options=OFFLOAD)
     assert ran["retained_idle"] <= 256 * KIB
     assert ran["cached_idle"] <= 256 * KIB
     assert ran["kept_idle"] <= OTHER + 4 * MIB
