@@ -4,6 +4,7 @@
 #include "api/misuse.h"
 #include "api/offloading.h"
 #include "api/options.h"
+#include "api/placing.h"
 #include "api/profiling.h"
 #include "api/statistics.h"
 #include "os/lock.h"
@@ -47,6 +48,7 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
     governor_after_fork(&calm_governor, true);
+    placing_after_fork();
     offloading_after_fork(true);
     profiling_after_fork();
 }
@@ -121,22 +123,25 @@ static size_t pages_for(size_t size) {
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
-static void *take_pages(size_t size, size_t align_pages, bool zeroed, bool *zero) {
+static void *take_pages(size_t size, size_t alignment, bool zeroed, bool *zero) {
     if (size > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    void *block = door_take_large(pages_for(size), align_pages, zeroed, zero);
-    if (block == NULL) {
+    size_t page = calm_governor.heap.space.page_size;
+    size_t align_pages = alignment <= page ? 1 : alignment / page;
+    size_t pages = pages_for(size) + placing_pages(size, alignment);
+    void *base = door_take_large(pages, align_pages, zeroed, zero);
+    if (base == NULL) {
         /* What lies in caches may make room. */
         door_trim(SIZE_MAX);
-        block = door_take_large(pages_for(size), align_pages, zeroed, zero);
+        base = door_take_large(pages, align_pages, zeroed, zero);
     }
-    return block == NULL ? out_of_memory() : block;
+    return base == NULL ? out_of_memory() : placing_place(base, size, alignment);
 }
 
-static void *allocate_large(size_t size, size_t align_pages, bool zeroed, bool *zero) {
+static void *allocate_large(size_t size, size_t alignment, bool zeroed, bool *zero) {
     bool sampled = profiling_is_on() && profiling_counts(size);
-    void *block = take_pages(size, align_pages, zeroed, zero);
+    void *block = take_pages(size, alignment, zeroed, zero);
     if (sampled && block != NULL) {
         profiling_note(block, size);
     }
@@ -175,11 +180,12 @@ static void *refill(uint32_t class) {
     return block;
 }
 
-/* A block of a class while the heap is profiled: of pages of its own if it is sampled. */
+/* A block of a class while the heap is profiled: of pages of its own if it is sampled, and aligned as any of
+ * its class may be. */
 static void *allocate_counted(size_t size, uint32_t class) {
     if (profiling_counts(size)) {
         bool zero;
-        void *block = take_pages(size == 0 ? 1 : size, 1, false, &zero);
+        void *block = take_pages(size == 0 ? 1 : size, os_page_size(), false, &zero);
         if (block != NULL) {
             profiling_note(block, size);
         }
@@ -196,7 +202,7 @@ void *allocate_slow(size_t size) {
     uint32_t class = class_of(size);
     bool zero;
     if (class == 0) {
-        return allocate_large(size, 1, false, &zero);
+        return allocate_large(size, SIZE_QUANTUM, false, &zero);
     }
     return profiling_is_on() ? allocate_counted(size, class) : refill(class);
 }
@@ -271,7 +277,7 @@ void *allocate_aligned(size_t alignment, size_t size) {
         return allocate(calm_classes.of[class].size);
     }
     bool zero;
-    return allocate_large(size == 0 ? 1 : size, alignment <= page ? 1 : alignment / page, false, &zero);
+    return allocate_large(size == 0 ? 1 : size, alignment, false, &zero);
 }
 
 void *allocate_zeroed(size_t count, size_t size) {
@@ -282,7 +288,7 @@ void *allocate_zeroed(size_t count, size_t size) {
     bool zero = false;
     void *block = class_for(bytes) != 0  ? allocate(bytes)
                   : class_of(bytes) != 0 ? allocate_slow(bytes)
-                                         : allocate_large(bytes, 1, true, &zero);
+                                         : allocate_large(bytes, SIZE_QUANTUM, true, &zero);
     if (block != NULL && !zero) {
         memset(block, 0, bytes);
     }
@@ -300,7 +306,7 @@ size_t usable_size(const void *block) {
         return classes.of[class].size;
     }
     const struct span *span = heap_large_span(heap, block);
-    return span == NULL ? 0 : (size_t)span->pages << heap->space.page_shift;
+    return span == NULL ? 0 : ((size_t)span->pages << heap->space.page_shift) - span->offset;
 }
 
 /* A block that may stay where it is: no smaller than asked, and not twice as large. */
@@ -321,18 +327,18 @@ void *reallocate(void *block, size_t size) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return out_of_memory();
     }
-    const struct span *span = heap_large_span(door_heap_of(block), block);
-    if (span == NULL ? fits(held, size) || class_of(held) == class_of(size)
-                     : class_of(size) == 0 && pages_for(size) == span->pages) {
-        return block;
-    }
     if (size > PTRDIFF_MAX) {
         return out_of_memory();
+    }
+    const struct span *span = heap_large_span(door_heap_of(block), block);
+    if (span == NULL ? fits(held, size) || class_of(held) == class_of(size)
+                     : class_of(size) == 0 && pages_for(span->offset + size) == span->pages) {
+        return block;
     }
     if (span != NULL && class_of(size) == 0) {
         /* To the profile one block ends and another begins; the old place may be another thread's at once. */
         profiling_forget(block);
-        void *resized = door_resize_large(block, pages_for(size));
+        void *resized = door_resize_large(block, pages_for(span->offset + size));
         if (resized != NULL) {
             if (profiling_is_on() && profiling_counts(size)) {
                 profiling_note(resized, size);

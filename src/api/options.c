@@ -66,6 +66,12 @@ static const struct option options[] = {
      "Whether to give back at once near the memory limit of the control group, or under memory pressure."},
     {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
      "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
+    {"placement", "off|lines|colors|random", 0, 3, CHANGE_ANY_TIME, &SETTINGS.placement,
+     "Where large blocks begin. `lines`: each some cache lines further into its first page than the last, "
+     "evenly. "
+     "`colors`: that, and in huge pages so that no cache gets more of one color than it has room for. "
+     "`random`: "
+     "at a random line of the first page. `off`: where a page begins. See placement.md."},
     {"populate", "never|calloc", 0, 1, CHANGE_ANY_TIME, &SETTINGS.populate,
      "Whether a large block of `calloc` is made resident at once where that is little beside what the "
      "program uses: else pages that are read before they are written cost a shootdown each."},
@@ -318,6 +324,7 @@ static void set_defaults(void) {
     SETTINGS.background = 1;
     SETTINGS.watch_cgroup = 1;
     SETTINGS.huge_pages = 1;
+    SETTINGS.placement = PLACEMENT_COLORS;
     SETTINGS.populate = 1;
 }
 

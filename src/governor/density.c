@@ -43,18 +43,18 @@ void density_note_cost(struct density *density, uint64_t ns, double small_ns) {
                           memory_order_relaxed);
 }
 
-const struct span *density_note(struct density *density, const struct heap *heap, void *block) {
+const struct span *density_note(struct density *density, const struct heap *heap, void *base) {
     /* In the ring only what may be judged, so that it reaches back as far whatever share of blocks that is.
      */
     uint64_t number = density->blocks++;
-    const struct span *span = heap_large_span(heap, block);
+    const struct span *span = heap_large_span_at(heap, base);
     if (span->huge || span->moved || span->ready) {
         return NULL;
     }
     void **place = &density->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
                                     DENSITY_RECENT];
-    const struct span *older = *place == NULL ? NULL : heap_large_span(heap, *place);
-    *place = block;
+    const struct span *older = *place == NULL ? NULL : heap_large_span_at(heap, *place);
+    *place = base;
     unsigned between = BLOCKS_PER_LOOK + atomic_load_explicit(&density->patience, memory_order_relaxed);
     bool look = number - density->looked >= between && older != NULL && !older->huge && !older->moved &&
                 !older->ready;
@@ -66,8 +66,10 @@ const struct span *density_note(struct density *density, const struct heap *heap
 }
 
 void density_judge(struct density *density, const char *base, size_t bytes, size_t page_size) {
+    /* The end: what is filled from the front is there last. But not the last page, of which a block may need
+     * nothing but that it could have begun later. */
+    bytes -= bytes > page_size ? page_size : 0;
     size_t looked = bytes < RESIDENCY_SAMPLE_BYTES ? bytes : RESIDENCY_SAMPLE_BYTES;
-    /* The end: what is filled from the front is there last. */
     bool touched = residency_is_full(base + bytes - looked, looked, page_size);
     int score = atomic_load_explicit(&density->score, memory_order_relaxed);
     score = touched ? score + 1 : score - SCORE_SPARSE;

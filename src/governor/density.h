@@ -42,8 +42,9 @@ bool density_expects_touch(const struct density *density);
  */
 bool density_is_dear(const struct density *density);
 
-/* Notes a new large block. Returns an older one to be judged, or NULL. Under the heap's lock. */
-const struct span *density_note(struct density *density, const struct heap *heap, void *block);
+/* Notes a new large block by its first page. Returns an older one to be judged, or NULL. Under the heap's
+ * lock. */
+const struct span *density_note(struct density *density, const struct heap *heap, void *base);
 
 /* What the first touch of a new huge region took, against what it would have taken by small pages. Any
  * thread. */

@@ -12,6 +12,7 @@
 #include "os/clock.h"
 #include "os/cpus.h"
 #include "os/huge_pages.h"
+#include "os/seed.h"
 #include "policy/adaptive.h"
 
 /* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown. */
@@ -144,6 +145,9 @@ void governor_before_fork(struct governor *governor) {
 /* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
  * vain. */
 void governor_after_fork(struct governor *governor, bool child) {
+    if (child) {
+        governor->heap.colors.seed = os_process_seed();
+    }
     for (unsigned i = governor->caches->count; governor->caches->states != NULL && i-- > 0;) {
         lock_release(&governor->caches->states[i].lock);
     }

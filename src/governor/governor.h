@@ -26,6 +26,7 @@
 #define DEPOTS_MOST 8
 
 enum policy { POLICY_ADAPTIVE, POLICY_PAPER };
+enum placement { PLACEMENT_OFF, PLACEMENT_LINES, PLACEMENT_COLORS, PLACEMENT_RANDOM };
 
 /* What a person may set, at any time. */
 struct governor_settings {
@@ -33,6 +34,7 @@ struct governor_settings {
     _Atomic(int) background; /* whether a helper thread may tidy */
     _Atomic(int) watch_cgroup;
     _Atomic(int) huge_pages; /* whether they may be earned */
+    _Atomic(int) placement;  /* enum placement: where large blocks begin */
     _Atomic(int) populate;   /* whether calloc's blocks may be made resident ahead of use */
     _Atomic(int) slack;      /* per cent of the policy's threshold */
     _Atomic(int) purge_time; /* per cent of CPU time that giving back in vain may cost */
@@ -83,6 +85,7 @@ struct governor {
     size_t low_dirty_pages;   /* in this window */
     size_t retry_above_pages; /* after a refusal: not before there is so much, or a while has passed */
     struct density density;
+    bool knows_caches; /* the heap's colors are made */
     uint64_t looks;
     struct governor_counts counts;
 

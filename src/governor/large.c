@@ -8,7 +8,9 @@
 #include "governor/fault.h"
 #include "governor/heap_door.h"
 #include "os/address_space.h"
+#include "os/caches.h"
 #include "os/clock.h"
+#include "os/seed.h"
 
 /* Dearer to move than to copy below: see docs/experiments.md. */
 #define MOVE_BYTES_LEAST ((size_t)256 << 10)
@@ -38,6 +40,30 @@ static bool is_to_be_ready(const struct governor *governor, void *block, bool ze
            !heap_large_span(&governor->heap, block)->huge;
 }
 
+/*
+ * The machine is asked for its caches when huge pages first are, which costs far more. Under the heap's
+ * lock.
+ */
+static void prepare_colors(struct governor *governor, enum run_choice choice) {
+    struct heap *heap = &governor->heap;
+    heap->spreads = setting_value(&governor->settings.placement) == PLACEMENT_COLORS;
+    if (!heap->spreads || governor->knows_caches ||
+        (choice != RUN_FOR_DENSE && heap->runs.huge_regions == 0)) {
+        return;
+    }
+    governor->knows_caches = true;
+    struct os_cache caches[CACHES_MOST];
+    size_t count = os_caches("", caches, CACHES_MOST);
+    /* Later caches first pass what the nearest one missed: that one goes by addresses, and lines are for it.
+     */
+    size_t outer = 0;
+    while (outer < count && caches[outer].level < 2) {
+        outer++;
+    }
+    colors_init(&heap->colors, caches + outer, count - outer, page_bytes(governor),
+                heap->runs.huge_pages * page_bytes(governor), os_process_seed());
+}
+
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
     return governor_take_large_ready(governor, pages, align_pages, zero, false);
 }
@@ -48,6 +74,7 @@ void *governor_take_large_ready(struct governor *governor, size_t pages, size_t 
     enum run_choice choice = choose_run(governor, pages);
     uint64_t made = governor->heap.runs.huge_pages_made;
     size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
+    prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
     made = governor->heap.runs.huge_pages_made - made;
     bool ready = wants_ready && block != NULL && is_to_be_ready(governor, block, *zero, clean_pages);
@@ -123,17 +150,17 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     bool may_move = !resized && pages > held && held * page_bytes(governor) >= MOVE_BYTES_LEAST &&
                     heap_may_move(&governor->heap);
     bool zero;
-    char *to = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
+    char *to_base = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
     heap_leave(governor);
-    if (resized || to == NULL) {
-        return resized ? span->base : NULL;
+    if (resized || to_base == NULL) {
+        return resized ? span->base + span->offset : NULL;
     }
     size_t bytes = held * page_bytes(governor);
-    if (!os_move_pages(span->base, to, bytes)) {
+    if (!os_move_pages(span->base, to_base, bytes)) {
         /* Older kernels may have unmapped the place before they failed. Without it mapped anew, it is lost.
          */
-        if (os_renew(to, bytes)) {
-            governor_put_large(governor, to);
+        if (os_renew(to_base, bytes)) {
+            governor_put_large(governor, to_base);
         }
         return NULL;
     }
@@ -142,7 +169,8 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
                            bytes); /* what was moved away was asked for, and the place is still a region */
     }
     heap_enter(governor);
-    heap_moved(&governor->heap, span, heap_large_span(&governor->heap, to));
+    struct span *to = heap_large_span(&governor->heap, to_base);
+    heap_moved(&governor->heap, span, to);
     heap_leave(governor);
-    return to;
+    return to->base + to->offset;
 }

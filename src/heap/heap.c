@@ -28,7 +28,7 @@ static struct span *new_slab(struct heap *heap, uint32_t class) {
     bool clean;
     uint64_t made = heap->runs.huge_pages_made;
     struct span *span =
-        runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, heap->slab_choice, &clean);
+        runs_take(&heap->runs, heap->classes->of[class].slab_pages, 1, heap->slab_choice, NULL, &clean);
     heap->dirtied_pages += heap->runs.huge_pages_made - made;
     if (span != NULL) {
         slab_open(heap, span, class, clean);
@@ -133,12 +133,18 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool *zero) {
     uint64_t made = heap->runs.huge_pages_made;
-    struct span *span = runs_take(&heap->runs, pages, align_pages, choice, zero);
+    const struct colors *colors = heap->spreads ? &heap->colors : NULL;
+    struct span *span = runs_take(&heap->runs, pages, align_pages, choice, colors, zero);
     heap->dirtied_pages += heap->runs.huge_pages_made - made;
     if (span == NULL) {
         return NULL;
     }
     span->state = SPAN_LARGE;
+    span->offset = 0;
+    span->colored = span->huge && heap->spreads;
+    if (span->colored) {
+        colors_add(&heap->colors, runs_address_page(&heap->runs, span));
+    }
     span->moved = false;
     span->ahead = false;
     span->ready = false;
@@ -147,19 +153,43 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     return span->base;
 }
 
+/* Before a large block's span becomes free. */
+static void forget_color(struct heap *heap, struct span *span) {
+    if (span->colored) {
+        colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
+    }
+    span->colored = false;
+}
+
 /* Before the block's size changes. */
 static void forget_ahead(struct heap *heap, struct span *span) {
     heap->ahead_pages -= span->ahead ? span->pages : 0;
     span->ahead = false;
 }
 
-struct span *heap_large_span(const struct heap *heap, const void *block) {
-    uint32_t page = space_page(&heap->space, block);
+/* The span of a large block that lies at an address, if it begins on that page. */
+static struct span *large_on_page(const struct heap *heap, const void *address) {
+    uint32_t page = space_page(&heap->space, address);
     if (page == 0 || !space_is_usable(&heap->space, page)) {
         return NULL;
     }
     struct span *span = space_span_of(&heap->space, page);
-    return span->state == SPAN_LARGE && span->base == block ? span : NULL;
+    return span->state == SPAN_LARGE && span->page == page ? span : NULL;
+}
+
+struct span *heap_large_span(const struct heap *heap, const void *block) {
+    struct span *span = large_on_page(heap, block);
+    return span != NULL && span->base + span->offset == block ? span : NULL;
+}
+
+struct span *heap_large_span_at(const struct heap *heap, const void *base) {
+    struct span *span = large_on_page(heap, base);
+    return span != NULL && span->base == base ? span : NULL;
+}
+
+void *heap_place_large(struct span *span, size_t offset) {
+    span->offset = offset;
+    return span->base + offset;
 }
 
 void heap_note_ahead(struct heap *heap, void *block) {
@@ -177,6 +207,7 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
         return PUT_MISUSED;
     }
     forget_ahead(heap, span);
+    forget_color(heap, span);
     span->state = SPAN_PURGING;
     heap->used_pages -= span->pages;
     heap->dirtied_pages += span->pages;
@@ -251,7 +282,9 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
 
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {
     forget_ahead(heap, from);
+    forget_color(heap, from);
     to->moved = true;
+    to->offset = from->offset;
     heap->moves++;
     heap->moved_spans++;
     heap->used_pages -= from->pages;

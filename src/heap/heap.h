@@ -52,6 +52,8 @@ struct heap {
      * stretch of them that waits for it. */
     void (*make_ready)(void *base, size_t bytes);
     enum run_choice slab_choice; /* where new slabs are to lie */
+    bool spreads;                /* whether large blocks in huge regions begin where colors have room */
+    struct colors colors;
     uint32_t fresh_page;
     uint32_t fresh_pages;
 
@@ -78,13 +80,18 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
 /* Blocks of any classes. What is not a block in use is reported and skipped. */
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 
-/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
+/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. Its owner may
+ * have it begin later: heap_place_large. */
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool *zero);
 
 /* Counts a new block as one that is made resident before its owner touches it, until it is freed or resized.
  */
 void heap_note_ahead(struct heap *heap, void *block);
+
+/* The block begins so many bytes into its first page from now on. Returns where. For the block's owner, any
+ * thread, before anybody else knows of it. */
+void *heap_place_large(struct span *span, size_t offset);
 
 /* What heap_put_large leaves to do. */
 enum put_large {
@@ -99,7 +106,10 @@ void heap_put_renewed(struct heap *heap, struct span *span, bool renewed);
  * thread. */
 struct span *heap_large_span(const struct heap *heap, const void *block);
 
-/* Makes a large block so many pages long where it is. False, and nothing changed, if it cannot. */
+/* The same by where its span begins. */
+struct span *heap_large_span_at(const struct heap *heap, const void *base);
+
+/* Makes a large block's span so many pages long where it is. False, and nothing changed, if it cannot. */
 bool heap_resize_large(struct heap *heap, struct span *span, size_t pages);
 
 /* from's pages were moved to to by os_move_pages: from is free, and clean. */

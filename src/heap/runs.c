@@ -308,9 +308,28 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     return run != NULL || choice == RUN_FOR_MOVE ? run : find_huge(runs, pages);
 }
 
+/*
+ * The run to carve a block from that is to begin where colors have room: where the first choice's beginnings
+ * are all taken, and others are not, a longer one.
+ */
+static struct span *find_colored(struct runs *runs, size_t pages, enum run_choice choice,
+                                 const struct colors *colors) {
+    struct span *run = find_any(runs, pages, choice);
+    if (run == NULL || !run->huge || choice != RUN_FOR_DENSE ||
+        colors_have_room(colors, runs_address_page(runs, run), run->pages - pages) ||
+        !colors_have_room(colors, 0, COLORS_MOST)) {
+        return run;
+    }
+    struct span *longer = find_any(runs, pages + COLORS_MOST - 1, choice);
+    /* The first one may have been joined with others since. */
+    return longer != NULL && longer->huge ? longer : find_any(runs, pages, choice);
+}
+
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
-                       bool *clean) {
-    struct span *run = find_any(runs, pages + align_pages - 1, choice);
+                       const struct colors *colors, bool *clean) {
+    bool spreads = colors != NULL && align_pages == 1;
+    struct span *run =
+        spreads ? find_colored(runs, pages, choice, colors) : find_any(runs, pages + align_pages - 1, choice);
     if (run == NULL) {
         return NULL;
     }
@@ -319,6 +338,9 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
 
     size_t unit = align_pages << runs->space->page_shift;
     size_t skip = (size_t)(-(uintptr_t)run->base & (unit - 1)) >> runs->space->page_shift;
+    if (run->huge && spreads) {
+        skip = colors_skip(colors, runs_address_page(runs, run), run->pages - pages);
+    }
     if (skip > 0) {
         struct span *rest = runs_split(runs, run, skip);
         if (rest == NULL) {

@@ -14,6 +14,7 @@
 #define CALM_HEAP_RUNS_H
 
 #include "heap/space.h"
+#include "placement/colors.h"
 
 #define RUN_BINS 256
 
@@ -49,10 +50,11 @@ static inline size_t runs_dirty_pages(const struct runs *runs) {
 
 /*
  * A span of so many pages, of state SPAN_PURGING, whose first page's address is a multiple of align_pages
- * pages. *clean says whether it is known to be zero. NULL if memory is short.
+ * pages. *clean says whether it is known to be zero. In a huge region it begins where colors have room; NULL:
+ * no matter where. NULL if memory is short.
  */
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
-                       bool *clean);
+                       const struct colors *colors, bool *clean);
 
 /* Puts a span, described by nobody else, into a set. It may be merged: the descriptor is the set's from then
  * on. Returns the run that it is, or is part of. */
@@ -60,6 +62,11 @@ struct span *runs_put(struct runs *runs, struct span *span, bool clean);
 
 /* Takes a free run out of its set; its state becomes SPAN_PURGING. */
 void runs_remove(struct runs *runs, struct span *span);
+
+/* The address of a span, in pages: in huge memory, as far from a huge page's start as its page is. */
+static inline uint64_t runs_address_page(const struct runs *runs, const struct span *span) {
+    return (uint64_t)(uintptr_t)span->base >> runs->space->page_shift;
+}
 
 /* Splits: span keeps the first pages, and the rest is returned with the same state and flags, in no set. NULL
  * if there is no descriptor. */

@@ -8,6 +8,7 @@
 #define CALM_HEAP_SPAN_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum span_state {
@@ -33,8 +34,10 @@ struct span {
     struct span *child;
     struct span *next;
     struct span *previous;
-    /* Dirty runs, and slabs with free dirty pages. */
-    struct span_link age;
+    union {
+        struct span_link age; /* dirty runs, and slabs with free dirty pages */
+        size_t offset;        /* large: bytes to where the block begins, within its first page */
+    };
     union {
         struct { /* slabs */
             uint16_t used_blocks;
@@ -49,6 +52,7 @@ struct span {
     bool moved : 1;       /* large: its pages came from elsewhere, and the kernel keeps a mapping for them */
     bool ahead : 1;       /* large: made resident before its owner touched it, and counted as that */
     bool ready : 1;       /* large: made resident because its owner was expected to touch all of it */
+    bool colored : 1;     /* large: counted among those that begin at its color */
     bool huge : 1;        /* lies in a huge region: one touch makes all of it resident */
     uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
 };

@@ -7,15 +7,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #include "check.h"
+#include "machine_files.h"
 
 /* The kernel's word: a bare thread has nothing that the C library could read it from. */
 static unsigned current_cpu(void) {
@@ -25,41 +23,6 @@ static unsigned current_cpu(void) {
 }
 
 #define KEPT_ERRNO 1234 /* none of the system's */
-
-/* ---- machines of files ---- */
-
-static char root[] = "/tmp/calm-test-topology-XXXXXX";
-
-__attribute__((format(printf, 2, 3))) static void put(const char *text, const char *name, ...) {
-    char path[256];
-    va_list arguments;
-    int length = snprintf(path, sizeof path, "%s", root);
-    va_start(arguments, name);
-    vsnprintf(path + length, sizeof path - (size_t)length, name, arguments);
-    va_end(arguments);
-    for (char *slash = strchr(path + length + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        CHECK(mkdir(path, 0700) == 0 || errno == EEXIST);
-        *slash = '/';
-    }
-    if (text == NULL) { /* a folder */
-        CHECK(mkdir(path, 0700) == 0 || errno == EEXIST);
-        return;
-    }
-    FILE *file = fopen(path, "we");
-    CHECK(file != NULL);
-    CHECK(fputs(text, file) >= 0);
-    CHECK(fclose(file) == 0);
-}
-
-static int remove_one(const char *path, const struct stat *status, int type, struct FTW *where) {
-    (void)status, (void)type;
-    return where->level == 0 ? 0 : remove(path);
-}
-
-static void clear_machine(void) {
-    CHECK(nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
-}
 
 #define CPU "/sys/devices/system/cpu/cpu%u"
 

@@ -1,0 +1,311 @@
+/* Where the allocator's large blocks begin, and what that costs: the whole of it, but for malloc's own names.
+ */
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/allocator.h"
+#include "calmalloc.h"
+#include "check.h"
+#include "os/address_space.h"
+
+#define KIB  ((size_t)1 << 10)
+#define MIB  ((size_t)1 << 20)
+#define LINE 64
+
+static size_t page_size;
+static uint64_t random_state = 1;
+
+static uint64_t draw(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+static void set(const char *name, const char *value) {
+    CHECK_EQUAL(calm_set(name, value), 0);
+}
+
+static struct calm_stats stats_now(void) {
+    struct calm_stats stats;
+    CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
+    return stats;
+}
+
+static unsigned char *obtain(size_t size) {
+    unsigned char *block = calm_malloc(size);
+    CHECK(block != NULL);
+    return block;
+}
+
+/* Bytes that a block of a size takes of the heap, in whole pages. */
+static size_t cost_of(const char *placement, size_t size) {
+    set("placement", placement);
+    size_t before = stats_now().in_use;
+    void *block = obtain(size);
+    size_t cost = stats_now().in_use - before;
+    calm_free(block);
+    return cost;
+}
+
+static size_t start_of(const void *block) {
+    return (uintptr_t)block % page_size;
+}
+
+static void test_default(void) {
+    char value[16];
+    CHECK(calm_get("placement", value, sizeof value) > 0);
+    CHECK(strcmp(value, "colors") == 0);
+    CHECK(calm_set("placement", "huge") == -1 && errno == EINVAL);
+    set("placement", "off");
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQUAL(start_of(obtain(40 * KIB + draw() % MIB)), 0);
+    }
+}
+
+/* A page more only where the last page has no room for a line, of a block in which it is little. */
+static void test_cost(void) {
+    const char *modes[] = {"lines", "colors", "random"};
+    for (int i = 0; i < 3000; i++) {
+        size_t size = 9 * page_size + draw() % (40 * page_size);
+        size -= draw() % 3 == 0 ? size % page_size : 0;
+        size_t pages = (size + page_size - 1) / page_size;
+        size_t plain = cost_of("off", size);
+        CHECK_EQUAL(plain, pages * page_size);
+        size_t room = pages * page_size - size;
+        size_t more = cost_of(modes[i % 3], size) - plain;
+        CHECK_EQUAL(more, room < LINE && size >= 16 * page_size ? page_size : 0);
+    }
+}
+
+/* Blocks that live together share no byte, and have all that they say they have. */
+static void test_contents(void) {
+    enum { BLOCKS = 300 };
+    static unsigned char *blocks[BLOCKS];
+    static size_t sizes[BLOCKS];
+    const char *modes[] = {"off", "lines", "colors", "random"};
+    for (int round = 0; round < 6000; round++) {
+        set("placement", modes[draw() % 4]);
+        size_t i = draw() % BLOCKS;
+        size_t size = 33 * KIB + draw() % (draw() % 20 == 0 ? 2 * MIB : 200 * KIB);
+        if (blocks[i] == NULL) {
+            unsigned how = draw() % 4;
+            size_t alignment = (size_t)16 << draw() % 18;
+            void *aligned = NULL;
+            blocks[i] = how == 0 ? calm_calloc(1, size) : how == 1 ? NULL : obtain(size);
+            if (how == 1) {
+                CHECK_EQUAL(calm_posix_memalign(&aligned, alignment, size), 0);
+                CHECK((uintptr_t)aligned % alignment == 0);
+                blocks[i] = aligned;
+            }
+            CHECK(blocks[i] != NULL && (uintptr_t)blocks[i] % LINE == 0);
+            for (size_t at = 0; how == 0 && at < size; at++) {
+                CHECK(blocks[i][at] == 0);
+            }
+        } else {
+            CHECK(calm_malloc_usable_size(blocks[i]) >= sizes[i]);
+            for (size_t at = 0; at < sizes[i]; at++) {
+                CHECK(blocks[i][at] == (unsigned char)i);
+            }
+            if (draw() % 2 == 0) {
+                calm_free(blocks[i]);
+                blocks[i] = NULL;
+                continue;
+            }
+            unsigned char *other = calm_realloc(blocks[i], size);
+            CHECK(other != NULL);
+            for (size_t at = 0; at < (size < sizes[i] ? size : sizes[i]); at++) {
+                CHECK(other[at] == (unsigned char)i);
+            }
+            blocks[i] = other;
+        }
+        sizes[i] = calm_malloc_usable_size(blocks[i]);
+        CHECK(sizes[i] >= size);
+        memset(blocks[i], (unsigned char)i, sizes[i]);
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        calm_free(blocks[i]);
+    }
+    calm_trim(0);
+    CHECK_EQUAL(stats_now().in_use, 0);
+}
+
+/* Growth by moving pages keeps the bytes where they are in their pages. */
+static void test_moves(void) {
+    set("placement", "lines");
+    uint64_t moves = stats_now().large_moves;
+    for (int i = 0; i < 50; i++) {
+        size_t size = 300 * KIB + draw() % MIB;
+        unsigned char *block = obtain(size);
+        void *wall = obtain(64 * KIB); /* behind it, so that it cannot stay */
+        memset(block, 77, size);
+        size_t start = start_of(block);
+        block = calm_realloc(block, 4 * size);
+        CHECK(block != NULL && start_of(block) == start);
+        CHECK(block[0] == 77 && block[size - 1] == 77);
+        memset(block, 78, 4 * size);
+        block = calm_realloc(block, size / 2);
+        CHECK(block != NULL && block[0] == 78 && block[size / 2 - 1] == 78);
+        calm_free(block);
+        calm_free(wall);
+    }
+    CHECK(stats_now().large_moves > moves);
+    calm_trim(0);
+    CHECK_EQUAL(stats_now().in_use, 0);
+}
+
+/* The arrays of a numerical program: equal, of whole pages, from one loop. */
+static void test_arrays_differ(void) {
+    enum { ARRAYS = 16 };
+    set("placement", "colors");
+    for (size_t size = 64 * KIB; size <= 4 * MIB; size *= 2) {
+        unsigned char *arrays[ARRAYS];
+        for (int i = 0; i < ARRAYS; i++) {
+            arrays[i] = obtain(size);
+            for (int k = 0; k < i; k++) {
+                size_t apart = (start_of(arrays[i]) - start_of(arrays[k])) % 4096;
+                CHECK(apart >= LINE && apart <= 4096 - LINE);
+            }
+        }
+        for (int i = 0; i < ARRAYS; i++) {
+            calm_free(arrays[i]);
+        }
+    }
+}
+
+static void test_misuse(void) {
+    set("misuse", "warn");
+    set("placement", "lines");
+    size_t misuses = calm_governor.heap.misuses;
+    unsigned char *block;
+    do {
+        block = obtain(100 * KIB + 1);
+    } while (start_of(block) == 0);
+    calm_free(block - start_of(block)); /* its page, but not it */
+    CHECK_EQUAL(calm_governor.heap.misuses, ++misuses);
+    calm_free(block + LINE);
+    CHECK_EQUAL(calm_governor.heap.misuses, ++misuses);
+    CHECK_EQUAL(calm_malloc_usable_size(block + LINE), 0);
+    calm_free(block);
+    CHECK_EQUAL(calm_governor.heap.misuses, misuses);
+    calm_free(block);
+    CHECK_EQUAL(calm_governor.heap.misuses, ++misuses);
+    CHECK_EQUAL(calm_governor.heap.misuse[(misuses - 1) % MISUSE_NOTES].kind, MISUSE_DOUBLE_FREE);
+}
+
+/* What the colors know of the blocks is what is there: at least so many are at the fullest. */
+static size_t crowd(const struct colors *colors, size_t *most) {
+    size_t sum = 0;
+    *most = 0;
+    for (size_t i = 0; i < colors->caches[0].colors; i++) {
+        size_t here = colors->caches[0].blocks[i];
+        sum += here;
+        *most = here > *most ? here : *most;
+    }
+    CHECK_EQUAL(sum, colors->blocks);
+    return sum;
+}
+
+/* One that gets huge pages, if there are any: as if all blocks before it had been touched, and cheaply. */
+static unsigned char *obtain_dense(size_t size) {
+    calm_governor.density.score = 16;
+    calm_governor.density.dear_until_ns = 0;
+    return obtain(size);
+}
+
+/* Blocks of exactly a huge page would all begin where huge pages do. */
+static void test_colors_of_huge_blocks(void) {
+    enum { BLOCKS = 60 };
+    size_t huge = calm_governor.heap.runs.huge_pages * page_size;
+    if (huge == 0 || huge > 2 * MIB) {
+        printf("no huge pages to be had here, or too large ones\n");
+        return;
+    }
+    set("placement", "colors");
+    void *ballast = calm_calloc(1, 1024 * MIB); /* the bound that it brings allows huge regions */
+    struct heap *heap = &calm_governor.heap;
+    /* 2 ways of 128 KiB: 32 colors, 64 blocks. */
+    const struct os_cache cache = {
+        .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
+    colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
+    calm_governor.knows_caches = true;
+    unsigned char *blocks[BLOCKS];
+    size_t in_huge = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] =
+            obtain_dense(huge - 8); /* no room for a line: it takes a page more, and is moved on by that */
+        in_huge += heap_large_span(heap, blocks[i])->huge;
+        CHECK_EQUAL(heap_large_span(heap, blocks[i])->colored, heap_large_span(heap, blocks[i])->huge);
+    }
+    size_t most;
+    CHECK_EQUAL(crowd(&heap->colors, &most), in_huge);
+    CHECK(in_huge > BLOCKS / 2);
+    CHECK(most <= 2);
+    /* In place of those that go come others, of sizes that a page more would not move. */
+    for (int round = 0; round < 400; round++) {
+        size_t i = draw() % BLOCKS;
+        calm_free(blocks[i]);
+        blocks[i] = obtain_dense((1 + draw() % 2) * huge - 2 * page_size + LINE + draw() % page_size);
+        CHECK(crowd(&heap->colors, &most) > 0);
+    }
+    CHECK(most <= 2);
+    /* Grown blocks that move to small pages are no longer counted. */
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] = calm_realloc(blocks[i], 5 * huge);
+        CHECK(blocks[i] != NULL);
+        calm_free(blocks[i]);
+    }
+    CHECK_EQUAL(crowd(&heap->colors, &most), 0);
+    calm_free(ballast);
+}
+
+/* The first blocks of a process, as where they begin in their pages. */
+static unsigned long signature(void) {
+    unsigned long sum = 0;
+    for (int i = 0; i < 4; i++) {
+        sum = sum * 64 + start_of(obtain(100 * page_size + 1)) / LINE;
+    }
+    return sum;
+}
+
+static void test_children_differ(void) {
+    enum { CHILDREN = 6 };
+    set("placement", "lines");
+    signature();
+    unsigned long signatures[CHILDREN];
+    for (int i = 0; i < CHILDREN; i++) {
+        int ends[2];
+        CHECK_EQUAL(pipe(ends), 0);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            unsigned long mine = signature();
+            _exit(write(ends[1], &mine, sizeof mine) == sizeof mine ? 0 : 1);
+        }
+        CHECK(read(ends[0], &signatures[i], sizeof signatures[i]) == sizeof signatures[i]);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    int equal = 0;
+    for (int i = 1; i < CHILDREN; i++) {
+        equal += signatures[i] == signatures[0];
+    }
+    CHECK(equal < CHILDREN - 1); /* all alike by chance: once in 64^5 */
+}
+
+int main(void) {
+    page_size = os_page_size();
+    in_child(test_default);
+    in_child(test_cost);
+    in_child(test_contents);
+    in_child(test_moves);
+    in_child(test_arrays_differ);
+    in_child(test_misuse);
+    in_child(test_colors_of_huge_blocks);
+    in_child(test_children_differ);
+    return 0;
+}
