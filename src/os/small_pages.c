@@ -7,9 +7,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/ioctl.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 #ifndef MREMAP_DONTUNMAP
