@@ -122,6 +122,51 @@ CALM_API int calm_get(const char *name, char *buffer, size_t size);
  */
 CALM_API int calm_profile_write(const char *path);
 
+/* How the color of a page is found out; one of them may be or'ed to the cache level. By default frames are
+ * read, and believed if pages of one color do fight for the cache; else it is timed. */
+#define CALM_COLORED_FRAMES 0x100U /* by its frame's number; needs CAP_SYS_ADMIN; no hypervisor */
+#define CALM_COLORED_TIMED  0x200U /* by the time that loads take; takes seconds; x86-64 */
+
+/*
+ * Colored memory: a zeroed block of small pages that are spread evenly over the sets of the data cache of a
+ * level (2, 3), so that an array as large as the cache fits into it. Of the pages that the system gives at
+ * random a surplus is had, as large as some times the cache, those of the right colors are kept and moved to
+ * their places, and the others given back: for few, large, long-lived blocks. Page i of a block has color
+ * (c + i) modulo the number of colors; c differs from block to block.
+ *
+ * Returns NULL, with errno: EINVAL if bytes is 0 or cache is none of these; ENOTSUP if there is no such
+ * cache, it has one color (a way is a page) or sets that are no power of two (it is hashed), or pages cannot
+ * be moved (before Linux 5.7); EPERM if only frames would do, and the kernel hides them; EAGAIN if colors
+ * cannot be told by time, because of other work on the CPU or because the cache is another than it says;
+ * ENOMEM if memory is short, or there are 1,024 blocks. Such blocks are calm_colored_free's alone.
+ */
+CALM_API void *calm_colored_alloc(size_t bytes, unsigned cache);
+CALM_API void calm_colored_free(void *block);
+
+#define CALM_COLORED_VERSION 1
+
+/* How even a block came out. */
+struct calm_colored {
+    uint32_t version; /* CALM_COLORED_VERSION of the library */
+    uint32_t size;    /* bytes of the structure that were filled */
+    uint32_t level;
+    uint32_t colors;         /* of pages, in the cache of that level */
+    uint32_t source;         /* CALM_COLORED_FRAMES or CALM_COLORED_TIMED */
+    uint32_t first_color;    /* of page 0 */
+    uint64_t pages;          /* of the block */
+    uint64_t pages_examined; /* of which they were chosen */
+    /* Pages that have not the color of their place. By frames: now, after whatever the kernel has moved or
+     * copied since (compaction, fork); by time: when the block was allocated. */
+    uint64_t pages_misplaced;
+    uint64_t pages_crowded; /* beyond an even share of their color, when the block was allocated */
+};
+
+/*
+ * Fills *colored, of which the caller knows size bytes. Returns 0; -1 and EINVAL if colored is NULL, size is
+ * too small for version and size, or block is none of calm_colored_alloc's.
+ */
+CALM_API int calm_colored_stats(const void *block, struct calm_colored *colored, size_t size);
+
 #ifdef __cplusplus
 }
 #endif

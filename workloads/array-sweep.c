@@ -1,21 +1,28 @@
 /* Figure 3 of Valat, "Impact of the Operating System Memory Allocation on CPU Intensive Applications": one
  * array is read again and again, and what a load takes tells which cache still has it. Small pages that the
  * system hands out at random fill some sets of a physically indexed cache more than they have room for, so
- * that the cache is lost to an array that it could hold; huge pages cover all sets alike. */
+ * that the cache is lost to an array that it could hold; huge pages cover all sets alike, and so do small
+ * pages that calmalloc, if it is loaded, has chosen by their colors. */
 #include "arrays.h"
+#include "calmalloc.h"
 #include "support.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 static const char program_name[] = "array-sweep";
 
-enum memory { MEMORY_SMALL, MEMORY_HUGE, MEMORY_MALLOC };
+enum memory { MEMORY_SMALL, MEMORY_HUGE, MEMORY_MALLOC, MEMORY_COLORED };
 enum walk { WALK_STRIDE, WALK_CHASE, WALK_PAGES };
 
-static const char *const memory_names[] = {"small", "huge", "malloc", NULL};
+static const char *const memory_names[] = {"small", "huge", "malloc", "colored", NULL};
+static const char *const color_names[] = {"auto", "frames", "timed", NULL};
+static const unsigned color_sources[] = {0, CALM_COLORED_FRAMES, CALM_COLORED_TIMED};
 static const char *const walk_names[] = {"stride", "chase", "pages", NULL};
 
 enum { PAGE_BYTES = 4096 };
@@ -36,13 +43,42 @@ static union place *place_at(const struct sweep *sweep, unsigned long number) {
     return (union place *)(sweep->array + number * sweep->stride);
 }
 
-/* The one place that knows how an array can be had. */
-static struct array have_array(enum memory memory, size_t bytes) {
+/* A function of calmalloc's, which need not be loaded. */
+static void *colored_function(const char *name) {
+    void *function = dlsym(RTLD_DEFAULT, name);
+    if (function == NULL) {
+        fail(program_name, "--memory colored is calmalloc's, which is not loaded");
+    }
+    return function;
+}
+
+static struct array array_colored(size_t bytes, unsigned cache) {
+    __typeof__(&calm_colored_alloc) alloc = NULL;
+    *(void **)&alloc = colored_function("calm_colored_alloc");
+    void *block = alloc(bytes, cache);
+    if (block == NULL) {
+        char why[256];
+        (void)snprintf(why, sizeof why, "calm_colored_alloc: %s", strerror(errno));
+        fail(program_name, why);
+    }
+    return (struct array){.start = block, .block = block, .mapped = 0};
+}
+
+static void array_colored_free(const struct array *array) {
+    __typeof__(&calm_colored_free) release = NULL;
+    *(void **)&release = colored_function("calm_colored_free");
+    release(array->block);
+}
+
+/* The one place that knows how an array can be had; cache is for colored memory. */
+static struct array have_array(enum memory memory, size_t bytes, unsigned cache) {
     switch (memory) {
     case MEMORY_SMALL:
         return array_mapped(program_name, bytes, HUGE_OFF);
     case MEMORY_HUGE:
         return array_mapped(program_name, bytes, HUGE_ON);
+    case MEMORY_COLORED:
+        return array_colored(bytes, cache);
     default:
         return array_malloc(program_name, bytes);
     }
@@ -157,13 +193,19 @@ static unsigned long long check_walk(const struct sweep *sweep, enum walk walk) 
 int main(int argc, char **argv) {
     unsigned long bytes = 1UL << 20;
     unsigned long memory = MEMORY_MALLOC;
+    unsigned long cache = 2;
+    unsigned long colors = 0;
     unsigned long walk = WALK_STRIDE;
     unsigned long stride = LINE_BYTES;
     unsigned long repeats = 1000;
     const struct option_spec options[] = {
         {"bytes", "bytes in the array", OPTION_COUNT, &bytes, 64, 1UL << 36, NULL},
-        {"memory", "how the array is had: in small pages, in huge pages, or as the allocator gives it",
+        {"memory",
+         "how the array is had: in small pages, in huge pages, as the allocator gives it, or in small "
+         "pages that calmalloc chooses by color",
          OPTION_CHOICE, &memory, 0, 0, memory_names},
+        {"cache", "the level of the cache that colored memory is for", OPTION_COUNT, &cache, 1, 9, NULL},
+        {"colors", "how the colors of pages are found out", OPTION_CHOICE, &colors, 0, 0, color_names},
         {"walk", "in order, in any order, or page after page in any order within", OPTION_CHOICE, &walk, 0, 0,
          walk_names},
         {"stride", "bytes from one place that is read to the next", OPTION_COUNT, &stride, 8, 1UL << 30,
@@ -187,7 +229,7 @@ int main(int argc, char **argv) {
         reject_arguments(program_name, "--bytes has more than 4294967295 times --stride");
     }
 
-    struct array block = have_array((enum memory)memory, bytes);
+    struct array block = have_array((enum memory)memory, bytes, (unsigned)cache | color_sources[colors]);
     struct sweep sweep = {block.start, bytes / stride, stride};
     for (unsigned long i = 0; i < sweep.places; i++) {
         place_at(&sweep, i)->number = i;
@@ -209,6 +251,10 @@ int main(int argc, char **argv) {
            bytes, memory_names[memory], walk_names[walk], stride, repeats, repeats * sweep.places,
            huge_kib(program_name), checksum, seconds,
            seconds / ((double)repeats * (double)sweep.places) * 1e9);
-    array_free(&block);
+    if (memory == MEMORY_COLORED) {
+        array_colored_free(&block);
+    } else {
+        array_free(&block);
+    }
     return 0;
 }

@@ -33,16 +33,18 @@ def test_blocks_alike_begin_apart(run_placed: Run, run_unplaced: Run, case: str)
     assert_on(ran)
     assert plain["mapped"] == ran.figures["mapped"] == ALIKE
     assert plain["distinct"] == 1, "glibc places blocks by itself now"
-    # Each line of the page as often as any other, and whole pages leave room for all of them.
-    assert (ran.figures["distinct"], ran.figures["most_of_one"]) == (LINES, ALIKE // LINES)
-    assert ran.figures["nearest_neighbours"] >= LINE
+    # Each line of the page about as often as any other, as whole pages leave room for all of them.
+    assert ran.figures["distinct"] == LINES
+    assert ran.figures["most_of_one"] <= ALIKE // LINES + 1
+    assert ran.figures["nearest_neighbours"] >= 24 * LINE
     assert ran.figures["pages"] == plain["pages"]
-    assert ALIKE - 2 <= ran.stats["placed_blocks"] <= ALIKE  # but those on the seed's first line
+    assert ALIKE - 3 <= ran.stats["placed_blocks"] <= ALIKE  # but those on the first line
 
 
 def test_threads_share_the_lines(run_placed: Run) -> None:
     ran = run_placed("in-threads")
-    assert (ran.figures["distinct"], ran.figures["most_of_one"]) == (LINES, 4)
+    assert ran.figures["distinct"] == LINES
+    assert ran.figures["most_of_one"] <= 4 + 1
 
 
 def test_processes_differ(run_placed: Run) -> None:
@@ -60,7 +62,7 @@ def test_aligned_blocks_stay(run_placed: Run, run_unplaced: Run) -> None:
 def test_as_much_as_there_is_room(run_placed: Run, run_unplaced: Run) -> None:
     ran, plain = run_placed("little-room"), run_unplaced("little-room")
     assert (ran.figures["distinct"], ran.figures["farthest"]) == (8, 7)
-    assert ran.figures["most_of_one"] == LINES // 8
+    assert ran.figures["most_of_one"] <= LINES // 8 + 1
     assert ran.figures["pages"] == plain.figures["pages"]
 
 
@@ -72,7 +74,7 @@ def test_no_room(run_placed: Run, run_unplaced: Run) -> None:
 
 def test_a_page_more_for_large_blocks(run_placed: Run, run_unplaced: Run) -> None:
     ran, plain = run_placed("large-without-room").figures, run_unplaced("large-without-room").figures
-    assert ran["distinct"] == LINES
+    assert ran["distinct"] >= LINES * 3 // 4
     assert ran["pages"] == plain["pages"] + LINES  # one for each block, of 65
 
 

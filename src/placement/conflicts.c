@@ -1,0 +1,216 @@
+#include "placement/conflicts.h"
+
+#include "placement/balance.h"
+
+#include <string.h>
+
+#define TRIES_MOST 32 /* to find one color */
+#define STUCK_MOST 4  /* times that no group could be left out */
+
+struct search {
+    const struct conflicts *conflicts;
+    uint64_t random;
+    uint16_t *color_of;
+    size_t pages;
+    uint32_t *set; /* at first many pages of any color, at last some of one */
+    size_t count;
+    uint32_t *other; /* scratch */
+};
+
+/* Marsaglia's xorshift. */
+static uint64_t draw(struct search *search, uint64_t below) {
+    search->random ^= search->random << 13;
+    search->random ^= search->random >> 7;
+    search->random ^= search->random << 17;
+    return search->random % below;
+}
+
+static bool evicts(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+    return search->conflicts->evicts(search->conflicts->cache, page, walked, count);
+}
+
+/* The same, asked until two answers agree. */
+static bool surely_evicts(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+    bool first = evicts(search, page, walked, count);
+    return evicts(search, page, walked, count) == first ? first : evicts(search, page, walked, count);
+}
+
+/* What it loses by a wrong yes, a set does not get back. */
+static bool evicts_twice(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+    bool first = evicts(search, page, walked, count);
+    return first && evicts(search, page, walked, count);
+}
+
+static void shuffle(struct search *search) {
+    for (size_t i = search->count; i > 1; i--) {
+        size_t at = draw(search, i);
+        uint32_t page = search->set[i - 1];
+        search->set[i - 1] = search->set[at];
+        search->set[at] = page;
+    }
+}
+
+/* Pages of colors not yet found: enough that they drive any page of these out, and it not among them. */
+static void gather(struct search *search, uint32_t page, size_t most) {
+    search->count = 0;
+    for (size_t i = 0; i < search->pages; i++) {
+        if (search->color_of[i] == BALANCE_UNKNOWN && i != page) {
+            search->set[search->count++] = (uint32_t)i;
+        }
+    }
+    shuffle(search);
+    search->count = search->count < most ? search->count : most;
+}
+
+/* Leaves out a group of the set without which it drives the page out as well. False if there is none. */
+static bool leave_out_group(struct search *search, uint32_t page) {
+    size_t groups = search->conflicts->ways + 1;
+    for (size_t group = 0; group < groups; group++) {
+        size_t from = search->count * group / groups;
+        size_t to = search->count * (group + 1) / groups;
+        size_t rest = search->count - (to - from);
+        if (to == from) {
+            continue;
+        }
+        memcpy(search->other, search->set, from * sizeof *search->set);
+        memcpy(search->other + from, search->set + to, (search->count - to) * sizeof *search->set);
+        if (evicts_twice(search, page, search->other, rest)) {
+            memcpy(search->set, search->other, rest * sizeof *search->set);
+            search->count = rest;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void reduce(struct search *search, uint32_t page) {
+    for (int stuck = 0; search->count > search->conflicts->ways && stuck < STUCK_MOST;) {
+        if (!leave_out_group(search, page)) {
+            shuffle(search);
+            stuck++;
+        }
+    }
+}
+
+/* Whether the first pages of the set, without the page itself, drive it out. */
+static bool is_driven_out(const struct search *search, uint32_t page, size_t count) {
+    size_t walked = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (search->set[i] != page) {
+            search->other[walked++] = search->set[i];
+        }
+    }
+    return surely_evicts(search, page, search->other, walked);
+}
+
+static bool holds(const struct search *search, uint32_t page) {
+    for (size_t i = 0; i < search->count; i++) {
+        if (search->set[i] == page) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A set that just suffices overlooks half of its color: more of it is found by what it does find, and what
+ * the others do not drive out is no part of it. */
+static void grow(struct search *search) {
+    size_t most = 4 * search->conflicts->ways;
+    size_t first = search->count;
+    for (uint32_t i = 0; i < search->pages && search->count < most; i++) {
+        if (search->color_of[i] == BALANCE_UNKNOWN && !holds(search, i) && is_driven_out(search, i, first)) {
+            search->set[search->count++] = i;
+        }
+    }
+    for (size_t i = search->count; i-- > 0;) {
+        if (!is_driven_out(search, search->set[i], search->count)) {
+            search->set[i] = search->set[--search->count];
+        }
+    }
+}
+
+/* Leaves a set of pages of one more color in the search. */
+static bool find_set(struct search *search, size_t colors_left) {
+    size_t ways = search->conflicts->ways;
+    for (int tries = 0; tries < TRIES_MOST; tries++) {
+        uint32_t page = (uint32_t)draw(search, search->pages);
+        for (size_t i = 0; i < search->pages && search->color_of[page] != BALANCE_UNKNOWN; i++) {
+            page = (uint32_t)((page + 1) % search->pages);
+        }
+        gather(search, page, 3 * ways * colors_left);
+        if (!surely_evicts(search, page, search->set, search->count)) {
+            continue;
+        }
+        reduce(search, page);
+        if (search->count > 3 * ways) {
+            continue;
+        }
+        grow(search);
+        if (search->count >= ways + ways / 2) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t seed, uint16_t *color_of,
+                    uint32_t *scratch) {
+    struct search search = {
+        .conflicts = conflicts,
+        .random = seed | 1,
+        .color_of = color_of,
+        .pages = pages,
+    };
+    search.set = scratch;
+    search.other = scratch + pages;
+    if (pages == 0) {
+        return false;
+    }
+    for (size_t i = 0; i < pages; i++) {
+        color_of[i] = BALANCE_UNKNOWN;
+    }
+    size_t unknown = pages;
+    for (size_t color = 0; color < conflicts->colors; color++) {
+        if (!find_set(&search, conflicts->colors - color)) {
+            return false;
+        }
+        size_t members = search.count < 3 * conflicts->ways ? search.count : 3 * conflicts->ways;
+        for (uint32_t i = 0; i < pages; i++) {
+            if (color_of[i] == BALANCE_UNKNOWN && is_driven_out(&search, i, members)) {
+                color_of[i] = (uint16_t)color;
+                unknown--;
+            }
+        }
+    }
+    return unknown <= pages / 8;
+}
+
+/* As many pages as make the answer plain, of the color or, evenly, of the others. */
+static size_t gather_for(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
+                         uint16_t color, bool same, uint32_t *set) {
+    size_t count = 0;
+    for (uint32_t i = 0; i < pages && count < 3 * conflicts->ways; i++) {
+        if (color_of[i] != BALANCE_UNKNOWN && (color_of[i] == color) == same) {
+            set[count++] = i;
+        }
+    }
+    return count;
+}
+
+bool conflicts_confirm(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
+                       uint32_t *scratch) {
+    struct search search = {.conflicts = conflicts};
+    for (uint16_t color = 0; color < conflicts->colors; color++) {
+        size_t same = gather_for(conflicts, color_of, pages, color, true, scratch);
+        /* The first of them is the one that is asked for. */
+        if (same < 2 * conflicts->ways || !surely_evicts(&search, scratch[0], scratch + 1, same - 1)) {
+            return false;
+        }
+        uint32_t page = scratch[0];
+        size_t others = gather_for(conflicts, color_of, pages, color, false, scratch);
+        if (surely_evicts(&search, page, scratch, others)) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,492 @@
+/*
+ * Colored memory, on the machine's own pages and a cache that files describe.
+ *
+ * What needs to see frames is left out, and said to be, where the kernel hides them.
+ */
+#include "api/colored.h"
+
+#include "calmalloc.h"
+#include "os/address_space.h"
+#include "os/pagemap.h"
+#include "os/small_pages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "check.h"
+
+#define KEPT_ERRNO 1234 /* none of the system's */
+
+enum { COLORS = 8, WAYS = 8 };
+
+static char root[] = "/tmp/calm-test-colored-XXXXXX";
+static char poor_root[] =
+    "/tmp/calm-test-colored-XXXXXX"; /* has the cache, but little memory and no pagemap */
+static size_t page_bytes;
+static bool frames_are_shown;
+
+/* ---- machines of files ---- */
+
+__attribute__((format(printf, 3, 4))) static void put(const char *where, const char *text, const char *name,
+                                                      ...) {
+    char path[256];
+    va_list arguments;
+    int length = snprintf(path, sizeof path, "%s", where);
+    va_start(arguments, name);
+    vsnprintf(path + length, sizeof path - (size_t)length, name, arguments);
+    va_end(arguments);
+    for (char *slash = strchr(path + length + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "we");
+    CHECK(file != NULL);
+    CHECK(fputs(text, file) >= 0);
+    CHECK(fclose(file) == 0);
+}
+
+static void put_cache(const char *where, unsigned level, size_t bytes, unsigned ways) {
+#define CACHE "/sys/devices/system/cpu/cpu0/cache/index%u/"
+    char text[32];
+    snprintf(text, sizeof text, "%u\n", level);
+    put(where, text, CACHE "level", level - 1);
+    snprintf(text, sizeof text, "%zuK\n", bytes >> 10);
+    put(where, text, CACHE "size", level - 1);
+    snprintf(text, sizeof text, "%u\n", ways);
+    put(where, text, CACHE "ways_of_associativity", level - 1);
+    put(where, "64\n", CACHE "coherency_line_size", level - 1);
+    put(where, level == 1 ? "Data\n" : "Unified\n", CACHE "type", level - 1);
+    put(where, "0\n", CACHE "shared_cpu_list", level - 1);
+#undef CACHE
+}
+
+static void put_caches(char *where) {
+    CHECK(mkdtemp(where) != NULL);
+    CHECK(chmod(where, 0755) == 0);
+    put_cache(where, 1, WAYS * page_bytes, WAYS);          /* one color */
+    put_cache(where, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
+    put_cache(where, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
+}
+
+static void remove_machines(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s' '%s'", root, poor_root);
+    CHECK(system(command) == 0);
+}
+
+/* ---- what is seen from outside ---- */
+
+/* Mappings that lie in the range, and whether any of it is none. */
+static size_t mappings_of(const void *block, size_t bytes) {
+    uintptr_t start = (uintptr_t)block;
+    size_t count = 0;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        unsigned long from;
+        unsigned long to;
+        if (sscanf(line, "%lx-%lx", &from, &to) == 2) {
+            count += from < start + bytes && to > start;
+        }
+    }
+    CHECK(fclose(maps) == 0);
+    return count;
+}
+
+static size_t all_mappings(void) {
+    return mappings_of((void *)page_bytes, SIZE_MAX / 2);
+}
+
+static unsigned color_now(const char *page) {
+    uint64_t entry = 0;
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    CHECK(file >= 0);
+    CHECK(pread(file, &entry, sizeof entry, (off_t)((uintptr_t)page / page_bytes * sizeof entry)) ==
+          sizeof entry);
+    CHECK(close(file) == 0);
+    CHECK(entry >> 63 == 1);
+    return (unsigned)((entry & (((uint64_t)1 << 55) - 1)) % COLORS);
+}
+
+static char *take(size_t bytes, unsigned cache) {
+    int error = 0;
+    errno = KEPT_ERRNO;
+    char *block = colored_alloc(root, bytes, cache, &error);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    CHECK((block == NULL) == (error != 0));
+    if (block == NULL) {
+        fprintf(stderr, "%s\n", strerror(error));
+    }
+    CHECK(block != NULL);
+    return block;
+}
+
+static int why_not(const char *where, size_t bytes, unsigned cache) {
+    int error = 0;
+    errno = KEPT_ERRNO;
+    CHECK(colored_alloc(where, bytes, cache, &error) == NULL);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return error;
+}
+
+static struct calm_colored stats_of(const void *block) {
+    struct calm_colored stats;
+    CHECK(calm_colored_stats(block, &stats, sizeof stats) == 0);
+    return stats;
+}
+
+/* A block that is all that it should be. */
+static void check_block(char *block, size_t bytes) {
+    struct calm_colored stats = stats_of(block);
+    size_t pages = (bytes + page_bytes - 1) / page_bytes;
+    size_t misplaced = 0;
+    CHECK((uintptr_t)block % page_bytes == 0);
+    for (size_t i = 0; i < bytes; i++) {
+        CHECK(block[i] == 0);
+    }
+    for (size_t i = 0; i < pages; i++) {
+        block[i * page_bytes] = 1;
+        misplaced += color_now(block + i * page_bytes) != (stats.first_color + i) % COLORS;
+    }
+    CHECK_EQUAL(stats.version, CALM_COLORED_VERSION);
+    CHECK_EQUAL(stats.size, sizeof stats);
+    CHECK_EQUAL(stats.level, 2);
+    CHECK_EQUAL(stats.colors, COLORS);
+    CHECK_EQUAL(stats.source, CALM_COLORED_FRAMES);
+    CHECK_EQUAL(stats.pages, pages);
+    CHECK_EQUAL(stats.pages_misplaced, misplaced);
+    CHECK(stats.pages_examined > pages && stats.pages_examined <= 4 * pages + 16 * COLORS);
+    /* With more than four of eight colors for each that is wanted, none is missing. */
+    CHECK_EQUAL(stats.pages_misplaced, 0);
+    CHECK_EQUAL(stats.pages_crowded, 0);
+}
+
+/* ---- the tests ---- */
+
+static void test_errors(void) {
+    CHECK_EQUAL(why_not(root, 0, 2), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, 0), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, CALM_COLORED_FRAMES), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, 2 | CALM_COLORED_FRAMES | CALM_COLORED_TIMED), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, 1), ENOTSUP);
+    CHECK_EQUAL(why_not(root, 1, 3), ENOTSUP);
+    CHECK_EQUAL(why_not(root, 1, 4), ENOTSUP);
+    CHECK_EQUAL(why_not(root, 1, 255), ENOTSUP);
+    CHECK_EQUAL(why_not("/nowhere", 1, 2), ENOTSUP);
+    CHECK_EQUAL(why_not(root, SIZE_MAX, 2), ENOMEM);
+    CHECK_EQUAL(why_not(root, SIZE_MAX / 2, 2), ENOMEM);
+
+    put(poor_root, "MemTotal: 9999999 kB\nMemAvailable:   1000000 kB\n", "/proc/meminfo");
+    CHECK_EQUAL(small_pages_available(poor_root), (size_t)1000000 << 10);
+    CHECK_EQUAL(why_not(poor_root, 1, 2 | CALM_COLORED_FRAMES), ENOTSUP); /* there is no pagemap */
+    put(poor_root, "MemAvailable: 64 kB\n", "/proc/meminfo");
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED), ENOMEM);
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 2), ENOMEM);
+
+    struct calm_colored stats;
+    errno = 0;
+    CHECK(calm_colored_alloc(0, 2) == NULL && errno == EINVAL);
+    errno = 0;
+    CHECK(calm_colored_stats(&stats, &stats, sizeof stats) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(calm_colored_stats(NULL, &stats, sizeof stats) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(calm_colored_stats((void *)1, &stats, sizeof stats) == -1 && errno == EINVAL);
+    calm_colored_free(NULL);
+}
+
+static void test_pagemap(void) {
+    uint64_t frames[3] = {0, 0, 0};
+    char *pages = mmap(NULL, 3 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    pages[0] = pages[2 * page_bytes] = 1;
+    errno = KEPT_ERRNO;
+    int error = pagemap_frames("", pages, 3, frames);
+    CHECK_EQUAL(pagemap_frames("/nowhere", pages, 3, frames), ENOENT);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    CHECK(error == 0 || error == EPERM);
+    if (error == 0) {
+        CHECK_EQUAL(pagemap_frames("", pages, 3, frames), 0);
+        CHECK(frames[0] != PAGEMAP_ABSENT && frames[2] != PAGEMAP_ABSENT && frames[0] != frames[2]);
+        CHECK_EQUAL(frames[1], PAGEMAP_ABSENT);
+        CHECK_EQUAL(frames[0] % COLORS, color_now(pages));
+    }
+    frames_are_shown = error == 0;
+    CHECK(munmap(pages, 3 * page_bytes) == 0);
+}
+
+static void test_frames_that_are_hidden(void) {
+    if (geteuid() == 0) {
+        CHECK(setuid(65534) == 0);
+    }
+    CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    /* A file that can be opened, and shows nothing. */
+    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
+    CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    errno = 0;
+    struct calm_colored stats;
+    CHECK(calm_colored_stats(root, &stats, sizeof stats) == -1 && errno == EINVAL);
+}
+
+static void test_blocks(void) {
+    static const size_t sizes[] = {1, 4096, 100000, (size_t)1 << 20, ((size_t)4 << 20) + 1};
+    check_block(take(page_bytes, 2 | CALM_COLORED_FRAMES), page_bytes); /* what the first leaves, stays */
+    size_t before = all_mappings();
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char *block = take(sizes[i], 2 | CALM_COLORED_FRAMES);
+        check_block(block, sizes[i]);
+        calm_colored_free(block);
+        CHECK_EQUAL(mappings_of(block, sizes[i]), 0);
+    }
+    CHECK(all_mappings() <= before + 1); /* the reader's own */
+
+    char *block = take(page_bytes, 2 | CALM_COLORED_FRAMES);
+    struct calm_colored stats;
+    errno = 0;
+    CHECK(calm_colored_stats(block, NULL, sizeof stats) == -1 && errno == EINVAL);
+    CHECK(calm_colored_stats(block, &stats, 4) == -1);
+    stats.level = 77;
+    CHECK(calm_colored_stats(block, &stats, offsetof(struct calm_colored, level)) == 0);
+    CHECK_EQUAL(stats.size, offsetof(struct calm_colored, level));
+    CHECK_EQUAL(stats.level, 77);
+    calm_colored_free(block);
+    CHECK(calm_colored_stats(block, &stats, sizeof stats) == -1);
+}
+
+/* Whose page is another now is told. */
+static void test_what_is_moved_later(void) {
+    enum { PAGES = 64 };
+    char *block = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    CHECK_EQUAL(stats_of(block).pages_misplaced, 0);
+    CHECK(madvise(block, PAGES * page_bytes, MADV_DONTNEED) == 0);
+    CHECK_EQUAL(stats_of(block).pages_misplaced, PAGES);
+    calm_colored_free(block);
+}
+
+static void test_blocks_begin_apart(void) {
+    char *blocks[COLORS];
+    unsigned seen = 0;
+    for (size_t i = 0; i < COLORS; i++) {
+        blocks[i] = take(page_bytes, 2 | CALM_COLORED_FRAMES);
+        seen |= 1U << color_now(blocks[i]);
+    }
+    CHECK_EQUAL(seen, (1U << COLORS) - 1);
+    for (size_t i = 0; i < COLORS; i++) {
+        calm_colored_free(blocks[i]);
+    }
+}
+
+static void test_as_many_as_there_may_be(void) {
+    enum { MOST = 1024 };
+    static char *blocks[MOST];
+    size_t count = 0;
+    int error = 0;
+    while (count < MOST &&
+           (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
+        count++;
+    }
+    CHECK(count > MOST - 16); /* some are held by the tests before */
+    CHECK_EQUAL(why_not(root, 1, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    calm_colored_free(blocks[count / 2]);
+    blocks[count / 2] = take(1, 2 | CALM_COLORED_FRAMES);
+    for (size_t i = 0; i < count; i++) {
+        calm_colored_free(blocks[i]);
+    }
+}
+
+static void deny(unsigned first, unsigned second) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, first, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, second, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof filter[0], filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void test_without_userfaultfd(void) {
+    enum { PAGES = 200 };
+    deny(SYS_userfaultfd, SYS_userfaultfd);
+    char *block = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    check_block(block, PAGES * page_bytes);
+    CHECK(mappings_of(block, PAGES * page_bytes) > 1);
+    calm_colored_free(block);
+    CHECK_EQUAL(mappings_of(block, PAGES * page_bytes), 0);
+}
+
+static void test_where_pages_cannot_be_moved(void) {
+    deny(SYS_userfaultfd, SYS_mremap);
+    size_t before = all_mappings();
+    CHECK_EQUAL(why_not(root, 64 * page_bytes, 2 | CALM_COLORED_FRAMES), ENOTSUP);
+    CHECK(all_mappings() <= before + 1);
+}
+
+static void test_locked_memory(void) {
+    enum { PAGES = 100 };
+    if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+        puts("left out: memory cannot be locked");
+        return;
+    }
+    char *block = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    check_block(block, PAGES * page_bytes);
+    calm_colored_free(block);
+    CHECK_EQUAL(mappings_of(block, PAGES * page_bytes), 0);
+}
+
+static void test_a_limit_on_address_space(void) {
+    struct rlimit none = {0, 0};
+    CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+    CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+}
+
+static char *inherited;
+
+static void test_a_child_has_its_own(void) {
+    enum { PAGES = 32 };
+    CHECK(inherited[0] == 'p');
+    memset(inherited, 'c', PAGES * page_bytes);
+    calm_colored_free(inherited);
+    char *block = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    check_block(block, PAGES * page_bytes);
+    calm_colored_free(block);
+}
+
+static void test_fork(void) {
+    enum { PAGES = 32 };
+    inherited = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    memset(inherited, 'p', PAGES * page_bytes);
+    in_child(test_a_child_has_its_own);
+    for (size_t i = 0; i < PAGES * page_bytes; i++) {
+        CHECK(inherited[i] == 'p');
+    }
+    calm_colored_free(inherited);
+}
+
+static void *take_and_free(void *argument) {
+    for (size_t i = 0; i < 30; i++) {
+        size_t pages = 1 + (i * 7 + (size_t)(uintptr_t)argument) % 40;
+        char *block = take(pages * page_bytes, 2 | CALM_COLORED_FRAMES);
+        memset(block, (int)(uintptr_t)argument, pages * page_bytes);
+        CHECK_EQUAL(stats_of(block).pages, pages);
+        for (size_t at = 0; at < pages * page_bytes; at += page_bytes) {
+            CHECK(block[at] == (char)(uintptr_t)argument);
+        }
+        calm_colored_free(block);
+    }
+    return NULL;
+}
+
+static void test_threads(void) {
+    pthread_t threads[4];
+    for (uintptr_t i = 0; i < 4; i++) {
+        CHECK(pthread_create(&threads[i], NULL, take_and_free, (void *)(i + 1)) == 0);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+}
+
+/* Runs free of what is no block in a child, with misuse=warn, and returns what it says. */
+static void test_misuse_is_named(void) {
+    int ends[2];
+    char text[256] = "";
+    char *twice = frames_are_shown ? take(1, 2 | CALM_COLORED_FRAMES) : NULL;
+    CHECK(pipe(ends) == 0);
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(calm_set("misuse", "warn") == 0);
+        CHECK(dup2(ends[1], 2) == 2);
+        if (twice != NULL) {
+            calm_colored_free(twice);
+            calm_colored_free(twice);
+        } else {
+            calm_colored_free(ends);
+        }
+        calm_colored_free((void *)1);
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t length = 0;
+    for (ssize_t part; (part = read(ends[0], text + length, sizeof text - 1 - length)) > 0;) {
+        length += (size_t)part;
+    }
+    close(ends[0]);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    const char *first = strstr(text, "calmalloc: invalid free: ");
+    CHECK(first != NULL && strstr(first + 1, "calmalloc: invalid free: ") != NULL);
+    calm_colored_free(twice);
+}
+
+/* On the machine's own cache. Whether colors can be told there is the machine's affair. */
+static void test_by_time(void) {
+    enum { BYTES = 1 << 20 };
+    char *block = calm_colored_alloc(BYTES, 2 | CALM_COLORED_TIMED);
+    if (block == NULL) {
+        CHECK(errno == EAGAIN || errno == ENOTSUP || errno == ENOMEM);
+        printf("left out: by time: %s\n", strerror(errno));
+        return;
+    }
+    struct calm_colored stats = stats_of(block);
+    CHECK_EQUAL(stats.source, CALM_COLORED_TIMED);
+    CHECK_EQUAL(stats.pages, BYTES / page_bytes);
+    CHECK(stats.colors > 1 && stats.first_color < stats.colors);
+    CHECK(stats.pages_misplaced <= stats.pages / 2);
+    for (size_t i = 0; i < BYTES; i++) {
+        CHECK(block[i] == 0);
+    }
+    memset(block, 1, BYTES);
+    calm_colored_free(block);
+    CHECK_EQUAL(mappings_of(block, BYTES), 0);
+}
+
+int main(void) {
+    page_bytes = os_page_size();
+    put_caches(root);
+    put_caches(poor_root);
+    char link[64];
+    snprintf(link, sizeof link, "%s/proc", root);
+    CHECK(symlink("/proc", link) == 0);
+
+    test_pagemap();
+    test_errors();
+    in_child(test_frames_that_are_hidden);
+    test_misuse_is_named();
+    test_by_time();
+    if (frames_are_shown) {
+        test_blocks();
+        test_what_is_moved_later();
+        test_blocks_begin_apart();
+        test_as_many_as_there_may_be();
+        in_child(test_without_userfaultfd);
+        in_child(test_where_pages_cannot_be_moved);
+        in_child(test_locked_memory);
+        in_child(test_a_limit_on_address_space);
+        test_fork();
+        test_threads();
+    } else {
+        puts("left out: the kernel hides frames from this process");
+    }
+    remove_machines();
+    return 0;
+}

@@ -1,0 +1,162 @@
+/* Colors found from conflicts alone, in caches that are simulated, and answer wrongly now and then. */
+#include "placement/conflicts.h"
+
+#include "placement/balance.h"
+
+#include <string.h>
+
+#include "check.h"
+
+#define PAGES_MOST 4096
+
+/* A cache with a set for each color, of which the least recently read goes first. */
+struct cache {
+    size_t ways;
+    uint32_t wrong; /* one answer of so many, at random; 0: none */
+    uint64_t random;
+    uint16_t color_of[PAGES_MOST];
+};
+
+static uint64_t draw(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state >> 16;
+}
+
+static bool cache_evicts(void *argument, uint32_t page, const uint32_t *walked, size_t count) {
+    struct cache *cache = argument;
+    size_t fighting = 0;
+    for (size_t i = 0; i < count; i++) {
+        CHECK(walked[i] != page);
+        fighting += cache->color_of[walked[i]] == cache->color_of[page];
+    }
+    bool evicts = fighting >= cache->ways;
+    return cache->wrong != 0 && draw(&cache->random) % cache->wrong == 0 ? !evicts : evicts;
+}
+
+static bool always(void *argument, uint32_t page, const uint32_t *walked, size_t count) {
+    (void)argument, (void)page, (void)walked, (void)count;
+    return true;
+}
+
+static bool never(void *argument, uint32_t page, const uint32_t *walked, size_t count) {
+    (void)argument, (void)page, (void)walked, (void)count;
+    return false;
+}
+
+static struct cache cache;
+static uint16_t found[PAGES_MOST];
+static uint32_t scratch[2 * PAGES_MOST];
+
+static void set_up(size_t colors, size_t pages, size_t ways, uint32_t wrong, uint64_t seed) {
+    cache = (struct cache){.ways = ways, .wrong = wrong, .random = seed};
+    for (size_t i = 0; i < pages; i++) {
+        cache.color_of[i] = (uint16_t)(draw(&cache.random) % colors);
+    }
+}
+
+static struct conflicts question(size_t colors, size_t ways) {
+    return (struct conflicts){.evicts = cache_evicts, .cache = &cache, .colors = colors, .ways = ways};
+}
+
+/* Pages of one color in the cache are of one color as found, and the other way round. Returns those of no
+ * color, and counts those that are not as they should be, by most of each color. */
+static size_t count_wrong(size_t colors, size_t pages, size_t *unknown) {
+    size_t wrong = 0;
+    *unknown = 0;
+    for (size_t color = 0; color < colors; color++) {
+        size_t of[64] = {0};
+        size_t most = 0;
+        size_t all = 0;
+        for (size_t i = 0; i < pages; i++) {
+            if (found[i] == color) {
+                all++;
+                of[cache.color_of[i]]++;
+            }
+        }
+        for (size_t i = 0; i < 64; i++) {
+            most = of[i] > most ? of[i] : most;
+        }
+        wrong += all - most;
+    }
+    for (size_t i = 0; i < pages; i++) {
+        *unknown += found[i] == BALANCE_UNKNOWN;
+        CHECK(found[i] == BALANCE_UNKNOWN || found[i] < colors);
+    }
+    return wrong;
+}
+
+static void test_all_are_found(void) {
+    static const size_t shapes[][2] = {{1, 8}, {2, 4}, {8, 8}, {32, 16}, {64, 10}, {16, 20}};
+    for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
+        size_t colors = shapes[shape][0];
+        size_t ways = shapes[shape][1];
+        size_t pages = conflicts_pages_least(colors, ways);
+        for (uint64_t seed = 1; seed <= 3; seed++) {
+            struct conflicts conflicts = question(colors, ways);
+            size_t unknown;
+            CHECK(pages <= PAGES_MOST);
+            set_up(colors, pages, ways, 0, seed);
+            CHECK(conflicts_find(&conflicts, pages, seed, found, scratch));
+            CHECK_EQUAL(count_wrong(colors, pages, &unknown), 0);
+            CHECK_EQUAL(unknown, 0);
+        }
+    }
+}
+
+static void test_wrong_answers_do_little(void) {
+    enum { COLORS = 32, WAYS = 16, PAGES = 3072 };
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        struct conflicts conflicts = question(COLORS, WAYS);
+        size_t unknown;
+        set_up(COLORS, PAGES, WAYS, 50, seed);
+        CHECK(conflicts_find(&conflicts, PAGES, seed, found, scratch));
+        /* Each page is asked for of each color before its own. */
+        CHECK(count_wrong(COLORS, PAGES, &unknown) <= PAGES / 20);
+        CHECK(unknown <= PAGES / 50);
+    }
+}
+
+static void test_another_cache_is_noticed(void) {
+    enum { WAYS = 8, PAGES = 3072 };
+    struct conflicts conflicts = question(16, WAYS);
+    set_up(8, PAGES, WAYS, 0, 1);
+    CHECK(!conflicts_find(&conflicts, PAGES, 1, found, scratch));
+    set_up(32, PAGES, WAYS, 0, 1);
+    CHECK(!conflicts_find(&conflicts, PAGES, 1, found, scratch));
+    conflicts.evicts = always;
+    CHECK(!conflicts_find(&conflicts, PAGES, 1, found, scratch));
+    conflicts.evicts = never;
+    CHECK(!conflicts_find(&conflicts, PAGES, 1, found, scratch));
+}
+
+static void test_known_colors_are_confirmed(void) {
+    enum { COLORS = 32, WAYS = 16, PAGES = 3072 };
+    struct conflicts conflicts = question(COLORS, WAYS);
+    static uint16_t said[PAGES];
+    set_up(COLORS, PAGES, WAYS, 0, 9);
+    CHECK(conflicts_confirm(&conflicts, cache.color_of, PAGES, scratch));
+    /* By other names, as well. */
+    for (size_t i = 0; i < PAGES; i++) {
+        said[i] = cache.color_of[i] ^ 5;
+    }
+    CHECK(conflicts_confirm(&conflicts, said, PAGES, scratch));
+    /* They have nothing to do with each other, as frames have where a hypervisor deals them out. */
+    for (size_t i = 0; i < PAGES; i++) {
+        said[i] = (uint16_t)(i % COLORS);
+    }
+    CHECK(!conflicts_confirm(&conflicts, said, PAGES, scratch));
+    conflicts.evicts = always;
+    CHECK(!conflicts_confirm(&conflicts, cache.color_of, PAGES, scratch));
+    conflicts.evicts = never;
+    CHECK(!conflicts_confirm(&conflicts, cache.color_of, PAGES, scratch));
+}
+
+int main(void) {
+    test_all_are_found();
+    test_wrong_answers_do_little();
+    test_another_cache_is_noticed();
+    test_known_colors_are_confirmed();
+    return 0;
+}
