@@ -30,6 +30,9 @@ static int (*volatile find_callers)(void **frames, int size) = backtrace;
 
 static __thread bool inside __attribute__((tls_model("initial-exec")));
 
+/* Within dlsym: malloc may be unknown, or not ready to be called before its own library has begun. */
+static __thread bool resolving __attribute__((tls_model("initial-exec")));
+
 /* The real ones, by what they take. */
 typedef void *sized(size_t size);
 typedef void *sized_twice(size_t one, size_t two);
@@ -87,10 +90,10 @@ static void look_up(const char *name, void *function) {
 }
 
 static void resolve(void) {
-    if (atomic_load_explicit(&resolved, memory_order_acquire) || inside) {
+    if (atomic_load_explicit(&resolved, memory_order_acquire) || resolving) {
         return;
     }
-    inside = true;
+    resolving = true;
     look_up("malloc", &real.malloc);
     look_up("free", &real.free);
     look_up("calloc", &real.calloc);
@@ -106,7 +109,7 @@ static void resolve(void) {
     look_up("mmap", &real.mmap);
     look_up("munmap", &real.munmap);
     look_up("mremap", &real.mremap);
-    inside = false;
+    resolving = false;
     atomic_store_explicit(&resolved, true, memory_order_release);
 }
 
@@ -156,37 +159,32 @@ static bool forget(const void *block, struct record *gone) {
 }
 
 EXPORT void *malloc(size_t size) {
-    if (real.malloc == NULL) {
-        if (inside) {
-            return from_room(size);
-        }
-        resolve();
+    if (resolving) {
+        return from_room(size);
     }
+    resolve();
     return told(real.malloc(size), size);
 }
 
 EXPORT void free(void *block) {
-    if (is_in_room(block)) {
+    /* What dlsym frees is from the room. */
+    if (block == NULL || resolving || is_in_room(block)) {
         return;
     }
     struct record gone;
     (void)forget(block, &gone);
     resolve();
-    if (real.free != NULL) {
-        real.free(block);
-    }
+    real.free(block);
 }
 
 EXPORT void *calloc(size_t count, size_t size) {
     size_t bytes;
     bool too_much = __builtin_mul_overflow(count, size, &bytes);
-    if (real.calloc == NULL) {
-        if (inside) {
-            /* Its memory was never used. */
-            return from_room(too_much ? SIZE_MAX : bytes);
-        }
-        resolve();
+    if (resolving) {
+        /* Its memory was never used. */
+        return from_room(too_much ? SIZE_MAX : bytes);
     }
+    resolve();
     return told(real.calloc(count, size), too_much ? 0 : bytes);
 }
 
@@ -203,10 +201,10 @@ EXPORT void *realloc(void *block, size_t size) {
         }
         return moved;
     }
-    resolve();
-    if (real.realloc == NULL) {
+    if (resolving) {
         return from_room(size);
     }
+    resolve();
     struct record gone;
     bool was_told = forget(block, &gone);
     void *moved = real.realloc(block, size);
@@ -302,13 +300,13 @@ static void *created_by_malloc(size_t size, size_t alignment, bool throws) {
 static void *behind(void *_Atomic *kept, const char *name) {
     void *found = atomic_load_explicit(kept, memory_order_relaxed);
     if (found == NULL) {
-        bool was_inside = inside;
-        inside = true;
+        resolving = true;
         found = find_symbol(RTLD_NEXT, name);
-        inside = was_inside;
-        atomic_store_explicit(kept, found, memory_order_relaxed);
+        resolving = false;
+        /* There is nothing behind us: not asked again. */
+        atomic_store_explicit(kept, found != NULL ? found : room, memory_order_relaxed);
     }
-    return found;
+    return found != (void *)room ? found : NULL;
 }
 
 /* size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are. */
@@ -474,11 +472,6 @@ __attribute__((constructor)) static void begin(void) {
     struct sought of_room = {(uintptr_t)room, &own};
     (void)dl_iterate_phdr(note_range, &of_malloc);
     (void)dl_iterate_phdr(note_range, &of_room);
-    /* The first walk loads the unwinder, which allocates. */
-    inside = true;
-    struct stack stack;
-    walk(&stack);
-    inside = false;
     if (pthread_atfork(table_before_fork, parent_goes_on, child_begins) == 0) {
         table_open(folder, strtoull(least, NULL, 10));
     }
