@@ -1,7 +1,7 @@
 """What a program tells of its large blocks while it runs: the files that libcalmcolors.so writes.
 
-The layout is in record/layout.h. Each process has a file of its own, which begins anew when it becomes another
-program. Processes write while this reads: a record counts if it was the same twice, and whole.
+The layout is in record/layout.h. Each process has a file of its own, which begins anew when it becomes
+another program. Processes write while this reads: a record counts if it was the same twice, and whole.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class Block:
-    """A large block that lives, and the return addresses of the calls that allocated it, the innermost first."""
+    """A large block that lives; the return addresses of the calls that allocated it, the innermost first."""
 
     address: int
     bytes: int
