@@ -1,9 +1,8 @@
 """`calm colors`: page colors of a running program, and which of its large blocks collide."""
 
-import contextlib
 import json
-import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -34,12 +33,8 @@ def _watch(
 
     stdout = sys.stderr.fileno() if json_path == "-" else None
     watched = watch.run(cmd, allocator, least, interval, stdout)
-    if watched.exit_code > 128:
-        with contextlib.suppress(ValueError):
-            click.echo(
-                f"the program ended with {watched.exit_code}: {signal_name(watched.exit_code - 128)}",
-                err=True,
-            )
+    if watched.signal is not None:
+        click.echo(f"the program was killed by {signal_name(watched.signal)}", err=True)
     if watched.look is None:
         why = watched.obstacle or "it had no large memory when it was looked at"
         raise CalmError(f"nothing was seen of the program: {why}", watched.exit_code or 1)
@@ -115,7 +110,7 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look at CMD to the next; it is also looked at when memory falls from a peak, and at its end.",
+    help="From one look at CMD to the next; peaks of its memory, and its end, are looked at besides.",
 )
 @click.option(
     "--near",
@@ -147,9 +142,9 @@ def command(
 ) -> None:
     """Show the page colors of CMD's memory, or of a process's, and which large blocks collide in caches.
 
-    Pages of one color compete for the ways of a cache. Counted are pages beyond the ways, beside those of an even
-    coloring, of random frames and of huge pages; and pairs of large blocks that start in the same lines, 4 KiB
-    apart, or in pages of one color, with the place where each was allocated.
+    Pages of one color compete for the ways of a cache. Counted are pages beyond the ways, beside those of an
+    even coloring, of random frames and of huge pages; and pairs of large blocks that start in the same lines,
+    a multiple of 4 KiB apart, or in pages of one color, with the place where each was allocated.
     """
     if (pid is None) == (not cmd):
         raise click.UsageError("give either a command to run, or --pid of a process")
@@ -161,7 +156,7 @@ def command(
     if json_path and json_path != "-":
         report.check_writable(json_path)
     if pid is not None:
-        if not os.path.isdir(f"/proc/{pid}"):
+        if not Path(f"/proc/{pid}").is_dir():
             raise CalmError(f"there is no process {pid}")
         _look(pid, least, near, json_path, top)
         return

@@ -64,6 +64,12 @@ class Look:
         return Pages(numbers, frames)
 
     @property
+    def weight(self) -> tuple[int, int]:
+        """By which the look to be shown is chosen: resident memory that was told of, and all."""
+        told = sum(region.pages.bytes for region in self.regions if region.kind != OTHER)
+        return told, sum(region.pages.bytes for region in self.regions)
+
+    @property
     def resident_bytes(self) -> int:
         """Of all regions."""
         return self.pages.bytes

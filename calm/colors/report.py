@@ -9,10 +9,10 @@ from rich.table import Table
 from calm import report
 from calm.colors import pairs
 from calm.colors.analysis import Analysis, Collision, Count, Level
-from calm.colors.blocks import BLOCK
 from calm.colors.geometry import Cache
 from calm.colors.look import Region
 from calm.colors.pagemap import PAGE_BYTES
+from calm.colors.sites import Call
 
 _MOST_CALLS = 2
 _DASH = "-"
@@ -31,7 +31,7 @@ def cache_name(cache: Cache) -> str:
 
 
 def place(found: Analysis, at: int) -> str:
-    """Where a region comes from: the function that allocated it and its caller, or the file that is mapped."""
+    """Where a region comes from: the function that allocated it and its caller, or the file mapped."""
     if site := found.sites[at]:
         return " < ".join(str(call) for call in site[:_MOST_CALLS])
     region = found.look.regions[at]
@@ -163,11 +163,7 @@ def show(console: Console, found: Analysis, lines: Sequence[str], top: int) -> N
     for cache, why in found.skipped:
         console.print(f"{cache_name(cache).rpartition(', ')[0]}: {why}", soft_wrap=True)
     for level in found.levels:
-        console.print(
-            f"\n{cache_name(level.cache)}: pages in conflict, and how many more than under even colors",
-            style="bold",
-            soft_wrap=True,
-        )
+        console.print(f"\npages in conflict: {cache_name(level.cache)}", style="bold", soft_wrap=True)
         report.print_table(console, _conflict_table(found, level, top))
     if not found.levels:
         console.print("")
@@ -186,7 +182,7 @@ def show(console: Console, found: Analysis, lines: Sequence[str], top: int) -> N
         console.print("\nno two starts collide")
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: Call) -> dict[str, Any]:
     return {"function": call.function, "source": call.source, "module": call.module}
 
 

@@ -33,6 +33,8 @@ class Watched:
     """What came of a program."""
 
     exit_code: int
+    signal: int | None
+    """That ended it."""
     wall_s: float
     look: Look | None
     """The one with the most large memory."""
@@ -107,8 +109,8 @@ class _Watch:
         self._next = now + max(self.interval_s, (now - began) * _SHARE)
 
     def _look(self, pid: int, moment: str, records: blocks.Records | None) -> None:
-        best = self.best.resident_bytes if self.best is not None else 0
-        if pid != self.root and _resident_bytes(pid) <= best:
+        best = self.best.weight if self.best is not None else (0, 0)
+        if pid != self.root and _resident_bytes(pid) <= best[0]:
             return
         try:
             told = records.blocks() if records is not None else None
@@ -119,7 +121,7 @@ class _Watch:
             return
         self.looks += 1
         # What has ended by now shows nothing, or what is left of it.
-        if found.regions and (self.best is None or found.resident_bytes > best):
+        if found.regions and (self.best is None or found.weight > best):
             self.best = found
 
 
@@ -156,6 +158,7 @@ def run(
     ended = process.returncode
     return Watched(
         ended if ended >= 0 else 128 - ended,
+        -ended if ended < 0 else None,
         time.monotonic() - began,
         watch.best,
         watch.best.at_s - began if watch.best is not None else 0.0,
