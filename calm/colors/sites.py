@@ -52,7 +52,7 @@ def _is_between(call: Call, allocator: str) -> bool:
 def resolve(
     stacks: Collection[tuple[int, ...]], mappings: Sequence[pagemap.Mapping], allocator: str = ""
 ) -> Mapping[tuple[int, ...], Site]:
-    """The calls of each stack of return addresses; of what lies in front of the program's own, nothing.
+    """The program's own calls of each stack of return addresses; all where none is its own.
 
     The allocator is the name of its library.
     """
@@ -71,6 +71,6 @@ def resolve(
                 # Without a symbol it is a place in the file.
                 name = each.function or f"{module}+{address.offset:#x}"
                 calls.append(Call(name, each.source, module))
-        first = next((at for at, call in enumerate(calls) if not _is_between(call, allocator)), 0)
-        found[stack] = tuple(calls[first:])
+        own = [call for call in calls if not _is_between(call, allocator)]
+        found[stack] = tuple(own or calls)
     return found
