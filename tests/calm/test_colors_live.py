@@ -20,7 +20,7 @@ from calm.colors import blocks, look, pagemap
 LEAST = 64 << 10
 PAGE = pagemap.PAGE_BYTES
 MIB = 1 << 20
-PR_CAPBSET_DROP, CAP_SYS_ADMIN = 24, 21
+PR_CAPBSET_DROP, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 24, 19, 21
 ALLOCATORS = ["glibc", "calmalloc", "ptlbmalloc2"]
 
 # Does what its first argument says.
@@ -262,9 +262,10 @@ def test_frames_are_the_kernels(waiting: subprocess.Popen[bytes]) -> None:
 
 
 def lose_rights() -> None:
-    """Whoever is root before exec will not see frames after it."""
+    """Whoever is root before exec will not see frames after it, nor processes that have more rights."""
     if os.geteuid() == 0:
-        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0)
+        for right in (CAP_SYS_ADMIN, CAP_SYS_PTRACE):
+            ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
 
 
 def test_without_rights_addresses_are_compared(calm: Calm, program: Path) -> None:
@@ -278,6 +279,13 @@ def test_without_rights_addresses_are_compared(calm: Calm, program: Path) -> Non
     assert any(each["lines"] for each in found["collisions"])
     assert all(not each["colors"] for each in found["collisions"])
     assert all(count["in_conflict"] is None for level, count in found["conflicts"].items() if level != "L1")
+
+
+def test_a_process_that_may_not_be_looked_at(calm: Calm, waiting: subprocess.Popen[bytes]) -> None:
+    pid = waiting.pid if os.geteuid() == 0 else 1
+    result = calm("colors", "--pid", str(pid), preexec_fn=lose_rights)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"calm: the mappings of process {pid} cannot be read: permission denied\n"
 
 
 def test_pairs_have_the_places_of_both(colors: Colors) -> None:

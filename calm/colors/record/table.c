@@ -183,7 +183,7 @@ static void publish(struct header *header) {
 void table_open(const char *folder, size_t least) {
     int kept = errno;
     if (folder != NULL && strlen(folder) < sizeof folder_name) {
-        strcpy(folder_name, folder);
+        memcpy(folder_name, folder, strlen(folder) + 1);
         least_bytes = least;
         struct header *header = create();
         if (header != NULL) {

@@ -12,7 +12,6 @@
 #include <execinfo.h>
 #include <link.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -395,11 +394,10 @@ EXPORT int munmap(void *address, size_t bytes) {
     return real.munmap(address, bytes);
 }
 
-EXPORT void *mremap(void *address, size_t had, size_t bytes, int flags, ...) {
-    va_list arguments;
-    va_start(arguments, flags);
-    void *wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(arguments, void *) : NULL;
-    va_end(arguments);
+/* Declared with a list of arguments that varies; the fifth is passed as if it did not, and read if it was. */
+EXPORT void *remap(void *address, size_t had, size_t bytes, int flags, void *fifth) __asm__("mremap");
+EXPORT void *remap(void *address, size_t had, size_t bytes, int flags, void *fifth) {
+    void *wanted = (flags & MREMAP_FIXED) != 0 ? fifth : NULL;
     resolve();
     if (real.mremap == NULL) {
         return (void *)syscall(SYS_mremap, address, had, bytes, flags, wanted);
