@@ -20,7 +20,7 @@ from calm.colors import blocks, look, pagemap
 LEAST = 64 << 10
 PAGE = pagemap.PAGE_BYTES
 MIB = 1 << 20
-PR_CAPBSET_DROP, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 24, 19, 21
+PR_CAPBSET_DROP, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON = 24, 19, 21, 38
 ALLOCATORS = ["glibc", "calmalloc", "ptlbmalloc2"]
 
 # Does what its first argument says.
@@ -262,9 +262,9 @@ def test_frames_are_the_kernels(waiting: subprocess.Popen[bytes]) -> None:
 
 
 def lose_rights() -> None:
-    """Whoever is root before exec will not see frames after it, nor processes that have more rights."""
+    """Whoever is root before exec will not see frames after it, nor others' processes."""
     if os.geteuid() == 0:
-        for right in (CAP_SYS_ADMIN, CAP_SYS_PTRACE):
+        for right in (CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_PERFMON):
             ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
 
 
@@ -281,11 +281,22 @@ def test_without_rights_addresses_are_compared(calm: Calm, program: Path) -> Non
     assert all(count["in_conflict"] is None for level, count in found["conflicts"].items() if level != "L1")
 
 
-def test_a_process_that_may_not_be_looked_at(calm: Calm, waiting: subprocess.Popen[bytes]) -> None:
-    pid = waiting.pid if os.geteuid() == 0 else 1
-    result = calm("colors", "--pid", str(pid), preexec_fn=lose_rights)
+@pytest.fixture
+def another_users() -> Iterator[int]:
+    """A process that one may not look at without rights."""
+    if os.geteuid() != 0:
+        yield 1
+        return
+    with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_that_may_not_be_looked_at(calm: Calm, another_users: int) -> None:
+    result = calm("colors", "--pid", str(another_users), preexec_fn=lose_rights)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == f"calm: the mappings of process {pid} cannot be read: permission denied\n"
+    said = f"calm: the mappings of process {another_users} cannot be read: permission denied\n"
+    assert result.stderr == said
 
 
 def test_pairs_have_the_places_of_both(colors: Colors) -> None:
