@@ -15,6 +15,7 @@ COMMANDS = {
     "allocators": "calm.allocators",
     "bench": "calm.bench.command",
     "calibrate": "calm.predict.calibrate",
+    "colors": "calm.colors.command",
     "compare": "calm.compare",
     "completion": "calm.completion",
     "predict": "calm.predict.command",

@@ -73,7 +73,7 @@ if(CALMALLOC_TOOLS)
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
   set(programs calm-probe calm-trace-replay madvise-storm)
-  set(plugins calm-trace calm-trace-marks)
+  set(plugins calm-trace calm-trace-marks calmcolors)
   install(
     TARGETS ${programs} ${plugins}
     RUNTIME DESTINATION ${libexec} COMPONENT tools
@@ -89,6 +89,7 @@ if(CALMALLOC_TOOLS)
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
     PATTERN "trace" EXCLUDE
+    PATTERN "record" EXCLUDE
   )
   file(RELATIVE_PATH calm_modules "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_DATADIR}/calmalloc")
   set(calm_python "/usr/bin/env python3")

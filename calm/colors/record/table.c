@@ -1,0 +1,378 @@
+#include "table.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SLOTS = 2 * MOST_RECORDS,
+    FILTER = 1 << 16,
+    BEGIN_MS = 2000, /* until calm begins to look, and until it is done */
+    DONE_MS = 60000,
+    MOST_PATH = 512
+};
+
+static const size_t file_bytes = RECORDS_AT + MOST_RECORDS * sizeof(struct record);
+
+/* All that follows is written under the lock; recursive, because handlers of fork may allocate while it is
+ * held. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static struct header *_Atomic file;
+static char folder_name[MOST_PATH - 64];
+static size_t least_bytes;
+static uint64_t shown_bytes; /* memory, when calm last looked at a peak */
+
+/* Which record an address has: linear probing, in memory that calm does not see. */
+static uint64_t slot_address[SLOTS];
+static uint32_t slot_record[SLOTS];
+
+/* How many addresses that live fall into each place: free() looks here first, without the lock. */
+static _Atomic uint32_t filter[FILTER];
+
+/* Records that are free again, as a stack of their numbers. */
+static uint32_t free_records[MOST_RECORDS];
+static uint32_t free_count;
+
+static unsigned mappings; /* how many of the records are */
+
+static uint64_t mixed(uint64_t address) {
+    return (address >> 4) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+static _Atomic uint32_t *filter_of(uint64_t address) {
+    return &filter[mixed(address) >> 48];
+}
+
+static uint32_t home_of(uint64_t address) {
+    return (uint32_t)(mixed(address) >> 40) % SLOTS;
+}
+
+static struct record *records_of(struct header *header) {
+    return (struct record *)((char *)header + RECORDS_AT);
+}
+
+static uint32_t find_slot(uint64_t address) {
+    uint32_t at = home_of(address);
+    while (slot_address[at] != 0 && slot_address[at] != address) {
+        at = (at + 1) % SLOTS;
+    }
+    return at;
+}
+
+/* Moves up what would not be found any more with a hole before it. */
+static void empty_slot(uint32_t hole) {
+    for (uint32_t at = (hole + 1) % SLOTS; slot_address[at] != 0; at = (at + 1) % SLOTS) {
+        uint32_t distance = (at - home_of(slot_address[at]) + SLOTS) % SLOTS;
+        if (distance >= (at - hole + SLOTS) % SLOTS) {
+            slot_address[hole] = slot_address[at];
+            slot_record[hole] = slot_record[at];
+            hole = at;
+        }
+    }
+    slot_address[hole] = 0;
+}
+
+static void begin_writing(struct record *record) {
+    atomic_fetch_add_explicit(&record->sequence, 1, memory_order_acq_rel);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void end_writing(struct record *record) {
+    atomic_fetch_add_explicit(&record->sequence, 1, memory_order_release);
+}
+
+static void drop(struct header *header, uint32_t slot) {
+    struct record *record = &records_of(header)[slot_record[slot]];
+    atomic_fetch_sub_explicit(filter_of(slot_address[slot]), 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&header->bytes, record->bytes, memory_order_relaxed);
+    mappings -= record->kind == KIND_MAPPING;
+    begin_writing(record);
+    record->address = 0;
+    end_writing(record);
+    free_records[free_count++] = slot_record[slot];
+    empty_slot(slot);
+}
+
+static void insert(struct header *header, enum kind kind, uint64_t address, uint64_t bytes,
+                   const struct stack *stack, uint64_t serial, uint64_t thread) {
+    uint32_t slot = find_slot(address);
+    if (slot_address[slot] != 0) {
+        drop(header, slot);
+        slot = find_slot(address);
+    }
+    uint32_t number;
+    if (free_count > 0) {
+        number = free_records[--free_count];
+    } else if (header->used < MOST_RECORDS) {
+        number = header->used;
+    } else {
+        atomic_fetch_add_explicit(&header->lost, 1, memory_order_relaxed);
+        return;
+    }
+    slot_address[slot] = address;
+    slot_record[slot] = number;
+    struct record *record = &records_of(header)[number];
+    begin_writing(record);
+    record->kind = (uint16_t)kind;
+    record->depth = (uint16_t)stack->depth;
+    memcpy(record->frames, stack->frames, stack->depth * sizeof stack->frames[0]);
+    record->serial = serial;
+    record->thread = thread;
+    record->bytes = bytes;
+    record->address = address;
+    end_writing(record);
+    if (number == header->used) {
+        header->used = number + 1;
+    }
+    mappings += kind == KIND_MAPPING;
+    atomic_fetch_add_explicit(&header->bytes, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(filter_of(address), 1, memory_order_relaxed);
+}
+
+/* The file, if it is this process's: a child of vfork, or of a bare clone, has its parent's. */
+static struct header *own_file(void) {
+    struct header *header = atomic_load_explicit(&file, memory_order_acquire);
+    return header != NULL && header->pid == getpid() ? header : NULL;
+}
+
+static struct header *create(void) {
+    char part[MOST_PATH];
+    char name[MOST_PATH];
+    int pid = getpid();
+    (void)snprintf(name, sizeof name, "%s/%d", folder_name, pid);
+    (void)snprintf(part, sizeof part, "%s/%d.part", folder_name, pid);
+    int descriptor = open(part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (descriptor < 0) {
+        return NULL;
+    }
+    struct header *header = MAP_FAILED;
+    if (ftruncate(descriptor, (off_t)file_bytes) == 0) {
+        header = (struct header *)syscall(SYS_mmap, NULL, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                          descriptor, 0L);
+    }
+    (void)close(descriptor);
+    if (header == MAP_FAILED) {
+        (void)unlink(part);
+        return NULL;
+    }
+    memcpy(header->magic, RECORDS_MAGIC, sizeof header->magic);
+    header->record_bytes = sizeof(struct record);
+    header->pid = pid;
+    header->least = least_bytes;
+    return header;
+}
+
+/* Lets calm see it, as it is now whole. */
+static void publish(struct header *header) {
+    char part[MOST_PATH];
+    char name[MOST_PATH];
+    (void)snprintf(name, sizeof name, "%s/%d", folder_name, header->pid);
+    (void)snprintf(part, sizeof part, "%s/%d.part", folder_name, header->pid);
+    if (rename(part, name) != 0) {
+        atomic_store(&header->closed, 1);
+    }
+    atomic_store_explicit(&file, header, memory_order_release);
+}
+
+void table_open(const char *folder, size_t least) {
+    int kept = errno;
+    if (folder != NULL && strlen(folder) < sizeof folder_name) {
+        memcpy(folder_name, folder, strlen(folder) + 1);
+        least_bytes = least;
+        struct header *header = create();
+        if (header != NULL) {
+            publish(header);
+        }
+    }
+    errno = kept;
+}
+
+bool table_wants(size_t bytes) {
+    return bytes >= least_bytes && atomic_load_explicit(&file, memory_order_relaxed) != NULL;
+}
+
+void table_add(enum kind kind, const void *address, size_t bytes, const struct stack *stack) {
+    int kept = errno;
+    struct header *header = own_file();
+    if (header != NULL) {
+        uint64_t thread = (uint64_t)syscall(SYS_gettid);
+        uint64_t serial = atomic_fetch_add_explicit(&header->serial, 1, memory_order_relaxed);
+        pthread_mutex_lock(&lock);
+        insert(header, kind, (uint64_t)(uintptr_t)address, bytes, stack, serial, thread);
+        pthread_mutex_unlock(&lock);
+    }
+    errno = kept;
+}
+
+bool table_may_have(const void *address) {
+    return atomic_load_explicit(filter_of((uint64_t)(uintptr_t)address), memory_order_relaxed) != 0;
+}
+
+/* True once for each time that memory is about to fall from an eighth more than was ever shown. */
+static bool is_peak(struct header *header) {
+    uint64_t bytes = atomic_load_explicit(&header->bytes, memory_order_relaxed);
+    if (bytes <= shown_bytes + shown_bytes / 8) {
+        return false;
+    }
+    shown_bytes = bytes;
+    return true;
+}
+
+bool table_remove(const void *address, struct record *gone) {
+    int kept = errno;
+    struct header *header = own_file();
+    bool found = false;
+    bool peak = false;
+    if (header != NULL) {
+        pthread_mutex_lock(&lock);
+        peak = slot_address[find_slot((uint64_t)(uintptr_t)address)] != 0 && is_peak(header);
+        pthread_mutex_unlock(&lock);
+        if (peak) {
+            table_show(MOMENT_PEAK);
+        }
+        pthread_mutex_lock(&lock);
+        uint32_t slot = find_slot((uint64_t)(uintptr_t)address);
+        found = slot_address[slot] != 0;
+        if (found) {
+            memcpy(gone, &records_of(header)[slot_record[slot]], sizeof *gone);
+            drop(header, slot);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    errno = kept;
+    return found;
+}
+
+void table_restore(const struct record *gone) {
+    struct stack stack = {.depth = gone->depth};
+    memcpy(stack.frames, gone->frames, sizeof stack.frames);
+    struct header *header = own_file();
+    if (header != NULL) {
+        pthread_mutex_lock(&lock);
+        insert(header, gone->kind, gone->address, gone->bytes, &stack, gone->serial, gone->thread);
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+/* Of a mapping, without what lies in the range: its front stays, or else its end; what remains behind a hole
+ * is not kept. */
+static void cut_one(struct header *header, struct record *record, uint64_t from, uint64_t to) {
+    struct record had;
+    memcpy(&had, record, sizeof had);
+    uint64_t end = had.address + had.bytes;
+    uint64_t start = had.address;
+    if (start >= from) {
+        start = to < end ? to : end;
+    } else {
+        end = from;
+    }
+    drop(header, find_slot(had.address));
+    if (end - start >= least_bytes) {
+        had.address = start;
+        had.bytes = end - start;
+        table_restore(&had);
+    }
+}
+
+void table_cut(const void *address, size_t bytes) {
+    int kept = errno;
+    struct header *header = own_file();
+    if (header != NULL) {
+        uint64_t from = (uint64_t)(uintptr_t)address;
+        uint64_t to = from + bytes;
+        bool peak = false;
+        for (int pass = 0; pass < 2; pass++) {
+            pthread_mutex_lock(&lock);
+            unsigned left = mappings;
+            for (uint32_t number = 0; number < header->used && left > 0; number++) {
+                struct record *record = &records_of(header)[number];
+                if (record->address == 0 || record->kind != KIND_MAPPING) {
+                    continue;
+                }
+                left--;
+                if (record->address >= to || record->address + record->bytes <= from) {
+                    continue;
+                }
+                if (pass == 1) {
+                    cut_one(header, record, from, to);
+                } else if (is_peak(header)) {
+                    peak = true;
+                }
+            }
+            pthread_mutex_unlock(&lock);
+            if (peak && pass == 0) {
+                table_show(MOMENT_PEAK);
+            }
+        }
+    }
+    errno = kept;
+}
+
+static int64_t now_ms(void) {
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Until the word has reached the number. A plain system call: no thread can be cancelled within free(). */
+static bool wait_for(struct header *header, _Atomic uint32_t *word, uint32_t number, int limit_ms) {
+    int64_t until = now_ms() + limit_ms;
+    while ((int32_t)(atomic_load(word) - number) < 0) {
+        if (atomic_load(&header->closed) != 0 || now_ms() > until) {
+            return false;
+        }
+        struct timespec pause = {0, 1000000};
+        (void)syscall(SYS_nanosleep, &pause, NULL);
+    }
+    return true;
+}
+
+void table_show(enum moment moment) {
+    int kept = errno;
+    struct header *header = own_file();
+    if (header != NULL && atomic_load(&header->closed) == 0) {
+        atomic_store(&header->moment, (uint32_t)moment);
+        uint32_t number = atomic_fetch_add(&header->asked, 1) + 1;
+        if (!wait_for(header, &header->begun, number, BEGIN_MS) ||
+            !wait_for(header, &header->done, number, DONE_MS)) {
+            atomic_store(&header->closed, 1);
+        }
+    }
+    errno = kept;
+}
+
+void table_before_fork(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void table_after_fork(bool is_child) {
+    if (!is_child) {
+        pthread_mutex_unlock(&lock);
+        return;
+    }
+    int kept = errno;
+    /* The lock's owner was a thread of the parent. */
+    pthread_mutex_t fresh = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    memcpy(&lock, &fresh, sizeof lock);
+    struct header *had = atomic_load(&file);
+    if (had != NULL) {
+        atomic_store(&file, NULL);
+        struct header *header = create();
+        if (header != NULL) {
+            header->bytes = had->bytes;
+            header->serial = had->serial;
+            header->lost = had->lost;
+            header->used = had->used;
+            memcpy(records_of(header), records_of(had), had->used * sizeof(struct record));
+            publish(header);
+        }
+        (void)syscall(SYS_munmap, had, file_bytes);
+    }
+    errno = kept;
+}

@@ -1,0 +1,403 @@
+"""Programs that run: their large blocks are told, whatever allocator they have, with the place of each."""
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calm_helpers import ROOT, Calm
+
+from calm.colors import blocks, look, pagemap
+
+LEAST = 64 << 10
+PAGE = pagemap.PAGE_BYTES
+MIB = 1 << 20
+PR_CAPBSET_DROP, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON = 24, 19, 21, 38
+ALLOCATORS = ["glibc", "calmalloc", "ptlbmalloc2"]
+
+# Does what its first argument says.
+SOURCE = r"""
+    #define _GNU_SOURCE
+    #include <malloc.h>
+    #include <pthread.h>
+    #include <stdint.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/mman.h>
+    #include <sys/wait.h>
+    #include <unistd.h>
+    #define MIB ((size_t)1 << 20)
+    #define PLACE __attribute__((noinline))
+    static char *volatile kept[64];
+    static char *touched(void *block, size_t bytes) {
+        if (block == NULL || block == MAP_FAILED) exit(3);
+        return memset(block, 1, bytes);
+    }
+    PLACE static void by_malloc(void) { kept[0] = touched(malloc(2 * MIB), 2 * MIB); }
+    PLACE static void by_calloc(void) { kept[1] = touched(calloc(3, MIB), 3 * MIB); }
+    PLACE static void by_realloc(void) { kept[2] = touched(realloc(malloc(MIB), 4 * MIB), 4 * MIB); }
+    PLACE static void by_aligned(void) { kept[3] = touched(aligned_alloc(4096, 5 * MIB), 5 * MIB); }
+    PLACE static void by_posix(void) {
+        void *block;
+        if (posix_memalign(&block, 8192, 6 * MIB) != 0) exit(3);
+        kept[4] = touched(block, 6 * MIB);
+    }
+    PLACE static void by_memalign(void) { kept[5] = touched(memalign(64, 7 * MIB), 7 * MIB); }
+    PLACE static void by_mmap(void) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+        kept[6] = touched(mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, flags, -1, 0), 8 * MIB);
+    }
+    PLACE static void all(void) {
+        by_malloc(), by_calloc(), by_realloc(), by_aligned(), by_posix(), by_memalign(), by_mmap();
+    }
+    PLACE static void of_a_thread(uintptr_t number) {
+        kept[number] = touched(malloc(MIB + number * 4096), MIB + number * 4096);
+    }
+    static void *thread(void *number) {
+        for (int i = 0; i < 200; i++) free(malloc(MIB / 2 + (size_t)i * 16));
+        of_a_thread((uintptr_t)number);
+        return NULL;
+    }
+    static volatile char untouched[16 * MIB], array[MIB];
+    int main(int argc, char **argv) {
+        const char *what = argv[argc - 1];
+        if (strcmp(what, "all") == 0) {
+            all();
+        } else if (strcmp(what, "freed") == 0) {
+            all();
+            for (int i = 0; i < 6; i++) free(kept[i]);
+            munmap(kept[6], 8 * MIB);
+        } else if (strcmp(what, "threads") == 0) {
+            pthread_t threads[8];
+            for (uintptr_t i = 0; i < 8; i++) pthread_create(&threads[i], NULL, thread, (void *)i);
+            for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+        } else if (strcmp(what, "forks") == 0) {
+            by_malloc();
+            if (fork() == 0) {
+                free(kept[0]);
+                by_calloc();
+                by_aligned();
+                _exit(0);
+            }
+            wait(NULL);
+        } else if (strcmp(what, "cut") == 0) {
+            by_mmap();
+            munmap(kept[6], 2 * MIB);
+            munmap(kept[6] + 7 * MIB, MIB);
+        } else if (strcmp(what, "static") == 0) {
+            memset((char *)array, 1, sizeof array);
+            untouched[5] = 1;
+        } else if (strcmp(what, "small") == 0) {
+            for (int i = 0; i < 64; i++) kept[i] = touched(malloc(60 << 10), 60 << 10);
+        } else if (strcmp(what, "waits") == 0) {
+            all();
+            printf("ready\n");
+            fflush(stdout);
+            if (read(0, &what, 1) < 0) return 4;
+        } else if (strcmp(what, "fails") == 0) {
+            by_malloc();
+            free(realloc(kept[0], SIZE_MAX / 2));
+            if (calloc(SIZE_MAX / 2, 4) != NULL || malloc(SIZE_MAX / 2) != NULL) return 4;
+            return 7;
+        } else if (strcmp(what, "killed") == 0) {
+            all();
+            raise(9);
+        }
+        return 0;
+    }
+"""
+PLACES = {
+    2: "by_malloc",
+    3: "by_calloc",
+    4: "by_realloc",
+    5: "by_aligned",
+    6: "by_posix",
+    7: "by_memalign",
+    8: "by_mmap",
+}
+
+Colors = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("colors")
+    (folder / "blocks.c").write_text("#include <signal.h>\n" + SOURCE)
+    command = ["cc", "-O1", "-g", "-w", "-pthread", "-o", str(folder / "blocks"), str(folder / "blocks.c")]
+    subprocess.run(command, check=True)
+    return folder / "blocks"
+
+
+@pytest.fixture
+def colors(calm: Calm, program: Path) -> Colors:
+    def run(what: str, *options: str, code: int = 0) -> dict[str, Any]:
+        result = calm("colors", *options, "--json", "-", "--", program, what)
+        assert result.returncode == code, result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    return run
+
+
+def told(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for block in found["blocks"] if block["kind"] != "other"]
+
+
+def innermost(block: dict[str, Any]) -> str:
+    function: str = block["site"][0]["function"]
+    return function
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("what", ["all", "freed"])
+def test_each_way_to_allocate_with_its_place(colors: Colors, allocator: str, what: str) -> None:
+    """Also of what is all freed before the end, between two looks: freeing waits for one."""
+    found = colors(what, "-a", allocator, "--interval", "3600")
+    places = {block["bytes"] // MIB: innermost(block) for block in told(found)}
+    assert places == PLACES
+    assert found["blocks_known"]
+    assert found["allocator"] == allocator
+    for block in told(found):
+        assert block["bytes"] <= block["resident_bytes"] <= block["bytes"] + PAGE
+        assert block["site"][0]["source"].startswith("blocks.c:")
+        assert "all" in [call["function"] for call in block["site"]]
+    kinds = {block["bytes"] // MIB: block["kind"] for block in told(found)}
+    assert kinds == {size: "mapping" if size == 8 else "block" for size in PLACES}
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_threads(colors: Colors, allocator: str) -> None:
+    found = colors("threads", "-a", allocator)
+    kept = [block for block in told(found) if innermost(block) == "of_a_thread"]
+    # The most that was there at once: all, unless a thread's other block was larger at that moment.
+    assert {block["bytes"] for block in kept} <= {MIB + number * 4096 for number in range(8)}
+    assert len(kept) == 8
+    assert len({block["thread"] for block in kept}) == 8
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_child_of_fork_tells_of_its_own(colors: Colors, allocator: str) -> None:
+    found = colors("forks", "-a", allocator, "--interval", "3600")
+    assert found["processes"] == 2
+    # The child had 8 MiB, and freed only its own copy of its parent's 2.
+    assert {innermost(block) for block in told(found)} == {"by_calloc", "by_aligned"}
+
+
+def test_a_mapping_that_becomes_shorter(colors: Colors) -> None:
+    found = colors("cut", "--interval", "3600")
+    # The most was before it was cut: that is what is shown.
+    assert [block["bytes"] for block in told(found)] == [8 * MIB]
+
+
+def test_static_arrays_are_seen_too(colors: Colors) -> None:
+    found = colors("static")
+    assert told(found) == []
+    sizes = [block["resident_bytes"] for block in found["blocks"]]
+    assert any(MIB <= size < 2 * MIB for size in sizes)
+    assert found["collisions"] == []
+
+
+def test_small_blocks_are_not_told(colors: Colors) -> None:
+    assert told(colors("small")) == []
+    assert len(told(colors("small", "--least", str(60 << 10)))) == 64
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_what_fails_changes_nothing(colors: Colors, allocator: str) -> None:
+    found = colors("fails", "-a", allocator, code=7)
+    assert [innermost(block) for block in told(found)] == ["by_malloc"]
+    assert found["exit_code"] == 7
+
+
+def test_a_program_that_is_killed(calm: Calm, program: Path) -> None:
+    result = calm("colors", "--interval", "0.01", "--", program, "killed")
+    assert result.returncode == 137
+    assert "SIGKILL" in result.stderr or "nothing was seen" in result.stderr
+
+
+@pytest.fixture
+def waiting(program: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([program, "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+def test_a_process_by_its_mappings(calm: Calm, waiting: subprocess.Popen[bytes]) -> None:
+    result = calm("colors", "--pid", str(waiting.pid), "--json", "-")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert not found["blocks_known"]
+    assert "blocks within mappings are not known" in result.stderr
+    # glibc maps each of these blocks; the kernel may have made one mapping of several.
+    assert 35 * MIB <= found["resident_bytes"] < 40 * MIB
+    assert {block["kind"] for block in found["blocks"]} == {"mapping"}
+    assert calm("colors", "--pid", str(waiting.pid)).stdout.count("process") >= 1
+
+
+def test_frames_are_the_kernels(waiting: subprocess.Popen[bytes]) -> None:
+    """Page by page, beside another reading of the same file."""
+    if os.geteuid() != 0:
+        pytest.skip("frames are for root")
+    seen = look.take(waiting.pid, "now", LEAST)
+    assert seen.hidden is None
+    region = max(seen.regions, key=lambda region: region.bytes)
+    assert region.pages.frames is not None
+    with Path(f"/proc/{waiting.pid}/pagemap").open("rb") as file:
+        for number, frame in list(zip(region.pages.numbers, region.pages.frames, strict=True))[:500]:
+            file.seek(int(number) * 8)
+            entry = int.from_bytes(file.read(8), sys.byteorder)
+            assert entry >> 63
+            assert entry & ((1 << 55) - 1) == frame
+
+
+def lose_rights() -> None:
+    """Whoever is root before exec will not see frames after it, nor others' processes."""
+    if os.geteuid() == 0:
+        for right in (CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_PERFMON):
+            ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
+
+
+def test_without_rights_addresses_are_compared(calm: Calm, program: Path) -> None:
+    result = calm("colors", "--json", "-", "--", program, "all", preexec_fn=lose_rights)
+    assert result.returncode == 0, result.stderr
+    notes = [line for line in result.stderr.splitlines() if "CAP_SYS_ADMIN" in line]
+    assert len(notes) == 1
+    found = json.loads(result.stdout)
+    assert not found["frames"]
+    assert {innermost(block) for block in told(found)} == set(PLACES.values())
+    assert any(each["lines"] for each in found["collisions"])
+    assert all(not each["colors"] for each in found["collisions"])
+    assert all(count["in_conflict"] is None for level, count in found["conflicts"].items() if level != "L1")
+
+
+@pytest.fixture
+def another_users() -> Iterator[int]:
+    """A process that one may not look at without rights."""
+    if os.geteuid() != 0:
+        yield 1
+        return
+    with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_that_may_not_be_looked_at(calm: Calm, another_users: int) -> None:
+    result = calm("colors", "--pid", str(another_users), preexec_fn=lose_rights)
+    assert (result.returncode, result.stdout) == (1, "")
+    said = f"calm: the mappings of process {another_users} cannot be read: permission denied\n"
+    assert result.stderr == said
+
+
+def test_pairs_have_the_places_of_both(colors: Colors) -> None:
+    """glibc maps blocks of this size, each a header behind a page's start."""
+    found = colors("all", "-a", "glibc")
+    at = {innermost(block): block for block in told(found)}
+    pairs = {frozenset((each["first"], each["second"])): each for each in found["collisions"]}
+    pair = pairs[frozenset((at["by_malloc"]["id"], at["by_calloc"]["id"]))]
+    assert (pair["lines"], pair["apart_bytes"], pair["alias_bytes"], pair["count"]) == (True, 0, 0, 1)
+    assert pair["bytes"] == 2 * MIB
+
+
+def test_a_program_without_a_dynamic_linker(calm: Calm, tmp_path: Path) -> None:
+    source = tmp_path / "still.c"
+    source.write_text(
+        "#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
+        "int main(void) { char *a = malloc(4 << 20); memset(a, 1, 4 << 20); sleep(1); return a[9] - 1; }\n"
+    )
+    subprocess.run(["cc", "-O1", "-w", "-static", "-o", tmp_path / "still", source], check=True)
+    result = calm("colors", "--interval", "0.05", "--json", "-", "--", tmp_path / "still")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert not found["blocks_known"]
+    assert "statically linked" in result.stderr
+    assert any(block["resident_bytes"] >= 4 << 20 for block in found["blocks"])
+
+
+def test_table(calm: Calm, program: Path) -> None:
+    result = calm("colors", "--top", "3", "--", program, "all")
+    assert result.returncode == 0
+    assert result.stdout == ""
+    assert "by_mmap (blocks.c:" in result.stderr
+    assert "pairs that collide" in result.stderr
+    assert "smaller; --top shows more" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "give either"),
+        (("--pid", "1", "--", "true"), 2, "give either"),
+        (("--pid", "1", "--interval", "2"), 2, "go with a command"),
+        (("--pid", "4194305"), 1, "there is no process"),
+        (("--", "/nonexistent"), 127, "no such program"),
+        (("-a", "nosuch", "--", "true"), 2, "nosuch"),
+        (("--json", "/nonexistent/x", "--", "true"), 1, "cannot write"),
+        (("--interval", "nan", "--", "true"), 2, "not a number"),
+    ],
+)
+def test_errors_are_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = calm("colors", *arguments)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
+    """What is read is whole at any moment: an address with its own size."""
+    source = tmp_path / "churn.c"
+    source.write_text(
+        "#include <stdlib.h>\nint main(void) { static char *all[32];\n"
+        "for (int i = 0; i < 200000; i++) { int k = i * 7 % 32; free(all[k]);\n"
+        "all[k] = aligned_alloc(1 << 20, (size_t)(k + 1) << 20); if (!all[k]) return 1; } return 0; }\n"
+    )
+    subprocess.run(["cc", "-O1", "-w", "-o", tmp_path / "churn", source], check=True)
+    place = tmp_path / "records"
+    place.mkdir()
+    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
+    folder = blocks.Folder(place)
+    looks = 0
+    with subprocess.Popen([tmp_path / "churn"], env=os.environ | variables) as process:
+        while process.poll() is None:
+            for records in folder.look():
+                number = records.begin()
+                found = records.blocks()
+                records.done(number)
+                looks += 1
+                assert all(block.address % MIB == 0 and 1 <= block.bytes >> 20 <= 32 for block in found)
+                assert len({block.address for block in found}) == len(found) <= 32
+                assert all(block.bytes % MIB == 0 for block in found)
+        assert process.returncode == 0
+    assert looks > 0
+    (records,) = folder.look()
+    assert len(records.blocks()) == 32
+    assert records.bytes == sum(block.bytes for block in records.blocks())
+    assert sorted(block.bytes >> 20 for block in records.blocks()) == list(range(1, 33))
+
+
+def test_nobody_answers(program: Path, tmp_path: Path) -> None:
+    """A program whose watcher is gone ends by itself."""
+    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(tmp_path), blocks.LEAST: str(LEAST)}
+    began = time.monotonic()
+    assert subprocess.run([program, "freed"], env=os.environ | variables, check=False).returncode == 0
+    assert time.monotonic() - began < 60
+    (records,) = blocks.Folder(tmp_path).look()
+    assert records.asked() is not None
+    assert records.blocks() == []
+
+
+def test_layout_is_that_of_the_header() -> None:
+    header = (ROOT / "calm/colors/record/layout.h").read_text()
+    assert re.search(rf'RECORDS_MAGIC +"{blocks._MAGIC.decode()}"', header)
+    assert f"MOST_RECORDS = 1 << {blocks.MOST.bit_length() - 1}" in header
+    assert np.dtype(blocks._RECORD).itemsize == 8 * 5 + 8 * blocks._FRAMES

@@ -1,0 +1,136 @@
+"""Blocks that start where others do: found, and ranked."""
+
+import numpy as np
+import pytest
+
+from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.pairs import Crowd, Start, alongside, crowds, largest, pairs
+
+PAGE = 4096
+LINE = 64
+BYTES = 1 << 20
+HASHED = Cache(3, 480 << 20, 16, cpus=8)
+
+
+def start(address: int, frames: list[int] | None = None, size: int = BYTES) -> Start:
+    return Start(address, size, None if frames is None else np.array(frames))
+
+
+def test_page_aligned_blocks_collide_in_the_innermost_cache() -> None:
+    blocks = [start(0x10010), start(0x200010), start(0x300410)]
+    (found,) = pairs(blocks, NEHALEM, PAGE)
+    assert (found.first, found.second, found.apart, found.aliased, found.inner) == (0, 1, 0, 0, True)
+    assert found.outer == {}
+
+
+@pytest.mark.parametrize(("apart", "near", "collide"), [(63, 1, True), (64, 1, False), (64, 2, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_near_is_less_than_so_many_lines(apart: int, near: int, collide: bool, sign: int) -> None:
+    found = pairs([start(1 << 20), start((1 << 21) + sign * apart)], NEHALEM, PAGE, near)
+    assert bool(found) == collide
+    if collide:
+        assert found[0].apart == found[0].aliased == apart
+
+
+def test_a_way_of_several_pages_is_not_an_alias() -> None:
+    """16 KiB a way: starts 4 KiB apart are in different sets, but a store may still hold up a load."""
+    wide = [Cache(1, 64 << 10, 4)]
+    (found,) = pairs([start(0), start((1 << 20) + 4096)], wide, PAGE)
+    assert (found.inner, found.aliased, found.apart) == (False, 0, 4096)
+    (found,) = pairs([start(0), start(1 << 20)], wide, PAGE)
+    assert (found.inner, found.aliased) == (True, 0)
+
+
+def test_first_pages_of_one_color() -> None:
+    colors = NEHALEM[1].colors(PAGE)
+    run = [start(0, list(range(100, 120))), start(0x100800, list(range(100 + 3 * colors, 120 + 3 * colors)))]
+    (found,) = pairs(run, NEHALEM[:2], PAGE)
+    assert (found.inner, found.aliased, found.outer) == (False, None, {2: 1.0})
+    scattered = [run[0], start(0x100800, [100 + colors, *range(0, 19)])]
+    (found,) = pairs(scattered, NEHALEM[:2], PAGE)
+    same = sum((100 + at - (at - 1 if at else 100 + colors)) % colors == 0 for at in range(20))
+    assert found.outer == {2: same / 20}
+    # Whose first page is not resident, or whose frames are hidden, collides with nobody there.
+    for frames in ([-1, *range(101, 120)], None):
+        assert pairs([run[0], start(0x100800, frames)], NEHALEM, PAGE) == []
+
+
+def test_a_hashed_cache_says_nothing() -> None:
+    frames = list(range(64))
+    assert pairs([start(0, frames), start(0x100800, frames)], [NEHALEM[0], HASHED], PAGE) == []
+    assert crowds([start(at * 4096 + at * 64, frames) for at in range(64)], [HASHED], PAGE, 1) == []
+
+
+def test_the_worst_comes_first() -> None:
+    huge = list(range(512))
+    blocks = [
+        start(0x0000000, huge, 64 << 10),
+        start(0x1000000, huge, 64 << 10),
+        start(0x2000800, [at * 7 for at in huge], 1 << 20),
+        start(0x3000800, None, 1 << 20),
+        start(0x4000800, None, 2 << 20),
+    ]
+    found = [(pair.first, pair.second) for pair in pairs(blocks, NEHALEM, PAGE)]
+    # In all caches; then the larger before those that are found by addresses, too.
+    assert found[0] == (0, 1)
+    assert set(found[1:4]) == {(2, 3), (2, 4), (3, 4)}
+    weights = [(pair.weight, pair.bytes) for pair in pairs(blocks, NEHALEM, PAGE)]
+    assert weights == sorted(weights, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_pairs_are_found(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    blocks = [
+        start(int(address) * 16, [int(frame) for frame in random.integers(0, 1 << 20, 8)])
+        for address in random.integers(0, 1 << 30, 60)
+    ]
+    wanted = {}
+    for one in range(60):
+        for other in range(one + 1, 60):
+            first, second = blocks[one], blocks[other]
+            apart = (first.address - second.address) % PAGE
+            near = min(apart, PAGE - apart) < 2 * LINE
+            outer = {
+                cache.level
+                for cache in NEHALEM[1:]
+                if (first.frames[0] - second.frames[0]) % cache.colors(PAGE) == 0
+            }
+            if near or outer:
+                wanted[one, other] = (near, outer)
+    found = {
+        (pair.first, pair.second): (pair.inner, set(pair.outer)) for pair in pairs(blocks, NEHALEM, PAGE, 2)
+    }
+    assert found == wanted
+    assert len(wanted) > 10
+
+
+def test_alongside_counts_pages_that_both_have() -> None:
+    cache = NEHALEM[1]
+    one, other = start(0, [0, 1, -1, 3]), start(1 << 30, [8, 9, 10, 12, 13])
+    assert alongside(one, other, cache, PAGE) == pytest.approx(0 / 3 if cache.colors(PAGE) == 16 else 2 / 3)
+    assert alongside(one, start(0, [-1, -1, -1, -1]), cache, PAGE) == 0.0
+    assert alongside(one, start(0), cache, PAGE) == 0.0
+
+
+def test_crowds_are_more_than_the_ways_that_a_thread_has() -> None:
+    blocks = [start(at << 21, list(range(512 * at, 512 * at + 8))) for at in range(9)]
+    found = {crowd.level: crowd for crowd in crowds(blocks, NEHALEM, PAGE, threads=1)}
+    everyone = tuple(range(9))
+    assert found == {1: Crowd(1, 0, everyone, 8, 1), 2: Crowd(2, 0, everyone, 8, 1)}
+    # Eight threads share the outermost cache: two of sixteen ways are each one's.
+    found = {crowd.level: crowd for crowd in crowds(blocks, NEHALEM, PAGE, threads=12)}
+    assert found[3] == Crowd(3, 0, everyone, 16, 8)
+    assert found[3].room == 2
+    assert crowds(blocks[:8], NEHALEM, PAGE, threads=1) == []
+
+
+def test_starts_that_are_spread_are_no_crowd() -> None:
+    blocks = [start((at << 21) + at * (PAGE + LINE), list(range(513 * at, 513 * at + 8))) for at in range(9)]
+    assert crowds(blocks, NEHALEM, PAGE, threads=1) == []
+    assert pairs(blocks, NEHALEM[:2], PAGE) == [] if NEHALEM[1].colors(PAGE) > 8 else True
+
+
+def test_the_largest() -> None:
+    blocks = [start(at, size=size) for at, size in enumerate([5, 9, 1, 7])]
+    assert largest(blocks, 2) == [1, 3]
