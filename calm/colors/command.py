@@ -1,4 +1,4 @@
-"""`calm colors`: page colors of a running program, and which of its large blocks collide."""
+"""`calm colors`: page colors of a running program and its colliding blocks, and policies simulated."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import click
 
 from calm import allocators, environment, options, report
 from calm.allocators import Allocator
+from calm.colors import simulate_command
 from calm.errors import CalmError
 from calm.measure import signal_name
 from calm.ranges import FloatRange
@@ -16,6 +17,15 @@ LEAST_BYTES = 64 << 10
 NO_BLOCKS = (
     "blocks within mappings are not known: `calm colors -- CMD` sees them, and where they were allocated"
 )
+# What only makes sense with one of the three things that the command does.
+_OF_COMMAND = ("allocator", "interval")
+_OF_LOOK = ("least", "near", "top")
+_OF_SIMULATION = ("level", "policies", "patterns", "caches_of", "runs", "seed", "picture_path")
+
+
+def _given(names: tuple[str, ...]) -> bool:
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is not click.core.ParameterSource.DEFAULT for name in names)
 
 
 def _watch(
@@ -84,9 +94,16 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     epilog="\b\nExamples:\n"
     "  calm colors -- ./solver input\n"
     "  calm colors -a calmalloc --json colors.json -- ./solver input\n"
-    "  calm colors --pid 1234",
+    "  calm colors --pid 1234\n"
+    "  calm colors --simulate --policy random --policy hash",
 )
 @click.option("--pid", type=click.IntRange(min=1), metavar="PID", help="Look at this process, once.")
+@click.option(
+    "--simulate",
+    "simulated",
+    is_flag=True,
+    help="Compare policies that give pages their colors, on simulated caches; no program is run.",
+)
 @click.option(
     "-a",
     "--allocator",
@@ -128,15 +145,30 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     metavar="N",
     help="Blocks, and kinds of pairs, that are shown.",
 )
+@click.option(
+    "--level",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --simulate: the cache of this level. Default: the outermost that is not hashed.",
+)
+@simulate_command.options
 @options.json_file("Write everything as JSON; '-' is stdout, and all else then goes to stderr.")
 @options.program(required=False)
 def command(
     pid: int | None,
+    simulated: bool,
     allocator: str,
     least: int,
     interval: float,
     near: int,
     top: int,
+    level: int | None,
+    policies: tuple[str, ...],
+    patterns: tuple[str, ...],
+    caches_of: str,
+    runs: int | None,
+    seed: int,
+    picture_path: str | None,
     json_path: str | None,
     cmd: tuple[str, ...],
 ) -> None:
@@ -146,13 +178,28 @@ def command(
     even coloring, of random frames and of huge pages; and pairs of large blocks that start in the same lines,
     a multiple of 4 KiB apart, or in pages of one color, with the place where each was allocated.
     """
-    if (pid is None) == (not cmd):
-        raise click.UsageError("give either a command to run, or --pid of a process")
-    given = click.get_current_context().get_parameter_source
-    if pid is not None and any(
-        given(name) is not click.core.ParameterSource.DEFAULT for name in ("allocator", "interval")
-    ):
+    if (pid is not None) + bool(cmd) + simulated != 1:
+        raise click.UsageError("give a command to run, or --pid of a process, or --simulate")
+    if not cmd and _given(_OF_COMMAND):
         raise click.UsageError("-a and --interval go with a command: a process is looked at once, as it is")
+    if simulated and _given(_OF_LOOK):
+        raise click.UsageError("--least, --near and --top go with a command or a process")
+    if not simulated and _given(_OF_SIMULATION):
+        raise click.UsageError(
+            "--policy, --pattern, --cache, --level, --runs, --seed and --picture go with --simulate"
+        )
+    if simulated:
+        simulate_command.simulate(
+            policies=policies,
+            patterns=patterns,
+            caches_of=caches_of,
+            level=level,
+            runs=runs,
+            seed=seed,
+            json_path=json_path,
+            picture_path=picture_path,
+        )
+        return
     if json_path and json_path != "-":
         report.check_writable(json_path)
     if pid is not None:

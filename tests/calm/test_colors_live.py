@@ -336,8 +336,13 @@ def test_table(calm: Calm, program: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "give either"),
-        (("--pid", "1", "--", "true"), 2, "give either"),
+        ((), 2, "give a command"),
+        (("--pid", "1", "--", "true"), 2, "give a command"),
+        (("--simulate", "--pid", "1"), 2, "give a command"),
+        (("--simulate", "--near", "2"), 2, "go with a command or a process"),
+        (("--runs", "2", "--", "true"), 2, "go with --simulate"),
+        (("--simulate", "--level", "1"), 2, "no L1 is known"),
+        (("--simulate", "--runs", "1", "--picture", "x.txt"), 2, ".svg"),
         (("--pid", "1", "--interval", "2"), 2, "go with a command"),
         (("--pid", "4194305"), 1, "there is no process"),
         (("--", "/nonexistent"), 127, "no such program"),
@@ -401,3 +406,13 @@ def test_layout_is_that_of_the_header() -> None:
     assert re.search(rf'RECORDS_MAGIC +"{blocks._MAGIC.decode()}"', header)
     assert f"MOST_RECORDS = 1 << {blocks.MOST.bit_length() - 1}" in header
     assert np.dtype(blocks._RECORD).itemsize == 8 * 5 + 8 * blocks._FRAMES
+
+
+def test_simulation(calm: Calm, tmp_path: Path) -> None:
+    told, picture = tmp_path / "simulated.json", tmp_path / "simulated.svg"
+    arguments = ("--policy", "random", "--policy", "hash", "--pattern", "linear", "--runs", "2")
+    result = calm("colors", "--simulate", *arguments, "--json", told, "--picture", picture)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "unnecessary conflicts of one array, none in any run: hash" in result.stdout
+    assert json.loads(told.read_text())["caches_of"] == "nehalem"
+    assert picture.stat().st_size > 0
