@@ -68,7 +68,7 @@ def test_out_of_memory(run: Run) -> None:
 
 
 def test_locked_memory(run: Run) -> None:
-    """1,200 blocks are freed three times; each purge fails, and few are tried: the fewer, the faster the CPUs."""
+    """1,200 blocks are freed three times; each purge fails, and few are tried, fewer on fast CPUs."""
     stats = run("mlockall").stats
     assert stats["active"] is True
     assert stats["purge_calls"] == 0
