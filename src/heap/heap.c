@@ -133,7 +133,9 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool *zero) {
     uint64_t made = heap->runs.huge_pages_made;
-    const struct colors *colors = heap->spreads ? &heap->colors : NULL;
+    /* Among smaller ones the pages left out would be holes that nothing fits: docs/experiments.md. */
+    bool spreads = heap->spreads && pages >= heap->runs.huge_pages;
+    const struct colors *colors = spreads ? &heap->colors : NULL;
     struct span *span = runs_take(&heap->runs, pages, align_pages, choice, colors, zero);
     heap->dirtied_pages += heap->runs.huge_pages_made - made;
     if (span == NULL) {
@@ -141,7 +143,7 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     }
     span->state = SPAN_LARGE;
     span->offset = 0;
-    span->colored = span->huge && heap->spreads;
+    span->colored = span->huge && spreads;
     if (span->colored) {
         colors_add(&heap->colors, runs_address_page(&heap->runs, span));
     }

@@ -52,7 +52,7 @@ struct heap {
      * stretch of them that waits for it. */
     void (*make_ready)(void *base, size_t bytes);
     enum run_choice slab_choice; /* where new slabs are to lie */
-    bool spreads;                /* whether large blocks in huge regions begin where colors have room */
+    bool spreads;                /* whether blocks of a huge page or more begin where colors have room */
     struct colors colors;
     uint32_t fresh_page;
     uint32_t fresh_pages;
