@@ -155,8 +155,8 @@ static struct span *find_clean(struct runs *runs, size_t pages) {
 }
 
 /*
- * Whole huge regions for so many pages, as a dirty run in its set; NULL where there can be none. Each new
- * region costs a system call, and two mappings at worst.
+ * Whole huge regions for so many pages, as a dirty run in its set, with what lies beside it; NULL where there
+ * can be none. Each new region costs a system call, and two mappings at worst.
  */
 static struct span *make_huge(struct runs *runs, size_t pages) {
     size_t wanted = (pages + runs->huge_pages - 1) / runs->huge_pages * runs->huge_pages;
@@ -201,8 +201,7 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
     run->purged_pages = 0;
     run->huge = true;
     runs->huge_pages_made += run->pages;
-    runs_put(runs, run, false);
-    return find(&runs->sets[RUN_HUGE_DIRTY], pages);
+    return runs_put(runs, run, false);
 }
 
 static struct span *find_dirty(struct runs *runs, size_t pages) {
@@ -279,11 +278,22 @@ static struct span *extend_run(struct runs *runs, struct span *run, size_t pages
     return run->pages >= pages ? run : NULL;
 }
 
-/* The run to carve pages from. */
-static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice) {
+/* One in a huge region, where colors have room if that can be; all of them have, if colors is NULL. */
+static struct span *find_colored(struct runs *runs, size_t pages, const struct colors *colors) {
+    struct span *run = find_huge(runs, pages);
+    if (run == NULL || colors == NULL ||
+        colors_skip(colors, runs_address_page(runs, run), run->pages - pages) != COLORS_NO_ROOM) {
+        return run;
+    }
+    return find_huge(runs, pages + colors_spare(colors));
+}
+
+/* The run to carve pages from. colors: of which one has room; or NULL. */
+static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice,
+                             const struct colors *colors) {
     struct span *run = NULL;
     if (choice == RUN_FOR_DENSE) {
-        run = find_huge(runs, pages);
+        run = find_colored(runs, pages, colors);
     }
     if (run == NULL && choice != RUN_FOR_MOVE) {
         run = find_dirty(runs, pages);
@@ -293,7 +303,7 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
         run = run == NULL ? NULL : extend_run(runs, run, pages);
     }
     if (run == NULL && choice == RUN_FOR_DENSE) {
-        run = make_huge(runs, pages);
+        run = make_huge(runs, pages + (colors == NULL ? 0 : colors_skip_in_huge_page(colors)));
     }
     if (run == NULL && choice == RUN_FOR_LARGE) {
         run = find_huge(runs, pages);
@@ -308,47 +318,40 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     return run != NULL || choice == RUN_FOR_MOVE ? run : find_huge(runs, pages);
 }
 
-/*
- * The run to carve a block from that is to begin where colors have room: where the first choice's beginnings
- * are all taken, and others are not, a longer one.
- */
-static struct span *find_colored(struct runs *runs, size_t pages, enum run_choice choice,
-                                 const struct colors *colors) {
-    struct span *run = find_any(runs, pages, choice);
-    if (run == NULL || !run->huge || choice != RUN_FOR_DENSE ||
-        colors_have_room(colors, runs_address_page(runs, run), run->pages - pages) ||
-        !colors_have_room(colors, 0, COLORS_MOST)) {
-        return run;
+/* How many pages to leave out at a run's start. */
+static size_t skip_of(const struct runs *runs, const struct span *run, size_t pages, size_t align_pages,
+                      const struct colors *colors) {
+    if (colors != NULL && run->huge) {
+        size_t skip = colors_skip(colors, runs_address_page(runs, run), run->pages - pages);
+        return skip == COLORS_NO_ROOM ? 0 : skip;
     }
-    struct span *longer = find_any(runs, pages + COLORS_MOST - 1, choice);
-    /* The first one may have been joined with others since. */
-    return longer != NULL && longer->huge ? longer : find_any(runs, pages, choice);
+    size_t unit = align_pages << runs->space->page_shift;
+    return (size_t)(-(uintptr_t)run->base & (unit - 1)) >> runs->space->page_shift;
 }
 
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
                        const struct colors *colors, bool *clean) {
-    bool spreads = colors != NULL && align_pages == 1;
-    struct span *run =
-        spreads ? find_colored(runs, pages, choice, colors) : find_any(runs, pages + align_pages - 1, choice);
+    /* What is aligned begins where it must, and where all colors are full none is better than another. */
+    if (align_pages > 1 || (colors != NULL && colors_skip_in_huge_page(colors) == COLORS_NO_ROOM)) {
+        colors = NULL;
+    }
+    struct span *run = find_any(runs, pages + align_pages - 1, choice, colors);
     if (run == NULL) {
         return NULL;
     }
     *clean = run->state == SPAN_CLEAN;
     runs_remove(runs, run);
 
-    size_t unit = align_pages << runs->space->page_shift;
-    size_t skip = (size_t)(-(uintptr_t)run->base & (unit - 1)) >> runs->space->page_shift;
-    if (run->huge && spreads) {
-        skip = colors_skip(colors, runs_address_page(runs, run), run->pages - pages);
-    }
+    size_t skip = skip_of(runs, run, pages, align_pages, colors);
     if (skip > 0) {
         struct span *rest = runs_split(runs, run, skip);
-        if (rest == NULL) {
+        if (rest != NULL) {
+            insert(runs, run, *clean);
+            run = rest;
+        } else if (align_pages > 1) {
             insert(runs, run, *clean);
             return NULL;
         }
-        insert(runs, run, *clean);
-        run = rest;
     }
     if (run->pages > pages) {
         struct span *rest = runs_split(runs, run, pages);

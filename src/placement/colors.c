@@ -1,5 +1,7 @@
 #include "placement/colors.h"
 
+#include <stdbool.h>
+
 static size_t lesser(size_t a, size_t b) {
     return a < b ? a : b;
 }
@@ -24,52 +26,49 @@ void colors_init(struct colors *colors, const struct os_cache *caches, size_t co
     }
 }
 
-/* Blocks beyond what the caches have room for, if one more began there. */
-static size_t excess(const struct colors *colors, uint64_t page) {
-    size_t sum = 0;
+static bool has_room(const struct colors *colors, uint64_t page) {
     for (size_t i = 0; i < colors->count; i++) {
         const struct color_cache *cache = &colors->caches[i];
-        size_t blocks = cache->blocks[page & (cache->colors - 1)] + 1;
-        sum += blocks > cache->capacity ? blocks - cache->capacity : 0;
+        if (cache->blocks[page & (cache->colors - 1)] >= cache->capacity) {
+            return false;
+        }
     }
-    return sum;
+    return true;
 }
 
-static size_t most_colors(const struct colors *colors) {
+size_t colors_spare(const struct colors *colors) {
     size_t most = 1;
     for (size_t i = 0; i < colors->count; i++) {
         most = colors->caches[i].colors > most ? colors->caches[i].colors : most;
     }
-    return most;
+    return most - 1;
 }
 
-/* The fewest pages to leave out, of at most spare, for the least excess, which is put in *least. */
-static size_t best_skip(const struct colors *colors, uint64_t page, size_t spare, size_t *least) {
-    spare = lesser(spare, most_colors(colors) - 1);
-    size_t best = 0;
-    *least = SIZE_MAX;
-    for (size_t skip = 0; skip <= spare && *least > 0; skip++) {
-        size_t here = excess(colors, page + skip);
-        if (here < *least) {
-            *least = here;
-            best = skip;
+static size_t first_with_room(const struct colors *colors, uint64_t page, size_t spare) {
+    spare = lesser(spare, colors_spare(colors));
+    for (size_t skip = 0; skip <= spare; skip++) {
+        if (has_room(colors, page + skip)) {
+            return skip;
         }
     }
-    return best;
+    return COLORS_NO_ROOM;
 }
 
 size_t colors_skip(const struct colors *colors, uint64_t page, size_t spare) {
     if (colors->blocks == 0) {
-        return (size_t)(colors->seed % (lesser(spare, most_colors(colors) - 1) + 1));
+        return (size_t)(colors->seed % (lesser(spare, colors_spare(colors)) + 1));
     }
-    size_t least;
-    return best_skip(colors, page, spare, &least);
+    return first_with_room(colors, page, spare);
 }
 
-bool colors_have_room(const struct colors *colors, uint64_t page, size_t spare) {
-    size_t least;
-    best_skip(colors, page, spare, &least);
-    return least == 0;
+size_t colors_skip_in_huge_page(const struct colors *colors) {
+    /* Not to be looked for among many that are full. */
+    for (size_t i = 0; i < colors->count; i++) {
+        if (colors->blocks >= colors->caches[i].colors * colors->caches[i].capacity) {
+            return COLORS_NO_ROOM;
+        }
+    }
+    return first_with_room(colors, 0, SIZE_MAX);
 }
 
 void colors_add(struct colors *colors, uint64_t page) {

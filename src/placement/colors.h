@@ -11,7 +11,6 @@
 
 #include "os/caches.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,15 +35,21 @@ struct colors {
 void colors_init(struct colors *colors, const struct os_cache *caches, size_t count, size_t page_bytes,
                  size_t huge_bytes, uint64_t seed);
 
+#define COLORS_NO_ROOM SIZE_MAX
+
 /*
- * How many pages, of at most spare, to leave out before a block that could begin at a page whose address is
- * `page` pages: the fewest after which no cache has too many of its color, or has the least too many. The
+ * The fewest pages, of at most spare, to leave out before a block that could begin at a page whose address is
+ * `page` pages, so that no cache has too many of its color; COLORS_NO_ROOM if each would be too many. The
  * first block begins as the seed says, so that processes differ.
  */
 size_t colors_skip(const struct colors *colors, uint64_t page, size_t spare);
 
-/* Whether a block that may leave out up to spare pages finds a color of which no cache has too many then. */
-bool colors_have_room(const struct colors *colors, uint64_t page, size_t spare);
+/* The same where a huge page begins, and with as many pages to leave out as could be needed; without regard
+ * to the seed. */
+size_t colors_skip_in_huge_page(const struct colors *colors);
+
+/* With so many pages to spare, every color can be had. */
+size_t colors_spare(const struct colors *colors);
 
 /* A block begins at the page; one that began there is gone. */
 void colors_add(struct colors *colors, uint64_t page);

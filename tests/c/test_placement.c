@@ -164,7 +164,7 @@ static void test_never_too_many(void) {
             continue;
         }
         uint64_t page = draw() % 4 == 0 ? draw() % 512 : 0; /* most would begin where huge pages do */
-        CHECK(living == 0 || colors_have_room(&colors, page, 63));
+        CHECK(colors_skip_in_huge_page(&colors) < 64);
         size_t skip = colors_skip(&colors, page, SIZE_MAX);
         skipped += skip;
         CHECK(skip < 64);
@@ -200,16 +200,19 @@ static void test_least_skip(void) {
     CHECK_EQUAL(colors_skip(&colors, 0, SIZE_MAX), 1);
     CHECK_EQUAL(colors_skip(&colors, 64, SIZE_MAX), 1);
     CHECK_EQUAL(colors_skip(&colors, 63, SIZE_MAX), 0);
-    CHECK_EQUAL(colors_skip(&colors, 0, 0), 0);
-    CHECK(!colors_have_room(&colors, 0, 0));
-    CHECK(colors_have_room(&colors, 0, 1));
-    /* Where all are full: one of those that have least too many. */
-    for (uint64_t page = 0; page < 64; page++) {
+    CHECK_EQUAL(colors_skip(&colors, 0, 0), COLORS_NO_ROOM);
+    CHECK_EQUAL(colors_skip_in_huge_page(&colors), 1);
+    for (uint64_t page = 1; page < 63; page++) {
         colors_add(&colors, page);
         colors_add(&colors, page);
     }
-    CHECK(!colors_have_room(&colors, 0, SIZE_MAX));
-    CHECK_EQUAL(colors_skip(&colors, 0, SIZE_MAX), 1);
+    CHECK_EQUAL(colors_skip_in_huge_page(&colors), 63);
+    CHECK_EQUAL(colors_skip(&colors, 0, 62), COLORS_NO_ROOM);
+    CHECK_EQUAL(colors_spare(&colors), 63);
+    colors_add(&colors, 63);
+    colors_add(&colors, 63);
+    CHECK_EQUAL(colors_skip_in_huge_page(&colors), COLORS_NO_ROOM);
+    CHECK_EQUAL(colors_skip(&colors, 0, SIZE_MAX), COLORS_NO_ROOM);
 }
 
 static void test_processes_differ(void) {

@@ -261,6 +261,74 @@ static void test_colors_of_huge_blocks(void) {
     calm_free(ballast);
 }
 
+/* Where a color is full, a block takes no more than the pages that it leaves out, and makes none of what is
+ * free look used. */
+static void test_colors_cost_little(void) {
+    size_t unit = calm_governor.heap.runs.huge_pages;
+    size_t huge = unit * page_size;
+    if (huge == 0 || huge > 2 * MIB) {
+        return;
+    }
+    set("placement", "colors");
+    struct heap *heap = &calm_governor.heap;
+    const struct os_cache cache = {
+        .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
+    colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
+    calm_governor.knows_caches = true;
+    void *ballast = calm_calloc(1, 1024 * MIB);
+    for (size_t regions = 1; regions <= 8; regions++) {
+        size_t size = regions * huge - LINE; /* it has room, and needs no page for that */
+        void *first = obtain_dense(size);
+        void *second = obtain_dense(size);
+        size_t made = heap->runs.huge_regions;
+        size_t dirty = heap_dirty_pages(heap);
+        void *third = obtain_dense(size); /* two begin where huge pages do: it may not */
+        CHECK(heap->runs.huge_regions <= made + regions + 1);
+        CHECK(heap_dirty_pages(heap) <= dirty + unit);
+        CHECK((uintptr_t)heap_large_span(heap, third)->base % huge != 0);
+        calm_free(first);
+        calm_free(second);
+        calm_free(third);
+        calm_trim(0);
+    }
+    calm_free(ballast);
+}
+
+/* The machine is asked for its caches with the first huge pages, and the nearest one is left out. */
+static void test_machine_is_asked(void) {
+    size_t huge = calm_governor.heap.runs.huge_pages * page_size;
+    struct os_cache caches[CACHES_MOST];
+    size_t count = os_caches("", caches, CACHES_MOST);
+    const struct colors *colors = &calm_governor.heap.colors;
+    void *ballast = calm_calloc(1, 1024 * MIB);
+    CHECK_EQUAL(colors->count, 0);
+    unsigned char *block = obtain_dense(4 * MIB);
+    if (heap_large_span(&calm_governor.heap, block)->huge) {
+        struct colors expected;
+        size_t outer = 0;
+        while (outer < count && caches[outer].level == 1) {
+            outer++;
+        }
+        colors_init(&expected, caches + outer, count - outer, page_size, huge, 0);
+        CHECK_EQUAL(colors->count, expected.count);
+        for (size_t i = 0; i < expected.count; i++) {
+            CHECK_EQUAL(colors->caches[i].colors, expected.caches[i].colors);
+            CHECK_EQUAL(colors->caches[i].capacity, expected.caches[i].capacity);
+        }
+        CHECK_EQUAL(colors->blocks, 1);
+        uint64_t seed = colors->seed;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            _exit(colors->seed == seed);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    calm_free(block);
+    calm_free(ballast);
+}
+
 /* The first blocks of a process, as where they begin in their pages. */
 static unsigned long signature(void) {
     unsigned long sum = 0;
@@ -306,6 +374,8 @@ int main(void) {
     in_child(test_arrays_differ);
     in_child(test_misuse);
     in_child(test_colors_of_huge_blocks);
+    in_child(test_colors_cost_little);
+    in_child(test_machine_is_asked);
     in_child(test_children_differ);
     return 0;
 }
