@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -215,6 +216,7 @@ def run_once(
             if case.resident_key:
                 resident = _number(printed, case.resident_key)
                 figures[RESIDENT] = resident / 1024 if resident is not None else None
+            figures |= {key: _number(printed, key) for key in case.more_keys}
         return run, figures, failure
 
 
@@ -247,6 +249,9 @@ def _prepare(
         if reason is not None:
             results.left_out[case.name] = reason
             continue
+        under = [each for each in sides if case.runs_under is None or case.runs_under(each.label)]
+        if not under:
+            continue
         row = Row(
             name=case.name,
             family=case.family,
@@ -255,9 +260,9 @@ def _prepare(
             command=list(prepared.command),
             client=list(prepared.client),
             environment=dict(prepared.environment),
-            sides=[Side(allocator.label) for allocator in sides],
+            sides=[Side(allocator.label) for allocator in under],
         )
-        work.append(_Work(case, prepared, row, orders(sides, rounds + 1, results.seed, case.name)))
+        work.append(_Work(case, prepared, row, orders(under, rounds + 1, results.seed, case.name)))
         results.rows.append(row)
     return work
 
@@ -320,12 +325,14 @@ def run_suite(
     save: Callable[[Results], None],
     touch: bool = True,
     hardware: bool = False,
+    shuffled: bool = False,
 ) -> Results:
     """Runs everything; whatever the user stops is left out of what comes back, and nothing else.
 
     Each round runs each case once under every allocator, the first one for nothing: it warms up files, memory
     and CPUs. save is called after each round, so that a machine that goes down takes one round with it.
-    hardware: cycles are counted too, where the machine can.
+    hardware: cycles are counted too, where the machine can. shuffled: cases take their turns in another order
+    in each round, for those that are compared with each other.
     """
     measure.find_probe()
     broadcast = machine.broadcast_here()
@@ -350,10 +357,11 @@ def run_suite(
         if work and touch:
             watcher.touching()
             results.touched_kib = touch_memory(machine.memory_kib("MemAvailable"))
-        turns = [(each.case.name, allocator.label) for each in work for allocator in sides]
+        turns = [(each.case.name, side.label) for each in work for side in each.row.sides]
         watcher.begin(turns, rounds + 1)
+        draw = random.Random(f"{results.seed} cases")
         for number in range(rounds + 1):
-            for each in work:
+            for each in draw.sample(work, len(work)) if shuffled else work:
                 if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware):
                     break
             if results.interrupted_by is not None:
