@@ -151,8 +151,13 @@ def _number(printed: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _figures(hardware: bool) -> tuple[str, ...]:
-    return (*_MEASURED, *(("cycles",) if hardware else ()))
+# Counting these takes far longer than a short run does.
+_SHOOTDOWNS = ("shootdowns_begun", "interrupts_sent")
+
+
+def _figures(hardware: bool, shootdowns: bool) -> tuple[str, ...]:
+    measured = (name for name in _MEASURED if shootdowns or name not in _SHOOTDOWNS)
+    return (*measured, *(("cycles",) if hardware else ()))
 
 
 def run_once(
@@ -163,6 +168,7 @@ def run_once(
     limit_s: float | None,
     hardware: bool = False,
     heard: dict[str, list[str]] | None = None,
+    shootdowns: bool = True,
 ) -> tuple[measure.Measurement, dict[str, float | None], str | None]:
     """One run: the measurement, its figures, and what went wrong with it, if anything did.
 
@@ -190,7 +196,10 @@ def run_once(
         run = measure.measure(
             prepared.command,
             allocator.variables(environment),
-            groups=[measure.TLB_GROUP, *([measure.HARDWARE_GROUP] if hardware else [])],
+            groups=[
+                *([measure.TLB_GROUP] if shootdowns else []),
+                *([measure.HARDWARE_GROUP] if hardware else []),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output if prints else subprocess.DEVNULL,
             stderr=errors,
@@ -201,7 +210,8 @@ def run_once(
         )
         if heard is not None:
             said.listen(heard, allocator.label, errors)
-        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in _figures(hardware)}
+        names = _figures(hardware, shootdowns)
+        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in names}
         failure = run.failure
         if failure:
             words = report.last_words(client_errors) if run.client_code else ""
@@ -275,6 +285,7 @@ def _run_row(
     limit_s: float | None,
     watcher: Watcher,
     hardware: bool,
+    shootdowns: bool,
 ) -> bool:
     """One case in one round, under every allocator; False when the user stopped it in its middle."""
     finished: list[tuple[Side, Run]] = []
@@ -286,7 +297,7 @@ def _run_row(
         begin = time.monotonic()
         try:
             run, figures, failure = run_once(
-                work.case, work.prepared, allocator, broadcast, limit_s, hardware, results.said
+                work.case, work.prepared, allocator, broadcast, limit_s, hardware, results.said, shootdowns
             )
         except CalmError as error:
             run, figures, failure = None, {}, str(error)
@@ -300,7 +311,7 @@ def _run_row(
         else:
             finished.append((side, Run(number, figures)))
         if run is not None:
-            for name in _figures(hardware):
+            for name in _figures(hardware, shootdowns):
                 how = measure.how(measure.METRIC[name], run, broadcast)
                 # One that was counted says more than why one was not.
                 if name not in results.how or results.how[name].startswith("not "):
@@ -325,14 +336,16 @@ def run_suite(
     save: Callable[[Results], None],
     touch: bool = True,
     hardware: bool = False,
+    shootdowns: bool = True,
     shuffled: bool = False,
 ) -> Results:
     """Runs everything; whatever the user stops is left out of what comes back, and nothing else.
 
     Each round runs each case once under every allocator, the first one for nothing: it warms up files, memory
     and CPUs. save is called after each round, so that a machine that goes down takes one round with it.
-    hardware: cycles are counted too, where the machine can. shuffled: cases take their turns in another order
-    in each round, for those that are compared with each other.
+    hardware: cycles are counted too, where the machine can. shootdowns: these are counted, which makes each
+    run a tenth of a second longer. shuffled: cases take their turns in another order in each round, for those
+    that are compared with each other.
     """
     measure.find_probe()
     broadcast = machine.broadcast_here()
@@ -362,7 +375,7 @@ def run_suite(
         draw = random.Random(f"{results.seed} cases")
         for number in range(rounds + 1):
             for each in draw.sample(work, len(work)) if shuffled else work:
-                if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware):
+                if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware, shootdowns):
                     break
             if results.interrupted_by is not None:
                 break

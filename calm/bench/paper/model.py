@@ -60,6 +60,7 @@ class Paper:
     scale: float = 0.1
     """Of a paper that scales: the share that a run does by default."""
     counts_cycles: bool = False
+    counts_shootdowns: bool = True
     samples_huge_pages: bool = False
     switches_huge_pages: bool = False
     """--set-thp adds cases, of the family ALWAYS_HUGE; without it huge pages are sampled, not switched."""

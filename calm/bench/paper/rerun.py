@@ -102,6 +102,7 @@ def measure(
             save=save,
             touch=touch,
             hardware=paper.counts_cycles,
+            shootdowns=paper.counts_shootdowns,
             shuffled=paper.shuffled,
         )
         if sampling:

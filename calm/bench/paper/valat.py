@@ -46,6 +46,7 @@ PAPER = Paper(
     differences=valat_tables.differences,
     scales=True,
     scale=1.0,
+    counts_shootdowns=False,
     switches_huge_pages=True,
     shuffled=True,
     draw=valat_picture.draw,

@@ -41,7 +41,7 @@ WALKS = (STRIDE, PAGES)
 SIZES = (0.25, 0.5, 0.625, 0.75, 0.8125, 0.875, 0.9375, 1.0, 1.125, 1.25, 1.5, 2.0)
 # A sweep over a larger cache than this would be no small program any more.
 _LARGEST = 64 << 20
-_LOADS = 1 << 23
+_LOADS = 1 << 22
 # So that each takes about a tenth of a second with one process. Their verification is their own.
 KERNELS = {
     "cg-like": ("W", 5),
@@ -52,7 +52,7 @@ KERNELS = {
 PROCESSES = (1, 2, 4, 8)
 MHD_MEMORY = ("malloc", "aligned", "padded")
 _MHD_GRID, _MHD_STEPS = 256, 5
-ARRAYS = (1, 2, 4, 8, 16, 32, 64)
+ARRAYS = (2, 4, 8, 16, 32, 64)
 THREADS = (1, 2)
 STREAM_WORK = ("sum", "update")
 _STREAM_REPEATS = 5_000

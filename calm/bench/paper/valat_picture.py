@@ -90,6 +90,7 @@ def _figure_10(axes: Axes, results: Results, work: str) -> None:
     for index, label in enumerate(tables.stream_labels(results), len(between)):
         curve(index, f"malloc, {tables.shown(label)}", label, memory="malloc")
     axes.set_xscale("log", base=2)
+    axes.minorticks_off()
     axes.set_xticks(cases.ARRAYS, [str(number) for number in cases.ARRAYS])
     axes.set_title(f"figure 10: {work}, 1 thread", fontsize=10)
     axes.set(xlabel="arrays", ylabel="time of an element, ns")
