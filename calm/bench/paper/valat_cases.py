@@ -24,7 +24,7 @@ CALMALLOC, JEMALLOC = "calmalloc", "jemalloc"
 
 
 def placed(how: str) -> str:
-    """calmalloc with large blocks placed so."""
+    """The label of calmalloc with large blocks placed so."""
     return f"{CALMALLOC}:{CALM_OPTIONS}=placement={how}"
 
 
@@ -41,17 +41,17 @@ WALKS = (STRIDE, PAGES)
 SIZES = (0.25, 0.5, 0.625, 0.75, 0.8125, 0.875, 0.9375, 1.0, 1.125, 1.25, 1.5, 2.0)
 # A sweep over a larger cache than this would be no small program any more.
 _LARGEST = 64 << 20
-_LOADS = 1 << 22
-# So that each takes about a tenth of a second with one process. Their verification is their own.
+_LOADS = 1 << 23
+# So that each takes a fifth of a second or less with one process.
 KERNELS = {
-    "cg-like": ("W", 5),
-    "ep-like": ("S", 64),
-    "ft-like": ("S", 6),
-    "mg-like": ("W", 2),
+    "cg-like": ("W", 10),
+    "ep-like": ("S", 128),
+    "ft-like": ("S", 12),
+    "mg-like": ("W", 4),
 }
 PROCESSES = (1, 2, 4, 8)
 MHD_MEMORY = ("malloc", "aligned", "padded")
-_MHD_GRID, _MHD_STEPS = 256, 5
+_MHD_GRID, _MHD_STEPS = 256, 10
 ARRAYS = (2, 4, 8, 16, 32, 64)
 THREADS = (1, 2)
 STREAM_WORK = ("sum", "update")
@@ -267,7 +267,5 @@ def all_of(results: Results, program: str, **options: object) -> list[Ran]:
 
 def one_of(results: Results, program: str, *, always_huge: bool = False, **options: object) -> Row | None:
     """The row that fits, if it was run."""
-    fitting = [
-        each.row for each in all_of(results, program, **options) if each.always_huge == always_huge
-    ]
+    fitting = [each.row for each in all_of(results, program, **options) if each.always_huge == always_huge]
     return fitting[0] if fitting else None

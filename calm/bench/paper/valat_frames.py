@@ -53,9 +53,7 @@ def shares_of(figures: Figures) -> list[float]:
 
 def simulated(cache: Cache, runs: int, step: Callable[[str], None]) -> Figures:
     """By every policy."""
-    result = simulate.run(
-        cache, policies=POLICIES, patterns=(simulate.LINEAR,), runs=max(1, runs), step=step
-    )
+    result = simulate.run(cache, policies=POLICIES, patterns=(simulate.LINEAR,), runs=max(1, runs), step=step)
     return {
         key(curve.policy, point.at, kind): getattr(point, kind)
         for curve in result.figure(simulate.CONFLICTS).curves

@@ -73,7 +73,7 @@ def _figure_2(results: Results) -> list[Grid]:
             if valat_frames.key(source, there[0], "mean") in figures:
                 grid.rows.append([source, *(_span(figures, source, share) for share in shares)])
         grid.notes.append(f"published: {published.VALAT_FIGURE_2}")
-        grid.notes.append("by the array's size as a share of the cache: mean (minimum to maximum of all runs)")
+        grid.notes.append("by the array's size as a share of the cache: mean (least to most of all runs)")
         grid.notes.append(results.how.get(HOW_FRAMES, ""))
         found.append(grid)
     return found
@@ -294,10 +294,8 @@ def _table_1(results: Results) -> Grid:
             cells.append(ratio_text(ratio((original, label), (rewritten, label), METRIC)))
             is_padded = memory == "padded"
             to_padded = ratio_text(ratio((original, label), (by_hand, label), METRIC))
-            grid.rows.append(
-                [f"{shown(label)}: {'padded by hand' if is_padded else 'malloc'}", *cells]
-                + ["" if is_padded else to_padded]
-            )
+            name = f"{shown(label)}: {'padded by hand' if is_padded else 'malloc'}"
+            grid.rows.append([name, *cells, "" if is_padded else to_padded])
     grid.notes.append("cycles: of the CPU's time stamp counter, which goes on at its own, steady rate")
     return grid
 
