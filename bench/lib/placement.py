@@ -127,10 +127,10 @@ def measure_pair(pair: Pair, rounds: int, run: Run = run_once) -> dict[str, Any]
             if number > 0:
                 side["runs"].append(found)
     row = {"name": pair.name, "allocators": sides}
-    row["ratios"] = judged.judge(row, pair.goals)
-    for verdict in row["ratios"]:
+    verdicts = judged.judge(row, pair.goals)
+    for verdict in verdicts:
         print(f"  {judged.told(verdict)}", flush=True)
-    return row
+    return row | {"ratios": verdicts}
 
 
 def _measure_alias(store: Store, runs: int | None) -> None:

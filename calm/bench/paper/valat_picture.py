@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calm import plot, report
 from calm.allocators import GLIBC
@@ -26,19 +26,21 @@ _MARKS = "os^DvPX<"
 def _line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float | None], name: str) -> None:
     known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
     if known:
-        look = {"color": _COLORS[index % len(_COLORS)], "marker": _MARKS[index % len(_MARKS)]}
-        axes.plot([x for x, _ in known], [y for _, y in known], markersize=3.5, label=name, **look)
+        color, marker = _COLORS[index % len(_COLORS)], _MARKS[index % len(_MARKS)]
+        places, values = [x for x, _ in known], [y for _, y in known]
+        axes.plot(places, values, color=color, marker=marker, markersize=3.5, label=name)
 
 
 def _figure_2(axes: Axes, name: str, figures: valat_frames.Figures) -> None:
     shares = valat_frames.shares_of(figures)
     where = [100 * share for share in shares]
     for index, source in enumerate(valat_frames.SOURCES):
-        low, mean, high = (
+        points = [
             [figures.get(valat_frames.key(source, share, kind)) for share in shares]
             for kind in valat_frames.KINDS
-        )
-        if None in (*low, *mean, *high):
+        ]
+        low, mean, high = ([value for value in values if value is not None] for values in points)
+        if len(low) != len(shares):
             continue
         axes.fill_between(where, low, high, color=_COLORS[index], alpha=0.2, linewidth=0)
         axes.plot(where, mean, color=_COLORS[index], label=source, linewidth=3 - 0.35 * index)
@@ -78,11 +80,9 @@ def _figures_6_7(axes: Axes, results: Results) -> None:
 def _figure_10(axes: Axes, results: Results, work: str) -> None:
     between = tables.stream_gaps(results)
 
-    def curve(index: int, name: str, label: str, **wanted: object) -> None:
-        rows = [
-            one_of(results, "streams", work=work, threads=1, arrays=number, **wanted)
-            for number in cases.ARRAYS
-        ]
+    def curve(index: int, name: str, label: str, **wanted: int | str) -> None:
+        fixed: dict[str, Any] = {"work": work, "threads": 1} | wanted
+        rows = [one_of(results, "streams", arrays=number, **fixed) for number in cases.ARRAYS]
         _line(axes, index, cases.ARRAYS, [middle(row, label, METRIC) for row in rows], name)
 
     for index, gap in enumerate(between):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from calm import report
 from calm.allocators import GLIBC
@@ -262,7 +263,7 @@ def _figure_10(results: Results) -> list[Grid]:
             title = f"figure 10: {work}, {threads} thread{plural}, ns for an element, by the number of arrays"
             grid = Grid(title, headings)
             for arrays in sorted({each.number("arrays") for each in ran}):
-                wanted = {"work": work, "threads": threads, "arrays": arrays}
+                wanted: dict[str, Any] = {"work": work, "threads": threads, "arrays": arrays}
                 mapped = [one_of(results, "streams", memory="mmap", gap=gap, **wanted) for gap in between]
                 blocks = one_of(results, "streams", memory="malloc", **wanted)
                 cells = [_number(middle(row, GLIBC, METRIC)) for row in mapped]
