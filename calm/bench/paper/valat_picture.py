@@ -12,7 +12,7 @@ from calm.bench.paper import valat_cases as cases
 from calm.bench.paper import valat_frames
 from calm.bench.paper import valat_tables as tables
 from calm.bench.paper.model import About, middle
-from calm.bench.paper.valat_cases import one_of
+from calm.bench.paper.valat_cases import all_of, one_of
 from calm.bench.results import METRIC, Results
 
 if TYPE_CHECKING:
@@ -61,9 +61,10 @@ def _figure_3(axes: Axes, results: Results, walk: str) -> None:
 
 def _figures_6_7(axes: Axes, results: Results) -> None:
     columns = [each for each in tables.systems(results) if each != (GLIBC, False)]
+    numbers = tables.numbers_of_processes(results)
     for index, column in enumerate(columns):
-        found = {number: tables.gains(results, number, *column) for number in cases.PROCESSES}
-        there = [number for number in cases.PROCESSES if found[number]]
+        found = {number: tables.gains(results, number, *column) for number in numbers}
+        there = [number for number in numbers if found[number]]
         if not there:
             continue
         least, largest = [min(found[number]) for number in there], [max(found[number]) for number in there]
@@ -72,18 +73,19 @@ def _figures_6_7(axes: Axes, results: Results) -> None:
         _line(axes, index, there, means, tables.system_name(*column))
     axes.axhline(0, color="#444444", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(cases.PROCESSES, [str(number) for number in cases.PROCESSES])
+    axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.set_title("figures 4 to 7: gain to glibc, mean and all programs", fontsize=10)
     axes.set(xlabel="processes", ylabel="less time, %")
 
 
 def _figure_10(axes: Axes, results: Results, work: str) -> None:
     between = tables.stream_gaps(results)
+    numbers = sorted({each.number("arrays") for each in all_of(results, "streams", work=work)})
 
     def curve(index: int, name: str, label: str, **wanted: int | str) -> None:
         fixed: dict[str, Any] = {"work": work, "threads": 1} | wanted
-        rows = [one_of(results, "streams", arrays=number, **fixed) for number in cases.ARRAYS]
-        _line(axes, index, cases.ARRAYS, [middle(row, label, METRIC) for row in rows], name)
+        rows = [one_of(results, "streams", arrays=number, **fixed) for number in numbers]
+        _line(axes, index, numbers, [middle(row, label, METRIC) for row in rows], name)
 
     for index, gap in enumerate(between):
         curve(index, tables.gap_name(gap, between[0]), GLIBC, memory="mmap", gap=gap)
@@ -91,7 +93,7 @@ def _figure_10(axes: Axes, results: Results, work: str) -> None:
         curve(index, f"malloc, {tables.shown(label)}", label, memory="malloc")
     axes.set_xscale("log", base=2)
     axes.minorticks_off()
-    axes.set_xticks(cases.ARRAYS, [str(number) for number in cases.ARRAYS])
+    axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.set_title(f"figure 10: {work}, 1 thread", fontsize=10)
     axes.set(xlabel="arrays", ylabel="time of an element, ns")
     axes.set_ylim(bottom=0)

@@ -198,14 +198,21 @@ def gains(results: Results, processes: int, label: str, always_huge: bool) -> li
     return [100 * (1 - each.value) for each in found if each.value is not None]
 
 
+def numbers_of_processes(results: Results) -> list[int]:
+    """That were run."""
+    ran = [each for program in cases.KERNELS for each in all_of(results, program)]
+    return sorted({each.number("processes") for each in ran})
+
+
 def _figures_6_7(results: Results) -> Grid:
+    numbers = numbers_of_processes(results)
     grid = Grid(
         "figures 6 and 7: least and largest gain of all programs, by processes",
-        ["", *(f"{processes}: least, largest" for processes in cases.PROCESSES)],
+        ["", *(f"{processes}: least, largest" for processes in numbers)],
     )
     for column in _others(results):
         cells = []
-        for processes in cases.PROCESSES:
+        for processes in numbers:
             found = gains(results, processes, *column)
             cells.append(f"{min(found):+.1f} %, {max(found):+.1f} %" if found else "-")
         grid.rows.append([system_name(*column), *cells])
