@@ -183,7 +183,7 @@ def test_figure_2() -> None:
 
 def test_figure_3() -> None:
     grid = grid_named(valat.PAPER.grids(made_up(), ABOUT), "figure 3: a load of a repeated pass in order")
-    line = cells(grid, "2.0 MiB")
+    line = cells(grid, "2,048 KiB")
     assert (line["small pages"], line["huge pages"], line["malloc, calmalloc"]) == ("3", "2", "2")
     assert line["small to huge (95 %)"] == "1.50 (1.50 to 1.50)"
     assert any("this machine's L2" in note for note in grid.notes)
@@ -375,6 +375,8 @@ def test_the_mode_goes_by_the_case(tmp_path: Path) -> None:
     turns = Turns(mode)
     with huge_pages.always(mode):
         switching = huge_pages.Switching(turns, {"b"}, "madvise", mode)  # type: ignore[arg-type]
+        # Before the first run the machine is described.
+        assert mode.read_text() == "madvise"
         for case in "abba":
             switching.turn(1, case, "glibc")
             switching.done(case, "glibc", 1.0)

@@ -161,7 +161,7 @@ class Sampler:
 class Switching:
     """A watcher that sets the mode before each run, by its case, and tells another one everything.
 
-    Within `always`, whose guard puts back what was found.
+    Within `always`, whose guard puts back what was found. What is not a run's is as other cases have it.
     """
 
     def __init__(self, inner: Watcher, cases: Container[str], otherwise: str, path: Path = MODE) -> None:
@@ -169,8 +169,13 @@ class Switching:
         self._cases = cases
         self._otherwise = otherwise
         self._path = path
-        # As `always` has left it.
-        self._set = "always"
+        self._set = ""
+        self._have(otherwise)
+
+    def _have(self, wanted: str) -> None:
+        if wanted != self._set:
+            self._path.write_text(wanted)
+            self._set = wanted
 
     def begin(self, turns: Sequence[tuple[str, str]], rounds: int) -> None:
         """See runner.Watcher."""
@@ -182,10 +187,7 @@ class Switching:
 
     def turn(self, number: int, case: str, label: str) -> None:
         """See runner.Watcher."""
-        wanted = "always" if case in self._cases else self._otherwise
-        if wanted != self._set:
-            self._path.write_text(wanted)
-            self._set = wanted
+        self._have("always" if case in self._cases else self._otherwise)
         self._inner.turn(number, case, label)
 
     def done(self, case: str, label: str, seconds: float) -> None:

@@ -119,7 +119,8 @@ def _figure_3(results: Results) -> list[Grid]:
             line = [_number(middle(of_size[memory], label, METRIC)) for memory, label in columns]
             small, huge = of_size.get(cases.SMALL), of_size.get(cases.HUGE)
             line.append(ratio_text(ratio((small, GLIBC), (huge, GLIBC), METRIC)))
-            grid.rows.append([report.memory(size / 1024), *line])
+            # Sizes between whole MiB matter here.
+            grid.rows.append([f"{size >> 10:,} KiB", *line])
         grid.notes.append(f"published: {published.VALAT_FIGURE_3}")
         cache = next((valat_frames.cache_of(each) for row, each in frame_rows(results)[1:]), None)
         if cache:
