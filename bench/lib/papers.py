@@ -14,7 +14,10 @@ from .rounds import clean_environment
 from .tables import put
 
 NAME = "papers"
-PAPERS = ("oracle", "ptlbmalloc2", "nextgen")
+PAPERS = ("oracle", "ptlbmalloc2", "nextgen", "valat")
+# Those that run with huge pages set to always, and those that are drawn.
+WITH_HUGE_PAGES = ("oracle", "valat")
+DRAWN = ("valat",)
 PAGE = REPOSITORY / "docs/papers.md"
 _CALM = str(REPOSITORY / "bin/calm")
 
@@ -25,11 +28,11 @@ def result(folder: Path, paper: str) -> Path:
 
 
 def measure(folder: Path, runs: int | None) -> None:
-    """Runs them all; the case study with huge pages as it had them, where this may set them."""
+    """Runs them all; with huge pages as they had them, where this may set them."""
     for paper in PAPERS:
         command = [_CALM, "bench", "--paper", paper, "-o", str(result(folder, paper))]
         command += ["-n", str(runs)] if runs else []
-        if paper == "oracle" and os.access(huge_pages.MODE, os.W_OK):
+        if paper in WITH_HUGE_PAGES and os.access(huge_pages.MODE, os.W_OK):
             command.append("--set-thp")
         done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
         # 1: a program failed under some allocator, as the tables say.
@@ -42,5 +45,8 @@ def render(folder: Path, page: Path = PAGE) -> None:
     for paper in PAPERS:
         if result(folder, paper).exists():
             command = [_CALM, "bench", "--report", str(result(folder, paper)), "--markdown"]
+            command += ["--picture", str(page.with_name(f"{paper}.svg"))] if paper in DRAWN else []
             done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
-            put(page, f"\n{done.stdout.strip()}\n\n", f"paper-{paper}")
+            text = f"\n{done.stdout.strip()}\n\n"
+            text += f"![Its figures, as measured]({paper}.svg)\n\n" if paper in DRAWN else ""
+            put(page, text, f"paper-{paper}")

@@ -52,3 +52,7 @@ class Case:
     """Belongs to the quick suite too."""
     resident_key: str | None = None
     """One more key of the client's JSON: bytes resident at the end."""
+    more_keys: tuple[str, ...] = ()
+    """Further numbers of the line with the metric, kept by their own names."""
+    runs_under: Callable[[str], bool] | None = None
+    """Which allocators it is run under, by their labels; None: all."""

@@ -99,6 +99,7 @@ def _paper(
     touch: bool,
     output: str | None,
     markdown: bool,
+    drawing: str | None,
 ) -> None:
     found, about = rerun.measure(
         paper,
@@ -125,6 +126,8 @@ def _paper(
         report.write(output, rerun.dump(found, about, _hidden()))
     if any(side.runs or side.failure for row in found.rows for side in row.sides):
         rerun.show(found, about, markdown, report.console(sys.stderr if output == "-" else sys.stdout))
+        if paper.draw and drawing:
+            paper.draw(found, about, Path(drawing))
     elif found.interrupted_by is None:
         reasons = "; ".join(dict.fromkeys(found.left_out.values()))
         raise CalmError(f"none of the paper's programs can be run on this machine: {reasons}")
@@ -194,6 +197,7 @@ Examples:
   calm bench --report all.json --table time --markdown
   calm bench --paper oracle --set-thp -o oracle.json
   calm bench --paper nextgen --scale 0.1
+  calm bench --paper valat -o valat.json --picture valat.svg
 """
 
 
@@ -249,12 +253,13 @@ Examples:
     type=ranges.FloatRange(min=0, min_open=True, max=100),
     metavar="FACTOR",
     help="The share of the work that a run does: with --paper oracle, of the paper's, by default 0.1; with "
-    "nextgen, of ours, by default 1.",
+    "nextgen and valat, of ours, by default 1.",
 )
 @click.option(
     "--set-thp",
     is_flag=True,
-    help="With --paper oracle: set huge pages to `always` meanwhile, as root, and put them back.",
+    help="With --paper oracle: set huge pages to `always` meanwhile, as root, and put them back; with valat: "
+    "for further runs beside the others.",
 )
 @click.option(
     "--report",
@@ -308,9 +313,12 @@ def command(
         if meaningless := [option for option, value in asked if value]:
             raise CalmError(f"--report runs nothing, so {', '.join(meaningless)} says nothing", USAGE)
         loaded = results.load(report_path)
-        about = None if kinds or drawing else rerun.load_about(report_path)
-        if about:
+        about = None if kinds else rerun.load_about(report_path)
+        draw = rerun.PAPERS[about.name].draw if about else None
+        if about and (draw or not drawing):
             rerun.show(loaded, about, markdown, report.console())
+            if draw and drawing:
+                draw(loaded, about, Path(drawing))
         else:
             _show(loaded, kinds or tables.KINDS, markdown, to_stderr=False, drawing=drawing)
         return
@@ -318,12 +326,14 @@ def command(
         paper = rerun.PAPERS[paper_name]
         rerun.check(paper, scale, set_thp)
         asked = [("CASE", names), ("--only", only), ("--list", listing)]
-        asked += [("--picture", drawing), ("--table", kinds)]
+        asked += [("--picture", None if paper.draw else drawing), ("--table", kinds)]
         if meaningless := [option for option, value in asked if value]:
             raise CalmError(f"--paper has cases and tables of its own: no {', '.join(meaningless)}", USAGE)
-        _paper(paper, specs, rounds, scale, set_thp, timeout, touch, output, markdown)
+        _paper(paper, specs, rounds, scale, set_thp, timeout, touch, output, markdown, drawing)
     elif scale is not None or set_thp:
-        raise CalmError("--scale and --set-thp belong to --paper oracle, and --scale to nextgen", USAGE)
+        raise CalmError(
+            "--scale and --set-thp belong to --paper oracle and valat, and --scale to nextgen", USAGE
+        )
     if listing:
         _list(all_cases())
         return

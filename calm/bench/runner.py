@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -150,8 +151,13 @@ def _number(printed: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _figures(hardware: bool) -> tuple[str, ...]:
-    return (*_MEASURED, *(("cycles",) if hardware else ()))
+# Counting these takes far longer than a short run does.
+_SHOOTDOWNS = ("shootdowns_begun", "interrupts_sent")
+
+
+def _figures(hardware: bool, shootdowns: bool) -> tuple[str, ...]:
+    measured = (name for name in _MEASURED if shootdowns or name not in _SHOOTDOWNS)
+    return (*measured, *(("cycles",) if hardware else ()))
 
 
 def run_once(
@@ -162,6 +168,7 @@ def run_once(
     limit_s: float | None,
     hardware: bool = False,
     heard: dict[str, list[str]] | None = None,
+    shootdowns: bool = True,
 ) -> tuple[measure.Measurement, dict[str, float | None], str | None]:
     """One run: the measurement, its figures, and what went wrong with it, if anything did.
 
@@ -189,7 +196,10 @@ def run_once(
         run = measure.measure(
             prepared.command,
             allocator.variables(environment),
-            groups=[measure.TLB_GROUP, *([measure.HARDWARE_GROUP] if hardware else [])],
+            groups=[
+                *([measure.TLB_GROUP] if shootdowns else []),
+                *([measure.HARDWARE_GROUP] if hardware else []),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output if prints else subprocess.DEVNULL,
             stderr=errors,
@@ -200,7 +210,8 @@ def run_once(
         )
         if heard is not None:
             said.listen(heard, allocator.label, errors)
-        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in _figures(hardware)}
+        names = _figures(hardware, shootdowns)
+        figures = {name: measure.counts(run, measure.METRIC[name], broadcast) for name in names}
         failure = run.failure
         if failure:
             words = report.last_words(client_errors) if run.client_code else ""
@@ -215,6 +226,7 @@ def run_once(
             if case.resident_key:
                 resident = _number(printed, case.resident_key)
                 figures[RESIDENT] = resident / 1024 if resident is not None else None
+            figures |= {key: _number(printed, key) for key in case.more_keys}
         return run, figures, failure
 
 
@@ -247,6 +259,9 @@ def _prepare(
         if reason is not None:
             results.left_out[case.name] = reason
             continue
+        under = [each for each in sides if case.runs_under is None or case.runs_under(each.label)]
+        if not under:
+            continue
         row = Row(
             name=case.name,
             family=case.family,
@@ -255,9 +270,9 @@ def _prepare(
             command=list(prepared.command),
             client=list(prepared.client),
             environment=dict(prepared.environment),
-            sides=[Side(allocator.label) for allocator in sides],
+            sides=[Side(allocator.label) for allocator in under],
         )
-        work.append(_Work(case, prepared, row, orders(sides, rounds + 1, results.seed, case.name)))
+        work.append(_Work(case, prepared, row, orders(under, rounds + 1, results.seed, case.name)))
         results.rows.append(row)
     return work
 
@@ -270,6 +285,7 @@ def _run_row(
     limit_s: float | None,
     watcher: Watcher,
     hardware: bool,
+    shootdowns: bool,
 ) -> bool:
     """One case in one round, under every allocator; False when the user stopped it in its middle."""
     finished: list[tuple[Side, Run]] = []
@@ -281,7 +297,7 @@ def _run_row(
         begin = time.monotonic()
         try:
             run, figures, failure = run_once(
-                work.case, work.prepared, allocator, broadcast, limit_s, hardware, results.said
+                work.case, work.prepared, allocator, broadcast, limit_s, hardware, results.said, shootdowns
             )
         except CalmError as error:
             run, figures, failure = None, {}, str(error)
@@ -295,7 +311,7 @@ def _run_row(
         else:
             finished.append((side, Run(number, figures)))
         if run is not None:
-            for name in _figures(hardware):
+            for name in _figures(hardware, shootdowns):
                 how = measure.how(measure.METRIC[name], run, broadcast)
                 # One that was counted says more than why one was not.
                 if name not in results.how or results.how[name].startswith("not "):
@@ -320,12 +336,16 @@ def run_suite(
     save: Callable[[Results], None],
     touch: bool = True,
     hardware: bool = False,
+    shootdowns: bool = True,
+    shuffled: bool = False,
 ) -> Results:
     """Runs everything; whatever the user stops is left out of what comes back, and nothing else.
 
     Each round runs each case once under every allocator, the first one for nothing: it warms up files, memory
     and CPUs. save is called after each round, so that a machine that goes down takes one round with it.
-    hardware: cycles are counted too, where the machine can.
+    hardware: cycles are counted too, where the machine can. shootdowns: these are counted, which makes each
+    run a tenth of a second longer. shuffled: cases take their turns in another order in each round, for those
+    that are compared with each other.
     """
     measure.find_probe()
     broadcast = machine.broadcast_here()
@@ -350,11 +370,12 @@ def run_suite(
         if work and touch:
             watcher.touching()
             results.touched_kib = touch_memory(machine.memory_kib("MemAvailable"))
-        turns = [(each.case.name, allocator.label) for each in work for allocator in sides]
+        turns = [(each.case.name, side.label) for each in work for side in each.row.sides]
         watcher.begin(turns, rounds + 1)
+        draw = random.Random(f"{results.seed} cases")
         for number in range(rounds + 1):
-            for each in work:
-                if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware):
+            for each in draw.sample(work, len(work)) if shuffled else work:
+                if not _run_row(each, number, results, broadcast, limit_s, watcher, hardware, shootdowns):
                     break
             if results.interrupted_by is not None:
                 break

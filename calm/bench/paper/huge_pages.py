@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -156,6 +156,51 @@ class Sampler:
         with self._lock:
             self._on.clear()
             return self._peak
+
+
+class Switching:
+    """A watcher that sets the mode before each run, by its case, and tells another one everything.
+
+    Within `always`, whose guard puts back what was found. What is not a run's is as other cases have it.
+    """
+
+    def __init__(self, inner: Watcher, cases: Container[str], otherwise: str, path: Path = MODE) -> None:
+        self._inner = inner
+        self._cases = cases
+        self._otherwise = otherwise
+        self._path = path
+        self._set = ""
+        self._have(otherwise)
+
+    def _have(self, wanted: str) -> None:
+        if wanted != self._set:
+            self._path.write_text(wanted)
+            self._set = wanted
+
+    def begin(self, turns: Sequence[tuple[str, str]], rounds: int) -> None:
+        """See runner.Watcher."""
+        self._inner.begin(turns, rounds)
+
+    def touching(self) -> None:
+        """See runner.Watcher."""
+        self._inner.touching()
+
+    def turn(self, number: int, case: str, label: str) -> None:
+        """See runner.Watcher."""
+        self._have("always" if case in self._cases else self._otherwise)
+        self._inner.turn(number, case, label)
+
+    def done(self, case: str, label: str, seconds: float) -> None:
+        """See runner.Watcher."""
+        self._inner.done(case, label, seconds)
+
+    def failed(self, case: str, label: str, failure: str) -> None:
+        """See runner.Watcher."""
+        self._inner.failed(case, label, failure)
+
+    def row_done(self) -> None:
+        """See runner.Watcher."""
+        self._inner.row_done()
 
 
 class Sampling:

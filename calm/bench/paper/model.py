@@ -16,9 +16,12 @@ from calm.bench.results import Results, Row
 from calm.bench.tables import Grid
 from calm.statistics import Ratio, median, ratio_of_medians
 
-# Families of rows that are of one run each, and in no round: counted by the processor, and by a model.
-COUNTED, TRACED = "counted", "traced"
-ONCE = (COUNTED, TRACED)
+# Families of rows that are of one run each, and in no round: counted by the processor, by a model of caches,
+# and from the frames of pages.
+COUNTED, TRACED, FRAMES = "counted", "traced", "frames"
+ONCE = (COUNTED, TRACED, FRAMES)
+# The family of a case that is run with the system's huge pages set to always, where that may be set.
+ALWAYS_HUGE = "huge pages always"
 # The sum of user and system time: what there is where a machine counts no cycles.
 CPU_TIME = "cpu_s"
 
@@ -57,7 +60,14 @@ class Paper:
     scale: float = 0.1
     """Of a paper that scales: the share that a run does by default."""
     counts_cycles: bool = False
+    counts_shootdowns: bool = True
     samples_huge_pages: bool = False
+    switches_huge_pages: bool = False
+    """--set-thp adds cases, of the family ALWAYS_HUGE; without it huge pages are sampled, not switched."""
+    shuffled: bool = False
+    """Its cases are compared with each other: each round has them in another order."""
+    draw: Callable[[Results, About, Path], None] | None = None
+    """Draws its figures; the name's ending tells the format."""
     further: Callable[[Further], None] | None = None
     """What it measures besides, after all rounds: adds rows of its own."""
 

@@ -16,14 +16,14 @@ from rich.console import Console
 from calm import allocators, environment, report, said, topology
 from calm.allocators import Allocator
 from calm.bench import results, runner, tables
-from calm.bench.paper import huge_pages, nextgen, oracle, ptlbmalloc2
-from calm.bench.paper.model import About, Further, Paper, present
+from calm.bench.paper import huge_pages, nextgen, oracle, ptlbmalloc2, valat
+from calm.bench.paper.model import ALWAYS_HUGE, About, Further, Paper, present
 from calm.bench.progress import Shown
 from calm.bench.results import Results
 from calm.errors import USAGE, CalmError
 
 PAPERS: Mapping[str, Paper] = {
-    paper.name: paper for paper in (oracle.PAPER, ptlbmalloc2.PAPER, nextgen.PAPER)
+    paper.name: paper for paper in (oracle.PAPER, ptlbmalloc2.PAPER, nextgen.PAPER, valat.PAPER)
 }
 ROUNDS = 5
 _KEY = "paper"
@@ -45,7 +45,7 @@ def check(paper: Paper, scale: float | None, set_huge_pages: bool) -> None:
     """Options that this paper has no use for."""
     if scale is not None and not paper.scales:
         raise CalmError(f"--scale says nothing for --paper {paper.name}", USAGE)
-    if set_huge_pages and not paper.samples_huge_pages:
+    if set_huge_pages and not (paper.samples_huge_pages or paper.switches_huge_pages):
         raise CalmError(f"--set-thp says nothing for --paper {paper.name}", USAGE)
 
 
@@ -72,13 +72,19 @@ def measure(
         name = label.partition(":")[0]
         click.echo(f"calm: {label} is left out: {name} is not here: {allocators.KNOWN[name].hint}", err=True)
     sides = [*allocators.parse_list(own), *extra]
+    cases = paper.cases(about)
     with ExitStack() as stack:
+        before = huge_pages.mode()
         if set_huge_pages:
             stack.enter_context(huge_pages.always())
         shown = stack.enter_context(Shown())
+        watcher: runner.Watcher = shown
+        if set_huge_pages and paper.switches_huge_pages:
+            always = {case.name for case in cases if case.family == ALWAYS_HUGE}
+            watcher = huge_pages.Switching(shown, always, before)
         sampling = None
         if paper.samples_huge_pages:
-            sampling = huge_pages.Sampling(shown, stack.enter_context(huge_pages.Sampler()))
+            sampling = huge_pages.Sampling(watcher, stack.enter_context(huge_pages.Sampler()))
 
         def save(found: Results) -> None:
             if sampling:
@@ -86,16 +92,18 @@ def measure(
             write(dump(found, about, hidden))
 
         found = runner.run_suite(
-            paper.cases(about),
+            cases,
             sides,
             suite=f"paper {paper.name}",
             rounds=rounds or ROUNDS,
             folder=folder,
             limit_s=limit_s,
-            watcher=sampling or shown,
+            watcher=sampling or watcher,
             save=save,
             touch=touch,
             hardware=paper.counts_cycles,
+            shootdowns=paper.counts_shootdowns,
+            shuffled=paper.shuffled,
         )
         if sampling:
             sampling.note(found)

@@ -1,0 +1,262 @@
+"""The figures by which the placement of large blocks is judged.
+
+placement-streams: what it gains where arrays suffer, and costs where they do not; placement-alias: whether
+malloc's blocks are as good as arrays that are padded by hand; placement-suite: what it costs in memory and
+time where nobody needs it. How it does beside jemalloc is in placement_peer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from calm import allocators
+from calm.bench import results
+from calm.bench.analysis import PEAK, TIME, Measure, costs
+from calm.bench.order import orders
+from calm.bench.progress import words
+from calm.bench.results import Results
+from calm.statistics import SEED, Ratio, geometric_mean_of_ratios, median
+
+from . import judged, offload, placement_peer, suite
+from .judged import Goal
+from .offload import Figure, Row, printed
+from .results import BUILD, REPOSITORY, Store
+from .rounds import CALMALLOC, clean_environment, origin, run_once, version_of
+
+GROUP = "placement"
+UNPLACED = placement_peer.UNPLACED
+PAGE = REPOSITORY / "docs/placement.md"
+_CALM = str(REPOSITORY / "bin/calm")
+_ROUNDS = 7
+# As good as padded by hand.
+_AS_PADDED = 1.03
+
+# ---- streams: to itself without ----
+
+
+def _streams(arrays: int, at_most: float) -> Row:
+    words = ("streams", "--work", "update", "--memory", "malloc", "--bytes", str(1 << 20))
+    command = (*words, "--arrays", str(arrays), "--repeats", "40000")
+    return Row(f"{arrays} arrays", command, (Goal("seconds", CALMALLOC, UNPLACED, at_most),))
+
+
+STREAMS = Figure(
+    "placement-streams",
+    printed,
+    (
+        *(_streams(arrays, 1.02) for arrays in (2, 4, 8)),
+        *(_streams(arrays, 0.25) for arrays in (16, 32, 64)),
+    ),
+)
+
+# ---- alias: to arrays padded by hand ----
+
+MALLOC, PADDED = "malloc", "padded by hand"
+WITHOUT = "malloc, placement=off"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A workload with blocks as they come from malloc, and padded by hand."""
+
+    name: str
+    command: tuple[str, ...]
+    metric: str
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """Malloc's are to be as good; what they are without placement is told."""
+        return (Goal(self.metric, MALLOC, PADDED, _AS_PADDED), Goal(self.metric, WITHOUT, PADDED))
+
+    @property
+    def sides(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """By name: the allocator, and the command."""
+        return [
+            (name, label, (*self.command, "--memory", memory))
+            for name, label, memory in (
+                (MALLOC, CALMALLOC, "malloc"),
+                (PADDED, CALMALLOC, "padded"),
+                (WITHOUT, UNPLACED, "malloc"),
+            )
+        ]
+
+
+def _alias(name: str, *more: str) -> Pair:
+    return Pair(name, ("alias4k", *more), "cycles_per_iteration")
+
+
+PAIRS = (
+    _alias("mesh of 4 streams", "--work", "mesh", "--streams", "4", "--head", "2048"),
+    _alias("moves, 1 stream", "--work", "move", "--streams", "1"),
+    _alias("moves, 2 streams", "--work", "move", "--streams", "2"),
+    Pair("mhd-like", ("mhd-like", "--grid", "256", "--steps", "10"), "seconds"),
+)
+
+Run = Callable[[Sequence[str], allocators.Allocator], dict[str, Any]]
+
+
+def measure_pair(pair: Pair, rounds: int, run: Run = run_once) -> dict[str, Any]:
+    """All sides once in each round, in another order in each; the first round counts for nothing."""
+    print(f"\nplacement-alias: {pair.name}: {' '.join(pair.command)}", flush=True)
+    sides = []
+    turns = []
+    for name, label, command in pair.sides:
+        allocator = allocators.parse(label)
+        own = [str(BUILD / command[0]), *command[1:]]
+        side: dict[str, Any] = {"label": name, "command": own, "origin": origin(allocator), "runs": []}
+        sides.append(side | {"allocator": label, "failure": None})
+        turns.append((sides[-1], partial(run, own, allocator)))
+    for number, order in enumerate(orders(turns, rounds + 1, SEED, pair.name)):
+        for side, once in order:
+            if side["failure"] is not None:
+                continue
+            try:
+                found = once()
+            except (subprocess.SubprocessError, json.JSONDecodeError) as error:
+                side["failure"], side["runs"] = str(error), []
+                print(f"  {side['label']}: {error}", flush=True)
+                continue
+            if number > 0:
+                side["runs"].append(found)
+    row = {"name": pair.name, "allocators": sides}
+    verdicts = judged.judge(row, pair.goals)
+    for verdict in verdicts:
+        print(f"  {judged.told(verdict)}", flush=True)
+    return row | {"ratios": verdicts}
+
+
+def _measure_alias(store: Store, runs: int | None) -> None:
+    rows = [measure_pair(pair, runs or _ROUNDS) for pair in PAIRS]
+    outcome = judged.of_all([verdict for row in rows for verdict in row["ratios"]])
+    print(f"\n{ALIAS}: {outcome}", flush=True)
+    store.save(ALIAS, {"rows": rows, "outcome": outcome})
+
+
+# ---- the suite: to itself without ----
+
+_SUITE_GOALS = ((TIME, 1.0), (PEAK, 1.005))
+
+
+def expected_s(store: Store, rounds: int) -> float | None:
+    """How long the suite takes, by what it took under every allocator; None where it was not measured."""
+    path = suite.result(store.folder)
+    if not path.exists():
+        return None
+    total = 0.0
+    for row in results.load(str(path)).rows:
+        side = row.side(CALMALLOC)
+        total += median(side.values("wall_s")) or 0.0 if side else 0.0
+    return total * 2 * (rounds + 1)
+
+
+def suite_rows(found: Results, what: Measure) -> list[tuple[str, list[float], list[float]]]:
+    """Of each case that ran under both: its costs with placement, and without."""
+    kept = []
+    for row in found.rows:
+        sides = [row.side(label) for label in (CALMALLOC, UNPLACED)]
+        both = [costs(row, side, what) if side and not side.failure else [] for side in sides]
+        if both[0] and len(both[0]) == len(both[1]):
+            kept.append((row.name, both[0], both[1]))
+    return kept
+
+
+def _verdict(what: Measure, at_most: float, found: Ratio) -> dict[str, Any]:
+    judged_as = "not known" if found.value is None else judged.outcome(at_most, found.low, found.high)
+    goal = asdict(Goal(what.key, CALMALLOC, UNPLACED, at_most))
+    interval = {"value": found.value, "low": found.low, "high": found.high}
+    return goal | interval | {"runs": found.n, "outcome": judged_as}
+
+
+def judge_suite(found: Results) -> dict[str, Any]:
+    """The means over all cases, and what they are made of."""
+    measured = {what.key: suite_rows(found, what) for what, _ in _SUITE_GOALS}
+    verdicts = []
+    for what, at_most in _SUITE_GOALS:
+        pairs = [(above, below) for _, above, below in measured[what.key]]
+        verdicts.append(_verdict(what, at_most, geometric_mean_of_ratios(pairs)))
+    return {
+        "ratios": verdicts,
+        "cases": {
+            key: [{"name": name, CALMALLOC: above, UNPLACED: below} for name, above, below in rows]
+            for key, rows in measured.items()
+        },
+        "failures": [f"{row.name} under {side.label}: {side.failure}" for row, side in found.failures],
+        "outcome": judged.of_all(verdicts),
+    }
+
+
+def _measure_suite(store: Store, runs: int | None) -> None:
+    rounds = runs or _ROUNDS
+    if (seconds := expected_s(store, rounds)) is not None:
+        print(f"\n{SUITE}: takes about {words(seconds)}, and what the inputs take the first time", flush=True)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [_CALM, "bench", "--suite", "full", "-n", str(rounds), "-o", file.name]
+        command += ["-a", f"{CALMALLOC},{UNPLACED}", "--table", "time", "--table", "peak"]
+        done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
+        # 1: a program failed under one of them, as the result says.
+        if done.returncode not in (0, 1):
+            sys.exit(f"bench/figures: {SUITE}: calm bench ended with {done.returncode}")
+        found = judge_suite(results.load(file.name))
+    for verdict in found["ratios"]:
+        print(f"  {judged.told(verdict)}", flush=True)
+    print(f"\n{SUITE}: {found['outcome']}", flush=True)
+    store.save(SUITE, {"rounds": rounds} | found)
+
+
+# ---- all of them ----
+
+ALIAS, SUITE = "placement-alias", "placement-suite"
+NAMES = (STREAMS.name, placement_peer.NAME, ALIAS, SUITE)
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """The group's name stands for all of its figures."""
+    return [each for name in names for each in (NAMES if name == GROUP else (name,))]
+
+
+def measure(name: str, store: Store, runs: int | None, set_huge_pages: bool) -> None:
+    """Measures one figure, and saves it."""
+    if name == STREAMS.name:
+        offload.measure_figure(STREAMS, store, runs)
+    elif name == placement_peer.NAME:
+        placement_peer.measure(store, runs, set_huge_pages)
+    elif name == ALIAS:
+        _measure_alias(store, runs)
+    else:
+        _measure_suite(store, runs)
+
+
+def table(store: Store) -> str:
+    """What was asked for and what was found, in Markdown; empty where nothing was measured."""
+    lines: list[str] = []
+    versions: set[str] = set()
+    for name in (STREAMS.name, ALIAS):
+        result = store.load(name)
+        for row in result["rows"] if result else ():
+            what = f"{name.removeprefix(f'{GROUP}-')}: {row['name']}"
+            lines += [judged.cells(what, verdict) for verdict in row["ratios"]]
+            versions |= {f"- {CALMALLOC}: {version_of(side)}" for side in row["allocators"]}
+    if result := store.load(SUITE):
+        lines += [
+            judged.cells(f"suite: {verdict['runs']} cases", verdict | {"runs": result["rounds"]})
+            for verdict in result["ratios"]
+        ]
+    if result := store.load(placement_peer.NAME):
+        lines += placement_peer.lines(result)
+        versions |= placement_peer.versions(result)
+    if not lines:
+        return ""
+    return "\n".join([judged.HEAD, *lines, "", *sorted(versions)]) + "\n"
+
+
+def marked(page: Path = PAGE) -> bool:
+    """Whether there is a page with a place for the table."""
+    return page.exists() and f"<!-- {GROUP}: begin -->\n" in page.read_text()

@@ -1,0 +1,162 @@
+"""Many large arrays under calmalloc and under jemalloc: by their size, their number, threads and huge pages.
+
+Each cell of the grid is short, and both take turns in it. What is told is the mean of all cells, and in
+which ones calmalloc is slower beyond doubt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from calm.bench.paper import huge_pages
+from calm.statistics import geometric_mean_of_ratios, ratio_of_medians
+
+from . import judged
+from .judged import Goal
+from .results import BUILD, Store
+from .rounds import CALMALLOC, interleaved, present, run_once, version_of
+
+NAME = "placement-peer"
+PEER = "jemalloc"
+UNPLACED = f"{CALMALLOC}:CALM_OPTIONS=placement=off"
+METRIC = "seconds"
+SIZES = tuple(kib << 10 for kib in (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10))
+ARRAYS = (2, 4, 8, 16, 32, 64, 128)
+THREADS = (1, 2)
+ROUNDS = 7
+# A run of some 40 ms, where arrays do not fight.
+REPEATS = 20_000
+# A mean above the first is worse than the peer, and a cell of which all of the interval is above the second.
+MEAN_AT_MOST, CELL_AT_MOST = 1.0, 1.05
+ALWAYS = "always"
+
+# A cell's ratio is told; it is all of them that are judged.
+_TOLD = asdict(Goal(METRIC, CALMALLOC, PEER))
+
+Measured = Callable[[Sequence[str], int, str], list[dict[str, Any]]]
+
+
+def command(size: int, arrays: int, threads: int) -> list[str]:
+    """What a cell runs, from the repository's root."""
+    words = {"bytes": size, "arrays": arrays, "threads": threads, "repeats": REPEATS}
+    options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    return [str(BUILD / "streams"), "--work", "update", "--memory", "malloc", *options]
+
+
+@contextmanager
+def _modes(set_huge_pages: bool, path: Path) -> Iterator[dict[str, Callable[[], None]]]:
+    """The modes of huge pages to measure in, and what sets them; as it was in the end, whatever ends it."""
+    found = huge_pages.mode(path)
+    if not set_huge_pages or found == ALWAYS:
+        print(f"{NAME}: huge pages {found}" + ("" if set_huge_pages else "; --set-thp: always, too"))
+        yield {found: lambda: None}
+        return
+    with huge_pages.always(path):
+        yield {mode: lambda mode=mode: path.write_text(mode) for mode in (found, ALWAYS)}  # type: ignore[misc]
+
+
+def _measured(words: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:
+    return interleaved(
+        present([CALMALLOC, PEER]), lambda allocator: run_once(words, allocator), rounds, case=case
+    )
+
+
+def _times(cell: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Calmalloc's and the peer's; none where one of them failed or is not here."""
+    by_label = {side["label"]: [float(run[METRIC]) for run in side["runs"]] for side in cell["allocators"]}
+    ours, theirs = by_label.get(CALMALLOC, []), by_label.get(PEER, [])
+    return (ours, theirs) if len(ours) == len(theirs) else ([], [])
+
+
+def judge(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean over all cells that there are both of, and those in which calmalloc is slower."""
+    pairs = [_times(cell) for cell in cells]
+    mean = geometric_mean_of_ratios([pair for pair in pairs if pair[0]])
+    slower = [cell for cell in cells if cell["low"] is not None and cell["low"] > CELL_AT_MOST]
+    known = bool(pairs) and all(pair[0] for pair in pairs) and mean.low is not None
+    of_mean = judged.outcome(MEAN_AT_MOST, mean.low, mean.high) if mean.value is not None else "not known"
+    of_cells: judged.Outcome = "missed" if slower else "met" if known else "not known"
+    return {
+        "mean": asdict(Goal(METRIC, CALMALLOC, PEER, MEAN_AT_MOST))
+        | {"value": mean.value, "low": mean.low, "high": mean.high, "runs": mean.n, "outcome": of_mean},
+        "slower": [cell["name"] for cell in slower],
+        "cells_outcome": of_cells,
+        "outcome": judged.of_all([{"outcome": of_mean}, {"outcome": of_cells}]),
+    }
+
+
+def _cell(mode: str, size: int, arrays: int, threads: int, rounds: int, measured: Measured) -> dict[str, Any]:
+    what = f"{size >> 10} KiB"
+    name = f"{arrays} arrays of {what}, {threads} thread{'s' if threads > 1 else ''}, huge pages {mode}"
+    cell: dict[str, Any] = {
+        "name": name,
+        "huge_pages": mode,
+        "bytes": size,
+        "arrays": arrays,
+        "threads": threads,
+        "allocators": measured(command(size, arrays, threads), rounds, name),
+    }
+    ratio = ratio_of_medians(*_times(cell))
+    cell |= {"value": ratio.value, "low": ratio.low, "high": ratio.high}
+    for side in cell["allocators"]:
+        # What the cell's name says is not said again in each run.
+        side["runs"] = [
+            {key: run[key] for key in (METRIC, "distinct_starts", "said") if key in run}
+            for run in side["runs"]
+        ]
+    verdict = _TOLD | {"value": ratio.value, "low": ratio.low, "high": ratio.high, "runs": ratio.n}
+    print(f"  {name}: {judged.told(verdict | {'outcome': None})}", flush=True)
+    return cell
+
+
+def measure(
+    store: Store,
+    runs: int | None,
+    set_huge_pages: bool,
+    *,
+    path: Path = huge_pages.MODE,
+    measured: Measured = _measured,
+    sizes: Sequence[int] = SIZES,
+    numbers: Sequence[int] = ARRAYS,
+) -> None:
+    """Measures all cells, each with huge pages in each mode, and saves them."""
+    rounds = runs or ROUNDS
+    cells = []
+    with _modes(set_huge_pages, path) as modes:
+        for size, arrays, threads in itertools.product(sizes, numbers, THREADS):
+            for mode, set_mode in modes.items():
+                set_mode()
+                cells.append(_cell(mode, size, arrays, threads, rounds, measured))
+    found = judge(cells)
+    print(f"\n{NAME}: {judged.told(found['mean'])}")
+    for name in found["slower"]:
+        print(f"  slower by more than {CELL_AT_MOST - 1:.0%}: {name}")
+    print(f"{NAME}: {found['outcome']}", flush=True)
+    store.save(NAME, {"rounds": rounds, "cells": cells} | found)
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """Rows of a table under judged.HEAD."""
+    cells = result["cells"]
+    rows = [judged.cells(f"peer: mean of {len(cells)} cells", result["mean"])]
+    slower = f"{len(result['slower'])} of {len(cells)}"
+    what = f"peer: cells with all of the interval above {CELL_AT_MOST:g}"
+    rows.append(f"| {what} | {METRIC} | {CALMALLOC} | {PEER} | {slower} | 0 | {result['cells_outcome']} |")
+    by_name = {cell["name"]: cell for cell in cells}
+    for name in result["slower"]:
+        cell = by_name[name]
+        told = {key: cell[key] for key in ("value", "low", "high")}
+        rows.append(judged.cells(f"peer: {name}", _TOLD | told | {"runs": 0, "outcome": None}))
+    return rows
+
+
+def versions(result: dict[str, Any]) -> set[str]:
+    """Who took part."""
+    return {
+        f"- {side['label']}: {version_of(side)}" for cell in result["cells"] for side in cell["allocators"]
+    }

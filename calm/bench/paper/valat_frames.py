@@ -1,0 +1,136 @@
+"""Figure 2: pages of one array that find no room in a cache beside the others, though an even spread would.
+
+By simulated policies (calm.colors), and for the frames that this machine's kernel gives: an array is mapped,
+touched from its start to its end, and looked up in /proc/self/pagemap. That tells frames to those who may
+know them alone. Of a guest, they are the guest's: the host's may have other colors.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from calm.colors import conflicts, simulate
+from calm.colors.buddy import Ints
+from calm.colors.geometry import NEHALEM, Cache
+from calm.errors import CalmError
+
+POLICIES = ("buddy", "random", "huge", "modulo", "hash")
+LINUX, LINUX_HUGE = "this machine's pages", "this machine's huge pages"
+SOURCES = (*POLICIES, LINUX, LINUX_HUGE)
+KINDS = ("minimum", "mean", "maximum")
+# Of the paper's 500: as many hold memory at once.
+RUNS = 20
+PAGEMAP = Path("/proc/self/pagemap")
+_PRESENT, _FRAME = 1 << 63, (1 << 55) - 1
+
+Figures = dict[str, float | None]
+
+
+def key(source: str, share: float, kind: str) -> str:
+    """A figure's name: of whose pages, for which share of the cache."""
+    return f"{source}: {share:.6g}: {kind}"
+
+
+def _geometry(cache: Cache) -> Figures:
+    names = ("level", "bytes", "ways", "line_bytes", "cpus")
+    return {f"cache: {name}": float(getattr(cache, name)) for name in names}
+
+
+def cache_of(figures: Figures) -> Cache:
+    """The cache that the figures are of."""
+    names = ("level", "bytes", "ways", "line_bytes", "cpus")
+    return Cache(**{name: int(figures[f"cache: {name}"] or 0) for name in names})
+
+
+def shares_of(figures: Figures) -> list[float]:
+    """The sizes that were looked at, as shares of the cache."""
+    return sorted({float(name.split(": ")[1]) for name in figures if name.endswith(f": {KINDS[0]}")})
+
+
+def simulated(cache: Cache, runs: int, step: Callable[[str], None]) -> Figures:
+    """By every policy."""
+    result = simulate.run(cache, policies=POLICIES, patterns=(simulate.LINEAR,), runs=max(1, runs), step=step)
+    return {
+        key(curve.policy, point.at, kind): getattr(point, kind)
+        for curve in result.figure(simulate.CONFLICTS).curves
+        for point in curve.points
+        for kind in KINDS
+    }
+
+
+def frames(memory: mmap.mmap, pages: int, pagemap: Path = PAGEMAP) -> Ints:
+    """The frame of each page of a mapping."""
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    with pagemap.open("rb", buffering=0) as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        found = np.frombuffer(file.read(pages * 8), dtype=np.uint64)
+    if len(found) < pages or not np.all(found & np.uint64(_PRESENT)):
+        raise CalmError(f"{pagemap} does not tell of every page")
+    numbers = (found & np.uint64(_FRAME)).astype(np.int64)
+    if not numbers.any():
+        raise CalmError(f"{pagemap} tells no frames: it takes CAP_SYS_ADMIN")
+    return numbers
+
+
+def _mapped(pages: int, advice: int) -> mmap.mmap:
+    huge = conflicts.HUGE_BYTES
+    size = -(-pages * mmap.PAGESIZE // huge) * huge
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(advice)
+        for start in range(0, pages * mmap.PAGESIZE, mmap.PAGESIZE):
+            memory[start] = 1
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def measured(
+    cache: Cache, shares: Sequence[float], runs: int, read: Callable[[mmap.mmap, int], Ints] = frames
+) -> Figures:
+    """Of the frames that the kernel gives here. Each run keeps its memory until the last has its own."""
+    colors = cache.colors(mmap.PAGESIZE)
+    room = colors * cache.ways
+    ends = np.asarray([round(share * room) for share in shares])
+    unavoidable = np.maximum(0, ends - room)
+    figures: Figures = {}
+    for source, advice in ((LINUX, mmap.MADV_NOHUGEPAGE), (LINUX_HUGE, mmap.MADV_HUGEPAGE)):
+        held: list[mmap.mmap] = []
+        rows = []
+        for _ in range(runs):
+            memory = _mapped(int(ends[-1]), advice)
+            held.append(memory)
+            of_pages = read(memory, int(ends[-1])) % colors
+            counted = simulate.counts_by_size(of_pages, colors, ends)
+            rows.append(np.maximum(counted - cache.ways, 0).sum(axis=1) - unavoidable)
+        by_run = np.stack(rows)
+        for share, column in zip(shares, by_run.T, strict=True):
+            values = (column.min(), column.mean(), column.max())
+            figures |= {
+                key(source, share, kind): float(value) for kind, value in zip(KINDS, values, strict=True)
+            }
+        for memory in held:
+            memory.close()
+    return figures
+
+
+def wanted(own: Cache | None) -> Iterator[tuple[str, Cache]]:
+    """The caches that there are figures of, and what their rows are called."""
+    yield "frames in the paper's L3", NEHALEM[-1]
+    if own is not None:
+        yield f"frames in this machine's L{own.level}", own
+
+
+def figures_of(cache: Cache, scale: float, step: Callable[[str], None]) -> tuple[Figures, str | None]:
+    """All of them, and why this machine's own pages are not among them, if they are not."""
+    found = _geometry(cache) | simulated(cache, round(simulate.RUNS * min(1.0, scale)), step)
+    try:
+        real = measured(cache, shares_of(found), max(2, round(RUNS * min(1.0, scale))))
+    except (CalmError, OSError) as error:
+        return found, str(error)
+    return found | real, None

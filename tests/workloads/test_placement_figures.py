@@ -1,0 +1,267 @@
+"""`bench/figures placement`: what is run, how it is judged, and huge pages that are put back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from lib import papers, placement, placement_peer, rounds  # noqa: E402
+from lib.results import Store  # noqa: E402
+
+from calm import allocators  # noqa: E402
+from calm.bench.paper import rerun  # noqa: E402
+from calm.bench.results import Results, Row, Run, Side, Subject  # noqa: E402
+
+BUILD = ROOT / "build/release"
+ROWS = placement.STREAMS.rows
+
+
+def test_the_group_stands_for_its_figures() -> None:
+    assert placement.expand(["larson", "placement"]) == ["larson", *placement.NAMES]
+    assert all(name.startswith("placement-") for name in placement.NAMES)
+    helped = subprocess.run([ROOT / "bench/figures", "--help"], capture_output=True, text=True, check=True)
+    text = "".join(helped.stdout.split())
+    assert all(name in text for name in placement.NAMES)
+    page = (ROOT / "docs/bench.md").read_text()
+    assert all(f"| `{name}` |" in page for name in placement.NAMES)
+
+
+def test_every_paper_is_measured_and_drawn_if_it_can_be() -> None:
+    assert set(papers.PAPERS) == set(rerun.PAPERS)
+    assert set(papers.DRAWN) == {name for name, paper in rerun.PAPERS.items() if paper.draw}
+
+
+def test_every_command_is_one_and_prints_what_is_compared() -> None:
+    little = {"streams": ("--repeats", "5"), "alias4k": ("--repeats", "5"), "mhd-like": ("--steps", "1")}
+    commands = [(row.command, row.goals[0].metric) for row in ROWS]
+    commands += [(command, pair.metric) for pair in placement.PAIRS for _, _, command in pair.sides]
+    cell = placement_peer.command(65536, 4, 2)
+    commands.append(((Path(cell[0]).name, *cell[1:]), placement_peer.METRIC))
+    for (program, *words), metric in commands:
+        options = list(words)
+        for name, value in zip(little[program][::2], little[program][1::2], strict=True):
+            if name in options:
+                options[options.index(name) + 1] = value
+            else:
+                options += [name, value]
+        found = rounds.run_once([str(BUILD / program), *options], allocators.parse("glibc"))
+        assert found[metric] > 0, (program, words)
+
+
+def test_the_library_knows_the_option() -> None:
+    """A variant that it only complained of would be compared with itself."""
+    for label in ("calmalloc", placement.UNPLACED):
+        found = rounds.run_once([str(BUILD / "streams"), "--repeats", "1"], allocators.parse(label))
+        assert "said" not in found
+    starts = {
+        label: rounds.run_once([str(BUILD / "streams"), "--repeats", "1"], allocators.parse(label))
+        for label in ("calmalloc", placement.UNPLACED)
+    }
+    assert starts["calmalloc"]["distinct_starts"] > starts[placement.UNPLACED]["distinct_starts"] == 1
+
+
+def measured_pair(figures: dict[str, float], fails: str = "") -> dict[str, Any]:
+    """By the allocator and the arrays' memory."""
+    taken = []
+
+    def run(command: Sequence[str], allocator: allocators.Allocator) -> dict[str, Any]:
+        key = f"{allocator.label.partition(':')[2][-3:]} {command[-1]}".strip()
+        taken.append(key)
+        if key == fails:
+            raise subprocess.CalledProcessError(1, "it")
+        return {"seconds": figures[key] * (1 + 0.0001 * len(taken))}
+
+    pair = placement.Pair("it", ("mhd-like",), "seconds")
+    row = placement.measure_pair(pair, 5, run)
+    assert len(taken) == 18 - (5 if fails else 0)
+    return row
+
+
+def test_malloc_is_to_be_as_good_as_padding_by_hand() -> None:
+    row = measured_pair({"malloc": 1.0, "padded": 1.0, "off malloc": 3.0})
+    first, told = row["ratios"]
+    assert (first["outcome"], first["runs"]) == ("met", 5)
+    assert (told["outcome"], round(told["value"], 1)) == (None, 3.0)
+    assert [len(side["runs"]) for side in row["allocators"]] == [5, 5, 5]
+    assert (
+        measured_pair({"malloc": 1.1, "padded": 1.0, "off malloc": 3.0})["ratios"][0]["outcome"] == "missed"
+    )
+
+
+def test_a_side_that_fails_leaves_the_figure_not_known() -> None:
+    row = measured_pair({"malloc": 1.0, "padded": 1.0, "off malloc": 3.0}, fails="padded")
+    assert row["ratios"][0]["outcome"] == "not known"
+    failed = [side for side in row["allocators"] if side["failure"]]
+    assert [side["label"] for side in failed] == [placement.PADDED]
+
+
+# ---- the suite ----
+
+
+def suite_of(peaks: tuple[float, float], times: tuple[float, float], failure: str | None = None) -> Results:
+    def row(name: str) -> Row:
+        sides = [
+            Side(
+                label,
+                [
+                    Run(number, {"wall_s": time + number / 1e6, "peak_rss_kib": peak + number / 1e3})
+                    for number in range(1, 6)
+                ],
+            )
+            for label, peak, time in zip(("calmalloc", placement.UNPLACED), peaks, times, strict=True)
+        ]
+        return Row(name, "workload", "", None, [name], [], {}, sides)
+
+    rows = [row("one"), row("other")]
+    rows[1].sides[1].failure = failure
+    return Results(
+        date="",
+        calm="0",
+        machine={},
+        suite="full",
+        rounds=5,
+        seed=1,
+        timeout_s=1,
+        touched_kib=0,
+        how={},
+        notes=[],
+        allocators=[Subject(side.label, None, None, None, None, {}) for side in rows[0].sides],
+        rows=rows,
+        left_out={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("peaks", "times", "outcomes"),
+    [
+        ((1000.0, 1000.0), (1.0, 1.1), ["met", "met"]),
+        ((1010.0, 1000.0), (1.0, 1.1), ["met", "missed"]),
+        ((1000.0, 1000.0), (1.2, 1.1), ["missed", "met"]),
+    ],
+)
+def test_the_suite_costs_neither_time_nor_memory(
+    peaks: tuple[float, float], times: tuple[float, float], outcomes: list[str]
+) -> None:
+    found = placement.judge_suite(suite_of(peaks, times))
+    assert [verdict["outcome"] for verdict in found["ratios"]] == outcomes
+    assert found["outcome"] == ("missed" if "missed" in outcomes else "met")
+    assert [verdict["runs"] for verdict in found["ratios"]] == [2, 2]
+
+
+def test_a_case_that_failed_is_in_no_mean() -> None:
+    found = placement.judge_suite(suite_of((1000.0, 1000.0), (1.0, 1.1), "it broke"))
+    assert [verdict["runs"] for verdict in found["ratios"]] == [1, 1]
+    assert found["failures"] == [f"other under {placement.UNPLACED}: it broke"]
+    json.dumps(found)
+
+
+def test_what_the_suite_takes_is_known_from_the_suite(tmp_path: Path) -> None:
+    assert placement.expected_s(Store(tmp_path), 7) is None
+    found = placement.expected_s(Store(), 7)
+    assert found
+    assert found == pytest.approx(2 * (placement.expected_s(Store(), 3) or 0))
+
+
+# ---- the peer ----
+
+
+def grid(tmp_path: Path, ratio: float, slower: int | None = None, **more: Any) -> dict[str, Any]:
+    """As measured: calmalloc takes so much of jemalloc's time; in the cell of that number, twice as much."""
+    asked: list[str] = []
+
+    def measured(command: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:
+        assert command[0] == "build/release/streams"
+        asked.append(case)
+        time = 2.0 if len(asked) - 1 == slower else ratio
+        return [
+            {
+                "label": label,
+                "origin": {},
+                "runs": [{"seconds": each + number / 1e6, "arrays": 2} for number in range(rounds)],
+            }
+            for label, each in (("calmalloc", time), ("jemalloc", 1.0))
+        ]
+
+    store = Store(tmp_path / "results")
+    more = {"path": tmp_path / "enabled", "measured": measured} | more
+    set_huge_pages = more.pop("set_huge_pages", False)
+    placement_peer.measure(store, 3, set_huge_pages, sizes=(65536,), numbers=(2, 4), **more)
+    found = store.load(placement_peer.NAME)
+    assert found
+    assert len({cell["name"] for cell in found["cells"]}) == len(found["cells"]) == len(asked)
+    return found
+
+
+def test_beside_the_peer(tmp_path: Path) -> None:
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    good = grid(tmp_path, 0.9)
+    assert (good["outcome"], good["slower"], len(good["cells"])) == ("met", [], 4)
+    assert good["mean"]["value"] == pytest.approx(0.9, rel=1e-3)
+    assert set(good["cells"][0]["allocators"][0]["runs"][0]) == {"seconds"}
+    one = grid(tmp_path, 0.7, slower=2)
+    assert one["slower"] == ["4 arrays of 64 KiB, 1 thread, huge pages madvise"]
+    assert (one["mean"]["outcome"], one["cells_outcome"], one["outcome"]) == ("met", "missed", "missed")
+    lines = placement_peer.lines(one)
+    assert "| 1 of 4 | 0 | missed |" in lines[1]
+    assert one["slower"][0] in lines[2]
+    # Each a little slower, which is no cell's fault.
+    assert grid(tmp_path, 1.03)["outcome"] == "missed"
+    assert (tmp_path / "enabled").read_text() == "always [madvise] never\n"
+
+
+def test_without_the_peer_nothing_is_known(tmp_path: Path) -> None:
+    def alone(command: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:
+        del command, case
+        return [{"label": "calmalloc", "origin": {}, "runs": [{"seconds": 1.0}] * rounds}]
+
+    store = Store(tmp_path)
+    placement_peer.measure(
+        store, 3, False, path=tmp_path / "no", measured=alone, sizes=(65536,), numbers=(2,)
+    )
+    found = store.load(placement_peer.NAME)
+    assert found
+    assert (found["outcome"], found["slower"], found["cells_outcome"]) == ("not known", [], "not known")
+
+
+def test_huge_pages_by_turns_and_back(tmp_path: Path) -> None:
+    mode = tmp_path / "enabled"
+    mode.write_text("always [madvise] never\n")
+    seen = []
+
+    def looking(command: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:
+        del command, rounds
+        seen.append((case.split()[-1], mode.read_text()))
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        runs = [{"seconds": 1.0}] * 2
+        return [{"label": label, "origin": {}, "runs": runs} for label in ("calmalloc", "jemalloc")]
+
+    with pytest.raises(KeyboardInterrupt):
+        placement_peer.measure(Store(tmp_path), 2, True, path=mode, measured=looking, sizes=(65536,))
+    assert seen == [("madvise", "madvise"), ("always", "always")] * 3
+    assert mode.read_text().strip() == "madvise"
+
+
+def test_the_table(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert placement.table(store) == ""
+    store.save(placement.ALIAS, {"rows": [measured_pair({"malloc": 1, "padded": 1, "off malloc": 2})]})
+    found = placement.judge_suite(suite_of((1000.0, 1000.0), (1.0, 1.1)))
+    store.save(placement.SUITE, {"rounds": 5} | found)
+    lines = placement.table(store).splitlines()
+    assert lines[2].startswith("| alias: it | seconds | malloc | padded by hand | 1 (95 %: ")
+    assert lines[2].endswith("| 1.03 | met |")
+    assert any(line.startswith("| suite: 2 cases | peak_rss_kib | calmalloc | ") for line in lines)
+    page = tmp_path / "placement.md"
+    assert not placement.marked(page)
+    page.write_text("<!-- placement: begin -->\n<!-- placement: end -->\n")
+    assert placement.marked(page)
