@@ -41,7 +41,19 @@ static void check_waste(size_t asked, size_t usable) {
     }
 }
 
-/* Where large blocks of calmalloc's begin. */
+/* Large blocks of calmalloc's begin at all lines of a page, whoever drives the heap. */
+static void check_spread(const struct piece *pieces, size_t count) {
+    size_t large = 0;
+    uint64_t lines = 0;
+    for (size_t i = 0; i < count; i++) {
+        bool is_large = pieces[i].asked > 8 * page_bytes();
+        large += is_large;
+        lines |= is_large ? (uint64_t)1 << (uintptr_t)pieces[i].block % 4096 / 64 : 0;
+    }
+    CHECK(!governed() || large < 300 || __builtin_popcountll(lines) >= 48);
+}
+
+/* Where large blocks of calmalloc's may begin. */
 static void check_place(const void *block, size_t asked) {
     CHECK(!governed() || asked <= 8 * page_bytes() || (uintptr_t)block % 64 == 0);
 }
@@ -114,6 +126,7 @@ static void sweep_sizes(const char *argument) {
         }
     }
     check_apart(pieces, count);
+    check_spread(pieces, count);
     check_and_free(pieces, count);
     say("pieces", count);
 }
