@@ -32,6 +32,9 @@ static void check_waste(size_t asked, size_t usable) {
     size_t most = asked <= 128        ? asked + 16
                   : asked <= 32 * KIB ? asked + asked / 8 + 16
                                       : rounded_up(asked, page_bytes());
+    if (asked >= 16 * page_bytes() && rounded_up(asked, page_bytes()) - asked < 64) {
+        most += page_bytes(); /* so that it may begin later */
+    }
     if (asked == 0) {
         most = 32;
     }
