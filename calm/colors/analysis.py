@@ -29,14 +29,11 @@ class Count:
     in_conflict: int | None
     """None: frames are hidden."""
     unavoidable: int
+    unnecessary: int | None
+    """Those that the best coloring would not have; None: frames are hidden."""
     random: Random
     """All conflicts that random frames would have, the unavoidable included; the same for huge pages."""
     huge: int
-
-    @property
-    def unnecessary(self) -> int | None:
-        """Those that the best coloring would not have."""
-        return None if self.in_conflict is None else self.in_conflict - self.unavoidable
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -98,16 +95,15 @@ def _count(pages: Pages, cache: Cache) -> Count:
         # A frame that several pages share, as that of zeros, has one place in the cache.
         frames, first = np.unique(frames, return_index=True)
         numbers = numbers[np.sort(first)]
-    found: int | None = None
-    if cache.level == 1:
-        found = conflicts.conflicts(conflicts.colors_of(numbers, cache, PAGE_BYTES), cache)
-    elif frames is not None:
-        found = conflicts.conflicts(conflicts.colors_of(frames, cache, PAGE_BYTES), cache)
+    # The innermost cache goes by virtual addresses.
+    by = numbers if cache.level == 1 else frames
+    colors = None if by is None else conflicts.colors_of(by, cache, PAGE_BYTES)
     count = len(numbers)
     return Count(
         count,
-        found,
+        None if colors is None else conflicts.conflicts(colors, cache),
         conflicts.unavoidable(count, cache, PAGE_BYTES),
+        None if colors is None else conflicts.unnecessary(colors, cache, PAGE_BYTES),
         _random(count, cache),
         conflicts.huge(numbers, cache, PAGE_BYTES),
     )

@@ -8,7 +8,7 @@ import click
 
 from calm import allocators, environment, options, report
 from calm.allocators import Allocator
-from calm.colors import simulate_command
+from calm.colors.simulation import simulate_command
 from calm.errors import CalmError
 from calm.measure import signal_name
 from calm.ranges import FloatRange
