@@ -17,7 +17,7 @@ LEAST_BYTES = 64 << 10
 NO_BLOCKS = (
     "blocks within mappings are not known: `calm colors -- CMD` sees them, and where they were allocated"
 )
-_ELSEWHERE = "it has another number here than it has by itself, in a PID namespace of its own"
+_ELSEWHERE = "it may not be looked at, or knows itself by another number, in a PID namespace of its own"
 # What only makes sense with one of the three things that the command does.
 _OF_COMMAND = ("allocator", "interval")
 _OF_LOOK = ("least", "near", "top")
@@ -133,7 +133,8 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look at CMD to the next; peaks of its memory, and its end, are looked at besides.",
+    help="From one look at CMD to the next, or more where looks take long; "
+    "peaks of its memory, and its end, are looked at besides.",
 )
 @click.option(
     "--near",
