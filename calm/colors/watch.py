@@ -135,7 +135,7 @@ class _Watch:
         try:
             told = records.blocks() if records is not None else None
             lost = records.lost if records is not None else 0
-            calms = look.Calms(self.place, *(records.own if records is not None else ()))
+            calms = look.Calms(os.path.realpath(self.place), *(records.own if records is not None else ()))
             found = look.take(pid, moment, self.least, told, lost=lost, calms=calms)
         except (CalmError, OSError):
             # It has just ended.
