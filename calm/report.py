@@ -82,7 +82,12 @@ def ratio(found: Ratio | None) -> tuple[str, str]:
 
 def printable(line: str) -> str:
     """A line of a program's words, with nothing in it that a terminal would obey, and not too long."""
-    return "".join(character if character.isprintable() else " " for character in line)[:200]
+    return shown(line)[:200]
+
+
+def shown(words: str) -> str:
+    """A program's words, with nothing in them that a terminal would obey."""
+    return "".join(character if character.isprintable() else " " for character in words)
 
 
 def last_words(errors: IO[bytes]) -> str:

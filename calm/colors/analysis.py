@@ -29,14 +29,11 @@ class Count:
     in_conflict: int | None
     """None: frames are hidden."""
     unavoidable: int
+    unnecessary: int | None
+    """Those that the best coloring would not have; None: frames are hidden."""
     random: Random
     """All conflicts that random frames would have, the unavoidable included; the same for huge pages."""
     huge: int
-
-    @property
-    def unnecessary(self) -> int | None:
-        """Those that the best coloring would not have."""
-        return None if self.in_conflict is None else self.in_conflict - self.unavoidable
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -98,16 +95,15 @@ def _count(pages: Pages, cache: Cache) -> Count:
         # A frame that several pages share, as that of zeros, has one place in the cache.
         frames, first = np.unique(frames, return_index=True)
         numbers = numbers[np.sort(first)]
-    found: int | None = None
-    if cache.level == 1:
-        found = conflicts.conflicts(conflicts.colors_of(numbers, cache, PAGE_BYTES), cache)
-    elif frames is not None:
-        found = conflicts.conflicts(conflicts.colors_of(frames, cache, PAGE_BYTES), cache)
+    # The innermost cache goes by virtual addresses.
+    by = numbers if cache.level == 1 else frames
+    colors = None if by is None else conflicts.colors_of(by, cache, PAGE_BYTES)
     count = len(numbers)
     return Count(
         count,
-        found,
+        None if colors is None else conflicts.conflicts(colors, cache),
         conflicts.unavoidable(count, cache, PAGE_BYTES),
+        None if colors is None else conflicts.unnecessary(colors, cache, PAGE_BYTES),
         _random(count, cache),
         conflicts.huge(numbers, cache, PAGE_BYTES),
     )
@@ -124,7 +120,7 @@ def _why_skipped(cache: Cache) -> str | None:
     return None
 
 
-def _notes(seen: Look, levels: Sequence[Level]) -> list[str]:
+def _notes(seen: Look, levels: Sequence[Level], known: bool) -> list[str]:
     notes = []
     if seen.hidden:
         rest = "" if seen.resident_known else ", nor which pages are resident"
@@ -138,6 +134,8 @@ def _notes(seen: Look, levels: Sequence[Level]) -> list[str]:
             f"{names} is counted as if its sets followed the address: Intel's since Sandy Bridge and AMD's "
             "hash it, and have fewer conflicts"
         )
+    if not known:
+        notes.append("the kernel describes no caches here: neither colors nor conflicts are known")
     if seen.lost:
         notes.append(f"{seen.lost:,} large blocks found no room in the table and are not looked at")
     return notes
@@ -166,15 +164,16 @@ def analyse(seen: Look, caches: Sequence[Cache], near_lines: int, allocator: str
     starts = [
         pairs.Start(region.address, region.bytes, look.frames_by_page(region)) for region in seen.regions
     ]
-    # Where nobody told of blocks, a mapping's start may be that of one.
+    # Where nobody told of blocks, a mapping may begin with one. That it begins with a page tells nothing.
     (walked,) = np.nonzero([region.kind != look.OTHER for region in seen.regions])
+    chosen = [starts[at] for at in walked]
     found = [
         replace(pair, first=int(walked[pair.first]), second=int(walked[pair.second]))
-        for pair in pairs.pairs([starts[at] for at in walked], caches, PAGE_BYTES, near_lines)
+        for pair in pairs.pairs(chosen, caches, PAGE_BYTES, near_lines, by_address=seen.told)
     ]
     crowds = [
         replace(crowd, members=tuple(int(walked[at]) for at in crowd.members))
-        for crowd in pairs.crowds([starts[at] for at in walked], caches, PAGE_BYTES, seen.threads)
+        for crowd in pairs.crowds(chosen, caches, PAGE_BYTES, seen.threads, seen.told)
     ]
     known = sites.resolve({region.frames for region in seen.regions}, seen.mappings, allocator)
     where = [known[region.frames] for region in seen.regions]
@@ -189,5 +188,5 @@ def analyse(seen: Look, caches: Sequence[Cache], near_lines: int, allocator: str
         crowds,
         where,
         near_lines,
-        _notes(seen, levels),
+        _notes(seen, levels, bool(caches)),
     )

@@ -1,7 +1,8 @@
 """What a program tells of its large blocks while it runs: the files that libcalmcolors.so writes.
 
 The layout is in record/layout.h. Each process has a file of its own, which begins anew when it becomes
-another program. Processes write while this reads: a record counts if it was the same twice, and whole.
+another program. Processes write while this reads: a record counts if nobody wrote it meanwhile, by its
+sequence before and after.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from calm import places
+from calm.colors.pagemap import PROC
 from calm.errors import CalmError
 
 LIBRARY = "libcalmcolors.so"
@@ -32,6 +34,8 @@ _HEADER = np.dtype(
         ("record_bytes", "u4"),
         ("pid", "i4"),
         ("least", "u8"),
+        ("own_start", "u8"),
+        ("own_end", "u8"),
         ("used", "u4"),
         ("moment", "u4"),
         ("bytes", "u8"),
@@ -84,6 +88,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         """OSError or ValueError where it is none."""
+        self._path = path.resolve()
         with path.open("r+b") as file:
             self.identity = os.fstat(file.fileno()).st_ino
             self._memory = mmap.mmap(file.fileno(), _RECORDS_AT + MOST * _RECORD.itemsize)
@@ -94,6 +99,16 @@ class Records:
         if header["magic"] != _MAGIC or int(header["record_bytes"]) != _RECORD.itemsize:
             raise ValueError(f"{path} has another layout")
         self.pid = int(header["pid"])
+        self.own = (int(header["own_start"]), int(header["own_end"]))
+        """Where the library lies, from and to: its tables are not the program's memory."""
+
+    def is_of(self, pid: int, proc: Path = PROC) -> bool:
+        """Whether that process has it mapped: another one may know itself by the same number."""
+        try:
+            text = (proc / str(pid) / "maps").read_text(errors="replace")
+        except OSError:
+            return False
+        return any(line.endswith(f" {self._path}") for line in text.splitlines())
 
     @property
     def bytes(self) -> int:
@@ -128,9 +143,13 @@ class Records:
 
     def _whole(self) -> tuple[bool, np.ndarray]:
         used = min(int(self._header["used"][0]), MOST)
-        first, second = self._records[:used].copy(), self._records[:used].copy()
-        same = (first["sequence"] == second["sequence"]) & (first["sequence"] % 2 == 0)
-        return bool(same.all()), first[same & (first["address"] != 0)]
+        # Whoever writes a record counts before and after. The three are calls of their own, so they are made
+        # in this order; x86 reads in it too.
+        before = self._records["sequence"][:used].copy()
+        found = self._records[:used].copy()
+        after = self._records["sequence"][:used].copy()
+        same = (before == after) & (before % 2 == 0)
+        return bool(same.all()), found[same & (found["address"] != 0)]
 
     def blocks(self) -> list[Block]:
         """Those that live, by their addresses."""

@@ -8,7 +8,7 @@ import click
 
 from calm import allocators, environment, options, report
 from calm.allocators import Allocator
-from calm.colors import simulate_command
+from calm.colors.simulation import simulate_command
 from calm.errors import CalmError
 from calm.measure import signal_name
 from calm.ranges import FloatRange
@@ -17,6 +17,7 @@ LEAST_BYTES = 64 << 10
 NO_BLOCKS = (
     "blocks within mappings are not known: `calm colors -- CMD` sees them, and where they were allocated"
 )
+_ELSEWHERE = "it may not be looked at, or knows itself by another number, in a PID namespace of its own"
 # What only makes sense with one of the three things that the command does.
 _OF_COMMAND = ("allocator", "interval")
 _OF_LOOK = ("least", "near", "top")
@@ -46,10 +47,11 @@ def _watch(
     if watched.signal is not None:
         click.echo(f"the program was killed by {signal_name(watched.signal)}", err=True)
     if watched.look is None:
-        why = watched.obstacle or "it had no large memory when it was looked at"
+        elsewhere = _ELSEWHERE if watched.elsewhere else None
+        why = watched.obstacle or elsewhere or "it had no large memory when it was looked at"
         raise CalmError(f"nothing was seen of the program: {why}", watched.exit_code or 1)
     library = allocator.library.name if allocator.library else ""
-    found = analysis.analyse(watched.look, geometry.caches(), near, library)
+    found = analysis.analyse(watched.look, geometry.caches(watched.look.cpu), near, library)
     lines = [
         f"seen at {watched.look.moment}, after {report.duration(watched.at_s)} of "
         f"{report.duration(watched.wall_s)}: the look with the most large memory, of {watched.looks:,}"
@@ -58,6 +60,9 @@ def _watch(
         lines.append(f"of {watched.processes:,} processes, that with the most large memory is shown")
     if watched.obstacle or not watched.look.told:
         lines.append(watched.obstacle or "the program did not tell of its blocks: mappings are shown")
+    if watched.elsewhere:
+        count = watched.elsewhere
+        lines.append(f"of {count:,} process{'es' * (count > 1)} nothing is known: {_ELSEWHERE}")
     # On standard error, so that the program's own output can still be piped.
     shown.show(report.console(sys.stderr), found, lines, top)
     if json_path:
@@ -68,6 +73,7 @@ def _watch(
             "at_s": watched.at_s,
             "looks": watched.looks,
             "processes": watched.processes,
+            "processes_elsewhere": watched.elsewhere,
             "least_bytes": least,
         }
         report.write(json_path, json.dumps(shown.as_dict(found) | told, indent=2) + "\n")
@@ -82,7 +88,7 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     seen = look.take(pid, "now", least)
     if not seen.regions:
         raise CalmError(f"process {pid} has no mapping with {least:,} bytes of resident data")
-    found = analysis.analyse(seen, geometry.caches(), near)
+    found = analysis.analyse(seen, geometry.caches(seen.cpu), near)
     shown.show(report.console(sys.stderr if json_path == "-" else sys.stdout), found, [NO_BLOCKS], top)
     if json_path:
         report.write(json_path, json.dumps(shown.as_dict(found) | {"least_bytes": least}, indent=2) + "\n")
@@ -127,7 +133,8 @@ def _look(pid: int, least: int, near: int, json_path: str | None, top: int) -> N
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look at CMD to the next; peaks of its memory, and its end, are looked at besides.",
+    help="From one look at CMD to the next, or more where looks take long; "
+    "peaks of its memory, and its end, are looked at besides.",
 )
 @click.option(
     "--near",

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from calm.colors.geometry import Cache
 
 PAGE_BYTES = 4096
-HUGE_BYTES = 2 << 20
 _DRAWS = 200
 _SEED = 20120616
 # Draws are made in pieces of at most so many numbers.
@@ -40,10 +39,18 @@ def colors_of(pages: ArrayLike, cache: Cache, page_bytes: int = PAGE_BYTES) -> N
     return (np.asarray(pages, dtype=np.uint64) % np.uint64(colors)).astype(np.int64)
 
 
+def _counted(colors: ArrayLike) -> NDArray[np.int64]:
+    return np.bincount(np.asarray(colors, dtype=np.int64).reshape(-1))
+
+
+def _beyond(counts: NDArray[np.int64], cache: Cache) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.maximum(counts - cache.ways, 0).sum(axis=-1)
+    return found
+
+
 def conflicts(colors: ArrayLike, cache: Cache) -> int:
     """How many pages of these colors find no room beside the others: of each color, those beyond the ways."""
-    counted = np.bincount(np.asarray(colors, dtype=np.int64).reshape(-1))
-    return int(np.maximum(counted - cache.ways, 0).sum())
+    return int(_beyond(_counted(colors), cache))
 
 
 def unavoidable(pages: int, cache: Cache, page_bytes: int = PAGE_BYTES) -> int:
@@ -51,9 +58,18 @@ def unavoidable(pages: int, cache: Cache, page_bytes: int = PAGE_BYTES) -> int:
     return max(0, pages - cache.ways * cache.colors(page_bytes))
 
 
+def unnecessary_by_counts(
+    counts: NDArray[np.int64], cache: Cache, page_bytes: int = PAGE_BYTES
+) -> NDArray[np.int64]:
+    """As `unnecessary`, of numbers of pages by color, which are the last axis."""
+    room = cache.ways * cache.colors(page_bytes)
+    found: NDArray[np.int64] = _beyond(counts, cache) - np.maximum(0, counts.sum(axis=-1) - room)
+    return found
+
+
 def unnecessary(colors: ArrayLike, cache: Cache, page_bytes: int = PAGE_BYTES) -> int:
     """The conflicts that an even coloring of as many pages would not have."""
-    return conflicts(colors, cache) - unavoidable(np.size(np.asarray(colors)), cache, page_bytes)
+    return int(unnecessary_by_counts(_counted(colors), cache, page_bytes))
 
 
 def huge(pages: ArrayLike, cache: Cache, page_bytes: int = PAGE_BYTES) -> int:
@@ -94,7 +110,7 @@ def random(
     while left > 0:
         some = min(left, max(1, _AT_ONCE // colors))
         drawn = generator.multinomial(pages, np.full(colors, 1 / colors), size=some)
-        found.append(np.maximum(drawn - cache.ways, 0).sum(axis=1))
+        found.append(_beyond(drawn, cache))
         left -= some
     low, high = np.percentile(np.concatenate(found), (2.5, 97.5), method="nearest")
     return Random(expected(pages, cache, page_bytes), int(low), int(high))

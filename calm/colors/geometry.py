@@ -1,5 +1,6 @@
 """The caches of a machine, as the kernel describes them, and those of the paper's."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,13 @@ def _members(text: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def caches(cpu: int = 0, system: Path = SYSTEM) -> list[Cache]:
-    """The caches that a CPU's data passes, the nearest first; none where the kernel does not say."""
+def caches(cpu: int | None = None, system: Path = SYSTEM) -> list[Cache]:
+    """The caches that a CPU's data passes, the nearest first; none where the kernel does not say.
+
+    Without a CPU, one that calm may run on.
+    """
+    if cpu is None:
+        cpu = min(os.sched_getaffinity(0))
     found = []
     for index in sorted((system / f"cpu{cpu}" / "cache").glob("index*")):
         try:

@@ -1,8 +1,11 @@
 """One look at a process: its large regions at a moment, their pages, and the frames that these are in."""
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from calm.colors import pagemap
 from calm.colors.blocks import MAPPING, Block
 from calm.colors.pagemap import PAGE_BYTES, Mapping, Pagemap, Pages
+from calm.errors import CalmError
 
 # Neither a block nor a mapping that the program told of: its static arrays, a heap of small blocks.
 OTHER = "other"
@@ -49,8 +53,10 @@ class Look:
     told: bool
     """The process told of its blocks."""
     lost: int = 0
+    cpu: int = 0
+    """One that it may run on."""
 
-    @property
+    @cached_property
     def pages(self) -> Pages:
         """Of all regions; what lies in two counts once."""
         known = [region.pages for region in self.regions if len(region.pages.numbers)]
@@ -65,9 +71,16 @@ class Look:
 
     @property
     def weight(self) -> tuple[int, int]:
-        """By which the look to be shown is chosen: resident memory that was told of, and all."""
-        told = sum(region.pages.bytes for region in self.regions if region.kind != OTHER)
-        return told, sum(region.pages.bytes for region in self.regions)
+        """By which the look to be shown is chosen: all memory that is resident; of that, what was told of.
+
+        Where it cannot be known what is resident, all counts.
+        """
+        sizes = [
+            (region.pages.bytes if self.resident_known else region.bytes, region.kind != OTHER)
+            for region in self.regions
+        ]
+        total = self.resident_bytes if self.resident_known else sum(size for size, _ in sizes)
+        return total, sum(size for size, told in sizes if told)
 
     @property
     def resident_bytes(self) -> int:
@@ -91,15 +104,48 @@ def _command(pid: int, proc: Path) -> str:
         return ""
 
 
-def _others(mappings: Sequence[Mapping], blocks: Sequence[Block], least: int, not_of: str) -> list[Mapping]:
-    """Mappings with that much resident memory that no block lies in."""
+def _cpu(pid: int) -> int:
+    for whose in (pid, 0):
+        with contextlib.suppress(OSError):
+            return min(os.sched_getaffinity(whose))
+    return 0
+
+
+@dataclass(frozen=True)
+class Calms:
+    """What of a process's memory is calm's own."""
+
+    folder: str = ""
+    """Of the files that are mapped."""
+    start: int = 0
+    end: int = 0
+    """Where its library lies."""
+
+    def without(self, mapping: Mapping) -> list[Mapping]:
+        """What is left of a mapping: the kernel makes one of the library's tables and of what lies beside."""
+        if self.folder and mapping.path.startswith(self.folder):
+            return []
+        start = self.start // PAGE_BYTES * PAGE_BYTES
+        end = -(-self.end // PAGE_BYTES) * PAGE_BYTES
+        if mapping.end <= start or mapping.start >= end:
+            return [mapping]
+        # What is resident of a piece is not in smaps.
+        pieces = ((mapping.start, start), (end, mapping.end))
+        return [replace(mapping, start=a, end=b, resident_kib=None) for a, b in pieces if a < b]
+
+
+_NOTHING = Calms()
+
+
+def _others(mappings: Sequence[Mapping], blocks: Sequence[Block], least: int, calms: Calms) -> list[Mapping]:
+    """Mappings with that much resident memory, as far as smaps knows, that no block lies in."""
     starts = np.array([block.address for block in blocks], dtype=np.uint64)
     ends = np.array([block.address + block.bytes for block in blocks], dtype=np.uint64)
     # What a library or program has beside its code, and only reads, is no data to be walked.
     code = {mapping.path for mapping in mappings if "x" in mapping.rights and mapping.path}
     found = []
-    for mapping in mappings:
-        if not mapping.is_data or (not_of and mapping.path.startswith(not_of)):
+    for mapping in (piece for whole in mappings for piece in calms.without(whole)):
+        if not mapping.is_data:
             continue
         if mapping.path in code and "w" not in mapping.rights:
             continue
@@ -118,10 +164,10 @@ def take(
     blocks: Sequence[Block] | None = None,
     *,
     lost: int = 0,
-    not_of: str = "",
+    calms: Calms = _NOTHING,
     proc: Path = pagemap.PROC,
 ) -> Look:
-    """Looks at a process, by the blocks that it tells of, or else by its mappings."""
+    """Looks at a process, by the blocks that it tells of, or else by its mappings. CalmError if it ends."""
     mappings = pagemap.mappings(pid, proc)
     regions = []
     with Pagemap(pid, proc) as pages:
@@ -130,25 +176,21 @@ def take(
             regions.append(
                 Region(block.address, block.bytes, block.kind, seen, block.frames, thread=block.thread)
             )
-        for mapping in _others(mappings, blocks or (), least, not_of):
+        for mapping in _others(mappings, blocks or (), least, calms):
             size = mapping.end - mapping.start
             kind = OTHER if blocks is not None else MAPPING
             seen = pages.pages(mapping.start, size)
+            if mapping.resident_kib is None and pages.readable and seen.bytes < least:
+                continue
             regions.append(Region(mapping.start, size, kind, seen, path=mapping.path))
+        # As many mappings as were listed when it ended, or none.
+        for first in mappings[:1]:
+            pages.pages(first.start, 1)
+        if pages.ended:
+            raise CalmError(f"process {pid} ended while it was looked at")
         hidden, known = pages.reason, pages.readable
     if hidden is not None:
-        regions = [
-            Region(
-                region.address,
-                region.bytes,
-                region.kind,
-                Pages(region.pages.numbers, None),
-                region.frames,
-                region.path,
-                region.thread,
-            )
-            for region in regions
-        ]
+        regions = [replace(region, pages=replace(region.pages, frames=None)) for region in regions]
     return Look(
         pid,
         _command(pid, proc),
@@ -161,6 +203,7 @@ def take(
         known,
         blocks is not None,
         lost,
+        _cpu(pid),
     )
 
 

@@ -5,6 +5,7 @@ nothing is shown at all.
 """
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -82,11 +83,17 @@ def mappings(pid: int, proc: Path = PROC) -> list[Mapping]:
     """All of a process's, by their addresses. CalmError where they cannot be read."""
     for name in ("smaps", "maps"):
         try:
-            return parse((proc / str(pid) / name).read_text(errors="replace"))
+            text = (proc / str(pid) / name).read_text(errors="replace")
         except PermissionError:
             continue
-        except (FileNotFoundError, ProcessLookupError) as error:
+        except FileNotFoundError as error:
             raise CalmError(f"there is no process {pid}") from error
+        except ProcessLookupError:
+            text = ""
+        if not text:
+            # A zombie, or one of the kernel's own threads.
+            raise CalmError(f"process {pid} has ended, or has no memory of its own")
+        return parse(text)
     raise CalmError(f"the mappings of process {pid} cannot be read: permission denied")
 
 
@@ -127,6 +134,8 @@ class Pagemap:
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self.reason: str | None = None
         """Why frames are hidden, once that has been seen."""
+        self.ended = False
+        """Nothing was there any more where there had been mappings: what has been seen is not all."""
         self._file: int | None = None
         try:
             self._file = os.open(proc / str(pid) / "pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -134,6 +143,8 @@ class Pagemap:
             self.reason = f"the pages of process {pid} may not be looked at: permission denied"
         except OSError as error:
             self.reason = f"the pages of process {pid} cannot be looked at: {error.strerror}"
+            # A kernel without the file says that there is none; one that ended has no process, or no memory.
+            self.ended = error.errno == errno.ESRCH or not (proc / str(pid)).exists()
 
     def __enter__(self) -> "Pagemap":
         return self
@@ -152,11 +163,12 @@ class Pagemap:
         while first < end:
             wanted = min(end - first, _AT_ONCE)
             data = b""
-            # Beyond the last address, or once the process has ended, there is nothing.
+            # Once the process has ended, or becomes another program, there is nothing.
             with contextlib.suppress(OSError):
                 data = os.pread(self._file, wanted * _ENTRY_BYTES, first * _ENTRY_BYTES)
             count = len(data) // _ENTRY_BYTES
             if count == 0:
+                self.ended = True
                 return
             yield first, np.frombuffer(data, np.uint64, count)
             first += count

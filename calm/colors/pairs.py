@@ -112,11 +112,17 @@ def largest(starts: Sequence[Start], most: int = MOST_BLOCKS) -> list[int]:
 
 
 def pairs(
-    starts: Sequence[Start], caches: Sequence[Cache], page_bytes: int, near_lines: int = 1
+    starts: Sequence[Start],
+    caches: Sequence[Cache],
+    page_bytes: int,
+    near_lines: int = 1,
+    *,
+    by_address: bool = True,
 ) -> list[Pair]:
     """All that collide among the largest blocks, the worst first.
 
-    Starts are near each other if they are less than so many lines apart.
+    Starts are near each other if they are less than so many lines apart. Where addresses are only those of
+    pages, they are not to be compared.
     """
     chosen = largest(starts)
     if len(chosen) < 2:
@@ -127,7 +133,8 @@ def pairs(
     addresses = np.array([starts[at].address for at in chosen], dtype=np.int64)
     difference = addresses[:, None] - addresses[None, :]
     apart, alias = circular(difference, way), circular(difference, ALIAS_BYTES)
-    found = (alias < near) | (apart < near)
+    aliased, lines = (by_address & (distance < near) for distance in (alias, apart))
+    found = aliased | lines
     physical = _physical(caches, page_bytes)
     same: dict[int, NDArray[np.bool_]] = {}
     for cache in physical:
@@ -144,8 +151,8 @@ def pairs(
                 chosen[other],
                 min(first.bytes, second.bytes),
                 int(apart[one, other]),
-                inner is not None and bool(apart[one, other] < near),
-                int(alias[one, other]) if alias[one, other] < near else None,
+                inner is not None and bool(lines[one, other]),
+                int(alias[one, other]) if aliased[one, other] else None,
                 {
                     cache.level: alongside(first, second, cache, page_bytes)
                     for cache in physical
@@ -156,12 +163,18 @@ def pairs(
     return sorted(result, key=lambda pair: (-pair.weight, -pair.bytes, pair.apart, pair.first, pair.second))
 
 
-def crowds(starts: Sequence[Start], caches: Sequence[Cache], page_bytes: int, threads: int) -> list[Crowd]:
+def crowds(
+    starts: Sequence[Start],
+    caches: Sequence[Cache],
+    page_bytes: int,
+    threads: int,
+    by_address: bool = True,
+) -> list[Crowd]:
     """Places of caches where more blocks start than a thread can walk side by side, the fullest first."""
     found = []
     physical = _physical(caches, page_bytes)
     for cache in caches:
-        if is_hashed(cache):
+        if is_hashed(cache) or (cache.level == 1 and not by_address):
             continue
         places: dict[int, list[int]] = {}
         for at, start in enumerate(starts):

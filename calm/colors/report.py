@@ -10,7 +10,7 @@ from calm import report
 from calm.colors import pairs
 from calm.colors.analysis import Analysis, Collision, Count, Level
 from calm.colors.geometry import Cache
-from calm.colors.look import Region
+from calm.colors.look import OTHER, Region
 from calm.colors.pagemap import PAGE_BYTES
 from calm.colors.sites import Call
 
@@ -33,9 +33,9 @@ def cache_name(cache: Cache) -> str:
 def place(found: Analysis, at: int) -> str:
     """Where a region comes from: the function that allocated it and its caller, or the file mapped."""
     if site := found.sites[at]:
-        return " < ".join(str(call) for call in site[:_MOST_CALLS])
+        return " < ".join(report.shown(str(call)) for call in site[:_MOST_CALLS])
     region = found.look.regions[at]
-    return region.path or "anonymous memory"
+    return report.shown(region.path) or "anonymous memory"
 
 
 def _number(value: float | None) -> str:
@@ -131,6 +131,7 @@ def _pair_table(found: Analysis, top: int) -> Table:
 
 def _crowd_lines(found: Analysis, top: int) -> list[str]:
     lines = []
+    what = "blocks" if found.look.told else "mappings"
     for crowd in found.crowds[:top]:
         where = "at one line" if crowd.level == 1 else "in one color"
         room = (
@@ -139,13 +140,20 @@ def _crowd_lines(found: Analysis, top: int) -> list[str]:
             else f"{crowd.room} ways for each of {crowd.sharers} threads"
         )
         names = ", ".join(f"#{at}" for at in crowd.members[:8]) + (", …" if len(crowd.members) > 8 else "")
-        lines.append(f"L{crowd.level}: {len(crowd.members):,} blocks start {where}, for {room}: {names}")
+        lines.append(f"L{crowd.level}: {len(crowd.members):,} {what} start {where}, for {room}: {names}")
     return lines
 
 
 def _title(found: Analysis) -> str:
     seen = found.look
-    words = f"{len(seen.regions):,} large blocks" if seen.told else f"{len(seen.regions):,} large mappings"
+    kinds = [region.kind for region in seen.regions]
+    counts = [
+        (len(kinds) - kinds.count(OTHER), "large blocks" if seen.told else "large mappings"),
+        (kinds.count(OTHER), "other large mappings"),
+    ]
+    words = " and ".join(
+        f"{count:,} {what.removesuffix('s' * (count == 1))}" for count, what in counts if count
+    )
     total = sum(region.bytes for region in seen.regions)
     resident = f", {size(seen.resident_bytes)} of them resident" if seen.resident_known else ""
     threads = f"{seen.threads} thread" + ("s" if seen.threads != 1 else "")
@@ -178,8 +186,10 @@ def show(console: Console, found: Analysis, lines: Sequence[str], top: int) -> N
     if found.collisions:
         console.print(f"\npairs that collide: {found.pair_count:,}, the worst first", style="bold")
         report.print_table(console, _pair_table(found, top))
-    else:
+    elif found.look.told:
         console.print("\nno two starts collide")
+    else:
+        console.print("\nno two mappings start in pages of one color")
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from calm.profile.script import Address
 
 # Between a program and the allocator: the languages' own libraries, and calm's.
 _BETWEEN = re.compile(
-    r"^(lib(c|stdc\+\+|c\+\+|calmcolors|calmalloc|ptlbmalloc2|jemalloc|mimalloc|snmalloc|rpmalloc|tcmalloc)"
-    r"[^/]*\.so[^/]*|ld-linux[^/]*|libc-2\.\d+\.so)$"
+    r"^(lib(c(?!-[a-z])|stdc\+\+|c\+\+(abi)?|calmcolors|calmalloc|ptlbmalloc2|jemalloc|mimalloc|snmalloc(shim)?"
+    r"|rpmalloc(wrap)?|tcmalloc)([-_.][^/]*)?\.so[^/]*|ld-linux[^/]*)$"
 )
 _LIBRARY_CODE = re.compile(r"^(std::|__gnu_cxx::|operator new|alloc::|core::|__rust|__rdl)")
 
@@ -44,9 +44,30 @@ def _locate(address: int, mappings: Sequence[pagemap.Mapping]) -> Address | None
     return None
 
 
+def name_of(function: str) -> str:
+    """Of a demangled function, without what it returns, which stands before the name of a template's."""
+    start = depth = 0
+    for at, sign in enumerate(function):
+        if depth == 0:
+            if at == start and function.startswith("operator", at):
+                break
+            is_name = function[start:at] not in ("", "decltype")
+            if sign == "(" and is_name and not function.startswith("(anonymous namespace)", at):
+                break
+            if function.startswith(" [clone ", at):
+                break
+            if sign == " ":
+                start = at + 1
+        if sign in "<([{":
+            depth += 1
+        elif sign in ">)]}" and function[at - 1 : at + 1] != "->":
+            depth -= 1
+    return function[start:]
+
+
 def _is_between(call: Call, allocator: str) -> bool:
     inner = call.module == allocator or _BETWEEN.match(call.module)
-    return bool(inner or _LIBRARY_CODE.match(call.function))
+    return bool(inner or _LIBRARY_CODE.match(name_of(call.function)))
 
 
 def resolve(

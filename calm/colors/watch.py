@@ -1,8 +1,8 @@
 """Runs a program with libcalmcolors.so before its allocator, and looks at it until it ends.
 
-It is looked at every so often; when its large blocks are about to be less than ever before, and when it ends:
-then it waits until it has been seen. Of all looks, and of all its processes, that with the most large memory
-counts.
+It is looked at every so often; before a block is freed, if large blocks are an eighth more than at the last
+such look; and when it ends: then it waits until it has been seen. Of all looks, and of all its processes,
+that with the most large memory counts.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from calm import program
 from calm.allocators import Allocator
-from calm.colors import blocks, look, pagemap
+from calm.colors import blocks, look
 from calm.colors.look import Look
 from calm.errors import CalmError
 
@@ -45,6 +45,8 @@ class Watched:
     """That were seen."""
     obstacle: str | None = None
     """Why it could not tell of its blocks."""
+    elsewhere: int = 0
+    """Processes that could not be found by the numbers that they know themselves by."""
 
 
 @contextlib.contextmanager
@@ -65,10 +67,13 @@ def _signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _resident_bytes(pid: int) -> int:
+    """All of a process's, that in hugetlbfs as well."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * pagemap.PAGE_BYTES
-    except (OSError, ValueError, IndexError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
         return 0
+    sizes = [line.split()[1] for line in lines if line.startswith(("VmRSS:", "HugetlbPages:"))]
+    return sum(int(size) for size in sizes) * 1024
 
 
 @dataclass
@@ -83,17 +88,19 @@ class _Watch:
     best: Look | None = None
     looks: int = 0
     seen: set[int] = field(default_factory=set)
+    """Processes that have told."""
+    elsewhere: set[int] = field(default_factory=set)
+    """The numbers by which others know themselves, in a PID namespace of their own."""
     _next: float = 0.0
 
     def tick(self) -> None:
         """Answers those that wait, and looks if it is time."""
         records = self.folder.look()
-        self.seen.update(each.pid for each in records)
         for each in records:
             if moment := each.asked():
                 number = each.begin()
                 try:
-                    self._look(each.pid, moment, each)
+                    self._look_by(each, moment)
                 finally:
                     each.done(number)
                 if moment == blocks.EXIT:
@@ -101,21 +108,35 @@ class _Watch:
         began = time.monotonic()
         if began < self._next:
             return
-        for each in records:
-            self._look(each.pid, INTERVAL, each)
-        if self.root not in self.seen:
+        looked = {each.pid for each in records if self._look_by(each, INTERVAL)}
+        if self.root not in looked:
             self._look(self.root, INTERVAL, None)
         now = time.monotonic()
         self._next = now + max(self.interval_s, (now - began) * _SHARE)
 
+    def _look_by(self, records: blocks.Records, moment: str) -> bool:
+        """Looks at the process whose records they are, if it can be found."""
+        pid = records.pid
+        if records.is_of(pid):
+            self.seen.add(pid)
+            self._look(pid, moment, records)
+            return True
+        # Between two programs a process has none. One that waits is there, though not by this number.
+        if moment != INTERVAL:
+            self.elsewhere.add(pid)
+        return False
+
     def _look(self, pid: int, moment: str, records: blocks.Records | None) -> None:
         best = self.best.weight if self.best is not None else (0, 0)
-        if pid != self.root and _resident_bytes(pid) <= best[0]:
+        # What is resident at all is no less than what is large.
+        comparable = self.best is not None and self.best.resident_known
+        if pid != self.root and comparable and _resident_bytes(pid) < best[0]:
             return
         try:
             told = records.blocks() if records is not None else None
             lost = records.lost if records is not None else 0
-            found = look.take(pid, moment, self.least, told, lost=lost, not_of=self.place)
+            calms = look.Calms(os.path.realpath(self.place), *(records.own if records is not None else ()))
+            found = look.take(pid, moment, self.least, told, lost=lost, calms=calms)
         except (CalmError, OSError):
             # It has just ended.
             return
@@ -132,7 +153,8 @@ def run(
     program.find(command[0])
     obstacle = program.preload_obstacle(command)
     room = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-    with tempfile.TemporaryDirectory(prefix="calm-colors-", dir=room) as place:
+    # A child that goes on may make a file while the others are removed.
+    with tempfile.TemporaryDirectory(prefix="calm-colors-", dir=room, ignore_cleanup_errors=True) as place:
         variables = dict(os.environ) | allocator.variables(os.environ)
         preload = [str(blocks.library()), *filter(None, [variables.get(_PRELOAD)])]
         variables |= {_PRELOAD: ":".join(preload), blocks.FOLDER: place, blocks.LEAST: str(least)}
@@ -165,4 +187,5 @@ def run(
         watch.looks,
         max(1, len(watch.seen | {process.pid})),
         obstacle,
+        len(watch.elsewhere),
     )

@@ -5,8 +5,8 @@ from collections import OrderedDict, defaultdict
 import numpy as np
 import pytest
 
-from calm.colors import caches_model
 from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.simulation import caches_model
 
 
 def naive(sets: list[int], tags: list[int], ways: int) -> list[bool]:

@@ -1,14 +1,19 @@
 """The kernel's files are read as they are written: mappings, resident pages, frames."""
 
+import errno
+import os
 import struct
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from calm.colors import analysis, look, pagemap
+from calm.colors import analysis, geometry, look, pagemap, report
 from calm.colors.blocks import Block
 from calm.colors.geometry import NEHALEM
+from calm.colors.sites import Call
 from calm.errors import CalmError
 
 PAGE = pagemap.PAGE_BYTES
@@ -50,6 +55,8 @@ def proc(tmp_path: Path) -> Path:
     with (folder / "pagemap").open("wb") as file:
         file.seek(BASE * 8)
         file.write(struct.pack(f"<{len(entries)}Q", *entries))
+        # The kernel's has entries for all addresses.
+        file.truncate((1 << 47) // PAGE * 8)
     return tmp_path
 
 
@@ -119,11 +126,11 @@ def test_a_range_that_is_read_in_pieces(proc: Path, monkeypatch: pytest.MonkeyPa
 
 def test_hidden_frames(proc: Path) -> None:
     path = proc / "123/pagemap"
-    data = bytearray(path.read_bytes())
-    for at in range(BASE * 8, len(data), 8):
-        (entry,) = struct.unpack_from("<Q", data, at)
-        struct.pack_into("<Q", data, at, entry & (PRESENT | SWAPPED))
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        file.seek(BASE * 8)
+        entries = np.frombuffer(file.read(4 * HUGE * 8), np.uint64)
+        file.seek(BASE * 8)
+        file.write((entries & np.uint64(PRESENT | SWAPPED)).tobytes())
     seen = look.take(123, "now", 64 << 10, proc=proc)
     assert "CAP_SYS_ADMIN" in str(seen.hidden)
     assert seen.resident_known
@@ -163,7 +170,7 @@ def test_a_look_by_blocks(proc: Path) -> None:
     # They share a page, which counts once.
     assert [region.pages.bytes // PAGE for region in seen.regions[:2]] == [HUGE, 1 + 4]
     assert seen.resident_bytes == (HUGE + 4) * PAGE
-    assert seen.weight == ((HUGE + 5) * PAGE, (HUGE + 5) * PAGE)
+    assert seen.weight == ((HUGE + 4) * PAGE, (HUGE + 5) * PAGE)
     frames = look.frames_by_page(seen.regions[1])
     assert frames is not None
     assert list(frames) == [6 * HUGE - 1, -1, -1, 3, 131, 259, 17]
@@ -193,6 +200,120 @@ def test_a_frame_that_several_pages_share_counts_once() -> None:
     pages = pagemap.Pages(np.arange(101), frames)
     count = analysis._count(pages, NEHALEM[1])
     assert (count.pages, count.in_conflict) == (2, 0)
+
+
+@pytest.mark.parametrize(("start", "left"), [(0, []), (-PAGE, [(BASE + 2 * HUGE, BASE + 4 * HUGE)])])
+def test_what_is_calms_own_is_left_out(proc: Path, start: int, left: list[tuple[int, int]]) -> None:
+    """Of a mapping that the kernel made of it and of the program's, its pages alone; resident ones count."""
+    base = BASE * PAGE
+    calms = look.Calms("/data/", base + start, base + (4 if not start else 2) * HUGE * PAGE - 100)
+    seen = look.take(123, "now", 64 << 10, [], calms=calms, proc=proc)
+    assert [region.path for region in seen.regions] == ["/anon_hugepage (deleted)"]
+    # What is left of the first has no resident page, and is not shown but by its size.
+    seen = look.take(123, "now", 0, [], calms=calms, proc=proc)
+    anonymous = [region for region in seen.regions if not region.path]
+    found = [(r.address // PAGE, (r.address + r.bytes) // PAGE) for r in anonymous]
+    assert found == left
+
+
+def test_looks_are_chosen_by_all_memory_then_by_what_was_told(proc: Path) -> None:
+    told = [Block(BASE * PAGE, HUGE * PAGE, 0, 1)]
+    one, other = (look.take(123, "now", 64 << 10, blocks, proc=proc) for blocks in (told, None))
+    assert one.weight == (HUGE * PAGE, HUGE * PAGE)
+    # All of the mapping that the block lies in is resident: four pages more.
+    assert other.weight > one.weight
+    untold = [replace(each, kind="other") for each in other.regions]
+    assert replace(other, regions=untold).weight < other.weight
+
+
+def test_a_process_that_ends_meanwhile_is_not_shown_as_if_it_were_all(proc: Path) -> None:
+    with (proc / "123/pagemap").open("r+b") as file:
+        file.truncate((BASE + 4 * HUGE) * 8)
+    with pytest.raises(CalmError, match=r"^process 123 ended while it was looked at$"):
+        look.take(123, "now", 64 << 10, proc=proc)
+
+
+def test_a_process_that_ended_before_a_large_mapping_was_found(proc: Path) -> None:
+    (proc / "123/pagemap").write_bytes(b"")
+    with pytest.raises(CalmError, match=r"^process 123 ended while it was looked at$"):
+        look.take(123, "now", 1 << 40, proc=proc)
+
+
+def test_a_process_that_ended_between_two_files(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {errno.ESRCH: True, errno.ENOENT: False}
+    for error, ended in found.items():
+
+        def fail(*_: object, error: int = error) -> int:
+            raise OSError(error, "no")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", fail)
+            assert pagemap.Pagemap(123, proc).ended == ended
+            # As a kernel without the file has it, or one that does not exist at all.
+            assert pagemap.Pagemap(999, proc).ended
+
+
+def test_a_zombie_has_ended(proc: Path) -> None:
+    (proc / "123/smaps").write_text("")
+    with pytest.raises(CalmError, match=r"^process 123 has ended"):
+        look.take(123, "now", 64 << 10, proc=proc)
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(CalmError, match=f"^process {process.pid} has ended"):
+            look.take(process.pid, "now", 64 << 10)
+
+
+def test_mappings_begin_with_pages_and_are_compared_by_color_alone(proc: Path) -> None:
+    seen = look.take(123, "now", 64 << 10, proc=proc)
+    found = analysis.analyse(seen, NEHALEM, 1)
+    assert len(seen.regions) == 3
+    assert (found.collisions, found.crowds) == ([], [])
+    assert [level.cache.level for level in found.levels] == [2, 3]
+    told = analysis.analyse(replace(seen, told=True), NEHALEM, 1)
+    assert any(collision.example.inner for collision in told.collisions)
+
+
+def test_a_machine_without_known_caches_is_said_to_be_one(proc: Path) -> None:
+    seen = look.take(123, "now", 64 << 10, proc=proc)
+    assert any("describes no caches" in note for note in analysis.analyse(seen, [], 1).notes)
+    assert not any("describes no caches" in note for note in analysis.analyse(seen, NEHALEM, 1).notes)
+
+
+def test_the_caches_are_those_of_a_cpu_that_the_process_may_run_on(
+    proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def affinity(pid: int) -> set[int]:
+        asked.append(pid)
+        return {5, 3} if pid == 123 else {7}
+
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
+    assert look.take(123, "now", 64 << 10, proc=proc).cpu == 3
+    for cpu, ways in ((0, 8), (3, 12), (7, 16)):
+        index = tmp_path / f"cpu{cpu}/cache/index0"
+        index.mkdir(parents=True)
+        texts = {"type": "Data", "level": "1", "size": "48K", "shared_cpu_list": f"{cpu}"}
+        for name, text in (texts | {"ways_of_associativity": str(ways)}).items():
+            (index / name).write_text(text + "\n")
+    assert [cache.ways for cache in geometry.caches(3, tmp_path)] == [12]
+    assert [cache.ways for cache in geometry.caches(system=tmp_path)] == [16]
+
+
+def test_a_title_has_blocks_and_others_apart_and_names_without_controls(proc: Path) -> None:
+    blocks = [Block(BASE * PAGE, HUGE * PAGE, 0, 1)]
+    seen = look.take(123, "peak", 64 << 10, blocks, proc=proc)
+    assert report._title(analysis.analyse(seen, NEHALEM, 1)).startswith(
+        "1 large block and 2 other large mappings, 7.0 MiB"
+    )
+    alone = look.take(123, "now", 64 << 10, proc=proc)
+    assert report._title(analysis.analyse(alone, NEHALEM, 1)).startswith("3 large mappings, ")
+    path = "/data/\x1b[31mred" + 300 * "x"
+    odd = replace(seen, regions=[replace(each, path=path) for each in seen.regions[-1:]])
+    assert report.place(analysis.analyse(odd, NEHALEM, 1), 0) == path.replace("\x1b", " ")
+    name = analysis.analyse(odd, NEHALEM, 1)
+    site = (Call("f<\x07>" + 300 * "y", None, "m"),)
+    assert report.place(replace(name, sites=[site]), 0) == "f< >" + 300 * "y" + " (m)"
 
 
 @pytest.mark.parametrize("pid", [999, 123])

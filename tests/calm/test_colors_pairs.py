@@ -108,7 +108,7 @@ def test_all_pairs_are_found(seed: int) -> None:
 def test_alongside_counts_pages_that_both_have() -> None:
     cache = NEHALEM[1]
     one, other = start(0, [0, 1, -1, 3]), start(1 << 30, [8, 9, 10, 12, 13])
-    assert alongside(one, other, cache, PAGE) == pytest.approx(0 / 3 if cache.colors(PAGE) == 16 else 2 / 3)
+    assert alongside(one, other, cache, PAGE) == 2 / 3
     assert alongside(one, start(0, [-1, -1, -1, -1]), cache, PAGE) == 0.0
     assert alongside(one, start(0), cache, PAGE) == 0.0
 
@@ -128,7 +128,19 @@ def test_crowds_are_more_than_the_ways_that_a_thread_has() -> None:
 def test_starts_that_are_spread_are_no_crowd() -> None:
     blocks = [start((at << 21) + at * (PAGE + LINE), list(range(513 * at, 513 * at + 8))) for at in range(9)]
     assert crowds(blocks, NEHALEM, PAGE, threads=1) == []
-    assert pairs(blocks, NEHALEM[:2], PAGE) == [] if NEHALEM[1].colors(PAGE) > 8 else True
+    # Nine blocks, eight colors: only the first and the last begin in one, and go on so side by side.
+    (found,) = pairs(blocks, NEHALEM[:2], PAGE)
+    assert (found.first, found.second, found.inner, found.aliased) == (0, 8, False, None)
+    assert found.outer == {2: 1.0}
+
+
+def test_where_addresses_are_those_of_pages_only_colors_are_compared() -> None:
+    blocks = [start(at << 21, list(range(512 * at, 512 * at + 8))) for at in range(9)]
+    found = pairs(blocks, NEHALEM, PAGE, by_address=False)
+    assert len(found) == 36
+    assert {(pair.inner, pair.aliased, tuple(pair.outer)) for pair in found} == {(False, None, (2, 3))}
+    assert pairs([start(0), start(1 << 20)], NEHALEM, PAGE, by_address=False) == []
+    assert {crowd.level for crowd in crowds(blocks, NEHALEM, PAGE, 1, by_address=False)} == {2}
 
 
 def test_the_largest() -> None:

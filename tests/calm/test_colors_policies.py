@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calm.colors import buddy, policies
-from calm.colors.buddy import Ints
-from calm.colors.policies import POLICIES, UNSEEDED, Touches, segment
+from calm.colors.simulation import buddy, policies
+from calm.colors.simulation.buddy import Ints
+from calm.colors.simulation.policies import POLICIES, UNSEEDED, Touches, segment
 
 # Powers of two, and not: a 480 MiB cache of 16 ways has 7,680 colors.
 COLORS = (2, 8, 12, 128, 7680)

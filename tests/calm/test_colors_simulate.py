@@ -10,19 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from calm import errors, report
-from calm.colors import (
+from calm.colors import conflicts
+from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.simulation import (
     caches_model,
-    conflicts,
     patterns,
     policies,
     simulate,
     simulate_command,
     simulate_report,
 )
-from calm.colors.buddy import Ints
-from calm.colors.geometry import NEHALEM, Cache
-from calm.colors.policies import POLICIES
-from calm.colors.simulate import Result
+from calm.colors.simulation.buddy import Ints
+from calm.colors.simulation.policies import POLICIES
+from calm.colors.simulation.simulate import Result
 
 L3 = NEHALEM[2]
 # A machine of today: 32 colors, and an L3 whose sets are no power of two.
@@ -106,7 +106,7 @@ def test_what_is_computed_for_a_linear_access_is_what_is_simulated(name: str, ca
         def policy(touches: policies.Touches, colors: int, seed: int, pages: int = pages) -> Ints:
             return POLICIES[name](policies.segment(2 * result.pages, patterns.START), colors, seed)[:pages]
 
-        found = simulate.miss_ratios(cache, patterns.linear(pages), policy, seeds)
+        found = simulate.miss_ratios(cache, patterns.blocked(pages, tiles=1), policy, seeds)
         point = result.figure(simulate.LINEAR).curve(name).at(share)
         if name == "modulo":
             found = found[:1]
@@ -176,6 +176,16 @@ def test_other_caches_show_the_same(cache: Cache) -> None:
     assert any("serves one CPU" in note for note in result.notes) == (cache is L2_TODAY)
 
 
+@pytest.mark.parametrize(("ways", "colors"), [(1, 2), (2, 2), (4, 2), (8, 8), (16, 128)])
+def test_no_number_of_arrays_or_processes_is_more_than_there_is_room_for(ways: int, colors: int) -> None:
+    cache = Cache(2, ways * colors * 4096, ways)
+    for pattern in (simulate.ARRAYS, simulate.PROCESSES):
+        traces = simulate.traces(pattern, cache)
+        assert traces
+        assert all(len(trace.touches) <= ways * colors for trace in traces.values())
+    assert list(simulate.traces(simulate.SPREAD, cache)) == list(simulate.traces(simulate.ARRAYS, cache))
+
+
 def test_the_same_seed_gives_the_same_and_another_one_another() -> None:
     def some(seed: int) -> Result:
         return simulate.run(
@@ -225,7 +235,8 @@ def test_whole_pages_of_a_trace_are_all_their_lines() -> None:
     frames = policies.random(trace.touches, 8, 3)
     cache = NEHALEM[1]
     by_page = caches_model.page_hits(cache, 4096, frames[trace.page])
-    by_line = caches_model.line_hits(cache, trace.lines(frames, 64))
+    lines = (frames[trace.page, None] * 64 + np.arange(64)).ravel()
+    by_line = caches_model.line_hits(cache, lines)
     assert by_line.reshape(-1, 64).all(axis=1).tolist() == by_page.tolist()
     assert by_line.mean() == by_page.mean() > 0
 

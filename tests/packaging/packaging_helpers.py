@@ -14,6 +14,8 @@ BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).ab
 VERSION = "0.1.0"
 # What `calm bench --paper nextgen` runs beside QEMU.
 TRACED_WITH = ("libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay")
+# What `calm colors` preloads.
+COLORS_WITH = "libcalmcolors.so"
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import REPOSITORY, SOURCES, TRACED_WITH, VERSION, build, project, run, tool
+from packaging_helpers import (
+    COLORS_WITH,
+    REPOSITORY,
+    SOURCES,
+    TRACED_WITH,
+    VERSION,
+    build,
+    project,
+    run,
+    tool,
+)
 
 NAMES = ["calmalloc-tools", "libcalmalloc", "libcalmalloc-dev"]
 SERVED = "served by calmalloc\n"
@@ -139,19 +149,20 @@ def test_a_program_by_cmake(debian: Debian, tmp_path: Path, target: str) -> None
     assert run(program).stdout == SERVED
 
 
-def test_what_traces_lies_beside_the_probe(debian: Debian, tmp_path: Path) -> None:
+def test_what_traces_and_what_colors_preloads_lie_beside_the_probe(debian: Debian, tmp_path: Path) -> None:
     parts = debian.root / "usr/libexec/calmalloc"
-    for name in ("calm-probe", *TRACED_WITH):
+    for name in ("calm-probe", COLORS_WITH, *TRACED_WITH):
         assert ".symtab" not in run("readelf", "--sections", "--wide", parts / name).stdout
     code = "from calm.bench.paper import nextgen_trace as trace\n"
-    code += "for name in (trace.PLUGIN, trace.MARKS, trace.REPLAY): print(trace._find(name))"
+    code += "for name in (trace.PLUGIN, trace.MARKS, trace.REPLAY): print(trace._find(name))\n"
+    code += "from calm.colors import blocks\nprint(blocks.library())"
     found = run(
         *(REPOSITORY / ".venv/bin/python", "-c", code),
         cwd=tmp_path,
         PYTHONPATH=str(debian.root / "usr/share/calmalloc"),
         CALM_LIBRARY_PATH=str(parts),
     ).stdout
-    assert found.splitlines() == [str(parts / name) for name in TRACED_WITH]
+    assert found.splitlines() == [str(parts / name) for name in (*TRACED_WITH, COLORS_WITH)]
 
 
 def test_calm(debian: Debian, tmp_path: Path) -> None:

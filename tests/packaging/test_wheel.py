@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import REPOSITORY, TRACED_WITH, VERSION, configure, run
+from packaging_helpers import COLORS_WITH, REPOSITORY, TRACED_WITH, VERSION, configure, run
 
 PYTHON = REPOSITORY / ".venv/bin/python"
 
@@ -61,7 +61,7 @@ def test_contents(fresh: Fresh) -> None:
     page = {f"calm/profile/page/{path.name}" for path in (REPOSITORY / "calm/profile/page").iterdir()}
     helpers = {"support", "number", "ranks", "arrays"}
     workloads = {path.stem for path in (REPOSITORY / "workloads").glob("*.c")} - helpers
-    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", *TRACED_WITH} | workloads
+    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH, *TRACED_WITH} | workloads
     native = {f"calm/_native/{name}" for name in carried}
     assert names == modules | page | native | {"calm/py.typed"}
 

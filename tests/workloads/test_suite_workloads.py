@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ran_workloads import BUILD, LIBRARY, run, start
 
-BUILD = Path(__file__).resolve().parents[2] / "build/release"
-LIBRARY = BUILD / "libcalmalloc.so"
 SOURCES = BUILD.parents[1] / "workloads"
 
 SMALL: dict[str, tuple[str, ...]] = {
@@ -58,29 +56,6 @@ THREADED = (
 FIXED_DURATION = ("glibc-thread",)
 # What the machine decides, not the workload.
 MEASURED = {"seconds", "build_seconds", "rss_early_kib", "rss_late_kib"}
-
-
-def start(name: str, *arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:
-    path = BUILD / name
-    assert path.is_file(), f"{path} is not built: run make"
-    environment = dict(os.environ)
-    if preload is not None:
-        assert preload.is_file(), f"{preload} is not built: run make"
-        environment["LD_PRELOAD"] = str(preload)
-    return subprocess.run(
-        [path, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
-
-
-def run(name: str, *arguments: str, preload: Path | None = None) -> dict[str, Any]:
-    done = start(name, *arguments, preload=preload)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout.count("\n") == 1
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert printed["workload"] == name
-    assert printed["seconds"] >= 0
-    return printed
 
 
 def work_of(printed: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ struct header {
     uint32_t record_bytes;
     int32_t pid;
     uint64_t least;
+    /* libcalmcolors.so, whose memory is not the program's: its tables are in its bss, which has no name. */
+    uint64_t own_start;
+    uint64_t own_end;
     _Atomic uint32_t used; /* no record beyond was ever written */
     _Atomic uint32_t moment;
     _Atomic uint64_t bytes; /* of all that live */

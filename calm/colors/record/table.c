@@ -26,6 +26,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct header *_Atomic file;
 static char folder_name[MOST_PATH - 64];
 static size_t least_bytes;
+static uint64_t own_range[2];
 static uint64_t shown_bytes; /* memory, when calm last looked at a peak */
 
 /* Which record an address has: linear probing, in memory that calm does not see. */
@@ -165,6 +166,8 @@ static struct header *create(void) {
     header->record_bytes = sizeof(struct record);
     header->pid = pid;
     header->least = least_bytes;
+    header->own_start = own_range[0];
+    header->own_end = own_range[1];
     return header;
 }
 
@@ -180,11 +183,13 @@ static void publish(struct header *header) {
     atomic_store_explicit(&file, header, memory_order_release);
 }
 
-void table_open(const char *folder, size_t least) {
+void table_open(const char *folder, size_t least, uintptr_t own_start, uintptr_t own_end) {
     int kept = errno;
     if (folder != NULL && strlen(folder) < sizeof folder_name) {
         memcpy(folder_name, folder, strlen(folder) + 1);
         least_bytes = least;
+        own_range[0] = own_start;
+        own_range[1] = own_end;
         struct header *header = create();
         if (header != NULL) {
             publish(header);

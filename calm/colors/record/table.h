@@ -17,8 +17,8 @@ struct stack {
     uint64_t frames[FRAMES];
 };
 
-/* Begins to keep blocks of at least so many bytes in the folder. Once, early. */
-void table_open(const char *folder, size_t least);
+/* Begins to keep blocks of at least so many bytes in the folder. Once, early. calm is told where we are. */
+void table_open(const char *folder, size_t least, uintptr_t own_start, uintptr_t own_end);
 
 /* Whether a block of so many bytes is to be added. */
 bool table_wants(size_t bytes);

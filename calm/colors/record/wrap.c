@@ -471,7 +471,7 @@ __attribute__((constructor)) static void begin(void) {
     (void)dl_iterate_phdr(note_range, &of_malloc);
     (void)dl_iterate_phdr(note_range, &of_room);
     if (pthread_atfork(table_before_fork, parent_goes_on, child_begins) == 0) {
-        table_open(folder, strtoull(least, NULL, 10));
+        table_open(folder, strtoull(least, NULL, 10), own.low, own.high);
     }
 }
 

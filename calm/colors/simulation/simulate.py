@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from calm.colors import caches_model, conflicts
-from calm.colors.buddy import Ints
+from calm.colors import conflicts
 from calm.colors.geometry import Cache
-from calm.colors.patterns import START, Arrays, Trace, blocked, streams
-from calm.colors.policies import HUGE_PAGES, POLICIES, UNSEEDED, Policy, segment
+from calm.colors.simulation import caches_model
+from calm.colors.simulation.buddy import Ints
+from calm.colors.simulation.patterns import START, Arrays, Trace, blocked, streams
+from calm.colors.simulation.policies import HUGE_PAGES, POLICIES, UNSEEDED, Policy, segment
 
 RUNS = 500
 """As the paper's."""
@@ -144,7 +145,6 @@ def _linear(
     room = colors * cache.ways
     ends = sizes(room)
     touches = segment(int(ends[-1]), start=START)
-    unavoidable = np.maximum(0, ends - room)
     shares = [float(end) / room for end in ends]
     beyond: list[Curve] = []
     missing: list[Curve] = []
@@ -154,7 +154,7 @@ def _linear(
             counts.append(counts_by_size(policy(touches, colors, seed) % colors, colors, ends))
             step(name)
         by_run = np.stack(counts)
-        over = np.maximum(by_run - cache.ways, 0).sum(axis=2) - unavoidable
+        over = conflicts.unnecessary_by_counts(by_run, cache, page_bytes)
         misses = caches_model.cyclic_misses(by_run, cache.ways) / ends
         beyond.append(Curve(name, _points(shares, over.astype(np.float64))))
         missing.append(Curve(name, _points(shares, misses)))
@@ -202,6 +202,8 @@ def traces(pattern: str, cache: Cache, page_bytes: int = conflicts.PAGE_BYTES) -
     if pattern in (ARRAYS, SPREAD):
         spread = cache.way_bytes if pattern == SPREAD else 0
         numbers = sorted({max(1, ways // 2), ways, ways + 1, ways * 3 // 2, 2 * ways, 4 * ways})
+        # Where the cache has few colors, so many pages may be more than it has room for.
+        numbers = [number for number in numbers if number <= colors * ways]
         found = {number: Arrays(number, gap, page_bytes, spread_bytes=spread) for number in numbers}
         return {
             float(number): streams(arrays, page_bytes=page_bytes, line_bytes=cache.line_bytes)
@@ -209,9 +211,11 @@ def traces(pattern: str, cache: Cache, page_bytes: int = conflicts.PAGE_BYTES) -
         }
     # All arrays of four processes have one page of a color for each way.
     each = Arrays(max(1, ways // 4), gap, max(1, colors // 4) * page_bytes)
+    pages = each.count * (each.used_bytes // page_bytes)
     return {
         float(number): streams(each, number, page_bytes=page_bytes, line_bytes=cache.line_bytes)
         for number in (1, 2, 4, 6, 8)
+        if number * pages <= colors * ways
     }
 
 

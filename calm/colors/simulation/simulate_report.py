@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from calm import plot
-from calm.colors.policies import HASH
-from calm.colors.simulate import (
+from calm.colors.simulation.policies import HASH
+from calm.colors.simulation.simulate import (
     ARRAYS,
     BLOCKED,
     CONFLICTS,

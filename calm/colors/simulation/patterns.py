@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calm.colors.buddy import Ints
-from calm.colors.policies import Touches
+from calm.colors.simulation.buddy import Ints
+from calm.colors.simulation.policies import Touches
 
 Bools = NDArray[np.bool_]
 
@@ -29,9 +29,9 @@ class Trace:
 
     def lines(self, frames: Ints, lines_a_page: int) -> Ints:
         """The physical lines accessed, in order, where the touched pages are in these frames."""
-        if self.line is not None:
-            return frames[self.page] * lines_a_page + self.line
-        return ((frames[self.page] * lines_a_page)[:, None] + np.arange(lines_a_page)).ravel()
+        if self.line is None:
+            raise ValueError("the accesses are to whole pages")
+        return frames[self.page] * lines_a_page + self.line
 
 
 def _trace(pids: Ints, segments: Ints, pages: Ints, line: Ints | None, repeated: Bools) -> Trace:
@@ -45,13 +45,11 @@ def _trace(pids: Ints, segments: Ints, pages: Ints, line: Ints | None, repeated:
     return Trace(Touches(pages[first], segments[first], pids[first]), rank[which.reshape(-1)], line, repeated)
 
 
-def linear(pages: int, passes: int = 3, start: int = START) -> Trace:
-    """One array, passed over again and again (figure 3)."""
-    return blocked(pages, 1, passes, start)
-
-
 def blocked(pages: int, tiles: int, passes: int = 3, start: int = START) -> Trace:
-    """One array in tiles of so many pages, each passed over as often before the next one: cache blocking."""
+    """One array in tiles of so many pages, each passed over as often before the next one: cache blocking.
+
+    One tile is an array that is passed over again and again (figure 3).
+    """
     tile = np.tile(np.arange(pages), passes)
     offsets = (np.arange(tiles)[:, None] * pages + tile).ravel()
     again = np.tile(np.arange(len(tile)) >= pages, tiles)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calm.colors import buddy
-from calm.colors.buddy import Ints
+from calm.colors.simulation import buddy
+from calm.colors.simulation.buddy import Ints
 
 _Words = NDArray[np.uint64]
 

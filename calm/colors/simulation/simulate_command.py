@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from calm import plot, report
-from calm.colors import conflicts, simulate_report
-from calm.colors import simulate as engine
+from calm.colors import conflicts
 from calm.colors.geometry import NEHALEM, Cache, caches
-from calm.colors.policies import POLICIES
+from calm.colors.simulation import simulate as engine
+from calm.colors.simulation import simulate_report
+from calm.colors.simulation.policies import POLICIES
 from calm.errors import USAGE, CalmError
 from calm.progress import Bar
 

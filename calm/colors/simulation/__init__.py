@@ -1,0 +1,1 @@
+"""`calm colors --simulate`: policies that give pages their colors, on simulated caches."""

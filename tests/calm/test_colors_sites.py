@@ -1,0 +1,66 @@
+"""Which calls are the program's own: those of allocators and of the languages' libraries are not."""
+
+import pytest
+
+from calm.colors.sites import Call, _is_between, name_of
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        *(
+            "libc.so.6",
+            "libc-2.31.so",
+            "libc.musl-x86_64.so.1",
+            "libc_malloc_debug.so.0",
+            "libstdc++.so.6.0.33",
+        ),
+        *("libc++.so.1", "libc++abi.so.1", "libcalmcolors.so", "libcalmalloc.so.0", "libptlbmalloc2.so"),
+        *("libjemalloc.so.2", "libmimalloc-secure.so.2", "libsnmallocshim-checks.so", "librpmallocwrap.so"),
+        *("libtcmalloc_minimal.so.4", "ld-linux-x86-64.so.2"),
+    ],
+)
+def test_between_a_program_and_the_kernel(library: str) -> None:
+    assert _is_between(Call("f", None, library), "")
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        *("libcgns.so.4", "libcblas.so.3", "libcurl.so.4", "libcalmalloc2.so", "libc-client.so.2007e"),
+        *("libc++stuff.so", "libmimallocate.so", "solver", "libc.py"),
+    ],
+)
+def test_a_program_s_own_library(library: str) -> None:
+    assert not _is_between(Call("f", None, library), "")
+    assert _is_between(Call("f", None, library), library)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("main", "main"),
+        ("std::vector<int>::push_back(int&&)", "std::vector<int>::push_back(int&&)"),
+        (
+            "void std::vector<double, std::allocator<double> >::_M_realloc_insert<double>(int, double&&)",
+            "std::vector<double, std::allocator<double> >::_M_realloc_insert<double>(int, double&&)",
+        ),
+        ("void std::vector<int>::_M_fill_insert", "std::vector<int>::_M_fill_insert"),
+        ("std::vector<int> make<int>(int, long)", "make<int>(int, long)"),
+        ("std::unique_ptr<A> (anonymous namespace)::make<A>(int)", "(anonymous namespace)::make<A>(int)"),
+        ("(anonymous namespace)::f(int, long)", "(anonymous namespace)::f(int, long)"),
+        ("operator new(unsigned long)", "operator new(unsigned long)"),
+        ("bool operator< <int>(A<int> const&, long)", "operator< <int>(A<int> const&, long)"),
+        ("decltype (f({parm#1}->g())) std::call<int>(int)", "std::call<int>(int)"),
+        ("std::sort(int*, int*) [clone .cold]", "std::sort(int*, int*) [clone .cold]"),
+        ("grow [clone .isra.0]", "grow [clone .isra.0]"),
+        (
+            "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+            "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+        ),
+    ],
+)
+def test_a_template_s_name_follows_what_it_returns(function: str, name: str) -> None:
+    assert name_of(function) == name
+    is_library = name.startswith(("std::", "operator new"))
+    assert _is_between(Call(function, None, "solver"), "") == is_library

@@ -1,0 +1,35 @@
+"""Runs the workloads that the build made, and reads the one line that each prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+BUILD = Path(__file__).resolve().parents[2] / "build/release"
+LIBRARY = BUILD / "libcalmalloc.so"
+
+
+def start(name: str, *arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = BUILD / name
+    assert path.is_file(), f"{path} is not built: run make"
+    environment = dict(os.environ)
+    if preload is not None:
+        assert preload.is_file(), f"{preload} is not built: run make"
+        environment["LD_PRELOAD"] = str(preload)
+    return subprocess.run(
+        [path, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def run(name: str, *arguments: str, preload: Path | None = None) -> dict[str, Any]:
+    done = start(name, *arguments, preload=preload)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed["workload"] == name
+    assert printed["seconds"] >= 0
+    return printed
