@@ -15,76 +15,49 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "check.h"
+#include "machine_files.h"
 
 #define KEPT_ERRNO 1234 /* none of the system's */
 
 enum { COLORS = 8, WAYS = 8 };
 
-static char root[] = "/tmp/calm-test-colored-XXXXXX";
-static char poor_root[] =
-    "/tmp/calm-test-colored-XXXXXX"; /* has the cache, but little memory and no pagemap */
+/* Beside the one at root: has the cache, but little memory and no pagemap. */
+static char poor_root[] = "/tmp/calm-test-colored-XXXXXX";
 static size_t page_bytes;
 static bool frames_are_shown;
 
 /* ---- machines of files ---- */
 
-__attribute__((format(printf, 3, 4))) static void put(const char *where, const char *text, const char *name,
-                                                      ...) {
-    char path[256];
-    va_list arguments;
-    int length = snprintf(path, sizeof path, "%s", where);
-    va_start(arguments, name);
-    vsnprintf(path + length, sizeof path - (size_t)length, name, arguments);
-    va_end(arguments);
-    for (char *slash = strchr(path + length + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
-        *slash = '/';
-    }
-    FILE *file = fopen(path, "we");
-    CHECK(file != NULL);
-    CHECK(fputs(text, file) >= 0);
-    CHECK(fclose(file) == 0);
+static void put_data_cache(const char *machine, unsigned level, size_t bytes, unsigned ways) {
+    char level_text[16];
+    char size[32];
+    char ways_text[16];
+    snprintf(level_text, sizeof level_text, "%u\n", level);
+    snprintf(size, sizeof size, "%zuK\n", bytes >> 10);
+    snprintf(ways_text, sizeof ways_text, "%u\n", ways);
+    put_cache_at(machine, level - 1, level_text, level == 1 ? "Data\n" : "Unified\n", size, ways_text, "0\n");
 }
 
-static void put_cache(const char *where, unsigned level, size_t bytes, unsigned ways) {
-#define CACHE "/sys/devices/system/cpu/cpu0/cache/index%u/"
-    char text[32];
-    snprintf(text, sizeof text, "%u\n", level);
-    put(where, text, CACHE "level", level - 1);
-    snprintf(text, sizeof text, "%zuK\n", bytes >> 10);
-    put(where, text, CACHE "size", level - 1);
-    snprintf(text, sizeof text, "%u\n", ways);
-    put(where, text, CACHE "ways_of_associativity", level - 1);
-    put(where, "64\n", CACHE "coherency_line_size", level - 1);
-    put(where, level == 1 ? "Data\n" : "Unified\n", CACHE "type", level - 1);
-    put(where, "0\n", CACHE "shared_cpu_list", level - 1);
-#undef CACHE
+static void make_machine(char *machine) {
+    CHECK(mkdtemp(machine) != NULL);
+    CHECK(chmod(machine, 0755) == 0);                             /* for tests that give up root */
+    put_data_cache(machine, 1, WAYS * page_bytes, WAYS);          /* one color */
+    put_data_cache(machine, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
+    put_data_cache(machine, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
 }
 
-static void put_caches(char *where) {
-    CHECK(mkdtemp(where) != NULL);
-    CHECK(chmod(where, 0755) == 0);
-    put_cache(where, 1, WAYS * page_bytes, WAYS);          /* one color */
-    put_cache(where, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
-    put_cache(where, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
-}
-
-static void remove_machines(void) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s' '%s'", root, poor_root);
-    CHECK(system(command) == 0);
+static void remove_machine(const char *machine) {
+    clear_machine_at(machine);
+    CHECK(rmdir(machine) == 0);
 }
 
 /* ---- what is seen from outside ---- */
@@ -190,10 +163,10 @@ static void test_errors(void) {
     CHECK_EQUAL(why_not(root, SIZE_MAX, 2), ENOMEM);
     CHECK_EQUAL(why_not(root, SIZE_MAX / 2, 2), ENOMEM);
 
-    put(poor_root, "MemTotal: 9999999 kB\nMemAvailable:   1000000 kB\n", "/proc/meminfo");
+    put_at(poor_root, "MemTotal: 9999999 kB\nMemAvailable:   1000000 kB\n", "/proc/meminfo");
     CHECK_EQUAL(small_pages_available(poor_root), (size_t)1000000 << 10);
     CHECK_EQUAL(why_not(poor_root, 1, 2 | CALM_COLORED_FRAMES), ENOTSUP); /* there is no pagemap */
-    put(poor_root, "MemAvailable: 64 kB\n", "/proc/meminfo");
+    put_at(poor_root, "MemAvailable: 64 kB\n", "/proc/meminfo");
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED), ENOMEM);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2), ENOMEM);
@@ -462,8 +435,8 @@ static void test_by_time(void) {
 
 int main(void) {
     page_bytes = os_page_size();
-    put_caches(root);
-    put_caches(poor_root);
+    make_machine(root);
+    make_machine(poor_root);
     char link[64];
     snprintf(link, sizeof link, "%s/proc", root);
     CHECK(symlink("/proc", link) == 0);
@@ -487,6 +460,7 @@ int main(void) {
     } else {
         puts("left out: the kernel hides frames from this process");
     }
-    remove_machines();
+    remove_machine(root);
+    remove_machine(poor_root);
     return 0;
 }
