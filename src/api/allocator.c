@@ -1,5 +1,6 @@
 #include "api/allocator.h"
 
+#include "api/colored.h"
 #include "api/door.h"
 #include "api/misuse.h"
 #include "api/offloading.h"
@@ -44,6 +45,7 @@ static void after_fork_in_parent(void) {
     governor_after_fork(&calm_governor, false);
     offloading_after_fork(false);
     profiling_after_fork();
+    colored_after_fork();
 }
 
 static void after_fork_in_child(void) {
@@ -51,6 +53,7 @@ static void after_fork_in_child(void) {
     placing_after_fork();
     offloading_after_fork(true);
     profiling_after_fork();
+    colored_after_fork();
 }
 
 bool allocator_ready(void) {

@@ -7,6 +7,7 @@
 
 #include "calmalloc.h"
 #include "os/address_space.h"
+#include "os/eviction.h"
 #include "os/pagemap.h"
 #include "os/small_pages.h"
 
@@ -15,6 +16,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -22,18 +24,35 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #include "check.h"
 #include "machine_files.h"
 
 #define KEPT_ERRNO 1234 /* none of the system's */
 
-enum { COLORS = 8, WAYS = 8 };
+enum { COLORS = 8, WAYS = 8, COLORS_NOT_TIMED = 128 };
 
-/* Beside the one at root: has the cache, but little memory and no pagemap. */
+/* Beside the one at root: has the caches, but little memory, and no pagemap or an empty one. */
 static char poor_root[] = "/tmp/calm-test-colored-XXXXXX";
 static size_t page_bytes;
 static bool frames_are_shown;
+
+/* ---- a clock that can hurry ---- */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+
+static atomic_bool hurries;
+static atomic_int looks; /* at the clock, each of which finds it a second later */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
+    int result = __real_clock_gettime(clock, time);
+    if (atomic_load(&hurries)) {
+        time->tv_sec += atomic_fetch_add(&looks, 1);
+    }
+    return result;
+}
 
 /* ---- machines of files ---- */
 
@@ -53,6 +72,21 @@ static void make_machine(char *machine) {
     put_data_cache(machine, 1, WAYS * page_bytes, WAYS);          /* one color */
     put_data_cache(machine, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
     put_data_cache(machine, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
+    put_data_cache(machine, 4, WAYS * COLORS_NOT_TIMED * page_bytes, WAYS);
+}
+
+/* Where every page is in no frame. */
+static void put_empty_pagemap(const char *machine) {
+    char path[128];
+    put_at(machine, "", "/proc/self/pagemap");
+    snprintf(path, sizeof path, "%s/proc/self/pagemap", machine);
+    CHECK(truncate(path, (off_t)1 << 39) == 0);
+}
+
+static void put_memory(const char *machine, size_t bytes) {
+    char text[64];
+    snprintf(text, sizeof text, "MemTotal: 9999999 kB\nMemAvailable:   %zu kB\n", bytes >> 10);
+    put_at(machine, text, "/proc/meminfo");
 }
 
 static void remove_machine(const char *machine) {
@@ -155,21 +189,27 @@ static void test_errors(void) {
     CHECK_EQUAL(why_not(root, 1, 0), EINVAL);
     CHECK_EQUAL(why_not(root, 1, CALM_COLORED_FRAMES), EINVAL);
     CHECK_EQUAL(why_not(root, 1, 2 | CALM_COLORED_FRAMES | CALM_COLORED_TIMED), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, 256 << 2 | 2), EINVAL);
     CHECK_EQUAL(why_not(root, 1, 1), ENOTSUP);
     CHECK_EQUAL(why_not(root, 1, 3), ENOTSUP);
-    CHECK_EQUAL(why_not(root, 1, 4), ENOTSUP);
+    CHECK_EQUAL(why_not(root, 1, 5), ENOTSUP);
     CHECK_EQUAL(why_not(root, 1, 255), ENOTSUP);
     CHECK_EQUAL(why_not("/nowhere", 1, 2), ENOTSUP);
     CHECK_EQUAL(why_not(root, SIZE_MAX, 2), ENOMEM);
     CHECK_EQUAL(why_not(root, SIZE_MAX / 2, 2), ENOMEM);
 
-    put_at(poor_root, "MemTotal: 9999999 kB\nMemAvailable:   1000000 kB\n", "/proc/meminfo");
+    put_memory(poor_root, (size_t)1000000 << 10);
     CHECK_EQUAL(small_pages_available(poor_root), (size_t)1000000 << 10);
     CHECK_EQUAL(why_not(poor_root, 1, 2 | CALM_COLORED_FRAMES), ENOTSUP); /* there is no pagemap */
-    put_at(poor_root, "MemAvailable: 64 kB\n", "/proc/meminfo");
+    CHECK_EQUAL(why_not(poor_root, 1, 4), ENOTSUP);                       /* nor can it be timed */
+    put_empty_pagemap(poor_root);
+    put_memory(poor_root, 16 * page_bytes);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
-    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED), ENOMEM);
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED),
+                eviction_can_time() ? ENOMEM : ENOTSUP);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2), ENOMEM);
+    /* Before there is a surplus. */
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 4 | CALM_COLORED_TIMED), ENOTSUP);
 
     struct calm_colored stats;
     errno = 0;
@@ -203,17 +243,62 @@ static void test_pagemap(void) {
     CHECK(munmap(pages, 3 * page_bytes) == 0);
 }
 
-static void test_frames_that_are_hidden(void) {
+static void give_up_root(void) {
     if (geteuid() == 0) {
         CHECK(setuid(65534) == 0);
     }
+}
+
+static void test_frames_that_are_hidden(void) {
+    give_up_root();
     CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    CHECK_EQUAL(why_not(root, page_bytes, 4), EPERM); /* which only frames would do for */
     /* A file that can be opened, and shows nothing. */
     CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
     CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    CHECK_EQUAL(why_not(root, page_bytes, 4), EPERM);
     errno = 0;
     struct calm_colored stats;
     CHECK(calm_colored_stats(root, &stats, sizeof stats) == -1 && errno == EINVAL);
+}
+
+/* That is known by one page, before there is memory for more. */
+static void test_frames_that_are_hidden_cost_nothing(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/proc/self/pagemap", poor_root);
+    CHECK(unlink(path) == 0);
+    CHECK(symlink("/proc/self/pagemap", path) == 0);
+    put_memory(poor_root, 16 * page_bytes);
+    give_up_root();
+    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
+    CHECK_EQUAL(why_not(poor_root, 100 * page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+}
+
+/* Enough for a first choice, of pages in no frame, and not for the largest surplus: what was chosen is kept,
+ * and said to be bad. */
+static void test_memory_that_ends_midway(void) {
+    enum { PAGES = 64, FIRST = PAGES + PAGES / 4 + 4 * COLORS };
+    put_memory(poor_root, 2 * FIRST * page_bytes);
+    give_up_root();
+    int error = 0;
+    char *block = colored_alloc(poor_root, PAGES * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
+    CHECK_EQUAL(error, 0);
+    struct calm_colored stats = stats_of(block);
+    CHECK(stats.pages_examined >= FIRST && stats.pages_examined < 4 * PAGES + 16 * COLORS);
+    CHECK_EQUAL(stats.pages_misplaced, PAGES);
+    for (size_t i = 0; i < PAGES * page_bytes; i++) {
+        CHECK(block[i] == 0);
+    }
+    calm_colored_free(block);
+}
+
+/* Frames are all there is where nothing can be timed. */
+static void test_frames_by_default(void) {
+    char *block = take(page_bytes, 4);
+    struct calm_colored stats = stats_of(block);
+    CHECK_EQUAL(stats.source, CALM_COLORED_FRAMES);
+    CHECK_EQUAL(stats.colors, COLORS_NOT_TIMED);
+    calm_colored_free(block);
 }
 
 static void test_blocks(void) {
@@ -305,6 +390,24 @@ static void test_without_userfaultfd(void) {
     CHECK_EQUAL(mappings_of(block, PAGES * page_bytes), 0);
 }
 
+/* All blocks together, not each, have so many mappings; what fails, and what is freed, gives its own back. */
+static void test_mappings_end(void) {
+    enum { BLOCKS = 4, PAGES = PAGE_MAPPINGS_MOST / BLOCKS };
+    char *blocks[BLOCKS];
+    deny(SYS_userfaultfd, SYS_userfaultfd);
+    for (size_t i = 0; i < BLOCKS - 1; i++) {
+        blocks[i] = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    }
+    CHECK_EQUAL(why_not(root, (PAGES + 1) * page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    blocks[BLOCKS - 1] = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    calm_colored_free(blocks[0]);
+    blocks[0] = take(page_bytes, 2 | CALM_COLORED_FRAMES);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        calm_colored_free(blocks[i]);
+    }
+}
+
 static void test_where_pages_cannot_be_moved(void) {
     deny(SYS_userfaultfd, SYS_mremap);
     size_t before = all_mappings();
@@ -351,6 +454,65 @@ static void test_fork(void) {
         CHECK(inherited[i] == 'p');
     }
     calm_colored_free(inherited);
+}
+
+static size_t blocks_to_be_had(void) {
+    enum { MOST = 2048 };
+    static char *blocks[MOST];
+    size_t count = 0;
+    int error = 0;
+    while (count < MOST &&
+           (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
+        count++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        calm_colored_free(blocks[i]);
+    }
+    return count;
+}
+
+/* Address space of the process. */
+static size_t pages_reserved(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    CHECK(file != NULL);
+    CHECK(fscanf(file, "%zu", &pages) == 1);
+    CHECK(fclose(file) == 0);
+    return pages;
+}
+
+enum { PAGES_IN_THE_MAKING = 16384 };
+static size_t blocks_before;
+static size_t reserved_before;
+
+static void *make_until_told_that_memory_is_short(void *unused) {
+    (void)unused;
+    CHECK_EQUAL(why_not(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    return NULL;
+}
+
+static void test_a_child_has_nothing_in_the_making(void) {
+    CHECK(pages_reserved() + 4 * PAGES_IN_THE_MAKING <= reserved_before);
+    CHECK_EQUAL(blocks_to_be_had(), blocks_before);
+}
+
+/* A thread that the child does not have waits for what the machine's memory is, the surplus reserved. */
+static void test_fork_while_a_block_is_made(void) {
+    pthread_t thread;
+    char path[128];
+    snprintf(path, sizeof path, "%s/proc/meminfo", poor_root);
+    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
+    blocks_before = blocks_to_be_had();
+    CHECK(pthread_create(&thread, NULL, make_until_told_that_memory_is_short, NULL) == 0);
+    FILE *memory = fopen(path, "we"); /* when the thread has opened it */
+    CHECK(memory != NULL);
+    reserved_before = pages_reserved();
+    in_child(test_a_child_has_nothing_in_the_making);
+    CHECK(fputs("MemAvailable: 0 kB\n", memory) >= 0);
+    CHECK(fclose(memory) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK_EQUAL(blocks_to_be_had(), blocks_before);
+    CHECK(unlink(path) == 0);
 }
 
 static void *take_and_free(void *argument) {
@@ -433,6 +595,19 @@ static void test_by_time(void) {
     CHECK_EQUAL(mappings_of(block, BYTES), 0);
 }
 
+/* The search asks for the time before each question. */
+static void test_time_is_bounded(void) {
+    atomic_store(&looks, 0);
+    atomic_store(&hurries, true);
+    errno = 0;
+    char *block = calm_colored_alloc(1 << 20, 2 | CALM_COLORED_TIMED);
+    int error = errno;
+    atomic_store(&hurries, false);
+    CHECK(block == NULL);
+    CHECK(error == EAGAIN || error == ENOTSUP || error == ENOMEM);
+    CHECK(atomic_load(&looks) <= 20);
+}
+
 int main(void) {
     page_bytes = os_page_size();
     make_machine(root);
@@ -445,17 +620,23 @@ int main(void) {
     test_errors();
     in_child(test_frames_that_are_hidden);
     test_misuse_is_named();
+    in_child(test_memory_that_ends_midway);
+    in_child(test_frames_that_are_hidden_cost_nothing);
     test_by_time();
+    test_time_is_bounded();
     if (frames_are_shown) {
         test_blocks();
         test_what_is_moved_later();
         test_blocks_begin_apart();
         test_as_many_as_there_may_be();
+        test_frames_by_default();
         in_child(test_without_userfaultfd);
+        in_child(test_mappings_end);
         in_child(test_where_pages_cannot_be_moved);
         in_child(test_locked_memory);
         in_child(test_a_limit_on_address_space);
         test_fork();
+        test_fork_while_a_block_is_made();
         test_threads();
     } else {
         puts("left out: the kernel hides frames from this process");
