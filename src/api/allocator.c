@@ -45,7 +45,6 @@ static void after_fork_in_parent(void) {
     governor_after_fork(&calm_governor, false);
     offloading_after_fork(false);
     profiling_after_fork();
-    colored_after_fork();
 }
 
 static void after_fork_in_child(void) {

@@ -481,13 +481,18 @@ static size_t pages_reserved(void) {
     return pages;
 }
 
-enum { PAGES_IN_THE_MAKING = 16384 };
+enum { PAGES_IN_THE_MAKING = 2048 };
 static size_t blocks_before;
 static size_t reserved_before;
 
-static void *make_until_told_that_memory_is_short(void *unused) {
+static void *make_and_free(void *unused) {
     (void)unused;
-    CHECK_EQUAL(why_not(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    int error = 0;
+    char *block = colored_alloc(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
+    CHECK_EQUAL(error, 0);
+    memset(block, 1, PAGES_IN_THE_MAKING * page_bytes);
+    CHECK_EQUAL(stats_of(block).pages, PAGES_IN_THE_MAKING);
+    calm_colored_free(block);
     return NULL;
 }
 
@@ -496,23 +501,27 @@ static void test_a_child_has_nothing_in_the_making(void) {
     CHECK_EQUAL(blocks_to_be_had(), blocks_before);
 }
 
-/* A thread that the child does not have waits for what the machine's memory is, the surplus reserved. */
+/* A thread that the child does not have waits for what the machine's memory is, the surplus reserved. The
+ * parent, of which it is one, sees it through. */
 static void test_fork_while_a_block_is_made(void) {
     pthread_t thread;
     char path[128];
+    char path_later[128];
     snprintf(path, sizeof path, "%s/proc/meminfo", poor_root);
-    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
+    snprintf(path_later, sizeof path_later, "%s/proc/meminfo-later", poor_root);
+    put_memory(poor_root, (size_t)1 << 40);
+    CHECK(rename(path, path_later) == 0 && mkfifo(path, 0600) == 0);
     blocks_before = blocks_to_be_had();
-    CHECK(pthread_create(&thread, NULL, make_until_told_that_memory_is_short, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, make_and_free, NULL) == 0);
     FILE *memory = fopen(path, "we"); /* when the thread has opened it */
     CHECK(memory != NULL);
     reserved_before = pages_reserved();
     in_child(test_a_child_has_nothing_in_the_making);
-    CHECK(fputs("MemAvailable: 0 kB\n", memory) >= 0);
+    CHECK(rename(path_later, path) == 0);
+    CHECK(fputs("MemAvailable: 1000000 kB\n", memory) >= 0);
     CHECK(fclose(memory) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK_EQUAL(blocks_to_be_had(), blocks_before);
-    CHECK(unlink(path) == 0);
 }
 
 static void *take_and_free(void *argument) {
