@@ -123,7 +123,8 @@ CALM_API int calm_get(const char *name, char *buffer, size_t size);
 CALM_API int calm_profile_write(const char *path);
 
 /* How the color of a page is found out; one of them may be or'ed to the cache level. By default frames are
- * read, and believed if pages of one color do fight for the cache; else it is timed. */
+ * read, and believed if pages of one color do fight for the cache; else it is timed. Where nothing can be
+ * timed, frames are believed as they are. */
 #define CALM_COLORED_FRAMES 0x100U /* by its frame's number; needs CAP_SYS_ADMIN; no hypervisor */
 #define CALM_COLORED_TIMED  0x200U /* by the time that loads take; takes seconds; x86-64 */
 
@@ -132,13 +133,23 @@ CALM_API int calm_profile_write(const char *path);
  * level (2, 3), so that an array as large as the cache fits into it. Of the pages that the system gives at
  * random a surplus is had, as large as some times the cache, those of the right colors are kept and moved to
  * their places, and the others given back: for few, large, long-lived blocks. Page i of a block has color
- * (c + i) modulo the number of colors; c differs from block to block.
+ * (c + i) modulo the number of colors, and c differs from block to block. By frames, a color is the same sets
+ * in all blocks; by time, each block's colors are numbered as they were found, and c says nothing of where it
+ * begins beside another.
  *
- * Returns NULL, with errno: EINVAL if bytes is 0 or cache is none of these; ENOTSUP if there is no such
- * cache, it has one color (a way is a page) or sets that are no power of two (it is hashed), or pages cannot
- * be moved (before Linux 5.7); EPERM if only frames would do, and the kernel hides them; EAGAIN if colors
- * cannot be told by time, because of other work on the CPU or because the cache is another than it says;
- * ENOMEM if memory is short, or there are 1,024 blocks. Such blocks are calm_colored_free's alone.
+ * Returns NULL, with errno:
+ * - EINVAL if bytes is 0, or cache is no level from 1 to 255 with at most one of the above.
+ * - ENOTSUP if there is no cache of that level, it has one color (a way is a page), more than 1,024, or sets
+ *   that are no power of two (it is hashed); if it is to be timed, and there is no clock for that or it has
+ *   too many colors; if only frames would do, and the system has none to read; if pages cannot be moved
+ *   (before Linux 5.7).
+ * - EPERM if only frames would do, and the kernel hides them.
+ * - EAGAIN if colors cannot be told by time, because of other work on the CPU or because the cache is another
+ *   than it says; at the latest after ten seconds, and ten more for each 32 MiB of the block.
+ * - ENOMEM if memory is short, or there are 1,024 blocks; or, where each page that is moved is a mapping of
+ *   its own (before Linux 6.8), if all blocks together would have more than 16,384 of these.
+ *
+ * Such blocks are calm_colored_free's alone.
  */
 CALM_API void *calm_colored_alloc(size_t bytes, unsigned cache);
 CALM_API void calm_colored_free(void *block);

@@ -1,5 +1,6 @@
 #include "api/allocator.h"
 
+#include "api/colored.h"
 #include "api/door.h"
 #include "api/misuse.h"
 #include "api/offloading.h"
@@ -51,6 +52,7 @@ static void after_fork_in_child(void) {
     placing_after_fork();
     offloading_after_fork(true);
     profiling_after_fork();
+    colored_after_fork();
 }
 
 bool allocator_ready(void) {

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #define BLOCKS_MOST 1024
+#define LEVEL_MOST  255 /* of a cache; the bits above say how colors are found */
 
 /* Pages of an even larger block are as unlikely to be worth a search. */
 #define PAGES_MOST ((size_t)1 << 24)
@@ -26,24 +27,52 @@
 #define COLORS_TIMED_MOST 64
 #define TIMED_TRIES       5
 
+/* Several times what it takes on a quiet CPU, which grows with the block. */
+#define TIMED_NS       10000000000U
+#define TIMED_NS_BYTES ((size_t)32 << 20)
+
 /* ---- the blocks there are ---- */
 
 /* In place of a block's address: none, and one that is made or freed just now. */
 enum { SLOT_FREE, SLOT_TAKEN };
 
+/* A mapping that is the slot's. */
+struct held {
+    _Atomic(char *) base;
+    size_t bytes;
+};
+
 struct slot {
     _Atomic(uintptr_t) block;
+    struct held home;
+    struct held surplus; /* while the block is made, as the next */
+    struct held scratch;
+    size_t mappings; /* beyond one, that the block is */
     struct calm_colored report;
 };
 
 static struct slot slots[BLOCKS_MOST];
 
+/* Of which so many were ever in use: a fork should not have to look at the others. */
+static _Atomic(size_t) slots_reached;
+
+static void reach(size_t slot) {
+    size_t reached = atomic_load_explicit(&slots_reached, memory_order_relaxed);
+    while (reached <= slot &&
+           !atomic_compare_exchange_weak_explicit(&slots_reached, &reached, slot + 1, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+    }
+}
+
 /* A slot goes from one state to another by whoever finds it in the first. */
 static struct slot *slot_claim(uintptr_t from) {
     for (size_t i = 0; i < BLOCKS_MOST; i++) {
         uintptr_t expected = from;
-        if (atomic_load_explicit(&slots[i].block, memory_order_relaxed) == from &&
-            atomic_compare_exchange_strong_explicit(&slots[i].block, &expected, SLOT_TAKEN,
+        if (atomic_load_explicit(&slots[i].block, memory_order_relaxed) != from) {
+            continue;
+        }
+        reach(i);
+        if (atomic_compare_exchange_strong_explicit(&slots[i].block, &expected, SLOT_TAKEN,
                                                     memory_order_acquire, memory_order_relaxed)) {
             return &slots[i];
         }
@@ -53,6 +82,45 @@ static struct slot *slot_claim(uintptr_t from) {
 
 static void slot_set(struct slot *slot, uintptr_t to) {
     atomic_store_explicit(&slot->block, to, memory_order_release);
+}
+
+/* New address space, NULL if there is none. */
+static char *hold(struct held *held, size_t bytes) {
+    char *base = os_reserve(bytes, os_page_size());
+    held->bytes = bytes;
+    atomic_store_explicit(&held->base, base, memory_order_release);
+    return base;
+}
+
+/* Forgotten first: at once another thread may have a mapping there, which a child must not unmap. */
+static void let_go(struct held *held) {
+    char *base = atomic_exchange_explicit(&held->base, NULL, memory_order_acq_rel);
+    if (base != NULL) {
+        os_release(base, held->bytes);
+    }
+}
+
+/* What the slot holds goes back, all of it. */
+static void slot_clear(struct slot *slot) {
+    let_go(&slot->scratch);
+    let_go(&slot->surplus);
+    let_go(&slot->home);
+    page_mappings_return(slot->mappings);
+    slot->mappings = 0;
+    slot_set(slot, SLOT_FREE);
+}
+
+void colored_after_fork(void) {
+    size_t mappings = 0;
+    size_t reached = atomic_load_explicit(&slots_reached, memory_order_relaxed);
+    for (size_t i = 0; i < reached; i++) {
+        /* By a thread that is not here. */
+        if (atomic_load_explicit(&slots[i].block, memory_order_acquire) == SLOT_TAKEN) {
+            slot_clear(&slots[i]);
+        }
+        mappings += slots[i].mappings;
+    }
+    page_mappings_after_fork(mappings);
 }
 
 /* ---- choosing pages ---- */
@@ -65,15 +133,14 @@ struct work {
     unsigned source;
     struct os_cache cache;
     size_t colors;
-    size_t first; /* color of the first place */
+    size_t first;      /* color of the first place */
+    uint64_t deadline; /* of what is found out by time */
 
     char *surplus; /* pages of it are resident, most can be */
     size_t pages;
     size_t most;
 
-    char *scratch; /* what follows, each for most pages */
-    size_t scratch_bytes;
-    uint64_t *frames;
+    uint64_t *frames; /* this and what follows: each for most pages */
     uint32_t *chosen;
     uint32_t *next;
     uint16_t *color_of;
@@ -125,19 +192,28 @@ static int color_by_frames(struct work *work) {
     return error;
 }
 
+static bool can_be_timed(const struct work *work) {
+    return eviction_can_time() && work->colors <= COLORS_TIMED_MOST;
+}
+
+static bool is_past(const void *deadline) {
+    return clock_now_ns() >= *(const uint64_t *)deadline;
+}
+
 static bool open_timing(const struct work *work, struct eviction *eviction, struct conflicts *conflicts) {
-    *conflicts = (struct conflicts){
-        .evicts = eviction_evicts, .cache = eviction, .colors = work->colors, .ways = work->cache.ways};
+    *conflicts = (struct conflicts){.evicts = eviction_evicts,
+                                    .cache = eviction,
+                                    .is_over = is_past,
+                                    .bound = &work->deadline,
+                                    .colors = work->colors,
+                                    .ways = work->cache.ways};
     return eviction_open(eviction, work->surplus, work->pages, work->page_bytes, &work->cache, work->colors);
 }
 
 static int color_by_time(struct work *work) {
     struct eviction eviction;
     struct conflicts conflicts;
-    if (work->colors > COLORS_TIMED_MOST || !eviction_can_time()) {
-        return ENOTSUP;
-    }
-    for (int tries = 0; tries < TIMED_TRIES; tries++) {
+    for (int tries = 0; tries < TIMED_TRIES && !is_past(&work->deadline); tries++) {
         /* Room for two numbers a page, which frames do not need now. */
         if (open_timing(work, &eviction, &conflicts) &&
             conflicts_find(&conflicts, work->pages, clock_now_ns(), work->color_of,
@@ -161,20 +237,33 @@ static struct balance choose(struct work *work) {
                           work->next);
 }
 
+/* Makes so many pages resident, and reads their frames. */
+static int have_frames(struct work *work, size_t pages) {
+    int error = have_pages(work, pages);
+    error = error != 0 ? error : color_by_frames(work);
+    return error == 0 || error == EPERM || error == ENOMEM ? error : ENOTSUP;
+}
+
 /* A quarter more than are wanted first, and more as long as that is not enough: where memory is in use for
  * long, some colors are rare. */
 static int choose_by_frames(struct work *work, struct balance *balance) {
-    for (size_t pages = work->places + work->places / 4 + 4 * work->colors;; pages += pages / 2) {
-        int error = have_pages(work, pages);
-        error = error != 0 ? error : color_by_frames(work);
-        if (error != 0) {
-            return error == EPERM || error == ENOMEM ? error : ENOTSUP;
-        }
+    /* One page tells whether the kernel shows frames at all. */
+    int error = have_frames(work, 1);
+    size_t pages = work->places + work->places / 4 + 4 * work->colors;
+    error = error != 0 ? error : have_frames(work, pages);
+    while (error == 0) {
         *balance = choose(work);
         if (balance->misplaced == 0 || work->pages == work->most) {
             return 0;
         }
+        pages += pages / 2;
+        /* Of those there are, the best are chosen, if there can be no more. */
+        if (have_pages(work, pages) != 0) {
+            return 0;
+        }
+        error = have_frames(work, pages);
     }
+    return error;
 }
 
 /* Enough to tell colors by time, all at once. */
@@ -203,58 +292,41 @@ static int choose_by_either(struct work *work, struct balance *balance) {
 
 /* ---- making a block of them ---- */
 
-static bool open_work(struct work *work) {
+static bool open_work(struct work *work, struct slot *slot) {
     size_t timed = larger(2 * work->places, conflicts_pages_least(work->colors, work->cache.ways));
     work->most = work->source == CALM_COLORED_FRAMES ? 4 * work->places + 16 * work->colors : timed;
-    work->scratch_bytes = work->most * (sizeof *work->frames + sizeof *work->chosen + sizeof *work->next +
-                                        sizeof *work->color_of);
-    work->scratch_bytes += work->page_bytes - work->scratch_bytes % work->page_bytes;
-    work->surplus = os_reserve(work->most * work->page_bytes, work->page_bytes);
-    work->scratch = os_reserve(work->scratch_bytes, work->page_bytes);
-    if (work->surplus == NULL || work->scratch == NULL || !os_commit(work->scratch, work->scratch_bytes)) {
+    size_t scratch_bytes = work->most * (sizeof *work->frames + sizeof *work->chosen + sizeof *work->next +
+                                         sizeof *work->color_of);
+    scratch_bytes += work->page_bytes - scratch_bytes % work->page_bytes;
+    work->surplus = hold(&slot->surplus, work->most * work->page_bytes);
+    char *scratch = hold(&slot->scratch, scratch_bytes);
+    if (work->surplus == NULL || scratch == NULL || !os_commit(scratch, scratch_bytes)) {
         return false;
     }
-    work->frames = (uint64_t *)(void *)work->scratch;
+    work->frames = (uint64_t *)(void *)scratch;
     work->chosen = (uint32_t *)(work->frames + work->most);
     work->next = work->chosen + work->most;
     work->color_of = (uint16_t *)(work->next + work->most);
     return true;
 }
 
-static void close_work(const struct work *work) {
-    if (work->surplus != NULL) {
-        os_release(work->surplus, work->most * work->page_bytes);
-    }
-    if (work->scratch != NULL) {
-        os_release(work->scratch, work->scratch_bytes);
-    }
-}
-
-/* The chosen pages, in a mapping of their own. NULL if they cannot be moved there. */
-static char *settle(const struct work *work, int *error) {
+/* The chosen pages, in a mapping of their own, the slot's home. 0, or why they cannot be moved there. */
+static int settle(const struct work *work, struct slot *slot) {
     size_t bytes = work->places * work->page_bytes;
-    char *home = os_reserve(bytes, work->page_bytes);
+    char *home = hold(&slot->home, bytes);
     if (home == NULL || !small_pages_commit(home, bytes)) {
-        *error = ENOMEM;
-    } else {
-        struct page_mover mover;
-        page_mover_open(&mover, home, bytes);
-        size_t moved = 0;
-        while (moved < work->places &&
-               page_mover_move(&mover, work->surplus + work->chosen[moved] * work->page_bytes,
-                               home + moved * work->page_bytes)) {
-            moved++;
-        }
-        page_mover_close(&mover);
-        if (moved == work->places) {
-            return home;
-        }
-        *error = ENOTSUP;
+        return ENOMEM;
     }
-    if (home != NULL) {
-        os_release(home, bytes);
+    struct page_mover mover;
+    int error = 0;
+    page_mover_open(&mover, home, bytes);
+    for (size_t i = 0; i < work->places && error == 0; i++) {
+        error = page_mover_move(&mover, work->surplus + work->chosen[i] * work->page_bytes,
+                                home + i * work->page_bytes);
     }
-    return NULL;
+    page_mover_close(&mover);
+    slot->mappings = mover.mappings;
+    return error;
 }
 
 /* Block after block begins far from where those before it did: by an odd step, as colors are a power of two.
@@ -265,21 +337,19 @@ static size_t next_first_color(size_t colors) {
     return turn * ((colors / 2 + colors / 8) | 1) % colors;
 }
 
-static char *work_for(struct work *work, struct calm_colored *report, int *error) {
+/* Makes the slot's home. 0, or why there is none. */
+static int work_for(struct work *work, struct slot *slot) {
     struct balance balance = {0, 0};
-    char *home = NULL;
-    if (!open_work(work)) {
-        *error = ENOMEM;
-    } else {
-        *error = work->source == CALM_COLORED_FRAMES  ? choose_by_frames(work, &balance)
-                 : work->source == CALM_COLORED_TIMED ? choose_by_time(work, &balance)
-                                                      : choose_by_either(work, &balance);
+    if (!open_work(work, slot)) {
+        return ENOMEM;
     }
-    if (*error == 0) {
-        home = settle(work, error);
-    }
-    close_work(work);
-    *report = (struct calm_colored){
+    work->deadline =
+        clock_now_ns() + TIMED_NS * (1 + (uint64_t)(work->places * work->page_bytes / TIMED_NS_BYTES));
+    int error = work->source == CALM_COLORED_FRAMES  ? choose_by_frames(work, &balance)
+                : work->source == CALM_COLORED_TIMED ? choose_by_time(work, &balance)
+                                                     : choose_by_either(work, &balance);
+    error = error != 0 ? error : settle(work, slot);
+    slot->report = (struct calm_colored){
         .version = CALM_COLORED_VERSION,
         .level = work->cache.level,
         .colors = (uint32_t)work->colors,
@@ -290,14 +360,15 @@ static char *work_for(struct work *work, struct calm_colored *report, int *error
         .pages_misplaced = balance.misplaced,
         .pages_crowded = balance.crowded,
     };
-    return home;
+    return error;
 }
 
 void *colored_alloc(const char *root, size_t bytes, unsigned cache, int *error) {
     const unsigned sources = CALM_COLORED_FRAMES | CALM_COLORED_TIMED;
+    const unsigned level = cache & ~sources;
     struct work work = {.root = root, .page_bytes = os_page_size(), .source = cache & sources};
     work.places = bytes / work.page_bytes + (bytes % work.page_bytes != 0);
-    if (bytes == 0 || (cache & ~sources) == 0 || work.source == sources) {
+    if (bytes == 0 || level == 0 || level > LEVEL_MOST || work.source == sources) {
         *error = EINVAL;
         return NULL;
     }
@@ -305,7 +376,11 @@ void *colored_alloc(const char *root, size_t bytes, unsigned cache, int *error) 
         *error = ENOMEM;
         return NULL;
     }
-    *error = find_cache(&work, cache & ~sources);
+    *error = find_cache(&work, level);
+    if (*error == 0 && !can_be_timed(&work)) {
+        *error = work.source == CALM_COLORED_TIMED ? ENOTSUP : 0;
+        work.source = CALM_COLORED_FRAMES; /* by default: there is nothing to believe them by, and no other */
+    }
     if (*error != 0) {
         return NULL;
     }
@@ -315,9 +390,16 @@ void *colored_alloc(const char *root, size_t bytes, unsigned cache, int *error) 
         return NULL;
     }
     work.first = next_first_color(work.colors);
-    char *home = work_for(&work, &slot->report, error);
-    slot_set(slot, home == NULL ? SLOT_FREE : (uintptr_t)home);
-    return home;
+    *error = work_for(&work, slot);
+    if (*error != 0) {
+        slot_clear(slot);
+        return NULL;
+    }
+    let_go(&slot->scratch);
+    let_go(&slot->surplus);
+    char *block = atomic_load_explicit(&slot->home.base, memory_order_relaxed);
+    slot_set(slot, (uintptr_t)block);
+    return block;
 }
 
 /* ---- what is asked of a block ---- */
@@ -340,8 +422,7 @@ void calm_colored_free(void *block) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return;
     }
-    os_release(block, slot->report.pages * os_page_size());
-    slot_set(slot, SLOT_FREE);
+    slot_clear(slot);
 }
 
 /* Where the kernel shows no frames, what was so at first stays. */

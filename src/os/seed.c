@@ -1,5 +1,6 @@
 #include "os/seed.h"
 
+#include "os/mix.h"
 #include "os/syscall.h"
 
 #include <string.h>
@@ -13,7 +14,5 @@ uint64_t os_process_seed(void) {
     }
     /* What the C library guards its stacks and pointers by is not to be read off block addresses. */
     uint64_t seed = (random[0] ^ random[1] >> 32) + (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
-    seed = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9ULL;
-    seed = (seed ^ seed >> 27) * 0x94d049bb133111ebULL;
-    return seed ^ seed >> 31;
+    return os_mixed(seed);
 }

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -19,9 +20,6 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-
-/* A process may have 65,530. */
-#define MAPPINGS_MOST 8192
 
 /* The kernel asks to try again while it looks at the page itself. */
 #define TRIES_MOST 64
@@ -109,7 +107,7 @@ static long control(int descriptor, unsigned long request, void *argument) {
 }
 
 void page_mover_open(struct page_mover *mover, void *base, size_t bytes) {
-    mover->mappings = MAPPINGS_MOST;
+    mover->mappings = 0;
     /* Of user mode only: what needs no privilege. */
     mover->descriptor = (int)os_syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0);
     struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_MOVE};
@@ -139,17 +137,44 @@ static bool move_by_userfaultfd(const struct page_mover *mover, void *from, void
     return false;
 }
 
-bool page_mover_move(struct page_mover *mover, void *from, void *to) {
+/* ---- mappings ---- */
+
+static _Atomic(size_t) mappings_in_use;
+
+static bool claim_mapping(void) {
+    size_t in_use = atomic_load_explicit(&mappings_in_use, memory_order_relaxed);
+    while (in_use < PAGE_MAPPINGS_MOST) {
+        if (atomic_compare_exchange_weak_explicit(&mappings_in_use, &in_use, in_use + 1, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void page_mappings_return(size_t mappings) {
+    atomic_fetch_sub_explicit(&mappings_in_use, mappings, memory_order_relaxed);
+}
+
+void page_mappings_after_fork(size_t in_use) {
+    atomic_store_explicit(&mappings_in_use, in_use, memory_order_relaxed);
+}
+
+int page_mover_move(struct page_mover *mover, void *from, void *to) {
     if (move_by_userfaultfd(mover, from, to)) {
-        return true;
+        return 0;
+    }
+    if (!claim_mapping()) {
+        return ENOMEM;
     }
     /* The address it leaves stays ours, so that nobody else's mapping comes to lie there. */
     size_t page_bytes = os_page_size();
-    if (mover->mappings == 0 ||
-        os_syscall(SYS_mremap, (long)from, (long)page_bytes, (long)page_bytes,
-                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0) != (long)to) {
-        return false;
+    long result = os_syscall(SYS_mremap, (long)from, (long)page_bytes, (long)page_bytes,
+                             MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0);
+    if (result != (long)to) {
+        page_mappings_return(1);
+        return result == -ENOMEM ? ENOMEM : ENOTSUP;
     }
-    mover->mappings--;
-    return true;
+    mover->mappings++;
+    return 0;
 }

@@ -15,6 +15,7 @@ struct search {
     uint32_t *set; /* at first many pages of any color, at last some of one */
     size_t count;
     uint32_t *other; /* scratch */
+    bool over;       /* no more may be asked */
 };
 
 /* Marsaglia's xorshift. */
@@ -25,18 +26,21 @@ static uint64_t draw(struct search *search, uint64_t below) {
     return search->random % below;
 }
 
-static bool evicts(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
-    return search->conflicts->evicts(search->conflicts->cache, page, walked, count);
+/* Once it is over the answer is no, by which nothing is found and no loop below goes on for long. */
+static bool evicts(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+    const struct conflicts *conflicts = search->conflicts;
+    search->over = search->over || (conflicts->is_over != NULL && conflicts->is_over(conflicts->bound));
+    return !search->over && conflicts->evicts(conflicts->cache, page, walked, count);
 }
 
 /* The same, asked until two answers agree. */
-static bool surely_evicts(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+static bool surely_evicts(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
     bool first = evicts(search, page, walked, count);
     return evicts(search, page, walked, count) == first ? first : evicts(search, page, walked, count);
 }
 
 /* What it loses by a wrong yes, a set does not get back. */
-static bool evicts_twice(const struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+static bool evicts_twice(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
     bool first = evicts(search, page, walked, count);
     return first && evicts(search, page, walked, count);
 }
@@ -84,7 +88,7 @@ static bool leave_out_group(struct search *search, uint32_t page) {
 }
 
 static void reduce(struct search *search, uint32_t page) {
-    for (int stuck = 0; search->count > search->conflicts->ways && stuck < STUCK_MOST;) {
+    for (int stuck = 0; search->count > search->conflicts->ways && stuck < STUCK_MOST && !search->over;) {
         if (!leave_out_group(search, page)) {
             shuffle(search);
             stuck++;
@@ -93,7 +97,7 @@ static void reduce(struct search *search, uint32_t page) {
 }
 
 /* Whether the first pages of the set, without the page itself, drive it out. */
-static bool is_driven_out(const struct search *search, uint32_t page, size_t count) {
+static bool is_driven_out(struct search *search, uint32_t page, size_t count) {
     size_t walked = 0;
     for (size_t i = 0; i < count; i++) {
         if (search->set[i] != page) {
@@ -132,7 +136,7 @@ static void grow(struct search *search) {
 /* Leaves a set of pages of one more color in the search. */
 static bool find_set(struct search *search, size_t colors_left) {
     size_t ways = search->conflicts->ways;
-    for (int tries = 0; tries < TRIES_MOST; tries++) {
+    for (int tries = 0; tries < TRIES_MOST && !search->over; tries++) {
         uint32_t page = (uint32_t)draw(search, search->pages);
         for (size_t i = 0; i < search->pages && search->color_of[page] != BALANCE_UNKNOWN; i++) {
             page = (uint32_t)((page + 1) % search->pages);
@@ -182,7 +186,7 @@ bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t se
             }
         }
     }
-    return unknown <= pages / 8;
+    return !search.over && unknown <= pages / 8;
 }
 
 /* As many pages as make the answer plain, of the color or, evenly, of the others. */
@@ -212,5 +216,5 @@ bool conflicts_confirm(const struct conflicts *conflicts, const uint16_t *color_
             return false;
         }
     }
-    return true;
+    return !search.over;
 }

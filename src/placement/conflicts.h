@@ -18,6 +18,9 @@ struct conflicts {
     /* Whether the cache has lost a page after the walked ones were read. May be wrong at times. */
     bool (*evicts)(void *cache, uint32_t page, const uint32_t *walked, size_t count);
     void *cache;
+    /* Whether no more is to be asked: asked before each question of the other kind. NULL: never. */
+    bool (*is_over)(const void *bound);
+    const void *bound;
     size_t colors;
     size_t ways;
 };
@@ -30,14 +33,14 @@ static inline size_t conflicts_pages_least(size_t colors, size_t ways) {
 /*
  * color_of[i], for each of the pages, is a number below colors, or BALANCE_UNKNOWN. The numbers are in no
  * order. scratch has room for two numbers for each page. False if there are not exactly so many colors, or
- * more than an eighth of the pages fits none: a cache that is hashed or smaller than it says, or answers that
- * are mostly wrong.
+ * more than an eighth of the pages fits none: a cache that is hashed or smaller than it says, answers that
+ * are mostly wrong, or no more was to be asked.
  */
 bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t seed, uint16_t *color_of,
                     uint32_t *scratch);
 
 /* Whether known colors are those of the cache: of each, pages drive another of it out, and as many of other
- * colors do not. scratch has room for three times the ways. */
+ * colors do not; false, too, if no more was to be asked. scratch has room for three times the ways. */
 bool conflicts_confirm(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
                        uint32_t *scratch);
 

@@ -1,5 +1,7 @@
 #include "placement/lines.h"
 
+#include "os/mix.h"
+
 #define LINE_BYTES_ELSE 64
 #define WAY_BYTES_ELSE  4096 /* also how much of an address tells a load from an older store */
 
@@ -19,12 +21,8 @@ struct line_spread line_spread_for(size_t page_bytes, size_t line_bytes, size_t 
  * other (Sos, 1958: of n in a row the nearest two are more than 0.38 / n apart). */
 #define GOLDEN 0x9e3779b97f4a7c15ULL
 
-/* splitmix64 (Steele, Lea and Flood, 2014). */
 static uint64_t mixed(uint64_t number) {
-    number += GOLDEN;
-    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9ULL;
-    number = (number ^ number >> 27) * 0x94d049bb133111ebULL;
-    return number ^ number >> 31;
+    return os_mixed(number + OS_MIX_STEP);
 }
 
 size_t line_offset(const struct line_spread *spread, bool evenly, uint64_t turn, uint64_t seed,

@@ -10,6 +10,8 @@
 #ifndef CALM_PROFILE_SAMPLING_H
 #define CALM_PROFILE_SAMPLING_H
 
+#include "os/mix.h"
+
 #include <stdint.h>
 
 #define SAMPLE_COUNT_UNIT 1024 /* counts of blocks are kept in this part of one */
@@ -26,13 +28,10 @@ int64_t sampling_gap(uint64_t random, uint64_t mean_bytes);
 /* size and mean_bytes: at least 1. */
 struct sample_weight sampling_weight(uint64_t size, uint64_t mean_bytes);
 
-/* One number after another that looks random, of a counter that each caller moves on by one step
- * (SplitMix64, Steele et al., 2014). */
-#define SAMPLING_STEP 0x9e3779b97f4a7c15ULL
+/* One number after another that looks random, of a counter that each caller moves on by one step. */
+#define SAMPLING_STEP OS_MIX_STEP
 static inline uint64_t sampling_mix(uint64_t counter) {
-    counter = (counter ^ counter >> 30) * 0xbf58476d1ce4e5b9ULL;
-    counter = (counter ^ counter >> 27) * 0x94d049bb133111ebULL;
-    return counter ^ counter >> 31;
+    return os_mixed(counter);
 }
 
 #endif

@@ -14,21 +14,22 @@
 /* mkdtemp makes it; what is in it goes by clear_machine. */
 static char root[] = "/tmp/calm-test-machine-XXXXXX";
 
-/* A file, and the folders that it is in; a folder, if text is NULL. */
-__attribute__((format(printf, 2, 3))) static inline void put(const char *text, const char *name, ...) {
+/* A file of a machine, and the folders that it is in; a folder, if text is NULL. */
+__attribute__((format(printf, 3, 4))) static inline void put_at(const char *machine, const char *text,
+                                                                const char *name, ...) {
     char path[256];
     va_list arguments;
-    int length = snprintf(path, sizeof path, "%s", root);
+    int length = snprintf(path, sizeof path, "%s", machine);
     va_start(arguments, name);
     vsnprintf(path + length, sizeof path - (size_t)length, name, arguments);
     va_end(arguments);
     for (char *slash = strchr(path + length + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        CHECK(mkdir(path, 0700) == 0 || errno == EEXIST);
+        CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
         *slash = '/';
     }
     if (text == NULL) { /* a folder */
-        CHECK(mkdir(path, 0700) == 0 || errno == EEXIST);
+        CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
         return;
     }
     FILE *file = fopen(path, "we");
@@ -37,13 +38,34 @@ __attribute__((format(printf, 2, 3))) static inline void put(const char *text, c
     CHECK(fclose(file) == 0);
 }
 
+#define put(...) put_at(root, __VA_ARGS__)
+
+/* One of CPU 0's caches, with lines of 64 bytes. */
+static inline void put_cache_at(const char *machine, unsigned index, const char *level, const char *type,
+                                const char *size, const char *ways, const char *cpus) {
+#define INDEX "/sys/devices/system/cpu/cpu0/cache/index%u/"
+    put_at(machine, level, INDEX "level", index);
+    put_at(machine, type, INDEX "type", index);
+    put_at(machine, size, INDEX "size", index);
+    put_at(machine, ways, INDEX "ways_of_associativity", index);
+    put_at(machine, "64\n", INDEX "coherency_line_size", index);
+    put_at(machine, cpus, INDEX "shared_cpu_list", index);
+#undef INDEX
+}
+
+#define put_cache(...) put_cache_at(root, __VA_ARGS__)
+
 static inline int remove_one(const char *path, const struct stat *status, int type, struct FTW *where) {
     (void)status, (void)type;
     return where->level == 0 ? 0 : remove(path);
 }
 
+static inline void clear_machine_at(const char *machine) {
+    CHECK(nftw(machine, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
+}
+
 static inline void clear_machine(void) {
-    CHECK(nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
+    clear_machine_at(root);
 }
 
 #endif

@@ -7,18 +7,6 @@
 #include "check.h"
 #include "machine_files.h"
 
-#define INDEX "/sys/devices/system/cpu/cpu0/cache/index%u/"
-
-static void put_cache(unsigned index, const char *level, const char *type, const char *size, const char *ways,
-                      const char *cpus) {
-    put(level, INDEX "level", index);
-    put(type, INDEX "type", index);
-    put(size, INDEX "size", index);
-    put(ways, INDEX "ways_of_associativity", index);
-    put("64\n", INDEX "coherency_line_size", index);
-    put(cpus, INDEX "shared_cpu_list", index);
-}
-
 /* The paper's machine. */
 static void test_nehalem(void) {
     put_cache(0, "1\n", "Data\n", "32K\n", "8\n", "0,8\n");

@@ -7,6 +7,7 @@
 
 #include "calmalloc.h"
 #include "os/address_space.h"
+#include "os/eviction.h"
 #include "os/pagemap.h"
 #include "os/small_pages.h"
 
@@ -15,76 +16,82 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
-#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #include "check.h"
+#include "machine_files.h"
 
 #define KEPT_ERRNO 1234 /* none of the system's */
 
-enum { COLORS = 8, WAYS = 8 };
+enum { COLORS = 8, WAYS = 8, COLORS_NOT_TIMED = 128 };
 
-static char root[] = "/tmp/calm-test-colored-XXXXXX";
-static char poor_root[] =
-    "/tmp/calm-test-colored-XXXXXX"; /* has the cache, but little memory and no pagemap */
+/* Beside the one at root: has the caches, but little memory, and no pagemap or an empty one. */
+static char poor_root[] = "/tmp/calm-test-colored-XXXXXX";
 static size_t page_bytes;
 static bool frames_are_shown;
 
+/* ---- a clock that can hurry ---- */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+
+static atomic_bool hurries;
+static atomic_int looks; /* at the clock, each of which finds it a second later */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
+    int result = __real_clock_gettime(clock, time);
+    if (atomic_load(&hurries)) {
+        time->tv_sec += atomic_fetch_add(&looks, 1);
+    }
+    return result;
+}
+
 /* ---- machines of files ---- */
 
-__attribute__((format(printf, 3, 4))) static void put(const char *where, const char *text, const char *name,
-                                                      ...) {
-    char path[256];
-    va_list arguments;
-    int length = snprintf(path, sizeof path, "%s", where);
-    va_start(arguments, name);
-    vsnprintf(path + length, sizeof path - (size_t)length, name, arguments);
-    va_end(arguments);
-    for (char *slash = strchr(path + length + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
-        *slash = '/';
-    }
-    FILE *file = fopen(path, "we");
-    CHECK(file != NULL);
-    CHECK(fputs(text, file) >= 0);
-    CHECK(fclose(file) == 0);
+static void put_data_cache(const char *machine, unsigned level, size_t bytes, unsigned ways) {
+    char level_text[16];
+    char size[32];
+    char ways_text[16];
+    snprintf(level_text, sizeof level_text, "%u\n", level);
+    snprintf(size, sizeof size, "%zuK\n", bytes >> 10);
+    snprintf(ways_text, sizeof ways_text, "%u\n", ways);
+    put_cache_at(machine, level - 1, level_text, level == 1 ? "Data\n" : "Unified\n", size, ways_text, "0\n");
 }
 
-static void put_cache(const char *where, unsigned level, size_t bytes, unsigned ways) {
-#define CACHE "/sys/devices/system/cpu/cpu0/cache/index%u/"
-    char text[32];
-    snprintf(text, sizeof text, "%u\n", level);
-    put(where, text, CACHE "level", level - 1);
-    snprintf(text, sizeof text, "%zuK\n", bytes >> 10);
-    put(where, text, CACHE "size", level - 1);
-    snprintf(text, sizeof text, "%u\n", ways);
-    put(where, text, CACHE "ways_of_associativity", level - 1);
-    put(where, "64\n", CACHE "coherency_line_size", level - 1);
-    put(where, level == 1 ? "Data\n" : "Unified\n", CACHE "type", level - 1);
-    put(where, "0\n", CACHE "shared_cpu_list", level - 1);
-#undef CACHE
+static void make_machine(char *machine) {
+    CHECK(mkdtemp(machine) != NULL);
+    CHECK(chmod(machine, 0755) == 0);                             /* for tests that give up root */
+    put_data_cache(machine, 1, WAYS * page_bytes, WAYS);          /* one color */
+    put_data_cache(machine, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
+    put_data_cache(machine, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
+    put_data_cache(machine, 4, WAYS * COLORS_NOT_TIMED * page_bytes, WAYS);
 }
 
-static void put_caches(char *where) {
-    CHECK(mkdtemp(where) != NULL);
-    CHECK(chmod(where, 0755) == 0);
-    put_cache(where, 1, WAYS * page_bytes, WAYS);          /* one color */
-    put_cache(where, 2, WAYS * COLORS * page_bytes, WAYS); /* what these tests are about */
-    put_cache(where, 3, WAYS * 3 * page_bytes, WAYS);      /* sets that are no power of two */
+/* Where every page is in no frame. */
+static void put_empty_pagemap(const char *machine) {
+    char path[128];
+    put_at(machine, "", "/proc/self/pagemap");
+    snprintf(path, sizeof path, "%s/proc/self/pagemap", machine);
+    CHECK(truncate(path, (off_t)1 << 39) == 0);
 }
 
-static void remove_machines(void) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s' '%s'", root, poor_root);
-    CHECK(system(command) == 0);
+static void put_memory(const char *machine, size_t bytes) {
+    char text[64];
+    snprintf(text, sizeof text, "MemTotal: 9999999 kB\nMemAvailable:   %zu kB\n", bytes >> 10);
+    put_at(machine, text, "/proc/meminfo");
+}
+
+static void remove_machine(const char *machine) {
+    clear_machine_at(machine);
+    CHECK(rmdir(machine) == 0);
 }
 
 /* ---- what is seen from outside ---- */
@@ -182,21 +189,27 @@ static void test_errors(void) {
     CHECK_EQUAL(why_not(root, 1, 0), EINVAL);
     CHECK_EQUAL(why_not(root, 1, CALM_COLORED_FRAMES), EINVAL);
     CHECK_EQUAL(why_not(root, 1, 2 | CALM_COLORED_FRAMES | CALM_COLORED_TIMED), EINVAL);
+    CHECK_EQUAL(why_not(root, 1, 256 << 2 | 2), EINVAL);
     CHECK_EQUAL(why_not(root, 1, 1), ENOTSUP);
     CHECK_EQUAL(why_not(root, 1, 3), ENOTSUP);
-    CHECK_EQUAL(why_not(root, 1, 4), ENOTSUP);
+    CHECK_EQUAL(why_not(root, 1, 5), ENOTSUP);
     CHECK_EQUAL(why_not(root, 1, 255), ENOTSUP);
     CHECK_EQUAL(why_not("/nowhere", 1, 2), ENOTSUP);
     CHECK_EQUAL(why_not(root, SIZE_MAX, 2), ENOMEM);
     CHECK_EQUAL(why_not(root, SIZE_MAX / 2, 2), ENOMEM);
 
-    put(poor_root, "MemTotal: 9999999 kB\nMemAvailable:   1000000 kB\n", "/proc/meminfo");
+    put_memory(poor_root, (size_t)1000000 << 10);
     CHECK_EQUAL(small_pages_available(poor_root), (size_t)1000000 << 10);
     CHECK_EQUAL(why_not(poor_root, 1, 2 | CALM_COLORED_FRAMES), ENOTSUP); /* there is no pagemap */
-    put(poor_root, "MemAvailable: 64 kB\n", "/proc/meminfo");
+    CHECK_EQUAL(why_not(poor_root, 1, 4), ENOTSUP);                       /* nor can it be timed */
+    put_empty_pagemap(poor_root);
+    put_memory(poor_root, 16 * page_bytes);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
-    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED), ENOMEM);
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 2 | CALM_COLORED_TIMED),
+                eviction_can_time() ? ENOMEM : ENOTSUP);
     CHECK_EQUAL(why_not(poor_root, page_bytes, 2), ENOMEM);
+    /* Before there is a surplus. */
+    CHECK_EQUAL(why_not(poor_root, page_bytes, 4 | CALM_COLORED_TIMED), ENOTSUP);
 
     struct calm_colored stats;
     errno = 0;
@@ -230,17 +243,62 @@ static void test_pagemap(void) {
     CHECK(munmap(pages, 3 * page_bytes) == 0);
 }
 
-static void test_frames_that_are_hidden(void) {
+static void give_up_root(void) {
     if (geteuid() == 0) {
         CHECK(setuid(65534) == 0);
     }
+}
+
+static void test_frames_that_are_hidden(void) {
+    give_up_root();
     CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    CHECK_EQUAL(why_not(root, page_bytes, 4), EPERM); /* which only frames would do for */
     /* A file that can be opened, and shows nothing. */
     CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
     CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+    CHECK_EQUAL(why_not(root, page_bytes, 4), EPERM);
     errno = 0;
     struct calm_colored stats;
     CHECK(calm_colored_stats(root, &stats, sizeof stats) == -1 && errno == EINVAL);
+}
+
+/* That is known by one page, before there is memory for more. */
+static void test_frames_that_are_hidden_cost_nothing(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/proc/self/pagemap", poor_root);
+    CHECK(unlink(path) == 0);
+    CHECK(symlink("/proc/self/pagemap", path) == 0);
+    put_memory(poor_root, 16 * page_bytes);
+    give_up_root();
+    CHECK(prctl(PR_SET_DUMPABLE, 1) == 0);
+    CHECK_EQUAL(why_not(poor_root, 100 * page_bytes, 2 | CALM_COLORED_FRAMES), EPERM);
+}
+
+/* Enough for a first choice, of pages in no frame, and not for the largest surplus: what was chosen is kept,
+ * and said to be bad. */
+static void test_memory_that_ends_midway(void) {
+    enum { PAGES = 64, FIRST = PAGES + PAGES / 4 + 4 * COLORS };
+    put_memory(poor_root, 2 * FIRST * page_bytes);
+    give_up_root();
+    int error = 0;
+    char *block = colored_alloc(poor_root, PAGES * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
+    CHECK_EQUAL(error, 0);
+    struct calm_colored stats = stats_of(block);
+    CHECK(stats.pages_examined >= FIRST && stats.pages_examined < 4 * PAGES + 16 * COLORS);
+    CHECK_EQUAL(stats.pages_misplaced, PAGES);
+    for (size_t i = 0; i < PAGES * page_bytes; i++) {
+        CHECK(block[i] == 0);
+    }
+    calm_colored_free(block);
+}
+
+/* Frames are all there is where nothing can be timed. */
+static void test_frames_by_default(void) {
+    char *block = take(page_bytes, 4);
+    struct calm_colored stats = stats_of(block);
+    CHECK_EQUAL(stats.source, CALM_COLORED_FRAMES);
+    CHECK_EQUAL(stats.colors, COLORS_NOT_TIMED);
+    calm_colored_free(block);
 }
 
 static void test_blocks(void) {
@@ -332,6 +390,24 @@ static void test_without_userfaultfd(void) {
     CHECK_EQUAL(mappings_of(block, PAGES * page_bytes), 0);
 }
 
+/* All blocks together, not each, have so many mappings; what fails, and what is freed, gives its own back. */
+static void test_mappings_end(void) {
+    enum { BLOCKS = 4, PAGES = PAGE_MAPPINGS_MOST / BLOCKS };
+    char *blocks[BLOCKS];
+    deny(SYS_userfaultfd, SYS_userfaultfd);
+    for (size_t i = 0; i < BLOCKS - 1; i++) {
+        blocks[i] = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    }
+    CHECK_EQUAL(why_not(root, (PAGES + 1) * page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    blocks[BLOCKS - 1] = take(PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
+    CHECK_EQUAL(why_not(root, page_bytes, 2 | CALM_COLORED_FRAMES), ENOMEM);
+    calm_colored_free(blocks[0]);
+    blocks[0] = take(page_bytes, 2 | CALM_COLORED_FRAMES);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        calm_colored_free(blocks[i]);
+    }
+}
+
 static void test_where_pages_cannot_be_moved(void) {
     deny(SYS_userfaultfd, SYS_mremap);
     size_t before = all_mappings();
@@ -378,6 +454,74 @@ static void test_fork(void) {
         CHECK(inherited[i] == 'p');
     }
     calm_colored_free(inherited);
+}
+
+static size_t blocks_to_be_had(void) {
+    enum { MOST = 2048 };
+    static char *blocks[MOST];
+    size_t count = 0;
+    int error = 0;
+    while (count < MOST &&
+           (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
+        count++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        calm_colored_free(blocks[i]);
+    }
+    return count;
+}
+
+/* Address space of the process. */
+static size_t pages_reserved(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    CHECK(file != NULL);
+    CHECK(fscanf(file, "%zu", &pages) == 1);
+    CHECK(fclose(file) == 0);
+    return pages;
+}
+
+enum { PAGES_IN_THE_MAKING = 2048 };
+static size_t blocks_before;
+static size_t reserved_before;
+
+static void *make_and_free(void *unused) {
+    (void)unused;
+    int error = 0;
+    char *block = colored_alloc(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
+    CHECK_EQUAL(error, 0);
+    memset(block, 1, PAGES_IN_THE_MAKING * page_bytes);
+    CHECK_EQUAL(stats_of(block).pages, PAGES_IN_THE_MAKING);
+    calm_colored_free(block);
+    return NULL;
+}
+
+static void test_a_child_has_nothing_in_the_making(void) {
+    CHECK(pages_reserved() + 4 * PAGES_IN_THE_MAKING <= reserved_before);
+    CHECK_EQUAL(blocks_to_be_had(), blocks_before);
+}
+
+/* A thread that the child does not have waits for what the machine's memory is, the surplus reserved. The
+ * parent, of which it is one, sees it through. */
+static void test_fork_while_a_block_is_made(void) {
+    pthread_t thread;
+    char path[128];
+    char path_later[128];
+    snprintf(path, sizeof path, "%s/proc/meminfo", poor_root);
+    snprintf(path_later, sizeof path_later, "%s/proc/meminfo-later", poor_root);
+    put_memory(poor_root, (size_t)1 << 40);
+    CHECK(rename(path, path_later) == 0 && mkfifo(path, 0600) == 0);
+    blocks_before = blocks_to_be_had();
+    CHECK(pthread_create(&thread, NULL, make_and_free, NULL) == 0);
+    FILE *memory = fopen(path, "we"); /* when the thread has opened it */
+    CHECK(memory != NULL);
+    reserved_before = pages_reserved();
+    in_child(test_a_child_has_nothing_in_the_making);
+    CHECK(rename(path_later, path) == 0);
+    CHECK(fputs("MemAvailable: 1000000 kB\n", memory) >= 0);
+    CHECK(fclose(memory) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK_EQUAL(blocks_to_be_had(), blocks_before);
 }
 
 static void *take_and_free(void *argument) {
@@ -460,10 +604,23 @@ static void test_by_time(void) {
     CHECK_EQUAL(mappings_of(block, BYTES), 0);
 }
 
+/* The search asks for the time before each question. */
+static void test_time_is_bounded(void) {
+    atomic_store(&looks, 0);
+    atomic_store(&hurries, true);
+    errno = 0;
+    char *block = calm_colored_alloc(1 << 20, 2 | CALM_COLORED_TIMED);
+    int error = errno;
+    atomic_store(&hurries, false);
+    CHECK(block == NULL);
+    CHECK(error == EAGAIN || error == ENOTSUP || error == ENOMEM);
+    CHECK(atomic_load(&looks) <= 20);
+}
+
 int main(void) {
     page_bytes = os_page_size();
-    put_caches(root);
-    put_caches(poor_root);
+    make_machine(root);
+    make_machine(poor_root);
     char link[64];
     snprintf(link, sizeof link, "%s/proc", root);
     CHECK(symlink("/proc", link) == 0);
@@ -472,21 +629,28 @@ int main(void) {
     test_errors();
     in_child(test_frames_that_are_hidden);
     test_misuse_is_named();
+    in_child(test_memory_that_ends_midway);
+    in_child(test_frames_that_are_hidden_cost_nothing);
     test_by_time();
+    test_time_is_bounded();
     if (frames_are_shown) {
         test_blocks();
         test_what_is_moved_later();
         test_blocks_begin_apart();
         test_as_many_as_there_may_be();
+        test_frames_by_default();
         in_child(test_without_userfaultfd);
+        in_child(test_mappings_end);
         in_child(test_where_pages_cannot_be_moved);
         in_child(test_locked_memory);
         in_child(test_a_limit_on_address_space);
         test_fork();
+        test_fork_while_a_block_is_made();
         test_threads();
     } else {
         puts("left out: the kernel hides frames from this process");
     }
-    remove_machines();
+    remove_machine(root);
+    remove_machine(poor_root);
     return 0;
 }

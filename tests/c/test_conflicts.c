@@ -153,10 +153,54 @@ static void test_known_colors_are_confirmed(void) {
     CHECK(!conflicts_confirm(&conflicts, cache.color_of, PAGES, scratch));
 }
 
+/* How many questions are allowed, and how many were asked. */
+static size_t questions_allowed;
+static size_t questions_asked;
+
+static bool counted(void *argument, uint32_t page, const uint32_t *walked, size_t count) {
+    questions_asked++;
+    return cache_evicts(argument, page, walked, count);
+}
+
+static bool is_over(const void *allowed) {
+    return questions_asked >= *(const size_t *)allowed;
+}
+
+/* None of the loops goes on asking, wherever it was. */
+static void test_it_ends_when_told_to(void) {
+    enum { COLORS = 8, WAYS = 8 };
+    const size_t pages = conflicts_pages_least(COLORS, WAYS);
+    struct conflicts conflicts = question(COLORS, WAYS);
+    conflicts.evicts = counted;
+    set_up(COLORS, pages, WAYS, 0, 3);
+    questions_asked = 0;
+    CHECK(conflicts_find(&conflicts, pages, 3, found, scratch));
+    const size_t to_find = questions_asked;
+    questions_asked = 0;
+    CHECK(conflicts_confirm(&conflicts, cache.color_of, pages, scratch));
+    const size_t to_confirm = questions_asked;
+    conflicts.is_over = is_over;
+    conflicts.bound = &questions_allowed;
+    for (questions_allowed = 0; questions_allowed < to_find; questions_allowed += 1 + to_find / 500) {
+        questions_asked = 0;
+        CHECK(!conflicts_find(&conflicts, pages, 3, found, scratch));
+        CHECK_EQUAL(questions_asked, questions_allowed);
+    }
+    for (questions_allowed = 0; questions_allowed < to_confirm; questions_allowed++) {
+        questions_asked = 0;
+        CHECK(!conflicts_confirm(&conflicts, cache.color_of, pages, scratch));
+        CHECK_EQUAL(questions_asked, questions_allowed);
+    }
+    questions_allowed = to_find + 1;
+    questions_asked = 0;
+    CHECK(conflicts_find(&conflicts, pages, 3, found, scratch));
+}
+
 int main(void) {
     test_all_are_found();
     test_wrong_answers_do_little();
     test_another_cache_is_noticed();
     test_known_colors_are_confirmed();
+    test_it_ends_when_told_to();
     return 0;
 }
