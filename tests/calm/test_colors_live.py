@@ -439,6 +439,72 @@ def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
     assert sorted(block.bytes >> 20 for block in records.blocks()) == list(range(1, 33))
 
 
+def last_records(program: Path, place: Path, *arguments: str) -> dict[int, blocks.Records]:
+    """What the processes of a program have told of when they are gone, by their ids; looks are answered."""
+    place.mkdir()
+    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
+    folder = blocks.Folder(place)
+    with subprocess.Popen([program, *arguments], env=os.environ | variables) as process:
+        while process.poll() is None:
+            for records in folder.look():
+                records.done(records.begin())
+            time.sleep(0.001)
+        assert process.returncode == 0
+    return {records.pid if records.pid != process.pid else 0: records for records in folder.look()}
+
+
+def sizes(records: blocks.Records) -> list[int]:
+    found = sorted(block.bytes for block in records.blocks())
+    assert records.bytes == sum(found)
+    return found
+
+
+def test_a_child_has_the_blocks_of_when_it_was_forked(tmp_path: Path) -> None:
+    """Not of when it gets to tell of them: its parent goes on. Handlers of fork allocate, too."""
+    source = tmp_path / "late.c"
+    source.write_text(
+        r"""
+        #include <pthread.h>
+        #include <stdlib.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        #define KIB ((size_t)1 << 10)
+        #define COUNT 64
+        static char *volatile blocks[COUNT], *volatile other;
+        static int go_on[2];
+        static void exchange(size_t kib) {
+            for (size_t i = 0; i < COUNT; i++) free(blocks[i]);
+            for (size_t i = 0; i < COUNT; i++) blocks[i] = malloc((kib + i) * KIB);
+        }
+        static void before(void) { free(blocks[0]), blocks[0] = NULL, other = malloc(100 * KIB); }
+        static void late(void) { char word; if (read(go_on[0], &word, 1) != 1) _exit(4); }
+        /* Before any library: its handler in the child is the first, and that before fork the last. */
+        static void begin(void) { pthread_atfork(before, NULL, late); }
+        __attribute__((section(".preinit_array"), used)) static void (*first)(void) = begin;
+        int main(void) {
+            if (pipe(go_on) != 0) return 3;
+            exchange(200);
+            pid_t child = fork();
+            if (child == 0) {
+                for (size_t i = 0; i < COUNT; i += 2) free(blocks[i]);
+                other = malloc(110 * KIB);
+                _exit(0);
+            }
+            exchange(400);
+            int status;
+            if (write(go_on[1], "", 1) != 1 || wait(&status) != child) return 5;
+            return status != 0;
+        }
+        """
+    )
+    subprocess.run(["cc", "-O1", "-w", "-pthread", "-o", tmp_path / "late", source], check=True)
+    last = last_records(tmp_path / "late", tmp_path / "records")
+    parent = last.pop(0)
+    (child,) = last.values()
+    assert sizes(parent) == [100 << 10, *((400 + i) << 10 for i in range(64))]
+    assert sizes(child) == [100 << 10, 110 << 10, *((200 + i) << 10 for i in range(1, 64, 2))]
+
+
 def records_of(path: Path, pid: int) -> tuple[blocks.Records, np.ndarray]:
     """A file as a process writes it, with one block, and its records to be written."""
     with path.open("wb") as file:
