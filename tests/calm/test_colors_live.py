@@ -439,12 +439,13 @@ def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
     assert sorted(block.bytes >> 20 for block in records.blocks()) == list(range(1, 33))
 
 
-def last_records(program: Path, place: Path, *arguments: str) -> dict[int, blocks.Records]:
-    """What the processes of a program have told of when they are gone, by their ids; looks are answered."""
+def last_records(program: Path, place: Path, preload: str | None = None) -> dict[int, blocks.Records]:
+    """What a program's processes told of when all are gone, by their ids, its first by 0; looks are answered."""
     place.mkdir()
-    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
+    preload = str(blocks.library()) if preload is None else preload
+    variables = {"LD_PRELOAD": preload, blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
     folder = blocks.Folder(place)
-    with subprocess.Popen([program, *arguments], env=os.environ | variables) as process:
+    with subprocess.Popen([program], env=os.environ | variables) as process:
         while process.poll() is None:
             for records in folder.look():
                 records.done(records.begin())
@@ -503,6 +504,45 @@ def test_a_child_has_the_blocks_of_when_it_was_forked(tmp_path: Path) -> None:
     (child,) = last.values()
     assert sizes(parent) == [100 << 10, *((400 + i) << 10 for i in range(64))]
     assert sizes(child) == [100 << 10, 110 << 10, *((200 + i) << 10 for i in range(1, 64, 2))]
+
+
+def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None:
+    """Whoever is given the memory at once tells of it first: here within the call."""
+    source = tmp_path / "unmaps.c"
+    source.write_text(
+        r"""
+        #include "wrap.c"
+        #define MIB ((size_t)1 << 20)
+        #define RIGHTS (PROT_READ | PROT_WRITE)
+        #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS)
+        static void *fresh(size_t mib) { return mmap(NULL, mib * MIB, RIGHTS, FLAGS, -1, 0); }
+        static int unmap_and_reuse(void *address, size_t bytes) {
+            int error = (int)syscall(SYS_munmap, address, bytes);
+            return mmap(address, MIB, RIGHTS, FLAGS | MAP_FIXED_NOREPLACE, -1, 0) == address ? error : 9;
+        }
+        int main(void) {
+            char *kept = fresh(8), *moved = fresh(3), *shorter = fresh(4), *gone = fresh(16);
+            char *over = fresh(32), *reused = fresh(64);
+            int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+            if (munmap(kept + 1, 4096) == 0 || munmap(kept, 0) == 0) return 2;
+            if (mmap(kept, MIB, RIGHTS, MAP_PRIVATE | MAP_FIXED, -1, 0) != MAP_FAILED) return 3;
+            if (mmap(kept + 1, MIB, RIGHTS, FLAGS | MAP_FIXED, -1, 0) != MAP_FAILED) return 4;
+            if (mremap(moved + 1, MIB, MIB, flags, kept) != MAP_FAILED) return 5;
+            if (mremap(moved, 3 * MIB, 3 * MIB, flags, kept + 1) != MAP_FAILED) return 6;
+            if (munmap(shorter, MIB) != 0 || munmap(gone, 16 * MIB) != 0) return 7;
+            if (mmap(over, 32 * MIB, PROT_NONE, FLAGS | MAP_FIXED, -1, 0) != over) return 8;
+            /* On 30 of the 32 that nobody may touch. */
+            if (mremap(moved, 3 * MIB, 30 * MIB, flags, over) != over) return 9;
+            real.munmap = unmap_and_reuse;
+            return munmap(reused, 64 * MIB);
+        }
+        """
+    )
+    include = ["-I", ROOT / "calm/colors/record", "-D_GNU_SOURCE", "-fno-builtin"]
+    command = ["cc", "-O1", "-w", "-pthread", *include, "-o", tmp_path / "unmaps", source]
+    subprocess.run([*command, ROOT / "calm/colors/record/table.c", "-ldl"], check=True)
+    last = last_records(tmp_path / "unmaps", tmp_path / "records", preload="")
+    assert sizes(last[0]) == [size * MIB for size in (1, 3, 8, 30)]
 
 
 def records_of(path: Path, pid: int) -> tuple[blocks.Records, np.ndarray]:

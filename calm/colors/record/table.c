@@ -302,36 +302,51 @@ static void cut_one(struct header *header, struct record *record, uint64_t from,
     }
 }
 
-void table_cut(const void *address, size_t bytes) {
+/* The next that was added before, of mappings that have something in the range; `used` if there is none. */
+static uint32_t find_mapping(uint32_t number, uint64_t from, uint64_t to, uint64_t before) {
+    for (unsigned left = mappings; left > 0 && number < used; number++) {
+        const struct record *record = &records[number];
+        if (record->address == 0 || record->kind != KIND_MAPPING) {
+            continue;
+        }
+        left--;
+        if (record->serial < before && record->address < to && record->address + record->bytes > from) {
+            return number;
+        }
+    }
+    return used;
+}
+
+uint64_t table_before_cut(const void *address, size_t bytes) {
     int kept = errno;
-    struct header *header = own_file();
+    uint64_t before = 0;
+    if (own_file() != NULL) {
+        uint64_t from = (uint64_t)(uintptr_t)address;
+        pthread_mutex_lock(&lock);
+        if (find_mapping(0, from, from + bytes, serial) < used) {
+            before = serial;
+        }
+        bool peak = before != 0 && is_peak();
+        pthread_mutex_unlock(&lock);
+        if (peak) {
+            table_show(MOMENT_PEAK);
+        }
+    }
+    errno = kept;
+    return before;
+}
+
+void table_cut(const void *address, size_t bytes, uint64_t before) {
+    int kept = errno;
+    struct header *header = before != 0 ? own_file() : NULL;
     if (header != NULL) {
         uint64_t from = (uint64_t)(uintptr_t)address;
         uint64_t to = from + bytes;
-        bool peak = false;
-        for (int pass = 0; pass < 2; pass++) {
-            pthread_mutex_lock(&lock);
-            unsigned left = mappings;
-            for (uint32_t number = 0; number < used && left > 0; number++) {
-                struct record *record = &records[number];
-                if (record->address == 0 || record->kind != KIND_MAPPING) {
-                    continue;
-                }
-                left--;
-                if (record->address >= to || record->address + record->bytes <= from) {
-                    continue;
-                }
-                if (pass == 1) {
-                    cut_one(header, record, from, to);
-                } else if (is_peak()) {
-                    peak = true;
-                }
-            }
-            pthread_mutex_unlock(&lock);
-            if (peak && pass == 0) {
-                table_show(MOMENT_PEAK);
-            }
+        pthread_mutex_lock(&lock);
+        for (uint32_t number = 0; (number = find_mapping(number, from, to, before)) < used; number++) {
+            cut_one(header, &records[number], from, to);
         }
+        pthread_mutex_unlock(&lock);
     }
     errno = kept;
 }

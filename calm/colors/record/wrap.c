@@ -369,10 +369,12 @@ EXPORT void *mmap(void *address, size_t bytes, int rights, int flags, int descri
     if (real.mmap == NULL) {
         return (void *)syscall(SYS_mmap, address, bytes, rights, flags, descriptor, offset);
     }
-    if ((flags & MAP_FIXED) != 0 && !inside) {
-        table_cut(address, bytes);
-    }
+    bool replaces = (flags & MAP_FIXED) != 0 && !inside;
+    uint64_t before = replaces ? table_before_cut(address, bytes) : 0;
     void *mapped = real.mmap(address, bytes, rights, flags, descriptor, offset);
+    if (replaces && mapped != MAP_FAILED) {
+        table_cut(address, bytes, before);
+    }
     if (mapped != MAP_FAILED && is_to_tell(__builtin_return_address(0), rights)) {
         tell(KIND_MAPPING, mapped, bytes);
     }
@@ -388,10 +390,12 @@ EXPORT int munmap(void *address, size_t bytes) {
     if (real.munmap == NULL) {
         return (int)syscall(SYS_munmap, address, bytes);
     }
-    if (!inside) {
-        table_cut(address, bytes);
+    uint64_t before = inside ? 0 : table_before_cut(address, bytes);
+    int error = real.munmap(address, bytes);
+    if (error == 0 && !inside) {
+        table_cut(address, bytes, before);
     }
-    return real.munmap(address, bytes);
+    return error;
 }
 
 /* Declared with a list of arguments that varies; the fifth is passed as if it did not, and read if it was. */
@@ -404,10 +408,12 @@ EXPORT void *remap(void *address, size_t had, size_t bytes, int flags, void *fif
     }
     struct record gone;
     bool was_told = forget(address, &gone);
-    if (wanted != NULL && !inside) {
-        table_cut(wanted, bytes);
-    }
+    bool replaces = wanted != NULL && !inside;
+    uint64_t before = replaces ? table_before_cut(wanted, bytes) : 0;
     void *mapped = real.mremap(address, had, bytes, flags, wanted);
+    if (replaces && mapped != MAP_FAILED) {
+        table_cut(wanted, bytes, before);
+    }
     if (was_told && mapped == MAP_FAILED) {
         table_restore(&gone);
     } else if (was_told) {
