@@ -440,7 +440,7 @@ def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
 
 
 def last_records(program: Path, place: Path, preload: str | None = None) -> dict[int, blocks.Records]:
-    """What a program's processes told of when all are gone, by their ids, its first by 0; looks are answered."""
+    """What a program's processes told of, by their ids; its first is 0. Their looks are answered."""
     place.mkdir()
     preload = str(blocks.library()) if preload is None else preload
     variables = {"LD_PRELOAD": preload, blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
@@ -543,6 +543,68 @@ def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None
     subprocess.run([*command, ROOT / "calm/colors/record/table.c", "-ldl"], check=True)
     last = last_records(tmp_path / "unmaps", tmp_path / "records", preload="")
     assert sizes(last[0]) == [size * MIB for size in (1, 3, 8, 30)]
+
+
+def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) -> None:
+    """By dlsym, in whichever way, from a room that a request too large for it does not fill."""
+    source = tmp_path / "early.c"
+    source.write_text(
+        r"""
+        #include <dlfcn.h>
+        static void *early(void *handle, const char *name);
+        #define dlsym early
+        #include "wrap.c"
+        #undef dlsym
+        #include <malloc.h>
+        static int checks = 1, wrong;
+        static char *last = room;
+        static void expect(int line, bool right) { if (!right && wrong == 0) wrong = line; }
+        #define EXPECT(what) expect(__LINE__, what)
+        static void given(int line, size_t alignment, size_t size, char *block) {
+            expect(line, block >= last && block + size <= room + ROOM && (uintptr_t)block % alignment == 0);
+            if (wrong == 0) memset(block, 1, size);
+            free(block);
+            last = block + size;
+        }
+        #define GIVEN(alignment, size, block) given(__LINE__, alignment, size, block)
+        static void check(void) {
+            void *block = NULL;
+            EXPECT(malloc(ROOM + 1) == NULL && errno == ENOMEM);
+            EXPECT(malloc(SIZE_MAX) == NULL && calloc(SIZE_MAX, 2) == NULL);
+            EXPECT(memalign(SIZE_MAX / 2 + 1, 1) == NULL && memalign(48, 1) == NULL && errno == EINVAL);
+            EXPECT(posix_memalign(&block, 4, 1) == EINVAL && block == NULL);
+            EXPECT(posix_memalign(&block, 64, ROOM + 1) == ENOMEM && block == NULL);
+            EXPECT(pvalloc(SIZE_MAX) == NULL && valloc(SIZE_MAX) == NULL && room_used == 0);
+            GIVEN(16, 5, malloc(5));
+            GIVEN(16, 300, calloc(3, 100));
+            GIVEN(256, 100, memalign(256, 100));
+            GIVEN(1024, 2048, aligned_alloc(1024, 2048));
+            EXPECT(posix_memalign(&block, 512, 7) == 0);
+            GIVEN(512, 7, block);
+            GIVEN(4096, 1, valloc(1));
+            GIVEN(4096, 8192, pvalloc(4097));
+            GIVEN(16, 1, realloc(NULL, 1));
+            last = room + (last - room + 15) / 16 * 16;
+            GIVEN(16, room + ROOM - last, malloc(room + ROOM - last));
+            EXPECT(last == room + ROOM && malloc(1) == NULL && malloc(0) == NULL);
+        }
+        static void *early(void *handle, const char *name) {
+            if (checks-- > 0) check();
+            checks = 0;
+            return dlsym(handle, name);
+        }
+        int main(void) {
+            char *block = malloc(100 << 10);
+            EXPECT(block != NULL && !is_in_room(block));
+            free(block);
+            return wrong;
+        }
+        """
+    )
+    include = ["-I", ROOT / "calm/colors/record", "-D_GNU_SOURCE", "-fno-builtin"]
+    command = ["cc", "-O1", "-w", "-pthread", *include, "-o", tmp_path / "early", source]
+    subprocess.run([*command, ROOT / "calm/colors/record/table.c", "-ldl"], check=True)
+    assert subprocess.run([tmp_path / "early"], check=False).returncode == 0
 
 
 def records_of(path: Path, pid: int) -> tuple[blocks.Records, np.ndarray]:
