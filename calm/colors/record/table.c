@@ -121,11 +121,19 @@ static void drop(struct header *header, uint32_t slot) {
     show_counts(header);
 }
 
+static void cut_one(struct header *header, struct record *record, uint64_t from, uint64_t to);
+
 static void insert(struct header *header, enum kind kind, uint64_t address, uint64_t bytes,
                    const struct stack *stack, uint64_t order, uint64_t thread) {
     uint32_t slot = find_slot(address);
     if (slot_address[slot] != 0) {
-        drop(header, slot);
+        struct record *had = &records[slot_record[slot]];
+        if (had->kind == KIND_MAPPING) {
+            /* Unmapped at its front by another thread, which is about to cut it. */
+            cut_one(header, had, address, address + bytes);
+        } else {
+            drop(header, slot);
+        }
         slot = find_slot(address);
     }
     uint32_t number;
