@@ -506,6 +506,13 @@ def test_a_child_has_the_blocks_of_when_it_was_forked(tmp_path: Path) -> None:
     assert sizes(child) == [100 << 10, 110 << 10, *((200 + i) << 10 for i in range(1, 64, 2))]
 
 
+def compile_around(source: Path, program: Path) -> None:
+    """A program that includes wrap.c, and so has what is preloaded in itself."""
+    record = ROOT / "calm/colors/record"
+    options = ["-O1", "-w", "-D_GNU_SOURCE", "-fno-builtin", "-pthread", f"-I{record}"]
+    subprocess.run(["cc", *options, "-o", program, source, record / "table.c", "-ldl"], check=True)
+
+
 def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None:
     """Whoever is given the memory at once tells of it first: here within the call."""
     source = tmp_path / "unmaps.c"
@@ -538,9 +545,7 @@ def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None
         }
         """
     )
-    include = ["-I", ROOT / "calm/colors/record", "-D_GNU_SOURCE", "-fno-builtin"]
-    command = ["cc", "-O1", "-w", "-pthread", *include, "-o", tmp_path / "unmaps", source]
-    subprocess.run([*command, ROOT / "calm/colors/record/table.c", "-ldl"], check=True)
+    compile_around(source, tmp_path / "unmaps")
     last = last_records(tmp_path / "unmaps", tmp_path / "records", preload="")
     assert sizes(last[0]) == [size * MIB for size in (1, 3, 4, 8, 30)]
 
@@ -601,9 +606,7 @@ def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) 
         }
         """
     )
-    include = ["-I", ROOT / "calm/colors/record", "-D_GNU_SOURCE", "-fno-builtin"]
-    command = ["cc", "-O1", "-w", "-pthread", *include, "-o", tmp_path / "early", source]
-    subprocess.run([*command, ROOT / "calm/colors/record/table.c", "-ldl"], check=True)
+    compile_around(source, tmp_path / "early")
     assert subprocess.run([tmp_path / "early"], check=False).returncode == 0
 
 
