@@ -439,6 +439,177 @@ def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
     assert sorted(block.bytes >> 20 for block in records.blocks()) == list(range(1, 33))
 
 
+def last_records(program: Path, place: Path, preload: str | None = None) -> dict[int, blocks.Records]:
+    """What a program's processes told of, by their ids; its first is 0. Their looks are answered."""
+    place.mkdir()
+    preload = str(blocks.library()) if preload is None else preload
+    variables = {"LD_PRELOAD": preload, blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
+    folder = blocks.Folder(place)
+    with subprocess.Popen([program], env=os.environ | variables) as process:
+        while process.poll() is None:
+            for records in folder.look():
+                records.done(records.begin())
+            time.sleep(0.001)
+        assert process.returncode == 0
+    return {records.pid if records.pid != process.pid else 0: records for records in folder.look()}
+
+
+def sizes(records: blocks.Records) -> list[int]:
+    found = sorted(block.bytes for block in records.blocks())
+    assert records.bytes == sum(found)
+    return found
+
+
+def test_a_child_has_the_blocks_of_when_it_was_forked(tmp_path: Path) -> None:
+    """Not of when it gets to tell of them: its parent goes on. Handlers of fork allocate, too."""
+    source = tmp_path / "late.c"
+    source.write_text(
+        r"""
+        #include <pthread.h>
+        #include <stdlib.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        #define KIB ((size_t)1 << 10)
+        #define COUNT 64
+        static char *volatile blocks[COUNT], *volatile other;
+        static int go_on[2];
+        static void exchange(size_t kib) {
+            for (size_t i = 0; i < COUNT; i++) free(blocks[i]);
+            for (size_t i = 0; i < COUNT; i++) blocks[i] = malloc((kib + i) * KIB);
+        }
+        static void before(void) { free(blocks[0]), blocks[0] = NULL, other = malloc(100 * KIB); }
+        static void late(void) { char word; if (read(go_on[0], &word, 1) != 1) _exit(4); }
+        /* Before any library: its handler in the child is the first, and that before fork the last. */
+        static void begin(void) { pthread_atfork(before, NULL, late); }
+        __attribute__((section(".preinit_array"), used)) static void (*first)(void) = begin;
+        int main(void) {
+            if (pipe(go_on) != 0) return 3;
+            exchange(200);
+            pid_t child = fork();
+            if (child == 0) {
+                for (size_t i = 0; i < COUNT; i += 2) free(blocks[i]);
+                other = malloc(110 * KIB);
+                _exit(0);
+            }
+            exchange(400);
+            int status;
+            if (write(go_on[1], "", 1) != 1 || wait(&status) != child) return 5;
+            return status != 0;
+        }
+        """
+    )
+    subprocess.run(["cc", "-O1", "-w", "-pthread", "-o", tmp_path / "late", source], check=True)
+    last = last_records(tmp_path / "late", tmp_path / "records")
+    parent = last.pop(0)
+    (child,) = last.values()
+    assert sizes(parent) == [100 << 10, *((400 + i) << 10 for i in range(64))]
+    assert sizes(child) == [100 << 10, 110 << 10, *((200 + i) << 10 for i in range(1, 64, 2))]
+
+
+def compile_around(source: Path, program: Path) -> None:
+    """A program that includes wrap.c, and so has what is preloaded in itself."""
+    record = ROOT / "calm/colors/record"
+    options = ["-O1", "-w", "-D_GNU_SOURCE", "-fno-builtin", "-pthread", f"-I{record}"]
+    subprocess.run(["cc", *options, "-o", program, source, record / "table.c", "-ldl"], check=True)
+
+
+def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None:
+    """Whoever is given the memory at once tells of it first: here within the call."""
+    source = tmp_path / "unmaps.c"
+    source.write_text(
+        r"""
+        #include "wrap.c"
+        #define MIB ((size_t)1 << 20)
+        #define RIGHTS (PROT_READ | PROT_WRITE)
+        #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS)
+        static void *fresh(size_t mib) { return mmap(NULL, mib * MIB, RIGHTS, FLAGS, -1, 0); }
+        static int unmap_and_reuse(void *address, size_t bytes) {
+            int error = (int)syscall(SYS_munmap, address, bytes);
+            return mmap(address, MIB, RIGHTS, FLAGS | MAP_FIXED_NOREPLACE, -1, 0) == address ? error : 9;
+        }
+        int main(void) {
+            char *kept = fresh(8), *moved = fresh(3), *shorter = fresh(4), *gone = fresh(16);
+            char *over = fresh(32), *reused = fresh(64);
+            int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+            if (munmap(kept + 1, 4096) == 0 || munmap(kept, 0) == 0) return 2;
+            if (mmap(kept, MIB, RIGHTS, MAP_PRIVATE | MAP_FIXED, -1, 0) != MAP_FAILED) return 3;
+            if (mmap(kept + 1, MIB, RIGHTS, FLAGS | MAP_FIXED, -1, 0) != MAP_FAILED) return 4;
+            if (mremap(moved + 1, MIB, MIB, flags, kept) != MAP_FAILED) return 5;
+            if (mremap(moved, 3 * MIB, 3 * MIB, flags, kept + 1) != MAP_FAILED) return 6;
+            if (munmap(shorter, MIB) != 0 || munmap(gone, 16 * MIB) != 0) return 7;
+            if (mmap(over, 32 * MIB, PROT_NONE, FLAGS | MAP_FIXED, -1, 0) != over) return 8;
+            /* On 30 of the 32 that nobody may touch. */
+            if (mremap(moved, 3 * MIB, 30 * MIB, flags, over) != over) return 9;
+            real.munmap = unmap_and_reuse;
+            return munmap(reused, 60 * MIB);
+        }
+        """
+    )
+    compile_around(source, tmp_path / "unmaps")
+    last = last_records(tmp_path / "unmaps", tmp_path / "records", preload="")
+    assert sizes(last[0]) == [size * MIB for size in (1, 3, 4, 8, 30)]
+
+
+def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) -> None:
+    """By dlsym, in whichever way, from a room that a request too large for it does not fill."""
+    source = tmp_path / "early.c"
+    source.write_text(
+        r"""
+        #include <dlfcn.h>
+        static void *early(void *handle, const char *name);
+        #define dlsym early
+        #include "wrap.c"
+        #undef dlsym
+        #include <malloc.h>
+        static int checks = 1, wrong;
+        static char *last = room;
+        static void expect(int line, bool right) { if (!right && wrong == 0) wrong = line; }
+        #define EXPECT(what) expect(__LINE__, what)
+        static void given(int line, size_t alignment, size_t size, char *block) {
+            expect(line, block >= last && block + size <= room + ROOM && (uintptr_t)block % alignment == 0);
+            if (wrong == 0) memset(block, 1, size);
+            free(block);
+            last = block + size;
+        }
+        #define GIVEN(alignment, size, block) given(__LINE__, alignment, size, block)
+        static void check(void) {
+            void *block = NULL;
+            EXPECT(malloc(ROOM + 1) == NULL && errno == ENOMEM);
+            EXPECT(malloc(SIZE_MAX) == NULL && calloc(SIZE_MAX, 2) == NULL);
+            EXPECT(memalign(SIZE_MAX / 2 + 1, 1) == NULL && memalign(48, 1) == NULL && errno == EINVAL);
+            EXPECT(posix_memalign(&block, 4, 1) == EINVAL && block == NULL);
+            EXPECT(posix_memalign(&block, 64, ROOM + 1) == ENOMEM && block == NULL);
+            EXPECT(pvalloc(SIZE_MAX) == NULL && valloc(SIZE_MAX) == NULL && room_used == 0);
+            GIVEN(16, 5, malloc(5));
+            GIVEN(16, 300, calloc(3, 100));
+            GIVEN(256, 100, memalign(256, 100));
+            GIVEN(1024, 2048, aligned_alloc(1024, 2048));
+            EXPECT(posix_memalign(&block, 512, 7) == 0);
+            GIVEN(512, 7, block);
+            GIVEN(4096, 1, valloc(1));
+            GIVEN(4096, 8192, pvalloc(4097));
+            GIVEN(16, 1, realloc(NULL, 1));
+            last = room + (last - room + 15) / 16 * 16;
+            GIVEN(16, room + ROOM - last, malloc(room + ROOM - last));
+            EXPECT(last == room + ROOM && malloc(1) == NULL && malloc(0) == NULL);
+        }
+        static void *early(void *handle, const char *name) {
+            if (checks-- > 0) check();
+            checks = 0;
+            return dlsym(handle, name);
+        }
+        int main(void) {
+            char *block = malloc(100 << 10);
+            EXPECT(block != NULL && !is_in_room(block));
+            free(block);
+            return wrong;
+        }
+        """
+    )
+    compile_around(source, tmp_path / "early")
+    assert subprocess.run([tmp_path / "early"], check=False).returncode == 0
+
+
 def records_of(path: Path, pid: int) -> tuple[blocks.Records, np.ndarray]:
     """A file as a process writes it, with one block, and its records to be written."""
     with path.open("wb") as file:

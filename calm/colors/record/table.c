@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,7 +30,18 @@ static size_t least_bytes;
 static uint64_t own_range[2];
 static uint64_t shown_bytes; /* memory, when calm last looked at a peak */
 
-/* Which record an address has: linear probing, in memory that calm does not see. */
+/*
+ * The records themselves, and what the header counts, in memory that calm does not see: the file has a copy.
+ * A child of fork has them as they were then, and so all that follows fits them, whatever its parent has
+ * written into the file meanwhile.
+ */
+static struct record records[MOST_RECORDS];
+static uint32_t used;
+static uint64_t live_bytes;
+static uint64_t lost;
+static uint64_t serial;
+
+/* Which record an address has: linear probing. */
 static uint64_t slot_address[SLOTS];
 static uint32_t slot_record[SLOTS];
 
@@ -79,61 +91,76 @@ static void empty_slot(uint32_t hole) {
     slot_address[hole] = 0;
 }
 
-static void begin_writing(struct record *record) {
-    atomic_fetch_add_explicit(&record->sequence, 1, memory_order_acq_rel);
+/* Into the file, where calm may be reading it. */
+static void show_record(struct header *header, uint32_t number) {
+    enum { BEGIN = offsetof(struct record, kind) };
+    struct record *shown = &records_of(header)[number];
+    atomic_fetch_add_explicit(&shown->sequence, 1, memory_order_acq_rel);
     atomic_thread_fence(memory_order_seq_cst);
+    memcpy((char *)shown + BEGIN, (char *)&records[number] + BEGIN, sizeof *shown - BEGIN);
+    atomic_fetch_add_explicit(&shown->sequence, 1, memory_order_release);
 }
 
-static void end_writing(struct record *record) {
-    atomic_fetch_add_explicit(&record->sequence, 1, memory_order_release);
+static void show_counts(struct header *header) {
+    atomic_store_explicit(&header->used, used, memory_order_release);
+    atomic_store_explicit(&header->bytes, live_bytes, memory_order_relaxed);
+    atomic_store_explicit(&header->serial, serial, memory_order_relaxed);
+    atomic_store_explicit(&header->lost, lost, memory_order_relaxed);
 }
 
 static void drop(struct header *header, uint32_t slot) {
-    struct record *record = &records_of(header)[slot_record[slot]];
+    uint32_t number = slot_record[slot];
+    struct record *record = &records[number];
     atomic_fetch_sub_explicit(filter_of(slot_address[slot]), 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&header->bytes, record->bytes, memory_order_relaxed);
+    live_bytes -= record->bytes;
     mappings -= record->kind == KIND_MAPPING;
-    begin_writing(record);
     record->address = 0;
-    end_writing(record);
-    free_records[free_count++] = slot_record[slot];
+    free_records[free_count++] = number;
     empty_slot(slot);
+    show_record(header, number);
+    show_counts(header);
 }
 
+static void cut_one(struct header *header, struct record *record, uint64_t from, uint64_t to);
+
 static void insert(struct header *header, enum kind kind, uint64_t address, uint64_t bytes,
-                   const struct stack *stack, uint64_t serial, uint64_t thread) {
+                   const struct stack *stack, uint64_t order, uint64_t thread) {
     uint32_t slot = find_slot(address);
     if (slot_address[slot] != 0) {
-        drop(header, slot);
+        struct record *had = &records[slot_record[slot]];
+        if (had->kind == KIND_MAPPING) {
+            /* Unmapped at its front by another thread, which is about to cut it. */
+            cut_one(header, had, address, address + bytes);
+        } else {
+            drop(header, slot);
+        }
         slot = find_slot(address);
     }
     uint32_t number;
     if (free_count > 0) {
         number = free_records[--free_count];
-    } else if (header->used < MOST_RECORDS) {
-        number = header->used;
+    } else if (used < MOST_RECORDS) {
+        number = used++;
     } else {
-        atomic_fetch_add_explicit(&header->lost, 1, memory_order_relaxed);
+        lost++;
+        show_counts(header);
         return;
     }
     slot_address[slot] = address;
     slot_record[slot] = number;
-    struct record *record = &records_of(header)[number];
-    begin_writing(record);
+    struct record *record = &records[number];
     record->kind = (uint16_t)kind;
     record->depth = (uint16_t)stack->depth;
     memcpy(record->frames, stack->frames, stack->depth * sizeof stack->frames[0]);
-    record->serial = serial;
+    record->serial = order;
     record->thread = thread;
     record->bytes = bytes;
     record->address = address;
-    end_writing(record);
-    if (number == header->used) {
-        header->used = number + 1;
-    }
     mappings += kind == KIND_MAPPING;
-    atomic_fetch_add_explicit(&header->bytes, bytes, memory_order_relaxed);
+    live_bytes += bytes;
     atomic_fetch_add_explicit(filter_of(address), 1, memory_order_relaxed);
+    show_record(header, number);
+    show_counts(header);
 }
 
 /* The file, if it is this process's: a child of vfork, or of a bare clone, has its parent's. */
@@ -207,9 +234,8 @@ void table_add(enum kind kind, const void *address, size_t bytes, const struct s
     struct header *header = own_file();
     if (header != NULL) {
         uint64_t thread = (uint64_t)syscall(SYS_gettid);
-        uint64_t serial = atomic_fetch_add_explicit(&header->serial, 1, memory_order_relaxed);
         pthread_mutex_lock(&lock);
-        insert(header, kind, (uint64_t)(uintptr_t)address, bytes, stack, serial, thread);
+        insert(header, kind, (uint64_t)(uintptr_t)address, bytes, stack, serial++, thread);
         pthread_mutex_unlock(&lock);
     }
     errno = kept;
@@ -220,12 +246,11 @@ bool table_may_have(const void *address) {
 }
 
 /* True once for each time that memory is about to fall from an eighth more than was ever shown. */
-static bool is_peak(struct header *header) {
-    uint64_t bytes = atomic_load_explicit(&header->bytes, memory_order_relaxed);
-    if (bytes <= shown_bytes + shown_bytes / 8) {
+static bool is_peak(void) {
+    if (live_bytes <= shown_bytes + shown_bytes / 8) {
         return false;
     }
-    shown_bytes = bytes;
+    shown_bytes = live_bytes;
     return true;
 }
 
@@ -236,7 +261,7 @@ bool table_remove(const void *address, struct record *gone) {
     bool peak = false;
     if (header != NULL) {
         pthread_mutex_lock(&lock);
-        peak = slot_address[find_slot((uint64_t)(uintptr_t)address)] != 0 && is_peak(header);
+        peak = slot_address[find_slot((uint64_t)(uintptr_t)address)] != 0 && is_peak();
         pthread_mutex_unlock(&lock);
         if (peak) {
             table_show(MOMENT_PEAK);
@@ -245,7 +270,7 @@ bool table_remove(const void *address, struct record *gone) {
         uint32_t slot = find_slot((uint64_t)(uintptr_t)address);
         found = slot_address[slot] != 0;
         if (found) {
-            memcpy(gone, &records_of(header)[slot_record[slot]], sizeof *gone);
+            memcpy(gone, &records[slot_record[slot]], sizeof *gone);
             drop(header, slot);
         }
         pthread_mutex_unlock(&lock);
@@ -285,36 +310,51 @@ static void cut_one(struct header *header, struct record *record, uint64_t from,
     }
 }
 
-void table_cut(const void *address, size_t bytes) {
+/* The next that was added before, of mappings that have something in the range; `used` if there is none. */
+static uint32_t find_mapping(uint32_t number, uint64_t from, uint64_t to, uint64_t before) {
+    for (unsigned left = mappings; left > 0 && number < used; number++) {
+        const struct record *record = &records[number];
+        if (record->address == 0 || record->kind != KIND_MAPPING) {
+            continue;
+        }
+        left--;
+        if (record->serial < before && record->address < to && record->address + record->bytes > from) {
+            return number;
+        }
+    }
+    return used;
+}
+
+uint64_t table_before_cut(const void *address, size_t bytes) {
     int kept = errno;
-    struct header *header = own_file();
+    uint64_t before = 0;
+    if (own_file() != NULL) {
+        uint64_t from = (uint64_t)(uintptr_t)address;
+        pthread_mutex_lock(&lock);
+        if (find_mapping(0, from, from + bytes, serial) < used) {
+            before = serial;
+        }
+        bool peak = before != 0 && is_peak();
+        pthread_mutex_unlock(&lock);
+        if (peak) {
+            table_show(MOMENT_PEAK);
+        }
+    }
+    errno = kept;
+    return before;
+}
+
+void table_cut(const void *address, size_t bytes, uint64_t before) {
+    int kept = errno;
+    struct header *header = before != 0 ? own_file() : NULL;
     if (header != NULL) {
         uint64_t from = (uint64_t)(uintptr_t)address;
         uint64_t to = from + bytes;
-        bool peak = false;
-        for (int pass = 0; pass < 2; pass++) {
-            pthread_mutex_lock(&lock);
-            unsigned left = mappings;
-            for (uint32_t number = 0; number < header->used && left > 0; number++) {
-                struct record *record = &records_of(header)[number];
-                if (record->address == 0 || record->kind != KIND_MAPPING) {
-                    continue;
-                }
-                left--;
-                if (record->address >= to || record->address + record->bytes <= from) {
-                    continue;
-                }
-                if (pass == 1) {
-                    cut_one(header, record, from, to);
-                } else if (is_peak(header)) {
-                    peak = true;
-                }
-            }
-            pthread_mutex_unlock(&lock);
-            if (peak && pass == 0) {
-                table_show(MOMENT_PEAK);
-            }
+        pthread_mutex_lock(&lock);
+        for (uint32_t number = 0; (number = find_mapping(number, from, to, before)) < used; number++) {
+            cut_one(header, &records[number], from, to);
         }
+        pthread_mutex_unlock(&lock);
     }
     errno = kept;
 }
@@ -370,11 +410,8 @@ void table_after_fork(bool is_child) {
         atomic_store(&file, NULL);
         struct header *header = create();
         if (header != NULL) {
-            header->bytes = had->bytes;
-            header->serial = had->serial;
-            header->lost = had->lost;
-            header->used = had->used;
-            memcpy(records_of(header), records_of(had), had->used * sizeof(struct record));
+            memcpy(records_of(header), records, used * sizeof(struct record));
+            show_counts(header);
             publish(header);
         }
         (void)syscall(SYS_munmap, had, file_bytes);

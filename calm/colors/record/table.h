@@ -37,8 +37,14 @@ bool table_remove(const void *address, struct record *gone);
 /* It has stayed after all. */
 void table_restore(const struct record *gone);
 
-/* Memory that is unmapped, or mapped anew: mappings end, or become shorter. */
-void table_cut(const void *address, size_t bytes);
+/*
+ * Memory that is unmapped, or mapped anew: mappings end, or become shorter. Before the call that does it,
+ * calm gets to see them, where memory was never more. They are cut after it, if it has not failed: only those
+ * that were added before it (0: there were none), as another thread may have been given the same addresses
+ * since.
+ */
+uint64_t table_before_cut(const void *address, size_t bytes);
+void table_cut(const void *address, size_t bytes, uint64_t before);
 
 /* Waits until calm has had a look, if it does: at most some seconds. */
 void table_show(enum moment moment);

@@ -68,14 +68,29 @@ static bool within(const struct range *range, const void *address) {
     return (uintptr_t)address >= range->low && (uintptr_t)address < range->high;
 }
 
-static void *from_room(size_t size) {
-    size_t needed = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    size_t at = atomic_fetch_add(&room_used, needed);
-    if (size > ROOM || at > ROOM - needed) {
-        errno = ENOMEM;
+/* What does not fit takes nothing from those that do. Each has a byte at least, so that none lies behind. */
+static void *from_room(size_t alignment, size_t size) {
+    size_t used = atomic_load_explicit(&room_used, memory_order_relaxed);
+    size_t start;
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        errno = EINVAL;
         return NULL;
     }
-    return room + at;
+    alignment = alignment > ALIGNMENT ? alignment : ALIGNMENT;
+    size = size > 0 ? size : 1;
+    do {
+        uintptr_t next = ((uintptr_t)room + used + alignment - 1) & ~(uintptr_t)(alignment - 1);
+        start = next - (uintptr_t)room;
+        if (start > ROOM || size > ROOM - start) {
+            errno = ENOMEM;
+            return NULL;
+        }
+    } while (!atomic_compare_exchange_weak(&room_used, &used, start + size));
+    return room + start;
+}
+
+static size_t page_bytes(void) {
+    return (size_t)sysconf(_SC_PAGESIZE);
 }
 
 static bool is_in_room(const void *block) {
@@ -159,7 +174,7 @@ static bool forget(const void *block, struct record *gone) {
 
 EXPORT void *malloc(size_t size) {
     if (resolving) {
-        return from_room(size);
+        return from_room(ALIGNMENT, size);
     }
     resolve();
     return told(real.malloc(size), size);
@@ -181,7 +196,7 @@ EXPORT void *calloc(size_t count, size_t size) {
     bool too_much = __builtin_mul_overflow(count, size, &bytes);
     if (resolving) {
         /* Its memory was never used. */
-        return from_room(too_much ? SIZE_MAX : bytes);
+        return from_room(ALIGNMENT, too_much ? SIZE_MAX : bytes);
     }
     resolve();
     return told(real.calloc(count, size), too_much ? 0 : bytes);
@@ -201,7 +216,7 @@ EXPORT void *realloc(void *block, size_t size) {
         return moved;
     }
     if (resolving) {
-        return from_room(size);
+        return from_room(ALIGNMENT, size);
     }
     resolve();
     struct record gone;
@@ -223,16 +238,32 @@ EXPORT void *reallocarray(void *block, size_t count, size_t size) {
 }
 
 EXPORT void *memalign(size_t alignment, size_t size) {
+    if (resolving) {
+        return from_room(alignment, size);
+    }
     resolve();
     return told(real.memalign(alignment, size), size);
 }
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size) {
+    if (resolving) {
+        return from_room(alignment, size);
+    }
     resolve();
     return told(real.aligned_alloc(alignment, size), size);
 }
 
 EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
+    if (resolving) {
+        int kept = errno;
+        void *found = from_room(alignment % sizeof(void *) == 0 ? alignment : 0, size);
+        int reason = found != NULL ? 0 : errno;
+        errno = kept;
+        if (found != NULL) {
+            *block = found;
+        }
+        return reason;
+    }
     resolve();
     int error = real.posix_memalign(block, alignment, size);
     if (error == 0) {
@@ -242,11 +273,18 @@ EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
 }
 
 EXPORT void *valloc(size_t size) {
+    if (resolving) {
+        return from_room(page_bytes(), size);
+    }
     resolve();
     return told(real.valloc(size), size);
 }
 
 EXPORT void *pvalloc(size_t size) {
+    if (resolving) {
+        size_t last = page_bytes() - 1;
+        return from_room(page_bytes(), size <= ROOM ? (size + last) & ~last : size);
+    }
     resolve();
     return told(real.pvalloc(size), size);
 }
@@ -369,10 +407,12 @@ EXPORT void *mmap(void *address, size_t bytes, int rights, int flags, int descri
     if (real.mmap == NULL) {
         return (void *)syscall(SYS_mmap, address, bytes, rights, flags, descriptor, offset);
     }
-    if ((flags & MAP_FIXED) != 0 && !inside) {
-        table_cut(address, bytes);
-    }
+    bool replaces = (flags & MAP_FIXED) != 0 && !inside;
+    uint64_t before = replaces ? table_before_cut(address, bytes) : 0;
     void *mapped = real.mmap(address, bytes, rights, flags, descriptor, offset);
+    if (replaces && mapped != MAP_FAILED) {
+        table_cut(address, bytes, before);
+    }
     if (mapped != MAP_FAILED && is_to_tell(__builtin_return_address(0), rights)) {
         tell(KIND_MAPPING, mapped, bytes);
     }
@@ -388,10 +428,12 @@ EXPORT int munmap(void *address, size_t bytes) {
     if (real.munmap == NULL) {
         return (int)syscall(SYS_munmap, address, bytes);
     }
-    if (!inside) {
-        table_cut(address, bytes);
+    uint64_t before = inside ? 0 : table_before_cut(address, bytes);
+    int error = real.munmap(address, bytes);
+    if (error == 0 && !inside) {
+        table_cut(address, bytes, before);
     }
-    return real.munmap(address, bytes);
+    return error;
 }
 
 /* Declared with a list of arguments that varies; the fifth is passed as if it did not, and read if it was. */
@@ -404,10 +446,12 @@ EXPORT void *remap(void *address, size_t had, size_t bytes, int flags, void *fif
     }
     struct record gone;
     bool was_told = forget(address, &gone);
-    if (wanted != NULL && !inside) {
-        table_cut(wanted, bytes);
-    }
+    bool replaces = wanted != NULL && !inside;
+    uint64_t before = replaces ? table_before_cut(wanted, bytes) : 0;
     void *mapped = real.mremap(address, had, bytes, flags, wanted);
+    if (replaces && mapped != MAP_FAILED) {
+        table_cut(wanted, bytes, before);
+    }
     if (was_told && mapped == MAP_FAILED) {
         table_restore(&gone);
     } else if (was_told) {
