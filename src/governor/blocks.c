@@ -13,9 +13,6 @@
 /* Grown depots hold no more than this part of all pages. */
 #define DEPOT_GROWN_DIVISOR 4
 
-/* What a program uses before its slabs may lie in huge regions. */
-#define HUGE_SLABS_BYTES_LEAST ((size_t)16 << 20)
-
 /* The depot of the thread's node; NULL if there are none. */
 static struct depot *near_depot(struct governor *governor) {
     if (governor->depot_count == 0) {
@@ -59,8 +56,7 @@ static void make_ready(void *base, size_t bytes) {
 static enum run_choice choose_slab_run(const struct governor *governor) {
     size_t region = governor->heap.runs.huge_pages;
     bool dense = region != 0 && governor->settings.huge_pages != 0 &&
-                 heap_used_pages(&governor->heap) * page_bytes(governor) >= HUGE_SLABS_BYTES_LEAST &&
-                 !density_is_dear(&governor->density) &&
+                 uses_enough_for_huge_pages(governor, 0) && !density_is_dear(&governor->density) &&
                  heap_dirty_pages(&governor->heap) + region <= limit_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }

@@ -74,4 +74,12 @@ static inline bool is_over(struct governor *governor, size_t limit) {
     return dirty > limit && may_retry(governor, dirty);
 }
 
+/* What a program uses before a huge page that it does not fill is little to it. */
+#define HUGE_USED_BYTES_LEAST ((size_t)16 << 20)
+
+/* Whether it is so large, with so many pages more. Under the heap's lock. */
+static inline bool uses_enough_for_huge_pages(const struct governor *governor, size_t pages) {
+    return (heap_used_pages(&governor->heap) + pages) * page_bytes(governor) >= HUGE_USED_BYTES_LEAST;
+}
+
 #endif

@@ -25,6 +25,7 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
         return RUN_FOR_ANY;
     }
     bool dense = governor->settings.huge_pages != 0 && density_is_high(&governor->density) &&
+                 uses_enough_for_huge_pages(governor, pages) &&
                  heap_dirty_pages(&governor->heap) + region <= limit_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
