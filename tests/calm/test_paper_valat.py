@@ -29,8 +29,8 @@ from calm.bench.paper import (
 )
 from calm.bench.paper.model import ALWAYS_HUGE, FRAMES, About
 from calm.bench.results import METRIC, Results, Row, Run, Side, Subject
-from calm.colors.buddy import Ints
 from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.simulation.buddy import Ints
 from calm.errors import CalmError
 
 ABOUT = About("valat", 1.0, threads=2, sockets=1, virtual=True, extra=valat_cases.BESIDE)

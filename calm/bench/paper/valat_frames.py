@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from calm.colors import conflicts, simulate
-from calm.colors.buddy import Ints
+from calm.colors import conflicts
 from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.simulation import simulate
+from calm.colors.simulation.buddy import Ints
+from calm.colors.simulation.policies import HUGE_PAGES
 from calm.errors import CalmError
 
 POLICIES = ("buddy", "random", "huge", "modulo", "hash")
@@ -77,7 +79,7 @@ def frames(memory: mmap.mmap, pages: int, pagemap: Path = PAGEMAP) -> Ints:
 
 
 def _mapped(pages: int, advice: int) -> mmap.mmap:
-    huge = conflicts.HUGE_BYTES
+    huge = HUGE_PAGES * conflicts.PAGE_BYTES
     size = -(-pages * mmap.PAGESIZE // huge) * huge
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
