@@ -134,9 +134,9 @@ static void *take_pages(size_t size, size_t alignment, bool zeroed, bool *zero) 
     size_t pages = pages_for(size) + placing_pages(size, alignment);
     void *base = door_take_large(pages, align_pages, zeroed, zero);
     if (base == NULL) {
-        /* What lies in caches may make room. */
+        /* What lies in caches may make room; and nothing is spent on where it begins. */
         door_trim(SIZE_MAX);
-        base = door_take_large(pages, align_pages, zeroed, zero);
+        base = door_take_large(pages_for(size), align_pages, zeroed, zero);
     }
     return base == NULL ? out_of_memory() : placing_place(base, size, alignment);
 }

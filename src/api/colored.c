@@ -84,8 +84,8 @@ static void slot_set(struct slot *slot, uintptr_t to) {
     atomic_store_explicit(&slot->block, to, memory_order_release);
 }
 
-/* One thread's mapping may lie where another's was. That the kernel undoes the one before it makes the other is
- * order enough; who watches for races does not see it, and is told by this. */
+/* One thread's mapping may lie where another's was. That the kernel undoes the one before it makes the other
+ * is order enough; who watches for races does not see it, and is told by this. */
 static _Atomic(size_t) mappings_made;
 
 /* New address space, NULL if there is none. */
