@@ -19,7 +19,7 @@ extern "C" {
 
 /*
  * malloc(3) and its kin by names that nothing else defines: always calmalloc's, whoever owns malloc. Every
- * block is aligned to 16 bytes, and one larger than eight pages to a cache line.
+ * block is aligned to 16 bytes, and one larger than eight pages to 64.
  */
 CALM_API void *calm_malloc(size_t size) __attribute__((malloc, alloc_size(1)));
 CALM_API void calm_free(void *block);

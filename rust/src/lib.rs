@@ -39,15 +39,15 @@ pub struct CalMalloc;
 
 /// The alignment, in bytes, of every block.
 const ALIGNED_ALWAYS: usize = 16;
-/// The smallest page size, in bytes, that a kernel may have.
-const PAGE_LEAST: usize = 4 << 10;
-/// Blocks from so many bytes on are runs of whole pages, whatever the page size.
+/// The alignment, in bytes, of blocks that are runs of pages.
+const RUN_ALIGNED: usize = 64;
+/// Blocks from so many bytes on are runs of pages, whatever the page size.
 const RUN_LEAST: usize = 1 << 20;
 
 /// Whether a block of `size` bytes is aligned to `align` without being asked for it.
 #[inline]
 fn is_aligned_anyway(align: usize, size: usize) -> bool {
-    align <= ALIGNED_ALWAYS || (align <= PAGE_LEAST && size >= RUN_LEAST)
+    align <= ALIGNED_ALWAYS || (align <= RUN_ALIGNED && size >= RUN_LEAST)
 }
 
 // SAFETY: calmalloc's blocks are disjoint, live until they are freed, and nothing here unwinds. The

@@ -2,11 +2,11 @@
 
 #include "os/mix.h"
 
-#define LINE_BYTES_ELSE 64
-#define WAY_BYTES_ELSE  4096 /* also how much of an address tells a load from an older store */
+#define LINE_BYTES_LEAST 64   /* large blocks are promised to be aligned to it */
+#define WAY_BYTES_ELSE   4096 /* also how much of an address tells a load from an older store */
 
 struct line_spread line_spread_for(size_t page_bytes, size_t line_bytes, size_t way_bytes) {
-    struct line_spread spread = {line_bytes == 0 ? LINE_BYTES_ELSE : line_bytes,
+    struct line_spread spread = {line_bytes < LINE_BYTES_LEAST ? LINE_BYTES_LEAST : line_bytes,
                                  way_bytes < WAY_BYTES_ELSE ? WAY_BYTES_ELSE : way_bytes};
     if (spread.spread_bytes > page_bytes) {
         spread.spread_bytes = page_bytes;

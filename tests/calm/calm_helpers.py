@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,11 @@ def probe(*arguments: str | Path, prefix: Sequence[str] = ()) -> dict[str, Any]:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     report: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
     return report
+
+
+def wait_for(path: Path, text: str) -> None:
+    """Until a file has it: written by somebody who is not waited for."""
+    deadline = time.monotonic() + 30
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calm_helpers import ROOT, Calm
+from calm_helpers import ROOT, Calm, wait_for
 
 from calm import processes
 from calm.bench import results, tables, workloads
@@ -376,13 +376,6 @@ def test_runs_writes_and_shows_again(driver: list[str], calm: Calm, tmp_path: Pa
 
 def _is_here(name: str) -> bool:
     return bool(model.present([name])[0])
-
-
-def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() or text not in path.read_text():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calm_helpers import ROOT, Calm
+from calm_helpers import ROOT, Calm, wait_for
 
 from calm.bench import results, tables
 from calm.bench.paper import (
@@ -381,7 +381,7 @@ def test_the_mode_goes_by_the_case(tmp_path: Path) -> None:
             switching.turn(1, case, "glibc")
             switching.done(case, "glibc", 1.0)
     assert turns.seen == [("a", "madvise"), ("b", "always"), ("b", "always"), ("a", "madvise")]
-    assert mode.read_text().strip() == "madvise"
+    wait_for(mode, "madvise\n")
 
 
 # Everything but the programs: in their place is one that says what the mode is, and prints all figures.
@@ -430,7 +430,7 @@ def test_runs_writes_draws_and_shows_again(driver: list[str], calm: Calm, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert (tmp_path / "enabled").read_text().strip() == "madvise"
+    wait_for(tmp_path / "enabled", "madvise\n")
     data = json.loads(out.read_text())
     rows = {row["name"]: row for row in data["rows"]}
     # What it was run in is what its name says; the others had what was there before.
