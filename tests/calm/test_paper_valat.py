@@ -43,6 +43,9 @@ OUTER_CACHE = valat_cases.outer_cache
 Time = Callable[[str, dict[str, str], str, bool], float]
 
 
+HAS_COLORED = valat_cases.has_colored  # before the tests have it answer as they like
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has this L2, and no colored memory."""
@@ -194,8 +197,24 @@ def test_colored_memory_is_a_column_where_there_is_some(monkeypatch: pytest.Monk
     monkeypatch.setattr(valat_cases, "has_colored", lambda: True)
     found = made_up()
     grid = grid_named(valat.PAPER.grids(found, ABOUT), "figure 3: a load of a repeated pass in order")
-    assert "colored pages" in grid.headings
+    assert float(cells(grid, "2,048 KiB")["colored pages"]) > 0
+    sides = {row.name: [side.label for side in row.sides] for row in found.rows if "colored" in row.name}
+    assert sides
+    assert all(labels == ["calmalloc"] for labels in sides.values())
     assert not any("chosen colors" in each for each in valat.PAPER.differences(found, ABOUT))
+
+
+def test_colored_memory_is_looked_for_under_calmalloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own functions are nobody else's."""
+    seen = []
+
+    def run(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        seen.append((command, env))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert HAS_COLORED()
+    assert "libcalmalloc.so" in seen[0][1]["LD_PRELOAD"]
 
 
 def test_gains_are_to_glibc_with_standard_pages() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calm import allocators
 from calm.allocators import CALM_OPTIONS, GLIBC
 from calm.bench import runner, workloads
 from calm.bench.cases import Case, Metric, Prepared
@@ -78,8 +79,17 @@ def outer_cache(found: Sequence[Cache] | None = None) -> Cache | None:
     return fitting[-1] if fitting else None
 
 
+def had_under(memory: str) -> str:
+    """Whom an array's memory, but for malloc's, is had with: pages of chosen colors are calmalloc's alone."""
+    return CALMALLOC if memory == COLORED else GLIBC
+
+
 def _glibc_alone(label: str) -> bool:
     return label == GLIBC
+
+
+def _calmalloc_alone(label: str) -> bool:
+    return label == CALMALLOC
 
 
 def _not_each_way(label: str) -> bool:
@@ -112,7 +122,7 @@ def has_colored() -> bool:
         command = [str(workloads.find("array-sweep")), "--memory", COLORED, "--bytes", "65536"]
         done = subprocess.run(
             [*command, "--repeats", "1"],
-            env=runner.clean_environment(),
+            env=runner.clean_environment() | allocators.parse(CALMALLOC).variables({}),
             capture_output=True,
             timeout=30,
             check=False,
@@ -125,6 +135,7 @@ def has_colored() -> bool:
 def sweeps(about: About, cache: Cache | None) -> Iterator[Case]:
     """Figure 3: the time of a load, by the array's size and by what it is had from."""
     metric = Metric("ns_per_load", "ns", higher_is_better=False)
+    under = {SMALL: _glibc_alone, HUGE: _glibc_alone, COLORED: _calmalloc_alone, MALLOC: _not_each_way}
     memories = [SMALL, HUGE, *([COLORED] if cache and has_colored() else []), MALLOC]
     for share in SIZES if cache else ():
         page = conflicts.PAGE_BYTES
@@ -138,7 +149,7 @@ def sweeps(about: About, cache: Cache | None) -> Iterator[Case]:
                     [*words, "--stride", 64, "--repeats", repeats],
                     metric,
                     "passes over an array, again and again",
-                    _not_each_way if memory == MALLOC else _glibc_alone,
+                    under[memory],
                     ("huge_kib",),
                 )
 

@@ -87,7 +87,7 @@ def sweep_columns(results: Results, walk: str) -> list[tuple[str, str]]:
     """The columns of figure 3: an array's memory and, of malloc's, the allocator."""
     found = all_of(results, "array-sweep", walk=walk)
     memories = list(dict.fromkeys(each.options["memory"] for each in found))
-    columns = [(memory, GLIBC) for memory in memories if memory != cases.MALLOC]
+    columns = [(memory, cases.had_under(memory)) for memory in memories if memory != cases.MALLOC]
     blocks = [each.row for each in found if each.options["memory"] == cases.MALLOC]
     return columns + [(cases.MALLOC, label) for label in labels_of(blocks)]
 
