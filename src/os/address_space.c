@@ -1,22 +1,14 @@
 #include "os/address_space.h"
 
 #include "os/huge_pages.h"
+#include "os/mman.h"
 #include "os/syscall.h"
 
 #include <errno.h>
 #include <stdint.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
-
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 #define STEP_LEAST ((size_t)256 << 10)
 #define STEP_MOST  ((size_t)256 << 20)

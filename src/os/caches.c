@@ -35,10 +35,9 @@ static bool read_of(const char *root, unsigned index, const char *name, char *te
     text_number(&path, index);
     text_string(&path, "/");
     text_string(&path, name);
-    if (path.length >= sizeof path.bytes) {
+    if (!text_end(&path)) {
         return false;
     }
-    path.bytes[path.length] = '\0';
     return file_read(path.bytes, text, size) > 0;
 }
 

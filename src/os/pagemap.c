@@ -44,10 +44,9 @@ int pagemap_frames(const char *root, const void *start, size_t pages, uint64_t *
     path.length = 0;
     text_string(&path, root);
     text_string(&path, "/proc/self/pagemap");
-    if (path.length >= sizeof path.bytes) {
+    if (!text_end(&path)) {
         return ENAMETOOLONG;
     }
-    path.bytes[path.length] = '\0';
     long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path.bytes, O_RDONLY | O_CLOEXEC, 0, 0, 0);
     if (descriptor < 0) {
         return descriptor == -EACCES ? EPERM : (int)-descriptor;

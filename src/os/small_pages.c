@@ -2,6 +2,7 @@
 
 #include "os/address_space.h"
 #include "os/file.h"
+#include "os/mman.h"
 #include "os/syscall.h"
 #include "os/text.h"
 
@@ -11,15 +12,6 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 /* The kernel asks to try again while it looks at the page itself. */
 #define TRIES_MOST 64
@@ -52,10 +44,9 @@ size_t small_pages_available(const char *root) {
     path.length = 0;
     text_string(&path, root);
     text_string(&path, "/proc/meminfo");
-    if (path.length >= sizeof path.bytes) {
+    if (!text_end(&path)) {
         return SIZE_MAX;
     }
-    path.bytes[path.length] = '\0';
     const char *at = file_read(path.bytes, text, sizeof text) > 0 ? strstr(text, field) : NULL;
     if (at == NULL) {
         return SIZE_MAX;

@@ -56,6 +56,14 @@ void text_hundredths(struct text *text, uint64_t hundredths) {
     put(text, (char)('0' + hundredths % 10));
 }
 
+bool text_end(struct text *text) {
+    if (text->length >= TEXT_MAX_BYTES) {
+        return false;
+    }
+    text->bytes[text->length] = '\0';
+    return true;
+}
+
 void text_write(const struct text *text, int descriptor) {
     file_write(descriptor, text->bytes, text->length);
 }

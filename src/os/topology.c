@@ -59,18 +59,9 @@ struct reader {
     _Alignas(8) char bytes[1024];
 };
 
-/* False if the path was cut off. */
-static bool path_end(struct text *path) {
-    if (path->length >= sizeof path->bytes) {
-        return false;
-    }
-    path->bytes[path->length] = '\0';
-    return true;
-}
-
 static bool reader_open(struct reader *reader, struct text *path) {
     *reader = (struct reader){.descriptor = -1};
-    if (path_end(path)) {
+    if (text_end(path)) {
         reader->descriptor =
             os_syscall(SYS_openat, AT_FDCWD, (long)path->bytes, O_RDONLY | O_CLOEXEC, 0, 0, 0);
     }
@@ -304,7 +295,7 @@ static void look_at_task(const char *root, unsigned thread, struct task_times *t
     text_string(&path, "/proc/self/task/");
     text_number(&path, thread);
     text_string(&path, "/stat");
-    if (!path_end(&path) || file_read(path.bytes, text, sizeof text) <= 0) {
+    if (!text_end(&path) || file_read(path.bytes, text, sizeof text) <= 0) {
         return; /* it has just ended */
     }
     /* A name may hold anything, parentheses too. */
