@@ -349,15 +349,21 @@ static void test_blocks_begin_apart(void) {
     }
 }
 
-static void test_as_many_as_there_may_be(void) {
-    enum { MOST = 1024 };
-    static char *blocks[MOST];
+/* Blocks of a page, until there are no more, or most. Returns how many. */
+static size_t take_all(char **blocks, size_t most) {
     size_t count = 0;
     int error = 0;
-    while (count < MOST &&
+    while (count < most &&
            (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
         count++;
     }
+    return count;
+}
+
+static void test_as_many_as_there_may_be(void) {
+    enum { MOST = 1024 };
+    static char *blocks[MOST];
+    size_t count = take_all(blocks, MOST);
     CHECK(count > MOST - 16); /* some are held by the tests before */
     CHECK_EQUAL(why_not(root, 1, 2 | CALM_COLORED_FRAMES), ENOMEM);
     calm_colored_free(blocks[count / 2]);
@@ -459,12 +465,7 @@ static void test_fork(void) {
 static size_t blocks_to_be_had(void) {
     enum { MOST = 2048 };
     static char *blocks[MOST];
-    size_t count = 0;
-    int error = 0;
-    while (count < MOST &&
-           (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
-        count++;
-    }
+    size_t count = take_all(blocks, MOST);
     for (size_t i = 0; i < count; i++) {
         calm_colored_free(blocks[i]);
     }

@@ -33,3 +33,12 @@ def run(name: str, *arguments: str, preload: Path | None = None) -> dict[str, An
     assert printed["workload"] == name
     assert printed["seconds"] >= 0
     return printed
+
+
+def preloadable(folder: Path, source: str, *libraries: str) -> Path:
+    """A library of this source, to preload."""
+    (folder / "preloaded.c").write_text(source)
+    library = folder / "preloaded.so"
+    command = ["gcc", "-O1", "-fPIC", "-shared", "-fno-builtin", "-o", library, folder / "preloaded.c"]
+    subprocess.run([*command, *libraries], check=True)
+    return library

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ran_workloads import preloadable
 
 BUILD = Path(__file__).resolve().parents[2] / "build/release"
 LIBRARY = BUILD / "libcalmalloc.so"
@@ -303,12 +304,7 @@ void sincos(double x, double *sine, double *cosine) {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken.c").write_text(BROKEN)
-    library = folder / "broken.so"
-    command = ["gcc", "-O1", "-fPIC", "-shared", "-fno-builtin", "-o", str(library), str(folder / "broken.c")]
-    subprocess.run([*command, "-ldl"], check=True)
-    return library
+    return preloadable(tmp_path_factory.mktemp("broken"), BROKEN, "-ldl")
 
 
 def failure(name: str, *arguments: str, preload: Path, broken_by: str, one: Path | None = None) -> str:

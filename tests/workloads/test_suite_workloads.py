@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ran_workloads import BUILD, LIBRARY, run, start
+from ran_workloads import BUILD, LIBRARY, preloadable, run, start
 
 SOURCES = BUILD.parents[1] / "workloads"
 
@@ -179,12 +179,7 @@ void free(void *block) { (void)block; }
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken.c").write_text(BROKEN_MALLOC)
-    library = folder / "broken.so"
-    command = ["gcc", "-O1", "-fPIC", "-shared", "-fno-builtin", "-o", str(library), str(folder / "broken.c")]
-    subprocess.run(command, check=True)
-    return library
+    return preloadable(tmp_path_factory.mktemp("broken"), BROKEN_MALLOC)
 
 
 @pytest.mark.parametrize(
