@@ -128,7 +128,7 @@ static _Atomic(void *) left[LEFT_BLOCKS];
 /* Leaves its blocks to others, and frees theirs. */
 static void *live_briefly(void *argument) {
     unsigned random = (unsigned)(uintptr_t)argument;
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 50; i++) {
         void *mine = malloc(100 + next_random(&random) % (60 * KIB));
         CHECK(mine != NULL);
         *(volatile char *)mine = 1;
