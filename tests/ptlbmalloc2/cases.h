@@ -8,15 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define CANNOT 77 /* exit status: the machine does not allow what the case is about */
+#include "../c/check.h"
 
-#define CHECK(condition)                                                    \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            _Exit(1);                                                       \
-        }                                                                   \
-    } while (0)
+#define CANNOT 77 /* exit status: the machine does not allow what the case is about */
 
 #define KIB (1UL << 10)
 #define MIB (1UL << 20)

@@ -14,13 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                    \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            _Exit(1);                                                       \
-        }                                                                   \
-    } while (0)
+#include "../c/check.h"
 
 #define PAGE   4096UL
 #define LINE   64UL
