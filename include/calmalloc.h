@@ -126,7 +126,7 @@ CALM_API int calm_profile_write(const char *path);
  * read, and believed if pages of one color do fight for the cache; else it is timed. Where nothing can be
  * timed, frames are believed as they are. */
 #define CALM_COLORED_FRAMES 0x100U /* by its frame's number; needs CAP_SYS_ADMIN; no hypervisor */
-#define CALM_COLORED_TIMED  0x200U /* by the time that loads take; takes seconds; x86-64 */
+#define CALM_COLORED_TIMED  0x200U /* by the time that loads take; half a second or more; x86-64 */
 
 /*
  * Colored memory: a zeroed block of small pages that are spread evenly over the sets of the data cache of a

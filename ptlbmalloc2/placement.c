@@ -12,7 +12,7 @@
 #include "os/seed.h"
 #include "placement/lines.h"
 
-/* Those of every x86-64 CPU: a way of the L1 is a page, in so many lines. */
+/* Those of today's x86-64 CPUs: a way of the L1 is a page, in so many lines. */
 #define PAGE_BYTES 4096UL
 #define LINE_BYTES 64UL
 #define MOST_SHIFT (PAGE_BYTES - LINE_BYTES)

@@ -1,8 +1,8 @@
 /* After EP of the NAS Parallel Benchmarks: pairs of normally distributed numbers, counted by square annuli.
  *
  * Kept: the generator of uniform numbers; batches of 65,536 pairs, whose numbers are first drawn into one
- * array; Marsaglia's polar method; the counts and the two sums. It is the one kernel here whose memory fits
- * in a CPU's own caches.
+ * array; Marsaglia's polar method; the counts and the two sums. It is the one kernel here whose memory
+ * fits in a CPU's own caches, whatever the class.
  * Left out: the division of one problem among the processes.
  * Verified: the published sums, after as many batches as they are of; after any number, what chance allows of
  * the pairs accepted, of those in each annulus, and of the sums.

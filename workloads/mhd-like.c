@@ -1,8 +1,8 @@
 /* A stand-in for EulerMHD, the program of section 3.3 of Valat, "Impact of the Operating System Memory
  * Allocation on CPU Intensive Applications": ideal magnetohydrodynamics on a periodic Cartesian mesh,
- * explicit, with an array for each quantity. Its loops go through all the arrays at the same index, more of
- * them than an L1 has ways. First-order finite volumes with the local Lax-Friedrichs flux, one direction
- * after the other: a published scheme, written from its formulas. */
+ * explicit, with an array for each quantity. Its loops go through all the arrays at the same index: 8 or 12
+ * of them, as many as today's L1s have ways. First-order finite volumes with the local Lax-Friedrichs flux,
+ * one direction after the other: a published scheme, written from its formulas. */
 #include "arrays.h"
 #include "support.h"
 

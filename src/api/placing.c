@@ -13,7 +13,7 @@
 #define PAID_PART 16
 
 /*
- * So many blocks in use at once are no more than any cache has ways, wherever they begin: until then the
+ * So many blocks in use at once are no more than most caches have ways, wherever they begin: until then the
  * machine is not asked for its caches, which costs more than a short program's blocks do.
  */
 #define TURNS_BEFORE_ASKING 8

@@ -1,8 +1,8 @@
 /*
  * The caches that data passes on its way to a CPU, as the kernel or the processor describes them.
  *
- * Rare looks: files of /sys, or instructions that a hypervisor emulates, some 10 us each. Thread-safe;
- * preserves errno; allocates nothing. Where CPUs differ, those of the first are told.
+ * Rare looks: files of /sys, or instructions that a hypervisor emulates. Thread-safe; preserves errno;
+ * allocates nothing. Where CPUs differ, those of the first are told.
  */
 #ifndef CALM_OS_CACHES_H
 #define CALM_OS_CACHES_H

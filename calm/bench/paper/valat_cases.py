@@ -172,7 +172,7 @@ def kernels(about: About) -> Iterator[Case]:
 
 
 def magnetohydrodynamics(about: About) -> Iterator[Case]:
-    """Figures 8 and 9: a solver with more arrays in use at once than a cache has ways."""
+    """Figures 8 and 9: a solver with twelve arrays in use at once."""
     for memory in MHD_MEMORY:
         words = ["mhd-like", "--grid", _MHD_GRID, "--steps", _scaled(_MHD_STEPS, about), "--memory", memory]
         keys = ("distinct_starts",)

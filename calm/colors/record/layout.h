@@ -18,7 +18,8 @@ enum { FRAMES = 16, MOST_RECORDS = 1 << 16 };
 
 enum kind { KIND_BLOCK = 1, KIND_MAPPING = 2 };
 
-/* Why a look is asked for: memory is about to be less than the most so far; the process ends. */
+/* Why a look is asked for: memory is about to fall from an eighth more than was ever shown; the process ends.
+ */
 enum moment { MOMENT_PEAK = 1, MOMENT_EXIT = 2 };
 
 /* A block that lives, or room for one (address 0). Whoever writes it makes the sequence odd for that time. */

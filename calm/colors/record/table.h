@@ -46,7 +46,7 @@ void table_restore(const struct record *gone);
 uint64_t table_before_cut(const void *address, size_t bytes);
 void table_cut(const void *address, size_t bytes, uint64_t before);
 
-/* Waits until calm has had a look, if it does: at most some seconds. */
+/* Waits until calm has had a look, if it does: for at most two seconds until it looks, and a minute more. */
 void table_show(enum moment moment);
 
 /* Around fork. */
