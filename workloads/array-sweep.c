@@ -3,6 +3,7 @@
  * system hands out at random fill some sets of a physically indexed cache more than they have room for, so
  * that the cache is lost to an array that it could hold; huge pages cover all sets alike, and so do small
  * pages that calmalloc, if it is loaded, has chosen by their colors. */
+#define _GNU_SOURCE /* RTLD_DEFAULT, before glibc 2.36 */
 #include "arrays.h"
 #include "calmalloc.h"
 #include "support.h"
@@ -11,9 +12,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static const char program_name[] = "array-sweep";
 
@@ -193,7 +192,7 @@ static unsigned long long check_walk(const struct sweep *sweep, enum walk walk) 
 int main(int argc, char **argv) {
     unsigned long bytes = 1UL << 20;
     unsigned long memory = MEMORY_MALLOC;
-    unsigned long cache = 2;
+    unsigned long cache = 0;
     unsigned long colors = 0;
     unsigned long walk = WALK_STRIDE;
     unsigned long stride = LINE_BYTES;
@@ -204,8 +203,10 @@ int main(int argc, char **argv) {
          "how the array is had: in small pages, in huge pages, as the allocator gives it, or in small "
          "pages that calmalloc chooses by color",
          OPTION_CHOICE, &memory, 0, 0, memory_names},
-        {"cache", "the level of the cache that colored memory is for", OPTION_COUNT, &cache, 1, 9, NULL},
-        {"colors", "how the colors of pages are found out", OPTION_CHOICE, &colors, 0, 0, color_names},
+        {"cache", "colored: the level of the cache that it is for (default 2)", OPTION_COUNT, &cache, 1, 9,
+         NULL},
+        {"colors", "colored: how the colors of pages are found out", OPTION_CHOICE, &colors, 0, 0,
+         color_names},
         {"walk", "in order, in any order, or page after page in any order within", OPTION_CHOICE, &walk, 0, 0,
          walk_names},
         {"stride", "bytes from one place that is read to the next", OPTION_COUNT, &stride, 8, 1UL << 30,
@@ -227,6 +228,12 @@ int main(int argc, char **argv) {
     }
     if (bytes / stride > UINT32_MAX) {
         reject_arguments(program_name, "--bytes has more than 4294967295 times --stride");
+    }
+    if (memory != MEMORY_COLORED && (cache != 0 || colors != 0)) {
+        reject_arguments(program_name, "--cache and --colors are for --memory colored");
+    }
+    if (cache == 0) {
+        cache = 2;
     }
 
     struct array block = have_array((enum memory)memory, bytes, (unsigned)cache | color_sources[colors]);

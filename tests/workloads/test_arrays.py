@@ -111,6 +111,8 @@ def test_no_placement_changes_the_result(
         ("array-sweep", ("--bytes", "1000"), "--bytes is no multiple of --stride"),
         ("array-sweep", ("--bytes", str(2**36), "--stride", "8"), "--bytes has more than"),
         ("array-sweep", ("--walk", "back"), "one of stride|chase|pages"),
+        ("array-sweep", ("--cache", "2"), "--cache and --colors are for --memory colored"),
+        ("array-sweep", ("--colors", "timed"), "--cache and --colors are for --memory colored"),
         ("mhd-like", ("--grid", "3"), "a number from 4"),
         ("mhd-like", ("--arrays", "11"), "one of 8|12"),
         ("streams", ("--arrays", "1"), "a number from 2"),
