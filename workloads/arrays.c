@@ -23,7 +23,7 @@ struct array array_aligned(const char *program, size_t bytes) {
 
 struct array array_padded(const char *program, size_t bytes, unsigned long number, unsigned long count) {
     char *block = checked(malloc(bytes + 2 * (size_t)ALIAS_BYTES), program);
-    size_t wanted = ALIAS_BYTES * (number % count) / count / LINE_BYTES * LINE_BYTES;
+    size_t wanted = ALIAS_BYTES * number / count / LINE_BYTES * LINE_BYTES;
     size_t to_boundary = (ALIAS_BYTES - (uintptr_t)block % ALIAS_BYTES) % ALIAS_BYTES;
     return (struct array){block + to_boundary + wanted, block, 0};
 }

@@ -26,7 +26,8 @@ struct array array_malloc(const char *program, size_t bytes);
 /* The same by posix_memalign: on a page boundary, whatever the allocator. */
 struct array array_aligned(const char *program, size_t bytes);
 
-/* Padded by hand: the starts of count arrays are spread evenly over 4 KiB, each on a cache line. */
+/* Padded by hand: the starts of count arrays are spread evenly over 4 KiB, each on a cache line. Number is
+ * that of this one, less than count. */
 struct array array_padded(const char *program, size_t bytes, unsigned long number, unsigned long count);
 
 /* A mapping that starts and ends on 2 MiB boundaries, so that huge pages can hold all of it. */

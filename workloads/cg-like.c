@@ -13,8 +13,6 @@
  * benchmark. */
 #include "ranks.h"
 
-#include "support.h"
-
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>

@@ -12,8 +12,6 @@
  * benchmark. The transform is Stockham's, by its textbook description. */
 #include "ranks.h"
 
-#include "support.h"
-
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>

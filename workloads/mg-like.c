@@ -10,8 +10,6 @@
  * benchmark. */
 #include "ranks.h"
 
-#include "support.h"
-
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
