@@ -12,20 +12,23 @@ BUILD = Path(__file__).resolve().parents[2] / "build/release"
 LIBRARY = BUILD / "libcalmalloc.so"
 
 
-def start(name: str, *arguments: str, preload: Path | None = None) -> subprocess.CompletedProcess[str]:
+def start(
+    name: str, *arguments: str, preload: Path | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """To its end, with more in its environment."""
     path = BUILD / name
     assert path.is_file(), f"{path} is not built: run make"
-    environment = dict(os.environ)
+    environment = {**os.environ, **more}
     if preload is not None:
         assert preload.is_file(), f"{preload} is not built: run make"
         environment["LD_PRELOAD"] = str(preload)
     return subprocess.run(
-        [path, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [path, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
 
 
-def run(name: str, *arguments: str, preload: Path | None = None) -> dict[str, Any]:
-    done = start(name, *arguments, preload=preload)
+def run(name: str, *arguments: str, preload: Path | None = None, **more: str) -> dict[str, Any]:
+    done = start(name, *arguments, preload=preload, **more)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1

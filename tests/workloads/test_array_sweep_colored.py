@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
+from ran_workloads import LIBRARY, start
 
-BUILD = Path(__file__).resolve().parents[2] / "build/release"
+SWEEP = ("array-sweep", "--memory", "colored", "--repeats", "2")
 
 
-def sweep(*arguments: str, preload: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
-    if preload:
-        environment["LD_PRELOAD"] = str(BUILD / "libcalmalloc.so")
-    command = [str(BUILD / "array-sweep"), "--memory", "colored", "--repeats", "2", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return start(*SWEEP, *arguments, preload=LIBRARY)
 
 
 @pytest.mark.parametrize("walk", ["stride", "chase", "pages"])
@@ -37,7 +32,7 @@ def test_it_reads_every_place(colors: str, walk: str) -> None:
 
 
 def test_without_calmalloc() -> None:
-    done = sweep(preload=False)
+    done = start(*SWEEP)
     assert done.returncode == 1
     assert done.stderr == "array-sweep: --memory colored is calmalloc's, which is not loaded\n"
 

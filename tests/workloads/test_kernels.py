@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import resource
 import subprocess
 import time
@@ -12,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ran_workloads import preloadable
+from ran_workloads import BUILD, LIBRARY, preloadable, run, start
 
-BUILD = Path(__file__).resolve().parents[2] / "build/release"
-LIBRARY = BUILD / "libcalmalloc.so"
 KERNELS = ("cg-like", "ep-like", "ft-like", "mg-like")
 
 # By kernel: a short run that is verified, but by nothing published.
@@ -33,30 +29,6 @@ EIGENVALUE = {"S": 8.5971775078648, "W": 10.362595087124}
 SUMS = {"S": (-3.247834652034740e3, -6.958407078382297e3), "W": (-2.863319731645753e3, -6.320053679109499e3)}
 LAST_SUM = {"S": (5.542683411902e2, 4.932597244941e2), "W": (5.504159734538e2, 5.239212247086e2)}
 RESIDUAL = {"S": 0.5307707005734e-4, "W": 0.6467329375339e-5}
-
-
-def start(
-    name: str, *arguments: str, preload: Path | None = None, **more: str
-) -> subprocess.CompletedProcess[str]:
-    path = BUILD / name
-    assert path.is_file(), f"{path} is not built: run make"
-    environment = {**os.environ, **more}
-    if preload is not None:
-        assert preload.is_file(), f"{preload} is not built: run make"
-        environment["LD_PRELOAD"] = str(preload)
-    return subprocess.run(
-        [path, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
-
-
-def run(name: str, *arguments: str, preload: Path | None = None, **more: str) -> dict[str, Any]:
-    done = start(name, *arguments, preload=preload, **more)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout.count("\n") == 1
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert printed["workload"] == name
-    return printed
 
 
 def work_of(printed: dict[str, Any]) -> dict[str, Any]:
