@@ -62,7 +62,7 @@ static double first_value(unsigned long array, unsigned long element) {
     return (double)((array * 7 + element * 3) % 1021);
 }
 
-/* What update adds in one pass: another number each time, so that a pass left out shows. */
+/* What update adds in one pass: another number each time, so that no pass stores what is there already. */
 static double addend(unsigned long pass) {
     return (double)(1 + pass % 1000);
 }

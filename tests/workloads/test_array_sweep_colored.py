@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
-from ran_workloads import LIBRARY, start
+from ran_workloads import LIBRARY, preloadable, start
 
 SWEEP = ("array-sweep", "--memory", "colored", "--repeats", "2")
 
@@ -41,3 +42,38 @@ def test_a_cache_that_is_not_there() -> None:
     done = sweep("--cache", "9")
     assert done.returncode == 1
     assert done.stderr == "array-sweep: calm_colored_alloc: Operation not supported\n"
+
+
+# In calmalloc's place: tells what it is asked for, and whether it gets back what it gave.
+STAND_IN = """
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *given;
+
+void *calm_colored_alloc(size_t bytes, unsigned cache) {
+    fprintf(stderr, "%zu %#x\\n", bytes, cache);
+    return given = malloc(bytes);
+}
+void calm_colored_free(void *block) {
+    fprintf(stderr, "%s\\n", block == given ? "the same" : "another");
+    free(given);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache"),
+    [
+        ((), "0x2"),
+        (("--cache", "3"), "0x3"),
+        (("--colors", "frames"), "0x102"),
+        (("--cache", "1", "--colors", "timed"), "0x201"),
+    ],
+)
+def test_the_library_is_asked_for_what_the_options_say(
+    arguments: tuple[str, ...], cache: str, tmp_path: Path
+) -> None:
+    done = start(*SWEEP, "--bytes", "65536", *arguments, preload=preloadable(tmp_path, STAND_IN))
+    assert done.returncode == 0
+    assert done.stderr == f"65536 {cache}\nthe same\n"

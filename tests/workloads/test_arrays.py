@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -160,9 +163,65 @@ void free(void *block) {
 """
 
 
+# The last page of a large block is its first once more.
+FOLDED_MALLOC = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+extern void *__libc_malloc(size_t size);
+extern void __libc_free(void *block);
+
+enum { PAGE = 4096 };
+
+static const size_t ROOM = 1UL << 30;
+static char *room;
+static size_t used;
+
+void *malloc(size_t size) {
+    if (size < 100000) {
+        return __libc_malloc(size);
+    }
+    if (room == NULL) {
+        room = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    char *block = room + used;
+    size_t whole = (size + PAGE - 1) / PAGE * PAGE;
+    int file = memfd_create("folded", 0);
+    if (ftruncate(file, whole) != 0) {
+        abort();
+    }
+    mmap(block, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    mmap(block + whole - PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    close(file);
+    used += whole;
+    return block;
+}
+void free(void *block) {
+    if (room == NULL || (char *)block < room || (char *)block >= room + ROOM) {
+        __libc_free(block);
+    }
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return preloadable(tmp_path_factory.mktemp("broken"), BROKEN_MALLOC)
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return preloadable(tmp_path_factory.mktemp("folded"), FOLDED_MALLOC)
+
+
+def said_of(name: str, *arguments: str, preload: Path) -> str:
+    done = start(name, *arguments, preload=preload)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,11 +238,56 @@ def test_arrays_on_one_another_are_found(
     name: str, arguments: tuple[str, ...], message: str, broken: Path
 ) -> None:
     repeats = () if name == "mhd-like" else ("--repeats", "3")
-    done = start(name, *arguments, *repeats, preload=broken)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    assert message in said_of(name, *arguments, *repeats, preload=broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("array-sweep", ("--walk", "stride"), "does not hold what was written to it"),
+        ("array-sweep", ("--walk", "chase"), "leaves places out"),
+        ("array-sweep", ("--walk", "pages"), "leaves places out"),
+        (
+            "mhd-like",
+            ("--grid", "128", "--steps", "2", "--problem", "wave-y"),
+            "what must be conserved is not",
+        ),
+    ],
+)
+def test_an_array_that_lies_on_itself_is_found(
+    name: str, arguments: tuple[str, ...], message: str, folded: Path
+) -> None:
+    assert message in said_of(name, *arguments, preload=folded)
+
+
+# How much is done in a pass, by what a run prints.
+WORK: dict[str, Any] = {
+    "alias4k": lambda ran: (ran["head"] // 8 - 1) * ran["streams"],
+    "array-sweep": lambda ran: ran["bytes"] // ran["stride"],
+    "mhd-like": lambda ran: ran["grid"] ** 2,
+    "streams": lambda ran: (ran["head"] // 8 - (ran["work"] == "update")) * ran["arrays"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "arguments"),
+    [
+        ("alias4k", "ns_per_element", ("--streams", "2", "--head", "64", "--repeats", "200000")),
+        ("alias4k", "ns_per_element", ("--variant", "rewritten", "--head", "64", "--repeats", "200000")),
+        ("array-sweep", "ns_per_load", ("--bytes", "16384", "--repeats", "20000")),
+        ("array-sweep", "ns_per_load", ("--bytes", "16384", "--repeats", "20000", "--walk", "chase")),
+        ("array-sweep", "ns_per_load", ("--bytes", "16384", "--repeats", "20000", "--walk", "pages")),
+        ("mhd-like", "ns_per_cell", ("--grid", "32", "--steps", "50")),
+        ("streams", "ns_per_element", ("--head", "64", "--repeats", "50000")),
+        ("streams", "ns_per_element", ("--head", "64", "--repeats", "50000", "--work", "update")),
+    ],
+)
+def test_all_that_is_counted_is_done(name: str, key: str, arguments: tuple[str, ...]) -> None:
+    ran = run(name, *arguments)
+    passes = ran["steps" if name == "mhd-like" else "repeats"]
+    assert ran[key] * passes * WORK[name](ran) == pytest.approx(ran["seconds"] * 1e9, rel=0.01)
+    # What takes less than any CPU could do it in has been left out. (A busy one only takes longer.)
+    assert ran[key] > 0.02
 
 
 @pytest.mark.parametrize(("arrays", "head"), [(2, 8192), (16, 1024), (24, 640), (128, 128), (1000, 64)])
@@ -220,15 +324,25 @@ def test_streams_updates_each_array_from_the_next_one(arrays: int, head: int) ->
     assert int(got["checksum"], 16) == checksum_of([of_thread])
 
 
-def test_streams_touches_the_heads_alone() -> None:
-    arguments = ("--arrays", "16", "--bytes", str(64 << 20), "--repeats", "10", "--work", "update")
+def most_kib(name: str, *arguments: str) -> int:
+    """What a run has had in memory at most."""
     # What the parent has had counts too until the program begins: so it is a small one.
     parent = "import resource, subprocess as s, sys\ns.run(sys.argv[1:], check=True, stdout=s.DEVNULL)\n"
     parent += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    command = [sys.executable, "-I", "-c", parent, BUILD / "streams", *arguments]
-    most = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, "-I", "-c", parent, BUILD / name, *arguments]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_streams_touches_the_heads_alone() -> None:
+    arguments = ("--arrays", "16", "--bytes", str(64 << 20), "--repeats", "10", "--work", "update")
     # Of 1 GiB; a huge page for each array is 32 MiB.
-    assert int(most) < 100 << 10
+    assert most_kib("streams", *arguments) < 100 << 10
+
+
+def test_mhd_like_uses_all_its_arrays() -> None:
+    each = 512 * 512 * 8 >> 10
+    few, many = (most_kib("mhd-like", "--grid", "512", "--steps", "1", "--arrays", n) for n in ("8", "12"))
+    assert many - few > 3 * each
 
 
 @pytest.mark.parametrize(
@@ -242,18 +356,23 @@ def test_streams_start_a_gap_apart(gap: int, distinct: int) -> None:
     assert got["distinct_starts"] == distinct
 
 
+# calmalloc's large blocks start anywhere in their first page.
+@pytest.mark.parametrize("preload", [None, LIBRARY])
 @pytest.mark.parametrize(("streams", "distinct"), [(1, 2), (2, 4), (3, 6), (8, 16)])
-def test_alias4k_pads_evenly(streams: int, distinct: int) -> None:
-    got = run("alias4k", "--memory", "padded", "--streams", str(streams), "--repeats", "1")
+def test_alias4k_pads_evenly(streams: int, distinct: int, preload: Path | None) -> None:
+    arguments = ("--memory", "padded", "--streams", str(streams), "--repeats", "1")
+    got = run("alias4k", *arguments, preload=preload)
     assert got["distinct_starts"] == distinct
     # Whole lines.
     assert got["distance"] == 4096 // (2 * streams) // 64 * 64
 
 
-def test_mhd_like_pads_evenly() -> None:
+@pytest.mark.parametrize("preload", [None, LIBRARY])
+@pytest.mark.parametrize("grid", ["16", "99"])
+def test_mhd_like_pads_evenly(grid: str, preload: Path | None) -> None:
     def starts(memory: str, arrays: int) -> int:
-        got = run("mhd-like", "--memory", memory, "--grid", "16", "--steps", "1", "--arrays", str(arrays))
-        return int(got["distinct_starts"])
+        arguments = ("--memory", memory, "--grid", grid, "--steps", "1", "--arrays", str(arrays))
+        return int(run("mhd-like", *arguments, preload=preload)["distinct_starts"])
 
     assert [starts("aligned", 8), starts("aligned", 12)] == [1, 1]
     assert [starts("padded", 8), starts("padded", 12)] == [8, 12]
@@ -263,7 +382,10 @@ def test_mhd_like_pads_evenly() -> None:
 @pytest.mark.parametrize("streams", [1, 2])
 def test_alias4k_puts_y_where_it_says(offset: int, streams: int) -> None:
     arguments = ("--offset", str(offset), "--streams", str(streams), "--repeats", "1")
-    assert run("alias4k", *arguments)["distance"] == offset
+    got = run("alias4k", *arguments)
+    assert got["distance"] == offset
+    # Each as much further than the one before it.
+    assert got["distinct_starts"] == len({k * offset % 4096 // 64 for k in range(2 * streams)})
 
 
 @pytest.mark.parametrize("variant", ["original", "rewritten"])
@@ -307,6 +429,58 @@ def test_array_sweep_reads_all_places(size: int, stride: int) -> None:
         assert (checksums["chase"] == checksums["pages"]) == one_order
 
 
+# Mappings start a page off what the kernel would choose, what it is advised of them is told, and another file
+# says what is in huge pages.
+MISPLACED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+void *mmap(void *wanted, size_t size, int protection, int flags, int file, off_t offset) {
+    void *(*real)(void *, size_t, int, int, int, off_t) = dlsym(RTLD_NEXT, "mmap");
+    return (char *)real(wanted, size + 4096, protection, flags, file, offset) + 4096;
+}
+
+int madvise(void *start, size_t size, int advice) {
+    fprintf(stderr, "%d %zu %zu\\n", advice, (size_t)start % (2 << 20), size);
+    return 0;
+}
+
+FILE *fopen(const char *path, const char *mode) {
+    FILE *(*real)(const char *, const char *) = dlsym(RTLD_NEXT, "fopen");
+    return real(strcmp(path, "/proc/self/smaps_rollup") == 0 ? getenv("ROLLUP") : path, mode);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("array-sweep", "--bytes", "3000000", "--memory", "huge", "--walk", "chase"), mmap.MADV_HUGEPAGE),
+        (("array-sweep", "--bytes", "3000000", "--memory", "small"), mmap.MADV_NOHUGEPAGE),
+        (("array-sweep", "--bytes", "3000000", "--memory", "malloc", "--walk", "pages"), None),
+        (("streams", "--arrays", "3", "--memory", "mmap", "--huge", "on"), mmap.MADV_HUGEPAGE),
+        (("streams", "--arrays", "3", "--memory", "mmap", "--huge", "off"), mmap.MADV_NOHUGEPAGE),
+        (("streams", "--arrays", "3", "--memory", "mmap"), None),
+    ],
+)
+def test_the_kernel_is_asked_for_pages_of_the_size(
+    arguments: tuple[str, ...], advice: int | None, tmp_path: Path
+) -> None:
+    misplaced = preloadable(tmp_path, MISPLACED, "-ldl")
+    rollup = tmp_path / "rollup"
+    rollup.write_text("560000000000-7fff00000000 ---p 00000000 00:00 0 [rollup]\nAnonHugePages:    6144 kB\n")
+    done = start(*arguments, "--repeats", "1", preload=misplaced, ROLLUP=str(rollup))
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["huge_kib"] == 6144
+    # Whole huge pages, from a boundary of one on.
+    assert done.stderr == ("" if advice is None else f"{advice} 0 {4 << 20}\n")
+
+
 @pytest.mark.skipif(
     not THP.exists() or "[never]" in THP.read_text(), reason="the system has no transparent huge pages"
 )
@@ -346,6 +520,22 @@ def test_mhd_like_treats_both_axes_alike() -> None:
     y = run(*arguments, "wave-y")
     assert x["wave_error"] == y["wave_error"]
     assert x["time"] == y["time"]
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_mhd_like_goes_as_far_as_the_fastest_signal_lets_it(axis: str) -> None:
+    grid = 6
+    speeds = []
+    for cell in range(grid):
+        angle = 2 * math.pi * (cell + 0.5) / grid
+        # Of density 1: a field of 1 along the axis, and one that goes round it, with which the fluid goes.
+        sound, sideways = 5 / 3 * 0.1, 0.1 * math.sin(angle)
+        both = sound + 1 + 0.1**2
+        for velocity, field in ((0, 1), (sideways, sideways)):
+            root = math.sqrt(both**2 - 4 * sound * field**2)
+            speeds.append(abs(velocity) + math.sqrt((both + root) / 2))
+    got = run("mhd-like", "--problem", f"wave-{axis}", "--grid", str(grid), "--steps", "1")
+    assert got["time"] == pytest.approx(0.4 / max(speeds) / grid, abs=1e-6)
 
 
 def test_mhd_like_conserves_mass_and_energy() -> None:
