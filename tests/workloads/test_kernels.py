@@ -172,7 +172,9 @@ def test_processes_run_side_by_side_and_end_with_their_parent() -> None:
 BROKEN = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -225,6 +227,9 @@ void *malloc(size_t size) {
     if (goes_wrong("signal")) {
         raise(SIGKILL);
     }
+    if (goes_wrong("exit")) {
+        _exit(0);
+    }
     if (goes_wrong("overlap")) {
         used = 0;
     }
@@ -240,7 +245,7 @@ void free(void *block) {
 static double wrong(const char *name) {
     static double factor;
     if (factor == 0) {
-        double error = goes_wrong("little") ? 1e-7 : goes_wrong("bits") ? 1e-13 : 0;
+        double error = goes_wrong("little") ? 1e-7 : goes_wrong("bits") ? 1e-13 : goes_wrong("nan") ? NAN : 0;
         factor = goes_wrong(name) ? 0.25 : 1 + error;
     }
     return factor;
@@ -250,8 +255,23 @@ static void *real(void **function, const char *name) {
     return *function != NULL ? *function : (*function = dlsym(RTLD_NEXT, name));
 }
 
+pid_t fork(void) {
+    static void *function;
+    static int forks;
+    if (goes_wrong("fork") && ++forks == 3) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return ((pid_t (*)(void))real(&function, "fork"))();
+}
+
 double log(double x) {
     static void *function;
+    /* A batch calls it some 51,000 times, and the first one is not timed. */
+    static long calls;
+    if (++calls == 100000 && goes_wrong("midway")) {
+        raise(SIGKILL);
+    }
     return ((double (*)(double))real(&function, "log"))(x) * wrong("log");
 }
 
@@ -294,10 +314,12 @@ def failure(name: str, *arguments: str, preload: Path, broken_by: str, one: Path
     [
         ("cg-like", "pow", ("--iterations", "15"), "the residual of the eigenvector"),
         ("cg-like", "little", ("--iterations", "15"), "the eigenvalue"),
+        ("cg-like", "nan", (), "the residual of the last solution"),
         ("ep-like", "log", (), "the distance of the pairs in an annulus"),
         ("ep-like", "little", ("--iterations", "256"), "the first sum"),
         ("ft-like", "overlap", (), "the error of the last sum"),
         ("ft-like", "little", (), "the error of the energy"),
+        ("ft-like", "nan", (), "the error of the energy"),
         ("mg-like", "overlap", (), "the error of the charges"),
     ],
 )
@@ -316,13 +338,26 @@ def test_processes_that_do_not_agree_are_found(broken: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(
-    ("broken_by", "what"), [("memory", "out of memory"), ("signal", " was ended by signal 9")]
+    ("broken_by", "what"),
+    [
+        ("memory", "out of memory"),
+        ("signal", " was ended by signal 9"),
+        ("exit", " ended too early"),
+        ("fork", "cannot start a process"),
+    ],
 )
 def test_one_process_that_fails_ends_all(
     name: str, broken_by: str, what: str, broken: Path, tmp_path: Path
 ) -> None:
-    said = failure(name, "--processes", "4", preload=broken, broken_by=broken_by, one=tmp_path / "one")
+    # The others do not begin what would take them hours.
+    arguments = ("--processes", "4", "--iterations", "1000000")
+    said = failure(name, *arguments, preload=broken, broken_by=broken_by, one=tmp_path / "one")
     assert said.endswith(what)
+
+
+def test_a_process_that_ends_in_the_middle_is_noticed(broken: Path, tmp_path: Path) -> None:
+    said = failure("ep-like", "--processes", "3", preload=broken, broken_by="midway", one=tmp_path / "one")
+    assert said.endswith(" was ended by signal 9")
 
 
 @pytest.mark.parametrize("name", KERNELS)
