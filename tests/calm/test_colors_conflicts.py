@@ -73,6 +73,15 @@ def test_what_chance_gives(seed: int) -> None:
     assert low <= spread.low <= spread.high <= high
 
 
+def test_95_of_100_draws_lie_between_the_ends() -> None:
+    cache = NEHALEM[2]
+    drawn = np.random.default_rng(1).multinomial(2048, np.full(128, 1 / 128), size=4000)
+    wanted = np.percentile(np.maximum(drawn - cache.ways, 0).sum(axis=1), (2.5, 97.5))
+    found = conflicts.random(2048, cache, draws=4000)
+    # The ends of two such samples differ by a page or so; those of 90 of 100 are five pages further in.
+    assert (found.low, found.high) == pytest.approx(wanted, abs=2.5)
+
+
 def test_the_papers_cache_half_full() -> None:
     """Figure 2: random pages conflict from half of the cache on; a run of memory does not."""
     cache = NEHALEM[2]

@@ -10,15 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calm import topology
 from calm.colors import analysis, geometry, look, pagemap, report
 from calm.colors.blocks import Block
-from calm.colors.geometry import NEHALEM
+from calm.colors.conflicts import Random
+from calm.colors.geometry import NEHALEM, Cache
+from calm.colors.look import Region
+from calm.colors.pagemap import NO_PAGES
 from calm.colors.sites import Call
 from calm.errors import CalmError
 
 PAGE = pagemap.PAGE_BYTES
 HUGE = (2 << 20) // PAGE
 PRESENT, SWAPPED = 1 << 63, 1 << 62
+# As nearly all pages are: written since the kernel was asked last, and nobody else's.
+DIRTY = 1 << 55 | 1 << 56
 BASE = 0x10000
 SMAPS = """\
 {0:x}-{1:x} rw-p 00000000 00:00 0
@@ -50,7 +56,7 @@ def proc(tmp_path: Path) -> Path:
     (folder / "smaps").write_text(SMAPS.format(start, end, (HUGE + 4) * PAGE // 1024))
     (folder / "status").write_text("Name:\tx\nThreads:\t7\n")
     (folder / "cmdline").write_bytes(b"./x\0one two\0")
-    entries = [PRESENT | (5 * HUGE + at) for at in range(HUGE)]
+    entries = [PRESENT | DIRTY | (5 * HUGE + at) for at in range(HUGE)]
     entries += [SWAPPED | 99, 0] + [PRESENT | frame for frame in (3, 3 + 128, 3 + 256, 17)]
     with (folder / "pagemap").open("wb") as file:
         file.seek(BASE * 8)
@@ -81,6 +87,17 @@ def test_smaps() -> None:
     assert (found[4].resident_kib, found[4].huge_kib) == (4096, 4096)
 
 
+def test_huge_pages_of_all_kinds_and_what_the_kernel_puts_there() -> None:
+    lines = [
+        "1000-2000 rw-s 00000000 00:01 5 /dev/shm/x",
+        *("Rss: 8 kB", "ShmemPmdMapped: 2048 kB", "FilePmdMapped: 4096 kB", "Private_Hugetlb: 1024 kB"),
+        "3000-4000 r--p 00000000 00:00 0 [vvar_vclock]",
+    ]
+    shared, clock = pagemap.parse("\n".join(lines))
+    assert (shared.resident_kib, shared.huge_kib, shared.is_data) == (8 + 1024, 2048 + 4096 + 1024, True)
+    assert not clock.is_data
+
+
 def test_maps_alone_know_nothing_of_residence() -> None:
     text = "\n".join(line for line in SMAPS.format(1, 2, 3).splitlines() if "-" in line.split()[0])
     found = pagemap.parse(text)
@@ -98,6 +115,9 @@ def test_pages(proc: Path) -> None:
     assert found.frames is not None
     assert list(found.frames[-2:]) == [3, 131]
     assert found.bytes == (HUGE + 2) * PAGE
+    # Up to a page's end, it has nothing of the next one.
+    with pagemap.Pagemap(123, proc) as pages:
+        assert pages.pages(BASE * PAGE, (HUGE + 2) * PAGE).bytes == HUGE * PAGE
 
 
 def test_huge_pages_are_seen_by_their_frames(proc: Path) -> None:
@@ -111,17 +131,25 @@ def test_huge_pages_are_seen_by_their_frames(proc: Path) -> None:
     # As near each other, but not aligned.
     numbers = np.arange(BASE, BASE + 2 * HUGE)
     assert pagemap.Pages(numbers, numbers * 0 + np.arange(2 * HUGE) + 1).huge_bytes() == 0
+    # Of two, one has a gap.
+    numbers = np.delete(numbers, 5)
+    assert pagemap.Pages(numbers, numbers + 3 * HUGE).huge_bytes() == HUGE * PAGE
 
 
 def test_a_range_that_is_read_in_pieces(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pagemap.Pagemap(123, proc) as pages:
         wanted = pages.pages(BASE * PAGE, 2 * HUGE * PAGE)
         monkeypatch.setattr(pagemap, "_AT_ONCE", 7)
-        found = pages.pages(BASE * PAGE, 2 * HUGE * PAGE)
+        pieces = [pages.pages(BASE * PAGE, 2 * HUGE * PAGE)]
+        # Of which the kernel may give less than was asked for.
+        read = os.pread
+        monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 3 * 8), at))
+        pieces.append(pages.pages(BASE * PAGE, 2 * HUGE * PAGE))
     assert wanted.frames is not None
-    assert found.frames is not None
-    assert list(found.numbers) == list(wanted.numbers)
-    assert list(found.frames) == list(wanted.frames)
+    for found in pieces:
+        assert found.frames is not None
+        assert list(found.numbers) == list(wanted.numbers)
+        assert list(found.frames) == list(wanted.frames)
 
 
 def test_hidden_frames(proc: Path) -> None:
@@ -139,6 +167,11 @@ def test_hidden_frames(proc: Path) -> None:
     found = analysis.analyse(seen, NEHALEM, 1)
     assert all(level.all.in_conflict is None for level in found.levels)
     assert any("CAP_SYS_ADMIN" in note for note in found.notes)
+    # Nor are they known of what was looked at before that was seen.
+    blocks = [Block((BASE + at * HUGE) * PAGE, HUGE * PAGE, 0, 1) for at in (2, 0)]
+    seen = look.take(123, "now", 64 << 10, blocks, proc=proc)
+    assert [region.pages.bytes for region in seen.regions[:2]] == [HUGE * PAGE, 0]
+    assert all(region.pages.frames is None for region in seen.regions)
 
 
 def test_a_look_by_mappings(proc: Path) -> None:
@@ -174,6 +207,54 @@ def test_a_look_by_blocks(proc: Path) -> None:
     frames = look.frames_by_page(seen.regions[1])
     assert frames is not None
     assert list(frames) == [6 * HUGE - 1, -1, -1, 3, 131, 259, 17]
+    # Its end is a page's.
+    frames = look.frames_by_page(seen.regions[0])
+    assert frames is not None
+    assert list(frames) == [5 * HUGE + at for at in range(HUGE)]
+    assert seen.pages.frames is not None
+    assert list(seen.pages.frames) == [*frames, 3, 131, 259, 17]
+
+
+SEVERAL = """\
+10000000-10100000 rw-p 00000000 00:00 0
+Rss:                1024 kB
+10100000-10180000 r--p 00000000 00:00 0
+Rss:                 512 kB
+10180000-10200000 rw-p 00000000 00:00 0
+Rss:                 512 kB
+20000000-20100000 r-xp 00000000 08:01 77                         /usr/lib/a.so
+Rss:                1024 kB
+20100000-20200000 r--p 00100000 08:01 77                         /usr/lib/a.so
+Rss:                1024 kB
+20200000-20300000 rw-p 00200000 08:01 77                         /usr/lib/a.so
+Rss:                1024 kB
+"""
+
+
+def test_a_block_in_several_mappings_and_what_a_library_writes(proc: Path) -> None:
+    """Of a block of which a part was protected; of a library's data it is what it may write."""
+    (proc / "123/smaps").write_text(SEVERAL)
+    seen = look.take(123, "now", 64 << 10, [Block(0x10080000, 0x180000, 0, 1)], proc=proc)
+    assert [(region.kind, region.address) for region in seen.regions] == [
+        ("block", 0x10080000),
+        ("other", 0x20200000),
+    ]
+
+
+def test_where_smaps_may_not_be_read_maps_is(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smaps, read = proc / "123/smaps", Path.read_text
+    text = smaps.read_text()
+    (proc / "123/maps").write_text("\n".join(line for line in text.splitlines() if " 0000" in line))
+
+    def refused(path: Path, *words: str, **named: str) -> str:
+        if path == smaps:
+            raise PermissionError
+        return read(path, *words, **named)
+
+    wanted = pagemap.mappings(123, proc)
+    monkeypatch.setattr(Path, "read_text", refused)
+    found = pagemap.mappings(123, proc)
+    assert found == [replace(each, resident_kib=None, huge_kib=0) for each in wanted]
 
 
 def test_the_counts(proc: Path) -> None:
@@ -200,6 +281,10 @@ def test_a_frame_that_several_pages_share_counts_once() -> None:
     pages = pagemap.Pages(np.arange(101), frames)
     count = analysis._count(pages, NEHALEM[1])
     assert (count.pages, count.in_conflict) == (2, 0)
+    # What huge pages would give is of the pages that are counted: of 20 of one color, and one of another.
+    numbers = np.arange(160)
+    count = analysis._count(pagemap.Pages(numbers, np.where(numbers % 8 == 0, 1000 + numbers, 7)), NEHALEM[1])
+    assert (count.pages, count.huge) == (21, 20 - 8)
 
 
 @pytest.mark.parametrize(("start", "left"), [(0, []), (-PAGE, [(BASE + 2 * HUGE, BASE + 4 * HUGE)])])
@@ -300,6 +385,29 @@ def test_the_caches_are_those_of_a_cpu_that_the_process_may_run_on(
     assert [cache.ways for cache in geometry.caches(system=tmp_path)] == [16]
 
 
+def test_caches_as_the_kernel_describes_them(tmp_path: Path) -> None:
+    names = ("type", "level", "size", "shared_cpu_list", "ways_of_associativity", "coherency_line_size")
+    described = (
+        ("Unified", "3", "32M", "0-3,8-11,16", "16", "128"),
+        ("Data", "1", "48K", "0,8", "12", "64"),
+        ("Instruction", "1", "64K", "0", "16", "64"),
+        # One set: it says 0.
+        ("Unified", "2", "2048K", "0", "0", "64"),
+        ("Unified", "4", "much", "0", "16", "64"),
+    )
+    for number, texts in enumerate(described):
+        index = tmp_path / f"cpu0/cache/index{number}"
+        index.mkdir(parents=True)
+        for name, text in zip(names, texts, strict=True):
+            (index / name).write_text(text + "\n")
+    assert geometry.caches(0, tmp_path) == [
+        Cache(1, 48 << 10, 12, 64, 2),
+        Cache(2, 2 << 20, 2 << 14, 64, 1),
+        Cache(3, 32 << 20, 16, 128, 9),
+    ]
+    assert geometry.caches(1, tmp_path) == []
+
+
 def test_a_title_has_blocks_and_others_apart_and_names_without_controls(proc: Path) -> None:
     blocks = [Block(BASE * PAGE, HUGE * PAGE, 0, 1)]
     seen = look.take(123, "peak", 64 << 10, blocks, proc=proc)
@@ -314,6 +422,94 @@ def test_a_title_has_blocks_and_others_apart_and_names_without_controls(proc: Pa
     name = analysis.analyse(odd, NEHALEM, 1)
     site = (Call("f<\x07>" + 300 * "y", None, "m"),)
     assert report.place(replace(name, sites=[site]), 0) == "f< >" + 300 * "y" + " (m)"
+
+
+# A machine of two threads, whose innermost cache has ways of 16 KiB.
+WIDE = Cache(1, 128 << 10, 8, cpus=2)
+ONE, OTHER = (0x10,), (0x20,)
+
+
+@pytest.fixture
+def made(proc: Path) -> look.Look:
+    """A mapping, and blocks: five from two places that start alike, and one that is 4 KiB off."""
+    seen = look.take(123, "now", 64 << 10, [], proc=proc)
+    pages = [(at, size, site) for at, (size, site) in enumerate([(9, ONE), (3, OTHER), (5, ONE), (4, OTHER)])]
+    blocks = [Region(at << 20, size << 12, "block", NO_PAGES, site) for at, size, site in pages]
+    blocks += [
+        Region(4 << 20, 7 << 12, "block", NO_PAGES, ONE),
+        Region((5 << 20) + 4096, 8 << 12, "block", NO_PAGES, ONE),
+    ]
+    whole = pagemap.Pages(np.arange(40), None)
+    regions = [Region(1 << 40, 40 * PAGE, "other", whole), *blocks]
+    return replace(seen, regions=regions, told=True, hidden="no frames", threads=2, mappings=[])
+
+
+def test_collisions_are_of_the_blocks_and_by_the_places_of_both(made: look.Look) -> None:
+    found = analysis.analyse(made, [WIDE], 1)
+    alike = [
+        (each.example.first, each.example.second, each.example.bytes // PAGE, each.example.inner, each.count)
+        for each in found.collisions
+    ]
+    # The largest of each; those at the 4 KiB alone come last. From one place and the other, in either order.
+    assert alike == [
+        (1, 5, 7, True, 3),
+        (1, 4, 4, True, 6),
+        (2, 4, 3, True, 1),
+        (1, 6, 8, False, 3),
+        (4, 6, 4, False, 2),
+    ]
+    assert found.pair_count == 15
+    assert [(crowd.members, crowd.sharers) for crowd in found.crowds] == [((1, 2, 3, 4, 5), 2)]
+    assert analysis.analyse(replace(made, threads=1), [WIDE], 1).crowds == []
+
+
+def test_collisions_as_they_are_shown(made: look.Look) -> None:
+    found = analysis.analyse(made, [WIDE], 1)
+    last = [[*column.cells][-1] for column in report._pair_table(found, 4).columns]
+    assert last == ["3", "#1, #6", "32 KiB", "4 KiB", "0x10"]
+    (second,) = [[*column.cells][1] for column in report._pair_table(found, 2).columns[4:]]
+    assert second == "0x10\n0x20"
+    (crowd,) = report._crowd_lines(found, 9)
+    assert crowd == "L1: 5 blocks start at one line, for 4 ways for each of 2 threads: #1, #2, #3, #4, #5"
+    outer = replace(found.crowds[0], level=2, sharers=1)
+    (crowd,) = report._crowd_lines(replace(found, crowds=[outer]), 9)
+    assert crowd == "L2: 5 blocks start in one color, for 8 ways: #1, #2, #3, #4, #5"
+    told = report.as_dict(found)["collisions"][3]
+    assert told == {
+        **{"count": 3, "first": 1, "second": 6, "bytes": 8 * PAGE, "lines": False},
+        **{"apart_bytes": 4096, "alias_bytes": 0, "colors": {}},
+    }
+
+
+def test_counts_as_they_are_shown(proc: Path) -> None:
+    count = analysis.Count(100, 40, 10, 30, Random(25.25, 20, 31), 12)
+    assert count.as_dict() == {
+        **{"pages": 100, "in_conflict": 40, "unavoidable": 10, "unnecessary": 30},
+        "random": {"mean": 25.25, "low": 20, "high": 31, "unnecessary": 15.25},
+        "huge": {"in_conflict": 12, "unnecessary": 2},
+    }
+    found = analysis.analyse(look.take(123, "now", 64 << 10, proc=proc), NEHALEM, 1)
+    level = replace(found.levels[0], each=[replace(count, pages=at) for at in range(3)])
+    table = report._conflict_table(found, level, 2)
+    last = {column.header: [*column.cells][-1] for column in table.columns}
+    # The largest of those with nothing resident.
+    assert last == {
+        **{"": "#2", "size": "4.0 MiB", "huge": "-", "pages": "2", "in conflict": "40", "unavoidable": "10"},
+        **{"unnecessary": "30", "random (95 %)": "15.2 (10 to 21)", "huge pages": "2"},
+        "where from": "/anon_hugepage (deleted)",
+    }
+    assert [*table.columns[0].cells] == ["all", "#0", "#2"]
+
+
+def test_what_to_bear_in_mind(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = look.take(123, "now", 64 << 10, proc=proc)
+    for is_virtual in (True, False, None):
+        monkeypatch.setattr(topology, "is_virtual", lambda found=is_virtual: found)
+        notes = analysis.analyse(seen, NEHALEM, 1).notes
+        assert (analysis.VIRTUAL_MACHINE in notes) == bool(is_virtual)
+        assert not any("no room in the table" in note for note in notes)
+    notes = analysis.analyse(replace(seen, lost=1234), NEHALEM, 1).notes
+    assert "1,234 large blocks found no room in the table and are not looked at" in notes
 
 
 @pytest.mark.parametrize("pid", [999, 123])

@@ -50,6 +50,7 @@ def test_first_pages_of_one_color() -> None:
     (found,) = pairs(scattered, NEHALEM[:2], PAGE)
     same = sum((100 + at - (at - 1 if at else 100 + colors)) % colors == 0 for at in range(20))
     assert found.outer == {2: same / 20}
+    assert found.weight == same / 20
     # Whose first page is not resident, or whose frames are hidden, collides with nobody there.
     for frames in ([-1, *range(101, 120)], None):
         assert pairs([run[0], start(0x100800, frames)], NEHALEM, PAGE) == []
@@ -123,6 +124,10 @@ def test_crowds_are_more_than_the_ways_that_a_thread_has() -> None:
     assert found[3] == Crowd(3, 0, everyone, 16, 8)
     assert found[3].room == 2
     assert crowds(blocks[:8], NEHALEM, PAGE, threads=1) == []
+    # The fullest first.
+    fuller = [start((at << 21) + 5 * LINE) for at in range(10)]
+    both = crowds([*blocks, *fuller], NEHALEM[:1], PAGE, threads=1)
+    assert [(crowd.place, len(crowd.members)) for crowd in both] == [(5, 10), (0, 9)]
 
 
 def test_starts_that_are_spread_are_no_crowd() -> None:

@@ -258,6 +258,22 @@ def test_the_report_says_what_the_figures_do(nehalem: Result) -> None:
     )
 
 
+def test_a_cell_is_the_mean_and_what_it_lies_between() -> None:
+    point = simulate.Point(16, 0.125, 0.6, 0.75)
+    figure = simulate.Figure(simulate.ARRAYS, "", [])
+    assert simulate_report._cell(figure, point) == "60 % (12-75)"
+    assert simulate_report._cell(figure, simulate.Point(16, 0.5, 0.5, 0.5)) == "50 %"
+    counted = simulate.Figure(simulate.CONFLICTS, "", [])
+    assert simulate_report._cell(counted, simulate.Point(1, 0.0, 1.5, 20.0)) == "1.5 (0-20)"
+
+
+def test_what_goes_wrong_is_so_by_the_mean_of_the_runs() -> None:
+    points = [simulate.Point(8, 0, 0.4, 0.6), simulate.Point(16, 0.3, 0.5, 0.7), simulate.Point(32, 1, 1, 1)]
+    figure = simulate.Figure(simulate.ARRAYS, "", [simulate.Curve("random", points)])
+    (said,) = simulate_report.findings(Result(L3, 4096, 5, 5, 1, [figure]))
+    assert said == "arrays: most accesses miss though there is room, from 16 on: random"
+
+
 def test_json_has_every_figure(nehalem: Result) -> None:
     found = json.loads(json.dumps(simulate_report.as_json(nehalem)))
     assert (found["colors"], found["pages"], found["runs"], found["traced"]) == (128, 2048, 60, 20)
