@@ -164,6 +164,34 @@ def test_scale_is_the_share_of_the_work() -> None:
     assert min(repeats(1e-9, "streams")) == 1
 
 
+def test_a_sweep_has_as_many_loads_whatever_its_size() -> None:
+    sweeps = [case.prepare(Path()).command for case in valat_cases.sweeps(ABOUT, L2)]
+    numbers = [dict(zip(command[1::2], command[2::2], strict=True)) for command in sweeps]
+    sizes = {int(each["--bytes"]) for each in numbers}
+    assert sizes == {round(share * L2.bytes) for share in valat_cases.SIZES}
+    for each in numbers:
+        loads = int(each["--repeats"]) * int(each["--bytes"]) // int(each["--stride"])
+        assert loads == pytest.approx(1 << 23, rel=0.01)
+
+
+def test_arrays_are_a_way_apart_and_a_page_or_a_line_more() -> None:
+    assert valat_cases.gaps(L2) == (128 << 10, (128 << 10) + 4096, (128 << 10) + 64)
+    found = made_up()
+    gaps = valat_tables.stream_gaps(found)
+    assert [valat_tables.gap_name(gap, gaps[0]) for gap in gaps] == [
+        *("gap 128 KiB", "gap 128 KiB + 64 B", "gap 128 KiB + 4,096 B")
+    ]
+
+
+def test_where_blocks_start_and_how_much_is_huge_is_kept() -> None:
+    for case in valat_cases.cases(ABOUT):
+        program, *words = case.prepare(Path()).command
+        wanted = {"array-sweep": ("huge_kib",), "streams": ("distinct_starts",)}
+        wanted |= dict.fromkeys(("mhd-like", "alias4k"), ("distinct_starts",))
+        keys = ("huge_kib",) if "mmap" in words else wanted.get(Path(program).name, ())
+        assert case.more_keys == keys, case.name
+
+
 def test_the_outer_cache_has_colors_and_no_hash() -> None:
     hashed = Cache(3, 480 << 20, 15, cpus=64)
     assert OUTER_CACHE([Cache(1, 48 << 10, 12), L2, hashed]) == L2
@@ -224,6 +252,8 @@ def test_gains_are_to_glibc_with_standard_pages() -> None:
     assert cells(one, "cg-like")["glibc, huge pages always"].startswith("+50.0 % ")
     assert cells(eight, "cg-like")["glibc, huge pages always"].startswith("-50.0 % ")
     assert cells(one, "geometric mean")["calmalloc"].startswith("+0.0 % ")
+    assert cells(one, "geometric mean")["glibc, huge pages always"].startswith("+50.0 % ")
+    assert cells(eight, "geometric mean")["calmalloc, huge pages always"].startswith("-50.0 % ")
     both = cells(grid_named(grids, "figures 6 and 7"), "calmalloc, huge pages always")
     assert [both[f"{number}: least, largest"] for number in valat_cases.PROCESSES] == [
         *("+50.0 %, +50.0 %", "+0.0 %, +0.0 %", "-25.0 %, -25.0 %", "-50.0 %, -50.0 %")
@@ -248,6 +278,11 @@ def test_figures_8_to_10() -> None:
     solver = grid_named(grids, "figures 8 and 9")
     assert cells(solver, "glibc")["malloc to padded"].startswith("2.00 ")
     assert cells(solver, "calmalloc, placement=random")["malloc to padded"].startswith("1.00 ")
+    # Arrays that each begin with a line do not help by themselves.
+    aligned = made_up(time=lambda *given: 3.0 if given[1].get("memory") == "aligned" else as_it_comes(*given))
+    line = cells(grid_named(valat.PAPER.grids(aligned, ABOUT), "figures 8 and 9"), "glibc")
+    assert [line[memory] for memory in valat_cases.MHD_MEMORY] == ["2", "3", "1"]
+    assert (line["malloc to padded"][:4], line["aligned to padded"][:4]) == ("2.00", "3.00")
     update = grid_named(grids, "figure 10: update, 2 threads")
     few, many = cells(update, "8"), cells(update, "16")
     assert few["calmalloc to placement=off (95 %)"].startswith("1.00 ")
@@ -261,8 +296,15 @@ def test_table_1() -> None:
     assert (default["original"], default["rewritten"]) == ("51.0", "21.7")
     assert default["original to padded by hand (95 %)"] == "2.34"
     assert cells(grid, "glibc: malloc")["original to rewritten (95 %)"].startswith("2.50 ")
+    assert cells(grid, "glibc: malloc")["original to padded by hand (95 %)"].startswith("2.50 ")
     assert cells(grid, "calmalloc: malloc")["original to padded by hand (95 %)"].startswith("1.00 ")
     assert cells(grid, "glibc: padded by hand")["original to padded by hand (95 %)"] == ""
+
+
+def test_the_share_of_the_work_is_told() -> None:
+    assert not any("scale" in line for line in valat.PAPER.differences(made_up(), ABOUT))
+    less = replace(ABOUT, scale=0.25)
+    assert "scale 0.25: as much of the work of each run" in valat.PAPER.differences(made_up(less), less)
 
 
 def test_what_was_not_run_is_no_table() -> None:
@@ -289,6 +331,17 @@ def test_the_picture(tmp_path: Path, ending: str) -> None:
     found.rows = [row for row in found.rows if row.family == FRAMES]
     valat.PAPER.draw(found, ABOUT, path)
     assert path.read_bytes() != first
+
+
+def test_there_are_colors_for_however_many_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = replace(ABOUT, set_huge_pages=True)
+    monkeypatch.setattr(sys.modules[__name__], "LABELS", (*LABELS, "mimalloc", "tcmalloc"))
+    assert valat.PAPER.draw
+    valat.PAPER.draw(made_up(about), about, tmp_path / "valat.svg")
+    drawn = (tmp_path / "valat.svg").read_text()
+    assert "<!-- tcmalloc, huge pages always -->" in drawn
+    # Sizes are in MiB: all of the cache is 2.
+    assert "<!-- size of the array, MiB -->" in drawn
 
 
 def test_a_file_is_shown_and_drawn_again(calm: Calm, tmp_path: Path) -> None:
@@ -332,6 +385,53 @@ def test_conflicts_of_frames() -> None:
     assert len(best) == 2 * len(shares) * len(valat_frames.KINDS)
 
 
+def test_an_array_is_of_standard_pages_then_of_huge_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    mapped = valat_frames._mapped
+
+    def note(pages: int, advice: int) -> mmap.mmap:
+        held.append(advice)
+        return mapped(pages, advice)
+
+    def read(memory: mmap.mmap, pages: int) -> Ints:
+        # As where there are huge pages for all.
+        return (pages_in_a_row if held[-1] == mmap.MADV_HUGEPAGE else pages_of_one_color)(memory, pages)
+
+    monkeypatch.setattr(valat_frames, "_mapped", note)
+    figures = valat_frames.measured(L2, [0.25, 0.5], 2, read)
+    assert held == [mmap.MADV_NOHUGEPAGE] * 2 + [mmap.MADV_HUGEPAGE] * 2
+    assert figures[valat_frames.key(valat_frames.LINUX, 0.5, "mean")] == 256 - L2.ways
+    assert figures[valat_frames.key(valat_frames.LINUX_HUGE, 0.5, "mean")] == 0
+
+
+def test_frames_are_of_the_papers_cache_and_of_this_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And why there are none of this machine's, where there are none."""
+    told = [({}, None), ({}, "it takes root")]
+    asked: list[tuple[Cache, float]] = []
+    saved: list[tuple[int, str]] = []
+
+    def figures_of(cache: Cache, scale: float, step: Callable[[str], None]) -> Any:
+        asked.append((cache, scale))
+        return told[len(asked) - 1]
+
+    monkeypatch.setattr(valat_frames, "figures_of", figures_of)
+    found = made_up()
+    found.rows = []
+    assert valat.PAPER.further
+
+    def save(results: Results) -> None:
+        saved.append((len(results.rows), results.how[FRAMES]))
+
+    valat.PAPER.further(model.Further(found, replace(ABOUT, scale=0.5), [], tmp_path, 10, save))
+    assert asked == [(NEHALEM[2], 0.5), (L2, 0.5)]
+    assert [row.name for row in found.rows] == ["frames in the paper's L3", "frames in this machine's L2"]
+    assert [number for number, _ in saved] == [1, 2]
+    assert saved[0][1].startswith("this machine's pages: frames from ")
+    assert saved[1][1] == "not measured: this machine's own pages: it takes root"
+
+
 def test_frames_are_read_from_the_page_table(tmp_path: Path) -> None:
     page, pages = mmap.PAGESIZE, 3
     with mmap.mmap(-1, pages * page) as memory:
@@ -345,7 +445,8 @@ def test_frames_are_read_from_the_page_table(tmp_path: Path) -> None:
                 file.write(struct.pack(f"{len(entries)}Q", *entries))
             return pagemap
 
-        present = 1 << 63
+        # And the bits of a page that was written, and is mapped once.
+        present = 1 << 63 | 1 << 56 | 1 << 55
         found = valat_frames.frames(memory, pages, written(*(present | frame for frame in (9, 3, 5))))
         assert found.tolist() == [9, 3, 5]
         # Without privilege they are there, and all 0.

@@ -23,12 +23,17 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#4
 _MARKS = "os^DvPX<"
 
 
+def _color(index: int) -> str:
+    """Again from the first, where more take part than there are."""
+    return _COLORS[index % len(_COLORS)]
+
+
 def _line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float | None], name: str) -> None:
     known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
     if known:
-        color, marker = _COLORS[index % len(_COLORS)], _MARKS[index % len(_MARKS)]
+        marker = _MARKS[index % len(_MARKS)]
         places, values = [x for x, _ in known], [y for _, y in known]
-        axes.plot(places, values, color=color, marker=marker, markersize=3.5, label=name)
+        axes.plot(places, values, color=_color(index), marker=marker, markersize=3.5, label=name)
 
 
 def _figure_2(axes: Axes, name: str, figures: valat_frames.Figures) -> None:
@@ -42,8 +47,8 @@ def _figure_2(axes: Axes, name: str, figures: valat_frames.Figures) -> None:
         low, mean, high = ([value for value in values if value is not None] for values in points)
         if len(low) != len(shares):
             continue
-        axes.fill_between(where, low, high, color=_COLORS[index], alpha=0.2, linewidth=0)
-        axes.plot(where, mean, color=_COLORS[index], label=source, linewidth=3 - 0.35 * index)
+        axes.fill_between(where, low, high, color=_color(index), alpha=0.2, linewidth=0)
+        axes.plot(where, mean, color=_color(index), label=source, linewidth=3 - 0.35 * index)
     axes.set_title(f"figure 2: {name}", fontsize=10)
     axes.set(xlabel="size of the array, % of the cache", ylabel="unnecessary conflicts, pages")
 
@@ -68,7 +73,7 @@ def _figures_6_7(axes: Axes, results: Results) -> None:
         if not there:
             continue
         least, largest = [min(found[number]) for number in there], [max(found[number]) for number in there]
-        axes.fill_between(there, least, largest, color=_COLORS[index], alpha=0.2, linewidth=0)
+        axes.fill_between(there, least, largest, color=_color(index), alpha=0.2, linewidth=0)
         means = [sum(found[number]) / len(found[number]) for number in there]
         _line(axes, index, there, means, tables.system_name(*column))
     axes.axhline(0, color="#444444", linewidth=0.8)
