@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from calm_helpers import ROOT, Calm
 
+from calm import allocators
 from calm.colors import blocks, look, pagemap
 
 LEAST = 64 << 10
@@ -90,6 +91,10 @@ SOURCE = r"""
                 _exit(0);
             }
             wait(NULL);
+        } else if (strcmp(what, "vforks") == 0) {
+            by_malloc();
+            if (vfork() == 0) _exit(0);
+            by_calloc();
         } else if (strcmp(what, "cut") == 0) {
             by_mmap();
             munmap(kept[6], 2 * MIB);
@@ -203,6 +208,12 @@ def test_a_child_of_fork_tells_of_its_own(colors: Colors, allocator: str) -> Non
     assert found["processes"] == 2
     # The child had 8 MiB, and freed only its own copy of its parent's 2.
     assert {innermost(block) for block in told(found)} == {"by_calloc", "by_aligned"}
+
+
+def test_a_child_that_has_its_parents_memory_does_not_end_it(colors: Colors) -> None:
+    found = colors("vforks", "--interval", "3600")
+    assert (found["processes"], found["moment"]) == (1, "exit")
+    assert {innermost(block) for block in told(found)} == {"by_malloc", "by_calloc"}
 
 
 def test_a_mapping_that_becomes_shorter(colors: Colors) -> None:
@@ -530,7 +541,7 @@ def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None
         }
         int main(void) {
             char *kept = fresh(8), *moved = fresh(3), *shorter = fresh(4), *gone = fresh(16);
-            char *over = fresh(32), *reused = fresh(64);
+            char *over = fresh(32), *front = fresh(128), *holed = fresh(256), *reused = fresh(64);
             int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
             if (munmap(kept + 1, 4096) == 0 || munmap(kept, 0) == 0) return 2;
             if (mmap(kept, MIB, RIGHTS, MAP_PRIVATE | MAP_FIXED, -1, 0) != MAP_FAILED) return 3;
@@ -538,6 +549,8 @@ def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None
             if (mremap(moved + 1, MIB, MIB, flags, kept) != MAP_FAILED) return 5;
             if (mremap(moved, 3 * MIB, 3 * MIB, flags, kept + 1) != MAP_FAILED) return 6;
             if (munmap(shorter, MIB) != 0 || munmap(gone, 16 * MIB) != 0) return 7;
+            /* Without its end, and with a hole, behind which nothing is kept. */
+            if (munmap(front + 100 * MIB, 28 * MIB) != 0 || munmap(holed + 50 * MIB, MIB) != 0) return 10;
             if (mmap(over, 32 * MIB, PROT_NONE, FLAGS | MAP_FIXED, -1, 0) != over) return 8;
             /* On 30 of the 32 that nobody may touch. */
             if (mremap(moved, 3 * MIB, 30 * MIB, flags, over) != over) return 9;
@@ -548,7 +561,112 @@ def test_what_is_unmapped_is_forgotten_if_it_is_unmapped(tmp_path: Path) -> None
     )
     compile_around(source, tmp_path / "unmaps")
     last = last_records(tmp_path / "unmaps", tmp_path / "records", preload="")
-    assert sizes(last[0]) == [size * MIB for size in (1, 3, 4, 8, 30)]
+    assert sizes(last[0]) == [size * MIB for size in (1, 3, 4, 8, 30, 50, 100)]
+
+
+def test_the_table_finds_all_that_live_and_nothing_else(tmp_path: Path) -> None:
+    """Full, with addresses that fall together, of which some go and others come."""
+    source = tmp_path / "table.c"
+    source.write_text(
+        r"""
+        #include "wrap.c"
+        enum { LEAST = 1 << 16, CHANGES = 100000, LOST = 5 };
+        static void *held[MOST_RECORDS];
+        static void *another(void) {
+            static uint64_t state = 1, number;
+            state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+            return (void *)(uintptr_t)((state & 0xffffff) << 24 | ++number << 4);
+        }
+        static void add(void *address, size_t bytes) {
+            struct stack stack = {.depth = 1, .frames = {bytes}};
+            table_add(KIND_BLOCK, address, bytes, &stack);
+        }
+        static bool is_removed(uint32_t at) {
+            struct record gone;
+            return table_may_have(held[at]) && table_remove(held[at], &gone) &&
+                   gone.bytes == LEAST + at && gone.frames[0] == gone.bytes && !table_remove(held[at], &gone);
+        }
+        int main(void) {
+            struct record gone;
+            for (uint32_t at = 0; at < MOST_RECORDS; at++) add(held[at] = another(), LEAST + at);
+            for (int more = 0; more < LOST; more++) {
+                void *lost = another();
+                add(lost, LEAST);
+                if (table_remove(lost, &gone)) return 2;
+            }
+            uint32_t at = 0;
+            for (int change = 0; change < CHANGES; change++) {
+                at = (at * 5 + 12345) % MOST_RECORDS;
+                if (!is_removed(at)) return 3;
+                add(held[at] = another(), LEAST + at);
+            }
+            for (at = 3; at < MOST_RECORDS; at++) {
+                if (!is_removed(at)) return 4;
+            }
+            int may = 0;
+            for (at = 0; at < MOST_RECORDS; at++) may += table_may_have(held[at]);
+            if (may < 3 || may > 100) return 5;
+            /* Whoever is told of again has gone unseen. */
+            add(held[2], LEAST + 9);
+            return 0;
+        }
+        """
+    )
+    compile_around(source, tmp_path / "table")
+    (records,) = last_records(tmp_path / "table", tmp_path / "records", preload="").values()
+    assert sizes(records) == [LEAST, LEAST + 1, LEAST + 9]
+    assert {block.frames for block in records.blocks()} == {(block.bytes,) for block in records.blocks()}
+    assert records.lost == 5
+
+
+@pytest.mark.parametrize("allocator", ["glibc", "calmalloc"])
+def test_the_other_ways_to_allocate_and_to_free(tmp_path: Path, allocator: str) -> None:
+    """Whether C++'s operators are the allocator's own, or call malloc."""
+    source = tmp_path / "ways.cpp"
+    source.write_text(
+        r"""
+        #include <cstdlib>
+        #include <malloc.h>
+        #include <new>
+        #include <sys/mman.h>
+        /* Of C23, or ours. */
+        extern "C" __attribute__((weak)) void free_sized(void *, std::size_t);
+        extern "C" __attribute__((weak)) void free_aligned_sized(void *, std::size_t, std::size_t);
+        static const std::size_t MIB = 1 << 20;
+        static const std::align_val_t PAGE{4096};
+        static void *volatile kept;
+        static void *fresh() { return kept = operator new(20 * MIB); }
+        static void *aligned() { return kept = operator new(21 * MIB, PAGE); }
+        int main() {
+            kept = operator new(2 * MIB);
+            kept = operator new[](3 * MIB, std::nothrow);
+            kept = operator new(4 * MIB, PAGE);
+            kept = valloc(5 * MIB);
+            kept = pvalloc(6 * MIB);
+            kept = reallocarray(nullptr, 7, MIB);
+            kept = std::malloc(8 * MIB);
+            kept = reallocarray(kept, 9, MIB);
+            kept = mmap(nullptr, 10 * MIB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            kept = mmap(nullptr, 11 * MIB, PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            kept = mremap(kept, 11 * MIB, 12 * MIB, MREMAP_MAYMOVE);
+            operator delete(fresh());
+            operator delete[](fresh());
+            operator delete(fresh(), 20 * MIB);
+            operator delete[](fresh(), 20 * MIB);
+            operator delete(fresh(), std::nothrow);
+            operator delete(aligned(), PAGE);
+            operator delete[](aligned(), 21 * MIB, PAGE);
+            free_sized(std::malloc(22 * MIB), 22 * MIB);
+            free_aligned_sized(std::aligned_alloc(64, 23 * MIB), 64, 23 * MIB);
+        }
+        """
+    )
+    options = ["-O1", "-w", "-std=c++17", "-fno-builtin"]
+    subprocess.run(["c++", *options, "-o", tmp_path / "ways", source], check=True)
+    preload = [str(blocks.library()), allocators.parse(allocator).variables({}).get("LD_PRELOAD", "")]
+    (records,) = last_records(tmp_path / "ways", tmp_path / "records", ":".join(preload)).values()
+    assert sizes(records) == [size * MIB for size in (2, 3, 4, 5, 6, 7, 9, 12)]
+    assert [block.bytes // MIB for block in records.blocks() if block.kind == "mapping"] == [12]
 
 
 def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) -> None:
