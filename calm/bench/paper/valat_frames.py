@@ -8,12 +8,13 @@ know them alone. Of a guest, they are the guest's: the host's may have other col
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from calm.colors import conflicts
+from calm.colors import conflicts, pagemap
 from calm.colors.geometry import NEHALEM, Cache
 from calm.colors.simulation import simulate
 from calm.colors.simulation.buddy import Ints
@@ -26,8 +27,6 @@ SOURCES = (*POLICIES, LINUX, LINUX_HUGE)
 KINDS = ("minimum", "mean", "maximum")
 # Of the paper's 500: as many hold memory at once.
 RUNS = 20
-PAGEMAP = Path("/proc/self/pagemap")
-_PRESENT, _FRAME = 1 << 63, (1 << 55) - 1
 
 Figures = dict[str, float | None]
 
@@ -64,18 +63,16 @@ def simulated(cache: Cache, runs: int, step: Callable[[str], None]) -> Figures:
     }
 
 
-def frames(memory: mmap.mmap, pages: int, pagemap: Path = PAGEMAP) -> Ints:
+def frames(memory: mmap.mmap, pages: int, proc: Path = pagemap.PROC) -> Ints:
     """The frame of each page of a mapping."""
     address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    with pagemap.open("rb", buffering=0) as file:
-        file.seek(address // mmap.PAGESIZE * 8)
-        found = np.frombuffer(file.read(pages * 8), dtype=np.uint64)
-    if len(found) < pages or not np.all(found & np.uint64(_PRESENT)):
-        raise CalmError(f"{pagemap} does not tell of every page")
-    numbers = (found & np.uint64(_FRAME)).astype(np.int64)
-    if not numbers.any():
-        raise CalmError(f"{pagemap} tells no frames: it takes CAP_SYS_ADMIN")
-    return numbers
+    with pagemap.Pagemap(os.getpid(), proc) as own:
+        found = own.pages(address, pages * mmap.PAGESIZE)
+        if own.reason is not None:
+            raise CalmError(own.reason)
+    if found.frames is None or len(found.frames) < pages:
+        raise CalmError("the kernel does not tell of every page")
+    return found.frames
 
 
 def _mapped(pages: int, advice: int) -> mmap.mmap:
@@ -99,7 +96,6 @@ def measured(
     colors = cache.colors(mmap.PAGESIZE)
     room = colors * cache.ways
     ends = np.asarray([round(share * room) for share in shares])
-    unavoidable = np.maximum(0, ends - room)
     figures: Figures = {}
     for source, advice in ((LINUX, mmap.MADV_NOHUGEPAGE), (LINUX_HUGE, mmap.MADV_HUGEPAGE)):
         held: list[mmap.mmap] = []
@@ -109,7 +105,7 @@ def measured(
             held.append(memory)
             of_pages = read(memory, int(ends[-1])) % colors
             counted = simulate.counts_by_size(of_pages, colors, ends)
-            rows.append(np.maximum(counted - cache.ways, 0).sum(axis=1) - unavoidable)
+            rows.append(conflicts.unnecessary_by_counts(counted, cache, mmap.PAGESIZE))
         by_run = np.stack(rows)
         for share, column in zip(shares, by_run.T, strict=True):
             values = (column.min(), column.mean(), column.max())

@@ -9,7 +9,7 @@ from calm import report
 from calm.allocators import GLIBC
 from calm.bench.paper import published, valat_frames
 from calm.bench.paper import valat_cases as cases
-from calm.bench.paper.model import FRAMES, About, less_text, middle, ratio, ratio_text
+from calm.bench.paper.model import FRAMES, About, less_text, middle, pairs, ratio, ratio_text
 from calm.bench.paper.valat_cases import all_of, one_of
 from calm.bench.results import METRIC, Results, Row
 from calm.bench.tables import Grid
@@ -160,13 +160,9 @@ def _mean_gain(results: Results, processes: int, label: str, always_huge: bool) 
     for program in cases.KERNELS:
         base = one_of(results, program, processes=processes)
         row = one_of(results, program, processes=processes, always_huge=always_huge)
-        side, of_base = (row.side(label) if row else None), (base.side(GLIBC) if base else None)
-        if side and of_base and not side.failure and not of_base.failure:
-            by_round = {run.round: run.figures.get(METRIC) for run in of_base.runs}
-            both = [(run.figures.get(METRIC), by_round.get(run.round)) for run in side.runs]
-            known = [(above, below) for above, below in both if above and below]
-            if known:
-                found.append(([above for above, _ in known], [below for _, below in known]))
+        above, below = pairs((row, label), (base, GLIBC), METRIC)
+        if above:
+            found.append((above, below))
     return geometric_mean_of_ratios(found)
 
 
