@@ -91,6 +91,8 @@ class _Watch:
     """Processes that have told."""
     elsewhere: set[int] = field(default_factory=set)
     """The numbers by which others know themselves, in a PID namespace of their own."""
+    root_ends: bool = False
+    """It has told so, and has been looked at for the last time."""
     _next: float = 0.0
 
     def tick(self) -> None:
@@ -99,17 +101,20 @@ class _Watch:
         for each in records:
             if moment := each.asked():
                 number = each.begin()
+                found = False
                 try:
-                    self._look_by(each, moment)
+                    found = self._look_by(each, moment)
                 finally:
                     each.done(number)
                 if moment == blocks.EXIT:
                     self.folder.forget(each.pid)
+                    self.root_ends |= found and each.pid == self.root
         began = time.monotonic()
         if began < self._next:
             return
         looked = {each.pid for each in records if self._look_by(each, INTERVAL)}
-        if self.root not in looked:
+        # Once it tells no more, what is calm's own of its memory is not known either.
+        if self.root not in looked and not self.root_ends:
             self._look(self.root, INTERVAL, None)
         now = time.monotonic()
         self._next = now + max(self.interval_s, (now - began) * _SHARE)

@@ -16,7 +16,8 @@ import pytest
 from calm_helpers import ROOT, Calm
 
 from calm import allocators
-from calm.colors import blocks, look, pagemap
+from calm.colors import blocks, look, pagemap, watch
+from calm.errors import CalmError
 
 LEAST = 64 << 10
 PAGE = pagemap.PAGE_BYTES
@@ -769,6 +770,34 @@ def test_records_are_those_of_a_process_that_has_them_mapped(
     assert records.is_of(os.getpid())
     assert not records.is_of(waiting.pid)
     assert not records.is_of(4194305)
+
+
+def test_who_has_told_that_it_ends_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells no more, and by its mappings what calm needs itself were the program's."""
+    pid = os.getpid()
+    records, _ = records_of(tmp_path / str(pid), pid)
+    taken = []
+
+    def take(of: int, moment: str, least: int, told: Any, **_: object) -> None:
+        taken.append((of, moment, told is not None))
+        raise CalmError("it is seen elsewhere")
+
+    monkeypatch.setattr(look, "take", take)
+    watching = watch._Watch(pid, blocks.Folder(tmp_path), str(tmp_path), LEAST, 0)
+    watching.tick()
+    assert taken.pop() == (pid, "interval", True)
+    records._header["asked"], records._header["moment"] = 1, 2
+    watching._next = float("inf")
+    watching.tick()
+    assert records.asked() is None
+    watching._next = 0
+    watching.tick()
+    assert taken == [(pid, "exit", True)]
+    # One that has told nothing at all is looked at so.
+    watch._Watch(pid, blocks.Folder(tmp_path), str(tmp_path), LEAST, 0).tick()
+    assert taken[1:] == [(pid, "interval", False)]
 
 
 def test_nobody_answers(program: Path, tmp_path: Path) -> None:
