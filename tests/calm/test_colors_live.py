@@ -763,6 +763,29 @@ def test_a_record_that_is_written_while_it_is_copied_is_read_again(tmp_path: Pat
     assert [(block.address, block.bytes) for block in records.blocks()] == [(2 * MIB, 2 * MIB)]
 
 
+def test_a_record_that_is_being_written_is_none_yet(tmp_path: Path) -> None:
+    records, written = records_of(tmp_path / "1", 1)
+    written["sequence"][0] = 1
+    assert records.blocks() == []
+    written["sequence"][0] = 2
+    assert [block.address for block in records.blocks()] == [MIB]
+
+
+def test_a_process_that_becomes_another_program_begins_anew(tmp_path: Path) -> None:
+    """Its file is another one by the same name."""
+    records_of(tmp_path / "1", 1)
+    folder = blocks.Folder(tmp_path)
+    (first,) = folder.look()
+    assert folder.look() == [first]
+    _, written = records_of(tmp_path / "part", 1)
+    written["address"][0] = 2 * MIB
+    (tmp_path / "part").rename(tmp_path / "1")
+    (other,) = folder.look()
+    assert [block.address for records in (first, other) for block in records.blocks()] == [MIB, 2 * MIB]
+    folder.forget(1)
+    assert folder.look() == []
+
+
 def test_records_are_those_of_a_process_that_has_them_mapped(
     tmp_path: Path, waiting: subprocess.Popen[bytes]
 ) -> None:

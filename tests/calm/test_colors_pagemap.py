@@ -1,6 +1,7 @@
 """The kernel's files are read as they are written: mappings, resident pages, frames."""
 
 import errno
+import io
 import os
 import struct
 import subprocess
@@ -19,6 +20,7 @@ from calm.colors.look import Region
 from calm.colors.pagemap import NO_PAGES
 from calm.colors.sites import Call
 from calm.errors import CalmError
+from calm.report import console
 
 PAGE = pagemap.PAGE_BYTES
 HUGE = (2 << 20) // PAGE
@@ -416,6 +418,10 @@ def test_a_title_has_blocks_and_others_apart_and_names_without_controls(proc: Pa
     )
     alone = look.take(123, "now", 64 << 10, proc=proc)
     assert report._title(analysis.analyse(alone, NEHALEM, 1)).startswith("3 large mappings, ")
+    file = io.StringIO()
+    command = replace(alone, command="\x1b[31m" + 300 * "z")
+    report.show(console(file), analysis.analyse(command, NEHALEM, 1), [], 3)
+    assert f"process 123:  [31m{195 * 'z'}\n" in file.getvalue()
     path = "/data/\x1b[31mred" + 300 * "x"
     odd = replace(seen, regions=[replace(each, path=path) for each in seen.regions[-1:]])
     assert report.place(analysis.analyse(odd, NEHALEM, 1), 0) == path.replace("\x1b", " ")
