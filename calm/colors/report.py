@@ -10,8 +10,8 @@ from calm import report
 from calm.colors import pairs
 from calm.colors.analysis import Analysis, Collision, Count, Level
 from calm.colors.geometry import Cache
-from calm.colors.look import OTHER, Region
-from calm.colors.pagemap import PAGE_BYTES
+from calm.colors.look import OTHER
+from calm.colors.pagemap import PAGE_BYTES, Pages
 from calm.colors.sites import Call
 
 _MOST_CALLS = 2
@@ -44,11 +44,10 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"
 
 
-def _huge(region: Region) -> str:
-    huge = region.pages.huge_bytes()
-    if huge is None:
-        return _DASH
-    return f"{100 * huge / region.pages.bytes:.0f} %" if region.pages.bytes else _DASH
+def _huge(pages: Pages) -> str:
+    """How much of them lies as in huge pages."""
+    huge = pages.huge_bytes()
+    return _DASH if huge is None or not pages.bytes else f"{100 * huge / pages.bytes:.0f} %"
 
 
 def _count_cells(count: Count) -> list[str]:
@@ -75,12 +74,10 @@ def _conflict_table(found: Analysis, level: Level, top: int) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where from", overflow="fold")
     regions = found.look.regions
-    together = found.look.pages
-    huge = together.huge_bytes()
-    share = _DASH if huge is None or not together.bytes else f"{100 * huge / together.bytes:.0f} %"
-    table.add_row("all", size(sum(r.bytes for r in regions)), share, *_count_cells(level.all), "")
+    total = size(sum(region.bytes for region in regions))
+    table.add_row("all", total, _huge(found.look.pages), *_count_cells(level.all), "")
     for at in _chosen(found, top):
-        cells = [f"#{at}", size(regions[at].bytes), _huge(regions[at])]
+        cells = [f"#{at}", size(regions[at].bytes), _huge(regions[at].pages)]
         table.add_row(*cells, *_count_cells(level.each[at]), place(found, at))
     return table
 

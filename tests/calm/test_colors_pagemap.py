@@ -505,6 +505,8 @@ def test_counts_as_they_are_shown(proc: Path) -> None:
         "where from": "/anon_hugepage (deleted)",
     }
     assert [*table.columns[0].cells] == ["all", "#0", "#2"]
+    # 512 of 516 pages.
+    assert [*table.columns[2].cells] == ["99 %", "99 %", "-"]
 
 
 def test_what_to_bear_in_mind(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
