@@ -361,6 +361,34 @@ def test_a_process_that_may_not_be_looked_at(calm: Calm, another_users: int) -> 
     assert result.stderr == said
 
 
+def test_the_allocator_is_there_behind_what_tells(calm: Calm) -> None:
+    result = calm("colors", "-a", "calmalloc", "--interval", "0.01", "--", "cat", "/proc/self/environ")
+    (preload,) = [line for line in result.stdout.split("\0") if line.startswith("LD_PRELOAD=")]
+    names = [Path(path).name for path in preload.removeprefix("LD_PRELOAD=").split(":")]
+    assert names == ["libcalmcolors.so", "libcalmalloc.so"]
+
+
+def test_what_the_program_prints_is_not_among_the_json(calm: Calm) -> None:
+    script = "print('hello', flush=True); own = bytearray(2 << 20)"
+    result = calm("colors", "--json", "-", "--", sys.executable, "-c", script)
+    assert result.stderr.startswith("hello\n")
+    assert json.loads(result.stdout)["exit_code"] == 0
+
+
+def test_a_function_within_another_is_the_inner_one(calm: Calm, tmp_path: Path) -> None:
+    source = tmp_path / "within.c"
+    source.write_text(
+        "#include <stdlib.h>\n#include <string.h>\nstatic char *volatile kept;\n"
+        "static inline __attribute__((always_inline)) void inner(void) { kept = malloc(1 << 20); }\n"
+        "__attribute__((noinline)) static void outer(void) { inner(); memset(kept, 1, 1 << 20); }\n"
+        "int main(void) { outer(); return 0; }\n"
+    )
+    subprocess.run(["cc", "-O1", "-g", "-w", "-o", tmp_path / "within", source], check=True)
+    result = calm("colors", "--json", "-", "--", tmp_path / "within")
+    (block,) = told(json.loads(result.stdout))
+    assert [call["function"] for call in block["site"]][:3] == ["inner", "outer", "main"]
+
+
 def test_pairs_have_the_places_of_both(colors: Colors) -> None:
     """glibc maps blocks of this size, each a header behind a page's start."""
     found = colors("all", "-a", "glibc")
@@ -821,6 +849,24 @@ def test_who_has_told_that_it_ends_is_not_looked_at_again(
     # One that has told nothing at all is looked at so.
     watch._Watch(pid, blocks.Folder(tmp_path), str(tmp_path), LEAST, 0).tick()
     assert taken[1:] == [(pid, "interval", False)]
+
+
+def test_looking_takes_at_most_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+
+    def take(*_: object, **__: object) -> None:
+        nonlocal clock
+        clock += 0.25
+        raise CalmError("it has ended")
+
+    monkeypatch.setattr(look, "take", take)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    for interval_s, pause_s in ((1.0, 5.0), (60.0, 60.0)):
+        watching = watch._Watch(os.getpid(), blocks.Folder(tmp_path), str(tmp_path), LEAST, interval_s)
+        watching.tick()
+        assert watching._next == clock + pause_s
 
 
 def test_nobody_answers(program: Path, tmp_path: Path) -> None:

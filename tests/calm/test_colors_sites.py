@@ -2,7 +2,9 @@
 
 import pytest
 
-from calm.colors.sites import Call, _is_between, name_of
+from calm.colors.pagemap import Mapping
+from calm.colors.sites import Call, _is_between, _locate, name_of
+from calm.profile.script import Address
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,18 @@ def test_between_a_program_and_the_kernel(library: str) -> None:
 def test_a_program_s_own_library(library: str) -> None:
     assert not _is_between(Call("f", None, library), "")
     assert _is_between(Call("f", None, library), library)
+
+
+def test_a_call_is_before_the_place_that_it_returns_to() -> None:
+    """Which is behind the end of a file whose last instruction it is."""
+    mappings = [
+        Mapping(0x1000, 0x3000, "r-xp", 0x800, "/lib/a.so (deleted)"),
+        Mapping(0x3000, 0x4000, "r-xp", 0, "/lib/b.so"),
+        Mapping(0x4000, 0x5000, "rwxp", 0, ""),
+    ]
+    found = [_locate(address, mappings) for address in (0x1001, 0x3000, 0x3001, 0x4001, 0x1000)]
+    assert found == [Address("/lib/a.so", 0x800, ""), Address("/lib/a.so", 0x27FF, ""), *found[2:]]
+    assert found[2:] == [Address("/lib/b.so", 0, ""), None, None]
 
 
 @pytest.mark.parametrize(

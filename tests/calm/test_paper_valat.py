@@ -563,9 +563,14 @@ def test_runs_writes_draws_and_shows_again(driver: list[str], calm: Calm, tmp_pa
     assert sum(name.endswith("huge pages always") for name in rows) == len(valat_cases.KERNELS) * 2
     # Mapped by the program: under glibc alone.
     assert [side["label"] for side in rows["array-sweep, 512 KiB, huge, stride"]["sides"]] == ["glibc"]
+    # Two sizes and two ways to walk, in three rounds.
+    assert sum("--memory huge " in line for line in log) == 2 * 2 * 3
+    assert sum("--memory malloc --walk" in line for line in log) == 2 * 2 * 3 * 2
     both = rows["array-sweep, 512 KiB, malloc, stride"]["sides"]
     assert [side["label"] for side in both] == ["glibc", "calmalloc"]
     assert rows["array-sweep, 512 KiB, huge, stride"]["sides"][0]["runs"][0]["figures"]["huge_kib"] == 2048
+    # Counting shootdowns takes longer than many of these runs do.
+    assert not any("shootdowns" in name for name in both[0]["runs"][0]["figures"])
     # The program knows of no colored memory.
     assert not any("colored" in name for name in rows)
     assert rows["frames in this machine's L2"]["family"] == FRAMES

@@ -219,6 +219,18 @@ def test_beside_the_peer(tmp_path: Path) -> None:
     assert (tmp_path / "enabled").read_text() == "always [madvise] never\n"
 
 
+def test_a_cell_is_slower_if_all_of_its_interval_is() -> None:
+    runs = [{"seconds": 1.0}] * 3
+    sides = [{"label": label, "runs": runs} for label in ("calmalloc", "jemalloc")]
+    intervals = {"in part": (1.0, 1.2), "all": (1.06, 1.2), "little": (1.01, 1.04), "not known": (None, None)}
+    cells = [
+        {"name": name, "low": low, "high": high, "allocators": sides}
+        for name, (low, high) in intervals.items()
+    ]
+    assert placement_peer.judge(cells)["slower"] == ["all"]
+    assert placement_peer.judge([cells[0], *cells[2:]])["cells_outcome"] == "met"
+
+
 def test_without_the_peer_nothing_is_known(tmp_path: Path) -> None:
     def alone(command: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:
         del command, case
