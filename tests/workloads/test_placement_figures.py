@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from lib import papers, placement, placement_peer, rounds  # noqa: E402
+from lib import papers, placement, placement_peer, rounds, suite  # noqa: E402
 from lib.results import Store  # noqa: E402
 
 from calm import allocators  # noqa: E402
+from calm.bench import results  # noqa: E402
 from calm.bench.paper import rerun  # noqa: E402
 from calm.bench.results import Results, Row, Run, Side, Subject  # noqa: E402
 
@@ -147,6 +148,8 @@ def suite_of(peaks: tuple[float, float], times: tuple[float, float], failure: st
         ((1000.0, 1000.0), (1.0, 1.1), ["met", "met"]),
         ((1010.0, 1000.0), (1.0, 1.1), ["met", "missed"]),
         ((1000.0, 1000.0), (1.2, 1.1), ["missed", "met"]),
+        # Memory may be a little more, time not.
+        ((1003.0, 1000.0), (1.003, 1.0), ["missed", "met"]),
     ],
 )
 def test_the_suite_costs_neither_time_nor_memory(
@@ -156,6 +159,29 @@ def test_the_suite_costs_neither_time_nor_memory(
     assert [verdict["outcome"] for verdict in found["ratios"]] == outcomes
     assert found["outcome"] == ("missed" if "missed" in outcomes else "met")
     assert [verdict["runs"] for verdict in found["ratios"]] == [2, 2]
+    for key, (placed, unplaced) in ((placement.TIME.key, times), (placement.PEAK.key, peaks)):
+        for case in found["cases"][key]:
+            assert placement.median(case["calmalloc"]) == pytest.approx(placed, rel=1e-4)
+            assert placement.median(case[placement.UNPLACED]) == pytest.approx(unplaced, rel=1e-4)
+
+
+def test_the_suites_interval_is_about_its_mean() -> None:
+    found = suite_of((1000.0, 1000.0), (1.0, 1.0))
+    for row in found.rows:
+        for run, taken in zip(row.sides[0].runs, (0.8, 0.9, 1.0, 1.1, 1.2), strict=True):
+            run.figures["wall_s"] = taken
+    first = placement.judge_suite(found)["ratios"][0]
+    assert 0.8 <= first["low"] < first["value"] < first["high"] <= 1.2
+
+
+def test_streams_are_to_take_less_than_without_placement() -> None:
+    goals = {row.name: row.goals[0] for row in ROWS}
+    assert {(goal.metric, goal.of, goal.to) for goal in goals.values()} == {
+        ("seconds", "calmalloc", placement.UNPLACED)
+    }
+    # Where there are no more arrays than ways it may cost little; beyond, it is to gain much.
+    assert all((goal.at_most or 0) < 1 for name, goal in goals.items() if int(name.split()[0]) > 8)
+    assert all(1 < (goal.at_most or 0) < 1.05 for name, goal in goals.items() if int(name.split()[0]) <= 8)
 
 
 def test_a_case_that_failed_is_in_no_mean() -> None:
@@ -170,6 +196,9 @@ def test_what_the_suite_takes_is_known_from_the_suite(tmp_path: Path) -> None:
     found = placement.expected_s(Store(), 7)
     assert found
     assert found == pytest.approx(2 * (placement.expected_s(Store(), 3) or 0))
+    # Two cases of 3 s, under both, in five rounds and one more.
+    suite.result(tmp_path).write_text(results.dump(suite_of((1.0, 1.0), (3.0, 9.0)), {}))
+    assert placement.expected_s(Store(tmp_path), 5) == pytest.approx(2 * 3 * 2 * 6, rel=1e-4)
 
 
 # ---- the peer ----
@@ -229,6 +258,9 @@ def test_a_cell_is_slower_if_all_of_its_interval_is() -> None:
     ]
     assert placement_peer.judge(cells)["slower"] == ["all"]
     assert placement_peer.judge([cells[0], *cells[2:]])["cells_outcome"] == "met"
+    # One that the peer was not in is no cell that is met.
+    alone = cells[0] | {"allocators": sides[:1]}
+    assert placement_peer.judge([alone, *cells[2:]])["cells_outcome"] == "not known"
 
 
 def test_without_the_peer_nothing_is_known(tmp_path: Path) -> None:
