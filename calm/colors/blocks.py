@@ -33,13 +33,11 @@ _HEADER = np.dtype(
         ("magic", "S8"),
         ("record_bytes", "u4"),
         ("pid", "i4"),
-        ("least", "u8"),
         ("own_start", "u8"),
         ("own_end", "u8"),
         ("used", "u4"),
         ("moment", "u4"),
         ("bytes", "u8"),
-        ("serial", "u8"),
         ("lost", "u8"),
         ("asked", "u4"),
         ("begun", "u4"),
@@ -68,7 +66,6 @@ class Block:
 
     address: int
     bytes: int
-    serial: int
     thread: int
     kind: str = BLOCK
     frames: tuple[int, ...] = ()
@@ -162,7 +159,6 @@ class Records:
             Block(
                 int(record["address"]),
                 int(record["bytes"]),
-                int(record["serial"]),
                 int(record["thread"]),
                 _KINDS.get(int(record["kind"]), BLOCK),
                 tuple(int(frame) for frame in record["frames"][: int(record["depth"])]),

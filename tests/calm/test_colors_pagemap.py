@@ -170,7 +170,7 @@ def test_hidden_frames(proc: Path) -> None:
     assert all(level.all.in_conflict is None for level in found.levels)
     assert any("CAP_SYS_ADMIN" in note for note in found.notes)
     # Nor are they known of what was looked at before that was seen.
-    blocks = [Block((BASE + at * HUGE) * PAGE, HUGE * PAGE, 0, 1) for at in (2, 0)]
+    blocks = [Block((BASE + at * HUGE) * PAGE, HUGE * PAGE, 1) for at in (2, 0)]
     seen = look.take(123, "now", 64 << 10, blocks, proc=proc)
     assert [region.pages.bytes for region in seen.regions[:2]] == [HUGE * PAGE, 0]
     assert all(region.pages.frames is None for region in seen.regions)
@@ -191,8 +191,8 @@ def test_a_look_by_mappings(proc: Path) -> None:
 
 def test_a_look_by_blocks(proc: Path) -> None:
     blocks = [
-        Block(BASE * PAGE, HUGE * PAGE, 0, 1),
-        Block((BASE + HUGE) * PAGE - 16, 6 * PAGE, 1, 1),
+        Block(BASE * PAGE, HUGE * PAGE, 1),
+        Block((BASE + HUGE) * PAGE - 16, 6 * PAGE, 1),
     ]
     seen = look.take(123, "peak", 64 << 10, blocks, proc=proc)
     # The mapping that they lie in is not looked at again; the others are.
@@ -236,7 +236,7 @@ Rss:                1024 kB
 def test_a_block_in_several_mappings_and_what_a_library_writes(proc: Path) -> None:
     """Of a block of which a part was protected; of a library's data it is what it may write."""
     (proc / "123/smaps").write_text(SEVERAL)
-    seen = look.take(123, "now", 64 << 10, [Block(0x10080000, 0x180000, 0, 1)], proc=proc)
+    seen = look.take(123, "now", 64 << 10, [Block(0x10080000, 0x180000, 1)], proc=proc)
     assert [(region.kind, region.address) for region in seen.regions] == [
         ("block", 0x10080000),
         ("other", 0x20200000),
@@ -304,7 +304,7 @@ def test_what_is_calms_own_is_left_out(proc: Path, start: int, left: list[tuple[
 
 
 def test_looks_are_chosen_by_all_memory_then_by_what_was_told(proc: Path) -> None:
-    told = [Block(BASE * PAGE, HUGE * PAGE, 0, 1)]
+    told = [Block(BASE * PAGE, HUGE * PAGE, 1)]
     one, other = (look.take(123, "now", 64 << 10, blocks, proc=proc) for blocks in (told, None))
     assert one.weight == (HUGE * PAGE, HUGE * PAGE)
     # All of the mapping that the block lies in is resident: four pages more.
@@ -411,7 +411,7 @@ def test_caches_as_the_kernel_describes_them(tmp_path: Path) -> None:
 
 
 def test_a_title_has_blocks_and_others_apart_and_names_without_controls(proc: Path) -> None:
-    blocks = [Block(BASE * PAGE, HUGE * PAGE, 0, 1)]
+    blocks = [Block(BASE * PAGE, HUGE * PAGE, 1)]
     seen = look.take(123, "peak", 64 << 10, blocks, proc=proc)
     assert report._title(analysis.analyse(seen, NEHALEM, 1)).startswith(
         "1 large block and 2 other large mappings, 7.0 MiB"

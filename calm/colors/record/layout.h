@@ -38,14 +38,12 @@ struct header {
     char magic[8];
     uint32_t record_bytes;
     int32_t pid;
-    uint64_t least;
     /* libcalmcolors.so, whose memory is not the program's: its tables are in its bss, which has no name. */
     uint64_t own_start;
     uint64_t own_end;
     _Atomic uint32_t used; /* no record beyond was ever written */
     _Atomic uint32_t moment;
     _Atomic uint64_t bytes; /* of all that live */
-    _Atomic uint64_t serial;
     _Atomic uint64_t lost; /* blocks that found no room here */
     /* A look is asked for by counting on. calm says when it begins, and when it is done, with the same
      * number. */

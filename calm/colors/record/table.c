@@ -104,7 +104,6 @@ static void show_record(struct header *header, uint32_t number) {
 static void show_counts(struct header *header) {
     atomic_store_explicit(&header->used, used, memory_order_release);
     atomic_store_explicit(&header->bytes, live_bytes, memory_order_relaxed);
-    atomic_store_explicit(&header->serial, serial, memory_order_relaxed);
     atomic_store_explicit(&header->lost, lost, memory_order_relaxed);
 }
 
@@ -192,7 +191,6 @@ static struct header *create(void) {
     memcpy(header->magic, RECORDS_MAGIC, sizeof header->magic);
     header->record_bytes = sizeof(struct record);
     header->pid = pid;
-    header->least = least_bytes;
     header->own_start = own_range[0];
     header->own_end = own_range[1];
     return header;
