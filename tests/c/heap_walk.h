@@ -242,6 +242,30 @@ static inline void walk_descriptors(const struct heap *heap, size_t spans, size_
     CHECK_EQUAL(space->spans_end - 1, spans + unused + idle);
 }
 
+/* Where colors are known, those of the blocks that are there, and of no others. */
+static inline void walk_colors(const struct heap *heap) {
+    static size_t blocks[CACHES_MOST][COLORS_MOST];
+    size_t all = 0;
+    memset(blocks, 0, sizeof blocks);
+    for (uint32_t number = 1; number < heap->space.spans_end; number++) {
+        const struct span *span = space_span(&heap->space, number);
+        if (span->state == SPAN_LARGE && span->colored) {
+            CHECK(span->huge);
+            for (size_t i = 0; i < heap->colors.count; i++) {
+                uint64_t page = runs_address_page(&heap->runs, span);
+                blocks[i][page % heap->colors.caches[i].colors]++;
+            }
+            all++;
+        }
+    }
+    CHECK_EQUAL(heap->colors.blocks, all);
+    for (size_t i = 0; i < heap->colors.count; i++) {
+        for (size_t color = 0; color < heap->colors.caches[i].colors; color++) {
+            CHECK_EQUAL(heap->colors.caches[i].blocks[color], blocks[i][color]);
+        }
+    }
+}
+
 /* idle: descriptors that space_take_idle holds. batch: ranges handed out, or NULL. */
 static inline struct heap_walk heap_walk(const struct heap *heap, const struct purge_batch *batch,
                                          size_t idle) {
@@ -268,6 +292,7 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
     CHECK_EQUAL(walk_ages(&heap->slab_ages[false], walk_is_dirty_slab) +
                     walk_ages(&heap->slab_ages[true], walk_is_dirty_slab),
                 walk.slabs_with_dirty);
+    walk_colors(heap);
     walk_descriptors(heap, walk.spans, idle);
     CHECK_EQUAL(heap->used_pages, walk.large_pages + walk.slab_used_pages);
     CHECK_EQUAL(heap->claimed_pages, claimed);

@@ -432,11 +432,29 @@ static void check_all_given_back(void) {
     }
 }
 
-static void run_model(uint64_t seed, size_t address_space, bool huge, bool refuses) {
+enum { COLORS = 8 }; /* half of a huge region */
+
+/* Blocks of huge regions are spread over the colors of a cache, of each of which it holds so many. */
+static void spread(unsigned ways) {
+    const struct os_cache cache = {.level = 2,
+                                   .bytes = ways * COLORS * page_size,
+                                   .ways = ways,
+                                   .line_bytes = 64,
+                                   .sets = COLORS * page_size / 64,
+                                   .cpus = 1};
+    colors_init(&heap.colors, &cache, 1, page_size, HUGE_PAGES * page_size, 0);
+    heap.spreads = true;
+}
+
+/* ways: of the cache by whose colors blocks are spread; 0: none. */
+static void run_model(uint64_t seed, size_t address_space, bool huge, unsigned ways, bool refuses) {
     random_state = seed * 0x9e3779b97f4a7c15U | 1;
     memset(&seen, 0, sizeof seen);
     CHECK(start_heap(address_space));
     heap.runs.huge_pages = huge ? HUGE_PAGES : 0;
+    if (ways > 0) {
+        spread(ways);
+    }
     for (size_t number = 0; number < steps; number++) {
         step(number);
         if (number % 8 == 0) {
@@ -615,7 +633,7 @@ static void test_limited_address_space(void) {
     CHECK(atomic_load(&heap.space.segments) > 1);
     steps = 6000;
     end_heap();
-    run_model(7, (size_t)1 << 36, false, false);
+    run_model(7, (size_t)1 << 36, false, 0, false);
 }
 
 /* Memory that the kernel refuses to make usable. */
@@ -895,6 +913,130 @@ static void test_slabs_in_huge_regions(void) {
     end_heap();
 }
 
+/* A block of exactly a huge region, or more, that would have one. */
+static char *take_dense(size_t pages, size_t align_pages, enum run_choice choice) {
+    bool zero;
+    char *block = heap_take_large(&heap, pages, align_pages, choice, &zero);
+    CHECK(block != NULL);
+    CHECK_EQUAL(heap_large_span(&heap, block)->pages, pages);
+    heap_walk(&heap, NULL, 0);
+    return block;
+}
+
+static size_t color_of(const char *block) {
+    return (uintptr_t)block / page_size % COLORS;
+}
+
+/* Two free runs in huge regions, both of which begin at the first color: of one region, and of two. */
+static void leave_huge_runs(char **one, char **two) {
+    char *blocks[4];
+    heap.spreads = false;
+    for (size_t i = 0; i < 4; i++) {
+        blocks[i] = take_dense(i == 2 ? 2 * HUGE_PAGES : HUGE_PAGES, 1, RUN_FOR_DENSE);
+        CHECK(heap_large_span(&heap, blocks[i])->huge);
+        CHECK_EQUAL(color_of(blocks[i]), 0);
+    }
+    *one = blocks[0];
+    *two = blocks[2];
+    put_pages(*one);
+    put_pages(*two);
+    heap.spreads = true;
+}
+
+static void test_huge_runs_are_chosen_by_color(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    spread(1);
+    char *one;
+    char *two;
+    leave_huge_runs(&one, &two);
+    size_t regions = heap.runs.huge_regions;
+    /* Best fit, while there is room for its color. */
+    CHECK(take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE) == one);
+    put_pages(one);
+    /* One that is long enough to begin at another, once there is none; and no new region. */
+    bool zero;
+    colors_add(&heap.colors, 0);
+    char *moved = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_DENSE, &zero);
+    CHECK(moved == two + page_size);
+    CHECK_EQUAL(heap.runs.huge_regions, regions);
+    put_pages(moved);
+    /* What would have huge pages only where nothing else is resident: at whatever color, where it must. */
+    char *any = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_LARGE, &zero);
+    CHECK(any == one);
+    put_pages(any);
+    /* And what is aligned stays so. */
+    char *aligned = heap_take_large(&heap, HUGE_PAGES, HUGE_PAGES, RUN_FOR_DENSE, &zero);
+    CHECK(aligned != NULL && (uintptr_t)aligned % (HUGE_PAGES * page_size) == 0);
+    put_pages(aligned);
+    colors_remove(&heap.colors, 0);
+    heap_walk(&heap, NULL, 0);
+    end_heap();
+}
+
+/* No more regions than a block and the pages before it take. */
+static void test_new_regions_are_few(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    spread(1);
+    char *first = take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE);
+    CHECK_EQUAL(color_of(first), 0);
+    CHECK_EQUAL(heap.runs.huge_regions, 1);
+    char *second = take_dense(2 * HUGE_PAGES, 1, RUN_FOR_DENSE);
+    CHECK_EQUAL(color_of(second), 1);
+    CHECK_EQUAL(heap.runs.huge_regions, 4);
+    char *third = take_dense(2 * HUGE_PAGES - 2, 1, RUN_FOR_DENSE);
+    CHECK_EQUAL(color_of(third), 2);
+    CHECK_EQUAL(heap.runs.huge_regions, 6);
+    end_heap();
+}
+
+/* Where all colors are full, none is better, and blocks have huge pages as ever. */
+static void test_full_colors(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    spread(1);
+    for (size_t i = 0; i < COLORS; i++) {
+        take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE);
+    }
+    purge_all();
+    size_t regions = heap.runs.huge_regions;
+    for (size_t i = 1; i <= 3; i++) {
+        char *block = take_dense(2 * HUGE_PAGES + 1, 1, RUN_FOR_DENSE);
+        CHECK(heap_large_span(&heap, block)->huge);
+        CHECK(heap.runs.huge_regions <= regions + 3 * i);
+    }
+    end_heap();
+}
+
+/* Among blocks of less than a huge page, the pages left out would fit nothing. */
+static void test_smaller_blocks_are_not_spread(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    spread(1);
+    for (size_t i = 0; i < 3; i++) {
+        char *block = take_dense(HUGE_PAGES - 1, 1, RUN_FOR_DENSE);
+        CHECK(heap_large_span(&heap, block)->huge && !heap_large_span(&heap, block)->colored);
+        CHECK_EQUAL(heap.runs.huge_regions, i + 1);
+    }
+    end_heap();
+}
+
+/* Small pages have no color that anybody knows. */
+static void test_small_pages_are_not_spread(void) {
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.huge_pages = HUGE_PAGES;
+    spread(1);
+    char *block = take_dense(HUGE_PAGES, 1, RUN_FOR_ANY);
+    CHECK(!heap_large_span(&heap, block)->huge && !heap_large_span(&heap, block)->colored);
+    put_pages(block);
+    purge_all();
+    colors_add(&heap.colors, (uintptr_t)block / page_size);
+    bool zero;
+    CHECK(heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_ANY, &zero) == block);
+    end_heap();
+}
+
 /* test_heap [seed] [steps] */
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -903,11 +1045,12 @@ int main(int argc, char **argv) {
     page_size = os_page_size();
     size_classes_fill(&classes, page_size);
 
-    run_model(seed, (size_t)1 << 40, false, false);
-    run_model(seed + 1, 8 * MIB, false, true);
-    run_model(seed + 2, 64 * MIB, false, false);
-    run_model(seed + 3, (size_t)1 << 40, true, false);
-    run_model(seed + 4, 8 * MIB, true, true);
+    run_model(seed, (size_t)1 << 40, false, 0, false);
+    run_model(seed + 1, 8 * MIB, false, 0, true);
+    run_model(seed + 2, 64 * MIB, false, 0, false);
+    run_model(seed + 3, (size_t)1 << 40, true, 0, false);
+    run_model(seed + 4, 8 * MIB, true, 2, true);
+    run_model(seed + 5, (size_t)1 << 40, true, 1, false);
     test_descriptors_run_out();
     test_address_space_runs_out();
     test_short_runs_are_extended();
@@ -916,6 +1059,11 @@ int main(int argc, char **argv) {
     test_idle_descriptors();
     test_moves_leave_no_mappings();
     test_slabs_in_huge_regions();
+    test_huge_runs_are_chosen_by_color();
+    test_new_regions_are_few();
+    test_full_colors();
+    test_smaller_blocks_are_not_spread();
+    test_small_pages_are_not_spread();
     in_child(test_made_ready);
     return 0;
 }

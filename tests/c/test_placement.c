@@ -29,6 +29,8 @@ static void test_geometry(void) {
     CHECK_EQUAL(line_spread_for(PAGE, 64, 16384).spread_bytes, PAGE);
     /* An older store looks the same 4 KiB away, whatever the way. */
     CHECK_EQUAL(line_spread_for(65536, 64, 2048).spread_bytes, 4096);
+    /* A line that a page has no room for is none. */
+    CHECK_EQUAL(line_spread_for(PAGE, 2 * PAGE, 0).line_bytes, PAGE);
 }
 
 /* All that is promised of an offset, for any room, alignment, seed and turn. */
@@ -102,6 +104,13 @@ static void test_random_differs(void) {
     for (size_t i = 0; i < PAGE / LINE; i++) {
         CHECK(hits[i] > 800 && hits[i] < 1200); /* 1,000 each, and six standard deviations */
     }
+    /* Another seed, another row. */
+    size_t equal = 0;
+    for (uint64_t turn = 0; turn < 64000; turn++) {
+        equal +=
+            line_offset(&spread, false, turn, 7, PAGE, 16) == line_offset(&spread, false, turn, 8, PAGE, 16);
+    }
+    CHECK(equal > 800 && equal < 1200);
 }
 
 /* ---- colors ---- */
@@ -138,6 +147,10 @@ static void test_capacities(void) {
     colors_init(&colors, &vast, 1, PAGE, HUGE, 0);
     CHECK_EQUAL(colors.caches[0].colors, 512);
     CHECK_EQUAL(colors.caches[0].capacity, 120);
+    /* A way that is larger than a huge page, where those are small. */
+    colors_init(&colors, two_caches, 1, PAGE, 16 * PAGE, 0);
+    CHECK_EQUAL(colors.caches[0].colors, 16);
+    CHECK_EQUAL(colors.caches[0].capacity, 32);
 }
 
 static size_t crowd_of(const size_t *counts, size_t colors) {
