@@ -2,10 +2,24 @@
 #include "os/caches.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "check.h"
 #include "machine_files.h"
+
+/* ---- files that can be hidden ---- */
+
+long __real_file_read(const char *path, char *text, size_t size);
+long __wrap_file_read(const char *path, char *text, size_t size);
+
+static bool files_are_hidden;
+
+long __wrap_file_read(const char *path, char *text, size_t size) {
+    return files_are_hidden ? -1 : __real_file_read(path, text, size);
+}
+
+/* ---- the tests ---- */
 
 /* The paper's machine. */
 static void test_nehalem(void) {
@@ -51,6 +65,23 @@ static void test_odd(void) {
     clear_machine();
 }
 
+/* A unit, a line and a list that are not as usual. */
+static void test_what_is_written_otherwise(void) {
+    struct os_cache caches[CACHES_MOST];
+    put_cache(0, "1\n", "Data\n", "32768\n", "8\n", "5-3\n"); /* no range */
+    put_cache(1, "2\n", "Unified\n", "8M\n", "16\n", "1,3-4,9\n");
+    put_cache(2, "3\n", "Unified\n", "48K\n", "16\n", "0\n");
+    put("48\n", "/sys/devices/system/cpu/cpu0/cache/index2/coherency_line_size"); /* no power of two */
+    put_cache(3, "4\n", "Unified\n", "1K\n", "64\n", "0\n");                      /* less than a line a way */
+    CHECK_EQUAL(os_caches(root, caches, CACHES_MOST), 2);
+    CHECK_EQUAL(caches[0].bytes, 32768);
+    CHECK_EQUAL(caches[0].cpus, 1);
+    CHECK_EQUAL(caches[1].bytes, 8 << 20);
+    CHECK_EQUAL(caches[1].cpus, 4);
+    CHECK_EQUAL(os_caches(root, caches, 1), 1);
+    clear_machine();
+}
+
 /* As the C library was told. Not every machine tells. */
 static void test_this_machine(void) {
     struct os_cache caches[CACHES_MOST];
@@ -70,11 +101,42 @@ static void test_this_machine(void) {
     }
 }
 
+/* What the processor says itself is what the kernel has from it, where there are both; but for the CPUs that
+ * share a cache, of which it only knows how many there may be. */
+static void test_processor(void) {
+    struct os_cache said[CACHES_MOST];
+    struct os_cache asked[CACHES_MOST];
+    size_t count = os_caches("", said, CACHES_MOST);
+    files_are_hidden = true;
+    size_t found = os_caches("", asked, CACHES_MOST);
+    CHECK_EQUAL(os_caches(root, asked, CACHES_MOST), 0);
+    CHECK_EQUAL(os_caches("", asked, found < 2 ? found : 2), found < 2 ? found : 2);
+    CHECK_EQUAL(os_caches("", asked, CACHES_MOST), found);
+    files_are_hidden = false;
+    for (size_t i = 0; i < found; i++) {
+        CHECK(asked[i].cpus >= 1);
+    }
+    if (count == 0 || found == 0) {
+        puts("left out: the kernel or the processor says nothing of caches");
+        return;
+    }
+    CHECK_EQUAL(found, count);
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(asked[i].level, said[i].level);
+        CHECK_EQUAL(asked[i].bytes, said[i].bytes);
+        CHECK_EQUAL(asked[i].ways, said[i].ways);
+        CHECK_EQUAL(asked[i].line_bytes, said[i].line_bytes);
+        CHECK_EQUAL(asked[i].sets, said[i].sets);
+    }
+}
+
 int main(void) {
     CHECK(mkdtemp(root) != NULL);
     test_nehalem();
     test_odd();
+    test_what_is_written_otherwise();
     test_this_machine();
+    test_processor();
     CHECK(rmdir(root) == 0);
     return 0;
 }

@@ -87,10 +87,31 @@ static void test_what_is_certain_is_asked_seldom(void) {
     CHECK_EQUAL(density.patience, 0);
 }
 
+/* The last page may be there for a block that begins later than it could; those before it count. */
+static void test_last_page_is_not_judged(void) {
+    enum { PAGES = 8 };
+    size_t page_size = (size_t)sysconf(_SC_PAGESIZE);
+    for (size_t touched = 0; touched <= PAGES; touched++) {
+        char *base =
+            mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(base != MAP_FAILED);
+        memset(base, 1, touched * page_size);
+        struct density density = {.score = 1};
+        density_judge(&density, base, PAGES * page_size, page_size);
+        CHECK_EQUAL(density.score, touched + 1 >= PAGES ? 2 : 0);
+        /* A block of one page is judged by that. */
+        density.score = 1;
+        density_judge(&density, base, page_size, page_size);
+        CHECK_EQUAL(density.score, touched > 0 ? 2 : 0);
+        CHECK(munmap(base, PAGES * page_size) == 0);
+    }
+}
+
 int main(void) {
     test_dear_ones_pause();
     test_pauses_double_and_end();
     test_what_was_not_earned();
     test_what_is_certain_is_asked_seldom();
+    test_last_page_is_not_judged();
     return 0;
 }

@@ -17,6 +17,34 @@
 static size_t page_size;
 static uint64_t random_state = 1;
 
+/* ---- a machine of other caches ---- */
+
+size_t __real_os_caches(const char *root, struct os_cache *caches, size_t most);
+size_t __wrap_os_caches(const char *root, struct os_cache *caches, size_t most);
+
+static const struct os_cache *other_caches; /* NULL: this machine's */
+static size_t other_count;
+static size_t times_asked;
+
+size_t __wrap_os_caches(const char *root, struct os_cache *caches, size_t most) {
+    times_asked++;
+    if (other_caches == NULL) {
+        return __real_os_caches(root, caches, most);
+    }
+    size_t count = other_count < most ? other_count : most;
+    memcpy(caches, other_caches, count * sizeof *caches);
+    return count;
+}
+
+/* Lines of 128 bytes; and a nearest cache whose way is larger than a page. */
+static void be_another_machine(void) {
+    static const struct os_cache caches[] = {
+        {.level = 1, .bytes = 128 * KIB, .ways = 8, .line_bytes = 128, .sets = 128, .cpus = 1},
+        {.level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 128, .sets = 1024, .cpus = 1}};
+    other_caches = caches;
+    other_count = sizeof caches / sizeof caches[0];
+}
+
 static uint64_t draw(void) {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -78,6 +106,67 @@ static void test_cost(void) {
         size_t more = cost_of(modes[i % 3], size) - plain;
         CHECK_EQUAL(more, room < LINE && size >= 16 * page_size ? page_size : 0);
     }
+}
+
+/* What is aligned to more than a line is not placed, and pays nothing for it. */
+static void test_cost_of_alignment(void) {
+    const char *modes[] = {"off", "lines", "colors", "random"};
+    for (size_t alignment = 2 * LINE; alignment <= 2 * page_size; alignment *= 2) {
+        for (size_t mode = 0; mode < sizeof modes / sizeof modes[0]; mode++) {
+            void *block = NULL;
+            set("placement", modes[mode]);
+            size_t before = stats_now().in_use;
+            CHECK_EQUAL(calm_posix_memalign(&block, alignment, MIB), 0);
+            CHECK_EQUAL(stats_now().in_use - before, MIB);
+            CHECK((uintptr_t)block % alignment == 0);
+            calm_free(block);
+        }
+    }
+}
+
+/* The least distance on the page between two blocks of a row that follow each other. */
+static size_t nearest_neighbours(void) {
+    enum { BLOCKS = 64 };
+    unsigned char *row[BLOCKS];
+    size_t nearest = page_size;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        row[i] = obtain(MIB);
+        size_t apart = i == 0 ? page_size / 2 : (start_of(row[i]) - start_of(row[i - 1])) % page_size;
+        apart = apart < page_size - apart ? apart : page_size - apart;
+        nearest = apart < nearest ? apart : nearest;
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        calm_free(row[i]);
+    }
+    return nearest;
+}
+
+/* Of 64 neighbours at random all are a third of a page apart once in 4^63. */
+static void test_chance(void) {
+    const size_t third = page_size / 8 * 3 - LINE;
+    set("placement", "lines");
+    CHECK(nearest_neighbours() >= third);
+    set("placement", "random");
+    CHECK(nearest_neighbours() < third);
+}
+
+/* After a few blocks, which need not wait for it, lines are those of the machine. */
+static void test_lines_of_the_machine(void) {
+    be_another_machine();
+    set("placement", "lines");
+    for (size_t i = 0; i < 8; i++) {
+        obtain(MIB);
+    }
+    CHECK_EQUAL(times_asked, 0);
+    obtain(MIB);
+    CHECK_EQUAL(times_asked, 1);
+    for (size_t i = 0; i < 64; i++) {
+        CHECK_EQUAL(start_of(obtain(MIB)) % 128, 0);
+    }
+    CHECK_EQUAL(times_asked, 1);
+    /* Less room than its line has costs a page. */
+    CHECK_EQUAL(cost_of("lines", MIB - LINE), MIB + page_size);
+    CHECK_EQUAL(cost_of("lines", MIB - 128), MIB);
 }
 
 /* Blocks that live together share no byte, and have all that they say they have. */
@@ -175,6 +264,29 @@ static void test_arrays_differ(void) {
     }
 }
 
+/* An end that a block's place in its page has no part in, or that no memory reaches, is refused, and the
+ * block kept. */
+static void test_resizing_to_too_much(void) {
+    set("placement", "lines");
+    unsigned char *block;
+    do {
+        block = obtain(MIB);
+    } while (start_of(block) == 0);
+    size_t usable = calm_malloc_usable_size(block);
+    memset(block, 5, usable);
+    for (size_t less = 0; less < 2 * page_size; less += 16) {
+        errno = 0;
+        CHECK(calm_realloc(block, SIZE_MAX - less) == NULL && errno == ENOMEM);
+        errno = 0;
+        CHECK(calm_realloc(block, (size_t)PTRDIFF_MAX + 1 + less) == NULL && errno == ENOMEM);
+        errno = 0;
+        CHECK(calm_realloc(block, (size_t)PTRDIFF_MAX - less) == NULL && errno == ENOMEM);
+    }
+    CHECK_EQUAL(calm_malloc_usable_size(block), usable);
+    CHECK(block[0] == 5 && block[usable - 1] == 5);
+    calm_free(block);
+}
+
 static void test_misuse(void) {
     set("misuse", "warn");
     set("placement", "lines");
@@ -212,6 +324,7 @@ static size_t crowd(const struct colors *colors, size_t *most) {
 static unsigned char *obtain_dense(size_t size) {
     calm_governor.density.score = 16;
     calm_governor.density.dear_until_ns = 0;
+    calm_governor.density.blocks |= 1; /* not the one of sixteen that is left out */
     return obtain(size);
 }
 
@@ -334,6 +447,81 @@ static void test_machine_is_asked(void) {
     calm_free(ballast);
 }
 
+/* Once, and as soon as a block can lie in a huge page, whatever blocks were before. */
+static void test_machine_is_asked_once(void) {
+    if (calm_governor.heap.runs.huge_pages * page_size != 2 * MIB) {
+        return;
+    }
+    struct heap *heap = &calm_governor.heap;
+    size_t most;
+    be_another_machine();
+    void *ballast = calm_calloc(1, 1024 * MIB);
+    calm_governor.density.score = 0;
+    obtain(3 * MIB);
+    CHECK_EQUAL(times_asked, 0);
+    set("placement", "off");
+    unsigned char *first = obtain_dense(3 * MIB);
+    CHECK(heap->runs.huge_regions > 0);
+    CHECK_EQUAL(times_asked, 0);
+    set("placement", "colors");
+    calm_governor.density.score = 0;
+    obtain(3 * MIB);
+    CHECK_EQUAL(times_asked, 1);
+    /* Not the nearest one: with 32 colors of 2 blocks there is one such cache. */
+    CHECK_EQUAL(heap->colors.count, 1);
+    CHECK_EQUAL(heap->colors.caches[0].colors, 32);
+    CHECK_EQUAL(heap->colors.caches[0].capacity, 2);
+    size_t colored = heap->colors.blocks;
+    for (size_t i = 0; i < 5; i++) {
+        colored += heap_large_span(heap, obtain_dense(3 * MIB))->colored;
+    }
+    CHECK_EQUAL(times_asked, 1);
+    CHECK_EQUAL(crowd(&heap->colors, &most), colored);
+    CHECK(colored > 0);
+    calm_free(first);
+    CHECK_EQUAL(heap->colors.blocks, colored);
+    calm_free(ballast);
+}
+
+static void test_lines_alone_have_no_colors(void) {
+    be_another_machine();
+    void *ballast = calm_calloc(1, 1024 * MIB);
+    const char *others[] = {"off", "lines", "random"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        set("placement", others[i]);
+        unsigned char *block = obtain_dense(3 * MIB);
+        CHECK(!heap_large_span(&calm_governor.heap, block)->colored);
+    }
+    CHECK_EQUAL(times_asked, 0);
+    calm_free(ballast);
+}
+
+/* A huge page that is not filled is much to a program that uses little, whatever slack it may have. */
+static void test_small_programs_have_no_huge_pages(void) {
+    if (calm_governor.heap.runs.huge_pages * page_size != 2 * MIB) {
+        return;
+    }
+    set("slack", "10000");
+    while (heap_used_pages(&calm_governor.heap) * page_size < 12 * MIB) {
+        CHECK(!heap_large_span(&calm_governor.heap, obtain_dense(2 * MIB))->huge);
+        obtain(8 * KIB);
+    }
+    CHECK_EQUAL(calm_governor.heap.runs.huge_regions, 0);
+    /* What it asks for now counts. */
+    CHECK(heap_large_span(&calm_governor.heap, obtain_dense(6 * MIB))->huge);
+}
+
+/* Blocks are looked at wherever in their pages they begin. */
+static void test_placed_blocks_are_judged(void) {
+    enum { BLOCKS = 100 };
+    set("placement", "lines");
+    for (size_t i = 0; i < BLOCKS; i++) {
+        unsigned char *block = obtain(MIB);
+        memset(block, 1, MIB);
+    }
+    CHECK(calm_governor.density.score > 0);
+}
+
 /* The first blocks of a process, as where they begin in their pages. */
 static unsigned long signature(void) {
     unsigned long sum = 0;
@@ -374,13 +562,21 @@ int main(void) {
     page_size = os_page_size();
     in_child(test_default);
     in_child(test_cost);
+    in_child(test_cost_of_alignment);
+    in_child(test_chance);
+    in_child(test_lines_of_the_machine);
     in_child(test_contents);
     in_child(test_moves);
     in_child(test_arrays_differ);
+    in_child(test_resizing_to_too_much);
     in_child(test_misuse);
     in_child(test_colors_of_huge_blocks);
     in_child(test_colors_cost_little);
     in_child(test_machine_is_asked);
+    in_child(test_machine_is_asked_once);
+    in_child(test_lines_alone_have_no_colors);
+    in_child(test_small_programs_have_no_huge_pages);
+    in_child(test_placed_blocks_are_judged);
     in_child(test_children_differ);
     return 0;
 }
