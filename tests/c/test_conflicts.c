@@ -131,6 +131,26 @@ static void test_another_cache_is_noticed(void) {
     CHECK(!conflicts_find(&conflicts, PAGES, 1, found, scratch));
 }
 
+/* Some pages may fight with none, by chance; many are a sign of another cache. */
+static void test_pages_of_no_color(void) {
+    enum { COLORS = 8, WAYS = 8, PAGES = 3072 };
+    struct conflicts conflicts = question(COLORS, WAYS);
+    size_t unknown;
+    for (size_t part = 5; part <= 20; part += 15) {
+        set_up(COLORS, PAGES, WAYS, 0, 1);
+        size_t odd = 0;
+        for (size_t i = 0; i < PAGES; i += part) {
+            cache.color_of[i] = (uint16_t)(COLORS + odd++);
+        }
+        CHECK_EQUAL(conflicts_find(&conflicts, PAGES, 1, found, scratch), part == 20);
+        for (size_t i = 0; i < PAGES; i++) {
+            cache.color_of[i] %= 64; /* as many as are counted */
+        }
+        CHECK(part != 20 || (count_wrong(COLORS, PAGES, &unknown) == 0 && unknown == odd));
+    }
+    CHECK(!conflicts_find(&conflicts, 0, 1, found, scratch));
+}
+
 static void test_known_colors_are_confirmed(void) {
     enum { COLORS = 32, WAYS = 16, PAGES = 3072 };
     struct conflicts conflicts = question(COLORS, WAYS);
@@ -147,6 +167,16 @@ static void test_known_colors_are_confirmed(void) {
         said[i] = (uint16_t)(i % COLORS);
     }
     CHECK(!conflicts_confirm(&conflicts, said, PAGES, scratch));
+    /* Of one color too little is known, or nothing. */
+    for (size_t known = 0; known < 2 * WAYS; known += 2 * WAYS - 1) {
+        size_t count = 0;
+        for (size_t i = 0; i < PAGES; i++) {
+            bool last = cache.color_of[i] == COLORS - 1;
+            said[i] = last && count >= known ? BALANCE_UNKNOWN : cache.color_of[i];
+            count += last;
+        }
+        CHECK(!conflicts_confirm(&conflicts, said, PAGES, scratch));
+    }
     conflicts.evicts = always;
     CHECK(!conflicts_confirm(&conflicts, cache.color_of, PAGES, scratch));
     conflicts.evicts = never;
@@ -200,6 +230,7 @@ int main(void) {
     test_all_are_found();
     test_wrong_answers_do_little();
     test_another_cache_is_noticed();
+    test_pages_of_no_color();
     test_known_colors_are_confirmed();
     test_it_ends_when_told_to();
     return 0;
