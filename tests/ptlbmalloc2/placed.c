@@ -251,6 +251,84 @@ static void pages_of_larger(void) {
     count_pages(256 * KIB, 256 * KIB + 2 * PAGE);
 }
 
+/* Blocks whose chunks are of exactly the threshold, which are the least that are mapped, among others that an
+ * arena has. */
+static void place_among_others(size_t threshold) {
+    void *blocks[2 * LINES];
+    for (size_t i = 0; i < 2 * LINES; i++) {
+        void *other = i % 2 == 0 ? malloc(threshold / 4 * 3) : memalign(64, threshold / 4 * 3);
+        CHECK(other != NULL && mapped_blocks() == i);
+        do { /* until there is no more room beside it */
+            blocks[i] = malloc(threshold - 23);
+            CHECK(blocks[i] != NULL);
+        } while (mapped_blocks() == i);
+        CHECK(mapped_blocks() == i + 1);
+    }
+    say_starts(blocks, 2 * LINES);
+    for (size_t i = 0; i < 2 * LINES; i++) {
+        free(blocks[i]);
+    }
+    CHECK(mapped_blocks() == 0);
+}
+
+static void among_others(void) {
+    place_among_others(128 * KIB);
+}
+
+static void among_others_when_lowered(void) {
+    CHECK(mallopt(M_MMAP_THRESHOLD, 64 << 10) == 1);
+    place_among_others(64 * KIB);
+}
+
+static void among_others_when_refused(void) {
+    if (mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1) { /* older ones refuse, and nothing has changed */
+        CHECK(mallopt(M_MMAP_THRESHOLD, 128 << 10) == 1);
+    }
+    place_among_others(128 * KIB);
+}
+
+/* Large enough to be mapped, but an arena has room: blocks that follow each other directly, and begin where
+ * mapped ones do if a page's room more is asked for. */
+static void in_arena(void) {
+    enum { BLOCKS = 16 };
+    const size_t bytes = 256 * KIB + PAGE - (PAGE - LINE) - 8;
+    unsigned char *blocks[BLOCKS];
+    CHECK(mallopt(M_MMAP_THRESHOLD, 8 << 20) == 1 && mallopt(M_TRIM_THRESHOLD, 64 << 20) == 1);
+    void *run = malloc(6 * MIB);
+    CHECK(run != NULL && mapped_blocks() == 0);
+    free(run);
+    char *end = malloc(64 * KIB - 8);
+    CHECK(end != NULL);
+    end += 64 * KIB;
+    CHECK(malloc(PAGE - start_of(end) + 16 - 8 + 64 * KIB) == end);
+    CHECK(mallopt(M_MMAP_THRESHOLD, 128 << 10) == 1);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = calloc(1, bytes);
+        CHECK(blocks[i] != NULL && mapped_blocks() == 0);
+        say(i == 0 ? "first" : "last", start_of(blocks[i]));
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        CHECK(malloc_usable_size(blocks[i]) >= bytes);
+        fill(blocks[i], 0, malloc_usable_size(blocks[i]), (unsigned char)i);
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        check_filled(blocks[i], malloc_usable_size(blocks[i]), (unsigned char)i);
+        free(blocks[i]);
+    }
+}
+
+/* Once a block was freed, glibc maps no more of its size, to the last byte of its pages. */
+static void after_a_free(void) {
+    for (size_t bytes = MIB; bytes <= 20 * MIB; bytes += MIB) {
+        void *block = malloc(bytes);
+        CHECK(block != NULL && mapped_blocks() == 1);
+        free(block);
+        block = malloc(bytes + PAGE - 96);
+        CHECK(block != NULL && mapped_blocks() == 0);
+        free(block);
+    }
+}
+
 /* ---- realloc ---- */
 
 static void resize(void) {
@@ -278,6 +356,8 @@ static void resize(void) {
         }
         errno = 0;
         CHECK(realloc(block, too_much - start) == NULL && errno == ENOMEM);
+        errno = 0;
+        CHECK(realloc(block, too_much) == NULL && errno == ENOMEM);
         errno = 0;
         CHECK(realloc(block, too_much / 2) == NULL && errno == ENOMEM);
         check_filled(block, bytes, mark);
@@ -428,12 +508,16 @@ static void across_fork(void) {
     CHECK(!is_mapped(block));
 }
 
-/* An address within a block, as a program at fault may free: glibc is to find out. */
+/* An address within a block, as a program at fault may free: glibc is to find out, though a header there says
+ * how far the page's first block is. */
 static void free_the_inside(void) {
-    char *block = malloc(MIB);
-    CHECK(block != NULL);
+    char *block;
+    do {
+        block = malloc(MIB);
+        CHECK(block != NULL);
+    } while (start_of(block) > PAGE / 2);
     size_t *header = (size_t *)(block + 5 * LINE - 16);
-    header[0] = 5 * LINE;
+    header[0] = start_of(block) - 16 + 5 * LINE;
     header[1] = MIB | 2;
     free(block + 5 * LINE);
     say("survived", 1);
@@ -453,6 +537,11 @@ int main(int argc, char **argv) {
         {"large-without-room", large_without_room},
         {"no-room", no_room},
         {"in-threads", in_threads},
+        {"among-others", among_others},
+        {"among-others-lowered", among_others_when_lowered},
+        {"among-others-refused", among_others_when_refused},
+        {"in-arena", in_arena},
+        {"after-a-free", after_a_free},
         {"pages-of-smaller", pages_of_smaller},
         {"pages-of-whole", pages_of_whole},
         {"pages-of-larger", pages_of_larger},

@@ -41,6 +41,24 @@ def test_blocks_alike_begin_apart(run_placed: Run, run_unplaced: Run, case: str)
     assert ALIKE - 3 <= ran.stats["placed_blocks"] <= ALIKE  # but those on the first line
 
 
+@pytest.mark.parametrize("case", ["among-others", "among-others-lowered", "among-others-refused"])
+def test_the_least_that_glibc_maps(run_placed: Run, run_unplaced: Run, case: str) -> None:
+    assert run_unplaced(case).figures["distinct"] == 1
+    ran = run_placed(case)
+    assert ran.figures["distinct"] == LINES
+    assert ran.figures["most_of_one"] <= ALIKE // LINES + 1
+    assert ran.figures["nearest_neighbours"] >= 24 * LINE
+    assert ran.stats["placed_blocks"] >= ALIKE - 3
+
+
+def test_an_arenas_blocks_stay(run_placed: Run, run_unplaced: Run) -> None:
+    run_unplaced("in-arena")
+    ran = run_placed("in-arena")
+    assert_on(ran)
+    assert ran.figures == {"first": 16, "last": 16}  # or the case is not what it should be
+    assert ran.stats["placed_blocks"] == 0
+
+
 def test_threads_share_the_lines(run_placed: Run) -> None:
     ran = run_placed("in-threads")
     assert ran.figures["distinct"] == LINES
@@ -149,14 +167,21 @@ def test_threshold_rises_all_the_same(run: Run, run_plain: Run) -> None:
         assert ran.stats["mmap_threshold_raises"] == (1 if mebibytes == "1" else 0)
 
 
-def freed_inside(placed: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_case(placed: Path, case: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Under glibc's own settings, and whatever comes of it."""
     env = environment(None) | variables
-    return subprocess.run([str(placed), "free-the-inside"], env=env, capture_output=True, text=True)
+    return subprocess.run([str(placed), case], env=env, capture_output=True, text=True)
+
+
+def test_threshold_rises_as_far(placed_program: Path) -> None:
+    for variables in ({}, {"LD_PRELOAD": str(library()), **ON}):
+        ran = run_case(placed_program, "after-a-free", **variables)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_glibc_still_finds_wrong_pointers(placed_program: Path) -> None:
-    plain = freed_inside(placed_program)
-    placed = freed_inside(placed_program, LD_PRELOAD=str(library()), **ON)
+    plain = run_case(placed_program, "free-the-inside")
+    placed = run_case(placed_program, "free-the-inside", LD_PRELOAD=str(library()), **ON)
     assert plain.returncode == placed.returncode == -signal.SIGABRT
     assert placed.stderr == plain.stderr != ""
 
