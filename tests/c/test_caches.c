@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "check.h"
 #include "machine_files.h"
+#include "os/text.h"
 
 /* ---- files that can be hidden ---- */
 
@@ -82,6 +84,24 @@ static void test_what_is_written_otherwise(void) {
     clear_machine();
 }
 
+/* A text that is a path has room for its end, or is none. */
+static void test_end_of_a_text(void) {
+    static struct {
+        struct text text;
+        char behind;
+    } guarded;
+    guarded.behind = 'b';
+    while (guarded.text.length < TEXT_MAX_BYTES - 1) {
+        text_string(&guarded.text, "a");
+    }
+    CHECK(text_end(&guarded.text));
+    CHECK_EQUAL(strlen(guarded.text.bytes), TEXT_MAX_BYTES - 1);
+    text_string(&guarded.text, "aa");
+    CHECK(!text_end(&guarded.text));
+    CHECK_EQUAL(guarded.text.length, TEXT_MAX_BYTES);
+    CHECK_EQUAL(guarded.behind, 'b');
+}
+
 /* As the C library was told. Not every machine tells. */
 static void test_this_machine(void) {
     struct os_cache caches[CACHES_MOST];
@@ -135,6 +155,7 @@ int main(void) {
     test_nehalem();
     test_odd();
     test_what_is_written_otherwise();
+    test_end_of_a_text();
     test_this_machine();
     test_processor();
     CHECK(rmdir(root) == 0);

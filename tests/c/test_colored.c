@@ -337,6 +337,23 @@ static void test_pagemap(void) {
     CHECK(munmap(pages, 3 * page_bytes) == 0);
 }
 
+/* Paths of files that no path can name. */
+static void test_a_root_that_is_too_long(void) {
+    static char name[5000];
+    uint64_t frame;
+    struct os_cache caches[CACHES_MOST];
+    for (size_t length = 4000; length < sizeof name; length++) {
+        name[length - 1] = 'a';
+        if (length == 4000) {
+            memset(name, 'a', length);
+            name[0] = '/';
+        }
+        CHECK_EQUAL(pagemap_frames(name, NULL, 1, &frame), ENAMETOOLONG);
+        CHECK_EQUAL(small_pages_available(name), SIZE_MAX);
+        CHECK_EQUAL(os_caches(name, caches, CACHES_MOST), 0);
+    }
+}
+
 /* A pagemap's entries for the pages from one that is nowhere. */
 static void test_entries(void) {
     const uint64_t present = (uint64_t)1 << 63;
@@ -1040,6 +1057,7 @@ int main(void) {
 
     test_pagemap();
     test_entries();
+    test_a_root_that_is_too_long();
     test_errors();
     in_child(test_frames_that_are_hidden);
     test_misuse_is_named();

@@ -125,9 +125,13 @@ static void fork_under_load(const char *unused) {
 
 static _Atomic(void *) left[LEFT_BLOCKS];
 
-/* Leaves its blocks to others, and frees theirs. */
+static pthread_barrier_t together;
+
+/* Leaves its blocks to others, and frees theirs. Four at a time, so that there are arenas enough that one
+ * comes to be trimmed. */
 static void *live_briefly(void *argument) {
     unsigned random = (unsigned)(uintptr_t)argument;
+    pthread_barrier_wait(&together);
     for (int i = 0; i < 50; i++) {
         void *mine = malloc(100 + next_random(&random) % (60 * KIB));
         CHECK(mine != NULL);
@@ -139,6 +143,7 @@ static void *live_briefly(void *argument) {
 
 static void churn_threads(const char *unused) {
     (void)unused;
+    CHECK(pthread_barrier_init(&together, NULL, 4) == 0);
     size_t before = resident_bytes();
     for (uintptr_t i = 0; i < 1000; i++) {
         pthread_t threads[4];
