@@ -23,9 +23,6 @@
 /* From here on a page more is at most a 64th. */
 #define MAY_COST_A_PAGE_BYTES (64 * PAGE_BYTES)
 
-/* What a mapping has beside the block, at most: in 2.43 a chunk of an arena would have 8 bytes less. */
-#define MAPPING_OVERHEAD_BYTES 24UL
-
 #define PROVE_TRIES 8 /* other threads may map blocks meanwhile */
 
 _Atomic(bool) placement_started;
@@ -83,8 +80,7 @@ size_t placement_ask(size_t bytes) {
         bytes > PTRDIFF_MAX - PAGE_BYTES) {
         return bytes;
     }
-    size_t room = -(bytes + MAPPING_OVERHEAD_BYTES) % PAGE_BYTES;
-    return room < MOST_SHIFT ? bytes + MOST_SHIFT : bytes;
+    return bytes + MOST_SHIFT; /* no page more where the last one has that much room */
 }
 
 void *placement_place(void *block, size_t bytes, size_t kept) {

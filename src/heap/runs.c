@@ -345,13 +345,11 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
     size_t skip = skip_of(runs, run, pages, align_pages, colors);
     if (skip > 0) {
         struct span *rest = runs_split(runs, run, skip);
-        if (rest != NULL) {
-            insert(runs, run, *clean);
-            run = rest;
-        } else if (align_pages > 1) {
-            insert(runs, run, *clean);
+        insert(runs, run, *clean);
+        if (rest == NULL) {
             return NULL;
         }
+        run = rest;
     }
     if (run->pages > pages) {
         struct span *rest = runs_split(runs, run, pages);
