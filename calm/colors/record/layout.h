@@ -44,7 +44,7 @@ struct header {
     _Atomic uint32_t used; /* no record beyond was ever written */
     _Atomic uint32_t moment;
     _Atomic uint64_t bytes; /* of all that live */
-    _Atomic uint64_t lost; /* blocks that found no room here */
+    _Atomic uint64_t lost;  /* blocks that found no room here */
     /* A look is asked for by counting on. calm says when it begins, and when it is done, with the same
      * number. */
     _Atomic uint32_t asked;
