@@ -196,14 +196,41 @@ static bool look(struct process *process) {
     return true;
 }
 
+/* More are not touched between two looks at one memory. */
+#define NEAR_PAGES 256
+
+static bool is_near(const struct process *one, const struct process *other) {
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t a = one->pages[i];
+        uint64_t b = other->pages[i];
+        if ((a > b ? a - b : b - a) > NEAR_PAGES) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_same(const struct process *one, const struct process *other) {
+    return memcmp(one->pages, other->pages, sizeof one->pages) == 0;
+}
+
 /*
  * A child whose figures are its parent's, number for number, still shares the parent's memory: it is between
  * vfork and exec, or a fork that has written nothing yet. To count it would double the memory of every
- * program that calls system().
+ * program that calls system(). What the two are seen to hold may differ by what was touched between the
+ * looks: so each is looked at again, in turn, until two looks in a row agree.
  */
-static bool mirrors_parent(const struct tree *tree, const struct process *process) {
-    const struct process *parent = find_process(tree, process->parent);
-    return parent != NULL && memcmp(parent->pages, process->pages, sizeof process->pages) == 0;
+static bool mirrors_parent(const struct tree *tree, struct process *process) {
+    struct process *parent = find_process(tree, process->parent);
+    if (parent == NULL) {
+        return false;
+    }
+    for (int turn = 0; turn < 8 && !is_same(parent, process) && is_near(parent, process); turn++) {
+        if (!look(turn % 2 == 0 ? parent : process)) {
+            break; /* it has ended, which the next sample sees */
+        }
+    }
+    return is_same(parent, process);
 }
 
 static void read_mark(struct tree *tree) {

@@ -109,6 +109,33 @@ PROGRAMS = {
             return 0;
         }
     """,
+    # A child shares its memory and touches one page after another.
+    "vgrows": r"""
+        #define _GNU_SOURCE
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <sys/wait.h>
+        #include <time.h>
+        #include <unistd.h>
+        static long long now(void) {
+            struct timespec at;
+            clock_gettime(CLOCK_MONOTONIC, &at);
+            return at.tv_sec * 1000000000LL + at.tv_nsec;
+        }
+        int main(void) {
+            size_t size = 100 << 20;
+            volatile char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memset((char *)memory, 1, size / 2);
+            if (vfork() == 0) {
+                for (size_t at = size / 2; at < size; at += 4096) {
+                    for (long long start = now(); now() < start + 10000;) {}
+                    memory[at] = 1;
+                }
+                _exit(0);
+            }
+            return wait(NULL) < 0;
+        }
+    """,
 }
 
 

@@ -203,6 +203,11 @@ def test_memory_shared_by_vfork_counts_once(calm: Calm, compiled: Compile) -> No
     assert 100 < got["peak_rss_kib"] / 1024 < 115
 
 
+def test_memory_shared_by_vfork_counts_once_while_it_grows(calm: Calm, compiled: Compile) -> None:
+    got = figures(calm, compiled("vgrows"), options=("-i", "1"))
+    assert 100 < got["peak_rss_kib"] / 1024 < 115
+
+
 def test_small_programs_show_no_floor(calm: Calm) -> None:
     report = json.loads(calm("stat", "--json", "--", "true").stdout)
     assert report["runs"][0]["floor_kib"] < 2048
