@@ -124,7 +124,7 @@ PROGRAMS = {
         }
         int main(void) {
             size_t size = 100 << 20;
-            volatile char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            volatile char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
             memset((char *)memory, 1, size / 2);
             if (vfork() == 0) {
                 for (size_t at = size / 2; at < size; at += 4096) {
