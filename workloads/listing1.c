@@ -21,6 +21,7 @@ struct work {
     unsigned long size;
     enum order order;
     enum touch touch;
+    bool pin;
     /* Row t is thread t's: the threads themselves must allocate nothing but the blocks. */
     void **rows;
     struct thread_cost *costs; /* of each thread */
@@ -29,6 +30,9 @@ struct work {
 static void fill_and_empty(unsigned long thread, void *shared) {
     const struct work *work = shared;
     void **row = work->rows + thread * work->blocks;
+    if (work->pin) {
+        pin_thread(program_name, thread);
+    }
     struct thread_cost before = thread_cost_now();
     for (unsigned long round = 0; round < work->rounds; round++) {
         for (unsigned long j = 0; j < work->blocks; j++) {
@@ -53,6 +57,7 @@ int main(int argc, char **argv) {
     unsigned long size = 130048;
     unsigned long order = ORDER_PAPER;
     unsigned long touch = TOUCH_NONE;
+    unsigned long pin = 0;
     const struct option_spec options[] = {
         {"threads", "threads, each with its own blocks", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"rounds", "times that each thread fills and empties", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
@@ -60,6 +65,7 @@ int main(int argc, char **argv) {
         {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
         {"order", "free newest first, or oldest first", OPTION_CHOICE, &order, 0, 0, order_names},
         {"touch", "what the thread writes of each block", OPTION_CHOICE, &touch, 0, 0, touch_names},
+        {"pin", "each thread stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
@@ -69,7 +75,7 @@ int main(int argc, char **argv) {
     };
     options_parse(&program, argc, argv);
 
-    struct work work = {rounds, blocks, size, (enum order)order, (enum touch)touch, NULL, NULL};
+    struct work work = {rounds, blocks, size, (enum order)order, (enum touch)touch, pin != 0, NULL, NULL};
     work.rows = checked(calloc(threads * blocks, sizeof *work.rows), program_name);
     work.costs = checked(calloc(threads, sizeof *work.costs), program_name);
     double seconds = run_threads(program_name, threads, fill_and_empty, &work);

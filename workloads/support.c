@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -282,4 +284,25 @@ unsigned long random_between(unsigned long long *state, unsigned long least, uns
 unsigned long long checksum_add(unsigned long long checksum, unsigned long long number) {
     unsigned long long state = checksum ^ number;
     return random_next(&state);
+}
+
+void pin_thread(const char *program, unsigned long number) {
+    static cpu_set_t allowed; /* not of the calling thread, which may have been pinned before */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    (void)pthread_mutex_lock(&lock);
+    if (CPU_COUNT(&allowed) == 0 && sched_getaffinity(getpid(), sizeof allowed, &allowed) != 0) {
+        fail(program, "cannot find out which CPUs there are");
+    }
+    (void)pthread_mutex_unlock(&lock);
+    unsigned long left = number % (unsigned long)CPU_COUNT(&allowed);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &allowed) || left-- > 0) {
+        cpu++;
+    }
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) {
+        fail(program, "cannot pin a thread");
+    }
 }

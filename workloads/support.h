@@ -57,6 +57,9 @@ void sleep_seconds(double seconds);
 double run_threads(const char *program, unsigned long count, void (*body)(unsigned long thread, void *shared),
                    void *shared);
 
+/* Keeps the calling thread on one of the CPUs that it may run on: the first for number 0, and around. */
+void pin_thread(const char *program, unsigned long number);
+
 /* What a thread has cost by itself, whatever the process's other threads do. */
 struct thread_cost {
     double user_s;
