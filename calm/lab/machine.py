@@ -3,7 +3,8 @@
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from calm.errors import USAGE, CalmError
@@ -91,12 +92,36 @@ class Qemu:
     version: str
 
 
-def find_qemu() -> Qemu:
-    """The one on PATH."""
-    path = shutil.which(QEMU)
+@dataclass(frozen=True)
+class Emulator:
+    """How a machine is emulated, where not as `calm lab` does: another QEMU, or other words to it."""
+
+    path: Path | None = None
+    """The one on PATH, if nobody says."""
+    firmware: Path | None = None
+    threads: str = "multi"
+    """multi: each of its CPUs has a thread of its own; single: all take turns in one."""
+    accelerator: Mapping[str, str] = field(default_factory=dict)
+    """Further properties of the accelerator."""
+    cpu: str = "max"
+    words: tuple[str, ...] = ()
+    """Anything else."""
+    parameters: str = ""
+    """For the kernel, behind those that every guest has."""
+
+
+USUAL = Emulator()
+
+
+def find_qemu(chosen: Path | None = None) -> Qemu:
+    """The one that was chosen, else the one on PATH."""
+    path = str(chosen) if chosen else shutil.which(QEMU)
     if path is None:
         raise CalmError(f"{QEMU} is not installed: it is in the Debian package qemu-system-x86")
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CalmError(f"{path} does not run: {error.strerror}") from error
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         raise CalmError(
@@ -106,13 +131,24 @@ def find_qemu() -> Qemu:
 
 
 def command(
-    qemu: Qemu, topology: Topology, memory: int, accelerator: str, kernel: Path, initrd: Path, console: Path
+    qemu: Qemu,
+    topology: Topology,
+    memory: int,
+    accelerator: str,
+    kernel: Path,
+    initrd: Path,
+    console: Path,
+    emulator: Emulator = USUAL,
 ) -> list[str]:
     """Starts the machine. The kernel's console goes to a file, and what we are told to standard output."""
     mib = memory // _MIB
     words = [qemu.path, "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"]
-    words += ["-accel", "kvm"] if accelerator == KVM else ["-accel", "tcg,thread=multi"]
-    words += ["-cpu", "host" if accelerator == KVM else "max", "-m", f"{mib}M"]
+    if emulator.firmware:
+        words += ["-L", str(emulator.firmware)]
+    properties = {"thread": emulator.threads, **emulator.accelerator}
+    tcg = ",".join([TCG, *(f"{name}={value}" for name, value in properties.items())])
+    words += ["-accel", KVM if accelerator == KVM else tcg]
+    words += ["-cpu", "host" if accelerator == KVM else emulator.cpu, "-m", f"{mib}M"]
     words += ["-smp", f"{topology.cpus},sockets={topology.sockets},cores={topology.cores},threads=1"]
     if has_nodes(topology, memory):
         for socket in range(topology.sockets):
@@ -123,9 +159,10 @@ def command(
             cpus = f"cpus={first}-{first + topology.cores - 1}"
             words += ["-numa", f"node,nodeid={socket},{cpus},memdev=node{socket}"]
     # Emulated CPUs' TSCs disagree, which the kernel would otherwise find out by long checks.
-    unstable = " tsc=unstable" if accelerator == TCG else ""
+    parameters = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off"]
+    parameters += ["tsc=unstable"] if accelerator == TCG else []
     words += ["-kernel", str(kernel), "-initrd", str(initrd)]
-    words += ["-append", f"console=ttyS0 quiet panic=-1 mitigations=off{unstable}"]
+    words += ["-append", " ".join([*parameters, *emulator.parameters.split()]), *emulator.words]
     return [*words, "-serial", f"file:{console}", "-serial", "stdio"]
 
 

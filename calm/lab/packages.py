@@ -72,8 +72,8 @@ def _version_key(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name.partition("-cloud")[0])]
 
 
-def _unpack(package: str, cache: Path, tell: Tell) -> Path:
-    """A Debian package's files, downloaded once. Only a whole one gets its name."""
+def unpack(package: str, cache: Path, tell: Tell) -> Path:
+    """A Debian package's files in a folder of the cache, downloaded once. Only a whole one gets its name."""
     folder = cache / package
     if folder.is_dir():
         return folder
@@ -130,7 +130,7 @@ def _kernel(cache: Path, update: bool, tell: Tell) -> tuple[Path, str]:
         return sorted(found, key=lambda image: _version_key(image.parents[1].name))
 
     if update or not images():
-        fetched = _unpack(_newest_kernel(), cache, tell)
+        fetched = unpack(_newest_kernel(), cache, tell)
         if not images():
             raise _damaged(fetched)
     image = images()[-1]
@@ -142,7 +142,7 @@ def _kernel(cache: Path, update: bool, tell: Tell) -> tuple[Path, str]:
 
 
 def _shell(cache: Path, tell: Tell) -> Path:
-    package = _unpack(_BUSYBOX, cache, tell)
+    package = unpack(_BUSYBOX, cache, tell)
     found = next((package / name for name in _SHELLS if (package / name).is_file()), None)
     if found is None:
         raise _damaged(package)

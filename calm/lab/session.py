@@ -18,7 +18,7 @@ from calm import measure, processes
 from calm.errors import CalmError
 from calm.lab import guest, machine, packages
 from calm.lab.guest import Run, Turn, View
-from calm.lab.machine import KVM, TCG, Qemu, Topology
+from calm.lab.machine import KVM, TCG, USUAL, Emulator, Qemu, Topology
 from calm.lab.packages import Parts
 from calm.lab.payload import Payload
 
@@ -31,6 +31,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 _PANIC = re.compile(r"Kernel panic - not syncing: (.*)")
 _UNPACKING = re.compile(r"Initramfs unpacking failed: (.*)")
+_CONSOLE_IN = "; its console is in "
 
 
 class StoppedError(CalmError):
@@ -60,6 +61,7 @@ class Plan:
     timeout_s: float = 600.0
     kernel: Path | None = None
     busybox: Path | None = None
+    emulator: Emulator = USUAL
     update: bool = False
     enough_s: float | None = None
     """No round but the first is begun that would likely end later than this."""
@@ -95,6 +97,12 @@ class Outcome:
 
 Step = Callable[[str, int, int], None]
 """Told what is going on, how many steps are done, and of how many."""
+
+
+def last_of_console(reason: str, lines: int = 20) -> list[str]:
+    """The end of the console that the reason of a failure names, if it names one."""
+    _, _, path = reason.rpartition(_CONSOLE_IN)
+    return _text(Path(path)).splitlines()[-lines:] if path != reason else []
 
 
 @contextlib.contextmanager
@@ -285,7 +293,7 @@ def _run(plan: Plan, step: Step) -> Outcome:
 
     if os.uname().machine != "x86_64":
         raise CalmError("the guest runs this machine's programs, so this is to be an x86-64 machine")
-    qemu = machine.find_qemu()
+    qemu = machine.find_qemu(plan.emulator.path)
     parts = packages.fetch(plan.cache, tell, kernel=plan.kernel, busybox=plan.busybox, update=plan.update)
     packages.sweep(plan.cache)
     tell("gathering what the program needs")
@@ -376,7 +384,7 @@ def _one_boot(
         if not (work / "console.log").exists():
             return ""
         shutil.copyfile(work / "console.log", log)
-        return f"; its console is in {log}"
+        return f"{_CONSOLE_IN}{log}"
 
     with tempfile.TemporaryDirectory(prefix=f"boot-{os.getpid()}-", dir=plan.cache) as name:
         work = Path(name)
@@ -392,6 +400,7 @@ def _one_boot(
             outcome.parts.kernel,
             archive,
             work / "console.log",
+            plan.emulator,
         )
         boot = _Boot(outcome.command, work, listener, BOOT_S, plan.timeout_s, describe, on_run)
         try:
