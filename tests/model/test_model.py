@@ -16,3 +16,5 @@ def test_a_model_that_is_not_there_is_a_wrong_use() -> None:
     *usage, line = done.stderr.splitlines()
     assert usage[0].startswith("usage: ")
     assert "no such model: no-such; there are call, fork" in line
+    # Those of both folders.
+    assert ", stock, decision, mailbox" in line
