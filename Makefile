@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PREFIX ?= /usr/local
 SANITIZED := asan tsan
 
-.PHONY: all demo peers bench model check check-long install deb wheel clean
+.PHONY: all demo peers bench abis model check check-long install deb wheel clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -27,7 +27,15 @@ bench:
 	scripts/peers
 	bin/calm bench --suite full -o build/bench.json --picture build/bench.png
 
-# The protocol of offload mode, checked by SPIN: see tests/model.
+# The kernel with fewer TLB shootdowns beside one without, on emulated machines, and a test of its TLBs' coherence: see
+# docs/abis.md. Builds an emulator and the kernels first, from Debian's sources.
+abis:
+	scripts/setup abis
+	$(MAKE) --no-print-directory all
+	kernel/abis/build all --variants baseline,abis,debug
+	bench/abis
+
+# The protocol of offload mode, and ABIS, checked by SPIN: see tests/model and kernel/abis/model.
 model:
 	scripts/model
 

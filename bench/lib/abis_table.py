@@ -1,0 +1,227 @@
+"""What was counted under ABIS beside the kernel without it, as tables in Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from calm.statistics import Ratio
+
+from .abis_machine import ABIS, BASELINE, VARIANTS
+from .abis_results import Results, Run, instructions, page_tables, received, receivers, sent
+from .abis_workloads import (
+    ANON_R_SEQ,
+    APACHE,
+    INSTRUCTIONS,
+    PAGE_TABLES_GOAL,
+    PARSEC,
+    PARSEC_GOAL,
+    WORKLOADS,
+    Workload,
+)
+from .tables import line, ratio_text
+
+_REASONS = {
+    "abis_avoided_private": "no other CPU had it",
+    "abis_avoided_version": "no CPU had it",
+    "abis_sent": "sent to some CPUs",
+    "abis_shared": "another CPU had it",
+    "abis_false_sharing": "of these, none could",
+    "abis_insertions": "insertions",
+}
+
+
+_COUNTS_HEAD = (
+    "| workload | CPUs | sent, without | with | ratio (range) | received, ratio (range) "
+    "| CPUs each, without | with | goals |",
+    "| --- | ---: | ---: | ---: | --- | --- | ---: | ---: | --- |",
+)
+_MEMBERS = [workload for workload in WORKLOADS.values() if workload.name.startswith(f"{PARSEC}:")]
+
+
+def number(value: float | None) -> str:
+    """Counts are whole; what is for each of something is not."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
+
+
+def _judged(ratio: Ratio, goal: float | None) -> str:
+    if goal is None:
+        return ""
+    met = "" if ratio.value is None else ": met" if ratio.value <= goal else ": not met"
+    return f"{goal:.2f}{met}"
+
+
+def _goals(workload: Workload, of: Mapping[str, Ratio]) -> str:
+    goals = workload.goals
+    wanted = {"sent": goals.sent, "received": goals.received}
+    return "; ".join(f"{name} {_judged(of[name], goal)}" for name, goal in wanted.items() if goal is not None)
+
+
+def _compared(results: Results) -> Iterator[tuple[Workload, int]]:
+    """Those of which shootdowns are counted."""
+    for workload, cpus in results.places():
+        if workload.name != INSTRUCTIONS and not workload.group.stress_s:
+            yield workload, cpus
+
+
+def counts(results: Results, variant: str) -> list[str]:
+    """The table of all workloads, and the mean over PARSEC's programs."""
+    lines = []
+    of_parsec: dict[int, list[float]] = {}
+    for workload, cpus in _compared(results):
+        if not results.runs(workload, cpus, variant):
+            continue
+        why_none = _why_none(results, workload, cpus, variant)
+        ratios = {
+            name: results.ratio(workload, cpus, variant, figure)
+            for name, figure in (("sent", sent), ("received", received))
+        }
+        cells = [
+            workload.name + (", each request" if workload.name == APACHE else ""),
+            str(cpus),
+            *(number(results.median(workload, cpus, of, sent)) for of in (BASELINE, variant)),
+            *(why_none or ratio_text(ratios[name]) for name in ("sent", "received")),
+            *(number(results.median(workload, cpus, of, receivers)) for of in (BASELINE, variant)),
+            "" if why_none else _goals(workload, ratios),
+        ]
+        lines.append(line(cells))
+        value = ratios["sent"].value
+        if workload in _MEMBERS and not why_none and value is not None:
+            of_parsec.setdefault(cpus, []).append(value)
+    for cpus, values in of_parsec.items():
+        mean = Ratio(statistics.fmean(values), None, None, len(values))
+        what = f"{PARSEC}, mean of {len(values)} of {len(_MEMBERS)}"
+        goal = f"sent {_judged(mean, PARSEC_GOAL)}"
+        lines.append(line([what, str(cpus), "", "", ratio_text(mean), "", "", "", goal]))
+    return [*_COUNTS_HEAD, *lines] if lines else []
+
+
+def _why_none(results: Results, workload: Workload, cpus: int, variant: str) -> str | None:
+    """Why there is no ratio to the kernel without ABIS; None where there is one."""
+    for of in (variant, BASELINE):
+        if not results.runs(workload, cpus, of):
+            return f"{of} failed" if results.failed(workload, cpus, of) else f"{of} was not run"
+    some = results.ratio(workload, cpus, variant, sent).value is not None
+    return None if some and results.enough(workload, cpus) else "few"
+
+
+def left_out(results: Results, variant: str) -> list[str]:
+    """Which of PARSEC's programs a mean is not of."""
+    lines = []
+    for cpus in sorted({cpus for workload, cpus in results.places() if workload in _MEMBERS}):
+        why = {workload.name: _why_none(results, workload, cpus, variant) for workload in _MEMBERS}
+        told = [f"{name.removeprefix(f'{PARSEC}:')} ({reason})" for name, reason in why.items() if reason]
+        if told:
+            lines.append(f"- {PARSEC} on {cpus} CPUs: the mean is without {', '.join(told)}")
+    return lines
+
+
+def variants(results: Results) -> list[str]:
+    """Shootdowns sent, by variant, as ratios to those without."""
+    there = [name for name in VARIANTS if name != BASELINE and _has(results, name)]
+    lines = []
+    for workload, cpus in _compared(results):
+        if there and results.enough(workload, cpus):
+            cells = (ratio_text(results.ratio(workload, cpus, name, sent)) for name in there)
+            lines.append(line([workload.name, str(cpus), *cells]))
+    head = [line(["workload", "CPUs", *there]), line(["---", "---:", *("---" for _ in there)])]
+    title = "Sent, by variant, as ratios to the kernel without ABIS:"
+    what = [f"- {name}: {variant.what}" for name, variant in VARIANTS.items() if _has(results, name)]
+    return [title, "", *head, *lines, "", *what] if lines else []
+
+
+def _has(results: Results, variant: str) -> bool:
+    return any(results.runs(workload, cpus, variant) for workload, cpus in _compared(results))
+
+
+def _counted(name: str, run: Run) -> float | None:
+    return run.get(name)
+
+
+def reasons(results: Results) -> list[str]:
+    """Why shootdowns were saved, or not."""
+    lines = []
+    for workload, cpus in _compared(results):
+        if results.runs(workload, cpus, ABIS):
+            cells = (
+                number(results.median(workload, cpus, ABIS, partial(_counted, name))) for name in _REASONS
+            )
+            lines.append(line([workload.name, str(cpus), *cells]))
+    head = [
+        line(["workload", "CPUs", *_REASONS.values()]),
+        line(["---", "---:", *("---:" for _ in _REASONS)]),
+    ]
+    title = "Why (changed entries of page tables; the rows' medians):"
+    return [title, "", *head, *lines] if lines else []
+
+
+def costs(results: Results) -> list[str]:
+    """What a page fault takes more, and page tables."""
+    lines = []
+    for workload, cpus in results.places(INSTRUCTIONS):
+        base = results.median(workload, cpus, BASELINE, instructions)
+        for name, variant in VARIANTS.items():
+            found = results.median(workload, cpus, name, instructions)
+            if found is not None:
+                added = f"{found - base:+,.0f}" if base is not None and name != BASELINE else ""
+                lines.append(line([f"{name}: {variant.what}", number(found), added]))
+    if lines:
+        lines = ["| kernel | instructions a page fault | added |", "| --- | ---: | ---: |", *lines]
+    for workload, cpus in results.places(ANON_R_SEQ):
+        found = results.median(workload, cpus, ABIS, page_tables)
+        pages = results.median(workload, cpus, ABIS, partial(_counted, "page_table_pages"))
+        if found is not None:
+            judged = _judged(Ratio(found, None, None, 1), PAGE_TABLES_GOAL)
+            lines += [
+                *([""] if lines else []),
+                f"Page tables with the records of their entries take {found:.3f} of their own memory, where "
+                f"there are {number(pages)} (goal: at most {judged}).",
+            ]
+    return lines
+
+
+def stress(results: Results) -> list[str]:
+    """What the test of coherence did, and found."""
+    lines = []
+    for workload, cpus in results.places():
+        for name in VARIANTS if workload.group.stress_s else ():
+            for run in results.runs(workload, cpus, name):
+                found = run["printed"]
+                done = found["operations"].values()
+                uses, changes, pages = (
+                    sum(operation[key] for operation in done for key in keys)
+                    for keys in (("reads", "writes"), ("count",), ("pages",))
+                )
+                lines.append(
+                    f"- {workload.name}, {found['seconds']:,.0f} s on {cpus} CPUs, {name}: "
+                    f"**{found['stale']}** stale of {uses:,} reads and writes, while mappings were changed "
+                    f"{changes:,} times in {len(done)} ways ({pages:,} pages)"
+                )
+    return ["Uses of stale translations, found by content:", "", *lines] if lines else []
+
+
+def failures(results: Results) -> list[str]:
+    """What has no figures."""
+    return [
+        f"- {entry['workload']} under {entry['variant']} on {entry['cpus']} CPUs failed: {entry['failure']}"
+        for entry in results.entries
+        if entry["failure"]
+    ]
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """All of it."""
+    results = Results(result["entries"])
+    parts = [counts(results, ABIS), left_out(results, ABIS)]
+    if sum(_has(results, name) for name in VARIANTS) > 2:
+        parts.append(variants(results))
+    parts += [reasons(results), costs(results), stress(results), failures(results)]
+    kernels = ", ".join(sorted({entry["kernel"] for entry in results.entries if entry["kernel"]}))
+    rounds = max((len(entry["runs"]) for entry in results.entries), default=0)
+    of = f"; medians of up to {rounds} rounds" if rounds > 1 else "; one round" if rounds else ""
+    parts.append([f"{f'Linux {kernels}, ' if kernels else ''}{result['qemu']}{of}."])
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
