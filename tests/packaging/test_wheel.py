@@ -59,8 +59,8 @@ def test_contents(fresh: Fresh) -> None:
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
     }
     page = {f"calm/profile/page/{path.name}" for path in (REPOSITORY / "calm/profile/page").iterdir()}
-    helpers = {"support", "number", "ranks", "arrays"}
-    workloads = {path.stem for path in (REPOSITORY / "workloads").glob("*.c")} - helpers
+    sources = (REPOSITORY / "workloads").glob("*.c")
+    workloads = {path.stem for path in sources if re.search(r"^int main\(", path.read_text(), re.MULTILINE)}
     carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH, *TRACED_WITH} | workloads
     native = {f"calm/_native/{name}" for name in carried}
     assert names == modules | page | native | {"calm/py.typed"}
