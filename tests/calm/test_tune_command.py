@@ -35,7 +35,7 @@ PROGRAM = r"""
         size_t size = (size_t)(trim ? 10 : 9) << 20;
         char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         memset(memory, 1, size);
-        usleep(argc > 2 ? atoi(argv[2]) * 1000 : trim ? 20000 : 60000);
+        usleep(argc > 2 ? atoi(argv[2]) * 1000 : trim ? 40000 : 160000);
         return 0;
     }
 """
@@ -67,7 +67,7 @@ def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path:
     assert "glibc.malloc.trim_threshold" in chosen["values"]
     assert chosen["time"]["value"] < 0.6
     assert chosen["time"]["high"] < 1
-    # 10 MiB to 9, but the start is more of a run of 20 ms than of one of 60, and more still if busy.
+    # 10 MiB to 9, but the start is more of a run of 40 ms than of one of 160, and more still if busy.
     assert 0.85 < chosen["memory"]["value"] < 1.2
     assert chosen["time"]["n"] == 10
     assert chosen["line"].startswith("GLIBC_TUNABLES=glibc.malloc.trim_threshold=")

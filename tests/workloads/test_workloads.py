@@ -131,7 +131,8 @@ def test_faults_of_all_threads_count() -> None:
     arguments = ("--rounds", "1", "--blocks", "100", "--touch")
     for threads in (1, 4):
         got = run("listing1", "--threads", str(threads), *arguments, "all")
-        assert threads * pages <= got["client_minor_faults"] < 1.3 * threads * pages
+        # A thread that begins late may get an arena that another left, whose last pages glibc keeps.
+        assert 0.95 * threads * pages <= got["client_minor_faults"] < 1.3 * threads * pages
     # Where only the head of each block is written, it is a page or two.
     assert run("listing1", "--threads", "4", *arguments, "first")["client_minor_faults"] < 4 * pages / 4
 
