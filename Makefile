@@ -1,7 +1,8 @@
 # A thin front to CMake, ctest and pytest.
 SHELL := /bin/sh
 PREFIX ?= /usr/local
-SANITIZED := asan tsan
+# What is built besides, to be tested or only to see that it can be.
+ALSO := debug asan tsan clang aarch64 musl
 
 .PHONY: all demo peers bench abis model check check-long install deb wheel clean
 
@@ -43,24 +44,32 @@ model:
 check:
 	scripts/setup check
 	scripts/fetch-glibcs build/glibcs
-	for preset in release debug clang aarch64 $(SANITIZED); do \
+	cmake --preset release >/dev/null
+	cmake --build --preset release --target all tests programs
+	for preset in $(ALSO); do \
 	    cmake --preset $$preset >/dev/null && cmake --build --preset $$preset || exit 1; \
 	done
 	scripts/lint
 	scripts/model
-	for preset in release debug $(SANITIZED); do ctest --preset $$preset || exit 1; done
-	.venv/bin/pytest -q -n 2 --dist loadfile -m 'not long and not alone'
-	.venv/bin/pytest -q -m 'alone and not long'
+	.venv/bin/python scripts/run-tests
 
 # What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
-# machine.
-check-long: check
-	scripts/lint deep
-	.venv/bin/pytest -q -m long
-	bench/emulated
-	bench/emulated --library build/release/libcalmalloc.so
-	bench/emulated --locks
-	bench/figures
+# machine. `make check-long-NAME` runs one piece; docs/testing.md has the results of the last whole run.
+LONG := lint ctest pytest mutants emulated figures
+.PHONY: $(LONG:%=check-long-%)
+long_lint = cmake --preset clang-deep && cmake --build --preset clang-deep
+long_ctest = for preset in release asan tsan; do CALM_TEST_FACTOR=5 ctest --preset $$preset || exit 1; done
+long_pytest = .venv/bin/pytest -q -m long
+long_mutants = scripts/mutants
+long_emulated = bench/emulated && bench/emulated --library build/release/libcalmalloc.so && bench/emulated --locks
+long_figures = bench/figures
+
+check-long: check $(LONG:%=check-long-%)
+
+$(LONG:%=check-long-%): check-long-%:
+	scripts/setup check
+	$(MAKE) --no-print-directory all
+	@start=$$(date +%s); { $(long_$*); } && echo "check-long-$*: passed in $$(($$(date +%s) - start)) s"
 
 install: all
 	cmake --install build/release --prefix $(PREFIX)

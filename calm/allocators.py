@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
-from rich.table import Table
 
 from calm import __version__, places, report
 from calm.errors import USAGE, CalmError
@@ -254,17 +253,18 @@ def _dpkg(*arguments: str) -> str | None:
     if not shutil.which("dpkg-query"):
         return None
     result = subprocess.run(["dpkg-query", *arguments], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or None if result.returncode == 0 else None
+    # It fails where one of several is unknown, and still prints the others.
+    return result.stdout.strip() or None
 
 
 def _package(path: Path) -> tuple[str | None, str | None]:
     """Debian's package that a file belongs to, and its version. A merged /usr hides its path."""
     resolved = str(path.resolve())
-    for candidate in dict.fromkeys([str(path), resolved, resolved.removeprefix("/usr"), "/usr" + resolved]):
-        if owner := _dpkg("-S", candidate):
-            package = owner.splitlines()[0].rsplit(": ", 1)[0].split(",")[0]
-            return package, _dpkg("-W", "-f", "${Version}", package)
-    return None, None
+    candidates = dict.fromkeys([str(path), resolved, resolved.removeprefix("/usr"), "/usr" + resolved])
+    if not (owners := _dpkg("-S", *candidates)):
+        return None, None
+    package = owners.splitlines()[0].rsplit(": ", 1)[0].split(",")[0]
+    return package, _dpkg("-W", "-f", "${Version}", package)
 
 
 def _glibc_path() -> Path | None:
@@ -314,7 +314,7 @@ def command(as_json: bool) -> None:
         rows = [vars(each) | {"present": each.present, "preloaded": each.name != GLIBC} for each in origins]
         click.echo(json.dumps({"allocators": rows}, indent=2))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("allocator", "version", "from", "library"):
         table.add_column(heading, no_wrap=True)
     for each in origins:

@@ -13,18 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from click.shell_completion import CompletionItem
-from numpy.typing import NDArray
-from rich.table import Table
 
 from calm import report
 from calm.errors import USAGE, CalmError
 from calm.measure import METRIC, SYSCALLS, Metric
 from calm.statistics import CONFIDENCE, RESAMPLES, SEED, Ratio, median
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.table import Table
 
 # The exit code that says: something is worse.
 WORSE_EXIT = 3
@@ -206,6 +208,8 @@ def _draw(
     values: Sequence[float], base: Sequence[float], paired: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Medians of many draws of both sides' rounds."""
+    import numpy as np
+
     generator = np.random.default_rng(SEED)
     draws = generator.integers(0, len(values), size=(RESAMPLES, len(values)))
     others = draws if paired else generator.integers(0, len(base), size=(RESAMPLES, len(base)))
@@ -216,6 +220,8 @@ def _draw(
 
 def _end(values: NDArray[np.float64], share: float) -> float:
     # Of the values that occur, not between them: one may be infinite.
+    import numpy as np
+
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
@@ -226,6 +232,8 @@ def judge(
 
     Worse is what even the interval's lower end says. Less is better. Paired: both are of the same rounds.
     """
+    import numpy as np
+
     n = min(len(values), len(base))
     middle, bottom = float(np.median(values)), float(np.median(base))
     value = middle / bottom if bottom else (1.0 if middle == 0 else None)
@@ -285,6 +293,8 @@ def check(
 
 def _is_small(now: Sequence[float], then: Sequence[float], limit: float, metric: Metric) -> bool:
     """Beyond the limit, but below the floor."""
+    import numpy as np
+
     middle, bottom = float(np.median(now)), float(np.median(then))
     return middle > bottom * (1 + limit) and middle - bottom <= FLOORS[metric.unit]
 
@@ -365,7 +375,7 @@ class Outcome:
 
     def table(self) -> Table:
         """Each check."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = report.table()
         table.add_column("", no_wrap=True)
         table.add_column("allocator", no_wrap=True)
         for heading in ("before", "now", "change"):

@@ -1,35 +1,98 @@
 """The `calm` command."""
 
 import os
-import re
 import sys
 from importlib import import_module
+from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from calm import __version__
 from calm.errors import USAGE, CalmError
 
-# The module of each holds `command`. It is imported when asked for, so that none pays for what another needs.
+
+class Listed(NamedTuple):
+    """A command as `calm --help` shows it."""
+
+    module: str
+    """Holds `command`. Imported when the command is asked for: none pays for what another needs."""
+    summary: str
+    example: str
+    """One of the examples of the command's own help."""
+
+
 COMMANDS = {
-    "allocators": "calm.allocators",
-    "bench": "calm.bench.command",
-    "calibrate": "calm.predict.calibrate",
-    "colors": "calm.colors.command",
-    "compare": "calm.compare",
-    "completion": "calm.completion",
-    "predict": "calm.predict.command",
-    "profile": "calm.profile.command",
-    "lab": "calm.lab.command",
-    "run": "calm.run",
-    "stat": "calm.stat",
-    "top": "calm.top.command",
-    "tune": "calm.tune.command",
+    "allocators": Listed(
+        "calm.allocators",
+        "List the allocators on this machine.",
+        "calm allocators",
+    ),
+    "bench": Listed(
+        "calm.bench.command",
+        "Compare allocators on a suite of programs.",
+        "calm bench",
+    ),
+    "calibrate": Listed(
+        "calm.predict.calibrate",
+        "Measure what a TLB shootdown costs on this machine.",
+        "calm calibrate",
+    ),
+    "colors": Listed(
+        "calm.colors.command",
+        "Show page colors, and large blocks that collide in caches.",
+        "calm colors -- ./solver input",
+    ),
+    "compare": Listed(
+        "calm.compare",
+        "Compare CMD under several allocators, by interleaved rounds.",
+        "calm compare -a glibc,calmalloc -n 20 -- ./server --self-test",
+    ),
+    "completion": Listed(
+        "calm.completion",
+        "Print the script that completes calm in a shell.",
+        'eval "$(calm completion bash)"',
+    ),
+    "lab": Listed(
+        "calm.lab.command",
+        "Count the TLB interrupts of CMD on an emulated machine.",
+        "calm lab --cpus 16 --sockets 4 -a glibc,calmalloc -- ./server-test --threads 16",
+    ),
+    "predict": Listed(
+        "calm.predict.command",
+        "Predict what TLB shootdowns cost on another machine.",
+        "calm predict --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1",
+    ),
+    "profile": Listed(
+        "calm.profile.command",
+        "Show where shootdowns, page faults and memory calls arise.",
+        "calm profile -- ./server --port 8080",
+    ),
+    "run": Listed(
+        "calm.run",
+        "Run CMD with an allocator preloaded.",
+        "calm run -a calmalloc -- python3 server.py",
+    ),
+    "stat": Listed(
+        "calm.stat",
+        "Report the time, memory and TLB shootdowns of CMD.",
+        "calm stat -- sort -o /dev/null words",
+    ),
+    "top": Listed(
+        "calm.top.command",
+        "Show what running processes do with memory.",
+        "calm top",
+    ),
+    "tune": Listed(
+        "calm.tune.command",
+        "Search settings of malloc that make CMD faster or smaller.",
+        "calm tune --minutes 5 --plot front.svg -- ./program its arguments",
+    ),
 }
 
 
 class Commands(click.Group):
-    """The commands by name."""
+    """The commands by name. To list them imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All, by the alphabet."""
@@ -39,20 +102,29 @@ class Commands(click.Group):
         """The one of a name."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(COMMANDS[cmd_name]).command
+        command = import_module(COMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What each is for."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The first example of each command's own help."""
+        """An example of each, on a line of its own however long it is."""
         with formatter.section("Examples, of which each command's --help has more"):
             for name in self.list_commands(ctx):
-                command = self.get_command(ctx, name)
-                found = re.search(
-                    rf"^ +(.*\bcalm {name}\b.*?)(  .*)?$", (command and command.epilog) or "", re.M
-                )
-                if found:
-                    formatter.write(f"{'':{formatter.current_indent}}{found.group(1)}\n")
+                formatter.write(f"{'':{formatter.current_indent}}{COMMANDS[name].example}\n")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands' names, and options of calm itself."""
+        items = [
+            CompletionItem(name, help=COMMANDS[name].summary)
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

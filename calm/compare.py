@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from calm import (
     __version__,
@@ -48,6 +46,9 @@ from calm.measure import (
     measure,
 )
 from calm.statistics import CONFIDENCE, RESAMPLES, SEED, Ratio, median, ratio_of_medians
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Kept out of the table, where it would be a detail: the JSON has them.
 _DETAILS = {"interrupts_received", "instructions", "process_madvise", "mremap", "membarrier"}
@@ -124,6 +125,8 @@ def _run_once(comparison: Comparison, side: Side, groups: Sequence[str], show_ou
 
 def run_rounds(comparison: Comparison, groups: Sequence[str], show_output: bool) -> None:
     """A B C A B C …; the first round warms up. A round that was stopped in its middle is dropped whole."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     # Without a thread of its own, which would take CPU time from what is measured.
     progress = Progress(
         TextColumn("{task.description}"),
@@ -170,8 +173,8 @@ def run_rounds(comparison: Comparison, groups: Sequence[str], show_output: bool)
             comparison.interrupted_by = signal.SIGINT
 
 
-def _table(comparison: Comparison, metrics: list[Metric]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(comparison: Comparison, metrics: list[Metric]) -> "Table":
+    table = report.table()
     table.add_column("", no_wrap=True)
     table.add_column("allocator", no_wrap=True)
     table.add_column("median", justify="right", no_wrap=True)

@@ -6,11 +6,14 @@ what is measured.
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from calm import report
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _AFTER_S = 2.0
 _EACH_S = 0.1
@@ -45,6 +48,8 @@ class Bar:
             return
         self._shown = now
         if self._progress is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             self._progress = Progress(
                 BarColumn(bar_width=20),
                 TimeElapsedColumn(),

@@ -7,27 +7,41 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from calm.errors import CalmError
 from calm.statistics import Ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 # Wide enough for every table, so that a pipe gets one line for each row.
 _WIDTH_OF_A_FILE = 160
 
 
-def console(file: TextIO | None = None) -> Console:
-    """A console that neither interprets markup in a program's words nor breaks lines of a file."""
+def console(file: TextIO | None = None) -> "Console":
+    """A console that neither interprets markup in a program's words nor breaks lines of a file.
+
+    rich is imported where it is used: half of calm's commands end without it.
+    """
+    from rich.console import Console
+
     stream = file or sys.stdout
     width = shutil.get_terminal_size((100, 24)).columns if stream.isatty() else _WIDTH_OF_A_FILE
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
-def print_table(target: Console, table: Table) -> None:
+def table(*, show_header: bool = True, padding: tuple[int, int, int, int] = (0, 1, 0, 1)) -> "Table":
+    """An empty table, in the form that all of calm's have."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, show_header=show_header, header_style="bold", padding=padding)
+
+
+def print_table(target: "Console", table: "Table") -> None:
     """Prints a table without the blanks that pad its lines."""
     with target.capture() as capture:
         target.print(table)

@@ -3,15 +3,17 @@
 import json
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from calm import environment, machine, options, report
 from calm.errors import CalmError
 from calm.measure import METRICS, Measurement, Metric, counts, how, measure, signal_name
 from calm.statistics import median
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def shown(sample: Measurement) -> list[Metric]:
@@ -50,9 +52,9 @@ def own_cost(runs: list[Measurement]) -> list[str]:
     return lines
 
 
-def _table(runs: list[Measurement], broadcast: machine.Broadcast | None) -> Table:
+def _table(runs: list[Measurement], broadcast: machine.Broadcast | None) -> "Table":
     many = len(runs) > 1
-    table = Table(box=None, pad_edge=False, show_header=many, header_style="bold")
+    table = report.table(show_header=many)
     table.add_column("", no_wrap=True)
     table.add_column(f"median of {len(runs)}", justify="right", no_wrap=True)
     if many:

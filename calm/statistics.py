@@ -1,10 +1,18 @@
-"""Medians, and how far a ratio of medians can be trusted."""
+"""Medians, and how far a ratio of medians can be trusted.
 
+numpy is imported where it draws: who only needs a median does not wait for it.
+"""
+
+from __future__ import annotations
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -23,12 +31,15 @@ class Ratio:
 
 def median(values: Sequence[float | None]) -> float | None:
     """The median of what was counted; None when nothing was."""
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    known = sorted(value for value in values if value is not None)
+    half = len(known) // 2
+    if not known:
+        return None
+    return float(known[half]) if len(known) % 2 else (known[half - 1] + known[half]) / 2
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def ratio_of_medians(
@@ -43,6 +54,8 @@ def ratio_of_medians(
 
     Whole rounds are drawn, so what slowed both sides of a round at once cancels out.
     """
+    import numpy as np
+
     n = len(values)
     if n != len(base):
         raise ValueError("both sides need the same rounds")
@@ -65,6 +78,8 @@ def ratio_of_medians(
 
 def _drawn_medians(values: NDArray[np.float64], draws: NDArray[np.int64]) -> NDArray[np.float64]:
     """The median of each draw of rounds, for each row of values."""
+    import numpy as np
+
     return np.asarray(np.median(values[..., draws], axis=-1), dtype=float)
 
 
@@ -80,6 +95,8 @@ def geometric_mean_of_ratios(
     Each row has the values and the base of the same rounds; whole rounds are drawn, row by row on their own.
     All values are above zero. The interval is about the runs' spread, not about which rows there are.
     """
+    import numpy as np
+
     if not rows:
         return Ratio(None, None, None, 0)
     logs = [(np.log(np.asarray(values)), np.log(np.asarray(base))) for values, base in rows]
@@ -128,6 +145,8 @@ def span_of_medians(
     and the rounds' effects, samples that are all alike are drawn many times. The span that 95 % of the draws
     stay within is the one by chance.
     """
+    import numpy as np
+
     logs = np.log(np.asarray(samples, dtype=float))
     k, n = logs.shape
     span = float(np.exp(np.ptp(np.median(logs, axis=1))))

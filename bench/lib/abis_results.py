@@ -1,12 +1,12 @@
-"""What was counted of ABIS: by workload, variant and CPUs, each with its rounds; and figures of that."""
+"""What was counted of ABIS: by workload, variant and CPUs, each with the figures of its rounds."""
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .abis_guest import RECEIVED, SENT, PageTables
 from .abis_machine import BASELINE
 from .abis_shape import complaint
 from .abis_workloads import WORKLOADS, Workload
-from .results import without_paths
+from .results import compact, text_of, without_paths
 
 # A ratio to fewer shootdowns than this says nothing.
 FEW = 50
@@ -33,12 +33,17 @@ _FILE = {
             "variant": str,
             "cpus": int,
             "files": str,
-            "kernel": str | None,
-            "failure": str | None,
-            "runs": [{SENT: int, RECEIVED: int}],
+            "n": int,
         }
     ],
 }
+_NUMBER = int | float
+# What an entry with rounds has besides.
+_FIGURES = {
+    "median": {"sent": _NUMBER, "received": _NUMBER, "shootdowns": _NUMBER, ...: _NUMBER},
+    "range": {"sent": [_NUMBER], "received": [_NUMBER]},
+}
+_STRESS = dict.fromkeys(("seconds", "stale", "uses", "changes", "pages", "ways"), _NUMBER)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -49,25 +54,53 @@ def load(path: Path) -> dict[str, Any]:
     except ValueError:
         wrong = "it is no JSON"
     if not wrong:
-        wrong = next(filter(None, map(_unprinted, result["entries"])), None)
+        wrong = next(filter(None, map(_without_figures, result["entries"])), None)
     if wrong:
         raise CalmError(f"{path} is no file of results: {wrong}; remove it, or name another by --json")
     return result
 
 
-def _unprinted(entry: Mapping[str, Any]) -> str | None:
-    """What is wrong with what a workload's runs printed."""
+def _without_figures(entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with the figures of a workload's rounds."""
     workload = WORKLOADS.get(entry["workload"])
-    shape = {"printed": workload.prints} if workload and workload.prints else {}
-    return complaint(entry["runs"], [shape], entry["workload"])
+    stress = {"stress": _STRESS} if workload and workload.group.stress_s else {}
+    return complaint(entry, _FIGURES | stress, entry["workload"]) if entry["n"] else None
+
+
+def summarized(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with the figures of its runs: medians, and how far apart they are."""
+    workload, runs = WORKLOADS.get(entry["workload"]), entry["runs"]
+    found = {name: [figure(run) for run in runs] for name, figure in FIGURES.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    entry |= {
+        "n": len(runs),
+        "median": {name: median(values) for name, values in known.items() if values},
+        "range": {name: [min(known[name]), max(known[name])] for name in ("sent", "received") if runs},
+    }
+    return entry | (
+        {"stress": _stress(runs[0]["printed"])} if workload and workload.group.stress_s and runs else {}
+    )
+
+
+def _stress(printed: Mapping[str, Any]) -> dict[str, Any]:
+    """What the test of coherence did, all operations together."""
+    done = printed["operations"].values()
+    return {
+        "seconds": printed["seconds"],
+        "stale": printed["stale"],
+        "uses": sum(operation["reads"] + operation["writes"] for operation in done),
+        "changes": sum(operation["count"] for operation in done),
+        "pages": sum(operation["pages"] for operation in done),
+        "ways": len(done),
+    }
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
-    """What was there stays whole until all of the new is written."""
+    """Writes a result without its runs. What was there stays whole until all of the new is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(without_paths(result), indent=1) + "\n")
+        partial.write_text(text_of(compact(without_paths(result))) + "\n")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -98,7 +131,7 @@ def _holds(entry: Mapping[str, Any], digest: Callable[[Workload, int], str]) -> 
         return False
 
 
-def merge(entries: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge(entries: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """New ones take the place of the old."""
     keys = ("workload", "variant", "cpus")
     by_keys = {tuple(entry[key] for key in keys): entry for entry in (*entries, *new)}
@@ -126,21 +159,34 @@ def page_tables(run: Run) -> float | None:
     return PageTables(pages, records).ratio if pages and records is not None else None
 
 
+def _counted(name: str, run: Run) -> float | None:
+    return run.get(name)
+
+
 def instructions(run: Run) -> float | None:
     """For each page fault: the clock's nanoseconds are that."""
     found = run.get("printed", {}).get("ns_per_fault")
     return None if found is None else float(found)
 
 
-def ratio(ours: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Of medians, and how far apart it could be: rounds of two boots have nothing to do with each other."""
-    count = min(len(ours), len(base))
-    if not count or not min(base):
-        return Ratio(None, None, None, count)
-    value = statistics.median(ours) / statistics.median(base)
-    if count == 1:
-        return Ratio(value, None, None, count)
-    return Ratio(value, min(ours) / max(base), max(ours) / min(base), count)
+# What an entry has medians of. The reasons are the kernels' own counters.
+REASONS = (
+    "abis_avoided_private",
+    "abis_avoided_version",
+    "abis_sent",
+    "abis_shared",
+    "abis_false_sharing",
+    "abis_insertions",
+)
+FIGURES: Mapping[str, Figure] = {
+    "sent": sent,
+    "received": received,
+    "shootdowns": lambda run: float(run[SENT]),
+    "receivers": receivers,
+    "page_tables": page_tables,
+    "instructions": instructions,
+    **{name: partial(_counted, name) for name in ("page_table_pages", *REASONS)},
+}
 
 
 @dataclass(frozen=True)
@@ -156,34 +202,42 @@ class Results:
                 of = {entry["cpus"] for entry in self.entries if entry["workload"] == name}
                 yield from ((workload, cpus) for cpus in sorted(of))
 
-    def runs(self, workload: Workload, cpus: int, variant: str) -> list[Run]:
-        """Under a variant; none where it was not run, or failed."""
-        found: list[Run] = []
-        for entry in self.entries:
-            if (entry["workload"], entry["cpus"], entry["variant"]) == (workload.name, cpus, variant):
-                found = entry["runs"]
-        return found
+    def entry(self, workload: Workload, cpus: int, variant: str) -> Mapping[str, Any] | None:
+        """Of a variant; None where it was not run."""
+        place = (workload.name, cpus, variant)
+        of = (each for each in self.entries if (each["workload"], each["cpus"], each["variant"]) == place)
+        return next(of, None)
+
+    def rounds(self, workload: Workload, cpus: int, variant: str) -> int:
+        """None where a variant was not run, or failed."""
+        entry = self.entry(workload, cpus, variant)
+        return entry["n"] if entry else 0
 
     def failed(self, workload: Workload, cpus: int, variant: str) -> bool:
         """Whether a variant was run, and something went wrong."""
-        place = (workload.name, cpus, variant)
-        return any(
-            entry["failure"] and (entry["workload"], entry["cpus"], entry["variant"]) == place
-            for entry in self.entries
-        )
+        return bool((self.entry(workload, cpus, variant) or {}).get("failure"))
 
-    def median(self, workload: Workload, cpus: int, variant: str, figure: Figure) -> float | None:
+    def median(self, workload: Workload, cpus: int, variant: str, figure: str) -> float | None:
         """Over the rounds."""
-        return median([figure(run) for run in self.runs(workload, cpus, variant)])
+        found: float | None = (self.entry(workload, cpus, variant) or {}).get("median", {}).get(figure)
+        return found
 
-    def ratio(self, workload: Workload, cpus: int, variant: str, figure: Figure) -> Ratio:
-        """Of a variant's median to that without ABIS."""
-        ours, base = (
-            [value for run in self.runs(workload, cpus, of) if (value := figure(run)) is not None]
-            for of in (variant, BASELINE)
-        )
-        return ratio(ours, base)
+    def ratio(self, workload: Workload, cpus: int, variant: str, figure: str) -> Ratio:
+        """Of a variant's median to that without ABIS, and how far apart they could be.
+
+        Rounds of two boots have nothing to do with each other.
+        """
+        of = self.entry(workload, cpus, variant), self.entry(workload, cpus, BASELINE)
+        ours, base = (entry if entry and entry["n"] else None for entry in of)
+        if not ours or not base or not base["range"][figure][0]:
+            return Ratio(None, None, None, 0)
+        count = min(ours["n"], base["n"])
+        value = ours["median"][figure] / base["median"][figure]
+        if count == 1:
+            return Ratio(value, None, None, count)
+        (least, most), (base_least, base_most) = ours["range"][figure], base["range"][figure]
+        return Ratio(value, least / base_most, most / base_least, count)
 
     def enough(self, workload: Workload, cpus: int) -> bool:
         """Whether there is much to save."""
-        return (median([float(run[SENT]) for run in self.runs(workload, cpus, BASELINE)]) or 0) >= FEW
+        return (self.median(workload, cpus, BASELINE, "shootdowns") or 0) >= FEW

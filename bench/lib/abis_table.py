@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from calm.statistics import Ratio
 
 from .abis_machine import ABIS, BASELINE, VARIANTS
-from .abis_results import Results, Run, instructions, page_tables, received, receivers, sent
+from .abis_results import REASONS, Results
 from .abis_workloads import (
     ANON_R_SEQ,
     APACHE,
@@ -23,14 +22,16 @@ from .abis_workloads import (
 )
 from .tables import line, ratio_text
 
-_REASONS = {
-    "abis_avoided_private": "no other CPU had it",
-    "abis_avoided_version": "no CPU had it",
-    "abis_sent": "sent to some CPUs",
-    "abis_shared": "another CPU had it",
-    "abis_false_sharing": "of these, none could",
-    "abis_insertions": "insertions",
-}
+_REASONS = dict(
+    zip(
+        REASONS,
+        (
+            *("no other CPU had it", "no CPU had it", "sent to some CPUs"),
+            *("another CPU had it", "of these, none could", "insertions"),
+        ),
+        strict=True,
+    )
+)
 
 
 _COUNTS_HEAD = (
@@ -73,19 +74,16 @@ def counts(results: Results, variant: str) -> list[str]:
     lines = []
     of_parsec: dict[int, list[float]] = {}
     for workload, cpus in _compared(results):
-        if not results.runs(workload, cpus, variant):
+        if not results.rounds(workload, cpus, variant):
             continue
         why_none = _why_none(results, workload, cpus, variant)
-        ratios = {
-            name: results.ratio(workload, cpus, variant, figure)
-            for name, figure in (("sent", sent), ("received", received))
-        }
+        ratios = {name: results.ratio(workload, cpus, variant, name) for name in ("sent", "received")}
         cells = [
             workload.name + (", each request" if workload.name == APACHE else ""),
             str(cpus),
-            *(number(results.median(workload, cpus, of, sent)) for of in (BASELINE, variant)),
+            *(number(results.median(workload, cpus, of, "sent")) for of in (BASELINE, variant)),
             *(why_none or ratio_text(ratios[name]) for name in ("sent", "received")),
-            *(number(results.median(workload, cpus, of, receivers)) for of in (BASELINE, variant)),
+            *(number(results.median(workload, cpus, of, "receivers")) for of in (BASELINE, variant)),
             "" if why_none else _goals(workload, ratios),
         ]
         lines.append(line(cells))
@@ -103,9 +101,9 @@ def counts(results: Results, variant: str) -> list[str]:
 def _why_none(results: Results, workload: Workload, cpus: int, variant: str) -> str | None:
     """Why there is no ratio to the kernel without ABIS; None where there is one."""
     for of in (variant, BASELINE):
-        if not results.runs(workload, cpus, of):
+        if not results.rounds(workload, cpus, of):
             return f"{of} failed" if results.failed(workload, cpus, of) else f"{of} was not run"
-    some = results.ratio(workload, cpus, variant, sent).value is not None
+    some = results.ratio(workload, cpus, variant, "sent").value is not None
     return None if some and results.enough(workload, cpus) else "few"
 
 
@@ -126,7 +124,7 @@ def variants(results: Results) -> list[str]:
     lines = []
     for workload, cpus in _compared(results):
         if there and results.enough(workload, cpus):
-            cells = (ratio_text(results.ratio(workload, cpus, name, sent)) for name in there)
+            cells = (ratio_text(results.ratio(workload, cpus, name, "sent")) for name in there)
             lines.append(line([workload.name, str(cpus), *cells]))
     head = [line(["workload", "CPUs", *there]), line(["---", "---:", *("---" for _ in there)])]
     title = "Sent, by variant, as ratios to the kernel without ABIS:"
@@ -135,21 +133,15 @@ def variants(results: Results) -> list[str]:
 
 
 def _has(results: Results, variant: str) -> bool:
-    return any(results.runs(workload, cpus, variant) for workload, cpus in _compared(results))
-
-
-def _counted(name: str, run: Run) -> float | None:
-    return run.get(name)
+    return any(results.rounds(workload, cpus, variant) for workload, cpus in _compared(results))
 
 
 def reasons(results: Results) -> list[str]:
     """Why shootdowns were saved, or not."""
     lines = []
     for workload, cpus in _compared(results):
-        if results.runs(workload, cpus, ABIS):
-            cells = (
-                number(results.median(workload, cpus, ABIS, partial(_counted, name))) for name in _REASONS
-            )
+        if results.rounds(workload, cpus, ABIS):
+            cells = (number(results.median(workload, cpus, ABIS, name)) for name in _REASONS)
             lines.append(line([workload.name, str(cpus), *cells]))
     head = [
         line(["workload", "CPUs", *_REASONS.values()]),
@@ -163,17 +155,17 @@ def costs(results: Results) -> list[str]:
     """What a page fault takes more, and page tables."""
     lines = []
     for workload, cpus in results.places(INSTRUCTIONS):
-        base = results.median(workload, cpus, BASELINE, instructions)
+        base = results.median(workload, cpus, BASELINE, "instructions")
         for name, variant in VARIANTS.items():
-            found = results.median(workload, cpus, name, instructions)
+            found = results.median(workload, cpus, name, "instructions")
             if found is not None:
                 added = f"{found - base:+,.0f}" if base is not None and name != BASELINE else ""
                 lines.append(line([f"{name}: {variant.what}", number(found), added]))
     if lines:
         lines = ["| kernel | instructions a page fault | added |", "| --- | ---: | ---: |", *lines]
     for workload, cpus in results.places(ANON_R_SEQ):
-        found = results.median(workload, cpus, ABIS, page_tables)
-        pages = results.median(workload, cpus, ABIS, partial(_counted, "page_table_pages"))
+        found = results.median(workload, cpus, ABIS, "page_tables")
+        pages = results.median(workload, cpus, ABIS, "page_table_pages")
         if found is not None:
             judged = _judged(Ratio(found, None, None, 1), PAGE_TABLES_GOAL)
             lines += [
@@ -189,17 +181,12 @@ def stress(results: Results) -> list[str]:
     lines = []
     for workload, cpus in results.places():
         for name in VARIANTS if workload.group.stress_s else ():
-            for run in results.runs(workload, cpus, name):
-                found = run["printed"]
-                done = found["operations"].values()
-                uses, changes, pages = (
-                    sum(operation[key] for operation in done for key in keys)
-                    for keys in (("reads", "writes"), ("count",), ("pages",))
-                )
+            entry = results.entry(workload, cpus, name)
+            if entry and (done := entry.get("stress")):
                 lines.append(
-                    f"- {workload.name}, {found['seconds']:,.0f} s on {cpus} CPUs, {name}: "
-                    f"**{found['stale']}** stale of {uses:,} reads and writes, while mappings were changed "
-                    f"{changes:,} times in {len(done)} ways ({pages:,} pages)"
+                    f"- {workload.name}, {done['seconds']:,.0f} s on {cpus} CPUs, {name}: "
+                    f"**{done['stale']}** stale of {done['uses']:,} reads and writes, while mappings were "
+                    f"changed {done['changes']:,} times in {done['ways']} ways ({done['pages']:,} pages)"
                 )
     return ["Uses of stale translations, found by content:", "", *lines] if lines else []
 
@@ -209,7 +196,7 @@ def failures(results: Results) -> list[str]:
     return [
         f"- {entry['workload']} under {entry['variant']} on {entry['cpus']} CPUs failed: {entry['failure']}"
         for entry in results.entries
-        if entry["failure"]
+        if entry.get("failure")
     ]
 
 
@@ -220,8 +207,8 @@ def text(result: Mapping[str, Any]) -> str:
     if sum(_has(results, name) for name in VARIANTS) > 2:
         parts.append(variants(results))
     parts += [reasons(results), costs(results), stress(results), failures(results)]
-    kernels = ", ".join(sorted({entry["kernel"] for entry in results.entries if entry["kernel"]}))
-    rounds = max((len(entry["runs"]) for entry in results.entries), default=0)
+    kernels = ", ".join(sorted({entry["kernel"] for entry in results.entries if entry.get("kernel")}))
+    rounds = max((entry["n"] for entry in results.entries), default=0)
     of = f"; medians of up to {rounds} rounds" if rounds > 1 else "; one round" if rounds else ""
     parts.append([f"{f'Linux {kernels}, ' if kernels else ''}{result['qemu']}{of}."])
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

@@ -6,11 +6,13 @@ import json
 import shlex
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from .results import BUILD, REPOSITORY, Store
+from calm.bench import inputs
+
+from . import ratios
+from .results import BUILD, REPOSITORY, Store, machine
 from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2, clean_environment, present
 
 CURVE = (1, 2, 5, 10, 20, 50, 100)
@@ -41,6 +43,10 @@ CASES = (
         5,
     ),
 )
+METRICS = ("wall_s", "minor_faults", "peak_rss_kib", "average_rss_kib", "shootdowns_begun")
+# Of what `calm compare` writes: the measurement, and each allocator's part.
+_KEPT = ("date", "calm", "command", "interrupted", "notes")
+_KEPT_OF_SIDES = ("label", "environment", "failure", "said", "runs")
 PROGRAMS = ("xalan", "ghostscript", "sqlite3", "gcc", "python3")
 
 
@@ -52,21 +58,30 @@ def touch_memory() -> None:
 
 def compare(case: Case, store: Store, runs: int | None) -> None:
     """Runs one comparison and saves it. What fails under one allocator is kept for the others."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        calm = ["bin/calm", "compare", "-a", ",".join(present(case.allocators)), "-n", str(runs or case.runs)]
-        print(f"\n$ {shlex.join([*calm, '--', *case.command])}", flush=True)
-        done = subprocess.run(
-            [*calm, "--json", file.name, "--", *case.command], cwd=REPOSITORY, env=clean_environment()
-        )
-        if done.returncode not in (0, 1) or not Path(file.name).stat().st_size:
-            sys.exit(f"bench/figures: {case.name}: calm compare ended with {done.returncode}")
-        store.save(case.name, json.loads(Path(file.name).read_text()))
+    path = store.runs(case.name)
+    path.unlink(missing_ok=True)
+    calm = ["bin/calm", "compare", "-a", ",".join(present(case.allocators)), "-n", str(runs or case.runs)]
+    print(f"\n$ {shlex.join([*calm, '--', *case.command])}", flush=True)
+    done = subprocess.run(
+        [*calm, "--json", str(path), "--", *case.command], cwd=REPOSITORY, env=clean_environment()
+    )
+    if done.returncode not in (0, 1) or not path.exists():
+        sys.exit(f"bench/figures: {case.name}: calm compare ended with {done.returncode}")
+    store.keep(case.name, compared(json.loads(path.read_text())) | {"machine": machine()})
+
+
+def compared(found: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a comparison's file."""
+    sides = [{key: side.get(key) for key in _KEPT_OF_SIDES} for side in found["allocators"]]
+    ratios.compare(sides, METRICS)
+    return {key: found.get(key) for key in _KEPT} | {"allocators": sides}
 
 
 def programs(store: Store, runs: int | None) -> None:
     """Compares on real programs."""
     command = [str(REPOSITORY / "bench/programs"), "-a", ",".join(present(OURS))]
-    command += ["--results", str(store.folder)] + (["-n", str(runs)] if runs else [])
+    names = [f"program-{each.name}" for each in inputs.PROGRAMS]
+    command += ["--results", str(store.runs(names[0]).parent)] + (["-n", str(runs)] if runs else [])
     subprocess.run(command, env=clean_environment(), check=True)
-    for path in store.folder.glob("program-*.json"):
-        store.save(path.stem, json.loads(path.read_text()))
+    for name in names:
+        store.keep(name, compared(json.loads(store.runs(name).read_text())) | {"machine": machine()})

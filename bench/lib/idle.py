@@ -14,13 +14,14 @@ from typing import Any
 from calm.allocators import Allocator
 from calm.bench.paper.huge_pages import MODE, always
 
-from .results import BUILD, Store
+from .results import BUILD, Store, summarize
 from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
 
 NAME, WITH_HUGE_PAGES = "idle-burst", "idle-burst-huge-pages"
 WITHOUT_BACKGROUND = f"{CALMALLOC}:CALM_OPTIONS=background=off"
 THREADS = (2, 64)
 MAIN = ("busy", "idle")
+METRICS = ("retained_kib", "cgroup_retained_kib")
 ROUNDS = 3
 
 
@@ -99,6 +100,7 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
             print(f"\n{' '.join(command)}{', huge pages always' if huge_pages else ''}: kept", flush=True)
             run = partial(run_burst, command, parent)
             sides = interleaved(labels, run, runs or ROUNDS, warm_up=0, case=" ".join(command[1:]))
+            summarize(sides, METRICS)
             for side in sides:
                 kept = ", ".join(f"{run['retained_kib'] / 1024:,.1f}" for run in side["runs"])
                 print(f"  {side['label']:<40} {kept} MiB", flush=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from calm.bench.analysis import OWN
 from calm.statistics import median, ratio_of_medians
 
-from .results import side_of, value
+from .results import side_of, values_of
 
 BEST_PEER = "the best peer"
 # By the interval: all of it is within the goal, none of it is, or the runs do not decide.
@@ -36,8 +36,7 @@ def cost(figure: float, metric: str) -> float:
 
 
 def _costs(result: dict[str, Any], label: str, metric: str) -> list[float | None]:
-    side = side_of(result, label)
-    figures = [value(run, metric) for run in side["runs"]] if side else []
+    figures = values_of(side_of(result, label), metric)
     return [cost(figure, metric) if figure is not None else None for figure in figures]
 
 
@@ -95,7 +94,7 @@ def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]
         if goal.at_most is not None:
             known = found is not None and not _complained(result, goal.of)
             judged = outcome(goal.at_most, low, high) if known else "not known"
-        verdict = {"to": to, "value": found, "low": low, "high": high, "runs": runs, "outcome": judged}
+        verdict = {"to": to, "value": found, "low": low, "high": high, "n": runs, "outcome": judged}
         verdicts.append(asdict(goal) | verdict)
     return verdicts
 
@@ -128,18 +127,23 @@ def of_any(rows: Sequence[dict[str, Any]]) -> Outcome:
 
 def words(verdict: dict[str, Any]) -> dict[str, str]:
     """What to tell of a verdict: its number, what it may be at most, and the outcome."""
-    number = "not known" if verdict["value"] is None else f"{verdict['value']:.3g}"
-    if verdict["low"] is not None and verdict["high"] is not None:
-        interval = "95 %" if verdict["to"] else f"{verdict['runs']} runs"
-        number += f" ({interval}: {verdict['low']:.3g} to {verdict['high']:.3g})"
-    at_most = "" if verdict["at_most"] is None else f"{verdict['at_most']:g}"
-    return {"number": number, "at_most": at_most, "outcome": verdict["outcome"] or ""}
+    value, low, high, at_most = (verdict.get(key) for key in ("value", "low", "high", "at_most"))
+    number = "not known" if value is None else f"{value:.3g}"
+    if low is not None and high is not None:
+        interval = "95 %" if verdict.get("to") else f"{verdict['n']} runs"
+        number += f" ({interval}: {low:.3g} to {high:.3g})"
+    return {
+        "number": number,
+        "at_most": "" if at_most is None else f"{at_most:g}",
+        "outcome": verdict.get("outcome") or "",
+    }
 
 
 def told(verdict: dict[str, Any]) -> str:
     """A verdict in a line."""
     tell = words(verdict)
-    of = f"{verdict['of']} to {verdict['to']}" if verdict["to"] else verdict["of"]
+    to = verdict.get("to")
+    of = f"{verdict['of']} to {to}" if to else verdict["of"]
     line = f"{verdict['metric']}, {of}: {tell['number']}"
     return f"{line}, at most {tell['at_most']}: {tell['outcome']}" if tell["at_most"] else line
 
@@ -147,7 +151,7 @@ def told(verdict: dict[str, Any]) -> str:
 def cells(what: str, verdict: dict[str, Any]) -> str:
     """The same as a row of a table in Markdown, under HEAD."""
     tell = words(verdict)
-    row = (what, verdict["metric"], verdict["of"], verdict["to"] or "", *tell.values())
+    row = (what, verdict["metric"], verdict["of"], verdict.get("to") or "", *tell.values())
     return f"| {' | '.join(row)} |"
 
 

@@ -26,14 +26,13 @@ from calm.errors import CalmError
 
 from . import allocator_share, client_time, judged, server_time
 from .judged import BEST_PEER, Goal
-from .results import BUILD, REPOSITORY, Store
+from .results import BUILD, REPOSITORY, Store, summarize
 from .rounds import (
     CALMALLOC,
     GLIBC,
     LONGEST_RUN_S,
     clean_environment,
     interleaved,
-    median,
     note,
     present,
     run_once,
@@ -368,10 +367,8 @@ def _obstacle(figure: Figure, row: Row) -> str | None:
 def _tell(row: dict[str, Any]) -> None:
     for side in row["allocators"]:
         print(f"  {side['label']:<44} {version_of(side)}", flush=True)
-        if side["runs"]:
-            metrics = dict.fromkeys(verdict["metric"] for verdict in row["ratios"])
-            known = [each for each in metrics if all(run.get(each) is not None for run in side["runs"])]
-            middles = ", ".join(f"{each} {median(side, each):,.6g}" for each in known)
+        if side["median"]:
+            middles = ", ".join(f"{metric} {middle:,.6g}" for metric, middle in side["median"].items())
             print(f"    {middles}", flush=True)
         for line in dict.fromkeys(line for run in side["runs"] for line in run.get("said", ())):
             print(f"  {side['label']} said: {line}", flush=True)
@@ -396,6 +393,7 @@ def _measure_row(figure: Figure, row: Row, rounds: int) -> dict[str, Any]:
         if figure.with_share and allocators.is_here(CALMALLOC):
             words, folder = prepared(row.command)
             found["allocator_share"] = allocator_share.measure(words, allocators.parse(CALMALLOC), folder)
+    summarize(found["allocators"], dict.fromkeys(goal.metric for goal in row.goals))
     found["ratios"] = judged.judge(found, row.goals)
     _tell(found)
     return found
@@ -424,10 +422,10 @@ def table(store: Store) -> str:
         result = store.load(figure.name)
         for row in result["rows"] if result else ():
             what = f"{figure.name.removeprefix(f'{GROUP}-')}: {row['name']}"
-            share = (row["allocator_share"] or {}).get("share")
+            share = row.get("allocator_share", {}).get("share")
             what += f" (allocator {share:.0%})" if share is not None else ""
             lines += [judged.cells(what, verdict) for verdict in row["ratios"]]
-            versions |= {f"- {side['label']}: {version_of(side)}" for side in row["allocators"]}
+            versions |= {f"- {side['label']}: {version_of(side)}" for side in row.get("allocators", ())}
     if not lines:
         return ""
     return "\n".join([judged.HEAD, *lines, "", *sorted(versions)]) + "\n"

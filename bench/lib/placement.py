@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from calm import allocators
@@ -28,12 +26,11 @@ from calm.statistics import SEED, Ratio, geometric_mean_of_ratios, median
 from . import judged, offload, placement_peer, suite
 from .judged import Goal
 from .offload import Figure, Row, printed
-from .results import BUILD, REPOSITORY, Store
+from .results import BUILD, REPOSITORY, Store, machine, summarize
 from .rounds import CALMALLOC, clean_environment, origin, run_once, version_of
 
 GROUP = "placement"
 UNPLACED = placement_peer.UNPLACED
-PAGE = REPOSITORY / "docs/placement.md"
 _CALM = str(REPOSITORY / "bin/calm")
 _ROUNDS = 7
 # As good as padded by hand.
@@ -126,6 +123,7 @@ def measure_pair(pair: Pair, rounds: int, run: Run = run_once) -> dict[str, Any]
                 continue
             if number > 0:
                 side["runs"].append(found)
+    summarize(sides, [pair.metric])
     row = {"name": pair.name, "allocators": sides}
     verdicts = judged.judge(row, pair.goals)
     for verdict in verdicts:
@@ -153,7 +151,7 @@ def expected_s(store: Store, rounds: int) -> float | None:
     total = 0.0
     for row in results.load(str(path)).rows:
         side = row.side(CALMALLOC)
-        total += median(side.values("wall_s")) or 0.0 if side else 0.0
+        total += side.median("wall_s") or 0.0 if side else 0.0
     return total * 2 * (rounds + 1)
 
 
@@ -172,7 +170,7 @@ def _verdict(what: Measure, at_most: float, found: Ratio) -> dict[str, Any]:
     judged_as = "not known" if found.value is None else judged.outcome(at_most, found.low, found.high)
     goal = asdict(Goal(what.key, CALMALLOC, UNPLACED, at_most))
     interval = {"value": found.value, "low": found.low, "high": found.high}
-    return goal | interval | {"runs": found.n, "outcome": judged_as}
+    return goal | interval | {"n": found.n, "outcome": judged_as}
 
 
 def judge_suite(found: Results) -> dict[str, Any]:
@@ -185,7 +183,10 @@ def judge_suite(found: Results) -> dict[str, Any]:
     return {
         "ratios": verdicts,
         "cases": {
-            key: [{"name": name, CALMALLOC: above, UNPLACED: below} for name, above, below in rows]
+            key: [
+                {"name": name, CALMALLOC: median(above), UNPLACED: median(below)}
+                for name, above, below in rows
+            ]
             for key, rows in measured.items()
         },
         "failures": [f"{row.name} under {side.label}: {side.failure}" for row, side in found.failures],
@@ -197,18 +198,18 @@ def _measure_suite(store: Store, runs: int | None) -> None:
     rounds = runs or _ROUNDS
     if (seconds := expected_s(store, rounds)) is not None:
         print(f"\n{SUITE}: takes about {words(seconds)}, and what the inputs take the first time", flush=True)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [_CALM, "bench", "--suite", "full", "-n", str(rounds), "-o", file.name]
-        command += ["-a", f"{CALMALLOC},{UNPLACED}", "--table", "time", "--table", "peak"]
-        done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
-        # 1: a program failed under one of them, as the result says.
-        if done.returncode not in (0, 1):
-            sys.exit(f"bench/figures: {SUITE}: calm bench ended with {done.returncode}")
-        found = judge_suite(results.load(file.name))
+    path = str(store.runs(SUITE))
+    command = [_CALM, "bench", "--suite", "full", "-n", str(rounds), "-o", path]
+    command += ["-a", f"{CALMALLOC},{UNPLACED}", "--table", "time", "--table", "peak"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
+    # 1: a program failed under one of them, as the result says.
+    if done.returncode not in (0, 1):
+        sys.exit(f"bench/figures: {SUITE}: calm bench ended with {done.returncode}")
+    found = judge_suite(results.load(path))
     for verdict in found["ratios"]:
         print(f"  {judged.told(verdict)}", flush=True)
     print(f"\n{SUITE}: {found['outcome']}", flush=True)
-    store.save(SUITE, {"rounds": rounds} | found)
+    store.keep(SUITE, {"rounds": rounds} | found | {"machine": machine()})
 
 
 # ---- all of them ----
@@ -246,7 +247,7 @@ def table(store: Store) -> str:
             versions |= {f"- {CALMALLOC}: {version_of(side)}" for side in row["allocators"]}
     if result := store.load(SUITE):
         lines += [
-            judged.cells(f"suite: {verdict['runs']} cases", verdict | {"runs": result["rounds"]})
+            judged.cells(f"suite: {verdict['n']} cases", verdict | {"n": result["rounds"]})
             for verdict in result["ratios"]
         ]
     if result := store.load(placement_peer.NAME):
@@ -255,8 +256,3 @@ def table(store: Store) -> str:
     if not lines:
         return ""
     return "\n".join([judged.HEAD, *lines, "", *sorted(versions)]) + "\n"
-
-
-def marked(page: Path = PAGE) -> bool:
-    """Whether there is a page with a place for the table."""
-    return page.exists() and f"<!-- {GROUP}: begin -->\n" in page.read_text()

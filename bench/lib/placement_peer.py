@@ -7,9 +7,9 @@ which ones calmalloc is slower beyond doubt.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from calm.statistics import geometric_mean_of_ratios, ratio_of_medians
 
 from . import judged
 from .judged import Goal
-from .results import BUILD, Store
+from .results import BUILD, Store, summarize
 from .rounds import CALMALLOC, interleaved, present, run_once, version_of
 
 NAME = "placement-peer"
@@ -68,50 +68,49 @@ def _measured(words: Sequence[str], rounds: int, case: str) -> list[dict[str, An
 
 def _times(cell: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Calmalloc's and the peer's; none where one of them failed or is not here."""
-    by_label = {side["label"]: [float(run[METRIC]) for run in side["runs"]] for side in cell["allocators"]}
+    by_label = {side["label"]: [float(run[METRIC]) for run in side["runs"]] for side in cell["runs"]}
     ours, theirs = by_label.get(CALMALLOC, []), by_label.get(PEER, [])
     return (ours, theirs) if len(ours) == len(theirs) else ([], [])
+
+
+def name_of(cell: Mapping[str, Any]) -> str:
+    """In words."""
+    threads = f"{cell['threads']} thread{'s' if cell['threads'] > 1 else ''}"
+    return f"{cell['arrays']} arrays of {cell['bytes'] >> 10} KiB, {threads}, huge pages {cell['huge_pages']}"
 
 
 def judge(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean over all cells that there are both of, and those in which calmalloc is slower."""
     pairs = [_times(cell) for cell in cells]
     mean = geometric_mean_of_ratios([pair for pair in pairs if pair[0]])
-    slower = [cell for cell in cells if cell["low"] is not None and cell["low"] > CELL_AT_MOST]
+    slower = [cell for cell in cells if (cell["ratio"][1] or 0) > CELL_AT_MOST]
     known = bool(pairs) and all(pair[0] for pair in pairs) and mean.low is not None
     of_mean = judged.outcome(MEAN_AT_MOST, mean.low, mean.high) if mean.value is not None else "not known"
     of_cells: judged.Outcome = "missed" if slower else "met" if known else "not known"
     return {
         "mean": asdict(Goal(METRIC, CALMALLOC, PEER, MEAN_AT_MOST))
-        | {"value": mean.value, "low": mean.low, "high": mean.high, "runs": mean.n, "outcome": of_mean},
-        "slower": [cell["name"] for cell in slower],
+        | {"value": mean.value, "low": mean.low, "high": mean.high, "n": mean.n, "outcome": of_mean},
+        "slower": [name_of(cell) for cell in slower],
         "cells_outcome": of_cells,
         "outcome": judged.of_all([{"outcome": of_mean}, {"outcome": of_cells}]),
     }
 
 
 def _cell(mode: str, size: int, arrays: int, threads: int, rounds: int, measured: Measured) -> dict[str, Any]:
-    what = f"{size >> 10} KiB"
-    name = f"{arrays} arrays of {what}, {threads} thread{'s' if threads > 1 else ''}, huge pages {mode}"
-    cell: dict[str, Any] = {
-        "name": name,
-        "huge_pages": mode,
-        "bytes": size,
-        "arrays": arrays,
-        "threads": threads,
-        "allocators": measured(command(size, arrays, threads), rounds, name),
-    }
+    cell: dict[str, Any] = {"huge_pages": mode, "bytes": size, "arrays": arrays, "threads": threads}
+    name = name_of(cell)
+    cell["runs"] = measured(command(size, arrays, threads), rounds, name)
+    summarize(cell["runs"], [METRIC])
+    cell["median"] = {side["label"]: side["median"].get(METRIC) for side in cell["runs"]}
     ratio = ratio_of_medians(*_times(cell))
-    cell |= {"value": ratio.value, "low": ratio.low, "high": ratio.high}
-    for side in cell["allocators"]:
-        # What the cell's name says is not said again in each run.
-        side["runs"] = [
-            {key: run[key] for key in (METRIC, "distinct_starts", "said") if key in run}
-            for run in side["runs"]
-        ]
-    verdict = _TOLD | {"value": ratio.value, "low": ratio.low, "high": ratio.high, "runs": ratio.n}
-    print(f"  {name}: {judged.told(verdict | {'outcome': None})}", flush=True)
+    cell["ratio"] = list(astuple(ratio))
+    print(f"  {name}: {judged.told(_verdict(cell))}", flush=True)
     return cell
+
+
+def _verdict(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Told, and not judged."""
+    return _TOLD | dict(zip(("value", "low", "high", "n"), cell["ratio"], strict=True))
 
 
 def measure(
@@ -137,26 +136,24 @@ def measure(
     for name in found["slower"]:
         print(f"  slower by more than {CELL_AT_MOST - 1:.0%}: {name}")
     print(f"{NAME}: {found['outcome']}", flush=True)
-    store.save(NAME, {"rounds": rounds, "cells": cells} | found)
+    sides = {side["label"]: side["origin"] for cell in cells for side in cell["runs"]}
+    known = [{"label": label, "origin": origin} for label, origin in sides.items()]
+    store.save(NAME, {"rounds": rounds, "allocators": known, "cells": cells} | found)
 
 
 def lines(result: dict[str, Any]) -> list[str]:
     """Rows of a table under judged.HEAD."""
     cells = result["cells"]
     rows = [judged.cells(f"peer: mean of {len(cells)} cells", result["mean"])]
-    slower = f"{len(result['slower'])} of {len(cells)}"
+    slower = f"{len(result.get('slower', []))} of {len(cells)}"
     what = f"peer: cells with all of the interval above {CELL_AT_MOST:g}"
     rows.append(f"| {what} | {METRIC} | {CALMALLOC} | {PEER} | {slower} | 0 | {result['cells_outcome']} |")
-    by_name = {cell["name"]: cell for cell in cells}
-    for name in result["slower"]:
-        cell = by_name[name]
-        told = {key: cell[key] for key in ("value", "low", "high")}
-        rows.append(judged.cells(f"peer: {name}", _TOLD | told | {"runs": 0, "outcome": None}))
+    by_name = {name_of(cell): cell for cell in cells}
+    for name in result.get("slower", ()):
+        rows.append(judged.cells(f"peer: {name}", _verdict(by_name[name])))
     return rows
 
 
 def versions(result: dict[str, Any]) -> set[str]:
     """Who took part."""
-    return {
-        f"- {side['label']}: {version_of(side)}" for cell in result["cells"] for side in cell["allocators"]
-    }
+    return {f"- {side['label']}: {version_of(side)}" for side in result["allocators"]}

@@ -1,4 +1,8 @@
-"""Results as files: one JSON file for each figure, with the machine that it was measured on."""
+"""Results as files: one for each figure, with the machine that it was measured on.
+
+All runs go to build/results. What the tables and pictures take from them goes to bench/results: medians,
+ratios with their intervals, commands and versions. The tables are made of these alone.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,19 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "bench/results"
+RUNS = REPOSITORY / "build/results"
+# Parts of a result that repeat what else it has, or are more than the tables need.
+_LEFT_OUT = ("runs", "analysis", "tables", "differences")
+_DIGITS = 7
+_WIDTH = 300
 # Relative to the repository's root, so that results from different machines name the same commands.
 BUILD = Path("build/release")
 
@@ -53,17 +64,61 @@ def without_paths(value: object) -> object:
     return value.replace(f"{REPOSITORY}/", "") if isinstance(value, str) else value
 
 
+def compact(value: Any) -> Any:  # noqa: ANN401
+    """The same without the runs and without what is empty, with as many digits as the tables need."""
+    if isinstance(value, dict):
+        kept = {key: compact(item) for key, item in value.items() if key not in _LEFT_OUT}
+        return {key: item for key, item in kept.items() if item is not None and item not in ([], {})}
+    if isinstance(value, list):
+        return [compact(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    rounded = float(f"{value:.{_DIGITS}g}") if abs(value) < 10**_DIGITS else float(round(value))
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def text_of(value: object, indent: str = "") -> str:
+    """JSON in lines that are not too long."""
+    line = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(line) <= _WIDTH:
+        return line
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}:{text_of(item, inner)}" for key, item in value.items()]
+    else:
+        items = [f"{inner}{text_of(item, inner)}" for item in value]
+    lines = items[:1]
+    for item in items[1:]:
+        if "\n" in lines[-1] + item or len(lines[-1] + item) > _WIDTH:
+            lines.append(item)
+        else:
+            lines[-1] += f",{item.lstrip()}"
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([begin, ",\n".join(lines), f"{indent}{end}"])
+
+
 class Store:
-    """A folder of results."""
+    """A folder of results, and one of the runs that they are from."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
+        self._runs = RUNS if folder == RESULTS else folder / "runs"
+
+    def runs(self, name: str) -> Path:
+        """The file of a figure's runs."""
+        self._runs.mkdir(parents=True, exist_ok=True)
+        return self._runs / f"{name}.json"
 
     def save(self, name: str, result: dict[str, Any]) -> None:
-        """Writes a result, and the machine with it."""
+        """Writes a result, and the machine with it: whole, and without its runs."""
+        whole = without_paths({"machine": machine(), **result})
+        self.runs(name).write_text(json.dumps(whole, indent=1) + "\n")
+        self.keep(name, whole)
+
+    def keep(self, name: str, result: object) -> None:
+        """Writes a result without its runs, which have their file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(without_paths({**result, "machine": machine()}), indent=1)
-        (self.folder / f"{name}.json").write_text(text + "\n")
+        (self.folder / f"{name}.json").write_text(text_of(compact(without_paths(result))) + "\n")
 
     def load(self, name: str) -> dict[str, Any] | None:
         """A result, if there is one."""
@@ -72,17 +127,29 @@ class Store:
         return result
 
 
-def side_of(result: dict[str, Any], label: str) -> dict[str, Any] | None:
-    """One allocator's part of a result, if it was measured and did not fail."""
-    for side in result["allocators"]:
-        if side["label"] == label and side["runs"]:
-            found: dict[str, Any] = side
-            return found
-    return None
-
-
 def value(run: dict[str, Any], metric: str) -> float | None:
     """A figure of one run: one of the probe's own, one of its counters, or one that the program printed."""
     counter = run.get("counters", {}).get(metric)
     found = counter["value"] if counter else run.get(metric)
     return None if found is None else float(found)
+
+
+def values_of(side: dict[str, Any] | None, metric: str) -> list[float | None]:
+    """A figure of each run of an allocator; none where it was not measured, or failed."""
+    return [value(run, metric) for run in side["runs"]] if side else []
+
+
+def side_of(result: dict[str, Any], label: str) -> dict[str, Any] | None:
+    """One allocator's part of a result."""
+    return next((side for side in result["allocators"] if side["label"] == label), None)
+
+
+def summarize(sides: Iterable[dict[str, Any]], metrics: Iterable[str]) -> None:
+    """Adds to the runs how many they are, and of each figure the median, the least and the largest."""
+    metrics = tuple(metrics)
+    for side in sides:
+        side |= {"n": len(side["runs"]), "median": {}, "range": {}}
+        for metric in metrics:
+            if known := [each for each in values_of(side, metric) if each is not None]:
+                side["median"][metric] = statistics.median(known)
+                side["range"][metric] = [min(known), max(known)]

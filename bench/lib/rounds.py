@@ -123,7 +123,6 @@ def interleaved(
         sides.append(
             {
                 "label": allocator.label,
-                "library": str(allocator.library) if allocator.library else None,
                 "origin": origin(allocator),
                 "environment": dict(allocator.environment),
                 "failure": None,

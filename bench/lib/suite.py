@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .results import REPOSITORY
+from calm.bench import picture, results
+from calm.bench.analysis import analyse
+from calm.bench.tables import to_markdown
+
+from .results import REPOSITORY, Store
 from .rounds import clean_environment
 
 NAME = "suite"
@@ -22,29 +26,26 @@ def result(folder: Path) -> Path:
     return folder / f"{NAME}.json"
 
 
-def measure(folder: Path, runs: int | None) -> None:
+def measure(store: Store, runs: int | None) -> None:
     """Runs the suite and saves its result."""
-    command = [_CALM, "bench", "--suite", "full", "-o", str(result(folder))]
+    path = store.runs(NAME)
+    command = [_CALM, "bench", "--suite", "full", "-o", str(path)]
     command += ["-n", str(runs)] if runs else []
     done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
     # 1: a program failed under some allocator, as the tables say.
     if done.returncode not in (0, 1):
         sys.exit(f"bench/figures: calm bench ended with {done.returncode}")
+    store.keep(NAME, json.loads(path.read_text()))
 
 
 def tables(folder: Path, kinds: Sequence[str]) -> str:
     """These tables of `calm bench` for a page, or nothing where the suite was not measured."""
     if not result(folder).exists():
         return ""
-    command = [_CALM, "bench", "--report", str(result(folder)), "--markdown"]
-    for table in kinds:
-        command += ["--table", table]
-    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.strip() + "\n"
+    return to_markdown(analyse(results.load(str(result(folder)))), kinds).strip() + "\n"
 
 
-def draw(folder: Path, picture: Path) -> None:
+def draw(folder: Path, path: Path) -> None:
     """Time against memory."""
     if result(folder).exists():
-        command = [_CALM, "bench", "--report", str(result(folder)), "--picture", str(picture)]
-        subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True, env=dict(os.environ))
+        picture.draw(path, analyse(results.load(str(result(folder)))))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from calm.statistics import Ratio, median, ratio_of_medians
+from calm.statistics import Ratio
 
 from . import idle
 from .comparisons import PROGRAMS
-from .results import Store, side_of, value
+from .results import Store, side_of
 from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2
 
 EMULATED = "emulated, 16 CPUs in 4 sockets: shootdown interrupts"
@@ -85,24 +84,9 @@ def line(cells: Sequence[str]) -> str:
 
 def medians(result: dict[str, Any], labels: Sequence[str], metric: str) -> dict[str, float]:
     """Of the allocators that have such a figure."""
-    found = {}
-    for label in labels:
-        side = side_of(result, label)
-        middle = median([value(run, metric) for run in side["runs"]]) if side else None
-        if middle is not None:
-            found[label] = middle
-    return found
-
-
-def ratio(result: dict[str, Any], label: str, base: str, metric: str) -> Ratio:
-    """Of two allocators' medians, over the rounds that have both."""
-    ours, theirs = (
-        [value(run, metric) for run in side["runs"]] if (side := side_of(result, name)) else []
-        for name in (label, base)
-    )
-    rounds = zip(ours, theirs, strict=False)
-    pairs = [(above, below) for above, below in rounds if above is not None and below is not None]
-    return ratio_of_medians([above for above, _ in pairs], [below for _, below in pairs])
+    sides = {label: side_of(result, label) for label in labels}
+    found = {label: side.get("median", {}).get(metric) for label, side in sides.items() if side}
+    return {label: middle for label, middle in found.items() if middle is not None}
 
 
 def ratio_text(found: Ratio) -> str:
@@ -112,15 +96,6 @@ def ratio_text(found: Ratio) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:.3g}"
     return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
-
-
-def best_of(found: dict[str, float], metric: str) -> str | None:
-    """The peer that is to be beaten."""
-    peers = {label: figure for label, figure in found.items() if label in PEERS}
-    if not peers:
-        return None
-    choose = max if metric.endswith("_per_second") else min
-    return choose(peers, key=lambda label: peers[label])
 
 
 def where(store: Store, *names: str) -> list[str]:
@@ -147,11 +122,12 @@ def calmalloc_rows(store: Store) -> list[str]:
         if CALMALLOC not in found:
             continue
         cells = [number(found[label], row.metric) if label in found else "" for label in (CALMALLOC, *PEERS)]
-        cells.append(ratio_text(ratio(result, CALMALLOC, GLIBC, row.metric)) if GLIBC in found else "")
-        best = best_of(found, row.metric)
+        ours = side_of(result, CALMALLOC) or {}
+        to_glibc, to_best = (ours.get(key, {}).get(row.metric) for key in ("ratio", "to_best_peer"))
+        cells.append(ratio_text(Ratio(*to_glibc)) if to_glibc else "")
         told = ""
-        if best is not None and len(found) > 2:
-            told = f"{best}: {ratio_text(ratio(result, CALMALLOC, best, row.metric))}"
+        if to_best and len(found) > 2:
+            told = f"{to_best['peer']}: {ratio_text(Ratio(*to_best['ratio']))}"
         lines.append(line([row.what, *cells, told]))
     counted = store.load("instructions") or {}
     bodies = counted.get("bodies_of_malloc_and_free", {}).get("64", {})
@@ -164,7 +140,7 @@ def calmalloc_rows(store: Store) -> list[str]:
     if emulated is not None:
         figures = {CALMALLOC: emulated["median_library"], GLIBC: emulated["median_glibc"]}
         cells = [f"{figures[label]:,.0f}" if label in figures else "" for label in (CALMALLOC, *PEERS)]
-        told = f"{emulated['ratio']:.3g}" if emulated["ratio"] is not None else ""
+        told = f"{emulated['ratio']:.3g}" if "ratio" in emulated else ""
         lines.append(line([EMULATED, *cells, told, ""]))
     return lines
 
@@ -190,9 +166,11 @@ def idle_rows(store: Store, name: str) -> tuple[list[str], str]:
     huge_pages = name == idle.WITH_HUGE_PAGES
     labels = (CALMALLOC, idle.WITHOUT_BACKGROUND, *PEERS)
     configurations = result["configurations"]
-    runs = [run for each in configurations for side in each["allocators"] for run in side["runs"]]
-    counted = huge_pages and all(run["cgroup_retained_kib"] is not None for run in runs)
-    metric = "cgroup_retained_kib" if counted else "retained_kib"
+    metric = "cgroup_retained_kib"
+    ran = [side for each in configurations for side in each["allocators"] if side["n"]]
+    counted = huge_pages and all(metric in side["median"] for side in ran)
+    if not counted:
+        metric = "retained_kib"
     lines = []
     for configuration in configurations:
         found = medians(configuration, labels, metric)
@@ -238,12 +216,12 @@ def ptlbmalloc2_table(store: Store) -> list[str]:
         if result is None:
             continue
         plain, ours = result["allocators"][:2]
-        if None in (plain["median"][row.metric], ours["median"][row.metric]):
+        if row.metric not in ours.get("ratio", {}):
             continue
-        found = ours["ratio"][row.metric]
+        found = Ratio(*ours["ratio"][row.metric])
         cells = [number(side["median"][row.metric], row.metric) for side in (plain, ours)]
-        interval = f"{found['low']:.2g} to {found['high']:.2g}" if found["low"] is not None else ""
-        lines.append(line([row.what, *cells, f"{found['value']:.2g}", interval]))
+        interval = f"{found.low:.2g} to {found.high:.2g}" if None not in (found.low, found.high) else ""
+        lines.append(line([row.what, *cells, f"{found.value:.2g}", interval]))
     counted = store.load("instructions")
     if counted is not None and "added" in (pair := counted["pair_of_malloc_and_free"]["64"]):
         lines.append(
@@ -284,12 +262,3 @@ def curve(store: Store) -> str:
         ]
         lines.append(line([label, *cells]))
     return "\n".join(lines) + "\n"
-
-
-def put(path: Path, text: str, name: str = "figures") -> None:
-    """Replaces what stands between the two marks of that name on a page."""
-    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-    page = path.read_text()
-    head, rest = page.split(begin)
-    _, tail = rest.split(end)
-    path.write_text(f"{head}{begin}{text}{end}{tail}")

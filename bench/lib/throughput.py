@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from . import ratios
 from .results import BUILD, Store
-from .rounds import CALMALLOC, PEERS, interleaved, median, present, run_once
+from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ def measure(workload: Workload, store: Store, runs: int | None) -> None:
     print(f"\n{' '.join(command)}: {workload.metric}", flush=True)
     run = partial(run_once, command)
     sides = interleaved(labels, run, runs or workload.rounds, case=workload.name)
+    ratios.compare(sides, [workload.metric])
     for side in sides:
-        if side["runs"]:
-            print(f"  {side['label']:<12} {median(side, workload.metric):>16,.1f}", flush=True)
+        if side["n"]:
+            print(f"  {side['label']:<12} {side['median'][workload.metric]:>16,.1f}", flush=True)
     store.save(workload.name, {"command": command, "metric": workload.metric, "allocators": sides})

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from calm import allocators
 from calm.bench.results import METRIC, RESIDENT, Results, Row, Side, known
-from calm.statistics import Ratio, Span, geometric_mean_of_ratios, median, ratio_of_medians, span_of_medians
+from calm.statistics import Ratio, Span, ratio_of_medians, span_of_medians
 
 LISTING1 = "listing1"
 _VARIANTS = tuple(name for name, known in allocators.KNOWN.items() if known.variant_of)
@@ -41,16 +43,13 @@ def inverted(row: Row, what: Measure) -> bool:
     return bool(what is TIME and row.metric and row.metric.higher_is_better)
 
 
-def raw_values(row: Row, side: Side, what: Measure) -> list[float]:
-    """The figures as measured; none for a side that failed."""
-    if side.failure:
-        return []
-    return known(side.values(time_key(row) if what is TIME else what.key))
+def _key(row: Row, what: Measure) -> str:
+    return time_key(row) if what is TIME else what.key
 
 
 def costs(row: Row, side: Side, what: Measure) -> list[float]:
-    """The same as costs: less is better. None at all unless every run has one above zero."""
-    values = raw_values(row, side, what)
+    """The figures as costs: less is better. None at all unless every run has one above zero."""
+    values = [] if side.failure else known(side.values(_key(row, what)))
     if len(values) != len(side.runs) or any(value <= 0 for value in values):
         return []
     return [1 / value for value in values] if inverted(row, what) else values
@@ -63,9 +62,13 @@ class Entry:
     label: str
     median: float
     """As measured."""
-    cost: float
     ratio: Ratio
     """To the row's best, more being worse, with its interval; the best's is 1."""
+
+    @property
+    def cost(self) -> float:
+        """The best of the row has 1."""
+        return self.ratio.value or 0.0
 
 
 @dataclass(frozen=True)
@@ -94,29 +97,22 @@ class Ranking:
 
 def rank(row: Row, what: Measure) -> Ranking:
     """Ranks one row."""
-    found = {side.label: values for side in row.sides if (values := costs(row, side, what))}
-    if not found:
-        return Ranking(row, what, (), None)
-    middles = {label: _middle(values) for label, values in found.items()}
-    best = min(middles, key=lambda label: middles[label])
+    if row.has_runs:
+        _compare(row, what)
     entries = []
-    for label, values in found.items():
+    for label, ratio in row.to_best.get(what.key, {}).items():
         side = row.side(label)
-        value = median(raw_values(row, side, what)) if side else None
-        ratio = ratio_of_medians(values, found[best])
-        entries.append(Entry(label, value or 0.0, middles[label], ratio))
-    span = (
-        span_of_medians(list(found.values()))
-        if len(found) > 1 and len(set(map(len, found.values()))) == 1
-        else None
-    )
-    return Ranking(row, what, tuple(entries), span)
+        entries.append(Entry(label, (side.median(_key(row, what)) if side else None) or 0.0, ratio))
+    return Ranking(row, what, tuple(entries), row.spans.get(what.key))
 
 
-def _middle(values: Sequence[float]) -> float:
-    middle = median(values)
-    assert middle is not None
-    return middle
+def _compare(row: Row, what: Measure) -> None:
+    """Takes from the runs what a ranking is made of."""
+    found = {side.label: values for side in row.sides if (values := costs(row, side, what))}
+    best = min(found.values(), key=np.median, default=[])
+    row.to_best[what.key] = {label: ratio_of_medians(values, best) for label, values in found.items()}
+    alike = len(found) > 1 and len(set(map(len, found.values()))) == 1
+    row.spans[what.key] = span_of_medians(list(found.values())) if alike else None
 
 
 @dataclass(frozen=True)
@@ -166,6 +162,8 @@ class Analysis:
     peers: tuple[str, ...]
     rankings: dict[str, tuple[Ranking, ...]]
     """By the measure's key, all rows."""
+    to_best_peer: dict[str, tuple[tuple[str, Ratio] | None, ...]]
+    """By time and by peak, in each row the best of the peers, and the subject's ratio to it."""
     means: tuple[Mean, ...]
     worst: dict[str, tuple[Worst, ...]]
     beaten: tuple[Beaten, ...]
@@ -174,7 +172,7 @@ class Analysis:
     """The sum over rows of medians, and in how many rows."""
 
     def as_dict(self) -> dict[str, object]:
-        """For the file of results: a convenience of those who read it, made anew from the runs each time."""
+        """For the file of results: a convenience of those who read it."""
         return {
             "subject": self.subject,
             "peers": list(self.peers),
@@ -228,9 +226,20 @@ def _pairs(
         against = other(ranking)
         if against and ranking.entry(subject) and ranking.entry(against):
             above, below = _costs_of(ranking, subject), _costs_of(ranking, against)
-            shared = min(len(above), len(below))
-            found.append((above[:shared], below[:shared]))
+            if shared := min(len(above), len(below)):
+                found.append((above[:shared], below[:shared]))
     return found
+
+
+def to_best_peer(ranking: Ranking, subject: str, peers: Sequence[str]) -> tuple[str, Ratio] | None:
+    """The best of the peers, and the subject's ratio to it; None unless both finished."""
+    best = ranking.best(peers)
+    if best is None or ranking.entry(subject) is None:
+        return None
+    above, below = _costs_of(ranking, subject), _costs_of(ranking, best.label)
+    shared = min(len(above), len(below))
+    labels = subject, best.label
+    return best.label, ranking.row.ratio(ranking.what.key, labels, (above[:shared], below[:shared]))
 
 
 def _always(label: str) -> Callable[[Ranking], str | None]:
@@ -246,26 +255,25 @@ def _best_of(labels: Sequence[str]) -> Callable[[Ranking], str | None]:
 
 
 def mean(
+    results: Results,
     rankings: Sequence[Ranking],
     what: Measure,
     scope: str,
-    labels: Sequence[str],
     subject: str,
     peers: Sequence[str],
 ) -> Mean:
     """Geometric means over these rows."""
+
+    def to(label: str, words: str, other: Callable[[Ranking], str | None]) -> Ratio:
+        return results.mean(f"{what.key}, {scope}: {label} to {words}", _pairs(rankings, label, other))
+
+    labels = results.labels
     return Mean(
         what=what,
         scope=scope,
-        to_best={
-            label: geometric_mean_of_ratios(_pairs(rankings, label, _best_of(labels))) for label in labels
-        },
-        subject_to={
-            label: geometric_mean_of_ratios(_pairs(rankings, subject, _always(label)))
-            for label in labels
-            if label != subject
-        },
-        subject_to_best_peer=geometric_mean_of_ratios(_pairs(rankings, subject, _best_of(peers))),
+        to_best={label: to(label, "the best", _best_of(labels)) for label in labels},
+        subject_to={label: to(subject, label, _always(label)) for label in labels if label != subject},
+        subject_to_best_peer=to(subject, "the best peer", _best_of(peers)),
         rows=tuple(ranking.row.name for ranking in rankings),
     )
 
@@ -305,20 +313,22 @@ def _ratio(ranking: Ranking, label: str, to: str) -> float | None:
 
 def _shootdowns(results: Results) -> tuple[str, dict[str, tuple[float, int]]]:
     """Each allocator's own where they were counted, or else the system's interrupts."""
-    runs = [run for row in results.rows for side in row.sides for run in side.runs]
-    exact = any(run.figures.get("shootdowns_begun") is not None for run in runs)
+    exact = any(side.median("shootdowns_begun") is not None for row in results.rows for side in row.sides)
     key = "shootdowns_begun" if exact else "system_wide_tlb_interrupts"
     found = {}
     for label in results.labels:
         sides = [side for row in results.rows if (side := row.side(label)) and not side.failure]
-        medians = [middle for side in sides if (middle := median(side.values(key))) is not None]
+        medians = [middle for side in sides if (middle := side.median(key)) is not None]
         if medians:
             found[label] = (sum(medians), len(medians))
     return key, found
 
 
 def analyse(results: Results) -> Analysis:
-    """Draws everything from the runs."""
+    """Draws everything from the runs, or from what their file has of them."""
+    for row in results.rows:
+        for side in row.sides:
+            side.all_medians()
     labels = results.labels
     subject = subject_of(labels)
     peers = tuple(label for label in labels if label != subject and label.partition(":")[0] not in OWN)
@@ -329,13 +339,17 @@ def analyse(results: Results) -> Analysis:
         without = [each for each in told if each.row.family != LISTING1]
         for scope, rows in (("all", told), ("without listing1", without)):
             if scope == "all" or (rows and len(rows) < len(told)):
-                means.append(mean(rows, what, scope, labels, subject, peers))
+                means.append(mean(results, rows, what, scope, subject, peers))
     shootdown_key, shootdowns = _shootdowns(results)
     return Analysis(
         results=results,
         subject=subject,
         peers=peers,
         rankings=rankings,
+        to_best_peer={
+            what.key: tuple(to_best_peer(ranking, subject, peers) for ranking in rankings[what.key])
+            for what in (TIME, PEAK)
+        },
         means=tuple(means),
         worst={what.key: worst(rankings[what.key], labels) for what in MEASURES},
         beaten=beaten(rankings, subject, peers),
@@ -349,5 +363,5 @@ def resident_rows(results: Results) -> list[Row]:
     return [
         row
         for row in results.rows
-        if any(known(side.values(RESIDENT)) for side in row.sides if not side.failure)
+        if any(side.median(RESIDENT) is not None for side in row.sides if not side.failure)
     ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from calm import allocators, environment, options, places, plot, ranges, report
 from calm.allocators import Allocator
@@ -72,7 +71,7 @@ def _hidden() -> dict[str, str]:
 
 
 def _list(cases: Sequence[Case]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("case", "family", "quick", "compared by", "what it does"):
         table.add_column(heading, no_wrap=heading != "what it does")
     for case in cases:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from calm import report
 from calm.statistics import median
@@ -55,6 +54,8 @@ class Shown:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         # Without a thread of its own, which would take CPU time from what is measured.
         self._bar = Progress(
             BarColumn(bar_width=20),

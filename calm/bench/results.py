@@ -1,4 +1,8 @@
-"""What was measured, and its file: every run's raw figures, with all that they depend on."""
+"""What was measured, and its file: every run's raw figures, with all that they depend on.
+
+What the tables take from the runs, medians and ratios, is kept beside them. A file without the runs is
+shown from that alone.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,23 @@ from typing import Any, TypeVar
 
 from calm.bench.cases import Metric
 from calm.errors import USAGE, CalmError
+from calm.statistics import Ratio, Span, geometric_mean_of_ratios, median, ratio_of_medians
 
-FORMAT = 1
+FORMAT = 2
+# A file may lack what would be empty.
+_EMPTY: Mapping[str, Any] = {"how": {}, "notes": [], "left_out": {}}
+_EMPTY_ROW: Mapping[str, Any] = {
+    "metric": None,
+    "command": [],
+    "client": [],
+    "environment": {},
+    "medians": {},
+}
 # Figures of a run that are not the case's own.
 METRIC, RESIDENT = "metric", "resident_kib"
+# The sum of user and system time.
+CPU_TIME = "cpu_s"
+_UNKNOWN = Ratio(None, None, None, 0)
 
 _T = TypeVar("_T")
 
@@ -26,6 +43,13 @@ class Run:
     round: int
     figures: dict[str, float | None]
 
+    def figure(self, name: str) -> float | None:
+        """One of them, or the CPU time."""
+        if name != CPU_TIME:
+            return self.figures.get(name)
+        user, system = self.figures.get("user_s"), self.figures.get("system_s")
+        return None if user is None or system is None else user + system
+
 
 @dataclass
 class Side:
@@ -36,10 +60,31 @@ class Side:
     failure: str | None = None
     """What went wrong, first of all; the allocator was not run in this case any more."""
     failed_round: int | None = None
+    n: int = 0
+    """The number of runs, in a file."""
+    medians: dict[str, float | None] = field(default_factory=dict)
+    """By figure, those that were asked for."""
 
     def values(self, figure: str) -> list[float | None]:
         """One figure of every run."""
-        return [run.figures.get(figure) for run in self.runs]
+        return [run.figure(figure) for run in self.runs]
+
+    @property
+    def rounds(self) -> int:
+        """The number of runs."""
+        return len(self.runs) or self.n
+
+    def median(self, figure: str) -> float | None:
+        """The median of the runs that have the figure."""
+        if self.runs:
+            self.medians[figure] = median(self.values(figure))
+        return self.medians.get(figure)
+
+    def all_medians(self) -> dict[str, float | None]:
+        """Of all figures."""
+        for name in dict.fromkeys(name for run in self.runs for name in run.figures):
+            self.median(name)
+        return self.medians
 
 
 @dataclass
@@ -48,12 +93,37 @@ class Row:
 
     name: str
     family: str
-    summary: str
     metric: Metric | None
     command: list[str]
     client: list[str]
     environment: dict[str, str]
     sides: list[Side]
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    """Of its sides' figures to others', those that were asked for."""
+    to_best: dict[str, dict[str, Ratio]] = field(default_factory=dict)
+    """By measure, each allocator that finished to the best of them."""
+    spans: dict[str, Span | None] = field(default_factory=dict)
+    """By measure, how far they are apart."""
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    """Of a row that no program is run for."""
+
+    def ratio(
+        self,
+        figure: str,
+        labels: tuple[str, str],
+        rounds: tuple[Sequence[float], Sequence[float]],
+        to: Row | None = None,
+    ) -> Ratio:
+        """Of one allocator's median to another's, which may be of another row; both in the same rounds."""
+        name = f"{figure}: {' to '.join(labels)}" + (f" of {to.name}" if to and to is not self else "")
+        if self.has_runs:
+            self.ratios[name] = ratio_of_medians(*rounds)
+        return self.ratios.get(name, _UNKNOWN)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there is more than what was taken from them before."""
+        return any(side.runs for side in self.sides)
 
     def side(self, label: str) -> Side | None:
         """One allocator's part."""
@@ -65,11 +135,11 @@ class Subject:
     """An allocator that took part: what it was, and where from."""
 
     label: str
-    library: str | None
-    version: str | None
-    package: str | None
-    package_version: str | None
-    environment: dict[str, str]
+    library: str | None = None
+    version: str | None = None
+    package: str | None = None
+    package_version: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,6 +163,8 @@ class Results:
     interrupted_by: int | None = None
     said: dict[str, list[str]] = field(default_factory=dict)
     """By allocator, what calmalloc itself had to say, in whatever case."""
+    means: dict[str, Ratio] = field(default_factory=dict)
+    """Geometric means of ratios, over rows: those that were asked for."""
 
     @property
     def labels(self) -> list[str]:
@@ -104,13 +176,37 @@ class Results:
         """Every pair that failed."""
         return [(row, side) for row in self.rows for side in row.sides if side.failure]
 
+    def mean(self, name: str, rows: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:
+        """The geometric mean, over rows, of ratios of medians; each row has both sides' same rounds."""
+        if any(row.has_runs for row in self.rows):
+            self.means[name] = geometric_mean_of_ratios(rows)
+        return self.means.get(name, _UNKNOWN)
+
 
 def dump(results: Results, hidden: Mapping[str, str], analysis: Mapping[str, object] | None = None) -> str:
     """The file's text; folders of this machine are named by what they stand for ("." is left out)."""
-    data = {"format": FORMAT, "tool": "calm bench", **asdict(results)}
+    for row in results.rows:
+        for side in row.sides:
+            side.n = side.rounds
+    data = {"format": FORMAT, "tool": "calm bench", **asdict(results, dict_factory=_fields)}
+    for row in data["rows"]:
+        # By figure, one for each side: names are longer than numbers.
+        medians = [side.pop("medians") for side in row["sides"]]
+        names = dict.fromkeys(name for found in medians for name in found)
+        for side in row["sides"]:
+            if side["n"] == results.rounds:
+                del side["n"]
+        row["medians"] = {name: [found.get(name) for found in medians] for name in names}
     if analysis is not None:
         data["analysis"] = analysis
     return json.dumps(_replaced(data, hidden), indent=1) + "\n"
+
+
+def _fields(pairs: Sequence[tuple[str, Any]]) -> Any:  # noqa: ANN401
+    """What a dataclass is in the file: an object, or a list where there are very many."""
+    found = dict(pairs)
+    is_list = any(found.keys() == kind.__dataclass_fields__.keys() for kind in (Ratio, Metric))
+    return list(found.values()) if is_list else found
 
 
 def _replaced(value: object, hidden: Mapping[str, str]) -> object:
@@ -132,13 +228,32 @@ def _take(kind: type[_T], data: Mapping[str, Any], **read: object) -> _T:
     return kind(**{name: data[name] for name in names if name in data and name not in read}, **read)
 
 
-def _row(data: Mapping[str, Any]) -> Row:
-    metric = _take(Metric, data["metric"]) if data["metric"] else None
-    return _take(Row, data, metric=metric, sides=[_side(side) for side in data["sides"]])
+def _row(data: Mapping[str, Any], rounds: int) -> Row:
+    data = {**_EMPTY_ROW, **data}
+    metric = Metric(*data["metric"]) if data["metric"] else None
+    medians = [
+        {name: column[number] for name, column in data["medians"].items()}
+        for number in range(len(data["sides"]))
+    ]
+    return _take(
+        Row,
+        data,
+        metric=metric,
+        sides=[
+            _side({"n": rounds} | side, found) for side, found in zip(data["sides"], medians, strict=True)
+        ],
+        ratios=_ratios(data.get("ratios", {})),
+        to_best={key: _ratios(found) for key, found in data.get("to_best", {}).items()},
+        spans={key: _take(Span, span) if span else None for key, span in data.get("spans", {}).items()},
+    )
 
 
-def _side(data: Mapping[str, Any]) -> Side:
-    return _take(Side, data, runs=[_take(Run, run) for run in data["runs"]])
+def _side(data: Mapping[str, Any], medians: dict[str, float | None]) -> Side:
+    return _take(Side, data, runs=[_take(Run, run) for run in data.get("runs", ())], medians=medians)
+
+
+def _ratios(data: Mapping[str, Any]) -> dict[str, Ratio]:
+    return {name: Ratio(*each) for name, each in data.items()}
 
 
 def _checked(results: Results) -> Results:
@@ -149,10 +264,8 @@ def _checked(results: Results) -> Results:
         if {side.label for side in row.sides} - labels:
             raise ValueError(f"{row.name} has an allocator that is not listed")
         for side in row.sides:
-            for run in side.runs:
-                if not all(
-                    value is None or isinstance(value, (int, float)) for value in run.figures.values()
-                ):
+            for figures in (side.medians, *(run.figures for run in side.runs)):
+                if not all(value is None or isinstance(value, (int, float)) for value in figures.values()):
                     raise ValueError(f"{row.name} has a figure that is no number")
     return results
 
@@ -173,9 +286,10 @@ def load(path: str) -> Results:
         return _checked(
             _take(
                 Results,
-                data,
+                {**_EMPTY, **data},
                 allocators=[_take(Subject, each) for each in data["allocators"]],
-                rows=[_row(row) for row in data["rows"]],
+                rows=[_row(row, data["rounds"]) for row in data["rows"]],
+                means=_ratios(data.get("means", {})),
             )
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -20,12 +20,11 @@ from calm.bench.analysis import (
     Mean,
     Measure,
     Ranking,
-    costs,
     resident_rows,
 )
 from calm.bench.results import RESIDENT, Results, Row, Side
 from calm.measure import METRIC
-from calm.statistics import CONFIDENCE, RESAMPLES, Ratio, median, ratio_of_medians
+from calm.statistics import CONFIDENCE, RESAMPLES, Ratio
 
 # As many as fit on a line, where each takes a lot of it.
 _SIDE_BY_SIDE = (TIME, PEAK)
@@ -167,7 +166,7 @@ def shootdown_grid(analysis: Analysis) -> Grid:
     for row in analysis.results.rows:
         sides = [row.side(label) for label in labels]
         cells = [_count(side, key) for side in sides]
-        started = [median(side.values("threads_started")) for side in row.sides if not side.failure]
+        started = [side.median("threads_started") for side in row.sides if not side.failure]
         least = min((value for value in started if value is not None), default=None)
         most = max((value for value in started if value is not None), default=None)
         threads = "-" if least is None or most is None else f"{least:,.0f}"
@@ -202,7 +201,7 @@ def _count(side: Side | None, key: str) -> str:
         return "-"
     if side.failure:
         return "failed"
-    value = median(side.values(key))
+    value = side.median(key)
     return "-" if value is None else f"{value:,.0f}"
 
 
@@ -217,7 +216,7 @@ def resident_grid(analysis: Analysis) -> Grid | None:
         cells = []
         for label in labels:
             side = row.side(label)
-            value = median(side.values(RESIDENT)) if side and not side.failure else None
+            value = side.median(RESIDENT) if side and not side.failure else None
             cells.append(
                 "failed" if side and side.failure else "-" if value is None else report.memory(value)
             )
@@ -236,16 +235,13 @@ def peer_grid(analysis: Analysis) -> Grid | None:
     for index, row in enumerate(analysis.results.rows):
         cells = []
         for what in _SIDE_BY_SIDE:
-            ranking = analysis.rankings[what.key][index]
-            best, own = ranking.best(analysis.peers), ranking.entry(analysis.subject)
-            own_side, best_side = row.side(analysis.subject), row.side(best.label) if best else None
-            if best is None or own is None or own_side is None or best_side is None:
-                cells.append("failed" if own_side and own_side.failure else "-")
+            ranking, found = analysis.rankings[what.key][index], analysis.to_best_peer[what.key][index]
+            if found is None:
+                side = row.side(analysis.subject)
+                cells.append("failed" if side and side.failure else "-")
                 continue
-            above, below = costs(row, own_side, what), costs(row, best_side, what)
-            shared = min(len(above), len(below))
-            ratio = ratio_of_medians(above[:shared], below[:shared])
-            cells.append(f"{best.label} {interval(ratio)}" + (" ~" if ranking.insensitive else ""))
+            peer, ratio = found
+            cells.append(f"{peer} {interval(ratio)}" + (" ~" if ranking.insensitive else ""))
         grid.rows.append([row.name, *cells])
     if any(cell.endswith(" ~") for row in grid.rows for cell in row):
         grid.notes.append("~ the row tells nobody apart, and is in no mean")
@@ -332,7 +328,7 @@ def conditions(results: Results) -> list[str]:
         for each in results.allocators
     ]
     versions = ", ".join(dict.fromkeys(named))
-    rounds = [len(side.runs) for row in results.rows for side in row.sides if not side.failure]
+    rounds = [side.rounds for row in results.rows for side in row.sides if not side.failure]
     done = f"{min(rounds, default=0)}" if len(set(rounds)) < 2 else f"{min(rounds)} to {max(rounds)}"
     few = "; with so few rounds the intervals are too narrow" if rounds and 1 < min(rounds) < 5 else ""
     stopped = f", stopped before {results.rounds}" if results.interrupted_by is not None else ""
@@ -348,7 +344,7 @@ def conditions(results: Results) -> list[str]:
 
 
 def _rich(grid: Grid) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table = report.table(padding=(0, 1, 0, 0))
     table.add_column(grid.headings[0], no_wrap=True)
     for number, heading in enumerate(grid.headings[1:], 1):
         justify: Literal["left", "right"] = "left" if number in grid.words else "right"

@@ -59,7 +59,7 @@ def _count_cells(count: Count) -> list[str]:
 
 
 def _conflict_table(found: Analysis, level: Level, top: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     table.add_column("", no_wrap=True)
     for heading in (
         "size",
@@ -91,7 +91,7 @@ def _chosen(found: Analysis, top: int) -> list[int]:
 
 def _region_table(found: Analysis, top: int) -> Table:
     """The regions without a count, where frames are hidden or no cache has colors."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("", "address", "size", "resident"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     table.add_column("where from", overflow="fold")
@@ -111,7 +111,7 @@ def _alike(pair: pairs.Pair) -> str:
 
 
 def _pair_table(found: Analysis, top: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("pairs", "the worst", "size"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("start in the same", overflow="fold")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from rich.table import Table
 
 from calm import allocators, measure, options, program, report
 from calm.allocators import Allocator
@@ -228,7 +227,7 @@ def _print(result: Result, file: IO[str]) -> None:
     kernel = f", Linux {outcome.view.kernel}" if outcome.view else ""
     kind = "under KVM" if outcome.accelerator == KVM else "emulated"
     console.print(f"{outcome.plan.topology}, {kind}{kernel}", soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("", "allocator"):
         table.add_column(heading, no_wrap=True)
     for heading in ("median", "ratio"):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
-from rich.table import Table
 
 from calm import machine, measure, options, ranges, report, topology
 from calm.bench import workloads
@@ -25,6 +25,9 @@ from calm.predict.calibration import Calibration
 from calm.predict.fit import Residual, Sample
 from calm.predict.model import LOCAL_CYCLES, OVERCOMMITTED, REMOTE, VIRTUAL
 from calm.progress import Bar
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 THREADS = (1, 2, 3, 4, 6, 8, 12, 16)
 # As dear as these at first; each run's length then tells the next.
@@ -220,9 +223,9 @@ def analyse(
     )
 
 
-def _table(rows: Sequence[Residual]) -> Table:
+def _table(rows: Sequence[Residual]) -> "Table":
     several = any(row.sockets > 1 for row in rows)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     headings = [
         "CPUs",
         "threads",

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from rich.table import Table
 
 from calm import allocators, compare, machine, options, program, ranges, report, said, topology
 from calm.errors import USAGE, CalmError
@@ -34,6 +33,9 @@ from calm.predict.model import (
     Target,
 )
 from calm.predict.offload import FIGURES
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -251,8 +253,8 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 or share == 0 else "under 0.1%"
 
 
-def _table(made: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(made: Report) -> "Table":
+    table = report.table()
     table.add_column("", no_wrap=True)
     for heading in ("interrupts", "their CPU time", "range", "share", "all CPU time", "ratio", "range"):
         table.add_column(heading, no_wrap=True, justify="left" if heading == "range" else "right")

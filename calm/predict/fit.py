@@ -7,16 +7,20 @@ tracepoint tlb:tlb_flush shows it even on one CPU: a quarter of the calls of two
 four. So each other thread is within a call by some chance, and a call costs more if any is.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from calm.errors import CalmError
 from calm.predict.model import socket_factor
 from calm.statistics import CONFIDENCE, SEED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _RESAMPLES = 500
 # So many of the draws must tell a cost: of three rounds one alone is drawn by a chance of 4 %.
@@ -80,6 +84,8 @@ def overlapped(threads: int, chance: float) -> float:
 
 def _robust(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
     """Least squares, where a row that is out of line weighs less the further it is."""
+    import numpy as np
+
     weights: NDArray[Any] = np.ones(len(wanted))
     found: NDArray[Any] = np.zeros(matrix.shape[1])
     for _ in range(_STEPS):
@@ -93,6 +99,8 @@ def _robust(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray
 
 def _call_ns(samples: Sequence[Sample]) -> float:
     """The time of a call, as the median over runs."""
+    import numpy as np
+
     return float(np.median([each.cpu_s / each.calls for each in samples])) * 1e9
 
 
@@ -101,6 +109,8 @@ def _overlap(samples: Sequence[Sample], call_ns: float) -> tuple[float, float]:
 
     The chance is tried in steps; the rest is linear.
     """
+    import numpy as np
+
     alone = [each for each in samples if each.cpus == 1 and each.threads > 1]
     threads = sorted({each.threads for each in alone})
     if not threads:
@@ -119,6 +129,8 @@ def fit(samples: Sequence[Sample]) -> Costs:
 
     As the paper does, C is taken from runs without interrupts, and then a and n from those with them.
     """
+    import numpy as np
+
     alone = [each for each in samples if each.threads == 1]
     several = [each for each in samples if each.cpus > 1 and each.threads > 1]
     telling = [each for each in several if each.interrupts >= _LEAST_SHARE * each.calls]
@@ -153,18 +165,24 @@ def interval(samples: Sequence[Sample]) -> tuple[float, float] | None:
 
     None of fewer than three rounds, and where too many draws tell no cost: the others are not all there is.
     """
+    import numpy as np
+
     rounds = sorted({each.round for each in samples})
     if len(rounds) < INTERVAL_ROUNDS_LEAST:
         return None
     by_round = {number: [each for each in samples if each.round == number] for number in rounds}
     generator = np.random.default_rng(SEED)
-    found = []
-    for _ in range(_RESAMPLES):
-        drawn = generator.choice(rounds, size=len(rounds))
+
+    @cache
+    def of(drawn: tuple[int, ...]) -> float | None:
         try:
-            found.append(fit([each for number in drawn for each in by_round[number]]).local_ns)
+            return fit([each for number in drawn for each in by_round[number]]).local_ns
         except CalmError:
-            continue
+            return None
+
+    # Few rounds have few draws, up to their order: each is fitted once.
+    draws = [tuple(sorted(generator.choice(rounds, size=len(rounds)).tolist())) for _ in range(_RESAMPLES)]
+    found = [local_ns for drawn in draws if (local_ns := of(drawn)) is not None]
     if len(found) < _TELLING * _RESAMPLES:
         return None
     tail = (1 - CONFIDENCE) / 2
@@ -197,6 +215,8 @@ def residuals(
     samples: Sequence[Sample], costs: Costs, left_out: Sequence[int], remote: float
 ) -> list[Residual]:
     """Of every point, the median of its runs."""
+    import numpy as np
+
     found = []
     for point in sorted({each.point for each in samples}):
         runs = [each for each in samples if each.point == point]

@@ -172,7 +172,7 @@ def _from_suite(path: str, case: str | None) -> Inputs:
     for row in rows:
         whole = {}
         for side in row.sides:
-            if side.runs and not side.failure:
+            if side.rounds and not side.failure:
                 keys = [
                     *SHOOTDOWNS[:2],
                     "system_wide_tlb_interrupts",
@@ -180,7 +180,7 @@ def _from_suite(path: str, case: str | None) -> Inputs:
                     "system_s",
                     "threads_started",
                 ]
-                whole[side.label] = {key: median(side.values(key)) for key in keys}
+                whole[side.label] = {key: side.median(key) for key in keys}
         if len(whole) < len(found.labels):
             left_out.append(row.name)
             continue

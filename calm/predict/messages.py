@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from calm import places, report
 from calm.errors import CalmError
 from calm.measure import find_probe
@@ -238,7 +236,7 @@ def print_all(messages: Messages, to_stderr: bool) -> None:
     """The table of pairs, and the rest."""
     console = report.console(sys.stderr if to_stderr else sys.stdout)
     console.print("messages between CPUs: medians, and where eight samples of ten lie", style="bold")
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     for heading in ("CPUs", "which are", "round trip", "", "waking, the waker", "", "and an answer", ""):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("", "which are") else "right")
     for pair in messages.pairs:

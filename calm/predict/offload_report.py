@@ -5,9 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from calm import report
 from calm.errors import USAGE, CalmError
@@ -17,6 +15,9 @@ from calm.predict.messages import SIBLING, Messages, Pair
 from calm.predict.model import Span
 from calm.predict.offload import Latency, On, Published, Sync, Verdict, Work
 from calm.predict.offload_inputs import Found
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,10 @@ def _between(span: Span | None, text: Callable[[float], str], unit: str = "") ->
     return f"{text(span.value)}{unit} ({text(span.low)} to {text(span.high)})"
 
 
-def _table(made: Report) -> Table:
+def _table(made: Report) -> "Table":
     work, published, sync, on = made.work, made.published, made.sync, made.on
     latency = made.latency
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     table.add_column("", no_wrap=True)
     for heading in ("sync, published", "sync, here", "on, here"):
         table.add_column(heading, no_wrap=True, justify="right")

@@ -78,7 +78,7 @@ def _amount(value: float | None, unit: str = "count") -> str:
 
 
 def _totals(profile: Profile) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = report.table(show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", style="dim")
@@ -96,7 +96,7 @@ def _share(part: float | None, whole: float) -> str:
 
 
 def _causes(profile: Profile) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     table.add_column("cause", no_wrap=True)
     for title in ("shootdowns", "", "faults", "", "calls", "CPU time", ""):
         table.add_column(title, justify="right", no_wrap=True)

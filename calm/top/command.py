@@ -15,7 +15,6 @@ from calm import options, ranges, report
 from calm.errors import CalmError
 from calm.top import sampler, system, view
 from calm.top.sampler import Sampler, Snapshot
-from calm.top.terminal import Screen
 
 
 def _pids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
@@ -153,6 +152,8 @@ def _press(watch: _Watch, key: str, can_leave: bool) -> bool:
 
 
 def _live(watch: _Watch, alone: bool) -> None:
+    from calm.top.terminal import Screen
+
     with Screen() as screen:
         watch.state.ascii = not screen.has_unicode
 

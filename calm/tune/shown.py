@@ -3,12 +3,9 @@
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from calm import report
 from calm.allocators import GLIBC
@@ -16,6 +13,10 @@ from calm.statistics import CONFIDENCE, Ratio
 from calm.tune.search import Budget, Outcome
 from calm.tune.space import Setting
 from calm.tune.verdict import ROUNDS_LEAST, Point, Preference, Verdict, is_gain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _ROWS = 6
 _EACH_S = 0.1
@@ -49,6 +50,9 @@ class Shown:
     """A bar and the front on a terminal; elsewhere a line for each phase and each change of the front."""
 
     def __init__(self, budget: Budget) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn
+
         self._budget = budget
         self._terminal = sys.stderr.isatty()
         self._console = report.console(sys.stderr)
@@ -118,7 +122,9 @@ class Shown:
             completed=min(1.0, done),
             description=f"{left}, {_WORDS[self._phase]}: {self._steps}{of}",
         )
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        from rich.console import Group
+
+        table = report.table()
         table.add_column("time", justify="right")
         table.add_column("memory", justify="right")
         table.add_column("the front by now, not confirmed", overflow="ellipsis", no_wrap=True)
@@ -145,9 +151,9 @@ def _value(ratio: Ratio) -> str:
     return "-" if ratio.value is None else f"{ratio.value:.3g}"
 
 
-def front_table(outcome: Outcome) -> Table:
+def front_table(outcome: Outcome) -> "Table":
     """The front and the baseline; then, dim, what was run anew too and turned out to be no better."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = report.table()
     interval = f"{CONFIDENCE:.0%} interval"
     for heading, justify in (("time", "right"), (interval, "left"), ("memory", "right"), (interval, "left")):
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -178,7 +184,7 @@ def gain(verdict: Verdict, memory_label: str) -> str:
     )
 
 
-def _searched(outcome: Outcome, preference: Preference, console: Console) -> None:
+def _searched(outcome: Outcome, preference: Preference, console: "Console") -> None:
     """Where nothing was run anew: what the search saw, by its own name."""
     known = [each for each in outcome.tried.values() if each.looks and each.failure is None]
     best = sorted(
@@ -202,7 +208,7 @@ def show(
     preference: Preference,
     memory_label: str,
     line: str,
-    console: Console,
+    console: "Console",
 ) -> None:
     """The front, the one setting to take, and the line to type."""
     failed = sum(1 for each in outcome.tried.values() if each.failure)
@@ -238,7 +244,7 @@ def show(
     console.print(line, soft_wrap=True)
 
 
-def _mention_memory(outcome: Outcome, preference: Preference, console: Console) -> None:
+def _mention_memory(outcome: Outcome, preference: Preference, console: "Console") -> None:
     """Who asked for time may still like to know what could be saved."""
     if preference.by == "time" and any(is_gain(each.memory) for each in outcome.front):
         console.print("some of the front take less memory: --prefer memory chooses by that", soft_wrap=True)

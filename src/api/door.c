@@ -94,6 +94,7 @@ void door_put_blocks(uint32_t class, void *const *blocks, size_t count) {
     door_report_misuse();
     if (is_second(blocks[0])) {
         governor_put_blocks(offloading_second(), class, blocks, count);
+        server_wake(&calm_server); /* to tidy */
         return;
     }
     struct blocks lent = {class, (void **)(uintptr_t)blocks, count};
@@ -195,6 +196,7 @@ void door_put_large(void *block) {
     if (is_second(block)) {
         this.governor = offloading_second();
         put_large(&this);
+        server_wake(&calm_server); /* to tidy */
         return;
     }
     const struct span *span = heap_large_span(&calm_governor.heap, block);

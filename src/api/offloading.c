@@ -97,8 +97,11 @@ static uint32_t class_of(void *context, const void *block) {
     return page == 0 ? 0 : space->class_of[page];
 }
 
+/* Of both heaps: the second one has no helper. */
 static bool tick(void *context) {
-    return governor_tick(context);
+    struct governor *other = offloading_second_if_made();
+    bool idle = other == NULL || governor_tick(other);
+    return governor_tick(context) && idle;
 }
 
 static void lend(void *context, enum lending lending) {
@@ -214,7 +217,7 @@ struct governor *offloading_second(void) {
     if (atomic_load_explicit(&second_made, memory_order_acquire) == 0) {
         lock_acquire(&second_lock);
         if (atomic_load_explicit(&second_made, memory_order_relaxed) == 0) {
-            /* As the first one, but without a helper: it is there for a while, and small. */
+            /* As the first one; the server tidies it, too. */
             atomic_store_explicit(&second.settings.policy, calm_governor.settings.policy,
                                   memory_order_relaxed);
             atomic_store_explicit(&second.settings.slack, calm_governor.settings.slack, memory_order_relaxed);

@@ -1,26 +1,17 @@
 #include "governor/helper.h"
 
-#include "os/address_space.h"
-#include "os/syscall.h"
+#include "os/futex.h"
 #include "os/thread.h"
-
-#include <linux/futex.h>
-#include <time.h>
 
 #define STACK_BYTES ((size_t)64 << 10)
 /* Windows without work before the helper sleeps until it is rung for. */
 #define QUIET_WINDOWS 20
 
-/* The bell is a count of rings. */
-static void wait_for_bell(struct governor *governor, uint32_t rung, const struct timespec *most) {
-    os_syscall(SYS_futex, (long)&governor->helper_bell, FUTEX_WAIT_PRIVATE, (long)rung, (long)most, 0, 0);
-}
-
 static void run(void *argument) {
     struct governor *governor = argument;
-    const struct timespec window = {0, (long)WINDOW_NS};
     unsigned quiet = 0;
     for (;;) {
+        /* The bell is a count of rings. */
         uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_relaxed);
         bool idle = governor_tick(governor);
         quiet = idle ? quiet + 1 : 0;
@@ -33,12 +24,13 @@ static void run(void *argument) {
              * more. */
             atomic_store_explicit(&governor->helper, HELPER_ASLEEP, memory_order_seq_cst);
             if (governor_is_untouched(governor)) {
-                wait_for_bell(governor, rung, NULL);
+                futex_wait(&governor->helper_bell, rung, 0);
             }
             atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
             quiet = 0;
         }
-        wait_for_bell(governor, atomic_load_explicit(&governor->helper_bell, memory_order_relaxed), &window);
+        rung = atomic_load_explicit(&governor->helper_bell, memory_order_relaxed);
+        futex_wait(&governor->helper_bell, rung, WINDOW_NS);
     }
 }
 
@@ -60,6 +52,6 @@ void helper_wake(struct governor *governor) {
     if (atomic_compare_exchange_strong_explicit(&governor->helper, &asleep, HELPER_AWAKE,
                                                 memory_order_seq_cst, memory_order_relaxed)) {
         atomic_fetch_add_explicit(&governor->helper_bell, 1, memory_order_seq_cst);
-        os_syscall(SYS_futex, (long)&governor->helper_bell, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+        futex_wake_all(&governor->helper_bell);
     }
 }

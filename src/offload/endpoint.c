@@ -1,6 +1,7 @@
 #include "offload/endpoint.h"
 
 #include "os/futex.h"
+#include "os/syscall.h"
 
 #define SPINS 64
 

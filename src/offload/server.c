@@ -211,7 +211,10 @@ static void rest(struct server *server, uint64_t now) {
     uint64_t start = clock_now_ns(); /* the window's work is over */
     sleep_for(server, for_good ? 0 : server->nap_ns);
     server->crowd.slept_ns += clock_now_ns() - start;
-    server->nap_ns = server->nap_ns * 2 < NAP_NS_MOST ? server->nap_ns * 2 : NAP_NS_MOST;
+    /* Whoever ends a sleep for good may have left something to tidy once a window is over. */
+    server->nap_ns = for_good                           ? NAP_NS_LEAST
+                     : server->nap_ns * 2 < NAP_NS_MOST ? server->nap_ns * 2
+                                                        : NAP_NS_MOST;
 }
 
 static void park(struct server *server) {

@@ -3,6 +3,7 @@
 #include "offload/client.h"
 #include "os/clock.h"
 #include "os/futex.h"
+#include "os/syscall.h"
 
 #define SPINS 1024
 

@@ -191,7 +191,7 @@ bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t se
 
 /* As many pages as make the answer plain, of the color or, evenly, of the others. */
 static size_t gather_for(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
-                         uint16_t color, bool same, uint32_t *set) {
+                         size_t color, bool same, uint32_t *set) {
     size_t count = 0;
     for (uint32_t i = 0; i < pages && count < 3 * conflicts->ways; i++) {
         if (color_of[i] != BALANCE_UNKNOWN && (color_of[i] == color) == same) {
@@ -204,7 +204,7 @@ static size_t gather_for(const struct conflicts *conflicts, const uint16_t *colo
 bool conflicts_confirm(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
                        uint32_t *scratch) {
     struct search search = {.conflicts = conflicts};
-    for (uint16_t color = 0; color < conflicts->colors; color++) {
+    for (size_t color = 0; color < conflicts->colors; color++) {
         size_t same = gather_for(conflicts, color_of, pages, color, true, scratch);
         /* The first of them is the one that is asked for. */
         if (same < 2 * conflicts->ways || !surely_evicts(&search, scratch[0], scratch + 1, same - 1)) {

@@ -77,6 +77,18 @@ static _Atomic(size_t) module_count;
 #define HAVE_FIND_OBJECT 1
 /* Weak: the library also runs with older ones. */
 extern __typeof__(_dl_find_object) _dl_find_object __attribute__((weak));
+
+/* The C library of a static program allocates before it can find objects, and is done with that before the
+ * constructors. */
+static _Atomic(bool) constructed;
+
+__attribute__((constructor)) static void note_constructors(void) {
+    atomic_store_explicit(&constructed, true, memory_order_relaxed);
+}
+
+static bool can_find_objects(void) {
+    return atomic_load_explicit(&constructed, memory_order_relaxed) || getauxval(AT_BASE) != 0;
+}
 #endif
 #endif
 
@@ -84,7 +96,7 @@ static bool find_module(uintptr_t address, struct cfi_module *module) {
 #if defined(HAVE_FIND_OBJECT)
     if (_dl_find_object != NULL) {
         struct dl_find_object found;
-        if (_dl_find_object((void *)address, &found) != 0) {
+        if (!can_find_objects() || _dl_find_object((void *)address, &found) != 0) {
             return false;
         }
         *module = (struct cfi_module){.start = (uintptr_t)found.dlfo_map_start,

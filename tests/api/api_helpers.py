@@ -18,7 +18,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).absolute()
-BUILD_AARCH64 = Path(os.environ.get("CALMALLOC_BUILD_AARCH64", REPOSITORY / "build/aarch64")).absolute()
+BUILD_AARCH64 = BUILD.with_name("aarch64")
+BUILD_MUSL = BUILD.with_name("musl")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 CANNOT = 77  # what the programs exit with where the machine does not allow what the case is about
@@ -52,6 +53,14 @@ def built(name: str, folder: Path = BUILD) -> Path:
 
 def shared_library() -> Path:
     return built("libcalmalloc.so")
+
+
+def program(name: str, folder: Path = BUILD) -> Path:
+    """A program of these tests."""
+    path = folder / "tests/api" / name
+    build = f"cmake --build {folder} --target programs"
+    assert path.is_file(), f"{path} is not built: {build}"
+    return path
 
 
 def archive() -> Path:
@@ -143,25 +152,22 @@ def run_command(
 
 
 class Programs:
-    """Each program is built once for each way, when it is first run."""
+    """The programs that the build has made, one for each way; those in C++, when they are first run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.made: dict[tuple[str, str], Path] = {}
 
     def path(self, name: str, way: str) -> Path:
         kind = "plain" if way in (GLIBC, PRELOAD) else way
-        if (name, kind) not in self.made:
-            self.made[name, kind] = self.build(name, kind)
-        return self.made[name, kind]
+        if (SOURCES / f"{name}.cpp").exists():
+            return self.build(name, kind)
+        return program(f"{name}-{kind}")
 
     def build(self, name: str, kind: str) -> Path:
         output = self.folder / f"{name}-{kind}"
-        cxx = (SOURCES / f"{name}.cpp").exists()
-        if cxx:
-            command: list[str | Path] = [tool("g++", "g++"), *CXX_FLAGS, SOURCES / f"{name}.cpp"]
-        else:
-            command = [tool("cc", "gcc"), *C_FLAGS, INCLUDE, SOURCES / f"{name}.c", SOURCES / "support.c"]
+        if output.exists():
+            return output
+        command: list[str | Path] = [tool("g++", "g++"), *CXX_FLAGS, SOURCES / f"{name}.cpp"]
         if kind == LINKED:
             command += ["-DLINKED", shared_library(), f"-Wl,-rpath,{BUILD}"]
         elif kind == STATIC:

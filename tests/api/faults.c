@@ -22,6 +22,24 @@ static void count(const void *block) {
 
 /* ---- calls that fail now and then, or from some moment on ---- */
 
+/* A line of each kibibyte: these programs run once for each call that may fail. */
+enum { LINE = 64, APART = 1024 };
+
+static void fill_sparsely(unsigned char *block, size_t bytes, uint64_t mark) {
+    for (size_t at = 0; at < bytes; at += APART) {
+        fill(block + at, bytes - at < LINE ? bytes - at : LINE, mark + at);
+    }
+}
+
+static bool is_filled_sparsely(const unsigned char *block, size_t bytes, uint64_t mark) {
+    for (size_t at = 0; at < bytes; at += APART) {
+        if (!is_filled(block + at, bytes - at < LINE ? bytes - at : LINE, mark + at)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void use_size(size_t bytes, size_t blocks, size_t thread) {
     unsigned char **rows = calloc(blocks, sizeof *rows);
     count(rows);
@@ -37,20 +55,20 @@ static void use_size(size_t bytes, size_t blocks, size_t thread) {
             count(rows[i]);
             if (rows[i] != NULL) {
                 CHECK(i % 3 != 2 || is_zero(rows[i], bytes < 4096 ? bytes : 4096));
-                fill(rows[i], bytes, i + thread);
+                fill_sparsely(rows[i], bytes, i + thread);
             }
         }
         for (size_t i = 0; i < blocks; i++) {
             if (rows[i] == NULL) {
                 continue;
             }
-            CHECK(is_filled(rows[i], bytes, i + thread));
+            CHECK(is_filled_sparsely(rows[i], bytes, i + thread));
             if (i % 5 == 0) {
                 unsigned char *grown = realloc(rows[i], bytes * 2);
                 count(grown);
                 rows[i] = grown != NULL ? grown : rows[i];
-                CHECK(is_filled(rows[i], bytes / 8 * 8, i + thread));
-                fill(rows[i], bytes, i + thread);
+                CHECK(is_filled_sparsely(rows[i], bytes, i + thread));
+                fill_sparsely(rows[i], bytes, i + thread);
             }
             if (i % 2 == round) {
                 free(rows[i]);
@@ -63,7 +81,7 @@ static void use_size(size_t bytes, size_t blocks, size_t thread) {
     }
     for (size_t i = 0; i < blocks; i++) {
         if (rows[i] != NULL) {
-            CHECK(is_filled(rows[i], bytes, i + thread));
+            CHECK(is_filled_sparsely(rows[i], bytes, i + thread));
         }
         free(rows[i]);
     }
@@ -71,11 +89,11 @@ static void use_size(size_t bytes, size_t blocks, size_t thread) {
 }
 
 static void use_all_sizes(size_t thread) {
-    use_size(40, 5000, thread);
-    use_size(700, 1000, thread);
-    use_size(9000, 300, thread);
-    use_size(70 * KIB, 40, thread);
-    use_size(3 * MIB, 4, thread);
+    use_size(40, 2000, thread);
+    use_size(700, 400, thread);
+    use_size(9000, 100, thread);
+    use_size(70 * KIB, 20, thread);
+    use_size(3 * MIB, 3, thread);
     void *aligned = NULL;
     int error = posix_memalign(&aligned, 2 * MIB, 3 * MIB);
     CHECK(error == 0 || error == ENOMEM);
@@ -126,6 +144,23 @@ static void survive(const char *unused) {
 static size_t limit_block;
 static _Atomic(size_t) got;
 
+/* Of a large block only its ends: where two blocks share memory, one's end lies within the other, or they are
+ * one. */
+static void fill_ends(unsigned char *block, size_t bytes, uint64_t mark) {
+    if (bytes < 64 * KIB) {
+        fill(block, bytes, mark);
+    } else {
+        fill(block, 4 * LINE, mark);
+        fill(block + bytes - 4 * LINE, 4 * LINE, mark + 1);
+    }
+}
+
+static bool has_ends(const unsigned char *block, size_t bytes, uint64_t mark) {
+    return bytes < 64 * KIB
+               ? is_filled(block, bytes, mark)
+               : is_filled(block, 4 * LINE, mark) && is_filled(block + bytes - 4 * LINE, 4 * LINE, mark + 1);
+}
+
 /* As much as there is, and then all of it back. */
 static size_t exhaust(size_t bytes) {
     void *chain = NULL;
@@ -137,7 +172,7 @@ static size_t exhaust(size_t bytes) {
             break;
         }
         CHECK_EQUAL(errno, 0);
-        fill(block + 1, bytes - sizeof *block, blocks);
+        fill_ends((unsigned char *)(block + 1), bytes - sizeof *block, blocks);
         *block = chain;
         chain = block;
         blocks++;
@@ -152,7 +187,7 @@ static size_t exhaust(size_t bytes) {
     }
     for (size_t i = blocks; i > 0; i--) {
         void **block = chain;
-        CHECK(is_filled(block + 1, bytes - sizeof *block, i - 1));
+        CHECK(has_ends((unsigned char *)(block + 1), bytes - sizeof *block, i - 1));
         chain = *block;
         free(block);
     }

@@ -373,6 +373,46 @@ static void stops(const char *unused) {
     wait_until_served();
 }
 
+/* ---- the second heap ---- */
+
+static void wait_until_tidy(void) {
+    for (double until = seconds_now() + PATIENCE;; sleep_seconds(0.05)) {
+        struct calm_stats stats = stats_now();
+        if (stats.retained + stats.cached <= 256 * KIB) {
+            return;
+        }
+        CHECK(seconds_now() < until);
+    }
+}
+
+/* What served where the server did not is tidied as the first heap is, also what is freed much later. */
+static void tidied(const char *unused) {
+    enum { BLOCKS = 200 };
+    (void)unused;
+    void **blocks = own_pages(BLOCKS * sizeof *blocks);
+    use_blocks(1, 1000);
+    start_debugger();
+    uint64_t lost = stats_now().offload_lost;
+    ask_debugger(STOP);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = malloc(100 * KIB);
+        CHECK(blocks[i] != NULL);
+        fill(blocks[i], 100 * KIB, i);
+    }
+    CHECK(stats_now().offload_lost > lost);
+    ask_debugger(GO_ON);
+    wait_until_served();
+    for (size_t half = 0; half < 2; half++) {
+        for (size_t i = half; i < BLOCKS; i += 2) {
+            CHECK(is_filled(blocks[i], 100 * KIB, i));
+            free(blocks[i]);
+        }
+        wait_until_tidy();
+        sleep_seconds(1); /* it may sleep by then */
+    }
+    end_debugger();
+}
+
 /* ---- forks while it starts ---- */
 
 static atomic_int stage;
@@ -605,9 +645,16 @@ static void misuse_while_stopped(const char *bytes) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"stopped", stopped}, {"stops", stops},       {"fork-while-starting", fork_while_starting},
-        {"idle", idle},       {"one-each", one_each}, {"placed", placed},
-        {"none", none},       {"settings", settings}, {"misuse-while-stopped", misuse_while_stopped},
+        {"stopped", stopped},
+        {"stops", stops},
+        {"fork-while-starting", fork_while_starting},
+        {"idle", idle},
+        {"one-each", one_each},
+        {"placed", placed},
+        {"none", none},
+        {"tidied", tidied},
+        {"settings", settings},
+        {"misuse-while-stopped", misuse_while_stopped},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

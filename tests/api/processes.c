@@ -70,21 +70,21 @@ static void fork_or_work(size_t thread) {
 
 /* While others allocate. */
 static void fork_storm(const char *argument) {
-    forks_wanted = number(argument, 300);
+    forks_wanted = number(argument, 40);
     run_threads(4, fork_or_work);
     fork_once(1);
 }
 
 /* From several threads at once. */
 static void fork_from_threads(size_t thread) {
-    for (size_t i = 0; i < 40; i++) {
+    for (size_t i = 0; i < forks_wanted; i++) {
         use_blocks(i, 50);
         fork_once(thread + i);
     }
 }
 
-static void forks_at_once(const char *unused) {
-    (void)unused;
+static void forks_at_once(const char *argument) {
+    forks_wanted = number(argument, 15);
     run_threads(4, fork_from_threads);
 }
 
@@ -228,7 +228,7 @@ static void fork_or_exchange(size_t thread) {
 
 /* While blocks are on their way from those that allocated them to those that free them. */
 static void fork_in_flight(const char *argument) {
-    forks_wanted = number(argument, 60);
+    forks_wanted = number(argument, 25);
     run_threads(4, fork_or_exchange);
     free_all_letters();
 }
@@ -241,10 +241,9 @@ static void allocate_a_little(void) {
     free(block);
 }
 
-static void fork_handlers(const char *unused) {
-    (void)unused;
+static void fork_handlers(const char *argument) {
     CHECK(pthread_atfork(allocate_a_little, allocate_a_little, allocate_a_little) == 0);
-    forks_wanted = 100;
+    forks_wanted = number(argument, 40);
     run_threads(3, fork_or_work);
 }
 
@@ -481,7 +480,7 @@ static void *end_with_keys(void *argument) {
 
 /* By pthread_exit and by return, with destructors of thread-specific data. */
 static void thread_ends(const char *argument) {
-    size_t waves = number(argument, 100);
+    size_t waves = number(argument, 40);
     for (size_t i = 0; i < 3; i++) {
         CHECK(pthread_key_create(&keys[i], destroy) == 0);
     }

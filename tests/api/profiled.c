@@ -140,7 +140,7 @@ static int switched(const char *path) {
     nest(1, before_site);
     CHECK(set("profile", "1g") == 0);
     keep(malloc(1000)); /* now so much is left to the next sample, until that is drawn anew */
-    CHECK(set("profile", "32k") == 0);
+    CHECK(set("profile", "8k") == 0);
     nest(1, during_site);
     nest(1, resized_site);
     nest(1, aligned_site);

@@ -1,7 +1,7 @@
 /*
- * soak SECONDS [SEED]: a service in small. Sessions of mixed lifetimes come steadily, in bursts, or not at
+ * soak SECONDS [CYCLES]: a service in small. Sessions of mixed lifetimes come steadily, in bursts, or not at
  * all; what the process holds resident is compared with what its sessions hold, after each phase, for as long
- * as it runs.
+ * as it runs: so many seconds, and cycles.
  */
 #include "api.h"
 #include "names.h"
@@ -158,7 +158,8 @@ int main(int argc, char **argv) {
         CHECK(pthread_create(&threads[i], NULL, serve, (void *)i) == 0);
     }
     uint64_t cycles = 0, busy_worst = 0, live_most = 0;
-    while (seconds_now() - start < seconds) {
+    uint64_t cycles_least = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
+    while (seconds_now() - start < seconds || cycles < cycles_least) {
         uint64_t cycle_live = 0, cycle_grown = 0;
         for (size_t at = 0; at < PHASES; at++) {
             atomic_store(&phase, (int)at);

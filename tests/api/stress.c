@@ -14,11 +14,13 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define SLOTS        400
-#define MAIL         64
-#define SMALL        (8 * KIB) /* up to here every byte is filled and checked */
-#define SAMPLE       32
-#define KEEP_PERCENT 75 /* of the limit at least comes free between two purges */
+#define SLOTS            400
+#define MAIL             64
+#define SMALL            (8 * KIB) /* up to here every byte is filled and checked */
+#define SAMPLE           32
+#define ROUNDS_LEAST     3 /* and operations, unless there is a server, which they may have to wait for */
+#define OPERATIONS_LEAST 12000
+#define KEEP_PERCENT     75 /* of the limit at least comes free between two purges */
 
 enum kind { PLAIN, ALIGNED };
 
@@ -419,6 +421,15 @@ static void read_arguments(int argc, char **argv) {
     live_each = live_mib * MIB / threads;
 }
 
+/* However slow the machine is. While the workers are parked. */
+static bool has_done_enough(uint64_t rounds, bool served) {
+    uint64_t done = 0;
+    for (size_t i = 0; i < threads; i++) {
+        done += workers[i].operations;
+    }
+    return done > OPERATIONS_LEAST && (rounds >= ROUNDS_LEAST || served);
+}
+
 int main(int argc, char **argv) {
     static char out[4096];
     setvbuf(stdout, out, _IOFBF, sizeof out);
@@ -455,7 +466,9 @@ int main(int argc, char **argv) {
                 check_trim(&random);
             }
         }
-        more = rounds_wanted > 0 ? rounds + 1 < rounds_wanted : seconds_now() - start < seconds;
+        more = rounds_wanted > 0
+                   ? rounds + 1 < rounds_wanted
+                   : seconds_now() - start < seconds || !has_done_enough(rounds, last.offload_calls > 0);
         atomic_store(&stopping, !more);
         atomic_store(&retiring, rounds % 8 == 7);
         bool retire = more && rounds % 8 == 7;

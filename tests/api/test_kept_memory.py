@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from api_helpers import GLIBC, KIB, MIB, OFFLOAD, OURS, PRELOAD, Programs, Ran
+from api_helpers import GLIBC, MIB, OFFLOAD, OURS, PRELOAD, Programs, Ran
 
 PEAK = 175 * MIB  # at least: eight threads hold 200 MiB, or a little less, in whole blocks
 OTHER = 3 * MIB  # stacks and what the C library holds for each thread
@@ -52,20 +52,17 @@ def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) 
     assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
     assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER + 24 * MIB, ran.stdout
-    ran = programs.run(PRELOAD, "retention", "idle-longer", f"{block},others", options=OFFLOAD)
-    assert ran["retained_idle"] <= 256 * KIB
-    assert ran["cached_idle"] <= 256 * KIB
-    assert ran["kept_idle"] <= OTHER + 4 * MIB
+    ran = programs.run(PRELOAD, "retention", "idle-with-server", f"{block},others", options=OFFLOAD)
+    assert ran["settled"] == 1
 
 
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
-def test_an_idle_second_later_next_to_nothing(programs: Programs, block: int, way: str) -> None:
+def test_idle_next_to_nothing_in_the_end(programs: Programs, block: int, way: str) -> None:
+    """How soon is shown by a clock that a test drives: tests/c/test_governor_native.c."""
     ran = programs.run(way, "retention", "idle", f"{block},others", options="background=on")
     assert ran["peak"] > PEAK
-    assert ran["retained_idle"] <= 256 * KIB
-    assert ran["cached_idle"] <= 256 * KIB
-    assert ran["kept_idle"] <= OTHER
+    assert ran["settled"] == 1
 
 
 def test_the_figures_can_be_bad(programs: Programs) -> None:

@@ -25,7 +25,7 @@ EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
 @pytest.mark.parametrize("option", EACH)
 def test_valid_option(programs: Programs, option: str) -> None:
     """It is taken without a word, and the report names it."""
-    ran = programs.run(PRELOAD, "stress", "seconds=0.2", options=f"{option},report=exit")
+    ran = programs.run(PRELOAD, "stress", "rounds=2", options=f"{option},report=exit")
     assert complaints(ran.stderr) == []
     name, value = option.split("=")
     text = str({**ran.report, **ran.report.get("options", {})}.get(name))
@@ -35,7 +35,7 @@ def test_valid_option(programs: Programs, option: str) -> None:
 def test_all_at_once(programs: Programs) -> None:
     options = ",".join(f"{name}={values[-1]}" for name, values in VALID.items())
     for way in OURS:
-        assert programs.run(way, "stress", "seconds=0.2", options=options).stderr == ""
+        assert programs.run(way, "stress", "rounds=2", options=options).stderr == ""
 
 
 @pytest.mark.parametrize("way", OURS)
@@ -66,7 +66,7 @@ def test_all_at_once(programs: Programs) -> None:
 )
 def test_bad_option(programs: Programs, way: str, options: str, named: list[str]) -> None:
     """One line for each, which names it; the rest is as if it were not there."""
-    ran = programs.run(way, "stress", "seconds=0.1", options=f"{options},report=exit")
+    ran = programs.run(way, "stress", "rounds=2", options=f"{options},report=exit")
     lines = [line for line in ran.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == len(named), ran.stderr
     for line, name in zip(lines, named, strict=True):
@@ -79,16 +79,16 @@ def test_bad_option(programs: Programs, way: str, options: str, named: list[str]
 @pytest.mark.parametrize("options", ["", "policy=paper"])
 def test_silent(programs: Programs, options: str) -> None:
     for way in OURS:
-        assert programs.run(way, "stress", "seconds=0.2", CALM_OPTIONS=options).stderr == ""
+        assert programs.run(way, "stress", "rounds=2", CALM_OPTIONS=options).stderr == ""
 
 
 def test_report_at_exit(programs: Programs) -> None:
     for way in OURS:
-        ran = programs.run(way, "stress", "seconds=0.3", options="report=exit")
+        ran = programs.run(way, "stress", "rounds=2", options="report=exit")
         assert ran.stderr.count("\n") == 1
         assert ran.report["in_use"] + ran.report["retained"] == ran.report["footprint"]
         assert ran.report["dirtied"] >= ran["dirtied"]
-    assert programs.run(PRELOAD, "stress", "seconds=0.2", options="report=off").stderr == ""
+    assert programs.run(PRELOAD, "stress", "rounds=2", options="report=off").stderr == ""
 
 
 def test_a_report_for_each_process(programs: Programs) -> None:

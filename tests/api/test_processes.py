@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 from api_helpers import (
-    C_FLAGS,
     GLIBC,
-    INCLUDE,
     LINKED,
     MIB,
     MODES,
     OFFLOAD,
     OURS,
     PRELOAD,
-    SOURCES,
     STATIC,
     Programs,
-    compile_program,
+    program,
     shared_library,
-    tool,
 )
 
 CASES = [
@@ -62,8 +58,8 @@ def test_ends_while_busy(programs: Programs, end: str, status: int, mode: str) -
 @pytest.mark.parametrize("background", ["on", "off"])
 @pytest.mark.parametrize("mode", MODES)
 def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
-    """Hundreds of forks while three other threads allocate."""
-    forks = "300" if mode == "cache=auto" else "100"
+    """While three other threads allocate."""
+    forks = "100" if mode == "cache=auto" else "40"
     programs.run(PRELOAD, "processes", "fork-storm", forks, options=f"{mode},background={background}")
 
 
@@ -91,19 +87,10 @@ def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
     assert ran["kept"] < 24 * MIB
 
 
-@pytest.fixture(scope="session")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("plugin") / "plugin.so"
-    compile_program(
-        [tool("cc", "gcc"), *C_FLAGS, INCLUDE, "-shared", "-fPIC", SOURCES / "plugin.c", "-o", output]
-    )
-    return output
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", [GLIBC, *OURS])
-def test_before_and_after_main(programs: Programs, plugin: Path, way: str, mode: str) -> None:
-    assert programs.run(way, "early_late", plugin, options=mode)["after_main"] == 1
+def test_before_and_after_main(programs: Programs, way: str, mode: str) -> None:
+    assert programs.run(way, "early_late", program("plugin-0.so"), options=mode)["after_main"] == 1
 
 
 @pytest.fixture(scope="session")
@@ -112,13 +99,10 @@ def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("hogs")
     made = []
     for size in (256, 32, 8):
-        first = folder / f"hog-{size}-0.so"
-        command = [tool("cc", "gcc"), *C_FLAGS, INCLUDE, "-shared", "-fPIC", f"-DHOG={size}"]
-        compile_program([*command, SOURCES / "plugin.c", "-o", first])
-        made.append(first)
-        for i in range(1, 60):
+        plugin = program(f"plugin-{size}.so").read_bytes()
+        for i in range(60):
             made.append(folder / f"hog-{size}-{i}.so")
-            made[-1].write_bytes(first.read_bytes())
+            made[-1].write_bytes(plugin)
     return made
 
 
@@ -141,6 +125,16 @@ def test_interrupted_at_every_instruction(programs: Programs, case: str, mode: s
         assert ran["interrupts"] > 2000
     if case != "timers":
         assert ran["moves"] > 1000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "case", ["fork-storm", "forks-at-once", "fork-in-flight", "fork-handlers", "thread-ends"]
+)
+def test_processes_at_length(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "processes", case, "1000", options=mode, timeout=800)
 
 
 @pytest.mark.long

@@ -2,9 +2,11 @@
 #ifndef CALM_TESTS_CHECK_H
 #define CALM_TESTS_CHECK_H
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* _Exit: in a forked child, too, nothing of the parent's may be flushed or run twice. */
@@ -26,6 +28,47 @@
             _Exit(1);                                                                                      \
         }                                                                                                  \
     } while (0)
+
+/* Seconds to wait for what must become true: many times what it takes on a busy machine. */
+#define PATIENCE_S 300
+
+/* A clock that no test drives. */
+static inline double check_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_RAW, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static inline void check_nap(long ns) {
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+/* Waits for what another thread or the kernel is to do. */
+#define WAIT_UNTIL(condition)                                                 \
+    do {                                                                      \
+        for (double wait_end = check_seconds() + PATIENCE_S; !(condition);) { \
+            check_nap(200000);                                                \
+            CHECK(check_seconds() < wait_end);                                \
+        }                                                                     \
+    } while (0)
+
+/*
+ * Where a test's random numbers begin: printed, and as CALM_TEST_SEED says, so that a run can be had again.
+ * Never 0.
+ */
+static inline uint64_t check_seed(uint64_t usual) {
+    const char *asked = getenv("CALM_TEST_SEED");
+    uint64_t seed = asked == NULL ? usual : strtoull(asked, NULL, 0);
+    seed = seed == 0 ? 1 : seed;
+    printf("CALM_TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}
+
+/* How often a random test does what it usually does so often: as many times as CALM_TEST_FACTOR says. */
+static inline uint64_t check_rounds(uint64_t usual) {
+    const char *asked = getenv("CALM_TEST_FACTOR");
+    return asked == NULL ? usual : usual * strtoull(asked, NULL, 10);
+}
 
 /* What a test does to its process for good (a filter, a limit, a first call) ends with the child. */
 static inline void in_child(void (*test)(void)) {

@@ -31,6 +31,7 @@
 
 #include "check.h"
 #include "machine_files.h"
+#include "test_clock.h"
 
 #define KEPT_ERRNO 1234 /* none of the system's */
 
@@ -40,22 +41,6 @@ enum { COLORS = 8, WAYS = 8, COLORS_NOT_TIMED = 128 };
 static char poor_root[] = "/tmp/calm-test-colored-XXXXXX";
 static size_t page_bytes;
 static bool frames_are_shown;
-
-/* ---- a clock that can hurry ---- */
-
-int __real_clock_gettime(clockid_t clock, struct timespec *time);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
-
-static atomic_bool hurries;
-static atomic_int looks; /* at the clock, each of which finds it a second later */
-
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
-    int result = __real_clock_gettime(clock, time);
-    if (atomic_load(&hurries)) {
-        time->tv_sec += atomic_fetch_add(&looks, 1);
-    }
-    return result;
-}
 
 /* ---- a cache that is simulated ---- */
 
@@ -949,20 +934,21 @@ static void test_whom_to_believe(void) {
     simulated = NULL;
 }
 
-/* Of a cache that answers nothing, a larger block may be asked for longer. */
+/* Of a cache that answers nothing, a larger block may be asked for longer: each reading of the clock is a
+ * second later. */
 static void test_time_grows_with_the_block(void) {
     const size_t sizes[] = {(size_t)1 << 20, (size_t)32 << 20};
-    int looked[2];
+    uint64_t looked[2];
     simulated = by_none;
     for (size_t i = 0; i < 2; i++) {
-        atomic_store(&looks, 0);
-        atomic_store(&hurries, true);
+        uint64_t before = clock_readings();
+        clock_set_step(1000 * CLOCK_MS);
         CHECK_EQUAL(why_not(root, sizes[i], 2 | CALM_COLORED_TIMED), EAGAIN);
-        atomic_store(&hurries, false);
-        looked[i] = atomic_load(&looks);
+        clock_set_step(0);
+        looked[i] = clock_readings() - before;
     }
-    CHECK(looked[0] <= 18);
-    CHECK(looked[1] > looked[0] + 4 && looked[1] <= 28); /* ten, and what time really passes */
+    CHECK(looked[0] > 10 && looked[0] <= 12);
+    CHECK_EQUAL(looked[1], looked[0] + 10);
     simulated = NULL;
 }
 
@@ -1057,15 +1043,15 @@ static void test_by_time(void) {
 
 /* The search asks for the time before each question. */
 static void test_time_is_bounded(void) {
-    atomic_store(&looks, 0);
-    atomic_store(&hurries, true);
+    uint64_t before = clock_readings();
+    clock_set_step(1000 * CLOCK_MS);
     errno = 0;
     char *block = calm_colored_alloc(1 << 20, 2 | CALM_COLORED_TIMED);
     int error = errno;
-    atomic_store(&hurries, false);
+    clock_set_step(0);
     CHECK(block == NULL);
     CHECK(error == EAGAIN || error == ENOTSUP || error == ENOMEM);
-    CHECK(atomic_load(&looks) <= 20);
+    CHECK(clock_readings() - before <= 12);
 }
 
 int main(void) {
@@ -1089,6 +1075,7 @@ int main(void) {
     test_votes();
     test_evictions();
     test_by_time();
+    clock_stop(); /* from here on what is found out by time has the time that it needs */
     test_time_is_bounded();
     if (frames_are_shown) {
         in_child(test_fork_while_an_early_block_is_made);

@@ -87,13 +87,15 @@ static size_t count_wrong(size_t colors, size_t pages, size_t *unknown) {
     return wrong;
 }
 
+static uint64_t first_seed;
+
 static void test_all_are_found(void) {
     static const size_t shapes[][2] = {{1, 8}, {2, 4}, {8, 8}, {32, 16}, {64, 10}, {16, 20}};
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
         size_t colors = shapes[shape][0];
         size_t ways = shapes[shape][1];
         size_t pages = conflicts_pages_least(colors, ways);
-        for (uint64_t seed = 1; seed <= 3; seed++) {
+        for (uint64_t seed = first_seed; seed < first_seed + 3; seed++) {
             struct conflicts conflicts = question(colors, ways);
             size_t unknown;
             CHECK(pages <= PAGES_MOST);
@@ -107,7 +109,7 @@ static void test_all_are_found(void) {
 
 static void test_wrong_answers_do_little(void) {
     enum { COLORS = 32, WAYS = 16, PAGES = 3072 };
-    for (uint64_t seed = 1; seed <= 5; seed++) {
+    for (uint64_t seed = first_seed; seed < first_seed + 5; seed++) {
         struct conflicts conflicts = question(COLORS, WAYS);
         size_t unknown;
         set_up(COLORS, PAGES, WAYS, 50, seed);
@@ -227,6 +229,7 @@ static void test_it_ends_when_told_to(void) {
 }
 
 int main(void) {
+    first_seed = check_seed(1);
     test_all_are_found();
     test_wrong_answers_do_little();
     test_another_cache_is_noticed();

@@ -26,7 +26,12 @@
 static const uint32_t some_classes[CLASSES] = {1, 5, 17, 40, 72};
 
 static struct size_classes classes;
-static double seconds = 3;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static uint64_t enough_operations = 600000;
+#else
+static uint64_t enough_operations = 15000000;
+#endif
+static uint64_t seed;
 static size_t threads;
 static cpu_set_t allowed;
 static _Atomic(bool) stop;
@@ -251,7 +256,7 @@ static void to_pool(void *context, void *const *blocks, size_t count) {
 
 static void *drain(void *unused) {
     (void)unused;
-    uint64_t random = 4242;
+    uint64_t random = seed * 4242;
     while (!atomic_load(&stop)) {
         unsigned region = (unsigned)(next_random(&random) % calm_caches.count);
         cpu_cache_drain(&calm_caches, region, next_random(&random) % 8 == 0, to_pool, NULL);
@@ -259,7 +264,7 @@ static void *drain(void *unused) {
         CHECK(cpu_caches_blocks(&calm_caches, &bytes) <= cpu_caches_most_blocks(&calm_caches));
         CHECK(bytes <= cpu_caches_most_bytes(&calm_caches));
         if (next_random(&random) % 16 == 0) {
-            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            check_nap(100000);
         }
     }
     return NULL;
@@ -290,6 +295,10 @@ static void check_all_tokens(void) {
     CHECK_EQUAL(total, TOKENS);
 }
 
+static bool has_done_enough(void) {
+    return operations >= enough_operations && drained > 1000 && moves > 50 && signals > 1000 && grown > 100;
+}
+
 static void run_mode(const char *name, struct rseq_place place, enum cache_mode mode) {
     pthread_t drainers[2];
     CHECK(cpu_caches_init(&calm_caches, &classes, place));
@@ -303,17 +312,13 @@ static void run_mode(const char *name, struct rseq_place place, enum cache_mode 
     }
     for (size_t i = 0; i < threads; i++) {
         workers[i].name = (int)i + 1;
-        workers[i].random = (i + 1) * 2654435761U;
+        workers[i].random = (i + seed) * 2654435761U;
         CHECK(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0);
     }
     for (size_t i = 0; i < 2; i++) {
         CHECK(pthread_create(&drainers[i], NULL, drain, NULL) == 0);
     }
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += (time_t)seconds;
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) != 0) {
-    }
+    WAIT_UNTIL(has_done_enough());
     atomic_store(&stop, true);
     for (size_t i = 0; i < threads; i++) {
         CHECK(pthread_join(workers[i].thread, NULL) == 0);
@@ -326,7 +331,6 @@ static void run_mode(const char *name, struct rseq_place place, enum cache_mode 
            name, (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)drained,
            (unsigned long long)calm_caches.drains, (unsigned long long)signals, (unsigned long long)moves,
            (unsigned long long)grown);
-    CHECK(operations > 0 && drained > 0 && moves > 0 && signals > 0 && grown > 0);
     check_all_tokens();
 }
 
@@ -558,10 +562,10 @@ static void check_off(void) {
     CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
 }
 
-/* test_cpu_cache [seconds] */
-int main(int argc, char **argv) {
+int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    seconds = argc > 1 ? strtod(argv[1], NULL) : seconds;
+    seed = check_seed(1);
+    enough_operations = check_rounds(enough_operations);
     size_classes_fill(&classes, os_page_size());
     CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     threads = (size_t)CPU_COUNT(&allowed) * 3;

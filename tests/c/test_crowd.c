@@ -3,55 +3,29 @@
  */
 #include "offload/crowd.h"
 
-#include <time.h>
-
 #include "check.h"
 #include "os/clock.h"
+#include "test_clock.h"
 
-#define MS 1000000ULL
-
-static uint64_t now_ns;
-static uint64_t ran_ns;  /* by the server */
-static uint64_t used_ns; /* by the process */
-
-int __real_clock_gettime(clockid_t clock, struct timespec *time);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
-
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
-    uint64_t ns = clock == CLOCK_THREAD_CPUTIME_ID ? ran_ns : clock == CLOCK_PROCESS_CPUTIME_ID ? used_ns : 0;
-    if (ns == 0) {
-        return __real_clock_gettime(clock, time);
-    }
-    time->tv_sec = (time_t)(ns / 1000000000U);
-    time->tv_nsec = (long)(ns % 1000000000U);
-    return 0;
-}
-
-static void start(void) {
-    now_ns = 5000 * MS;
-    ran_ns = 3000 * MS;
-    used_ns = 9000 * MS;
-}
+#define MS CLOCK_MS
 
 /* Time passes: of so many milliseconds the server ran some, and slept some, and the process used what it did
  * on all CPUs. */
 static void pass(struct crowd *crowd, uint64_t passed, uint64_t ran, uint64_t slept, uint64_t used) {
-    now_ns += passed * MS;
-    ran_ns += ran * MS;
-    used_ns += used * MS;
+    clock_advance(passed * MS);
+    clock_use_cpu(used * MS, ran * MS);
     crowd->slept_ns += slept * MS;
 }
 
 static bool is_there_after(unsigned cpus, uint64_t passed, uint64_t ran, uint64_t slept, uint64_t used) {
     struct crowd crowd = {.cpus = cpus};
-    start();
-    CHECK(!crowd_is_there(&crowd, now_ns)); /* nothing is known yet */
-    CHECK_EQUAL(crowd.looked_ns, now_ns);
+    CHECK(!crowd_is_there(&crowd, clock_now_ns())); /* nothing is known yet */
+    CHECK_EQUAL(crowd.looked_ns, clock_now_ns());
     bool there = false;
     for (int look = 0; look < CROWD_LOOKS; look++) {
         CHECK(!there); /* it takes all of them */
         pass(&crowd, passed, ran, slept, used);
-        there = crowd_is_there(&crowd, now_ns);
+        there = crowd_is_there(&crowd, clock_now_ns());
     }
     return there;
 }
@@ -79,44 +53,42 @@ static void test_is_there(void) {
 /* Not before some milliseconds are over; and then of all that passed since the last look. */
 static void test_looks_now_and_then(void) {
     struct crowd crowd = {.cpus = 2};
-    start();
-    CHECK(!crowd_is_there(&crowd, now_ns));
-    uint64_t first = now_ns;
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
+    uint64_t first = clock_now_ns();
     pass(&crowd, 4, 0, 0, 8);
-    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
     CHECK_EQUAL(crowd.looked_ns, first);
     pass(&crowd, 4, 4, 0, 4);
     crowd.crowded_looks = CROWD_LOOKS - 1;
-    CHECK(crowd_is_there(&crowd, now_ns));
-    CHECK_EQUAL(crowd.looked_ns, now_ns);
+    CHECK(crowd_is_there(&crowd, clock_now_ns()));
+    CHECK_EQUAL(crowd.looked_ns, clock_now_ns());
     pass(&crowd, 10, 10, 0, 10);
-    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
     CHECK_EQUAL(crowd.slept_ns, 0);
     pass(&crowd, 10, 0, 10, 10);
-    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
     /* What went before a fork, or while the heap was lent, does not count. */
     pass(&crowd, 1000, 0, 0, 2000);
     crowd.looked_ns = 0;
-    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
     pass(&crowd, 10, 10, 0, 10);
-    CHECK(!crowd_is_there(&crowd, now_ns));
+    CHECK(!crowd_is_there(&crowd, clock_now_ns()));
 }
 
 /* How long it gives way if there is room at once. */
 static uint64_t away_ms(struct crowd *crowd) {
-    crowd_give_way(crowd, now_ns);
-    uint64_t from = now_ns;
-    while (!crowd_has_room(crowd, now_ns)) {
-        CHECK(now_ns - from < 10000 * MS);
+    crowd_give_way(crowd, clock_now_ns());
+    uint64_t from = clock_now_ns();
+    while (!crowd_has_room(crowd, clock_now_ns())) {
+        CHECK(clock_now_ns() - from < 10000 * MS);
         pass(crowd, 1, 0, 0, 0);
     }
-    return (now_ns - from) / MS;
+    return (clock_now_ns() - from) / MS;
 }
 
 /* For a while, twice as long each time, up to a most. */
 static void test_gives_way(void) {
     struct crowd crowd = {.cpus = 2};
-    start();
     uint64_t before = away_ms(&crowd);
     CHECK_EQUAL(before, 50);
     uint64_t away;
@@ -130,7 +102,6 @@ static void test_gives_way(void) {
 /* Once it was back for many times as long as it was away, the next while is a first one. */
 static void test_forgets(void) {
     struct crowd crowd = {.cpus = 2};
-    start();
     CHECK_EQUAL(away_ms(&crowd), 50);
     CHECK_EQUAL(away_ms(&crowd), 100);
     pass(&crowd, 1600, 0, 0, 0);
@@ -142,29 +113,27 @@ static void test_forgets(void) {
 /* What is left of the while, within bounds: for who sleeps until it is over. */
 static void test_away(void) {
     struct crowd crowd = {.cpus = 2};
-    start();
-    crowd_give_way(&crowd, now_ns);
-    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns, 100 * MS), 50 * MS);
-    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns, 20 * MS), 20 * MS);
-    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns + 40 * MS, 100 * MS), 10 * MS);
-    CHECK_EQUAL(crowd_away_ns(&crowd, now_ns + 70 * MS, 100 * MS), MS);
+    crowd_give_way(&crowd, clock_now_ns());
+    CHECK_EQUAL(crowd_away_ns(&crowd, clock_now_ns(), 100 * MS), 50 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, clock_now_ns(), 20 * MS), 20 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, clock_now_ns() + 40 * MS, 100 * MS), 10 * MS);
+    CHECK_EQUAL(crowd_away_ns(&crowd, clock_now_ns() + 70 * MS, 100 * MS), MS);
 }
 
 /* Room is three quarters of a CPU that the process left idle for all of the while. */
 static bool has_room_after(unsigned cpus, uint64_t used) {
     struct crowd crowd = {.cpus = cpus};
-    start();
-    crowd_give_way(&crowd, now_ns);
+    crowd_give_way(&crowd, clock_now_ns());
     pass(&crowd, 49, 0, 0, used);
-    CHECK(!crowd_has_room(&crowd, now_ns));
+    CHECK(!crowd_has_room(&crowd, clock_now_ns()));
     pass(&crowd, 1, 0, 0, 0);
-    bool room = crowd_has_room(&crowd, now_ns);
+    bool room = crowd_has_room(&crowd, clock_now_ns());
     if (!room) {
         /* Then it looks again as long after, and by what was used since. */
         pass(&crowd, 49, 0, 0, 0);
-        CHECK(!crowd_has_room(&crowd, now_ns));
+        CHECK(!crowd_has_room(&crowd, clock_now_ns()));
         pass(&crowd, 1, 0, 0, 0);
-        CHECK(crowd_has_room(&crowd, now_ns));
+        CHECK(crowd_has_room(&crowd, clock_now_ns()));
     }
     return room;
 }
@@ -179,6 +148,7 @@ static void test_has_room(void) {
 }
 
 int main(void) {
+    clock_stop();
     test_is_there();
     test_looks_now_and_then();
     test_gives_way();

@@ -18,6 +18,7 @@ static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
 static struct size_classes classes;
 static struct depot depot;
 static size_t rounds = 40000;
+static uint64_t seed;
 static bool is_owned; /* by this thread: then its locks are held by nobody who would release them */
 
 /* A token is no memory: only its number counts, and its class by it. */
@@ -381,7 +382,7 @@ static void test_many_threads(void) {
     start_depot();
     for (size_t i = 0; i < THREADS; i++) {
         owners[i].name = (int)i + 1;
-        owners[i].random = i * 7919 + 1;
+        owners[i].random = i * 7919 + seed;
     }
     for (size_t i = 0; i < TOKENS; i++) {
         void *one = token(i);
@@ -420,9 +421,9 @@ static void test_many_threads(void) {
     CHECK(puts > rounds / 100 && refusals > 0);
 }
 
-/* test_depot [rounds] */
-int main(int argc, char **argv) {
-    rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : rounds;
+int main(void) {
+    seed = check_seed(1);
+    rounds = check_rounds(rounds);
     size_classes_fill(&classes, 4096);
     test_charge();
     test_one_thread(false);

@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #include "check.h"
 #include "figures_reader.h"
@@ -35,15 +34,17 @@ void governed_free(void *block);
 #endif
 
 #define THREADS        4
-#define SECONDS        3
 #define MOST_BYTES     (200UL << 10)
 #define BLOCKS         600 /* of each thread: 60 MB on average */
 #define EXCHANGE_SLOTS 64
 #define FORKS          20
+#define WAVES          80   /* of all threads */
 #define TALL_BLOCKS    1200 /* of 100 KB: nearly two heaps */
 #define TALL_BYTES     100000
 
 static _Atomic(int) stop;
+static _Atomic(unsigned) waves;
+static uint64_t seed;
 
 static unsigned next_random(unsigned *state) {
     *state ^= *state << 13;
@@ -171,6 +172,7 @@ static void *run_random(void *argument) {
         for (size_t i = 0; i < BLOCKS; i++) {
             release(&blocks[i]);
         }
+        atomic_fetch_add(&waves, 1);
     }
     return NULL;
 }
@@ -266,9 +268,14 @@ static void *run_forks(void *unused) {
     (void)unused;
     for (int i = 0; i < FORKS || !atomic_load(&stop); i++) {
         in_child(live_as_child);
-        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        check_nap(20000000);
     }
     return NULL;
+}
+
+static bool has_done_enough(void) {
+    struct governor_stats stats = governor_read_stats();
+    return waves >= check_rounds(WAVES) && stats.trims >= 5 && stats.bytes_purged > 0;
 }
 
 static void stress(void) {
@@ -277,12 +284,12 @@ static void stress(void) {
         CHECK(pthread_mutex_init(&exchange[i].mutex, NULL) == 0);
     }
     for (size_t i = 0; i < THREADS; i++) {
-        CHECK(pthread_create(&threads[i], NULL, run_random, (void *)((i + 1) * 7919)) == 0);
+        CHECK(pthread_create(&threads[i], NULL, run_random, (void *)(uintptr_t)((i + seed) * 7919)) == 0);
     }
     CHECK(pthread_create(&threads[THREADS], NULL, run_tall, NULL) == 0);
     CHECK(pthread_create(&threads[THREADS + 1], NULL, run_churn, NULL) == 0);
     CHECK(pthread_create(&threads[THREADS + 2], NULL, run_forks, NULL) == 0);
-    nanosleep(&(struct timespec){.tv_sec = SECONDS}, NULL);
+    WAIT_UNTIL(has_done_enough());
     atomic_store(&stop, 1);
     for (size_t i = 0; i < THREADS + 3; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
@@ -455,6 +462,7 @@ int main(void) {
     CHECK(governor_is_active());
     size_t resident_before = process_resident_bytes();
     setvbuf(stdout, NULL, _IOLBF, 0);
+    seed = check_seed(1);
     stress();
 
     struct governor_stats stats = governor_read_stats();

@@ -6,20 +6,22 @@
 
 #include "api/allocator.h"
 #include "figures_reader.h"
+#include "governor/helper.h"
 #include "heap_walk.h"
 #include "os/clock.h"
 #include "os/purge.h"
 #include "policy/adaptive.h"
 #include "policy/hysteresis.h"
+#include "test_clock.h"
 
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define SANITIZED 1
@@ -30,13 +32,24 @@
 #define KIB   1024UL
 #define MIB   (1UL << 20)
 #define SLOTS 3000
-#define STEPS 60000
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
 #endif
 
+/* How long locked memory cannot be given back, and what is done in each millisecond. */
+#define LOCKED_MS     500
+#define LOCKED_ROUNDS 40
+/* What one step of a program takes: several windows pass in a run. */
+#define STEP_NS 20000U
+
+#if defined(__SANITIZE_THREAD__)
+static size_t steps = 15000; /* the same as elsewhere, by one thread: there is little for it to see */
+#else
+static size_t steps = 60000;
+#endif
 static size_t page_size;
+static unsigned all_cpus; /* that the system may have */
 static void *blocks[SLOTS];
 static uint64_t random_state = 88172645463325252U;
 
@@ -69,6 +82,7 @@ static void *obtain(size_t bytes) {
 
 static void step(size_t number) {
     bool grow = number / 5000 % 2 == 0;
+    clock_advance(STEP_NS);
     void **slot = &blocks[below(SLOTS)];
     if (*slot != NULL && (!grow || below(4) == 0)) {
         calm_free(*slot);
@@ -93,16 +107,16 @@ static size_t most(size_t a, size_t b) {
 /* Table 1 times the band, and the CPUs' hundredths; nobody is asked for less than 16 pages. */
 static void check_limit(const struct calm_stats *stats, double band_least, double band_most, double slack) {
     double base = (double)hysteresis_base_bytes(stats->footprint) * slack;
-    double cpus = 1 + (double)cpus_possible() / 100;
+    double cpus = 1 + (double)all_cpus / 100;
     CHECK((double)stats->retained_limit <= (double)most((size_t)(base * band_most * cpus), 16 * page_size));
     CHECK((double)stats->retained_limit + (double)page_size >= base * band_least);
     CHECK(stats->retained <= stats->retained_limit);
     CHECK(stats->cached <= stats->cached_limit);
 }
 
-static void run_within(double band_least, double band_most, double slack) {
+static void run_for(size_t count, double band_least, double band_most, double slack) {
     uint64_t failures = stats_now().purge_failures;
-    for (size_t number = 0; number < STEPS; number++) {
+    for (size_t number = 0; number < count; number++) {
         step(number);
         struct calm_stats stats = stats_now();
         check_limit(&stats, band_least, band_most, slack);
@@ -111,6 +125,15 @@ static void run_within(double band_least, double band_most, double slack) {
     struct calm_stats stats = stats_now();
     check_limit(&stats, band_least, band_most, slack);
     CHECK(stats.purges > 0 && stats.purged > 0 && stats.purge_failures == failures);
+}
+
+static void run_within(double band_least, double band_most, double slack) {
+    run_for(steps, band_least, band_most, slack);
+}
+
+/* Before or after what a test is about: one wave. */
+static void run_briefly_within(double band_least, double band_most, double slack) {
+    run_for(steps / 5, band_least, band_most, slack);
 }
 
 static void test_paper_bound(void) {
@@ -184,7 +207,7 @@ static void test_denied_from_the_start(void) {
 }
 
 static void test_denied_later(void) {
-    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+    run_briefly_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
     uint64_t before = stats_now().purge_vectored_calls;
     deny_vectored(ENOSYS);
     run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
@@ -199,17 +222,13 @@ static void test_vectored_off(void) {
     run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
     CHECK_EQUAL(stats_now().purge_vectored_calls, 0);
     set("vectored_purge", "on");
-    run_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
+    run_briefly_within(ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST, 1);
 }
 
 static void check_heap(void) {
     lock_acquire(&calm_governor.purge_lock);
     heap_walk(&calm_governor.heap, NULL, 0);
     lock_release(&calm_governor.purge_lock);
-}
-
-static void wait_ms(long ms) {
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
 /*
@@ -231,23 +250,23 @@ static void refuse(size_t locked_each, size_t locked_bytes) {
     free_all();
     struct calm_stats before = stats_now();
     CHECK(before.purge_failures > 0);
-    uint64_t start = clock_now_ns();
-    for (size_t round = 0; round < 20000; round++) {
-        void *one = obtain(256 * KIB);
-        void *other = obtain(40 * KIB);
-        calm_free(one);
-        calm_free(other);
+    for (uint64_t ms = 0; ms < LOCKED_MS; ms++) {
+        for (size_t round = 0; round < LOCKED_ROUNDS; round++) {
+            void *one = obtain(256 * KIB);
+            void *other = obtain(40 * KIB);
+            calm_free(one);
+            calm_free(other);
+        }
+        clock_advance(CLOCK_MS);
     }
-    uint64_t ms = (clock_now_ns() - start) / 1000000;
     struct calm_stats after = stats_now();
-    printf(
-        "locked: %llu failures at once, %llu more in 20000 rounds and %llu ms, %llu KiB retained of %llu\n",
-        (unsigned long long)before.purge_failures,
-        (unsigned long long)(after.purge_failures - before.purge_failures), (unsigned long long)ms,
-        (unsigned long long)after.retained >> 10, (unsigned long long)after.retained_limit >> 10);
+    printf("locked: %llu failures at once, %llu more in %d ms, %llu KiB retained of %llu\n",
+           (unsigned long long)before.purge_failures,
+           (unsigned long long)(after.purge_failures - before.purge_failures), LOCKED_MS,
+           (unsigned long long)after.retained >> 10, (unsigned long long)after.retained_limit >> 10);
     /* Ten milliseconds between the first two attempts, and then twice as long each. */
     uint64_t attempts = 4;
-    for (uint64_t wait = 10; wait < ms; wait *= 2) {
+    for (uint64_t wait = 10; wait < LOCKED_MS; wait *= 2) {
         attempts++;
     }
     CHECK(after.purge_failures - before.purge_failures <= attempts * COUNT);
@@ -260,11 +279,11 @@ static void refuse(size_t locked_each, size_t locked_bytes) {
     calm_trim(0);
     CHECK_EQUAL(stats_now().retained, 0);
     check_heap();
-    run_within(1, 1, 1);
+    run_briefly_within(1, 1, 1);
 }
 
 static void run_steps(void) {
-    for (size_t number = 0; number < STEPS; number++) {
+    for (size_t number = 0; number < steps; number++) {
         step(number);
     }
     free_all();
@@ -296,10 +315,9 @@ static void test_unlocked_later(void) {
     calm_free(locked);
     CHECK(stats_now().retained > stats_now().retained_limit);
     CHECK(syscall(SYS_munlock, locked, 8 * MIB) == 0);
-    uint64_t start = clock_now_ns();
-    while (stats_now().retained > stats_now().retained_limit) {
-        CHECK(clock_now_ns() - start < 5000000000U);
-        wait_ms(10);
+    for (unsigned ms = 0; stats_now().retained > stats_now().retained_limit; ms++) {
+        CHECK(ms < 50); /* two waits of ten milliseconds, and twice as long, and the looks between them */
+        clock_advance(CLOCK_MS);
         /* Of sizes that no cache keeps. */
         calm_free(obtain(64 * KIB));
     }
@@ -308,7 +326,7 @@ static void test_unlocked_later(void) {
 /* ---- trimming ---- */
 
 static void test_trim(void) {
-    for (size_t number = 0; number < STEPS / 4; number++) {
+    for (size_t number = 0; number < steps / 4; number++) {
         step(number);
     }
     struct calm_stats before = stats_now();
@@ -337,7 +355,7 @@ static void test_unused_goes(void) {
     free_all();
     CHECK(stats_now().retained >= 300 * KIB);
     for (int window = 0; window < 4; window++) {
-        wait_ms(120);
+        clock_advance(120 * CLOCK_MS);
         for (size_t i = 0; i < 40; i++) {
             calm_free(obtain(33 * KIB));
         }
@@ -345,6 +363,91 @@ static void test_unused_goes(void) {
     struct calm_stats stats = stats_now();
     CHECK(stats.purges_timed > 0);
     CHECK(stats.retained <= 16 * page_size + 40 * KIB);
+    calm_free(kept);
+}
+
+/* ---- the helper ---- */
+
+static void *use_heap(void *unused) {
+    for (size_t i = 0; i < 40; i++) {
+        calm_free(obtain(33 * KIB));
+    }
+    return unused;
+}
+
+static enum clock_sleep helper_sleep(void) {
+    return clock_sleep_of(&calm_governor.helper_bell);
+}
+
+/* A window passes, and the helper has done what it does then. */
+static void pass_window(void) {
+    clock_advance(WINDOW_NS);
+    clock_await_sleep(&calm_governor.helper_bell);
+}
+
+/* Windows until the helper sleeps until it is rung for. */
+static unsigned windows_to_rest(void) {
+    unsigned windows = 0;
+    while (helper_sleep() != ASLEEP_FOR_GOOD) {
+        CHECK(windows < 100);
+        pass_window();
+        windows++;
+    }
+    return windows;
+}
+
+/* Tidies up after a program that has threads and went idle, for as long as there is anything to tidy. */
+static void test_helper(void) {
+    enum { WINDOWS_MOST = 5 }; /* half a second */
+    set("placement", "off");
+    void *kept = obtain(64 * MIB); /* beside which more may stay */
+    use_heap(NULL);
+    CHECK_EQUAL(calm_governor.helper, HELPER_NONE); /* of a program with one thread */
+    for (size_t i = 0; i < 400; i++) {
+        blocks[i] = obtain(256 * KIB);
+    }
+    free_all();
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, use_heap, NULL) == 0);
+    CHECK(pthread_join(other, NULL) == 0);
+    clock_await_sleep(&calm_governor.helper_bell);
+    CHECK_EQUAL(calm_governor.helper, HELPER_AWAKE);
+    CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_A_WHILE);
+    struct calm_stats stats = stats_now();
+    CHECK(stats.retained > 5 * MIB);
+    CHECK_EQUAL(stats.purges_timed, 0);
+    for (int window = 0; window < WINDOWS_MOST; window++) {
+        pass_window();
+    }
+    stats = stats_now();
+    CHECK(stats.retained + stats.cached <= 5 * MIB);
+    CHECK(stats.purges_timed > 0 && stats.purges_timed <= 2 * WINDOWS_MOST);
+
+    unsigned windows = windows_to_rest();
+    CHECK(WINDOWS_MOST + windows >= 20 && WINDOWS_MOST + windows <= 25);
+    CHECK_EQUAL(calm_governor.helper, HELPER_ASLEEP);
+    stats = stats_now();
+    CHECK_EQUAL(stats.retained + stats.cached, 0);
+    CHECK_EQUAL(stats.in_use, 64 * MIB);
+    clock_advance(3600000 * CLOCK_MS);
+    CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_GOOD);
+
+    /* The next to come to the heap wakes it. */
+    calm_free(obtain(64 * KIB));
+    CHECK(stats_now().retained > 0);
+    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
+    CHECK_EQUAL(calm_governor.helper, HELPER_AWAKE);
+    windows = windows_to_rest();
+    CHECK(windows >= 20 && windows <= 25);
+    CHECK_EQUAL(stats_now().retained, 0);
+
+    /* One that is not wanted any more is gone after its next window. */
+    calm_free(obtain(64 * KIB));
+    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
+    set("background", "off");
+    clock_advance(WINDOW_NS);
+    WAIT_UNTIL(calm_governor.helper == HELPER_NONE);
+    CHECK_EQUAL(helper_sleep(), AWAKE);
     calm_free(kept);
 }
 
@@ -562,7 +665,7 @@ static void test_owner_takes_no_lock(void) {
     calm_free(obtain(100 * KIB));
     uint64_t locks = stats_now().heap_locks;
     own();
-    for (size_t number = 0; number < STEPS / 3; number++) {
+    for (size_t number = 0; number < steps / 3; number++) {
         step(number);
         if (number % 1000 == 0) {
             governor_tick(&calm_governor);
@@ -662,7 +765,7 @@ static void test_frees_between_slices_of_a_tick(void) {
         CHECK_EQUAL(owner_state.between, 0);
         /* What nobody wanted for a window goes, or some of it. */
         while (owner_state.between == 0) {
-            wait_ms(60);
+            clock_advance(60 * CLOCK_MS);
             governor_tick(&calm_governor);
         }
         expect_within();
@@ -767,7 +870,7 @@ static void test_owner_sheds_its_stock(void) {
     CHECK(governor_cached(&calm_governor, &bytes) >= READY);
     CHECK(bytes >= READY * READY_BYTES);
     CHECK(stats_now().cached >= READY * READY_BYTES);
-    wait_ms(120);
+    clock_advance(120 * CLOCK_MS);
     CHECK(!governor_tick(&calm_governor));
     CHECK_EQUAL(owner_state.shed, 0);
     calm_trim(0);
@@ -791,13 +894,13 @@ static void test_owner_is_idle(void) {
     CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1), 1);
     owner_state.ready = 1;
     for (int window = 0; window < 3; window++) {
-        wait_ms(120);
+        clock_advance(120 * CLOCK_MS);
         CHECK(!governor_tick(&calm_governor));
     }
     shed(&owner_state);
     bool idle = false;
     for (int window = 0; window < 20 && !idle; window++) {
-        wait_ms(120);
+        clock_advance(120 * CLOCK_MS);
         idle = governor_tick(&calm_governor);
     }
     CHECK(idle);
@@ -864,7 +967,7 @@ static void test_figures(void) {
     const struct figures *figures = figures_of("calmalloc");
     check_cached_terms();
     check_figures();
-    for (size_t number = 0; number < STEPS; number++) {
+    for (size_t number = 0; number < steps; number++) {
         step(number);
         if (number % 100 == 0) {
             check_figures();
@@ -918,7 +1021,12 @@ static void test_figures(void) {
 
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    steps = check_rounds(steps);
     page_size = (size_t)sysconf(_SC_PAGESIZE);
+    all_cpus = cpus_possible();
+    random_state = check_seed(88172645463325252U);
+    clock_stop();
+    clock_set_step(1000); /* whatever is measured takes some time */
     in_child(test_paper_bound);
     in_child(test_adaptive_bound);
     in_child(test_slack);
@@ -931,6 +1039,7 @@ int main(void) {
     in_child(test_unlocked_later);
     in_child(test_trim);
     in_child(test_unused_goes);
+    in_child(test_helper);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
     in_child(test_populated);

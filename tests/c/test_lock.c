@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 
 #include "check.h"
 
@@ -14,7 +13,7 @@
 static struct lock lock;
 static uint64_t counter; /* under the lock, and plain: ThreadSanitizer sees whether it is */
 static unsigned holders;
-static unsigned rounds = 100000;
+static unsigned rounds = 20000;
 
 static void hold(unsigned round, unsigned pause) {
     CHECK_EQUAL(holders, 0);
@@ -22,7 +21,7 @@ static void hold(unsigned round, unsigned pause) {
     counter++;
     /* Long enough at times that others stop spinning and sleep. */
     if (pause != 0 && round % pause == 0) {
-        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        check_nap(20000);
     } else if (round % 64 == 0) {
         sched_yield();
     }
@@ -102,13 +101,13 @@ static void test_turns(void) {
     CHECK_EQUAL(counter, 2ULL * rounds);
 }
 
-/* test_lock [rounds] */
-int main(int argc, char **argv) {
-    rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : rounds;
+int main(void) {
+    rounds = (unsigned)check_rounds(rounds);
     test_alone();
     test_exclusion(0);
-    rounds /= 10;
-    test_exclusion(50);
+    rounds /= 2;
     test_turns();
+    rounds /= 2;
+    test_exclusion(50);
     return 0;
 }

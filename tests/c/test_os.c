@@ -1,6 +1,7 @@
 /* The system calls of src/os/: what they report, and what they do to memory. */
 #include "os/address_space.h"
 #include "os/cgroup.h"
+#include "os/clock.h"
 #include "os/cpu_usage.h"
 #include "os/cpus.h"
 #include "os/file.h"
@@ -28,6 +29,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "test_clock.h"
 
 #define KEPT_ERRNO 1234 /* none of the system's */
 #define SECOND_NS  1000000000ULL
@@ -40,12 +42,6 @@
 #endif
 
 static size_t page_bytes;
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
-}
 
 /* Counts by glibc's way, to be compared with ours. */
 static unsigned affinity_by_glibc(void) {
@@ -73,35 +69,68 @@ static void test_affinity(void) {
     CHECK(errno == KEPT_ERRNO);
 }
 
+static void use_cpus(double cpus, uint64_t ns) {
+    clock_advance(ns);
+    clock_use_cpu((uint64_t)(cpus * (double)ns), 0);
+}
+
 static void test_cpu_usage(void) {
     struct cpu_usage usage = {0};
+    double all = affinity_by_glibc();
+    clock_stop();
     errno = KEPT_ERRNO;
-    CHECK(cpu_usage_sample(&usage) == affinity_by_glibc());
-    uint64_t start = now_ns();
-    while (now_ns() - start < SECOND_NS / 2) {
-    }
-    CHECK(cpu_usage_sample(&usage) == affinity_by_glibc());
-    while (now_ns() - start < SECOND_NS + SECOND_NS / 10) {
-    }
+    CHECK(cpu_usage_sample(&usage) == all);
+    use_cpus(0.25, SECOND_NS / 2);
+    CHECK(cpu_usage_sample(&usage) == all);
+    use_cpus(0.25, SECOND_NS / 2 - 1);
+    CHECK(cpu_usage_sample(&usage) == all); /* until a first full second has passed */
+    use_cpus(0.25, 1);
+    CHECK(fabs(cpu_usage_sample(&usage) - 0.25) < 1e-6);
+    /* Over the time that has passed since, once that is a second again. */
+    use_cpus(1, SECOND_NS - 1);
+    CHECK(fabs(cpu_usage_sample(&usage) - 0.25) < 1e-6);
+    use_cpus(2, 2 * SECOND_NS + 1);
     double busy = cpu_usage_sample(&usage);
-    /* Not the two CPUs of the mask, and not less than a machine shared with others grants a busy thread. */
-    CHECK(busy > 0.4 && busy < 1.3);
+    CHECK(fabs(busy - 5.0 / 3) < 1e-6);
     CHECK(cpu_usage_sample(&usage) == busy);
-
-    usage.sampled_wall_ns -= 9 * SECOND_NS;
-    double idle = cpu_usage_sample(&usage);
-    CHECK(idle < 0.1 && idle >= 0);
+    use_cpus(0, 9 * SECOND_NS);
+    CHECK(cpu_usage_sample(&usage) == 0);
     CHECK(errno == KEPT_ERRNO);
 }
 
+static uint64_t process_ns(void) {
+    struct timespec used;
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0);
+    return (uint64_t)used.tv_sec * SECOND_NS + (uint64_t)used.tv_nsec;
+}
+
+/* By the kernel's own clocks: a process that has used so much CPU time has, in its sample, too. */
+static void test_cpu_usage_of_this_process(void) {
+    struct cpu_usage usage = {0};
+    uint64_t start = process_ns();
+    cpu_usage_sample(&usage);
+    CHECK(usage.sampled_cpu_ns >= start && usage.sampled_cpu_ns <= process_ns());
+    while (process_ns() - usage.sampled_cpu_ns < SECOND_NS / 50) {
+    }
+    struct cpu_usage before = usage;
+    usage.sampled_wall_ns -= SECOND_NS; /* as if it had idled before */
+    uint64_t least = process_ns() - before.sampled_cpu_ns;
+    double cpus = cpu_usage_sample(&usage);
+    uint64_t most = process_ns() - before.sampled_cpu_ns;
+    double seconds = 1 + (double)(usage.sampled_wall_ns - before.sampled_wall_ns) / SECOND_NS;
+    CHECK(usage.sampled_wall_ns >= before.sampled_wall_ns);
+    CHECK(cpus * seconds * SECOND_NS >= (double)least - 1 && cpus * seconds * SECOND_NS <= (double)most + 1);
+}
+
 static void test_cpu_clock_backwards(void) {
-    struct cpu_usage ahead = {.sampled_wall_ns = now_ns() + 1000 * SECOND_NS, .cpus = 99};
+    clock_stop();
+    struct cpu_usage ahead = {.sampled_wall_ns = clock_now_ns() + 1000 * SECOND_NS, .cpus = 99};
     CHECK(cpu_usage_sample(&ahead) == affinity_by_glibc());
-    CHECK(ahead.sampled_wall_ns <= now_ns());
+    CHECK_EQUAL(ahead.sampled_wall_ns, clock_now_ns());
     CHECK(cpu_usage_sample(&ahead) == affinity_by_glibc());
 
     struct cpu_usage used = {
-        .sampled_wall_ns = now_ns() - 2 * SECOND_NS, .sampled_cpu_ns = UINT64_MAX, .cpus = 99};
+        .sampled_wall_ns = clock_now_ns() - 2 * SECOND_NS, .sampled_cpu_ns = UINT64_MAX, .cpus = 99};
     CHECK(cpu_usage_sample(&used) == affinity_by_glibc());
     CHECK(used.sampled_cpu_ns < UINT64_MAX);
 }
@@ -888,11 +917,7 @@ static void test_thread(void) {
     bool was_single = &__libc_single_threaded != NULL && __libc_single_threaded;
     CHECK(thread_start(note, &argument, (size_t)64 << 10));
     CHECK_EQUAL(errno, KEPT_ERRNO);
-    uint64_t start = now_ns();
-    while (seen.thread == 0) {
-        CHECK(now_ns() - start < 10 * SECOND_NS);
-        sched_yield();
-    }
+    WAIT_UNTIL(seen.thread != 0);
     CHECK_EQUAL(seen.argument, argument);
     CHECK(seen.thread != getpid());
     /* All but the two that cannot be. */
@@ -941,7 +966,8 @@ int main(void) {
 
     in_child(test_affinity);
     in_child(test_cpu_usage);
-    test_cpu_clock_backwards();
+    in_child(test_cpu_usage_of_this_process);
+    in_child(test_cpu_clock_backwards);
     in_child(test_purge);
     in_child(test_purge_denied_eperm);
     in_child(test_purge_denied_enosys);

@@ -9,7 +9,7 @@
 #define PAGE 4096
 #define LINE 64
 
-static uint64_t random_state = 1;
+static uint64_t random_state;
 
 static uint64_t draw(void) {
     random_state ^= random_state << 13;
@@ -240,6 +240,7 @@ static void test_processes_differ(void) {
 }
 
 int main(void) {
+    random_state = check_seed(1);
     test_geometry();
     test_offsets_fit();
     test_even();

@@ -15,7 +15,7 @@
 #define LINE 64
 
 static size_t page_size;
-static uint64_t random_state = 1;
+static uint64_t random_state;
 
 /* ---- a machine of other caches ---- */
 
@@ -169,6 +169,11 @@ static void test_lines_of_the_machine(void) {
     CHECK_EQUAL(cost_of("lines", MIB - 128), MIB);
 }
 
+/* Each byte is as the one before it. */
+static bool is_all(const unsigned char *block, size_t bytes, unsigned char value) {
+    return block[0] == value && memcmp(block, block + 1, bytes - 1) == 0;
+}
+
 /* Blocks that live together share no byte, and have all that they say they have. */
 static void test_contents(void) {
     enum { BLOCKS = 300 };
@@ -190,14 +195,10 @@ static void test_contents(void) {
                 blocks[i] = aligned;
             }
             CHECK(blocks[i] != NULL && (uintptr_t)blocks[i] % LINE == 0);
-            for (size_t at = 0; how == 0 && at < size; at++) {
-                CHECK(blocks[i][at] == 0);
-            }
+            CHECK(how != 0 || is_all(blocks[i], size, 0));
         } else {
             CHECK(calm_malloc_usable_size(blocks[i]) >= sizes[i]);
-            for (size_t at = 0; at < sizes[i]; at++) {
-                CHECK(blocks[i][at] == (unsigned char)i);
-            }
+            CHECK(is_all(blocks[i], sizes[i], (unsigned char)i));
             if (draw() % 2 == 0) {
                 calm_free(blocks[i]);
                 blocks[i] = NULL;
@@ -205,9 +206,7 @@ static void test_contents(void) {
             }
             unsigned char *other = calm_realloc(blocks[i], size);
             CHECK(other != NULL);
-            for (size_t at = 0; at < (size < sizes[i] ? size : sizes[i]); at++) {
-                CHECK(other[at] == (unsigned char)i);
-            }
+            CHECK(is_all(other, size < sizes[i] ? size : sizes[i], (unsigned char)i));
             blocks[i] = other;
         }
         sizes[i] = calm_malloc_usable_size(blocks[i]);
@@ -559,6 +558,7 @@ static void test_children_differ(void) {
 }
 
 int main(void) {
+    random_state = check_seed(1);
     page_size = os_page_size();
     in_child(test_default);
     in_child(test_cost);

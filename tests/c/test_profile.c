@@ -26,7 +26,7 @@
 #define SANITIZED 0
 #endif
 
-static uint64_t random_state = 88172645463325252ULL;
+static uint64_t random_state;
 
 static uint64_t next_random(void) {
     random_state ^= random_state << 13;
@@ -544,7 +544,7 @@ static void test_threads(void) {
     const char *means[] = {"1000", "0", "64k", "100", "0", "5000"};
     for (int i = 0; i < 60; i++) {
         CHECK(calm_set("profile", means[i % 6]) == 0);
-        usleep(10000);
+        check_nap(10000000);
         if (i % 7 == 0) {
             write_and_parse();
         }
@@ -564,6 +564,7 @@ static void test_threads(void) {
 }
 
 int main(void) {
+    random_state = check_seed(88172645463325252ULL);
     test_weights();
     test_gaps();
     unwind_learn_modules();

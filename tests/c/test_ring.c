@@ -15,6 +15,7 @@
 
 static struct ring ring;
 static uint32_t records = 200000;
+static uint64_t seed;
 
 static uint64_t next_random(uint64_t *state) {
     *state ^= *state << 13;
@@ -159,7 +160,7 @@ static void add(struct sums *sums, uint32_t number, size_t count) {
 
 static void *produce(void *argument) {
     struct sums *sums = argument;
-    uint64_t random = 4711;
+    uint64_t random = seed * 4711;
     for (uint32_t number = 0; number < records; number++) {
         size_t count = next_random(&random) % (PAYLOAD_MOST + 1);
         count = number / 1000 % 2 == 0 ? count : count % 4;
@@ -173,7 +174,7 @@ static void *produce(void *argument) {
 
 /* Long enough without a look that the ring fills up, and often enough that it runs dry. */
 static void consume(struct sums *sums) {
-    uint64_t random = 31337;
+    uint64_t random = seed * 31337;
     for (uint32_t number = 0; number < records;) {
         bool sequenced = next_random(&random) % 4 == 0;
         size_t filled = ring_filled(&ring, sequenced);
@@ -208,9 +209,9 @@ static void test_two_threads(void) {
     expect_empty();
 }
 
-/* test_ring [records] */
-int main(int argc, char **argv) {
-    records = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : records;
+int main(void) {
+    seed = check_seed(1);
+    records = (uint32_t)check_rounds(records);
     test_zero_is_empty();
     test_every_length_across_the_end(RING_WORDS);
     test_every_length_across_the_end(0);

@@ -508,10 +508,7 @@ static void look_from_bare_thread(void *argument) {
 /* The server's. Alone in its process: the thread's stack is nobody's when it has ended. */
 static void test_bare_thread(void) {
     CHECK(thread_start(look_from_bare_thread, NULL, (size_t)64 << 10));
-    for (int i = 0; !looked; i++) {
-        CHECK(i < 3000);
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
+    WAIT_UNTIL(looked);
 }
 
 #else

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE_S
+
 from calm import measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,14 +144,23 @@ PROGRAMS = {
 def probe(*arguments: str | Path, prefix: Sequence[str] = ()) -> dict[str, Any]:
     """The probe's own report."""
     command = [*prefix, measure.find_probe(), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
     return report
 
 
 def wait_for(path: Path, text: str) -> None:
     """Until a file has it: written by somebody who is not waited for."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not path.exists() or text not in path.read_text():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)
+
+
+def without_runs(text: str) -> str:
+    """A file of `calm bench -o` with what the tables took from the runs in their place."""
+    data = json.loads(text)
+    for row in data["rows"]:
+        for side in row["sides"]:
+            del side["runs"]
+    return json.dumps(data)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from calm_helpers import PROGRAMS, ROOT, Calm, Compile, probe
 
@@ -34,17 +35,18 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
 
 @pytest.fixture
 def calm() -> Calm:
-    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
-        result = subprocess.run(
-            [sys.executable, "-m", "calm", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=environment,
-            **options,
-        )
+    """Runs a command of calm to its end, forked from this process; process=True: as `python -m calm`."""
+
+    def run(
+        *arguments: str | Path, process: bool = False, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, arguments))
+        options["env"] = os.environ | {"PYTHONPATH": str(ROOT)} | options.get("env", {})
+        if process:
+            command = [sys.executable, "-m", "calm", *words]
+            result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        else:
+            result = forked.run(words, **options)
         assert "Traceback" not in result.stderr
         return result
 

@@ -99,6 +99,11 @@ def main() -> int:
         print(f"@@ begin {number}", flush=True)
         if "console" in act:
             console.write_text(act["console"])
+        while "waits_for" in act and not Path(act["waits_for"], number).exists():
+            time.sleep(0.01)
+        if act.get("hangs"):
+            Path(plan["log"]).with_name("hangs").touch()
+            time.sleep(10_000)
         time.sleep(act.get("seconds", 0))
         if act.get("dies"):
             return 0

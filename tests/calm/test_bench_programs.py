@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from calm import allocators
 from calm.bench import programs
 from calm.bench.cases import Case, Prepared
 from calm.bench.clients import exchange, memcached, redis
+from calm.bench.runner import obstacle
 from calm.errors import USAGE, CalmError
 
 BY_NAME = {case.name: case for case in programs.CASES}
@@ -54,9 +54,21 @@ WRITTEN = {
 
 
 def prepared(case: Case, folder: Path) -> Prepared:
-    if case.program and not shutil.which(case.program):
-        pytest.skip(f"{case.program} is not installed: it is in the Debian package {case.package}")
+    if reason := obstacle(case):
+        pytest.skip(reason)
     return case.prepare(folder)
+
+
+def test_program_that_calls_jemalloc_by_its_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "redis-server"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for names, expected in ((b"\0malloc\0", None), (b"\0free\0mallocx\0", "a preload does not replace")):
+        server.write_bytes(names)
+        server.chmod(0o755)
+        reason = obstacle(BY_NAME["redis-set"])
+        assert reason is None if expected is None else expected in str(reason)
 
 
 def plain(more: Mapping[str, str]) -> dict[str, str]:
@@ -101,7 +113,6 @@ def client(ready: Prepared, *more: str) -> subprocess.CompletedProcess[str]:
         env=plain(ready.environment),
         capture_output=True,
         text=True,
-        timeout=100,
     )
 
 
@@ -117,7 +128,7 @@ def served(case: Case, ready: Prepared, *more: str, **variables: str) -> dict[st
     """One run: the server ends by itself, and leaves nothing behind."""
     with server(ready, **variables) as process:
         line = reported(client(ready, *more))
-        assert process.wait(timeout=20) == 0
+        assert process.wait() == 0
     assert processes_in(ready.folder) == []
     assert case.metric
     assert line[case.metric.key] > 0
@@ -234,7 +245,6 @@ def test_program(case: Case, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     if case.name in PRINTED:
@@ -417,7 +427,7 @@ def test_server_dies_while_it_is_driven(tmp_path: Path) -> None:
         )
         wait_for(lambda: exchange.processor_seconds(process.pid) > 0.2)
         process.kill()
-        output, errors = driver.communicate(timeout=60)
+        output, errors = driver.communicate()
     assert refused(subprocess.CompletedProcess([], driver.returncode, output, errors)).count("hung up") == 1
 
 
@@ -441,8 +451,8 @@ def test_client_that_is_told_to_end_ends_the_server(tmp_path: Path) -> None:
         driver = subprocess.Popen([*ready.client, "--rounds", "1000"], env=plain(ready.environment))
         wait_for(lambda: exchange.processor_seconds(process.pid) > 0.2)
         driver.terminate()
-        assert driver.wait(timeout=30) == 128 + 15
-        assert process.wait(timeout=10) == 0
+        assert driver.wait() == 128 + 15
+        assert process.wait() == 0
 
 
 # ---- what an earlier run has left ----
@@ -455,7 +465,7 @@ def test_stale_server_is_ended(name: str, tmp_path: Path) -> None:
     with server(ready) as stale:
         wait_for(lambda: listens(tmp_path / SOCKETS[name]))
         again = case.prepare(tmp_path)
-        stale.wait(timeout=10)
+        stale.wait()
         assert list(tmp_path.iterdir()) == []
         served(case, again, *SHORT[name])
 

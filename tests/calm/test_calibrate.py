@@ -1,17 +1,18 @@
 """calm calibrate: the plan of the experiment, the runs, and the file that they end in."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, probe
+from waiting import wait_until
 
 from calm import measure, processes
 from calm.errors import CalmError
@@ -20,8 +21,6 @@ from calm.predict.calibrate import Point
 from calm.predict.calibration import Calibration
 from calm.predict.fit import Costs, Sample
 from calm.progress import Bar
-
-pytestmark = pytest.mark.alone
 
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 
@@ -154,11 +153,13 @@ def test_calibrates(calm: Calm, storm: Path, tmp_path: Path) -> None:
 
 # In place of the probe: runs nothing, and tells what a machine would whose costs are known. A call takes
 # 400 ns, and an interrupt what COSTS says for each round; tracing takes a microsecond for each interrupt.
-# Two threads, which are held out where there are three, take half as long again.
+# Two threads, which are held out where there are three, take half as long again. Where TRACED is empty, there
+# are no tracepoints, and other programs have interrupts, too.
 PROBE = """\
 import json, os, sys
 from pathlib import Path
 options = dict(zip(sys.argv, sys.argv[1:]))
+assert options["-c"] == "tlb"
 threads = int(options["--threads"])
 cpus = len(os.sched_getaffinity(0))
 calls = threads * int(options["--calls"])
@@ -174,7 +175,9 @@ report["user_us"], report["system_us"] = 0, ns / 1000
 report["wall_ns"] = ns / min(threads, cpus)
 for name in report["counters"]:
     report["counters"][name] = {{"value": None, "reason": "not asked for"}}
-report["counters"]["interrupts_sent"] = {{"value": interrupts}}
+if os.environ.get("TRACED", "yes"):
+    report["counters"]["interrupts_sent"] = {{"value": interrupts}}
+report["system_wide_tlb_interrupts"] = interrupts + 10
 report["own"] |= {{"flush_ns": 1000, "task_ns": None, "counted_call_ns": None}}
 os.write(int(options["-f"]), json.dumps(report).encode())
 assert not any("LD_PRELOAD" in word for word in sys.argv)
@@ -233,57 +236,60 @@ def test_what_is_too_vague_is_shown_and_not_kept(calm: Calm, known: Path) -> Non
 
 @needs_two
 def test_without_tracepoints_the_systems_interrupts_are_counted_and_it_says_so(
-    calm: Calm, storm: Path, tmp_path: Path
+    calm: Calm, known: Path
 ) -> None:
-    (tmp_path / "madvise-storm").symlink_to(storm / "madvise-storm")
-    (tmp_path / "calm-probe").write_text(
-        f'#!/bin/sh\n[ "$3" = tlb ] || exit 9\nshift 3\nexec {measure.find_probe()} -p -c none "$@"\n'
-    )
-    (tmp_path / "calm-probe").chmod(0o755)
-    out = tmp_path / "out.json"
+    out = known / "out.json"
     result = calm(
         "calibrate", "--threads", "1,2", "-n", "2", "--seconds", "0.02", "--json", out,
-        env={"CALM_LIBRARY_PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        env={"CALM_LIBRARY_PATH": str(known), "XDG_CACHE_HOME": str(known), "COSTS": "8000", "TRACED": ""},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "counted system-wide" in result.stdout
     assert "held out: nothing" in result.stdout
     assert not json.loads(out.read_text())["exact"]
     # What is written elsewhere is not kept for predict.
-    assert not (tmp_path / "calm").exists()
+    assert not (known / "calm").exists()
 
 
 @needs_two
 @pytest.mark.parametrize("runs", [1, 13])
-def test_interrupt_ends_all_and_keeps_nothing(storm: Path, tmp_path: Path, runs: int) -> None:
+def test_interrupt_ends_all_and_keeps_nothing(known: Path, runs: int) -> None:
     """In the first round, with nothing to show; and later, with rounds that are complete."""
-    log = tmp_path / "log"
-    (tmp_path / "calm-probe").symlink_to(measure.find_probe())
-    (tmp_path / "madvise-storm").write_text(f'#!/bin/sh\necho >>{log}\nexec {storm}/madvise-storm "$@"\n')
-    (tmp_path / "madvise-storm").chmod(0o755)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    log = known / "log"
+    # The last one goes on until it is interrupted.
+    (known / "calm-probe").write_text(
+        f"#!/bin/sh\necho >>{log}\n[ $(wc -l <{log}) -lt {runs} ] || exec {measure.find_probe()} "
+        f'"$@"\nexec {sys.executable} -S {known}/probe.py "$@"\n'
+    )
+    (known / "madvise-storm").unlink()
+    (known / "madvise-storm").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (known / "madvise-storm").chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(known), "COSTS": "8000"}
     process = subprocess.Popen(
         [sys.executable, "-m", "calm", "calibrate", "--threads", "1,2", "-n", "1000", "--seconds", "0.02"],
-        env=environment | {"CALM_LIBRARY_PATH": str(tmp_path)},
+        env=environment | {"CALM_LIBRARY_PATH": str(known)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
     below: list[int] = []
-    while not (below and log.exists() and len(log.read_text()) >= runs):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-        below = processes.descendants(process.pid)
+
+    def is_at_the_last() -> bool:
+        below[:] = processes.descendants(process.pid)
+        with contextlib.suppress(OSError):
+            return any(b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below)
+        return False
+
+    wait_until(is_at_the_last)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate()
     assert process.returncode == 130, stderr
     assert "of 1000 rounds; nothing is kept" in stderr
     assert ("stopped after 0 of" in stderr) == (runs == 1)
     assert ("a, an interrupt within a socket" in stdout) == (runs > 1)
     assert "Traceback" not in stderr
     assert "kept for" not in stdout
-    assert not (tmp_path / "calm").exists()
+    assert not (known / "calm").exists()
     assert not any(Path(f"/proc/{pid}").exists() for pid in below)
 
 
@@ -308,7 +314,7 @@ def test_bad_arguments(calm: Calm, arguments: list[str], code: int, message: str
 
 def test_one_cpu_has_nothing_to_calibrate(calm: Calm) -> None:
     cpu = min(os.sched_getaffinity(0))
-    result = calm("calibrate", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
+    result = calm("calibrate", set_up=lambda: os.sched_setaffinity(0, [cpu]))
     assert result.returncode == 1
     assert result.stderr == "calm: one CPU sends no TLB interrupts, so there is nothing to calibrate\n"
 
@@ -423,9 +429,7 @@ def test_a_cpu_that_may_not_be_used_is_told_of() -> None:
     "pairs", ["", "0", "0:", ":1", "0:0", "0:1,", "0:1x", "-1:0", "0:1024", "0:99999999999"]
 )
 def test_pairs_that_are_none(pairs: str) -> None:
-    result = subprocess.run(
-        [measure.find_probe(), "-m", pairs], capture_output=True, text=True, check=False, timeout=30
-    )
+    result = subprocess.run([measure.find_probe(), "-m", pairs], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("calm-probe: -m takes at most 64 pairs")
@@ -437,28 +441,37 @@ def test_messages_go_without_a_program() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
     )
     assert result.returncode == 2
 
 
+def calm_with_messages(
+    calm: Calm, *arguments: str | Path, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Once more, if others kept the CPUs for all of its time."""
+    for _ in range(5):
+        result = calm("calibrate", "--messages", *arguments, env=env)
+        if result.returncode == 0:
+            return result
+        assert "the machine is too busy to measure any" in result.stderr
+    pytest.skip("others keep the CPUs for themselves")
+
+
 @needs_two
 def test_messages_are_kept(calm: Calm, tmp_path: Path) -> None:
-    result = calm("calibrate", "--messages", env={"XDG_CACHE_HOME": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
+    result = calm_with_messages(calm, env={"XDG_CACHE_HOME": str(tmp_path)})
     kept = messages.load(tmp_path / "calm/messages.json")
     assert kept.pairs
     assert f"{kept.pairs[0].a}, {kept.pairs[0].b}" in result.stdout
     assert "kept for `calm predict --offload`" in result.stdout
     path = tmp_path / "here.json"
-    result = calm("calibrate", "--messages", "--json", path, env={"XDG_CACHE_HOME": "/nonexistent"})
-    assert result.returncode == 0, result.stderr
+    calm_with_messages(calm, "--json", path, env={"XDG_CACHE_HOME": "/nonexistent"})
     assert messages.load(path).kinds()
 
 
 def test_messages_need_two_cpus(calm: Calm) -> None:
     cpu = min(os.sched_getaffinity(0))
-    result = calm("calibrate", "--messages", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
+    result = calm("calibrate", "--messages", set_up=lambda: os.sched_setaffinity(0, [cpu]))
     assert result.returncode == 1
     assert result.stderr == "calm: there is one CPU, so no other to send a message to\n"
 

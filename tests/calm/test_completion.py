@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from calm_helpers import ROOT, Calm
+from waiting import PATIENCE_S
 
 SHELLS = ("bash", "zsh", "fish")
 INSTALLED = ROOT / "packaging/completions"
@@ -43,14 +44,14 @@ def bash(environment: dict[str, str], load: str, *words: str) -> list[str]:
         '_calm_completion calm\n[ ${#COMPREPLY[@]} = 0 ] || printf "%s\\n" "${COMPREPLY[@]}"'
     )
     command = [needs("bash"), "--norc", "-c", script, "bash", *words]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return result.stdout.splitlines()
 
 
 def fish(environment: dict[str, str], load: str, line: str) -> list[str]:
     """The same of fish, without what it says of each."""
     command = [needs("fish"), "--no-config", "-c", f'{load}\ncomplete -C "{line}"']
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [each.split("\t")[0] for each in result.stdout.splitlines()]
 
 
@@ -65,7 +66,7 @@ def typed(environment: dict[str, str], command: list[str], load: str, line: str,
         # The shell's answer holds the sum, and its echo of what was typed does not.
         os.write(terminal, f"{load}; echo ready-$((40 + 2))\n".encode())
         for text, then in (("ready-42", f"{line}\t"), (wanted, "")):
-            seen, deadline = "", time.monotonic() + 30
+            seen, deadline = "", time.monotonic() + PATIENCE_S
             while text not in seen:
                 assert time.monotonic() < deadline, seen
                 if select.select([terminal], [], [], 0.5)[0]:

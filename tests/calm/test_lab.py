@@ -1,19 +1,23 @@
 """`calm lab`: with a QEMU that is made up, for all that can go wrong; and one real boot."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm
 from lab_qemu import VERSION, archive
+from waiting import wait_until
 
 from calm import cli
 from calm.errors import CalmError
@@ -67,6 +71,23 @@ class Fake:
         """What QEMU was started with."""
         log = self.folder / "log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def await_hanging(self, calm: int) -> None:
+        """Until a run hangs, and calm has taken note of all that was said before."""
+        wait_until((self.folder / "hangs").exists)
+        said = Path(f"/proc/{self.started()[0]['pid']}/fd/1")
+
+        def unread() -> int:
+            with said.open("rb", buffering=0) as pipe:
+                return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+        def waits() -> int:
+            status = Path(f"/proc/{calm}/status").read_text()
+            return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+        wait_until(lambda: not unread())
+        before = waits()
+        wait_until(lambda: waits() > before + 2)
 
     def consoles(self) -> list[Path]:
         """Those that were kept."""
@@ -222,10 +243,10 @@ def test_a_library_that_was_not_loaded_does_not_count(lab: Lab, fake: Fake) -> N
 
 
 def test_one_that_hangs_costs_the_others_a_boot_and_no_more(lab: Lab, fake: Fake) -> None:
-    fake.act("libcalmalloc.so", seconds=600, console="still here\n")
-    result = lab("-n", "2", "--timeout", "0.7", "--json", "-", "--", "true")
+    fake.act("libcalmalloc.so", hangs=True, console="still here\n")
+    result = lab("-n", "2", "--timeout", "2", "--json", "-", "--", "true")
     assert result.returncode == 1
-    assert "calmalloc: true: did not finish in 0.7 s (--timeout)" in result.stderr
+    assert "calmalloc: true: did not finish in 2 s (--timeout)" in result.stderr
     assert [side["n"] for side in json.loads(result.stdout)["allocators"]] == [2, 0]
     assert len(fake.started()) == 2
     (console,) = fake.consoles()
@@ -279,15 +300,47 @@ def test_a_guest_that_dies_between_two_runs_is_a_failure(lab: Lab, fake: Fake) -
     assert "TLB interrupts" in result.stdout, "what was known is shown"
 
 
-def test_the_timeout_is_for_each_run(lab: Lab, fake: Fake) -> None:
-    fake.act("", seconds=0.6)
+@pytest.fixture
+def lasting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Of each run under glibc so many seconds pass, by the clock of calm lab, and none otherwise."""
+    seen = fake.folder / "seen"
+    now_s = each_s = 0.0
+    feed = guest.Listener.feed
+
+    def fed(listener: guest.Listener, data: bytes) -> list[tuple[int, guest.Run]]:
+        nonlocal now_s
+        found = list(feed(listener, data))
+        now_s += each_s * sum(run.label == "glibc" for _, run in found)
+        if listener.running is not None:
+            (seen / str(listener.running)).touch()
+        return found
+
+    monkeypatch.setattr(guest.Listener, "feed", fed)
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def last(seconds: float) -> None:
+        nonlocal each_s
+        each_s = seconds
+        shutil.rmtree(seen, ignore_errors=True)
+        seen.mkdir()
+        for library in ("", "libcalmalloc.so"):
+            # No run ends before its beginning has been seen.
+            fake.act(library, waits_for=str(seen))
+
+    return last
+
+
+def test_the_timeout_is_for_each_run(lab: Lab, lasting: Callable[[float], None]) -> None:
+    lasting(0.6)
     assert lab("-a", "glibc", "-n", "4", "--timeout", "1.6", "--", "true").returncode == 0
 
 
-def test_rounds_that_take_long_are_fewer(lab: Lab, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_take_long_are_fewer(
+    lab: Lab, fake: Fake, lasting: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A first one always, another only if it would end in time, and -n says how many whatever they take."""
     for seconds, enough_s, rounds in ((0.1, 0.1, 1), (2, 5.5, 2), (0.1, 60.0, 3)):
-        fake.act("", seconds=seconds)
+        lasting(seconds)
         monkeypatch.setattr("calm.lab.command.ENOUGH_S", enough_s)
         result = lab("--json", "-", "--", "true")
         assert result.returncode == 0, result.stderr
@@ -297,6 +350,7 @@ def test_rounds_that_take_long_are_fewer(lab: Lab, fake: Fake, monkeypatch: pyte
         assert any(
             f"{rounds} of 3 rounds, as one takes {seconds:.0f} s" in note for note in told["notes"]
         ) == (rounds < 3)
+    lasting(0.1)
     monkeypatch.setattr("calm.lab.command.ENOUGH_S", 0.1)
     assert "of 2 rounds" not in lab("-n", "2", "--", "true").stdout
     assert fake.left_over() == []
@@ -379,7 +433,7 @@ def test_a_boot_has_its_time(lab: Lab, fake: Fake, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_keeps_what_is_known(fake: Fake, number: signal.Signals, code: int) -> None:
-    fake.act("libcalmalloc.so", seconds=600)
+    fake.act("libcalmalloc.so", hangs=True)
     with subprocess.Popen(
         [sys.executable, "-m", "calm", *fake.fixed, "-n", "5", "--", "true"],
         stdout=subprocess.PIPE,
@@ -387,12 +441,9 @@ def test_an_interrupt_keeps_what_is_known(fake: Fake, number: signal.Signals, co
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | fake.environment,
     ) as process:
-        deadline = time.monotonic() + 30
-        while not fake.started() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(1.0)
+        fake.await_hanging(process.pid)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate()
     assert process.returncode == code, errors
     assert "1,000" in output, "glibc's first round was over"
     assert "stopped after 0 of 5 rounds" in errors
@@ -403,21 +454,15 @@ def test_an_interrupt_keeps_what_is_known(fake: Fake, number: signal.Signals, co
 
 
 def test_qemu_does_not_outlive_a_calm_that_is_killed(fake: Fake) -> None:
-    fake.act("", seconds=600)
+    fake.act("", hangs=True)
     with subprocess.Popen(
         [sys.executable, "-m", "calm", *fake.fixed, "-n", "1", "--", "true"],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | fake.environment,
     ) as process:
-        deadline = time.monotonic() + 30
-        while not fake.started() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(fake.started)
         process.kill()
     (started,) = fake.started()
-    for _ in range(100):
-        if not Path(f"/proc/{started['pid']}").exists():
-            return
-        time.sleep(0.05)
-    pytest.fail("QEMU lives on")
+    wait_until(lambda: not Path(f"/proc/{started['pid']}").exists(), "QEMU lives on")
 
 
 def test_kvm_is_tried_by_booting_and_once(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

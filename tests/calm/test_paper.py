@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from calm_helpers import ROOT, Calm, wait_for
+from calm_helpers import ROOT, Calm, wait_for, without_runs
+from waiting import PATIENCE_S, wait_until
 
 from calm import processes
 from calm.bench import results, tables, workloads
@@ -57,7 +57,7 @@ def made_up(rows: list[Row], thp: str = "madvise") -> Results:
 
 
 def row(name: str, *sides: Side) -> Row:
-    return Row(name, "workload", "a summary", None, [name], [], {}, list(sides))
+    return Row(name, "workload", None, [name], [], {}, list(sides))
 
 
 def ttest1(label: str, wall: float, faults: float, **more: float) -> Side:
@@ -296,10 +296,22 @@ def test_rounds_are_paired_and_failures_left_out() -> None:
     del other.runs[1]
     found = row("r", one, other)
     assert model.pairs((found, "a"), (found, "b"), "x") == ([1.998, 2.002], [0.999, 1.001])
+    assert model.ratio((found, "a"), (found, "b"), "x").value == 2.0
     one.failure = "it broke"
     assert model.middle(found, "a", "x") is None
     assert model.ratio_text(model.ratio((found, "a"), (found, "b"), "x")) == "-"
     assert model.middle(None, "a", "x") is None
+
+
+@pytest.mark.parametrize("name", ["oracle", "ptlbmalloc2"])
+def test_a_file_without_runs_is_shown_alike(name: str, tmp_path: Path) -> None:
+    found, about = (study(), ABOUT) if name == "oracle" else (evaluation(), PTLB)
+    path = tmp_path / "out.json"
+    path.write_text(without_runs(rerun.dump(found, about, {})))
+    read, paper = results.load(str(path)), rerun.PAPERS[name]
+    assert paper.grids(read, about) == paper.grids(found, about)
+    assert paper.differences(read, about) == paper.differences(found, about)
+    assert tables.conditions(read) == tables.conditions(found)
 
 
 def test_small_ratios_are_not_rounded_to_nothing() -> None:
@@ -307,6 +319,7 @@ def test_small_ratios_are_not_rounded_to_nothing() -> None:
     assert model.published_ratio(3, 2) == "1.50"
 
 
+ORACLE = ("bench", "--paper", "oracle", "--no-touch")
 # Everything of a run but its size: a suite of two short programs in the place of t-test1.
 DRIVER = """
 import sys
@@ -319,38 +332,28 @@ command.inputs_folder = lambda: Path({folder!r})
 workloads.find = lambda name: Path({program!r})
 huge_pages.MODE = Path({mode!r})
 huge_pages.always.__wrapped__.__defaults__ = (huge_pages.MODE,)
-main()
 """
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> list[str]:
-    program, script, mode = tmp_path / "program", tmp_path / "driver.py", tmp_path / "enabled"
+def set_up(tmp_path: Path) -> str:
+    """Python code, before calm begins."""
+    program, mode = tmp_path / "program", tmp_path / "enabled"
     program.write_text(f'#!/bin/sh\necho "$1 $2 $MALLOC_TOP_PAD_" >>{tmp_path}/log\nsleep ${{NAP:-0}}\n')
     program.chmod(0o755)
     mode.write_text("always [madvise] never\n")
-    script.write_text(
-        DRIVER.format(root=str(ROOT), folder=str(tmp_path / "in"), program=str(program), mode=str(mode))
-    )
-    return [sys.executable, str(script), "bench", "--paper", "oracle", "--no-touch", "-a", "glibc"]
+    return DRIVER.format(root=str(ROOT), folder=str(tmp_path / "in"), program=str(program), mode=str(mode))
 
 
-def run(driver: list[str], *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*driver, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env=os.environ | variables,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def run(
+    calm: Calm, set_up: str, *arguments: str | Path, allocators: str = "glibc"
+) -> subprocess.CompletedProcess[str]:
+    return calm(*ORACLE, "-a", allocators, *arguments, set_up=lambda: exec(set_up, {}))
 
 
-def test_runs_writes_and_shows_again(driver: list[str], calm: Calm, tmp_path: Path) -> None:
+def test_runs_writes_and_shows_again(set_up: str, calm: Calm, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = run(driver, "-n", 1, "--scale", 0.001, "-o", out)
+    done = run(calm, set_up, "-n", 1, "--scale", 0.001, "-o", out)
     assert done.returncode == 0, done.stderr
     assert "table 3: no trimming" in done.stdout
     assert (tmp_path / "enabled").read_text() == "always [madvise] never\n"
@@ -379,11 +382,11 @@ def _is_here(name: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_huge_pages_are_put_back_whatever_ends_it(driver: list[str], tmp_path: Path, number: int) -> None:
+def test_huge_pages_are_put_back_whatever_ends_it(set_up: str, tmp_path: Path, number: int) -> None:
     """The guard's words go into a file in the place of the kernel's."""
     mode = tmp_path / "enabled"
     process = subprocess.Popen(
-        [*driver, "--set-thp", "-n", "3"],
+        [sys.executable, "-c", f"{set_up}main()", *ORACLE, "-a", "glibc", "--set-thp", "-n", "3"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -394,7 +397,7 @@ def test_huge_pages_are_put_back_whatever_ends_it(driver: list[str], tmp_path: P
         wait_for(mode, "always")
         assert mode.read_text() == "always"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate()
     finally:
         process.kill()
     assert "Traceback" not in errors
@@ -404,9 +407,9 @@ def test_huge_pages_are_put_back_whatever_ends_it(driver: list[str], tmp_path: P
     assert mode.read_text().strip() == "madvise"
 
 
-def test_the_misprint_of_the_study_is_told_of(driver: list[str]) -> None:
+def test_the_misprint_of_the_study_is_told_of(calm: Calm, set_up: str) -> None:
     misprint = "glibc:MALLOC_TRIM_THRESHOLD=-1"
-    done = run([*driver[:-1], misprint], "-n", 1, "--scale", 0.001)
+    done = run(calm, set_up, "-n", 1, "--scale", 0.001, allocators=misprint)
     assert done.returncode == 0, done.stderr
     assert "calm: MALLOC_TRIM_THRESHOLD is set, but glibc reads MALLOC_TRIM_THRESHOLD_" in done.stderr
 
@@ -423,7 +426,7 @@ def test_one_run_at_a_time_sets_huge_pages(tmp_path: Path, monkeypatch: pytest.M
         assert mode.read_text() == "[always] madvise never\n"
     wait_for(mode, "madvise\n")
     # The next one waits for the guard of the last to be gone.
-    monkeypatch.undo()
+    monkeypatch.setattr(huge_pages, "_PATIENCE_S", PATIENCE_S)
     mode.write_text("always [madvise] never\n")
     with huge_pages.always(mode):
         assert mode.read_text() == "always"
@@ -434,13 +437,18 @@ def test_the_lock_is_kept_until_the_mode_is_back(tmp_path: Path, monkeypatch: py
     """The guard has it, which outlives the run."""
     mode = tmp_path / "enabled"
     mode.write_text("always [madvise] never\n")
-    monkeypatch.setattr(huge_pages, "_GUARD", "exec 3<&0; (cat <&3 >/dev/null; sleep 0.5) & ")
+    until = f"until [ -e {tmp_path}/go-on ]; do sleep 0.02; done"
+    monkeypatch.setattr(huge_pages, "_GUARD", f"exec 3<&0; (cat <&3 >/dev/null; {until}) & ")
     with huge_pages.always(mode):
         pass
-    ended = time.monotonic()
     mode.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_PATIENCE_S", 0.2)
+    with pytest.raises(CalmError, match="another run"), huge_pages.always(mode):
+        pass
+    (tmp_path / "go-on").touch()
+    monkeypatch.setattr(huge_pages, "_PATIENCE_S", PATIENCE_S)
     with huge_pages.always(mode):
-        assert time.monotonic() - ended >= 0.4
+        pass
 
 
 def test_huge_pages_are_put_back_after_an_error(tmp_path: Path) -> None:
@@ -512,17 +520,25 @@ def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "INTERVAL_S", 0.001)
     peaks = {"glibc": 2048.0, "jemalloc": 6144.0}
     seen: list[int] = []
-    monkeypatch.setattr(huge_pages, "of_programs", lambda _: seen.pop(0) if seen else None)
+    looks_at_nothing = 0
+
+    def of_programs(_: int) -> int | None:
+        nonlocal looks_at_nothing
+        if seen:
+            return seen.pop(0)
+        looks_at_nothing += 1
+        return None
+
+    monkeypatch.setattr(huge_pages, "of_programs", of_programs)
     with huge_pages.Sampler() as sampler:
         sampling = huge_pages.Sampling(Silent(), sampler)  # type: ignore[arg-type]
         for label, peak in peaks.items():
             sampling.turn(2, oracle.NAMES[1], label)
             seen += [0, int(peak), 1024]
-            deadline = time.monotonic() + 20
-            while seen:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            time.sleep(0.05)
+            wait_until(lambda: not seen)  # noqa: B023
+            # Once there is another look, what the last one found is taken note of.
+            before = looks_at_nothing
+            wait_until(lambda before=before: looks_at_nothing > before + 1)
             sampling.done(oracle.NAMES[1], label, 1.0)
     sampling.note(made)
     for label, peak in peaks.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calm_helpers import ROOT, Calm, wait_for
+from calm_helpers import ROOT, Calm, wait_for, without_runs
 
 from calm.bench import results, tables
 from calm.bench.paper import (
@@ -86,14 +86,13 @@ def made_up(about: About = ABOUT, time: Time = as_it_comes) -> Results:
             runs = [Run(number, {METRIC: figure * factor}) for number, factor in enumerate(STEADY, 1)]
             sides.append(Side(label, runs))
         command = [program, *words]
-        rows.append(Row(case.name, case.family, case.summary, case.metric, command, [], {}, sides))
+        rows.append(Row(case.name, case.family, case.metric, command, [], {}, sides))
     for name, cache in valat_frames.wanted(L2):
-        figures: dict[str, float | None] = dict(valat_frames._geometry(cache))
+        curves = {"cache": valat_frames._geometry(cache), "shares of the cache": [0.5, 1.0, 1.5]}
         for index, source in enumerate(valat_frames.SOURCES[:-1]):
-            for share in (0.5, 1.0, 1.5):
-                for kind, value in zip(valat_frames.KINDS, (index, index + 1, index + 12), strict=True):
-                    figures[valat_frames.key(source, share, kind)] = value
-        rows.append(Row(name, FRAMES, "", None, [], [], {}, [Side("glibc", [Run(1, figures)])]))
+            for kind, value in zip(valat_frames.KINDS, (index, index + 1, index + 12), strict=True):
+                curves[valat_frames.key(source, kind)] = [float(value)] * 3
+        rows.append(Row(name, FRAMES, None, [], [], {}, [Side("glibc", [Run(1, {})])], curves=curves))
     return Results(
         date="2026-01-02T03:04:05+00:00",
         calm="0",
@@ -344,6 +343,19 @@ def test_there_are_colors_for_however_many_take_part(tmp_path: Path, monkeypatch
     assert "<!-- size of the array, MiB -->" in drawn
 
 
+def test_a_file_without_runs_is_shown_and_drawn_alike(tmp_path: Path) -> None:
+    about = replace(ABOUT, set_huge_pages=True)
+    found = made_up(about)
+    path = tmp_path / "valat.json"
+    path.write_text(without_runs(rerun.dump(found, about, {})))
+    read = results.load(str(path))
+    assert valat.PAPER.grids(read, about) == valat.PAPER.grids(found, about)
+    assert valat.PAPER.draw
+    for name, each in (("read", read), ("found", found)):
+        valat.PAPER.draw(each, about, tmp_path / f"{name}.svg")
+    assert (tmp_path / "read.svg").read_text() == (tmp_path / "found.svg").read_text()
+
+
 def test_a_file_is_shown_and_drawn_again(calm: Calm, tmp_path: Path) -> None:
     path = tmp_path / "valat.json"
     path.write_text(rerun.dump(made_up(), ABOUT, {}))
@@ -375,14 +387,12 @@ def test_conflicts_of_frames() -> None:
     shares = [0.25, 1.0, 2.0]
     room = L2.bytes // 4096
     worst = valat_frames.measured(L2, shares, 2, pages_of_one_color)
-    for share in shares:
-        pages = int(share * room)
-        expected = pages - L2.ways - max(0, pages - room)
-        for kind in valat_frames.KINDS:
-            assert worst[valat_frames.key(valat_frames.LINUX, share, kind)] == expected
+    pages = [int(share * room) for share in shares]
+    expected = [number - L2.ways - max(0, number - room) for number in pages]
+    for kind in valat_frames.KINDS:
+        assert worst[valat_frames.key(valat_frames.LINUX, kind)] == expected
     best = valat_frames.measured(L2, shares, 2, pages_in_a_row)
-    assert set(best.values()) == {0.0}
-    assert len(best) == 2 * len(shares) * len(valat_frames.KINDS)
+    assert list(best.values()) == [[0.0] * len(shares)] * 2 * len(valat_frames.KINDS)
 
 
 def test_an_array_is_of_standard_pages_then_of_huge_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,10 +408,10 @@ def test_an_array_is_of_standard_pages_then_of_huge_ones(monkeypatch: pytest.Mon
         return (pages_in_a_row if held[-1] == mmap.MADV_HUGEPAGE else pages_of_one_color)(memory, pages)
 
     monkeypatch.setattr(valat_frames, "_mapped", note)
-    figures = valat_frames.measured(L2, [0.25, 0.5], 2, read)
+    curves = valat_frames.measured(L2, [0.25, 0.5], 2, read)
     assert held == [mmap.MADV_NOHUGEPAGE] * 2 + [mmap.MADV_HUGEPAGE] * 2
-    assert figures[valat_frames.key(valat_frames.LINUX, 0.5, "mean")] == 256 - L2.ways
-    assert figures[valat_frames.key(valat_frames.LINUX_HUGE, 0.5, "mean")] == 0
+    assert curves[valat_frames.key(valat_frames.LINUX, "mean")][1] == 256 - L2.ways
+    assert curves[valat_frames.key(valat_frames.LINUX_HUGE, "mean")][1] == 0
 
 
 def test_frames_are_of_the_papers_cache_and_of_this_machines(
@@ -412,11 +422,11 @@ def test_frames_are_of_the_papers_cache_and_of_this_machines(
     asked: list[tuple[Cache, float]] = []
     saved: list[tuple[int, str]] = []
 
-    def figures_of(cache: Cache, scale: float, step: Callable[[str], None]) -> Any:
+    def curves_of(cache: Cache, scale: float, step: Callable[[str], None]) -> Any:
         asked.append((cache, scale))
         return told[len(asked) - 1]
 
-    monkeypatch.setattr(valat_frames, "figures_of", figures_of)
+    monkeypatch.setattr(valat_frames, "curves_of", curves_of)
     found = made_up()
     found.rows = []
     assert valat.PAPER.further
@@ -462,14 +472,13 @@ def test_without_privilege_the_policies_remain(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(1, "Operation not permitted", "/proc/self/pagemap")
 
     monkeypatch.setattr(valat_frames, "measured", denied)
-    figures, why = valat_frames.figures_of(L2, 0.01, lambda _: None)
+    curves, why = valat_frames.curves_of(L2, 0.01, lambda _: None)
     assert why
     assert "Operation not permitted" in why
-    assert valat_frames.cache_of(figures) == L2
-    middle = figures[valat_frames.key("random", 1.0, "mean")]
-    assert middle
-    assert middle > 10
-    assert figures[valat_frames.key("huge", 1.0, "maximum")] == 0
+    assert valat_frames.cache_of(curves) == L2
+    whole = valat_frames.shares_of(curves).index(1.0)
+    assert curves[valat_frames.key("random", "mean")][whole] > 10
+    assert curves[valat_frames.key("huge", "maximum")][whole] == 0
 
 
 # ---- huge pages by turns ----
@@ -521,7 +530,6 @@ huge_pages.Switching.__init__.__defaults__ = (Path({mode!r}),)
 huge_pages.mode.__defaults__ = (Path({mode!r}),)
 valat_cases.outer_cache = lambda: Cache(2, 1 << 20, 8)
 valat_cases.SIZES, valat_cases.PROCESSES, valat_cases.ARRAYS = (0.5, 1.0), (1, 8), (16,)
-main()
 """
 PROGRAM = """#!/bin/sh
 echo "$* in $(cat {mode})" >>{log}
@@ -531,26 +539,23 @@ echo '{{"seconds": 0.5, "ns_per_load": 2, "ns_per_element": 3, "cycles_per_itera
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> list[str]:
+def set_up(tmp_path: Path) -> str:
+    """Python code, before calm begins."""
     folder, mode = tmp_path / "in", tmp_path / "enabled"
     folder.mkdir()
     mode.write_text("always [madvise] never\n")
     for name in ("array-sweep", "mhd-like", "streams", "alias4k", *valat_cases.KERNELS):
         (folder / name).write_text(PROGRAM.format(mode=mode, log=tmp_path / "log"))
         (folder / name).chmod(0o755)
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(root=str(ROOT), folder=str(folder), mode=str(mode)))
-    return [sys.executable, str(script), "bench", "--paper", "valat", "--no-touch", "--scale", "0.01"]
+    return DRIVER.format(root=str(ROOT), folder=str(folder), mode=str(mode))
 
 
-def test_runs_writes_draws_and_shows_again(driver: list[str], calm: Calm, tmp_path: Path) -> None:
+def test_runs_writes_draws_and_shows_again(set_up: str, calm: Calm, tmp_path: Path) -> None:
     out, drawn = tmp_path / "out.json", tmp_path / "out.svg"
-    words = ["-a", "calmalloc", "-n", "2", "--set-thp", "-o", str(out), "--picture", str(drawn)]
-    done = subprocess.run(
-        [*driver, *words], capture_output=True, text=True, timeout=120, check=False, env=os.environ
-    )
+    words = ("bench", "--paper", "valat", "--no-touch", "--scale", "0.01", "-a", "calmalloc", "-n", "2")
+    more = ("--set-thp", "-o", out, "--picture", drawn)
+    done = calm(*words, *more, set_up=lambda: exec(set_up, {}))
     assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
     wait_for(tmp_path / "enabled", "madvise\n")
     data = json.loads(out.read_text())
     rows = {row["name"]: row for row in data["rows"]}

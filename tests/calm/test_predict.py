@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, Compile
+from waiting import wait_until
 
 from calm import cli, machine, topology
 from calm.predict import calibration, command
@@ -441,12 +441,9 @@ def test_interrupt_keeps_the_rounds_that_are_complete(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
-    while not log.exists() or len(log.read_text()) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: log.exists() and len(log.read_text()) >= 4)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate()
     assert process.returncode == 130
     assert "of 500 rounds" in stderr
     assert "Traceback" not in stderr
@@ -464,7 +461,7 @@ def test_one_cpu_counts_nothing(calm: Calm) -> None:
     cpu = min(os.sched_getaffinity(0))
     result = calm(
         "predict", "--cpus", "8", "-a", "glibc", "--", "true",
-        preexec_fn=lambda: os.sched_setaffinity(0, [cpu]),
+        set_up=lambda: os.sched_setaffinity(0, [cpu]),
     )  # fmt: skip
     assert result.returncode == 1
     assert result.stderr == "calm: on one CPU no TLB interrupt is sent, so there is nothing to count here\n"

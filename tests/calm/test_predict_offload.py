@@ -692,7 +692,9 @@ int main(void) {
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_a_program_that_is_run(calm: Calm, tmp_path: Path) -> None:
+def test_a_program_that_is_run(calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a message takes is not told where others have the CPUs.
+    monkeypatch.setattr(messages, "measure", of_this_machine)
     (tmp_path / "calls.c").write_text(PROGRAM)
     program = tmp_path / "program"
     # Or a pair of malloc and free is compiled to nothing.
@@ -731,7 +733,7 @@ def test_one_cpu_has_nobody_to_send_messages_to(calm: Calm, tmp_path: Path) -> N
     cpu = min(os.sched_getaffinity(0))
     result = calm(
         "predict", "--offload", "--figures", "mallocs=1,frees=1",
-        env={"XDG_CACHE_HOME": str(tmp_path)}, preexec_fn=lambda: os.sched_setaffinity(0, [cpu]),
+        env={"XDG_CACHE_HOME": str(tmp_path)}, set_up=lambda: os.sched_setaffinity(0, [cpu]),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "note: messages are not measured: there is one CPU" in result.stdout

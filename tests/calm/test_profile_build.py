@@ -5,17 +5,17 @@ import json
 import os
 import shutil
 import struct
-import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from rich.console import Console
 
 from calm.errors import CalmError
-from calm.profile import findings, recorder, symbols
+from calm.profile import findings, memory, recorder, symbols
 from calm.profile.build import bin_width, build, cause_of, kind_of
 from calm.profile.causes import classify
 from calm.profile.command import Duration
@@ -589,21 +589,32 @@ def test_counts_of_perf_stat() -> None:
     assert parse_counts(text) == {"shootdowns": 123, "brk": 0}
 
 
-def test_looks_at_memory_are_paid_in_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cpu_s", "least", "most"), [(0.0, 60, 100), (0.01, 1, 1)])
+def test_looks_at_memory_are_paid_in_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, least: int, most: int
+) -> None:
     """Waiting for a CPU that others have costs nobody anything, and is no reason to look more seldom."""
+    now_s = spent_s = 0.0
 
     def look(_: Sampler) -> int:
-        time.sleep(0.01)
+        nonlocal now_s, spent_s
+        now_s += 0.01
+        spent_s += cpu_s
         return 100
 
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        if now_s > 1.5:
+            sampler._stop.set()
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: spent_s)
+    monkeypatch.setattr(memory, "time", clock)
     monkeypatch.setattr(Sampler, "_rss_kib", look)
     sampler = Sampler(os.getpid())
-    sampler.start(time.monotonic())
-    deadline = time.monotonic() + 1.5
-    while sampler.looks < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    sampler.stop()
-    assert sampler.looks >= 5
+    monkeypatch.setattr(sampler._stop, "wait", wait)
+    sampler._run()
+    assert least <= sampler.looks <= most
 
 
 def test_a_curve_that_grows_long_keeps_every_second_point() -> None:

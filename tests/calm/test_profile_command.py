@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, Compile
+from waiting import wait_until
 
 from calm.profile import symbols, watch
 from calm.profile.model import CALL, CPU, FAULT, SHOOTDOWN, Profile, Total, load
+from calm.top import system
 
 PERF = shutil.which("perf")
 needs_perf = pytest.mark.skipif(PERF is None, reason="there is no perf")
@@ -75,17 +77,18 @@ SOURCES = {
     """,
     # Workers with as much memory each.
     "workers.c": r"""
+        #include <stdlib.h>
         #include <string.h>
         #include <sys/mman.h>
         #include <sys/wait.h>
         #include <unistd.h>
-        int main(void) {
+        int main(int argc, char **argv) {
             size_t size = 20 << 20;
             for (int i = 0; i < 4; i++) {
                 if (fork() == 0) {
                     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
                     memset(mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0), 1, size);
-                    sleep(1);
+                    sleep(atoi(argv[1]));
                     _exit(0);
                 }
             }
@@ -269,11 +272,15 @@ def test_children_and_their_copies_are_seen(calm: Calm, built: Build, tmp_path: 
 
 
 def test_the_curve_has_all_of_several_workers(calm: Calm, built: Build, tmp_path: Path) -> None:
-    made = profiled(calm, tmp_path / "p.json", "--", built("workers.c"))
-    peak = made.totals["peak_rss_kib"].value
-    assert peak is not None
-    assert max(made.curves["rss"].kib) == pytest.approx(peak, rel=0.1)
-    assert sorted(made.curves["rss"].kib)[len(made.curves["rss"].kib) // 2] > 80 * 1024
+    for seconds in ("1", "10", "100"):  # a busy machine may come to look at them late
+        made = profiled(calm, tmp_path / "p.json", "--", built("workers.c"), seconds)
+        peak, kib = made.totals["peak_rss_kib"].value, sorted(made.curves["rss"].kib)
+        assert peak is not None
+        assert kib[-1] < 1.1 * peak
+        if kib[len(kib) // 2] > 80 * 1024:
+            break
+    assert kib[-1] == pytest.approx(peak, rel=0.1)
+    assert kib[len(kib) // 2] > 80 * 1024
 
 
 def test_the_curve_has_shared_memory_once(calm: Calm, built: Build, tmp_path: Path) -> None:
@@ -284,7 +291,8 @@ def test_the_curve_has_shared_memory_once(calm: Calm, built: Build, tmp_path: Pa
 @needs_perf
 @pytest.mark.usefixtures("traced")
 def test_programs_that_start_and_end_give_nothing_back(calm: Calm, tmp_path: Path) -> None:
-    loop = "for i in $(seq 200); do /bin/true; done"
+    # 45 to 50 faults each, so that there are more than the 10,000 from which on a finding is made of them.
+    loop = "for i in $(seq 300); do /bin/true; done"
     made = profiled(calm, tmp_path / "p.json", "--", "sh", "-c", loop)
     faults, peak = made.totals["minor_faults"].value, made.totals["peak_rss_kib"].value
     assert faults is not None
@@ -343,19 +351,26 @@ def test_both_readers_of_symbols_agree(built: Build, monkeypatch: pytest.MonkeyP
 def test_a_running_process_is_watched(calm: Calm, compiled: Compile, tmp_path: Path) -> None:
     with subprocess.Popen([compiled("shootdowns"), "2000000000"]) as process:
         try:
-            made = profiled(calm, tmp_path / "p.json", "--pid", str(process.pid), "--for", "1s")
+            # It faults once for each call: both are counted in the same time, not while perf starts and ends.
+            # A busy machine may put off the one and not the other, for part of a second.
+            for duration_s in (1, 10, 60):
+                began = time.monotonic()
+                made = profiled(
+                    calm, tmp_path / "p.json", "--pid", str(process.pid), "--for", f"{duration_s}s"
+                )
+                assert 0.9 * duration_s < made.wall_s < time.monotonic() - began
+                calls, faults = made.totals["madvise"].value, made.totals["minor_faults"].value
+                assert calls is not None
+                assert faults is not None
+                if calls == pytest.approx(faults, rel=0.2):
+                    break
             assert process.poll() is None
         finally:
             process.kill()
     assert made.pid == process.pid
     assert made.exit_code is None
-    assert 0.9 < made.wall_s < 10
     assert made.command[1:] == ["2000000000"]
-    calls, faults = made.totals["madvise"].value, made.totals["minor_faults"].value
-    assert calls is not None
-    assert faults is not None
     assert calls > 1000
-    # It faults once for each call: both are counted in the same time, not while perf starts and ends.
     assert calls == pytest.approx(faults, rel=0.2)
     assert functions(made, CALL, "madvise")[-1] == "_start"
     assert any(stack.kind == CPU for stack in made.stacks)
@@ -364,12 +379,12 @@ def test_a_running_process_is_watched(calm: Calm, compiled: Compile, tmp_path: P
 def test_a_process_of_any_name_is_watched(calm: Calm, tmp_path: Path) -> None:
     # The kernel keeps 15 bytes of it: half of the last character.
     program = shutil.copy(shutil.which("sleep") or "", tmp_path / "fourteen-bytesü")
-    with subprocess.Popen([program, "60"]) as process:
+    with subprocess.Popen([program, "6000"]) as process:
         try:
             made = profiled(calm, tmp_path / "p.json", "--pid", str(process.pid), "--for", "200ms")
         finally:
             process.kill()
-    assert made.command == [str(program), "60"]
+    assert made.command == [str(program), "6000"]
 
 
 WORKER = """
@@ -475,14 +490,16 @@ def started(*arguments: str | Path, temporary: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_recording(folder: Path) -> None:
-    """Until perf has begun to write."""
-    for _ in range(600):
-        if any(file.stat().st_size for file in folder.glob("*/coarse.out")):
-            time.sleep(1)
-            return
-        time.sleep(0.05)
-    pytest.fail("nothing was recorded")
+def wait_for_recording(folder: Path, pid: int) -> None:
+    """Until perf has begun to write, and the program to do what is written."""
+    wait_until(lambda: any(file.stat().st_size for file in folder.glob("*/coarse.out")))
+    before_s = cpu_s(pid)
+    wait_until(lambda: cpu_s(pid) > before_s + 0.5)
+
+
+def cpu_s(pid: int) -> float:
+    found = system.stat(pid)
+    return found.user_s + found.system_s
 
 
 @needs_perf
@@ -494,13 +511,13 @@ def test_a_signal_ends_it_and_nothing_is_left(
     with subprocess.Popen([compiled("shootdowns"), "2000000000"]) as process:
         try:
             watcher = started("--pid", str(process.pid), "--for", "60s", temporary=temporary)
-            wait_for_recording(temporary)
+            wait_for_recording(temporary, process.pid)
             children = set(subprocess.run(
                 ["ps", "-o", "pid=", "--ppid", str(watcher.pid)], capture_output=True, text=True, check=True
             ).stdout.split())  # fmt: skip
             assert children
             watcher.send_signal(number)
-            _, errors = watcher.communicate(timeout=60)
+            _, errors = watcher.communicate()
         finally:
             process.kill()
     assert watcher.returncode == code, errors
@@ -532,7 +549,9 @@ def test_the_allocator_is_the_programs_own(calm: Calm, tmp_path: Path, by_env: b
     assert made.allocator == "jemalloc"
 
 
-def test_json_on_standard_output_is_alone(calm: Calm) -> None:
+def test_json_on_standard_output_is_alone(calm: Calm, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long it takes here.
+    monkeypatch.setattr(watch, "_SHORT_S", 3600.0)
     result = calm("profile", "--json", "-", "--", "echo", "noise")
     made = json.loads(result.stdout)
     assert made["calm_profile"] == 1

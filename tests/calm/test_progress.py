@@ -30,6 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_bar_appears_after_two_seconds(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
     with Bar(total=3, what="first") as bar:
         clock.now += 1.9
         bar.update(1)

@@ -49,7 +49,7 @@ def test_compare_tells_that_offload_was_declined(
     out = tmp_path / "out.json"
     result = calm(
         *("compare", "-a", "calmalloc,calmalloc-offload", "-n", "2", "--json", out, "--", "true"),
-        preexec_fn=one_cpu,
+        set_up=one_cpu,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"note: calmalloc-offload: {DECLINED}\n") == 1
@@ -76,7 +76,7 @@ def test_tune_tells_that_offload_was_declined(calm: Calm, one_cpu: Callable[[], 
     pytest.importorskip("optuna")
     result = calm(
         *("tune", "-a", "calmalloc-offload", "--trials", "1", "--json", "-", "--", "sleep", "0.05"),
-        preexec_fn=one_cpu,
+        set_up=one_cpu,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count(f"note: calmalloc-offload: {DECLINED}\n") == 1

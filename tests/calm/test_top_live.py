@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import pytest
 from calm_helpers import ROOT
+from waiting import PATIENCE_S
 
 from calm.top.terminal import keys_of
 
 IN, OUT = b"\x1b[?1049h", b"\x1b[?1049l"
 CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-TIMEOUT_S = 20
 
 
 class Terminal:
@@ -67,7 +67,7 @@ class Terminal:
 
     def until(self, pattern: str) -> list[str]:
         """Waits for a frame in which a line is so."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             self.read(0.05)
             frame = self.frame()
@@ -78,7 +78,7 @@ class Terminal:
 
     def ends(self) -> int:
         """Waits for the end, and sees that the terminal is as it was."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             self.read(0.05)
             assert time.monotonic() < deadline
@@ -119,7 +119,7 @@ def open_terminal() -> Iterator[type[Terminal]]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "100"]) as process:
+    with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
 
@@ -148,14 +148,14 @@ def test_keys(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -
     frame = top.until(r"filter: slee")
     assert [int(line.split()[0]) for line in frame if re.match(r"\s+\d+ ", line)] == [sleeper.pid]
     top.press(b"\r")
-    top.until(rf"^{sleeper.pid} sleep 100")
+    top.until(rf"^{sleeper.pid} sleep 1000")
     top.until(r"^allocator +glibc")
     top.press(b"q")
     top.until(r"filter: slee")
     top.press(b"\x1b")
     top.until(rf"{os.getpid()} ")
     top.press(b"\x1b[B\x1b[B\r")
-    top.until(rf"^{sleeper.pid} sleep 100")
+    top.until(rf"^{sleeper.pid} sleep 1000")
     top.press(b"\x1b[Zq")  # a key that means nothing here
     top.until(r"PID COMMAND")
     top.press(b"q")
@@ -165,7 +165,7 @@ def test_keys(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -
 def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -> None:
     top = open_terminal("-p", f"{sleeper.pid},{os.getpid()}", "-d", "30", size=(24, 170))
     top.process.send_signal(signal.SIGWINCH)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while "looking" not in "".join(top.frame()):
         top.read(0.05)
         assert time.monotonic() < deadline
@@ -174,7 +174,7 @@ def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[b
     frame = top.until("KEPT/LIMIT")
     for lines, columns in ((10, 60), (3, 20), (40, 90)):
         top.resize(lines, columns)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not (frame := top.frame()):
             top.read(0.05)
             assert time.monotonic() < deadline
@@ -186,7 +186,7 @@ def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[b
 def test_one_process_has_its_history(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -> None:
     top = open_terminal(str(sleeper.pid))
     frame = top.until(r"^RSS .*█{3}")
-    assert frame[3] == f"{sleeper.pid} sleep 100"
+    assert frame[3] == f"{sleeper.pid} sleep 1000"
     assert any(line.startswith("CPU, %") for line in frame)
     assert any("neither calmalloc nor ptlbmalloc2" in line for line in frame)
     top.press(b"q")
@@ -209,7 +209,7 @@ def test_looks_that_are_counted_leave_the_last(
 ) -> None:
     top = open_terminal(str(sleeper.pid), "-n", "2")
     assert top.ends() == 0
-    assert re.search(rf"^\s*{sleeper.pid} sleep 100 ", top.after, re.MULTILINE)
+    assert re.search(rf"^\s*{sleeper.pid} sleep 1000 ", top.after, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_terminal_comes_back(
         top.process.send_signal(number)
     assert top.ends() == code
     if number == signal.SIGINT:
-        assert re.search(rf"^\s*{sleeper.pid} sleep 100 ", top.after, re.MULTILINE)
+        assert re.search(rf"^\s*{sleeper.pid} sleep 1000 ", top.after, re.MULTILINE)
 
 
 def test_the_terminal_comes_back_from_an_error(sleeper: subprocess.Popen[bytes]) -> None:
@@ -246,7 +246,6 @@ def test_the_terminal_comes_back_from_an_error(sleeper: subprocess.Popen[bytes])
             stdin=slave,
             stdout=slave,
             stderr=subprocess.PIPE,
-            timeout=20,
         )
         output = b""
         while select.select([master], [], [], 0)[0]:
@@ -271,7 +270,7 @@ def test_stopped_and_continued(open_terminal: type[Terminal], sleeper: subproces
     top.read(0.2)
     assert top.output.count(IN) == top.output.count(OUT) == 1
     top.process.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while top.output.count(IN) < 2 and time.monotonic() < deadline:
         top.read(0.05)
     top.until(r"^RSS ")

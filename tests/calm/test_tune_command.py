@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import pytest
 from calm_helpers import ROOT, Calm
 
 from calm import allocators, cli, measure, processes
-from calm.tune import space, trial
+from calm.tune import command, space, trial
 from calm.tune.command import _chosen_spaces
+from calm.tune.search import Budget
 from calm.tune.space import Setting
 
-# Much of it is asleep, so that a busy machine changes little.
+# What it takes is asleep, so that a busy machine changes little; nothing where QUICK is set.
 PROGRAM = r"""
     #include <stdlib.h>
     #include <string.h>
@@ -35,7 +38,7 @@ PROGRAM = r"""
         size_t size = (size_t)(trim ? 10 : 9) << 20;
         char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         memset(memory, 1, size);
-        usleep(argc > 2 ? atoi(argv[2]) * 1000 : trim ? 40000 : 160000);
+        if (!getenv("QUICK")) usleep(trim ? 40000 : 160000);
         return 0;
     }
 """
@@ -50,12 +53,43 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+Timed = Callable[[Callable[[Mapping[str, str]], float]], None]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Programs are run, but how long each takes, by its environment, is what the test says."""
+    monkeypatch.setenv("QUICK", "1")
+    passed = 0.0
+
+    def apply(took: Callable[[Mapping[str, str]], float]) -> None:
+        def measured(
+            words: Sequence[str], changed: Mapping[str, str], *, inherited: Mapping[str, str], **more: Any
+        ) -> measure.Measurement:
+            nonlocal passed
+            run = measure.measure(words, changed, inherited=inherited, **more)
+            wall_s = took({**inherited, **changed})
+            passed += wall_s
+            return replace(run, wall_s=wall_s, average_rss_kib=run.peak_rss_kib)
+
+        monkeypatch.setattr(trial, "measure", measured)
+        monkeypatch.setattr(command, "Budget", partial(Budget, now=lambda: passed))
+
+    return apply
+
+
+def with_trimming(environment: Mapping[str, str]) -> float:
+    """A threshold helps."""
+    return 0.04 if "trim_threshold=" in environment.get("GLIBC_TUNABLES", "") else 0.16
+
+
 def read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
-def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path: Path) -> None:
+def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path: Path, timed: Timed) -> None:
+    timed(with_trimming)
     report, picture = tmp_path / "report.json", tmp_path / "front.svg"
     result = calm(
         *("tune", "-a", "glibc", "--trials", "4", "--seed", "1", "--json", report, "--plot", picture),
@@ -65,10 +99,10 @@ def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path:
     found = read(report)
     chosen = found["recommendation"]
     assert "glibc.malloc.trim_threshold" in chosen["values"]
-    assert chosen["time"]["value"] < 0.6
-    assert chosen["time"]["high"] < 1
-    # 10 MiB to 9, but the start is more of a run of 40 ms than of one of 160, and more still if busy.
-    assert 0.85 < chosen["memory"]["value"] < 1.2
+    assert chosen["time"]["value"] == pytest.approx(0.25)
+    assert chosen["time"]["high"] == pytest.approx(0.25)
+    # 10 MiB to 9, and what every program has besides.
+    assert 1 < chosen["memory"]["value"] < 1.2
     assert chosen["time"]["n"] == 10
     assert chosen["line"].startswith("GLIBC_TUNABLES=glibc.malloc.trim_threshold=")
     assert result.stdout.rstrip().endswith(f"{fake} 'it is'")
@@ -82,16 +116,16 @@ def test_finds_the_setting_and_prints_the_line(calm: Calm, fake: Path, tmp_path:
     assert "searching, 4 trials" in result.stderr
     assert "trial 1: time 0." in result.stderr
     # And the line does what it says.
-    run = subprocess.run(["sh", "-c", chosen["line"]], check=False, timeout=10)
+    run = subprocess.run(["sh", "-c", chosen["line"]], check=False)
     assert run.returncode == 0
 
 
-def test_nothing_helps(calm: Calm, fake: Path, tmp_path: Path) -> None:
-    # By its peak of memory, which no other program on the machine changes.
+def test_nothing_helps(calm: Calm, fake: Path, tmp_path: Path, timed: Timed) -> None:
+    timed(lambda _: 0.03)
     report = tmp_path / "report.json"
     result = calm(
         *("tune", "-a", "glibc", "--trials", "3", "--prefer", "memory", "--memory", "peak", "--json", report),
-        *("--", fake, "none", "30"),
+        *("--", fake, "none"),
     )
     assert result.returncode == 0, result.stderr
     assert "nothing helps: no setting gained 2% or more" in result.stdout
@@ -100,9 +134,10 @@ def test_nothing_helps(calm: Calm, fake: Path, tmp_path: Path) -> None:
     assert read(report)["memory"] == "peak"
 
 
-def test_a_limit_without_an_end_is_no_number_in_json(calm: Calm, fake: Path) -> None:
+def test_a_limit_without_an_end_is_no_number_in_json(calm: Calm, fake: Path, timed: Timed) -> None:
+    timed(lambda _: 0.06)
     options = ("--trials", "1", "--memory-limit", "inf", "--json", "-")
-    result = calm("tune", "-a", "glibc", *options, "--", fake, "none", "60")
+    result = calm("tune", "-a", "glibc", *options, "--", fake, "none")
     assert result.returncode == 0, result.stderr
     assert '"memory_limit": null' in result.stdout
     assert "Infinity" not in result.stdout
@@ -159,11 +194,10 @@ def test_a_run_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert runner.run(None).failure is None
 
 
-def test_what_makes_the_program_fail_is_told(calm: Calm, fake: Path) -> None:
+def test_what_makes_the_program_fail_is_told(calm: Calm, fake: Path, timed: Timed) -> None:
+    timed(lambda _: 0.05)
     # The plain settings that are tried first have a top_pad among them.
-    result = calm(
-        "tune", "-a", "glibc", "--trials", "4", "--seed", "1", "--json", "-", "--", fake, "fails", "50"
-    )
+    result = calm("tune", "-a", "glibc", "--trials", "4", "--seed", "1", "--json", "-", "--", fake, "fails")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     failed = [each for each in found["tried"] if each["failure"]]
@@ -176,18 +210,20 @@ def test_what_makes_the_program_fail_is_told(calm: Calm, fake: Path) -> None:
         assert "glibc.malloc.top_pad" not in each["values"]
 
 
-def test_an_allocator_of_our_own(calm: Calm, fake: Path) -> None:
+def test_an_allocator_of_our_own(calm: Calm, fake: Path, timed: Timed) -> None:
     if not allocators.find_library("calmalloc"):
         pytest.skip("calmalloc is not built")
+    timed(lambda environment: 0.04 if "calmalloc" in environment.get("LD_PRELOAD", "") else 0.16)
     result = calm("tune", "-a", "calmalloc", "--trials", "2", "--json", "-", "--", fake, "preload")
     found = json.loads(result.stdout)
     assert found["recommendation"]["allocator"] == "calmalloc"
     assert found["recommendation"]["line"].startswith(f"LD_PRELOAD={allocators.find_library('calmalloc')} ")
 
 
-def test_what_is_set_stays_and_runs_alternate(calm: Calm, fake: Path, tmp_path: Path) -> None:
+def test_what_is_set_stays_and_runs_alternate(calm: Calm, fake: Path, tmp_path: Path, timed: Timed) -> None:
+    timed(lambda _: 0.06)
     log = tmp_path / "log"
-    script = f'echo "$GLIBC_TUNABLES" >>{log}; exec {fake} none 60'
+    script = f'echo "$GLIBC_TUNABLES" >>{log}; exec {fake} none'
     tunables = "glibc.malloc.perturb=1:glibc.malloc.trim_threshold=65536"
     result = calm(
         *("tune", "-a", "glibc", "--trials", "2", "--", "sh", "-c", script), env={"GLIBC_TUNABLES": tunables}
@@ -245,7 +281,6 @@ def test_what_is_set_stays_and_runs_alternate(calm: Calm, fake: Path, tmp_path: 
             "SIGSEGV (11) (it said: broken)",
         ),
         (("--minutes", "0.005", "--", "sleep", "5"), 1, "one run takes more than the 0.005 minutes"),
-        (("--minutes", "0.02", "--", "sleep", "0.5"), 1, "too short to compare anything; --minutes"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -262,6 +297,13 @@ def test_bad_input_gets_one_line(
     assert stderr.startswith("calm: ")
     assert stderr.count("\n") == 1
     assert stdout == ""
+
+
+def test_a_time_too_short_to_compare_anything(calm: Calm, timed: Timed) -> None:
+    timed(lambda _: 0.5)
+    result = calm("tune", "--minutes", "0.02", "--", "true")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "too short to compare anything; --minutes" in result.stderr
 
 
 def test_where_all_is_set_already_nothing_is_searched(calm: Calm, fake: Path) -> None:
@@ -282,9 +324,10 @@ def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     assert capfd.readouterr().err == needs
 
 
-def test_a_long_program_is_told_what_is_possible(calm: Calm, tmp_path: Path) -> None:
+def test_a_long_program_is_told_what_is_possible(calm: Calm, tmp_path: Path, timed: Timed) -> None:
+    timed(lambda _: 0.3)
     report = tmp_path / "report.json"
-    result = calm("tune", "-a", "glibc", "--minutes", "0.05", "--json", report, "--", "sleep", "0.3")
+    result = calm("tune", "-a", "glibc", "--minutes", "0.05", "--json", report, "--", "true")
     assert result.returncode == 0, result.stderr
     assert re.search(r"about 1 settings can be tried, and [3-5] rounds confirm one, too few", result.stderr)
     assert re.search(r"--minutes 0\.\d is enough for a search", result.stderr)
@@ -317,7 +360,7 @@ def test_stopped_in_the_first_run(tmp_path: Path) -> None:
     while not (tmp_path / "runs").exists():
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate()
     assert process.returncode == 130
     assert stderr == "calm: stopped before anything was known\n"
 
@@ -342,7 +385,7 @@ def test_what_is_known_is_kept_when_it_is_stopped(fake: Path, tmp_path: Path, nu
     below = processes.descendants(process.pid)
     # As a terminal does it.
     os.killpg(process.pid, number)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate()
     assert process.returncode == 128 + number
     assert "stopped after" in stderr
     assert "Traceback" not in stderr

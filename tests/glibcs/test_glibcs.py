@@ -87,9 +87,7 @@ def run(
     # The loader's own option: LD_PRELOAD would also reach the tracer, which runs on the machine's glibc.
     preloaded = ["--preload", env.pop("LD_PRELOAD")] if stats is not None else []
     loader = [str(glibc.loader), "--library-path", str(glibc.libraries), *preloaded]
-    done = subprocess.run(
-        [*(tracer or []), *loader, *command], env=env, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([*(tracer or []), *loader, *command], env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 

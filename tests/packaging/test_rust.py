@@ -17,9 +17,6 @@ TARGET = REPOSITORY / "build/rust"
 CARGO_BIN = Path.home() / ".cargo/bin"
 FEATURES = ["", "override"]
 
-# The first build compiles the C sources, and what they are compiled with.
-pytestmark = pytest.mark.timeout(600)
-
 
 def environment() -> dict[str, str]:
     """A developer's own settings must not reach a run; rustup's folder may not be in the path."""
@@ -30,9 +27,7 @@ def environment() -> dict[str, str]:
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=CRATE, env=environment() | variables, capture_output=True, text=True, timeout=580
-    )
+    return subprocess.run(command, cwd=CRATE, env=environment() | variables, capture_output=True, text=True)
 
 
 @cache

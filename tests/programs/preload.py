@@ -79,7 +79,6 @@ class Runner:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=120,
         )
         with self.log.open("a") as log:
             log.write(done.stderr)

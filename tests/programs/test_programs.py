@@ -55,12 +55,19 @@ def test_same_output(
     preloaded.assert_active()
 
 
-def test_threaded_cpp(plain: Runner, preloaded: Runner, tmp_path: Path) -> None:
-    binary = tmp_path / "threads"
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The program, and what it prints, once for all libraries."""
+    folder = tmp_path_factory.mktemp("threads")
+    binary, plain = folder / "threads", Plain(folder)
     compiler = [program("g++", "g++"), "-std=c++17", "-O2", "-pthread"]
-    plain.run([*compiler, "-o", str(binary), str(SOURCES / "threads.cpp")], tmp_path)
-    expected = plain.run([str(binary)], tmp_path)
-    for _ in range(5):
+    plain.run([*compiler, "-o", str(binary), str(SOURCES / "threads.cpp")], folder)
+    return binary, plain.run([str(binary)], folder)
+
+
+def test_threaded_cpp(threads: tuple[Path, str], preloaded: Runner, tmp_path: Path) -> None:
+    binary, expected = threads
+    for _ in range(3):
         assert preloaded.run([str(binary)], tmp_path) == expected
     preloaded.assert_active()
 
@@ -83,7 +90,7 @@ def git_history(folder: Path, runner: Runner) -> str:
 
     run("init", "-q", "-b", "main", ".")
     for generation in range(2):
-        for i in range(1500):
+        for i in range(500):
             path = folder / f"{WORDS[i % len(WORDS)]}/{i}.txt"
             path.parent.mkdir(exist_ok=True)
             words = (WORDS[(i * j + generation) % len(WORDS)] for j in range(i % 400))
@@ -96,6 +103,13 @@ def git_history(folder: Path, runner: Runner) -> str:
     return run("log", "--format=%H %T", "--stat") + listed
 
 
-def test_git(plain: Runner, preloaded: Runner, tmp_path: Path) -> None:
-    assert git_history(tmp_path / "plain", plain) == git_history(tmp_path / "preloaded", preloaded)
+@pytest.fixture(scope="module")
+def plain_git(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Once, for all libraries."""
+    folder = tmp_path_factory.mktemp("plain-git")
+    return git_history(folder / "work", Plain(folder))
+
+
+def test_git(plain_git: str, preloaded: Runner, tmp_path: Path) -> None:
+    assert git_history(tmp_path / "preloaded", preloaded) == plain_git
     preloaded.assert_active()

@@ -487,6 +487,7 @@ static void at_random(void) {
 
 /* What the parent placed, the child may resize and free. */
 static void across_fork(void) {
+    free(malloc(MIB)); /* of two blocks in turn, one at least begins later than glibc's would */
     unsigned char *block = malloc(MIB);
     CHECK(block != NULL);
     fill(block, 0, MIB, 1);

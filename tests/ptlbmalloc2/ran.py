@@ -1,5 +1,6 @@
 """What a case printed, and what the library said of it."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +25,12 @@ class Ran:
         """
         What may stay: the threshold, or the padding that was left when memory was last given back, of a
         larger footprint then; what each thread may free between two looks; what merged tops may leave for
-        each CPU in use; and what is no heap (stacks).
+        each CPU that could be in use; and what is no heap (stacks).
         """
+        cpus = max(self.stats["cpus"], len(os.sched_getaffinity(0)))
         padding: int = self.stats["pad_each_bytes"] * self.stats["arenas"]
         most: int = max(self.stats["threshold_bytes"], padding)
-        return most + threads * 256 * KIB + MIB + int(self.stats["cpus"] * _MERGED_PER_CPU)
+        return most + threads * 256 * KIB + MIB + int(cpus * _MERGED_PER_CPU)
 
 
 Run = Callable[..., Ran]

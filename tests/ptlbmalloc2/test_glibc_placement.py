@@ -130,7 +130,7 @@ def test_under_other_thresholds(run_placed: Run, threshold: str) -> None:
 def test_a_child_counts_its_own(run_placed: Run) -> None:
     child, parent = run_placed("across-fork").lines
     assert child["placed_blocks"] <= 1
-    assert parent["placed_blocks"] <= 1
+    assert 1 <= parent["placed_blocks"] <= 2
 
 
 @pytest.mark.parametrize(

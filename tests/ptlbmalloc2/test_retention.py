@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from ran import KIB, MIB, Ran, Run
 
-pytestmark = pytest.mark.alone
-
 THREADS = 16
 PEAK = 290 * MIB  # at least: 16 threads hold 300 MiB of blocks
 

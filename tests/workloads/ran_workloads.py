@@ -22,9 +22,7 @@ def start(
     if preload is not None:
         assert preload.is_file(), f"{preload} is not built: run make"
         environment["LD_PRELOAD"] = str(preload)
-    return subprocess.run(
-        [path, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
-    )
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=False, env=environment)
 
 
 def run(name: str, *arguments: str, preload: Path | None = None, **more: str) -> dict[str, Any]:

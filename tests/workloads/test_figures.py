@@ -27,6 +27,7 @@ from lib import (  # noqa: E402
     instructions,
     judged,
     offload,
+    ratios,
     rounds,
     server_time,
     tables,
@@ -181,8 +182,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def save(store: Store, name: str, *sides: dict[str, Any]) -> None:
-    (store.folder / f"{name}.json").write_text(json.dumps({"allocators": list(sides)}))
+def save(store: Store, name: str, metric: str, *sides: dict[str, Any]) -> None:
+    ratios.compare(sides, [metric])
+    store.save(name, {"allocators": list(sides)})
 
 
 def test_the_best_peer_is_the_fastest(store: Store) -> None:
@@ -190,6 +192,7 @@ def test_the_best_peer_is_the_fastest(store: Store) -> None:
     save(
         store,
         "larson",
+        key,
         side("glibc", {key: 1e6}, {key: 1e6}),
         side("mimalloc", {key: 4e6}, {key: 4e6}),
         side("calmalloc", {key: 2e6}, {key: 2e6}),
@@ -206,13 +209,13 @@ def test_the_best_peer_has_the_lowest_cost(store: Store) -> None:
     key = "ns_per_pair"
     costs = {"calmalloc": 4.0, "glibc": 8.0, "gperftools": 5.0}
     sides = (side(name, {key: cost}) for name, cost in costs.items())
-    save(store, "glibc-simple", *sides)
+    save(store, "glibc-simple", key, *sides)
     (row,) = tables.calmalloc_rows(store)
     assert row.endswith("| 0.5 | gperftools: 0.8 |")
 
 
 def test_without_figures_of_calmalloc_there_is_no_table_of_it(store: Store) -> None:
-    store.save("larson", {"allocators": [side("glibc", {"operations_per_second": 1.0})]})
+    save(store, "larson", "operations_per_second", side("glibc", {"operations_per_second": 1.0}))
     assert tables.calmalloc_table(store) == []
     assert tables.idle_table(store) == []
     assert tables.readme(store).startswith("| figure (medians) | glibc | ptlbmalloc2 |")
@@ -236,7 +239,7 @@ def test_a_goal_is_a_ratio_of_costs(at_most: float | None, outcome: str | None) 
     )
     verdict = judge_one(goal, *sides)
     assert (verdict["value"], verdict["low"], verdict["high"]) == (0.5, 0.5, 0.5)
-    assert (verdict["runs"], verdict["outcome"]) == (3, outcome)
+    assert (verdict["n"], verdict["outcome"]) == (3, outcome)
     # What is done in a second costs its inverse.
     goal = dataclasses.replace(goal, metric="frees_per_second")
     rates = (
@@ -574,16 +577,22 @@ def test_a_figure_from_its_rows_to_the_table(how: Any, metric: str, tmp_path: Pa
     assert offload.table(store) == ""
     offload.measure_figure(figure, store, 2)
     assert os.sched_getaffinity(0) == before
+    whole = json.loads(store.runs("offload-try").read_text())
     result = store.load("offload-try")
     assert result is not None
     assert len(result["cpus"]) == 1
     assert result["outcome"] == "missed"
     (found,) = result["rows"]
-    for each, label in zip(found["allocators"], ("glibc", "calmalloc"), strict=True):
+    for each, label in zip(whole["rows"][0]["allocators"], ("glibc", "calmalloc"), strict=True):
         assert (each["label"], len(each["runs"])) == (label, 2)
         assert each["origin"]["version"]
         if how is offload.timed:
             assert all(run["cpu_s"] == run["user_s"] + run["system_s"] for run in each["runs"])
+    for each in found["allocators"]:
+        least, most = each["range"][metric]
+        assert each["n"] == 2
+        assert "runs" not in each
+        assert 0 < least <= each["median"][metric] <= most
     assert [verdict["outcome"] for verdict in found["ratios"]] == ["met", "missed"]
     assert str(ROOT) not in (tmp_path / "offload-try.json").read_text()
     first, second, _, *versions = offload.table(store).splitlines()[2:]

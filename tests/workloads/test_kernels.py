@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import resource
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ran_workloads import BUILD, LIBRARY, preloadable, run, start
+from waiting import wait_until
 
 KERNELS = ("cg-like", "ep-like", "ft-like", "mg-like")
 
@@ -157,13 +157,6 @@ def is_running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in ("Z", "X")
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_processes_run_side_by_side_and_end_with_their_parent() -> None:
@@ -400,7 +393,6 @@ def test_no_memory_is_one_line() -> None:
         [BUILD / "ft-like", "--class", "A", "--processes", "2"],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20)),
     )

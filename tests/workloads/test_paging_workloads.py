@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ran_workloads import BUILD, preloadable, run, start
+from waiting import wait_until
 
 SOURCES = BUILD.parents[1] / "workloads"
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -104,7 +105,7 @@ def test_each_runs_as_a_small_systems_only_program(name: str, tmp_path: Path) ->
     )
     # An environment that a first process has.
     done = subprocess.run(
-        [program, *SMALL.get(name, ())], capture_output=True, text=True, env={}, timeout=60, check=False
+        [program, *SMALL.get(name, ())], capture_output=True, text=True, env={}, check=False
     )
     assert done.returncode == (3 if name == "migrate" and len(NODES) < 2 else 0), done.stderr
 
@@ -407,8 +408,8 @@ def ksm() -> Iterator[None]:
     KSM.write_text(before)
 
 
-def stale_reads(*arguments: str, **more: Any) -> dict[str, Any]:
-    got = run("stale-reads", "--changers", "2", *arguments, **more)
+def stale_reads(*arguments: str, seed: str = os.environ["CALM_TEST_SEED"], **more: Any) -> dict[str, Any]:
+    got = run("stale-reads", "--changers", "2", "--seed", seed, *arguments, **more)
     assert got["stale"] == 0
     return got
 
@@ -417,21 +418,25 @@ def stale_reads(*arguments: str, **more: Any) -> dict[str, Any]:
     "arguments", [("--threads", "1"), ("--threads", "16"), ("--threads", "6", "--migrate-threads")]
 )
 def test_stale_reads_raises_no_alarm(arguments: tuple[str, ...]) -> None:
-    got = stale_reads("--seconds", "2", *arguments)
+    wanted = ("count", "pages", "reads", "writes", "writes_checked", "faults")
+    for seconds in ("2", "20", "200"):  # what a loaded machine does in two may be nothing
+        got = stale_reads("--seconds", seconds, *arguments)
+        sums = [sum(counts[each] for counts in got["operations"].values()) for each in wanted]
+        if min(sums) > 0:
+            break
     here = set(got["operations"])
     assert here.isdisjoint(got["not_here"])
     assert here | set(got["not_here"]) == {*OPERATIONS, "ksm", "migrate"}
     assert here >= {"munmap", "mremap", "mmap", "mprotect", "cow", "fork", "msync"}
     for counts in got["operations"].values():
         assert counts["faults"] <= counts["reads"] + counts["writes"]
-    for counted in ("count", "pages", "reads", "writes", "writes_checked", "faults"):
-        assert sum(counts[counted] for counts in got["operations"].values()) > 0
+    assert min(sums) > 0
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_stale_reads_looks_at_each_operation(operation: str) -> None:
     counts: dict[str, int] = {}
-    for seconds in ("1", "20"):  # what a loaded machine does in one may be nothing
+    for seconds in ("1", "20", "200"):  # what a loaded machine does in one may be nothing
         done = start("stale-reads", "--seconds", seconds, "--threads", "3", "--ops", operation)
         if done.returncode == 3:
             pytest.skip(f"{operation} is not to be had here")
@@ -447,9 +452,11 @@ def test_stale_reads_looks_at_each_operation(operation: str) -> None:
 
 
 def test_stale_reads_in_merged_pages(ksm: None) -> None:
-    counts = stale_reads("--seconds", "3", "--threads", "3", "--ops", "ksm")["operations"]["ksm"]
-    assert counts["count"] > 0
-    assert counts["writes"] > 0
+    for seconds in ("3", "30", "300"):
+        counts = stale_reads("--seconds", seconds, "--threads", "3", "--ops", "ksm")["operations"]["ksm"]
+        if counts["count"] > 0 and counts["writes"] > 0:
+            return
+    pytest.fail(f"nothing was merged and written: {counts}")
 
 
 def test_stale_reads_takes_what_is_to_be_had_of_a_list() -> None:
@@ -464,8 +471,9 @@ def test_stale_reads_takes_what_is_to_be_had_of_a_list() -> None:
 
 def found(operation: str, plant: str, tmp_path: Path, **more: Any) -> str:
     """What it says when it finds what was planted."""
-    arguments = ("--threads", "3", "--changers", "2", "--seconds", "100", "--directory", str(tmp_path))
-    done = start("stale-reads", *arguments, "--ops", operation, "--plant", plant, **more)
+    arguments = ("--threads", "3", "--changers", "2", "--seconds", "500", "--directory", str(tmp_path))
+    planted = ("--ops", operation, "--plant", plant, "--seed", os.environ["CALM_TEST_SEED"])
+    done = start("stale-reads", *arguments, *planted, **more)
     if done.returncode == 3:
         pytest.skip(f"{operation} is not to be had here")
     assert (done.returncode, done.stdout) == (1, "")
@@ -487,7 +495,9 @@ def test_a_stale_read_is_found(operation: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_stale_write_is_found(operation: str, tmp_path: Path) -> None:
-    assert found(operation, "write", tmp_path).startswith("stale write")
+    what = found(operation, "write", tmp_path)
+    # Of a file that was synced, the changer may be the first to see that the write is not in it.
+    assert what.startswith("stale write") or (operation, what) == ("msync", "write that is not in the file")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -501,12 +511,18 @@ def test_what_is_stale_in_merged_pages_is_found(plant: str, ksm: None, tmp_path:
 
 
 def test_pages_that_stay_merged_are_found(ksm: None, tmp_path: Path) -> None:
-    assert found("ksm", "share", tmp_path) == "write into another page"
+    # Who of the page's readers and writers comes first is chance.
+    assert found("ksm", "share", tmp_path) in ("write into another page", "stale read")
 
 
 def test_a_child_that_shares_memory_is_found(tmp_path: Path) -> None:
     what = found("fork", "share", tmp_path)
-    assert what in ("child sees what its parent wrote", "stale read", "stale read by the changer")
+    assert what in (
+        "child sees what its parent wrote",
+        "child does not have what there was when it was forked",
+        "stale read",
+        "stale read by the changer",
+    )
 
 
 def test_a_write_that_does_not_get_to_the_file_is_found(tmp_path: Path) -> None:
@@ -559,7 +575,7 @@ void *mremap(void *from, size_t size, size_t again, int flags, ...) {
 )
 def test_a_kernel_that_changes_nothing_is_found(case: str, operation: str, what: str, tmp_path: Path) -> None:
     library = preloadable(tmp_path, f"#define CASE_{case} 1\n{LAZY_KERNEL}")
-    done = start("stale-reads", "--threads", "3", "--seconds", "100", "--ops", operation, preload=library)
+    done = start("stale-reads", "--threads", "3", "--seconds", "500", "--ops", operation, preload=library)
     assert done.returncode == 1
     assert re.search(what, done.stderr)
     assert done.stderr.count("\n") == 1
@@ -568,21 +584,22 @@ def test_a_kernel_that_changes_nothing_is_found(case: str, operation: str, what:
 def test_nothing_is_left_of_stale_reads_when_it_is_killed(tmp_path: Path) -> None:
     arguments = ("--seconds", "100", "--threads", "2", "--ops", "fork,msync", "--directory", str(tmp_path))
     process = subprocess.Popen([BUILD / "stale-reads", *arguments], stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 60
     forked: set[str] = set()
-    while not forked and time.monotonic() < deadline:
+
+    def has_forked() -> bool:
         for path in Path(f"/proc/{process.pid}/task").glob("*/children"):
-            forked.update(path.read_text().split())
+            with contextlib.suppress(OSError):
+                forked.update(path.read_text().split())
+        return bool(forked)
+
+    wait_until(has_forked)
     process.kill()
     process.communicate()
-    assert forked
     assert list(tmp_path.iterdir()) == []
-    while any(Path(f"/proc/{child}").exists() for child in forked) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{child}").exists() for child in forked)
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in forked))
 
 
 def test_stale_reads_says_what_it_ran_with() -> None:
-    got = stale_reads("--seconds", "1", "--words", "3", "--seed", "9")
+    got = stale_reads("--seconds", "1", "--words", "3", seed="9")
     assert (got["words"], got["seed"]) == (3, 9)
     assert got["cpus"] == len(os.sched_getaffinity(0))

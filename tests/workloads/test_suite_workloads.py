@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -329,8 +330,9 @@ def test_mleak_finds_a_leak() -> None:
 
 
 def test_glibc_thread_measures_for_a_time() -> None:
+    began = time.monotonic()
     got = run("glibc-thread", "--seconds", "1", "--threads", "3", "--min", "49", "--max", "49")
-    assert 1 <= got["seconds"] < 5
+    assert 1 <= got["seconds"] <= time.monotonic() - began
     assert got["operations_per_second"] * got["ns_per_operation"] == pytest.approx(3e9, rel=0.001)
 
 
@@ -467,7 +469,6 @@ def test_a_stand_in_has_no_race_no_leak_and_no_wild_access(
         ["setarch", "-R", tmp_path / name, *SMALL[name], "--threads", "3"],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

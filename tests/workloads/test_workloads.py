@@ -6,24 +6,29 @@ import json
 import os
 import resource
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
+# As /proc/PID/syscall has it.
+CLOCK_NANOSLEEP = {"x86_64": "230", "aarch64": "115"}[os.uname().machine]
 BUILD = Path(__file__).resolve().parents[2] / "build/release"
 MIB = 1024
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     path = BUILD / name
     assert path.is_file(), f"{path} is not built: run make"
-    return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    environment = os.environ | variables
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=False, env=environment)
 
 
-def run(name: str, *arguments: str) -> dict[str, Any]:
-    done = start(name, *arguments)
+def run(name: str, *arguments: str, **variables: str) -> dict[str, Any]:
+    done = start(name, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     printed: dict[str, Any] = json.loads(done.stdout)
     assert printed["workload"] == name
@@ -33,21 +38,23 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
 def test_larson_hands_on_to_new_threads() -> None:
     few = run("larson", "--seconds", "1", "--blocks", "100", "--operations", "1000000000")
     assert few["threads_started"] == few["threads"] == 2
+    began = time.monotonic()
     many = run("larson", "--seconds", "1", "--blocks", "100", "--operations", "1000", "--threads", "3")
-    assert many["threads_started"] > 100
+    assert many["threads_started"] > 10
     # All threads are counted, not the last ones: each but the last of a chain did all its operations.
     done = many["operations_per_second"] * many["seconds"]
     # Both figures are rounded when they are printed.
     assert (many["threads_started"] - 3) * 1000 - 100 <= done <= many["threads_started"] * 1000 + 100
-    assert 1 <= many["seconds"] < 10
+    assert 1 <= many["seconds"] <= time.monotonic() - began
 
 
 def test_xmalloc_test_frees_what_others_allocated() -> None:
+    began = time.monotonic()
     got = run(
         "xmalloc-test", "--seconds", "1", "--threads", "1", "--batch", "10", "--min", "1", "--max", "99"
     )
-    assert got["frees_per_second"] > 1000
-    assert 1 <= got["seconds"] < 10
+    assert got["frees_per_second"] * got["seconds"] > 1000
+    assert 1 <= got["seconds"] <= time.monotonic() - began
 
 
 def test_glibc_simple_counts_each_number_of_blocks() -> None:
@@ -72,19 +79,26 @@ def test_idle_burst_reads_memory_before_at_the_peak_and_after(threads: str, orde
     assert 120 < size / got["blocks"] < 240
 
 
-def test_idle_burst_waits_and_its_threads_live_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [BUILD / "idle-burst", "--bytes", "1000000", "--seconds", "2", "--threads", "5"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.5)
-    threads = list(Path(f"/proc/{process.pid}/task").iterdir())
-    states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
-    assert states == ["S"] * 6
-    output, _ = process.communicate(timeout=20)
-    assert json.loads(output)["seconds"] == 2
+def test_idle_burst_waits_and_its_threads_live_on() -> None:
+    arguments = ("--bytes", "1000000", "--seconds", "1000", "--threads", "5")
+    with subprocess.Popen([BUILD / "idle-burst", *arguments], stdout=subprocess.DEVNULL) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+
+        def sleeps_for_long() -> bool:
+            return (tasks / str(process.pid) / "syscall").read_text().split()[0] == CLOCK_NANOSLEEP
+
+        try:
+            wait_until(sleeps_for_long)
+            states = [
+                (thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in tasks.iterdir()
+            ]
+            assert states == ["S"] * 6
+            assert sleeps_for_long()
+        finally:
+            process.kill()
+    began = time.monotonic()
+    assert run("idle-burst", "--bytes", "1000000", "--seconds", "1")["seconds"] == 1
+    assert time.monotonic() - began >= 1
 
 
 def test_idle_burst_reads_a_cgroup(tmp_path: Path) -> None:
@@ -129,12 +143,14 @@ def test_what_threads_cost_is_theirs_alone(name: str, arguments: tuple[str, ...]
 def test_faults_of_all_threads_count() -> None:
     pages = 100 * 130048 // os.sysconf("SC_PAGESIZE")
     arguments = ("--rounds", "1", "--blocks", "100", "--touch")
+    # Each block is a mapping of its own: a thread that begins late finds no pages that another left.
+    mapped = {"MALLOC_MMAP_THRESHOLD_": "65536"}
     for threads in (1, 4):
-        got = run("listing1", "--threads", str(threads), *arguments, "all")
-        # A thread that begins late may get an arena that another left, whose last pages glibc keeps.
-        assert 0.95 * threads * pages <= got["client_minor_faults"] < 1.3 * threads * pages
+        got = run("listing1", "--threads", str(threads), *arguments, "all", **mapped)
+        assert threads * pages <= got["client_minor_faults"] < 1.3 * threads * pages
     # Where only the head of each block is written, it is a page or two.
-    assert run("listing1", "--threads", "4", *arguments, "first")["client_minor_faults"] < 4 * pages / 4
+    got = run("listing1", "--threads", "4", *arguments, "first", **mapped)
+    assert got["client_minor_faults"] < 4 * pages / 4
 
 
 @pytest.mark.parametrize(

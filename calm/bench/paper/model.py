@@ -14,7 +14,7 @@ from calm.bench.cases import Case
 from calm.bench.paper.published import Citation
 from calm.bench.results import Results, Row
 from calm.bench.tables import Grid
-from calm.statistics import Ratio, median, ratio_of_medians
+from calm.statistics import Ratio
 
 # Families of rows that are of one run each, and in no round: counted by the processor, by a model of caches,
 # and from the frames of pages.
@@ -22,8 +22,6 @@ COUNTED, TRACED, FRAMES = "counted", "traced", "frames"
 ONCE = (COUNTED, TRACED, FRAMES)
 # The family of a case that is run with the system's huge pages set to always, where that may be set.
 ALWAYS_HUGE = "huge pages always"
-# The sum of user and system time: what there is where a machine counts no cycles.
-CPU_TIME = "cpu_s"
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,7 @@ def _by_round(row: Row | None, label: str, figure: str) -> dict[int, float]:
     side = row.side(label) if row else None
     if side is None or side.failure:
         return {}
-    found = {}
-    for run in side.runs:
-        if figure == CPU_TIME:
-            parts = [run.figures.get("user_s"), run.figures.get("system_s")]
-        else:
-            parts = [run.figures.get(figure)]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
-            found[run.round] = sum(known)
-    return found
+    return {run.round: value for run in side.runs if (value := run.figure(figure)) is not None}
 
 
 def pairs(
@@ -117,12 +106,18 @@ def pairs(
 
 def middle(row: Row | None, label: str, figure: str) -> float | None:
     """The median of a side's runs."""
-    return median(list(_by_round(row, label, figure).values()))
+    side = row.side(label) if row else None
+    return None if side is None or side.failure else side.median(figure)
 
 
 def ratio(one: tuple[Row | None, str], other: tuple[Row | None, str], figure: str) -> Ratio:
     """Of two sides' medians, with its interval."""
-    return ratio_of_medians(*pairs(one, other, figure))
+    (row, label), (to, base) = one, other
+    for side in one, other:
+        middle(*side, figure)
+    if row is None or to is None:
+        return Ratio(None, None, None, 0)
+    return row.ratio(figure, (label, base), pairs(one, other, figure), to)
 
 
 def ratio_text(found: Ratio) -> str:

@@ -48,7 +48,7 @@ def _once(
     except (CalmError, OSError) as error:
         results.left_out[name] = str(error)
         return
-    row = Row(name, family, case.summary, None, list(prepared.command), [], {}, [])
+    row = Row(name, family, None, list(prepared.command), [], {}, [])
     results.rows.append(row)
     for allocator in sides:
         side = Side(allocator.label)

@@ -10,7 +10,6 @@ from calm.bench.paper import nextgen_cases as cases
 from calm.bench.paper import nextgen_trace, published
 from calm.bench.paper.model import (
     COUNTED,
-    CPU_TIME,
     TRACED,
     About,
     count,
@@ -22,7 +21,7 @@ from calm.bench.paper.model import (
     seconds,
 )
 from calm.bench.paper.published import Events, Rates
-from calm.bench.results import METRIC, Results, Row
+from calm.bench.results import CPU_TIME, METRIC, Results, Row, Side
 from calm.bench.tables import Grid
 
 OFFLOADED = "calmalloc-offload"
@@ -372,10 +371,9 @@ def _of_the_model(results: Results) -> list[str]:
     sizes, lost = "", []
     for each in results.rows:
         for side in each.sides if each.family == TRACED else ():
-            for run in side.runs:
-                sizes = sizes or _sizes(run.figures)
-                if turns := run.figures.get("turns_lost"):
-                    lost.append(f"{turns:,.0f} in {each.name.removesuffix(': traced')} under {side.label}")
+            sizes = sizes or _sizes(side)
+            if turns := side.median("turns_lost"):
+                lost.append(f"{turns:,.0f} in {each.name.removesuffix(': traced')} under {side.label}")
     return [
         f"the model: {sizes}; lines of 64 bytes, pages of 4 KiB, no prefetcher, data only, no kernel; a "
         "line that one CPU writes leaves the others' caches. Real processors have more of all, so compare "
@@ -396,11 +394,11 @@ def _of_the_model(results: Results) -> list[str]:
     ]
 
 
-def _sizes(figures: Mapping[str, float | None]) -> str:
-    if figures.get("l1_bytes") is None:
+def _sizes(side: Side) -> str:
+    if side.median("l1_bytes") is None:
         return ""
-    kib = {name: f"{(figures[f'{name}_bytes'] or 0) / 1024:,.0f} KiB" for name in ("l1", "l2", "llc")}
-    pages = {name: f"{(figures[f'{name}_bytes'] or 0) / 4096:,.0f}" for name in ("tlb", "stlb")}
+    kib = {name: f"{(side.median(f'{name}_bytes') or 0) / 1024:,.0f} KiB" for name in ("l1", "l2", "llc")}
+    pages = {name: f"{(side.median(f'{name}_bytes') or 0) / 4096:,.0f}" for name in ("tlb", "stlb")}
     return (
         f"for each CPU an L1 of {kib['l1']}, an L2 of {kib['l2']} and a TLB of {pages['tlb']} pages, "
         f"{pages['stlb']} in its second level; {kib['llc']} of LLC for all"

@@ -15,7 +15,6 @@ from calm.bench import programs, workloads
 from calm.bench.cases import Case, Prepared
 from calm.bench.paper import published
 from calm.bench.paper.model import (
-    CPU_TIME,
     About,
     Paper,
     count,
@@ -26,10 +25,10 @@ from calm.bench.paper.model import (
     ratio_text,
 )
 from calm.bench.paper.published import Configuration
-from calm.bench.results import Results
+from calm.bench.results import CPU_TIME, Results
 from calm.bench.tables import Grid
 from calm.measure import METRIC
-from calm.statistics import Ratio, geometric_mean_of_ratios
+from calm.statistics import Ratio
 
 OWN = "ptlbmalloc2"
 # PARSEC's names; the workloads have `-like` behind them.
@@ -71,8 +70,8 @@ def _model(case: str) -> str:
 
 def _shootdown_key(results: Results) -> str:
     """Each program's own where they were counted, or else the system's interrupts."""
-    runs = [run for row in results.rows for side in row.sides for run in side.runs]
-    exact = any(run.figures.get("shootdowns_begun") is not None for run in runs)
+    sides = [side for row in results.rows for side in row.sides]
+    exact = any(side.median("shootdowns_begun") is not None for side in sides)
     return "shootdowns_begun" if exact else "system_wide_tlb_interrupts"
 
 
@@ -110,8 +109,8 @@ def _sum(results: Results, label: str, key: str) -> float | None:
 
 
 def _cycles_key(results: Results) -> str:
-    runs = [run for row in results.rows for side in row.sides for run in side.runs]
-    return "cycles" if any(run.figures.get("cycles") is not None for run in runs) else CPU_TIME
+    sides = [side for row in results.rows for side in row.sides]
+    return "cycles" if any(side.median("cycles") is not None for side in sides) else CPU_TIME
 
 
 def _cycles_name(results: Results) -> str:
@@ -153,7 +152,8 @@ def _without_cycles(results: Results) -> list[str]:
 def _mean(results: Results, label: str, figure: str) -> Ratio:
     """Over all programs that have the figure under both."""
     rows = [pairs((row, label), (row, GLIBC), figure) for row in results.rows]
-    return geometric_mean_of_ratios([each for each in rows if each[0] and min(*each[0], *each[1]) > 0])
+    whole = [each for each in rows if each[0] and min(*each[0], *each[1]) > 0]
+    return results.mean(f"{figure}: {label} to {GLIBC}", whole)
 
 
 def _table_2(results: Results, about: About) -> Grid:

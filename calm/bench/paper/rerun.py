@@ -114,13 +114,14 @@ def measure(
 
 def dump(found: Results, about: About, hidden: Mapping[str, str]) -> str:
     """The file of `calm bench -o`, and what the tables need beside it."""
-    data: dict[str, Any] = json.loads(results.dump(found, hidden))
     paper = PAPERS[about.name]
-    data[_KEY] = asdict(about) | {
+    of_paper = asdict(about) | {
         "citation": asdict(paper.citation),
         "tables": [asdict(grid) for grid in paper.grids(found, about)] if found.rows else [],
         "differences": paper.differences(found, about),
     }
+    # After the tables, as what they took from the runs is in the file.
+    data: dict[str, Any] = json.loads(results.dump(found, hidden)) | {_KEY: of_paper}
     return json.dumps(data, indent=1) + "\n"
 
 
@@ -130,6 +131,7 @@ def load_about(path: str) -> About | None:
     if data is None:
         return None
     try:
+        data = {"virtual": None, "extra": ()} | data
         about = About(**{name: data[name] for name in About.__dataclass_fields__})
         if about.name not in PAPERS or not about.scale > 0:
             raise ValueError(f"there is no paper {about.name!r} at scale {about.scale!r}")

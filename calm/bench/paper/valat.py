@@ -22,10 +22,9 @@ def _further(further: Further) -> None:
     try:
         for name, cache in valat_frames.wanted(valat_cases.outer_cache()):
             click.echo(f"calm: {name}", err=True)
-            figures, obstacle = valat_frames.figures_of(cache, further.about.scale, lambda _: None)
-            summary = "pages of one array in a cache, by where their frames come from"
-            sides = [Side(GLIBC, [Run(1, figures)])]
-            results.rows.append(Row(name, FRAMES, summary, None, [], [], {}, sides))
+            curves, obstacle = valat_frames.curves_of(cache, further.about.scale, lambda _: None)
+            sides = [Side(GLIBC, [Run(1, {})])]
+            results.rows.append(Row(name, FRAMES, None, [], [], {}, sides, curves=curves))
             results.how[valat_tables.HOW_FRAMES] = (
                 f"not measured: this machine's own pages: {obstacle}"
                 if obstacle

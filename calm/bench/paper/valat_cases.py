@@ -262,7 +262,7 @@ class Ran:
 def _ran(row: Row) -> Ran:
     program, *words = row.command
     options = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
-    return Ran(row, Path(program).name, options)
+    return Ran(row, program.rpartition("/")[2], options)
 
 
 def all_of(results: Results, program: str, **options: object) -> list[Ran]:

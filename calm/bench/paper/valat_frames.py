@@ -28,37 +28,39 @@ KINDS = ("minimum", "mean", "maximum")
 # Of the paper's 500: as many hold memory at once.
 RUNS = 20
 
-Figures = dict[str, float | None]
+_CACHE, _SHARES = "cache", "shares of the cache"
+_GEOMETRY = ("level", "bytes", "ways", "line_bytes", "cpus")
+
+Curves = dict[str, list[float]]
 
 
-def key(source: str, share: float, kind: str) -> str:
-    """A figure's name: of whose pages, for which share of the cache."""
-    return f"{source}: {share:.6g}: {kind}"
+def key(source: str, kind: str) -> str:
+    """A curve's name: of whose pages."""
+    return f"{source}: {kind}"
 
 
-def _geometry(cache: Cache) -> Figures:
-    names = ("level", "bytes", "ways", "line_bytes", "cpus")
-    return {f"cache: {name}": float(getattr(cache, name)) for name in names}
+def _geometry(cache: Cache) -> list[float]:
+    return [float(getattr(cache, name)) for name in _GEOMETRY]
 
 
-def cache_of(figures: Figures) -> Cache:
-    """The cache that the figures are of."""
-    names = ("level", "bytes", "ways", "line_bytes", "cpus")
-    return Cache(**{name: int(figures[f"cache: {name}"] or 0) for name in names})
+def cache_of(curves: Curves) -> Cache:
+    """The cache that the curves are of."""
+    return Cache(**{name: int(value) for name, value in zip(_GEOMETRY, curves[_CACHE], strict=True)})
 
 
-def shares_of(figures: Figures) -> list[float]:
-    """The sizes that were looked at, as shares of the cache."""
-    return sorted({float(name.split(": ")[1]) for name in figures if name.endswith(f": {KINDS[0]}")})
+def shares_of(curves: Curves) -> list[float]:
+    """The sizes that were looked at, as shares of the cache: one for each point of a curve."""
+    return curves[_SHARES]
 
 
-def simulated(cache: Cache, runs: int, step: Callable[[str], None]) -> Figures:
+def simulated(cache: Cache, runs: int, step: Callable[[str], None]) -> Curves:
     """By every policy."""
     result = simulate.run(cache, policies=POLICIES, patterns=(simulate.LINEAR,), runs=max(1, runs), step=step)
-    return {
-        key(curve.policy, point.at, kind): getattr(point, kind)
-        for curve in result.figure(simulate.CONFLICTS).curves
-        for point in curve.points
+    curves = result.figure(simulate.CONFLICTS).curves
+    shares = [point.at for point in curves[0].points]
+    return {_CACHE: _geometry(cache), _SHARES: shares} | {
+        key(curve.policy, kind): [getattr(point, kind) for point in curve.points]
+        for curve in curves
         for kind in KINDS
     }
 
@@ -91,12 +93,12 @@ def _mapped(pages: int, advice: int) -> mmap.mmap:
 
 def measured(
     cache: Cache, shares: Sequence[float], runs: int, read: Callable[[mmap.mmap, int], Ints] = frames
-) -> Figures:
+) -> Curves:
     """Of the frames that the kernel gives here. Each run keeps its memory until the last has its own."""
     colors = cache.colors(mmap.PAGESIZE)
     room = colors * cache.ways
-    ends = np.asarray([round(share * room) for share in shares])
-    figures: Figures = {}
+    ends = np.asarray([round(share * room) for share in shares], dtype=np.int64)
+    curves: Curves = {}
     for source, advice in ((LINUX, mmap.MADV_NOHUGEPAGE), (LINUX_HUGE, mmap.MADV_HUGEPAGE)):
         held: list[mmap.mmap] = []
         rows = []
@@ -107,14 +109,11 @@ def measured(
             counted = simulate.counts_by_size(of_pages, colors, ends)
             rows.append(conflicts.unnecessary_by_counts(counted, cache, mmap.PAGESIZE))
         by_run = np.stack(rows)
-        for share, column in zip(shares, by_run.T, strict=True):
-            values = (column.min(), column.mean(), column.max())
-            figures |= {
-                key(source, share, kind): float(value) for kind, value in zip(KINDS, values, strict=True)
-            }
+        spread = by_run.min(axis=0), by_run.mean(axis=0), by_run.max(axis=0)
+        curves |= {key(source, kind): values.tolist() for kind, values in zip(KINDS, spread, strict=True)}
         for memory in held:
             memory.close()
-    return figures
+    return curves
 
 
 def wanted(own: Cache | None) -> Iterator[tuple[str, Cache]]:
@@ -124,9 +123,9 @@ def wanted(own: Cache | None) -> Iterator[tuple[str, Cache]]:
         yield f"frames in this machine's L{own.level}", own
 
 
-def figures_of(cache: Cache, scale: float, step: Callable[[str], None]) -> tuple[Figures, str | None]:
+def curves_of(cache: Cache, scale: float, step: Callable[[str], None]) -> tuple[Curves, str | None]:
     """All of them, and why this machine's own pages are not among them, if they are not."""
-    found = _geometry(cache) | simulated(cache, round(simulate.RUNS * min(1.0, scale)), step)
+    found = simulated(cache, round(simulate.RUNS * min(1.0, scale)), step)
     try:
         real = measured(cache, shares_of(found), max(2, round(RUNS * min(1.0, scale))))
     except (CalmError, OSError) as error:

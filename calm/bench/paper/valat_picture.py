@@ -36,16 +36,11 @@ def _line(axes: Axes, index: int, xs: Sequence[float], ys: Sequence[float | None
         axes.plot(places, values, color=_color(index), marker=marker, markersize=3.5, label=name)
 
 
-def _figure_2(axes: Axes, name: str, figures: valat_frames.Figures) -> None:
-    shares = valat_frames.shares_of(figures)
-    where = [100 * share for share in shares]
+def _figure_2(axes: Axes, name: str, curves: valat_frames.Curves) -> None:
+    where = [100 * share for share in valat_frames.shares_of(curves)]
     for index, source in enumerate(valat_frames.SOURCES):
-        points = [
-            [figures.get(valat_frames.key(source, share, kind)) for share in shares]
-            for kind in valat_frames.KINDS
-        ]
-        low, mean, high = ([value for value in values if value is not None] for values in points)
-        if len(low) != len(shares):
+        low, mean, high = (curves.get(valat_frames.key(source, kind)) for kind in valat_frames.KINDS)
+        if low is None or mean is None or high is None:
             continue
         axes.fill_between(where, low, high, color=_color(index), alpha=0.2, linewidth=0)
         axes.plot(where, mean, color=_color(index), label=source, linewidth=3 - 0.35 * index)
@@ -114,9 +109,9 @@ def draw(results: Results, about: About, path: Path) -> None:
         axes: Axes = free.pop(0)
         return axes
 
-    for row, figures in tables.frame_rows(results)[:2]:
-        size = report.memory(valat_frames.cache_of(figures).bytes / 1024)
-        _figure_2(panel(), f"{row.name}, {size}", figures)
+    for row in tables.frame_rows(results)[:2]:
+        size = report.memory(valat_frames.cache_of(row.curves).bytes / 1024)
+        _figure_2(panel(), f"{row.name}, {size}", row.curves)
     if tables.sweep_columns(results, cases.PAGES):
         _figure_3(panel(), results, cases.PAGES)
     if tables.systems(results):

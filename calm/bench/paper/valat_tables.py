@@ -13,7 +13,7 @@ from calm.bench.paper.model import FRAMES, About, less_text, middle, pairs, rati
 from calm.bench.paper.valat_cases import all_of, one_of
 from calm.bench.results import METRIC, Results, Row
 from calm.bench.tables import Grid
-from calm.statistics import Ratio, geometric_mean_of_ratios
+from calm.statistics import Ratio
 
 # What may have kept figure 2 from having this machine's pages, in the results' `how`.
 HOW_FRAMES = FRAMES
@@ -40,30 +40,23 @@ def labels_of(rows: Sequence[Row]) -> list[str]:
 # ---- figure 2 ----
 
 
-def frame_rows(results: Results) -> list[tuple[Row, valat_frames.Figures]]:
-    """The rows of figure 2 with all of their figures."""
-    return [
-        (row, side.runs[0].figures)
-        for row in results.rows
-        if row.family == FRAMES
-        for side in row.sides
-        if side.runs
-    ]
+def frame_rows(results: Results) -> list[Row]:
+    """The rows of figure 2."""
+    return [row for row in results.rows if row.family == FRAMES]
 
 
-def _span(figures: valat_frames.Figures, source: str, share: float) -> str:
-    low, mean, high = (figures.get(valat_frames.key(source, share, kind)) for kind in valat_frames.KINDS)
-    if low is None or mean is None or high is None:
-        return "-"
+def _span(curves: valat_frames.Curves, source: str, share: float) -> str:
+    place = valat_frames.shares_of(curves).index(share)
+    low, mean, high = (curves[valat_frames.key(source, kind)][place] for kind in valat_frames.KINDS)
     text = f"{mean:,.0f}" if mean >= 10 or mean == int(mean) else f"{mean:.1f}"
     return text if low == high else f"{text} ({low:,.0f}-{high:,.0f})"
 
 
 def _figure_2(results: Results) -> list[Grid]:
     found = []
-    for row, figures in frame_rows(results):
-        cache = valat_frames.cache_of(figures)
-        there = valat_frames.shares_of(figures)
+    for row in frame_rows(results):
+        cache = valat_frames.cache_of(row.curves)
+        there = valat_frames.shares_of(row.curves)
         shares = sorted({min(there, key=lambda each: abs(each - share)) for share in _SHARES})
         title = (
             f"figure 2: unnecessary conflicts in pages, {row.name} "
@@ -71,8 +64,8 @@ def _figure_2(results: Results) -> list[Grid]:
         )
         grid = Grid(title, ["", *(f"{100 * share:.4g} %" for share in shares)])
         for source in valat_frames.SOURCES:
-            if valat_frames.key(source, there[0], "mean") in figures:
-                grid.rows.append([source, *(_span(figures, source, share) for share in shares)])
+            if valat_frames.key(source, "mean") in row.curves:
+                grid.rows.append([source, *(_span(row.curves, source, share) for share in shares)])
         grid.notes.append(f"published: {published.VALAT_FIGURE_2}")
         grid.notes.append("by the array's size as a share of the cache: mean (least to most of all runs)")
         grid.notes.append(results.how.get(HOW_FRAMES, ""))
@@ -122,7 +115,7 @@ def _figure_3(results: Results) -> list[Grid]:
             # Sizes between whole MiB matter here.
             grid.rows.append([f"{size >> 10:,} KiB", *line])
         grid.notes.append(f"published: {published.VALAT_FIGURE_3}")
-        cache = next((valat_frames.cache_of(each) for row, each in frame_rows(results)[1:]), None)
+        cache = next((valat_frames.cache_of(row.curves) for row in frame_rows(results)[1:]), None)
         if cache:
             size_of = report.memory(cache.bytes / 1024)
             grid.notes.append(f"around this machine's L{cache.level}: {size_of}, {cache.ways} ways")
@@ -163,7 +156,8 @@ def _mean_gain(results: Results, processes: int, label: str, always_huge: bool) 
         above, below = pairs((row, label), (base, GLIBC), METRIC)
         if above:
             found.append((above, below))
-    return geometric_mean_of_ratios(found)
+    name = f"{METRIC}: {system_name(label, always_huge)} to {GLIBC}, processes: {processes}"
+    return results.mean(name, found)
 
 
 def _others(results: Results) -> list[tuple[str, bool]]:

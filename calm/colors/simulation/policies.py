@@ -95,7 +95,9 @@ def best_bin(
     if left.sum() < count:
         raise ValueError(f"{count} pages were asked for, {left.sum()} are free")
     # No color is used more often than this at the end, which keeps what is sorted short.
-    level = bisect_left(range(int(used.max()) + count), count, key=lambda top: _room(left, used, top).sum())
+    level = bisect_left(
+        range(int(used.max()) + count), count, key=lambda top: int(_room(left, used, top).sum())
+    )
     left = _room(left, used, level)
     # A color's next page is never better than its last, so taking the best each time merges the colors' rows.
     color = np.repeat(np.arange(colors), left)

@@ -22,7 +22,7 @@ from calm.colors.simulation.simulate import (
     Point,
     Result,
 )
-from calm.report import memory, print_table
+from calm.report import memory, print_table, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,18 +68,18 @@ def _number(value: float) -> str:
 
 
 def _table(figure: Figure) -> Table:
-    table = Table(box=None, pad_edge=False)
+    made = table()
     points = figure.curves[0].points
     shown = list(range(len(points)))
     if figure.name in (CONFLICTS, LINEAR):
         # The nearest: a small cache has no whole number of pages for each.
         shown = sorted({min(shown, key=lambda index: abs(points[index].at - each)) for each in _SHOWN})
-    table.add_column("policy")
+    made.add_column("policy")
     for index in shown:
-        table.add_column(_where(figure, points[index].at), justify="right")
+        made.add_column(_where(figure, points[index].at), justify="right")
     for curve in figure.curves:
-        table.add_row(curve.policy, *(_cell(figure, curve.points[index]) for index in shown))
-    return table
+        made.add_row(curve.policy, *(_cell(figure, curve.points[index]) for index in shown))
+    return made
 
 
 def begin(curve: Curve, of: Callable[[Point], float], least: float) -> float | None:

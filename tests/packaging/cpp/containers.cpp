@@ -1,5 +1,5 @@
-// The containers of calmalloc.hpp at work. Each case is named on the command line; BESIDE is defined where
-// the program's malloc is not calmalloc's.
+// The containers of calmalloc.hpp at work. Each case is named on the command line, with "beside" behind it
+// where the program's malloc is not calmalloc's.
 #include "calmalloc.hpp"
 
 #include <algorithm>
@@ -50,6 +50,9 @@ using unordered_map = std::unordered_map<string, V, hash_of_string, std::equal_t
                                          calm::allocator<std::pair<const string, V>>>;
 
 template <std::size_t alignment> struct alignas(alignment) aligned { std::uint64_t number; };
+
+// The program's malloc is another.
+bool is_beside;
 
 bool is_calmallocs(const void *block) {
     return calm_malloc_usable_size(block) > 0;
@@ -154,13 +157,8 @@ void served() {
     const std::vector<int> of_std(1000);
     const auto in_use = stats().in_use;
     const std::vector<char> large_of_std(64 * MIB, 1);
-#if defined(BESIDE)
-    CHECK(!is_calmallocs(of_std.data()) && !is_calmallocs(large_of_std.data()));
-    CHECK(stats().in_use < in_use + MIB);
-#else
-    CHECK(is_calmallocs(of_std.data()) && is_calmallocs(large_of_std.data()));
-    CHECK(stats().in_use >= in_use + 64 * MIB);
-#endif
+    CHECK(is_calmallocs(of_std.data()) == !is_beside && is_calmallocs(large_of_std.data()) == !is_beside);
+    CHECK(is_beside ? stats().in_use < in_use + MIB : stats().in_use >= in_use + 64 * MIB);
 }
 
 template <std::size_t alignment> void over_aligned_to() {
@@ -400,8 +398,9 @@ const std::pmr::vector<int> outlives_main(1000, 7, calm::resource());
 
 int main(int argc, char **argv) {
     CHECK(outlives_main.size() == 1000);
+    is_beside = argc == 3 && std::strcmp(argv[2], "beside") == 0;
     for (const auto &one : cases) {
-        if (argc == 2 && std::strcmp(argv[1], one.name) == 0) {
+        if (argc == 2 + is_beside && std::strcmp(argv[1], one.name) == 0) {
             one.run();
             std::puts("done");
             return 0;

@@ -1,0 +1,47 @@
+"""All tables and pictures of README.md and docs/ that results are put into: made of bench/results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import abis_results, abis_table, offload, paper_figures, papers, placement, suite, tables
+from .results import REPOSITORY, Store
+
+
+def put(path: Path, text: str, name: str) -> None:
+    """Replaces what stands between the two marks of that name on a page."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    page = path.read_text()
+    head, rest = page.split(begin)
+    _, tail = rest.split(end)
+    path.write_text(f"{head}{begin}{text}{end}{tail}")
+
+
+def render_figures(store: Store, root: Path = REPOSITORY) -> None:
+    """Those of bench/figures."""
+    docs = root / "docs"
+    put(root / "README.md", tables.readme(store), "figures")
+    put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")
+    put(root / "README.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
+    put(docs / "suite.md", suite.tables(store.folder, suite.DETAILS), suite.NAME)
+    suite.draw(store.folder, docs / "suite.svg")
+    for paper in papers.PAPERS:
+        if text := papers.text(store.folder, paper, docs):
+            put(docs / "papers.md", text, f"{papers.PREFIX}{paper}")
+    put(docs / "offload.md", f"\n{offload.table(store)}\n", offload.GROUP)
+    put(docs / "placement.md", f"\n{placement.table(store)}\n", placement.GROUP)
+
+
+def render_emulated(store: Store, root: Path = REPOSITORY) -> None:
+    """Those of bench/emulated."""
+    results = {name: store.load(f"emulated-figure-{name}") for name in paper_figures.FIGURES}
+    known = {name: result for name, result in results.items() if result is not None}
+    for name, result in known.items():
+        put(root / "docs/calm-lab.md", paper_figures.table_of(name, result), f"figure-{name}")
+    if known:
+        paper_figures.draw(known, root / "docs/calm-lab.svg")
+
+
+def render_abis(path: Path, root: Path = REPOSITORY) -> None:
+    """Those of bench/abis."""
+    put(root / "docs/abis.md", f"\n{abis_table.text(abis_results.load(path))}\n", "abis")

@@ -1,0 +1,26 @@
+"""The seed of what tests draw by chance: another in each run, printed, and given again by CALM_TEST_SEED."""
+
+import os
+import random
+
+import pytest
+
+SEED = "CALM_TEST_SEED"
+
+
+def pytest_configure() -> None:
+    """Draws it, if none is given. The workers of a run inherit it, so that all have the same."""
+    os.environ.setdefault(SEED, str(random.randrange(1, 1 << 30)))
+
+
+def pytest_report_header() -> str:
+    """Before the tests run."""
+    return f"seed: {SEED}={os.environ[SEED]}"
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Where tests have failed, and the header was left out for brevity."""
+    if exitstatus and config.get_verbosity() < 0:
+        terminalreporter.write_line(pytest_report_header())

@@ -1,0 +1,15 @@
+"""How tests wait for what must become true: until it is, so that no slow machine fails one."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 300.0
+"""More than ten times what anything here takes; less than pytest's own limit, which has no better message."""
+
+
+def wait_until(condition: Callable[[], object], what: object = "") -> None:
+    """Looks again and again."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
