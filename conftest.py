@@ -1,5 +1,6 @@
 """The seed of what tests draw by chance: another in each run, printed, and given again by CALM_TEST_SEED."""
 
+import gc
 import os
 import random
 
@@ -24,3 +25,9 @@ def pytest_terminal_summary(
     """Where tests have failed, and the header was left out for brevity."""
     if exitstatus and config.get_verbosity() < 0:
         terminalreporter.write_line(pytest_report_header())
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the collector need not look at it, nor a forked child copy it."""
+    gc.collect()
+    gc.freeze()

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 extern char **environ;
 
@@ -619,8 +620,11 @@ static void end_while_busy(const char *way) {
 
 /* ---- a helper thread of the library's own ---- */
 
+static _Atomic(pid_t) worked;
+
 /* Enough for the allocator to notice that there is a second thread. */
 static void work_much(size_t thread) {
+    atomic_store(&worked, (pid_t)syscall(SYS_gettid));
     use_blocks(thread, 3000);
     for (size_t i = 0; i < 100; i++) {
         void *block = malloc(100 * KIB);
@@ -634,7 +638,8 @@ static void count_threads(const char *argument) {
     use_blocks(1, 2000);
     say("still_alone", number_of_threads());
     run_threads(1, work_much);
-    sleep_seconds(0.1);
+    /* A thread that was joined may be about to end yet. */
+    WAIT_UNTIL(syscall(SYS_tgkill, getpid(), atomic_load(&worked), 0) != 0);
     say("after_a_thread", number_of_threads());
     if (strcmp(argument, "signals") == 0) {
         /* A signal to the process must not be delivered to the helper: it blocks all. */

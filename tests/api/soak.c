@@ -1,7 +1,8 @@
 /*
  * soak SECONDS [CYCLES]: a service in small. Sessions of mixed lifetimes come steadily, in bursts, or not at
  * all; what the process holds resident is compared with what its sessions hold, after each phase, for as long
- * as it runs: so many seconds, and cycles.
+ * as it runs: so many seconds, and cycles. Its time is ticks, in each of which every worker does the same
+ * however slow the machine is.
  */
 #include "api.h"
 #include "names.h"
@@ -27,17 +28,21 @@ static struct shelf {
     size_t last;
 } shelves[WORKERS];
 
-enum phase { STEADY, BURST, QUIET, IDLE };
-
 static const struct {
-    double seconds;
+    uint64_t ticks;
     unsigned opened; /* sessions for each tick of a worker */
-} phases[] = {[STEADY] = {0.9, 6}, [BURST] = {0.15, 60}, [QUIET] = {0.25, 1}, [IDLE] = {0.9, 0}};
-#define PHASES (sizeof phases / sizeof phases[0])
+} phases[] = {{450, 6}, {75, 60}, {125, 1}}; /* steady, a burst, quiet; then nothing comes */
+#define PHASES    (sizeof phases / sizeof phases[0])
+#define TICK_S    0.002
+#define IDLE_S    0.9  /* without change, at least */
+#define SETTLED_B MIB /* less is no change */
 
-static _Atomic(int) phase;
-static atomic_bool stop;
-static _Atomic(uint64_t) live, opened, tick_now;
+/* Written while the workers wait. */
+static unsigned opened_each_tick;
+static uint64_t tick_now;
+static bool stop;
+static pthread_barrier_t begin, done;
+static _Atomic(uint64_t) live, opened;
 
 static uint32_t block_bytes(uint64_t *random) {
     uint64_t dice = next_random(random) % 1000, of = next_random(random);
@@ -115,18 +120,17 @@ static void open_some(struct shelf *shelf, size_t count, uint64_t now, uint64_t 
 static void *serve(void *argument) {
     size_t number = (size_t)(uintptr_t)argument;
     uint64_t random = number + 17;
-    for (uint64_t tick = 0; !atomic_load(&stop); tick++) {
-        uint64_t now = atomic_load(&tick_now) + 1;
-        size_t count = phases[atomic_load(&phase)].opened;
-        if (count > 0) {
-            open_some(&shelves[number], count, now, &random);
+    for (;;) {
+        pthread_barrier_wait(&begin);
+        if (stop) {
+            return NULL;
         }
-        if (tick % 4 == 0 && atomic_load(&phase) != IDLE) {
-            close_ended(&shelves[(number + tick / 4) % WORKERS], now);
+        open_some(&shelves[number], opened_each_tick, tick_now, &random);
+        if (tick_now % 4 == 0) {
+            close_ended(&shelves[(number + tick_now / 4) % WORKERS], tick_now);
         }
-        sleep_seconds(0.002);
+        pthread_barrier_wait(&done);
     }
-    return NULL;
 }
 
 struct excess {
@@ -141,6 +145,21 @@ static struct excess excess_now(void) {
     return (struct excess){grown > held ? grown - held : 0, held};
 }
 
+/* Nothing comes, for a while, and until nothing more is given back. */
+static struct excess excess_once_idle(void) {
+    struct excess least = excess_now();
+    double start = seconds_now();
+    for (double until = start + IDLE_S; seconds_now() < until && seconds_now() < start + PATIENCE_S;) {
+        sleep_seconds(0.02);
+        struct excess now = excess_now();
+        if (now.bytes + SETTLED_B < least.bytes) {
+            least = now;
+            until = seconds_now() + IDLE_S;
+        }
+    }
+    return excess_now();
+}
+
 int main(int argc, char **argv) {
     static char out[4096];
     setvbuf(stdout, out, _IOFBF, sizeof out);
@@ -153,6 +172,8 @@ int main(int argc, char **argv) {
         /* Resident before what grows is counted. */
         memset(shelves[i].sessions, 0, SESSIONS * sizeof(struct session));
     }
+    CHECK(pthread_barrier_init(&begin, NULL, WORKERS + 1) == 0);
+    CHECK(pthread_barrier_init(&done, NULL, WORKERS + 1) == 0);
     before = resident_bytes();
     for (uintptr_t i = 0; i < WORKERS; i++) {
         CHECK(pthread_create(&threads[i], NULL, serve, (void *)i) == 0);
@@ -162,16 +183,18 @@ int main(int argc, char **argv) {
     while (seconds_now() - start < seconds || cycles < cycles_least) {
         uint64_t cycle_live = 0, cycle_grown = 0;
         for (size_t at = 0; at < PHASES; at++) {
-            atomic_store(&phase, (int)at);
-            for (double until = seconds_now() + phases[at].seconds; seconds_now() < until;) {
-                sleep_seconds(0.01);
-                atomic_fetch_add(&tick_now, 5);
+            opened_each_tick = phases[at].opened;
+            for (uint64_t end = tick_now + phases[at].ticks; tick_now < end;) {
+                sleep_seconds(TICK_S);
+                tick_now++;
+                pthread_barrier_wait(&begin);
+                pthread_barrier_wait(&done);
                 uint64_t held = atomic_load(&live), grown = grown_since(before);
                 cycle_live = held > cycle_live ? held : cycle_live;
                 cycle_grown = grown > cycle_grown ? grown : cycle_grown;
             }
         }
-        struct excess idle = excess_now();
+        struct excess idle = excess_once_idle();
         uint64_t busy = cycle_grown * 100 / (cycle_live + 1);
         busy_worst = busy > busy_worst ? busy : busy_worst;
         live_most = cycle_live > live_most ? cycle_live : live_most;
@@ -185,7 +208,8 @@ int main(int argc, char **argv) {
         }
         cycles++;
     }
-    atomic_store(&stop, true);
+    stop = true;
+    pthread_barrier_wait(&begin);
     for (size_t i = 0; i < WORKERS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     }

@@ -337,7 +337,8 @@ static bool has_helper(void) {
 /* All threads are parked. */
 static struct calm_stats check_quiet(uint64_t round) {
     struct calm_stats now = stats_now();
-    for (int i = 0; i < 50 && now.retained > now.retained_limit && has_helper(); i++) {
+    double until = seconds_now() + PATIENCE_S;
+    while (now.retained > now.retained_limit && has_helper() && seconds_now() < until) {
         sleep_seconds(0.005);
         now = stats_now();
     }
