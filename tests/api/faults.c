@@ -22,17 +22,21 @@ static void count(const void *block) {
 
 /* ---- calls that fail now and then, or from some moment on ---- */
 
-/* A line of each kibibyte: these programs run once for each call that may fail. */
-enum { LINE = 64, APART = 1024 };
+/* A line of each kibibyte, of large blocks fewer: these programs run once for each call that may fail. */
+enum { LINE = 64 };
+
+static size_t apart(size_t bytes) {
+    return bytes < 64 * KIB ? KIB : bytes / 16;
+}
 
 static void fill_sparsely(unsigned char *block, size_t bytes, uint64_t mark) {
-    for (size_t at = 0; at < bytes; at += APART) {
+    for (size_t at = 0; at < bytes; at += apart(bytes)) {
         fill(block + at, bytes - at < LINE ? bytes - at : LINE, mark + at);
     }
 }
 
 static bool is_filled_sparsely(const unsigned char *block, size_t bytes, uint64_t mark) {
-    for (size_t at = 0; at < bytes; at += APART) {
+    for (size_t at = 0; at < bytes; at += apart(bytes)) {
         if (!is_filled(block + at, bytes - at < LINE ? bytes - at : LINE, mark + at)) {
             return false;
         }

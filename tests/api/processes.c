@@ -524,7 +524,7 @@ static void *work_until_cancelled(void *argument) {
         for (size_t i = 0; i < BURST; i++) {
             burst[i] = malloc(100 * KIB);
             CHECK(burst[i] != NULL);
-            memset(burst[i], 1, 100 * KIB);
+            *(char *)burst[i] = 1;
         }
         for (size_t i = 0; i < BURST; i++) {
             free(burst[i]);

@@ -30,11 +30,11 @@ static struct shelf {
 
 static const struct {
     uint64_t ticks;
-    unsigned opened; /* sessions for each tick of a worker */
-} phases[] = {{450, 6}, {75, 60}, {125, 1}}; /* steady, a burst, quiet; then nothing comes */
+    unsigned opened;                        /* sessions for each tick of a worker */
+} phases[] = {{250, 6}, {75, 60}, {75, 1}}; /* steady, a burst, quiet; then nothing comes */
 #define PHASES    (sizeof phases / sizeof phases[0])
 #define TICK_S    0.002
-#define IDLE_S    0.9  /* without change, at least */
+#define IDLE_S    0.9 /* without change, at least */
 #define SETTLED_B MIB /* less is no change */
 
 /* Written while the workers wait. */

@@ -136,7 +136,8 @@ static uint64_t word_at(uint64_t mark, size_t i) {
     return word ^ (word >> 29);
 }
 
-/* Anywhere in a block. These loops are most of what many tests do; memcpy would be a call, without builtins. */
+/* Anywhere in a block. These loops are most of what many tests do; memcpy would be a call, without builtins.
+ */
 typedef uint64_t __attribute__((aligned(1), may_alias)) any_word;
 
 void fill(void *block, size_t bytes, uint64_t mark) {

@@ -51,7 +51,7 @@ class Traced:
     def __init__(self, programs: Programs, way: str, options: str, folder: Path) -> None:
         self.command: list[str | Path] = [programs.path("faults", way), "survive"]
         self.env = programs.environment(way)
-        self.strace: list[str | Path] = [tool("strace", "strace"), "-f", "-qq"]
+        self.strace: list[str | Path] = [tool("strace", "strace"), "-f", "--seccomp-bpf", "-qq"]
         self.log = folder / "trace"
         variables = [f"CALM_OPTIONS={options}"] if options else []
         if way == PRELOAD:

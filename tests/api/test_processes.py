@@ -119,7 +119,7 @@ def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None
 def test_interrupted_at_every_instruction(programs: Programs, case: str, mode: str) -> None:
     if case != "timers" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is only one CPU to move to")
-    ran = programs.run(PRELOAD, "signals", case, "1.5", options=mode)
+    ran = programs.run(PRELOAD, "signals", case, "0.7", options=mode)
     assert ran["operations"] > 20_000
     if case != "moves":
         assert ran["interrupts"] > 2000

@@ -48,7 +48,7 @@ def assert_steady(ran: Ran) -> None:
 # a time hard to tell from one.
 @pytest.mark.parametrize("mode", ["cache=auto", f"{OFFLOAD},huge_pages=never"])
 def test_soak(programs: Programs, mode: str) -> None:
-    ran = programs.run(PRELOAD, "soak", "0", "10", options=mode)
+    ran = programs.run(PRELOAD, "soak", "0", "9", options=mode)
     assert_steady(ran)
     assert ran["left"] < 8 * MIB
 

@@ -68,7 +68,7 @@ def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
     """Links against that glibc, whose symbols may be older than those that the machine's own would give."""
     built = folder / f"{name}-{glibc.version}"
     own = [glibc.libraries / file for file in ("libc.so.6", "libpthread.so.0", glibc.loader.name)]
-    command = ["gcc", "-std=gnu17", "-O2", "-pthread", "-fno-builtin-malloc", "-fno-builtin-free"]
+    command = ["gcc", "-std=gnu17", "-O3", "-pthread", "-fno-builtin-malloc", "-fno-builtin-free"]
     command += ["-nodefaultlibs", "-o", str(built), *map(str, sources)]
     command += ["-Wl,--no-as-needed", *map(str, own), "-Wl,--as-needed", "-lgcc"]
     done = subprocess.run(command, capture_output=True, text=True)
