@@ -27,6 +27,7 @@ ARENAS_LEAST = 8
 ARENAS_RSS_KIB = 64 * 1024
 THREADS_LEAST = 100
 THREADS_A_SECOND = 50.0
+SHOOTDOWNS_LEAST = 100
 SHOOTDOWNS_A_SECOND = 1000.0
 BLOAT_RATIO = 1.25
 BLOAT_KIB = 32 * 1024
@@ -311,15 +312,15 @@ def shootdowns(facts: Facts) -> Verdict:
     if facts.shootdowns is None:
         return _unknown("shootdowns", facts, "shootdowns")
     rate = _rate(facts.shootdowns, facts.wall_s)
-    if rate < SHOOTDOWNS_A_SECOND:
+    if facts.shootdowns < SHOOTDOWNS_LEAST or rate < SHOOTDOWNS_A_SECOND:
         return None
     governed = "an allocator of its own, with its own use of memory"
     return Finding(
         "shootdowns",
         "memory is given back so often that CPUs spend their time on TLB shootdowns",
         {"shootdowns_begun": facts.shootdowns, "begun_a_second": round(rate)},
-        f"at least {SHOOTDOWNS_A_SECOND:,.0f} a second: at 5 to 20 µs each that is a percent of a CPU, "
-        "and on a "
+        f"at least {SHOOTDOWNS_LEAST}, and {SHOOTDOWNS_A_SECOND:,.0f} a second: at 5 to 20 µs each that is a "
+        "percent of a CPU, and on a "
         "machine with many CPUs each costs more",
         [
             Remedy(governed, otherwise="calm run -a calmalloc -- CMD"),

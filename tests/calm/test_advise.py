@@ -107,6 +107,7 @@ NOT_FIRING: list[tuple[str, dict[str, Any]]] = [
     ("short-threads", {"threads_started": 99}),
     ("short-threads", {"wall_s": 20.1}),
     ("shootdowns", {"wall_s": 4.1}),
+    ("shootdowns", {"shootdowns": 99, "wall_s": 0.01}),
     ("huge-bloat", {"peak_without_huge_kib": 75 * 1024}),
     ("huge-bloat", {"huge_kib": 31 * 1024}),
     ("huge-bloat", {"peak_rss_kib": 361 * 1024}),
