@@ -186,13 +186,14 @@ static void look_at_window(struct server *server, uint64_t now) {
         return;
     }
     server->window_ns = now;
+    bool stocked = false;
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        stock_end_window(server, server_endpoint(server, number));
+        stocked |= stock_end_window(server, server_endpoint(server, number));
     }
     server->depth++; /* calls that run long work wait until this is done */
-    server->idle = server->owner.tick(server->owner.context);
+    server->idle = server->owner.tick(server->owner.context) && !stocked;
     server->depth--;
 }
 

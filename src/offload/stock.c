@@ -273,9 +273,11 @@ static void withdraw_spare(struct server *server, struct endpoint *endpoint, uin
     end_spare_window(server, endpoint, class, true);
 }
 
-void stock_end_window(struct server *server, struct endpoint *endpoint) {
+bool stock_end_window(struct server *server, struct endpoint *endpoint) {
+    bool any = false;
     for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
         end_spare_window(server, endpoint, class, false);
+        any |= spare_level(endpoint, class) > 0;
     }
     for (unsigned word = 0; word < CLASS_WORDS; word++) {
         for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
@@ -287,6 +289,8 @@ void stock_end_window(struct server *server, struct endpoint *endpoint) {
             mark(endpoint->hungry, class);
             if (predictor_is_quiet(predictor) && level_of(endpoint, class) == 0) {
                 unmark(endpoint->active, class);
+            } else {
+                any = true;
             }
         }
     }
@@ -298,8 +302,11 @@ void stock_end_window(struct server *server, struct endpoint *endpoint) {
         endpoint->large_hungry |= 1U << place;
         if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
             endpoint->large_active &= ~(1U << place);
+        } else {
+            any = true;
         }
     }
+    return any;
 }
 
 void stock_withdraw_all(struct server *server) {

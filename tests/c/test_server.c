@@ -963,6 +963,35 @@ static void wait_until_asleep(void) {
     CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
 }
 
+static bool after_half_a_ms(bool is_so) {
+    clock_advance(is_so ? 0 : CLOCK_MS / 2);
+    return is_so;
+}
+
+/* Nobody would take back what lies ready while it sleeps for good. In steps that are as short as its naps, so
+ * that it has as few windows before as it can. */
+static void test_sleep_leaves_nothing_ready(void) {
+    clock_stop();
+    set_up_running(1);
+    atomic_store(&tidy, true);
+    struct taken_magazine magazine;
+    struct taken_magazine kept;
+    void *large;
+    WAIT_UNTIL(take_one_large(&me, 0, 3, 1, &large) == ANSWER_DONE);
+    have_taken(9, &magazine);
+    have_taken(8, &kept);
+    put_magazine(&me, 0, &magazine);
+    WAIT_UNTIL(stocked_now() > 0);
+    size_t bytes;
+    CHECK(stock_blocks(&server, &bytes) > 0);
+    WAIT_UNTIL(after_half_a_ms(clock_sleep_of(&server.bell) == ASLEEP_FOR_GOOD));
+    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK_EQUAL(blocks_out(), kept.count + 1);
+    put_magazine(&me, 0, &kept);
+    put_one_large(&me, 0, &large);
+    finish();
+}
+
 static struct gate at_work;
 
 static void stand(void *subject) {
@@ -2242,6 +2271,8 @@ static const struct test tests[] = {
     TEST(long_work_waits_for_long_work),
     TEST(put_off_by_a_tick),
     TEST(sleep_and_wake),
+    TEST(sleep_leaves_nothing_ready),
+    TEST_WITH_SPARES(sleep_leaves_nothing_ready),
     TEST(naps),
     TEST(refused_start),
     TEST(sync),
