@@ -35,6 +35,7 @@ SHORT = {
     "redis-half": ("--keys", "5000", "--settle", "0.2"),
     "memcached": ("--keys", "5000"),
 }
+LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc"}  # four to seven seconds each
 SOCKETS = {"redis-set": redis.SOCKET, "memcached": memcached.SOCKET}
 PRINTED = {
     "sqlite3": r"\A2\n0\|20619\|",
@@ -234,7 +235,13 @@ def test_preparing_stays_in_its_folder_and_names_it_once(tmp_path: Path, monkeyp
 # ---- programs ----
 
 
-@pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.name in LENGTHY else [])
+        for case in PROGRAMS
+    ],
+)
 def test_program(case: Case, tmp_path: Path) -> None:
     ready = prepared(case, tmp_path)
     done = subprocess.run(
