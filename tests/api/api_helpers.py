@@ -152,28 +152,10 @@ def run_command(
 
 
 class Programs:
-    """The programs that the build has made, one for each way; those in C++, when they are first run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """The programs that the build has made, one for each way."""
 
     def path(self, name: str, way: str) -> Path:
-        kind = "plain" if way in (GLIBC, PRELOAD) else way
-        if (SOURCES / f"{name}.cpp").exists():
-            return self.build(name, kind)
-        return program(f"{name}-{kind}")
-
-    def build(self, name: str, kind: str) -> Path:
-        output = self.folder / f"{name}-{kind}"
-        if output.exists():
-            return output
-        command: list[str | Path] = [tool("g++", "g++"), *CXX_FLAGS, SOURCES / f"{name}.cpp"]
-        if kind == LINKED:
-            command += ["-DLINKED", shared_library(), f"-Wl,-rpath,{BUILD}"]
-        elif kind == STATIC:
-            command += ["-DLINKED", "-DSTATIC", "-static", archive()]
-        compile_program([*command, "-o", output, "-ldl"])
-        return output
+        return program(f"{name}-{'plain' if way in (GLIBC, PRELOAD) else way}")
 
     def environment(self, way: str, options: str = "", **variables: str) -> dict[str, str]:
         env = clean_environment() | variables

@@ -1,4 +1,4 @@
-"""The programs of these tests, built when they are first run."""
+"""The programs of these tests."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from api_helpers import Programs
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return Programs(tmp_path_factory.mktemp("api"))
+def programs() -> Programs:
+    return Programs()

@@ -64,9 +64,17 @@ def glibc(request: pytest.FixtureRequest, fetched: dict[str, str]) -> Glibc:
     return find_glibc(fetched[suite])
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of programs that were built."""
+    return tmp_path_factory.mktemp("built")
+
+
 def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
     """Links against that glibc, whose symbols may be older than those that the machine's own would give."""
     built = folder / f"{name}-{glibc.version}"
+    if built.exists():
+        return built
     own = [glibc.libraries / file for file in ("libc.so.6", "libpthread.so.0", glibc.loader.name)]
     command = ["gcc", "-std=gnu17", "-O3", "-pthread", "-fno-builtin-malloc", "-fno-builtin-free"]
     command += ["-nodefaultlibs", "-o", str(built), *map(str, sources)]
@@ -119,8 +127,8 @@ def test_needs_no_newer_symbols(glibc: Glibc) -> None:
     assert max(needed) <= tuple(map(int, glibc.version.split(".")))
 
 
-def test_listing1_purges_less(glibc: Glibc, tmp_path: Path) -> None:
-    listing1 = build(glibc, tmp_path, "listing1", WORKLOADS / "listing1.c", WORKLOADS / "support.c")
+def test_listing1_purges_less(glibc: Glibc, folder: Path, tmp_path: Path) -> None:
+    listing1 = build(glibc, folder, "listing1", WORKLOADS / "listing1.c", WORKLOADS / "support.c")
     command = [str(listing1), "--threads", "4", "--rounds", "3", "--blocks", "500"]
     stats = tmp_path / "stats.json"
     plain = count_madvise(glibc, command, None, tmp_path / "plain.strace")
@@ -130,8 +138,8 @@ def test_listing1_purges_less(glibc: Glibc, tmp_path: Path) -> None:
     assert ours < plain / 10
 
 
-def test_ttest1(glibc: Glibc, tmp_path: Path) -> None:
-    ttest1 = build(glibc, tmp_path, "ttest1", WORKLOADS / "ttest1.c", WORKLOADS / "support.c")
+def test_ttest1(glibc: Glibc, folder: Path, tmp_path: Path) -> None:
+    ttest1 = build(glibc, folder, "ttest1", WORKLOADS / "ttest1.c", WORKLOADS / "support.c")
     stats = tmp_path / "stats.json"
     result = json.loads(run(glibc, [str(ttest1), "60", "3", "3000"], stats))
     assert result["n_total_max"] == 60
@@ -139,8 +147,8 @@ def test_ttest1(glibc: Glibc, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["malloc", "calloc", "grown", "resize", "copy-to-arena", "at-random"])
-def test_placed_blocks(glibc: Glibc, tmp_path: Path, case: str) -> None:
-    placed = build(glibc, tmp_path, "placed", REPOSITORY / "tests/ptlbmalloc2/placed.c")
+def test_placed_blocks(glibc: Glibc, folder: Path, tmp_path: Path, case: str) -> None:
+    placed = build(glibc, folder, "placed", REPOSITORY / "tests/ptlbmalloc2/placed.c")
     settings = {"PTLBMALLOC2_PLACEMENT": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     stats = tmp_path / "stats.json"
     found = run(glibc, [str(placed), case], stats, variables=settings)
@@ -150,8 +158,8 @@ def test_placed_blocks(glibc: Glibc, tmp_path: Path, case: str) -> None:
     assert found == "" or "\ndistinct 64\n" in found
 
 
-def test_forks_among_threads(glibc: Glibc, tmp_path: Path) -> None:
-    forks = build(glibc, tmp_path, "forks", Path(__file__).parent / "forks.c")
+def test_forks_among_threads(glibc: Glibc, folder: Path, tmp_path: Path) -> None:
+    forks = build(glibc, folder, "forks", Path(__file__).parent / "forks.c")
     stats = tmp_path / "stats.json"
     assert run(glibc, [str(forks)], stats) == "20 forks, status 0\n"
     assert_active_on(glibc, stats)
