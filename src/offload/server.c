@@ -193,6 +193,7 @@ static void look_at_window(struct server *server, uint64_t now) {
         stocked |= stock_end_window(server, server_endpoint(server, number));
     }
     server->depth++; /* calls that run long work wait until this is done */
+    /* Asleep for good, the server would end no later window, and an idle program would keep its stock. */
     server->idle = server->owner.tick(server->owner.context) && !stocked;
     server->depth--;
 }

@@ -274,10 +274,10 @@ static void withdraw_spare(struct server *server, struct endpoint *endpoint, uin
 }
 
 bool stock_end_window(struct server *server, struct endpoint *endpoint) {
-    bool any = false;
+    bool remains = false;
     for (uint32_t class = 1; class < server->owner.classes->count; ++class) {
         end_spare_window(server, endpoint, class, false);
-        any |= spare_level(endpoint, class) > 0;
+        remains |= spare_level(endpoint, class) > 0;
     }
     for (unsigned word = 0; word < CLASS_WORDS; word++) {
         for (uint64_t left = endpoint->active[word]; left != 0; left &= left - 1) {
@@ -290,7 +290,7 @@ bool stock_end_window(struct server *server, struct endpoint *endpoint) {
             if (predictor_is_quiet(predictor) && level_of(endpoint, class) == 0) {
                 unmark(endpoint->active, class);
             } else {
-                any = true;
+                remains = true;
             }
         }
     }
@@ -303,10 +303,10 @@ bool stock_end_window(struct server *server, struct endpoint *endpoint) {
         if (see_large_level(server, endpoint, place) == 0 && predictor_is_quiet(&stock->predictor)) {
             endpoint->large_active &= ~(1U << place);
         } else {
-            any = true;
+            remains = true;
         }
     }
-    return any;
+    return remains;
 }
 
 void stock_withdraw_all(struct server *server) {

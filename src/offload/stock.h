@@ -24,8 +24,8 @@ bool stock_scan(const struct server *server, struct endpoint *endpoint);
  * if there is nothing to do. */
 bool stock_feed(struct server *server);
 
-/* The window is over: what nobody wanted goes back, of the spares too. True if anything is ready, or
- * expected, still: it goes back at the end of a later window, so that one has to come. */
+/* Ends the predictor's window: returns unwanted stock and spares to the heap. True if the endpoint still has
+ * stock or spares, or expects demand: only the end of a later window can return those. */
 bool stock_end_window(struct server *server, struct endpoint *endpoint);
 
 /* Takes back all stock and spares, waiting for clients that are at them. */

@@ -968,8 +968,8 @@ static bool after_half_a_ms(bool is_so) {
     return is_so;
 }
 
-/* Nobody would take back what lies ready while it sleeps for good. In steps that are as short as its naps, so
- * that it has as few windows before as it can. */
+/* A server that sleeps for good leaves no stock behind: no later window would return it. Time moves in steps
+ * shorter than most of its naps, so that as few windows as possible end before it sleeps. */
 static void test_sleep_leaves_nothing_ready(void) {
     clock_stop();
     set_up_running(1);

@@ -66,7 +66,7 @@ def glibc(request: pytest.FixtureRequest, fetched: dict[str, str]) -> Glibc:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of programs that were built."""
+    """Where a worker builds each program once."""
     return tmp_path_factory.mktemp("built")
 
 

@@ -57,7 +57,7 @@ def need(subcommand: str) -> None:
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_crates_own_tests(features: str) -> None:
-    # What the documentation shows is the same with all features.
+    # The examples in the documentation, which --all-targets leaves out, do not depend on features.
     targets = ["--all-targets"] if features else []
     found = succeed("test", "--features", features, *targets)
     passed = [int(count) for count in re.findall(r"test result: ok\. (\d+) passed", found)]
@@ -114,7 +114,7 @@ def test_the_package_is_whole(tmp_path: Path) -> None:
     assert carried == sources | {Path("include/calmalloc.h")}
     assert not any(path.is_symlink() for path in unpacked.rglob("*"))
     assert (unpacked / "LICENSE").read_text() == (REPOSITORY / "LICENSE").read_text()
-    # Cargo takes both for one package, and would build the repository's anew after this.
+    # With one target folder, cargo would take both for the same package, and rebuild the repository's later.
     manifest = ("--manifest-path", str(unpacked / "Cargo.toml"))
     succeed("test", *manifest, "--test", "beside", CARGO_TARGET_DIR=str(TARGET / "unpacked"))
 
