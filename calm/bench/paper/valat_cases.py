@@ -6,6 +6,7 @@ once, under glibc. What a row was is told by its command's own options, so that 
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -259,21 +260,25 @@ class Ran:
         return int(self.options[option])
 
 
-def _ran(row: Row) -> Ran:
-    program, *words = row.command
+@functools.cache
+def _parsed(command: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Its program and its options; tables and pictures ask thousands of times."""
+    program, *words = command
     options = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
-    return Ran(row, program.rpartition("/")[2], options)
+    return program.rpartition("/")[2], options
 
 
 def all_of(results: Results, program: str, **options: object) -> list[Ran]:
     """The rows of a program with these options, in the order in which they were listed."""
-    found = [_ran(row) for row in results.rows if row.command]
-    return [
-        each
-        for each in found
-        if each.program == program
-        and all(each.options.get(name) == str(value) for name, value in options.items())
-    ]
+    wanted = {name: str(value) for name, value in options.items()}
+    found = []
+    for row in results.rows:
+        if not row.command:
+            continue
+        name, given = _parsed(tuple(row.command))
+        if name == program and wanted.items() <= given.items():
+            found.append(Ran(row, name, given))
+    return found
 
 
 def one_of(results: Results, program: str, *, always_huge: bool = False, **options: object) -> Row | None:

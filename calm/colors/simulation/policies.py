@@ -5,6 +5,7 @@ each touched page, all different; a frame's color is its number modulo the color
 before, and a hash's secret, come of the seed.
 """
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,21 +108,26 @@ def best_bin(
     return _frames(color[best], colors)
 
 
-def _aged(touches: Touches, seed: int) -> buddy.Memory:
-    """Memory in which the touched pages are at most half of what is free."""
+@functools.lru_cache(maxsize=64)
+def _free_after(pages: int, seed: int) -> Ints:
+    """The free pages of a machine that has run for long: each pattern has the same machines."""
+    return buddy.aged(pages, seed).free_pages()
+
+
+def _free(touches: Touches, seed: int) -> Ints:
+    """At least twice as many as are touched."""
     least = max(1 << 14, 4 * len(touches))
-    return buddy.aged(-(-least // buddy.LARGEST) * buddy.LARGEST, seed)
+    return _free_after(-(-least // buddy.LARGEST) * buddy.LARGEST, seed)
 
 
 def best_bin_free(touches: Touches, colors: int, seed: int) -> Ints:
     """As `best_bin`, with the free pages of each color of a machine that has run for long."""
-    free = np.bincount(_aged(touches, seed).free_pages() % colors, minlength=colors)
-    return best_bin(touches, colors, seed, free=free)
+    return best_bin(touches, colors, seed, free=np.bincount(_free(touches, seed) % colors, minlength=colors))
 
 
 def buddy_lists(touches: Touches, colors: int, seed: int) -> Ints:
     """The first free page of a buddy allocator, on a machine that has run for long: Linux."""
-    return _aged(touches, seed).take(len(touches))
+    return _free(touches, seed)[: len(touches)]
 
 
 def random(touches: Touches, colors: int, seed: int) -> Ints:
