@@ -27,7 +27,7 @@ struct worker {
 
 struct work {
     unsigned long threads;
-    unsigned long seconds;
+    double seconds;
     unsigned long blocks;
     uint32_t sizes[SIZES];
     struct worker *workers;
@@ -49,7 +49,7 @@ static void replace(unsigned long thread, void *shared) {
     struct work *work = shared;
     if (thread == work->threads) {
         double begin = now_seconds();
-        sleep_seconds((double)work->seconds);
+        sleep_seconds(work->seconds);
         atomic_store(&work->stopping, true);
         work->elapsed = now_seconds() - begin;
         return;
@@ -95,13 +95,13 @@ static void check_and_free(struct work *work) {
 
 int main(int argc, char **argv) {
     unsigned long threads = 2;
-    unsigned long seconds = 2;
+    unsigned long milliseconds = 2000;
     unsigned long blocks = 1024;
     unsigned long least = 4;
     unsigned long most = 32768;
     const struct option_spec options[] = {
         {"threads", "threads, each with a working set", OPTION_COUNT, &threads, 1, 4095, NULL},
-        {"seconds", "for how long", OPTION_COUNT, &seconds, 1, 1000000, NULL},
+        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
         {"blocks", "blocks in a working set", OPTION_COUNT, &blocks, 1, 10000000, NULL},
         {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
         {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
@@ -119,7 +119,7 @@ int main(int argc, char **argv) {
 
     struct work *work = checked(calloc(1, sizeof *work), program_name);
     work->threads = threads;
-    work->seconds = seconds;
+    work->seconds = (double)milliseconds / 1e3;
     work->blocks = blocks;
     draw_sizes(work, (double)least, (double)most);
     work->workers =

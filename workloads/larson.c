@@ -82,7 +82,7 @@ static struct chain *prepare(struct server *server, unsigned long threads) {
 }
 
 /* Returns the seconds between the first thread's start and the word to stop. */
-static double run(struct server *server, struct chain *chains, unsigned long threads, unsigned long seconds) {
+static double run(struct server *server, struct chain *chains, unsigned long threads, double seconds) {
     server->serving = threads;
     double begin = now_seconds();
     for (unsigned long t = 0; t < threads; t++) {
@@ -91,7 +91,7 @@ static double run(struct server *server, struct chain *chains, unsigned long thr
             fail(program_name, "cannot start a thread");
         }
     }
-    sleep_seconds((double)seconds);
+    sleep_seconds(seconds);
     atomic_store(&server->stopping, true);
     double end = now_seconds();
     (void)pthread_mutex_lock(&server->lock);
@@ -104,14 +104,14 @@ static double run(struct server *server, struct chain *chains, unsigned long thr
 
 int main(int argc, char **argv) {
     unsigned long threads = 2;
-    unsigned long seconds = 2;
+    unsigned long milliseconds = 2000;
     unsigned long least = 8;
     unsigned long most = 1000;
     unsigned long blocks = 5000;
     unsigned long operations = 500000;
     const struct option_spec options[] = {
         {"threads", "threads at work at once", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"seconds", "for how long", OPTION_COUNT, &seconds, 1, 1000000, NULL},
+        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
         {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
         {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
         {"blocks", "blocks that each thread holds", OPTION_COUNT, &blocks, 1, 100000000, NULL},
@@ -140,7 +140,7 @@ int main(int argc, char **argv) {
     (void)pthread_attr_init(&server.detached);
     (void)pthread_attr_setdetachstate(&server.detached, PTHREAD_CREATE_DETACHED);
     struct chain *chains = prepare(&server, threads);
-    double elapsed = run(&server, chains, threads, seconds);
+    double elapsed = run(&server, chains, threads, (double)milliseconds / 1e3);
 
     unsigned long done = 0;
     unsigned long started = 0;

@@ -18,6 +18,7 @@ enum { MOST_OPTIONS = 16 };
 static const char *value_name(const struct option_spec *option) {
     switch (option->kind) {
     case OPTION_COUNT:
+    case OPTION_SECONDS:
         return "N";
     case OPTION_PATH:
         return "PATH";
@@ -56,6 +57,8 @@ static void print_help(const struct program_spec *program) {
         printf("  %-16s %s", label, option->help);
         if (option->kind == OPTION_COUNT && *option->value != 0) {
             printf(" (default %lu)", *option->value);
+        } else if (option->kind == OPTION_SECONDS) {
+            printf(" (default %g)", (double)*option->value / 1e3);
         } else if (option->kind == OPTION_CHOICE) {
             printf(": ");
             print_choices(stdout, option);
@@ -75,6 +78,8 @@ static _Noreturn void reject(const struct program_spec *program, const struct op
     if (option->kind == OPTION_CHOICE) {
         (void)fprintf(stderr, "one of ");
         print_choices(stderr, option);
+    } else if (option->kind == OPTION_SECONDS) {
+        (void)fprintf(stderr, "a number from %.3f to %lu", (double)option->least / 1e3, option->most / 1000);
     } else {
         (void)fprintf(stderr, "a number from %lu to %lu", option->least, option->most);
     }
@@ -101,12 +106,26 @@ static void store(const struct program_spec *program, const struct option_spec *
         reject(program, option, text);
     }
     /* strtoul would take a sign, and turn "-1" into a huge number. */
-    if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text)) {
+    static const char digits[] = "0123456789";
+    size_t whole = strspn(text, digits);
+    const char *decimals = option->kind == OPTION_SECONDS && text[whole] == '.' ? text + whole + 1 : "";
+    size_t places = strspn(decimals, digits);
+    bool has_point = decimals[0] != '\0';
+    if (whole == 0 || places > 3 || text[whole + has_point + places] != '\0') {
         reject(program, option, text);
     }
     errno = 0;
     unsigned long number = strtoul(text, NULL, 10);
-    if (errno != 0 || number < option->least || number > option->most) {
+    unsigned long unit = option->kind == OPTION_SECONDS ? 1000 : 1;
+    if (errno != 0 || number > option->most / unit) {
+        reject(program, option, text);
+    }
+    number *= unit;
+    for (size_t i = 0; i < places; i++) {
+        unit /= 10;
+        number += (unsigned long)(decimals[i] - '0') * unit;
+    }
+    if (number < option->least || number > option->most) {
         reject(program, option, text);
     }
     *option->value = number;

@@ -7,11 +7,12 @@
 #include <stddef.h>
 
 enum option_kind {
-    OPTION_COUNT,  /* a decimal number in [least, most] */
-    OPTION_CHOICE, /* one of the words in choices, stored as its index */
-    OPTION_FLAG,   /* takes no value, stores 1 */
-    OPTION_PATH,   /* any text, stored as its address; 0 when there is none */
-    OPTION_TEXT,   /* the same, where the text names no file; the default is printed */
+    OPTION_COUNT,   /* a decimal number in [least, most] */
+    OPTION_SECONDS, /* the same with up to three decimals; value, least and most are in milliseconds */
+    OPTION_CHOICE,  /* one of the words in choices, stored as its index */
+    OPTION_FLAG,    /* takes no value, stores 1 */
+    OPTION_PATH,    /* any text, stored as its address; 0 when there is none */
+    OPTION_TEXT,    /* the same, where the text names no file; the default is printed */
 };
 
 struct option_spec {

@@ -25,7 +25,7 @@ struct pool {
 
 struct work {
     unsigned long threads;
-    unsigned long seconds;
+    double seconds;
     unsigned long least;
     unsigned long most;
     unsigned long batch;
@@ -91,7 +91,7 @@ static void consume(struct work *work) {
 
 static void stop_in_time(struct work *work) {
     double begin = now_seconds();
-    sleep_seconds((double)work->seconds);
+    sleep_seconds(work->seconds);
     atomic_store(&work->stopping, true);
     work->elapsed = now_seconds() - begin;
     wake_all(&work->empty);
@@ -111,14 +111,14 @@ static void act(unsigned long thread, void *shared) {
 
 int main(int argc, char **argv) {
     unsigned long threads = 2;
-    unsigned long seconds = 2;
+    unsigned long milliseconds = 2000;
     unsigned long least = 64;
     unsigned long most = 64;
     unsigned long batch = 4096;
     unsigned long batches = 32;
     const struct option_spec options[] = {
         {"threads", "producers, and as many consumers", OPTION_COUNT, &threads, 1, 2048, NULL},
-        {"seconds", "for how long", OPTION_COUNT, &seconds, 1, 1000000, NULL},
+        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
         {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
         {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
         {"batch", "blocks that change hands at once", OPTION_COUNT, &batch, 1, 10000000, NULL},
@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
 
     struct work work = {
         .threads = threads,
-        .seconds = seconds,
+        .seconds = (double)milliseconds / 1e3,
         .least = least,
         .most = most,
         .batch = batch,

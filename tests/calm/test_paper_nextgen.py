@@ -311,12 +311,14 @@ def test_turns_that_were_lost_are_told() -> None:
     assert line.endswith(": 1,234 in xmalloc-test, 8 threads under mimalloc")
 
 
-@pytest.mark.parametrize(("scale", "lasting"), [(0.1, 1), (3.0, 3)])
-def test_what_a_scale_does_to_durations_is_said(scale: float, lasting: int) -> None:
+@pytest.mark.parametrize(("scale", "seconds"), [(0.01, "0.2"), (0.5, "0.5"), (3.0, "3")])
+def test_a_scale_is_of_durations_too(scale: float, seconds: str) -> None:
     about = replace(ABOUT, scale=scale)
-    assert f"runs for {lasting} s" in "".join(nextgen.PAPER.differences(made_up(), about))
+    assert f"scale {scale:g}: documents, traces and durations" in "".join(
+        nextgen.PAPER.differences(made_up(), about)
+    )
     for case in nextgen_cases.rounds(about)[1:]:
-        assert case.prepare(Path()).command[-2:] == ("--seconds", str(lasting))
+        assert case.prepare(Path()).command[-2:] == ("--seconds", seconds)
 
 
 def test_without_traces_the_reason_is_told() -> None:

@@ -545,8 +545,8 @@ def test_each_row_has_its_program_and_knows_its_allocators(figure: offload.Figur
 LITTLE = {
     "listing1": ("--rounds", "1", "--blocks", "5"),
     "malloc-latency": ("--steps", "500", "--blocks", "50"),
-    "larson": ("--seconds", "1", "--threads", "2"),
-    "xmalloc-test": ("--seconds", "1", "--threads", "1"),
+    "larson": ("--seconds", "0.2", "--threads", "2"),
+    "xmalloc-test": ("--seconds", "0.2", "--threads", "1"),
 }
 
 

@@ -352,10 +352,7 @@ def differences(results: Results, about: About) -> list[str]:
         f"{rate(calls)}"
     )
     if about.scale != 1:
-        lines.append(
-            f"scale {about.scale:g}: documents and traces are that share of our own; xmalloc-test, which "
-            f"takes whole seconds, runs for {cases.xmalloc_seconds(about)} s where its clock ends it"
-        )
+        lines.append(f"scale {about.scale:g}: documents, traces and durations are that share of our own")
     if any(each.family == TRACED for each in results.rows):
         lines += _of_the_model(results)
     if about.threads < 2 * max(cases.THREADS):
