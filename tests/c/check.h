@@ -9,6 +9,14 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Where ThreadSanitizer watches, which has nothing to say of one thread's tests: those are left out, as all
+ * is slow there. */
+#if defined(__SANITIZE_THREAD__)
+#define WATCHES_THREADS 1
+#else
+#define WATCHES_THREADS 0
+#endif
+
 /* _Exit: in a forked child, too, nothing of the parent's may be flushed or run twice. */
 #define CHECK(condition)                                                    \
     do {                                                                    \

@@ -18,13 +18,10 @@
 #include <stdatomic.h>
 
 #if defined(__SANITIZE_THREAD__)
-#define WATCHES_THREADS  1
 #define ROUND_OPERATIONS 8000
 #elif defined(__SANITIZE_ADDRESS__)
-#define WATCHES_THREADS  0
 #define ROUND_OPERATIONS 20000
 #else
-#define WATCHES_THREADS  0
 #define ROUND_OPERATIONS 40000
 #endif
 

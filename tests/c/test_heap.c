@@ -32,11 +32,7 @@ static struct purge_batch batch;
 static bool batch_out;
 static size_t page_size;
 static uint64_t random_state;
-#if defined(__SANITIZE_THREAD__)
-static size_t steps = 8000; /* the same as elsewhere, by one thread: there is little for it to see */
-#else
 static size_t steps = 20000;
-#endif
 
 static unsigned misuses;
 static enum misuse last_misuse;

@@ -565,15 +565,17 @@ static void test_threads(void) {
 
 int main(void) {
     random_state = check_seed(88172645463325252ULL);
-    test_weights();
-    test_gaps();
     unwind_learn_modules();
-    test_unwinder();
-    test_astray();
-    test_table_and_file();
-    test_off();
-    test_estimate();
-    test_all_sampled();
+    if (!WATCHES_THREADS) {
+        test_weights();
+        test_gaps();
+        test_unwinder();
+        test_astray();
+        test_table_and_file();
+        test_off();
+        test_estimate();
+        test_all_sampled();
+    }
     test_threads();
     printf("profile: ok\n");
     fflush(stdout);
