@@ -97,7 +97,7 @@ static void use_all_sizes(size_t thread) {
     use_size(700, 400, thread);
     use_size(9000, 100, thread);
     use_size(70 * KIB, 20, thread);
-    use_size(3 * MIB, 3, thread);
+    use_size(MIB, 3, thread);
     void *aligned = NULL;
     int error = posix_memalign(&aligned, 2 * MIB, 3 * MIB);
     CHECK(error == 0 || error == ENOMEM);

@@ -175,19 +175,15 @@ json.dump(digests, sys.stdout)
 
 @pytest.mark.timeout(300)
 def test_inputs_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    """By two interpreters whose hashes differ, and as they are written."""
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", DIGESTS],
-            env=plain({"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert digests[0] == digests[1]
-    expected = json.loads(digests[0])
+    """By another interpreter, whose hashes differ, and as they are written."""
+    found = subprocess.run(
+        [sys.executable, "-c", DIGESTS],
+        env=plain({"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    expected = json.loads(found)
     assert len(set(expected.values())) == len(expected) - 1, "only python3's and python3-malloc's are one"
     for case in PROGRAMS:
         case.prepare(tmp_path / case.name)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,30 +62,25 @@ def library_without_malloc() -> Path:
     return built("libcalmalloc_beside.a")
 
 
-@pytest.fixture
-def program(tmp_path: Path, library_without_malloc: Path) -> Program:
-    """Its object is kept beside the build: the templates take a compiler five seconds."""
-    folder = BUILD / "tests/cpp"
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = [SOURCES / "containers.cpp", Path(__file__), *(REPOSITORY / "include").iterdir()]
-    newest = max(path.stat().st_mtime for path in inputs)
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, library_without_malloc: Path) -> Program:
+    folder = tmp_path_factory.mktemp("cpp")
+    libraries: dict[str, list[str | Path]] = {
+        SHARED: linked_shared(),
+        ARCHIVE: [built("libcalmalloc.a")],
+        BESIDE: [library_without_malloc],
+    }
 
+    @cache
     def compiled(compiler: str, standard: str) -> Path:
-        output = folder / f"containers-{compiler}-{standard}.o"
-        if not output.exists() or output.stat().st_mtime < newest:
-            made = tmp_path / output.name
-            run([tool(compiler), f"-std={standard}", *FLAGS, "-c", inputs[0], "-o", made])
-            shutil.move(made, output)
+        output = folder / f"{compiler}-{standard}.o"
+        run([tool(compiler), f"-std={standard}", *FLAGS, "-c", SOURCES / "containers.cpp", "-o", output])
         return output
 
+    @cache
     def build(compiler: str, standard: str, way: str) -> Path:
-        output = tmp_path / f"containers-{compiler}-{standard}-{way}"
-        linked: dict[str, list[str | Path]] = {
-            SHARED: linked_shared(),
-            ARCHIVE: [built("libcalmalloc.a")],
-            BESIDE: [library_without_malloc],
-        }
-        run([tool(compiler), *FLAGS, compiled(compiler, standard), *linked[way], "-o", output])
+        output = folder / f"{compiler}-{standard}-{way}"
+        run([tool(compiler), *FLAGS, compiled(compiler, standard), *libraries[way], "-o", output])
         return output
 
     return build
@@ -142,12 +138,10 @@ def test_the_header_stands_alone(tmp_path: Path, compiler: str, standard: str) -
         "-Wnon-virtual-dtor",
         "-Woverloaded-virtual",
     ]
-    sources = [tmp_path / "one.cpp", tmp_path / "two.cpp"]
-    twice = '#include "calmalloc.hpp"\n#include "calmalloc.hpp"\n'
-    use = "calm::allocator<int> ints; ints.deallocate(ints.allocate(3), 3); (void)calm::resource();"
-    sources[0].write_text(f"{twice}void two();\nint main() {{ {use} two(); }}\n")
-    sources[1].write_text(f"{twice}void two();\nvoid two() {{ {use} }}\n")
+    command: list[str | Path] = [tool(compiler), f"-std={standard}", *FLAGS, *strict]
+    objects: list[str | Path] = [tmp_path / "twice.o", tmp_path / "again.o"]
+    for name in objects:
+        run([*command, "-c", SOURCES / Path(name).with_suffix(".cpp").name, "-o", name])
     output = tmp_path / "twice"
-    command: list[str | Path] = [tool(compiler), f"-std={standard}", *FLAGS, *strict, *sources]
-    run([*command, *linked_shared(), "-o", output])
+    run([*command, *objects, *linked_shared(), "-o", output])
     run([output])

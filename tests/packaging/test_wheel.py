@@ -90,7 +90,7 @@ def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:
     listed = run(fresh.calm, "bench", "--list", cwd=tmp_path).stdout
     assert "madvise" in listed
     assert "is missing" not in listed
-    command = ("bench", "-a", "glibc", "-n", "1", "--no-touch", "-o", "-", "swaptions-like")
+    command = ("bench", "-a", "glibc", "-n", "1", "--no-touch", "-o", "-", "t-test1")
     found = json.loads(run(fresh.calm, *command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).stdout)
     assert Path(found["rows"][0]["command"][0]).is_relative_to(fresh.root)
     # Stripped, as all that is compiled.
