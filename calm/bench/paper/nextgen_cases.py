@@ -15,7 +15,7 @@ THREADS = tuple(published.NEXTGEN_2)
 # What a scale of 1 is. Traced runs take some 30 times as long as others, so they have less to do.
 _ORDERS, _TRACED_ORDERS, _LAYOUT_ORDERS = 150_000, 6_000, 2_000
 _OPERATIONS = 300_000
-_SECONDS, _FEWEST_SECONDS = 1.0, 0.2
+_SECONDS, FEWEST_SECONDS = 1.0, 0.2
 # Instructions of xmalloc-test for each of its threads: those that fill the caches, and those that count.
 _WARM, _COUNTED = 5_000_000, 15_000_000
 _FREES = Metric("frees_per_second", "/s", higher_is_better=True)
@@ -96,7 +96,7 @@ def _alloc_test(operations: int) -> Case:
 
 def rounds(about: About) -> list[Case]:
     """What is timed, and what the processor's counters watch."""
-    seconds = max(_FEWEST_SECONDS, _SECONDS * about.scale)
+    seconds = max(FEWEST_SECONDS, _SECONDS * about.scale)
     return [_xalan(scaled(_ORDERS, about)), *(_xmalloc(threads, seconds) for threads in THREADS)]
 
 

@@ -352,7 +352,10 @@ def differences(results: Results, about: About) -> list[str]:
         f"{rate(calls)}"
     )
     if about.scale != 1:
-        lines.append(f"scale {about.scale:g}: documents, traces and durations are that share of our own")
+        lines.append(
+            f"scale {about.scale:g}: documents, traces and durations are that share of our own, durations "
+            f"{cases.FEWEST_SECONDS:g} s at least"
+        )
     if any(each.family == TRACED for each in results.rows):
         lines += _of_the_model(results)
     if about.threads < 2 * max(cases.THREADS):

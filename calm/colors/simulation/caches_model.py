@@ -25,10 +25,10 @@ def hits(sets: Ints, tags: Ints, ways: int) -> Bools:
     counts = np.bincount(sets)
     # By rows, the busiest set first: those with an access left are always the first rows.
     busiest = np.argsort(-counts, kind="stable")
-    counts = counts[busiest]
     # Numbers of 16 bits are sorted by their digits, many times faster.
     row = np.empty(len(counts), dtype=np.min_scalar_type(len(counts)))
     row[busiest] = np.arange(len(counts))
+    counts = counts[busiest][: np.count_nonzero(counts)]
     order = np.argsort(row[sets], kind="stable")
     first = np.cumsum(counts) - counts
     rows = np.arange(len(counts))

@@ -111,7 +111,9 @@ def best_bin(
 @functools.lru_cache(maxsize=64)
 def _free_after(pages: int, seed: int) -> Ints:
     """The free pages of a machine that has run for long: each pattern has the same machines."""
-    return buddy.aged(pages, seed).free_pages()
+    free = buddy.aged(pages, seed).free_pages()
+    free.setflags(write=False)
+    return free
 
 
 def _free(touches: Touches, seed: int) -> Ints:

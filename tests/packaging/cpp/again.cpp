@@ -1,5 +1,6 @@
 // See twice.cpp.
 #include "calmalloc.hpp"
+
 #include "calmalloc.hpp"
 
 void again();

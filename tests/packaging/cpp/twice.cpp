@@ -1,5 +1,6 @@
 // With again.cpp a program of two files, each of which includes the header twice.
 #include "calmalloc.hpp"
+
 #include "calmalloc.hpp"
 
 void again();
