@@ -1,9 +1,11 @@
 # A thin front to CMake, ctest and pytest.
 SHELL := /bin/sh
 PREFIX ?= /usr/local
-# What is built besides, to be tested or only to see that it can be.
+# The presets that `make check` builds beside release; some of them are only compiled.
 ALSO := debug asan tsan clang aarch64 musl
 
+# Pieces of check-long, of which some need a quiet machine, one after the other also with -j.
+.NOTPARALLEL:
 .PHONY: all demo peers bench abis model check check-long install deb wheel clean
 
 all: build/release/build.ninja

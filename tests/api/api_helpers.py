@@ -1,4 +1,4 @@
-"""Builds the programs of these tests in the ways that the library can be brought into one, and runs them."""
+"""Runs the programs of these tests, in each way that the library can be brought into one."""
 
 from __future__ import annotations
 

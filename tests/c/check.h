@@ -69,10 +69,11 @@ static inline uint64_t check_seed(uint64_t usual) {
     uint64_t seed = asked == NULL ? usual : strtoull(asked, NULL, 0);
     seed = seed == 0 ? 1 : seed;
     printf("CALM_TEST_SEED=%llu\n", (unsigned long long)seed);
+    fflush(stdout); /* a failed CHECK does not */
     return seed;
 }
 
-/* How often a random test does what it usually does so often: as many times as CALM_TEST_FACTOR says. */
+/* The rounds of a random test: so many as usual, times CALM_TEST_FACTOR. */
 static inline uint64_t check_rounds(uint64_t usual) {
     const char *asked = getenv("CALM_TEST_FACTOR");
     return asked == NULL ? usual : usual * strtoull(asked, NULL, 10);
