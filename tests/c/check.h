@@ -9,8 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Where ThreadSanitizer watches, which has nothing to say of one thread's tests: those are left out, as all
- * is slow there. */
+/* Under ThreadSanitizer, which is slow, tests of one thread are left out: it would find nothing in them. */
 #if defined(__SANITIZE_THREAD__)
 #define WATCHES_THREADS 1
 #else

@@ -217,6 +217,21 @@ def test_debian_packages_are_named(calm: Calm) -> None:
     assert rows[0]["package_version"].startswith(rows[0]["version"])
 
 
+def test_dpkg_is_asked_once_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def dpkg(*arguments: str) -> str:
+        asked.append(arguments[0])
+        if arguments[0] == "-S":
+            return "diversion by z from: /a/x.so\nx:amd64, x:i386: /a/x.so\ny: /b/y.so"
+        return "x:amd64 1.2-3\ny 2"
+
+    monkeypatch.setattr(allocators, "_dpkg", dpkg)
+    found = allocators._packages((Path("/a/x.so"), Path("/b/y.so"), Path("/c/none.so")))
+    assert found == {Path("/a/x.so"): ("x:amd64", "1.2-3"), Path("/b/y.so"): ("y", "2")}
+    assert asked == ["-S", "-W"]
+
+
 def test_no_arguments_show_the_help(calm: Calm) -> None:
     result = calm()
     assert result.returncode == 2

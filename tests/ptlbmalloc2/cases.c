@@ -267,7 +267,7 @@ static void calloc_is_zero(const char *unused) {
 static void realloc_blocks(size_t thread) {
     static const size_t sizes[] = {1,       24,      1000,      5 * KIB,  100 * KIB, 130 * KIB,  1 * MIB,
                                    5 * MIB, 2 * MIB, 127 * KIB, 64 * KIB, 40,        3000 * KIB, 10};
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < 30; round++) {
         size_t bytes = 100;
         unsigned char mark = (unsigned char)(thread + 1);
         unsigned char *block = realloc(NULL, bytes);

@@ -191,7 +191,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "arguments", "message"),
     [
         ("alloc-test", ("--operations", "5000"), "a block does not hold"),
-        ("glibc-thread", ("--seconds", "0.2", "--min", "100", "--max", "100"), "two blocks overlap"),
+        ("glibc-thread", ("--seconds", "1", "--min", "100", "--max", "100"), "two blocks overlap"),
         ("malloc-large", ("--rounds", "50", "--min", "100000", "--max", "200000"), "a block does not hold"),
         ("malloc-latency", ("--steps", "2000", "--blocks", "100"), "a block does not hold"),
         ("mleak", ("--rounds", "20"), "a block does not hold"),

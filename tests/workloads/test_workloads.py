@@ -39,22 +39,22 @@ def test_larson_hands_on_to_new_threads() -> None:
     few = run("larson", "--seconds", "0.2", "--blocks", "100", "--operations", "1000000000")
     assert few["threads_started"] == few["threads"] == 2
     began = time.monotonic()
-    many = run("larson", "--seconds", "0.2", "--blocks", "100", "--operations", "1000", "--threads", "3")
+    many = run("larson", "--seconds", "1", "--blocks", "100", "--operations", "1000", "--threads", "3")
     assert many["threads_started"] > 10
     # All threads are counted, not the last ones: each but the last of a chain did all its operations.
     done = many["operations_per_second"] * many["seconds"]
     # Both figures are rounded when they are printed.
     assert (many["threads_started"] - 3) * 1000 - 100 <= done <= many["threads_started"] * 1000 + 100
-    assert 0.2 <= many["seconds"] <= time.monotonic() - began
+    assert 1 <= many["seconds"] <= time.monotonic() - began
 
 
 def test_xmalloc_test_frees_what_others_allocated() -> None:
     began = time.monotonic()
     got = run(
-        "xmalloc-test", "--seconds", "0.2", "--threads", "1", "--batch", "10", "--min", "1", "--max", "99"
+        "xmalloc-test", "--seconds", "1", "--threads", "1", "--batch", "10", "--min", "1", "--max", "99"
     )
     assert got["frees_per_second"] * got["seconds"] > 1000
-    assert 0.2 <= got["seconds"] <= time.monotonic() - began
+    assert 1 <= got["seconds"] <= time.monotonic() - began
 
 
 def test_glibc_simple_counts_each_number_of_blocks() -> None:
