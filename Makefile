@@ -6,7 +6,7 @@ ALSO := debug asan tsan clang aarch64 musl
 
 # Pieces of check-long, of which some need a quiet machine, one after the other also with -j.
 .NOTPARALLEL:
-.PHONY: all demo peers bench abis model check check-long install deb wheel clean
+.PHONY: all demo peers bench abis model build-tests check check-long install deb wheel clean
 
 all: build/release/build.ninja
 	cmake --build --preset release
@@ -42,8 +42,8 @@ abis:
 model:
 	scripts/model
 
-# The summaries of the test runners come last.
-check:
+# All that tests need.
+build-tests:
 	scripts/setup check
 	scripts/fetch-glibcs build/glibcs
 	cmake --preset release >/dev/null
@@ -51,6 +51,9 @@ check:
 	for preset in $(ALSO); do \
 	    cmake --preset $$preset >/dev/null && cmake --build --preset $$preset || exit 1; \
 	done
+
+# The summaries of the test runners come last.
+check: build-tests
 	scripts/lint
 	scripts/model
 	.venv/bin/python scripts/run-tests
@@ -68,9 +71,7 @@ long_figures = bench/figures
 
 check-long: check $(LONG:%=check-long-%)
 
-$(LONG:%=check-long-%): check-long-%:
-	scripts/setup check
-	$(MAKE) --no-print-directory all
+$(LONG:%=check-long-%): check-long-%: build-tests
 	@start=$$(date +%s); { $(long_$*); } && echo "check-long-$*: passed in $$(($$(date +%s) - start)) s"
 
 install: all

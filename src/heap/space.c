@@ -45,6 +45,23 @@ static bool reach_metadata(struct space *space, size_t page_end) {
            os_region_reach(&space->users_region, (page_end + 1) * sizeof *space->users_of);
 }
 
+static uintptr_t segment_base(const struct space *space, size_t number) {
+    return (uintptr_t)space->segment[number].region.base;
+}
+
+/* Inserts the newest segment into the index by address. */
+static void index_segment(struct space *space, size_t number) {
+    size_t at = number;
+    for (; at > 0; at--) {
+        uint8_t below = atomic_load_explicit(&space->by_address[at - 1], memory_order_relaxed);
+        if (segment_base(space, below) < segment_base(space, number)) {
+            break;
+        }
+        atomic_store_explicit(&space->by_address[at], below, memory_order_relaxed);
+    }
+    atomic_store_explicit(&space->by_address[at], (uint8_t)number, memory_order_relaxed);
+}
+
 static bool add_segment(struct space *space, size_t bytes) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
     size_t pages = bytes >> space->page_shift;
@@ -57,6 +74,7 @@ static bool add_segment(struct space *space, size_t bytes) {
     }
     segment->first_page = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
     space->page_end = segment->first_page + pages;
+    index_segment(space, count);
     /* Release: a thread that finds a block in it was given the block by one that knew it. */
     atomic_store_explicit(&space->segments, count + 1, memory_order_release);
     return true;
@@ -169,23 +187,24 @@ uint32_t space_extend(struct space *space, size_t pages, size_t *got) {
     return 0;
 }
 
-static const struct segment *segment_of_page(const struct space *space, uint32_t page) {
-    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
-    while (count > 1 && page < space->segment[count - 1].first_page) {
-        count--;
+/* The last of count segments that begins at or below a page; NULL if all begin above it. */
+static const struct segment *segment_of_page(const struct space *space, size_t count, uint32_t page) {
+    size_t low = 0;
+    for (size_t high = count; low < high;) {
+        size_t middle = (low + high) / 2;
+        if (space->segment[middle].first_page <= page) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
-    return &space->segment[count - 1];
+    return low > 0 ? &space->segment[low - 1] : NULL;
 }
 
 bool space_is_usable(const struct space *space, uint32_t page) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-    while (count-- > 0) {
-        const struct segment *segment = &space->segment[count];
-        if (page >= segment->first_page) {
-            return page < atomic_load_explicit(&segment->page_end, memory_order_acquire);
-        }
-    }
-    return false;
+    const struct segment *segment = segment_of_page(space, count, page);
+    return segment != NULL && page < atomic_load_explicit(&segment->page_end, memory_order_acquire);
 }
 
 bool space_ends_at(const struct space *space, uint32_t page) {
@@ -198,17 +217,48 @@ bool space_ends_at(const struct space *space, uint32_t page) {
 }
 
 char *space_address(const struct space *space, uint32_t page) {
-    const struct segment *segment = segment_of_page(space, page);
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    const struct segment *segment = segment_of_page(space, count, page);
     return segment->region.base + ((size_t)(page - segment->first_page) << space->page_shift);
 }
 
+/* The page of an address within a segment; 0 if it is outside. */
+static uint32_t page_in_segment(const struct space *space, const struct segment *segment, uintptr_t address) {
+    uintptr_t offset = address - (uintptr_t)segment->region.base;
+    if (offset >= segment->region.reserved) {
+        return 0;
+    }
+    return segment->first_page + (uint32_t)(offset >> space->page_shift);
+}
+
+/*
+ * A binary search in the index. While another thread inserts into the index, the search may end at a segment
+ * that does not hold the address. It cannot return a wrong page, since a published segment never changes. So
+ * only a miss needs the linear search.
+ */
 uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-    while (count-- > 0) {
-        const struct segment *segment = &space->segment[count];
-        uintptr_t offset = address - (uintptr_t)segment->region.base;
-        if (offset < segment->region.reserved) {
-            return segment->first_page + (uint32_t)(offset >> space->page_shift);
+    size_t low = 0;
+    for (size_t high = count; low < high;) {
+        size_t middle = (low + high) / 2;
+        uint8_t number = atomic_load_explicit(&space->by_address[middle], memory_order_relaxed);
+        if (number < count && segment_base(space, number) <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low > 0) {
+        uint8_t number = atomic_load_explicit(&space->by_address[low - 1], memory_order_relaxed);
+        uint32_t page = number < count ? page_in_segment(space, &space->segment[number], address) : 0;
+        if (page != 0) {
+            return page;
+        }
+    }
+    for (size_t number = 0; number < count; number++) {
+        uint32_t page = page_in_segment(space, &space->segment[number], address);
+        if (page != 0) {
+            return page;
         }
     }
     return 0;

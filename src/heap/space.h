@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#define SEGMENTS_MOST 256
+#define SEGMENTS_MOST 256 /* a number fits into one byte */
 
 /* Of a page of a slab: how many blocks that are not free touch it, whether it may be resident, and whether it
  * was purged. */
@@ -70,6 +70,7 @@ struct space {
     size_t spans_dropped; /* since space_take_idle last took some */
     size_t segment_bytes_least;
     _Atomic(size_t) segments;
+    _Atomic(uint8_t) by_address[SEGMENTS_MOST]; /* the numbers of all segments, by their addresses */
     struct segment segment[SEGMENTS_MOST];
 };
 

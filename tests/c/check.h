@@ -75,7 +75,9 @@ static inline uint64_t check_seed(uint64_t usual) {
 /* The rounds of a random test: so many as usual, times CALM_TEST_FACTOR. */
 static inline uint64_t check_rounds(uint64_t usual) {
     const char *asked = getenv("CALM_TEST_FACTOR");
-    return asked == NULL ? usual : usual * strtoull(asked, NULL, 10);
+    uint64_t factor = asked == NULL ? 1 : strtoull(asked, NULL, 10);
+    CHECK(factor > 0); /* or the test would test nothing */
+    return usual * factor;
 }
 
 /* What a test does to its process for good (a filter, a limit, a first call) ends with the child. */

@@ -631,6 +631,28 @@ static void limit(int resource, const char *used, size_t more) {
     CHECK(setrlimit(resource, &limit) == 0);
 }
 
+/* An address belongs to the segment that holds it, whatever the order of their addresses; one byte outside
+ * does not. */
+static void check_segments_are_found(void) {
+    const struct space *space = &heap.space;
+    size_t segments = atomic_load(&space->segments);
+    for (size_t i = 0; i < segments; i++) {
+        const struct segment *segment = &space->segment[i];
+        uintptr_t base = (uintptr_t)segment->region.base;
+        uintptr_t end = base + segment->region.reserved;
+        uint32_t last = segment->first_page + (uint32_t)(segment->region.reserved / space->page_size) - 1;
+        CHECK_EQUAL(space_page_elsewhere(space, base), segment->first_page);
+        CHECK_EQUAL(space_page_elsewhere(space, end - 1), last);
+        CHECK(space_address(space, last) ==
+              segment->region.base + segment->region.reserved - space->page_size);
+        CHECK(space_page_elsewhere(space, base - 1) != segment->first_page);
+        CHECK(space_page_elsewhere(space, end) != last);
+        CHECK(space_is_usable(space, segment->first_page) && !space_is_usable(space, last + 1));
+    }
+    CHECK_EQUAL(space_page_elsewhere(space, 0), 0);
+    CHECK_EQUAL(space_page_elsewhere(space, (uintptr_t)space), 0);
+}
+
 /* Address space by the segment, where a great range cannot be had. */
 static void test_limited_address_space(void) {
     steps /= 5;
@@ -639,6 +661,7 @@ static void test_limited_address_space(void) {
     CHECK_EQUAL(atomic_load(&heap.space.segments), 0);
     take_all_twice();
     CHECK(atomic_load(&heap.space.segments) > 1);
+    check_segments_are_found();
     end_heap();
     run_model(7, (size_t)1 << 36, false, 0, false);
 }

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -39,15 +39,16 @@ def run(
         import_module(cli.COMMANDS[arguments[0]].module)
     for word in NEEDED_WITH.keys() & set(arguments):
         import_module(NEEDED_WITH[word])
-    with _pipe() as (output, output_end), _pipe() as (errors, errors_end):
+    with contextlib.ExitStack() as reading, contextlib.ExitStack() as writing:
+        output, output_end = _pipe(reading, writing)
+        errors, errors_end = _pipe(reading, writing)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child makes no use of
             child = os.fork()
         if child == 0:
             _be_calm(arguments, env, cwd, set_up, output_end, errors_end)
         try:
-            os.close(output_end)
-            os.close(errors_end)
+            writing.close()
             printed = _read(time.monotonic() + deadline_s, output, errors)
             _, status = os.waitpid(child, 0)
         except BaseException:
@@ -59,15 +60,12 @@ def run(
     )
 
 
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            with contextlib.suppress(OSError):
-                os.close(end)
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Both ends of a pipe, each closed with its stack."""
+    read_end, write_end = os.pipe()
+    reading.callback(os.close, read_end)
+    writing.callback(os.close, write_end)
+    return read_end, write_end
 
 
 def _read(deadline: float, *ends: int) -> dict[int, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging_helpers import REPOSITORY
+from waiting import PATIENCE_S
 
 TOOLS = ("cat", "cp", "dirname", "env", "grep", "head", "mkdir", "rm", "sh", "sleep", "tail", "touch", "tr")
 
@@ -249,7 +250,7 @@ def test_interrupted(machine: Machine) -> None:
     with subprocess.Popen(
         command, env=variables, start_new_session=True, stdout=subprocess.DEVNULL
     ) as running:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not (machine.folder / "hanging").exists():
             assert time.monotonic() < deadline, "pip was not reached"
             time.sleep(0.01)
