@@ -84,14 +84,9 @@ static void slot_set(struct slot *slot, uintptr_t to) {
     atomic_store_explicit(&slot->block, to, memory_order_release);
 }
 
-/* One thread's mapping may lie where another's was. That the kernel undoes the one before it makes the other
- * is order enough; who watches for races does not see it, and is told by this. */
-static _Atomic(size_t) mappings_made;
-
 /* New address space, NULL if there is none. */
 static char *hold(struct held *held, size_t bytes) {
     char *base = os_reserve(bytes, os_page_size());
-    atomic_fetch_add_explicit(&mappings_made, 1, memory_order_acquire);
     held->bytes = bytes;
     atomic_store_explicit(&held->base, base, memory_order_release);
     return base;
@@ -101,7 +96,6 @@ static char *hold(struct held *held, size_t bytes) {
 static void let_go(struct held *held) {
     char *base = atomic_exchange_explicit(&held->base, NULL, memory_order_acq_rel);
     if (base != NULL) {
-        atomic_fetch_add_explicit(&mappings_made, 0, memory_order_release);
         os_release(base, held->bytes);
     }
 }

@@ -87,12 +87,12 @@ def test_idle_burst_waits_and_its_threads_live_on() -> None:
         def sleeps_for_long() -> bool:
             return (tasks / str(process.pid) / "syscall").read_text().split()[0] == CLOCK_NANOSLEEP
 
+        def states() -> list[str]:
+            return [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in tasks.iterdir()]
+
         try:
             wait_until(sleeps_for_long)
-            states = [
-                (thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in tasks.iterdir()
-            ]
-            assert states == ["S"] * 6
+            wait_until(lambda: states() == ["S"] * 6)
             assert sleeps_for_long()
         finally:
             process.kill()
