@@ -9,10 +9,13 @@
 #include "api/profiling.h"
 #include "api/statistics.h"
 #include "os/lock.h"
+#include "os/stdio.h"
+#include "os/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CACHE_LINE_BYTES 64
 
@@ -35,24 +38,54 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
     return restartable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
+/*
+ * Whether there is no thread beside the forking one, not even one of ours: then no lock can be held but by
+ * itself, in what a signal interrupted, and all stays as it is. A lone thread has nothing to wait for, and
+ * the fewer pages are written around a fork, the fewer are copied.
+ */
+static bool forks_alone(void) {
+    return thread_is_alone() && !governor_has_helper(&calm_governor) && offloading_mode() == OFFLOADING_NONE;
+}
+
+/* As before_fork found it: in between a helper may end. */
+static bool forked_alone;
+
 static void before_fork(void) {
+    bool alone = forks_alone();
+    if (alone != forked_alone) {
+        forked_alone = alone;
+    }
+    if (alone) {
+        return;
+    }
+    stdio_before_fork();
     profiling_before_fork();
     offloading_before_fork();
     governor_before_fork(&calm_governor);
 }
 
 static void after_fork_in_parent(void) {
+    if (forked_alone) {
+        return;
+    }
     governor_after_fork(&calm_governor, false);
     offloading_after_fork(false);
     profiling_after_fork();
+    stdio_after_fork_in_parent();
 }
 
 static void after_fork_in_child(void) {
+    if (forked_alone) {
+        governor_start_child(&calm_governor);
+        placing_after_fork();
+        return;
+    }
     governor_after_fork(&calm_governor, true);
     placing_after_fork();
     offloading_after_fork(true);
     profiling_after_fork();
     colored_after_fork();
+    stdio_after_fork_in_child();
 }
 
 bool allocator_ready(void) {
@@ -86,8 +119,11 @@ bool allocator_ready(void) {
     }
     lock_release(&ready_lock);
     if (first) {
-        /* As early as can be: what other libraries registered later runs before ours, which then holds all
-         * locks. */
+        /*
+         * As early as can be: what is registered later runs before ours, which then holds all locks. A
+         * handler that was registered earlier runs while they are held, and may allocate nevertheless: see
+         * os/lock.h.
+         */
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
         options_apply_profile();
     }
@@ -95,8 +131,16 @@ bool allocator_ready(void) {
     return atomic_load_explicit(&ready, memory_order_relaxed);
 }
 
-/* A program that never allocates forks, too; and the environment is there now, if it was not before. */
-__attribute__((constructor(101))) static void prepare(void) {
+/*
+ * A program that never allocates forks, too; and the environment is there now, if it was not before. Before
+ * the other constructors glibc's environ is not set, but glibc passes the environment, which not every C
+ * library does.
+ */
+__attribute__((constructor(101))) static void prepare(int argc, char **argv, char **environment) {
+    (void)argc, (void)argv;
+    if (environ == NULL) {
+        options_keep_environment(environment);
+    }
     if (allocator_ready()) {
         options_read_late();
         statistics_prepare_report();

@@ -237,7 +237,7 @@ void offloading_before_fork(void) {
         return;
     }
     server_before_fork(&calm_server);
-    lock_acquire(&second_lock);
+    lock_acquire_for_fork(&second_lock);
     if (offloading_second_if_made() != NULL) {
         governor_before_fork(&second);
     }
@@ -250,7 +250,7 @@ void offloading_after_fork(bool child) {
     if (offloading_second_if_made() != NULL) {
         governor_after_fork(&second, child);
     }
-    lock_release(&second_lock);
+    lock_release_after_fork(&second_lock);
     server_after_fork(&calm_server, child);
 }
 

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 enum change {
@@ -329,14 +330,30 @@ static void set_defaults(void) {
 }
 
 static bool were_read;
+static char **first_environment;
+
+void options_keep_environment(char **environment) {
+    first_environment = environment;
+}
+
+/* Like secure_getenv: nothing where the program has privileges that its starter has not. */
+static const char *find_variable(char **environment, const char *name) {
+    size_t length = strlen(name);
+    for (; getauxval(AT_SECURE) == 0 && *environment != NULL; environment++) {
+        if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=') {
+            return *environment + length + 1;
+        }
+    }
+    return NULL;
+}
 
 static void read_environment(void) {
-    if (environ == NULL) {
+    char **environment = environ != NULL ? environ : first_environment;
+    if (environment == NULL) {
         return;
     }
     were_read = true;
-    /* Not where the program has privileges that its starter has not. */
-    const char *text = secure_getenv("CALM_OPTIONS");
+    const char *text = find_variable(environment, "CALM_OPTIONS");
     while (text != NULL && *text != '\0') {
         size_t length = strcspn(text, ",");
         if (length > 0) {

@@ -19,6 +19,9 @@ enum {
 };
 enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
 
+/* Where to find CALM_OPTIONS while environ is NULL. */
+void options_keep_environment(char **environment);
+
 /* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not. */
 void options_read(void);
 void options_read_late(void);

@@ -82,5 +82,7 @@ void *placing_place(void *base, size_t size, size_t alignment) {
 }
 
 void placing_after_fork(void) {
-    atomic_store_explicit(&seed, 0, memory_order_relaxed);
+    if (atomic_load_explicit(&seed, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&seed, 0, memory_order_relaxed);
+    }
 }

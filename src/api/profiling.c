@@ -175,11 +175,11 @@ __attribute__((destructor)) static void write_at_exit(void) {
 
 /* Nobody is switching or sampling while the process forks; the child goes on with what there was. */
 void profiling_before_fork(void) {
-    lock_acquire(&switch_lock);
+    lock_acquire_for_fork(&switch_lock);
     samples_before_fork(&samples);
 }
 
 void profiling_after_fork(void) {
     samples_after_fork(&samples);
-    lock_release(&switch_lock);
+    lock_release_after_fork(&switch_lock);
 }

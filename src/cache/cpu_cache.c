@@ -420,3 +420,21 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     }
     return blocks;
 }
+
+void cpu_caches_before_fork(struct cpu_caches *caches) {
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
+        struct region_state *state = &caches->states[number];
+        if (atomic_load_explicit(&state->open, memory_order_relaxed)) {
+            lock_acquire_for_fork(&state->lock);
+        }
+    }
+}
+
+void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
+    for (unsigned number = caches->count; caches->states != NULL && number-- > 0;) {
+        lock_release_after_fork(&caches->states[number].lock);
+        if (child) {
+            lock_reset_in_child(&caches->states[number].lock);
+        }
+    }
+}

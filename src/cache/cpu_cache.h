@@ -125,6 +125,13 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned region, bool only_if_
 /* Blocks in all regions, and their bytes, about: it stops nobody. */
 size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 
+/*
+ * Around fork: holds the locks of all open regions in between. The lock of another region is held only by a
+ * thread that finds it closed, or opens it; the child frees such a lock, and the region is opened anew.
+ */
+void cpu_caches_before_fork(struct cpu_caches *caches);
+void cpu_caches_after_fork(struct cpu_caches *caches, bool child);
+
 /* The number of the region that is the caller's just now. */
 unsigned cpu_cache_number(void);
 

@@ -245,14 +245,14 @@ size_t depot_shed(struct depot *depot, bool all,
     return shed;
 }
 
-void depot_lock_all(struct depot *depot) {
+void depot_before_fork(struct depot *depot) {
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
-        lock_acquire(&depot->shelves[class].lock);
+        lock_acquire_for_fork(&depot->shelves[class].lock);
     }
 }
 
-void depot_unlock_all(struct depot *depot) {
+void depot_after_fork(struct depot *depot) {
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
-        lock_release(&depot->shelves[class].lock);
+        lock_release_after_fork(&depot->shelves[class].lock);
     }
 }

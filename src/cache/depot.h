@@ -78,8 +78,8 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context);
 
-/* Around fork. */
-void depot_lock_all(struct depot *depot);
-void depot_unlock_all(struct depot *depot);
+/* Around fork: holds all locks in between. */
+void depot_before_fork(struct depot *depot);
+void depot_after_fork(struct depot *depot);
 
 #endif

@@ -69,6 +69,11 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     return purged * page_bytes(governor);
 }
 
+bool governor_has_helper(const struct governor *governor) {
+    int helper = atomic_load_explicit(&governor->helper, memory_order_acquire);
+    return helper == HELPER_AWAKE || helper == HELPER_ASLEEP;
+}
+
 bool governor_wants_helper(const struct governor *governor) {
     return setting_value(&governor->settings.background) != 0;
 }
@@ -115,52 +120,53 @@ void governor_lend(struct governor *governor, enum lent lent) {
     }
 }
 
-/* An owner is parked then, and needs no locks. */
-static void lock_heap(struct governor *governor) {
-    for (unsigned i = 0; i < governor->depot_count; i++) {
-        depot_lock_all(&governor->depots[i]);
-    }
-    heap_enter(governor);
-}
-
-static void unlock_heap(struct governor *governor) {
-    for (unsigned i = governor->depot_count; i-- > 0;) {
-        depot_unlock_all(&governor->depots[i]);
-    }
-    heap_exit(governor);
-}
-
+/*
+ * An owner is parked then, and needs no locks. A cache that is not open holds no block, and its lock is reset
+ * in the child: only a thread that was about to open it can hold it, and it is opened anew.
+ */
 void governor_before_fork(struct governor *governor) {
     if (governor->owner == NULL) {
-        lock_acquire(&governor->purge_lock);
+        lock_acquire_for_fork(&governor->purge_lock);
     }
-    for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
-        lock_acquire(&governor->caches->states[i].lock);
-    }
+    cpu_caches_before_fork(governor->caches);
     if (governor->owner == NULL) {
-        lock_heap(governor);
+        for (unsigned i = 0; i < governor->depot_count; i++) {
+            depot_before_fork(&governor->depots[i]);
+        }
+        lock_acquire_for_fork(&governor->heap_lock);
     }
 }
 
-/* In the child the locks may have been waited for by threads that are gone: a release would wake nobody, in
- * vain. */
-void governor_after_fork(struct governor *governor, bool child) {
-    if (child) {
+/* The child has no helper, and a first thread of its own. What is as it was is not written: a page that the
+ * child does not write stays the parent's. Under the heap's lock, or alone. */
+void governor_start_child(struct governor *governor) {
+    if (governor->knows_caches) {
         governor->heap.colors.seed = os_process_seed();
     }
-    for (unsigned i = governor->caches->count; governor->caches->states != NULL && i-- > 0;) {
-        lock_release(&governor->caches->states[i].lock);
-    }
-    if (governor->owner != NULL) {
+    if (governor->owner != NULL || governor->has_clients) {
         return;
     }
-    if (child && !governor->has_clients) {
+    if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+    }
+    if (governor->first_thread != thread_pointer()) {
         governor->first_thread = thread_pointer();
-        governor->band = governor->band < ADAPTIVE_BAND_MOST ? governor->band : ADAPTIVE_BAND_MOST;
+    }
+    if (governor->band > ADAPTIVE_BAND_MOST) {
+        governor->band = ADAPTIVE_BAND_MOST;
         governor->factor = new_factor(governor);
         publish_limit(governor);
     }
-    unlock_heap(governor);
-    lock_release(&governor->purge_lock);
+}
+
+void governor_after_fork(struct governor *governor, bool child) {
+    if (child) {
+        governor_start_child(governor);
+    }
+    lock_release_after_fork(&governor->heap_lock);
+    for (unsigned i = governor->depot_count; i-- > 0;) {
+        depot_after_fork(&governor->depots[i]);
+    }
+    cpu_caches_after_fork(governor->caches, child);
+    lock_release_after_fork(&governor->purge_lock);
 }

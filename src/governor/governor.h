@@ -188,6 +188,9 @@ uint64_t governor_misses(const struct governor *governor);
 /* Whether nobody came to the heap since the last window ended. */
 bool governor_is_untouched(struct governor *governor);
 
+/* Whether there is a helper thread. */
+bool governor_has_helper(const struct governor *governor);
+
 /* Whether a helper may run. */
 bool governor_wants_helper(const struct governor *governor);
 
@@ -197,8 +200,10 @@ size_t governor_limit(const struct governor *governor);
 /* Settings changed: the bound follows. */
 void governor_refresh(struct governor *governor);
 
-/* Around fork: nothing is in between in the child. */
+/* Around fork: no other thread is within the heap, the depots or the caches meanwhile. Not needed in a
+ * process of one thread, whose child only calls governor_start_child. */
 void governor_before_fork(struct governor *governor);
 void governor_after_fork(struct governor *governor, bool child);
+void governor_start_child(struct governor *governor);
 
 #endif

@@ -39,6 +39,7 @@ enum take_flags {
 struct call {
     _Alignas(64) _Atomic(uint32_t) state;
     enum call_kind kind;
+    _Atomic(uint64_t) claimer; /* the thread pointer of who claimed it last */
     /* CALL_BLOCKS */
     uint32_t class;
     size_t count; /* wanted; then how many blocks there are */

@@ -101,6 +101,7 @@ struct endpoint *client_borrow(struct server *server, unsigned number) {
         client_return(endpoint);
         return NULL;
     }
+    atomic_store_explicit(&endpoint->borrower, lock_self(), memory_order_relaxed);
     if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE &&
         atomic_fetch_add_explicit(&server->operations, 1, memory_order_relaxed) >= OPERATIONS_LEAST) {
         server_start(server);
@@ -176,6 +177,7 @@ static unsigned try_to_claim(struct server *server, unsigned from) {
         if (atomic_load_explicit(&call->state, memory_order_relaxed) == CALL_FREE &&
             atomic_compare_exchange_strong_explicit(&call->state, &free, CALL_CLAIMED, memory_order_acquire,
                                                     memory_order_relaxed)) {
+            atomic_store_explicit(&call->claimer, lock_self(), memory_order_relaxed);
             return slot;
         }
     }
@@ -280,6 +282,9 @@ static bool wait_for(struct server *server, struct call *call) {
         uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
         if ((state & CALL_STATE) == CALL_DONE) {
             return true;
+        }
+        if ((state & CALL_STATE) == CALL_FREE) {
+            return false; /* the waiting thread forked, in a signal handler, and this is the child */
         }
         if ((state & CALL_SLEEPING) == 0 &&
             !atomic_compare_exchange_strong_explicit(&call->state, &state, state | CALL_SLEEPING,

@@ -16,6 +16,7 @@
 #include "heap/size_class.h"
 #include "offload/predictor.h"
 #include "offload/ring.h"
+#include "os/lock.h"
 
 #define STOCK_MAGAZINES 32 /* of a class, at most */
 #define LARGE_PLACES    16
@@ -95,10 +96,11 @@ struct spare {
 
 struct endpoint {
     _Alignas(64) _Atomic(uint32_t) borrowers; /* threads that are at the heap while it is lent */
+    _Atomic(uint64_t) borrower;               /* the thread pointer of the last of them */
     /* The clients'; who is in. */
-    _Alignas(64) _Atomic(bool) entered;
-    uint64_t sent_bytes;  /* of freed blocks */
-    uint64_t served_seen; /* of served_bytes, when it was looked at last */
+    _Alignas(64) _Atomic(uint64_t) entered; /* 0, or the thread pointer of who is in */
+    uint64_t sent_bytes;                    /* of freed blocks */
+    uint64_t served_seen;                   /* of served_bytes, when it was looked at last */
     struct endpoint_counts counts;
     _Alignas(64) _Atomic(uint32_t) taken[SIZE_CLASSES];
     struct spare spares[SIZE_CLASSES];
@@ -125,12 +127,25 @@ struct endpoint {
  * stored before to arrive; a lock that could be slept on would.
  */
 static inline bool endpoint_try(struct endpoint *endpoint) {
-    return !atomic_load_explicit(&endpoint->entered, memory_order_relaxed) &&
-           !atomic_exchange_explicit(&endpoint->entered, true, memory_order_acquire);
+    uint64_t nobody = 0;
+    return atomic_load_explicit(&endpoint->entered, memory_order_relaxed) == 0 &&
+           atomic_compare_exchange_strong_explicit(&endpoint->entered, &nobody, lock_self(),
+                                                   memory_order_acquire, memory_order_relaxed);
 }
 
 static inline void endpoint_leave(struct endpoint *endpoint) {
-    atomic_store_explicit(&endpoint->entered, false, memory_order_release);
+    atomic_store_explicit(&endpoint->entered, 0, memory_order_release);
+}
+
+/* Whether the caller is at the lent heap from here, as far as can be told. */
+static inline bool endpoint_is_borrowed_by_me(const struct endpoint *endpoint) {
+    return atomic_load_explicit(&endpoint->borrowers, memory_order_relaxed) != 0 &&
+           atomic_load_explicit(&endpoint->borrower, memory_order_relaxed) == lock_self();
+}
+
+/* Whether the caller is in. */
+static inline bool endpoint_is_mine(const struct endpoint *endpoint) {
+    return atomic_load_explicit(&endpoint->entered, memory_order_relaxed) == lock_self();
 }
 
 /* Waits until nobody is in: for a few instructions of another thread, which may have to get a CPU first. */

@@ -352,9 +352,39 @@ bool server_stop(struct server *server) {
     return stopped;
 }
 
+/* Whether the caller is a signal handler that interrupted its thread among the clients, so that a fork that
+ * waits for all clients would wait for itself. */
+static bool interrupts_client(const struct server *server) {
+    const struct lock *locks[] = {&server->fork_lock, &server->begin_lock, &server->open_lock,
+                                  &server->sync.clients};
+    bool found = false;
+    for (size_t i = 0; i < sizeof locks / sizeof locks[0]; i++) {
+        found |= lock_is_mine(locks[i]);
+    }
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        const struct endpoint *endpoint = server_endpoint(server, i);
+        found |=
+            server_is_open(server, i) && (endpoint_is_mine(endpoint) || endpoint_is_borrowed_by_me(endpoint));
+    }
+    for (size_t i = 0; i < CALLS; i++) {
+        const struct call *call = &server->calls[i];
+        uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed) & CALL_STATE;
+        found |= state != CALL_FREE && state != CALL_ABANDONED &&
+                 atomic_load_explicit(&call->claimer, memory_order_relaxed) == lock_self();
+    }
+    return found;
+}
+
 void server_before_fork(struct server *server) {
-    lock_acquire(&server->fork_lock);
-    lock_acquire(&server->begin_lock);
+    if (interrupts_client(server)) {
+        /* The child goes without the server and its heap, so that nothing need be waited for. */
+        if (lock_is_mine(&server->fork_lock)) {
+            lock_acquire_for_fork(&server->fork_lock);
+        }
+        return;
+    }
+    lock_acquire_for_fork(&server->fork_lock);
+    lock_acquire_for_fork(&server->begin_lock);
     bool parked = true;
     if (has_thread(server)) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
@@ -412,7 +442,38 @@ static void start_over(struct server *server) {
     }
 }
 
+/* In the child of a thread that interrupted itself among the clients: it ends there what it began. */
+static void lose_heap(struct server *server) {
+    struct lock *locks[] = {&server->fork_lock, &server->begin_lock, &server->open_lock,
+                            &server->sync.clients};
+    for (size_t i = 0; i < sizeof locks / sizeof locks[0]; i++) {
+        lock_reset_in_child(locks[i]);
+    }
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        if (server_is_open(server, i) && !endpoint_is_mine(server_endpoint(server, i))) {
+            endpoint_leave(server_endpoint(server, i));
+        }
+    }
+    atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_relaxed);
+    atomic_store_explicit(&server->left_behind, true, memory_order_relaxed);
+    atomic_store_explicit(&server->was_lost, true, memory_order_relaxed); /* nothing to report */
+    start_over(server);
+}
+
+/* Whether server_before_fork waited for the server and its clients. */
+static bool has_waited(const struct server *server) {
+    return lock_is_mine(&server->fork_lock) &&
+           (atomic_load_explicit(&server->fork_lock.state, memory_order_relaxed) & LOCK_KEPT) == 0;
+}
+
 void server_after_fork(struct server *server, bool child) {
+    if (!has_waited(server)) {
+        lock_release_after_fork(&server->fork_lock);
+        if (child) {
+            lose_heap(server);
+        }
+        return;
+    }
     leave_all(server);
     if (child) {
         start_over(server);
@@ -424,6 +485,6 @@ void server_after_fork(struct server *server, bool child) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);
         futex_wake_all(&server->parking);
     }
-    lock_release(&server->begin_lock);
-    lock_release(&server->fork_lock);
+    lock_release_after_fork(&server->begin_lock);
+    lock_release_after_fork(&server->fork_lock);
 }

@@ -32,6 +32,9 @@ static bool exchange(struct server *server, struct sync *sync) {
         if (spins % SPINS == SPINS - 1) {
             /* Clients that spin may keep the server from its CPU. */
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+            if (server_is_left_behind(server)) {
+                return false; /* the waiting thread forked, in a signal handler, and this is the child */
+            }
             uint64_t now = clock_now_ns();
             start = start == 0 ? now : start;
             if (now - start > server->patience_ns && take_back(sync)) {

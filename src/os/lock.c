@@ -15,20 +15,83 @@ static void relax(void) {
 #endif
 }
 
+/* The kernel compares 32 bits: those with the flags. */
+static long futex_word(struct lock *lock) {
+    size_t upper = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? sizeof(uint32_t) : 0;
+    return (long)((uintptr_t)&lock->state + upper);
+}
+
+/* The forking thread comes again: there is no other thread that it could wait for. */
+static bool enter_again(struct lock *lock) {
+    uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+    if ((state & LOCK_FORK) == 0 || !lock_is_mine(lock)) {
+        return false;
+    }
+    atomic_fetch_or_explicit(&lock->state, LOCK_INNER, memory_order_relaxed);
+    return true;
+}
+
+void lock_release_inner(struct lock *lock) {
+    atomic_fetch_and_explicit(&lock->state, ~(uint64_t)LOCK_INNER, memory_order_relaxed);
+}
+
 void lock_acquire_contended(struct lock *lock) {
+    if (enter_again(lock)) {
+        return;
+    }
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&lock->state, memory_order_relaxed) == LOCK_FREE && lock_try(lock)) {
             return;
         }
         relax();
     }
-    /* From here on the lock is taken as LOCK_WAITED, since others may sleep too: a needless wake, never a
-     * lost one. */
-    while (atomic_exchange_explicit(&lock->state, LOCK_WAITED, memory_order_acquire) != LOCK_FREE) {
-        os_syscall(SYS_futex, (long)&lock->state, FUTEX_WAIT_PRIVATE, LOCK_WAITED, 0, 0, 0);
+    /* From here on the lock is taken as one that is waited for, since others may sleep too: a needless wake,
+     * never a lost one. */
+    uint64_t mine = lock_self() | LOCK_WAITED;
+    uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+    for (;;) {
+        if (state == LOCK_FREE) {
+            if (atomic_compare_exchange_weak_explicit(&lock->state, &state, mine, memory_order_acquire,
+                                                      memory_order_relaxed)) {
+                return;
+            }
+        } else if ((state & LOCK_WAITED) != 0 ||
+                   atomic_compare_exchange_weak_explicit(&lock->state, &state, state | LOCK_WAITED,
+                                                         memory_order_relaxed, memory_order_relaxed)) {
+            os_syscall(SYS_futex, futex_word(lock), FUTEX_WAIT_PRIVATE, (long)(uint32_t)(state | LOCK_WAITED),
+                       0, 0, 0);
+            state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+        }
     }
 }
 
 void lock_wake(struct lock *lock) {
-    os_syscall(SYS_futex, (long)&lock->state, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+    os_syscall(SYS_futex, futex_word(lock), FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+}
+
+void lock_acquire_for_fork(struct lock *lock) {
+    if (lock_is_mine(lock)) {
+        atomic_fetch_or_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
+        return;
+    }
+    lock_acquire(lock);
+    atomic_fetch_or_explicit(&lock->state, LOCK_FORK, memory_order_relaxed);
+}
+
+void lock_release_after_fork(struct lock *lock) {
+    uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+    if (!lock_is_mine(lock)) {
+        return;
+    }
+    if ((state & LOCK_KEPT) != 0) {
+        atomic_fetch_and_explicit(&lock->state, ~(uint64_t)LOCK_KEPT, memory_order_relaxed);
+    } else if ((state & LOCK_FORK) != 0) {
+        lock_release(lock);
+    }
+}
+
+void lock_reset_in_child(struct lock *lock) {
+    if (atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE && !lock_is_mine(lock)) {
+        atomic_store_explicit(&lock->state, LOCK_FREE, memory_order_relaxed);
+    }
 }

@@ -1,26 +1,43 @@
 /*
- * A mutex of one word: uncontended, one atomic exchange each way; contended, a short spin and then a futex.
- * All zero is unlocked. Not recursive. Preserves errno; allocates nothing.
+ * A mutex of one word: uncontended, one atomic operation each way; contended, a short spin and then a futex.
+ * All zero is unlocked. Not recursive, except around fork. Preserves errno; allocates nothing.
+ *
+ * The word is the owner's thread pointer, so that a thread that forks can tell its own lock from another
+ * thread's. It may hold one when it begins to fork, if a signal handler that interrupted the allocator calls
+ * fork. And it may come to one again before the fork is over, if a fork handler that runs inside ours
+ * allocates.
  */
 #ifndef CALM_OS_LOCK_H
 #define CALM_OS_LOCK_H
+
+#include "os/cpus.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 struct lock {
-    _Atomic(uint32_t) state; /* LOCK_FREE, LOCK_HELD, or LOCK_WAITED: held, and somebody may sleep on it */
+    _Atomic(uint64_t) state; /* LOCK_FREE, or the owner's thread pointer with the bits below */
 };
 
-enum { LOCK_FREE, LOCK_HELD, LOCK_WAITED };
+#define LOCK_FREE   0
+#define LOCK_WAITED 1 /* another thread may sleep on it */
+#define LOCK_FORK   2 /* held over a fork: the owner may acquire it once more */
+#define LOCK_INNER  4 /* which it did */
+#define LOCK_KEPT   8 /* held already when the fork began */
+#define LOCK_BITS   (LOCK_WAITED | LOCK_FORK | LOCK_INNER | LOCK_KEPT)
 
 void lock_acquire_contended(struct lock *lock);
+void lock_release_inner(struct lock *lock);
 void lock_wake(struct lock *lock);
 
+static inline uint64_t lock_self(void) {
+    return (uint64_t)(uintptr_t)thread_pointer();
+}
+
 static inline bool lock_try(struct lock *lock) {
-    uint32_t expected = LOCK_FREE;
-    return atomic_compare_exchange_strong_explicit(&lock->state, &expected, LOCK_HELD, memory_order_acquire,
+    uint64_t expected = LOCK_FREE;
+    return atomic_compare_exchange_strong_explicit(&lock->state, &expected, lock_self(), memory_order_acquire,
                                                    memory_order_relaxed);
 }
 
@@ -31,9 +48,32 @@ static inline void lock_acquire(struct lock *lock) {
 }
 
 static inline void lock_release(struct lock *lock) {
-    if (atomic_exchange_explicit(&lock->state, LOCK_FREE, memory_order_release) == LOCK_WAITED) {
+    if (__builtin_expect((atomic_load_explicit(&lock->state, memory_order_relaxed) & LOCK_INNER) != 0, 0)) {
+        lock_release_inner(lock);
+        return;
+    }
+    if ((atomic_exchange_explicit(&lock->state, LOCK_FREE, memory_order_release) & LOCK_WAITED) != 0) {
         lock_wake(lock);
     }
 }
+
+/* Whether the caller holds it. */
+static inline bool lock_is_mine(const struct lock *lock) {
+    uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+    return (state & ~(uint64_t)LOCK_BITS) == lock_self();
+}
+
+/*
+ * Around fork, in the forking thread. Before: acquires the lock, unless the thread holds it already, in a
+ * section that a signal interrupted. After, in the parent and in the child: the lock is as it was before; one
+ * that was not acquired for the fork is left alone. In between the thread may acquire it again, unless it
+ * held it already.
+ */
+void lock_acquire_for_fork(struct lock *lock);
+void lock_release_after_fork(struct lock *lock);
+
+/* In the child: frees a lock that a thread of the parent held. What it protects must be usable at any moment.
+ */
+void lock_reset_in_child(struct lock *lock);
 
 #endif

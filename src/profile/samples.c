@@ -196,9 +196,9 @@ size_t samples_bytes(struct samples *samples) {
 }
 
 void samples_before_fork(struct samples *samples) {
-    lock_acquire(&samples->lock);
+    lock_acquire_for_fork(&samples->lock);
 }
 
 void samples_after_fork(struct samples *samples) {
-    lock_release(&samples->lock);
+    lock_release_after_fork(&samples->lock);
 }

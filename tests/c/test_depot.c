@@ -45,12 +45,18 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
+static void lock_shelves(void) {
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        lock_acquire(&depot.shelves[class].lock);
+    }
+}
+
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
     CHECK(depot_init(&depot, &classes, SMALL_MOST, MEDIUM, MEDIUM_MOST));
     depot.owned = is_owned;
     if (is_owned) {
-        depot_lock_all(&depot);
+        lock_shelves();
     }
 }
 
@@ -269,8 +275,8 @@ static void test_none(void) {
     CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
     CHECK_EQUAL(depot_shed(&none, true, expect_shed, NULL), 0);
     CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
-    depot_lock_all(&none);
-    depot_unlock_all(&none);
+    depot_before_fork(&none);
+    depot_after_fork(&none);
 }
 
 /* The same, whether it has an owner or not; and who has it alone waits for no lock. */
@@ -282,7 +288,7 @@ static void test_one_thread(bool owned) {
     test_shed();
     test_grows();
     for (uint32_t class = 1; class < classes.count; ++class) {
-        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), owned ? LOCK_HELD : LOCK_FREE);
+        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), owned ? lock_self() : LOCK_FREE);
     }
     is_owned = false;
 }
@@ -367,11 +373,11 @@ static void *shed_and_return(void *argument) {
         size_t bytes;
         depot_blocks(&depot, &bytes);
         if (next_random(&owner->random) % 8 == 0) {
-            depot_lock_all(&depot);
+            depot_before_fork(&depot);
             CHECK(charge_of_shelves(false) <= SMALL_MOST);
             CHECK(charge_of_shelves(true) <= MEDIUM_MOST);
             CHECK(bound() >= MEDIUM && bound() <= MEDIUM_MOST);
-            depot_unlock_all(&depot);
+            depot_after_fork(&depot);
         }
     }
     return NULL;

@@ -644,13 +644,17 @@ static void own(void) {
     lock_acquire(&calm_governor.purge_lock);
     lock_acquire(&calm_governor.heap_lock);
     for (unsigned i = 0; i < calm_governor.depot_count; i++) {
-        depot_lock_all(&calm_governor.depots[i]);
+        for (uint32_t class = 1; class < calm_governor.heap.classes->count; ++class) {
+            lock_acquire(&calm_governor.depots[i].shelves[class].lock);
+        }
     }
 }
 
 static void disown(void) {
     for (unsigned i = 0; i < calm_governor.depot_count; i++) {
-        depot_unlock_all(&calm_governor.depots[i]);
+        for (uint32_t class = 1; class < calm_governor.heap.classes->count; ++class) {
+            lock_release(&calm_governor.depots[i].shelves[class].lock);
+        }
     }
     lock_release(&calm_governor.heap_lock);
     lock_release(&calm_governor.purge_lock);

@@ -63,8 +63,10 @@ static void test_exclusion(unsigned pause) {
 static void test_alone(void) {
     CHECK(lock_try(&lock));
     CHECK(!lock_try(&lock));
-    CHECK_EQUAL(atomic_load(&lock.state), LOCK_HELD);
+    CHECK_EQUAL(atomic_load(&lock.state), lock_self());
+    CHECK(lock_is_mine(&lock));
     lock_release(&lock);
+    CHECK(!lock_is_mine(&lock));
     lock_acquire(&lock);
     lock_release(&lock);
     CHECK(lock_try(&lock));
@@ -101,9 +103,65 @@ static void test_turns(void) {
     CHECK_EQUAL(counter, 2ULL * rounds);
 }
 
+/* ---- around fork ---- */
+
+/* A lock that was free is the forking thread's, which may come again; then it is free. */
+static void test_fork_with_a_free_lock(void) {
+    for (int forks = 1; forks <= 2; forks++) {
+        for (int i = 0; i < forks; i++) { /* the second: of a signal handler, before the first is over */
+            lock_acquire_for_fork(&lock);
+        }
+        CHECK(!lock_try(&lock));
+        for (int times = 0; times < 2; times++) {
+            lock_acquire(&lock);
+            lock_release(&lock);
+            CHECK(lock_is_mine(&lock));
+        }
+        for (int i = 0; i < forks; i++) {
+            CHECK(lock_is_mine(&lock));
+            lock_release_after_fork(&lock);
+        }
+        CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+    }
+}
+
+/* A lock that the thread held stays held: what a signal interrupted goes on afterwards. */
+static void test_fork_with_a_held_lock(void) {
+    lock_acquire(&lock);
+    lock_acquire_for_fork(&lock);
+    lock_release_after_fork(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), lock_self());
+    lock_reset_in_child(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), lock_self());
+    /* Nor is it released if nothing was acquired for a fork. */
+    lock_release_after_fork(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), lock_self());
+    lock_release(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+}
+
+static void *hold_for_good(void *unused) {
+    lock_acquire(&lock);
+    return unused;
+}
+
+/* Another thread's is left alone, or freed, in a child that does not have that thread. */
+static void test_fork_with_a_lock_of_another_thread(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, hold_for_good, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    lock_release_after_fork(&lock);
+    CHECK(atomic_load(&lock.state) != LOCK_FREE && !lock_is_mine(&lock));
+    lock_reset_in_child(&lock);
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+}
+
 int main(void) {
     rounds = (unsigned)check_rounds(rounds);
     test_alone();
+    test_fork_with_a_free_lock();
+    test_fork_with_a_held_lock();
+    test_fork_with_a_lock_of_another_thread();
     test_exclusion(0);
     rounds /= 2;
     test_turns();

@@ -1,0 +1,17 @@
+/*
+ * The C library's list of open files, around fork.
+ *
+ * glibc's fork locks the list after all fork handlers, and the thread that holds it then may wait for a file
+ * whose owner is in malloc. So who holds locks of the allocator's over a fork takes the list first, as glibc
+ * does for its own malloc. The lock is recursive. Where the C library has no such functions, all of these do
+ * nothing.
+ */
+#ifndef CALM_OS_STDIO_H
+#define CALM_OS_STDIO_H
+
+/* In the forking thread, before any other lock is taken; and after all are released. */
+void stdio_before_fork(void);
+void stdio_after_fork_in_parent(void);
+void stdio_after_fork_in_child(void);
+
+#endif

@@ -1,0 +1,40 @@
+"""Forks of programs that know nothing of the allocator: handlers, files, signals, and what a fork costs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs
+
+
+@pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product(OURS, MODES)])
+def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None:
+    """Though they were registered before any constructor ran."""
+    assert programs.run(way, "forks", "handlers", options=mode)["handled"] >= 104
+
+
+@pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product([PRELOAD, LINKED], MODES)])
+def test_handlers_that_lock(programs: Programs, way: str, mode: str) -> None:
+    """A lock whose holder allocates: they must run before the allocator's, which locks the heap."""
+    programs.run(way, "forks", "handlers-lock", options=mode)
+
+
+@pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), (STATIC, ""), *itertools.product([PRELOAD], MODES)])
+def test_files(programs: Programs, way: str, mode: str) -> None:
+    """A thread that flushes all files waits for one whose owner allocates."""
+    programs.run(way, "forks", "stdio", options=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", ["signals", "signals-and-threads"])
+def test_signal_handlers_fork(programs: Programs, case: str, mode: str) -> None:
+    programs.run(PRELOAD, "forks", case, options=mode)
+
+
+def test_a_fork_costs_little(programs: Programs) -> None:
+    """Pages that the parent and the child write anew, beside those of a program under glibc's malloc."""
+    plain = programs.run(GLIBC, "forks", "cost")
+    ours = programs.run(PRELOAD, "forks", "cost")
+    assert ours["parent_faults"] <= plain["parent_faults"] + 4, ours.stdout
+    assert ours["child_faults"] <= plain["child_faults"] + 4, ours.stdout
