@@ -10,7 +10,6 @@
 #include "api/statistics.h"
 #include "os/lock.h"
 #include "os/stdio.h"
-#include "os/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -44,7 +43,8 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
  * the fewer pages are written around a fork, the fewer are copied.
  */
 static bool forks_alone(void) {
-    return thread_is_alone() && !governor_has_helper(&calm_governor) && offloading_mode() == OFFLOADING_NONE;
+    return cpu_caches_thread_is_alone() && !governor_has_helper(&calm_governor) &&
+           offloading_mode() == OFFLOADING_NONE;
 }
 
 /* As before_fork found it: in between a helper may end. */

@@ -17,6 +17,10 @@ struct cpu_caches calm_caches = {.alone = &nothing};
 /* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
 
+bool cpu_caches_thread_is_alone(void) {
+    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
+}
+
 static char *region_of(const struct cpu_caches *caches, unsigned number) {
     return caches->regions + ((size_t)number << REGION_SHIFT);
 }

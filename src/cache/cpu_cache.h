@@ -92,6 +92,9 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
  * C library does not know of, and a lone thread of the program so may go without a lock. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 
+/* Whether the C library knows for certain that the process has one thread only, apart from those of ours. */
+bool cpu_caches_thread_is_alone(void);
+
 /* Bytes of blocks that all regions in use can hold together, and how many blocks. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);
 size_t cpu_caches_most_blocks(const struct cpu_caches *caches);

@@ -7,6 +7,7 @@
 extern void _IO_list_lock(void) __attribute__((weak));
 extern void _IO_list_unlock(void) __attribute__((weak));
 extern void _IO_list_resetlock(void) __attribute__((weak));
+
 static bool can_lock(void) {
     return _IO_list_lock != NULL && _IO_list_unlock != NULL && _IO_list_resetlock != NULL;
 }

@@ -12,13 +12,6 @@
 #include <stdint.h>
 #include <sys/prctl.h>
 
-/* glibc 2.32 and later. */
-extern char __libc_single_threaded __attribute__((weak));
-
-bool thread_is_alone(void) {
-    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
-}
-
 #if defined(__SANITIZE_THREAD__)
 
 /* Watched as any other: by its runtime, which must know of each thread. Never in what is preloaded. */

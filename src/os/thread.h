@@ -5,10 +5,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Whether the C library knows for certain that the process has but one thread, apart from those started here.
- */
-bool thread_is_alone(void);
-
 /*
  * Runs body(argument) in a thread with all signals blocked, on a stack of its own, and with a block
  * of zeros where thread-local storage would be: body must not call what needs the C library's
