@@ -237,7 +237,7 @@ void offloading_before_fork(void) {
         return;
     }
     server_before_fork(&calm_server);
-    lock_acquire_for_fork(&second_lock);
+    lock_acquire_for_fork(&second_lock, true);
     if (offloading_second_if_made() != NULL) {
         governor_before_fork(&second);
     }

@@ -175,7 +175,7 @@ __attribute__((destructor)) static void write_at_exit(void) {
 
 /* Nobody is switching or sampling while the process forks; the child goes on with what there was. */
 void profiling_before_fork(void) {
-    lock_acquire_for_fork(&switch_lock);
+    lock_acquire_for_fork(&switch_lock, true);
     samples_before_fork(&samples);
 }
 

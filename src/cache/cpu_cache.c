@@ -425,20 +425,31 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     return blocks;
 }
 
-void cpu_caches_before_fork(struct cpu_caches *caches) {
+bool cpu_caches_are_held(const struct cpu_caches *caches) {
+    bool held = false;
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
+        held |= lock_is_mine(&caches->states[number].lock);
+    }
+    return held;
+}
+
+void cpu_caches_before_fork(struct cpu_caches *caches, bool waits) {
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
         struct region_state *state = &caches->states[number];
         if (atomic_load_explicit(&state->open, memory_order_relaxed)) {
-            lock_acquire_for_fork(&state->lock);
+            lock_acquire_for_fork(&state->lock, waits);
         }
     }
 }
 
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
     for (unsigned number = caches->count; caches->states != NULL && number-- > 0;) {
-        lock_release_after_fork(&caches->states[number].lock);
-        if (child) {
-            lock_reset_in_child(&caches->states[number].lock);
+        struct region_state *state = &caches->states[number];
+        lock_release_after_fork(&state->lock);
+        if (child && lock_reset_in_child(&state->lock)) {
+            /* Opened anew, and empty. */
+            close_stacks(caches, region_of(caches, number));
+            atomic_store_explicit(&state->open, false, memory_order_relaxed);
         }
     }
 }

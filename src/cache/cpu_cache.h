@@ -129,11 +129,15 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned region, bool only_if_
 size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 
 /*
- * Around fork: holds the locks of all open regions in between. The lock of another region is held only by a
- * thread that finds it closed, or opens it; the child frees such a lock, and the region is opened anew.
+ * Around fork: holds the locks of all open regions in between, unless it may not wait for one. A region whose
+ * lock another thread held is empty in the child, and opened anew: the other thread was about to open it, or
+ * to drain it.
  */
-void cpu_caches_before_fork(struct cpu_caches *caches);
+void cpu_caches_before_fork(struct cpu_caches *caches, bool waits);
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child);
+
+/* Whether the caller holds a region's lock. */
+bool cpu_caches_are_held(const struct cpu_caches *caches);
 
 /* The number of the region that is the caller's just now. */
 unsigned cpu_cache_number(void);

@@ -245,14 +245,28 @@ size_t depot_shed(struct depot *depot, bool all,
     return shed;
 }
 
-void depot_before_fork(struct depot *depot) {
+bool depot_is_held(const struct depot *depot) {
+    bool held = false;
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
-        lock_acquire_for_fork(&depot->shelves[class].lock);
+        held |= lock_is_mine(&depot->shelves[class].lock);
+    }
+    return held;
+}
+
+void depot_before_fork(struct depot *depot, bool waits) {
+    for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
+        lock_acquire_for_fork(&depot->shelves[class].lock, waits);
     }
 }
 
-void depot_after_fork(struct depot *depot) {
+void depot_after_fork(struct depot *depot, bool child) {
     for (uint32_t class = 1; depot->shelves != NULL && class < depot->classes->count; ++class) {
-        lock_release_after_fork(&depot->shelves[class].lock);
+        struct depot_shelf *shelf = &depot->shelves[class];
+        lock_release_after_fork(&shelf->lock);
+        if (child && lock_reset_in_child(&shelf->lock)) {
+            /* The charge stays: at most a shelf's less than the bound may be held from now on. */
+            atomic_store_explicit(&shelf->count, 0, memory_order_relaxed);
+            shelf->lowest = 0;
+        }
     }
 }

@@ -78,8 +78,12 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
 size_t depot_shed(struct depot *depot, bool all,
                   void (*put)(void *context, void *const *blocks, size_t count), void *context);
 
-/* Around fork: holds all locks in between. */
-void depot_before_fork(struct depot *depot);
-void depot_after_fork(struct depot *depot);
+/* Around fork: holds all locks in between, unless it may not wait for one. A shelf whose lock another thread
+ * held is empty in the child. */
+void depot_before_fork(struct depot *depot, bool waits);
+void depot_after_fork(struct depot *depot, bool child);
+
+/* Whether the caller holds a shelf's lock. */
+bool depot_is_held(const struct depot *depot);
 
 #endif

@@ -121,19 +121,30 @@ void governor_lend(struct governor *governor, enum lent lent) {
 }
 
 /*
- * An owner is parked then, and needs no locks. A cache that is not open holds no block, and its lock is reset
- * in the child: only a thread that was about to open it can hold it, and it is opened anew.
+ * An owner is parked then, and needs no locks. Otherwise the locks are acquired in their order, the heap's
+ * last. A signal handler may fork whose thread holds some of them: then it waits only for those further in,
+ * since a thread that holds one further out may wait for the handler's. What such a thread was purging is
+ * lost to the child.
  */
 void governor_before_fork(struct governor *governor) {
+    bool waits = true;
     if (governor->owner == NULL) {
-        lock_acquire_for_fork(&governor->purge_lock);
+        waits = !lock_is_mine(&governor->heap_lock);
+        for (unsigned i = 0; i < governor->depot_count; i++) {
+            waits &= !depot_is_held(&governor->depots[i]);
+        }
     }
-    cpu_caches_before_fork(governor->caches);
+    bool waits_for_depots = waits;
+    waits &= !cpu_caches_are_held(governor->caches);
+    if (governor->owner == NULL) {
+        lock_acquire_for_fork(&governor->purge_lock, waits);
+    }
+    cpu_caches_before_fork(governor->caches, waits);
     if (governor->owner == NULL) {
         for (unsigned i = 0; i < governor->depot_count; i++) {
-            depot_before_fork(&governor->depots[i]);
+            depot_before_fork(&governor->depots[i], waits_for_depots);
         }
-        lock_acquire_for_fork(&governor->heap_lock);
+        lock_acquire_for_fork(&governor->heap_lock, true);
     }
 }
 
@@ -165,8 +176,11 @@ void governor_after_fork(struct governor *governor, bool child) {
     }
     lock_release_after_fork(&governor->heap_lock);
     for (unsigned i = governor->depot_count; i-- > 0;) {
-        depot_after_fork(&governor->depots[i]);
+        depot_after_fork(&governor->depots[i], child);
     }
     cpu_caches_after_fork(governor->caches, child);
     lock_release_after_fork(&governor->purge_lock);
+    if (child) {
+        lock_reset_in_child(&governor->purge_lock);
+    }
 }

@@ -379,12 +379,12 @@ void server_before_fork(struct server *server) {
     if (interrupts_client(server)) {
         /* The child goes without the server and its heap, so that nothing need be waited for. */
         if (lock_is_mine(&server->fork_lock)) {
-            lock_acquire_for_fork(&server->fork_lock);
+            lock_acquire_for_fork(&server->fork_lock, true);
         }
         return;
     }
-    lock_acquire_for_fork(&server->fork_lock);
-    lock_acquire_for_fork(&server->begin_lock);
+    lock_acquire_for_fork(&server->fork_lock, true);
+    lock_acquire_for_fork(&server->begin_lock, true);
     bool parked = true;
     if (has_thread(server)) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);

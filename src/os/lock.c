@@ -69,12 +69,16 @@ void lock_wake(struct lock *lock) {
     os_syscall(SYS_futex, futex_word(lock), FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
 }
 
-void lock_acquire_for_fork(struct lock *lock) {
+void lock_acquire_for_fork(struct lock *lock, bool waits) {
     if (lock_is_mine(lock)) {
         atomic_fetch_or_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
         return;
     }
-    lock_acquire(lock);
+    if (waits) {
+        lock_acquire(lock);
+    } else if (!lock_try(lock)) {
+        return;
+    }
     atomic_fetch_or_explicit(&lock->state, LOCK_FORK, memory_order_relaxed);
 }
 
@@ -90,8 +94,10 @@ void lock_release_after_fork(struct lock *lock) {
     }
 }
 
-void lock_reset_in_child(struct lock *lock) {
-    if (atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE && !lock_is_mine(lock)) {
-        atomic_store_explicit(&lock->state, LOCK_FREE, memory_order_relaxed);
+bool lock_reset_in_child(struct lock *lock) {
+    if (atomic_load_explicit(&lock->state, memory_order_relaxed) == LOCK_FREE || lock_is_mine(lock)) {
+        return false;
     }
+    atomic_store_explicit(&lock->state, LOCK_FREE, memory_order_relaxed);
+    return true;
 }

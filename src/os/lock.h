@@ -65,15 +65,15 @@ static inline bool lock_is_mine(const struct lock *lock) {
 
 /*
  * Around fork, in the forking thread. Before: acquires the lock, unless the thread holds it already, in a
- * section that a signal interrupted. After, in the parent and in the child: the lock is as it was before; one
- * that was not acquired for the fork is left alone. In between the thread may acquire it again, unless it
- * held it already.
+ * section that a signal interrupted. waits: false if another thread may hold the lock and wait for one that
+ * this thread holds; then the lock may be left to that thread. After, in the parent and in the child: the
+ * lock is as it was before. In between the thread may acquire it again, unless it held it already.
  */
-void lock_acquire_for_fork(struct lock *lock);
+void lock_acquire_for_fork(struct lock *lock, bool waits);
 void lock_release_after_fork(struct lock *lock);
 
-/* In the child: frees a lock that a thread of the parent held. What it protects must be usable at any moment.
- */
-void lock_reset_in_child(struct lock *lock);
+/* In the child: frees a lock that was left to another thread. True if it was: then what it protects may be
+ * half done. */
+bool lock_reset_in_child(struct lock *lock);
 
 #endif

@@ -196,7 +196,7 @@ size_t samples_bytes(struct samples *samples) {
 }
 
 void samples_before_fork(struct samples *samples) {
-    lock_acquire_for_fork(&samples->lock);
+    lock_acquire_for_fork(&samples->lock, true);
 }
 
 void samples_after_fork(struct samples *samples) {

@@ -275,8 +275,8 @@ static void test_none(void) {
     CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
     CHECK_EQUAL(depot_shed(&none, true, expect_shed, NULL), 0);
     CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
-    depot_before_fork(&none);
-    depot_after_fork(&none);
+    depot_before_fork(&none, true);
+    depot_after_fork(&none, false);
 }
 
 /* The same, whether it has an owner or not; and who has it alone waits for no lock. */
@@ -373,11 +373,11 @@ static void *shed_and_return(void *argument) {
         size_t bytes;
         depot_blocks(&depot, &bytes);
         if (next_random(&owner->random) % 8 == 0) {
-            depot_before_fork(&depot);
+            depot_before_fork(&depot, true);
             CHECK(charge_of_shelves(false) <= SMALL_MOST);
             CHECK(charge_of_shelves(true) <= MEDIUM_MOST);
             CHECK(bound() >= MEDIUM && bound() <= MEDIUM_MOST);
-            depot_after_fork(&depot);
+            depot_after_fork(&depot, false);
         }
     }
     return NULL;

@@ -109,7 +109,7 @@ static void test_turns(void) {
 static void test_fork_with_a_free_lock(void) {
     for (int forks = 1; forks <= 2; forks++) {
         for (int i = 0; i < forks; i++) { /* the second: of a signal handler, before the first is over */
-            lock_acquire_for_fork(&lock);
+            lock_acquire_for_fork(&lock, true);
         }
         CHECK(!lock_try(&lock));
         for (int times = 0; times < 2; times++) {
@@ -128,10 +128,10 @@ static void test_fork_with_a_free_lock(void) {
 /* A lock that the thread held stays held: what a signal interrupted goes on afterwards. */
 static void test_fork_with_a_held_lock(void) {
     lock_acquire(&lock);
-    lock_acquire_for_fork(&lock);
+    lock_acquire_for_fork(&lock, true);
     lock_release_after_fork(&lock);
     CHECK_EQUAL(atomic_load(&lock.state), lock_self());
-    lock_reset_in_child(&lock);
+    CHECK(!lock_reset_in_child(&lock));
     CHECK_EQUAL(atomic_load(&lock.state), lock_self());
     /* Nor is it released if nothing was acquired for a fork. */
     lock_release_after_fork(&lock);
@@ -150,9 +150,11 @@ static void test_fork_with_a_lock_of_another_thread(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, hold_for_good, NULL) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
+    lock_acquire_for_fork(&lock, false);
     lock_release_after_fork(&lock);
     CHECK(atomic_load(&lock.state) != LOCK_FREE && !lock_is_mine(&lock));
-    lock_reset_in_child(&lock);
+    CHECK(lock_reset_in_child(&lock));
+    CHECK(!lock_reset_in_child(&lock));
     CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
 }
 
