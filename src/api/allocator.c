@@ -23,6 +23,8 @@ struct size_classes calm_classes;
 static struct size_classes classes;
 struct governor calm_governor;
 
+static size_t memory_bytes; /* of the machine */
+
 static struct lock ready_lock;
 static _Atomic(bool) ready;
 
@@ -47,8 +49,9 @@ static bool forks_alone(void) {
            offloading_mode() == OFFLOADING_NONE;
 }
 
-/* As before_fork found it: in between a helper may end. */
+/* As before_fork found it: in between a helper may end. Threads of ours use no files. */
 static bool forked_alone;
+static bool forked_with_files;
 
 static void before_fork(void) {
     bool alone = forks_alone();
@@ -58,7 +61,10 @@ static void before_fork(void) {
     if (alone) {
         return;
     }
-    stdio_before_fork();
+    forked_with_files = !cpu_caches_thread_is_alone();
+    if (forked_with_files) {
+        stdio_before_fork();
+    }
     profiling_before_fork();
     offloading_before_fork();
     governor_before_fork(&calm_governor);
@@ -71,7 +77,9 @@ static void after_fork_in_parent(void) {
     governor_after_fork(&calm_governor, false);
     offloading_after_fork(false);
     profiling_after_fork();
-    stdio_after_fork_in_parent();
+    if (forked_with_files) {
+        stdio_after_fork_in_parent();
+    }
 }
 
 static void after_fork_in_child(void) {
@@ -85,7 +93,9 @@ static void after_fork_in_child(void) {
     offloading_after_fork(true);
     profiling_after_fork();
     colored_after_fork();
-    stdio_after_fork_in_child();
+    if (forked_with_files) {
+        stdio_after_fork_in_child();
+    }
 }
 
 bool allocator_ready(void) {
@@ -97,6 +107,7 @@ bool allocator_ready(void) {
     lock_acquire(&ready_lock);
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
         struct rseq_place place = rseq_find();
+        memory_bytes = os_memory_bytes();
         options_read();
         size_classes_fill(&classes, os_page_size());
         bool have_caches = cpu_caches_init(&calm_caches, &classes, place);
@@ -169,8 +180,14 @@ static size_t pages_for(size_t size) {
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
+/* More than the machine has: whether that can be had is the kernel's policy, which asks nothing of address
+ * space that is reserved. */
+static bool is_too_large(size_t size) {
+    return size > PTRDIFF_MAX || (size > memory_bytes && !os_would_map(size));
+}
+
 static void *take_pages(size_t size, size_t alignment, bool zeroed, bool *zero) {
-    if (size > PTRDIFF_MAX) {
+    if (is_too_large(size)) {
         return out_of_memory();
     }
     size_t page = calm_governor.heap.space.page_size;
@@ -373,7 +390,7 @@ void *reallocate(void *block, size_t size) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return out_of_memory();
     }
-    if (size > PTRDIFF_MAX) {
+    if (size > PTRDIFF_MAX || (size > held && is_too_large(size - held))) {
         return out_of_memory();
     }
     const struct span *span = heap_large_span(door_heap_of(block), block);

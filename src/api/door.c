@@ -269,6 +269,18 @@ void door_refresh(void) {
     }
 }
 
+static void limit_space(void *subject) {
+    governor_limit_space(&calm_governor, *(const size_t *)subject);
+}
+
+void door_limit_space(size_t bytes) {
+    if (!is_offloaded()) {
+        limit_space(&bytes);
+    } else {
+        run_at_heap(CALL_SHORT, limit_space, &bytes);
+    }
+}
+
 struct look {
     void (*look)(void *subject);
     void *subject;

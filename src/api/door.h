@@ -27,6 +27,7 @@ void door_put_large(void *block);
 void *door_resize_large(void *block, size_t pages);
 size_t door_trim(size_t keep_bytes);
 void door_refresh(void);
+void door_limit_space(size_t bytes);
 
 /* Runs look(subject) where it may read all there is to know of the heap, after what the caller freed. */
 void door_look(void (*look)(void *subject), void *subject);

@@ -52,7 +52,7 @@ EXPORT void *aligned_alloc(size_t alignment, size_t size) {
 
 /* As glibc does: the next power of two is meant. */
 EXPORT void *memalign(size_t alignment, size_t size) {
-    if (alignment > PTRDIFF_MAX) {
+    if (alignment > (size_t)PTRDIFF_MAX + 1) {
         errno = EINVAL;
         return NULL;
     }
@@ -67,11 +67,9 @@ EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
     if (!is_power_of_two(alignment) || alignment % sizeof(void *) != 0) {
         return EINVAL;
     }
-    int saved_errno = errno;
     void *aligned = allocate_aligned(alignment, size);
     if (aligned == NULL) {
-        errno = saved_errno;
-        return ENOMEM;
+        return ENOMEM; /* errno too, as under glibc */
     }
     *block = aligned;
     return 0;
@@ -112,6 +110,30 @@ EXPORT void cfree(void *block) {
 EXPORT int malloc_trim(size_t keep_bytes) {
     return allocator_ready() && door_trim(keep_bytes) > 0;
 }
+
+#if defined(__GLIBC__)
+
+/* glibc's own names for what is above, which a few programs call: their blocks must not come from glibc's
+ * heap. */
+#define GLIBC_NAME(type, name, of, parameters, arguments)   \
+    EXPORT type libc_##name parameters __asm__("__" #name); \
+    EXPORT type libc_##name parameters {                    \
+        return of arguments;                                \
+    }
+
+GLIBC_NAME(void *, libc_malloc, allocate, (size_t size), (size))
+GLIBC_NAME(void *, libc_calloc, allocate_zeroed, (size_t count, size_t size), (count, size))
+GLIBC_NAME(void *, libc_realloc, reallocate, (void *block, size_t size), (block, size))
+GLIBC_NAME(void *, libc_reallocarray, reallocarray, (void *block, size_t count, size_t size),
+           (block, count, size))
+GLIBC_NAME(void *, libc_memalign, memalign, (size_t alignment, size_t size), (alignment, size))
+GLIBC_NAME(void *, libc_valloc, valloc, (size_t size), (size))
+GLIBC_NAME(void *, libc_pvalloc, pvalloc, (size_t size), (size))
+GLIBC_NAME(int, posix_memalign, posix_memalign, (void **block, size_t alignment, size_t size),
+           (block, alignment, size))
+GLIBC_NAME(void, libc_free, release, (void *block), (block))
+
+#endif
 
 /* Its parameters are of another allocator: accepted where it would accept them, and without effect. */
 EXPORT int mallopt(int parameter, int value) {

@@ -2,9 +2,12 @@
  * C++'s operators new and delete under their mangled names (Itanium C++ ABI): a C++
  * compiler is not needed to build the library, and a program that is not C++ needs no C++ library.
  *
- * new throws by way of the program's own C++ library, which then is surely there; the names are weak.
+ * new throws by way of the program's own C++ library, which then is surely there: the names are weak. It may
+ * have come too late for them, or in a scope of its own, by dlopen: then it is asked for by its file's name,
+ * once memory is short.
  */
 #include "api/allocator.h"
+#include "os/symbols.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,10 +18,45 @@
 
 typedef void (*new_handler)(void);
 
-extern new_handler cxx_get_new_handler(void) __asm__("_ZSt15get_new_handlerv") __attribute__((weak));
-extern void cxx_throw_bad_alloc(void) __asm__("_ZSt17__throw_bad_allocv") __attribute__((weak));
+#define GET_NEW_HANDLER      "_ZSt15get_new_handlerv"
+#define THROW_BAD_ALLOC      "_ZSt17__throw_bad_allocv"
+#define LLVM_THROW_BAD_ALLOC "_ZNSt3__117__throw_bad_allocEv"
 
-extern void llvm_throw_bad_alloc(void) __asm__("_ZNSt3__117__throw_bad_allocEv") __attribute__((weak));
+extern new_handler cxx_get_new_handler(void) __asm__(GET_NEW_HANDLER) __attribute__((weak));
+extern void cxx_throw_bad_alloc(void) __asm__(THROW_BAD_ALLOC) __attribute__((weak));
+extern void llvm_throw_bad_alloc(void) __asm__(LLVM_THROW_BAD_ALLOC) __attribute__((weak));
+
+/* The function of that name in a C++ library that is loaded; NULL if there is none. */
+static any_function find_late(const char *name) {
+    any_function found = symbol_find("libstdc++.so.", name);
+    found = found != NULL ? found : symbol_find("libc++.so.", name);
+    return found != NULL ? found : symbol_find("libc++abi.so.", name);
+}
+
+static new_handler find_new_handler(void) {
+    new_handler (*get)(void) = cxx_get_new_handler;
+    if (get == NULL) {
+        get = (new_handler(*)(void))find_late(GET_NEW_HANDLER);
+    }
+    return get == NULL ? NULL : get();
+}
+
+/* Returns only if there is no C++ library. */
+static void throw_bad_alloc(void) {
+    any_function throws[] = {cxx_throw_bad_alloc, llvm_throw_bad_alloc};
+    static const char *const names[] = {THROW_BAD_ALLOC, LLVM_THROW_BAD_ALLOC};
+    for (int i = 0; i < 2; i++) {
+        if (throws[i] != NULL) {
+            throws[i]();
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        any_function late = find_late(names[i]);
+        if (late != NULL) {
+            late();
+        }
+    }
+}
 
 /*
  * Asks the program's new-handler for memory until there is some, or no handler. The handler may throw. errno
@@ -32,7 +70,7 @@ static void *allocate_or_handle(size_t alignment, size_t size) {
             return block;
         }
         errno = saved_errno;
-        new_handler handler = cxx_get_new_handler != NULL ? cxx_get_new_handler() : NULL;
+        new_handler handler = find_new_handler();
         if (handler == NULL) {
             return NULL;
         }
@@ -43,12 +81,7 @@ static void *allocate_or_handle(size_t alignment, size_t size) {
 static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
     void *block = allocate_or_handle(alignment, size);
     if (block == NULL) {
-        if (cxx_throw_bad_alloc != NULL) {
-            cxx_throw_bad_alloc();
-        }
-        if (llvm_throw_bad_alloc != NULL) {
-            llvm_throw_bad_alloc();
-        }
+        throw_bad_alloc();
         abort();
     }
     return block;

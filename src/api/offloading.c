@@ -236,7 +236,10 @@ void offloading_before_fork(void) {
     if (mode == OFFLOADING_NONE) {
         return;
     }
-    server_before_fork(&calm_server);
+    /* The server would wait for a thread that a signal handler interrupted within a heap, to fork. */
+    const struct governor *other = offloading_second_if_made();
+    server_before_fork(&calm_server,
+                       governor_is_held(&calm_governor) || (other != NULL && governor_is_held(other)));
     lock_acquire_for_fork(&second_lock, true);
     if (offloading_second_if_made() != NULL) {
         governor_before_fork(&second);

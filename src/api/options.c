@@ -3,6 +3,7 @@
 #include "api/allocator.h"
 #include "api/door.h"
 #include "api/profiling.h"
+#include "api/statistics.h"
 #include "os/file.h"
 #include "os/purge.h"
 #include "os/text.h"
@@ -241,6 +242,9 @@ int options_set(const char *name, const char *value, size_t value_length) {
         return is_text(option) || parse(option, value, value_length) >= 0 ? EBUSY : EINVAL;
     }
     int error = set(option, value, value_length);
+    if (error == 0 && option->value == &report) {
+        statistics_prepare_report();
+    }
     if (error == 0 && option->value == &profile) {
         unwind_learn_modules();
         error = profiling_apply() ? 0 : ENOMEM;

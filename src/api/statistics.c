@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* The constant part of what caches may keep alive: each block at worst alone on its pages. */
 static size_t cached_limit(const struct governor *governor) {
@@ -290,11 +291,20 @@ __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figur
 _Static_assert(DEPOTS_MOST == 8, "a term for each depot");
 FIGURES_NOTE(calm_figures);
 
-/* Programs close their stderr before the last destructors run: the report has a descriptor of its own. */
-static int report_descriptor = 2;
+/* Programs close their stderr before the last destructors run: the report has a descriptor of its own, unless
+ * the program closed that one too and uses its number. */
+static int report_descriptor = -1;
+static struct stat report_file;
+
+static bool is_report_file(int descriptor) {
+    struct stat file = {0};
+    return os_syscall(SYS_fstat, descriptor, (long)&file, 0, 0, 0, 0) == 0 &&
+           file.st_dev == report_file.st_dev && file.st_ino == report_file.st_ino;
+}
 
 void statistics_prepare_report(void) {
-    if (options_report() == OPTION_REPORT_EXIT) {
+    if (options_report() == OPTION_REPORT_EXIT && report_descriptor < 0 &&
+        os_syscall(SYS_fstat, 2, (long)&report_file, 0, 0, 0, 0) == 0) {
         long copy = os_syscall(SYS_fcntl, 2, F_DUPFD_CLOEXEC, 64, 0, 0, 0);
         report_descriptor = copy >= 0 ? (int)copy : 2;
     }
@@ -302,11 +312,13 @@ void statistics_prepare_report(void) {
 
 /* Also the server's end: what is freed after this is served without it. */
 __attribute__((destructor)) static void report_at_exit(void) {
-    if (options_report() == OPTION_REPORT_EXIT) {
+    if (options_report() == OPTION_REPORT_EXIT && report_descriptor >= 0) {
         struct text line = {0};
         statistics_json(&line);
         text_string(&line, "\n");
-        text_write(&line, report_descriptor);
+        if (is_report_file(report_descriptor)) {
+            text_write(&line, report_descriptor);
+        }
     }
     offloading_end();
 }

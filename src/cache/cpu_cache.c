@@ -65,12 +65,14 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     }
     size_t states_bytes = (caches->count * sizeof *caches->states + page - 1) & ~(page - 1);
     size_t regions_bytes = (caches->count * REGION_BYTES + page - 1) & ~(page - 1);
-    char *memory = os_reserve(states_bytes + regions_bytes, page);
-    if (memory == NULL || !os_commit(memory, states_bytes + regions_bytes)) {
+    char *states = os_reserve(states_bytes, page);
+    caches->regions = os_reserve(regions_bytes, page);
+    if (states == NULL || caches->regions == NULL || !os_commit(states, states_bytes)) {
         return false;
     }
-    caches->states = (struct region_state *)(void *)memory;
-    caches->regions = memory + states_bytes;
+    /* Closed regions are read only, by the fast path. */
+    os_make_readable(caches->regions, regions_bytes);
+    caches->states = (struct region_state *)(void *)states;
     return true;
 }
 
@@ -173,11 +175,13 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
         return false;
     }
     lock_acquire(&state->lock);
-    if (!atomic_load_explicit(&state->open, memory_order_relaxed)) {
+    bool is_open = atomic_load_explicit(&state->open, memory_order_relaxed);
+    if (!is_open && os_commit(region, REGION_BYTES)) {
         open_stacks(caches, state, region);
         atomic_store_explicit(&state->open, true, memory_order_relaxed);
+        is_open = true;
     }
-    bool opened = get(&bounds->end) == start;
+    bool opened = is_open && get(&bounds->end) == start;
     if (opened) {
         set(&bounds->end, start + caches->classes->of[class].cache_most);
     }
@@ -446,8 +450,9 @@ void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
     for (unsigned number = caches->count; caches->states != NULL && number-- > 0;) {
         struct region_state *state = &caches->states[number];
         lock_release_after_fork(&state->lock);
-        if (child && lock_reset_in_child(&state->lock)) {
-            /* Opened anew, and empty. */
+        /* One that is not open yet may not be writable, and looks empty and full as it is. */
+        if (child && lock_reset_in_child(&state->lock) &&
+            atomic_load_explicit(&state->open, memory_order_relaxed)) {
             close_stacks(caches, region_of(caches, number));
             atomic_store_explicit(&state->open, false, memory_order_relaxed);
         }

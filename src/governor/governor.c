@@ -82,6 +82,12 @@ size_t governor_limit(const struct governor *governor) {
     return limit_pages(governor) * page_bytes(governor);
 }
 
+void governor_limit_space(struct governor *governor, size_t bytes) {
+    heap_enter(governor);
+    space_limit(&governor->heap.space, bytes);
+    heap_exit(governor);
+}
+
 void governor_refresh(struct governor *governor) {
     if (purger_enter(governor)) {
         purger_set_factor(governor);
@@ -118,6 +124,15 @@ void governor_lend(struct governor *governor, enum lent lent) {
         governor->factor = new_factor(governor);
         publish_limit(governor);
     }
+}
+
+bool governor_is_held(const struct governor *governor) {
+    bool held = lock_is_mine(&governor->purge_lock) || lock_is_mine(&governor->heap_lock) ||
+                cpu_caches_are_held(governor->caches);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        held |= depot_is_held(&governor->depots[i]);
+    }
+    return held;
 }
 
 /*

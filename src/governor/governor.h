@@ -197,8 +197,14 @@ bool governor_wants_helper(const struct governor *governor);
 /* The bound on free memory in the heap, in bytes, for the current footprint. Under the heap's lock. */
 size_t governor_limit(const struct governor *governor);
 
+/* See space_limit. */
+void governor_limit_space(struct governor *governor, size_t bytes);
+
 /* Settings changed: the bound follows. */
 void governor_refresh(struct governor *governor);
+
+/* Whether the caller holds a lock of the heap, of depots or of caches. */
+bool governor_is_held(const struct governor *governor);
 
 /* Around fork: no other thread is within the heap, the depots or the caches meanwhile. Not needed in a
  * process of one thread, whose child only calls governor_start_child. */

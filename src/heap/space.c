@@ -7,6 +7,8 @@
 #define FIRST_BYTES_MOST    ((size_t)1 << 44)
 #define SEGMENT_BYTES_LEAST ((size_t)4 << 20)
 #define STEP_BYTES_LEAST    ((size_t)8 << 20)
+#define GUARD_BYTES         ((size_t)1 << 20)
+#define LIMIT_SHARE         16 /* one part in so many of a limit may be reserved for metadata */
 #define STEP_BYTES_MOST     ((size_t)1 << 30)
 #define IDLE_BYTES_LEAST    ((size_t)256 << 10) /* of descriptors, before they are worth a purge */
 #define SPAN_LEAST_PAGES    2                   /* on average: descriptors for half of all pages are enough */
@@ -69,9 +71,13 @@ static bool add_segment(struct space *space, size_t bytes) {
         return false;
     }
     struct segment *segment = &space->segment[count];
-    if (!reserve(&segment->region, bytes, space->page_size)) {
+    /* The first has wide guards: what lies next to it is metadata. The others have little room. */
+    size_t guard = bytes >= SPACE_BYTES_LEAST ? GUARD_BYTES : 0;
+    if (!reserve(&segment->region, bytes + 2 * guard, space->page_size)) {
         return false;
     }
+    segment->region.base += guard;
+    segment->region.reserved -= 2 * guard;
     segment->first_page = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
     space->page_end = segment->first_page + pages;
     index_segment(space, count);
@@ -139,6 +145,30 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     }
     space->first_classes = space->class_of + 1;
     return true;
+}
+
+void space_limit(struct space *space, size_t bytes) {
+    struct segment *first = &space->segment[0];
+    if (atomic_load_explicit(&space->segments, memory_order_relaxed) != 1 || space->bytes == 0 ||
+        bytes / 2 > first->region.reserved) {
+        return;
+    }
+    os_region_trim(&first->region, 0);
+    __atomic_store_n(&space->bytes, first->region.reserved, __ATOMIC_RELAXED);
+    space->page_end = first->first_page + (first->region.reserved >> space->page_shift);
+    size_t each = sizeof *space->class_of + sizeof *space->span_of + sizeof *space->users_of +
+                  space->span_bytes / SPAN_LEAST_PAGES;
+    space->pages_most =
+        least(space->pages_most, space->page_end + bytes / LIMIT_SHARE / each + SEGMENTS_MOST);
+    space->spans_most = least(space->spans_most, most(space->pages_most / SPAN_LEAST_PAGES, 1024));
+    size_t pages = space->pages_most + 1;
+    size_t words = space->spans_most / 64 + 1;
+    os_region_trim(&space->classes_region, pages);
+    os_region_trim(&space->spans_of_region, pages * sizeof *space->span_of);
+    os_region_trim(&space->users_region, pages * sizeof *space->users_of);
+    os_region_trim(&space->spans_region, space->spans_most * space->span_bytes);
+    os_region_trim(&space->free_spans_region, words * sizeof(uint64_t));
+    os_region_trim(&space->free_words_region, (words / 64 + 1) * sizeof(uint64_t));
 }
 
 /* Commits from the end of the last segment; *got pages, or none. */

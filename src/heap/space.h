@@ -81,6 +81,11 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
  * *got says how many they are. */
 uint32_t space_extend(struct space *space, size_t pages, size_t *got);
 
+/* The program limits its address space to so many bytes: lets go what is only reserved, but for metadata of
+ * a few times as much memory, should the limit be raised. Without effect where it is much more than what is
+ * reserved, or where there are segments already. */
+void space_limit(struct space *space, size_t bytes);
+
 /* Whether page is the first that is not yet usable of the last segment. */
 bool space_ends_at(const struct space *space, uint32_t page);
 

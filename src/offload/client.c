@@ -39,9 +39,9 @@ static enum answer look_at(struct server *server) {
     if (phase_of(server) == PHASE_NONE) {
         server_begin(server);
     }
-    return phase_of(server) == PHASE_LENT ? ANSWER_LENT
-           : client_is_starved(server)    ? ANSWER_LOST
-                                          : ANSWER_DONE;
+    return phase_of(server) == PHASE_LENT                           ? ANSWER_LENT
+           : server_forks_here(server) || client_is_starved(server) ? ANSWER_LOST
+                                                                    : ANSWER_DONE;
 }
 
 /* An endpoint that now is the caller's: the one of that number, or one beside it, or that one after a wait.
@@ -142,6 +142,10 @@ static void send_freed(struct server *server, struct endpoint *endpoint, uint64_
 }
 
 bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count) {
+    if (server_forks_here(server) && !server_is_lent(server)) {
+        overflow(server, blocks, count);
+        return true;
+    }
     struct endpoint *endpoint = look_at(server) == ANSWER_LENT ? NULL : enter_running(server, number);
     if (endpoint == NULL) {
         return false;
@@ -157,6 +161,10 @@ bool client_put(struct server *server, unsigned number, uint32_t class, void *co
 }
 
 bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes) {
+    if (server_forks_here(server) && !server_is_lent(server)) {
+        overflow(server, &block, 1);
+        return true;
+    }
     struct endpoint *endpoint = look_at(server) == ANSWER_LENT ? NULL : enter_running(server, number);
     if (endpoint == NULL) {
         return false;
@@ -351,7 +359,7 @@ enum answer client_take(struct server *server, unsigned number, uint32_t class, 
                         size_t *got) {
     *got = 0;
     enum answer answer = look_at(server);
-    if (answer == ANSWER_LENT) {
+    if (answer == ANSWER_LENT || server_forks_here(server)) {
         return answer;
     }
     struct endpoint *endpoint = enter_running(server, number);
@@ -425,7 +433,7 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
                               unsigned flags, void **block, bool *zero) {
     *block = NULL;
     enum answer answer = look_at(server);
-    if (answer == ANSWER_LENT) {
+    if (answer == ANSWER_LENT || server_forks_here(server)) {
         return answer;
     }
     if (align_pages <= 1) {
@@ -463,8 +471,8 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject) {
     enum answer answer = look_at(server);
-    bool asks = answer == ANSWER_DONE ||
-                (answer == ANSWER_LOST && kind == CALL_LONG && !server_is_left_behind(server));
+    bool asks = answer == ANSWER_DONE || (answer == ANSWER_LOST && kind == CALL_LONG &&
+                                          !server_is_left_behind(server) && !server_forks_here(server));
     struct call *call = asks ? claim(server, number) : NULL;
     if (call == NULL) {
         return answer == ANSWER_LENT ? answer : ANSWER_LOST;

@@ -111,25 +111,41 @@ void server_wake(struct server *server) {
     }
 }
 
+static void acquire(const struct server *server, struct lock *lock) {
+    if (server_forks_here(server)) {
+        lock_acquire_for_fork(lock, true);
+    } else {
+        lock_acquire(lock);
+    }
+}
+
+static void release(const struct server *server, struct lock *lock) {
+    if (server_forks_here(server)) {
+        lock_release_after_fork(lock);
+    } else {
+        lock_release(lock);
+    }
+}
+
 /* All endpoints are the caller's until leave_all: no client changes anything, or looks at the phase. */
 static void enter_all(struct server *server) {
-    lock_acquire(&server->open_lock);
+    acquire(server, &server->open_lock);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         endpoint_enter(server_endpoint(server, server->open[i]));
     }
     atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
-    lock_acquire(&server->sync.clients);
+    acquire(server, &server->sync.clients);
     atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
 }
 
 static void leave_all(struct server *server) {
-    lock_release(&server->sync.clients);
+    release(server, &server->sync.clients);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = opened; i-- > 0;) {
         endpoint_leave(server_endpoint(server, server->open[i]));
     }
-    lock_release(&server->open_lock);
+    release(server, &server->open_lock);
 }
 
 /* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
@@ -160,7 +176,9 @@ static void take_back(struct server *server) {
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         while (server_is_open(server, i) &&
                atomic_load_explicit(&server_endpoint(server, i)->borrowers, memory_order_seq_cst) != 0) {
-            server_beat(server);
+            if (load(&server->parking) != PARKING_REQUESTED) {
+                server_beat(server); /* a thread that forks may be the one that is waited for */
+            }
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
         }
     }
@@ -375,8 +393,8 @@ static bool interrupts_client(const struct server *server) {
     return found;
 }
 
-void server_before_fork(struct server *server) {
-    if (interrupts_client(server)) {
+void server_before_fork(struct server *server, bool interrupts) {
+    if (interrupts || interrupts_client(server)) {
         /* The child goes without the server and its heap, so that nothing need be waited for. */
         if (lock_is_mine(&server->fork_lock)) {
             lock_acquire_for_fork(&server->fork_lock, true);
@@ -394,6 +412,7 @@ void server_before_fork(struct server *server) {
                  !atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
                                                           memory_order_seq_cst, memory_order_relaxed);
     }
+    server->forks = true;
     enter_all(server);
     if (!parked) {
         /* It may be in the midst of anything; but a heap that is lent has its locks, and stays lent for now.
@@ -463,7 +482,7 @@ static void lose_heap(struct server *server) {
 /* Whether server_before_fork waited for the server and its clients. */
 static bool has_waited(const struct server *server) {
     return lock_is_mine(&server->fork_lock) &&
-           (atomic_load_explicit(&server->fork_lock.state, memory_order_relaxed) & LOCK_KEPT) == 0;
+           atomic_load_explicit(&server->fork_lock.state, memory_order_relaxed) < LOCK_KEPT;
 }
 
 void server_after_fork(struct server *server, bool child) {
@@ -475,6 +494,7 @@ void server_after_fork(struct server *server, bool child) {
         return;
     }
     leave_all(server);
+    server->forks = false;
     if (child) {
         start_over(server);
     } else if (has_thread(server)) {

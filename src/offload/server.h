@@ -103,6 +103,7 @@ struct server {
     _Atomic(bool) was_lost;
     struct lock begin_lock;
     struct lock fork_lock;
+    bool forks;                            /* under fork_lock: all endpoints are the forking thread's */
     _Atomic(bool) left_behind;             /* a fork did not wait for it: in the child its heap is lost */
     _Alignas(64) _Atomic(void *) overflow; /* freed blocks, each linked to the next through its first word */
     _Atomic(uint64_t) wakes;
@@ -200,11 +201,18 @@ static inline bool server_is_left_behind(const struct server *server) {
     return atomic_load_explicit(&server->left_behind, memory_order_relaxed);
 }
 
+/* Whether the caller forks, and is in all endpoints: a fork handler that allocates must not wait for itself.
+ */
+static inline bool server_forks_here(const struct server *server) {
+    return lock_is_mine(&server->fork_lock) && server->forks;
+}
+
 /* Whether there are calls that were put off. The server's thread alone. */
 bool server_has_deferred(const struct server *server);
 
-/* Around fork. Before: the server is parked, and no client is in an endpoint; unless it does not answer. */
-void server_before_fork(struct server *server);
+/* Around fork. Before: the server is parked, and no client is in an endpoint; unless it does not answer, or a
+ * signal handler forks that interrupted its thread at the heap or among the clients. */
+void server_before_fork(struct server *server, bool interrupts);
 void server_after_fork(struct server *server, bool child);
 
 #endif

@@ -51,6 +51,9 @@ static enum answer ask(struct server *server, uint32_t class, void **block) {
     if (atomic_load_explicit(&server->phase, memory_order_acquire) == PHASE_NONE) {
         server_begin(server);
     }
+    if (server_forks_here(server) && !server_is_lent(server)) {
+        return ANSWER_LOST;
+    }
     struct sync *sync = &server->sync;
     bool lent;
     bool answered;

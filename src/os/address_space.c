@@ -47,7 +47,8 @@ static void decline_huge_pages(void *base, size_t bytes) {
 static _Atomic(size_t) ranges_reserved;
 
 void *os_reserve(size_t bytes, size_t alignment) {
-    size_t padded = bytes + (alignment > os_page_size() ? alignment : 0);
+    size_t guard = os_page_size();
+    size_t padded = bytes + 2 * guard + (alignment > os_page_size() ? alignment : 0);
     if (padded < bytes) {
         return NULL;
     }
@@ -58,14 +59,17 @@ void *os_reserve(size_t bytes, size_t alignment) {
     }
     atomic_fetch_add_explicit(&ranges_reserved, 1, memory_order_acquire);
     uintptr_t start = (uintptr_t)result;
-    uintptr_t base = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
-    if (base > start) {
-        os_syscall(SYS_munmap, (long)start, (long)(base - start), 0, 0, 0, 0);
+    uintptr_t end = start + padded;
+    uintptr_t base = (start + guard + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    if (base - guard > start) {
+        os_syscall(SYS_munmap, (long)start, (long)(base - guard - start), 0, 0, 0, 0);
     }
-    if (base + bytes < start + padded) {
-        os_syscall(SYS_munmap, (long)(base + bytes), (long)(start + padded - base - bytes), 0, 0, 0, 0);
+    if (base + bytes + guard < end) {
+        os_syscall(SYS_munmap, (long)(base + bytes + guard), (long)(end - base - bytes - guard), 0, 0, 0, 0);
     }
     decline_huge_pages((void *)base, bytes);
+    /* Until it is usable: debuggers write what has no access rights to a core file, too. */
+    os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_DONTDUMP, 0, 0, 0);
     return (void *)base;
 }
 
@@ -81,8 +85,22 @@ size_t os_memory_bytes(void) {
     return (size_t)info.totalram * info.mem_unit;
 }
 
+bool os_would_map(size_t bytes) {
+    long base =
+        os_syscall(SYS_mmap, 0, (long)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (failed(base)) {
+        return false;
+    }
+    os_syscall(SYS_munmap, base, (long)bytes, 0, 0, 0, 0);
+    return true;
+}
+
 bool os_commit(void *base, size_t bytes) {
-    return !failed(os_syscall(SYS_mprotect, (long)base, (long)bytes, PROT_READ | PROT_WRITE, 0, 0, 0));
+    if (failed(os_syscall(SYS_mprotect, (long)base, (long)bytes, PROT_READ | PROT_WRITE, 0, 0, 0))) {
+        return false;
+    }
+    os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_DODUMP, 0, 0, 0);
+    return true;
 }
 
 void os_make_readable(void *base, size_t bytes) {
@@ -143,7 +161,20 @@ bool os_region_grow(struct os_region *region, size_t bytes) {
     return true;
 }
 
+void os_region_trim(struct os_region *region, size_t bytes) {
+    size_t page = os_page_size();
+    size_t keep = (bytes + page - 1) & ~(page - 1);
+    keep = keep > region->committed ? keep : region->committed;
+    if (keep < region->reserved) {
+        /* What follows the new end is the guard now. */
+        os_syscall(SYS_munmap, (long)(region->base + keep + page), (long)(region->reserved - keep), 0, 0, 0,
+                   0);
+        region->reserved = keep;
+    }
+}
+
 void os_release(void *base, size_t bytes) {
     atomic_fetch_add_explicit(&ranges_reserved, 0, memory_order_release);
-    os_syscall(SYS_munmap, (long)base, (long)bytes, 0, 0, 0, 0);
+    size_t guard = os_page_size();
+    os_syscall(SYS_munmap, (long)base - (long)guard, (long)(bytes + 2 * guard), 0, 0, 0, 0);
 }

@@ -3,7 +3,7 @@
  *
  * What is reserved has no access rights, so that neither strict overcommit charges it nor mlockall populates
  * it; and what is usable is one mapping, however much it holds, since it grows at its end only (65,530
- * mappings are all that a process may have).
+ * mappings are all that a process may have). Core files have what is usable only.
  *
  * Thread-safe unless said otherwise; preserves errno; allocates nothing.
  */
@@ -16,14 +16,18 @@
 /* Of the kernel that runs, not of the one we were built for. Asked once. */
 size_t os_page_size(void);
 
-/* Reserves bytes, a multiple of the page size, aligned to alignment, a power of two. NULL if there is no
- * room. */
+/* Reserves bytes, a multiple of the page size, aligned to alignment, a power of two, between two pages that
+ * are never usable. NULL if there is no room. */
 void *os_reserve(size_t bytes, size_t alignment);
 
+/* All of what os_reserve returned. */
 void os_release(void *base, size_t bytes);
 
 /* The machine's memory. */
 size_t os_memory_bytes(void);
+
+/* Whether the kernel would map so much at once, as its policy of overcommitment is. */
+bool os_would_map(size_t bytes);
 
 /* The limit on address space (RLIMIT_AS), SIZE_MAX if there is none. */
 size_t os_address_space_limit(void);
@@ -58,6 +62,9 @@ struct os_region {
 /* Makes at least the first bytes usable; grows in large steps. False if it cannot. */
 static inline bool os_region_reach(struct os_region *region, size_t bytes);
 bool os_region_grow(struct os_region *region, size_t bytes);
+
+/* Lets go what is reserved beyond the first bytes, rounded up to a page, and beyond what is usable. */
+void os_region_trim(struct os_region *region, size_t bytes);
 
 static inline bool os_region_reach(struct os_region *region, size_t bytes) {
     return bytes <= region->committed || os_region_grow(region, bytes);

@@ -24,7 +24,7 @@ static long futex_word(struct lock *lock) {
 /* The forking thread comes again: there is no other thread that it could wait for. */
 static bool enter_again(struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
-    if ((state & LOCK_FORK) == 0 || !lock_is_mine(lock)) {
+    if ((state & (LOCK_FORK | LOCK_INNER)) != LOCK_FORK || !lock_is_mine(lock)) {
         return false;
     }
     atomic_fetch_or_explicit(&lock->state, LOCK_INNER, memory_order_relaxed);
@@ -71,7 +71,7 @@ void lock_wake(struct lock *lock) {
 
 void lock_acquire_for_fork(struct lock *lock, bool waits) {
     if (lock_is_mine(lock)) {
-        atomic_fetch_or_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
+        atomic_fetch_add_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
         return;
     }
     if (waits) {
@@ -87,8 +87,8 @@ void lock_release_after_fork(struct lock *lock) {
     if (!lock_is_mine(lock)) {
         return;
     }
-    if ((state & LOCK_KEPT) != 0) {
-        atomic_fetch_and_explicit(&lock->state, ~(uint64_t)LOCK_KEPT, memory_order_relaxed);
+    if (state >= LOCK_KEPT) {
+        atomic_fetch_sub_explicit(&lock->state, LOCK_KEPT, memory_order_relaxed);
     } else if ((state & LOCK_FORK) != 0) {
         lock_release(lock);
     }

@@ -21,16 +21,17 @@ struct lock {
 };
 
 #define LOCK_FREE   0
-#define LOCK_WAITED 1 /* another thread may sleep on it */
-#define LOCK_FORK   2 /* held over a fork: the owner may acquire it once more */
-#define LOCK_INNER  4 /* which it did */
-#define LOCK_KEPT   8 /* held already when the fork began */
-#define LOCK_BITS   (LOCK_WAITED | LOCK_FORK | LOCK_INNER | LOCK_KEPT)
+#define LOCK_WAITED 1                   /* another thread may sleep on it */
+#define LOCK_FORK   2                   /* held over a fork: the owner may acquire it once more */
+#define LOCK_INNER  4                   /* which it did */
+#define LOCK_KEPT   ((uint64_t)1 << 56) /* counts forks that began while the owner held it already */
+#define LOCK_OWNER  (((uint64_t)1 << 56) - 8)
 
 void lock_acquire_contended(struct lock *lock);
 void lock_release_inner(struct lock *lock);
 void lock_wake(struct lock *lock);
 
+/* A thread pointer is aligned to 8 bytes at least, and of 52 bits at most. */
 static inline uint64_t lock_self(void) {
     return (uint64_t)(uintptr_t)thread_pointer();
 }
@@ -60,7 +61,7 @@ static inline void lock_release(struct lock *lock) {
 /* Whether the caller holds it. */
 static inline bool lock_is_mine(const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
-    return (state & ~(uint64_t)LOCK_BITS) == lock_self();
+    return (state & LOCK_OWNER) == lock_self();
 }
 
 /*

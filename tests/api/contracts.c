@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define UNTOUCHED 4321 /* of errno */
 
@@ -213,6 +214,35 @@ static void posix_memalign_refuses(const char *unused) {
     }
 }
 
+/* What there is no memory for is refused with errno set, in the result and beside it. */
+static void posix_memalign_fails(const char *unused) {
+    (void)unused;
+    void *kept = &kept;
+    errno = UNTOUCHED;
+    CHECK_EQUAL(posix_memalign(&kept, 64, opaque(SIZE_MAX / 4)), ENOMEM);
+    CHECK_EQUAL(errno, ENOMEM);
+    CHECK(kept == (void *)&kept);
+}
+
+/* More than the machine has: what the kernel would map for anybody. */
+static void more_than_memory(const char *unused) {
+    (void)unused;
+    size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 2 * 3;
+    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool may = mapped != MAP_FAILED;
+    CHECK(!may || munmap(mapped, bytes) == 0);
+    void *block = malloc(opaque(bytes));
+    CHECK((block != NULL) == may);
+    free(block);
+    block = calloc(opaque(bytes), 1);
+    CHECK((block != NULL) == may);
+    free(block);
+    block = malloc(MIB);
+    void *grown = realloc(block, opaque(bytes));
+    CHECK((grown != NULL) == may);
+    free(grown != NULL ? grown : block);
+}
+
 static void posix_memalign_grants(const char *unused) {
     (void)unused;
     for (size_t alignment = sizeof(void *); alignment <= 4 * MIB; alignment *= 2) {
@@ -290,6 +320,35 @@ static void old_aligned(const char *unused) {
     block = pvalloc(opaque(0));
     CHECK(block != NULL && (uintptr_t)block % page == 0);
     free(block);
+    errno = UNTOUCHED;
+    CHECK(memalign(opaque((size_t)1 << 63), 100) == NULL && errno == ENOMEM);
+    CHECK(memalign(opaque(((size_t)1 << 63) + 1), 100) == NULL && errno == EINVAL);
+}
+
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_realloc(void *block, size_t bytes);
+void *__libc_memalign(size_t alignment, size_t bytes);
+void __libc_free(void *block);
+
+/* glibc's other names for malloc and its kin go with them. */
+static void libc_names(const char *unused) {
+    (void)unused;
+    void *block = __libc_malloc(100);
+    use_all(block, 100);
+    block = realloc(block, 5000);
+    use_all(block, 5000);
+    free(block);
+    block = __libc_realloc(malloc(100), 300 * KIB);
+    use_all(block, 300 * KIB);
+    __libc_free(block);
+    block = __libc_calloc(10, 100);
+    CHECK(block != NULL && is_zero(block, 1000));
+    free(block);
+    block = __libc_memalign(256, 100);
+    CHECK(block != NULL && (uintptr_t)block % 256 == 0);
+    free(block);
+    __libc_free(malloc(100));
 }
 #endif
 
@@ -845,12 +904,15 @@ int main(int argc, char **argv) {
         {"realloc-fails-softly", realloc_fails_softly},
         {"posix-memalign-refuses", posix_memalign_refuses},
         {"posix-memalign-grants", posix_memalign_grants},
+        {"posix-memalign-fails", posix_memalign_fails},
+        {"more-than-memory", more_than_memory},
         {"aligned-alloc", aligned_alloc_all},
         {"usable-sizes", usable_sizes},
         {"sized-frees", sized_frees},
         {"errno", errno_is_kept},
 #ifdef __GLIBC__
         {"old-aligned", old_aligned},
+        {"libc-names", libc_names},
         {"trim", trim_all},
         {"mallinfo", mallinfo_counts},
         {"malloc-info", malloc_info_to},

@@ -2,6 +2,7 @@
 #include "api.h"
 #include "names.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -112,6 +113,16 @@ static void fork_with_handlers(int handlers, const char *argument) {
     say("handled", atomic_load(&handled));
 }
 
+/* With handlers of a library of its own kind, which are registered before the allocator's: see forks_first.c.
+ */
+static void first_handlers(const char *argument) {
+    uint64_t (*handled_first)(void) =
+        (uint64_t(*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "forks_first_handled");
+    CHECK(handled_first != NULL);
+    fork_with_handlers(HANDLERS_NONE, argument);
+    say("handled", handled_first());
+}
+
 static void handlers(const char *argument) {
     fork_with_handlers(HANDLERS_ALLOCATE, argument);
 }
@@ -206,21 +217,27 @@ static void signals(const char *argument) {
     say("forks", (uint64_t)forked);
 }
 
+static void block_alarms(int how) {
+    sigset_t alarms;
+    sigemptyset(&alarms);
+    sigaddset(&alarms, SIGALRM);
+    CHECK(pthread_sigmask(how, &alarms, NULL) == 0);
+}
+
 static void signals_beside(size_t thread) {
     if (thread == 0) {
+        block_alarms(SIG_UNBLOCK);
         signals("200");
         atomic_store(&stop, true);
     } else {
-        sigset_t all;
-        sigfillset(&all);
-        CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
         use_until_stopped(thread);
     }
 }
 
 static void signals_and_threads(const char *argument) {
     (void)argument;
-    run_threads(2, signals_beside);
+    block_alarms(SIG_BLOCK); /* or the main thread, which only waits, would have them */
+    run_threads(3, signals_beside);
 }
 
 /* ---- what a fork costs ---- */
@@ -253,6 +270,7 @@ static void cost(const char *argument) {
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"handlers", handlers},
+        {"first-handlers", first_handlers},
         {"handlers-lock", handlers_lock},
         {"stdio", stdio},
         {"signals", signals},

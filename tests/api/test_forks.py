@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs
+from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs, program, shared_library
 
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product(OURS, MODES)])
 def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None:
     """Though they were registered before any constructor ran."""
     assert programs.run(way, "forks", "handlers", options=mode)["handled"] >= 104
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_handlers_that_allocate_inside_the_allocators(programs: Programs, mode: str) -> None:
+    """When all its locks are held."""
+    both = f"{shared_library()} {program('forks_first.so')}"
+    ran = programs.run(GLIBC, "forks", "first-handlers", options=mode, LD_PRELOAD=both)
+    assert ran["handled"] >= 104
 
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product([PRELOAD, LINKED], MODES)])

@@ -121,6 +121,11 @@ def test_musl_sweep(case: str) -> None:
     run_command([musl("sweep"), case], clean_environment())
 
 
+@pytest.mark.parametrize("case", ["signals", "signals-and-threads", "cost"])
+def test_musl_forks(case: str) -> None:
+    run_command([musl("forks"), case], clean_environment())
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_musl_stress(mode: str) -> None:
     ran = run_command([musl("stress"), "rounds=9"], clean_environment() | {"CALM_OPTIONS": mode})

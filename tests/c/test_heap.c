@@ -649,6 +649,10 @@ static void check_segments_are_found(void) {
         CHECK(space_page_elsewhere(space, end) != last);
         CHECK(space_is_usable(space, segment->first_page) && !space_is_usable(space, last + 1));
     }
+    for (size_t i = 1; i < segments; i++) {
+        CHECK(space->segment[space->by_address[i - 1]].region.base <
+              space->segment[space->by_address[i]].region.base);
+    }
     CHECK_EQUAL(space_page_elsewhere(space, 0), 0);
     CHECK_EQUAL(space_page_elsewhere(space, (uintptr_t)space), 0);
 }

@@ -61,6 +61,7 @@ static void test_exclusion(unsigned pause) {
 }
 
 static void test_alone(void) {
+    CHECK((lock_self() & ~LOCK_OWNER) == 0); /* no bit of a thread pointer is taken for another one */
     CHECK(lock_try(&lock));
     CHECK(!lock_try(&lock));
     CHECK_EQUAL(atomic_load(&lock.state), lock_self());

@@ -1601,7 +1601,7 @@ static void test_sync_is_lost(void) {
 
 /* As the heap's owner does around a fork: of a heap that is lent, its lock. */
 static void before_fork(void) {
-    server_before_fork(&server);
+    server_before_fork(&server, false);
     if (heap.lent) {
         lock_acquire(&heap.lock);
     }
@@ -1686,7 +1686,7 @@ static void *run_first_calls(void *unused) {
 
 static void test_no_start_during_a_fork(void) {
     set_up(1);
-    server_before_fork(&server);
+    server_before_fork(&server, false);
     pthread_t other;
     CHECK(pthread_create(&other, NULL, run_first_calls, NULL) == 0);
     WAIT_UNTIL((atomic_load(&server.begin_lock.state) & LOCK_WAITED) != 0);

@@ -1,0 +1,58 @@
+/*
+ * setrlimit and prlimit. The kernel counts address space that is only reserved: once a program limits its
+ * own, all else that maps memory would fail while malloc went on. So what is reserved is let go then, and the
+ * heap grows by segments, which the limit holds for.
+ */
+#include "api/allocator.h"
+#include "api/door.h"
+#include "os/syscall.h"
+
+#include <errno.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#ifndef CALM_WITHOUT_MALLOC
+
+#define EXPORT __attribute__((visibility("default")))
+
+static int change_limit(pid_t process, unsigned resource, const struct rlimit *wanted,
+                        struct rlimit *before) {
+    long result = os_syscall(SYS_prlimit64, process, (long)resource, (long)wanted, (long)before, 0, 0);
+    if (result < 0) {
+        errno = (int)-result;
+        return -1;
+    }
+    if (wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
+        (process == 0 || process == getpid()) && allocator_ready()) {
+        door_limit_space(wanted->rlim_cur);
+    }
+    return 0;
+}
+
+/* With 64 bits both kinds of limits are the same. Under other names here, as the headers' have types of their
+ * own. */
+EXPORT int set_limit(unsigned resource, const struct rlimit *limit) __asm__("setrlimit");
+EXPORT int set_limit(unsigned resource, const struct rlimit *limit) {
+    return change_limit(0, resource, limit, NULL);
+}
+
+EXPORT int set_limit_64(unsigned resource, const struct rlimit *limit) __asm__("setrlimit64");
+EXPORT int set_limit_64(unsigned resource, const struct rlimit *limit) {
+    return change_limit(0, resource, limit, NULL);
+}
+
+EXPORT int process_limit(pid_t process, unsigned resource, const struct rlimit *wanted,
+                         struct rlimit *before) __asm__("prlimit");
+EXPORT int process_limit(pid_t process, unsigned resource, const struct rlimit *wanted,
+                         struct rlimit *before) {
+    return change_limit(process, resource, wanted, before);
+}
+
+EXPORT int process_limit_64(pid_t process, unsigned resource, const struct rlimit *wanted,
+                            struct rlimit *before) __asm__("prlimit64");
+EXPORT int process_limit_64(pid_t process, unsigned resource, const struct rlimit *wanted,
+                            struct rlimit *before) {
+    return change_limit(process, resource, wanted, before);
+}
+
+#endif

@@ -1,0 +1,105 @@
+#include "os/symbols.h"
+
+#include <elf.h>
+#include <link.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct search {
+    const char *library;
+    const char *name;
+    any_function found;
+};
+
+/* What a library's dynamic section says of its symbols. */
+struct symbols {
+    const ElfW(Sym) * table;
+    const char *names;
+    const uint32_t *hash; /* DT_GNU_HASH */
+};
+
+/* Some C libraries put addresses into the section, some leave the offsets there. */
+static const void *address(const struct dl_phdr_info *module, ElfW(Addr) value) {
+    return (const void *)(value < module->dlpi_addr ? value + module->dlpi_addr : value);
+}
+
+static struct symbols symbols_of(const struct dl_phdr_info *module) {
+    struct symbols symbols = {0};
+    for (size_t i = 0; i < module->dlpi_phnum; i++) {
+        if (module->dlpi_phdr[i].p_type != PT_DYNAMIC) {
+            continue;
+        }
+        const ElfW(Dyn) *entry = (const void *)(module->dlpi_addr + module->dlpi_phdr[i].p_vaddr);
+        for (; entry->d_tag != DT_NULL; entry++) {
+            if (entry->d_tag == DT_SYMTAB) {
+                symbols.table = address(module, entry->d_un.d_ptr);
+            } else if (entry->d_tag == DT_STRTAB) {
+                symbols.names = address(module, entry->d_un.d_ptr);
+            } else if (entry->d_tag == DT_GNU_HASH) {
+                symbols.hash = address(module, entry->d_un.d_ptr);
+            }
+        }
+    }
+    return symbols;
+}
+
+static uint32_t hash_of(const char *name) {
+    uint32_t hash = 5381;
+    for (; *name != '\0'; name++) {
+        hash = hash * 33 + (uint8_t)*name;
+    }
+    return hash;
+}
+
+/* The table: numbers of buckets and of symbols that are not in it, words and shift of a filter; the filter;
+ * the buckets, each with its first symbol; and the symbols' hashes, the last of a bucket with the lowest bit
+ * set. */
+static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name) {
+    uint32_t buckets = symbols->hash[0];
+    uint32_t offset = symbols->hash[1];
+    const uint32_t *bucket = symbols->hash + 4 + symbols->hash[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    const uint32_t *hashes = bucket + buckets;
+    uint32_t hash = hash_of(name);
+    uint32_t number = buckets == 0 ? 0 : bucket[hash % buckets];
+    if (number < offset || number == 0) {
+        return NULL;
+    }
+    for (;; number++) {
+        const ElfW(Sym) *symbol = &symbols->table[number];
+        uint32_t known = hashes[number - offset];
+        if ((known | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
+            strcmp(symbols->names + symbol->st_name, name) == 0) {
+            return symbol;
+        }
+        if ((known & 1) != 0) {
+            return NULL;
+        }
+    }
+}
+
+static int look_at(struct dl_phdr_info *module, size_t size, void *data) {
+    (void)size;
+    struct search *search = data;
+    const char *slash = strrchr(module->dlpi_name, '/');
+    const char *file = slash == NULL ? module->dlpi_name : slash + 1;
+    if (strncmp(file, search->library, strlen(search->library)) != 0) {
+        return 0;
+    }
+    struct symbols symbols = symbols_of(module);
+    if (symbols.table == NULL || symbols.names == NULL || symbols.hash == NULL) {
+        return 0;
+    }
+    const ElfW(Sym) *symbol = look_up(&symbols, search->name);
+    if (symbol == NULL) {
+        return 0;
+    }
+    search->found = (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
+    return 1;
+}
+
+any_function symbol_find(const char *library, const char *name) {
+    struct search search = {library, name, NULL};
+    dl_iterate_phdr(look_at, &search);
+    return search.found;
+}

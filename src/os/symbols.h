@@ -1,0 +1,14 @@
+/* Functions of libraries that are loaded, also of those that dlopen loaded into a scope of their own. */
+#ifndef CALM_OS_SYMBOLS_H
+#define CALM_OS_SYMBOLS_H
+
+typedef void (*any_function)(void);
+
+/*
+ * The function of that name that a loaded library defines whose file's name begins so; NULL if there is none.
+ * Unlike dlopen and dlsym it allocates nothing, and static programs may have it. Any thread; waits while
+ * another thread loads a library.
+ */
+any_function symbol_find(const char *library, const char *name);
+
+#endif
