@@ -552,6 +552,41 @@ static void check_stacks_locked(void) {
     }
 }
 
+static void *hold_all_locks(void *unused) {
+    for (unsigned number = 0; number < calm_caches.count; number++) {
+        lock_acquire(&calm_caches.states[number].lock);
+    }
+    return unused;
+}
+
+/* A fork that may not wait for a thread that holds every lock: the parent's stay held, and in the child all
+ * regions are usable, those that were open empty; those that never were are not writable. */
+static void check_fork_beside_a_holder(void) {
+    pthread_t holder;
+    void *block = token(1);
+    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
+    cpu_caches_start(&calm_caches, CACHE_LOCKED, false);
+    CHECK(calm_caches.count > 1 && cpu_cache_open(&calm_caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1), 1);
+    CHECK(pthread_create(&holder, NULL, hold_all_locks, NULL) == 0);
+    CHECK(pthread_join(holder, NULL) == 0);
+    cpu_caches_before_fork(&calm_caches, false);
+    cpu_caches_after_fork(&calm_caches, false);
+    for (unsigned number = 0; number < calm_caches.count; number++) {
+        CHECK(atomic_load(&calm_caches.states[number].lock.state) != LOCK_FREE);
+    }
+    cpu_caches_before_fork(&calm_caches, false);
+    cpu_caches_after_fork(&calm_caches, true);
+    for (unsigned number = 0; number < calm_caches.count; number++) {
+        CHECK_EQUAL(atomic_load(&calm_caches.states[number].lock.state), LOCK_FREE);
+    }
+    CHECK_EQUAL(cpu_cache_pop_some(1, &block, 1) + cpu_cache_push_some(1, &block, 1), 0);
+    CHECK(cpu_cache_open(&calm_caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1), 1);
+    CHECK_EQUAL(cpu_cache_pop_some(1, &block, 1), 1);
+    CHECK(block == token(1));
+}
+
 static void check_off(void) {
     void *block = token(0);
     CHECK(!cpu_cache_is_rseq());
@@ -573,6 +608,7 @@ int main(void) {
 
     in_child(check_off);
     in_child(check_stacks_locked);
+    in_child(check_fork_beside_a_holder);
     in_child(run_locked);
     if (!rseq_find().usable) {
         puts("no restartable sequences");

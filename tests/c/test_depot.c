@@ -279,6 +279,34 @@ static void test_none(void) {
     depot_after_fork(&none, false);
 }
 
+static void *hold_a_shelf(void *class) {
+    lock_acquire(&depot.shelves[(uintptr_t) class].lock);
+    return NULL;
+}
+
+/* A fork that may not wait for a thread that holds a shelf: that shelf is empty in the child, the others are
+ * whole. */
+static void test_fork_beside_a_holder(void) {
+    pthread_t holder;
+    void *block = token(1);
+    start_depot();
+    CHECK(depot_put(&depot, 1, &block, 1) && depot_put(&depot, 2, &block, 1));
+    CHECK(pthread_create(&holder, NULL, hold_a_shelf, (void *)1) == 0);
+    CHECK(pthread_join(holder, NULL) == 0);
+    depot_before_fork(&depot, false);
+    depot_after_fork(&depot, false);
+    CHECK(shelf_count(1) == 1 && atomic_load(&depot.shelves[1].lock.state) != LOCK_FREE);
+    depot_before_fork(&depot, false);
+    depot_after_fork(&depot, true);
+    CHECK_EQUAL(shelf_count(1), 0);
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), LOCK_FREE);
+    }
+    CHECK_EQUAL(depot_take(&depot, 2, &block, 1), 1);
+    CHECK(depot_put(&depot, 1, &block, 1));
+    CHECK_EQUAL(depot_take(&depot, 1, &block, 1), 1);
+}
+
 /* The same, whether it has an owner or not; and who has it alone waits for no lock. */
 static void test_one_thread(bool owned) {
     is_owned = owned;
@@ -435,6 +463,7 @@ int main(void) {
     test_one_thread(false);
     test_one_thread(true);
     test_none();
+    test_fork_beside_a_holder();
     test_many_threads();
     return 0;
 }
