@@ -20,6 +20,8 @@
 #define NAP_NS_MOST  100000000ULL
 /* A window of the predictor. */
 #define WINDOW_NS 100000000ULL
+/* A fork tries so often to enter what a server that does not answer may be in. */
+#define FORK_TRIES 1000
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
@@ -111,41 +113,25 @@ void server_wake(struct server *server) {
     }
 }
 
-static void acquire(const struct server *server, struct lock *lock) {
-    if (server_forks_here(server)) {
-        lock_acquire_for_fork(lock, true);
-    } else {
-        lock_acquire(lock);
-    }
-}
-
-static void release(const struct server *server, struct lock *lock) {
-    if (server_forks_here(server)) {
-        lock_release_after_fork(lock);
-    } else {
-        lock_release(lock);
-    }
-}
-
 /* All endpoints are the caller's until leave_all: no client changes anything, or looks at the phase. */
 static void enter_all(struct server *server) {
-    acquire(server, &server->open_lock);
+    lock_acquire(&server->open_lock);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = 0; i < opened; i++) {
         endpoint_enter(server_endpoint(server, server->open[i]));
     }
     atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
-    acquire(server, &server->sync.clients);
+    lock_acquire(&server->sync.clients);
     atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
 }
 
 static void leave_all(struct server *server) {
-    release(server, &server->sync.clients);
+    lock_release(&server->sync.clients);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
     for (unsigned i = opened; i-- > 0;) {
         endpoint_leave(server_endpoint(server, server->open[i]));
     }
-    release(server, &server->open_lock);
+    lock_release(&server->open_lock);
 }
 
 /* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
@@ -393,6 +379,62 @@ static bool interrupts_client(const struct server *server) {
     return found;
 }
 
+/* The caller's for the fork, at once or, unless it waits, within some tries. */
+static bool acquire_for_fork(struct lock *lock, bool waits) {
+    for (unsigned tries = 0; !waits && tries < FORK_TRIES && !lock_is_mine(lock); tries++) {
+        lock_acquire_for_fork(lock, false);
+        if (!lock_is_mine(lock)) {
+            os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        }
+    }
+    if (waits) {
+        lock_acquire_for_fork(lock, true);
+    }
+    return lock_is_mine(lock);
+}
+
+static bool enter_for_fork(struct endpoint *endpoint, bool waits) {
+    if (waits) {
+        endpoint_enter(endpoint);
+        return true;
+    }
+    bool entered = endpoint_try(endpoint);
+    for (unsigned tries = 0; !entered && tries < FORK_TRIES; tries++) {
+        os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        entered = endpoint_try(endpoint);
+    }
+    return entered;
+}
+
+/* enter_all for a fork. A server that does not answer may itself be in what is to be entered, or have a
+ * client wait there: then what cannot be entered is left. True if all is the caller's. */
+static bool enter_all_for_fork(struct server *server, bool waits) {
+    bool all = acquire_for_fork(&server->open_lock, waits);
+    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
+    for (unsigned i = 0; i < opened; i++) {
+        all &= enter_for_fork(server_endpoint(server, server->open[i]), waits);
+    }
+    atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
+    all &= acquire_for_fork(&server->sync.clients, waits);
+    atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
+    return all;
+}
+
+/* In the child nobody else is in anything. */
+static void leave_all_after_fork(struct server *server, bool child) {
+    lock_release_after_fork(&server->sync.clients);
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        if (server_is_open(server, i) && (child || endpoint_is_mine(server_endpoint(server, i)))) {
+            endpoint_leave(server_endpoint(server, i));
+        }
+    }
+    lock_release_after_fork(&server->open_lock);
+    if (child) {
+        lock_reset_in_child(&server->sync.clients);
+        lock_reset_in_child(&server->open_lock);
+    }
+}
+
 void server_before_fork(struct server *server, bool interrupts) {
     if (interrupts || interrupts_client(server)) {
         /* The child goes without the server and its heap, so that nothing need be waited for. */
@@ -413,11 +455,11 @@ void server_before_fork(struct server *server, bool interrupts) {
                                                           memory_order_seq_cst, memory_order_relaxed);
     }
     server->forks = true;
-    enter_all(server);
+    bool all = enter_all_for_fork(server, parked);
     if (!parked) {
-        /* It may be in the midst of anything; but a heap that is lent has its locks, and stays lent for now.
-         */
-        if (!server_is_lent(server)) {
+        /* It may be in the midst of anything; but a heap that is lent has its locks, and stays lent while all
+         * endpoints are the caller's. */
+        if (!all || !server_is_lent(server)) {
             atomic_store_explicit(&server->left_behind, true, memory_order_relaxed);
         }
         server_say_lost(server);
@@ -493,8 +535,11 @@ void server_after_fork(struct server *server, bool child) {
         }
         return;
     }
-    leave_all(server);
+    leave_all_after_fork(server, child);
     server->forks = false;
+    if (child && server_is_left_behind(server)) {
+        atomic_store_explicit(&server->phase, PHASE_RUNNING, memory_order_relaxed);
+    }
     if (child) {
         start_over(server);
     } else if (has_thread(server)) {

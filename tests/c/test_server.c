@@ -1831,6 +1831,45 @@ static void test_fork_without_work(void) {
     finish();
 }
 
+static void *stay_with_the_clients(void *unused) {
+    endpoint_enter(server_endpoint(&server, 0));
+    lock_acquire(&server.sync.clients);
+    return unused;
+}
+
+/* Nor does it let go a client, whose answer it was about to give: the fork waits for neither. */
+static void test_fork_with_a_lost_client(void) {
+    pthread_t client;
+    let_time_fly();
+    set_up(1);
+    launch();
+    keep_server();
+    CHECK(pthread_create(&client, NULL, stay_with_the_clients, NULL) == 0);
+    CHECK(pthread_join(client, NULL) == 0);
+    before_fork();
+    CHECK(server.left_behind);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    after_fork(child == 0);
+    if (child == 0) {
+        expect_lost();
+        struct work work = {0};
+        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LOST);
+        CHECK(endpoint_try(server_endpoint(&server, 0)) && lock_try(&server.sync.clients));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(!server.left_behind);
+    CHECK(!endpoint_try(server_endpoint(&server, 0)) && !lock_try(&server.sync.clients));
+    lock_release(&server.sync.clients);
+    endpoint_leave(server_endpoint(&server, 0));
+    let_server_go();
+    let_time_stand();
+    finish();
+}
+
 /* One that does not come to be parked: the parent goes on with it, the child without. */
 static void test_fork_with_a_lost_server(void) {
     let_time_fly();
@@ -2283,6 +2322,7 @@ static const struct test tests[] = {
     TEST_WITH_SPARES(fork),
     TEST(fork_without_work),
     TEST(fork_with_a_lost_server),
+    TEST(fork_with_a_lost_client),
     TEST(stop_among_clients),
     TEST_WITH_SPARES(stop_among_clients),
     TEST(sync_beside_forks),
