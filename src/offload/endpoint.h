@@ -127,9 +127,9 @@ struct endpoint {
  * stored before to arrive; a lock that could be slept on would.
  */
 static inline bool endpoint_try(struct endpoint *endpoint) {
-    uint64_t nobody = 0;
+    uint64_t expected = 0;
     return atomic_load_explicit(&endpoint->entered, memory_order_relaxed) == 0 &&
-           atomic_compare_exchange_strong_explicit(&endpoint->entered, &nobody, lock_self(),
+           atomic_compare_exchange_strong_explicit(&endpoint->entered, &expected, lock_self(),
                                                    memory_order_acquire, memory_order_relaxed);
 }
 

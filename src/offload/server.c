@@ -420,7 +420,7 @@ static bool enter_all_for_fork(struct server *server, bool waits) {
     return all;
 }
 
-/* In the child nobody else is in anything. */
+/* The child has no other thread that could be in one. */
 static void leave_all_after_fork(struct server *server, bool child) {
     lock_release_after_fork(&server->sync.clients);
     for (unsigned i = 0; i < server->endpoint_count; i++) {

@@ -231,6 +231,10 @@ static size_t pages_reserved(void) {
     return pages;
 }
 
+/* Blocks of which check_block was asked, and those in which every page has its color. */
+static size_t blocks_checked;
+static size_t blocks_whole;
+
 /* A block that is all that it should be. */
 static void check_block(char *block, size_t bytes) {
     struct calm_colored stats = stats_of(block);
@@ -252,9 +256,12 @@ static void check_block(char *block, size_t bytes) {
     CHECK_EQUAL(stats.pages, pages);
     CHECK_EQUAL(stats.pages_misplaced, misplaced);
     CHECK(stats.pages_examined > pages && stats.pages_examined <= 4 * pages + 16 * COLORS);
-    /* With more than four of eight colors for each that is wanted, none is missing. */
-    CHECK_EQUAL(stats.pages_misplaced, 0);
-    CHECK_EQUAL(stats.pages_crowded, 0);
+    /* With more than four of eight colors for each that is wanted, one is missing only if the kernel happens
+     * to give few pages of it: then as many were looked at as may be. */
+    CHECK(misplaced == 0 || stats.pages_examined == 4 * pages + 16 * COLORS);
+    CHECK(misplaced > 0 || stats.pages_crowded == 0);
+    blocks_checked++;
+    blocks_whole += misplaced == 0;
 }
 
 /* ---- the tests ---- */
@@ -459,6 +466,7 @@ static void test_blocks(void) {
     CHECK_EQUAL(stats.level, 77);
     calm_colored_free(block);
     CHECK(calm_colored_stats(block, &stats, sizeof stats) == -1);
+    CHECK(2 * blocks_whole > blocks_checked);
 }
 
 /* While it lives a block takes its own pages, and nothing of what made it. */
