@@ -274,10 +274,14 @@ static void limit_space(void *subject) {
 }
 
 void door_limit_space(size_t bytes) {
+    struct governor *second = offloading_second_if_made();
+    if (second != NULL) {
+        governor_limit_space(second, bytes);
+    }
     if (!is_offloaded()) {
         limit_space(&bytes);
     } else {
-        run_at_heap(CALL_SHORT, limit_space, &bytes);
+        run_at_heap(CALL_LONG, limit_space, &bytes);
     }
 }
 

@@ -14,7 +14,9 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -413,6 +415,28 @@ static void tidied(const char *unused) {
     end_debugger();
 }
 
+/* A limit of the address space holds for the second heap, too: what that reserved is let go. */
+static void limited(const char *unused) {
+    enum { LIMIT = 1 << 30, ELSE = 100 << 20 };
+    (void)unused;
+    use_blocks(1, 1000);
+    start_debugger();
+    uint64_t lost = stats_now().offload_lost;
+    ask_debugger(STOP);
+    char *block = malloc(100 * KIB);
+    CHECK(block != NULL && stats_now().offload_lost > lost);
+    fill(block, 100 * KIB, 1);
+    ask_debugger(GO_ON);
+    const struct rlimit limit = {LIMIT, LIMIT};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    void *mapped = mmap(NULL, ELSE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(mapped != MAP_FAILED && munmap(mapped, ELSE) == 0);
+    CHECK(is_filled(block, 100 * KIB, 1));
+    free(block);
+    use_blocks(2, 1000);
+    end_debugger();
+}
+
 /* ---- forks while it starts ---- */
 
 static atomic_int stage;
@@ -653,6 +677,7 @@ int main(int argc, char **argv) {
         {"placed", placed},
         {"none", none},
         {"tidied", tidied},
+        {"limited", limited},
         {"settings", settings},
         {"misuse-while-stopped", misuse_while_stopped},
     };

@@ -59,6 +59,11 @@ def test_the_second_heap_is_tidied(programs: Programs) -> None:
 
 
 @needs_two_cpus
+def test_the_second_heap_is_limited(programs: Programs) -> None:
+    programs.run(PRELOAD, "offload", "limited", options=f"{OFFLOAD},offload_cpu={CPUS[-1]}")
+
+
+@needs_two_cpus
 def test_forks_while_it_starts(programs: Programs) -> None:
     """The parent's server starts after fork was called, and before the process is copied."""
     env = programs.environment(PRELOAD)
