@@ -54,26 +54,44 @@ static enum answer ask_for_blocks(uint32_t class, void **blocks, size_t count, s
     return client_take(&calm_server, cpu_cache_number(), class, blocks, count, got);
 }
 
+static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *subject);
+
+/* Of the first heap. False if the server is not to be had: then there are none. */
+static bool take_served(struct blocks *this) {
+    for (;;) {
+        size_t wanted = this->count;
+        enum answer answer = ask_for_blocks(this->class, this->blocks, wanted, &this->count);
+        if (answer == ANSWER_LOST) {
+            this->count = wanted;
+            return false;
+        }
+        if (answer == ANSWER_DONE) {
+            return true;
+        }
+        this->count = wanted;
+        if (at_lent_heap(take, this)) {
+            door_report_misuse();
+            return true;
+        }
+    }
+}
+
+/* As take_large_offloaded. */
 struct taken door_take_blocks(uint32_t class, void **blocks, size_t count) {
     if (!is_offloaded()) {
         return (struct taken){governor_take_blocks(&calm_governor, class, blocks, count), true};
     }
     door_report_misuse();
-    for (;;) {
-        struct blocks lent = {class, blocks, count};
-        size_t got;
-        enum answer answer = ask_for_blocks(class, blocks, count, &got);
-        if (answer == ANSWER_LOST) {
-            return take_second(class, blocks);
-        }
-        if (answer == ANSWER_DONE) {
-            return (struct taken){got, true};
-        }
-        if (at_lent_heap(take, &lent)) {
-            door_report_misuse();
-            return (struct taken){lent.count, true};
-        }
+    struct blocks this = {class, blocks, count};
+    bool served = take_served(&this);
+    if (served && (this.count > 0 || offloading_second_if_made() == NULL)) {
+        return (struct taken){this.count, true};
     }
+    struct taken second = take_second(class, blocks);
+    if (second.count > 0 || served || !run_at_heap(CALL_LONG, take, &this)) {
+        return second;
+    }
+    return (struct taken){this.count, true};
 }
 
 static bool send_blocks(uint32_t class, void *const *blocks, size_t count) {
@@ -147,28 +165,40 @@ static bool run_at_heap(enum call_kind kind, void (*work)(void *subject), void *
     }
 }
 
-static void take_large_offloaded(struct large *this) {
-    door_report_misuse();
+/* Of the first heap. False if the server is not to be had: then there is none. */
+static bool take_large_served(struct large *this) {
     for (;;) {
         enum answer answer =
             client_take_large(&calm_server, cpu_cache_number(), this->pages, this->align_pages,
                               this->zeroed ? TAKE_ZEROED : 0, &this->block, &this->zero);
         if (answer == ANSWER_LOST) {
-            this->governor = offloading_second();
-            if (this->governor != NULL) {
-                take_large(this);
-            }
-            return;
+            return false;
         }
         if (answer == ANSWER_DONE) {
             if (this->block != NULL && this->zeroed && this->zero && !offloading_populates(this->pages)) {
                 run_at_heap(CALL_SHORT, plan, this);
             }
-            return;
+            return true;
         }
         if (at_lent_heap(take_large, this)) {
-            return;
+            return true;
         }
+    }
+}
+
+/* Each heap may have room where the other has none: the second one's is asked for first while the server is
+ * not to be had, and then it is worth a longer wait. */
+static void take_large_offloaded(struct large *this) {
+    door_report_misuse();
+    bool served = take_large_served(this);
+    struct governor *second = served ? offloading_second_if_made() : offloading_second();
+    if (this->block == NULL && second != NULL) {
+        this->governor = second;
+        take_large(this);
+    }
+    if (this->block == NULL && !served) {
+        this->governor = &calm_governor;
+        run_at_heap(CALL_LONG, take_large, this);
     }
 }
 

@@ -13,8 +13,8 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -437,6 +437,39 @@ static void limited(const char *unused) {
     end_debugger();
 }
 
+/* So many, and frees them. */
+static void take_all(size_t count, size_t bytes) {
+    static void *blocks[600];
+    CHECK(count <= sizeof blocks / sizeof blocks[0]);
+    for (size_t i = 0; i < count; i++) {
+        blocks[i] = malloc(bytes);
+        CHECK(blocks[i] != NULL);
+    }
+    for (size_t i = 0; i < count; i++) {
+        free(blocks[i]);
+    }
+}
+
+/* When one heap has taken what the address space may be, that has room for what the other has not. */
+static void full(const char *heap) {
+    bool first = strcmp(heap, "first") == 0;
+    const struct rlimit limit = {GIB, GIB};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    use_blocks(1, 1000);
+    start_debugger();
+    if (first) {
+        take_all(600, MIB);
+    }
+    ask_debugger(STOP);
+    take_all(first ? 50 : 600, MIB);
+    ask_debugger(GO_ON);
+    wait_until_served();
+    take_all(500, MIB);
+    take_all(500, 200 * KIB);
+    use_blocks(2, 1000);
+    end_debugger();
+}
+
 /* ---- forks while it starts ---- */
 
 static atomic_int stage;
@@ -669,17 +702,10 @@ static void misuse_while_stopped(const char *bytes) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"stopped", stopped},
-        {"stops", stops},
-        {"fork-while-starting", fork_while_starting},
-        {"idle", idle},
-        {"one-each", one_each},
-        {"placed", placed},
-        {"none", none},
-        {"tidied", tidied},
-        {"limited", limited},
-        {"settings", settings},
-        {"misuse-while-stopped", misuse_while_stopped},
+        {"stopped", stopped}, {"stops", stops},       {"fork-while-starting", fork_while_starting},
+        {"idle", idle},       {"one-each", one_each}, {"placed", placed},
+        {"none", none},       {"tidied", tidied},     {"limited", limited},
+        {"full", full},       {"settings", settings}, {"misuse-while-stopped", misuse_while_stopped},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

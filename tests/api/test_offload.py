@@ -59,8 +59,9 @@ def test_the_second_heap_is_tidied(programs: Programs) -> None:
 
 
 @needs_two_cpus
-def test_the_second_heap_is_limited(programs: Programs) -> None:
-    programs.run(PRELOAD, "offload", "limited", options=f"{OFFLOAD},offload_cpu={CPUS[-1]}")
+@pytest.mark.parametrize("case", [["limited"], ["full", "first"], ["full", "second"]])
+def test_two_heaps_in_little_space(programs: Programs, case: list[str]) -> None:
+    programs.run(PRELOAD, "offload", *case, options=f"{OFFLOAD},offload_cpu={CPUS[-1]}")
 
 
 @needs_two_cpus
