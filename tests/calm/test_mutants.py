@@ -232,3 +232,17 @@ def test_results_are_continued_and_compared(mutants: ModuleType, tmp_path: Path)
     assert mutants.lost_since(old, new) == [first.key]
     assert mutants.lost_since(old, {}) == []
     assert mutants.lost_since(new, old) == []
+
+
+def test_survivors_that_are_not_known_fail(mutants: ModuleType, tmp_path: Path) -> None:
+    outcomes = {"a|x < y|b 0|0": "survived", "b": "survived", "c": "killed", "d": "same code"}
+    found = {key: {"outcome": outcome} for key, outcome in outcomes.items()}
+    known = tmp_path / "known"
+    known.write_text("# Equivalent: x never is y.\na|x < y|b 0|0\n\nc\n")
+    assert mutants.read_known_survivors(known) == ["a|x < y|b 0|0", "c"]
+    assert mutants.unknown_survivors(mutants.read_known_survivors(known), found) == ["b"]
+
+
+def test_known_survivors_are_of_lines_that_there_are(mutants: ModuleType) -> None:
+    possible = {mutant.key for mutant in mutants.candidates_of(ROOT)}
+    assert set(mutants.read_known_survivors(mutants.KNOWN_SURVIVORS)) <= possible
