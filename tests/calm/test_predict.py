@@ -386,12 +386,19 @@ def test_the_paper_counted_as_many_as_listing_1_would(inside: Calm) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_runs_made_now(calm: Calm, compiled: Compile) -> None:
     command: list[str | Path] = [compiled("shootdowns"), "20000", "two"]
-    found = predict(calm, "--cpus", "8", "-a", "glibc,glibc:MALLOC_ARENA_MAX=1", "-n", "1", "--", *command)
-    first, second = found["allocators"]
+    arguments = ["--cpus", "8", "-a", "glibc,glibc:MALLOC_ARENA_MAX=1", "-n", "1", "--", *command]
+    runs: list[dict[str, Any]] = []
+
+    def ran_at_once() -> bool:
+        """Its two threads, which a busy machine lets run one after the other."""
+        runs.append(predict(calm, *arguments))
+        return bool(runs[-1]["allocators"][0]["observed"][0]["interrupts"] > 100)
+
+    wait_until(ran_at_once)
+    first, second = runs[-1]["allocators"]
     assert second["label"] == "glibc:MALLOC_ARENA_MAX=1"
     seen = first["observed"][0]
     assert seen["threads"] == 2
-    assert seen["interrupts"] > 100
     # Two threads are on two CPUs at most, there as here.
     assert first["predicted"]["native"]["interrupts"]["value"] == seen["interrupts"]
 
