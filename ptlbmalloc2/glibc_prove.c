@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "glibc_malloc.h"
+#include "os/filters.h"
 
 #define RING_LIMIT                                                                                \
     (1UL << 20)       /* more arenas than a process can have threads: a ring that long is no ring \
@@ -60,7 +61,7 @@ bool glibc_is_mapped(const void *address) {
     unsigned char resident;
     uintptr_t page = (uintptr_t)address & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
     int saved_errno = errno;
-    bool mapped = mincore((void *)page, 1, &resident) == 0;
+    bool mapped = filters_now() != FILTERS_ADDED && mincore((void *)page, 1, &resident) == 0;
     errno = saved_errno;
     return mapped;
 }

@@ -15,6 +15,7 @@
 #include "glibc_prove.h"
 #include "governor_state.h"
 #include "os/figures.h"
+#include "os/filters.h"
 #include "os/huge_pages.h"
 #include "policy/hysteresis.h"
 #include "trim.h"
@@ -84,10 +85,6 @@ static bool flag(_Atomic(bool) *value) {
     return atomic_load_explicit(value, memory_order_relaxed);
 }
 
-bool governor_is_active(void) {
-    return atomic_load_explicit(&global.state, memory_order_acquire) == STATE_ACTIVE;
-}
-
 bool governor_is_unborn(void) {
     return atomic_load_explicit(&global.state, memory_order_relaxed) == STATE_UNBORN;
 }
@@ -106,6 +103,15 @@ static void step_out(const char *why) {
     if (!flag(&global.user_top_pad)) {
         __libc_mallopt(M_TOP_PAD, DEFAULT_TOP_PAD);
     }
+}
+
+bool governor_is_active(void) {
+    bool active = atomic_load_explicit(&global.state, memory_order_acquire) == STATE_ACTIVE;
+    if (active && filters_now() == FILTERS_ADDED) {
+        step_out("the program added a seccomp filter");
+        return false;
+    }
+    return active;
 }
 
 static struct record *find_record(struct governor *governor, const struct arena *arena) {
@@ -570,6 +576,7 @@ static void before_fork(void) {
 }
 
 bool governor_start(const struct options *options) {
+    filters_look();
     global.glibc_version = gnu_get_libc_version();
     global.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     global.huge_page_bytes = huge_page_always_bytes();

@@ -12,7 +12,9 @@
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "api/sanitizer.h"
 #include "glibc_layout.h"
 #include "glibc_malloc.h"
 #include "governor.h"
@@ -50,6 +52,9 @@ static void grant_free(size_t bytes) {
 }
 
 __attribute__((constructor(101))) static void start(void) {
+    if (sanitizer_is_there()) {
+        return; /* which may not have begun yet, and has its functions called by these */
+    }
     int saved_errno = errno;
     options_read(&options);
     governor_start(&options);
@@ -64,6 +69,9 @@ __attribute__((constructor(101))) static void start(void) {
 }
 
 __attribute__((destructor)) static void finish(void) {
+    if (sanitizer_is_there()) {
+        return;
+    }
     int saved_errno = errno;
     struct governor_stats stats = governor_read_stats();
     report_stats(&stats, &options);
@@ -198,6 +206,9 @@ __attribute__((noinline)) static void free_and_watch_top(void *block, size_t siz
 }
 
 EXPORT void *malloc(size_t bytes) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        return __interceptor_malloc(bytes);
+    }
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
         return malloc_and_look(bytes);
     }
@@ -205,6 +216,9 @@ EXPORT void *malloc(size_t bytes) {
 }
 
 EXPORT void *calloc(size_t count, size_t bytes) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        return __interceptor_calloc(count, bytes);
+    }
     /* An overflowing product pays a wrong sum, once, and gets glibc's own refusal. */
     if (UNLIKELY(!pay(&allowance.alloc_bytes, count * bytes))) {
         return calloc_and_look(count, bytes);
@@ -214,6 +228,10 @@ EXPORT void *calloc(size_t count, size_t bytes) {
 
 EXPORT void free(void *block) {
     if (UNLIKELY(block == NULL)) {
+        return;
+    }
+    if (UNLIKELY(sanitizer_is_there())) {
+        __interceptor_free(block);
         return;
     }
     size_t size_flags = chunk_of_block(block)->size_flags;
@@ -257,6 +275,9 @@ EXPORT void *realloc(void *block, size_t bytes) {
     if (block == NULL) {
         return malloc(bytes);
     }
+    if (UNLIKELY(sanitizer_is_there())) {
+        return __interceptor_realloc(block, bytes);
+    }
     if (is_mmapped(block)) {
         return realloc_mmapped(block, bytes);
     }
@@ -286,6 +307,9 @@ EXPORT void *reallocarray(void *block, size_t count, size_t bytes) {
 }
 
 EXPORT void *memalign(size_t alignment, size_t bytes) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        return __interceptor_memalign(alignment, bytes);
+    }
     return allocated(__libc_memalign(alignment, bytes), bytes);
 }
 
@@ -309,14 +333,24 @@ EXPORT int posix_memalign(void **out, size_t alignment, size_t bytes) {
 }
 
 EXPORT void *valloc(size_t bytes) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        return memalign((size_t)sysconf(_SC_PAGESIZE), bytes);
+    }
     return allocated(__libc_valloc(bytes), bytes);
 }
 
 EXPORT void *pvalloc(size_t bytes) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+        return memalign(page_bytes, bytes == 0 ? page_bytes : (bytes + page_bytes - 1) & ~(page_bytes - 1));
+    }
     return allocated(__libc_pvalloc(bytes), bytes);
 }
 
 EXPORT size_t malloc_usable_size(void *block) {
+    if (UNLIKELY(sanitizer_is_there())) {
+        return __interceptor_malloc_usable_size(block);
+    }
     return block == NULL ? 0 : usable_bytes(block);
 }
 

@@ -7,7 +7,9 @@
 #include "api/options.h"
 #include "api/placing.h"
 #include "api/profiling.h"
+#include "api/sanitizer.h"
 #include "api/statistics.h"
+#include "os/filters.h"
 #include "os/lock.h"
 #include "os/stdio.h"
 
@@ -45,8 +47,7 @@ static enum cache_mode choose_mode(struct rseq_place place, bool have_caches) {
  * the fewer pages are written around a fork, the fewer are copied.
  */
 static bool forks_alone(void) {
-    return cpu_caches_thread_is_alone() && !governor_has_helper(&calm_governor) &&
-           offloading_mode() == OFFLOADING_NONE;
+    return thread_is_alone() && !governor_has_helper(&calm_governor) && offloading_mode() == OFFLOADING_NONE;
 }
 
 /* As before_fork found it: in between a helper may end. Threads of ours use no files. */
@@ -61,7 +62,7 @@ static void before_fork(void) {
     if (alone) {
         return;
     }
-    forked_with_files = !cpu_caches_thread_is_alone();
+    forked_with_files = !thread_is_alone();
     if (forked_with_files) {
         stdio_before_fork();
     }
@@ -102,10 +103,14 @@ bool allocator_ready(void) {
     if (atomic_load_explicit(&ready, memory_order_acquire)) {
         return true;
     }
+    if (sanitizer_is_there()) {
+        return false;
+    }
     int saved_errno = errno;
     bool first = false;
     lock_acquire(&ready_lock);
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) {
+        filters_look();
         struct rseq_place place = rseq_find();
         memory_bytes = os_memory_bytes();
         options_read();
@@ -258,9 +263,14 @@ static void *allocate_counted(size_t size, uint32_t class) {
     return cpu_cache_is_rseq() && rseq_pop(class, &block) ? block : refill(class);
 }
 
+/* Apart, so that the compiler leaves allocate_slow in one piece: profiles drop its frame by its name. */
+__attribute__((noinline)) static void *allocate_elsewhere(size_t size) {
+    return sanitizer_is_there() ? __interceptor_malloc(size) : out_of_memory();
+}
+
 void *allocate_slow(size_t size) {
     if (!allocator_ready()) {
-        return out_of_memory();
+        return allocate_elsewhere(size);
     }
     uint32_t class = class_of(size);
     bool zero;
@@ -302,6 +312,10 @@ void release_slow(void *block) {
         return;
     }
     struct heap *heap = allocator_ready() ? door_heap_of(block) : NULL;
+    if (heap == NULL && sanitizer_is_there()) {
+        __interceptor_free(block);
+        return;
+    }
     uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
     if (page == 0 || !space_is_usable(&heap->space, page)) {
         misuse_report(MISUSE_INVALID_FREE, block);
@@ -331,6 +345,9 @@ void *allocate_aligned(size_t alignment, size_t size) {
     if (alignment <= SIZE_QUANTUM) {
         return allocate(size);
     }
+    if (!allocator_ready() && sanitizer_is_there()) {
+        return __interceptor_memalign(alignment, size);
+    }
     if (!allocator_ready() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
         return out_of_memory();
     }
@@ -345,7 +362,10 @@ void *allocate_aligned(size_t alignment, size_t size) {
 
 void *allocate_zeroed(size_t count, size_t size) {
     size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes) || !allocator_ready()) {
+    if (!allocator_ready()) {
+        return sanitizer_is_there() ? __interceptor_calloc(count, size) : out_of_memory();
+    }
+    if (__builtin_mul_overflow(count, size, &bytes)) {
         return out_of_memory();
     }
     bool zero = false;
@@ -360,6 +380,9 @@ void *allocate_zeroed(size_t count, size_t size) {
 
 size_t usable_size(const void *block) {
     const struct heap *heap = block == NULL || !allocator_ready() ? NULL : door_heap_of(block);
+    if (heap == NULL && sanitizer_is_there()) {
+        return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
+    }
     uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
     if (page == 0 || !space_is_usable(&heap->space, page)) {
         return 0;
@@ -386,6 +409,9 @@ void *reallocate(void *block, size_t size) {
         return NULL;
     }
     size_t held = usable_size(block);
+    if (!atomic_load_explicit(&ready, memory_order_relaxed) && sanitizer_is_there()) {
+        return __interceptor_realloc(block, size);
+    }
     if (held == 0) {
         misuse_report(MISUSE_INVALID_FREE, block);
         return out_of_memory();

@@ -7,6 +7,7 @@
 #include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/eviction.h"
+#include "os/filters.h"
 #include "os/pagemap.h"
 #include "os/small_pages.h"
 #include "placement/balance.h"
@@ -175,8 +176,9 @@ static int have_pages(struct work *work, size_t pages) {
     char *fresh = work->surplus + work->pages * work->page_bytes;
     size_t bytes = (pages - work->pages) * work->page_bytes;
     /* Who asks for a surplus should not be the one for whom others are killed. */
-    if (bytes > small_pages_available(work->root) / 2 || cgroup_memory_is_short() ||
-        !small_pages_commit(fresh, bytes) || !small_pages_populate(fresh, bytes)) {
+    if (filters_now() == FILTERS_ADDED || bytes > small_pages_available(work->root) / 2 ||
+        cgroup_memory_is_short() || !small_pages_commit(fresh, bytes) ||
+        !small_pages_populate(fresh, bytes)) {
         return ENOMEM;
     }
     work->pages = pages;

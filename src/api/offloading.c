@@ -100,8 +100,8 @@ static uint32_t class_of(void *context, const void *block) {
 /* Of both heaps: the second one has no helper. */
 static bool tick(void *context) {
     struct governor *other = offloading_second_if_made();
-    bool idle = other == NULL || governor_tick(other);
-    return governor_tick(context) && idle;
+    bool idle = other == NULL || governor_tick(other, true);
+    return governor_tick(context, true) && idle;
 }
 
 static void lend(void *context, enum lending lending) {
@@ -255,6 +255,17 @@ void offloading_after_fork(bool child) {
     }
     lock_release_after_fork(&second_lock);
     server_after_fork(&calm_server, child);
+}
+
+#define RETIRE_NS 1000000000ULL
+
+void offloading_retire(void) {
+    if (mode != OFFLOADING_NONE && !thread_is_gone(&calm_server.worker) && server_stop(&calm_server)) {
+        while (!thread_is_gone(&calm_server.worker)) {
+            thread_wait(&calm_server.worker, 0);
+        }
+    }
+    thread_wait_uncounted(&calm_server.worker, RETIRE_NS);
 }
 
 void offloading_end(void) {

@@ -35,6 +35,9 @@ struct governor *offloading_second_if_made(void);
 void offloading_before_fork(void);
 void offloading_after_fork(bool child);
 
+/* The server ends, and the heap is served without it from now on. */
+void offloading_retire(void);
+
 /* At the process's end, after the last report. */
 void offloading_end(void);
 

@@ -33,7 +33,7 @@ struct option {
 static _Atomic(int) cache;
 static _Atomic(int) misuse;
 static _Atomic(int) report;
-static _Atomic(int) vectored = 1;
+static _Atomic(int) vectored = 1; /* auto */
 static _Atomic(int) offload;
 static _Atomic(int) offload_cpu;
 static _Atomic(int) offload_patience = 10;
@@ -77,8 +77,9 @@ static const struct option options[] = {
     {"populate", "never|calloc", 0, 1, CHANGE_ANY_TIME, &SETTINGS.populate,
      "Whether a large block of `calloc` is made resident at once where that is little beside what the "
      "program uses: else pages that are read before they are written cost a shootdown each."},
-    {"vectored_purge", "off|on", 0, 1, CHANGE_ANY_TIME, &vectored,
-     "Whether to give back many ranges by one `process_madvise`, where the kernel allows it."},
+    {"vectored_purge", "off|auto|on", 0, 2, CHANGE_ANY_TIME, &vectored,
+     "Whether to give back many ranges by one `process_madvise`, where the kernel allows it. `auto`: unless "
+     "the process is under a seccomp filter, which may end it for that; `on`: unless the program adds one."},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
      "How a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
      "at "
@@ -228,7 +229,7 @@ static int set(const struct option *option, const char *value, size_t length) {
     }
     atomic_store_explicit(option->value, number, memory_order_relaxed);
     if (option->value == &vectored) {
-        purge_allow_vectored(number != 0);
+        purge_allow_vectored((enum purge_vectored)number);
     }
     return 0;
 }

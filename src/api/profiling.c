@@ -138,14 +138,18 @@ size_t profiling_bytes(void) {
     return atomic_load_explicit(&was_on, memory_order_acquire) ? samples_bytes(&samples) : 0;
 }
 
-int profiling_write(const char *path) {
+static int write_profile(const char *path, bool anew) {
     if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
         return ENODATA;
     }
     lock_acquire(&switch_lock);
     uint64_t mean = last_mean;
     lock_release(&switch_lock);
-    return pprof_write(&samples, mean, path);
+    return pprof_write(&samples, mean, path, anew);
+}
+
+int profiling_write(const char *path) {
+    return write_profile(path, false);
 }
 
 /* Where it is to be found: named in the option, and apart from the files of processes that come of this one.
@@ -161,7 +165,7 @@ __attribute__((destructor)) static void write_at_exit(void) {
     text_number(&path, (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
     text_string(&path, ".heap");
     path.bytes[path.length] = '\0';
-    int error = profiling_write(path.bytes);
+    int error = write_profile(path.bytes, true);
     if (error != 0) {
         struct text line = {0};
         text_string(&line, "calmalloc: profile not written to ");

@@ -2,6 +2,7 @@
 
 #include "cache/rseq.h"
 #include "os/address_space.h"
+#include "os/thread.h"
 
 #include <string.h>
 
@@ -13,13 +14,10 @@
 static const char nothing;
 
 struct cpu_caches calm_caches = {.alone = &nothing};
+struct vfork_number calm_vfork;
 
 /* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
-
-bool cpu_caches_thread_is_alone(void) {
-    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
-}
 
 static char *region_of(const struct cpu_caches *caches, unsigned number) {
     return caches->regions + ((size_t)number << REGION_SHIFT);
@@ -44,6 +42,9 @@ static void set(_Atomic(uint32_t) *word, uint32_t value) {
 
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
     size_t page = os_page_size();
+    if (&__libc_single_threaded != NULL) {
+        thread_alone = &__libc_single_threaded;
+    }
     caches->classes = classes;
     caches->rseq_area = place.area;
     caches->cpu_number = place.cpu_number;
@@ -63,8 +64,9 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (next > REGION_BYTES / 8) {
         return false;
     }
-    size_t states_bytes = (caches->count * sizeof *caches->states + page - 1) & ~(page - 1);
-    size_t regions_bytes = (caches->count * REGION_BYTES + page - 1) & ~(page - 1);
+    size_t all = (size_t)caches->count + 1;
+    size_t states_bytes = (all * sizeof *caches->states + page - 1) & ~(page - 1);
+    size_t regions_bytes = (all * REGION_BYTES + page - 1) & ~(page - 1);
     char *states = os_reserve(states_bytes, page);
     caches->regions = os_reserve(regions_bytes, page);
     if (states == NULL || caches->regions == NULL || !os_commit(states, states_bytes)) {
@@ -78,10 +80,11 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
-    if (mode == CACHE_LOCKED && may_be_alone && &__libc_single_threaded != NULL) {
-        caches->alone = &__libc_single_threaded;
+    if (mode == CACHE_LOCKED && may_be_alone) {
+        caches->alone = thread_alone;
     }
     caches->in_rseq_mode = mode == CACHE_RSEQ;
+    calm_vfork = (struct vfork_number){mode == CACHE_RSEQ ? caches->cpu_number : 0, caches->count};
 }
 
 static unsigned open_regions(const struct cpu_caches *caches) {
@@ -126,6 +129,10 @@ static unsigned current_region(void) {
     return locked_region();
 }
 
+bool cpu_cache_is_vforked(void) {
+    return cpu_cache_is_rseq() && current_region() == calm_caches.count;
+}
+
 unsigned cpu_cache_number(void) {
     return current_region();
 }
@@ -167,6 +174,9 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
         return false;
     }
     unsigned number = current_region();
+    if (number >= caches->count) {
+        return false;
+    }
     struct region_state *state = &caches->states[number];
     char *region = region_of(caches, number);
     struct stack_bounds *bounds = stack_bounds_of(region, class);

@@ -74,7 +74,7 @@ struct cpu_caches {
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
     ptrdiff_t node;
-    unsigned count; /* of regions */
+    unsigned count; /* of regions; beside them there is one that is never opened, with this number */
     bool one_each;  /* a region for each CPU there could be: else CACHE_RSEQ is out of the question */
     const struct size_classes *classes;
     struct region_state *states;
@@ -85,15 +85,23 @@ struct cpu_caches {
 /* The process's own: the fast path's instructions name it. */
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 
+/* For a child of vfork: where its CPU's number is, from the thread pointer on (0 except in CACHE_RSEQ), and
+ * what it is to be. The instructions of vfork name it. */
+struct vfork_number {
+    ptrdiff_t place;
+    uint32_t number;
+};
+extern struct vfork_number calm_vfork __attribute__((visibility("hidden")));
+
+/* Whether the caller is a child of vfork, and its memory its parent's, as far as calm_vfork tells. */
+bool cpu_cache_is_vforked(void);
+
 /* Prepares everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place);
 
 /* Once, when all that the fast paths need is there. may_be_alone: whether there is no thread of ours that the
  * C library does not know of, and a lone thread of the program so may go without a lock. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
-
-/* Whether the C library knows for certain that the process has one thread only, apart from those of ours. */
-bool cpu_caches_thread_is_alone(void);
 
 /* Bytes of blocks that all regions in use can hold together, and how many blocks. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);

@@ -26,6 +26,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->caches = caches;
     governor->misused = misused;
     governor->first_thread = thread_pointer();
+    cpu_mask_read(&governor->cpus);
     /* Wide at first: what a start frees, it soon wants again. */
     governor->band = ADAPTIVE_BAND_MOST;
     if (!heap_init(&governor->heap, classes, address_space, NULL)) {
@@ -71,7 +72,7 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
 
 bool governor_has_helper(const struct governor *governor) {
     int helper = atomic_load_explicit(&governor->helper, memory_order_acquire);
-    return helper == HELPER_AWAKE || helper == HELPER_ASLEEP;
+    return helper == HELPER_RUNS || !thread_is_gone(&governor->helper_thread);
 }
 
 bool governor_wants_helper(const struct governor *governor) {
@@ -103,7 +104,8 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
     }
     governor->has_clients = true;
     /* It looks at the clock, as the helper would. */
-    if (atomic_exchange_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed) != HELPER_AWAKE) {
+    int helper = atomic_exchange_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
+    if (helper != HELPER_ELSEWHERE) {
         governor->band = ADAPTIVE_BAND_MOST_TENDED;
         governor->factor = new_factor(governor);
         publish_limit(governor);
@@ -112,7 +114,7 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
 
 void governor_lend(struct governor *governor, enum lent lent) {
     static const int helpers[] = {
-        [LENT_TENDED] = HELPER_AWAKE, [LENT_UNTENDED] = HELPER_REFUSED, [LENT_FOR_GOOD] = HELPER_NONE};
+        [LENT_TENDED] = HELPER_ELSEWHERE, [LENT_UNTENDED] = HELPER_REFUSED, [LENT_FOR_GOOD] = HELPER_NONE};
     governor->owner = NULL;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         governor->depots[i].owned = false;
@@ -172,9 +174,7 @@ void governor_start_child(struct governor *governor) {
     if (governor->owner != NULL || governor->has_clients) {
         return;
     }
-    if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
-        atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
-    }
+    helper_forget(governor);
     if (governor->first_thread != thread_pointer()) {
         governor->first_thread = thread_pointer();
     }

@@ -20,6 +20,7 @@
 #include "heap/heap.h"
 #include "os/cpu_usage.h"
 #include "os/lock.h"
+#include "os/thread.h"
 
 #include <stdatomic.h>
 
@@ -87,6 +88,7 @@ struct governor {
     struct density density;
     bool knows_caches; /* the heap's colors are made */
     uint64_t looks;
+    _Atomic(uint64_t) looks_of_others; /* than the first thread */
     struct governor_counts counts;
 
     struct cpu_caches *caches;
@@ -113,7 +115,12 @@ struct governor {
     const void *first_thread;      /* its thread pointer */
     _Atomic(bool) cannot_populate; /* on this kernel */
     _Atomic(int) helper;           /* enum helper_state */
+    struct thread helper_thread;
     _Atomic(uint32_t) helper_bell;
+    _Atomic(uint32_t) helper_stops;  /* how many want that there is none */
+    _Atomic(uint32_t) quiet_windows; /* since there was something to tidy */
+    struct cpu_mask cpus;            /* that the process could use at its start */
+    int process;                     /* the helper's, once one was started; else 0 */
     struct miss_counter misses[MISS_COUNTERS];
 };
 
@@ -175,9 +182,9 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
  * back. */
 size_t governor_trim(struct governor *governor, size_t keep_bytes);
 
-/* Once a window has passed: sheds what lay unused. Any thread, also the helper. True if there is nothing left
- * to tidy. */
-bool governor_tick(struct governor *governor);
+/* Once a window has passed: sheds what lay unused. Any thread, also the helper. own_files: whether files that
+ * it opens are in nobody's way. True if there is nothing left to tidy. */
+bool governor_tick(struct governor *governor, bool own_files);
 
 /* Blocks in the caches and depots, and their bytes, about. */
 size_t governor_cached(const struct governor *governor, size_t *bytes);

@@ -54,6 +54,11 @@ void heap_leave(struct governor *governor) {
         governor->low_dirty_pages = dirty;
     }
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
+    bool is_first = thread_pointer() == governor->first_thread;
+    if (!is_first) {
+        uint64_t looks = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
+        atomic_store_explicit(&governor->looks_of_others, looks + 1, memory_order_relaxed);
+    }
     if (clock) {
         forgive(governor);
     }
@@ -70,20 +75,17 @@ void heap_leave(struct governor *governor) {
         return; /* who looks at the clock by itself */
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
-    if (helper == HELPER_ASLEEP) {
-        helper_wake(governor);
-    }
-    if (!clock) {
-        return;
-    }
-    if (helper == HELPER_NONE && setting_value(&governor->settings.background) != 0 &&
-        thread_pointer() != governor->first_thread) {
-        if (helper_start(governor)) {
+    /* One that went is missed at once, since nobody may come again for long. */
+    bool missed = helper == HELPER_AWAY || (helper == HELPER_NONE && clock);
+    if (missed && governor_wants_helper(governor) && !is_first &&
+        helper_start(governor, (enum helper_state)helper)) {
+        if (helper == HELPER_NONE) {
             tend(governor);
         }
+        return;
     }
-    if (helper != HELPER_AWAKE) {
-        governor_tick(governor);
+    if (clock && helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
+        governor_tick(governor, false);
     }
 }
 

@@ -1,57 +1,144 @@
 #include "governor/helper.h"
 
+#include "os/clock.h"
+#include "os/filters.h"
 #include "os/futex.h"
-#include "os/thread.h"
+#include "os/syscall.h"
 
 #define STACK_BYTES ((size_t)64 << 10)
-/* Windows without work before the helper sleeps until it is rung for. */
-#define QUIET_WINDOWS 20
+/* Windows without work before it ends. */
+#define QUIET_WINDOWS 5
+
+#define STOP_NS      1000000000ULL
+#define STOP_LOOK_NS 1000000ULL
+
+static bool change(struct governor *governor, int from, int to) {
+    return atomic_compare_exchange_strong_explicit(&governor->helper, &from, to, memory_order_seq_cst,
+                                                   memory_order_relaxed);
+}
+
+/*
+ * True if it is to end. Whoever comes through the heap's door from here on finds it away, and starts another,
+ * once this one is gone; whoever came before left a trace in the heap.
+ */
+static bool leave(struct governor *governor) {
+    atomic_store_explicit(&governor->helper, HELPER_AWAY, memory_order_seq_cst);
+    return governor_is_untouched(governor) || !change(governor, HELPER_AWAY, HELPER_RUNS);
+}
+
+/*
+ * Whether the program's first thread is alone again, which does well without a helper, as before there were
+ * others. Asked for only if no other came to the heap of late.
+ */
+static bool is_alone_again(const struct governor *governor, bool own_files, uint64_t *looks,
+                           unsigned *windows) {
+    uint64_t now = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
+    *windows = now == *looks ? *windows + 1 : 0;
+    *looks = now;
+    if (*windows < QUIET_WINDOWS || !own_files) {
+        return false;
+    }
+    *windows = 0;
+    return thread_count() == 2;
+}
+
+static bool is_stopped(const struct governor *governor) {
+    return atomic_load_explicit(&governor->helper_stops, memory_order_seq_cst) > 0;
+}
 
 static void run(void *argument) {
     struct governor *governor = argument;
-    unsigned quiet = 0;
+    /* An inherited filter may know none of this. */
+    bool own_files = false;
+    if (filters_allow_all()) {
+        own_files = thread_leave_files();
+        thread_drop_capabilities();
+        thread_schedule_normally(&governor->cpus);
+    }
+    uint64_t looks = 0;
+    unsigned windows = 0;
     for (;;) {
         /* The bell is a count of rings. */
-        uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_relaxed);
-        bool idle = governor_tick(governor);
-        quiet = idle ? quiet + 1 : 0;
+        uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_seq_cst);
+        if (is_stopped(governor) || is_alone_again(governor, own_files, &looks, &windows)) {
+            atomic_store_explicit(&governor->helper, HELPER_AWAY, memory_order_seq_cst);
+            return;
+        }
+        governor_tick(governor, own_files);
         if (!governor_wants_helper(governor)) {
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
             return;
         }
-        if (quiet >= QUIET_WINDOWS) {
-            /* Whoever comes through the heap's door from here on rings, and the count then is not rung any
-             * more. */
-            atomic_store_explicit(&governor->helper, HELPER_ASLEEP, memory_order_seq_cst);
-            if (governor_is_untouched(governor)) {
-                futex_wait(&governor->helper_bell, rung, 0);
-            }
-            atomic_store_explicit(&governor->helper, HELPER_AWAKE, memory_order_relaxed);
-            quiet = 0;
+        if (atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed) >= QUIET_WINDOWS &&
+            leave(governor)) {
+            return;
         }
-        rung = atomic_load_explicit(&governor->helper_bell, memory_order_relaxed);
         futex_wait(&governor->helper_bell, rung, WINDOW_NS);
     }
 }
 
-bool helper_start(struct governor *governor) {
-    int none = HELPER_NONE;
-    if (!atomic_compare_exchange_strong_explicit(&governor->helper, &none, HELPER_AWAKE, memory_order_acq_rel,
-                                                 memory_order_relaxed)) {
+/* A child of vfork shares the memory that says that there is a helper, which would end with the child. */
+static bool is_own_process(struct governor *governor) {
+    int process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    if (governor->process == 0 && !cpu_cache_is_vforked()) {
+        governor->process = process;
+    }
+    return governor->process == process;
+}
+
+bool helper_start(struct governor *governor, enum helper_state seen) {
+    if (filters_now() == FILTERS_ADDED || !change(governor, (int)seen, HELPER_RUNS)) {
         return false;
     }
-    if (!thread_start(run, governor, STACK_BYTES)) {
+    /* Who stops it either sees that it runs, or is seen here. */
+    if (is_stopped(governor) || !is_own_process(governor)) {
+        atomic_store_explicit(&governor->helper, (int)seen, memory_order_seq_cst);
+        return false;
+    }
+    while (!thread_is_gone(&governor->helper_thread)) {
+        thread_wait(&governor->helper_thread, 0);
+    }
+    if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_relaxed);
         return false;
     }
     return true;
 }
 
-void helper_wake(struct governor *governor) {
-    int asleep = HELPER_ASLEEP;
-    if (atomic_compare_exchange_strong_explicit(&governor->helper, &asleep, HELPER_AWAKE,
-                                                memory_order_seq_cst, memory_order_relaxed)) {
+void helper_stop(struct governor *governor) {
+    atomic_fetch_add_explicit(&governor->helper_stops, 1, memory_order_seq_cst);
+    uint64_t start = 0;
+    while (atomic_load_explicit(&governor->helper, memory_order_seq_cst) == HELPER_RUNS ||
+           !thread_is_gone(&governor->helper_thread)) {
+        uint64_t now = clock_now_ns();
+        start = start == 0 ? now : start;
+        if (now - start > STOP_NS) {
+            return;
+        }
         atomic_fetch_add_explicit(&governor->helper_bell, 1, memory_order_seq_cst);
         futex_wake_all(&governor->helper_bell);
+        thread_wait(&governor->helper_thread, STOP_LOOK_NS);
+    }
+    thread_wait_uncounted(&governor->helper_thread, STOP_NS);
+}
+
+/* In a child that was forked in between there may be none left. */
+void helper_resume(struct governor *governor) {
+    uint32_t stops = atomic_load_explicit(&governor->helper_stops, memory_order_relaxed);
+    while (stops > 0 && !atomic_compare_exchange_weak_explicit(&governor->helper_stops, &stops, stops - 1,
+                                                               memory_order_seq_cst, memory_order_relaxed)) {
+    }
+}
+
+void helper_forget(struct governor *governor) {
+    if (governor->process != 0) {
+        governor->process = 0;
+    }
+    thread_forget(&governor->helper_thread);
+    if (is_stopped(governor)) {
+        atomic_store_explicit(&governor->helper_stops, 0, memory_order_relaxed);
+    }
+    if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
+        atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
     }
 }

@@ -2,7 +2,9 @@
  * The helper: a thread of ours that tidies up after a program that went idle.
  *
  * It has no thread-local storage, no C library and no signals: all it runs is governor_tick, between waits.
- * Started once the program is seen to have threads of its own; gone in a forked child.
+ * It is there only while there is something to tidy: started by a thread of the program's that comes to the
+ * heap, other than the first one; gone within a second of quiet, and in a forked child. It has files of its
+ * own, no capabilities, and is stopped around what changes what the process may do.
  */
 #ifndef CALM_GOVERNOR_HELPER_H
 #define CALM_GOVERNOR_HELPER_H
@@ -11,17 +13,27 @@
 
 enum helper_state {
     HELPER_NONE,
-    HELPER_AWAKE,
-    HELPER_ASLEEP, /* until the bell rings: there was nothing to tidy */
+    HELPER_RUNS,
+    HELPER_AWAY,      /* there was nothing to tidy, or it was stopped: the next who comes starts it */
+    HELPER_ELSEWHERE, /* a server does its work */
     HELPER_REFUSED,
 };
 
 #define WINDOW_NS 100000000ULL
 
-/* Starts it if it does not run. Any thread; true for the one whose call started it. */
-bool helper_start(struct governor *governor);
+/* Starts it where it is not, in the state that was seen. Any thread; true for the one whose call started it.
+ */
+bool helper_start(struct governor *governor, enum helper_state seen);
 
-/* Wakes it if it sleeps for good. Any thread. */
-void helper_wake(struct governor *governor);
+/*
+ * None runs from the return of helper_stop to helper_resume. Any thread, also in a signal handler, and in a
+ * child of vfork. A helper that does not end within a second, since it is being debugged or waits for a
+ * thread that waits for the caller, is left.
+ */
+void helper_stop(struct governor *governor);
+void helper_resume(struct governor *governor);
+
+/* In a forked child. */
+void helper_forget(struct governor *governor);
 
 #endif

@@ -12,17 +12,19 @@
 #include "governor/shed.h"
 #include "os/cgroup.h"
 #include "os/clock.h"
+#include "os/file.h"
 #include "policy/adaptive.h"
 
 #define SHORTAGE_READ_NS 1000000000ULL
 
 static double band_most(const struct governor *governor) {
     int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
-    return helper == HELPER_AWAKE || helper == HELPER_ASLEEP ? ADAPTIVE_BAND_MOST_TENDED : ADAPTIVE_BAND_MOST;
+    return helper == HELPER_RUNS || helper == HELPER_ELSEWHERE ? ADAPTIVE_BAND_MOST_TENDED
+                                                               : ADAPTIVE_BAND_MOST;
 }
 
-static void read_shortage(struct governor *governor, uint64_t now) {
-    if (!setting_value(&governor->settings.watch_cgroup)) {
+static void read_shortage(struct governor *governor, uint64_t now, bool own_files) {
+    if ((!own_files && !file_may_open()) || !setting_value(&governor->settings.watch_cgroup)) {
         governor->memory_is_short = false;
     } else if (now - governor->shortage_read_ns >= SHORTAGE_READ_NS) {
         governor->shortage_read_ns = now;
@@ -31,7 +33,7 @@ static void read_shortage(struct governor *governor, uint64_t now) {
 }
 
 /* The window is over: what it tells about the next. Under the purger's lock. */
-static void end_window(struct governor *governor, uint64_t now, uint64_t start) {
+static void end_window(struct governor *governor, uint64_t now, uint64_t start, bool own_files) {
     double cpus = cpu_usage_sample(&governor->cpu_usage);
     heap_enter(governor);
     forgive(governor);
@@ -55,7 +57,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
     governor->window_purge_ns = 0;
     governor->window_purged_pages = 0;
     governor->window_reused_pages = reused;
-    read_shortage(governor, now);
+    read_shortage(governor, now, own_files);
     governor->band = decision.band;
     purger_set_factor(governor);
     if (!is_adaptive(governor)) {
@@ -74,7 +76,7 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start) 
     }
 }
 
-bool governor_tick(struct governor *governor) {
+bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
     if (now - start < WINDOW_NS || !purger_try(governor)) {
@@ -85,7 +87,7 @@ bool governor_tick(struct governor *governor) {
     bool idle = false;
     if (now - start >= WINDOW_NS) {
         shed_caches(governor, false);
-        end_window(governor, now, start);
+        end_window(governor, now, start, own_files);
         heap_enter(governor);
         size_t dirty = heap_dirty_pages(&governor->heap);
         governor->low_dirty_pages = dirty;
@@ -100,6 +102,8 @@ bool governor_tick(struct governor *governor) {
         size_t cached;
         idle = untouched && (dirty == 0 || !may || !is_adaptive(governor)) &&
                governor_cached(governor, &cached) == 0;
+        uint32_t quiet = atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed);
+        atomic_store_explicit(&governor->quiet_windows, idle ? quiet + 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
         if (governor->owner != NULL) {
             /* Whom it served between two slices relied on this. */

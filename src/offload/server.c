@@ -301,7 +301,7 @@ void server_start(struct server *server) {
     int none = THREAD_NONE;
     if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_acq_rel,
                                                 memory_order_relaxed)) {
-        if (!thread_start(run, server, STACK_BYTES)) {
+        if (!thread_start(&server->worker, run, server, STACK_BYTES)) {
             atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         }
     }
@@ -468,6 +468,7 @@ void server_before_fork(struct server *server, bool interrupts) {
 
 /* Nobody but the forked thread is there, and what others were at is at an end. */
 static void start_over(struct server *server) {
+    thread_forget(&server->worker);
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store_explicit(&server->calls[i].state, CALL_FREE, memory_order_relaxed);
     }

@@ -22,6 +22,7 @@
 #include "offload/crowd.h"
 #include "offload/endpoint.h"
 #include "offload/sync.h"
+#include "os/thread.h"
 
 /* Who must have the server itself, for a fork, the end, or long work, is so many times as patient as who
  * wants a block. */
@@ -58,7 +59,7 @@ enum phase {
     PHASE_RUNNING, /* the server's */
 };
 
-enum thread { THREAD_NONE, THREAD_STARTED, THREAD_REFUSED /* or gone */ };
+enum server_thread { THREAD_NONE, THREAD_STARTED, THREAD_REFUSED /* or gone */ };
 
 enum server_state { SERVER_HOT, SERVER_NAPS, SERVER_SLEEPS };
 
@@ -86,8 +87,9 @@ struct server {
     void (*settle)(void); /* on the server, when it starts, and takes the heap back; sets keeps */
     void (*lost)(void);   /* it was starved for long; once */
 
-    _Atomic(int) phase;           /* enum phase */
-    _Atomic(int) thread;          /* enum thread */
+    _Atomic(int) phase;  /* enum phase */
+    _Atomic(int) thread; /* enum server_thread */
+    struct thread worker;
     _Atomic(uint32_t) operations; /* at the heap before the server was started */
     _Atomic(uint32_t) opened;     /* endpoints in use */
     _Atomic(uint16_t) *open;      /* their numbers, in the order of opening */

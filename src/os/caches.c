@@ -137,6 +137,7 @@ static size_t of_processor(struct os_cache *caches, size_t most) {
 }
 
 size_t os_caches(const char *root, struct os_cache *caches, size_t most) {
-    size_t count = of_kernel(root, caches, most);
-    return count > 0 || *root != '\0' ? count : of_processor(caches, most);
+    bool machine = *root == '\0';
+    size_t count = !machine || file_may_open() ? of_kernel(root, caches, most) : 0;
+    return count > 0 || !machine ? count : of_processor(caches, most);
 }

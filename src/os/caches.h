@@ -22,7 +22,7 @@ struct os_cache {
 
 /*
  * Up to most caches, the nearest first; returns how many, 0 if nobody says. root stands for "/": for the
- * machine's own (""), the processor is asked where /sys has nothing.
+ * machine's own (""), the processor is asked where /sys has nothing or file_may_open says no.
  */
 size_t os_caches(const char *root, struct os_cache *caches, size_t most);
 

@@ -7,6 +7,7 @@
 #ifndef CALM_OS_CPU_USAGE_H
 #define CALM_OS_CPU_USAGE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* All zero is the valid initial state. One sampler at a time: the caller serializes. */
@@ -22,6 +23,15 @@ struct cpu_usage {
  * A clock that cannot be read, or went backwards, restarts the sampling. Preserves errno.
  */
 double cpu_usage_sample(struct cpu_usage *usage);
+
+/* A thread's affinity mask. Raw, as the kernel has it, of up to 8192 CPUs. */
+struct cpu_mask {
+    unsigned long words[1024 / sizeof(unsigned long)];
+    size_t bytes; /* that the kernel filled; 0 if it cannot be read */
+};
+
+/* The calling thread's. Preserves errno. */
+void cpu_mask_read(struct cpu_mask *mask);
 
 /* CPUs in the calling thread's affinity mask; 1 if it cannot be read. Preserves errno. */
 unsigned cpu_affinity_count(void);

@@ -1,6 +1,7 @@
 #include "os/cpus.h"
 
 #include "os/file.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 
 #include <sys/auxv.h>
@@ -72,6 +73,9 @@ struct rseq_place rseq_find(void) {
 }
 
 bool rseq_restart_all(void) {
+    if (filters_now() == FILTERS_ADDED) {
+        return false;
+    }
     if (os_syscall(SYS_membarrier, MEMBARRIER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0) {
         return true;
     }

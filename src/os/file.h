@@ -2,7 +2,12 @@
 #ifndef CALM_OS_FILE_H
 #define CALM_OS_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* Whether a file may be opened by a thread of the program's after the start: no other thread can close it by
+ * mistake or miss its number, and no filter ends the process for it. */
+bool file_may_open(void);
 
 /* Reads at most size - 1 bytes and ends them with NUL. Returns how many; -1 if there is nothing to read.
  * Thread-safe; preserves errno; allocates nothing. */

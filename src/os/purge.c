@@ -1,5 +1,6 @@
 #include "os/purge.h"
 
+#include "os/filters.h"
 #include "os/syscall.h"
 
 #include <errno.h>
@@ -17,15 +18,23 @@
  */
 #define PIDFD_SELF_PROCESS (-10001)
 
+static _Atomic(int) allowed = VECTORED_AUTO;
 static _Atomic(int) method = PURGE_UNKNOWN;
 static _Atomic(bool) needs_descriptor; /* a kernel with process_madvise on oneself, but without PIDFD_SELF */
 
-enum purge_method purge_current_method(void) {
-    return (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed);
+static bool may_try_vectored(void) {
+    int how = atomic_load_explicit(&allowed, memory_order_relaxed);
+    return how == VECTORED_ON ? filters_now() != FILTERS_ADDED : how == VECTORED_AUTO && filters_allow_all();
 }
 
-void purge_allow_vectored(bool allow) {
-    atomic_store_explicit(&method, allow ? PURGE_UNKNOWN : PURGE_SINGLE, memory_order_relaxed);
+enum purge_method purge_current_method(void) {
+    return may_try_vectored() ? (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed)
+                              : PURGE_SINGLE;
+}
+
+void purge_allow_vectored(enum purge_vectored allow) {
+    atomic_store_explicit(&allowed, (int)allow, memory_order_relaxed);
+    atomic_store_explicit(&method, PURGE_UNKNOWN, memory_order_relaxed);
 }
 
 /*
@@ -70,7 +79,7 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     struct purge_result result = {0};
     int known = atomic_load_explicit(&method, memory_order_relaxed);
 
-    if (known != PURGE_SINGLE && count > 0) {
+    if (known != PURGE_SINGLE && count > 0 && may_try_vectored()) {
         result.ranges_done = purge_vectored(ranges, count, &result);
         if (result.ranges_done > 0 && known == PURGE_UNKNOWN) {
             atomic_store_explicit(&method, PURGE_VECTORED, memory_order_relaxed);

@@ -2,8 +2,8 @@
  * Giving ranges of memory back to the system with as few TLB shootdowns as the kernel allows.
  *
  * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself, which Linux 6.13 and later
- * grant and Linux 6.16 and later flush once. Where it is refused (an older kernel, a container's seccomp
- * profile) each range is one madvise. Which of the two works is learned by trying, once.
+ * grant and Linux 6.16 and later flush once. Where it is refused (an older kernel), or may not be tried (a
+ * seccomp filter), each range is one madvise. Which of the two works is learned by trying, once.
  */
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
@@ -28,8 +28,14 @@ struct purge_result {
  */
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count);
 
-/* false: only madvise is used from now on. true: process_madvise is tried again. Thread-safe. */
-void purge_allow_vectored(bool allow);
+enum purge_vectored {
+    VECTORED_OFF,
+    VECTORED_AUTO, /* where no seccomp filter can end the process for it */
+    VECTORED_ON,   /* also under a filter that was there before the process */
+};
+
+/* Whether process_madvise may be tried from now on; at first VECTORED_AUTO. Thread-safe. */
+void purge_allow_vectored(enum purge_vectored allowed);
 
 enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };
 

@@ -1,7 +1,7 @@
 #include "os/seed.h"
 
+#include "os/clock.h"
 #include "os/mix.h"
-#include "os/syscall.h"
 
 #include <string.h>
 #include <sys/auxv.h>
@@ -13,6 +13,5 @@ uint64_t os_process_seed(void) {
         memcpy(random, given, sizeof random);
     }
     /* What the C library guards its stacks and pointers by is not to be read off block addresses. */
-    uint64_t seed = (random[0] ^ random[1] >> 32) + (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
-    return os_mixed(seed);
+    return os_mixed((random[0] ^ random[1] >> 32) + clock_now_ns());
 }

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* From what the kernel gave the program at its start, and the process's number, so that a child of fork has
- * another one. No secret. Thread-safe; preserves errno. */
+/* From what the kernel gave the program at its start, and the time, so that a child of fork has another one.
+ * No secret. Thread-safe; preserves errno. */
 uint64_t os_process_seed(void);
 
 #endif

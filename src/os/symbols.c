@@ -78,6 +78,15 @@ static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name
     }
 }
 
+static any_function function_of(const struct dl_phdr_info *module, const char *name) {
+    struct symbols symbols = symbols_of(module);
+    if (symbols.table == NULL || symbols.names == NULL || symbols.hash == NULL) {
+        return NULL;
+    }
+    const ElfW(Sym) *symbol = look_up(&symbols, name);
+    return symbol == NULL ? NULL : (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
+}
+
 static int look_at(struct dl_phdr_info *module, size_t size, void *data) {
     (void)size;
     struct search *search = data;
@@ -86,20 +95,25 @@ static int look_at(struct dl_phdr_info *module, size_t size, void *data) {
     if (strncmp(file, search->library, strlen(search->library)) != 0) {
         return 0;
     }
-    struct symbols symbols = symbols_of(module);
-    if (symbols.table == NULL || symbols.names == NULL || symbols.hash == NULL) {
-        return 0;
-    }
-    const ElfW(Sym) *symbol = look_up(&symbols, search->name);
-    if (symbol == NULL) {
-        return 0;
-    }
-    search->found = (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
-    return 1;
+    search->found = function_of(module, search->name);
+    return search->found != NULL;
 }
 
 any_function symbol_find(const char *library, const char *name) {
     struct search search = {library, name, NULL};
     dl_iterate_phdr(look_at, &search);
     return search.found;
+}
+
+any_function symbol_in_image(const void *header, const char *name) {
+    const ElfW(Ehdr) *elf = header;
+    if (elf == NULL) {
+        return NULL;
+    }
+    const struct dl_phdr_info module = {
+        .dlpi_addr = (uintptr_t)header,
+        .dlpi_phdr = (const void *)((const char *)header + elf->e_phoff),
+        .dlpi_phnum = elf->e_phnum,
+    };
+    return function_of(&module, name);
 }

@@ -11,4 +11,8 @@ typedef void (*any_function)(void);
  */
 any_function symbol_find(const char *library, const char *name);
 
+/* The function of that name in the loaded object whose header this is; NULL if there is none, or no header.
+ */
+any_function symbol_in_image(const void *header, const char *name);
+
 #endif

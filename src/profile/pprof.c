@@ -415,7 +415,7 @@ static void write_samples(struct out *out, struct samples *samples, size_t count
     }
 }
 
-int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path) {
+int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool anew) {
     size_t page = os_page_size();
     size_t count = samples_stack_count(samples);
     size_t addresses_most = samples_address_count(samples);
@@ -427,8 +427,12 @@ int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path) 
     }
     struct out out = {.error = ENOMEM};
     if (os_commit(picture, bytes)) {
-        out.descriptor = (int)os_syscall(SYS_openat, AT_FDCWD, (long)path,
-                                         O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666, 0, 0);
+        if (anew) {
+            os_syscall(SYS_unlinkat, AT_FDCWD, (long)path, 0, 0, 0, 0);
+        }
+        out.descriptor = (int)os_syscall(
+            SYS_openat, AT_FDCWD, (long)path,
+            O_WRONLY | O_CREAT | O_CLOEXEC | (anew ? O_EXCL | O_NOFOLLOW : O_TRUNC), 0666, 0, 0);
         out.error = out.descriptor < 0 ? -out.descriptor : 0;
     }
     if (out.error == 0) {

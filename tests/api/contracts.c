@@ -758,7 +758,7 @@ static const struct {
     {"purge_time", true, {"1", "5", "3"}, {"", "-1", "abc", "1x", "99999999999999999999"}},
     {"cgroup", false, {"off", "on"}, {"", "yes", "2"}},
     {"huge_pages", false, {"never", "earned"}, {"", "always", "on"}},
-    {"vectored_purge", false, {"off", "on"}, {"", "yes", "2"}},
+    {"vectored_purge", false, {"off", "auto"}, {"", "yes", "3"}},
     {"report", false, {"exit", "off"}, {"", "on", "json"}},
 };
 

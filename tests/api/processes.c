@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 extern char **environ;
@@ -315,6 +316,62 @@ static void prefork(const char *argument) {
         CHECK(is_filled(held[i], 4000, i));
         free(held[i]);
     }
+}
+
+/* ---- a child of vfork ---- */
+
+static atomic_bool vforks_end;
+
+/* Blocks of a few classes, of which each holds what only its thread wrote. */
+static void mark_blocks(uint64_t mark, size_t rounds) {
+    enum { BLOCKS = 60 };
+    void *held[BLOCKS];
+    for (size_t round = 0; round < rounds; round++) {
+        for (size_t i = 0; i < BLOCKS; i++) {
+            held[i] = malloc(32 + i % 3 * 32);
+            CHECK(held[i] != NULL);
+            fill(held[i], 32, mark + i);
+        }
+        for (size_t i = 0; i < BLOCKS; i++) {
+            CHECK(is_filled(held[i], 32, mark + i));
+            free(held[i]);
+        }
+    }
+}
+
+/* Its own work is what such a child may do, and more: it allocates while threads of its parent's do. */
+static void vfork_once(void) {
+    pid_t child = vfork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        mark_blocks(1, 20);
+        CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        _exit(0);
+    }
+    check_child(child);
+    mark_blocks(2, 2);
+}
+
+static void vfork_or_work(size_t thread) {
+    for (uint64_t mark = thread << 32; thread != 0 && !atomic_load(&vforks_end); mark += 1000) {
+        mark_blocks(mark, 10);
+    }
+    for (size_t i = 0; thread == 0 && i < 300; i++) {
+        vfork_once();
+    }
+    if (thread == 0) {
+        atomic_store(&vforks_end, true);
+    }
+}
+
+static void vforks(const char *unused) {
+    (void)unused;
+    run_threads(4, vfork_or_work);
+#ifdef SYS_vfork
+    deny_call(SYS_vfork, EAGAIN);
+    errno = 0;
+    CHECK(vfork() == -1 && errno == EAGAIN);
+#endif
 }
 
 /* ---- other programs ---- */
@@ -663,6 +720,7 @@ int main(int argc, char **argv) {
         {"fork-handlers", fork_handlers},
         {"prefork", prefork},
         {"spawn", spawn_others},
+        {"vforks", vforks},
         {"become-nobody", become_nobody},
         {"churn", churn_threads},
         {"many-at-once", many_at_once},

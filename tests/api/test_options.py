@@ -15,7 +15,7 @@ VALID = {
     "cgroup": ["on", "off"],
     "huge_pages": ["never", "earned"],
     "populate": ["never", "calloc"],
-    "vectored_purge": ["on", "off"],
+    "vectored_purge": ["auto", "on", "off"],
     "offload": ["off", "sync", "on"],
     "offload_cpu": ["8191", "0", "sibling", "core", "socket", "auto"],
 }

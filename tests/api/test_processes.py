@@ -28,6 +28,7 @@ CASES = [
     "child-frees",
     "fork-handlers",
     "spawn",
+    "vforks",
     "become-nobody",
     "many-at-once",
     "thread-ends",
@@ -63,7 +64,9 @@ def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
     programs.run(PRELOAD, "processes", "fork-storm", forks, options=f"{mode},background={background}")
 
 
-@pytest.mark.parametrize("case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn"])
+@pytest.mark.parametrize(
+    "case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn", "vforks"]
+)
 @pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
 def test_processes_linked(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "processes", case)

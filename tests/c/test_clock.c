@@ -14,8 +14,8 @@
 /*
  * Called by threads without thread-local storage: nothing of the C library here, but in what tests call.
  */
-int __real_clock_gettime(clockid_t clock, struct timespec *time);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+int __real_clock_read(clockid_t clock, struct timespec *time);
+int __wrap_clock_read(clockid_t clock, struct timespec *time);
 void __real_futex_wait(_Atomic(uint32_t) *word, uint32_t seen, uint64_t ns);
 void __wrap_futex_wait(_Atomic(uint32_t) *word, uint32_t seen, uint64_t ns);
 void __real_futex_wake_all(_Atomic(uint32_t) *word);
@@ -119,10 +119,10 @@ static void set_time(struct timespec *time, uint64_t ns) {
     time->tv_nsec = (long)(ns % 1000000000U);
 }
 
-int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
+int __wrap_clock_read(clockid_t clock, struct timespec *time) {
     bool is_monotonic = clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE;
     if (!atomic_load(&stopped)) {
-        return __real_clock_gettime(clock, time);
+        return __real_clock_read(clock, time);
     }
     if (is_monotonic) {
         atomic_fetch_add(&readings, 1);
@@ -132,7 +132,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
     } else if (clock == CLOCK_THREAD_CPUTIME_ID) {
         set_time(time, atomic_load(&thread_ns));
     } else {
-        return __real_clock_gettime(clock, time);
+        return __real_clock_read(clock, time);
     }
     return 0;
 }

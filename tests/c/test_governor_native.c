@@ -375,16 +375,20 @@ static enum clock_sleep helper_sleep(void) {
     return clock_sleep_of(&calm_governor.helper_bell);
 }
 
+static bool helper_is_gone(void) {
+    return thread_is_gone(&calm_governor.helper_thread);
+}
+
 /* A window passes, and the helper has done what it does then. */
 static void pass_window(void) {
     clock_advance(WINDOW_NS);
-    clock_await_sleep(&calm_governor.helper_bell);
+    WAIT_UNTIL(helper_is_gone() || helper_sleep() == ASLEEP_FOR_A_WHILE);
 }
 
-/* Windows until the helper sleeps until it is rung for. */
-static unsigned windows_to_rest(void) {
+/* Windows until the helper ends. */
+static unsigned windows_to_end(void) {
     unsigned windows = 0;
-    while (helper_sleep() != ASLEEP_FOR_GOOD) {
+    while (!helper_is_gone()) {
         CHECK(windows < 100);
         pass_window();
         windows++;
@@ -392,9 +396,20 @@ static unsigned windows_to_rest(void) {
     return windows;
 }
 
+static void come_from_other_thread(void *(*body)(void *)) {
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, body, NULL) == 0);
+    CHECK(pthread_join(other, NULL) == 0);
+}
+
+static void *come_once(void *unused) {
+    calm_free(obtain(64 * KIB));
+    return unused;
+}
+
 /* Tidies up after a program that has threads and went idle, for as long as there is anything to tidy. */
 static void test_helper(void) {
-    enum { WINDOWS_MOST = 5 }; /* half a second */
+    enum { WINDOWS_MOST = 5 /* half a second */, SECOND = 10 };
     set("placement", "off");
     void *kept = obtain(64 * MIB); /* beside which more may stay */
     use_heap(NULL);
@@ -403,11 +418,9 @@ static void test_helper(void) {
         blocks[i] = obtain(256 * KIB);
     }
     free_all();
-    pthread_t other;
-    CHECK(pthread_create(&other, NULL, use_heap, NULL) == 0);
-    CHECK(pthread_join(other, NULL) == 0);
+    come_from_other_thread(use_heap);
     clock_await_sleep(&calm_governor.helper_bell);
-    CHECK_EQUAL(calm_governor.helper, HELPER_AWAKE);
+    CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
     CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_A_WHILE);
     struct calm_stats stats = stats_now();
     CHECK(stats.retained > 5 * MIB);
@@ -419,31 +432,43 @@ static void test_helper(void) {
     CHECK(stats.retained + stats.cached <= 5 * MIB);
     CHECK(stats.purges_timed > 0 && stats.purges_timed <= 2 * WINDOWS_MOST);
 
-    unsigned windows = windows_to_rest();
-    CHECK(WINDOWS_MOST + windows >= 20 && WINDOWS_MOST + windows <= 25);
-    CHECK_EQUAL(calm_governor.helper, HELPER_ASLEEP);
+    CHECK(WINDOWS_MOST + windows_to_end() <= SECOND);
+    CHECK_EQUAL(calm_governor.helper, HELPER_AWAY);
     stats = stats_now();
     CHECK_EQUAL(stats.retained + stats.cached, 0);
     CHECK_EQUAL(stats.in_use, 64 * MIB);
-    clock_advance(3600000 * CLOCK_MS);
-    CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_GOOD);
 
-    /* The next to come to the heap wakes it. */
+    /* The next to come to the heap starts it, on the same stack, unless that is the first thread, which may
+     * be the last one, too. */
+    const char *memory = calm_governor.helper_thread.memory;
     calm_free(obtain(64 * KIB));
+    CHECK(helper_is_gone());
+    come_from_other_thread(come_once);
     CHECK(stats_now().retained > 0);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
-    CHECK_EQUAL(calm_governor.helper, HELPER_AWAKE);
-    windows = windows_to_rest();
-    CHECK(windows >= 20 && windows <= 25);
+    CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
+    CHECK(windows_to_end() <= SECOND);
     CHECK_EQUAL(stats_now().retained, 0);
+    CHECK(calm_governor.helper_thread.memory == memory);
+
+    /* While it is to be none, there is none. */
+    come_from_other_thread(come_once);
+    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
+    helper_stop(&calm_governor);
+    CHECK(helper_is_gone());
+    helper_stop(&calm_governor);
+    helper_resume(&calm_governor);
+    come_from_other_thread(come_once);
+    CHECK(helper_is_gone());
+    helper_resume(&calm_governor);
+    come_from_other_thread(come_once);
+    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
 
     /* One that is not wanted any more is gone after its next window. */
-    calm_free(obtain(64 * KIB));
-    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
     set("background", "off");
     clock_advance(WINDOW_NS);
-    WAIT_UNTIL(calm_governor.helper == HELPER_NONE);
-    CHECK_EQUAL(helper_sleep(), AWAKE);
+    WAIT_UNTIL(helper_is_gone());
+    CHECK_EQUAL(calm_governor.helper, HELPER_NONE);
     calm_free(kept);
 }
 
@@ -668,7 +693,7 @@ static void test_owner_takes_no_lock(void) {
     for (size_t number = 0; number < steps / 3; number++) {
         step(number);
         if (number % 1000 == 0) {
-            governor_tick(&calm_governor);
+            governor_tick(&calm_governor, false);
         }
         struct calm_stats stats = stats_now();
         check_limit(&stats, ADAPTIVE_BAND_LEAST, ADAPTIVE_BAND_MOST_TENDED, 1);
@@ -766,7 +791,7 @@ static void test_frees_between_slices_of_a_tick(void) {
         /* What nobody wanted for a window goes, or some of it. */
         while (owner_state.between == 0) {
             clock_advance(60 * CLOCK_MS);
-            governor_tick(&calm_governor);
+            governor_tick(&calm_governor, false);
         }
         expect_within();
         calm_trim(0);
@@ -871,7 +896,7 @@ static void test_owner_sheds_its_stock(void) {
     CHECK(bytes >= READY * READY_BYTES);
     CHECK(stats_now().cached >= READY * READY_BYTES);
     clock_advance(120 * CLOCK_MS);
-    CHECK(!governor_tick(&calm_governor));
+    CHECK(!governor_tick(&calm_governor, false));
     CHECK_EQUAL(owner_state.shed, 0);
     calm_trim(0);
     CHECK(owner_state.shed > 0);
@@ -895,13 +920,13 @@ static void test_owner_is_idle(void) {
     owner_state.ready = 1;
     for (int window = 0; window < 3; window++) {
         clock_advance(120 * CLOCK_MS);
-        CHECK(!governor_tick(&calm_governor));
+        CHECK(!governor_tick(&calm_governor, false));
     }
     shed(&owner_state);
     bool idle = false;
     for (int window = 0; window < 20 && !idle; window++) {
         clock_advance(120 * CLOCK_MS);
-        idle = governor_tick(&calm_governor);
+        idle = governor_tick(&calm_governor, false);
     }
     CHECK(idle);
     CHECK_EQUAL(stats_now().retained + stats_now().cached, 0);

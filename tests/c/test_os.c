@@ -5,6 +5,7 @@
 #include "os/cpu_usage.h"
 #include "os/cpus.h"
 #include "os/file.h"
+#include "os/filters.h"
 #include "os/purge.h"
 #include "os/residency.h"
 #include "os/syscall.h"
@@ -13,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <math.h>
@@ -908,6 +910,7 @@ static void note(void *argument) {
 
 static void test_thread(void) {
     static int argument = 4711;
+    static struct thread thread;
     static char text[64];
     char path[64];
     uint64_t before;
@@ -915,7 +918,7 @@ static void test_thread(void) {
     os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, 0, (long)&before, sizeof before, 0, 0);
     errno = KEPT_ERRNO;
     bool was_single = &__libc_single_threaded != NULL && __libc_single_threaded;
-    CHECK(thread_start(note, &argument, (size_t)64 << 10));
+    CHECK(thread_start(&thread, note, &argument, (size_t)64 << 10));
     CHECK_EQUAL(errno, KEPT_ERRNO);
     WAIT_UNTIL(seen.thread != 0);
     CHECK_EQUAL(seen.argument, argument);
@@ -938,6 +941,68 @@ static void test_thread(void) {
     CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 3);
 }
 
+/* ---- a thread that ends ---- */
+
+static struct {
+    uint32_t id, free_descriptor, capabilities;
+    bool own_files;
+    int policy;
+    struct cpu_mask cpus;
+} left;
+
+static void leave_all(void *argument) {
+    (void)argument;
+    left.id = (uint32_t)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
+    left.own_files = thread_leave_files();
+    left.free_descriptor = (uint32_t)os_syscall(SYS_openat, AT_FDCWD, (long)"/", O_RDONLY, 0, 0, 0);
+    thread_drop_capabilities();
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct held[_LINUX_CAPABILITY_U32S_3];
+    os_syscall(SYS_capget, (long)&header, (long)held, 0, 0, 0, 0);
+    left.capabilities = held[0].effective | held[0].permitted | held[1].effective | held[1].permitted;
+    thread_schedule_normally((const struct cpu_mask *)argument);
+    left.policy = (int)os_syscall(SYS_sched_getscheduler, 0, 0, 0, 0, 0, 0);
+    cpu_mask_read(&left.cpus);
+}
+
+/* Its stack serves the next; what it leaves is still the program's. */
+static void test_thread_leaves(void) {
+    struct thread thread = {0};
+    struct cpu_mask all;
+    cpu_mask_read(&all);
+    int before = dup(0);
+    CHECK(before >= 0 && close(before) == 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    const struct sched_param first = {.sched_priority = 1};
+    sched_setscheduler(0, SCHED_FIFO, &first); /* where that is allowed */
+    char *memory = NULL;
+    for (int i = 0; i < 3; i++) {
+        CHECK(thread_is_gone(&thread));
+        CHECK(thread_start(&thread, leave_all, &all, (size_t)64 << 10));
+        while (!thread_is_gone(&thread)) {
+            thread_wait(&thread, 0);
+        }
+        CHECK(memory == NULL || memory == thread.memory);
+        memory = thread.memory;
+#ifndef __SANITIZE_ADDRESS__
+        CHECK(left.own_files && left.free_descriptor == 0);
+#endif
+        CHECK_EQUAL(left.capabilities, 0);
+        CHECK_EQUAL(left.policy, SCHED_OTHER);
+        CHECK(left.cpus.bytes == all.bytes && memcmp(left.cpus.words, all.words, all.bytes) == 0);
+    }
+#ifndef __SANITIZE_ADDRESS__
+    int after = dup(0);
+    CHECK(after == before && close(after) == 0);
+#endif
+    struct cpu_mask still;
+    cpu_mask_read(&still);
+    CHECK(memcmp(still.words, &one, still.bytes) == 0);
+}
+
 static void test_thread_refused(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -948,10 +1013,11 @@ static void test_thread_refused(void) {
     struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    struct thread thread = {0};
     size_t before = count_mappings(NULL, SIZE_MAX);
     errno = KEPT_ERRNO;
     for (int i = 0; i < 10; i++) {
-        CHECK(!thread_start(note, NULL, (size_t)64 << 10));
+        CHECK(!thread_start(&thread, note, NULL, (size_t)64 << 10));
     }
     CHECK_EQUAL(errno, KEPT_ERRNO);
     CHECK(count_mappings(NULL, SIZE_MAX) < before + 5);
@@ -961,6 +1027,7 @@ static void test_thread_refused(void) {
 
 int main(void) {
     page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    filters_look();
     has_vectored = kernel_has_vectored();
     printf("process_madvise on oneself: %s\n", has_vectored ? "yes" : "no");
 
@@ -996,6 +1063,7 @@ int main(void) {
     CHECK(rmdir(folder) == 0);
 #ifndef __SANITIZE_THREAD__
     in_child(test_thread);
+    in_child(test_thread_leaves);
     in_child(test_thread_refused);
 #endif
     return 0;

@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -358,7 +359,7 @@ static void test_table_and_file(void) {
     int file = mkstemp(path);
     CHECK(file >= 0);
     close(file);
-    CHECK_EQUAL(pprof_write(&samples, 12345, path), 0);
+    CHECK_EQUAL(pprof_write(&samples, 12345, path, false), 0);
     parse(&profile, path);
     CHECK_EQUAL(profile.samples, 7 * SAMPLE_DEPTH_MOST);
     CHECK_EQUAL(profile.values[0], 3000);
@@ -370,9 +371,18 @@ static void test_table_and_file(void) {
     CHECK_EQUAL(profile.period, 12345);
     CHECK(profile.mappings > 0 && profile.build_ids > 0);
     CHECK(profile.default_type > 0 && profile.default_type < profile.strings);
+    /* A link in the way is replaced, and what it names is left alone. */
+    char link[64];
+    struct stat victim;
+    snprintf(link, sizeof link, "%s.link", path);
+    CHECK(truncate(path, 3) == 0 && symlink(path, link) == 0);
+    CHECK_EQUAL(pprof_write(&samples, 1, link, true), 0);
+    CHECK(stat(path, &victim) == 0 && victim.st_size == 3);
+    CHECK(lstat(link, &victim) == 0 && S_ISREG(victim.st_mode) && victim.st_size > 3);
+    CHECK(unlink(link) == 0);
     CHECK(unlink(path) == 0);
-    CHECK_EQUAL(pprof_write(&samples, 1, "/nonexistent/profile"), ENOENT);
-    CHECK_EQUAL(pprof_write(&samples, 1, "/dev/full"), ENOSPC);
+    CHECK_EQUAL(pprof_write(&samples, 1, "/nonexistent/profile", true), ENOENT);
+    CHECK_EQUAL(pprof_write(&samples, 1, "/dev/full", false), ENOSPC);
 
     /* As many as there is room for: the rest is counted, and room comes back. */
     static char many[SAMPLE_BLOCKS_MOST];

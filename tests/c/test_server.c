@@ -151,11 +151,14 @@ static _Atomic(bool) crowded;          /* what the server is told, of others on 
 static _Atomic(unsigned) told_crowded; /* so often */
 static _Atomic(bool) has_room;         /* and of a CPU that is idle */
 
-bool __real_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
-bool __wrap_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes);
+bool __real_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes);
+bool __wrap_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes);
 
-bool __wrap_thread_start(void (*body)(void *argument), void *argument, size_t stack_bytes) {
-    return !atomic_load(&refuses_threads) && __real_thread_start(body, argument, stack_bytes);
+bool __wrap_thread_start(struct thread *thread, void (*body)(void *argument), void *argument,
+                         size_t stack_bytes) {
+    return !atomic_load(&refuses_threads) && __real_thread_start(thread, body, argument, stack_bytes);
 }
 
 bool __wrap_crowd_is_there(struct crowd *crowd, uint64_t now_ns);

@@ -507,7 +507,8 @@ static void look_from_bare_thread(void *argument) {
 
 /* The server's. Alone in its process: the thread's stack is nobody's when it has ended. */
 static void test_bare_thread(void) {
-    CHECK(thread_start(look_from_bare_thread, NULL, (size_t)64 << 10));
+    static struct thread bare;
+    CHECK(thread_start(&bare, look_from_bare_thread, NULL, (size_t)64 << 10));
     WAIT_UNTIL(looked);
 }
 

@@ -2,14 +2,19 @@
 #include "cases.h"
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 /* A size that the compiler must not see through. Half of it and two, doubled, is two again. */
@@ -477,11 +482,61 @@ static void lock_all(const char *unused) {
     check_accounting();
 }
 
-static void deny(const char *unused) {
-    (void)unused;
-    deny_process_madvise();
+/* By a filter that is there before the program starts, as in a container. */
+static void deny(const char *by) {
+    if (strcmp(by, "inherited") != 0) {
+        deny_process_madvise();
+        execl("/proc/self/exe", "cases", "deny", "inherited", NULL);
+        CHECK(!"executed");
+    }
     run_threads(8, fill_and_empty);
     check_accounting();
+}
+
+/* ---- a filter ---- */
+
+#define ALLOW(call) \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (call), 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
+/* What malloc needs, and a program to end; all else ends the process. */
+static void add_filter(const char *how) {
+    static struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        ALLOW(SYS_mmap),
+        ALLOW(SYS_munmap),
+        ALLOW(SYS_mprotect),
+        ALLOW(SYS_mremap),
+        ALLOW(SYS_madvise),
+        ALLOW(SYS_brk),
+        ALLOW(SYS_futex),
+        ALLOW(SYS_exit_group),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (strcmp(how, "prctl") == 0) {
+        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    } else {
+        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+    }
+}
+
+/* As a server with privilege separation: a child gives up nearly all system calls, and goes on. */
+static void filtered(const char *how) {
+    run_threads(8, fill_and_empty);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        add_filter(how);
+        for (int round = 0; round < 20; round++) {
+            struct blocks blocks = allocate_blocks(600, 100 * KIB);
+            free_blocks(&blocks, REVERSED);
+        }
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    run_threads(8, fill_and_empty);
 }
 
 /* ---- the dynamic mmap threshold ---- */
@@ -624,6 +679,7 @@ int main(int argc, char **argv) {
         {"too-much", ask_for_everything},
         {"mlockall", lock_all},
         {"deny", deny},
+        {"filtered", filtered},
         {"mmap-threshold", raise_mmap_threshold},
         {"retain", retain},
         {"pinned", release_pinned},

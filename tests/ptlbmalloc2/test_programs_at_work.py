@@ -26,6 +26,13 @@ def test_the_cases_hold_without_the_library(run_plain: Run, case: str) -> None:
     run_plain(case)
 
 
+@pytest.mark.parametrize("how", ["prctl", "seccomp"])
+def test_filter_that_kills(run: Run, run_plain: Run, how: str) -> None:
+    """In a child, which leaves everything to glibc from then on; the parent goes on."""
+    run_plain("filtered", how)
+    assert_trimmed(run("filtered", how))
+
+
 def test_fork_under_load(run: Run) -> None:
     ran = run("forks")
     assert_trimmed(ran)

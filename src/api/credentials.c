@@ -1,0 +1,68 @@
+/*
+ * What changes a process's users, groups, capabilities and namespaces: no thread of ours is there meanwhile,
+ * as the C library, which has all of the program's threads change, does not know of ours. Each is passed on
+ * to whoever defines it next. Not in static programs, where the C library's own cannot be asked for.
+ */
+#include "api/helping.h"
+
+#ifdef CALM_SHARED_LIBRARY
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <grp.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void (*any_function)(void);
+
+static any_function next_of(_Atomic(any_function) *known, const char *name) {
+    any_function next = atomic_load_explicit(known, memory_order_relaxed);
+    if (next == NULL) {
+        union {
+            void *object;
+            any_function function;
+        } found = {dlsym(RTLD_NEXT, name)};
+        next = found.function;
+        atomic_store_explicit(known, next, memory_order_relaxed);
+    }
+    return next;
+}
+
+static int unknown(void) {
+    errno = ENOSYS;
+    return -1;
+}
+
+/* NOLINTBEGIN(bugprone-macro-parentheses): parameters and arguments have their own */
+#define PASS_ON(name, parameters, arguments)                               \
+    EXPORT int name parameters {                                           \
+        static _Atomic(any_function) known;                                \
+        int(*next) parameters = (int(*) parameters)next_of(&known, #name); \
+        if (next == NULL) {                                                \
+            return unknown();                                              \
+        }                                                                  \
+        helping_stop();                                                    \
+        int result = next arguments;                                       \
+        helping_resume();                                                  \
+        return result;                                                     \
+    }
+/* NOLINTEND(bugprone-macro-parentheses) */
+
+PASS_ON(setuid, (uid_t user), (user))
+PASS_ON(seteuid, (uid_t user), (user))
+PASS_ON(setreuid, (uid_t real, uid_t effective), (real, effective))
+PASS_ON(setresuid, (uid_t real, uid_t effective, uid_t saved), (real, effective, saved))
+PASS_ON(setgid, (gid_t group), (group))
+PASS_ON(setegid, (gid_t group), (group))
+PASS_ON(setregid, (gid_t real, gid_t effective), (real, effective))
+PASS_ON(setresgid, (gid_t real, gid_t effective, gid_t saved), (real, effective, saved))
+PASS_ON(setgroups, (size_t count, const gid_t *groups), (count, groups))
+PASS_ON(initgroups, (const char *user, gid_t group), (user, group))
+PASS_ON(capset, (void *header, const void *data), (header, data))
+PASS_ON(unshare, (int flags), (flags))
+PASS_ON(setns, (int descriptor, int kind), (descriptor, kind))
+
+#endif

@@ -1,0 +1,111 @@
+/*
+ * prctl and syscall, by which a program adds a seccomp filter, gives up the right to gain privileges, or
+ * enters other namespaces: no thread of ours is there meanwhile that would be left behind, and from a filter
+ * on only such system calls are made as the C library's malloc makes.
+ */
+#ifndef CALM_WITHOUT_THREADS
+#include "api/helping.h"
+#include "cache/cpu_cache.h"
+#endif
+#include "os/filters.h"
+#include "os/syscall.h"
+
+#include <errno.h>
+#include <linux/seccomp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <sys/prctl.h>
+
+#ifndef CALM_WITHOUT_MALLOC
+
+#define EXPORT __attribute__((visibility("default")))
+
+#ifndef SYS_landlock_restrict_self
+#define SYS_landlock_restrict_self 446
+#endif
+
+#ifdef CALM_WITHOUT_THREADS
+static void helping_stop(void) {
+    /* nothing of ours runs by itself */
+}
+static void helping_resume(void) {
+    /* likewise */
+}
+static bool cpu_cache_is_vforked(void) {
+    return false;
+}
+#endif
+
+static long make(bool filters, long number, const long *arguments) {
+    enum filters before = filters_now();
+    filters = filters && !cpu_cache_is_vforked(); /* whose memory is that of a process without the filter */
+    helping_stop();
+    if (filters) {
+        filters_note(FILTERS_ADDED);
+    }
+    long result = os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+                             arguments[5]);
+    if (filters && result < 0) {
+        filters_note(before);
+    }
+    helping_resume();
+    return result;
+}
+
+static long finish(long result) {
+    if (result < 0 && result >= -4095) {
+        errno = (int)-result;
+        return -1;
+    }
+    return result;
+}
+
+EXPORT int prctl(int option, ...) {
+    va_list list;
+    va_start(list, option);
+    long arguments[6] = {option};
+    for (int i = 1; i < 5; i++) {
+        arguments[i] = va_arg(list, long);
+    }
+    va_end(list);
+    switch (option) {
+    case PR_SET_SECCOMP:
+    case PR_SET_NO_NEW_PRIVS:
+    case PR_SET_SECUREBITS:
+    case PR_CAPBSET_DROP:
+    case PR_CAP_AMBIENT:
+        return (int)finish(make(option == PR_SET_SECCOMP, SYS_prctl, arguments));
+    default:
+        return (int)finish(
+            os_syscall(SYS_prctl, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], 0));
+    }
+}
+
+/* Any system call, as by the C library's: what its arguments are not is passed on as it comes. */
+EXPORT long syscall(long number, ...) {
+    va_list list;
+    va_start(list, number);
+    long arguments[6];
+    for (int i = 0; i < 6; i++) {
+        arguments[i] = va_arg(list, long);
+    }
+    va_end(list);
+    switch (number) {
+    case SYS_prctl:
+        return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
+    case SYS_seccomp: {
+        bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
+        return finish(make(adds, number, arguments));
+    }
+    case SYS_landlock_restrict_self:
+    case SYS_unshare:
+    case SYS_setns:
+    case SYS_capset:
+        return finish(make(false, number, arguments));
+    default:
+        return finish(os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+                                 arguments[5]));
+    }
+}
+
+#endif

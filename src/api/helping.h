@@ -1,0 +1,12 @@
+/*
+ * The threads of ours, around what changes what the process may do. No thread of ours runs from the return of
+ * helping_stop to helping_resume; one that was started before would keep what the program gives up. Any
+ * thread, also in a signal handler and in a child of vfork. Preserves errno.
+ */
+#ifndef CALM_API_HELPING_H
+#define CALM_API_HELPING_H
+
+void helping_stop(void);
+void helping_resume(void);
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * vfork. The child runs on its parent's thread-local storage, where the kernel keeps no CPU number for it:
+ * the one it finds is the parent's, on which another thread may run by now. So the child finds the number of
+ * a cache that is always closed, and goes to the heap, by its locks.
+ *
+ * The parent resumes where the kernel has written its number anew; where it has not, the old one is right.
+ * The exchange is one instruction, so that it cannot part.
+ *
+ * The child returns first, and its calls overwrite the stack below: all that the parent needs is in
+ * registers.
+ */
+#include "cache/cpu_cache.h"
+
+#include <errno.h>
+
+#if !defined(CALM_WITHOUT_MALLOC) && defined(__x86_64__)
+
+__attribute__((used, visibility("hidden"))) int vfork_failed(int error) {
+    errno = error;
+    return -1;
+}
+
+/* rdi: the return address; rdx: where the number is, 0 without; esi: the number. */
+__asm__(".pushsection .text\n\t"
+        ".globl vfork\n\t"
+        ".type vfork, @function\n\t"
+        ".balign 16\n"
+        "vfork:\n\t"
+        ".cfi_startproc\n\t"
+        "movq calm_vfork+0(%rip), %rdx\n\t"
+        "testq %rdx, %rdx\n\t"
+        "jz 1f\n\t"
+        "addq %fs:0, %rdx\n\t"
+        "movl (%rdx), %esi\n"
+        "1:\n\t"
+        "popq %rdi\n\t"
+        ".cfi_adjust_cfa_offset -8\n\t"
+        ".cfi_register %rip, %rdi\n\t"
+        "movl $58, %eax\n\t" /* SYS_vfork */
+        "syscall\n\t"
+        "pushq %rdi\n\t"
+        ".cfi_adjust_cfa_offset 8\n\t"
+        ".cfi_offset %rip, -8\n\t"
+        "testq %rdx, %rdx\n\t"
+        "jz 3f\n\t"
+        "movl calm_vfork+8(%rip), %ecx\n\t"
+        "testq %rax, %rax\n\t"
+        "jnz 2f\n\t"
+        "movl %ecx, (%rdx)\n\t"
+        "ret\n"
+        "2:\n\t"
+        "movq %rax, %r8\n\t"
+        "movl %ecx, %eax\n\t"
+        "cmpxchgl %esi, (%rdx)\n\t"
+        "movq %r8, %rax\n"
+        "3:\n\t"
+        "cmpq $-4095, %rax\n\t"
+        "jae 4f\n\t"
+        "ret\n"
+        "4:\n\t"
+        "negl %eax\n\t"
+        "movl %eax, %edi\n\t"
+        "jmp vfork_failed\n\t"
+        ".cfi_endproc\n\t"
+        ".size vfork, .-vfork\n\t"
+        ".popsection");
+
+#endif

@@ -1,0 +1,40 @@
+"""What a program gives up is given up by the allocator's thread as well, which is in nobody's way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from api_helpers import GLIBC, LINKED, OFFLOAD, OURS, PRELOAD, Programs
+
+SHARED = [PRELOAD, LINKED]
+EVERYWHERE = [(GLIBC, ""), *itertools.product(OURS, ["", "cache=locked", OFFLOAD])]
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has what is given up")
+
+
+@as_root
+@pytest.mark.parametrize("case", ["drop-user", "new-namespace"])
+@pytest.mark.parametrize("options", ["", OFFLOAD])
+@pytest.mark.parametrize("way", [GLIBC, *SHARED])
+def test_users_and_namespaces(programs: Programs, way: str, options: str, case: str) -> None:
+    programs.run(way, "privileges", case, options=options)
+
+
+@pytest.mark.parametrize("options", ["", OFFLOAD])
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_no_new_privileges(programs: Programs, way: str, options: str) -> None:
+    programs.run(way, "privileges", "no-new-privileges", options=options)
+
+
+@pytest.mark.parametrize("case", ["alone-again", "lowly", "scheduling"])
+@pytest.mark.parametrize("way", OURS)
+def test_own_thread(programs: Programs, way: str, case: str) -> None:
+    programs.run(way, "privileges", case)
+
+
+@pytest.mark.parametrize("how", ["prctl", "seccomp"])
+@pytest.mark.parametrize(("way", "options"), EVERYWHERE)
+def test_filter_that_kills(programs: Programs, way: str, options: str, how: str) -> None:
+    programs.run(way, "privileges", "filtered", how, options=options)
