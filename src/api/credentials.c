@@ -44,9 +44,9 @@ static int unknown(void) {
         if (next == NULL) {                                                \
             return unknown();                                              \
         }                                                                  \
-        helping_stop();                                                    \
+        bool stopped = helping_stop();                                     \
         int result = next arguments;                                       \
-        helping_resume();                                                  \
+        helping_resume(stopped);                                           \
         return result;                                                     \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */

@@ -25,11 +25,11 @@
 #endif
 
 #ifdef CALM_WITHOUT_THREADS
-static void helping_stop(void) {
-    /* nothing of ours runs by itself */
+static bool helping_stop(void) {
+    return false; /* nothing of ours runs by itself */
 }
-static void helping_resume(void) {
-    /* likewise */
+static void helping_resume(bool stopped) {
+    (void)stopped;
 }
 static bool cpu_cache_is_vforked(void) {
     return false;
@@ -39,7 +39,7 @@ static bool cpu_cache_is_vforked(void) {
 static long make(bool filters, long number, const long *arguments) {
     enum filters before = filters_now();
     filters = filters && !cpu_cache_is_vforked(); /* whose memory is that of a process without the filter */
-    helping_stop();
+    bool stopped = helping_stop();
     if (filters) {
         filters_note(FILTERS_ADDED);
     }
@@ -48,7 +48,7 @@ static long make(bool filters, long number, const long *arguments) {
     if (filters && result < 0) {
         filters_note(before);
     }
-    helping_resume();
+    helping_resume(stopped);
     return result;
 }
 

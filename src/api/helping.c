@@ -4,17 +4,17 @@
 #include "api/offloading.h"
 #include "governor/helper.h"
 
-void helping_stop(void) {
-    if (cpu_cache_is_vforked()) {
-        return; /* the threads are the parent's, and so is what they may do */
+bool helping_stop(void) {
+    if (!helper_is_of_this_process(&calm_governor)) {
+        return false; /* the threads are the parent's, and so is what they may do; or none was started yet */
     }
     helper_stop(&calm_governor);
     offloading_retire();
+    return true;
 }
 
-void helping_resume(void) {
-    if (cpu_cache_is_vforked()) {
-        return;
+void helping_resume(bool stopped) {
+    if (stopped) {
+        helper_resume();
     }
-    helper_resume(&calm_governor);
 }

@@ -6,7 +6,10 @@
 #ifndef CALM_API_HELPING_H
 #define CALM_API_HELPING_H
 
-void helping_stop(void);
-void helping_resume(void);
+#include <stdbool.h>
+
+/* What helping_resume is to be told. */
+bool helping_stop(void);
+void helping_resume(bool stopped);
 
 #endif

@@ -260,7 +260,8 @@ void offloading_after_fork(bool child) {
 #define RETIRE_NS 1000000000ULL
 
 void offloading_retire(void) {
-    if (mode != OFFLOADING_NONE && !thread_is_gone(&calm_server.worker) && server_stop(&calm_server)) {
+    bool started = atomic_load_explicit(&calm_server.thread, memory_order_seq_cst) == THREAD_STARTED;
+    if (mode != OFFLOADING_NONE && started && server_stop(&calm_server)) {
         while (!thread_is_gone(&calm_server.worker)) {
             thread_wait(&calm_server.worker, 0);
         }

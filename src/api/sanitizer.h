@@ -20,7 +20,7 @@ static inline bool sanitizer_is_there(void) {
 #ifdef CALM_WITHOUT_MALLOC
     return false; /* beside another malloc, which may be a sanitizer's: this is what it is to watch */
 #else
-    return __interceptor_malloc != NULL;
+    return __interceptor_malloc_usable_size != NULL; /* which RealtimeSanitizer has not, nor a malloc */
 #endif
 }
 

@@ -1,10 +1,10 @@
 /*
  * vfork. The child runs on its parent's thread-local storage, where the kernel keeps no CPU number for it:
- * the one it finds is the parent's, on which another thread may run by now. So the child finds the number of
- * a cache that is always closed, and goes to the heap, by its locks.
+ * the one it finds is the parent's, on which another thread may run by now. So the child makes it the number
+ * of a cache that is always closed, and goes to the heap, by its locks.
  *
- * The parent resumes where the kernel has written its number anew; where it has not, the old one is right.
- * The exchange is one instruction, so that it cannot part.
+ * The parent resumes where the kernel has written its number anew; where it has not, what the child made of
+ * it is undone. The exchange is one instruction, so that it cannot part.
  *
  * The child returns first, and its calls overwrite the stack below: all that the parent needs is in
  * registers.
@@ -20,7 +20,7 @@ __attribute__((used, visibility("hidden"))) int vfork_failed(int error) {
     return -1;
 }
 
-/* rdi: the return address; rdx: where the number is, 0 without; esi: the number. */
+/* rdi: the return address; rdx: where the number is, 0 without; ecx: how many there are. */
 __asm__(".pushsection .text\n\t"
         ".globl vfork\n\t"
         ".type vfork, @function\n\t"
@@ -30,8 +30,7 @@ __asm__(".pushsection .text\n\t"
         "movq calm_vfork+0(%rip), %rdx\n\t"
         "testq %rdx, %rdx\n\t"
         "jz 1f\n\t"
-        "addq %fs:0, %rdx\n\t"
-        "movl (%rdx), %esi\n"
+        "addq %fs:0, %rdx\n"
         "1:\n\t"
         "popq %rdi\n\t"
         ".cfi_adjust_cfa_offset -8\n\t"
@@ -46,12 +45,19 @@ __asm__(".pushsection .text\n\t"
         "movl calm_vfork+8(%rip), %ecx\n\t"
         "testq %rax, %rax\n\t"
         "jnz 2f\n\t"
-        "movl %ecx, (%rdx)\n\t"
+        "cmpl %ecx, (%rdx)\n\t"
+        "jae 5f\n\t" /* a child's child */
+        "addl %ecx, (%rdx)\n"
+        "5:\n\t"
         "ret\n"
         "2:\n\t"
         "movq %rax, %r8\n\t"
-        "movl %ecx, %eax\n\t"
-        "cmpxchgl %esi, (%rdx)\n\t"
+        "movl (%rdx), %eax\n\t"
+        "movl %eax, %esi\n\t"
+        "subl %ecx, %esi\n\t"
+        "jb 6f\n\t"
+        "cmpxchgl %esi, (%rdx)\n"
+        "6:\n\t"
         "movq %r8, %rax\n"
         "3:\n\t"
         "cmpq $-4095, %rax\n\t"

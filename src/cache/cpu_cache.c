@@ -64,8 +64,8 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (next > REGION_BYTES / 8) {
         return false;
     }
-    size_t all = (size_t)caches->count + 1;
-    size_t states_bytes = (all * sizeof *caches->states + page - 1) & ~(page - 1);
+    size_t all = (size_t)caches->count * 2;
+    size_t states_bytes = (caches->count * sizeof *caches->states + page - 1) & ~(page - 1);
     size_t regions_bytes = (all * REGION_BYTES + page - 1) & ~(page - 1);
     char *states = os_reserve(states_bytes, page);
     caches->regions = os_reserve(regions_bytes, page);
@@ -130,7 +130,7 @@ static unsigned current_region(void) {
 }
 
 bool cpu_cache_is_vforked(void) {
-    return cpu_cache_is_rseq() && current_region() == calm_caches.count;
+    return cpu_cache_is_rseq() && current_region() >= calm_caches.count;
 }
 
 unsigned cpu_cache_number(void) {
@@ -275,8 +275,9 @@ static uint32_t add_one(_Atomic(uint8_t) *count) {
 }
 
 void cpu_cache_ran_empty(uint32_t class) {
-    if (calm_caches.states != NULL) {
-        add_one(&calm_caches.states[current_region()].ran_empty[class]);
+    unsigned number = calm_caches.states == NULL ? calm_caches.count : current_region();
+    if (number < calm_caches.count) {
+        add_one(&calm_caches.states[number].ran_empty[class]);
     }
 }
 
@@ -285,10 +286,10 @@ void cpu_cache_ran_empty(uint32_t class) {
  * as it was.
  */
 bool cpu_cache_ran_full(uint32_t class) {
-    if (calm_caches.states == NULL) {
+    unsigned number = calm_caches.states == NULL ? calm_caches.count : current_region();
+    if (number >= calm_caches.count) {
         return false;
     }
-    unsigned number = current_region();
     struct region_state *state = &calm_caches.states[number];
     if (add_one(&state->ran_full[class]) < CACHE_TURNS ||
         atomic_load_explicit(&state->ran_empty[class], memory_order_relaxed) < CACHE_TURNS ||

@@ -86,10 +86,10 @@ struct cpu_caches {
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 
 /* For a child of vfork: where its CPU's number is, from the thread pointer on (0 except in CACHE_RSEQ), and
- * what it is to be. The instructions of vfork name it. */
+ * what is to be added to it. The instructions of vfork name it. */
 struct vfork_number {
     ptrdiff_t place;
-    uint32_t number;
+    uint32_t count;
 };
 extern struct vfork_number calm_vfork __attribute__((visibility("hidden")));
 

@@ -13,6 +13,7 @@
 #include "os/cpus.h"
 #include "os/huge_pages.h"
 #include "os/seed.h"
+#include "os/syscall.h"
 #include "policy/adaptive.h"
 
 /* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown. */
@@ -26,6 +27,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->caches = caches;
     governor->misused = misused;
     governor->first_thread = thread_pointer();
+    governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     cpu_mask_read(&governor->cpus);
     /* Wide at first: what a start frees, it soon wants again. */
     governor->band = ADAPTIVE_BAND_MOST;

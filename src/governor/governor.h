@@ -117,10 +117,9 @@ struct governor {
     _Atomic(int) helper;           /* enum helper_state */
     struct thread helper_thread;
     _Atomic(uint32_t) helper_bell;
-    _Atomic(uint32_t) helper_stops;  /* how many want that there is none */
     _Atomic(uint32_t) quiet_windows; /* since there was something to tidy */
     struct cpu_mask cpus;            /* that the process could use at its start */
-    int process;                     /* the helper's, once one was started; else 0 */
+    int process;                     /* whose threads there may be */
     struct miss_counter misses[MISS_COUNTERS];
 };
 

@@ -76,9 +76,9 @@ void heap_leave(struct governor *governor) {
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     /* One that went is missed at once, since nobody may come again for long. */
-    bool missed = helper == HELPER_AWAY || (helper == HELPER_NONE && clock);
-    if (missed && governor_wants_helper(governor) && !is_first &&
-        helper_start(governor, (enum helper_state)helper)) {
+    bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && !is_first) ||
+                  (helper == HELPER_NONE && !is_first && clock);
+    if (missed && governor_wants_helper(governor) && helper_start(governor, (enum helper_state)helper)) {
         if (helper == HELPER_NONE) {
             tend(governor);
         }

@@ -17,19 +17,22 @@ static bool change(struct governor *governor, int from, int to) {
                                                    memory_order_relaxed);
 }
 
+/* The state that it leaves behind: the first thread, alone, does well without a helper, as before there were
+ * others. */
+static int state_without(bool own_files) {
+    return own_files && thread_count() > 2 ? HELPER_AWAY : HELPER_ALONE;
+}
+
 /*
  * True if it is to end. Whoever comes through the heap's door from here on finds it away, and starts another,
  * once this one is gone; whoever came before left a trace in the heap.
  */
-static bool leave(struct governor *governor) {
-    atomic_store_explicit(&governor->helper, HELPER_AWAY, memory_order_seq_cst);
-    return governor_is_untouched(governor) || !change(governor, HELPER_AWAY, HELPER_RUNS);
+static bool leave(struct governor *governor, int state) {
+    atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
+    return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
 }
 
-/*
- * Whether the program's first thread is alone again, which does well without a helper, as before there were
- * others. Asked for only if no other came to the heap of late.
- */
+/* Whether the program's first thread is alone again. Asked for only if no other came to the heap of late. */
 static bool is_alone_again(const struct governor *governor, bool own_files, uint64_t *looks,
                            unsigned *windows) {
     uint64_t now = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
@@ -39,11 +42,11 @@ static bool is_alone_again(const struct governor *governor, bool own_files, uint
         return false;
     }
     *windows = 0;
-    return thread_count() == 2;
+    return state_without(own_files) == HELPER_ALONE;
 }
 
-static bool is_stopped(const struct governor *governor) {
-    return atomic_load_explicit(&governor->helper_stops, memory_order_seq_cst) > 0;
+static bool is_stopped(void) {
+    return atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0;
 }
 
 static void run(void *argument) {
@@ -60,8 +63,8 @@ static void run(void *argument) {
     for (;;) {
         /* The bell is a count of rings. */
         uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_seq_cst);
-        if (is_stopped(governor) || is_alone_again(governor, own_files, &looks, &windows)) {
-            atomic_store_explicit(&governor->helper, HELPER_AWAY, memory_order_seq_cst);
+        if (is_stopped() || is_alone_again(governor, own_files, &looks, &windows)) {
+            atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
         governor_tick(governor, own_files);
@@ -70,20 +73,15 @@ static void run(void *argument) {
             return;
         }
         if (atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed) >= QUIET_WINDOWS &&
-            leave(governor)) {
+            leave(governor, state_without(own_files))) {
             return;
         }
         futex_wait(&governor->helper_bell, rung, WINDOW_NS);
     }
 }
 
-/* A child of vfork shares the memory that says that there is a helper, which would end with the child. */
-static bool is_own_process(struct governor *governor) {
-    int process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
-    if (governor->process == 0 && !cpu_cache_is_vforked()) {
-        governor->process = process;
-    }
-    return governor->process == process;
+bool helper_is_of_this_process(const struct governor *governor) {
+    return os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0) == governor->process;
 }
 
 bool helper_start(struct governor *governor, enum helper_state seen) {
@@ -91,7 +89,7 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
         return false;
     }
     /* Who stops it either sees that it runs, or is seen here. */
-    if (is_stopped(governor) || !is_own_process(governor)) {
+    if (is_stopped() || !helper_is_of_this_process(governor)) {
         atomic_store_explicit(&governor->helper, (int)seen, memory_order_seq_cst);
         return false;
     }
@@ -106,7 +104,7 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
 }
 
 void helper_stop(struct governor *governor) {
-    atomic_fetch_add_explicit(&governor->helper_stops, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&thread_stops, 1, memory_order_seq_cst);
     uint64_t start = 0;
     while (atomic_load_explicit(&governor->helper, memory_order_seq_cst) == HELPER_RUNS ||
            !thread_is_gone(&governor->helper_thread)) {
@@ -123,20 +121,18 @@ void helper_stop(struct governor *governor) {
 }
 
 /* In a child that was forked in between there may be none left. */
-void helper_resume(struct governor *governor) {
-    uint32_t stops = atomic_load_explicit(&governor->helper_stops, memory_order_relaxed);
-    while (stops > 0 && !atomic_compare_exchange_weak_explicit(&governor->helper_stops, &stops, stops - 1,
+void helper_resume(void) {
+    uint32_t stops = atomic_load_explicit(&thread_stops, memory_order_relaxed);
+    while (stops > 0 && !atomic_compare_exchange_weak_explicit(&thread_stops, &stops, stops - 1,
                                                                memory_order_seq_cst, memory_order_relaxed)) {
     }
 }
 
 void helper_forget(struct governor *governor) {
-    if (governor->process != 0) {
-        governor->process = 0;
-    }
+    governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     thread_forget(&governor->helper_thread);
-    if (is_stopped(governor)) {
-        atomic_store_explicit(&governor->helper_stops, 0, memory_order_relaxed);
+    if (is_stopped()) {
+        atomic_store_explicit(&thread_stops, 0, memory_order_relaxed);
     }
     if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);

@@ -15,6 +15,7 @@ enum helper_state {
     HELPER_NONE,
     HELPER_RUNS,
     HELPER_AWAY,      /* there was nothing to tidy, or it was stopped: the next who comes starts it */
+    HELPER_ALONE,     /* the first thread is alone again: the next other who comes does */
     HELPER_ELSEWHERE, /* a server does its work */
     HELPER_REFUSED,
 };
@@ -31,7 +32,11 @@ bool helper_start(struct governor *governor, enum helper_state seen);
  * thread that waits for the caller, is left.
  */
 void helper_stop(struct governor *governor);
-void helper_resume(struct governor *governor);
+void helper_resume(void);
+
+/* Whether the governor's threads are this process's: not in a child of vfork, nor in one that was forked
+ * without the C library's handlers. */
+bool helper_is_of_this_process(const struct governor *governor);
 
 /* In a forked child. */
 void helper_forget(struct governor *governor);

@@ -4,6 +4,7 @@
 #include "offload/stock.h"
 #include "os/address_space.h"
 #include "os/clock.h"
+#include "os/filters.h"
 #include "os/futex.h"
 #include "os/syscall.h"
 #include "os/thread.h"
@@ -294,14 +295,20 @@ void server_begin(struct server *server) {
 }
 
 void server_start(struct server *server) {
+    if (filters_now() == FILTERS_ADDED || atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0) {
+        return;
+    }
     /* Not while another thread forks, whose child would have a heap with the server in the midst of it. */
     if (!lock_try(&server->fork_lock)) {
         return;
     }
     int none = THREAD_NONE;
-    if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_acq_rel,
+    if (atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_STARTED, memory_order_seq_cst,
                                                 memory_order_relaxed)) {
-        if (!thread_start(&server->worker, run, server, STACK_BYTES)) {
+        /* Who stops it either sees that it was started, or is seen here. */
+        if (atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0) {
+            atomic_store_explicit(&server->thread, THREAD_NONE, memory_order_seq_cst);
+        } else if (!thread_start(&server->worker, run, server, STACK_BYTES)) {
             atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         }
     }

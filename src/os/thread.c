@@ -170,6 +170,8 @@ void thread_wait(struct thread *thread, uint64_t ns) {
     }
 }
 
+_Atomic(uint32_t) thread_stops;
+
 static const char not_known;
 const char *thread_alone = &not_known;
 

@@ -16,6 +16,9 @@ struct thread {
     char *memory;
 };
 
+/* How many want that no thread of ours is started, as the process is about to change what it may do. */
+extern _Atomic(uint32_t) thread_stops __attribute__((visibility("hidden")));
+
 /*
  * Runs body(argument) in a thread with all signals blocked, on a stack of its own, and with a block
  * of zeros where thread-local storage would be: body must not call what needs the C library's

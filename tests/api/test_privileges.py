@@ -38,3 +38,10 @@ def test_own_thread(programs: Programs, way: str, case: str) -> None:
 @pytest.mark.parametrize(("way", "options"), EVERYWHERE)
 def test_filter_that_kills(programs: Programs, way: str, options: str, how: str) -> None:
     programs.run(way, "privileges", "filtered", how, options=options)
+
+
+@pytest.mark.parametrize("options", ["", "cache=locked", OFFLOAD])
+@pytest.mark.parametrize("way", OURS)
+def test_filter_at_once(programs: Programs, way: str, options: str) -> None:
+    """Before any thread of the allocator's is there. (glibc asks for the CPUs then, and is killed.)"""
+    programs.run(way, "privileges", "filtered", "at-once", options=options)

@@ -433,7 +433,7 @@ static void test_helper(void) {
     CHECK(stats.purges_timed > 0 && stats.purges_timed <= 2 * WINDOWS_MOST);
 
     CHECK(WINDOWS_MOST + windows_to_end() <= SECOND);
-    CHECK_EQUAL(calm_governor.helper, HELPER_AWAY);
+    CHECK_EQUAL(calm_governor.helper, HELPER_ALONE);
     stats = stats_now();
     CHECK_EQUAL(stats.retained + stats.cached, 0);
     CHECK_EQUAL(stats.in_use, 64 * MIB);
@@ -457,10 +457,10 @@ static void test_helper(void) {
     helper_stop(&calm_governor);
     CHECK(helper_is_gone());
     helper_stop(&calm_governor);
-    helper_resume(&calm_governor);
+    helper_resume();
     come_from_other_thread(come_once);
     CHECK(helper_is_gone());
-    helper_resume(&calm_governor);
+    helper_resume();
     come_from_other_thread(come_once);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
 

@@ -463,7 +463,10 @@ def test_stale_reads_takes_what_is_to_be_had_of_a_list() -> None:
     here = stale_reads("--seconds", "1", "--ops", "munmap,mprotect")
     assert list(here["operations"]) == ["munmap", "mprotect"]
     for missing in set(here["not_here"]) & {"ksm", "migrate"}:
-        assert list(stale_reads("--seconds", "1", "--ops", f"{missing},cow")["operations"]) == ["cow"]
+        operations = list(stale_reads("--seconds", "1", "--ops", f"{missing},cow")["operations"])
+        if missing in operations:
+            continue  # another test has had the kernel merge pages since
+        assert operations == ["cow"]
         done = start("stale-reads", "--seconds", "1", "--ops", missing)
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr == "stale-reads: none of these operations is to be had here\n"
