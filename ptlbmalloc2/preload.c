@@ -146,6 +146,9 @@ __attribute__((noinline)) static void *calloc_and_place(size_t count, size_t byt
 }
 
 __attribute__((noinline)) static void *malloc_and_look(size_t bytes) {
+    if (sanitizer_is_there()) {
+        return __interceptor_malloc(bytes);
+    }
     if (UNLIKELY(placement_is_on())) {
         return malloc_and_place(bytes);
     }
@@ -153,6 +156,9 @@ __attribute__((noinline)) static void *malloc_and_look(size_t bytes) {
 }
 
 __attribute__((noinline)) static void *calloc_and_look(size_t count, size_t bytes) {
+    if (sanitizer_is_there()) {
+        return __interceptor_calloc(count, bytes);
+    }
     if (UNLIKELY(placement_is_on())) {
         return calloc_and_place(count, bytes);
     }
@@ -205,22 +211,17 @@ __attribute__((noinline)) static void free_and_watch_top(void *block, size_t siz
     }
 }
 
+/* One byte at least is paid: without a start, as beside a sanitizer, the allowance covers no call. */
 EXPORT void *malloc(size_t bytes) {
-    if (UNLIKELY(sanitizer_is_there())) {
-        return __interceptor_malloc(bytes);
-    }
-    if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
+    if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes | 1))) {
         return malloc_and_look(bytes);
     }
     return __libc_malloc(bytes);
 }
 
 EXPORT void *calloc(size_t count, size_t bytes) {
-    if (UNLIKELY(sanitizer_is_there())) {
-        return __interceptor_calloc(count, bytes);
-    }
     /* An overflowing product pays a wrong sum, once, and gets glibc's own refusal. */
-    if (UNLIKELY(!pay(&allowance.alloc_bytes, count * bytes))) {
+    if (UNLIKELY(!pay(&allowance.alloc_bytes, (count * bytes) | 1))) {
         return calloc_and_look(count, bytes);
     }
     return __libc_calloc(count, bytes);

@@ -3,7 +3,7 @@
  * as the C library, which has all of the program's threads change, does not know of ours. Each is passed on
  * to whoever defines it next. Not in static programs, where the C library's own cannot be asked for.
  */
-#include "api/helping.h"
+#include "api/own_threads.h"
 
 #ifdef CALM_SHARED_LIBRARY
 
@@ -44,9 +44,9 @@ static int unknown(void) {
         if (next == NULL) {                                                \
             return unknown();                                              \
         }                                                                  \
-        bool stopped = helping_stop();                                     \
+        bool stopped = own_threads_stop();                                 \
         int result = next arguments;                                       \
-        helping_resume(stopped);                                           \
+        own_threads_resume(stopped);                                       \
         return result;                                                     \
     }
 /* NOLINTEND(bugprone-macro-parentheses) */

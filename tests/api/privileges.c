@@ -3,13 +3,12 @@
  * thread of the allocator's own is there, if it has one; the program then does what a daemon or a sandbox
  * does. Run as root, and under the C library's own malloc as well.
  */
+#include "../c/strict_filter.h"
 #include "api.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,9 +17,9 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-#define NOBODY   65534
-#define PATIENCE 30.0 /* seconds, for what takes a moment on an idle machine */
-#define THREADS  3
+#define NOBODY    65534
+#define TIMEOUT_S 30.0 /* for what takes a moment on an idle machine */
+#define THREADS   3
 
 /* ---- threads that come to the heap, and the allocator's own ---- */
 
@@ -66,7 +65,7 @@ static int own_thread(void) {
 
 /* Until there is one, or, without the library, once. */
 static void use_until_tended(void) {
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     do {
         run_threads(THREADS, use_heap);
         CHECK(seconds_now() < until);
@@ -125,9 +124,9 @@ static bool has_files(int thread) {
 }
 
 /* No capabilities, and none of the program's files. */
-static void lowly(const char *unused) {
+static void unprivileged(const char *unused) {
     (void)unused;
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     int own;
     do {
         use_until_tended();
@@ -170,7 +169,7 @@ static void new_namespace(const char *unused) {
 static void alone_again(const char *unused) {
     (void)unused;
     use_until_tended();
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     while (number_of_threads() > 1) {
         CHECK(seconds_now() < until);
         free(malloc(100)); /* what the first thread does alone brings none back */
@@ -199,7 +198,7 @@ static void scheduling(const char *unused) {
     cpu_set_t all;
     cpu_set_t held;
     CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     int own;
     do {
         pthread_t thread;
@@ -212,38 +211,6 @@ static void scheduling(const char *unused) {
 }
 
 /* ---- filters ---- */
-
-#define ALLOW(call) \
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (call), 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-
-/* What the C library's malloc and threads need, and this program to end; all else ends the process. */
-static void add_filter(const char *how) {
-    static struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        ALLOW(SYS_mmap),
-        ALLOW(SYS_munmap),
-        ALLOW(SYS_mprotect),
-        ALLOW(SYS_mremap),
-        ALLOW(SYS_madvise),
-        ALLOW(SYS_brk),
-        ALLOW(SYS_futex),
-        ALLOW(SYS_write),
-        ALLOW(SYS_fstat),
-        ALLOW(SYS_newfstatat),
-        ALLOW(SYS_rt_sigprocmask),
-        ALLOW(SYS_exit),
-        ALLOW(SYS_exit_group),
-        ALLOW(SYS_rt_sigreturn),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-    };
-    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    if (strcmp(how, "prctl") == 0) {
-        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
-    } else {
-        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
-    }
-}
 
 static pthread_barrier_t barrier;
 
@@ -283,7 +250,7 @@ static void filtered(const char *how) {
         CHECK(pthread_create(&threads[i], NULL, live_on, (void *)i) == 0);
     }
     pthread_barrier_wait(&barrier);
-    add_filter(how);
+    add_strict_filter(how);
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
     use_blocks(7, 20000);
@@ -296,12 +263,9 @@ static void filtered(const char *how) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"drop-user", drop_user},
-        {"no-new-privileges", no_new_privileges},
-        {"new-namespace", new_namespace},
-        {"alone-again", alone_again},
-        {"lowly", lowly},
-        {"scheduling", scheduling},
+        {"drop-user", drop_user},         {"no-new-privileges", no_new_privileges},
+        {"new-namespace", new_namespace}, {"alone-again", alone_again},
+        {"unprivileged", unprivileged},   {"scheduling", scheduling},
         {"filtered", filtered},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);

@@ -1,9 +1,8 @@
 /* Programs that know nothing of the library they run under: `cases NAME [ARGUMENT]`. */
 #include "cases.h"
+#include "../c/strict_filter.h"
 
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -495,39 +494,13 @@ static void deny(const char *by) {
 
 /* ---- a filter ---- */
 
-#define ALLOW(call) \
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (call), 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-
-/* What malloc needs, and a program to end; all else ends the process. */
-static void add_filter(const char *how) {
-    static struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        ALLOW(SYS_mmap),
-        ALLOW(SYS_munmap),
-        ALLOW(SYS_mprotect),
-        ALLOW(SYS_mremap),
-        ALLOW(SYS_madvise),
-        ALLOW(SYS_brk),
-        ALLOW(SYS_futex),
-        ALLOW(SYS_exit_group),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-    };
-    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    if (strcmp(how, "prctl") == 0) {
-        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
-    } else {
-        CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
-    }
-}
-
 /* As a server with privilege separation: a child gives up nearly all system calls, and goes on. */
 static void filtered(const char *how) {
     run_threads(8, fill_and_empty);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        add_filter(how);
+        add_strict_filter(how);
         for (int round = 0; round < 20; round++) {
             struct blocks blocks = allocate_blocks(600, 100 * KIB);
             free_blocks(&blocks, REVERSED);

@@ -1,10 +1,10 @@
-#include "api/helping.h"
+#include "api/own_threads.h"
 
 #include "api/allocator.h"
 #include "api/offloading.h"
 #include "governor/helper.h"
 
-bool helping_stop(void) {
+bool own_threads_stop(void) {
     if (!helper_is_of_this_process(&calm_governor)) {
         return false; /* the threads are the parent's, and so is what they may do; or none was started yet */
     }
@@ -13,7 +13,7 @@ bool helping_stop(void) {
     return true;
 }
 
-void helping_resume(bool stopped) {
+void own_threads_resume(bool stopped) {
     if (stopped) {
         helper_resume();
     }

@@ -4,7 +4,7 @@
  * on only such system calls are made as the C library's malloc makes.
  */
 #ifndef CALM_WITHOUT_THREADS
-#include "api/helping.h"
+#include "api/own_threads.h"
 #include "cache/cpu_cache.h"
 #endif
 #include "os/filters.h"
@@ -25,10 +25,10 @@
 #endif
 
 #ifdef CALM_WITHOUT_THREADS
-static bool helping_stop(void) {
+static bool own_threads_stop(void) {
     return false; /* nothing of ours runs by itself */
 }
-static void helping_resume(bool stopped) {
+static void own_threads_resume(bool stopped) {
     (void)stopped;
 }
 static bool cpu_cache_is_vforked(void) {
@@ -39,7 +39,7 @@ static bool cpu_cache_is_vforked(void) {
 static long make(bool filters, long number, const long *arguments) {
     enum filters before = filters_now();
     filters = filters && !cpu_cache_is_vforked(); /* whose memory is that of a process without the filter */
-    bool stopped = helping_stop();
+    bool stopped = own_threads_stop();
     if (filters) {
         filters_note(FILTERS_ADDED);
     }
@@ -48,7 +48,7 @@ static long make(bool filters, long number, const long *arguments) {
     if (filters && result < 0) {
         filters_note(before);
     }
-    helping_resume(stopped);
+    own_threads_resume(stopped);
     return result;
 }
 
