@@ -62,6 +62,7 @@ static void before_fork(void) {
     if (alone) {
         return;
     }
+    lock_wake_sleepers();
     forked_with_files = !thread_is_alone();
     if (forked_with_files) {
         stdio_before_fork();

@@ -21,6 +21,37 @@ static long futex_word(struct lock *lock) {
     return (long)((uintptr_t)&lock->state + upper);
 }
 
+/* The locks that were contended, by next_contended; the last one's is the end. */
+static struct lock end_of_contended;
+static _Atomic(struct lock *) contended = &end_of_contended;
+
+/*
+ * Before a thread sleeps. Another thread may find a lock linked that is not on the list yet, and sleep: the
+ * one that links it has been neither woken nor has it released the lock, so that no wake-up is lost if a
+ * signal handler forks here.
+ */
+static void link_contended(struct lock *lock) {
+    struct lock *none = NULL;
+    if (atomic_load_explicit(&lock->next_contended, memory_order_relaxed) != NULL ||
+        !atomic_compare_exchange_strong_explicit(&lock->next_contended, &none, &end_of_contended,
+                                                 memory_order_relaxed, memory_order_relaxed)) {
+        return;
+    }
+    struct lock *first = atomic_load_explicit(&contended, memory_order_relaxed);
+    do {
+        atomic_store_explicit(&lock->next_contended, first, memory_order_relaxed);
+    } while (!atomic_compare_exchange_weak_explicit(&contended, &first, lock, memory_order_release,
+                                                    memory_order_relaxed));
+}
+
+void lock_wake_sleepers(void) {
+    struct lock *lock = atomic_load_explicit(&contended, memory_order_acquire);
+    while (lock != &end_of_contended) {
+        lock_wake(lock);
+        lock = atomic_load_explicit(&lock->next_contended, memory_order_relaxed);
+    }
+}
+
 /* The forking thread comes again: there is no other thread that it could wait for. */
 static bool enter_again(struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
@@ -45,6 +76,7 @@ void lock_acquire_contended(struct lock *lock) {
         }
         relax();
     }
+    link_contended(lock);
     /* From here on the lock is taken as one that is waited for, since others may sleep too: a needless wake,
      * never a lost one. */
     uint64_t mine = lock_self() | LOCK_WAITED;

@@ -17,7 +17,8 @@
 #include <stdint.h>
 
 struct lock {
-    _Atomic(uint64_t) state; /* LOCK_FREE, or the owner's thread pointer with the bits below */
+    _Atomic(uint64_t) state;               /* LOCK_FREE, or the owner's thread pointer with the bits below */
+    _Atomic(struct lock *) next_contended; /* of all that were ever slept on */
 };
 
 #define LOCK_FREE   0
@@ -63,6 +64,14 @@ static inline bool lock_is_mine(const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     return (state & LOCK_OWNER) == lock_self();
 }
+
+/*
+ * Before a fork, first of all. A signal handler that forks may have interrupted its thread between a release
+ * and the wake-up of the next owner, or when it was woken and had not yet acquired the lock: then the lock is
+ * free, others sleep, and one of them may hold what the fork is going to wait for. This wakes one sleeper of
+ * each lock; it passes the wake-up on with its own release.
+ */
+void lock_wake_sleepers(void);
 
 /*
  * Around fork, in the forking thread. Before: acquires the lock, unless the thread holds it already, in a

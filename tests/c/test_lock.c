@@ -159,12 +159,36 @@ static void test_fork_with_a_lock_of_another_thread(void) {
     CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
 }
 
+/* A signal handler that forks came between a release and its wake-up. */
+static void *acquire_and_release(void *unused) {
+    lock_acquire(&lock);
+    lock_release(&lock);
+    return unused;
+}
+
+static void test_fork_between_release_and_wake(void) {
+    pthread_t threads[THREADS];
+    lock_acquire(&lock);
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, acquire_and_release, NULL) == 0);
+    }
+    WAIT_UNTIL((atomic_load(&lock.state) & LOCK_WAITED) != 0);
+    check_nap(20000000); /* or they need no wake-up */
+    CHECK((atomic_exchange(&lock.state, LOCK_FREE) & LOCK_WAITED) != 0);
+    lock_wake_sleepers();
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
+}
+
 int main(void) {
     rounds = (unsigned)check_rounds(rounds);
     test_alone();
     test_fork_with_a_free_lock();
     test_fork_with_a_held_lock();
     test_fork_with_a_lock_of_another_thread();
+    test_fork_between_release_and_wake();
     test_exclusion(0);
     rounds /= 2;
     test_turns();
