@@ -132,7 +132,7 @@ def test_runs_get_longer_or_shorter(storm: Path, run_s: float, calls: list[int])
 
 @needs_two
 def test_calibrates(calm: Calm, storm: Path, tmp_path: Path) -> None:
-    """What a busy machine shows may rightly be too vague to be kept, so it is not: that is the next test."""
+    """A busy machine may rightly be refused, and is asked again; other tests say what is refused, and how."""
     out = tmp_path / "out.json"
 
     results = []
@@ -143,9 +143,9 @@ def test_calibrates(calm: Calm, storm: Path, tmp_path: Path) -> None:
             env={"CALM_LIBRARY_PATH": str(storm), "XDG_CACHE_HOME": str(tmp_path)},
         )  # fmt: skip
         results.append(result)
-        return "is the machine busy?" not in result.stderr
+        return result.returncode == 0 or "machine" not in result.stderr
 
-    wait_until(calibrated, "threads that run on two CPUs at once")
+    wait_until(calibrated, "runs that the machine's other work does not disturb")
     result = results[-1]
     assert result.returncode == 0, result.stderr
     assert "a, an interrupt within a socket:" in result.stdout
