@@ -1,4 +1,4 @@
-"""Programs' own test suites, in a Debian of its own with a library in every process; and the table of them."""
+"""Programs' own test suites, in a Debian with a library in every process; and the table of what they say."""
 
 from __future__ import annotations
 
