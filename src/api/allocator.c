@@ -289,6 +289,10 @@ void *allocate_slow(size_t size) {
  */
 static void spill(uint32_t class, void *block) {
     void *blocks[MAGAZINE_BLOCKS_MOST];
+    if (cpu_cache_is_newest(class, block)) {
+        misuse_report(MISUSE_DOUBLE_FREE, block);
+        return;
+    }
     if (cpu_cache_open(&calm_caches, class) && calm_classes.of[class].size < CACHE_LINE_BYTES) {
         stock(class, &block, 1);
         struct taken taken = door_take_blocks(class, blocks, calm_classes.of[class].batch);
@@ -326,6 +330,8 @@ void release_slow(void *block) {
     if (class == 0) {
         profiling_forget(block); /* before another thread may have it */
         door_put_large(block);
+    } else if ((uintptr_t)block % SIZE_QUANTUM != 0) {
+        misuse_report(MISUSE_INVALID_FREE, block);
     } else if (heap == &calm_governor.heap) {
         spill(class, block);
     } else {

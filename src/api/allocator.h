@@ -87,8 +87,10 @@ static inline __attribute__((always_inline)) void *allocate(size_t size) {
 static inline __attribute__((always_inline)) void release(void *block) {
     const struct space *space = &calm_governor.heap.space;
     uintptr_t offset = (uintptr_t)block - space->base;
-    if (__builtin_expect(offset < space->bytes, 1)) {
-        uint32_t class = space->first_classes[offset >> SPACE_PAGE_SHIFT(space)];
+    /* A rotation: what is not aligned is far beyond the end. */
+    uintptr_t quantum = offset >> SPACE_QUANTUM_SHIFT | offset << (64 - SPACE_QUANTUM_SHIFT);
+    if (__builtin_expect(quantum < space->quanta, 1)) {
+        uint32_t class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
         if (cpu_cache_is_rseq()) {
             if (__builtin_expect(rseq_push(class, block), 1)) {
                 return;

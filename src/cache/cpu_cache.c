@@ -40,6 +40,14 @@ static void set(_Atomic(uint32_t) *word, uint32_t value) {
     atomic_store_explicit(word, value, memory_order_release);
 }
 
+static uint32_t get_bottom(char *region, uint32_t class) {
+    return ~get(&stack_bounds_of(region, class)->not_bottom);
+}
+
+static void set_bottom(char *region, uint32_t class, uint32_t bottom) {
+    set(&stack_bounds_of(region, class)->not_bottom, ~bottom);
+}
+
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place) {
     size_t page = os_page_size();
     if (&__libc_single_threaded != NULL) {
@@ -58,6 +66,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 
     uint32_t next = 2 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
+        next += STACK_GAP;
         caches->start_of[class] = (uint16_t)next;
         next += classes->of[class].grown_most;
     }
@@ -147,7 +156,7 @@ unsigned cpu_cache_node(void) {
 
 static void close_stacks(const struct cpu_caches *caches, char *region) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        set(&stack_bounds_of(region, class)->bottom, UINT32_MAX);
+        set_bottom(region, class, UINT32_MAX);
         set(&stack_bounds_of(region, class)->end, 0);
     }
 }
@@ -162,9 +171,9 @@ static void open_stacks(const struct cpu_caches *caches, struct region_state *st
         struct stack_bounds *bounds = stack_bounds_of(region, class);
         uint32_t start = caches->start_of[class];
         /* In this order a sequence in between finds either nothing to pop or no room to push. */
-        set(&bounds->bottom, UINT32_MAX);
+        set_bottom(region, class, UINT32_MAX);
         set_top(region, class, start);
-        set(&bounds->bottom, start);
+        set_bottom(region, class, start);
         set(&bounds->end, start);
     }
 }
@@ -202,7 +211,7 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
 /* The same operations on a region that is the caller's: it holds the lock, or is alone. */
 static size_t pop_owned(char *region, uint32_t class, void **blocks, size_t count) {
     uint64_t top = get_top(region, class);
-    uint64_t bottom = get(&stack_bounds_of(region, class)->bottom);
+    uint64_t bottom = get_bottom(region, class);
     if (top <= bottom) {
         return 0;
     }
@@ -266,6 +275,40 @@ size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count) {
         lock_release(lock);
     }
     return given;
+}
+
+/*
+ * Without a lock the stack changes meanwhile, and what is read is not one moment's. But what lies below a top
+ * lay there when the top was read, or was pushed since; a block that its owner has never was.
+ */
+static bool is_newest(char *region, uint32_t class, const void *block) {
+    if (get(&stack_bounds_of(region, class)->end) == 0) {
+        return false;
+    }
+    uint64_t top = atomic_load_explicit(stack_top_of(region, class), memory_order_acquire);
+    const volatile uintptr_t *words = (const volatile uintptr_t *)(void *)region;
+    bool found = false;
+    for (uint64_t i = 1; i <= STACK_GAP; i++) {
+        found |= words[top - i] == (uintptr_t)block;
+    }
+    return found;
+}
+
+bool cpu_cache_is_newest(uint32_t class, const void *block) {
+    if (cpu_cache_is_rseq()) {
+        unsigned number = current_region();
+        return number < calm_caches.count && is_newest(region_of(&calm_caches, number), class, block);
+    }
+    if (atomic_load_explicit(&calm_caches.mode, memory_order_relaxed) != CACHE_LOCKED) {
+        return false;
+    }
+    char *region;
+    struct lock *lock = enter_region(&region);
+    bool found = is_newest(region, class, block);
+    if (lock != NULL) {
+        lock_release(lock);
+    }
+    return found;
 }
 
 static uint32_t add_one(_Atomic(uint8_t) *count) {
@@ -395,7 +438,7 @@ size_t cpu_cache_drain(struct cpu_caches *caches, unsigned number, bool only_if_
     close_stacks(caches, region);
     if (cpu_cache_is_rseq() && !rseq_restart_all()) {
         for (uint32_t class = 1; class < caches->classes->count; ++class) {
-            set(&stack_bounds_of(region, class)->bottom, caches->start_of[class]);
+            set_bottom(region, class, caches->start_of[class]);
             set(&stack_bounds_of(region, class)->end,
                 caches->start_of[class] + caches->classes->of[class].cache_most);
         }

@@ -45,11 +45,13 @@ enum cache_mode {
 
 /* Both counted in words from the region's start. */
 struct stack_bounds {
-    _Atomic(uint32_t) bottom;
+    _Atomic(uint32_t) not_bottom; /* ~bottom: of zeros, beneath which there is nothing, whatever the top */
     _Atomic(uint32_t) end;
 };
 
 #define STACK_BOUNDS_AT ((size_t)8 * SIZE_CLASSES)
+/* Words below each stack that are never written. A push compares its block with so many of the newest. */
+#define STACK_GAP 2
 
 /* What is known of a region, apart from it. */
 struct region_state {
@@ -110,6 +112,12 @@ size_t cpu_caches_most_blocks(const struct cpu_caches *caches);
 /* Up to count blocks off, or on, the stack of the CPU that runs the caller. Return how many. */
 size_t cpu_cache_pop_some(uint32_t class, void **blocks, size_t count);
 size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count);
+
+/*
+ * Whether a block that its owner frees is one of the STACK_GAP newest on the stack of the CPU that runs the
+ * caller: then it was freed before.
+ */
+bool cpu_cache_is_newest(uint32_t class, const void *block);
 
 /* Gives room to a class's stack on the CPU that runs the caller. True if it had none. */
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
@@ -180,13 +188,14 @@ static inline __attribute__((always_inline)) bool region_pop(const char *region,
     void *block;
     bool found;
     __asm__ volatile("movq (%[region],%[class],8), %[top]\n\t"
-                     "cmpl %c[bounds](%[region],%[class],8), %k[top]\n\t"
-                     "jbe 6f\n\t"
+                     "movl %c[bounds](%[region],%[class],8), %k[block]\n\t"
+                     "addl %k[top], %k[block]\n\t"
+                     "jnc 6f\n\t"
                      "decq %[top]\n\t"
                      "movq %[top], (%[region],%[class],8)\n\t"
                      "movq (%[region],%[top],8), %[block]\n"
                      "6:\n\t"
-                     : [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
+                     : [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
                      : [region] "r"(region), [class] "r"((uint64_t) class), [bounds] "i"(STACK_BOUNDS_AT)
                      : "memory");
     *popped = block;
@@ -195,7 +204,8 @@ static inline __attribute__((always_inline)) bool region_pop(const char *region,
     _Atomic(uint64_t) *stack = stack_top_of((char *)(uintptr_t)region, class);
     const struct stack_bounds *bounds = stack_bounds_of((char *)(uintptr_t)region, class);
     uint64_t top = atomic_load_explicit(stack, memory_order_relaxed);
-    if (__builtin_expect(top <= atomic_load_explicit(&bounds->bottom, memory_order_relaxed), 0)) {
+    uint32_t not_bottom = atomic_load_explicit(&bounds->not_bottom, memory_order_relaxed);
+    if (__builtin_expect(top <= (uint32_t)~not_bottom, 0)) {
         return false;
     }
     *popped = ((void **)(uintptr_t)region)[top - 1];
@@ -212,8 +222,12 @@ static inline __attribute__((always_inline)) bool region_push(const char *region
     __asm__ volatile("movq (%[region],%[class],8), %[top]\n\t"
                      "cmpl %c[bounds]+4(%[region],%[class],8), %k[top]\n\t"
                      "jae 6f\n\t"
+                     "cmpq %[block], -8(%[region],%[top],8)\n\t"
+                     "je 6f\n\t"
+                     "cmpq %[block], -16(%[region],%[top],8)\n\t"
+                     "je 6f\n\t"
                      "movq %[block], (%[region],%[top],8)\n\t"
-                     "incq %[top]\n\t"
+                     "subq $-1, %[top]\n\t"
                      "movq %[top], (%[region],%[class],8)\n"
                      "6:\n\t"
                      : [top] "=&r"(top), "=@ccb"(room)

@@ -6,9 +6,10 @@
  * to label 4, from where it starts over. Leaving early, by a jump, needs no farewell: the kernel looks where
  * the thread is.
  *
- * A sequence reads a stack's bottom or end before its top. Who reopens a closed region writes them the other
+ * A sequence reads a stack's bottom or end before its top. Who opens a closed region writes them the other
  * way round, so a sequence that finds the region open finds the top that belongs to it (x86-64 keeps the
- * order of loads, and of stores); one that finds it closed leaves.
+ * order of loads, and of stores); one that finds it closed leaves, whatever the top is by then. So does one
+ * that meets a region of zeros, which another thread is about to open for the first time.
  *
  * No jumps out of the assembly: gcc 12 loses the values that come with them. What a sequence found is left in
  * the flags, or in a register.
@@ -57,17 +58,17 @@ static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void 
     void *block;
     bool found;
     /*
-     * dec leaves the carry as cmp set it, and no top is zero: "above" still tells what cmp found. Only 16
-     * bits of the top are loaded (a region has fewer words), as measured: see docs/experiments.md.
+     * A top above the bottom, added to the bottom's complement, carries; dec leaves the carry. Only 16 bits of
+     * the top are loaded (a region has fewer words), as measured: see docs/experiments.md.
      */
     __asm__ volatile(RSEQ_BEGIN "movl %c[bounds](%[region],%[class],8), %k[block]\n\t"
                                 "movzwl (%[region],%[class],8), %k[top]\n\t"
-                                "cmpq %[block], %[top]\n\t"
-                                "jbe 6f\n\t"
+                                "addl %k[top], %k[block]\n\t"
+                                "jnc 6f\n\t"
                                 "movq -8(%[region],%[top],8), %[block]\n\t"
                                 "decq %[top]\n\t"
                                 "movq %[top], (%[region],%[class],8)\n" RSEQ_END
-                     : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block), "=@cca"(found)
+                     : [region] "=&r"(region), [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
                      : RSEQ_INPUTS
                      : "memory");
     *popped = block;
@@ -79,13 +80,17 @@ static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void
     uint64_t top;
     uint64_t end;
     bool room;
-    /* inc leaves the carry as cmp set it. */
+    /* The carry is clear after each jump, and set where -1 is subtracted from any top. */
     __asm__ volatile(RSEQ_BEGIN "movl %c[bounds]+4(%[region],%[class],8), %k[end]\n\t"
                                 "movq (%[region],%[class],8), %[top]\n\t"
                                 "cmpq %[end], %[top]\n\t"
                                 "jae 6f\n\t"
+                                "cmpq %[block], -8(%[region],%[top],8)\n\t"
+                                "je 6f\n\t"
+                                "cmpq %[block], -16(%[region],%[top],8)\n\t"
+                                "je 6f\n\t"
                                 "movq %[block], (%[region],%[top],8)\n\t"
-                                "incq %[top]\n\t"
+                                "subq $-1, %[top]\n\t"
                                 "movq %[top], (%[region],%[class],8)\n" RSEQ_END
                      : [region] "=&r"(region), [top] "=&r"(top), [end] "=&r"(end), "=@ccb"(room)
                      : RSEQ_INPUTS, [block] "r"(block)
@@ -118,11 +123,11 @@ static inline size_t rseq_pop_some(uint32_t class, void **blocks, uint64_t count
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movl %c[bounds](%[region],%[class],8), %k[left]\n\t"
+                                "movl %c[bounds](%[region],%[class],8), %k[taken]\n\t"
                                 "movq (%[region],%[class],8), %[top]\n\t"
-                                "movq %[top], %[taken]\n\t"
-                                "subq %[left], %[taken]\n\t"
-                                "jbe 6f\n\t"
+                                "addl %k[top], %k[taken]\n\t"
+                                "jnc 6f\n\t"
+                                "incl %k[taken]\n\t"
                                 "cmpq %[count], %[taken]\n\t"
                                 "cmovaq %[count], %[taken]\n\t"
                                 "movq %[taken], %[left]\n\t"

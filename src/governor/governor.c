@@ -35,7 +35,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
         return false;
     }
     /* Segments are too short to spend on alignment. */
-    if (governor->heap.space.bytes > 0) {
+    if (governor->heap.space.quanta > 0) {
         governor->heap.runs.huge_pages = huge_page_request_bytes() / page_bytes(governor);
     }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;

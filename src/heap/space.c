@@ -141,7 +141,7 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->spans_end = 1; /* number 0 is that of no span: unused for ever */
     if (atomic_load_explicit(&space->segments, memory_order_relaxed) == 1) {
         space->base = (uintptr_t)space->segment[0].region.base;
-        space->bytes = space->segment[0].region.reserved;
+        space->quanta = space->segment[0].region.reserved >> SPACE_QUANTUM_SHIFT;
     }
     space->first_classes = space->class_of + 1;
     return true;
@@ -149,12 +149,12 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
 
 void space_limit(struct space *space, size_t bytes) {
     struct segment *first = &space->segment[0];
-    if (atomic_load_explicit(&space->segments, memory_order_relaxed) != 1 || space->bytes == 0 ||
+    if (atomic_load_explicit(&space->segments, memory_order_relaxed) != 1 || space->quanta == 0 ||
         bytes / 2 > first->region.reserved) {
         return;
     }
     os_region_trim(&first->region, 0);
-    __atomic_store_n(&space->bytes, first->region.reserved, __ATOMIC_RELAXED);
+    __atomic_store_n(&space->quanta, first->region.reserved >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
     space->page_end = first->first_page + (first->region.reserved >> space->page_shift);
     size_t each = sizeof *space->class_of + sizeof *space->span_of + sizeof *space->users_of +
                   space->span_bytes / SPAN_LEAST_PAGES;

@@ -21,6 +21,9 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
+/* No block begins in between. */
+#define SPACE_QUANTUM_SHIFT 4
+
 #define SEGMENTS_MOST 256 /* a number fits into one byte */
 
 /* Of a page of a slab: how many blocks that are not free touch it, whether it may be resident, and whether it
@@ -44,7 +47,7 @@ struct segment {
 struct space {
     /* What the fast path of free reads: the first segment, and its pages' classes. */
     uintptr_t base;
-    size_t bytes;
+    size_t quanta; /* its length, in steps at which a block may begin */
     uint8_t *first_classes;
     uint32_t page_shift;
 
@@ -101,7 +104,7 @@ bool space_is_usable(const struct space *space, uint32_t page);
 /* The number of an address's page; 0 if it is not the heap's. Any thread. */
 static inline uint32_t space_page(const struct space *space, const void *pointer) {
     uintptr_t offset = (uintptr_t)pointer - space->base;
-    if (__builtin_expect(offset < space->bytes, 1)) {
+    if (__builtin_expect(offset >> SPACE_QUANTUM_SHIFT < space->quanta, 1)) {
         return (uint32_t)(offset >> SPACE_PAGE_SHIFT(space)) + 1;
     }
     return space_page_elsewhere(space, (uintptr_t)pointer);

@@ -3,6 +3,7 @@
 #include "offload/spare.h"
 #include "os/clock.h"
 #include "os/futex.h"
+#include "os/syscall.h"
 
 #include <string.h>
 
@@ -67,16 +68,19 @@ static void add_one(_Atomic(uint64_t) *count) {
     atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-/* Onto the list of what found no room: by the blocks' own first words, for they are free. */
+/* Where even the overflow has no room, a server that takes from it makes some. Blocks that wait for one in
+ * vain stay in use for good. */
 static void overflow(struct server *server, void *const *blocks, size_t count) {
-    for (size_t i = 0; i + 1 < count; i++) {
-        *(void **)blocks[i] = blocks[i + 1];
+    uint64_t start = 0;
+    while (!overflow_push(&server->overflow, blocks, count) && !server_forks_here(server)) {
+        uint64_t now = clock_now_ns();
+        start = start == 0 ? now : start;
+        if (now - start > server->patience_ns) {
+            return;
+        }
+        server_wake(server);
+        os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
     }
-    void *head = atomic_load_explicit(&server->overflow, memory_order_relaxed);
-    do {
-        *(void **)blocks[count - 1] = head;
-    } while (!atomic_compare_exchange_weak_explicit(&server->overflow, &head, blocks[0], memory_order_seq_cst,
-                                                    memory_order_relaxed));
 }
 
 /* Whether so many bytes more are too many to lie there until the server happens to look. */
@@ -123,8 +127,7 @@ static struct endpoint *enter_running(struct server *server, unsigned number) {
     return endpoint;
 }
 
-/* A record of freed blocks, or the blocks themselves on the list of what found no room. Leaves the endpoint.
- */
+/* A record of freed blocks, or the blocks themselves in the overflow. Leaves the endpoint. */
 static void send_freed(struct server *server, struct endpoint *endpoint, uint64_t header,
                        const uint64_t *payload, size_t bytes, void *const *blocks, size_t block_count) {
     bool urgent = is_backlog(endpoint, bytes);

@@ -4,7 +4,7 @@
 #include "os/futex.h"
 
 /* Blocks of the overflow that are served before all else is looked at again. */
-#define OVERFLOW_BLOCKS 1024
+#define OVERFLOW_AT_ONCE 128
 
 /* Calls. */
 
@@ -154,32 +154,28 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
     return true;
 }
 
-/*
- * What found no room, or no server. Each block leads to the next by its first word, and, once it is served,
- * to the list's head: a block that was freed twice leads back to where this was before, and what lay behind
- * it is lost.
- */
+/* What found no room, or no server: there may be millions of them, and others wait. */
 static bool serve_overflow(struct server *server) {
-    if (atomic_load_explicit(&server->overflow, memory_order_relaxed) == NULL) {
-        return false;
-    }
-    void *block = atomic_exchange_explicit(&server->overflow, NULL, memory_order_acquire);
-    for (unsigned count = 1; block != NULL; count++) {
-        void *next = *(void **)block;
-        next = next == (void *)&server->overflow ? NULL : next;
-        *(void **)block = &server->overflow;
-        uint32_t class = server->owner.class_of(server->owner.context, block);
-        if (class != 0) {
-            server->owner.put(server->owner.context, class, &block, 1);
-        } else {
-            server->owner.put_large(server->owner.context, block);
+    void *blocks[OVERFLOW_AT_ONCE];
+    bool worked = false;
+    for (;;) {
+        size_t count = overflow_pop(&server->overflow, blocks, OVERFLOW_AT_ONCE);
+        if (count == 0) {
+            return worked;
         }
-        block = next;
-        if (count % OVERFLOW_BLOCKS == 0 && server->depth == 1) {
-            server_serve(server); /* there may be millions of them, and others wait */
+        for (size_t i = 0; i < count; i++) {
+            uint32_t class = server->owner.class_of(server->owner.context, blocks[i]);
+            if (class != 0) {
+                server->owner.put(server->owner.context, class, &blocks[i], 1);
+            } else {
+                server->owner.put_large(server->owner.context, blocks[i]);
+            }
+        }
+        worked = true;
+        if (count == OVERFLOW_AT_ONCE && server->depth == 1) {
+            server_serve(server);
         }
     }
-    return true;
 }
 
 static bool serve_sync(struct server *server) {

@@ -25,6 +25,9 @@
 #define FORK_TRIES 1000
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
+/* Of the overflow: 64 MiB, or less where address space is limited. */
+#define OVERFLOW_BLOCKS_MOST ((size_t)8 << 20)
+#define OVERFLOW_SHARE       64
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
 enum parking { PARKING_NONE, PARKING_REQUESTED, PARKING_PARKED };
@@ -47,6 +50,12 @@ bool server_open(struct server *server, unsigned number) {
     return open;
 }
 
+/* A share of the address space that the process may have. */
+static size_t overflow_blocks_most(void) {
+    size_t share = os_address_space_limit() / OVERFLOW_SHARE / sizeof(void *);
+    return share < OVERFLOW_BLOCKS_MOST ? share : OVERFLOW_BLOCKS_MOST;
+}
+
 bool server_init(struct server *server, unsigned endpoint_count, size_t spare_class_bytes) {
     uint32_t words = stock_prepare(server);
     words += spare_prepare(server, words, spare_class_bytes);
@@ -64,7 +73,8 @@ bool server_init(struct server *server, unsigned endpoint_count, size_t spare_cl
     server->is_open = (_Atomic(bool) *)(void *)(memory + endpoint_count * sizeof *server->open);
     server->endpoints = os_reserve(endpoint_count * server->endpoint_bytes, page);
     server->nap_ns = NAP_NS_LEAST;
-    return server->endpoints != NULL && server_open(server, 0);
+    return server->endpoints != NULL && overflow_init(&server->overflow, overflow_blocks_most()) &&
+           server_open(server, 0);
 }
 
 /* Sleep. */
@@ -76,7 +86,7 @@ static bool is_wanted(struct server *server) {
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != 0 ||
                   atomic_load_explicit(&server->starved, memory_order_seq_cst) ||
-                  atomic_load_explicit(&server->overflow, memory_order_seq_cst) != NULL;
+                  !overflow_is_empty(&server->overflow);
     unsigned opened = atomic_load_explicit(&server->opened, memory_order_seq_cst);
     for (unsigned i = 0; i < opened && !wanted; i++) {
         unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
@@ -367,7 +377,7 @@ bool server_stop(struct server *server) {
  * waits for all clients would wait for itself. */
 static bool interrupts_client(const struct server *server) {
     const struct lock *locks[] = {&server->fork_lock, &server->begin_lock, &server->open_lock,
-                                  &server->sync.clients};
+                                  &server->sync.clients, &server->overflow.lock};
     bool found = false;
     for (size_t i = 0; i < sizeof locks / sizeof locks[0]; i++) {
         found |= lock_is_mine(locks[i]);
@@ -424,11 +434,13 @@ static bool enter_all_for_fork(struct server *server, bool waits) {
     atomic_store_explicit(&server->sync.closing, true, memory_order_relaxed);
     all &= acquire_for_fork(&server->sync.clients, waits);
     atomic_store_explicit(&server->sync.closing, false, memory_order_relaxed);
+    all &= acquire_for_fork(&server->overflow.lock, waits);
     return all;
 }
 
 /* The child has no other thread that could be in one. */
 static void leave_all_after_fork(struct server *server, bool child) {
+    lock_release_after_fork(&server->overflow.lock);
     lock_release_after_fork(&server->sync.clients);
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         if (server_is_open(server, i) && (child || endpoint_is_mine(server_endpoint(server, i)))) {
@@ -437,6 +449,7 @@ static void leave_all_after_fork(struct server *server, bool child) {
     }
     lock_release_after_fork(&server->open_lock);
     if (child) {
+        lock_reset_in_child(&server->overflow.lock);
         lock_reset_in_child(&server->sync.clients);
         lock_reset_in_child(&server->open_lock);
     }
@@ -514,7 +527,7 @@ static void start_over(struct server *server) {
 /* In the child of a thread that interrupted itself among the clients: it ends there what it began. */
 static void lose_heap(struct server *server) {
     struct lock *locks[] = {&server->fork_lock, &server->begin_lock, &server->open_lock,
-                            &server->sync.clients};
+                            &server->sync.clients, &server->overflow.lock};
     for (size_t i = 0; i < sizeof locks / sizeof locks[0]; i++) {
         lock_reset_in_child(locks[i]);
     }

@@ -21,6 +21,7 @@
 #include "offload/call.h"
 #include "offload/crowd.h"
 #include "offload/endpoint.h"
+#include "offload/overflow.h"
 #include "offload/sync.h"
 #include "os/thread.h"
 
@@ -107,7 +108,7 @@ struct server {
     struct lock fork_lock;
     bool forks;                            /* under fork_lock: all endpoints are the forking thread's */
     _Atomic(bool) left_behind;             /* a fork did not wait for it: in the child its heap is lost */
-    _Alignas(64) _Atomic(void *) overflow; /* freed blocks, each linked to the next through its first word */
+    _Alignas(64) struct overflow overflow;
     _Atomic(uint64_t) wakes;
     _Atomic(uint64_t) losses; /* times that a client waited in vain */
 

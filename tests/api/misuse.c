@@ -76,6 +76,38 @@ static void double_free_at_exit(const char *size) {
     exit(0);
 }
 
+/* Whoever asks next gets blocks of their own. */
+static void ask_for_three(size_t bytes) {
+    void *first = malloc(bytes), *second = malloc(bytes), *third = malloc(bytes);
+    CHECK(first != NULL && second != NULL && third != NULL);
+    CHECK(first != second && second != third && first != third);
+    CHECK(((uintptr_t)first | (uintptr_t)second | (uintptr_t)third) % 16 == 0);
+    say("apart", 1);
+}
+
+static void double_free_now(const char *size) {
+    double_free(size);
+    ask_for_three(size_named(size));
+}
+
+static void double_free_interleaved(const char *size) {
+    void *block = new_block(size_named(size)), *other = new_block(size_named(size));
+    void *again = hidden(block);
+    announce(again);
+    free(block);
+    free(other);
+    free(again);
+    ask_for_three(size_named(size));
+}
+
+static void unaligned(const char *size) {
+    unsigned char *block = new_block(size_named(size));
+    unsigned char *inside = hidden(block + 8);
+    announce(inside);
+    free(inside);
+    ask_for_three(size_named(size));
+}
+
 /* With others of its size between the two. */
 static void double_free_later(const char *size) {
     void *others[20];
@@ -241,6 +273,9 @@ int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"double-free", double_free},
         {"double-free-at-exit", double_free_at_exit},
+        {"double-free-now", double_free_now},
+        {"double-free-interleaved", double_free_interleaved},
+        {"unaligned", unaligned},
         {"double-free-later", double_free_later},
         {"double-free-after-trim", double_free_after_trim},
         {"double-free-elsewhere", double_free_elsewhere},

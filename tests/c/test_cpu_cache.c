@@ -526,6 +526,46 @@ static void check_stacks(void) {
     check_growth();
 }
 
+/* A push compares with the newest; below a stack's bottom lies nobody's. */
+static void check_newest(void) {
+    for (uint32_t class = 1; class < classes.count; ++class) {
+        void *block;
+        cpu_cache_open(&calm_caches, class);
+        CHECK(!cpu_cache_is_newest(class, token(0)));
+        CHECK(push_one(class, token(0)));
+        CHECK(!push_one(class, token(0)));
+        CHECK(push_one(class, token(1)));
+        CHECK(!push_one(class, token(1)) && !push_one(class, token(0)));
+        CHECK(cpu_cache_is_newest(class, token(0)) && cpu_cache_is_newest(class, token(1)));
+        CHECK(!cpu_cache_is_newest(class, token(2)));
+        CHECK(pop_one(class, &block) && block == token(1));
+        CHECK(pop_one(class, &block) && block == token(0));
+        CHECK(!cpu_cache_is_newest(class, token(0)) && !cpu_cache_is_newest(class, token(1)));
+        uint32_t below = class == 1 ? 2 * SIZE_CLASSES
+                                    : calm_caches.start_of[class - 1] + classes.of[class - 1].grown_most;
+        CHECK_EQUAL(calm_caches.start_of[class] - below, STACK_GAP);
+    }
+    CHECK(!cpu_cache_is_newest(0, token(0)));
+}
+
+/* A sequence reads a stack's bounds, another thread opens the region for the first time, and the sequence
+ * reads the top. */
+static void check_half_opened(void) {
+    enum { CLASS = 2 };
+    void *block = token(4);
+    cpu_cache_open(&calm_caches, CLASS);
+    CHECK_EQUAL(cpu_cache_push_some(CLASS, &block, 1), 1);
+    char *region = calm_caches.regions + ((size_t)cpu_cache_number() << REGION_SHIFT);
+    struct stack_bounds *bounds = stack_bounds_of(region, CLASS);
+    uint64_t opened;
+    memcpy(&opened, bounds, sizeof opened);
+    memset(bounds, 0, sizeof opened);
+    CHECK(!pop_one(CLASS, &block) && cpu_cache_pop_some(CLASS, &block, 1) == 0);
+    CHECK(!push_one(CLASS, token(5)) && cpu_cache_push_some(CLASS, &block, 1) == 0);
+    memcpy(bounds, &opened, sizeof opened);
+    CHECK(pop_one(CLASS, &block) && block == token(4));
+}
+
 static void stay_on_one_cpu(void) {
     cpu_set_t one;
     CPU_ZERO(&one);
@@ -540,13 +580,24 @@ static void check_stacks_rseq(void) {
     check_stacks();
 }
 
+static void check_newest_rseq(void) {
+    stay_on_one_cpu();
+    CHECK(cpu_caches_init(&calm_caches, &classes, rseq_find()));
+    cpu_caches_start(&calm_caches, CACHE_RSEQ, true);
+    check_half_opened();
+    check_newest();
+}
+
 static void check_stacks_locked(void) {
     CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
     cpu_caches_start(&calm_caches, CACHE_LOCKED, true);
     check_stacks();
+    check_half_opened();
     if (cpu_cache_is_alone()) {
         void *block;
         CHECK(region_push(calm_caches.regions, 3, token(3)));
+        CHECK(!region_push(calm_caches.regions, 3, token(3)));
+        CHECK(cpu_cache_is_newest(3, token(3)));
         CHECK(region_pop(calm_caches.regions, 3, &block) && block == token(3));
         CHECK(!region_pop(calm_caches.regions, 3, &block));
     }
@@ -615,6 +666,7 @@ int main(void) {
         return 0;
     }
     in_child(check_stacks_rseq);
+    in_child(check_newest_rseq);
     in_child(run_rseq);
     in_child(run_rseq_by_cpu);
     return 0;

@@ -484,7 +484,7 @@ static size_t mappings_of_heap(void) {
         char *end;
         uintptr_t first = strtoull(line, &end, 16);
         uintptr_t last = strtoull(end + 1, NULL, 16);
-        found += first < space->base + space->bytes && last > space->base;
+        found += first < space->base + (space->quanta << SPACE_QUANTUM_SHIFT) && last > space->base;
     }
     fclose(maps);
     return found;

@@ -788,7 +788,7 @@ static size_t mappings_of_heap(void) {
         char *end;
         uintptr_t first = strtoull(line, &end, 16);
         uintptr_t last = strtoull(end + 1, NULL, 16);
-        found += first < base + heap.space.bytes && last > base;
+        found += first < base + (heap.space.quanta << SPACE_QUANTUM_SHIFT) && last > base;
     }
     fclose(maps);
     return found;

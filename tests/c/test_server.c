@@ -112,7 +112,6 @@ static void gate_open(struct gate *gate) {
 enum held { NOBODYS, HELD_BY = 1, GIVEN_BY = 2 };
 
 struct block {
-    void *link; /* the first word: the overflow list's */
     uint32_t class;
     uint32_t pages;
     struct block *next; /* free */
@@ -755,7 +754,7 @@ static void check_all_back(void) {
         CHECK(atomic_load(&heap.blocks[i].held) == NOBODYS);
     }
     check_slots_free();
-    CHECK(atomic_load(&server.overflow) == NULL);
+    CHECK(overflow_is_empty(&server.overflow));
 }
 
 /* Nobody is asked any more, and nothing done that was not asked for. */
@@ -1065,26 +1064,73 @@ static void test_full_ring_overflows(void) {
     size_t filled = RING_WORDS;
     size_t full = 0;
     for (size_t i = 0; i < EARLY; i++) {
-        void *overflown = atomic_load(&server.overflow);
-        bool fits = filled >= magazines[i].count + 1;
-        filled -= fits ? magazines[i].count + 1 : 0;
+        size_t overflown = atomic_load(&server.overflow.count);
+        size_t count = magazines[i].count;
+        bool fits = filled >= count + 1;
+        filled -= fits ? count + 1 : 0;
         put_magazine(&me, 0, &magazines[i]);
-        CHECK((atomic_load(&server.overflow) != overflown) == !fits);
+        CHECK_EQUAL(atomic_load(&server.overflow.count), overflown + (fits ? 0 : count));
         full += !fits;
     }
     for (; filled >= 3; filled -= 3) { /* no room for large ones either */
         ring_push(&server_endpoint(&server, 0)->ring, stale_call(2), (uint64_t[]){0, 0}, 2, false);
     }
     for (size_t i = 0; i < 4; i++) {
-        void *overflown = atomic_load(&server.overflow);
+        size_t overflown = atomic_load(&server.overflow.count);
         put_one_large(&me, 0, &large[i]);
-        CHECK(atomic_load(&server.overflow) != overflown);
+        CHECK_EQUAL(atomic_load(&server.overflow.count), overflown + 1);
     }
     CHECK(full >= EARLY / 2);
     CHECK_EQUAL(heap.out, before);
     let_server_go();
     WAIT_UNTIL(blocks_out() == 0);
     finish();
+}
+
+static struct taken_magazine early[EARLY];
+
+static void *put_early(void *unused) {
+    for (size_t i = 0; i < EARLY; i++) {
+        put_magazine(&me, 0, &early[i]);
+    }
+    return unused;
+}
+
+/* More than the ring and the overflow have room for together, while the server serves nobody. */
+static pthread_t fill_overflow(uint64_t patience_ns) {
+    set_up(1);
+    server.overflow.region.reserved = os_page_size();
+    server.patience_ns = patience_ns;
+    for (size_t i = 0; i < EARLY; i++) {
+        take_early(1, &early[i]);
+    }
+    size_t count = early[0].count;
+    size_t room = os_page_size() / sizeof(void *) / count * count;
+    CHECK(room + RING_WORDS < EARLY * count);
+    launch();
+    keep_server();
+    pthread_t putter;
+    CHECK(pthread_create(&putter, NULL, put_early, NULL) == 0);
+    WAIT_UNTIL(atomic_load(&server.overflow.count) == room);
+    return putter;
+}
+
+static void test_full_overflow_waits(void) {
+    pthread_t putter = fill_overflow(PATIENCE_NS);
+    let_server_go();
+    CHECK(pthread_join(putter, NULL) == 0);
+    WAIT_UNTIL(blocks_out() == 0);
+    finish();
+}
+
+/* A thread waits no longer than that, and what it freed is lost. */
+static void test_full_overflow_is_given_up(void) {
+    pthread_t putter = fill_overflow(SHORT_PATIENCE_NS);
+    CHECK(pthread_join(putter, NULL) == 0);
+    CHECK(atomic_load(&server.overflow.count) > 0);
+    let_server_go();
+    WAIT_UNTIL(overflow_is_empty(&server.overflow));
+    CHECK(blocks_out() > 0);
 }
 
 /* As if 128 threads were in a call at once. */
@@ -1765,7 +1811,7 @@ static void live_as_child(bool refused) {
     CHECK_EQUAL(out, heap.out);
     CHECK(on_the_way <= (size_t)THREADS * MAGAZINE_BLOCKS_MOST);
     check_slots_free();
-    CHECK(atomic_load(&server.overflow) == NULL);
+    CHECK(overflow_is_empty(&server.overflow));
     check_lent();
 }
 
@@ -2242,8 +2288,7 @@ static void test_begin_with_records_in_flight(void) {
     atomic_store(&call->state, CALL_PENDING);
     CHECK(ring_push(&endpoint->ring, stale_call(0), NULL, 0, true));
     give(&me, overflown);
-    overflown->link = NULL;
-    atomic_store(&server.overflow, overflown);
+    CHECK(overflow_push(&server.overflow, (void *[]){overflown}, 1));
     given(&me, overflown);
     CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
     size_t out = heap.out;
@@ -2302,6 +2347,8 @@ static const struct test tests[] = {
     TEST_WITH_SPARES(spares),
     TEST_WITH_SPARES(spares_when_lent),
     TEST(full_ring_overflows),
+    TEST(full_overflow_waits),
+    TEST(full_overflow_is_given_up),
     TEST(no_slot_left),
     TEST(slot_is_waited_for),
     TEST(abandoned_in_the_midst),
