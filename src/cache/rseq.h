@@ -58,8 +58,8 @@ static inline __attribute__((always_inline)) bool rseq_pop(uint32_t class, void 
     void *block;
     bool found;
     /*
-     * A top above the bottom, added to the bottom's complement, carries; dec leaves the carry. Only 16 bits of
-     * the top are loaded (a region has fewer words), as measured: see docs/experiments.md.
+     * A top above the bottom, added to the bottom's complement, carries; dec leaves the carry. Only 16 bits
+     * of the top are loaded (a region has fewer words), as measured: see docs/experiments.md.
      */
     __asm__ volatile(RSEQ_BEGIN "movl %c[bounds](%[region],%[class],8), %k[block]\n\t"
                                 "movzwl (%[region],%[class],8), %k[top]\n\t"

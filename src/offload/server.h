@@ -106,8 +106,8 @@ struct server {
     _Atomic(bool) was_lost;
     struct lock begin_lock;
     struct lock fork_lock;
-    bool forks;                            /* under fork_lock: all endpoints are the forking thread's */
-    _Atomic(bool) left_behind;             /* a fork did not wait for it: in the child its heap is lost */
+    bool forks;                /* under fork_lock: all endpoints are the forking thread's */
+    _Atomic(bool) left_behind; /* a fork did not wait for it: in the child its heap is lost */
     _Alignas(64) struct overflow overflow;
     _Atomic(uint64_t) wakes;
     _Atomic(uint64_t) losses; /* times that a client waited in vain */
