@@ -25,8 +25,8 @@
 #define FORK_TRIES 1000
 /* Passes between two looks at the clock while there is work. */
 #define PASSES_PER_CLOCK 64
-/* Of the overflow: 64 MiB, or less where address space is limited. */
-#define OVERFLOW_BLOCKS_MOST ((size_t)8 << 20)
+/* Of the overflow: 8 MiB, or less where address space is limited. */
+#define OVERFLOW_BLOCKS_MOST ((size_t)1 << 20)
 #define OVERFLOW_SHARE       64
 enum stopping { STOPPING_NOT, STOPPING, STOPPED };
 
