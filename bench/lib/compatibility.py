@@ -25,7 +25,7 @@ LIBRARIES = {
     "jemalloc": "build/peers/lib/libjemalloc.so",
     "mimalloc": "build/peers/lib/libmimalloc.so",
 }
-_VERDICT = re.compile(r"(ok|not ok|skip) (.+)")
+_VERDICT = re.compile(r"(ok|not ok) (.+)")
 
 
 class MissingError(Exception):
@@ -115,7 +115,8 @@ class Root:
         prepared = self.folder / program.folder / "prepared"
         script = f"set -e\n{program.prepare}"
         known = prepared.parent / "known"
-        if known.exists() and known.read_text() == script:
+        inputs = "\n".join([*program.packages, script])
+        if known.exists() and known.read_text() == inputs:
             return
         shutil.rmtree(prepared.parent, ignore_errors=True)
         prepared.mkdir(parents=True)
@@ -128,7 +129,7 @@ class Root:
                     self._command(step, folder), check=True, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT,
                 )  # fmt: skip
-        known.write_text(script)
+        known.write_text(inputs)
 
     def _install(self, label: str | None) -> str:
         """Puts a library into every process of the root. Returns its path there."""
