@@ -97,6 +97,7 @@ class Root:
             subprocess.run(
                 [script, "make", suite, str(folder / "root")], check=True, stdin=subprocess.DEVNULL
             )
+            subprocess.run([script, "run", str(folder / "root"), "useradd", "-m", "tester"], check=True)
             (folder / "made").touch()
         return cls(folder / "root")
 

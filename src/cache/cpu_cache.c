@@ -66,7 +66,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 
     uint32_t next = 2 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
-        next += STACK_GAP;
+        ++next; /* never written: what a push to an empty stack compares its block with */
         caches->start_of[class] = (uint16_t)next;
         next += classes->of[class].grown_most;
     }
@@ -287,11 +287,7 @@ static bool is_newest(char *region, uint32_t class, const void *block) {
     }
     uint64_t top = atomic_load_explicit(stack_top_of(region, class), memory_order_acquire);
     const volatile uintptr_t *words = (const volatile uintptr_t *)(void *)region;
-    bool found = false;
-    for (uint64_t i = 1; i <= STACK_GAP; i++) {
-        found |= words[top - i] == (uintptr_t)block;
-    }
-    return found;
+    return words[top - 1] == (uintptr_t)block;
 }
 
 bool cpu_cache_is_newest(uint32_t class, const void *block) {

@@ -50,8 +50,6 @@ struct stack_bounds {
 };
 
 #define STACK_BOUNDS_AT ((size_t)8 * SIZE_CLASSES)
-/* Words below each stack that are never written. A push compares its block with so many of the newest. */
-#define STACK_GAP 2
 
 /* What is known of a region, apart from it. */
 struct region_state {
@@ -114,8 +112,8 @@ size_t cpu_cache_pop_some(uint32_t class, void **blocks, size_t count);
 size_t cpu_cache_push_some(uint32_t class, void *const *blocks, size_t count);
 
 /*
- * Whether a block that its owner frees is one of the STACK_GAP newest on the stack of the CPU that runs the
- * caller: then it was freed before.
+ * Whether a block that its owner frees is the newest on the stack of the CPU that runs the caller: then it
+ * was freed before.
  */
 bool cpu_cache_is_newest(uint32_t class, const void *block);
 
@@ -223,8 +221,6 @@ static inline __attribute__((always_inline)) bool region_push(const char *region
                      "cmpl %c[bounds]+4(%[region],%[class],8), %k[top]\n\t"
                      "jae 6f\n\t"
                      "cmpq %[block], -8(%[region],%[top],8)\n\t"
-                     "je 6f\n\t"
-                     "cmpq %[block], -16(%[region],%[top],8)\n\t"
                      "je 6f\n\t"
                      "movq %[block], (%[region],%[top],8)\n\t"
                      "subq $-1, %[top]\n\t"

@@ -87,8 +87,6 @@ static inline __attribute__((always_inline)) bool rseq_push(uint32_t class, void
                                 "jae 6f\n\t"
                                 "cmpq %[block], -8(%[region],%[top],8)\n\t"
                                 "je 6f\n\t"
-                                "cmpq %[block], -16(%[region],%[top],8)\n\t"
-                                "je 6f\n\t"
                                 "movq %[block], (%[region],%[top],8)\n\t"
                                 "subq $-1, %[top]\n\t"
                                 "movq %[top], (%[region],%[class],8)\n" RSEQ_END

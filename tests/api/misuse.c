@@ -90,16 +90,6 @@ static void double_free_now(const char *size) {
     ask_for_three(size_named(size));
 }
 
-static void double_free_interleaved(const char *size) {
-    void *block = new_block(size_named(size)), *other = new_block(size_named(size));
-    void *again = hidden(block);
-    announce(again);
-    free(block);
-    free(other);
-    free(again);
-    ask_for_three(size_named(size));
-}
-
 static void unaligned(const char *size) {
     unsigned char *block = new_block(size_named(size));
     unsigned char *inside = hidden(block + 8);
@@ -274,7 +264,6 @@ int main(int argc, char **argv) {
         {"double-free", double_free},
         {"double-free-at-exit", double_free_at_exit},
         {"double-free-now", double_free_now},
-        {"double-free-interleaved", double_free_interleaved},
         {"unaligned", unaligned},
         {"double-free-later", double_free_later},
         {"double-free-after-trim", double_free_after_trim},

@@ -80,7 +80,8 @@ def test_aligned_blocks_stay(run_placed: Run, run_unplaced: Run) -> None:
 def test_as_much_as_there_is_room(run_placed: Run, run_unplaced: Run) -> None:
     ran, plain = run_placed("little-room"), run_unplaced("little-room")
     assert (ran.figures["distinct"], ran.figures["farthest"]) == (8, 7)
-    assert ran.figures["most_of_one"] <= LINES // 8 + 1
+    # Of 64 multiples of the golden ratio in a row an eighth of the circle holds 7 to 10, by the seed.
+    assert ran.figures["most_of_one"] <= LINES // 8 + 2
     assert ran.figures["pages"] == plain.figures["pages"]
 
 
