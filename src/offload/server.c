@@ -145,14 +145,20 @@ static void leave_all(struct server *server) {
     lock_release(&server->open_lock);
 }
 
+/* All of the overflow, too, which a server else passes by while somebody pushes. */
+static void serve_to_the_end(struct server *server) {
+    while (server_serve(server) || !overflow_is_empty(&server->overflow)) {
+        os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+    }
+}
+
 /* Whoever sent anything before the phase changes is served; whoever comes after finds the heap lent. */
 static void lend(struct server *server, enum lending lending) {
     stock_withdraw_all(server);
     enter_all(server);
     server->in_all = true;
     stock_withdraw_all(server); /* what came meanwhile */
-    while (server_serve(server)) {
-    }
+    serve_to_the_end(server);
     server->owner.lend(server->owner.context, lending);
     atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
     server->in_all = false;
@@ -296,8 +302,7 @@ void server_begin(struct server *server) {
     if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_NONE) {
         /* As the server that is not there: nobody else is at the heap. */
         stock_withdraw_all(server);
-        while (server_serve(server)) {
-        }
+        serve_to_the_end(server);
         server->owner.lend(server->owner.context, LEND_UNTENDED);
         atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
     }

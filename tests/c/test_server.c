@@ -2131,6 +2131,34 @@ static void test_lent_beside_a_client(void) {
     finish();
 }
 
+/* Also one that is within a push onto the overflow, where much may lie. */
+static void test_lent_beside_a_push(void) {
+    set_up_lending(1);
+    launch();
+    struct taken_magazine magazine;
+    have_taken(9, &magazine);
+    keep_server();
+    for (size_t i = 0; i < magazine.count; i++) {
+        give(&me, magazine.blocks[i]);
+    }
+    CHECK(overflow_push(&server.overflow, magazine.blocks, magazine.count));
+    lock_acquire(&server.overflow.lock);
+    atomic_store(&crowded, true);
+    let_server_go();
+    WAIT_UNTIL(atomic_load(&told_crowded) > 0);
+    check_nap(1000000);
+    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    CHECK_EQUAL(atomic_load(&server.overflow.count), magazine.count);
+    lock_release(&server.overflow.lock);
+    have_lent();
+    for (size_t i = 0; i < magazine.count; i++) {
+        given(&me, magazine.blocks[i]);
+    }
+    CHECK(overflow_is_empty(&server.overflow));
+    CHECK_EQUAL(heap.out, 0);
+    finish();
+}
+
 /* A heap that is lent has all of its blocks. */
 static void test_spares_when_lent(void) {
     set_up_lending(1);
@@ -2381,6 +2409,7 @@ static const struct test tests[] = {
     TEST(lent_and_taken_back_at_once),
     TEST_WITH_SPARES(lent_and_taken_back_at_once),
     TEST(lent_beside_a_client),
+    TEST(lent_beside_a_push),
     TEST(lent_heap_is_tidied),
     TEST(kept_in_a_crowd),
     TEST(stop_while_lent),
