@@ -32,5 +32,12 @@ class Ran:
         most: int = max(self.stats["threshold_bytes"], padding)
         return most + threads * 256 * KIB + MIB + int(cpus * _MERGED_PER_CPU)
 
+    def promised_bytes(self, threads: int) -> int:
+        """What may stay at worst: the same, what may come free before all arenas are looked at again, and in
+        each arena a merge that is too small to be noticed."""
+        again: int = max(self.stats["threshold_bytes"] // 16, MIB)
+        unnoticed: int = self.stats["arenas"] * MIB
+        return self.bound_bytes(threads) + again + unnoticed
+
 
 Run = Callable[..., Ran]

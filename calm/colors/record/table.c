@@ -14,7 +14,7 @@
 enum {
     SLOTS = 2 * MOST_RECORDS,
     FILTER = 1 << 16,
-    BEGIN_MS = 2000, /* until calm begins to look, and until it is done */
+    BEGIN_MS = 20000, /* until calm begins to look, and until it is done */
     DONE_MS = 60000,
     MOST_PATH = 512
 };
