@@ -121,13 +121,51 @@ static struct span *find(const struct run_set *set, size_t pages) {
     return NULL;
 }
 
+/* Lets the last segment with usable pages go, if all of them are free, and those behind it. */
+static bool drop_last_segment(struct runs *runs) {
+    uint32_t end;
+    uint32_t first = space_last(runs->space, &end);
+    while (first != 0 && first == end) {
+        space_drop_last(runs->space);
+        first = space_last(runs->space, &end);
+    }
+    if (first == 0) {
+        return false;
+    }
+    for (uint32_t page = first; page < end;) {
+        const struct span *run = space_span_of(runs->space, page);
+        if (!is_free_run(run) || run->page != page) {
+            return false;
+        }
+        page += run->pages;
+    }
+    for (uint32_t page = first; page < end;) {
+        struct span *run = space_span_of(runs->space, page);
+        page += run->pages;
+        runs_remove(runs, run);
+        runs->huge_regions -= run->huge ? run->pages / runs->huge_pages : 0;
+        space_drop_span(runs->space, run);
+    }
+    space_drop_last(runs->space);
+    return true;
+}
+
+/* Where address space is short, segments that are free may be in the way of a longer one. */
+static uint32_t extend_space(struct runs *runs, size_t pages, size_t *got) {
+    uint32_t page = space_extend(runs->space, pages, got);
+    while (page == 0 && drop_last_segment(runs)) {
+        page = space_extend(runs->space, pages, got);
+    }
+    return page;
+}
+
 bool runs_extend(struct runs *runs, size_t pages) {
     struct span *span = space_take_span(runs->space);
     if (span == NULL) {
         return false;
     }
     size_t got;
-    span->page = space_extend(runs->space, pages, &got);
+    span->page = extend_space(runs, pages, &got);
     if (span->page == 0) {
         space_drop_span(runs->space, span);
         return false;

@@ -48,7 +48,11 @@ static bool reach_metadata(struct space *space, size_t page_end) {
 }
 
 static uintptr_t segment_base(const struct space *space, size_t number) {
-    return (uintptr_t)space->segment[number].region.base;
+    return atomic_load_explicit(&space->segment[number].base, memory_order_acquire);
+}
+
+static uint32_t first_page_of(const struct segment *segment) {
+    return atomic_load_explicit(&segment->first_page, memory_order_relaxed);
 }
 
 /* Inserts the newest segment into the index by address. */
@@ -64,6 +68,11 @@ static void index_segment(struct space *space, size_t number) {
     atomic_store_explicit(&space->by_address[at], (uint8_t)number, memory_order_relaxed);
 }
 
+/* The first has wide guards: what lies next to it is metadata. The others have little room. */
+static size_t guard_bytes(size_t bytes) {
+    return bytes >= SPACE_BYTES_LEAST ? GUARD_BYTES : 0;
+}
+
 static bool add_segment(struct space *space, size_t bytes) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
     size_t pages = bytes >> space->page_shift;
@@ -71,19 +80,56 @@ static bool add_segment(struct space *space, size_t bytes) {
         return false;
     }
     struct segment *segment = &space->segment[count];
-    /* The first has wide guards: what lies next to it is metadata. The others have little room. */
-    size_t guard = bytes >= SPACE_BYTES_LEAST ? GUARD_BYTES : 0;
+    size_t guard = guard_bytes(bytes);
     if (!reserve(&segment->region, bytes + 2 * guard, space->page_size)) {
         return false;
     }
     segment->region.base += guard;
     segment->region.reserved -= 2 * guard;
-    segment->first_page = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
-    space->page_end = segment->first_page + pages;
+    uint32_t first = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
+    space->page_end = first + pages;
+    atomic_store_explicit(&segment->first_page, first, memory_order_relaxed);
+    atomic_store_explicit(&segment->page_end, first, memory_order_relaxed);
+    atomic_store_explicit(&segment->base, (uintptr_t)segment->region.base, memory_order_release);
+    atomic_store_explicit(&segment->bytes, bytes, memory_order_release);
     index_segment(space, count);
     /* Release: a thread that finds a block in it was given the block by one that knew it. */
     atomic_store_explicit(&space->segments, count + 1, memory_order_release);
     return true;
+}
+
+uint32_t space_last(const struct space *space, uint32_t *end) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
+    if (count == 0 || (count == 1 && space->quanta > 0)) { /* which the fast path of free knows */
+        return 0;
+    }
+    const struct segment *last = &space->segment[count - 1];
+    *end = atomic_load_explicit(&last->page_end, memory_order_relaxed);
+    return first_page_of(last);
+}
+
+/*
+ * Other threads may look up a pointer meanwhile, of a block in another segment. They may still count this
+ * one, and find the address of one time with the length of another: see page_in_segment.
+ */
+void space_drop_last(struct space *space) {
+    size_t number = atomic_load_explicit(&space->segments, memory_order_relaxed) - 1;
+    struct segment *segment = &space->segment[number];
+    atomic_store_explicit(&space->segments, number, memory_order_release);
+    atomic_store_explicit(&segment->bytes, 0, memory_order_release);
+    atomic_store_explicit(&segment->page_end, first_page_of(segment), memory_order_relaxed);
+    size_t at = 0;
+    while (atomic_load_explicit(&space->by_address[at], memory_order_relaxed) != number) {
+        at++;
+    }
+    for (; at < number; at++) {
+        uint8_t above = atomic_load_explicit(&space->by_address[at + 1], memory_order_relaxed);
+        atomic_store_explicit(&space->by_address[at], above, memory_order_relaxed);
+    }
+    space->page_end = first_page_of(segment) - (number == 0 ? 0 : 1);
+    size_t guard = guard_bytes(segment->region.reserved);
+    os_release(segment->region.base - guard, segment->region.reserved + 2 * guard);
+    segment->region = (struct os_region){0};
 }
 
 /* Enough for all memory twice, so that nearly every block lies in the first segment. */
@@ -154,8 +200,9 @@ void space_limit(struct space *space, size_t bytes) {
         return;
     }
     os_region_trim(&first->region, 0);
+    atomic_store_explicit(&first->bytes, first->region.reserved, memory_order_release);
     __atomic_store_n(&space->quanta, first->region.reserved >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
-    space->page_end = first->first_page + (first->region.reserved >> space->page_shift);
+    space->page_end = first_page_of(first) + (first->region.reserved >> space->page_shift);
     size_t each = sizeof *space->class_of + sizeof *space->span_of + sizeof *space->users_of +
                   space->span_bytes / SPAN_LEAST_PAGES;
     space->pages_most =
@@ -186,7 +233,7 @@ static uint32_t extend_last(struct space *space, size_t pages, size_t *got) {
     size_t step = least(most(region->committed / 4, STEP_BYTES_LEAST), STEP_BYTES_MOST) >> space->page_shift;
     size_t tries[] = {least(most(pages, step), left), pages};
     for (int i = 0; i < 2; i++) {
-        uint32_t first = segment->first_page + (uint32_t)(region->committed >> space->page_shift);
+        uint32_t first = first_page_of(segment) + (uint32_t)(region->committed >> space->page_shift);
         size_t bytes = tries[i] << space->page_shift;
         if (reach_metadata(space, first + tries[i]) && os_commit(region->base + region->committed, bytes)) {
             region->committed += bytes;
@@ -222,7 +269,7 @@ static const struct segment *segment_of_page(const struct space *space, size_t c
     size_t low = 0;
     for (size_t high = count; low < high;) {
         size_t middle = (low + high) / 2;
-        if (space->segment[middle].first_page <= page) {
+        if (first_page_of(&space->segment[middle]) <= page) {
             low = middle + 1;
         } else {
             high = middle;
@@ -243,27 +290,33 @@ bool space_ends_at(const struct space *space, uint32_t page) {
         return false;
     }
     const struct segment *last = &space->segment[count - 1];
-    return page == last->first_page + (last->region.committed >> space->page_shift);
+    return page == first_page_of(last) + (last->region.committed >> space->page_shift);
 }
 
 char *space_address(const struct space *space, uint32_t page) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_relaxed);
     const struct segment *segment = segment_of_page(space, count, page);
-    return segment->region.base + ((size_t)(page - segment->first_page) << space->page_shift);
-}
-
-/* The page of an address within a segment; 0 if it is outside. */
-static uint32_t page_in_segment(const struct space *space, const struct segment *segment, uintptr_t address) {
-    uintptr_t offset = address - (uintptr_t)segment->region.base;
-    if (offset >= segment->region.reserved) {
-        return 0;
-    }
-    return segment->first_page + (uint32_t)(offset >> space->page_shift);
+    return segment->region.base + ((size_t)(page - first_page_of(segment)) << space->page_shift);
 }
 
 /*
- * A binary search in the index. While another thread inserts into the index, the search may end at a segment
- * that does not hold the address. It cannot return a wrong page, since a published segment never changes. So
+ * The page of an address within a segment; 0 if it is outside. A segment that goes loses its length first,
+ * and one that comes in its place has its address before its length: who reads a length between two reads of
+ * the same address has read what was, or is, together.
+ */
+static uint32_t page_in_segment(const struct space *space, size_t number, uintptr_t address) {
+    const struct segment *segment = &space->segment[number];
+    uintptr_t base = segment_base(space, number);
+    size_t bytes = atomic_load_explicit(&segment->bytes, memory_order_acquire);
+    if (address - base >= bytes || segment_base(space, number) != base) {
+        return 0;
+    }
+    return first_page_of(segment) + (uint32_t)((address - base) >> space->page_shift);
+}
+
+/*
+ * A binary search in the index. While another thread changes the index, the search may end at a segment that
+ * does not hold the address. It cannot return a wrong page, since that of a block in use does not change. So
  * only a miss needs the linear search.
  */
 uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
@@ -280,13 +333,13 @@ uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
     }
     if (low > 0) {
         uint8_t number = atomic_load_explicit(&space->by_address[low - 1], memory_order_relaxed);
-        uint32_t page = number < count ? page_in_segment(space, &space->segment[number], address) : 0;
+        uint32_t page = number < count ? page_in_segment(space, number, address) : 0;
         if (page != 0) {
             return page;
         }
     }
     for (size_t number = 0; number < count; number++) {
-        uint32_t page = page_in_segment(space, &space->segment[number], address);
+        uint32_t page = page_in_segment(space, number, address);
         if (page != 0) {
             return page;
         }

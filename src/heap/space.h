@@ -4,7 +4,8 @@
  * One range, of twice the machine's memory, is reserved at the start. A pointer's page number, and by it all
  * metadata, follows from it by arithmetic; the metadata lies in ranges of its own. Where one great range
  * cannot be had (RLIMIT_AS, a locked address space), segments are reserved as they are needed, and a pointer
- * outside the first is looked up among them.
+ * outside the first is looked up among them. The last, once it is free as a whole, can be let go for a longer
+ * one.
  *
  * Page numbers count through all segments, with one in between that belongs to none, so that runs of two
  * segments never look adjacent. 0 is nobody's.
@@ -40,7 +41,10 @@
 
 struct segment {
     struct os_region region;
-    uint32_t first_page;
+    /* For any thread: what of it is known, or nothing, while the segment comes or goes. */
+    _Atomic(uintptr_t) base;
+    _Atomic(size_t) bytes;
+    _Atomic(uint32_t) first_page;
     _Atomic(uint32_t) page_end; /* of those that are usable */
 };
 
@@ -88,6 +92,12 @@ uint32_t space_extend(struct space *space, size_t pages, size_t *got);
  * a few times as much memory, should the limit be raised. Without effect where it is much more than what is
  * reserved, or where there are segments already. */
 void space_limit(struct space *space, size_t bytes);
+
+/* The usable pages of the last segment, up to *end; 0 if there is none that can be let go. */
+uint32_t space_last(const struct space *space, uint32_t *end);
+
+/* Lets the last segment go, of whose pages none is in use or in any run. */
+void space_drop_last(struct space *space);
 
 /* Whether page is the first that is not yet usable of the last segment. */
 bool space_ends_at(const struct space *space, uint32_t page);

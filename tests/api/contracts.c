@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #define UNTOUCHED 4321 /* of errno */
 
@@ -241,6 +242,20 @@ static void more_than_memory(const char *unused) {
     void *grown = realloc(block, opaque(bytes));
     CHECK((grown != NULL) == may);
     free(grown != NULL ? grown : block);
+}
+
+/* One block at a time, each longer than the last: what was freed is not in the way. */
+static void grows_within_a_limit(const char *unused) {
+    (void)unused;
+    free(malloc(opaque(100)));
+    struct rlimit limit = {.rlim_cur = 768 * MIB, .rlim_max = RLIM_INFINITY};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    for (size_t bytes = 16 * MIB; bytes <= 448 * MIB; bytes += 16 * MIB) {
+        unsigned char *block = malloc(opaque(bytes));
+        CHECK(block != NULL);
+        block[0] = block[bytes - 1] = 1;
+        free(block);
+    }
 }
 
 static void posix_memalign_grants(const char *unused) {
@@ -906,6 +921,7 @@ int main(int argc, char **argv) {
         {"posix-memalign-grants", posix_memalign_grants},
         {"posix-memalign-fails", posix_memalign_fails},
         {"more-than-memory", more_than_memory},
+        {"grows-within-a-limit", grows_within_a_limit},
         {"aligned-alloc", aligned_alloc_all},
         {"usable-sizes", usable_sizes},
         {"sized-frees", sized_frees},

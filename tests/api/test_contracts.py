@@ -25,6 +25,7 @@ SHARED = [
     "posix-memalign-grants",
     "posix-memalign-fails",
     "more-than-memory",
+    "grows-within-a-limit",
     "aligned-alloc",
     "usable-sizes",
     "sized-frees",

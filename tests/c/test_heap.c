@@ -7,6 +7,7 @@
 #include "os/file.h"
 #include "os/purge.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -670,6 +671,74 @@ static void test_limited_address_space(void) {
     run_model(7, (size_t)1 << 36, false, 0, false);
 }
 
+struct looked_up {
+    void *block;
+    uint32_t page;
+    _Atomic(bool) stop;
+};
+
+/* As a thread does that frees the block. */
+static void *look_up(void *argument) {
+    struct looked_up *this = argument;
+    while (!atomic_load(&this->stop)) {
+        CHECK_EQUAL(space_page(&heap.space, this->block), this->page);
+        CHECK(space_is_usable(&heap.space, this->page));
+        CHECK(heap_large_span(&heap, this->block)->base == this->block);
+    }
+    return NULL;
+}
+
+static void *take_pages_of(size_t pages) {
+    bool zero;
+    unsigned char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, &zero);
+    if (block != NULL) {
+        block[0] = block[pages * page_size - 1] = 1;
+    }
+    return block;
+}
+
+/* Each block is longer than the last, which is free by then: its segment goes where address space is short,
+ * unless something in it is in use; and nobody looks in vain for a block elsewhere. */
+static void test_free_segments_make_room(void) {
+    enum { LIMIT = 64 * MIB, STEP = 256 };
+    limit(RLIMIT_AS, "VmSize:", (size_t)LIMIT);
+    CHECK(start_heap((size_t)1 << 36));
+    struct looked_up looked_up = {.block = take_pages_of(1)};
+    looked_up.page = space_page(&heap.space, looked_up.block);
+    pthread_attr_t small_stack;
+    pthread_t reader;
+    CHECK(pthread_attr_init(&small_stack) == 0 && pthread_attr_setstacksize(&small_stack, 256 << 10) == 0);
+    CHECK(pthread_create(&reader, &small_stack, look_up, &looked_up) == 0);
+    size_t most = 0;
+    for (int round = 0; round < 20; round++) {
+        size_t pages = 0;
+        for (void *block = NULL; (block = take_pages_of(pages + STEP)) != NULL;) {
+            pages += STEP;
+            put_pages(block);
+            heap_walk(&heap, NULL, 0);
+        }
+        CHECK(round < 2 || pages == most);
+        most = pages;
+    }
+    CHECK(most * page_size >= LIMIT / 2);
+    check_segments_are_found();
+
+    void *block = take_pages_of(most);
+    void *beside = take_pages_of(1);
+    put_pages(block);
+    size_t segments = atomic_load(&heap.space.segments);
+    CHECK(take_pages_of(LIMIT / page_size) == NULL);
+    CHECK(atomic_load(&heap.space.segments) <= segments);
+    CHECK(heap_large_span(&heap, beside)->base == beside);
+    put_pages(beside);
+    atomic_store(&looked_up.stop, true);
+    CHECK(pthread_join(reader, NULL) == 0);
+    put_pages(looked_up.block);
+    CHECK(take_pages_of(LIMIT / page_size) == NULL);
+    CHECK_EQUAL(atomic_load(&heap.space.segments), 0);
+    end_heap();
+}
+
 /* Memory that the kernel refuses to make usable. */
 static void test_limited_data(void) {
     CHECK(start_heap((size_t)1 << 30));
@@ -1088,6 +1157,7 @@ int main(void) {
     test_address_space_runs_out();
     test_short_runs_are_extended();
     in_child(test_limited_address_space);
+    in_child(test_free_segments_make_room);
     in_child(test_limited_data);
     test_idle_descriptors();
     test_moves_leave_no_mappings();
