@@ -37,9 +37,11 @@ EXPORT void *realloc(void *block, size_t size) {
     return reallocate(block, size);
 }
 
+/* This, and what else is called by fewer programs, by way of the names that everybody calls: a debugger of
+ * memory, as memcheck, may have put its own in their place, and know no others. */
 EXPORT void *reallocarray(void *block, size_t count, size_t size) {
     size_t bytes;
-    return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : reallocate(block, bytes);
+    return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : realloc(block, bytes);
 }
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size) {
@@ -81,7 +83,7 @@ EXPORT void *valloc(size_t size) {
 
 EXPORT void *pvalloc(size_t size) {
     size_t page = os_page_size();
-    return size > PTRDIFF_MAX ? out_of_memory() : allocate_aligned(page, (size + page - 1) & ~(page - 1));
+    return size > PTRDIFF_MAX ? out_of_memory() : memalign(page, (size + page - 1) & ~(page - 1));
 }
 
 EXPORT size_t malloc_usable_size(void *block) {
@@ -92,19 +94,19 @@ EXPORT size_t malloc_usable_size(void *block) {
 EXPORT void free_sized(void *block, size_t size);
 EXPORT void free_sized(void *block, size_t size) {
     (void)size;
-    release(block);
+    free(block);
 }
 
 EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size);
 EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size) {
     (void)alignment, (void)size;
-    release(block);
+    free(block);
 }
 
 /* Of old programs; glibc took it out of its headers. */
 EXPORT void cfree(void *block);
 EXPORT void cfree(void *block) {
-    release(block);
+    free(block);
 }
 
 EXPORT int malloc_trim(size_t keep_bytes) {

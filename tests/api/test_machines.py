@@ -140,7 +140,8 @@ def test_musl_stress(mode: str) -> None:
 def test_memcheck_brings_its_own(programs: Programs, way: str) -> None:
     """It replaces malloc; the library is only carried along."""
     valgrind = [tool("valgrind", "valgrind"), "-q", "--error-exitcode=9"]
-    programs.run(way, "contracts", "with-libc", wrapper=valgrind)
+    for case in ("with-libc", "realloc-null", "sized-frees"):
+        programs.run(way, "contracts", case, wrapper=valgrind)
     programs.run(way, "sweep", "calloc", "one-thread", wrapper=valgrind)
 
 
