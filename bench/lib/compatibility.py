@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .results import REPOSITORY
+from .results import REPOSITORY, Store
 
 TRIES = 3
 PATIENCE_S = 3600
 FOLDER = REPOSITORY / "build/compatibility"
-RESULTS = REPOSITORY / "bench/results/compatibility.json"
-DOCS = REPOSITORY / "docs/compatibility.md"
+NAME = "compatibility"
 OURS = ("libcalmalloc", "libptlbmalloc2")
 LIBRARIES = {
     "libcalmalloc": "build/release/libcalmalloc.so",
@@ -51,8 +50,8 @@ class Program:
 
 def read_programs() -> list[Program]:
     """All of them, in their order."""
-    text = (REPOSITORY / "bench/compatibility.toml").read_text()
-    return [Program(**entry) for entry in tomllib.loads(text)["program"]]
+    known = tomllib.loads((REPOSITORY / "bench/compatibility.toml").read_text())
+    return [Program(**entry | {"run": known["functions"] + entry["run"]}) for entry in known["program"]]
 
 
 @dataclass
@@ -61,10 +60,6 @@ class Verdicts:
 
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-
-    def summary(self) -> str:
-        """In a few words."""
-        return f"{len(self.passed)} passed, {len(self.failed)} failed"
 
 
 def read_verdicts(output: str) -> Verdicts:
@@ -97,7 +92,8 @@ class Root:
             subprocess.run(
                 [script, "make", suite, str(folder / "root")], check=True, stdin=subprocess.DEVNULL
             )
-            subprocess.run([script, "run", str(folder / "root"), "useradd", "-m", "tester"], check=True)
+            user = ["useradd", "-m", "-p", "*", "tester"]  # no password fits, and it is not locked
+            subprocess.run([script, "run", str(folder / "root"), *user], check=True)
             (folder / "made").touch()
         return cls(folder / "root")
 
@@ -122,7 +118,8 @@ class Root:
         shutil.rmtree(prepared.parent, ignore_errors=True)
         prepared.mkdir(parents=True)
         packages = " ".join(program.packages)
-        install = f"apt-get -qq update && apt-get -qq install -y --no-install-recommends {packages}"
+        install = "dpkg --configure -a && apt-get -qq update && "
+        install += f"apt-get -qq install -y --no-install-recommends {packages}"
         log = (FOLDER / f"{program.folder.replace('/', '-')}-prepare.log").open("w")
         with log:
             for step, folder in ((install, "srv"), (script, f"{program.folder}/prepared")):
@@ -172,65 +169,61 @@ class Result:
     """Of one program: what passes under glibc, and what of that does not under each library."""
 
     program: Program
-    passed: list[str]
-    failed: list[str]
+    plain: Verdicts
     lost: dict[str, list[str]] = field(default_factory=dict)
 
 
-def keep(result: Result) -> None:
-    """Adds it to the results, in place of an earlier one of the program and its libraries."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    before = results.get(result.program.name, {})
-    same = before.get("passed") == len(result.passed)
-    results[result.program.name] = {
-        "what": result.program.what,
-        "suite": result.program.suite,
-        "passed": len(result.passed),
-        "failed": len(result.failed),
-        "lost": (before.get("lost", {}) if same else {}) | result.lost,
+def _versions() -> dict[str, str]:
+    path = REPOSITORY / "build/peers/lib/versions.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {label: known[label]["version"] for label in LIBRARIES if label in known}
+
+
+def keep(store: Store, result: Result) -> None:
+    """Adds it to the results, in place of an earlier one of that program and those libraries."""
+    programs: dict[str, Any] = (store.load(NAME) or {}).get("programs", {})
+    program, passed = result.program, len(result.plain.passed)
+    before = programs.get(program.name, {})
+    if before.get("passed") != passed:
+        before = {}
+    kept = {label: passed - len(lost) for label, lost in result.lost.items()}
+    lost = {label: names for label, names in before.get("lost", {}).items() if label not in result.lost}
+    programs[program.name] = {
+        "what": program.what,
+        "suite": program.suite,
+        "passed": passed,
+        "failed": len(result.plain.failed),
+        "kept": before.get("kept", {}) | kept,
+        "lost": lost | result.lost,
     }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    order = [each.name for each in read_programs()]
+    store.save(
+        NAME,
+        {"versions": _versions(), "programs": {name: programs[name] for name in order if name in programs}},
+    )
 
 
 def _cell(entry: dict[str, Any], label: str) -> str:
-    lost = entry["lost"].get(label)
-    return "" if lost is None else "all" if not lost else f"all but {len(lost)}"
+    kept = entry.get("kept", {}).get(label)
+    return "" if kept is None else "all" if kept == entry["passed"] else f"all but {entry['passed'] - kept}"
 
 
-def table() -> list[str]:
-    """One line for each program that has a result."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    lines = [
-        "| program | what was run | pass under glibc | " + " | ".join(LIBRARIES) + " |",
-        "| --- | --- | ---: |" + " --- |" * len(LIBRARIES),
-    ]
-    for program in read_programs():
-        entry = results.get(program.name)
-        if entry is not None:
-            total = entry["passed"] + entry["failed"]
-            cells = [f"{program.name} ({entry['suite']})", entry["what"], f"{entry['passed']} of {total}"]
-            cells += [_cell(entry, label) for label in LIBRARIES]
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def lost_lines() -> list[str]:
-    """What each library lost, by name."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return [
-        f"- {name}, {label}: {', '.join(f'`{test}`' for test in lost)}"
-        for name, entry in results.items()
-        for label, lost in entry["lost"].items()
-        if lost
-    ]
-
-
-def write_table() -> None:
-    """Into the document, between its marks."""
-    text = DOCS.read_text()
-    for mark, lines in (("table", table()), ("lost", lost_lines())):
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = before + begin + "\n".join([*lines, ""]) + end + after
-    DOCS.write_text(text)
+def text(store: Store) -> str:
+    """The table, and what was lost, by name; nothing where there is no result."""
+    results = store.load(NAME)
+    if results is None:
+        return ""
+    versions = results.get("versions", {})
+    labels = [f"{label} {versions.get(label, '')}".strip() for label in LIBRARIES]
+    lines = ["", "| program | what was run | pass under glibc | " + " | ".join(labels) + " |"]
+    lines.append("| --- | --- | ---: |" + " --- |" * len(LIBRARIES))
+    for name, entry in results["programs"].items():
+        cells = [name, entry["what"], f"{entry['passed']} of {entry['passed'] + entry['failed']}"]
+        lines.append("| " + " | ".join([*cells, *(_cell(entry, label) for label in LIBRARIES)]) + " |")
+    lines += ["", "Lost, by name:", ""]
+    for name, entry in results["programs"].items():
+        for label, lost in entry.get("lost", {}).items():
+            lines.append(f"- {name}, {label}: {', '.join(f'`{test}`' for test in lost)}")
+    machine = results["machine"]
+    lines += ["", f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {machine['kernel']}.", "", ""]
+    return "\n".join(lines)

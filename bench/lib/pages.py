@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import abis_results, abis_table, offload, paper_figures, papers, placement, suite, tables
+from . import (
+    abis_results,
+    abis_table,
+    compatibility,
+    offload,
+    paper_figures,
+    papers,
+    placement,
+    suite,
+    tables,
+)
 from .results import REPOSITORY, Store
 
 
@@ -45,3 +55,8 @@ def render_emulated(store: Store, root: Path = REPOSITORY) -> None:
 def render_abis(path: Path, root: Path = REPOSITORY) -> None:
     """Those of bench/abis."""
     put(root / "docs/abis.md", f"\n{abis_table.text(abis_results.load(path))}\n", "abis")
+
+
+def render_compatibility(store: Store, root: Path = REPOSITORY) -> None:
+    """That of bench/compatibility."""
+    put(root / "docs/compatibility.md", compatibility.text(store), compatibility.NAME)

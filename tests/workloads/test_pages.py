@@ -49,6 +49,7 @@ def rendered(store: Store, root: Path) -> Path:
     pages.render_figures(store, root)
     pages.render_emulated(store, root)
     pages.render_abis(store.folder / "abis.json", root)
+    pages.render_compatibility(store, root)
     return root
 
 
@@ -127,6 +128,7 @@ def test_a_result_that_is_missing_is_found(made: tuple[Path, set[str]], tmp_path
         "offload-sync": {"docs/offload.md"},
         "placement-alias": {"docs/placement.md"},
         "emulated-figure-1b": {"docs/calm-lab.md"},
+        "compatibility": {"docs/compatibility.md"},
     }
     for name in missing:
         (folder / f"{name}.json").unlink()
