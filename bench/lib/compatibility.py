@@ -220,10 +220,13 @@ def text(store: Store) -> str:
     for name, entry in results["programs"].items():
         cells = [name, entry["what"], f"{entry['passed']} of {entry['passed'] + entry['failed']}"]
         lines.append("| " + " | ".join([*cells, *(_cell(entry, label) for label in LIBRARIES)]) + " |")
-    lines += ["", "Lost, by name:", ""]
-    for name, entry in results["programs"].items():
-        for label, lost in entry.get("lost", {}).items():
-            lines.append(f"- {name}, {label}: {', '.join(f'`{test}`' for test in lost)}")
+    lost = [
+        f"- {name}, {label}: {', '.join(f'`{test}`' for test in tests)}"
+        for name, entry in results["programs"].items()
+        for label, tests in entry.get("lost", {}).items()
+        if tests
+    ]
+    lines += ["", "Lost, by name:", "", *lost] if lost else ["", "None lost a test."]
     machine = results["machine"]
     lines += ["", f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {machine['kernel']}.", "", ""]
     return "\n".join(lines)
