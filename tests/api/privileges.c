@@ -15,7 +15,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #define NOBODY    65534
 #define TIMEOUT_S 30.0 /* for what takes a moment on an idle machine */
@@ -28,6 +30,11 @@ static void use_heap(size_t thread) {
     for (size_t i = 0; i < 64; i++) {
         free(malloc(40 * KIB));
     }
+}
+
+static void *use_heap_of(void *thread) {
+    use_heap((uintptr_t)thread);
+    return NULL;
 }
 
 /* A line of a thread's status, without its name; empty if the thread is gone. */
@@ -100,6 +107,58 @@ static void drop_user(const char *unused) {
     CHECK_EQUAL(count_others("Gid:\t", wanted), 0);
     run_threads(THREADS, use_heap);
     CHECK_EQUAL(count_others("Uid:\t", wanted), 0);
+}
+
+/* In a child: its user changes while threads, the allocator's among them, begin to run. */
+static void drop_user_soon(int delay) {
+    pthread_t threads[THREADS];
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "%d\t%d\t%d\t%d\n", NOBODY, NOBODY, NOBODY, NOBODY);
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, use_heap_of, (void *)i) == 0);
+    }
+    for (int i = 0; i < delay; i++) {
+        free(malloc(1 + (size_t)i % 2000));
+    }
+    CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    CHECK_EQUAL(count_others("Uid:\t", wanted), 0);
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(count_others("Uid:\t", wanted), 0);
+    exit(0);
+}
+
+static void drop_user_early(const char *unused) {
+    (void)unused;
+    for (int round = 0; round < 60; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            drop_user_soon(round * 200);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
+/* A child that the allocator was not told of has none of its threads, and waits for none. */
+static void drop_user_unseen(const char *unused) {
+    (void)unused;
+    use_until_tended();
+    long child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct rusage before;
+        struct rusage after;
+        getrusage(RUSAGE_SELF, &before);
+        bool dropped = setresuid(NOBODY, NOBODY, NOBODY) == 0 && getuid() == NOBODY;
+        getrusage(RUSAGE_SELF, &after);
+        use_heap(0);
+        _exit(dropped && after.ru_nvcsw - before.ru_nvcsw < 50 ? 0 : 1);
+    }
+    int status;
+    CHECK(waitpid((pid_t)child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 /* Of the allocator's thread, which does away with both as it starts. */
@@ -263,9 +322,14 @@ static void filtered(const char *how) {
 
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"drop-user", drop_user},         {"no-new-privileges", no_new_privileges},
-        {"new-namespace", new_namespace}, {"alone-again", alone_again},
-        {"unprivileged", unprivileged},   {"scheduling", scheduling},
+        {"drop-user", drop_user},
+        {"no-new-privileges", no_new_privileges},
+        {"drop-user-early", drop_user_early},
+        {"drop-user-unseen", drop_user_unseen},
+        {"new-namespace", new_namespace},
+        {"alone-again", alone_again},
+        {"unprivileged", unprivileged},
+        {"scheduling", scheduling},
         {"filtered", filtered},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);

@@ -15,7 +15,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has what is gi
 
 
 @as_root
-@pytest.mark.parametrize("case", ["drop-user", "new-namespace"])
+@pytest.mark.parametrize("case", ["drop-user", "drop-user-early", "drop-user-unseen", "new-namespace"])
 @pytest.mark.parametrize("options", ["", OFFLOAD])
 @pytest.mark.parametrize("way", [GLIBC, *SHARED])
 def test_users_and_namespaces(programs: Programs, way: str, options: str, case: str) -> None:
