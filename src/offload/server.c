@@ -157,8 +157,8 @@ static void lend(struct server *server, enum lending lending) {
     stock_withdraw_all(server);
     enter_all(server);
     server->in_all = true;
-    stock_withdraw_all(server); /* what came meanwhile */
     serve_to_the_end(server);
+    stock_withdraw_all(server); /* also what a call expects that came meanwhile */
     server->owner.lend(server->owner.context, lending);
     atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
     server->in_all = false;
@@ -301,8 +301,8 @@ void server_begin(struct server *server) {
     lock_acquire(&server->begin_lock);
     if (atomic_load_explicit(&server->phase, memory_order_relaxed) == PHASE_NONE) {
         /* As the server that is not there: nobody else is at the heap. */
-        stock_withdraw_all(server);
         serve_to_the_end(server);
+        stock_withdraw_all(server);
         server->owner.lend(server->owner.context, LEND_UNTENDED);
         atomic_store_explicit(&server->phase, PHASE_LENT, memory_order_release);
     }

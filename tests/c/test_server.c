@@ -337,10 +337,24 @@ static void check_nothing_sent(void) {
     }
 }
 
+/* Nor is anything expected, which would be made ready again once the heap is taken back. */
+static void check_nothing_expected(void) {
+    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
+        const struct endpoint *endpoint = server_endpoint(&server, server.open[i]);
+        for (uint32_t class = 1; class < classes.count; ++class) {
+            SERVER_CHECK(endpoint->predictors[class].target == 0);
+        }
+        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
+            SERVER_CHECK(endpoint->large[place].predictor.target == 0);
+        }
+    }
+}
+
 static void lend(void *context, enum lending lending) {
     SERVER_CHECK(context == &heap && !is_borrowed());
     SERVER_CHECK(heap.lent || this_thread() == atomic_load(&owner_thread));
     check_nothing_sent();
+    check_nothing_expected();
     heap.lendings[lending]++;
     heap.lent = true;
 }
