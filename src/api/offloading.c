@@ -257,11 +257,13 @@ void offloading_after_fork(bool child) {
     server_after_fork(&calm_server, child);
 }
 
-#define RETIRE_NS 1000000000ULL
+/* What must not outlive what the process gives up is waited for also on a machine that stands still for
+ * seconds. */
+#define RETIRE_NS 10000000000ULL
 
 void offloading_retire(void) {
     bool started = atomic_load_explicit(&calm_server.thread, memory_order_seq_cst) == THREAD_STARTED;
-    if (mode != OFFLOADING_NONE && started && server_stop(&calm_server)) {
+    if (mode != OFFLOADING_NONE && started && server_stop(&calm_server, RETIRE_NS)) {
         while (!thread_is_gone(&calm_server.worker)) {
             thread_wait(&calm_server.worker, 0);
         }
@@ -270,7 +272,7 @@ void offloading_retire(void) {
 }
 
 void offloading_end(void) {
-    if (mode != OFFLOADING_NONE && server_stop(&calm_server)) {
+    if (mode != OFFLOADING_NONE && server_stop(&calm_server, PATIENCES * calm_server.patience_ns)) {
         door_report_misuse();
     }
 }

@@ -28,7 +28,7 @@ bool helper_start(struct governor *governor, enum helper_state seen);
 
 /*
  * None runs from the return of helper_stop to helper_resume. Any thread, also in a signal handler, and in a
- * child of vfork. A helper that does not end within a second, since it is being debugged or waits for a
+ * child of vfork. A helper that does not end within ten seconds, since it is being debugged or waits for a
  * thread that waits for the caller, is left.
  */
 void helper_stop(struct governor *governor);

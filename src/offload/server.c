@@ -344,14 +344,17 @@ static bool is_alive(const struct server *server, uint64_t *beat) {
     return alive;
 }
 
-/* Waits until the word is not seen any more, for as long as the server shows that it lives. */
-static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint32_t seen) {
+/* Waits until the word is not seen any more, for as long as the server shows that it lives, and so long
+ * besides.
+ */
+static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint32_t seen,
+                            uint64_t patience_ns) {
     uint64_t beat = atomic_load_explicit(&server->beat, memory_order_relaxed);
     uint64_t start = clock_now_ns();
     while (atomic_load_explicit(word, memory_order_acquire) == seen) {
         if (is_alive(server, &beat)) {
             start = clock_now_ns();
-        } else if (clock_now_ns() - start > PATIENCES * server->patience_ns) {
+        } else if (clock_now_ns() - start > patience_ns) {
             return false;
         }
         futex_wait(word, seen, server->patience_ns);
@@ -363,7 +366,7 @@ static bool has_thread(const struct server *server) {
     return atomic_load_explicit(&server->thread, memory_order_acquire) == THREAD_STARTED;
 }
 
-bool server_stop(struct server *server) {
+bool server_stop(struct server *server, uint64_t patience_ns) {
     int none = THREAD_NONE;
     atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
                                             memory_order_relaxed);
@@ -373,7 +376,7 @@ bool server_stop(struct server *server) {
     lock_acquire(&server->fork_lock);
     atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
     server_ring(server);
-    bool stopped = wait_for_server(server, &server->stopping, STOPPING);
+    bool stopped = wait_for_server(server, &server->stopping, STOPPING, patience_ns);
     lock_release(&server->fork_lock);
     return stopped;
 }
@@ -475,9 +478,10 @@ void server_before_fork(struct server *server, bool interrupts) {
         atomic_store_explicit(&server->parking, PARKING_REQUESTED, memory_order_seq_cst);
         server_ring(server);
         uint32_t requested = PARKING_REQUESTED;
-        parked = wait_for_server(server, &server->parking, PARKING_REQUESTED) ||
-                 !atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
-                                                          memory_order_seq_cst, memory_order_relaxed);
+        parked =
+            wait_for_server(server, &server->parking, PARKING_REQUESTED, PATIENCES * server->patience_ns) ||
+            !atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_NONE,
+                                                     memory_order_seq_cst, memory_order_relaxed);
     }
     server->forks = true;
     bool all = enter_all_for_fork(server, parked);

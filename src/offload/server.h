@@ -182,9 +182,9 @@ void server_start(struct server *server);
 /* Says that the server does not answer, once. Any thread. */
 void server_say_lost(struct server *server);
 
-/* Serves what is there and ends; the phase is PHASE_LENT then, for good. For the process's end. False if the
- * server does not answer. */
-bool server_stop(struct server *server);
+/* Serves what is there and ends; the phase is PHASE_LENT then, for good. False if the server does not answer
+ * for so long. */
+bool server_stop(struct server *server, uint64_t patience_ns);
 
 /* Wakes it if it sleeps: after a sequentially consistent store of what it is to find. Any thread. */
 void server_wake(struct server *server);

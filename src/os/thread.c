@@ -78,13 +78,22 @@ static size_t local_bytes(void) {
     return below <= 0 ? LOCAL_BYTES : LOCAL_BYTES + (((size_t)below + page - 1) & ~(page - 1));
 }
 
-static void enter(void (*body)(void *argument), void *argument) {
+/* By itself: whoever started it may not come to that before it has ended. */
+static void note_id(struct thread *thread) {
+    uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
+    atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
+}
+
+static void enter(void (*body)(void *argument), void *argument, uintptr_t unused, struct thread *thread) {
+    (void)unused;
+    note_id(thread);
     os_syscall(SYS_prctl, PR_SET_NAME, (long)"calmalloc", 0, 0, 0, 0);
     body(argument);
     os_syscall(SYS_exit, 0, 0, 0, 0, 0, 0);
 }
 
-/* The new thread starts with nothing but its stack: what it is to do lies there. The kernel keeps id. */
+/* The new thread starts with nothing but its stack: what it is to do lies there, and is in the registers of
+ * enter's arguments. The kernel keeps id, from before the thread runs until it has ended. */
 static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
 #if defined(__x86_64__)
@@ -97,7 +106,7 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
                      "popq %%rdi\n\t"
                      "popq %%rsi\n\t"
                      "popq %%rax\n\t"
-                     "popq %%rcx\n\t" /* aligns the stack */
+                     "popq %%rcx\n\t"
                      "callq *%%rax\n\t"
                      "ud2\n"
                      "1:"
@@ -116,7 +125,7 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
                      "mov x29, xzr\n\t"
                      "mov x30, xzr\n\t"
                      "ldp x0, x1, [sp]\n\t"
-                     "ldr x2, [sp, 16]\n\t"
+                     "ldp x2, x3, [sp, 16]\n\t"
                      "add sp, sp, 32\n\t"
                      "blr x2\n\t"
                      "brk 0\n"
@@ -146,16 +155,13 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     stack[0] = (uintptr_t)body;
     stack[1] = (uintptr_t)argument;
     stack[2] = (uintptr_t)enter;
-    stack[3] = 0;
+    stack[3] = (uintptr_t)thread;
 
     uint64_t all = ~(uint64_t)0;
     uint64_t before;
     os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
     long started = clone_thread(stack, local, &thread->id);
     os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof all, 0, 0);
-    if (started > 0) {
-        atomic_store_explicit(&thread->last_id, (uint32_t)started, memory_order_relaxed);
-    }
     return started > 0;
 }
 

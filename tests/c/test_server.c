@@ -748,11 +748,11 @@ static uint64_t stocked_now(void) {
 /* ---- the end ---- */
 
 static void stop_server(void) {
-    WAIT_UNTIL(server_stop(&server));
+    WAIT_UNTIL(server_stop(&server, PATIENCES * server.patience_ns));
     CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
     CHECK_EQUAL(heap.lendings[LEND_FOR_GOOD], 1);
-    CHECK(server_stop(&server));
+    CHECK(server_stop(&server, PATIENCES * server.patience_ns));
 }
 
 static void check_slots_free(void) {
@@ -1560,7 +1560,7 @@ static void test_refused_start(void) {
     for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQUAL(clients[i].lost, 0);
     }
-    CHECK(server_stop(&server));
+    CHECK(server_stop(&server, PATIENCES * server.patience_ns));
     check_all_back();
     check_lent();
 }
@@ -1807,7 +1807,7 @@ static void live_as_child(bool refused) {
     put_everything(&me);
     if (refused) {
         CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
-        CHECK(server_stop(&server));
+        CHECK(server_stop(&server, PATIENCES * server.patience_ns));
     } else {
         stop_server();
     }
@@ -1953,7 +1953,7 @@ static void test_fork_with_a_lost_server(void) {
         CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LOST);
         CHECK_EQUAL(work.ran, 0);
         put_magazine(&me, 0, &magazine);
-        CHECK(!server_stop(&server));
+        CHECK(!server_stop(&server, PATIENCES * server.patience_ns));
         _exit(0);
     }
     int status;
