@@ -344,9 +344,7 @@ static bool is_alive(const struct server *server, uint64_t *beat) {
     return alive;
 }
 
-/* Waits until the word is not seen any more, for as long as the server shows that it lives, and so long
- * besides.
- */
+/* Waits until the word is not seen any more; not where the server shows no life for so long. */
 static bool wait_for_server(struct server *server, _Atomic(uint32_t) *word, uint32_t seen,
                             uint64_t patience_ns) {
     uint64_t beat = atomic_load_explicit(&server->beat, memory_order_relaxed);

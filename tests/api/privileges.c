@@ -32,8 +32,12 @@ static void use_heap(size_t thread) {
     }
 }
 
-static void *use_heap_of(void *thread) {
+static pthread_barrier_t barrier;
+
+/* It lives until it may end: one that is about to is passed over by the C library's setresuid. */
+static void *use_heap_and_wait(void *thread) {
     use_heap((uintptr_t)thread);
+    pthread_barrier_wait(&barrier);
     return NULL;
 }
 
@@ -114,14 +118,16 @@ static void drop_user_soon(int delay) {
     pthread_t threads[THREADS];
     char wanted[64];
     snprintf(wanted, sizeof wanted, "%d\t%d\t%d\t%d\n", NOBODY, NOBODY, NOBODY, NOBODY);
+    CHECK(pthread_barrier_init(&barrier, NULL, THREADS + 1) == 0);
     for (size_t i = 0; i < THREADS; i++) {
-        CHECK(pthread_create(&threads[i], NULL, use_heap_of, (void *)i) == 0);
+        CHECK(pthread_create(&threads[i], NULL, use_heap_and_wait, (void *)i) == 0);
     }
     for (int i = 0; i < delay; i++) {
         free(malloc(1 + (size_t)i % 2000));
     }
     CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
     CHECK_EQUAL(count_others("Uid:\t", wanted), 0);
+    pthread_barrier_wait(&barrier);
     for (size_t i = 0; i < THREADS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     }
@@ -270,8 +276,6 @@ static void scheduling(const char *unused) {
 }
 
 /* ---- filters ---- */
-
-static pthread_barrier_t barrier;
 
 /* What a program that lives long does: waves of blocks of all sizes, for more than some windows. */
 static void *live_on(void *number) {
