@@ -74,9 +74,9 @@ void *os_reserve(size_t bytes, size_t alignment) {
 }
 
 size_t os_address_space_limit(void) {
-    struct rlimit64 limit = {RLIM64_INFINITY, RLIM64_INFINITY};
+    struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     long result = os_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, (long)&limit, 0, 0);
-    return failed(result) || limit.rlim_cur == RLIM64_INFINITY ? SIZE_MAX : (size_t)limit.rlim_cur;
+    return failed(result) || limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : (size_t)limit.rlim_cur;
 }
 
 size_t os_memory_bytes(void) {
