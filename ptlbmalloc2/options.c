@@ -6,6 +6,10 @@
 
 #include "os/text.h"
 
+/* By the name that every glibc has: the headers of 2.38 and later would have __isoc23_strtoul, and a library
+ * built there could not be preloaded on an older system. */
+unsigned long parse_number(const char *text, char **end, int base) __asm__("strtoul");
+
 static void complain(const char *name, const char *value, const char *wanted) {
     struct text line = {0};
     text_string(&line, "ptlbmalloc2: ");
@@ -90,12 +94,12 @@ void options_read(struct options *options) {
         glibc_setting("glibc.malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_") != NULL;
     const char *mmap_threshold = glibc_setting("glibc.malloc.mmap_threshold", "MALLOC_MMAP_THRESHOLD_");
     options->sets_mmap_threshold = mmap_threshold != NULL;
-    options->mmap_threshold = mmap_threshold != NULL ? strtoul(mmap_threshold, NULL, 0) : 0;
+    options->mmap_threshold = mmap_threshold != NULL ? parse_number(mmap_threshold, NULL, 0) : 0;
     options->sets_mmap_max = glibc_setting("glibc.malloc.mmap_max", "MALLOC_MMAP_MAX_") != NULL;
     options->sets_huge_pages = glibc_setting("glibc.malloc.hugetlb", NULL) != NULL;
     options->sets_tagging = glibc_setting("glibc.mem.tagging", NULL) != NULL;
     options->sets_check = glibc_setting("glibc.malloc.check", "MALLOC_CHECK_") != NULL;
     const char *top_pad = glibc_setting("glibc.malloc.top_pad", "MALLOC_TOP_PAD_");
     options->sets_top_pad = top_pad != NULL;
-    options->top_pad = top_pad != NULL ? strtoul(top_pad, NULL, 0) : 0;
+    options->top_pad = top_pad != NULL ? parse_number(top_pad, NULL, 0) : 0;
 }

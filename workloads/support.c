@@ -105,7 +105,7 @@ static void store(const struct program_spec *program, const struct option_spec *
         }
         reject(program, option, text);
     }
-    /* strtoul would take a sign, and turn "-1" into a huge number. */
+    /* Not by strtoul, which would take a sign, and turn "-1" into a huge number. */
     static const char digits[] = "0123456789";
     size_t whole = strspn(text, digits);
     const char *decimals = option->kind == OPTION_SECONDS && text[whole] == '.' ? text + whole + 1 : "";
@@ -114,13 +114,17 @@ static void store(const struct program_spec *program, const struct option_spec *
     if (whole == 0 || places > 3 || text[whole + has_point + places] != '\0') {
         reject(program, option, text);
     }
-    errno = 0;
-    unsigned long number = strtoul(text, NULL, 10);
     unsigned long unit = option->kind == OPTION_SECONDS ? 1000 : 1;
-    if (errno != 0 || number > option->most / unit) {
+    unsigned long number = 0;
+    for (size_t i = 0; i < whole; i++) {
+        if (__builtin_mul_overflow(number, 10, &number) ||
+            __builtin_add_overflow(number, (unsigned long)(text[i] - '0'), &number)) {
+            reject(program, option, text);
+        }
+    }
+    if (__builtin_mul_overflow(number, unit, &number)) {
         reject(program, option, text);
     }
-    number *= unit;
     for (size_t i = 0; i < places; i++) {
         unit /= 10;
         number += (unsigned long)(decimals[i] - '0') * unit;

@@ -11,6 +11,7 @@ more than its budget; the other is coarse, and counts for the time that the fine
 """
 
 import contextlib
+import functools
 import os
 import select
 import shutil
@@ -45,6 +46,20 @@ FULL, KERNEL, USER, NOTHING = "tracepoints", "kernel stacks", "user stacks", "no
 
 SHOOTDOWN_EVENT = "tlb:tlb_flush"
 FAULT_EVENT = "exceptions:page_fault_user"
+
+
+@functools.cache
+def _has_offsets(perf: str) -> bool:
+    """Whether it knows the offset in a file as a field."""
+    done = subprocess.run(
+        [perf, "script", "-h"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=_ENVIRONMENT,
+        check=False,
+    )
+    return f",{script.OFFSET_FIELD}," in done.stdout + done.stderr
 
 
 def _events(level: str, clock: list[str]) -> list[str]:
@@ -327,8 +342,9 @@ class Recorder:
                     yield sample
 
     def _script(self, recorded: Path, period: int) -> Iterator[Sample]:
+        perf = shutil.which("perf") or "perf"
         arguments = [
-            shutil.which("perf") or "perf",
+            perf,
             "script",
             "-i",
             "-",
@@ -338,6 +354,9 @@ class Recorder:
         ]
         # Without the tracepoints' fields there are none to be printed, and perf refuses to.
         fields = script.FIELDS if self.level == FULL else script.FIELDS.removesuffix(",trace")
+        has_offsets = _has_offsets(perf)
+        if has_offsets:
+            fields += f",{script.OFFSET_FIELD}"
         with recorded.open("rb") as source:
             process = subprocess.Popen(
                 [*arguments, fields],
@@ -352,7 +371,7 @@ class Recorder:
             )
         assert process.stdout is not None
         try:
-            yield from script.read(process.stdout, period)
+            yield from script.read(process.stdout, period, has_offsets=has_offsets)
         finally:
             process.kill()
             process.wait()

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 # Without the program's name, which may be anything: a newline, or another sample's text.
 FIELDS = "pid,tid,time,event,ip,sym,dso,trace"
+# Where perf has this field (from 6.4 on), it is printed after the file's name, and the address is the
+# process's; without it, perf 6.1 prints the file's own.
+OFFSET_FIELD = "dsoff"
 
 CLOCK = "cpu-clock"
 
 _HEAD = re.compile(r"^\s*-?\d+/-?\d+\s+(\d+\.\d+):\s+(\S+):(?: (.*))?$")
 _FRAME = re.compile(r"^\s+([0-9a-f]+) (.*?) \((.*)\)$")
+_OFFSET = re.compile(r"(.*)\+0x([0-9a-f]+)")
 # What stands in brackets without being the kernel's, or one of its modules.
 _USERS = ("[vdso", "[vsyscall", "[heap", "[stack", "[unknown", "[uprobes", "[anon")
 
@@ -44,8 +48,11 @@ class Sample:
     """The innermost first."""
 
 
-def read(lines: Iterable[str], period: int) -> Iterator[Sample]:
-    """The samples in the text, of one event in so many; what is not understood is passed over."""
+def read(lines: Iterable[str], period: int, *, has_offsets: bool = False) -> Iterator[Sample]:
+    """The samples in the text, of one event in so many; what is not understood is passed over.
+
+    has_offsets: OFFSET_FIELD was asked for.
+    """
     head: re.Match[str] | None = None
     stack: list[Address] = []
     known: dict[str, Address] = {}
@@ -53,7 +60,7 @@ def read(lines: Iterable[str], period: int) -> Iterator[Sample]:
         line = line.rstrip("\n")
         if head is not None and (frame := _FRAME.match(line)):
             if line not in known:
-                known[line] = Address(frame[3], int(frame[1], 16), frame[2])
+                known[line] = _address(frame, has_offsets)
             stack.append(known[line])
             continue
         if head is not None:
@@ -63,6 +70,15 @@ def read(lines: Iterable[str], period: int) -> Iterator[Sample]:
             head = found
     if head is not None:
         yield _sample(head, stack, period)
+
+
+def _address(frame: re.Match[str], has_offsets: bool) -> Address:
+    place = _OFFSET.fullmatch(frame[3]) if has_offsets else None
+    return Address(
+        module=place[1] if place else frame[3],
+        offset=int(place[2] if place else frame[1], 16),
+        symbol=frame[2],
+    )
 
 
 def _sample(head: re.Match[str], stack: list[Address], period: int) -> Sample:

@@ -110,10 +110,18 @@ any_function symbol_in_image(const void *header, const char *name) {
     if (elf == NULL) {
         return NULL;
     }
-    const struct dl_phdr_info module = {
-        .dlpi_addr = (uintptr_t)header,
+    struct dl_phdr_info module = {
         .dlpi_phdr = (const void *)((const char *)header + elf->e_phoff),
         .dlpi_phnum = elf->e_phnum,
     };
-    return function_of(&module, name);
+    for (size_t i = 0; i < module.dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &module.dlpi_phdr[i];
+        if (part->p_type == PT_LOAD && part->p_offset == 0) {
+            /* The vDSO that qemu-user gives is written for the address where it lies: nothing is to be added.
+             */
+            module.dlpi_addr = (uintptr_t)header - part->p_vaddr;
+            return function_of(&module, name);
+        }
+    }
+    return NULL;
 }

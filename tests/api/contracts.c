@@ -399,7 +399,6 @@ static void sized_frees(const char *unused) {
     errno = UNTOUCHED;
     free_sized(NULL, 0);
     free_sized(NULL, 100);
-    free_aligned_sized(NULL, 64, 100);
     for (size_t round = 0; round < 30; round++) {
         for (size_t bytes = 0; bytes < 3 * MIB; bytes = bytes * 2 + 1) {
             void *block = malloc(bytes);
@@ -411,7 +410,22 @@ static void sized_frees(const char *unused) {
             block = realloc(malloc(10), bytes + 1);
             use_all(block, bytes + 1);
             free_sized(block, bytes + 1);
-            block = aligned_alloc(256, bytes);
+        }
+    }
+    CHECK_EQUAL(errno, UNTOUCHED);
+}
+
+static void aligned_sized_frees(const char *unused) {
+    (void)unused;
+    CHECK_OURS(HAS_SIZED_FREES);
+    if (!HAS_SIZED_FREES) {
+        return;
+    }
+    errno = UNTOUCHED;
+    free_aligned_sized(NULL, 64, 100);
+    for (size_t round = 0; round < 30; round++) {
+        for (size_t bytes = 0; bytes < 3 * MIB; bytes = bytes * 2 + 1) {
+            void *block = aligned_alloc(256, bytes);
             use_all(block, bytes);
             free_aligned_sized(block, 256, bytes);
         }
@@ -925,6 +939,7 @@ int main(int argc, char **argv) {
         {"aligned-alloc", aligned_alloc_all},
         {"usable-sizes", usable_sizes},
         {"sized-frees", sized_frees},
+        {"aligned-sized-frees", aligned_sized_frees},
         {"errno", errno_is_kept},
 #ifdef __GLIBC__
         {"old-aligned", old_aligned},

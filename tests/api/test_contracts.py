@@ -29,6 +29,7 @@ SHARED = [
     "aligned-alloc",
     "usable-sizes",
     "sized-frees",
+    "aligned-sized-frees",
     "errno",
     "old-aligned",
     "libc-names",

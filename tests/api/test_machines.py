@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,16 +56,26 @@ SWEEPS = {"sizes": "9", "alignments": "7", "calloc": "one-thread", "realloc": "6
 LITTLE = ("-R", str(4 * GIB))
 
 
+@functools.cache
+def has_other_pages(qemu: str) -> bool:
+    """By the smallest of programs, before anything of ours is judged by it."""
+    program = BUILD_AARCH64 / "contracts-static"
+    done = subprocess.run([qemu, "-p", "16384", program, "page-size"], capture_output=True, text=True)
+    return done.stdout == "page_bytes 16384\n"
+
+
 def emulate(
     pages: int, name: str, *arguments: str, options: str = "", machine: Sequence[str] = LITTLE
 ) -> str:
-    qemu = tool("qemu-aarch64", "qemu-user")
+    qemu: list[str] = [tool("qemu-aarch64", "qemu-user"), *machine]
     if pages != 4096:
+        if not has_other_pages(qemu[0]):
+            pytest.skip("this qemu knows no page size but the machine's: 9.0 and later refuse -p")
+        qemu += ["-p", str(pages)]
         # The machine's own kernel answers mincore(2), in pages of its own.
         options = f"{options},huge_pages=never".removeprefix(",")
     env = clean_environment() | {"CALM_OPTIONS": options}
-    command = [qemu, *machine, "-p", str(pages), program(f"{name}-static", BUILD_AARCH64), *arguments]
-    ran = run_command(command, env)
+    ran = run_command([*qemu, program(f"{name}-static", BUILD_AARCH64), *arguments], env)
     return ran.stdout + ran.stderr
 
 

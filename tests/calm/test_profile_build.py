@@ -123,6 +123,16 @@ def test_samples_are_read() -> None:
     assert [kind_of(sample.event) for sample in (first, second, third)] == [SHOOTDOWN, CPU, FAULT]
 
 
+def test_offsets_in_files_are_read_where_perf_prints_them() -> None:
+    """Its address is then the process's. Without them, a name may end as they do."""
+    text = TEXT.replace("libc.so.6)", "libc.so.6+0x10caf7)")
+    stack = next(read(io.StringIO(text), 11, has_offsets=True)).stack
+    assert (stack[1].module, stack[1].offset) == ("/opt/a place (with) blanks/libc.so.6", 0x10CAF7)
+    assert (stack[0].module, stack[0].offset) == ("[kernel.kallsyms]", 0xFFFFFFFF81342BC6)
+    stack = next(read(io.StringIO(text), 11)).stack
+    assert (stack[1].module, stack[1].offset) == ("/opt/a place (with) blanks/libc.so.6+0x10caf7", 0x101B07)
+
+
 def record(kind: int, body: bytes, misc: int = 0) -> bytes:
     return struct.pack("<IHH", kind, misc, 8 + len(body)) + body
 

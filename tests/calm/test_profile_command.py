@@ -245,7 +245,9 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     by_madvise = sum(s.weight for s in made.stacks if (s.kind, s.cause) == (CALL, "madvise"))
     assert by_madvise == pytest.approx(calls, rel=0.01)
     stack = functions(made, CALL, "madvise")
-    assert stack.index("_int_free") < stack.index("work")
+    # glibc 2.41 has parts of _int_free by names of their own: _int_free_chunk, _int_free_maybe_trim.
+    inner = next(index for index, name in enumerate(stack) if name.startswith("_int_free"))
+    assert inner < stack.index("work")
     assert any("free" in name and "int" not in name for name in stack)
     # Beside the program's own count the machine's says nothing.
     assert ("system_wide_tlb_interrupts" in made.totals) == (made.totals["interrupts_sent"].value is None)
