@@ -77,10 +77,10 @@ def test_a_creep_would_be_found() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(8000)
+@pytest.mark.timeout(20000)
 @pytest.mark.parametrize("options", ["policy=adaptive", "policy=paper", OFFLOAD])
 def test_soak_long(programs: Programs, options: str) -> None:
-    """CALM_SOAK_SECONDS each, by default half an hour."""
+    """CALM_SOAK_SECONDS each, by default half an hour: what takes ten times that hangs."""
     seconds = os.environ.get("CALM_SOAK_SECONDS", "1800")
-    ran = programs.run(PRELOAD, "soak", seconds, options=options, timeout=float(seconds) + 120)
+    ran = programs.run(PRELOAD, "soak", seconds, options=options, timeout=10 * float(seconds))
     assert_steady(ran)

@@ -114,7 +114,7 @@ def test_stress_sanitized(sanitizer: str, settings: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(8000)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_stress_for_a_minute(programs: Programs, settings: str) -> None:
     for offset in range(6):

@@ -275,7 +275,7 @@ def test_server(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(8000)
 @pytest.mark.parametrize("case", SERVERS, ids=lambda case: case.name)
 def test_whole_server(case: Case, tmp_path: Path) -> None:
     """At full length the server, not the client, is what takes the time."""

@@ -930,7 +930,7 @@ def test_a_real_guest(real: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(8000)
 def test_sixteen_cpus_in_four_sockets(real: Path) -> None:
     asked = "--cpus 16 --sockets 4 -n 3 --json - -a glibc,calmalloc -- build/release/listing1 --rounds 2"
     result = subprocess.run(
