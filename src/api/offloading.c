@@ -232,14 +232,21 @@ struct governor *offloading_second(void) {
     return offloading_second_if_made();
 }
 
+static bool is_a_heap_held(void) {
+    const struct governor *other = offloading_second_if_made();
+    return governor_is_held(&calm_governor) || (other != NULL && governor_is_held(other));
+}
+
+bool offloading_is_held(void) {
+    return is_a_heap_held() || (mode != OFFLOADING_NONE && server_is_held(&calm_server));
+}
+
 void offloading_before_fork(void) {
     if (mode == OFFLOADING_NONE) {
         return;
     }
     /* The server would wait for a thread that a signal handler interrupted within a heap, to fork. */
-    const struct governor *other = offloading_second_if_made();
-    server_before_fork(&calm_server,
-                       governor_is_held(&calm_governor) || (other != NULL && governor_is_held(other)));
+    server_before_fork(&calm_server, is_a_heap_held());
     lock_acquire_for_fork(&second_lock, true);
     if (offloading_second_if_made() != NULL) {
         governor_before_fork(&second);
@@ -257,18 +264,14 @@ void offloading_after_fork(bool child) {
     server_after_fork(&calm_server, child);
 }
 
-/* What must not outlive what the process gives up is waited for also on a machine that stands still for
- * seconds. */
-#define RETIRE_NS 10000000000ULL
-
-void offloading_retire(void) {
+void offloading_retire(uint64_t patience_ns) {
     bool started = atomic_load_explicit(&calm_server.thread, memory_order_seq_cst) == THREAD_STARTED;
-    if (mode != OFFLOADING_NONE && started && server_stop(&calm_server, RETIRE_NS)) {
+    if (mode != OFFLOADING_NONE && started && server_stop(&calm_server, patience_ns)) {
         while (!thread_is_gone(&calm_server.worker)) {
             thread_wait(&calm_server.worker, 0);
         }
     }
-    thread_wait_uncounted(&calm_server.worker, RETIRE_NS);
+    thread_wait_uncounted(&calm_server.worker, patience_ns);
 }
 
 void offloading_end(void) {

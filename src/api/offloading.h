@@ -35,8 +35,11 @@ struct governor *offloading_second_if_made(void);
 void offloading_before_fork(void);
 void offloading_after_fork(bool child);
 
-/* The server ends, and the heap is served without it from now on. */
-void offloading_retire(void);
+/* Whether the caller is a signal handler that interrupted what the allocator's threads may wait for. */
+bool offloading_is_held(void);
+
+/* The server ends, and the heap is served without it from now on. Waits for so long at most. */
+void offloading_retire(uint64_t patience_ns);
 
 /* At the process's end, after the last report. */
 void offloading_end(void);

@@ -8,7 +8,9 @@
 
 #include <stdbool.h>
 
-/* Returns the argument for own_threads_resume: whether this process has such threads. */
+/* Returns the argument for own_threads_resume: whether this process has such threads, and none is left. Waits
+ * ten seconds at most, and not at all in a signal handler that interrupted what they may wait for: one that
+ * is left ends as soon as it can, and none is started again. */
 bool own_threads_stop(void);
 void own_threads_resume(bool stopped);
 

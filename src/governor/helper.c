@@ -9,8 +9,6 @@
 /* Windows without work before it ends. */
 #define QUIET_WINDOWS 5
 
-/* Also on a machine that stands still for seconds. */
-#define STOP_NS      10000000000ULL
 #define STOP_LOOK_NS 1000000ULL
 
 static bool change(struct governor *governor, int from, int to) {
@@ -104,21 +102,22 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
     return true;
 }
 
-void helper_stop(struct governor *governor) {
+bool helper_stop(struct governor *governor, uint64_t patience_ns) {
     atomic_fetch_add_explicit(&thread_stops, 1, memory_order_seq_cst);
     uint64_t start = 0;
     while (atomic_load_explicit(&governor->helper, memory_order_seq_cst) == HELPER_RUNS ||
            !thread_is_gone(&governor->helper_thread)) {
-        uint64_t now = clock_now_ns();
-        start = start == 0 ? now : start;
-        if (now - start > STOP_NS) {
-            return;
-        }
         atomic_fetch_add_explicit(&governor->helper_bell, 1, memory_order_seq_cst);
         futex_wake_all(&governor->helper_bell);
+        uint64_t now = clock_now_ns();
+        start = start == 0 ? now : start;
+        if (now - start >= patience_ns) {
+            return false;
+        }
         thread_wait(&governor->helper_thread, STOP_LOOK_NS);
     }
-    thread_wait_uncounted(&governor->helper_thread, STOP_NS);
+    thread_wait_uncounted(&governor->helper_thread, patience_ns);
+    return true;
 }
 
 /* In a child that was forked in between there may be none left. */

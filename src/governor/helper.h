@@ -28,10 +28,10 @@ bool helper_start(struct governor *governor, enum helper_state seen);
 
 /*
  * None runs from the return of helper_stop to helper_resume. Any thread, also in a signal handler, and in a
- * child of vfork. A helper that does not end within ten seconds, since it is being debugged or waits for a
- * thread that waits for the caller, is left.
+ * child of vfork. False if it is still there after so long, since it is being debugged, or waits for a thread
+ * that waits for the caller: it ends as soon as it can, and none is started again before helper_resume.
  */
-void helper_stop(struct governor *governor);
+bool helper_stop(struct governor *governor, uint64_t patience_ns);
 void helper_resume(void);
 
 /* Whether the governor's threads are this process's: not in a child of vfork, nor in one that was forked

@@ -364,24 +364,7 @@ static bool has_thread(const struct server *server) {
     return atomic_load_explicit(&server->thread, memory_order_acquire) == THREAD_STARTED;
 }
 
-bool server_stop(struct server *server, uint64_t patience_ns) {
-    int none = THREAD_NONE;
-    atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
-                                            memory_order_relaxed);
-    if (!has_thread(server)) {
-        return !server_is_left_behind(server);
-    }
-    lock_acquire(&server->fork_lock);
-    atomic_store_explicit(&server->stopping, STOPPING, memory_order_seq_cst);
-    server_ring(server);
-    bool stopped = wait_for_server(server, &server->stopping, STOPPING, patience_ns);
-    lock_release(&server->fork_lock);
-    return stopped;
-}
-
-/* Whether the caller is a signal handler that interrupted its thread among the clients, so that a fork that
- * waits for all clients would wait for itself. */
-static bool interrupts_client(const struct server *server) {
+bool server_is_held(const struct server *server) {
     const struct lock *locks[] = {&server->fork_lock, &server->begin_lock, &server->open_lock,
                                   &server->sync.clients, &server->overflow.lock};
     bool found = false;
@@ -389,9 +372,39 @@ static bool interrupts_client(const struct server *server) {
         found |= lock_is_mine(locks[i]);
     }
     for (unsigned i = 0; i < server->endpoint_count; i++) {
-        const struct endpoint *endpoint = server_endpoint(server, i);
-        found |=
-            server_is_open(server, i) && (endpoint_is_mine(endpoint) || endpoint_is_borrowed_by_me(endpoint));
+        found |= server_is_open(server, i) && endpoint_is_mine(server_endpoint(server, i));
+    }
+    return found;
+}
+
+bool server_stop(struct server *server, uint64_t patience_ns) {
+    int none = THREAD_NONE;
+    atomic_compare_exchange_strong_explicit(&server->thread, &none, THREAD_REFUSED, memory_order_acq_rel,
+                                            memory_order_relaxed);
+    if (!has_thread(server)) {
+        return !server_is_left_behind(server);
+    }
+    bool waits = !server_is_held(server);
+    if (waits) {
+        lock_acquire(&server->fork_lock);
+    }
+    uint32_t not_yet = STOPPING_NOT;
+    atomic_compare_exchange_strong_explicit(&server->stopping, &not_yet, STOPPING, memory_order_seq_cst,
+                                            memory_order_relaxed);
+    server_ring(server);
+    bool stopped = waits && wait_for_server(server, &server->stopping, STOPPING, patience_ns);
+    if (waits) {
+        lock_release(&server->fork_lock);
+    }
+    return stopped;
+}
+
+/* Whether the caller is a signal handler that interrupted its thread among the clients, so that a fork that
+ * waits for all clients would wait for itself. It may seem so where another thread is. */
+static bool interrupts_client(const struct server *server) {
+    bool found = server_is_held(server);
+    for (unsigned i = 0; i < server->endpoint_count; i++) {
+        found |= server_is_open(server, i) && endpoint_is_borrowed_by_me(server_endpoint(server, i));
     }
     for (size_t i = 0; i < CALLS; i++) {
         const struct call *call = &server->calls[i];

@@ -182,8 +182,12 @@ void server_start(struct server *server);
 /* Says that the server does not answer, once. Any thread. */
 void server_say_lost(struct server *server);
 
+/* Whether the caller is a signal handler that interrupted its thread where it holds what others may wait for.
+ * At the lent heap it may be without that being known. */
+bool server_is_held(const struct server *server);
+
 /* Serves what is there and ends; the phase is PHASE_LENT then, for good. False if the server does not answer
- * for so long. */
+ * for so long, or is held: it ends later then. */
 bool server_stop(struct server *server, uint64_t patience_ns);
 
 /* Wakes it if it sleeps: after a sequentially consistent store of what it is to find. Any thread. */

@@ -12,11 +12,13 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #define NOBODY    65534
@@ -324,6 +326,50 @@ static void filtered(const char *how) {
     _exit(0);
 }
 
+/* ---- in a signal handler that interrupted the allocator ---- */
+
+static volatile sig_atomic_t given_up, refused;
+static _Atomic(bool) enough;
+
+static void give_up_in_handler(int signal) {
+    (void)signal;
+    refused |= setuid(geteuid()) != 0;
+    given_up++;
+}
+
+static void *use_heap_beside(void *unused) {
+    while (!atomic_load(&enough)) {
+        use_heap(2);
+    }
+    return unused;
+}
+
+static void in_handler(const char *argument) {
+    (void)argument;
+    use_until_tended();
+    sigset_t alarms;
+    sigemptyset(&alarms);
+    sigaddset(&alarms, SIGALRM);
+    CHECK(pthread_sigmask(SIG_BLOCK, &alarms, NULL) == 0);
+    pthread_t beside;
+    CHECK(pthread_create(&beside, NULL, use_heap_beside, NULL) == 0);
+    CHECK(pthread_sigmask(SIG_UNBLOCK, &alarms, NULL) == 0);
+    struct sigaction action = {.sa_handler = give_up_in_handler, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    for (suseconds_t round = 0; round < 300; round++) {
+        struct itimerval soon = {.it_value = {0, 1 + round}};
+        sig_atomic_t before = given_up;
+        CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+        while (given_up == before) {
+            use_heap(1);
+        }
+    }
+    atomic_store(&enough, true);
+    CHECK(pthread_join(beside, NULL) == 0);
+    CHECK(!refused);
+    use_blocks(7, 20000);
+}
+
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"drop-user", drop_user},
@@ -335,6 +381,7 @@ int main(int argc, char **argv) {
         {"unprivileged", unprivileged},
         {"scheduling", scheduling},
         {"filtered", filtered},
+        {"in-handler", in_handler},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

@@ -34,6 +34,12 @@ def test_own_thread(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "privileges", case)
 
 
+@pytest.mark.parametrize(("way", "options"), EVERYWHERE)
+def test_in_a_signal_handler(programs: Programs, way: str, options: str) -> None:
+    """setuid is safe there, whatever it interrupted."""
+    programs.run(way, "privileges", "in-handler", options=options)
+
+
 @pytest.mark.parametrize("how", ["prctl", "seccomp"])
 @pytest.mark.parametrize(("way", "options"), EVERYWHERE)
 def test_filter_that_kills(programs: Programs, way: str, options: str, how: str) -> None:

@@ -454,10 +454,24 @@ static void test_helper(void) {
     /* While it is to be none, there is none. */
     come_from_other_thread(come_once);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
-    helper_stop(&calm_governor);
+    CHECK(helper_stop(&calm_governor, UINT64_MAX));
     CHECK(helper_is_gone());
-    helper_stop(&calm_governor);
+    CHECK(helper_stop(&calm_governor, UINT64_MAX));
     helper_resume();
+    come_from_other_thread(come_once);
+    CHECK(helper_is_gone());
+    helper_resume();
+    come_from_other_thread(come_once);
+    WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
+
+    /* One that waits for who stops it is left, and ends as soon as it can; until then there is no other. */
+    lock_acquire(&calm_governor.heap_lock);
+    clock_advance(WINDOW_NS);
+    WAIT_UNTIL((atomic_load(&calm_governor.heap_lock.state) & LOCK_WAITED) != 0);
+    CHECK(!helper_stop(&calm_governor, 0));
+    CHECK(!helper_is_gone());
+    lock_release(&calm_governor.heap_lock);
+    WAIT_UNTIL(helper_is_gone());
     come_from_other_thread(come_once);
     CHECK(helper_is_gone());
     helper_resume();
