@@ -48,7 +48,7 @@ OWN = [
     "calm-trim-small",
 ]
 # That check the account of memory.
-ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "calm-trim", "calm-trim-small"]
+ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "trim", "calm-trim", "calm-trim-small"]
 # That tell the time of a purge, or of a drain, by themselves.
 QUIET = "background=off"
 ATTEMPTS = 3
