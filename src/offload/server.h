@@ -183,7 +183,7 @@ void server_start(struct server *server);
 void server_say_lost(struct server *server);
 
 /* Whether the caller is a signal handler that interrupted its thread where it holds what others may wait for.
- * At the lent heap it may be without that being known. */
+ * In the heap's shared mode it may be without that being known. */
 bool server_is_held(const struct server *server);
 
 /* Serves what is there and ends; the phase is PHASE_LENT then, for good. False if the server does not answer

@@ -748,6 +748,10 @@ static uint64_t stocked_now(void) {
 /* ---- the end ---- */
 
 static void stop_server(void) {
+    /* Who interrupted the holder of what others wait for asks, and does not wait. */
+    lock_acquire(&server.fork_lock);
+    CHECK(!server_stop(&server, UINT64_MAX));
+    lock_release(&server.fork_lock);
     WAIT_UNTIL(server_stop(&server, PATIENCES * server.patience_ns));
     CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
