@@ -63,7 +63,7 @@ check: build-tests
 LONG := lint ctest pytest mutants emulated figures
 .PHONY: $(LONG:%=check-long-%)
 long_lint = cmake --preset clang-deep && cmake --build --preset clang-deep
-long_ctest = for preset in release asan tsan; do CALM_TEST_FACTOR=5 ctest --preset $$preset || exit 1; done
+long_ctest = for preset in release asan tsan; do CALM_TEST_FACTOR=5 CALM_TEST_SEED=$$(date +%s) ctest --preset $$preset || exit 1; done
 long_pytest = .venv/bin/pytest -q -m long
 long_mutants = scripts/mutants
 long_emulated = bench/emulated && bench/emulated --library build/release/libcalmalloc.so && bench/emulated --locks

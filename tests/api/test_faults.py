@@ -89,7 +89,6 @@ def points(total: int) -> list[int]:
     return [point for point in POINTS if point <= total] + ([total] if total > POINTS[-1] else [])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", ["", "background=off,vectored_purge=off"], ids=["default", "plain"])
 @pytest.mark.parametrize("call", CALLS)
 def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str) -> None:
@@ -104,7 +103,6 @@ def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str)
             traced.inject(call, error, f"{base + point}+")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("call", ["mmap", "mprotect", "madvise", "clone", "sched_getaffinity", "prctl"])
 def test_call_fails_around_a_server(programs: Programs, tmp_path: Path, call: str) -> None:
     """Also those that start it, and that it makes itself."""
@@ -115,7 +113,6 @@ def test_call_fails_around_a_server(programs: Programs, tmp_path: Path, call: st
             traced.inject(call, CALLS[call][0], when)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "call", ["mmap", "madvise", "process_madvise", "membarrier", "rseq", "sched_getaffinity"]
 )

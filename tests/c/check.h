@@ -36,8 +36,16 @@
         }                                                                                                  \
     } while (0)
 
-/* Seconds to wait for what must become true: many times what it takes on a busy machine. */
+/* Seconds to wait for what must become true, times CALM_TEST_FACTOR: many times what it takes if busy. */
 #define PATIENCE_S 300
+
+/* The rounds of a random test: so many as usual, times CALM_TEST_FACTOR. */
+static inline uint64_t check_rounds(uint64_t usual) {
+    const char *asked = getenv("CALM_TEST_FACTOR");
+    uint64_t factor = asked == NULL ? 1 : strtoull(asked, NULL, 10);
+    CHECK(factor > 0); /* or the test would test nothing */
+    return usual * factor;
+}
 
 /* A clock that no test drives. */
 static inline double check_seconds(void) {
@@ -51,12 +59,12 @@ static inline void check_nap(long ns) {
 }
 
 /* Waits for what another thread or the kernel is to do. */
-#define WAIT_UNTIL(condition)                                                 \
-    do {                                                                      \
-        for (double wait_end = check_seconds() + PATIENCE_S; !(condition);) { \
-            check_nap(200000);                                                \
-            CHECK(check_seconds() < wait_end);                                \
-        }                                                                     \
+#define WAIT_UNTIL(condition)                                                                       \
+    do {                                                                                            \
+        for (double wait_end = check_seconds() + (double)check_rounds(PATIENCE_S); !(condition);) { \
+            check_nap(200000);                                                                      \
+            CHECK(check_seconds() < wait_end);                                                      \
+        }                                                                                           \
     } while (0)
 
 /*
@@ -70,14 +78,6 @@ static inline uint64_t check_seed(uint64_t usual) {
     printf("CALM_TEST_SEED=%llu\n", (unsigned long long)seed);
     fflush(stdout); /* a failed CHECK does not */
     return seed;
-}
-
-/* The rounds of a random test: so many as usual, times CALM_TEST_FACTOR. */
-static inline uint64_t check_rounds(uint64_t usual) {
-    const char *asked = getenv("CALM_TEST_FACTOR");
-    uint64_t factor = asked == NULL ? 1 : strtoull(asked, NULL, 10);
-    CHECK(factor > 0); /* or the test would test nothing */
-    return usual * factor;
 }
 
 /* What a test does to its process for good (a filter, a limit, a first call) ends with the child. */

@@ -10,6 +10,7 @@
 #define READERS     2
 #define STAYING     3
 #define SPACE_BYTES ((size_t)512 << 20) /* too few for one great range */
+#define HOLE_BYTES  ((size_t)1 << 30)   /* as large as any segment */
 
 static struct space space;
 static _Atomic(bool) stop;
@@ -34,6 +35,19 @@ static void *look_up(void *unused) {
         }
     }
     return unused;
+}
+
+/* Each segment is in the index, in its place: what is not there is found all the same, by a longer search. */
+static void check_index(void) {
+    size_t count = atomic_load(&space.segments);
+    uintptr_t last = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint8_t number = atomic_load(&space.by_address[i]);
+        CHECK(number < count);
+        uintptr_t base = atomic_load(&space.segment[number].base);
+        CHECK(base > last);
+        last = base;
+    }
 }
 
 /* A new segment, as none has so much left. */
@@ -62,6 +76,7 @@ static void come_and_go(uint64_t *random, size_t rounds) {
         uint32_t first = add_segment(pages, &got);
         char *base = space_address(&space, first);
         check_found(base, first);
+        check_index();
         base[0] = base[got * os_page_size() - 1] = 1;
         uint32_t end;
         CHECK_EQUAL(space_last(&space, &end), first);
@@ -71,6 +86,7 @@ static void come_and_go(uint64_t *random, size_t rounds) {
         CHECK_EQUAL(space.page_end, page_end);
         CHECK(!space_is_usable(&space, first));
         CHECK_EQUAL(space_page(&space, base), 0);
+        check_index();
         if (in_the_way != MAP_FAILED) {
             CHECK(munmap(in_the_way, bytes) == 0);
         }
@@ -85,8 +101,14 @@ int main(void) {
     CHECK_EQUAL(atomic_load(&space.segments), 0);
     uint32_t end;
     CHECK_EQUAL(space_last(&space, &end), 0);
+    void *hole = NULL;
     for (int i = 0; i < STAYING; i++) {
         size_t got;
+        if (i == STAYING - 1) {
+            /* Some segments lie on each side of it, and those to come in between once it is gone. */
+            hole = mmap(NULL, HOLE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            CHECK(hole != MAP_FAILED);
+        }
         staying[i].page = add_segment(i == 0 ? 1 : space.page_end + 1, &got);
         staying[i].base = space_address(&space, staying[i].page);
     }
@@ -94,7 +116,9 @@ int main(void) {
     for (int i = 0; i < READERS; i++) {
         CHECK(pthread_create(&readers[i], NULL, look_up, NULL) == 0);
     }
-    come_and_go(&random, check_rounds(20000));
+    come_and_go(&random, check_rounds(10000));
+    CHECK(munmap(hole, HOLE_BYTES) == 0);
+    come_and_go(&random, check_rounds(10000));
     atomic_store(&stop, true);
     for (int i = 0; i < READERS; i++) {
         CHECK(pthread_join(readers[i], NULL) == 0);

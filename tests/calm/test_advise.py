@@ -459,23 +459,34 @@ def test_a_program_that_is_in_order_gets_no_advice(tmp_path: Path) -> None:
 
 
 def test_memory_is_looked_at_from_outside() -> None:
-    found = told(BUILD / "idle-burst", "--bytes", "40000000", "--threads", "5", "--seconds", "1")
+    for seconds in ("1", "10", "100"):  # a busy machine may come to look at it late
+        found = told(BUILD / "idle-burst", "--bytes", "40000000", "--threads", "5", "--seconds", seconds)
+        if found["facts"].get("heaps"):
+            break
     # One for each thread at least, of 8 MB each.
     assert 5 <= found["facts"]["heaps"] <= 10
     assert 30 * 1024 < found["facts"]["heaps_rss_kib"] < 60 * 1024
 
 
-# Has 96 MiB in huge pages, and touches a page of each.
+# Has 96 MiB in huge pages, touches a page of each, and says how much it has so, in KiB.
 SPARSE = """
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-int main(void) {
+int main(int argc, char **argv) {
     const unsigned long huge = 1 << 21;
     char *memory = mmap(0, 49 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memory += huge - (unsigned long)memory % huge;
     madvise(memory, 48 * huge, MADV_HUGEPAGE);
     for (int i = 0; i < 48; i++) memory[i * huge] = 1;
-    sleep(1);
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    char line[256];
+    long kib;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "AnonHugePages: %ld", &kib) == 1) printf("%ld\\n", kib);
+    }
+    sleep(atoi(argv[1]));
     return 0;
 }
 """
@@ -484,9 +495,13 @@ int main(void) {
 def test_a_run_without_huge_pages_tells_what_was_touched(tmp_path: Path) -> None:
     (tmp_path / "sparse.c").write_text(SPARSE)
     subprocess.run(["cc", "-o", tmp_path / "sparse", tmp_path / "sparse.c"], check=True)
-    found = told(tmp_path / "sparse")
-    if found["facts"]["huge_kib"] < 90 * 1024:
+    has = subprocess.run([tmp_path / "sparse", "0"], check=True, capture_output=True, text=True).stdout
+    if int(has) < 90 * 1024:
         pytest.skip("this machine has no huge pages to give")
+    for seconds in ("1", "10", "100"):  # a busy machine may come to look at it late
+        found = told(tmp_path / "sparse", seconds)
+        if found["facts"]["huge_kib"] >= 90 * 1024:
+            break
     assert rules(found) == {"huge-bloat"}
     assert found["facts"]["peak_without_huge_kib"] < 10 * 1024
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT
+from waiting import wait_until
 
 from calm import allocators
 from calm.bench import programs
@@ -173,7 +174,6 @@ json.dump(digests, sys.stdout)
 """
 
 
-@pytest.mark.timeout(300)
 def test_inputs_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     """By another interpreter, whose hashes differ, and as they are written."""
     found = subprocess.run(
@@ -428,18 +428,10 @@ def test_server_dies_while_it_is_driven(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_for(lambda: exchange.processor_seconds(process.pid) > 0.2)
+        wait_until(lambda: exchange.processor_seconds(process.pid) > 0.2)
         process.kill()
         output, errors = driver.communicate()
     assert refused(subprocess.CompletedProcess([], driver.returncode, output, errors)).count("hung up") == 1
-
-
-def wait_for(condition: Any) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.02)
-    pytest.fail("it did not come to that")
 
 
 def listens(path: Path) -> bool:
@@ -452,7 +444,7 @@ def test_client_that_is_told_to_end_ends_the_server(tmp_path: Path) -> None:
     ready = prepared(case, tmp_path)
     with server(ready) as process:
         driver = subprocess.Popen([*ready.client, "--rounds", "1000"], env=plain(ready.environment))
-        wait_for(lambda: exchange.processor_seconds(process.pid) > 0.2)
+        wait_until(lambda: exchange.processor_seconds(process.pid) > 0.2)
         driver.terminate()
         assert driver.wait() == 128 + 15
         assert process.wait() == 0
@@ -466,7 +458,7 @@ def test_stale_server_is_ended(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
     ready = prepared(case, tmp_path)
     with server(ready) as stale:
-        wait_for(lambda: listens(tmp_path / SOCKETS[name]))
+        wait_until(lambda: listens(tmp_path / SOCKETS[name]))
         again = case.prepare(tmp_path)
         stale.wait()
         assert list(tmp_path.iterdir()) == []

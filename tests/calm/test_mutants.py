@@ -246,3 +246,23 @@ def test_survivors_that_are_not_known_fail(mutants: ModuleType, tmp_path: Path) 
 def test_known_survivors_are_of_lines_that_there_are(mutants: ModuleType) -> None:
     possible = {mutant.key for mutant in mutants.candidates_of(ROOT)}
     assert set(mutants.read_known_survivors(mutants.KNOWN_SURVIVORS)) <= possible
+
+
+def test_a_full_disk_kills_no_mutant(
+    mutants: ModuleType, place: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module.py").write_text("N = 1\n")
+    fails = mutants.Step("test", ("false",), timeout=60.0)
+    (mutant,) = mutants.mutants_of("module.py", "N = 1\n")
+    assert place.attempt(mutant, [fails]).outcome == "killed"  # type: ignore[attr-defined]
+    monkeypatch.setattr(mutants, "ROOM_LEAST", 1 << 60)
+    with pytest.raises(mutants.MutationError, match="is full"):
+        place.attempt(mutant, [fails])  # type: ignore[attr-defined]
+
+
+def test_what_is_no_earlier_result_is_told(mutants: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(mutants.MutationError, match="is no earlier result"):
+        mutants.read_earlier(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(mutants.MutationError, match="is no earlier result"):
+        mutants.read_earlier(tmp_path / "other.json")

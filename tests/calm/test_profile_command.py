@@ -98,15 +98,16 @@ SOURCES = {
     """,
     # A child that shares its parent's memory for a while.
     "shares.c": r"""
+        #include <stdlib.h>
         #include <string.h>
         #include <sys/mman.h>
         #include <unistd.h>
-        int main(void) {
+        int main(int argc, char **argv) {
             size_t size = 40 << 20;
             int flags = MAP_PRIVATE | MAP_ANONYMOUS;
             memset(mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0), 1, size);
             if (vfork() == 0) {
-                usleep(800000);
+                usleep(atoi(argv[1]));
                 _exit(0);
             }
             return 0;
@@ -286,8 +287,13 @@ def test_the_curve_has_all_of_several_workers(calm: Calm, built: Build, tmp_path
 
 
 def test_the_curve_has_shared_memory_once(calm: Calm, built: Build, tmp_path: Path) -> None:
-    made = profiled(calm, tmp_path / "p.json", "--", built("shares.c"))
-    assert 40 * 1024 < max(made.curves["rss"].kib) < 60 * 1024
+    for us in ("800000", "8000000", "80000000"):  # a busy machine may come to look at it late
+        made = profiled(calm, tmp_path / "p.json", "--", built("shares.c"), us)
+        highest = max(made.curves["rss"].kib)
+        assert highest < 60 * 1024
+        if highest > 40 * 1024:
+            return
+    raise AssertionError("its memory was not seen")
 
 
 @needs_perf
@@ -547,8 +553,11 @@ def test_the_allocator_is_the_programs_own(calm: Calm, tmp_path: Path, by_env: b
     # calm-probe stands before the program, and env before what it runs: neither has that allocator.
     before = ("env", f"LD_PRELOAD={library}") if by_env else ()
     variables = {} if by_env else {"LD_PRELOAD": str(library)}
-    made = profiled(calm, tmp_path / "p.json", "--", *before, "sleep", "0.3", env=variables)
-    assert made.allocator == "jemalloc"
+    for seconds in ("0.3", "3", "30"):  # a busy machine may come to look at it late
+        made = profiled(calm, tmp_path / "p.json", "--", *before, "sleep", seconds, env=variables)
+        if made.allocator == "jemalloc":
+            return
+    raise AssertionError(made.allocator)
 
 
 def test_json_on_standard_output_is_alone(calm: Calm, monkeypatch: pytest.MonkeyPatch) -> None:

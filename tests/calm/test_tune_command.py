@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm
+from waiting import wait_until
 
 from calm import allocators, cli, measure, processes
 from calm.tune import command, space, trial
@@ -186,7 +187,7 @@ def test_patience_and_samples_go_by_the_baseline(monkeypatch: pytest.MonkeyPatch
 def test_a_run_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_PATIENCE", 0.0)
     found = space.spaces(["glibc"], {})[0]
-    script = 'test -z "$GLIBC_TUNABLES" || exec sleep 30'
+    script = 'test -z "$GLIBC_TUNABLES" || exec sleep 1000'
     runner = trial.ProgramRunner(("sh", "-c", script), found)
     runner.calibrate(None)
     setting = Setting("glibc", (("glibc.malloc.arena_max", "1"),))
@@ -351,14 +352,13 @@ def test_a_static_program_has_glibc_alone(calm: Calm, tmp_path: Path) -> None:
 
 def test_stopped_in_the_first_run(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "calm", "tune", "--", "sh", "-c", f"touch {tmp_path}/runs; exec sleep 30"],
+        [sys.executable, "-m", "calm", "tune", "--", "sh", "-c", f"touch {tmp_path}/runs; exec sleep 1000"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    while not (tmp_path / "runs").exists():
-        time.sleep(0.01)
+    wait_until((tmp_path / "runs").exists)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate()
     assert process.returncode == 130

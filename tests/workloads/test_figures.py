@@ -10,12 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -144,33 +145,41 @@ STARTS_ANOTHER = 'sleep 1000 & echo $! >"$0"; wait'
 
 
 def await_end(told: Path) -> None:
-    for _ in range(500):
-        with contextlib.suppress(OSError, ValueError):
-            state = Path(f"/proc/{int(told.read_text())}/stat").read_text().rpartition(")")[2].split()[0]
-            if state == "Z":
-                return
-        if told.exists() and told.read_text() and not Path(f"/proc/{int(told.read_text())}").exists():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it goes on")
+    wait_until(told.exists)
+    wait_until(told.read_text)
+    stat = Path(f"/proc/{int(told.read_text())}/stat")
+
+    def has_ended() -> bool:
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    wait_until(has_ended, "it goes on")
 
 
 def test_what_is_cut_short_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     command = ["sh", "-c", STARTS_ANOTHER, str(told)]
-    with pytest.raises(subprocess.TimeoutExpired):
-        rounds.run_to_end(command, limit_s=1)
+    for limit_s in (1, 10, 100):  # a busy machine may come to start it late
+        with pytest.raises(subprocess.TimeoutExpired):
+            rounds.run_to_end(command, limit_s=limit_s)
+        if told.exists():
+            break
     await_end(told)
 
 
 def test_a_profile_that_does_not_end_is_cut_short(tmp_path: Path) -> None:
-    command = ["sh", "-c", STARTS_ANOTHER, str(tmp_path / "pid")]
-    found = allocator_share.measure(command, allocators.parse("calmalloc"), ROOT, limit_s=5)
-    assert found["share"] is None
-    if "did not end within 5 s" not in found["reason"]:
-        pytest.skip(found["reason"])
-    if (tmp_path / "pid").exists():
-        await_end(tmp_path / "pid")
+    if reason := client_time.obstacle():
+        pytest.skip(reason)
+    told = tmp_path / "pid"
+    command = ["sh", "-c", STARTS_ANOTHER, str(told)]
+    for limit_s in (5, 50, 500):  # a busy machine may come to start it late
+        found = allocator_share.measure(command, allocators.parse("calmalloc"), ROOT, limit_s=limit_s)
+        assert found == {"share": None, "reason": f"calm profile did not end within {limit_s} s"}
+        if told.exists():
+            break
+    await_end(told)
 
 
 def side(label: str, *runs: dict[str, Any]) -> dict[str, Any]:
@@ -442,31 +451,38 @@ def test_the_allocators_threads_are_known_by_their_name(tmp_path: Path) -> None:
     assert server_time.times(tmp_path) == ({10: 1000, 13: 4}, {11: 20, 12: 30})
 
 
-# Sleeps for four seconds beside a thread that is called as the allocator's, which does so or goes on.
+# Sleeps for some seconds beside a thread that is called as the allocator's, which does so or goes on.
 SLEEPER = """
-import ctypes, threading, time
-end = time.monotonic() + 4
+import ctypes, sys, threading, time
+seconds = int(sys.argv[1])
+end = time.monotonic() + seconds
 def serve():
     ctypes.CDLL(None).prctl(15, b"calmalloc", 0, 0, 0)
     while time.monotonic() < end:
         {act}
 threading.Thread(target=serve).start()
-time.sleep(4)
+time.sleep(seconds)
 print("{{}}")
 """
 
 
-@pytest.mark.parametrize(("act", "least", "most"), [("pass", 5, 110), ("time.sleep(4)", 0, 5)])
+def watch(command: Sequence[str], look_s: float) -> dict[str, Any]:
+    """A program that sleeps for as long as its last argument says: a busy machine may come to look late."""
+    for seconds in ("4", "40", "400"):
+        with contextlib.suppress(server_time.NeverIdleError):
+            return server_time.watch([*command, seconds], allocators.parse("glibc"), look_s)
+    raise AssertionError("it was never seen at rest")
+
+
+@pytest.mark.parametrize(("act", "least", "most"), [("pass", 2, 110), ("time.sleep(seconds)", 0, 1)])
 def test_cpu_time_of_a_server_beside_a_program_that_sleeps(act: str, least: float, most: float) -> None:
-    command = [sys.executable, "-c", SLEEPER.format(act=act)]
-    found = server_time.watch(command, allocators.parse("glibc"), 1)
+    found = watch([sys.executable, "-c", SLEEPER.format(act=act)], 1)
     assert found["server_threads"] == 1
     assert least <= found["server_percent"] <= most
 
 
 def test_without_a_server_there_is_no_figure_of_it() -> None:
-    command = [str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "1000000", "--seconds", "4"]
-    found = server_time.watch(command, allocators.parse("glibc"), 0.5)
+    found = watch([str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "1000000", "--seconds"], 0.5)
     assert (found["server_threads"], found["server_percent"]) == (0, None)
 
 
