@@ -59,7 +59,7 @@ check: build-tests
 	.venv/bin/python scripts/run-tests
 
 # What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
-# machine. `make check-long-NAME` runs one piece; docs/testing.md has the results of the last whole run.
+# machine. `make check-long-NAME` runs one piece: docs/testing.md.
 LONG := lint ctest pytest mutants emulated figures
 .PHONY: $(LONG:%=check-long-%)
 long_lint = cmake --preset clang-deep && cmake --build --preset clang-deep

@@ -1,10 +1,14 @@
 """What the tests of calm share: small C programs that do known things, and types of the fixtures."""
 
+import importlib.machinery
+import importlib.util
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from waiting import PATIENCE_S
@@ -164,3 +168,14 @@ def without_runs(text: str) -> str:
         for side in row["sides"]:
             del side["runs"]
     return json.dumps(data)
+
+
+def load_script(name: str) -> ModuleType:
+    """One of scripts/, whose name is no module's, as a module."""
+    loader = importlib.machinery.SourceFileLoader(f"{name}_script", str(ROOT / "scripts" / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # where dataclasses look it up
+    loader.exec_module(module)
+    return module

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -11,19 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from calm_helpers import ROOT
+from calm_helpers import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def mutants() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("mutants_script", str(ROOT / "scripts/mutants"))
-    spec = importlib.util.spec_from_loader("mutants_script", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    # Which dataclasses look up.
-    sys.modules["mutants_script"] = module
-    loader.exec_module(module)
-    return module
+    return load_script("mutants")
 
 
 C_SOURCE = """\

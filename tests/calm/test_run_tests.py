@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from calm_helpers import ROOT
+from calm_helpers import ROOT, load_script
 
 SCRIPT = ROOT / "scripts/run-tests"
 
 
 @pytest.fixture(scope="module")
 def run_tests() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("run_tests_script", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("run_tests_script", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load_script("run-tests")
 
 
 @pytest.mark.parametrize("seed", ["abc", "1.5", "010"])
