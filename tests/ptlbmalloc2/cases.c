@@ -232,6 +232,31 @@ static void use_tall_heaps(const char *unused) {
     check_accounting();
 }
 
+extern void *__libc_malloc(size_t bytes); /* glibc's own, whatever malloc is */
+
+static pthread_barrier_t both_have_arenas;
+
+/* What glibc lists first is the newest arena. */
+static void fill_and_empty_the_older(size_t thread) {
+    for (size_t turn = 0; turn < 2; turn++) {
+        if (turn == thread) {
+            CHECK(__libc_malloc(100) != NULL); /* which nobody looks at */
+        }
+        pthread_barrier_wait(&both_have_arenas);
+    }
+    if (thread == 0) {
+        fill_and_empty(thread);
+    }
+    pthread_barrier_wait(&both_have_arenas);
+}
+
+static void older_arena(const char *unused) {
+    (void)unused;
+    CHECK(pthread_barrier_init(&both_have_arenas, NULL, 2) == 0);
+    run_threads(2, fill_and_empty_the_older);
+    check_accounting();
+}
+
 /* ---- contents ---- */
 
 static bool is_zero(const unsigned char *block, size_t bytes) {
@@ -644,6 +669,7 @@ int main(int argc, char **argv) {
 
         {"tall", use_tall_heap},
         {"tall-contended", use_tall_heaps},
+        {"older-arena", older_arena},
         {"calloc", calloc_is_zero},
         {"realloc", realloc_everywhere},
         {"memalign", align_everywhere},

@@ -16,7 +16,9 @@ def assert_trimmed(ran: Ran) -> None:
     assert ran.stats["failed_purges"] == 0
 
 
-@pytest.mark.parametrize("case", ["calloc", "realloc", "memalign", "errno", "tall-contended", "too-much"])
+@pytest.mark.parametrize(
+    "case", ["calloc", "realloc", "memalign", "errno", "tall-contended", "older-arena", "too-much"]
+)
 def test_right_while_trimming(run: Run, case: str) -> None:
     assert_trimmed(run(case))
 
