@@ -25,12 +25,12 @@ static struct depot *near_depot(struct governor *governor) {
 
 /*
  * In the counter that goes with the thread: one for all would be a cache line that every CPU fetches for each
- * magazine. Threads that share one may lose a count.
+ * magazine. Several threads may share one.
  */
 static void count_miss(struct governor *governor) {
     uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
-    _Atomic(uint64_t) *count = &governor->misses[mixed >> 32 & (MISS_COUNTERS - 1)].count;
-    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&governor->misses[mixed >> 32 & (MISS_COUNTERS - 1)].count, 1,
+                              memory_order_relaxed);
 }
 
 uint64_t governor_misses(const struct governor *governor) {

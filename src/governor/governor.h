@@ -188,7 +188,7 @@ bool governor_tick(struct governor *governor, bool own_files);
 /* Blocks in the caches and depots, and their bytes, about. */
 size_t governor_cached(const struct governor *governor, size_t *bytes);
 
-/* How often a CPU's cache had no block, or no room, about. */
+/* How often a CPU's cache had no block, or no room. */
 uint64_t governor_misses(const struct governor *governor);
 
 /* Whether nobody came to the heap since the last window ended. */

@@ -1058,6 +1058,35 @@ static void test_figures(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* ---- counters ---- */
+
+enum { MISSING_THREADS = 4 * MISS_COUNTERS, MISSES_EACH = 2000 };
+
+static void *miss(void *unused) {
+    uint32_t class = size_class_of(calm_governor.heap.classes, 64);
+    void *block;
+    for (size_t i = 0; i < MISSES_EACH / 2; i++) {
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, &block, 1), 1);
+        governor_put_blocks(&calm_governor, class, &block, 1);
+    }
+    return unused;
+}
+
+/* More threads than counters: of those that share one, none loses what another counted. */
+static void test_misses_of_many_threads(void) {
+    set("background", "off");
+    calm_free(obtain(1));
+    uint64_t before = governor_misses(&calm_governor);
+    pthread_t threads[MISSING_THREADS];
+    for (size_t i = 0; i < MISSING_THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, miss, NULL) == 0);
+    }
+    for (size_t i = 0; i < MISSING_THREADS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    CHECK_EQUAL(governor_misses(&calm_governor) - before, MISSING_THREADS * MISSES_EACH);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     steps = check_rounds(steps);
@@ -1095,6 +1124,7 @@ int main(void) {
     in_child(test_owner_makes_nothing_ready_in_vain);
     in_child(test_owner_sheds_its_stock);
     in_child(test_owner_is_idle);
+    in_child(test_misses_of_many_threads);
     in_child(test_figures);
     return 0;
 }
