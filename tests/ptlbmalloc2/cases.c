@@ -232,15 +232,15 @@ static void use_tall_heaps(const char *unused) {
     check_accounting();
 }
 
-extern void *__libc_malloc(size_t bytes); /* glibc's own, whatever malloc is */
+extern void *__libc_malloc(size_t bytes); /* glibc's own, which a preloaded library does not see */
 
 static pthread_barrier_t both_have_arenas;
 
-/* What glibc lists first is the newest arena. */
+/* Both threads have an arena before the library looks at the older one; glibc lists the newest first. */
 static void fill_and_empty_the_older(size_t thread) {
     for (size_t turn = 0; turn < 2; turn++) {
         if (turn == thread) {
-            CHECK(__libc_malloc(100) != NULL); /* which nobody looks at */
+            CHECK(__libc_malloc(100) != NULL);
         }
         pthread_barrier_wait(&both_have_arenas);
     }
