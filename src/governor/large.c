@@ -165,10 +165,6 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
         }
         return NULL;
     }
-    if (span->huge) {
-        os_want_huge_pages(span->base,
-                           bytes); /* what was moved away was asked for, and the place is still a region */
-    }
     heap_enter(governor);
     struct span *to = heap_large_span(&governor->heap, to_base);
     heap_moved(&governor->heap, span, to);

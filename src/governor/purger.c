@@ -2,6 +2,7 @@
 
 #include "governor/bound.h"
 #include "governor/heap_lock.h"
+#include "os/address_space.h"
 #include "os/clock.h"
 #include "os/purge.h"
 
@@ -86,6 +87,30 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
     return done;
 }
 
+/*
+ * The kernel fills a huge page of which a part is missing, where huge pages are wanted, when it finds the
+ * time: so around what was given back of one they are not wanted any more. Nobody makes a huge region there
+ * again as long as a part of it is on its way from dirty to clean. Under the purger's lock.
+ */
+static void want_no_parts(const struct governor *governor, const struct purge_batch *batch, size_t done) {
+    size_t unit = governor->heap.runs.huge_pages * page_bytes(governor);
+    char *last = NULL;
+    for (size_t i = 0; i < done; i++) {
+        if (!batch->spans[i]->huge) {
+            continue;
+        }
+        char *base = batch->ranges[i].iov_base;
+        char *ends[] = {base, base + batch->ranges[i].iov_len};
+        for (size_t end = 0; end < 2; end++) {
+            size_t within = (uintptr_t)ends[end] & (unit - 1);
+            if (within != 0 && ends[end] - within != last) {
+                last = ends[end] - within;
+                os_want_no_huge_pages(last, unit);
+            }
+        }
+    }
+}
+
 /* Under the purger's lock. */
 static enum slice purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &governor->batch;
@@ -96,6 +121,7 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
         return SLICE_EMPTY;
     }
     size_t done = purge_batch(governor, batch);
+    want_no_parts(governor, batch, done);
     size_t purged = 0;
     for (size_t i = 0; i < done; i++) {
         purged += batch->ranges[i].iov_len >> governor->heap.space.page_shift;

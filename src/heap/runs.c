@@ -228,13 +228,12 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
         }
         insert(runs, rest, true);
     }
-    if (!known) {
-        if (!os_want_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
-            runs_put(runs, run, true);
-            return NULL;
-        }
-        runs->huge_regions += run->pages / runs->huge_pages;
+    /* What was known is asked for again: it was given back in parts, perhaps. */
+    if (!os_want_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
+        runs_put(runs, run, true);
+        return NULL;
     }
+    runs->huge_regions += known ? 0 : run->pages / runs->huge_pages;
     runs->reused_pages += run->purged_pages;
     run->purged_pages = 0;
     run->huge = true;

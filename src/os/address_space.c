@@ -38,7 +38,7 @@ static void decline_huge_pages(void *base, size_t bytes) {
         __atomic_store_n(&everywhere, known, __ATOMIC_RELAXED);
     }
     if (known) {
-        os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_NOHUGEPAGE, 0, 0, 0);
+        os_want_no_huge_pages(base, bytes);
     }
 }
 
@@ -115,6 +115,10 @@ bool os_populate(void *base, size_t bytes) {
 
 bool os_want_huge_pages(void *base, size_t bytes) {
     return os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_HUGEPAGE, 0, 0, 0) == 0;
+}
+
+void os_want_no_huge_pages(void *base, size_t bytes) {
+    os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_NOHUGEPAGE, 0, 0, 0);
 }
 
 bool os_renew(void *base, size_t bytes) {

@@ -42,8 +42,13 @@ void os_make_readable(void *base, size_t bytes);
  * (before Linux 5.14), or must not. */
 bool os_populate(void *base, size_t bytes);
 
-/* Asks for huge pages wherever they fit in the range. False if the kernel has none. */
+/* Asks for huge pages wherever they fit in the range. False if the kernel has none. Where the pages of a part
+ * of one are given back, the kernel brings them in again, all together, when it finds the time (khugepaged).
+ */
 bool os_want_huge_pages(void *base, size_t bytes);
+
+/* The kernel makes no more huge pages of what lies in the range; those that it has made stay. */
+void os_want_no_huge_pages(void *base, size_t bytes);
 
 /* Moves the pages of one range to another of the same size, whose content is lost; the first then is zero.
  * Both must be committed. False, and nothing changed, if the kernel cannot. */

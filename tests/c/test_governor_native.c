@@ -541,6 +541,60 @@ static size_t resident_pages(char *block, size_t bytes) {
     return count;
 }
 
+/* Whether the kernel was asked to fill huge pages around an address. */
+static bool wants_huge_pages(const void *address) {
+    char line[256];
+    bool here = false;
+    bool wants = false;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        char *end;
+        uintptr_t first = strtoull(line, &end, 16);
+        if (*end == '-') {
+            here = first <= (uintptr_t)address && (uintptr_t)address < strtoull(end + 1, NULL, 16);
+        } else if (here && strncmp(line, "VmFlags:", 8) == 0) {
+            wants = strstr(line, " hg") != NULL;
+        }
+    }
+    fclose(maps);
+    return wants;
+}
+
+static char *take_dense(size_t pages) {
+    bool zero;
+    CHECK(governor_lock(&calm_governor));
+    char *block = heap_take_large(&calm_governor.heap, pages, 1, RUN_FOR_DENSE, &zero);
+    governor_unlock(&calm_governor);
+    CHECK(block != NULL);
+    memset(block, 1, pages * page_size);
+    return block;
+}
+
+/* Where a part of a huge page was given back, the kernel does not fill it again, as it does in its own time
+ * where huge pages are wanted; and where all of it was, it is a huge page again at its next use. */
+static void test_parts_of_huge_pages(void) {
+    size_t region = calm_governor.heap.runs.huge_pages;
+    if (region == 0) {
+        printf("the kernel gives no huge pages\n");
+        return;
+    }
+    set("background", "off");
+    set("slack", "10000"); /* so that a trim alone gives back */
+    char *block = take_dense(3 * region);
+    char *middle = block + region * page_size;
+    CHECK(wants_huge_pages(block) && wants_huge_pages(middle));
+    governor_put_large(&calm_governor, block);
+    CHECK(take_dense(region / 2) == block);
+    calm_trim(0);
+    CHECK_EQUAL(resident_pages(block, 3 * region * page_size), region / 2);
+    CHECK(!wants_huge_pages(block) && !wants_huge_pages(middle - 1) && wants_huge_pages(middle));
+    governor_put_large(&calm_governor, block);
+    calm_trim(0);
+    CHECK(take_dense(2 * region) == block);
+    CHECK(wants_huge_pages(block) && wants_huge_pages(middle - 1));
+}
+
 static char *zeroed(size_t bytes) {
     char *block = calm_calloc(bytes, 1);
     CHECK(block != NULL && (uintptr_t)block % page_size == 0);
@@ -1113,6 +1167,7 @@ int main(void) {
     in_child(test_unused_goes);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
+    in_child(test_parts_of_huge_pages);
     in_child(test_populated);
     in_child(test_depot_grows);
     in_child(test_owner_takes_no_lock);
