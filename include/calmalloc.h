@@ -39,7 +39,7 @@ CALM_API size_t calm_malloc_usable_size(const void *block);
  */
 CALM_API size_t calm_trim(size_t keep_bytes);
 
-#define CALM_STATS_VERSION 1
+#define CALM_STATS_VERSION 2
 
 /*
  * What the allocator holds and has done, one moment's view. A field is never removed or moved; new ones are
@@ -69,7 +69,7 @@ struct calm_stats {
     uint64_t dirtied;              /* bytes that became free, and may be resident */
     uint64_t purged;               /* bytes given back */
     uint64_t purges;               /* because retained exceeded its limit */
-    uint64_t purges_timed;         /* because time passed or memory is short: at most one in a window */
+    uint64_t purges_timed;         /* because time passed: at most two in a window */
     uint64_t purges_asked;         /* by calm_trim and malloc_trim */
     uint64_t purge_failures;       /* ranges that the kernel refused */
     uint64_t purge_vectored_calls; /* process_madvise */
@@ -92,6 +92,8 @@ struct calm_stats {
     uint64_t offload_naps;    /* of the server */
     uint64_t offload_lost;    /* times that a thread found the server not to answer */
     uint64_t offload_lent; /* times that the server had no CPU to itself, and lent the heap to the threads */
+    /* From version 2 on. */
+    uint64_t purge_vain_ns; /* what giving back cost where memory was wanted again, with the faults, about */
 };
 
 /*

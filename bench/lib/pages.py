@@ -12,6 +12,8 @@ from . import (
     paper_figures,
     papers,
     placement,
+    policy,
+    sawtooth,
     suite,
     tables,
 )
@@ -38,6 +40,8 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     for paper in papers.PAPERS:
         if text := papers.text(store.folder, paper, docs):
             put(docs / "papers.md", text, f"{papers.PREFIX}{paper}")
+    put(docs / "retention.md", f"\n{sawtooth.table(store)}\n", sawtooth.NAME)
+    put(docs / "retention.md", f"\n{policy.table(store)}\n", policy.NAME)
     put(docs / "offload.md", f"\n{offload.table(store)}\n", offload.GROUP)
     put(docs / "placement.md", f"\n{placement.table(store)}\n", placement.GROUP)
 

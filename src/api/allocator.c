@@ -9,6 +9,7 @@
 #include "api/profiling.h"
 #include "api/sanitizer.h"
 #include "api/statistics.h"
+#include "governor/helper.h"
 #include "os/filters.h"
 #include "os/lock.h"
 #include "os/stdio.h"
@@ -60,6 +61,9 @@ static void before_fork(void) {
         forked_alone = alone;
     }
     if (alone) {
+        /* Nor does one come: a handler that runs inside ours may free so much that a helper would be started.
+         */
+        helper_stop(&calm_governor, 0);
         return;
     }
     lock_wake_sleepers();
@@ -74,6 +78,7 @@ static void before_fork(void) {
 
 static void after_fork_in_parent(void) {
     if (forked_alone) {
+        helper_resume();
         return;
     }
     governor_after_fork(&calm_governor, false);

@@ -177,7 +177,7 @@ static int have_pages(struct work *work, size_t pages) {
     size_t bytes = (pages - work->pages) * work->page_bytes;
     /* Who asks for a surplus should not be the one for whom others are killed. */
     if (filters_now() == FILTERS_ADDED || bytes > small_pages_available(work->root) / 2 ||
-        cgroup_memory_is_short() || !small_pages_commit(fresh, bytes) ||
+        cgroup_memory_room() < bytes || !small_pages_commit(fresh, bytes) ||
         !small_pages_populate(fresh, bytes)) {
         return ENOMEM;
     }

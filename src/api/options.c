@@ -53,19 +53,21 @@ static char profile_file_text[TEXT_BYTES_MOST + 1];
  */
 static const struct option options[] = {
     {"policy", "adaptive|paper", 0, 1, CHANGE_ANY_TIME, &SETTINGS.policy,
-     "How much free memory may stay. `paper`: table 1 of the paper. `adaptive`: that, or up to four times as "
-     "much "
-     "(eight with a helper thread) while giving back costs too much; and nothing that lay unused for a "
-     "while."},
+     "How much free memory may stay. `paper`: table 1 of the paper. `adaptive`: that, and what the program "
+     "had in use before, for as long as giving it back would cost too much; nothing that lay unused for "
+     "longer."},
     {"slack", NULL, 1, 10000, CHANGE_ANY_TIME, &SETTINGS.slack,
      "Memory that slack may cost: per cent of the policy's threshold."},
     {"purge_time", NULL, 0, 100, CHANGE_ANY_TIME, &SETTINGS.purge_time,
      "Time that giving back may cost: per cent of CPU time for what is wanted again soon after, before the "
-     "adaptive policy keeps more."},
+     "adaptive policy keeps free memory for longer. 0: for as long as it ever does, 12.8 s."},
     {"background", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.background,
-     "Whether a thread of calmalloc's own tidies up after a program with threads that goes idle."},
+     "Whether a thread of calmalloc's own gives back what a program leaves unused, also when that is idle: "
+     "once "
+     "it has threads, or keeps much."},
     {"cgroup", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.watch_cgroup,
-     "Whether to give back at once near the memory limit of the control group, or under memory pressure."},
+     "Whether to keep less where little memory is left: of the control group, of version 1 or 2, or of the "
+     "machine."},
     {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
      "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
     {"placement", "off|lines|colors|random", 0, 3, CHANGE_ANY_TIME, &SETTINGS.placement,

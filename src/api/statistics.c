@@ -71,6 +71,7 @@ static void add_heap(struct calm_stats *stats, struct governor *governor) {
     stats->purge_vectored_calls += counts->vectored_calls;
     stats->purge_single_calls += counts->single_calls;
     stats->purge_ranges += counts->ranges;
+    stats->purge_vain_ns += counts->vain_ns;
     stats->heap_locks += governor->heap_locks;
     stats->large_allocations += heap->large_allocations;
     stats->large_moves += heap->moves;
@@ -147,6 +148,7 @@ static const struct {
     FIELD(offload_naps),
     FIELD(offload_lost),
     FIELD(offload_lent),
+    FIELD(purge_vain_ns),
 };
 
 static uint64_t field(const struct calm_stats *stats, size_t number) {
@@ -210,7 +212,7 @@ void statistics_json(struct text *text) {
 
 extern const struct calm_figures {
     struct figures head;
-    struct figure figure[49];
+    struct figure figure[50];
 } calm_figures;
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
@@ -263,6 +265,7 @@ __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figur
                 WORD("purge_single_calls", calm_governor.counts.single_calls),
                 WORD("purge_ranges", calm_governor.counts.ranges),
                 WORD("purge_ns", calm_governor.counts.purge_ns),
+                WORD("purge_vain_ns", calm_governor.counts.vain_ns),
                 WORD("cache_drains", calm_caches.drains),
                 {
                     .name = "cache_misses",
@@ -321,6 +324,7 @@ __attribute__((destructor)) static void report_at_exit(void) {
         }
     }
     offloading_end();
+    governor_end(&calm_governor);
 }
 
 #ifndef CALM_WITHOUT_MALLOC

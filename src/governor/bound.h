@@ -1,19 +1,16 @@
 /*
- * The bound on free memory in the heap: the policy's threshold for the footprint, times a factor that follows
- * settings, CPU use, the band and shortage.
+ * The bound on free memory in the heap: what the policy says for what the heap has now, by terms that are set
+ * once a window.
  */
 #ifndef CALM_GOVERNOR_BOUND_H
 #define CALM_GOVERNOR_BOUND_H
 
 #include "governor/governor.h"
 #include "os/clock.h"
-#include "policy/hysteresis.h"
 
 /* A person can ask for so little slack that nothing is kept; a page for each of a few slabs stays all the
  * same. */
 #define LIMIT_PAGES_LEAST 16
-/* Under shortage the bound is this part of the policy's. */
-#define SHORTAGE_FACTOR 0.125
 
 static inline size_t page_bytes(const struct governor *governor) {
     return governor->heap.space.page_size;
@@ -27,34 +24,68 @@ static inline bool is_adaptive(const struct governor *governor) {
     return setting_value(&governor->settings.policy) == POLICY_ADAPTIVE;
 }
 
-/* Under the heap's lock. */
-static inline size_t limit_pages_by(const struct governor *governor, double factor) {
+/* In pages. */
+struct bound {
+    size_t limit, keep;
+};
+
+static inline size_t used_bytes(const struct governor *governor) {
+    return heap_used_pages(&governor->heap) << governor->heap.space.page_shift;
+}
+
+/* What is on its way to the kernel is resident as well. */
+static inline size_t free_bytes(const struct governor *governor) {
     const struct heap *heap = &governor->heap;
-    size_t footprint = heap_used_pages(heap) + heap_dirty_pages(heap) + heap->purging_pages;
-    size_t base = hysteresis_base_bytes(footprint << heap->space.page_shift);
-    size_t pages = (size_t)((double)base * factor) >> heap->space.page_shift;
-    return pages < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : pages;
+    return (heap_dirty_pages(heap) + heap->purging_pages) << heap->space.page_shift;
+}
+
+/* Free pages, and all that were given back: so a purge does not look like a use. Under the heap's lock. */
+static inline size_t free_and_given_pages(const struct governor *governor) {
+    const struct heap *heap = &governor->heap;
+    return heap_dirty_pages(heap) + heap->purging_pages + governor->counts.purged_pages;
+}
+
+/* Under the heap's lock. */
+static inline struct bound bound_by(const struct governor *governor, const struct retention_terms *terms) {
+    struct retention retention = retention_decide(terms, used_bytes(governor), free_bytes(governor));
+    size_t limit = retention.limit_bytes >> governor->heap.space.page_shift;
+    size_t keep = retention.keep_bytes >> governor->heap.space.page_shift;
+    return (struct bound){limit < LIMIT_PAGES_LEAST ? LIMIT_PAGES_LEAST : limit, keep};
+}
+
+static inline struct bound bound_now(const struct governor *governor) {
+    return bound_by(governor, &governor->terms);
 }
 
 static inline size_t limit_pages(const struct governor *governor) {
-    return limit_pages_by(governor, governor->factor);
+    return bound_now(governor).limit;
 }
 
-/* The same, left where others may read it. */
+/* The bound on free pages and those that are made resident ahead of use. Under the heap's lock. */
+static inline size_t ahead_pages_most(const struct governor *governor) {
+    return retention_ahead_bytes(&governor->terms, used_bytes(governor), free_bytes(governor)) >>
+           governor->heap.space.page_shift;
+}
+
+/* The bound, left where others may read it. Under the heap's lock. */
 static inline size_t publish_limit(struct governor *governor) {
     governor->limit_pages = limit_pages(governor);
     return governor->limit_pages;
 }
 
-/* Under the purger's lock. */
-static inline double new_factor(struct governor *governor) {
-    double cpus = governor->cpu_usage.cpus;
-    double factor = (1 + cpus / 100) * setting_value(&governor->settings.slack) / 100;
-    if (is_adaptive(governor)) {
-        factor *= governor->band;
-        factor *= governor->memory_is_short ? SHORTAGE_FACTOR : 1;
-    }
-    return factor;
+/* What the policy is to go by until the next window is over. Under the purger's lock. */
+static inline struct retention_terms new_terms(const struct governor *governor) {
+    unsigned shift = governor->heap.space.page_shift;
+    const struct demand *demand = &governor->demand;
+    double slack = setting_value(&governor->settings.slack) / 100;
+    return (struct retention_terms){
+        .adaptive = is_adaptive(governor),
+        .tended = governor->tended,
+        .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
+        .share = slack < 1 ? slack : 1,
+        .peak_bytes = demand_peak_pages(demand) << shift,
+        .room_bytes = governor->room_bytes,
+    };
 }
 
 /* A while after a refusal it may be tried again, however much there is. Under the heap's lock. */

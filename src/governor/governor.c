@@ -14,7 +14,6 @@
 #include "os/huge_pages.h"
 #include "os/seed.h"
 #include "os/syscall.h"
-#include "policy/adaptive.h"
 
 /* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown. */
 #define DEPOT_SMALL_PER_CPU  ((size_t)512 << 10)
@@ -29,8 +28,6 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->first_thread = thread_pointer();
     governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     cpu_mask_read(&governor->cpus);
-    /* Wide at first: what a start frees, it soon wants again. */
-    governor->band = ADAPTIVE_BAND_MOST;
     if (!heap_init(&governor->heap, classes, address_space, NULL)) {
         return false;
     }
@@ -48,7 +45,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     }
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
-    governor->factor = new_factor(governor);
+    governor->room_bytes = SIZE_MAX;
+    governor->terms = new_terms(governor);
     publish_limit(governor);
     return true;
 }
@@ -93,9 +91,38 @@ void governor_limit_space(struct governor *governor, size_t bytes) {
 
 void governor_refresh(struct governor *governor) {
     if (purger_enter(governor)) {
-        purger_set_factor(governor);
+        purger_set_terms(governor, REASON_LIMIT);
         purger_leave(governor);
         relieve(governor);
+    }
+}
+
+void governor_end(struct governor *governor) {
+    int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
+    while (helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
+        if (atomic_compare_exchange_weak_explicit(&governor->helper, &helper, HELPER_ELSEWHERE,
+                                                  memory_order_seq_cst, memory_order_relaxed)) {
+            return;
+        }
+    }
+}
+
+/* While nobody is at the heap: what exceeds the new bound is given back by whoever comes next. */
+static void set_tended(struct governor *governor, bool tended) {
+    if (governor->tended != tended) {
+        governor->tended = tended;
+        governor->terms.tended = tended;
+        publish_limit(governor);
+    }
+}
+
+void governor_tend(struct governor *governor, bool tended) {
+    if (purger_enter(governor)) {
+        if (governor->tended != tended) {
+            governor->tended = tended;
+            purger_set_terms(governor, REASON_LIMIT);
+        }
+        purger_leave(governor);
     }
 }
 
@@ -106,12 +133,8 @@ void governor_own(struct governor *governor, const struct governor_owner *owner)
     }
     governor->has_clients = true;
     /* It looks at the clock, as the helper would. */
-    int helper = atomic_exchange_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
-    if (helper != HELPER_ELSEWHERE) {
-        governor->band = ADAPTIVE_BAND_MOST_TENDED;
-        governor->factor = new_factor(governor);
-        publish_limit(governor);
-    }
+    atomic_store_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
+    set_tended(governor, true);
 }
 
 void governor_lend(struct governor *governor, enum lent lent) {
@@ -123,11 +146,7 @@ void governor_lend(struct governor *governor, enum lent lent) {
     }
     governor->has_clients = lent != LENT_FOR_GOOD;
     atomic_store_explicit(&governor->helper, helpers[lent], memory_order_relaxed);
-    if (lent != LENT_TENDED && governor->band > ADAPTIVE_BAND_MOST) {
-        governor->band = ADAPTIVE_BAND_MOST;
-        governor->factor = new_factor(governor);
-        publish_limit(governor);
-    }
+    set_tended(governor, lent == LENT_TENDED);
 }
 
 bool governor_is_held(const struct governor *governor) {
@@ -180,11 +199,7 @@ void governor_start_child(struct governor *governor) {
     if (governor->first_thread != thread_pointer()) {
         governor->first_thread = thread_pointer();
     }
-    if (governor->band > ADAPTIVE_BAND_MOST) {
-        governor->band = ADAPTIVE_BAND_MOST;
-        governor->factor = new_factor(governor);
-        publish_limit(governor);
-    }
+    set_tended(governor, false);
 }
 
 void governor_after_fork(struct governor *governor, bool child) {

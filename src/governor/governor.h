@@ -21,6 +21,8 @@
 #include "os/cpu_usage.h"
 #include "os/lock.h"
 #include "os/thread.h"
+#include "policy/demand.h"
+#include "policy/retention.h"
 
 #include <stdatomic.h>
 
@@ -51,6 +53,7 @@ struct governor_counts {
     uint64_t single_calls;
     uint64_t ranges;
     uint64_t purge_ns;
+    uint64_t vain_ns; /* what it cost to give back what was wanted again */
 };
 
 #define MISS_COUNTERS 32
@@ -81,10 +84,12 @@ struct governor {
     size_t misuses_reported;
     void (*misused)(enum misuse kind, const void *pointer);
     /* Under the heap's lock. */
-    double factor;            /* of the threshold for a footprint: slack, CPUs, band */
-    size_t limit_pages;       /* the bound at the last look, for who reads without a lock */
-    size_t low_dirty_pages;   /* in this window */
-    size_t retry_above_pages; /* after a refusal: not before there is so much, or a while has passed */
+    struct retention_terms terms; /* of the bound; the peak rises with what is in use */
+    size_t limit_pages;           /* the bound at the last look, for who reads without a lock */
+    size_t used_most;             /* pages in use, in this window */
+    size_t held_most;             /* the same with free ones */
+    size_t free_least;            /* free pages in this window, and all that were given back before */
+    size_t retry_above_pages;     /* after a refusal: not before there is so much, or a while has passed */
     struct density density;
     bool knows_caches; /* the heap's colors are made */
     uint64_t looks;
@@ -100,15 +105,18 @@ struct governor {
     struct lock purge_lock;
     struct purge_batch batch;
     struct cpu_usage cpu_usage;
-    double band;
+    struct demand demand;
+    bool tended; /* by the helper, or by an owner, who look at the clock */
     uint64_t window_looks;
+    size_t untouched_windows; /* since somebody came to the heap */
+    uint64_t window_cpu_ns;
     uint64_t window_purge_ns;
     uint64_t window_purged_pages;
-    size_t window_reused_pages;
+    size_t window_faulted_pages;
     uint64_t retry_ns;
     uint64_t retry_after_ns;
-    uint64_t shortage_read_ns;
-    bool memory_is_short;
+    uint64_t room_read_ns;
+    size_t room_bytes; /* which the footprint may come to */
 
     _Atomic(uint64_t) window_start_ns;
     _Atomic(double) fault_ns;      /* for one page, as measured; 0: not yet */
@@ -181,6 +189,14 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
  * back. */
 size_t governor_trim(struct governor *governor, size_t keep_bytes);
 
+/* Whether somebody looks at the clock from now on, though the program may not come: else what is kept for
+ * later sinks to what may stay for ever. */
+void governor_tend(struct governor *governor, bool tended);
+
+/* The process ends, and with it all that it holds: from now on no helper is started. Also in a signal
+ * handler, whatever it interrupted. */
+void governor_end(struct governor *governor);
+
 /* Once a window has passed: sheds what lay unused. Any thread, also the helper. own_files: whether files that
  * it opens are in nobody's way. True if there is nothing left to tidy. */
 bool governor_tick(struct governor *governor, bool own_files);
@@ -193,6 +209,9 @@ uint64_t governor_misses(const struct governor *governor);
 
 /* Whether nobody came to the heap since the last window ended. */
 bool governor_is_untouched(struct governor *governor);
+
+/* Whether all that is free and may be resident may also stay untended. */
+bool governor_keeps_little(struct governor *governor);
 
 /* Whether there is a helper thread. */
 bool governor_has_helper(const struct governor *governor);

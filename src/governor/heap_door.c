@@ -5,17 +5,30 @@
 #include "governor/purger.h"
 #include "governor/shed.h"
 #include "os/cpus.h"
-#include "policy/adaptive.h"
 
 /* The clock is read at one look in so many. */
 #define LOOKS_PER_CLOCK 16
 
-/* From now on there is a helper. */
-static void tend(struct governor *governor) {
-    lock_acquire(&governor->purge_lock);
-    governor->band = ADAPTIVE_BAND_MOST_TENDED;
-    purger_set_factor(governor);
-    purger_leave(governor);
+/* In windows: then whoever should look at the clock does not. */
+#define OVERDUE_WINDOWS 10
+
+/* Where there is no helper, in the state that was seen, one is started. True if it was, by this thread. */
+static bool start_helper(struct governor *governor, int seen) {
+    if (!governor_wants_helper(governor)) {
+        return false;
+    }
+    governor_tend(governor, true); /* before it can end, and say that it does not */
+    bool started = helper_start(governor, (enum helper_state)seen);
+    if (!started && atomic_load_explicit(&governor->helper, memory_order_seq_cst) != HELPER_RUNS) {
+        governor_tend(governor, false);
+    }
+    return started;
+}
+
+/* A helper ended in a copy of the process that the C library did not make, or gets no CPU. */
+static bool is_overdue(const struct governor *governor) {
+    uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
+    return clock_coarse_ns() - start >= OVERDUE_WINDOWS * WINDOW_NS;
 }
 
 size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes) {
@@ -48,11 +61,25 @@ static void report_misuse(struct governor *governor) {
     }
 }
 
-void heap_leave(struct governor *governor) {
+static void note_levels(struct governor *governor) {
+    size_t used = heap_used_pages(&governor->heap);
     size_t dirty = heap_dirty_pages(&governor->heap);
-    if (dirty < governor->low_dirty_pages) {
-        governor->low_dirty_pages = dirty;
+    if (used > governor->used_most) {
+        governor->used_most = used;
+        size_t bytes = used << governor->heap.space.page_shift;
+        governor->terms.peak_bytes = governor->terms.peak_bytes > bytes ? governor->terms.peak_bytes : bytes;
     }
+    if (used + dirty > governor->held_most) {
+        governor->held_most = used + dirty;
+    }
+    size_t free_pages = free_and_given_pages(governor);
+    if (free_pages < governor->free_least) {
+        governor->free_least = free_pages;
+    }
+}
+
+void heap_leave(struct governor *governor) {
+    note_levels(governor);
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
     bool is_first = thread_pointer() == governor->first_thread;
     if (!is_first) {
@@ -68,23 +95,24 @@ void heap_leave(struct governor *governor) {
     if (__builtin_expect(misused, 0)) {
         report_misuse(governor);
     }
-    if (__builtin_expect(over, 0)) {
-        relieve(governor);
-    }
     if (governor->owner != NULL) {
+        if (__builtin_expect(over, 0)) {
+            relieve(governor);
+        }
         return; /* who looks at the clock by itself */
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
-    /* One that went is missed at once, since nobody may come again for long. */
-    bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && !is_first) ||
-                  (helper == HELPER_NONE && !is_first && clock);
-    if (missed && governor_wants_helper(governor) && helper_start(governor, (enum helper_state)helper)) {
-        if (helper == HELPER_NONE) {
-            tend(governor);
-        }
-        return;
+    /* One that went is missed at once, since nobody may come again for long; and by a lone thread, too, where
+     * more is worth keeping than what may stay untended. */
+    bool wanted = over && is_adaptive(governor);
+    bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && (!is_first || wanted)) ||
+                  (helper == HELPER_NONE && ((!is_first && clock) || wanted));
+    bool started = missed && start_helper(governor, helper);
+    if (__builtin_expect(over, 0)) {
+        relieve(governor);
     }
-    if (clock && helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
+    bool tended = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
+    if (clock && (!tended || (helper == HELPER_RUNS && is_overdue(governor)))) {
         governor_tick(governor, false);
     }
 }

@@ -27,13 +27,18 @@ static int state_without(bool own_files) {
  * once this one is gone; whoever came before left a trace in the heap.
  */
 static bool leave(struct governor *governor, int state) {
+    governor_tend(governor, false);
     atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
-    return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
+    if (governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS)) {
+        return true;
+    }
+    governor_tend(governor, true);
+    return false;
 }
 
-/* Whether the program's first thread is alone again. Asked for only if no other came to the heap of late. */
-static bool is_alone_again(const struct governor *governor, bool own_files, uint64_t *looks,
-                           unsigned *windows) {
+/* Whether the program's first thread is alone again, and all that it keeps may stay untended. Asked for only
+ * if no other came to the heap of late. */
+static bool is_alone_again(struct governor *governor, bool own_files, uint64_t *looks, unsigned *windows) {
     uint64_t now = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
     *windows = now == *looks ? *windows + 1 : 0;
     *looks = now;
@@ -41,7 +46,7 @@ static bool is_alone_again(const struct governor *governor, bool own_files, uint
         return false;
     }
     *windows = 0;
-    return state_without(own_files) == HELPER_ALONE;
+    return state_without(own_files) == HELPER_ALONE && governor_keeps_little(governor);
 }
 
 static bool is_stopped(void) {
@@ -57,17 +62,21 @@ static void run(void *argument) {
         thread_drop_capabilities();
         thread_schedule_normally(&governor->cpus);
     }
+    /* What was quiet was so before its time. */
+    atomic_store_explicit(&governor->quiet_windows, 0, memory_order_relaxed);
     uint64_t looks = 0;
     unsigned windows = 0;
     for (;;) {
         /* The bell is a count of rings. */
         uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_seq_cst);
         if (is_stopped() || is_alone_again(governor, own_files, &looks, &windows)) {
+            governor_tend(governor, false);
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
         governor_tick(governor, own_files);
         if (!governor_wants_helper(governor)) {
+            governor_tend(governor, false);
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
             return;
         }

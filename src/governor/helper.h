@@ -20,7 +20,7 @@ enum helper_state {
     HELPER_REFUSED,
 };
 
-#define WINDOW_NS 100000000ULL
+#define WINDOW_NS DEMAND_WINDOW_NS
 
 /* Starts it where it is not, in the state that was seen. Any thread; true for the one whose call started it.
  */

@@ -6,11 +6,6 @@
 #include "os/clock.h"
 #include "os/purge.h"
 
-/* The threshold's part that a purge leaves: the padding of "Ptlbmalloc2", section 6.2.1; under the adaptive
- * policy, which gives back later what nobody wants, more. */
-#define KEEP_PAPER    0.25
-#define KEEP_ADAPTIVE 0.75
-
 #define RETRY_NS_LEAST 10000000ULL
 #define RETRY_NS_MOST  60000000000ULL
 
@@ -199,33 +194,30 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
     return purged;
 }
 
-/* What stays of the bound when it was exceeded. */
-static size_t kept_pages(const struct governor *governor, size_t limit) {
-    return (size_t)((double)limit * (is_adaptive(governor) ? KEEP_ADAPTIVE : KEEP_PAPER));
-}
-
 void purge_to_limit(struct governor *governor) {
     for (bool purged = true; purged;) {
         heap_enter(governor);
-        size_t limit = limit_pages(governor);
-        bool over = is_over(governor, limit);
+        struct bound bound = bound_now(governor);
+        bool over = is_over(governor, bound.limit);
         heap_exit(governor);
-        purged = over && purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
+        purged = over && purge_down(governor, bound.keep, bound.limit, REASON_LIMIT);
     }
 }
 
-void purger_set_factor(struct governor *governor) {
-    double factor = new_factor(governor);
+void purger_set_terms(struct governor *governor, enum reason reason) {
+    struct retention_terms terms = new_terms(governor);
     for (bool purged = true;;) {
         heap_enter(governor);
-        size_t limit = limit_pages_by(governor, factor);
-        if (!purged || !is_over(governor, limit)) {
-            governor->factor = factor;
+        size_t used_most = governor->used_most << governor->heap.space.page_shift;
+        terms.peak_bytes = terms.peak_bytes > used_most ? terms.peak_bytes : used_most;
+        struct bound bound = bound_by(governor, &terms);
+        if (!purged || !is_over(governor, bound.limit)) {
+            governor->terms = terms;
             publish_limit(governor);
             heap_exit(governor);
             return;
         }
         heap_exit(governor);
-        purged = purge_down(governor, kept_pages(governor, limit), limit, REASON_LIMIT);
+        purged = purge_down(governor, bound.keep, bound.limit, reason);
     }
 }

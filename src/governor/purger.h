@@ -30,8 +30,8 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
  */
 void purge_to_limit(struct governor *governor);
 
-/* A new bound for the same footprint: what exceeds it goes before it is published. Under the purger's lock.
- */
-void purger_set_factor(struct governor *governor);
+/* New terms for the same footprint: what exceeds them goes before they are published. Under the purger's
+ * lock. */
+void purger_set_terms(struct governor *governor, enum reason reason);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Windows: once one is over, what lay unused during it is shed, and what it tells about the next widens the
- * bound or narrows it.
+ * Windows: once one is over, what it showed of demand tells which free memory is worth keeping in the next,
+ * and what lay unused for as long as that is given back.
  */
 #include "governor/governor.h"
 
@@ -10,98 +10,134 @@
 #include "governor/helper.h"
 #include "governor/purger.h"
 #include "governor/shed.h"
-#include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/file.h"
-#include "policy/adaptive.h"
+#include "os/filters.h"
+#include "os/memory_room.h"
 
-#define SHORTAGE_READ_NS 1000000000ULL
+#define ROOM_READ_NS 1000000000ULL
+/* The coarse clock is so far behind at most, and a window of that much less is one. */
+#define TICK_NS 10000000ULL
+/* Less than this is not worth a system call each window. */
+#define UNUSED_PAGES_LEAST 16
+/* Taken for the cost of a page's fault until anything was given back: then it is measured. */
+#define FAULT_NS 1000.0
 
-static double band_most(const struct governor *governor) {
-    int helper = atomic_load_explicit(&governor->helper, memory_order_relaxed);
-    return helper == HELPER_RUNS || helper == HELPER_ELSEWHERE ? ADAPTIVE_BAND_MOST_TENDED
-                                                               : ADAPTIVE_BAND_MOST;
+static size_t footprint_pages(const struct governor *governor) {
+    return heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
 }
 
-static void read_shortage(struct governor *governor, uint64_t now, bool own_files) {
+static void read_room(struct governor *governor, uint64_t now, bool own_files) {
     if ((!own_files && !file_may_open()) || !setting_value(&governor->settings.watch_cgroup)) {
-        governor->memory_is_short = false;
-    } else if (now - governor->shortage_read_ns >= SHORTAGE_READ_NS) {
-        governor->shortage_read_ns = now;
-        governor->memory_is_short = cgroup_memory_is_short();
+        governor->room_bytes = SIZE_MAX;
+    } else if (now - governor->room_read_ns >= ROOM_READ_NS) {
+        governor->room_read_ns = now;
+        size_t room = memory_room_bytes();
+        heap_enter(governor);
+        size_t held = footprint_pages(governor) * page_bytes(governor);
+        heap_exit(governor);
+        governor->room_bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
+    }
+}
+
+/* Of all threads, in a window of so many ns. */
+static double cpu_ns_used(struct governor *governor, double ns) {
+    if (filters_now() == FILTERS_ADDED) {
+        return governor->cpu_usage.cpus * ns; /* by system calls it is had */
+    }
+    uint64_t before = governor->window_cpu_ns;
+    governor->window_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    return governor->window_cpu_ns > before ? (double)(governor->window_cpu_ns - before) : 0;
+}
+
+/* What the window showed. The next one begins. Under the purger's lock. */
+static struct demand_window read_window(struct governor *governor, double ns) {
+    heap_enter(governor);
+    forgive(governor);
+    size_t faulted = governor->heap.runs.faulted_pages;
+    struct demand_window window = {
+        .ns = ns,
+        .used_most = governor->used_most,
+        .used_last = heap_used_pages(&governor->heap),
+        .held_most = governor->held_most,
+        .free_least = governor->free_least,
+        .purged_pages = governor->window_purged_pages,
+        .faulted_pages = faulted - governor->window_faulted_pages,
+        .purge_ns = (double)governor->window_purge_ns,
+    };
+    governor->used_most = window.used_last;
+    governor->held_most = footprint_pages(governor);
+    governor->free_least = free_and_given_pages(governor);
+    /* A heap that nobody came to keeps not even the little that is not worth a purge in each window. */
+    bool untouched = governor->looks == governor->window_looks;
+    governor->window_looks = governor->looks;
+    heap_exit(governor);
+    governor->untouched_windows = untouched ? governor->untouched_windows + 1 : 0;
+    governor->window_faulted_pages = faulted;
+    governor->window_purge_ns = 0;
+    governor->window_purged_pages = 0;
+    window.cpu_ns = cpu_ns_used(governor, ns);
+    return window;
+}
+
+/* What lay unused through the period goes back. Under the purger's lock. */
+static void purge_unused(struct governor *governor) {
+    bool untouched = governor->untouched_windows >= demand_period(&governor->demand);
+    heap_enter(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    size_t unused = demand_unused_pages(&governor->demand, dirty, governor->counts.purged_pages);
+    size_t give = untouched ? dirty : unused;
+    size_t bear = untouched ? 0 : ahead_pages_most(governor);
+    bool may = may_retry(governor, dirty);
+    heap_exit(governor);
+    if (may && give >= (untouched ? 1 : UNUSED_PAGES_LEAST)) {
+        purge_down(governor, dirty - give, bear, REASON_TIME);
     }
 }
 
 /* The window is over: what it tells about the next. Under the purger's lock. */
 static void end_window(struct governor *governor, uint64_t now, uint64_t start, bool own_files) {
-    double cpus = cpu_usage_sample(&governor->cpu_usage);
+    cpu_usage_sample(&governor->cpu_usage);
+    struct demand_window window = read_window(governor, (double)(now - start));
+    struct demand_price price = {
+        .fault_ns = governor->counts.purged_pages > 0 ? fault_ns(governor) : FAULT_NS,
+        .share = setting_value(&governor->settings.purge_time) / 100,
+    };
+    double vain_ns = demand_note(&governor->demand, &window, price);
+    read_room(governor, now, own_files);
+    purger_set_terms(governor, REASON_TIME);
     heap_enter(governor);
-    forgive(governor);
-    size_t unused = governor->low_dirty_pages;
-    size_t reused = governor->heap.runs.reused_pages;
+    governor->counts.vain_ns += (uint64_t)vain_ns;
     heap_exit(governor);
-
-    bool wanted = reused > governor->window_reused_pages || governor->window_purged_pages > 0;
-    struct adaptive_decision decision =
-        adaptive_decide(governor->band, (struct adaptive_window){
-                                            .ns = (double)(now - start),
-                                            .cpus_used = cpus,
-                                            .purge_ns = (double)governor->window_purge_ns,
-                                            .fault_ns = wanted ? fault_ns(governor) : 0,
-                                            .purged_pages = governor->window_purged_pages,
-                                            .reused_pages = reused - governor->window_reused_pages,
-                                            .unused_pages = unused,
-                                            .band_most = band_most(governor),
-                                            .cost_share = setting_value(&governor->settings.purge_time) / 100,
-                                        });
-    governor->window_purge_ns = 0;
-    governor->window_purged_pages = 0;
-    governor->window_reused_pages = reused;
-    read_shortage(governor, now, own_files);
-    governor->band = decision.band;
-    purger_set_factor(governor);
-    if (!is_adaptive(governor)) {
-        return;
+    if (is_adaptive(governor)) {
+        purge_unused(governor);
     }
+}
+
+/* Whether there is nothing left to tidy. Under the purger's lock. */
+static bool is_idle(struct governor *governor) {
     heap_enter(governor);
     size_t dirty = heap_dirty_pages(&governor->heap);
     bool may = may_retry(governor, dirty);
-    size_t bear = limit_pages(governor);
     heap_exit(governor);
-    size_t give = governor->memory_is_short      ? dirty
-                  : decision.purge_pages < dirty ? decision.purge_pages
-                                                 : dirty;
-    if (give > 0 && may) {
-        purge_down(governor, dirty - give, governor->memory_is_short ? 0 : bear, REASON_TIME);
-    }
+    size_t cached;
+    return governor->untouched_windows > 0 && (dirty == 0 || !may || !is_adaptive(governor)) &&
+           governor_cached(governor, &cached) == 0;
 }
 
 bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
-    if (now - start < WINDOW_NS || !purger_try(governor)) {
+    if (now - start < WINDOW_NS - TICK_NS || !purger_try(governor)) {
         return false;
     }
     /* Another thread may just have done it. */
     start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
     bool idle = false;
-    if (now - start >= WINDOW_NS) {
+    if (now - start >= WINDOW_NS - TICK_NS) {
         shed_caches(governor, false);
         end_window(governor, now, start, own_files);
-        heap_enter(governor);
-        size_t dirty = heap_dirty_pages(&governor->heap);
-        governor->low_dirty_pages = dirty;
-        /* A heap that nobody came to keeps not even the little that is not worth a purge in each window. */
-        bool untouched = governor->looks == governor->window_looks;
-        governor->window_looks = governor->looks;
-        bool may = may_retry(governor, dirty);
-        heap_exit(governor);
-        if (untouched && dirty > 0 && may && is_adaptive(governor)) {
-            purge_down(governor, 0, 0, REASON_TIME);
-        }
-        size_t cached;
-        idle = untouched && (dirty == 0 || !may || !is_adaptive(governor)) &&
-               governor_cached(governor, &cached) == 0;
+        idle = is_idle(governor);
         uint32_t quiet = atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed);
         atomic_store_explicit(&governor->quiet_windows, idle ? quiet + 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
@@ -112,6 +148,15 @@ bool governor_tick(struct governor *governor, bool own_files) {
     }
     purger_leave(governor);
     return idle;
+}
+
+bool governor_keeps_little(struct governor *governor) {
+    heap_enter(governor);
+    struct retention_terms terms = governor->terms;
+    terms.tended = false;
+    bool little = !is_over(governor, bound_by(governor, &terms).limit);
+    heap_exit(governor);
+    return little;
 }
 
 bool governor_is_untouched(struct governor *governor) {

@@ -141,6 +141,8 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     if (span == NULL) {
         return NULL;
     }
+    /* Moved pages are not faulted in. */
+    heap->runs.faulted_pages += *zero && choice != RUN_FOR_MOVE ? pages : 0;
     span->state = SPAN_LARGE;
     span->offset = 0;
     span->colored = span->huge && spreads;
@@ -225,7 +227,6 @@ enum put_large heap_put_large(struct heap *heap, void *block, struct span **rene
 
 void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
     heap->purging_pages -= span->pages;
-    span->purged_pages = renewed ? span->pages : 0;
     runs_put(&heap->runs, span, renewed);
 }
 
@@ -277,6 +278,7 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
     }
     span->pages += behind->pages;
     heap->used_pages += more;
+    heap->runs.faulted_pages += clean ? more : 0;
     space_drop_span(&heap->space, behind);
     space_mark_ends(&heap->space, span);
     return true;
@@ -295,7 +297,6 @@ void heap_moved(struct heap *heap, struct span *from, struct span *to) {
     }
     from->moved = false;
     from->state = SPAN_PURGING;
-    from->purged_pages = 0; /* moved, not given back */
     runs_put(&heap->runs, from, true);
 }
 
@@ -439,7 +440,6 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
                         i < purged);
             settle_slab(heap, span, was_full);
         } else {
-            span->purged_pages = (uint32_t)pages;
             runs_put(&heap->runs, span, i < purged);
         }
     }

@@ -61,19 +61,16 @@ struct span *runs_behind(const struct runs *runs, const struct span *span) {
 
 struct span *runs_put(struct runs *runs, struct span *span, bool clean) {
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
-    span->purged_pages = clean ? span->purged_pages : 0;
     struct span *behind = runs_behind(runs, span);
     if (behind != NULL && behind->state == state && behind->huge == span->huge) {
         runs_remove(runs, behind);
         span->pages += behind->pages;
-        span->purged_pages += behind->purged_pages;
         space_drop_span(runs->space, behind);
     }
     struct span *before = space_span_of(runs->space, span->page - 1);
     if (before->state == state && before->huge == span->huge && before->page + before->pages == span->page) {
         runs_remove(runs, before);
         before->pages += span->pages;
-        before->purged_pages += span->purged_pages;
         space_drop_span(runs->space, span);
         span = before;
     }
@@ -90,9 +87,6 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
     rest->page = span->page + (uint32_t)pages;
     rest->pages = span->pages - (uint32_t)pages;
     rest->state = span->state;
-    rest->purged_pages =
-        (uint32_t)((uint64_t)span->purged_pages * rest->pages / (span->pages ? span->pages : 1));
-    span->purged_pages -= rest->purged_pages;
     rest->huge = span->huge;
     span->pages = (uint32_t)pages;
     return rest;
@@ -234,8 +228,7 @@ static struct span *make_huge(struct runs *runs, size_t pages) {
         return NULL;
     }
     runs->huge_regions += known ? 0 : run->pages / runs->huge_pages;
-    runs->reused_pages += run->purged_pages;
-    run->purged_pages = 0;
+    runs->faulted_pages += run->pages;
     run->huge = true;
     runs->huge_pages_made += run->pages;
     return runs_put(runs, run, false);
@@ -308,7 +301,7 @@ static struct span *extend_run(struct runs *runs, struct span *run, size_t pages
         size_t held = pages_of(beside);
         struct span *part = held == 0 ? NULL : cut(runs, beside, held < wanted ? held : wanted, at_end != 0);
         if (part != NULL) {
-            runs->reused_pages += part->purged_pages;
+            runs->faulted_pages += part->pages;
             run = runs_put(runs, part, false);
         }
     }
@@ -396,8 +389,6 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
         }
         insert(runs, rest, *clean);
     }
-    runs->reused_pages += run->purged_pages;
-    run->purged_pages = 0;
     space_mark_ends(runs->space, run);
     return run;
 }

@@ -30,9 +30,9 @@ struct runs {
     struct space *space;
     struct run_set sets[RUN_KINDS];
     struct span_ages dirty_ages; /* of both kinds of dirty runs */
-    size_t reused_pages; /* taken from clean runs that held memory before: given back, and wanted again */
-    size_t huge_pages;   /* in a huge region; 0: no huge pages are to be had */
-    size_t huge_regions; /* asked for so far */
+    size_t faulted_pages; /* that were clean, and are in use or dirty since: their next touch is a fault */
+    size_t huge_pages;    /* in a huge region; 0: no huge pages are to be had */
+    size_t huge_regions;  /* asked for so far */
     uint64_t huge_pages_made; /* counted as dirty before anybody had them */
 };
 

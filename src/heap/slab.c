@@ -49,12 +49,11 @@ static void use_page(struct heap *heap, struct span *slab, uint16_t *users, bool
             drop_free_dirty(heap, slab);
         }
     }
-    if (touched && (*users & PAGE_DIRTY) == 0 && heap->make_ready != NULL) {
-        note_fresh(heap, (uint32_t)(users - heap->space.users_of));
-    }
-    if (touched && (*users & PAGE_PURGED) != 0) {
-        heap->runs.reused_pages++;
-        *users = (uint16_t)(*users & ~PAGE_PURGED);
+    if (touched && (*users & PAGE_DIRTY) == 0) {
+        heap->runs.faulted_pages++;
+        if (heap->make_ready != NULL) {
+            note_fresh(heap, (uint32_t)(users - heap->space.users_of));
+        }
     }
     *users = (uint16_t)((*users + 1) | (touched ? PAGE_DIRTY : 0));
 }
@@ -164,12 +163,10 @@ void slab_close(struct heap *heap, struct span *slab) {
     size_t pages = slab->pages;
     memset(&space->class_of[slab->page], 0, pages);
     slab->state = SPAN_PURGING;
-    slab->purged_pages = 0;
     struct span *rest = slab;
     for (size_t page = 0; page < pages;) {
         bool clean = (users[page] & PAGE_DIRTY) == 0;
         size_t end = stretch(users, page, pages);
-        uint32_t purged = (users[page] & PAGE_PURGED) != 0 ? (uint32_t)(end - page) : 0;
         struct span *part = rest;
         if (end < pages) {
             rest = runs_split(&heap->runs, part, end - page);
@@ -179,7 +176,6 @@ void slab_close(struct heap *heap, struct span *slab) {
                 end = pages;
             }
         }
-        part->purged_pages = purged;
         memset(&users[page], 0, (end - page) * sizeof *users);
         runs_put(&heap->runs, part, clean);
         page = end;
@@ -224,7 +220,7 @@ void slab_return(struct heap *heap, struct span *slab, size_t first, size_t page
     uint16_t *users = &heap->space.users_of[slab->page];
     if (purged) {
         for (size_t page = first; page < first + pages; page++) {
-            users[page] = (uint16_t)((users[page] & PAGE_USERS) | PAGE_PURGED);
+            users[page] = (uint16_t)(users[page] & PAGE_USERS);
         }
     } else {
         heap->dirtied_pages -= pages; /* they were before, and will be counted again */

@@ -29,9 +29,8 @@
 
 /* Of a page of a slab: how many blocks that are not free touch it, whether it may be resident, and whether it
  * was purged. */
-#define PAGE_DIRTY  0x8000U
-#define PAGE_PURGED 0x4000U /* since it was used last */
-#define PAGE_USERS  0x3fffU
+#define PAGE_DIRTY 0x8000U
+#define PAGE_USERS 0x3fffU
 
 #if defined(__x86_64__)
 #define SPACE_PAGE_SHIFT(space) 12 /* the architecture's only one */
@@ -57,7 +56,7 @@ struct space {
 
     uint8_t *class_of;  /* the size class of a slab's page; 0 for any other */
     uint32_t *span_of;  /* all pages of a slab; first and last of any other span */
-    uint16_t *users_of; /* pages of slabs: PAGE_DIRTY, PAGE_PURGED and PAGE_USERS */
+    uint16_t *users_of; /* pages of slabs: PAGE_DIRTY and PAGE_USERS */
     size_t page_size;
 
     struct os_region classes_region;

@@ -38,14 +38,8 @@ struct span {
         struct span_link age; /* dirty runs, and slabs with free dirty pages */
         size_t offset;        /* large: bytes to where the block begins, within its first page */
     };
-    union {
-        struct { /* slabs */
-            uint16_t used_blocks;
-            uint16_t free_dirty_pages;
-        };
-        uint32_t
-            purged_pages; /* free runs, clean: those that held memory before, wherever in the run they are */
-    };
+    uint16_t used_blocks; /* slabs */
+    uint16_t free_dirty_pages;
     uint8_t class;
     uint8_t state;        /* enum span_state */
     bool claimed : 1;     /* slab: a purge has some of its free blocks */

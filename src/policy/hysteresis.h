@@ -26,10 +26,24 @@ struct hysteresis_thresholds {
     size_t pad_each_bytes; /* one arena's share of it */
 };
 
-/* The row of table 1 for a footprint, in bytes, before the CPU factor. Never fails. */
-size_t hysteresis_base_bytes(size_t footprint_bytes);
+/* The row of table 1 for a footprint, in bytes, before any factor. Never fails. */
+static inline size_t hysteresis_base_bytes(size_t footprint_bytes) {
+    if (footprint_bytes < 500000) {
+        return 100000;
+    }
+    if (footprint_bytes < 1000000) {
+        return footprint_bytes / 2;
+    }
+    if (footprint_bytes < 1000000000) {
+        return footprint_bytes / 10 + 400000;
+    }
+    return 100000000;
+}
 
-/* Section 6.2.1: base * (1 + CPUs / 100) * sensitivity. Saturates at PTRDIFF_MAX. Never fails. */
+/* What that is multiplied by: (1 + CPUs / 100) * sensitivity. Never fails, and is above zero. */
+double hysteresis_factor(double cpus_used, double sensitivity);
+
+/* Section 6.2.1: base * factor. Saturates at PTRDIFF_MAX. Never fails. */
 struct hysteresis_thresholds hysteresis_decide(struct hysteresis_input in);
 
 #endif

@@ -692,7 +692,7 @@ static void work_much(size_t thread) {
 
 static void count_threads(const char *argument) {
     say("alone", number_of_threads());
-    use_blocks(1, 2000);
+    use_blocks(1, 50);
     say("still_alone", number_of_threads());
     run_threads(1, work_much);
     /* A thread that was joined may be about to end yet. */

@@ -20,7 +20,6 @@
 #define SAMPLE           32
 #define ROUNDS_LEAST     3 /* and operations, unless there is a server, which they may have to wait for */
 #define OPERATIONS_LEAST 12000
-#define KEEP_PERCENT     75 /* of the limit at least comes free between two purges */
 
 enum kind { PLAIN, ALIGNED };
 
@@ -431,12 +430,22 @@ static bool has_done_enough(uint64_t rounds, bool served) {
     return done > OPERATIONS_LEAST && (rounds >= ROUNDS_LEAST || served);
 }
 
+/* Table 1 of "Ptlbmalloc2". */
+static uint64_t threshold_of(uint64_t footprint) {
+    char slack[32];
+    CHECK(calm_get("slack", slack, sizeof slack) > 0);
+    uint64_t base = footprint < 500000    ? 100000
+                    : footprint < 1000000 ? footprint / 2
+                                          : footprint / 10 + 400000;
+    return base * strtoull(slack, NULL, 10) / 100;
+}
+
 int main(int argc, char **argv) {
     static char out[4096];
     setvbuf(stdout, out, _IOFBF, sizeof out);
     read_arguments(argc, argv);
     bool account = governed();
-    uint64_t random = seed, rounds = 0, operations = 0, least_limit = UINT64_MAX, live_most = 0;
+    uint64_t random = seed, rounds = 0, operations = 0, least_threshold = UINT64_MAX, live_most = 0;
     struct calm_stats first = {0}, last = {0};
     if (account) {
         first = last = stats_now();
@@ -462,7 +471,8 @@ int main(int argc, char **argv) {
             CHECK(now.in_use >= live || now.offload_lost > 0); /* then some of it is in a second heap */
             check_counts_up(&last, &now);
             last = now;
-            least_limit = now.retained_limit < least_limit ? now.retained_limit : least_limit;
+            uint64_t threshold = threshold_of(now.footprint);
+            least_threshold = threshold < least_threshold ? threshold : least_threshold;
             if (next_random(&random) % 8 == 0) {
                 check_trim(&random);
             }
@@ -506,14 +516,14 @@ int main(int argc, char **argv) {
     }
     last = check_quiet(rounds);
     uint64_t purges = last.purges - first.purges, dirtied = last.dirtied - first.dirtied;
-    /* The least limit seen may not be the least there was. */
-    uint64_t worth = least_limit / 2 * KEEP_PERCENT / 100,
-             most = worth == 0 ? UINT64_MAX : dirtied / worth + 16;
+    /* A purge gives back a quarter of the threshold, at least; the least seen may not be the least there was.
+     */
+    uint64_t worth = least_threshold / 2 / 4, most = worth == 0 ? UINT64_MAX : dirtied / worth + 16;
     say("purges", purges);
     say("purges_most", most);
     say("dirtied", dirtied);
     say("purged", last.purged - first.purged);
-    say("least_limit", least_limit);
+    say("least_threshold", least_threshold);
     /* Those whom the server keeps waiting have a heap of their own, with a bound of its own. */
     CHECK(purges <= most || last.offload_lost > 0);
     calm_trim(0);

@@ -109,7 +109,7 @@ def test_purges_are_worth_their_cost(programs: Programs, block: int, policy: str
     """
     options = f"background=off,policy={policy}"
     ran = programs.run(PRELOAD, "retention", "steady", f"{block},reversed", options=options)
-    assert 0 < ran["purges"] <= 40 * most
+    assert (0 if policy == "adaptive" else 1) <= ran["purges"] <= 40 * most
     assert ran["purged"] <= ran["dirtied"]
     if ran["purge_vectored_calls"] > 0:
         assert ran["purge_vectored_calls"] <= 1.2 * ran["purges"] + 40

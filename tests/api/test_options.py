@@ -99,7 +99,8 @@ def test_a_report_for_each_process(programs: Programs) -> None:
 
 @pytest.mark.parametrize("way", OURS)
 def test_helper_thread(programs: Programs, way: str) -> None:
-    """It is there once the program has a thread of its own, and not before; and never with background=off."""
+    """It is there once the program has a thread of its own, and not before, where little is kept; and never
+    with background=off."""
     ran = programs.run(way, "processes", "count-threads", "signals", options="background=on")
     assert ran["alone"] == ran["still_alone"] == 1
     assert ran["after_a_thread"] == 2
@@ -109,8 +110,12 @@ def test_helper_thread(programs: Programs, way: str) -> None:
 
 
 def test_vectored_purge(programs: Programs) -> None:
-    on = programs.run(PRELOAD, "retention", "plain", "100000,reversed", options="vectored_purge=on")
-    off = programs.run(PRELOAD, "retention", "plain", "100000,reversed", options="vectored_purge=off")
+    on, off = (
+        programs.run(
+            PRELOAD, "retention", "plain", "100000,reversed", options=f"vectored_purge={value},background=off"
+        )
+        for value in ("on", "off")
+    )
     assert off["purge_vectored_calls"] == 0
     assert off["purge_single_calls"] > 0
     assert off["purged"] > 100 * MIB

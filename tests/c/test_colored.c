@@ -103,13 +103,13 @@ bool __wrap_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walke
 
 /* ---- a control group that is short of memory ---- */
 
-bool __real_cgroup_memory_is_short(void);
-bool __wrap_cgroup_memory_is_short(void);
+uint64_t __real_cgroup_memory_room(void);
+uint64_t __wrap_cgroup_memory_room(void);
 
 static bool group_is_short;
 
-bool __wrap_cgroup_memory_is_short(void) {
-    return group_is_short || __real_cgroup_memory_is_short();
+uint64_t __wrap_cgroup_memory_room(void) {
+    return group_is_short ? 0 : __real_cgroup_memory_room();
 }
 
 /* ---- machines of files ---- */

@@ -6,6 +6,7 @@
 #include "os/cpus.h"
 #include "os/file.h"
 #include "os/filters.h"
+#include "os/memory_room.h"
 #include "os/purge.h"
 #include "os/residency.h"
 #include "os/syscall.h"
@@ -640,7 +641,7 @@ static void test_move_across_mappings(void) {
 static char folder[] = "/tmp/calm-test-os-XXXXXX";
 
 static const char *path_in_folder(const char *name) {
-    static char path[128];
+    static char path[256];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return path;
 }
@@ -730,70 +731,10 @@ static void test_cpus(void) {
 
 /* ---- control groups ---- */
 
-static void set_group(const char *current, const char *max, const char *high, const char *pressure) {
-    const char *names[] = {"memory.current", "memory.max", "memory.high", "memory.pressure"};
-    const char *texts[] = {current, max, high, pressure};
-    for (size_t i = 0; i < 4; i++) {
-        remove_file(names[i]);
-        if (texts[i] != NULL) {
-            write_whole(names[i], texts[i]);
-        }
-    }
-}
-
-static bool is_short(const char *current, const char *max, const char *high, const char *pressure) {
-    set_group(current, max, high, pressure);
-    errno = KEPT_ERRNO;
-    bool answer = cgroup_folder_is_short(folder);
-    CHECK_EQUAL(errno, KEPT_ERRNO);
-    return answer;
-}
-
-#define SOME(average)                                                                    \
-    "some avg10=" average " avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 " \
-    "avg300=0.00 total=0\n"
-
-static void test_cgroup(void) {
-    CHECK(!is_short(NULL, NULL, NULL, NULL));
-    CHECK(!is_short("900\n", "1000\n", "max\n", NULL));
-    CHECK(is_short("901\n", "1000\n", "max\n", NULL));
-    CHECK(!is_short("900\n", "max\n", "1000\n", NULL));
-    CHECK(is_short("901\n", "max\n", "1000\n", NULL));
-    CHECK(is_short("901\n", "5000\n", "1000\n", NULL)); /* the lower one counts */
-    CHECK(is_short("901\n", "1000\n", "5000\n", NULL));
-    CHECK(!is_short("999999999999\n", "max\n", "max\n", NULL));
-    CHECK(is_short("901\n", "1000\n", NULL, NULL));
-    CHECK(is_short("901\n", NULL, "1000\n", NULL));
-    CHECK(!is_short("901\n", NULL, NULL, NULL));
-    CHECK(!is_short(NULL, "1000\n", "1000\n", NULL));
-    CHECK(!is_short("0\n", "1000\n", "max\n", NULL));
-    CHECK(is_short("17179869184\n", "17179869184\n", "max\n", NULL));
-    CHECK(is_short("1\n", "0\n", "max\n", NULL));
-
-    static const char *low[] = {SOME("0.00"), SOME("0.99"), SOME("1.00"), SOME("9.99"), "", "nonsense"};
-    static const char *much[] = {SOME("10.00"), SOME("10.01"), SOME("55.50"), SOME("100.00")};
-    for (size_t i = 0; i < sizeof low / sizeof low[0]; i++) {
-        CHECK(!is_short("1\n", "1000\n", "max\n", low[i]));
-    }
-    for (size_t i = 0; i < sizeof much / sizeof much[0]; i++) {
-        CHECK(is_short("1\n", "1000\n", "max\n", much[i]));
-        CHECK(is_short(NULL, NULL, NULL, much[i]));
-    }
-    set_group(NULL, NULL, NULL, NULL);
-    errno = KEPT_ERRNO;
-    CHECK(!cgroup_folder_is_short("/nowhere/at/all"));
-    static char far[2000];
-    memset(far, '/', sizeof far - 1);
-    CHECK(!cgroup_folder_is_short(far));
-    cgroup_memory_is_short(); /* whatever it says of this machine */
-    CHECK_EQUAL(errno, KEPT_ERRNO);
-}
-
-/* ---- CPU time of control groups ---- */
-
 static const char *const group_folders[] = {
     "proc",
     "proc/self",
+    "proc/pressure",
     "sys",
     "sys/fs",
     "sys/fs/cgroup",
@@ -802,7 +743,187 @@ static const char *const group_folders[] = {
     "sys/fs/cgroup/a/b/c",
     "sys/fs/cgroup/cpu",
     "sys/fs/cgroup/cpu/d",
+    "sys/fs/cgroup/memory",
+    "sys/fs/cgroup/memory/d",
+    "sys/fs/cgroup/memory/d/e",
 };
+#define GROUP_FOLDERS (sizeof group_folders / sizeof group_folders[0])
+
+static void make_groups(void) {
+    for (size_t i = 0; i < GROUP_FOLDERS; i++) {
+        CHECK(mkdir(path_in_folder(group_folders[i]), 0700) == 0);
+    }
+}
+
+/* With all files that a test may have made in them. */
+static void remove_groups(void) {
+    static const char *const made[] = {
+        "cpu.max",         "cpu.cfs_quota_us",      "cpu.cfs_period_us",     "cgroup",
+        "memory.max",      "memory.high",           "memory.current",        "memory.stat",
+        "memory.pressure", "memory.usage_in_bytes", "memory.limit_in_bytes", "meminfo",
+        "memory"};
+    for (size_t i = GROUP_FOLDERS; i-- > 0;) {
+        for (size_t j = 0; j < sizeof made / sizeof made[0]; j++) {
+            char path[128];
+            snprintf(path, sizeof path, "%s/%s", group_folders[i], made[j]);
+            unlink(path_in_folder(path));
+        }
+        CHECK(rmdir(path_in_folder(group_folders[i])) == 0);
+    }
+}
+
+/* A file of a group's folder; NULL: there is none. */
+static void set_group(const char *group, const char *name, const char *text) {
+    char path[128];
+    snprintf(path, sizeof path, "sys/fs/cgroup/%s/%s", group, name);
+    if (text != NULL) {
+        write_whole(path, text);
+    } else {
+        unlink(path_in_folder(path));
+    }
+}
+
+static uint64_t group_room(void) {
+    errno = KEPT_ERRNO;
+    uint64_t room = cgroup_memory_room_in(folder);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return room;
+}
+
+static uint64_t room_with(const char *current, const char *max, const char *high, const char *pressure) {
+    set_group("a/b/c", "memory.current", current);
+    set_group("a/b/c", "memory.max", max);
+    set_group("a/b/c", "memory.high", high);
+    set_group("a/b/c", "memory.pressure", pressure);
+    return group_room();
+}
+
+#define SOME(average)                                                                    \
+    "some avg10=" average " avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 " \
+    "avg300=0.00 total=0\n"
+
+/* Of version 2: the nearest limit of the group and those above it. */
+static void test_memory_of_groups(void) {
+    make_groups();
+    CHECK_EQUAL(group_room(), UINT64_MAX);
+    write_whole("proc/self/cgroup", "0::/a/b/c\n");
+    CHECK_EQUAL(room_with(NULL, NULL, NULL, NULL), UINT64_MAX);
+    CHECK_EQUAL(room_with("800\n", "1000\n", "max\n", NULL), 100);
+    CHECK_EQUAL(room_with("900\n", "1000\n", "max\n", NULL), 0);
+    CHECK_EQUAL(room_with("901\n", "1000\n", "max\n", NULL), 0);
+    CHECK_EQUAL(room_with("800\n", "max\n", "1000\n", NULL), 100);
+    CHECK_EQUAL(room_with("800\n", "5000\n", "1000\n", NULL), 100); /* the lower one counts */
+    CHECK_EQUAL(room_with("800\n", "1000\n", "5000\n", NULL), 100);
+    CHECK_EQUAL(room_with("999999999999\n", "max\n", "max\n", NULL), UINT64_MAX);
+    CHECK_EQUAL(room_with("800\n", "1000\n", NULL, NULL), 100);
+    CHECK_EQUAL(room_with("800\n", NULL, "1000\n", NULL), 100);
+    CHECK_EQUAL(room_with("800\n", NULL, NULL, NULL), UINT64_MAX);
+    CHECK_EQUAL(room_with(NULL, "1000\n", "1000\n", NULL), UINT64_MAX);
+    CHECK_EQUAL(room_with("0\n", "17179869184\n", "max\n", NULL), 17179869184 / 10 * 9);
+    CHECK_EQUAL(room_with("1\n", "0\n", "max\n", NULL), 0);
+
+    /* What the kernel gives up by itself. */
+    room_with("1500\n", "2000\n", "max\n", NULL);
+    set_group("a/b/c", "memory.stat",
+              "anon 1\nfile 900\ninactive_file 200\nactive_file 100\nslab_reclaimable 50\n"
+              "total_inactive_file 5000\n");
+    CHECK_EQUAL(group_room(), 1800 - (1500 - 350));
+    set_group("a/b/c", "memory.stat", "inactive_file 5000\n");
+    CHECK_EQUAL(group_room(), 1800);
+    set_group("a/b/c", "memory.stat", NULL);
+
+    /* Those above, and the topmost. */
+    room_with("10\n", "1000\n", "max\n", NULL);
+    set_group("a", "memory.current", "500\n");
+    set_group("a", "memory.max", "1000\n");
+    CHECK_EQUAL(group_room(), 400);
+    set_group("", "memory.current", "700\n");
+    set_group("", "memory.max", "1000\n");
+    CHECK_EQUAL(group_room(), 200);
+    write_whole("proc/self/cgroup", "0::/none of these\n");
+    CHECK_EQUAL(group_room(), 200);
+    set_group("", "memory.max", NULL);
+    set_group("a", "memory.max", NULL);
+    write_whole("proc/self/cgroup", "0::/a/b/c\n");
+
+    /* Waiting for memory, in the group itself. */
+    static const char *low[] = {SOME("0.00"), SOME("0.99"), SOME("1.00"), SOME("9.99"), "", "nonsense"};
+    static const char *much[] = {SOME("10.00"), SOME("10.01"), SOME("55.50"), SOME("100.00")};
+    for (size_t i = 0; i < sizeof low / sizeof low[0]; i++) {
+        CHECK_EQUAL(room_with("1\n", "1000\n", "max\n", low[i]), 899);
+    }
+    for (size_t i = 0; i < sizeof much / sizeof much[0]; i++) {
+        CHECK_EQUAL(room_with("1\n", "1000\n", "max\n", much[i]), 0);
+        CHECK_EQUAL(room_with(NULL, NULL, NULL, much[i]), 0);
+        set_group("a", "memory.pressure", much[i]);
+        CHECK_EQUAL(room_with("1\n", "1000\n", "max\n", NULL), 899);
+        set_group("a", "memory.pressure", NULL);
+    }
+    remove_groups();
+}
+
+/* Of version 1, alone and beside version 2. */
+static void test_memory_of_first_groups(void) {
+    make_groups();
+    set_group("memory/d/e", "memory.usage_in_bytes", "500\n");
+    set_group("memory/d/e", "memory.limit_in_bytes", "9223372036854771712\n");
+    write_whole("proc/self/cgroup", "7:cpuset:/d/e\n4:memory:/d/e\n1:name=systemd:/\n");
+    CHECK(group_room() > (uint64_t)1 << 62); /* no limit */
+    set_group("memory/d/e", "memory.limit_in_bytes", "1000\n");
+    CHECK_EQUAL(group_room(), 400);
+    set_group("memory/d/e", "memory.stat", "inactive_file 1\ntotal_inactive_file 90\ntotal_active_file 10\n");
+    CHECK_EQUAL(group_room(), 500);
+    set_group("memory/d", "memory.usage_in_bytes", "800\n");
+    set_group("memory/d", "memory.limit_in_bytes", "1000\n");
+    CHECK_EQUAL(group_room(), 100);
+    set_group("a", "memory.current", "850\n");
+    set_group("a", "memory.max", "1000\n");
+    write_whole("proc/self/cgroup", "4:memory:/d/e\n0::/a/b\n");
+    CHECK_EQUAL(group_room(), 50);
+    write_whole("proc/self/cgroup", "6:memoryx:/d/e\n5:name=memory:/d\n");
+    CHECK_EQUAL(group_room(), UINT64_MAX);
+
+    /* As many groups, and as long names, as there are. */
+    FILE *file = fopen(path_in_folder("proc/self/cgroup"), "w");
+    CHECK(file != NULL);
+    for (int i = 0; i < 100; i++) {
+        fprintf(file, "%d:name=%0*d:/%0*d\n", i + 100, i, 0, 10 * i, 0);
+    }
+    fprintf(file, "4:memory:/d/e");
+    CHECK(fclose(file) == 0);
+    CHECK_EQUAL(group_room(), 100);
+    remove_groups();
+}
+
+static size_t room_of(const char *meminfo, const char *pressure) {
+    write_whole("proc/meminfo", meminfo);
+    write_whole("proc/pressure/memory", pressure);
+    errno = KEPT_ERRNO;
+    size_t room = memory_room_bytes_in(folder);
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    return room;
+}
+
+static void test_memory_of_machine(void) {
+    make_groups();
+    CHECK_EQUAL(memory_room_bytes_in(folder), SIZE_MAX);
+    CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemFree: 3 kB\nMemAvailable:   500 kB\n", ""), 450 << 10);
+    CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemAvailable:   50 kB\n", ""), 0);
+    CHECK_EQUAL(room_of("MemTotal:   1000 kB\n", ""), SIZE_MAX);
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 50 kB\nHugetlb: 900 kB\n", ""), 45 << 10);
+    /* Others wait for memory, of which there is enough for whoever does not take their kind. */
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", SOME("50.00")), 450 << 10);
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 199 kB\n", SOME("9.00")), 149 << 10);
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 199 kB\n", SOME("50.00")), 0);
+    write_whole("proc/self/cgroup", "0::/a\n");
+    set_group("a", "memory.current", "1000\n");
+    set_group("a", "memory.max", "10000\n");
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", ""), 8000);
+    remove_groups();
+    CHECK(memory_room_bytes() > 0); /* whatever it says of this machine */
+}
+
+/* ---- CPU time of control groups ---- */
 
 static double quota_where(const char *groups) {
     write_whole("proc/self/cgroup", groups);
@@ -813,11 +934,8 @@ static double quota_where(const char *groups) {
 }
 
 static void test_cpu_quota(void) {
-    size_t count = sizeof group_folders / sizeof group_folders[0];
     CHECK(cgroup_cpu_quota_in(folder) == INFINITY);
-    for (size_t i = 0; i < count; i++) {
-        CHECK(mkdir(path_in_folder(group_folders[i]), 0700) == 0);
-    }
+    make_groups();
     /* Version 2: the least of the group and those above it. */
     CHECK(quota_where("0::/a/b/c\n") == INFINITY);
     write_whole("sys/fs/cgroup/a/b/c/cpu.max", "max 100000\n");
@@ -876,15 +994,7 @@ static void test_cpu_quota(void) {
     CHECK(cgroup_cpu_quota_in(far) == INFINITY);
     CHECK(cgroup_cpu_quota() > 0); /* whatever it says of this machine */
 
-    static const char *const made[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cgroup"};
-    for (size_t i = count; i-- > 0;) {
-        for (size_t j = 0; j < sizeof made / sizeof made[0]; j++) {
-            char name[64];
-            snprintf(name, sizeof name, "%s/%s", group_folders[i], made[j]);
-            remove_file(name);
-        }
-        CHECK(rmdir(path_in_folder(group_folders[i])) == 0);
-    }
+    remove_groups();
 }
 
 /* ---- a bare thread ---- */
@@ -1058,7 +1168,9 @@ int main(void) {
     test_file();
     test_text();
     test_cpus();
-    test_cgroup();
+    test_memory_of_groups();
+    test_memory_of_first_groups();
+    test_memory_of_machine();
     test_cpu_quota();
     CHECK(rmdir(folder) == 0);
 #ifndef __SANITIZE_THREAD__

@@ -1,0 +1,194 @@
+"""How near the adaptive policy comes to who knows the future, on what programs had in use.
+
+A trace has what a program had in use in each window of 100 ms, read from outside while it runs, and the CPU
+time that it used. `retention-replay` gives it to a policy. Whoever knows the future gives memory back at once
+where it will not be wanted for longest, for as much as the same cost allows: the cost of a page is the same
+whichever it is, so that gaps are chosen by their length alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calm import allocators, processes
+from calm.top import figures
+
+from . import sawtooth, tables
+from .results import BUILD, REPOSITORY, Store
+from .rounds import CALMALLOC, clean_environment
+
+NAME = "policy"
+WINDOW_S = 0.1
+_SAMPLE_S = 0.01
+_PAGE = 4096
+PURGE_TIMES = (1.0, 10.0)
+FIXED = (1, 10)  # windows
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Pages in use, and milliseconds of CPU time."""
+
+    most: int
+    last: int
+    cpu_ms: float
+
+
+Trace = list[Window]
+PROGRAMS: dict[str, list[str]] = {
+    "dedup-like": ["dedup-like"],
+    "idle-burst": ["idle-burst", "--seconds", "3"],
+    "listing1, touched": ["listing1", "--threads", "4", "--touch", "all", "--rounds", "200"],
+}
+WAVES = (
+    sawtooth.Row(8000, 100_000, 0.05),
+    sawtooth.Row(8000, 100_000, 0.5),
+    sawtooth.Row(16, 512, 2),
+)
+
+
+def commands() -> dict[str, list[str]]:
+    """What is recorded, by name."""
+    found = {name: [str(BUILD / words[0]), *words[1:]] for name, words in PROGRAMS.items()}
+    for row in WAVES:
+        command = row.command()
+        command[command.index("--rounds") + 1] = str(max(10, row.teeth))
+        found[f"sawtooth, {row.name()}"] = command
+    return found
+
+
+def _cpu_ms(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / _TICKS
+
+
+def record(command: Sequence[str]) -> Trace:
+    """Runs a program under calmalloc, and samples what it has in use."""
+    environment = clean_environment()
+    environment |= allocators.parse(CALMALLOC).variables(environment)
+    trace: Trace = []
+    pipe = subprocess.DEVNULL
+    with processes.whole(
+        command, folder=REPOSITORY, environment=environment, output=pipe, errors=subprocess.PIPE
+    ) as process:
+        finder, table, read = figures.Finder(), None, figures.reader_of(process.pid)
+        most, cpu_ms, end = 0, 0.0, time.monotonic() + WINDOW_S
+        while process.poll() is None:
+            time.sleep(_SAMPLE_S)
+            try:
+                if table is None:
+                    found, _ = finder.tables(process.pid, figures.images(process.pid))
+                    table = next(iter(found), None)
+                    continue
+                used = table.values(read)["in_use"] // _PAGE
+                most = max(most, used)
+                if time.monotonic() >= end:
+                    now_ms = _cpu_ms(process.pid)
+                    trace.append(Window(most, used, now_ms - cpu_ms))
+                    most, cpu_ms, end = used, now_ms, end + WINDOW_S
+            except (OSError, figures.UnreadableError, figures.NotATableError, KeyError, IndexError):
+                continue  # it is about to start, or to end
+    return trace
+
+
+def replay(trace: Trace, *arguments: str) -> dict[str, Any]:
+    """What a policy would have kept, and what it would have cost."""
+    text = "".join(f"{each.most} {each.last} {each.cpu_ms}\n" for each in trace)
+    program = [str(REPOSITORY / BUILD / "retention-replay"), *arguments]
+    done = subprocess.run(program, input=text, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def gaps(levels: Iterable[int]) -> list[tuple[int, int]]:
+    """For how many windows how many pages were not in use that were again after it: (windows, pages)."""
+    falls: list[tuple[int, int]] = []  # when, and from which level; the lowest last
+    found: list[tuple[int, int]] = []
+    before = 0
+    for at, level in enumerate(levels):
+        if level < before:
+            falls.append((at, before))
+        while falls and level > before:
+            since, top = falls[-1]
+            upto = min(level, top)
+            if upto > before:
+                found.append((at - since, upto - before))
+                before = upto
+            if upto < top:
+                break
+            falls.pop()
+        before = level
+    return found
+
+
+def optimum_mib(trace: Trace, vain_pages: float) -> float:
+    """What whoever knows the future keeps on average, that gives back so many pages in vain."""
+    budget, kept = vain_pages, 0.0
+    for windows, pages in sorted(gaps(each.most for each in trace), reverse=True):
+        given = min(budget, pages)
+        budget -= given
+        kept += windows * (pages - given)
+    return kept / max(1, len(trace)) * _PAGE / (1 << 20)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def judged(trace: Trace) -> dict[str, Any]:
+    """A trace under the policy, by how much time it may cost, and under fixed periods."""
+
+    def beside_optimum(*arguments: str) -> dict[str, Any]:
+        found = replay(trace, *arguments)
+        best = optimum_mib(trace, found["vain_pages"])
+        figures_of = (found["kept_mib"], found["vain_percent"], best)
+        return dict(zip(("kept_mib", "vain_percent", "optimum_mib"), map(_short, figures_of), strict=True))
+
+    return {
+        "windows": len(trace),
+        "peak_mib": max((each.most for each in trace), default=0) * _PAGE / (1 << 20),
+        "adaptive": {str(each): beside_optimum("--purge-time", str(each)) for each in PURGE_TIMES},
+        "fixed": {str(each): beside_optimum("--policy", "fixed", "--windows", str(each)) for each in FIXED},
+        "paper": beside_optimum("--policy", "paper"),
+    }
+
+
+def measure(store: Store) -> None:
+    """Records all programs, and replays them."""
+    found = []
+    for name, command in commands().items():
+        trace = record(command)
+        found.append({"name": name, **judged(trace)})
+        print(f"  {name}: {found[-1]['windows']} windows, {found[-1]['adaptive']['1.0']}", flush=True)
+    store.save(NAME, {"traces": found})
+
+
+def _cell(found: dict[str, Any]) -> str:
+    return f"{found['kept_mib']:.1f} ({found['vain_percent']:.2f} %; {found['optimum_mib']:.1f})"
+
+
+def table(store: Store) -> str:
+    """Empty as long as nothing has been measured."""
+    result = store.load(NAME)
+    if result is None:
+        return ""
+    head = ["program", "windows", "peak"]
+    head += [f"`purge_time={each:g}`" for each in PURGE_TIMES]
+    head += [f"{each * WINDOW_S:g} s" for each in FIXED]
+    head.append("`policy=paper`")
+    lines = [tables.line(head), tables.line(["---", *["---:"] * (len(head) - 1)])]
+    for each in result["traces"]:
+        cells = [each["name"], str(each["windows"]), f"{each['peak_mib']:.0f} MiB"]
+        cells += [_cell(each["adaptive"][str(share)]) for share in PURGE_TIMES]
+        cells += [_cell(each["fixed"][str(windows)]) for windows in FIXED]
+        cells.append(_cell(each["paper"]))
+        lines.append(tables.line(cells))
+    return "\n".join([*lines, *tables.where(store, NAME)]) + "\n"

@@ -1,0 +1,139 @@
+#include "policy/demand.h"
+
+/* What is so many windows ago counts 1/e of what is new. */
+#define FADE (1.0 - 1.0 / DEMAND_WINDOWS)
+
+/* A program that uses less than this part of a CPU counts as one that uses so much; of a window that took
+ * longer, a second counts. Otherwise a share of what it uses would be less than one giving back costs. */
+#define CPUS_LEAST     0.1
+#define CREDIT_NS_MOST 1e9
+/* At work is a program that used this part of a CPU, within so many windows. */
+#define CPUS_AT_WORK (1.0 / 16)
+#define RESTS        4
+/* A page given back costs so much, until it has been measured. */
+#define PURGE_NS 500.0
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static size_t windows_of(unsigned period) {
+    return (size_t)1 << period;
+}
+
+static const struct demand_past *ago(const struct demand *demand, size_t windows) {
+    return &demand->past[(demand->windows - windows) % DEMAND_WINDOWS];
+}
+
+/* The most in use within so many windows. */
+static size_t used_within(const struct demand *demand, size_t windows) {
+    size_t used = 0;
+    for (size_t i = 1; i <= least(windows, demand->windows); i++) {
+        used = most(used, ago(demand, i)->used_most);
+    }
+    return used;
+}
+
+/* What each period would have kept when the level rose to used, and what it would have had to fault in again.
+ * Above the highest level that is remembered it never was. */
+static void note_gaps(struct demand *demand, size_t used) {
+    size_t again = least(used, used_within(demand, DEMAND_WINDOWS));
+    size_t kept = 0;
+    size_t seen = 0;
+    for (unsigned period = 0; period < DEMAND_PERIODS; period++) {
+        for (; seen < least(windows_of(period), demand->windows); seen++) {
+            kept = most(kept, ago(demand, seen + 1)->used_most);
+        }
+        demand->vain_pages[period] += again > kept ? (double)(again - kept) : 0;
+    }
+}
+
+static void remember(struct demand *demand, struct demand_past past) {
+    demand->past[demand->windows++ % DEMAND_WINDOWS] = past;
+}
+
+static double price_of_page(const struct demand *demand, double fault_ns) {
+    double purge_ns = demand->purged_pages > 0 ? demand->purge_ns / demand->purged_pages : PURGE_NS;
+    return purge_ns + fault_ns;
+}
+
+static unsigned choose_period(const struct demand *demand, double page_ns, double budget_ns) {
+    unsigned period = 0;
+    while (period + 1 < DEMAND_PERIODS && demand->vain_pages[period] * page_ns > budget_ns) {
+        period++;
+    }
+    return period + 1 < DEMAND_PERIODS ? period + 1 : period;
+}
+
+static void fade(struct demand *demand) {
+    demand->cpu_ns *= FADE;
+    demand->spent_ns *= FADE;
+    demand->purge_ns *= FADE;
+    demand->purged_pages *= FADE;
+    demand->pending_pages *= FADE;
+    for (unsigned period = 0; period < DEMAND_PERIODS; period++) {
+        demand->vain_pages[period] *= FADE;
+    }
+}
+
+double demand_note(struct demand *demand, const struct demand_window *window, struct demand_price price) {
+    note_gaps(demand, window->used_most);
+    double missed = window->ns / DEMAND_WINDOW_NS;
+    size_t times = missed < 2 ? 1 : missed < DEMAND_WINDOWS ? (size_t)missed : DEMAND_WINDOWS;
+    for (size_t i = 0; i < times; i++) {
+        fade(demand);
+        struct demand_past past = {window->used_most, window->held_most, window->free_least};
+        past.used_most = i == 0 ? past.used_most : window->used_last;
+        remember(demand, past);
+    }
+
+    double floor_ns = CPUS_LEAST * (window->ns < CREDIT_NS_MOST ? window->ns : CREDIT_NS_MOST);
+    demand->cpu_ns += window->cpu_ns > floor_ns ? window->cpu_ns : floor_ns;
+    demand->purge_ns += window->purge_ns;
+    demand->purged_pages += (double)window->purged_pages;
+    demand->pending_pages += (double)window->purged_pages;
+    double faulted = (double)window->faulted_pages;
+    double vain = faulted < demand->pending_pages ? faulted : demand->pending_pages;
+    demand->pending_pages -= vain;
+    double page_ns = price_of_page(demand, price.fault_ns);
+    demand->spent_ns += vain * page_ns;
+
+    bool works = window->cpu_ns >= CPUS_AT_WORK * window->ns;
+    demand->rests = works ? 0 : demand->rests + (demand->rests < RESTS);
+    demand->spent = demand->spent_ns > price.share * demand->cpu_ns;
+    demand->period =
+        price.share > 0 ? choose_period(demand, page_ns, price.share * demand->cpu_ns) : DEMAND_PERIODS - 1;
+    return vain * page_ns;
+}
+
+size_t demand_period(const struct demand *demand) {
+    return windows_of(demand->period);
+}
+
+bool demand_is_spent(const struct demand *demand) {
+    return demand->spent && demand->rests < RESTS;
+}
+
+size_t demand_unused_pages(const struct demand *demand, size_t free_now, size_t given) {
+    if (demand_is_spent(demand) || demand->windows < demand_period(demand)) {
+        return 0;
+    }
+    size_t unused = SIZE_MAX;
+    for (size_t i = 1; i <= demand_period(demand); i++) {
+        unused = least(unused, ago(demand, i)->free_least);
+    }
+    return unused > given ? least(unused - given, free_now) : 0;
+}
+
+size_t demand_peak_pages(const struct demand *demand) {
+    size_t peak = used_within(demand, demand_period(demand));
+    for (size_t i = 1; demand_is_spent(demand) && i <= least(windows_of(DEMAND_PERIODS - 1), demand->windows);
+         i++) {
+        peak = most(peak, ago(demand, i)->held_most);
+    }
+    return peak;
+}

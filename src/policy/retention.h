@@ -1,0 +1,100 @@
+/*
+ * Retention: how much free memory may stay, at this moment, and to what a purge brings it down.
+ *
+ * Under the paper's policy that is table 1 (hysteresis.h). Under the adaptive one, free memory that the
+ * program had in use within the period that pays (demand.h) stays as well: so what is resident is at most the
+ * threshold of table 1 above the program's own peak. From above it is bounded by the room that memory has for
+ * the process: of that, a third is for later use at most.
+ *
+ * Pure: numbers in, numbers out; no system call, no lock, no global. Called by the governor whenever a thread
+ * leaves the heap, so in line; by bench/retention-replay, and by the tests.
+ */
+#ifndef CALM_POLICY_RETENTION_H
+#define CALM_POLICY_RETENTION_H
+
+#include "policy/hysteresis.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Without anybody who will give it back later, of what the program used before no more stays than makes so
+ * many times the threshold with it, or so much, if that is more. */
+#define RETENTION_UNTENDED_FACTOR 4
+#define RETENTION_UNTENDED_BYTES  ((size_t)4 << 20)
+
+/* What holds for a while. */
+struct retention_terms {
+    bool adaptive;
+    bool tended;       /* somebody will look again, though the program may not come for long */
+    double factor;     /* of the threshold: hysteresis_factor */
+    double share;      /* of what else is worth keeping, in [0, 1] */
+    size_t peak_bytes; /* what is worth keeping, with what is in use */
+    size_t room_bytes; /* which what is resident may come to; SIZE_MAX: not known */
+};
+
+struct retention {
+    size_t limit_bytes; /* free memory beyond it is given back at once */
+    size_t keep_bytes;  /* until so much stays */
+};
+
+static inline size_t retention_least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static inline size_t retention_most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static inline size_t retention_less(size_t a, size_t b) {
+    return a > b ? a - b : 0;
+}
+
+static inline size_t retention_sum(size_t a, size_t b) {
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
+
+static inline size_t retention_part(size_t bytes, double share) {
+    return share < 1 ? (size_t)((double)bytes * share) : bytes;
+}
+
+/* The threshold of table 1 for so much in use and so much free; it saturates at PTRDIFF_MAX. */
+static inline size_t retention_threshold(const struct retention_terms *terms, size_t used_bytes,
+                                         size_t free_bytes) {
+    double bytes = (double)hysteresis_base_bytes(retention_sum(used_bytes, free_bytes)) * terms->factor;
+    return bytes < (double)PTRDIFF_MAX ? (size_t)bytes : (size_t)PTRDIFF_MAX;
+}
+
+/* The bound on free memory and what is made resident ahead of use together: as if nothing were known of what
+ * the program used before. */
+static inline size_t retention_ahead_bytes(const struct retention_terms *terms, size_t used_bytes,
+                                           size_t free_bytes) {
+    size_t threshold = retention_threshold(terms, used_bytes, free_bytes);
+    return threshold > SIZE_MAX / RETENTION_UNTENDED_FACTOR ? SIZE_MAX
+                                                            : threshold * RETENTION_UNTENDED_FACTOR;
+}
+
+/* For so much in use, and so much free that may be resident. Never fails. */
+static inline struct retention retention_decide(const struct retention_terms *terms, size_t used_bytes,
+                                                size_t free_bytes) {
+    size_t threshold = retention_threshold(terms, used_bytes, free_bytes);
+    if (!terms->adaptive) {
+        return (struct retention){threshold, threshold / 4}; /* the padding of section 6.2.1 */
+    }
+    size_t before = retention_part(retention_less(terms->peak_bytes, used_bytes), terms->share);
+    size_t wanted = retention_sum(threshold, before);
+    size_t limit = wanted;
+    if (!terms->tended) {
+        size_t several = retention_ahead_bytes(terms, used_bytes, free_bytes);
+        size_t little = retention_part(RETENTION_UNTENDED_BYTES, terms->share);
+        limit = retention_least(limit, retention_most(several, little));
+    }
+    if (terms->room_bytes != SIZE_MAX) {
+        limit = retention_least(limit, retention_less(terms->room_bytes, used_bytes) / 3);
+    }
+    /* Enough that the next purge is not soon; but of what is wanted again, nothing. */
+    size_t purge = (limit < wanted ? limit : retention_least(limit, threshold)) / 4;
+    return (struct retention){limit, limit - purge};
+}
+
+#endif

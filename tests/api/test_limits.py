@@ -1,0 +1,90 @@
+"""Under a limit on memory that the kernel enforces: what is free is given back before somebody is killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from api_helpers import GLIBC, MIB, OFFLOAD, PRELOAD, Programs
+
+MOUNT = Path("/sys/fs/cgroup")
+# A shell that goes into the group and then becomes the program.
+ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+numbers = itertools.count()
+
+
+def own_group(controller: str) -> str | None:
+    """Of version 1 by its controller's name, of version 2 by none."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controller in controllers.split(","):
+            return group.strip("/")
+    return None
+
+
+def places() -> Iterator[tuple[Path, str]]:
+    """Where a group could be made, and the name of its limit: version 1, then version 2."""
+    group = own_group("memory")
+    if group is not None:
+        yield MOUNT / "memory" / group, "memory.limit_in_bytes"
+        yield MOUNT / "memory", "memory.limit_in_bytes"
+    group = own_group("")
+    if group is not None:
+        yield MOUNT / group, "memory.max"
+        yield MOUNT, "memory.max"
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], Path]]:
+    """Makes groups that may have so many bytes."""
+    made: list[Path] = []
+
+    def make(limit: int) -> Path:
+        reason = "no control group of memory can be made here"
+        for place, name in places():
+            group = place / f"calm-test-{os.getpid()}-{next(numbers)}"
+            try:
+                group.mkdir()
+            except OSError as error:
+                reason = f"{reason}: {error}"
+                continue
+            made.append(group)
+            if (group / name).exists():
+                (group / name).write_text(str(limit))
+                return group
+        pytest.skip(reason)
+
+    yield make
+    for group in made:
+        group.rmdir()
+
+
+def run_in(group: Path, programs: Programs, way: str, options: str = "", waves: int = 4) -> int:
+    """Returns how it ended."""
+    command = ["sh", "-c", ENTER, str(group), programs.path("limits", way), "waves", str(waves)]
+    environment = programs.environment(way, options)
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+def test_glibc_is_killed(programs: Programs, limited: Callable[[int], Path]) -> None:
+    """So the limit is one."""
+    assert run_in(limited(160 * MIB), programs, GLIBC) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("options", ["", "background=off", "cgroup=off", "cache=off"])
+def test_lives(programs: Programs, limited: Callable[[int], Path], options: str) -> None:
+    assert run_in(limited(160 * MIB), programs, PRELOAD, options) == 0
+
+
+def test_lives_with_a_server(programs: Programs, limited: Callable[[int], Path]) -> None:
+    assert run_in(limited(180 * MIB), programs, PRELOAD, OFFLOAD) == 0
+
+
+def test_lives_with_little(programs: Programs, limited: Callable[[int], Path]) -> None:
+    """A hundred MiB are in use at once, and what little stays of the others."""
+    assert run_in(limited(140 * MIB), programs, PRELOAD, waves=20) == 0

@@ -1,0 +1,116 @@
+/* Retention alone: what each of its terms does to the bound, and that the bound never is beyond the least of
+ * them. */
+#include "policy/retention.h"
+
+#include "policy/hysteresis.h"
+
+#include "check.h"
+
+#include <stdint.h>
+
+#define MIB ((size_t)1 << 20)
+
+/* 200 MiB of which 100 are free: the threshold is a tenth and 400 kB. */
+static struct retention_terms half_free(void) {
+    return (struct retention_terms){
+        .adaptive = true,
+        .tended = true,
+        .factor = hysteresis_factor(1, 1),
+        .share = 1,
+        .room_bytes = SIZE_MAX,
+    };
+}
+
+static size_t used = 100 * MIB, free_now = 100 * MIB;
+
+static size_t threshold_of(struct retention_terms in) {
+    size_t threshold = retention_threshold(&in, used, free_now);
+    CHECK_EQUAL(threshold, hysteresis_decide((struct hysteresis_input){used + free_now, 1, 1, 1}).trim_bytes);
+    return threshold;
+}
+
+static size_t limit_of(struct retention_terms in) {
+    struct retention retention = retention_decide(&in, used, free_now);
+    CHECK(retention.keep_bytes <= retention.limit_bytes);
+    return retention.limit_bytes;
+}
+
+static void test_paper(void) {
+    struct retention_terms in = half_free();
+    in.adaptive = false;
+    in.peak_bytes = 1000 * MIB;
+    in.room_bytes = 0;
+    struct retention retention = retention_decide(&in, used, free_now);
+    CHECK_EQUAL(retention.limit_bytes, threshold_of(in));
+    CHECK_EQUAL(retention.keep_bytes, threshold_of(in) / 4);
+}
+
+static void test_peak(void) {
+    struct retention_terms in = half_free();
+    CHECK_EQUAL(limit_of(in), threshold_of(in));
+    in.peak_bytes = 50 * MIB; /* less than is in use now */
+    CHECK_EQUAL(limit_of(in), threshold_of(in));
+    in.peak_bytes = 150 * MIB;
+    CHECK_EQUAL(limit_of(in), threshold_of(in) + 50 * MIB);
+    CHECK_EQUAL(retention_decide(&in, used, free_now).keep_bytes, limit_of(in) - threshold_of(in) / 4);
+    in.share = 0.5;
+    CHECK_EQUAL(limit_of(in), threshold_of(in) + 25 * MIB);
+}
+
+static void test_untended(void) {
+    struct retention_terms in = half_free();
+    in.peak_bytes = 1000 * MIB;
+    in.tended = false;
+    CHECK_EQUAL(limit_of(in), RETENTION_UNTENDED_FACTOR * threshold_of(in));
+    CHECK_EQUAL(retention_ahead_bytes(&in, used, free_now), limit_of(in));
+    /* Little is as well kept as given back. */
+    used = 1000;
+    free_now = 100000;
+    CHECK_EQUAL(limit_of(in), RETENTION_UNTENDED_BYTES);
+    in.peak_bytes = MIB;
+    CHECK_EQUAL(limit_of(in), threshold_of(in) + MIB - 1000);
+    used = free_now = 100 * MIB;
+}
+
+static void test_room(void) {
+    struct retention_terms in = half_free();
+    in.peak_bytes = 1000 * MIB;
+    in.room_bytes = 400 * MIB;
+    CHECK_EQUAL(limit_of(in), 100 * MIB);
+    in.room_bytes = 100 * MIB;
+    CHECK_EQUAL(limit_of(in), 0);
+    in.room_bytes = 0;
+    CHECK_EQUAL(limit_of(in), 0);
+}
+
+/* Whatever the numbers are, nothing wraps. */
+static void test_extremes(void) {
+    static const size_t sizes[] = {0, 1, 4096, MIB, (size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
+    static const double factors[] = {1e-9, 0.01, 1, 100};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    for (size_t i = 0; i < (size_t)SIZES * SIZES * SIZES * SIZES * 4 * 2; i++) {
+        size_t n = i;
+        struct retention_terms in = {.adaptive = true};
+        used = sizes[n % SIZES], n /= SIZES;
+        free_now = sizes[n % SIZES], n /= SIZES;
+        in.peak_bytes = sizes[n % SIZES], n /= SIZES;
+        in.room_bytes = sizes[n % SIZES], n /= SIZES;
+        in.factor = factors[n % 4];
+        in.share = in.factor < 1 ? in.factor : 1, n /= 4;
+        in.tended = n % 2 == 0;
+        size_t limit = limit_of(in);
+        size_t room = in.room_bytes > used ? in.room_bytes - used : 0;
+        CHECK(in.room_bytes == SIZE_MAX || limit <= room);
+        CHECK(in.tended || limit <= RETENTION_UNTENDED_BYTES ||
+              limit <= retention_ahead_bytes(&in, used, free_now));
+    }
+}
+
+int main(void) {
+    test_paper();
+    test_peak();
+    test_untended();
+    test_room();
+    test_extremes();
+    return 0;
+}

@@ -1,0 +1,158 @@
+/* Replays what a program had in use, window by window, against a policy of retention: what that keeps, and
+ * what giving back in vain costs. Reads lines from stdin, one a window of 100 ms: pages in use at most and at
+ * the window's end, and the CPU time in milliseconds. A heap of which every free page fits everything. */
+#include "policy/demand.h"
+#include "policy/retention.h"
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char program_name[] = "retention-replay";
+
+enum policy { POLICY_ADAPTIVE, POLICY_PAPER, POLICY_FIXED };
+
+static const char *const policy_names[] = {"adaptive", "paper", "fixed", NULL};
+
+enum { PAGE = 4096, FIXED_MOST = 1 << 16 };
+
+struct replay {
+    enum policy policy;
+    size_t fixed; /* windows */
+    struct demand_price price;
+    double purge_ns; /* of a page */
+    struct demand demand;
+    size_t levels[FIXED_MOST]; /* window n's at n % FIXED_MOST */
+    size_t windows;
+    size_t held;
+    size_t highest;
+    size_t purged; /* in the last window */
+    size_t given;  /* in all */
+    double kept;   /* pages, through whole windows */
+    double vain;   /* pages */
+    double cpu_ns;
+};
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* What is to be kept, with what is in use. */
+static size_t fixed_peak(const struct replay *replay) {
+    size_t peak = 0;
+    for (size_t i = 1; i <= least(replay->fixed, replay->windows); i++) {
+        peak = most(peak, replay->levels[(replay->windows - i) % FIXED_MOST]);
+    }
+    return peak;
+}
+
+static void give(struct replay *replay, size_t pages) {
+    replay->purged += pages;
+    replay->given += pages;
+    replay->held -= pages;
+}
+
+static void decide(struct replay *replay, size_t used) {
+    size_t free_pages = replay->held - used;
+    if (replay->policy == POLICY_FIXED) {
+        size_t peak = most(fixed_peak(replay), used);
+        give(replay, replay->held > peak ? replay->held - peak : 0);
+        return;
+    }
+    struct retention_terms terms = {
+        .adaptive = replay->policy == POLICY_ADAPTIVE,
+        .tended = true,
+        .factor = 1.01,
+        .share = 1,
+        .peak_bytes = demand_peak_pages(&replay->demand) * PAGE,
+        .room_bytes = SIZE_MAX,
+    };
+    struct retention retention = retention_decide(&terms, used * PAGE, free_pages * PAGE);
+    if (free_pages * PAGE > retention.limit_bytes) {
+        give(replay, free_pages - retention.keep_bytes / PAGE);
+    }
+    if (terms.adaptive) {
+        give(replay, demand_unused_pages(&replay->demand, replay->held - used, replay->given));
+    }
+}
+
+static void pass_window(struct replay *replay, size_t used_most, size_t used_last, double cpu_ns) {
+    size_t faulted = used_most > replay->held ? used_most - replay->held : 0;
+    size_t free_least = replay->held > used_most ? replay->held - used_most : 0;
+    replay->vain +=
+        (double)least(faulted, replay->highest > replay->held ? replay->highest - replay->held : 0);
+    replay->held += faulted;
+    replay->highest = most(replay->highest, used_most);
+    replay->levels[replay->windows++ % FIXED_MOST] = used_most;
+    replay->cpu_ns += cpu_ns;
+    struct demand_window window = {
+        .ns = DEMAND_WINDOW_NS,
+        .cpu_ns = cpu_ns,
+        .used_most = used_most,
+        .used_last = used_last,
+        .held_most = replay->held,
+        .free_least = free_least + replay->given,
+        .purged_pages = replay->purged,
+        .faulted_pages = faulted,
+        .purge_ns = (double)replay->purged * replay->purge_ns,
+    };
+    replay->purged = 0;
+    demand_note(&replay->demand, &window, replay->price);
+    replay->kept += (double)free_least;
+    decide(replay, used_last);
+}
+
+int main(int argc, char **argv) {
+    static struct replay replay;
+    unsigned long policy = POLICY_ADAPTIVE;
+    unsigned long windows = 10;
+    unsigned long purge_time_ms = 1000;
+    unsigned long fault_ns = 700;
+    unsigned long purge_ns = 300;
+    const struct option_spec options[] = {
+        {"policy", "which", OPTION_CHOICE, &policy, 0, 0, policy_names},
+        {"windows", "for how many windows `fixed` keeps what was in use", OPTION_COUNT, &windows, 0,
+         FIXED_MOST, NULL},
+        {"purge-time", "per cent of CPU time that giving back may cost", OPTION_SECONDS, &purge_time_ms, 0,
+         100000, NULL},
+        {"fault", "nanoseconds that the first touch of a page takes", OPTION_COUNT, &fault_ns, 0, 1000000,
+         NULL},
+        {"purge", "nanoseconds that giving a page back takes", OPTION_COUNT, &purge_ns, 0, 1000000, NULL},
+    };
+    const struct program_spec program = {
+        .name = program_name,
+        .summary = "What a policy of retention would have kept, and what it would have cost.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+    };
+    options_parse(&program, argc, argv);
+    replay.policy = (enum policy)policy;
+    replay.fixed = windows;
+    replay.purge_ns = (double)purge_ns;
+    replay.price = (struct demand_price){(double)fault_ns, (double)purge_time_ms / 1000 / 100};
+
+    char line[256];
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        char *rest = line;
+        size_t used_most = strtoull(rest, &rest, 10);
+        size_t used_last = strtoull(rest, &rest, 10);
+        char *end = rest;
+        double cpu_ms = strtod(rest, &end);
+        if (end == rest || used_last > used_most || used_most > SIZE_MAX / PAGE) {
+            fail(program_name, "a line is not three numbers: pages at most, pages at the end, milliseconds");
+        }
+        pass_window(&replay, used_most, used_last, cpu_ms * 1e6);
+    }
+    double vain_ns = replay.vain * (double)(fault_ns + purge_ns);
+    printf("{\"windows\": %zu, \"cpu_s\": %.3f, \"vain_percent\": %.4f, \"vain_pages\": %.0f, \"kept_mib\": "
+           "%.3f, "
+           "\"given_pages\": %zu}\n",
+           replay.windows, replay.cpu_ns / 1e9, replay.cpu_ns > 0 ? 100 * vain_ns / replay.cpu_ns : 0,
+           replay.vain, replay.windows > 0 ? replay.kept / (double)replay.windows * PAGE / (1 << 20) : 0,
+           replay.given);
+    return 0;
+}
