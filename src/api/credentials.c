@@ -1,7 +1,9 @@
 /*
  * What changes a process's users, groups, capabilities and namespaces: no thread of ours is there meanwhile,
- * as the C library, which has all of the program's threads change, does not know of ours. Each is passed on
- * to whoever defines it next. Not in static programs, where the C library's own cannot be asked for.
+ * as the C library, which has all of the program's threads change, does not know of ours. Nor is there one
+ * while the process is copied in ways that call no fork handler, which a program of one thread may do and
+ * allocate in the copy: what a thread of ours held would be held there for ever. Each is passed on to whoever
+ * defines it next. Not in static programs, where the C library's own cannot be asked for.
  */
 #include "api/own_threads.h"
 
@@ -10,6 +12,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <grp.h>
+#include <sched.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/types.h>
@@ -64,5 +68,29 @@ PASS_ON(initgroups, (const char *user, gid_t group), (user, group))
 PASS_ON(capset, (void *header, const void *data), (header, data))
 PASS_ON(unshare, (int flags), (flags))
 PASS_ON(setns, (int descriptor, int kind), (descriptor, kind))
+PASS_ON(_Fork, (void), ())
+
+typedef int clone_function(int (*run)(void *), void *stack, int flags, void *argument, ...);
+
+EXPORT clone_function clone;
+
+/* Of the arguments that are optional all are passed on: which of them are there the flags say. */
+EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...) {
+    static _Atomic(any_function) known;
+    clone_function *next = (clone_function *)next_of(&known, "clone");
+    if (next == NULL) {
+        return unknown();
+    }
+    va_list list;
+    va_start(list, argument);
+    void *parent = va_arg(list, void *);
+    void *storage = va_arg(list, void *);
+    void *child = va_arg(list, void *);
+    va_end(list);
+    bool stopped = (flags & CLONE_VM) == 0 && own_threads_stop();
+    int result = next(run, stack, flags, argument, parent, storage, child);
+    own_threads_resume(stopped);
+    return result;
+}
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * prctl and syscall, by which a program adds a seccomp filter, gives up the right to gain privileges, or
- * enters other namespaces: no thread of ours is there meanwhile that would be left behind, and from a filter
- * on only such system calls are made as the C library's malloc makes.
+ * prctl and syscall, by which a program adds a seccomp filter, gives up the right to gain privileges, enters
+ * other namespaces, or copies itself: no thread of ours is there meanwhile that would be left behind, and
+ * from a filter on only such system calls are made as the C library's malloc makes.
  */
 #ifndef CALM_WITHOUT_THREADS
 #include "api/own_threads.h"
@@ -11,6 +11,7 @@
 #include "os/syscall.h"
 
 #include <errno.h>
+#include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -97,6 +98,17 @@ EXPORT long syscall(long number, ...) {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
         return finish(make(adds, number, arguments));
     }
+    case SYS_clone:
+#ifdef SYS_fork
+    case SYS_fork:
+#endif
+        /* A copy of the process, whose threads would be missing in it; on another stack the caller would not
+         * come back from here. */
+        if (number == SYS_clone && ((arguments[0] & CLONE_VM) != 0 || arguments[1] != 0)) {
+            return finish(os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3],
+                                     arguments[4], arguments[5]));
+        }
+        return finish(make(false, number, arguments));
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 static size_t number(const char *argument, size_t otherwise) {
@@ -240,6 +241,57 @@ static void signals_and_threads(const char *argument) {
     run_threads(3, signals_beside);
 }
 
+/* ---- copies of the process that call no handlers ---- */
+
+pid_t _Fork(void) __attribute__((weak)); /* from glibc 2.34 on */
+
+static int use_heap_in_copy(void *round) {
+    for (uint64_t i = 0; i < 8; i++) {
+        use_heap((uint64_t)(uintptr_t)round + i);
+    }
+    _exit(0);
+}
+
+static pid_t copy(uint64_t round) {
+    static _Alignas(64) char stack[1 << 20];
+    void *argument = (void *)(uintptr_t)round;
+    if (round % 3 == 0) {
+        return clone(use_heap_in_copy, stack + sizeof stack, SIGCHLD, argument);
+    }
+    pid_t pid = round % 3 == 1 && _Fork != NULL ? _Fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (pid == 0) {
+        use_heap_in_copy(argument);
+    }
+    return pid;
+}
+
+/* A program of one thread may do so, and keeps so much that there is a thread of the allocator's, too: which
+ * is at its work time and again, and holds locks then. */
+static void copies(const char *argument) {
+    (void)argument;
+    enum { BLOCKS = 64 };
+    void *blocks[BLOCKS];
+    uint64_t beside = 0;
+    for (uint64_t round = 0; round < 90; round++) {
+        for (size_t i = 0; i < BLOCKS; i++) {
+            blocks[i] = malloc(256 * KIB);
+            CHECK(blocks[i] != NULL);
+            memset(blocks[i], 1, 256 * KIB);
+        }
+        for (size_t i = 0; i < BLOCKS; i++) {
+            free(blocks[i]);
+        }
+        beside += number_of_threads() > 1;
+        pid_t pid = copy(round);
+        CHECK(pid > 0);
+        check_child(pid);
+        if (round % 10 == 9) {
+            sleep_seconds(0.3); /* and it is about to give back */
+        }
+    }
+    say("beside", beside);
+}
+
 /* ---- what a fork costs ---- */
 
 static uint64_t minor_faults(int who) {
@@ -275,6 +327,7 @@ int main(int argc, char **argv) {
         {"stdio", stdio},
         {"signals", signals},
         {"signals-and-threads", signals_and_threads},
+        {"copies", copies},
         {"cost", cost},
     };
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
