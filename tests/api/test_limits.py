@@ -76,7 +76,7 @@ def test_glibc_is_killed(programs: Programs, limited: Callable[[int], Path]) -> 
     assert run_in(limited(160 * MIB), programs, GLIBC) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("options", ["", "background=off", "cgroup=off", "cache=off"])
+@pytest.mark.parametrize("options", ["", "background=off", "cache=off"])
 def test_lives(programs: Programs, limited: Callable[[int], Path], options: str) -> None:
     assert run_in(limited(160 * MIB), programs, PRELOAD, options) == 0
 
