@@ -218,6 +218,7 @@ struct governor *offloading_second(void) {
         lock_acquire(&second_lock);
         if (atomic_load_explicit(&second_made, memory_order_relaxed) == 0) {
             /* As the first one; the server tidies it, too. */
+            second.purger_may_stop = true; /* the server, by a debugger: that is when this heap is wanted */
             atomic_store_explicit(&second.settings.policy, calm_governor.settings.policy,
                                   memory_order_relaxed);
             atomic_store_explicit(&second.settings.slack, calm_governor.settings.slack, memory_order_relaxed);

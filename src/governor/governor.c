@@ -174,6 +174,8 @@ void governor_before_fork(struct governor *governor) {
     }
     bool waits_for_depots = waits;
     waits &= !cpu_caches_are_held(governor->caches);
+    /* An owner that could not be parked, since a debugger has stopped it, may be emptying a cache. */
+    waits &= governor->owner == NULL || !atomic_load_explicit(&governor->purging, memory_order_relaxed);
     if (governor->owner == NULL) {
         lock_acquire_for_fork(&governor->purge_lock, waits);
     }

@@ -75,8 +75,10 @@ struct governor_owner {
 
 struct governor {
     const struct governor_owner *owner; /* NULL: the heap is everybody's, by the locks */
-    bool purging;                       /* the owner is at it */
-    bool has_clients;                   /* who are told of misuse by misuse_waits, and take it from there */
+    _Atomic(bool) purging;              /* the owner is at it */
+    bool purger_may_stop; /* a thread that others must not wait for gives back, too: then it sees to what they
+                             leave over the bound */
+    bool has_clients;     /* who are told of misuse by misuse_waits, and take it from there */
     _Atomic(bool) misuse_waits;
     struct lock heap_lock;
     struct heap heap;

@@ -13,13 +13,11 @@ bool purger_try(struct governor *governor) {
     if (governor->owner == NULL) {
         return lock_try(&governor->purge_lock);
     }
-    bool free = !governor->purging;
-    governor->purging = true;
-    return free;
+    return !atomic_exchange_explicit(&governor->purging, true, memory_order_relaxed);
 }
 
 bool purger_enter(struct governor *governor) {
-    if (governor->owner == NULL) {
+    if (governor->owner == NULL && !governor->purger_may_stop) {
         lock_acquire(&governor->purge_lock);
         return true;
     }
@@ -28,7 +26,7 @@ bool purger_enter(struct governor *governor) {
 
 void purger_leave(struct governor *governor) {
     if (governor->owner != NULL) {
-        governor->purging = false;
+        atomic_store_explicit(&governor->purging, false, memory_order_relaxed);
     } else {
         lock_release(&governor->purge_lock);
     }

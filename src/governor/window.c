@@ -141,8 +141,8 @@ bool governor_tick(struct governor *governor, bool own_files) {
         uint32_t quiet = atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed);
         atomic_store_explicit(&governor->quiet_windows, idle ? quiet + 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
-        if (governor->owner != NULL) {
-            /* Whom it served between two slices relied on this. */
+        if (governor->owner != NULL || governor->purger_may_stop) {
+            /* Whom it served between two slices relied on this, and who did not wait for it. */
             purge_to_limit(governor);
         }
     }

@@ -8,6 +8,7 @@
 #include "figures_reader.h"
 #include "governor/bound.h"
 #include "governor/helper.h"
+#include "governor/purger.h"
 #include "heap_walk.h"
 #include "os/clock.h"
 #include "os/purge.h"
@@ -822,6 +823,33 @@ static void test_overdue(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static _Atomic(int) purger_stops;
+
+static void *stop_as_purger(void *unused) {
+    lock_acquire(&calm_governor.purge_lock);
+    atomic_store(&purger_stops, 1);
+    WAIT_UNTIL(atomic_load(&purger_stops) == 2);
+    lock_release(&calm_governor.purge_lock);
+    return unused;
+}
+
+/* Where whoever gives back may be stopped, nobody waits for it; what they leave goes once it goes on. */
+static void test_stopped_purger(void) {
+    calm_governor.purger_may_stop = true;
+    build();
+    pthread_t purger;
+    CHECK(pthread_create(&purger, NULL, stop_as_purger, NULL) == 0);
+    WAIT_UNTIL(atomic_load(&purger_stops) == 1);
+    free_all();
+    CHECK(stats_now().retained > stats_now().retained_limit);
+    CHECK_EQUAL(calm_trim(0), 0);
+    atomic_store(&purger_stops, 2);
+    CHECK(pthread_join(purger, NULL) == 0);
+    clock_advance(WINDOW_NS);
+    governor_tick(&calm_governor, false);
+    CHECK(stats_now().retained <= stats_now().retained_limit);
+}
+
 /* ---- an owner ---- */
 
 /* This thread, for which the locks are held by nobody who would release them. What it keeps ready are blocks
@@ -1063,6 +1091,36 @@ static void test_owner_keeps_misuse(void) {
     CHECK(notes[0].pointer == block);
     disown();
     heap_walk(&calm_governor.heap, NULL, 0);
+}
+
+static void *stop_at_cache(void *cache) {
+    struct lock *lock = cache;
+    lock_acquire(lock);
+    atomic_store(&purger_stops, 1);
+    WAIT_UNTIL(atomic_load(&purger_stops) == 2);
+    lock_release(lock);
+    return NULL;
+}
+
+/* A debugger may have stopped the owner while it emptied a CPU's cache: a fork does not wait for that. */
+static void test_fork_beside_stopped_owner(void) {
+    calm_free(obtain(64));
+    struct region_state *state = NULL;
+    for (unsigned i = 0; i < calm_caches.count && calm_caches.states != NULL; i++) {
+        state = atomic_load(&calm_caches.states[i].open) ? &calm_caches.states[i] : state;
+    }
+    CHECK(state != NULL);
+    own();
+    CHECK(purger_try(&calm_governor));
+    pthread_t owner_thread;
+    CHECK(pthread_create(&owner_thread, NULL, stop_at_cache, &state->lock) == 0);
+    WAIT_UNTIL(atomic_load(&purger_stops) == 1);
+    governor_before_fork(&calm_governor);
+    governor_after_fork(&calm_governor, false);
+    atomic_store(&purger_stops, 2);
+    CHECK(pthread_join(owner_thread, NULL) == 0);
+    purger_leave(&calm_governor);
+    disown();
 }
 
 enum { FRESH = 640, FRESH_BYTES = 128 * 1024 };
@@ -1311,6 +1369,7 @@ int main(void) {
     in_child(test_room);
     in_child(test_overdue);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
+    in_child(test_stopped_purger);
     in_child(test_paper_bound);
     in_child(test_adaptive_bound);
     in_child(test_slack);
@@ -1330,6 +1389,7 @@ int main(void) {
     in_child(test_depot_grows);
     in_child(test_lone_thread_without_helper);
     in_child(test_owner_takes_no_lock);
+    in_child(test_fork_beside_stopped_owner);
     in_child(test_owner_has_whole_magazines);
     in_child(test_frees_between_slices);
     in_child(test_frees_between_slices_of_a_tick);
