@@ -80,29 +80,29 @@ static void decide(struct replay *replay, size_t used) {
     }
 }
 
-static void pass_window(struct replay *replay, size_t used_most, size_t used_last, double cpu_ns) {
-    size_t faulted = used_most > replay->held ? used_most - replay->held : 0;
-    size_t free_least = replay->held > used_most ? replay->held - used_most : 0;
+static void pass_window(struct replay *replay, size_t max_used, size_t used_last, double cpu_ns) {
+    size_t faulted = max_used > replay->held ? max_used - replay->held : 0;
+    size_t min_free = replay->held > max_used ? replay->held - max_used : 0;
     replay->vain +=
         (double)least(faulted, replay->highest > replay->held ? replay->highest - replay->held : 0);
     replay->held += faulted;
-    replay->highest = most(replay->highest, used_most);
-    replay->levels[replay->windows++ % FIXED_MOST] = used_most;
+    replay->highest = most(replay->highest, max_used);
+    replay->levels[replay->windows++ % FIXED_MOST] = max_used;
     replay->cpu_ns += cpu_ns;
     struct demand_window window = {
         .ns = DEMAND_WINDOW_NS,
         .cpu_ns = cpu_ns,
-        .used_most = used_most,
+        .max_used = max_used,
         .used_last = used_last,
-        .held_most = replay->held,
-        .free_least = free_least + replay->given,
+        .max_held = replay->held,
+        .min_free = min_free + replay->given,
         .purged_pages = replay->purged,
         .faulted_pages = faulted,
         .purge_ns = (double)replay->purged * replay->purge_ns,
     };
     replay->purged = 0;
     demand_note(&replay->demand, &window, replay->price);
-    replay->kept += (double)free_least;
+    replay->kept += (double)min_free;
     decide(replay, used_last);
 }
 
@@ -138,14 +138,14 @@ int main(int argc, char **argv) {
     char line[256];
     while (fgets(line, sizeof line, stdin) != NULL) {
         char *rest = line;
-        size_t used_most = strtoull(rest, &rest, 10);
+        size_t max_used = strtoull(rest, &rest, 10);
         size_t used_last = strtoull(rest, &rest, 10);
         char *end = rest;
         double cpu_ms = strtod(rest, &end);
-        if (end == rest || used_last > used_most || used_most > SIZE_MAX / PAGE) {
+        if (end == rest || used_last > max_used || max_used > SIZE_MAX / PAGE) {
             fail(program_name, "a line is not three numbers: pages at most, pages at the end, milliseconds");
         }
-        pass_window(&replay, used_most, used_last, cpu_ms * 1e6);
+        pass_window(&replay, max_used, used_last, cpu_ms * 1e6);
     }
     double vain_ns = replay.vain * (double)(fault_ns + purge_ns);
     printf("{\"windows\": %zu, \"cpu_s\": %.3f, \"vain_percent\": %.4f, \"vain_pages\": %.0f, \"kept_mib\": "

@@ -63,14 +63,14 @@ static void take_a_while(enum pause pause, double seconds) {
 }
 
 /* Of a thread at once, at most: a fifth more than of the average size, so that the share seldom is cut. */
-static unsigned long blocks_most(const struct teeth *teeth) {
+static unsigned long max_blocks(const struct teeth *teeth) {
     double average = ((double)teeth->least + (double)teeth->most) / 2;
     return (unsigned long)((double)teeth->share / average * 1.2) + 64;
 }
 
 static unsigned long build(const struct teeth *teeth, void **blocks, unsigned long long *random) {
     unsigned long count = 0;
-    for (unsigned long bytes = 0; bytes < teeth->share && count < blocks_most(teeth); count++) {
+    for (unsigned long bytes = 0; bytes < teeth->share && count < max_blocks(teeth); count++) {
         size_t size = random_between(random, teeth->least, teeth->most);
         blocks[count] = memset(checked(malloc(size), program_name), 1, size);
         bytes += size;
@@ -107,7 +107,7 @@ static void free_all(const struct teeth *teeth, void **blocks, unsigned long cou
 
 static void work(unsigned long thread, void *shared) {
     struct teeth *teeth = shared;
-    void **blocks = map(blocks_most(teeth) * sizeof(void *));
+    void **blocks = map(max_blocks(teeth) * sizeof(void *));
     unsigned long long random = thread;
     struct thread_cost before = thread_cost_now();
     double begin = now_seconds();

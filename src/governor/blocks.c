@@ -57,7 +57,7 @@ static enum run_choice choose_slab_run(const struct governor *governor) {
     size_t region = governor->heap.runs.huge_pages;
     bool dense = region != 0 && governor->settings.huge_pages != 0 &&
                  uses_enough_for_huge_pages(governor, 0) && !density_is_dear(&governor->density) &&
-                 heap_dirty_pages(&governor->heap) + region <= ahead_pages_most(governor) / 2;
+                 heap_dirty_pages(&governor->heap) + region <= max_ahead_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 

@@ -62,7 +62,7 @@ static inline size_t limit_pages(const struct governor *governor) {
 }
 
 /* The bound on free pages and those that are made resident ahead of use. Under the heap's lock. */
-static inline size_t ahead_pages_most(const struct governor *governor) {
+static inline size_t max_ahead_pages(const struct governor *governor) {
     return retention_ahead_bytes(&governor->terms, used_bytes(governor), free_bytes(governor)) >>
            governor->heap.space.page_shift;
 }

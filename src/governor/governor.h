@@ -88,9 +88,9 @@ struct governor {
     /* Under the heap's lock. */
     struct retention_terms terms; /* of the bound; the peak rises with what is in use */
     size_t limit_pages;           /* the bound at the last look, for who reads without a lock */
-    size_t used_most;             /* pages in use, in this window */
-    size_t held_most;             /* the same with free ones */
-    size_t free_least;            /* free pages in this window, and all that were given back before */
+    size_t max_used;              /* pages in use, in this window */
+    size_t max_held;              /* the same with free ones */
+    size_t min_free;              /* free pages in this window, and all that were given back before */
     size_t retry_above_pages;     /* after a refusal: not before there is so much, or a while has passed */
     struct density density;
     bool knows_caches; /* the heap's colors are made */

@@ -64,17 +64,17 @@ static void report_misuse(struct governor *governor) {
 static void note_levels(struct governor *governor) {
     size_t used = heap_used_pages(&governor->heap);
     size_t dirty = heap_dirty_pages(&governor->heap);
-    if (used > governor->used_most) {
-        governor->used_most = used;
+    if (used > governor->max_used) {
+        governor->max_used = used;
         size_t bytes = used << governor->heap.space.page_shift;
         governor->terms.peak_bytes = governor->terms.peak_bytes > bytes ? governor->terms.peak_bytes : bytes;
     }
-    if (used + dirty > governor->held_most) {
-        governor->held_most = used + dirty;
+    if (used + dirty > governor->max_held) {
+        governor->max_held = used + dirty;
     }
     size_t free_pages = free_and_given_pages(governor);
-    if (free_pages < governor->free_least) {
-        governor->free_least = free_pages;
+    if (free_pages < governor->min_free) {
+        governor->min_free = free_pages;
     }
 }
 

@@ -26,7 +26,7 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
     }
     bool dense = governor->settings.huge_pages != 0 && density_is_high(&governor->density) &&
                  uses_enough_for_huge_pages(governor, pages) &&
-                 heap_dirty_pages(&governor->heap) + region <= ahead_pages_most(governor) / 2;
+                 heap_dirty_pages(&governor->heap) + region <= max_ahead_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
@@ -118,7 +118,7 @@ bool governor_may_populate(struct governor *governor, void *block, size_t pages)
     }
     heap_enter(governor);
     struct heap *heap = &governor->heap;
-    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= ahead_pages_most(governor);
+    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= max_ahead_pages(governor);
     if (within) {
         heap_note_ahead(heap, block);
     }

@@ -206,8 +206,8 @@ void purger_set_terms(struct governor *governor, enum reason reason) {
     struct retention_terms terms = new_terms(governor);
     for (bool purged = true;;) {
         heap_enter(governor);
-        size_t used_most = governor->used_most << governor->heap.space.page_shift;
-        terms.peak_bytes = terms.peak_bytes > used_most ? terms.peak_bytes : used_most;
+        size_t max_used = governor->max_used << governor->heap.space.page_shift;
+        terms.peak_bytes = terms.peak_bytes > max_used ? terms.peak_bytes : max_used;
         struct bound bound = bound_by(governor, &terms);
         if (!purged || !is_over(governor, bound.limit)) {
             governor->terms = terms;

@@ -57,17 +57,17 @@ static struct demand_window read_window(struct governor *governor, double ns) {
     size_t faulted = governor->heap.runs.faulted_pages;
     struct demand_window window = {
         .ns = ns,
-        .used_most = governor->used_most,
+        .max_used = governor->max_used,
         .used_last = heap_used_pages(&governor->heap),
-        .held_most = governor->held_most,
-        .free_least = governor->free_least,
+        .max_held = governor->max_held,
+        .min_free = governor->min_free,
         .purged_pages = governor->window_purged_pages,
         .faulted_pages = faulted - governor->window_faulted_pages,
         .purge_ns = (double)governor->window_purge_ns,
     };
-    governor->used_most = window.used_last;
-    governor->held_most = footprint_pages(governor);
-    governor->free_least = free_and_given_pages(governor);
+    governor->max_used = window.used_last;
+    governor->max_held = footprint_pages(governor);
+    governor->min_free = free_and_given_pages(governor);
     /* A heap that nobody came to keeps not even the little that is not worth a purge in each window. */
     bool untouched = governor->looks == governor->window_looks;
     governor->window_looks = governor->looks;
@@ -87,7 +87,7 @@ static void purge_unused(struct governor *governor) {
     size_t dirty = heap_dirty_pages(&governor->heap);
     size_t unused = demand_unused_pages(&governor->demand, dirty, governor->counts.purged_pages);
     size_t give = untouched ? dirty : unused;
-    size_t bear = untouched ? 0 : ahead_pages_most(governor);
+    size_t bear = untouched ? 0 : max_ahead_pages(governor);
     bool may = may_retry(governor, dirty);
     heap_exit(governor);
     if (may && give >= (untouched ? 1 : UNUSED_PAGES_LEAST)) {

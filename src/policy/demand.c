@@ -33,7 +33,7 @@ static const struct demand_past *ago(const struct demand *demand, size_t windows
 static size_t used_within(const struct demand *demand, size_t windows) {
     size_t used = 0;
     for (size_t i = 1; i <= least(windows, demand->windows); i++) {
-        used = most(used, ago(demand, i)->used_most);
+        used = most(used, ago(demand, i)->max_used);
     }
     return used;
 }
@@ -46,7 +46,7 @@ static void note_gaps(struct demand *demand, size_t used) {
     size_t seen = 0;
     for (unsigned period = 0; period < DEMAND_PERIODS; period++) {
         for (; seen < least(windows_of(period), demand->windows); seen++) {
-            kept = most(kept, ago(demand, seen + 1)->used_most);
+            kept = most(kept, ago(demand, seen + 1)->max_used);
         }
         demand->vain_pages[period] += again > kept ? (double)(again - kept) : 0;
     }
@@ -81,13 +81,13 @@ static void fade(struct demand *demand) {
 }
 
 double demand_note(struct demand *demand, const struct demand_window *window, struct demand_price price) {
-    note_gaps(demand, window->used_most);
+    note_gaps(demand, window->max_used);
     double missed = window->ns / DEMAND_WINDOW_NS;
     size_t times = missed < 2 ? 1 : missed < DEMAND_WINDOWS ? (size_t)missed : DEMAND_WINDOWS;
     for (size_t i = 0; i < times; i++) {
         fade(demand);
-        struct demand_past past = {window->used_most, window->held_most, window->free_least};
-        past.used_most = i == 0 ? past.used_most : window->used_last;
+        struct demand_past past = {window->max_used, window->max_held, window->min_free};
+        past.max_used = i == 0 ? past.max_used : window->used_last;
         remember(demand, past);
     }
 
@@ -124,7 +124,7 @@ size_t demand_unused_pages(const struct demand *demand, size_t free_now, size_t 
     }
     size_t unused = SIZE_MAX;
     for (size_t i = 1; i <= demand_period(demand); i++) {
-        unused = least(unused, ago(demand, i)->free_least);
+        unused = least(unused, ago(demand, i)->min_free);
     }
     return unused > given ? least(unused - given, free_now) : 0;
 }
@@ -133,7 +133,7 @@ size_t demand_peak_pages(const struct demand *demand) {
     size_t peak = used_within(demand, demand_period(demand));
     for (size_t i = 1; demand_is_spent(demand) && i <= least(windows_of(DEMAND_PERIODS - 1), demand->windows);
          i++) {
-        peak = most(peak, ago(demand, i)->held_most);
+        peak = most(peak, ago(demand, i)->max_held);
     }
     return peak;
 }

@@ -1,13 +1,13 @@
 /*
- * Retention: how much free memory may stay, at this moment, and to what a purge brings it down.
+ * Retention: the limit on free memory at this moment, and the amount to which a purge reduces it.
  *
- * Under the paper's policy that is table 1 (hysteresis.h). Under the adaptive one, free memory that the
- * program had in use within the period that pays (demand.h) stays as well: so what is resident is at most the
- * threshold of table 1 above the program's own peak. From above it is bounded by the room that memory has for
- * the process: of that, a third is for later use at most.
+ * Under the paper's policy the limit is table 1 (hysteresis.h). Under the adaptive policy it is that
+ * threshold plus the free memory that the program had in use within the period worth keeping (demand.h).
+ * Resident memory therefore exceeds the program's own recent peak by the threshold at most. At most a third
+ * of the memory that the process may still take (os/memory_room.h) is kept free.
  *
- * Pure: numbers in, numbers out; no system call, no lock, no global. Called by the governor whenever a thread
- * leaves the heap, so in line; by bench/retention-replay, and by the tests.
+ * Pure: no system call, no lock, no global. Inline, since each thread calls it when it leaves the heap. Also
+ * called by retention-replay and by the tests.
  */
 #ifndef CALM_POLICY_RETENTION_H
 #define CALM_POLICY_RETENTION_H
@@ -18,15 +18,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Without anybody who will give it back later, of what the program used before no more stays than makes so
- * many times the threshold with it, or so much, if that is more. */
+/* The limit where neither a helper nor a server gives memory back later: so many times the threshold, or so
+ * many bytes if that is more. */
 #define RETENTION_UNTENDED_FACTOR 4
 #define RETENTION_UNTENDED_BYTES  ((size_t)4 << 20)
 
 /* What holds for a while. */
 struct retention_terms {
     bool adaptive;
-    bool tended;       /* somebody will look again, though the program may not come for long */
+    bool tended;       /* a helper or server gives memory back later, even if the program stays idle */
     double factor;     /* of the threshold: hysteresis_factor */
     double share;      /* of what else is worth keeping, in [0, 1] */
     size_t peak_bytes; /* what is worth keeping, with what is in use */

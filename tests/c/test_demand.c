@@ -22,7 +22,7 @@ static void start(void) {
 /* A program that uses one CPU. */
 static struct demand_window window(size_t used) {
     return (struct demand_window){
-        .ns = WINDOW_NS, .cpu_ns = WINDOW_NS, .used_most = used, .used_last = used, .held_most = used};
+        .ns = WINDOW_NS, .cpu_ns = WINDOW_NS, .max_used = used, .used_last = used, .max_held = used};
 }
 
 static void pass(struct demand_window last, size_t times) {
@@ -127,10 +127,10 @@ static void test_long_windows(void) {
 
 static void test_unused_pages(void) {
     start();
-    static const size_t free_least[] = {700, 500, 900};
+    static const size_t min_free[] = {700, 500, 900};
     for (size_t i = 0; i < 3; i++) {
         struct demand_window last = window(0);
-        last.free_least = free_least[i];
+        last.min_free = min_free[i];
         CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), i < 2 ? 0 : 500);
         pass(last, 1);
     }
@@ -139,7 +139,7 @@ static void test_unused_pages(void) {
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 450), 50);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 501), 0);
     struct demand_window last = window(0);
-    last.free_least = 800;
+    last.min_free = 800;
     pass(last, 1);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), 800);
 }
@@ -150,7 +150,7 @@ static double churn(size_t purged, size_t faulted) {
     last.purged_pages = purged;
     last.purge_ns = (double)purged * 500;
     last.faulted_pages = faulted;
-    last.held_most = 5000;
+    last.max_held = 5000;
     return demand_note(&demand, &last, price);
 }
 
@@ -226,7 +226,7 @@ static void test_any_past(void) {
             last.purged_pages = purged;
             last.purge_ns = (double)purged * 500;
             last.faulted_pages = faulted;
-            last.held_most = held;
+            last.max_held = held;
             demand_note(&demand, &last, price);
             size_t keep = demand_peak_pages(&demand);
             purged = held > keep ? held - keep : 0;
