@@ -1,9 +1,9 @@
-"""How near the adaptive policy comes to who knows the future, on what programs had in use.
+"""How near the adaptive policy comes to one that knows the future, on recorded levels of use.
 
 A trace has what a program had in use in each window of 100 ms, read from outside while it runs, and the CPU
-time that it used. `retention-replay` gives it to a policy. Whoever knows the future gives memory back at once
-where it will not be wanted for longest, for as much as the same cost allows: the cost of a page is the same
-whichever it is, so that gaps are chosen by their length alone.
+time that it used. `retention-replay` gives it to a policy. A policy that knows the future gives memory back
+at once where it will not be wanted for longest, for as much as the same cost allows: the cost of a page is
+the same in each gap, so that gaps are chosen by their length alone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def gaps(levels: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def optimum_mib(trace: Trace, vain_pages: float) -> float:
-    """What whoever knows the future keeps on average, that gives back so many pages in vain."""
+    """What a policy that knows the future keeps on average if it gives back so many pages in vain."""
     budget, kept = vain_pages, 0.0
     for windows, pages in sorted(gaps(each.most for each in trace), reverse=True):
         given = min(budget, pages)

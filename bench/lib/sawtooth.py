@@ -1,7 +1,7 @@
 """Programs that build something, free it, and build again: `sawtooth`, under calmalloc and its peers.
 
-A row's time is what its threads were busy: the whole, less the pauses that they slept. Its average resident
-memory is sampled by whoever started it. What giving back cost is what calmalloc itself counted, of the
+A row's time is the time its threads were busy: the whole run less the pauses that they slept. The benchmark
+samples its resident memory. The cost of giving back is what calmalloc itself counted, as a share of the
 process's CPU time.
 """
 
@@ -32,7 +32,7 @@ METRICS = ("busy_s", "minor_faults", "average_rss_kib", "peak_rss_kib", "left_ki
 _OF_PEERS = ("busy_s", "average_rss_kib")
 _OF_OURS = (*_OF_PEERS, "left_kib", "vain_percent")
 ROUNDS = 3
-# A tenth above our time, as measured: who is as fast.
+# Peers within a tenth of our time count as equally fast.
 AS_FAST = 1.1
 SHORT_S = 0.05
 _SAMPLE_S = 0.005

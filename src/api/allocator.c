@@ -61,9 +61,8 @@ static void before_fork(void) {
         forked_alone = alone;
     }
     if (alone) {
-        /* Nor does one come: a handler that runs inside ours may free so much that a helper would be started.
-         */
-        helper_stop(&calm_governor, 0);
+        /* No helper starts meanwhile, either: another fork handler may free so much that it would. */
+        helper_hold();
         return;
     }
     lock_wake_sleepers();

@@ -2,8 +2,8 @@
  * What changes a process's users, groups, capabilities and namespaces: no thread of ours is there meanwhile,
  * as the C library, which has all of the program's threads change, does not know of ours. Nor is there one
  * while the process is copied in ways that call no fork handler, which a program of one thread may do and
- * allocate in the copy: what a thread of ours held would be held there for ever. Each is passed on to whoever
- * defines it next. Not in static programs, where the C library's own cannot be asked for.
+ * allocate in the copy: a lock that a thread of ours held would be held there for ever. Each call is passed
+ * on to the next definition. Not in static programs, where the C library's own cannot be asked for.
  */
 #include "api/own_threads.h"
 

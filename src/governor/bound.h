@@ -73,14 +73,14 @@ static inline size_t publish_limit(struct governor *governor) {
     return governor->limit_pages;
 }
 
-/* What the policy is to go by until the next window is over. Under the purger's lock. */
+/* What the policy is to go by until the next window is over, but for whether the heap is tended. Under the
+ * purger's lock. */
 static inline struct retention_terms new_terms(const struct governor *governor) {
     unsigned shift = governor->heap.space.page_shift;
     const struct demand *demand = &governor->demand;
     double slack = setting_value(&governor->settings.slack) / 100;
     return (struct retention_terms){
         .adaptive = is_adaptive(governor),
-        .tended = governor->tended,
         .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
         .share = slack < 1 ? slack : 1,
         .peak_bytes = demand_peak_pages(demand) << shift,

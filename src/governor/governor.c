@@ -107,7 +107,8 @@ void governor_end(struct governor *governor) {
     }
 }
 
-/* While nobody is at the heap: what exceeds the new bound is given back by whoever comes next. */
+/* What exceeds the new bound is given back by the next thread that comes to the heap. Under the heap's lock,
+ * or while no thread is at the heap. */
 static void set_tended(struct governor *governor, bool tended) {
     if (governor->tended != tended) {
         governor->tended = tended;
@@ -116,14 +117,22 @@ static void set_tended(struct governor *governor, bool tended) {
     }
 }
 
-void governor_tend(struct governor *governor, bool tended) {
-    if (purger_enter(governor)) {
-        if (governor->tended != tended) {
-            governor->tended = tended;
-            purger_set_terms(governor, REASON_LIMIT);
-        }
-        purger_leave(governor);
+/* A higher bound needs no purger, which may be at work for long. */
+void governor_tend(struct governor *governor) {
+    heap_enter(governor);
+    set_tended(governor, true);
+    heap_exit(governor);
+}
+
+void governor_leave_untended(struct governor *governor) {
+    if (!purger_enter(governor)) {
+        return;
     }
+    heap_enter(governor);
+    governor->tended = false;
+    heap_exit(governor);
+    purger_set_terms(governor, REASON_LIMIT);
+    purger_leave(governor);
 }
 
 void governor_own(struct governor *governor, const struct governor_owner *owner) {

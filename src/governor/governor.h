@@ -2,8 +2,8 @@
  * The governor: knows the heap, the depots and the caches of CPUs, asks the policy how much free memory may
  * stay, and gives back the rest.
  *
- * It is also the heap's door: whoever takes from the heap, or puts into it, does so under the heap's lock and
- * looks at the bound before it leaves. So free memory in the heap never exceeds the bound once a thread has
+ * It also guards the heap: a thread takes from the heap, and puts into it, under the heap's lock, and checks
+ * the bound before it leaves. So free memory in the heap never exceeds the bound once a thread has
  * left, whether or not any code of ours runs afterwards; caches and depots are bounded by their size.
  *
  * A purge takes its ranges out of the free set first, and asks the kernel without any lock but the purger's
@@ -78,7 +78,7 @@ struct governor {
     _Atomic(bool) purging;              /* the owner is at it */
     bool purger_may_stop; /* a thread that others must not wait for gives back, too: then it sees to what they
                              leave over the bound */
-    bool has_clients;     /* who are told of misuse by misuse_waits, and take it from there */
+    bool has_clients;     /* which see misuse_waits, and report the misuse */
     _Atomic(bool) misuse_waits;
     struct lock heap_lock;
     struct heap heap;
@@ -87,7 +87,8 @@ struct governor {
     void (*misused)(enum misuse kind, const void *pointer);
     /* Under the heap's lock. */
     struct retention_terms terms; /* of the bound; the peak rises with what is in use */
-    size_t limit_pages;           /* the bound at the last look, for who reads without a lock */
+    bool tended;                  /* a helper or server calls governor_tick; terms follow once within them */
+    size_t limit_pages;           /* the bound at the last check, for readers without the lock */
     size_t max_used;              /* pages in use, in this window */
     size_t max_held;              /* the same with free ones */
     size_t min_free;              /* free pages in this window, and all that were given back before */
@@ -108,9 +109,8 @@ struct governor {
     struct purge_batch batch;
     struct cpu_usage cpu_usage;
     struct demand demand;
-    bool tended; /* by the helper, or by an owner, who look at the clock */
     uint64_t window_looks;
-    size_t untouched_windows; /* since somebody came to the heap */
+    size_t untouched_windows; /* in a row in which no thread came to the heap */
     uint64_t window_cpu_ns;
     uint64_t window_purge_ns;
     uint64_t window_purged_pages;
@@ -135,17 +135,17 @@ struct governor {
 
 /* Of a heap that has an owner at other times. */
 enum lent {
-    LENT_TENDED,   /* somebody calls governor_tick */
-    LENT_UNTENDED, /* whoever comes to the heap does */
+    LENT_TENDED,   /* a server calls governor_tick */
+    LENT_UNTENDED, /* the threads that come to the heap do */
     LENT_FOR_GOOD, /* and is told of misuse, as of any heap */
 };
 
-/* From now on the heap has an owner, who also calls governor_tick; or none. While nobody is at it. */
+/* From now on the heap has an owner, who also calls governor_tick; or none. While no thread is at it. */
 void governor_own(struct governor *governor, const struct governor_owner *owner);
 void governor_lend(struct governor *governor, enum lent lent);
 
-/* The heap's lock, for who looks at the figures. False if there is an owner, who has none: then what is seen
- * is consistent only to him, and there is nothing to unlock. */
+/* The heap's lock, for a reader of its figures. False if there is an owner, which needs no lock: then the
+ * figures are consistent for the owner alone, and there is nothing to unlock. */
 bool governor_lock(struct governor *governor);
 void governor_unlock(struct governor *governor);
 
@@ -159,7 +159,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
 
 /* Blocks of one class, from the depot or the heap. Returns how many. */
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
-/* The same for an owner, who may have pages made resident first; fewer than count only if memory is short. */
+/* The same for an owner, which may have pages made resident first; fewer than count only if memory is short.
+ */
 size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
                                   bool ready);
 
@@ -167,7 +168,7 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
 
 void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
 
-/* The same for an owner, who may have the block made resident first, if all such blocks are touched. */
+/* The same for an owner, which may have the block made resident first, if all such blocks are touched. */
 void *governor_take_large_ready(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
                                 bool ready);
 
@@ -191,16 +192,17 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
  * back. */
 size_t governor_trim(struct governor *governor, size_t keep_bytes);
 
-/* Whether somebody looks at the clock from now on, though the program may not come: else what is kept for
- * later sinks to what may stay for ever. */
-void governor_tend(struct governor *governor, bool tended);
+/* From now on governor_tick is called even if the program stays idle; or that is not certain any more, and
+ * what exceeds the lower bound is given back first. The latter waits for another purger. Any thread. */
+void governor_tend(struct governor *governor);
+void governor_leave_untended(struct governor *governor);
 
 /* The process ends, and with it all that it holds: from now on no helper is started. Also in a signal
  * handler, whatever it interrupted. */
 void governor_end(struct governor *governor);
 
-/* Once a window has passed: sheds what lay unused. Any thread, also the helper. own_files: whether files that
- * it opens are in nobody's way. True if there is nothing left to tidy. */
+/* Once a window has passed: sheds what lay unused. Any thread, also the helper. own_files: whether the thread
+ * has a table of open files of its own. True if there is nothing left to tidy. */
 bool governor_tick(struct governor *governor, bool own_files);
 
 /* Blocks in the caches and depots, and their bytes, about. */
@@ -209,7 +211,7 @@ size_t governor_cached(const struct governor *governor, size_t *bytes);
 /* How often a CPU's cache had no block, or no room. */
 uint64_t governor_misses(const struct governor *governor);
 
-/* Whether nobody came to the heap since the last window ended. */
+/* Whether no thread came to the heap since the last window ended. */
 bool governor_is_untouched(struct governor *governor);
 
 /* Whether all that is free and may be resident may also stay untended. */

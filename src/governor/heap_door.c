@@ -9,7 +9,7 @@
 /* The clock is read at one look in so many. */
 #define LOOKS_PER_CLOCK 16
 
-/* In windows: then whoever should look at the clock does not. */
+/* In windows: then the helper does not run. */
 #define OVERDUE_WINDOWS 10
 
 /* Where there is no helper, in the state that was seen, one is started. True if it was, by this thread. */
@@ -17,10 +17,10 @@ static bool start_helper(struct governor *governor, int seen) {
     if (!governor_wants_helper(governor)) {
         return false;
     }
-    governor_tend(governor, true); /* before it can end, and say that it does not */
+    governor_tend(governor);
     bool started = helper_start(governor, (enum helper_state)seen);
     if (!started && atomic_load_explicit(&governor->helper, memory_order_seq_cst) != HELPER_RUNS) {
-        governor_tend(governor, false);
+        governor_leave_untended(governor);
     }
     return started;
 }
@@ -28,7 +28,7 @@ static bool start_helper(struct governor *governor, int seen) {
 /* A helper ended in a copy of the process that the C library did not make, or gets no CPU. */
 static bool is_overdue(const struct governor *governor) {
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
-    return clock_coarse_ns() - start >= OVERDUE_WINDOWS * WINDOW_NS;
+    return clock_elapsed_ns(clock_coarse_ns(), start) >= OVERDUE_WINDOWS * WINDOW_NS;
 }
 
 size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes) {
@@ -99,11 +99,11 @@ void heap_leave(struct governor *governor) {
         if (__builtin_expect(over, 0)) {
             relieve(governor);
         }
-        return; /* who looks at the clock by itself */
+        return; /* which looks at the clock by itself */
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
-    /* One that went is missed at once, since nobody may come again for long; and by a lone thread, too, where
-     * more is worth keeping than what may stay untended. */
+    /* One that went is missed at once, since no thread may come again for long; and by a lone thread, too,
+     * where more is worth keeping than what may stay untended. */
     bool wanted = over && is_adaptive(governor);
     bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && (!is_first || wanted)) ||
                   (helper == HELPER_NONE && ((!is_first && clock) || wanted));

@@ -1,5 +1,5 @@
 /*
- * The heap's door: whoever took from the heap, or put into it, leaves by a look at the bound.
+ * The heap's door: a thread that took from the heap, or put into it, checks the bound as it leaves.
  */
 #ifndef CALM_GOVERNOR_HEAP_DOOR_H
 #define CALM_GOVERNOR_HEAP_DOOR_H

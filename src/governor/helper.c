@@ -23,17 +23,13 @@ static int state_without(bool own_files) {
 }
 
 /*
- * True if it is to end. Whoever comes through the heap's door from here on finds it away, and starts another,
- * once this one is gone; whoever came before left a trace in the heap.
+ * True if it is to end. A thread that leaves the heap from here on finds it away, and starts another once
+ * this one is gone; a thread that left before is seen in the heap's count.
  */
 static bool leave(struct governor *governor, int state) {
-    governor_tend(governor, false);
+    governor_leave_untended(governor);
     atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
-    if (governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS)) {
-        return true;
-    }
-    governor_tend(governor, true);
-    return false;
+    return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
 }
 
 /* Whether the program's first thread is alone again, and all that it keeps may stay untended. Asked for only
@@ -70,13 +66,15 @@ static void run(void *argument) {
         /* The bell is a count of rings. */
         uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_seq_cst);
         if (is_stopped() || is_alone_again(governor, own_files, &looks, &windows)) {
-            governor_tend(governor, false);
+            governor_leave_untended(governor);
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
+        /* Each time: a thread that could not start a helper may have denied it meanwhile. */
+        governor_tend(governor);
         governor_tick(governor, own_files);
         if (!governor_wants_helper(governor)) {
-            governor_tend(governor, false);
+            governor_leave_untended(governor);
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
             return;
         }
@@ -111,8 +109,12 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
     return true;
 }
 
-bool helper_stop(struct governor *governor, uint64_t patience_ns) {
+void helper_hold(void) {
     atomic_fetch_add_explicit(&thread_stops, 1, memory_order_seq_cst);
+}
+
+bool helper_stop(struct governor *governor, uint64_t patience_ns) {
+    helper_hold();
     uint64_t start = 0;
     while (atomic_load_explicit(&governor->helper, memory_order_seq_cst) == HELPER_RUNS ||
            !thread_is_gone(&governor->helper_thread)) {

@@ -14,8 +14,8 @@
 enum helper_state {
     HELPER_NONE,
     HELPER_RUNS,
-    HELPER_AWAY,      /* there was nothing to tidy, or it was stopped: the next who comes starts it */
-    HELPER_ALONE,     /* the first thread is alone again: the next other who comes does */
+    HELPER_AWAY,      /* there was nothing to tidy, or it was stopped: the next thread to come starts it */
+    HELPER_ALONE,     /* the first thread is alone again: the next other thread to come does */
     HELPER_ELSEWHERE, /* a server does its work */
     HELPER_REFUSED,
 };
@@ -25,6 +25,9 @@ enum helper_state {
 /* Starts it where it is not, in the state that was seen. Any thread; true for the one whose call started it.
  */
 bool helper_start(struct governor *governor, enum helper_state seen);
+
+/* None is started from here to helper_resume. Any thread, also in a signal handler. */
+void helper_hold(void);
 
 /*
  * None runs from the return of helper_stop to helper_resume. Any thread, also in a signal handler, and in a

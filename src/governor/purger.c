@@ -82,8 +82,8 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
 
 /*
  * The kernel fills a huge page of which a part is missing, where huge pages are wanted, when it finds the
- * time: so around what was given back of one they are not wanted any more. Nobody makes a huge region there
- * again as long as a part of it is on its way from dirty to clean. Under the purger's lock.
+ * time: so around what was given back of one they are not wanted any more. No huge region is made there again
+ * as long as a part of it is on its way from dirty to clean. Under the purger's lock.
  */
 static void want_no_parts(const struct governor *governor, const struct purge_batch *batch, size_t done) {
     size_t unit = governor->heap.runs.huge_pages * page_bytes(governor);
@@ -208,6 +208,7 @@ void purger_set_terms(struct governor *governor, enum reason reason) {
         heap_enter(governor);
         size_t max_used = governor->max_used << governor->heap.space.page_shift;
         terms.peak_bytes = terms.peak_bytes > max_used ? terms.peak_bytes : max_used;
+        terms.tended = governor->tended;
         struct bound bound = bound_by(governor, &terms);
         if (!purged || !is_over(governor, bound.limit)) {
             governor->terms = terms;

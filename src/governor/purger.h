@@ -10,8 +10,8 @@
 enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED };
 
 /*
- * One purger at a time. The owner of a heap may come here while it purges, for whom it serves between two
- * slices: then the purge under way sees to what is over.
+ * One purger at a time. The owner of a heap may come here while it purges, since it serves its clients
+ * between two slices: then the purge under way sees to what is over.
  */
 bool purger_try(struct governor *governor);
 bool purger_enter(struct governor *governor); /* the same, but waits for another thread */

@@ -30,7 +30,7 @@ static size_t footprint_pages(const struct governor *governor) {
 static void read_room(struct governor *governor, uint64_t now, bool own_files) {
     if ((!own_files && !file_may_open()) || !setting_value(&governor->settings.watch_cgroup)) {
         governor->room_bytes = SIZE_MAX;
-    } else if (now - governor->room_read_ns >= ROOM_READ_NS) {
+    } else if (clock_elapsed_ns(now, governor->room_read_ns) >= ROOM_READ_NS) {
         governor->room_read_ns = now;
         size_t room = memory_room_bytes();
         heap_enter(governor);
@@ -68,7 +68,7 @@ static struct demand_window read_window(struct governor *governor, double ns) {
     governor->max_used = window.used_last;
     governor->max_held = footprint_pages(governor);
     governor->min_free = free_and_given_pages(governor);
-    /* A heap that nobody came to keeps not even the little that is not worth a purge in each window. */
+    /* A heap that no thread came to keeps not even the little that is not worth a purge in each window. */
     bool untouched = governor->looks == governor->window_looks;
     governor->window_looks = governor->looks;
     heap_exit(governor);
@@ -128,13 +128,13 @@ static bool is_idle(struct governor *governor) {
 bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
-    if (now - start < WINDOW_NS - TICK_NS || !purger_try(governor)) {
+    if (clock_elapsed_ns(now, start) < WINDOW_NS - TICK_NS || !purger_try(governor)) {
         return false;
     }
-    /* Another thread may just have done it. */
+    /* Another thread may just have done it, even later than now. */
     start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
     bool idle = false;
-    if (now - start >= WINDOW_NS - TICK_NS) {
+    if (clock_elapsed_ns(now, start) >= WINDOW_NS - TICK_NS) {
         shed_caches(governor, false);
         end_window(governor, now, start, own_files);
         idle = is_idle(governor);
@@ -142,7 +142,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
         atomic_store_explicit(&governor->quiet_windows, idle ? quiet + 1 : 0, memory_order_relaxed);
         atomic_store_explicit(&governor->window_start_ns, now, memory_order_relaxed);
         if (governor->owner != NULL || governor->purger_may_stop) {
-            /* Whom it served between two slices relied on this, and who did not wait for it. */
+            /* Clients served between two slices relied on this, and threads that did not wait for it. */
             purge_to_limit(governor);
         }
     }

@@ -53,7 +53,10 @@ static uint64_t number_in(struct group *group, const char *name) {
 
 /* ---- the groups that a process is in ---- */
 
+/* Stack space is scarce in a signal handler: one path serves the list of groups and, once that is open, them.
+ */
 struct walk {
+    struct group group;
     const char *root;
     const char *controller;
     void (*visit)(void *context, struct group *group);
@@ -79,41 +82,40 @@ static bool lists(const char *list, size_t length, const char *word) {
  * they have outside.
  */
 static void walk_line(void *context, const char *line) {
-    const struct walk *walk = context;
+    struct walk *walk = context;
+    struct group *group = &walk->group;
     const char *controllers = line + strcspn(line, ":");
     controllers += *controllers == ':';
     size_t length = strcspn(controllers, ":");
     const char *path = controllers + length;
     path += *path == ':';
     bool second = length == 0;
-    struct group group = {0};
+    group->length = 0;
     if (*path != '/' || (!second && !lists(controllers, length, walk->controller)) ||
-        !append(&group, walk->root, strlen(walk->root)) || !append(&group, MOUNT, sizeof MOUNT - 1) ||
-        (!second &&
-         (!append(&group, "/", 1) || !append(&group, walk->controller, strlen(walk->controller))))) {
+        !append(group, walk->root, strlen(walk->root)) || !append(group, MOUNT, sizeof MOUNT - 1) ||
+        (!second && (!append(group, "/", 1) || !append(group, walk->controller, strlen(walk->controller))))) {
         return;
     }
-    size_t top = group.length;
-    if (!append(&group, path, strlen(path))) {
+    size_t top = group->length;
+    if (!append(group, path, strlen(path))) {
         return;
     }
     for (;;) {
-        walk->visit(walk->context, &group);
-        if (group.length == top) {
+        walk->visit(walk->context, group);
+        if (group->length == top) {
             return;
         }
         do {
-            group.length--;
-        } while (group.path[group.length] != '/');
+            group->length--;
+        } while (group->path[group->length] != '/');
     }
 }
 
 static void visit_groups(const char *root, const char *controller,
                          void (*visit)(void *context, struct group *group), void *context) {
-    struct group list = {0};
-    struct walk walk = {root, controller, visit, context};
-    if (append(&list, root, strlen(root))) {
-        file_each_line(file_in(&list, "proc/self/cgroup"), walk_line, &walk);
+    struct walk walk = {.root = root, .controller = controller, .visit = visit, .context = context};
+    if (append(&walk.group, root, strlen(root))) {
+        file_each_line(file_in(&walk.group, "proc/self/cgroup"), walk_line, &walk);
     }
 }
 

@@ -31,4 +31,9 @@ static inline uint64_t clock_coarse_ns(void) {
     return clock_read_ns(CLOCK_MONOTONIC_COARSE);
 }
 
+/* From then to now; 0 if another thread has read then later than this thread has read now. */
+static inline uint64_t clock_elapsed_ns(uint64_t now, uint64_t then) {
+    return now > then ? now - then : 0;
+}
+
 #endif

@@ -188,7 +188,10 @@ void thread_wait_uncounted(struct thread *thread, uint64_t ns) {
     }
     long process = os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     uint64_t start = clock_now_ns();
-    while (os_syscall(SYS_tgkill, process, (long)id, 0, 0, 0, 0) == 0 && clock_now_ns() - start < ns) {
+    while (os_syscall(SYS_tgkill, process, (long)id, 0, 0, 0, 0) == 0) {
+        if (clock_now_ns() - start >= ns) {
+            return;
+        }
         os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
     }
     atomic_store_explicit(&thread->last_id, 0, memory_order_relaxed);

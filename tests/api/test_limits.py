@@ -1,4 +1,4 @@
-"""Under a limit on memory that the kernel enforces: what is free is given back before somebody is killed."""
+"""Under a limit on memory that the kernel enforces: free memory is given back before a process is killed."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ static void test_no_share(void) {
     CHECK_EQUAL(demand_period(&demand), LONGEST);
 }
 
-/* A window in which nobody looked counts as many. */
+/* A window that no tick ended in time counts as many. */
 static void test_long_windows(void) {
     start();
     pass(window(1000), 1);
@@ -188,7 +188,7 @@ static void test_old_purges_fade(void) {
     CHECK(churn(0, 100000) < 1e6);
 }
 
-/* ---- a program, and whoever gives back what it does not use ---- */
+/* ---- a program, and a policy that gives back what it does not use ---- */
 
 static uint64_t random_state = 1;
 

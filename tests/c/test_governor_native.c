@@ -718,7 +718,7 @@ static void test_lone_thread(void) {
     }
 }
 
-/* Nobody would give it back: then it does not stay. */
+/* No helper would give it back: then it does not stay. */
 static void test_lone_thread_without_helper(void) {
     build();
     free_all();
@@ -799,8 +799,8 @@ static void test_room(void) {
     CHECK(stats_now().retained <= LIMIT_PAGES_LEAST * page_size);
 }
 
-/* A copy of the process that the C library did not make takes the helper for one that runs: it is none there,
- * and whoever comes to the heap looks at the clock. */
+/* A copy of the process that the C library did not make takes the helper for one that runs: there is none,
+ * and the threads that come to the heap look at the clock. */
 static void test_overdue(void) {
     build();
     free_all();
@@ -823,6 +823,17 @@ static void test_overdue(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* A thread that read the clock, and was preempted until another had ended the window, ends none of -1 ns. */
+static void test_window_of_the_future(void) {
+    obtain(3 * MIB);
+    size_t windows = calm_governor.demand.windows;
+    uint64_t start = clock_coarse_ns() + WINDOW_NS;
+    atomic_store(&calm_governor.window_start_ns, start);
+    CHECK(!governor_tick(&calm_governor, false));
+    CHECK_EQUAL(calm_governor.demand.windows, windows);
+    CHECK_EQUAL(calm_governor.window_start_ns, start);
+}
+
 static _Atomic(int) purger_stops;
 
 static void *stop_as_purger(void *unused) {
@@ -833,7 +844,7 @@ static void *stop_as_purger(void *unused) {
     return unused;
 }
 
-/* Where whoever gives back may be stopped, nobody waits for it; what they leave goes once it goes on. */
+/* Where the purger may be stopped, no thread waits for it; what they leave goes once it goes on. */
 static void test_stopped_purger(void) {
     calm_governor.purger_may_stop = true;
     build();
@@ -1299,7 +1310,7 @@ static void test_figures(void) {
     calm_governor.heap.purging_pages -= 5;
     /* A bound that only a helper allows, which the child does not have. */
     free_all();
-    governor_tend(&calm_governor, true);
+    governor_tend(&calm_governor);
     calm_free(obtain(32 * MIB));
     check_figures();
     uint64_t limit = figure_now(figures, "retained_limit");
@@ -1368,6 +1379,7 @@ int main(void) {
     in_child(test_waves_of_two_kinds);
     in_child(test_room);
     in_child(test_overdue);
+    in_child(test_window_of_the_future);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
     in_child(test_stopped_purger);
     in_child(test_paper_bound);

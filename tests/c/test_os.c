@@ -911,7 +911,7 @@ static void test_memory_of_machine(void) {
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemAvailable:   50 kB\n", ""), 0);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\n", ""), SIZE_MAX);
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 50 kB\nHugetlb: 900 kB\n", ""), 45 << 10);
-    /* Others wait for memory, of which there is enough for whoever does not take their kind. */
+    /* Pressure while there is much available is of other kinds of memory. */
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", SOME("50.00")), 450 << 10);
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 199 kB\n", SOME("9.00")), 149 << 10);
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 199 kB\n", SOME("50.00")), 0);

@@ -1,4 +1,4 @@
-"""What bench/figures says of retention: `sawtooth`'s rows, and policies beside whoever knows the future."""
+"""What bench/figures says of retention: `sawtooth`'s rows, and policies beside one that knows the future."""
 
 from __future__ import annotations
 
