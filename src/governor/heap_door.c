@@ -8,6 +8,8 @@
 
 /* The clock is read at one look in so many. */
 #define LOOKS_PER_CLOCK 16
+/* Where the kernel has refused a helper, one is tried again at one look in so many. */
+#define LOOKS_PER_RETRY 65536
 
 /* In windows: then the helper does not run. */
 #define OVERDUE_WINDOWS 10
@@ -81,6 +83,7 @@ static void note_levels(struct governor *governor) {
 void heap_leave(struct governor *governor) {
     note_levels(governor);
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
+    bool retry = governor->looks % LOOKS_PER_RETRY == 0 && !governor->has_clients;
     bool is_first = thread_pointer() == governor->first_thread;
     if (!is_first) {
         uint64_t looks = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
@@ -106,7 +109,8 @@ void heap_leave(struct governor *governor) {
      * where more is worth keeping than what may stay untended. */
     bool wanted = over && is_adaptive(governor);
     bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && (!is_first || wanted)) ||
-                  (helper == HELPER_NONE && ((!is_first && clock) || wanted));
+                  (helper == HELPER_NONE && ((!is_first && clock) || wanted)) ||
+                  (helper == HELPER_REFUSED && retry);
     bool started = missed && start_helper(governor, helper);
     if (__builtin_expect(over, 0)) {
         relieve(governor);

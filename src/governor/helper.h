@@ -17,7 +17,8 @@ enum helper_state {
     HELPER_AWAY,      /* there was nothing to tidy, or it was stopped: the next thread to come starts it */
     HELPER_ALONE,     /* the first thread is alone again: the next other thread to come does */
     HELPER_ELSEWHERE, /* a server does its work */
-    HELPER_REFUSED,
+    HELPER_REFUSED, /* by the kernel: tried again after many visits to the heap; of a heap with clients, never
+                     */
 };
 
 #define WINDOW_NS DEMAND_WINDOW_NS

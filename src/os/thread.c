@@ -143,7 +143,11 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     size_t bytes = stack_bytes + below + LOCAL_BYTES;
     if (thread->memory == NULL) {
         char *memory = os_reserve(bytes, os_page_size());
-        if (memory == NULL || !os_commit(memory, bytes)) {
+        if (memory != NULL && !os_commit(memory, bytes)) {
+            os_release(memory, bytes);
+            memory = NULL;
+        }
+        if (memory == NULL) {
             return false;
         }
         thread->memory = memory;

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,3 +90,34 @@ def test_lives_with_a_server(programs: Programs, limited: Callable[[int], Path])
 def test_lives_with_little(programs: Programs, limited: Callable[[int], Path]) -> None:
     """A hundred MiB are in use at once, and what little stays of the others."""
     assert run_in(limited(140 * MIB), programs, PRELOAD, waves=20) == 0
+
+
+# Runs in a guest. Its status is 0 if the program ends as expected: killed, or alive.
+IN_VERSION_2 = """
+[ -e /sys/fs/cgroup/limited ] || mount -t cgroup2 none /sys/fs/cgroup
+cd /sys/fs/cgroup || exit 1
+echo +memory >cgroup.subtree_control && mkdir -p limited && echo "$2" >limited/memory.max || exit 1
+sh -c 'echo $$ >limited/cgroup.procs && exec "$0" waves 20' "$1"
+[ $? -eq $3 ]
+"""
+KILLED = 128 + signal.SIGKILL
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("allocator", "options", "status"),
+    [("glibc", "", KILLED), ("calmalloc", "cgroup=off", KILLED), ("calmalloc", "cgroup=on", 0)],
+)
+def test_version_2(programs: Programs, tmp_path: Path, allocator: str, options: str, status: int) -> None:
+    """On an emulated machine, since this one may have no controller of version 2."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("needs qemu-system-x86_64")
+    script = tmp_path / "limited.sh"
+    script.write_text(IN_VERSION_2)
+    program = programs.path("limits", GLIBC)
+    machine = ["--cpus", "2", "--memory", "2G", "-n", "1", "--env", f"CALM_OPTIONS={options}"]
+    carried = ["--add", program, "--add", str(script)]
+    command = ["/bin/sh", str(script), program, str(130 * MIB), str(status)]
+    lab = [sys.executable, "-m", "calm", "lab", "-a", allocator, *machine, *carried, "--", *command]
+    result = subprocess.run(lab, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -823,6 +823,20 @@ static void test_overdue(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* What refused a thread, a limit on their number say, may not last. */
+static void test_refused_helper(void) {
+    enum { VISITS = 65536 };
+    atomic_store(&calm_governor.helper, HELPER_REFUSED);
+    for (int visit = 0; visit < VISITS / 4; visit++) {
+        calm_free(obtain(64 * KIB));
+    }
+    CHECK_EQUAL(calm_governor.helper, HELPER_REFUSED);
+    for (int visit = 0; visit < VISITS && calm_governor.helper == HELPER_REFUSED; visit++) {
+        calm_free(obtain(64 * KIB));
+    }
+    CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
+}
+
 /* A thread that read the clock, and was preempted until another had ended the window, ends none of -1 ns. */
 static void test_window_of_the_future(void) {
     obtain(3 * MIB);
@@ -1380,6 +1394,7 @@ int main(void) {
     in_child(test_room);
     in_child(test_overdue);
     in_child(test_window_of_the_future);
+    in_child(test_refused_helper);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
     in_child(test_stopped_purger);
     in_child(test_paper_bound);
