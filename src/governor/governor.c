@@ -211,6 +211,13 @@ void governor_start_child(struct governor *governor) {
         governor->first_thread = thread_pointer();
     }
     set_tended(governor, false);
+    /* What the parent had in use is not what the child will want; and a free page that it shares costs the
+     * child as much to write to as one that was given back. */
+    governor->demand.windows = 0;
+    governor->max_used = heap_used_pages(&governor->heap);
+    governor->max_held = governor->max_used + heap_dirty_pages(&governor->heap);
+    governor->terms.peak_bytes = used_bytes(governor);
+    publish_limit(governor);
 }
 
 void governor_after_fork(struct governor *governor, bool child) {

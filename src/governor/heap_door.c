@@ -80,6 +80,13 @@ static void note_levels(struct governor *governor) {
     }
 }
 
+/* Whether more may stay once a helper runs. Under the heap's lock. */
+static bool would_keep_more(const struct governor *governor) {
+    struct retention_terms terms = governor->terms;
+    terms.tended = true;
+    return bound_by(governor, &terms).limit > governor->limit_pages;
+}
+
 void heap_leave(struct governor *governor) {
     note_levels(governor);
     bool clock = ++governor->looks % LOOKS_PER_CLOCK == 0;
@@ -93,6 +100,7 @@ void heap_leave(struct governor *governor) {
         forgive(governor);
     }
     bool over = is_over(governor, publish_limit(governor));
+    bool wanted = over && would_keep_more(governor);
     bool misused = governor->heap.misuses != governor->misuses_reported;
     heap_exit(governor);
     if (__builtin_expect(misused, 0)) {
@@ -107,7 +115,6 @@ void heap_leave(struct governor *governor) {
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     /* One that went is missed at once, since no thread may come again for long; and by a lone thread, too,
      * where more is worth keeping than what may stay untended. */
-    bool wanted = over && is_adaptive(governor);
     bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && (!is_first || wanted)) ||
                   (helper == HELPER_NONE && ((!is_first && clock) || wanted)) ||
                   (helper == HELPER_REFUSED && retry);

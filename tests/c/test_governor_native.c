@@ -848,6 +848,33 @@ static void test_window_of_the_future(void) {
     CHECK_EQUAL(calm_governor.window_start_ns, start);
 }
 
+/* What a parent keeps for itself is given back in its child, which starts no helper to keep it. */
+static void test_child_keeps_little(void) {
+    build();
+    free_all();
+    clock_await_sleep(&calm_governor.helper_bell);
+    CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        calm_free(obtain(300 * KIB));
+        CHECK(helper_is_gone());
+        CHECK(stats_now().retained <= 2 * MIB);
+        /* Until it has waves of its own. */
+        for (int wave = 0; wave < 3; wave++) {
+            build();
+            free_all();
+        }
+        clock_await_sleep(&calm_governor.helper_bell);
+        CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+}
+
 static _Atomic(int) purger_stops;
 
 static void *stop_as_purger(void *unused) {
@@ -1395,6 +1422,7 @@ int main(void) {
     in_child(test_overdue);
     in_child(test_window_of_the_future);
     in_child(test_refused_helper);
+    in_child(test_child_keeps_little);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
     in_child(test_stopped_purger);
     in_child(test_paper_bound);
