@@ -51,16 +51,17 @@ static bool forks_alone(void) {
     return thread_is_alone() && !governor_has_helper(&calm_governor) && offloading_mode() == OFFLOADING_NONE;
 }
 
-/* As before_fork found it: in between a helper may end. Threads of ours use no files. */
+/* As before_fork found it: in between a helper may end, and a signal handler may fork in its turn. Threads of
+ * ours use no files. */
 static bool forked_alone;
 static bool forked_with_files;
+static unsigned forks_with_locks; /* one within another */
 
 static void before_fork(void) {
-    bool alone = forks_alone();
-    if (alone != forked_alone) {
-        forked_alone = alone;
-    }
-    if (alone) {
+    if (forks_with_locks == 0 && forks_alone()) {
+        if (!forked_alone) {
+            forked_alone = true;
+        }
         /* No helper starts meanwhile, either: another fork handler may free so much that it would. */
         helper_hold();
         return;
@@ -73,6 +74,8 @@ static void before_fork(void) {
     profiling_before_fork();
     offloading_before_fork();
     governor_before_fork(&calm_governor);
+    forks_with_locks++;
+    forked_alone = false;
 }
 
 static void after_fork_in_parent(void) {
@@ -80,6 +83,7 @@ static void after_fork_in_parent(void) {
         helper_resume();
         return;
     }
+    forks_with_locks--;
     governor_after_fork(&calm_governor, false);
     offloading_after_fork(false);
     profiling_after_fork();
@@ -94,6 +98,7 @@ static void after_fork_in_child(void) {
         placing_after_fork();
         return;
     }
+    forks_with_locks--;
     governor_after_fork(&calm_governor, true);
     placing_after_fork();
     offloading_after_fork(true);

@@ -14,6 +14,7 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/prctl.h>
 
@@ -37,7 +38,11 @@ static bool cpu_cache_is_vforked(void) {
 }
 #endif
 
+/* Filters that were added: another thread's may be one while this thread's is refused. */
+static _Atomic(unsigned) filters_added;
+
 static long make(bool filters, long number, const long *arguments) {
+    unsigned added = atomic_load_explicit(&filters_added, memory_order_relaxed);
     enum filters before = filters_now();
     filters = filters && !cpu_cache_is_vforked(); /* whose memory is that of a process without the filter */
     bool stopped = own_threads_stop();
@@ -46,7 +51,10 @@ static long make(bool filters, long number, const long *arguments) {
     }
     long result = os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                              arguments[5]);
-    if (filters && result < 0) {
+    if (filters && result >= 0) {
+        atomic_fetch_add_explicit(&filters_added, 1, memory_order_relaxed);
+        filters_note(FILTERS_ADDED);
+    } else if (filters && atomic_load_explicit(&filters_added, memory_order_relaxed) == added) {
         filters_note(before);
     }
     own_threads_resume(stopped);

@@ -13,7 +13,7 @@
 
 static const char nothing;
 
-struct cpu_caches calm_caches = {.alone = &nothing};
+struct cpu_caches calm_caches = {.alone = &nothing, .alone_without_helper = &nothing};
 struct vfork_number calm_vfork;
 
 /* glibc 2.32 and later. */
@@ -90,10 +90,25 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED && may_be_alone) {
-        caches->alone = thread_alone;
+        caches->alone_without_helper = thread_alone;
+        cpu_caches_without_helper(caches);
     }
     caches->in_rseq_mode = mode == CACHE_RSEQ;
     calm_vfork = (struct vfork_number){mode == CACHE_RSEQ ? caches->cpu_number : 0, caches->count};
+}
+
+static void set_alone(struct cpu_caches *caches, const char *alone) {
+    if (atomic_load_explicit(&caches->alone, memory_order_relaxed) != alone) {
+        atomic_store_explicit(&caches->alone, alone, memory_order_relaxed);
+    }
+}
+
+void cpu_caches_with_helper(struct cpu_caches *caches) {
+    set_alone(caches, &nothing);
+}
+
+void cpu_caches_without_helper(struct cpu_caches *caches) {
+    set_alone(caches, caches->alone_without_helper);
 }
 
 static unsigned open_regions(const struct cpu_caches *caches) {

@@ -69,8 +69,9 @@ struct cpu_caches {
     ptrdiff_t cpu_number;
     bool in_rseq_mode;
     /* In CACHE_LOCKED: where the C library tells (glibc 2.32) that the process surely has but one thread,
-     * which then needs no lock. Elsewhere it tells of nothing. */
-    const char *alone;
+     * which then needs no lock. Elsewhere, and while there is a helper, it tells of nothing. */
+    _Atomic(const char *) alone;
+    const char *alone_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
     ptrdiff_t node;
@@ -99,9 +100,17 @@ bool cpu_cache_is_vforked(void);
 /* Prepares everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_place place);
 
-/* Once, when all that the fast paths need is there. may_be_alone: whether there is no thread of ours that the
+/* Once, when all that the fast paths need is there. may_be_alone: whether there will be no server, which the
  * C library does not know of, and a lone thread of the program so may go without a lock. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
+
+/*
+ * Before a helper starts, which may drain caches and which the C library does not know of either: from now on
+ * a lone thread takes the locks, too. Called outside of all operations on caches, hence a lone thread is not
+ * within one. cpu_caches_without_helper: no helper exists, nor is one being started; called by a lone thread.
+ */
+void cpu_caches_with_helper(struct cpu_caches *caches);
+void cpu_caches_without_helper(struct cpu_caches *caches);
 
 /* Bytes of blocks that all regions in use can hold together, and how many blocks. */
 size_t cpu_caches_most_bytes(const struct cpu_caches *caches);
@@ -164,7 +173,7 @@ static inline bool cpu_cache_is_rseq(void) {
 }
 
 static inline bool cpu_cache_is_alone(void) {
-    return *calm_caches.alone != 0;
+    return *atomic_load_explicit(&calm_caches.alone, memory_order_relaxed) != 0;
 }
 
 static inline _Atomic(uint64_t) *stack_top_of(char *region, uint32_t class) {

@@ -16,15 +16,7 @@
 
 /* Where there is no helper, in the state that was seen, one is started. True if it was, by this thread. */
 static bool start_helper(struct governor *governor, int seen) {
-    if (!governor_wants_helper(governor)) {
-        return false;
-    }
-    governor_tend(governor);
-    bool started = helper_start(governor, (enum helper_state)seen);
-    if (!started && atomic_load_explicit(&governor->helper, memory_order_seq_cst) != HELPER_RUNS) {
-        governor_leave_untended(governor);
-    }
-    return started;
+    return governor_wants_helper(governor) && helper_start(governor, (enum helper_state)seen);
 }
 
 /* A helper ended in a copy of the process that the C library did not make, or gets no CPU. */
@@ -125,6 +117,9 @@ void heap_leave(struct governor *governor) {
     bool tended = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
     if (clock && (!tended || (helper == HELPER_RUNS && is_overdue(governor)))) {
         governor_tick(governor, false);
+    }
+    if (clock && !tended && thread_is_alone() && !governor_has_helper(governor)) {
+        cpu_caches_without_helper(governor->caches);
     }
 }
 

@@ -70,7 +70,6 @@ static void run(void *argument) {
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
-        /* Each time: a thread that could not start a helper may have denied it meanwhile. */
         governor_tend(governor);
         governor_tick(governor, own_files);
         if (!governor_wants_helper(governor)) {
@@ -90,8 +89,8 @@ bool helper_is_of_this_process(const struct governor *governor) {
     return os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0) == governor->process;
 }
 
-bool helper_start(struct governor *governor, enum helper_state seen) {
-    if (filters_now() == FILTERS_ADDED || !change(governor, (int)seen, HELPER_RUNS)) {
+static bool start(struct governor *governor, enum helper_state seen) {
+    if (!change(governor, (int)seen, HELPER_RUNS)) {
         return false;
     }
     /* Who stops it either sees that it runs, or is seen here. */
@@ -102,11 +101,25 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
     while (!thread_is_gone(&governor->helper_thread)) {
         thread_wait(&governor->helper_thread, 0);
     }
+    cpu_caches_with_helper(governor->caches);
+    governor_tend(governor);
     if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_relaxed);
+        governor_leave_untended(governor);
         return false;
     }
     return true;
+}
+
+/* Without signals: a handler that stops the helper, or forks, would find one that runs and never comes. */
+bool helper_start(struct governor *governor, enum helper_state seen) {
+    if (filters_now() == FILTERS_ADDED || is_stopped()) {
+        return false;
+    }
+    uint64_t before = thread_block_signals();
+    bool started = start(governor, seen);
+    thread_restore_signals(before);
+    return started;
 }
 
 void helper_hold(void) {
@@ -142,6 +155,7 @@ void helper_resume(void) {
 void helper_forget(struct governor *governor) {
     governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     thread_forget(&governor->helper_thread);
+    cpu_caches_without_helper(governor->caches);
     if (is_stopped()) {
         atomic_store_explicit(&thread_stops, 0, memory_order_relaxed);
     }

@@ -28,7 +28,9 @@ static size_t footprint_pages(const struct governor *governor) {
 }
 
 static void read_room(struct governor *governor, uint64_t now, bool own_files) {
-    if ((!own_files && !file_may_open()) || !setting_value(&governor->settings.watch_cgroup)) {
+    /* A helper that shares the program's table opens nothing there, though the program has but one thread. */
+    bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));
+    if (!may_open || !setting_value(&governor->settings.watch_cgroup)) {
         governor->room_bytes = SIZE_MAX;
     } else if (clock_elapsed_ns(now, governor->room_read_ns) >= ROOM_READ_NS) {
         governor->room_read_ns = now;

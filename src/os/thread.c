@@ -17,6 +17,17 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+uint64_t thread_block_signals(void) {
+    uint64_t all = ~(uint64_t)0;
+    uint64_t before = 0;
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
+    return before;
+}
+
+void thread_restore_signals(uint64_t mask) {
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof mask, 0, 0);
+}
+
 #if defined(__SANITIZE_THREAD__)
 
 /* Watched as any other: by its runtime, which must know of each thread. Never in what is preloaded. */
@@ -161,11 +172,9 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     stack[2] = (uintptr_t)enter;
     stack[3] = (uintptr_t)thread;
 
-    uint64_t all = ~(uint64_t)0;
-    uint64_t before;
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
+    uint64_t before = thread_block_signals();
     long started = clone_thread(stack, local, &thread->id);
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof all, 0, 0);
+    thread_restore_signals(before);
     return started > 0;
 }
 
@@ -193,8 +202,11 @@ void thread_wait_uncounted(struct thread *thread, uint64_t ns) {
     long process = os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     uint64_t start = clock_now_ns();
     while (os_syscall(SYS_tgkill, process, (long)id, 0, 0, 0, 0) == 0) {
-        if (clock_now_ns() - start >= ns) {
+        if (ns == 0) {
             return;
+        }
+        if (clock_now_ns() - start >= ns) {
+            break; /* a thread of the program's may have its number by now */
         }
         os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
     }

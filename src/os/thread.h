@@ -27,6 +27,10 @@ extern _Atomic(uint32_t) thread_stops __attribute__((visibility("hidden")));
  */
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes);
 
+/* Blocks all signals for the calling thread. Returns the mask of before, for thread_restore_signals. */
+uint64_t thread_block_signals(void);
+void thread_restore_signals(uint64_t mask);
+
 static inline bool thread_is_gone(const struct thread *thread) {
     return atomic_load_explicit(&thread->id, memory_order_acquire) == 0;
 }

@@ -875,6 +875,38 @@ static void test_child_keeps_little(void) {
     CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
 }
 
+/* A helper drains caches: while there is one, a lone thread takes the caches' locks. */
+static void test_lone_thread_beside_helper(void) {
+    calm_caches.alone_without_helper = thread_alone;
+    cpu_caches_without_helper(&calm_caches);
+    CHECK(!thread_is_alone() || cpu_cache_is_alone());
+    build();
+    free_all();
+    clock_await_sleep(&calm_governor.helper_bell);
+    CHECK(!cpu_cache_is_alone());
+    windows_to_end();
+    CHECK(!cpu_cache_is_alone());
+    for (int visit = 0; visit < 32; visit++) {
+        calm_free(obtain(64 * KIB));
+    }
+    CHECK(helper_is_gone());
+    CHECK(!thread_is_alone() || cpu_cache_is_alone());
+}
+
+/* One that has no table of open files of its own opens none in the program's. */
+static void test_helper_opens_no_files(void) {
+    atomic_store(&calm_governor.settings.watch_cgroup, 1);
+    atomic_store(&calm_governor.helper, HELPER_RUNS);
+    calm_governor.room_read_ns = 0;
+    clock_advance(20 * WINDOW_NS);
+    governor_tick(&calm_governor, false);
+    CHECK_EQUAL(calm_governor.room_read_ns, 0);
+    atomic_store(&calm_governor.helper, HELPER_NONE);
+    clock_advance(20 * WINDOW_NS);
+    governor_tick(&calm_governor, false);
+    CHECK(!thread_is_alone() || calm_governor.room_read_ns != 0);
+}
+
 static _Atomic(int) purger_stops;
 
 static void *stop_as_purger(void *unused) {
@@ -1422,6 +1454,8 @@ int main(void) {
     in_child(test_overdue);
     in_child(test_window_of_the_future);
     in_child(test_refused_helper);
+    in_child(test_lone_thread_beside_helper);
+    in_child(test_helper_opens_no_files);
     in_child(test_child_keeps_little);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
     in_child(test_stopped_purger);
