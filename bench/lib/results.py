@@ -21,7 +21,7 @@ RESULTS = REPOSITORY / "bench/results"
 RUNS = REPOSITORY / "build/results"
 # Parts of a result that repeat what else it has, or are more than the tables need.
 _LEFT_OUT = ("runs", "analysis", "tables", "differences")
-_DIGITS = 7
+_DIGITS = 5
 _WIDTH = 300
 # Relative to the repository's root, so that results from different machines name the same commands.
 BUILD = Path("build/release")

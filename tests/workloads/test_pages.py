@@ -162,7 +162,7 @@ def test_what_is_compact() -> None:
     assert compact(whole) == {
         "command": ["a", "b"],
         "rate": 1234568,
-        "time_s": 0.0001234568,
+        "time_s": 0.00012346,
         "count": 123456789,
         "sides": [{"label": "x", "ratio": [2, None, None, 1]}],
     }
