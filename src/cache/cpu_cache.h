@@ -107,7 +107,8 @@ void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_
 /*
  * Before a helper starts, which may drain caches and which the C library does not know of either: from now on
  * a lone thread takes the locks, too. Called outside of all operations on caches, hence a lone thread is not
- * within one. cpu_caches_without_helper: no helper exists, nor is one being started; called by a lone thread.
+ * within one. cpu_caches_without_helper: by the helper as its last act, since a lone thread that is within an
+ * operation holds the lock until that ends; or by the only thread of a forked child.
  */
 void cpu_caches_with_helper(struct cpu_caches *caches);
 void cpu_caches_without_helper(struct cpu_caches *caches);

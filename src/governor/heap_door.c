@@ -118,9 +118,6 @@ void heap_leave(struct governor *governor) {
     if (clock && (!tended || (helper == HELPER_RUNS && is_overdue(governor)))) {
         governor_tick(governor, false);
     }
-    if (clock && !tended && thread_is_alone() && !governor_has_helper(governor)) {
-        cpu_caches_without_helper(governor->caches);
-    }
 }
 
 /* By one look at the owner: another might have become one before the unlock. */

@@ -49,8 +49,7 @@ static bool is_stopped(void) {
     return atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0;
 }
 
-static void run(void *argument) {
-    struct governor *governor = argument;
+static void tidy(struct governor *governor) {
     /* An inherited filter may know none of this. */
     bool own_files = false;
     if (filters_allow_all()) {
@@ -83,6 +82,13 @@ static void run(void *argument) {
         }
         futex_wait(&governor->helper_bell, rung, WINDOW_NS);
     }
+}
+
+/* The caches are left to a lone thread as the last act: another helper starts once this one is gone. */
+static void run(void *argument) {
+    struct governor *governor = argument;
+    tidy(governor);
+    cpu_caches_without_helper(governor->caches);
 }
 
 bool helper_is_of_this_process(const struct governor *governor) {
