@@ -69,6 +69,7 @@ static void decide(struct replay *replay, size_t used) {
         .factor = 1.01,
         .share = 1,
         .peak_bytes = demand_peak_pages(&replay->demand) * PAGE,
+        .held_bytes = demand_held_pages(&replay->demand) * PAGE,
         .room_bytes = SIZE_MAX,
     };
     struct retention retention = retention_decide(&terms, used * PAGE, free_pages * PAGE);

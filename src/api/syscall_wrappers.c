@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/prctl.h>
 
 #ifndef CALM_WITHOUT_MALLOC
@@ -90,6 +91,25 @@ EXPORT int prctl(int option, ...) {
     }
 }
 
+/* Whether a system call copies the process, whose threads would be missing in it. On another stack the caller
+ * would not come back from here. */
+static bool copies_process(long number, const long *arguments) {
+#ifdef SYS_fork
+    if (number == SYS_fork) {
+        return true;
+    }
+#endif
+    if (number == SYS_clone) {
+        return (arguments[0] & CLONE_VM) == 0 && arguments[1] == 0;
+    }
+    if (number != SYS_clone3 || arguments[0] == 0 || (unsigned long)arguments[1] < CLONE_ARGS_SIZE_VER0) {
+        return false; /* the kernel refuses the latter */
+    }
+    struct clone_args copied;
+    memcpy(&copied, (const void *)arguments[0], CLONE_ARGS_SIZE_VER0);
+    return (copied.flags & CLONE_VM) == 0 && copied.stack == 0;
+}
+
 /* Any system call, as by the C library's: what its arguments are not is passed on as it comes. */
 EXPORT long syscall(long number, ...) {
     va_list list;
@@ -99,6 +119,9 @@ EXPORT long syscall(long number, ...) {
         arguments[i] = va_arg(list, long);
     }
     va_end(list);
+    if (copies_process(number, arguments)) {
+        return finish(make(false, number, arguments));
+    }
     switch (number) {
     case SYS_prctl:
         return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
@@ -106,17 +129,6 @@ EXPORT long syscall(long number, ...) {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
         return finish(make(adds, number, arguments));
     }
-    case SYS_clone:
-#ifdef SYS_fork
-    case SYS_fork:
-#endif
-        /* A copy of the process, whose threads would be missing in it; on another stack the caller would not
-         * come back from here. */
-        if (number == SYS_clone && ((arguments[0] & CLONE_VM) != 0 || arguments[1] != 0)) {
-            return finish(os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3],
-                                     arguments[4], arguments[5]));
-        }
-        return finish(make(false, number, arguments));
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:

@@ -99,7 +99,7 @@ void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_
 
 static void set_alone(struct cpu_caches *caches, const char *alone) {
     if (atomic_load_explicit(&caches->alone, memory_order_relaxed) != alone) {
-        atomic_store_explicit(&caches->alone, alone, memory_order_relaxed);
+        atomic_store_explicit(&caches->alone, alone, memory_order_release);
     }
 }
 

@@ -173,8 +173,9 @@ static inline bool cpu_cache_is_rseq(void) {
     return __builtin_expect(calm_caches.in_rseq_mode, 1);
 }
 
+/* The acquire: a lone thread sees what a helper that is gone left in its cache. */
 static inline bool cpu_cache_is_alone(void) {
-    return *atomic_load_explicit(&calm_caches.alone, memory_order_relaxed) != 0;
+    return *atomic_load_explicit(&calm_caches.alone, memory_order_acquire) != 0;
 }
 
 static inline _Atomic(uint64_t) *stack_top_of(char *region, uint32_t class) {

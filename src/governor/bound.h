@@ -84,6 +84,7 @@ static inline struct retention_terms new_terms(const struct governor *governor) 
         .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
         .share = slack < 1 ? slack : 1,
         .peak_bytes = demand_peak_pages(demand) << shift,
+        .held_bytes = demand_held_pages(demand) << shift,
         .room_bytes = governor->room_bytes,
     };
 }

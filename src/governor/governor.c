@@ -217,6 +217,7 @@ void governor_start_child(struct governor *governor) {
     governor->max_used = heap_used_pages(&governor->heap);
     governor->max_held = governor->max_used + heap_dirty_pages(&governor->heap);
     governor->terms.peak_bytes = used_bytes(governor);
+    governor->terms.held_bytes = 0;
     publish_limit(governor);
 }
 

@@ -110,8 +110,9 @@ static bool start(struct governor *governor, enum helper_state seen) {
     cpu_caches_with_helper(governor->caches);
     governor_tend(governor);
     if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
-        atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_relaxed);
         governor_leave_untended(governor);
+        cpu_caches_without_helper(governor->caches);
+        atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_seq_cst);
         return false;
     }
     return true;

@@ -30,9 +30,9 @@ static size_t footprint_pages(const struct governor *governor) {
 static void read_room(struct governor *governor, uint64_t now, bool own_files) {
     /* A helper that shares the program's table opens nothing there, though the program has but one thread. */
     bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));
-    if (!may_open || !setting_value(&governor->settings.watch_cgroup)) {
+    if (!setting_value(&governor->settings.watch_cgroup)) {
         governor->room_bytes = SIZE_MAX;
-    } else if (clock_elapsed_ns(now, governor->room_read_ns) >= ROOM_READ_NS) {
+    } else if (may_open && clock_elapsed_ns(now, governor->room_read_ns) >= ROOM_READ_NS) {
         governor->room_read_ns = now;
         size_t room = memory_room_bytes();
         heap_enter(governor);

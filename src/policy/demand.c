@@ -104,9 +104,10 @@ double demand_note(struct demand *demand, const struct demand_window *window, st
 
     bool works = window->cpu_ns >= CPUS_AT_WORK * window->ns;
     demand->rests = works ? 0 : demand->rests + (demand->rests < RESTS);
-    demand->spent = demand->spent_ns > price.share * demand->cpu_ns;
-    demand->period =
-        price.share > 0 ? choose_period(demand, page_ns, price.share * demand->cpu_ns) : DEMAND_PERIODS - 1;
+    double budget_ns = price.share * demand->cpu_ns;
+    /* Without a budget there is none to spend: the longest period is all that can be done. */
+    demand->spent = budget_ns > 0 && demand->spent_ns > budget_ns;
+    demand->period = budget_ns > 0 ? choose_period(demand, page_ns, budget_ns) : DEMAND_PERIODS - 1;
     return vain * page_ns;
 }
 
@@ -130,10 +131,14 @@ size_t demand_unused_pages(const struct demand *demand, size_t free_now, size_t 
 }
 
 size_t demand_peak_pages(const struct demand *demand) {
-    size_t peak = used_within(demand, demand_period(demand));
+    return used_within(demand, demand_period(demand));
+}
+
+size_t demand_held_pages(const struct demand *demand) {
+    size_t held = 0;
     for (size_t i = 1; demand_is_spent(demand) && i <= least(windows_of(DEMAND_PERIODS - 1), demand->windows);
          i++) {
-        peak = most(peak, ago(demand, i)->max_held);
+        held = most(held, ago(demand, i)->max_held);
     }
-    return peak;
+    return held;
 }

@@ -70,11 +70,11 @@ double demand_note(struct demand *demand, const struct demand_window *window, st
 /* The number of windows for which free memory is kept. */
 size_t demand_period(const struct demand *demand);
 
-/*
- * The number of pages, in use or free, that is worth keeping: the highest number in use within the period.
- * While the budget is spent: the highest number in use or free within the longest period.
- */
+/* The number of pages, in use or free, that is worth keeping: the highest number in use within the period. */
 size_t demand_peak_pages(const struct demand *demand);
+
+/* While the budget is spent: the highest number in use or free within the longest period. Otherwise 0. */
+size_t demand_held_pages(const struct demand *demand);
 
 /*
  * Whether giving back in vain has cost more than its share while the program is at work. Then no page is

@@ -3,7 +3,8 @@
  *
  * Under the paper's policy the limit is table 1 (hysteresis.h). Under the adaptive policy it is that
  * threshold plus the free memory that the program had in use within the period worth keeping (demand.h).
- * Resident memory therefore exceeds the program's own recent peak by the threshold at most. At most a third
+ * Resident memory therefore exceeds the program's own recent peak by the threshold at most; while giving back
+ * in vain has cost more than its share, by up to four times the threshold. At most a third
  * of the memory that the process may still take (os/memory_room.h) is kept free.
  *
  * Pure: no system call, no lock, no global. Inline, since each thread calls it when it leaves the heap. Also
@@ -30,6 +31,7 @@ struct retention_terms {
     double factor;     /* of the threshold: hysteresis_factor */
     double share;      /* of what else is worth keeping, in [0, 1] */
     size_t peak_bytes; /* what is worth keeping, with what is in use */
+    size_t held_bytes; /* the same while the budget is spent, or 0: what was in use or free */
     size_t room_bytes; /* which what is resident may come to; SIZE_MAX: not known */
 };
 
@@ -83,9 +85,16 @@ static inline struct retention retention_decide(const struct retention_terms *te
     }
     size_t before = retention_part(retention_less(terms->peak_bytes, used_bytes), terms->share);
     size_t wanted = retention_sum(threshold, before);
+    size_t several = retention_ahead_bytes(terms, used_bytes, free_bytes);
+    if (terms->held_bytes > 0) {
+        /* What was held shows what fragmentation needs, but also what this limit allowed: so there is an end.
+         */
+        size_t held = retention_part(retention_less(terms->held_bytes, used_bytes), terms->share);
+        wanted = retention_least(retention_sum(threshold, retention_most(held, before)),
+                                 retention_sum(several, before));
+    }
     size_t limit = wanted;
     if (!terms->tended) {
-        size_t several = retention_ahead_bytes(terms, used_bytes, free_bytes);
         size_t little = retention_part(RETENTION_UNTENDED_BYTES, terms->share);
         limit = retention_least(limit, retention_most(several, little));
     }

@@ -108,6 +108,10 @@ static void test_no_share(void) {
     struct demand_window last = window(1000);
     demand_note(&demand, &last, (struct demand_price){500, 0});
     CHECK_EQUAL(demand_period(&demand), LONGEST);
+    /* It cannot be spent, either: or what is unused would never go. */
+    last.purged_pages = last.faulted_pages = 100000;
+    CHECK(demand_note(&demand, &last, (struct demand_price){500, 0}) > 0);
+    CHECK(!demand_is_spent(&demand));
 }
 
 /* A window that no tick ended in time counts as many. */
@@ -163,7 +167,8 @@ static void test_spends(void) {
     CHECK(cost > 4.9e6 && cost < 5.1e6);
     CHECK(demand_is_spent(&demand)); /* of 300 ms of CPU time, 3 */
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), 0);
-    CHECK_EQUAL(demand_peak_pages(&demand), 5000);
+    CHECK_EQUAL(demand_peak_pages(&demand), 1000);
+    CHECK_EQUAL(demand_held_pages(&demand), 5000);
 
     /* A program that rests is given no respite. */
     struct demand_window last = window(0);
@@ -228,7 +233,9 @@ static void test_any_past(void) {
             last.faulted_pages = faulted;
             last.max_held = held;
             demand_note(&demand, &last, price);
-            size_t keep = demand_peak_pages(&demand);
+            size_t peak = demand_peak_pages(&demand);
+            size_t held_before = demand_held_pages(&demand);
+            size_t keep = peak > held_before ? peak : held_before;
             purged = held > keep ? held - keep : 0;
             pending += purged;
             held -= purged;

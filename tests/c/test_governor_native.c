@@ -893,9 +893,11 @@ static void test_helper_opens_no_files(void) {
     atomic_store(&calm_governor.settings.watch_cgroup, 1);
     atomic_store(&calm_governor.helper, HELPER_RUNS);
     calm_governor.room_read_ns = 0;
+    calm_governor.room_bytes = 123 * MIB;
     clock_advance(20 * WINDOW_NS);
     governor_tick(&calm_governor, false);
     CHECK_EQUAL(calm_governor.room_read_ns, 0);
+    CHECK_EQUAL(calm_governor.room_bytes, 123 * MIB); /* what is known stays known */
     atomic_store(&calm_governor.helper, HELPER_NONE);
     clock_advance(20 * WINDOW_NS);
     governor_tick(&calm_governor, false);

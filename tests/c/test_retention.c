@@ -57,6 +57,23 @@ static void test_peak(void) {
     CHECK_EQUAL(limit_of(in), threshold_of(in) + 25 * MIB);
 }
 
+/* What was held is kept while the budget is spent, but does not feed itself without end. */
+static void test_held(void) {
+    struct retention_terms in = half_free();
+    in.peak_bytes = 150 * MIB;
+    in.held_bytes = 120 * MIB; /* less than what was in use */
+    CHECK_EQUAL(limit_of(in), threshold_of(in) + 50 * MIB);
+    in.held_bytes = 160 * MIB;
+    CHECK_EQUAL(limit_of(in), threshold_of(in) + 60 * MIB);
+    for (int window = 0; window < 1000; window++) {
+        free_now = limit_of(in);
+        in.held_bytes = used + free_now;
+    }
+    CHECK_EQUAL(limit_of(in), retention_ahead_bytes(&in, used, free_now) + 50 * MIB);
+    CHECK(free_now < 300 * MIB);
+    free_now = 100 * MIB;
+}
+
 static void test_untended(void) {
     struct retention_terms in = half_free();
     in.peak_bytes = 1000 * MIB;
@@ -109,6 +126,7 @@ static void test_extremes(void) {
 int main(void) {
     test_paper();
     test_peak();
+    test_held();
     test_untended();
     test_room();
     test_extremes();
