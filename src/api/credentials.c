@@ -22,6 +22,10 @@
 
 typedef void (*any_function)(void);
 
+/* Known from the start: the C library does not look symbols up in a signal handler, which may fork. */
+static _Atomic(any_function) next_fork;
+static _Atomic(any_function) next_clone;
+
 static any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
@@ -41,9 +45,8 @@ static int unknown(void) {
 }
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): parameters and arguments have their own */
-#define PASS_ON(name, parameters, arguments)                               \
+#define PASS_ON_BY(known, name, parameters, arguments)                     \
     EXPORT int name parameters {                                           \
-        static _Atomic(any_function) known;                                \
         int(*next) parameters = (int(*) parameters)next_of(&known, #name); \
         if (next == NULL) {                                                \
             return unknown();                                              \
@@ -53,6 +56,9 @@ static int unknown(void) {
         own_threads_resume(stopped);                                       \
         return result;                                                     \
     }
+#define PASS_ON(name, parameters, arguments)  \
+    static _Atomic(any_function) next_##name; \
+    PASS_ON_BY(next_##name, name, parameters, arguments)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 PASS_ON(setuid, (uid_t user), (user))
@@ -68,7 +74,7 @@ PASS_ON(initgroups, (const char *user, gid_t group), (user, group))
 PASS_ON(capset, (void *header, const void *data), (header, data))
 PASS_ON(unshare, (int flags), (flags))
 PASS_ON(setns, (int descriptor, int kind), (descriptor, kind))
-PASS_ON(_Fork, (void), ())
+PASS_ON_BY(next_fork, _Fork, (void), ())
 
 typedef int clone_function(int (*run)(void *), void *stack, int flags, void *argument, ...);
 
@@ -76,8 +82,7 @@ EXPORT clone_function clone;
 
 /* Of the arguments that are optional all are passed on: which of them are there the flags say. */
 EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...) {
-    static _Atomic(any_function) known;
-    clone_function *next = (clone_function *)next_of(&known, "clone");
+    clone_function *next = (clone_function *)next_of(&next_clone, "clone");
     if (next == NULL) {
         return unknown();
     }
@@ -91,6 +96,12 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
     int result = next(run, stack, flags, argument, parent, storage, child);
     own_threads_resume(stopped);
     return result;
+}
+
+__attribute__((constructor)) static void look_up(void) {
+    if (next_of(&next_fork, "_Fork") == NULL || next_of(&next_clone, "clone") == NULL) {
+        dlerror(); /* before glibc 2.34; the program is to find no error that is not its own */
+    }
 }
 
 #endif

@@ -3,12 +3,14 @@
 #include "api/allocator.h"
 #include "api/offloading.h"
 #include "governor/helper.h"
+#include "os/filters.h"
 
 /* Also on a machine that stands still for seconds. */
 #define PATIENCE_NS 10000000000ULL
 
 bool own_threads_stop(void) {
-    if (!helper_is_of_this_process(&calm_governor)) {
+    /* There is none under a filter of the program's own, which may not know the next call. */
+    if (filters_now() == FILTERS_ADDED || !helper_is_of_this_process(&calm_governor)) {
         return false; /* the threads are the parent's, and so is what they may do; or none was started yet */
     }
     uint64_t patience_ns = offloading_is_held() ? 0 : PATIENCE_NS;

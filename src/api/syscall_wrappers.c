@@ -129,6 +129,7 @@ EXPORT long syscall(long number, ...) {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
         return finish(make(adds, number, arguments));
     }
+    case SYS_exit: /* whose status is the process's if no thread is left, ours included */
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:

@@ -85,7 +85,7 @@ static inline struct retention_terms new_terms(const struct governor *governor) 
         .share = slack < 1 ? slack : 1,
         .peak_bytes = demand_peak_pages(demand) << shift,
         .held_bytes = demand_held_pages(demand) << shift,
-        .room_bytes = governor->room_bytes,
+        .room_bytes = atomic_load_explicit(&governor->room_bytes, memory_order_relaxed),
     };
 }
 

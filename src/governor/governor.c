@@ -45,7 +45,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     }
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
-    governor->room_bytes = SIZE_MAX;
+    atomic_store_explicit(&governor->room_bytes, SIZE_MAX, memory_order_relaxed);
     governor->terms = new_terms(governor);
     publish_limit(governor);
     return true;
@@ -165,6 +165,22 @@ bool governor_is_held(const struct governor *governor) {
         held |= depot_is_held(&governor->depots[i]);
     }
     return held;
+}
+
+void governor_shrink_for_fork(struct governor *governor) {
+    if (governor->owner != NULL || governor_is_held(governor) || !purger_enter(governor)) {
+        return;
+    }
+    heap_enter(governor);
+    struct retention_terms terms = governor->terms;
+    terms.tended = false;
+    struct bound bound = bound_by(governor, &terms);
+    bool over = is_over(governor, bound.limit) && !demand_is_spent(&governor->demand);
+    heap_exit(governor);
+    if (over) {
+        purge_down(governor, bound.keep, bound.limit, REASON_LIMIT);
+    }
+    purger_leave(governor);
 }
 
 /*

@@ -117,10 +117,10 @@ struct governor {
     size_t window_faulted_pages;
     uint64_t retry_ns;
     uint64_t retry_after_ns;
-    uint64_t room_read_ns;
-    size_t room_bytes; /* which the footprint may come to */
 
     _Atomic(uint64_t) window_start_ns;
+    _Atomic(uint64_t) room_read_ns;
+    _Atomic(size_t) room_bytes;    /* which the footprint may come to */
     _Atomic(double) fault_ns;      /* for one page, as measured; 0: not yet */
     const void *first_thread;      /* its thread pointer */
     _Atomic(bool) cannot_populate; /* on this kernel */
@@ -234,6 +234,14 @@ void governor_refresh(struct governor *governor);
 
 /* Whether the caller holds a lock of the heap, of depots or of caches. */
 bool governor_is_held(const struct governor *governor);
+
+/*
+ * Before governor_before_fork. Free memory that is kept for later is worth less over a fork: each of its
+ * pages costs a fault afterwards in any case, and the child has it, too, until it gives it back. So what may
+ * not stay without a helper is given back, as long as the budget of purge_time is not spent. Nothing happens
+ * in a signal handler that interrupted the governor.
+ */
+void governor_shrink_for_fork(struct governor *governor);
 
 /* Around fork: no other thread is within the heap, the depots or the caches meanwhile. Not needed in a
  * process of one thread, whose child only calls governor_start_child. */

@@ -50,10 +50,9 @@ static bool is_stopped(void) {
 }
 
 static void tidy(struct governor *governor) {
+    bool own_files = thread_leave_files(&governor->helper_thread);
     /* An inherited filter may know none of this. */
-    bool own_files = false;
     if (filters_allow_all()) {
-        own_files = thread_leave_files();
         thread_drop_capabilities();
         thread_schedule_normally(&governor->cpus);
     }
@@ -160,7 +159,9 @@ void helper_resume(void) {
 }
 
 void helper_forget(struct governor *governor) {
-    governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    if (filters_now() != FILTERS_ADDED) { /* under one none is started any more */
+        governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    }
     thread_forget(&governor->helper_thread);
     cpu_caches_without_helper(governor->caches);
     if (is_stopped()) {

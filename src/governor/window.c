@@ -27,19 +27,25 @@ static size_t footprint_pages(const struct governor *governor) {
     return heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
 }
 
+/* Without a lock, for which a thread that allocates or forks would wait: a file may be slow to read. Nobody
+ * else reads: who looks at the clock is the helper, the server, or a thread that is alone. */
 static void read_room(struct governor *governor, uint64_t now, bool own_files) {
     /* A helper that shares the program's table opens nothing there, though the program has but one thread. */
     bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));
-    if (!setting_value(&governor->settings.watch_cgroup)) {
-        governor->room_bytes = SIZE_MAX;
-    } else if (may_open && clock_elapsed_ns(now, governor->room_read_ns) >= ROOM_READ_NS) {
-        governor->room_read_ns = now;
+    uint64_t read_ns = atomic_load_explicit(&governor->room_read_ns, memory_order_relaxed);
+    size_t bytes = SIZE_MAX;
+    if (setting_value(&governor->settings.watch_cgroup)) {
+        if (!may_open || clock_elapsed_ns(now, read_ns) < ROOM_READ_NS) {
+            return;
+        }
+        atomic_store_explicit(&governor->room_read_ns, now, memory_order_relaxed);
         size_t room = memory_room_bytes();
         heap_enter(governor);
         size_t held = footprint_pages(governor) * page_bytes(governor);
         heap_exit(governor);
-        governor->room_bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
+        bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
     }
+    atomic_store_explicit(&governor->room_bytes, bytes, memory_order_relaxed);
 }
 
 /* Of all threads, in a window of so many ns. */
@@ -98,7 +104,7 @@ static void purge_unused(struct governor *governor) {
 }
 
 /* The window is over: what it tells about the next. Under the purger's lock. */
-static void end_window(struct governor *governor, uint64_t now, uint64_t start, bool own_files) {
+static void end_window(struct governor *governor, uint64_t now, uint64_t start) {
     cpu_usage_sample(&governor->cpu_usage);
     struct demand_window window = read_window(governor, (double)(now - start));
     struct demand_price price = {
@@ -106,7 +112,6 @@ static void end_window(struct governor *governor, uint64_t now, uint64_t start, 
         .share = setting_value(&governor->settings.purge_time) / 100,
     };
     double vain_ns = demand_note(&governor->demand, &window, price);
-    read_room(governor, now, own_files);
     purger_set_terms(governor, REASON_TIME);
     heap_enter(governor);
     governor->counts.vain_ns += (uint64_t)vain_ns;
@@ -130,7 +135,11 @@ static bool is_idle(struct governor *governor) {
 bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->window_start_ns, memory_order_relaxed);
-    if (clock_elapsed_ns(now, start) < WINDOW_NS - TICK_NS || !purger_try(governor)) {
+    if (clock_elapsed_ns(now, start) < WINDOW_NS - TICK_NS) {
+        return false;
+    }
+    read_room(governor, now, own_files);
+    if (!purger_try(governor)) {
         return false;
     }
     /* Another thread may just have done it, even later than now. */
@@ -138,7 +147,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
     bool idle = false;
     if (clock_elapsed_ns(now, start) >= WINDOW_NS - TICK_NS) {
         shed_caches(governor, false);
-        end_window(governor, now, start, own_files);
+        end_window(governor, now, start);
         idle = is_idle(governor);
         uint32_t quiet = atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed);
         atomic_store_explicit(&governor->quiet_windows, idle ? quiet + 1 : 0, memory_order_relaxed);

@@ -124,6 +124,14 @@ static void first_handlers(const char *argument) {
     say("handled", handled_first());
 }
 
+/* Which fork, besides: one fork within another. */
+static void nested(const char *argument) {
+    void (*nest)(void) = (void (*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "forks_first_nest");
+    CHECK(nest != NULL);
+    nest();
+    first_handlers(argument);
+}
+
 static void handlers(const char *argument) {
     fork_with_handlers(HANDLERS_ALLOCATE, argument);
 }
@@ -329,6 +337,7 @@ int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"handlers", handlers},
         {"first-handlers", first_handlers},
+        {"nested", nested},
         {"handlers-lock", handlers_lock},
         {"stdio", stdio},
         {"signals", signals},

@@ -202,6 +202,60 @@ static void unprivileged(const char *unused) {
     } while (own == 0 || has_capabilities(own) || has_files(own));
 }
 
+/* As in a container that was made before these system calls: its filter ends who makes them. */
+static void contained(const char *unused) {
+    (void)unused;
+    static struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_capset, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    execl("/proc/self/exe", "privileges", "in-container", (char *)NULL);
+    CHECK(!"reached");
+}
+
+static void in_container(const char *unused) {
+    (void)unused;
+    double until = seconds_now() + TIMEOUT_S;
+    int own;
+    do {
+        use_until_tended();
+        own = own_thread();
+        CHECK(seconds_now() < until);
+    } while (own == 0 || has_files(own));
+}
+
+/* A program of one thread may end as a thread does; its status is not that of a thread of the allocator's. */
+static void exit_as_thread(const char *unused) {
+    (void)unused;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        double until = seconds_now() + TIMEOUT_S;
+        while (own_thread() == 0) {
+            char *blocks[64]; /* waves that are worth keeping */
+            for (size_t i = 0; i < 64; i++) {
+                blocks[i] = malloc(MIB);
+                CHECK(blocks[i] != NULL);
+                memset(blocks[i], 1, MIB);
+            }
+            for (size_t i = 0; i < 64; i++) {
+                free(blocks[i]);
+            }
+            CHECK(seconds_now() < until);
+        }
+        syscall(SYS_exit, 3);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK_EQUAL(WEXITSTATUS(status), 3);
+}
+
 static void no_new_privileges(const char *unused) {
     (void)unused;
     use_until_tended();
@@ -361,7 +415,8 @@ static void in_handler(const char *argument) {
         sig_atomic_t before = given_up;
         CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
         while (given_up == before) {
-            use_heap(1);
+            use_blocks((uint64_t)round, 100);
+            free(malloc(40 * KIB));
         }
     }
     atomic_store(&enough, true);
@@ -380,6 +435,9 @@ int main(int argc, char **argv) {
         {"alone-again", alone_again},
         {"unprivileged", unprivileged},
         {"scheduling", scheduling},
+        {"contained", contained},
+        {"in-container", in_container},
+        {"exit-as-thread", exit_as_thread},
         {"filtered", filtered},
         {"in-handler", in_handler},
     };

@@ -14,12 +14,15 @@ def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None
     assert programs.run(way, "forks", "handlers", options=mode)["handled"] >= 104
 
 
+@pytest.mark.parametrize(("case", "handled"), [("first-handlers", 104), ("nested", 208)])
 @pytest.mark.parametrize("mode", MODES)
-def test_handlers_that_allocate_inside_the_allocators(programs: Programs, mode: str) -> None:
+def test_handlers_that_allocate_inside_the_allocators(
+    programs: Programs, mode: str, case: str, handled: int
+) -> None:
     """When all its locks are held."""
     both = f"{shared_library()} {program('forks_first.so')}"
-    ran = programs.run(GLIBC, "forks", "first-handlers", options=mode, LD_PRELOAD=both)
-    assert ran["handled"] >= 104
+    ran = programs.run(GLIBC, "forks", case, options=mode, LD_PRELOAD=both)
+    assert ran["handled"] >= handled
 
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product([PRELOAD, LINKED], MODES)])

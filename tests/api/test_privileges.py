@@ -28,7 +28,7 @@ def test_no_new_privileges(programs: Programs, way: str, options: str) -> None:
     programs.run(way, "privileges", "no-new-privileges", options=options)
 
 
-@pytest.mark.parametrize("case", ["alone-again", "unprivileged", "scheduling"])
+@pytest.mark.parametrize("case", ["alone-again", "unprivileged", "scheduling", "contained", "exit-as-thread"])
 @pytest.mark.parametrize("way", OURS)
 def test_own_thread(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "privileges", case)

@@ -11,6 +11,8 @@
 #include "governor/purger.h"
 #include "heap_walk.h"
 #include "os/clock.h"
+#include "os/filters.h"
+#include "os/memory_room.h"
 #include "os/purge.h"
 #include "os/syscall.h"
 #include "policy/hysteresis.h"
@@ -64,6 +66,24 @@ static struct calm_stats stats_now(void) {
     CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
     CHECK_EQUAL(stats.footprint, stats.in_use + stats.retained);
     return stats;
+}
+
+/* How often the memory's room was read, and how often of these while a thread that frees would have had to
+ * wait. */
+static _Atomic(int) room_reads;
+static _Atomic(int) room_reads_locked;
+
+size_t __real_memory_room_bytes(void);
+size_t __wrap_memory_room_bytes(void);
+
+size_t __wrap_memory_room_bytes(void) {
+    room_reads++;
+    if (lock_try(&calm_governor.purge_lock)) {
+        lock_release(&calm_governor.purge_lock);
+    } else {
+        room_reads_locked++;
+    }
+    return __real_memory_room_bytes();
 }
 
 static void set(const char *name, const char *value) {
@@ -848,12 +868,39 @@ static void test_window_of_the_future(void) {
     CHECK_EQUAL(calm_governor.window_start_ns, start);
 }
 
+/* As if giving back in vain had cost more than its share. */
+static void spend_budget(void) {
+    lock_acquire(&calm_governor.purge_lock);
+    calm_governor.demand.spent = true;
+    calm_governor.demand.rests = 0;
+    lock_release(&calm_governor.purge_lock);
+}
+
+/* What is kept for later is given back before a fork, unless the budget is spent. */
+static void test_fork_gives_back(void) {
+    build();
+    free_all();
+    clock_await_sleep(&calm_governor.helper_bell);
+    CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(stats_now().retained <= WAVE * WAVE_BYTES / 2);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(stats_now().retained <= WAVE * WAVE_BYTES / 2);
+}
+
 /* What a parent keeps for itself is given back in its child, which starts no helper to keep it. */
 static void test_child_keeps_little(void) {
     build();
     free_all();
     clock_await_sleep(&calm_governor.helper_bell);
     CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+    spend_budget();
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
@@ -902,6 +949,22 @@ static void test_helper_opens_no_files(void) {
     clock_advance(20 * WINDOW_NS);
     governor_tick(&calm_governor, false);
     CHECK(!thread_is_alone() || calm_governor.room_read_ns != 0);
+    CHECK_EQUAL(room_reads, thread_is_alone() ? 1 : 0);
+    CHECK_EQUAL(room_reads_locked, 0); /* a file may be slow to read */
+}
+
+/* In a container, whose seccomp filter the program inherits, the helper reads it, too. */
+static void test_helper_reads_room(void) {
+    atomic_store(&calm_governor.settings.watch_cgroup, 1);
+    filters_note(FILTERS_INHERITED);
+    build();
+    free_all();
+    for (int second = 0; second < 3; second++) {
+        clock_await_sleep(&calm_governor.helper_bell);
+        clock_advance(10 * WINDOW_NS);
+    }
+    clock_await_sleep(&calm_governor.helper_bell);
+    CHECK(SANITIZED || room_reads > 0); /* where sanitizers watch it shares the program's files */
 }
 
 static _Atomic(int) purger_stops;
@@ -1453,7 +1516,9 @@ int main(void) {
     in_child(test_refused_helper);
     in_child(test_lone_thread_beside_helper);
     in_child(test_helper_opens_no_files);
+    in_child(test_helper_reads_room);
     in_child(test_child_keeps_little);
+    in_child(test_fork_gives_back);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
     in_child(test_stopped_purger);
     in_child(test_paper_bound);
