@@ -58,7 +58,7 @@ check: build-tests
 	scripts/model
 	.venv/bin/python scripts/run-tests
 
-# What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of the README, on this
+# What takes longer, or needs a quiet machine: an hour's soak and the like, and the figures of docs/figures.md, on this
 # machine. `make check-long-NAME` runs one piece: docs/testing.md.
 LONG := lint ctest pytest mutants emulated figures
 .PHONY: $(LONG:%=check-long-%)

@@ -8,6 +8,7 @@ from . import (
     abis_results,
     abis_table,
     compatibility,
+    idle_curve,
     offload,
     paper_figures,
     papers,
@@ -15,6 +16,7 @@ from . import (
     policy,
     sawtooth,
     suite,
+    summary,
     tables,
 )
 from .results import REPOSITORY, Store
@@ -32,9 +34,11 @@ def put(path: Path, text: str, name: str) -> None:
 def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     """Those of bench/figures."""
     docs = root / "docs"
-    put(root / "README.md", tables.readme(store), "figures")
+    put(root / "README.md", summary.table(store), "summary")
+    idle_curve.draw(store, docs / "idle-burst.svg")
+    put(docs / "figures.md", tables.figures(store), "figures")
     put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")
-    put(root / "README.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
+    put(docs / "figures.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
     put(docs / "suite.md", suite.tables(store.folder, suite.DETAILS), suite.NAME)
     suite.draw(store.folder, docs / "suite.svg")
     for paper in papers.PAPERS:

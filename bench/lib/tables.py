@@ -1,4 +1,4 @@
-"""The README's tables, and the curve of docs/ptlbmalloc2.md, from the results that are there."""
+"""The tables of docs/figures.md, and the curve of docs/ptlbmalloc2.md, from the results that are there."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def ptlbmalloc2_table(store: Store) -> list[str]:
     return lines
 
 
-def readme(store: Store) -> str:
+def figures(store: Store) -> str:
     """Both tables: calmalloc's first, once it has been measured."""
     first = calmalloc_table(store) + idle_table(store)
     lines = [*first, "", "ptlbmalloc2, to glibc:", ""] if first else []

@@ -74,7 +74,8 @@ def points(analysis: Analysis, label: str) -> list[tuple[float, float]]:
     return found
 
 
-def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+def looks_of(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Color and marker of each allocator, the same in every picture."""
     spare = iter(_SPARE * (1 + len(labels) // len(_SPARE)))
     return {label: _LOOKS[label] if label in _LOOKS else next(spare) for label in labels}
 
@@ -166,7 +167,7 @@ def draw(path: Path, analysis: Analysis) -> None:
     """Writes the picture; its ending tells the format."""
     pyplot = plot.pyplot()
     labels = analysis.results.labels
-    looks = _looks(labels)
+    looks = looks_of(labels)
     figure, (rows, means) = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained")
     _draw_rows(rows, analysis, looks)
     _draw_means(means, analysis, looks)

@@ -25,6 +25,7 @@ from lib import (  # noqa: E402
     allocator_share,
     client_time,
     idle,
+    idle_curve,
     instructions,
     judged,
     offload,
@@ -59,6 +60,20 @@ def test_a_cgroup_is_made_only_where_its_memory_is_counted(tmp_path: Path) -> No
     with idle.fresh_cgroup(slice_) as folder:
         assert folder.is_dir()
     assert not folder.exists()
+
+
+def test_memory_over_time_is_the_highest_of_each_step() -> None:
+    assert idle_curve.on_grid([(0.01, -3.0), (0.11, 5.2), (0.15, 9.6), (0.31, 2.0)]) == [0, 10, 10, 2]
+    assert idle_curve.on_grid([]) == []
+
+
+def test_memory_is_followed_until_the_program_ends() -> None:
+    command = [str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "50000000", "--seconds", "0.5"]
+    curve = idle_curve.follow(command, allocators.parse("glibc"))
+    assert curve["label"] == "glibc"
+    assert max(curve["mib"]) >= 30
+    with pytest.raises(subprocess.CalledProcessError):
+        idle_curve.follow([*command, "--no-such-option"], allocators.parse("glibc"))
 
 
 def test_only_calls_from_main_count() -> None:
@@ -227,8 +242,8 @@ def test_without_figures_of_calmalloc_there_is_no_table_of_it(store: Store) -> N
     save(store, "larson", "operations_per_second", side("glibc", {"operations_per_second": 1.0}))
     assert tables.calmalloc_table(store) == []
     assert tables.idle_table(store) == []
-    assert tables.readme(store).startswith("| figure (medians) | glibc | ptlbmalloc2 |")
-    assert "Measured by `bench/figures` on" in tables.readme(store)
+    assert tables.figures(store).startswith("| figure (medians) | glibc | ptlbmalloc2 |")
+    assert "Measured by `bench/figures` on" in tables.figures(store)
 
 
 # ---- what the offload mode is judged by ----

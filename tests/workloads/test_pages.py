@@ -121,9 +121,10 @@ def test_a_result_that_is_missing_is_found(made: tuple[Path, set[str]], tmp_path
     shutil.copytree(RESULTS, folder)
     # One of each kind.
     missing = {
-        "suite": {"README.md", "docs/suite.md"},
-        "larson": {"README.md"},
-        "ttest1": {"README.md", "docs/ptlbmalloc2.md"},
+        "suite": {"README.md", "docs/figures.md", "docs/suite.md"},
+        "larson": {"docs/figures.md"},
+        "ttest1": {"docs/figures.md", "docs/ptlbmalloc2.md"},
+        "idle-curve": {"README.md"},
         "paper-oracle": {"docs/papers.md"},
         "offload-sync": {"docs/offload.md"},
         "placement-alias": {"docs/placement.md"},

@@ -1,0 +1,53 @@
+"""The five rows of the README: the suite's summary, and what stays of a burst."""
+
+from __future__ import annotations
+
+from calm.bench import results
+from calm.bench.analysis import PEAK, TIME, Analysis, analyse
+from calm.bench.tables import times
+
+from . import idle_curve, suite
+from .results import Store
+from .rounds import CALMALLOC, GLIBC
+from .tables import line
+
+LABELS = (CALMALLOC, GLIBC, "jemalloc", "mimalloc", "snmalloc", "tcmalloc")
+
+
+def _means(analysis: Analysis, key: str) -> dict[str, str]:
+    mean = next(mean for mean in analysis.means if mean.what.key == key and mean.scope == "all")
+    return {label: times(ratio.value) for label, ratio in mean.to_best.items() if ratio.value is not None}
+
+
+def table(store: Store) -> str:
+    """Empty as long as the suite or the curve has not been measured."""
+    curve = store.load(idle_curve.NAME)
+    if curve is None or not suite.result(store.folder).exists():
+        return ""
+    analysis = analyse(results.load(str(suite.result(store.folder))))
+    left = {each["label"]: f"{each['mib'][-1]:,} MiB" for each in curve["curves"]}
+    worst = {each.label: times(each.ratio) for each in analysis.worst[TIME.key]}
+    shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
+    count = len(analysis.results.rows)
+    rows = (
+        ("memory kept after 1 GiB was freed", left),
+        (f"time, mean of {count} programs", _means(analysis, TIME.key)),
+        ("time in the worst program", worst),
+        (f"peak memory, mean of {count} programs", _means(analysis, PEAK.key)),
+        ("TLB shootdowns of all programs", shootdowns),
+    )
+    machine = analysis.results.machine
+    return (
+        "\n".join(
+            [
+                line(["", *LABELS]),
+                line(["---", *["---:"] * len(LABELS)]),
+                *(line([name, *(found.get(label, "") for label in LABELS)]) for name, found in rows),
+                "",
+                "Times and peaks are relative to the best of eight allocators in each program, which is 1. "
+                f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['distribution']}, Linux {machine['kernel']}; "
+                "the newest release of each allocator; [all figures](docs/figures.md).",
+            ]
+        )
+        + "\n"
+    )
