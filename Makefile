@@ -1,30 +1,34 @@
 # A thin front to CMake, ctest and pytest.
 SHELL := /bin/sh
+.DEFAULT_GOAL := all
 PREFIX ?= /usr/local
 # The presets that `make check` builds beside release; some of them are only compiled.
 ALSO := debug asan tsan clang aarch64 musl
 
 # Pieces of check-long, of which some need a quiet machine, one after the other also with -j.
 .NOTPARALLEL:
-.PHONY: all demo peers bench abis model build-tests check check-long install deb wheel clean
+.PHONY: help all demo peers bench abis model build-tests check check-long install deb wheel clean
 
-all: build/release/build.ninja
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+all: build/release/build.ninja ## build the libraries and the tool
 	cmake --build --preset release
 
 build/%/build.ninja:
 	cmake --preset $* >/dev/null
 
-demo:
+demo: ## install what is missing, build, and compare the allocators on this machine
 	scripts/setup demo
 	$(MAKE) --no-print-directory all
 	scripts/demo
 
 # Other allocators to compare with, built from their newest sources; see bench/peers.
-peers:
+peers: ## build the newest releases of other allocators, to compare with
 	scripts/peers
 
 # The whole suite under each of them: an hour or two, in which nothing else should run.
-bench:
+bench: ## run the whole suite under every allocator: an hour or two
 	scripts/setup bench
 	$(MAKE) --no-print-directory all
 	scripts/peers
@@ -32,18 +36,18 @@ bench:
 
 # The kernel with fewer TLB shootdowns beside one without, on emulated machines, and a test of its TLBs' coherence: see
 # docs/abis.md. Builds an emulator and the kernels first, from Debian's sources.
-abis:
+abis: ## count the shootdowns that patched kernels save, on emulated machines
 	scripts/setup abis
 	$(MAKE) --no-print-directory all
 	kernel/abis/build all --variants baseline,abis,debug
 	bench/abis
 
 # The protocol of offload mode, and ABIS, checked by SPIN: see tests/model and kernel/abis/model.
-model:
+model: ## check the models of offload mode and of ABIS
 	scripts/model
 
 # All that tests need.
-build-tests:
+build-tests: ## build what the tests run
 	scripts/setup check
 	scripts/fetch-glibcs build/glibcs
 	cmake --preset release >/dev/null
@@ -53,7 +57,7 @@ build-tests:
 	done
 
 # The summaries of the test runners come last.
-check: build-tests
+check: build-tests ## install what is missing, build, and run every test
 	scripts/lint
 	scripts/model
 	.venv/bin/python scripts/run-tests
@@ -69,19 +73,19 @@ long_mutants = scripts/mutants
 long_emulated = bench/emulated && bench/emulated --library build/release/libcalmalloc.so && bench/emulated --locks
 long_figures = bench/figures
 
-check-long: check $(LONG:%=check-long-%)
+check-long: check $(LONG:%=check-long-%) ## and what takes hours; check-long-NAME: one of its pieces
 
 $(LONG:%=check-long-%): check-long-%: build-tests
 	@start=$$(date +%s); { $(long_$*); } && echo "check-long-$*: passed in $$(($$(date +%s) - start)) s"
 
-install: all
+install: all ## install below PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)
 
-deb:
+deb: ## make Debian packages in build/packages
 	packaging/deb
 
-wheel:
+wheel: ## make a Python wheel in build/packages
 	packaging/wheel
 
-clean:
+clean: ## remove what was built
 	rm -rf build
