@@ -21,6 +21,7 @@ LABELS = (GLIBC, "jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gp
 COMMAND = ("idle-burst", "--threads", "2", "--main", "idle")
 STEP_S = 0.1
 _SAMPLE_S = 0.01
+_NOISE_MIB = 1
 
 
 def _resident_kib(process: int) -> float | None:
@@ -51,8 +52,18 @@ def follow(command: list[str], allocator: Allocator) -> dict[str, Any]:
         output, errors = process.communicate()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, output, errors)
-    before = json.loads(output)["rss_before_kib"]
-    return {"label": allocator.label, "mib": on_grid([(at, (kib - before) / 1024) for at, kib in samples])}
+    printed = json.loads(output)
+    before, kept = printed["rss_before_kib"] / 1024, printed["retained_kib"] / 1024
+    above = until_exit([(at, kib / 1024 - before) for at, kib in samples], kept)
+    return {"label": allocator.label, "kept_mib": round(kept, 1), "mib": on_grid(above)}
+
+
+def until_exit(samples: list[tuple[float, float]], kept: float) -> list[tuple[float, float]]:
+    """Without those of the exit, at which the kernel takes what the program itself last found resident."""
+    count = len(samples)
+    while count > 0 and samples[count - 1][1] < kept - _NOISE_MIB:
+        count -= 1
+    return samples[:count]
 
 
 def on_grid(samples: list[tuple[float, float]]) -> list[int]:
@@ -73,7 +84,7 @@ def measure(store: Store, arguments: tuple[str, ...] = ()) -> None:
     curves = []
     for label in present(LABELS):
         curves.append(follow(command, parse(label)))
-        print(f"  {label:<12} {curves[-1]['mib'][-1]:,} MiB at the end", flush=True)
+        print(f"  {label:<12} {curves[-1]['kept_mib']:,} MiB at the end", flush=True)
     store.save(NAME, {"command": command, "step_s": STEP_S, "curves": curves})
 
 
@@ -85,7 +96,7 @@ def draw(store: Store, path: Path) -> None:
     pyplot = plot.pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
     colors = looks_of([curve["label"] for curve in result["curves"]])
-    for curve in sorted(result["curves"], key=lambda curve: -curve["mib"][-1]):
+    for curve in sorted(result["curves"], key=lambda curve: -curve["kept_mib"]):
         label, mib = curve["label"], curve["mib"]
         ours = label == CALMALLOC
         axes.plot(
@@ -94,7 +105,7 @@ def draw(store: Store, path: Path) -> None:
             color=colors[label][0],
             linewidth=2.6 if ours else 1.3,
             zorder=3 if ours else 2,
-            label=f"{label}: {mib[-1]:,} MiB",
+            label=f"{label}: {curve['kept_mib']:,.0f} MiB",
         )
     axes.set_xlabel("seconds")
     axes.set_ylabel("resident memory (MiB)")

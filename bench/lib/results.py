@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 from collections.abc import Iterable
@@ -65,9 +66,14 @@ def without_paths(value: object) -> object:
 
 
 def compact(value: Any) -> Any:  # noqa: ANN401
-    """The same without the runs and without what is empty, with as many digits as the tables need."""
+    """The same without the runs and without what is empty, with as many digits as the tables need.
+
+    A command becomes one string, as a shell has it.
+    """
     if isinstance(value, dict):
         kept = {key: compact(item) for key, item in value.items() if key not in _LEFT_OUT}
+        if isinstance(command := kept.get("command"), list):
+            kept["command"] = shlex.join(command)
         return {key: item for key, item in kept.items() if item is not None and item not in ([], {})}
     if isinstance(value, list):
         return [compact(item) for item in value]

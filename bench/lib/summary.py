@@ -25,7 +25,7 @@ def table(store: Store) -> str:
     if curve is None or not suite.result(store.folder).exists():
         return ""
     analysis = analyse(results.load(str(suite.result(store.folder))))
-    left = {each["label"]: f"{each['mib'][-1]:,} MiB" for each in curve["curves"]}
+    left = {each["label"]: f"{each['kept_mib']:,.0f} MiB" for each in curve["curves"]}
     worst = {each.label: times(each.ratio) for each in analysis.worst[TIME.key]}
     shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
     count = len(analysis.results.rows)
@@ -45,7 +45,8 @@ def table(store: Store) -> str:
                 *(line([name, *(found.get(label, "") for label in LABELS)]) for name, found in rows),
                 "",
                 "Times and peaks are relative to the best of eight allocators in each program, which is 1. "
-                f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['distribution']}, Linux {machine['kernel']}; "
+                f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['distribution']}, "
+                f"Linux {machine['kernel']}; "
                 "the newest release of each allocator; [all figures](docs/figures.md).",
             ]
         )

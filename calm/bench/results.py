@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -231,6 +232,7 @@ def _take(kind: type[_T], data: Mapping[str, Any], **read: object) -> _T:
 def _row(data: Mapping[str, Any], rounds: int) -> Row:
     data = {**_EMPTY_ROW, **data}
     metric = Metric(*data["metric"]) if data["metric"] else None
+    command = data["command"]
     medians = [
         {name: column[number] for name, column in data["medians"].items()}
         for number in range(len(data["sides"]))
@@ -239,6 +241,7 @@ def _row(data: Mapping[str, Any], rounds: int) -> Row:
         Row,
         data,
         metric=metric,
+        command=shlex.split(command) if isinstance(command, str) else command,
         sides=[
             _side({"n": rounds} | side, found) for side, found in zip(data["sides"], medians, strict=True)
         ],

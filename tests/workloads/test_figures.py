@@ -67,11 +67,18 @@ def test_memory_over_time_is_the_highest_of_each_step() -> None:
     assert idle_curve.on_grid([]) == []
 
 
+def test_memory_of_the_exit_is_left_out() -> None:
+    samples = [(0.0, 1.0), (0.1, 90.0), (0.2, 50.0), (0.3, 49.5), (0.4, 20.0), (0.5, 3.0)]
+    assert idle_curve.until_exit(samples, 50.0) == samples[:4]
+    assert idle_curve.until_exit(samples, 2.0) == samples
+
+
 def test_memory_is_followed_until_the_program_ends() -> None:
-    command = [str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "50000000", "--seconds", "0.5"]
+    command = [str(BUILD / "idle-burst"), "--threads", "1", "--bytes", "50000000", "--seconds", "1"]
     curve = idle_curve.follow(command, allocators.parse("glibc"))
     assert curve["label"] == "glibc"
     assert max(curve["mib"]) >= 30
+    assert curve["mib"][-1] >= curve["kept_mib"] - 2
     with pytest.raises(subprocess.CalledProcessError):
         idle_curve.follow([*command, "--no-such-option"], allocators.parse("glibc"))
 

@@ -151,7 +151,7 @@ def test_results_are_as_a_measurement_writes_them(path: Path) -> None:
 
 def test_what_is_compact() -> None:
     whole = {
-        "command": ["a", "b"],
+        "command": ["a", "b c"],
         "rate": 1234567.891,
         "time_s": 0.000123456789,
         "count": 123456789.0,
@@ -161,7 +161,7 @@ def test_what_is_compact() -> None:
         "analysis": {"more": 1},
     }
     assert compact(whole) == {
-        "command": ["a", "b"],
+        "command": "a 'b c'",
         "rate": 1234568,
         "time_s": 0.00012346,
         "count": 123456789,
