@@ -66,7 +66,9 @@ static void before_fork(void) {
         helper_hold();
         return;
     }
-    governor_shrink_for_fork(&calm_governor);
+    if (offloading_mode() == OFFLOADING_NONE) {
+        governor_shrink_for_fork(&calm_governor);
+    }
     lock_wake_sleepers();
     forked_with_files = !thread_is_alone();
     if (forked_with_files) {

@@ -168,7 +168,7 @@ bool governor_is_held(const struct governor *governor) {
 }
 
 void governor_shrink_for_fork(struct governor *governor) {
-    if (governor->owner != NULL || governor_is_held(governor) || !purger_enter(governor)) {
+    if (governor_is_held(governor) || !purger_enter(governor)) {
         return;
     }
     heap_enter(governor);

@@ -236,10 +236,10 @@ void governor_refresh(struct governor *governor);
 bool governor_is_held(const struct governor *governor);
 
 /*
- * Before governor_before_fork. Free memory that is kept for later is worth less over a fork: each of its
- * pages costs a fault afterwards in any case, and the child has it, too, until it gives it back. So what may
- * not stay without a helper is given back, as long as the budget of purge_time is not spent. Nothing happens
- * in a signal handler that interrupted the governor.
+ * Before governor_before_fork, of a heap without an owner. Free memory that is kept for later is worth less
+ * over a fork: each of its pages costs a fault afterwards in any case, and the child has it, too, until it
+ * gives it back. So what may not stay without a helper is given back, as long as the budget of purge_time is
+ * not spent. Nothing happens in a signal handler that interrupted the governor.
  */
 void governor_shrink_for_fork(struct governor *governor);
 
