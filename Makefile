@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # The presets that `make check` builds beside release; some of them are only compiled.
 ALSO := debug asan tsan clang aarch64 musl
 
-# Pieces of check-long, of which some need a quiet machine, one after the other also with -j.
+# The pieces of check-long run one at a time even with -j, since some need a quiet machine.
 .NOTPARALLEL:
 .PHONY: help all demo peers bench abis model build-tests check check-long install deb wheel clean
 

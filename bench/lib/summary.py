@@ -30,7 +30,7 @@ def table(store: Store) -> str:
     shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
     count = len(analysis.results.rows)
     rows = (
-        ("memory kept after 1 GiB was freed", left),
+        ("memory above the start, 5 s after 1 GiB was freed", left),
         (f"time, mean of {count} programs", _means(analysis, TIME.key)),
         ("time in the worst program", worst),
         (f"peak memory, mean of {count} programs", _means(analysis, PEAK.key)),
@@ -44,10 +44,10 @@ def table(store: Store) -> str:
                 line(["---", *["---:"] * len(LABELS)]),
                 *(line([name, *(found.get(label, "") for label in LABELS)]) for name, found in rows),
                 "",
-                "Times and peaks are relative to the best of eight allocators in each program, which is 1. "
+                "Times and peaks are ratios to the best of eight allocators in each program (1 is the best). "
                 f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['distribution']}, "
                 f"Linux {machine['kernel']}; "
-                "the newest release of each allocator; [all figures](docs/figures.md).",
+                "peers in their newest versions; [all figures](docs/figures.md).",
             ]
         )
         + "\n"
