@@ -66,10 +66,10 @@ static void before_fork(void) {
         helper_hold();
         return;
     }
+    lock_wake_sleepers();
     if (offloading_mode() == OFFLOADING_NONE) {
         governor_shrink_for_fork(&calm_governor);
     }
-    lock_wake_sleepers();
     forked_with_files = !thread_is_alone();
     if (forked_with_files) {
         stdio_before_fork();
@@ -141,6 +141,9 @@ bool allocator_ready(void) {
              */
             offloads = offloads && offloading_prepare();
             cpu_caches_start(&calm_caches, mode, !offloads);
+            if (!filters_allow_all()) {
+                governor_read_room(&calm_governor); /* later it may not be read any more */
+            }
             calm_classes = classes;
             atomic_store_explicit(&ready, true, memory_order_release);
             first = true;

@@ -169,8 +169,8 @@ static void settle(void) {
     struct place_request wanted = request();
     struct place_choice choice = place_choose(&survey.view, wanted, seed());
     tell(choice.reason);
-    /* Its own, of /proc and /sys, are to be in nobody's way. It says nothing any more. */
-    thread_leave_files(&calm_server.worker);
+    thread_leave_files(); /* its own, of /proc and /sys, are to be in nobody's way; it says nothing any more
+                           */
     calm_server.keeps = wanted.kind == PLACE_NUMBER && choice.reason == PLACE_MET;
     if (choice.cpu >= 0) {
         cpu_pin((unsigned)choice.cpu);

@@ -9,8 +9,11 @@
 #define PATIENCE_NS 10000000000ULL
 
 bool own_threads_stop(void) {
-    /* There is none under a filter of the program's own, which may not know the next call. */
-    if (filters_now() == FILTERS_ADDED || !helper_is_of_this_process(&calm_governor)) {
+    if (filters_now() == FILTERS_ADDED) { /* which may not know the next call */
+        helper_hold();
+        return true;
+    }
+    if (!helper_is_of_this_process(&calm_governor)) {
         return false; /* the threads are the parent's, and so is what they may do; or none was started yet */
     }
     uint64_t patience_ns = offloading_is_held() ? 0 : PATIENCE_NS;

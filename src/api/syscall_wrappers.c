@@ -6,6 +6,7 @@
 #ifndef CALM_WITHOUT_THREADS
 #include "api/own_threads.h"
 #include "cache/cpu_cache.h"
+#include "os/thread.h"
 #endif
 #include "os/filters.h"
 #include "os/syscall.h"
@@ -35,6 +36,9 @@ static void own_threads_resume(bool stopped) {
     (void)stopped;
 }
 static bool cpu_cache_is_vforked(void) {
+    return false;
+}
+static bool thread_is_alone(void) {
     return false;
 }
 #endif
@@ -122,6 +126,9 @@ EXPORT long syscall(long number, ...) {
     if (copies_process(number, arguments)) {
         return finish(make(false, number, arguments));
     }
+    if (number == SYS_exit && thread_is_alone()) {
+        own_threads_resume(own_threads_stop()); /* the last thread's status is the process's */
+    }
     switch (number) {
     case SYS_prctl:
         return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
@@ -129,7 +136,6 @@ EXPORT long syscall(long number, ...) {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
         return finish(make(adds, number, arguments));
     }
-    case SYS_exit: /* whose status is the process's if no thread is left, ours included */
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:

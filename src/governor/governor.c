@@ -177,7 +177,9 @@ void governor_shrink_for_fork(struct governor *governor) {
     struct bound bound = bound_by(governor, &terms);
     bool over = is_over(governor, bound.limit) && !demand_is_spent(&governor->demand);
     heap_exit(governor);
-    if (over) {
+    /* The budget is looked at once a window, so no more than once. */
+    if (over && governor->shrunk_window != governor->demand.windows + 1) {
+        governor->shrunk_window = governor->demand.windows + 1;
         purge_down(governor, bound.keep, bound.limit, REASON_LIMIT);
     }
     purger_leave(governor);

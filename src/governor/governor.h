@@ -111,6 +111,7 @@ struct governor {
     struct demand demand;
     uint64_t window_looks;
     size_t untouched_windows; /* in a row in which no thread came to the heap */
+    size_t shrunk_window;     /* 1 + the number of that in which a fork last gave back */
     uint64_t window_cpu_ns;
     uint64_t window_purge_ns;
     uint64_t window_purged_pages;
@@ -229,6 +230,9 @@ size_t governor_limit(const struct governor *governor);
 /* See space_limit. */
 void governor_limit_space(struct governor *governor, size_t bytes);
 
+/* Reads how much memory the process may take, at its start, where that may not be read later. */
+void governor_read_room(struct governor *governor);
+
 /* Settings changed: the bound follows. */
 void governor_refresh(struct governor *governor);
 
@@ -237,9 +241,9 @@ bool governor_is_held(const struct governor *governor);
 
 /*
  * Before governor_before_fork, of a heap without an owner. Free memory that is kept for later is worth less
- * over a fork: each of its pages costs a fault afterwards in any case, and the child has it, too, until it
- * gives it back. So what may not stay without a helper is given back, as long as the budget of purge_time is
- * not spent. Nothing happens in a signal handler that interrupted the governor.
+ * over a fork: each of its small pages costs a fault afterwards in any case, and the child has it, too, until
+ * it gives it back. So what may not stay without a helper is given back, once a window, as long as the budget
+ * of purge_time is not spent. Nothing happens in a signal handler that interrupted the governor.
  */
 void governor_shrink_for_fork(struct governor *governor);
 

@@ -50,9 +50,10 @@ static bool is_stopped(void) {
 }
 
 static void tidy(struct governor *governor) {
-    bool own_files = thread_leave_files(&governor->helper_thread);
     /* An inherited filter may know none of this. */
+    bool own_files = false;
     if (filters_allow_all()) {
+        own_files = thread_leave_files();
         thread_drop_capabilities();
         thread_schedule_normally(&governor->cpus);
     }

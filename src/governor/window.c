@@ -39,13 +39,17 @@ static void read_room(struct governor *governor, uint64_t now, bool own_files) {
             return;
         }
         atomic_store_explicit(&governor->room_read_ns, now, memory_order_relaxed);
-        size_t room = memory_room_bytes();
         heap_enter(governor);
         size_t held = footprint_pages(governor) * page_bytes(governor);
         heap_exit(governor);
+        size_t room = memory_room_bytes();
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
     }
     atomic_store_explicit(&governor->room_bytes, bytes, memory_order_relaxed);
+}
+
+void governor_read_room(struct governor *governor) {
+    read_room(governor, clock_coarse_ns(), true);
 }
 
 /* Of all threads, in a window of so many ns. */
@@ -139,6 +143,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
         return false;
     }
     read_room(governor, now, own_files);
+    now = clock_coarse_ns(); /* which may be much later */
     if (!purger_try(governor)) {
         return false;
     }

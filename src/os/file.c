@@ -78,7 +78,7 @@ uint64_t file_line_number(const char *line, const char *name) {
     if (*name != '\0' || (*line != ' ' && *line != ':')) {
         return UINT64_MAX;
     }
-    while (*line == ' ' || *line == ':' || *line == '\t') {
+    while (*line == ' ' || *line == ':') {
         line++;
     }
     uint64_t number = 0;

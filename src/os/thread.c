@@ -3,7 +3,6 @@
 #include "os/address_space.h"
 #include "os/clock.h"
 #include "os/file.h"
-#include "os/filters.h"
 #include "os/syscall.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -17,13 +16,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-
-/* Sanitizers report from any thread, into the program's files. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WATCHED true
-#else
-#define WATCHED false
-#endif
 
 uint64_t thread_block_signals(void) {
     uint64_t all = ~(uint64_t)0;
@@ -80,14 +72,13 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
 #else
 
 /* linux/sched.h */
-#define THREAD_FLAGS                                                                                  \
-    (0x00000100 /* VM */ | 0x00000200 /* FS */ | 0x00000800 /* SIGHAND */ | 0x00010000 /* THREAD */ | \
-     0x00040000 /* SYSVSEM */ | 0x00080000 /* SETTLS */ | 0x00100000 /* PARENT_SETTID */ |            \
-     0x00200000 /* CHILD_CLEARTID */)
-#define SHARES_FILES 0x00000400UL
+#define THREAD_FLAGS                                                                                 \
+    (0x00000100 /* VM */ | 0x00000200 /* FS */ | 0x00000400 /* FILES */ | 0x00000800 /* SIGHAND */ | \
+     0x00010000 /* THREAD */ | 0x00040000 /* SYSVSEM */ | 0x00080000 /* SETTLS */ |                  \
+     0x00100000 /* PARENT_SETTID */ | 0x00200000 /* CHILD_CLEARTID */)
 
 /* What code compiled for threads may read or write around the thread pointer: a canary, errno. */
-#define LOCAL_BYTES  ((size_t)16 << 10)
+#define LOCAL_BYTES ((size_t)16 << 10)
 
 /* Where glibc keeps what it shares with the kernel; below all thread-local storage in newer ones. */
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
@@ -114,7 +105,7 @@ static void enter(void (*body)(void *argument), void *argument, uintptr_t unused
 
 /* The new thread starts with nothing but its stack: what it is to do lies there, and is in the registers of
  * enter's arguments. The kernel keeps id, from before the thread runs until it has ended. */
-static long clone_thread(unsigned long flags, const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
+static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
 #if defined(__x86_64__)
     register void *r10 __asm__("r10") = id;
@@ -131,11 +122,11 @@ static long clone_thread(unsigned long flags, const uintptr_t *stack, void *loca
                      "ud2\n"
                      "1:"
                      : "=a"(result)
-                     : "a"(SYS_clone), "D"(flags), "S"(stack), "d"(id), "r"(r10), "r"(r8)
+                     : "a"(SYS_clone), "D"(THREAD_FLAGS), "S"(stack), "d"(id), "r"(r10), "r"(r8)
                      : "rcx", "r11", "memory");
 #else
     register long x8 __asm__("x8") = SYS_clone;
-    register unsigned long x0 __asm__("x0") = flags;
+    register long x0 __asm__("x0") = THREAD_FLAGS;
     register const uintptr_t *x1 __asm__("x1") = stack;
     register void *x2 __asm__("x2") = id;
     register void *x3 __asm__("x3") = local;
@@ -153,7 +144,7 @@ static long clone_thread(unsigned long flags, const uintptr_t *stack, void *loca
                      : "+r"(x0)
                      : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
                      : "memory", "x30");
-    result = (long)x0;
+    result = x0;
 #endif
     return result;
 }
@@ -182,9 +173,7 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     stack[3] = (uintptr_t)thread;
 
     uint64_t before = thread_block_signals();
-    thread->has_copies = !WATCHED && !filters_allow_all();
-    unsigned long flags = THREAD_FLAGS | (thread->has_copies ? 0 : SHARES_FILES);
-    long started = clone_thread(flags, stack, local, &thread->id);
+    long started = clone_thread(stack, local, &thread->id);
     thread_restore_signals(before);
     return started > 0;
 }
@@ -250,40 +239,12 @@ void thread_forget(struct thread *thread) {
 /* linux/close_range.h */
 #define RANGE_UNSHARED 2
 
-/* A table has so many slots at least; and at most, it is taken, where no /proc says how many. */
-#define SLOTS_LEAST 64
-#define SLOTS_MOST  65536
-
-static void note_slots(void *context, const char *line) {
-    uint64_t slots = file_line_number(line, "FDSize");
-    if (slots != UINT64_MAX) {
-        *(uint64_t *)context = slots;
-    }
-}
-
-static void close_from(uint64_t slot, uint64_t end) {
-    for (; slot < end; slot++) {
-        os_syscall(SYS_close, (long)slot, 0, 0, 0, 0, 0);
-    }
-}
-
-/* The first ones first: in a full table no file is opened. */
-static void close_copies(void) {
-    uint64_t slots = SLOTS_MOST;
-    close_from(0, SLOTS_LEAST);
-    file_each_line("/proc/thread-self/status", note_slots, &slots);
-    close_from(SLOTS_LEAST, slots);
-}
-
-bool thread_leave_files(const struct thread *thread) {
-    if (WATCHED) {
-        return false;
-    }
-    if (thread->has_copies) {
-        close_copies();
-        return true;
-    }
+bool thread_leave_files(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* which report from any thread */
+    return false;
+#else
     return os_syscall(SYS_close_range, 0, ~0U, RANGE_UNSHARED, 0, 0, 0) == 0;
+#endif
 }
 
 void thread_drop_capabilities(void) {

@@ -14,7 +14,6 @@ struct thread {
     _Atomic(uint32_t) id;      /* the kernel's; 0 when there is none, and the stack is not used any more */
     _Atomic(uint32_t) last_id; /* of the last that was started, which may be there a moment longer */
     char *memory;
-    bool has_copies; /* of the program's open files, until it leaves them */
 };
 
 /* How many want that no thread of ours is started, as the process is about to change what it may do. */
@@ -58,12 +57,11 @@ unsigned thread_count(void);
 void thread_forget(struct thread *thread);
 
 /*
- * From now on the calling thread, which is this one, has a table of open files of its own, an empty one: what
- * it opens takes no number that the program counts on, and nothing of the program's stays open because of it.
- * False where the kernel cannot (before Linux 5.9, without seccomp filters). Where there is a filter, which
- * may not know the system call that empties a table, the thread starts with a copy, and closes each file.
+ * From now on the calling thread has a table of open files of its own, an empty one: what it opens takes no
+ * number that the program counts on, and nothing of the program's stays open because of it. False where the
+ * kernel cannot (before Linux 5.9).
  */
-bool thread_leave_files(const struct thread *thread);
+bool thread_leave_files(void);
 
 /* From now on the calling thread has no capabilities, whatever its user. */
 void thread_drop_capabilities(void);

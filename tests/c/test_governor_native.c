@@ -953,10 +953,14 @@ static void test_helper_opens_no_files(void) {
     CHECK_EQUAL(room_reads_locked, 0); /* a file may be slow to read */
 }
 
-/* In a container, whose seccomp filter the program inherits, the helper reads it, too. */
-static void test_helper_reads_room(void) {
+/* In a container, whose seccomp filter the program inherits, it is read at the start alone, and stays known.
+ */
+static void test_room_read_at_start(void) {
     atomic_store(&calm_governor.settings.watch_cgroup, 1);
     filters_note(FILTERS_INHERITED);
+    governor_read_room(&calm_governor);
+    CHECK_EQUAL(room_reads, 1);
+    calm_governor.room_bytes = 30 * MIB;
     build();
     free_all();
     for (int second = 0; second < 3; second++) {
@@ -964,7 +968,20 @@ static void test_helper_reads_room(void) {
         clock_advance(10 * WINDOW_NS);
     }
     clock_await_sleep(&calm_governor.helper_bell);
-    CHECK(SANITIZED || room_reads > 0); /* where sanitizers watch it shares the program's files */
+    CHECK_EQUAL(room_reads, 1);
+    CHECK(stats_now().retained_limit <= 10 * MIB);
+}
+
+/* More forks within a window give nothing back: what the first one's cost is known at its end. */
+static void test_fork_gives_back_once_a_window(void) {
+    for (int fork_number = 0; fork_number < 2; fork_number++) {
+        build();
+        free_all();
+        clock_await_sleep(&calm_governor.helper_bell);
+        CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
+        governor_shrink_for_fork(&calm_governor);
+        CHECK((stats_now().retained > WAVE * WAVE_BYTES / 2) == (fork_number == 1));
+    }
 }
 
 static _Atomic(int) purger_stops;
@@ -1516,7 +1533,8 @@ int main(void) {
     in_child(test_refused_helper);
     in_child(test_lone_thread_beside_helper);
     in_child(test_helper_opens_no_files);
-    in_child(test_helper_reads_room);
+    in_child(test_room_read_at_start);
+    in_child(test_fork_gives_back_once_a_window);
     in_child(test_child_keeps_little);
     in_child(test_fork_gives_back);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
