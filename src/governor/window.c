@@ -27,8 +27,9 @@ static size_t footprint_pages(const struct governor *governor) {
     return heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
 }
 
-/* Without a lock, for which a thread that allocates or forks would wait: a file may be slow to read. Nobody
- * else reads: who looks at the clock is the helper, the server, or a thread that is alone. */
+/* Holds no lock, since a file may be slow to read and a thread that allocates or forks would wait for the
+ * lock. One thread reads files at a time: the helper, the server, or the only thread of a program without a
+ * helper. */
 static void read_room(struct governor *governor, uint64_t now, bool own_files) {
     /* A helper that shares the program's table opens nothing there, though the program has but one thread. */
     bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));

@@ -344,7 +344,7 @@ static void vfork_once(void) {
     pid_t child = vfork();
     CHECK(child >= 0);
     if (child == 0) {
-        mark_blocks(1, 8);
+        mark_blocks(1, 20);
         CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
         _exit(0);
     }

@@ -46,6 +46,12 @@ def test_filter_that_kills(programs: Programs, way: str, options: str, how: str)
     programs.run(way, "privileges", "filtered", how, options=options)
 
 
+@pytest.mark.parametrize("how", ["prctl", "seccomp"])
+@pytest.mark.parametrize(("way", "options"), EVERYWHERE)
+def test_filter_alone(programs: Programs, way: str, options: str, how: str) -> None:
+    programs.run(way, "privileges", "filtered-alone", how, options=options)
+
+
 @pytest.mark.parametrize("options", ["", "cache=locked", OFFLOAD])
 @pytest.mark.parametrize("way", OURS)
 def test_filter_at_once(programs: Programs, way: str, options: str) -> None:
