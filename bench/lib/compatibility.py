@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .results import REPOSITORY, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TRIES = 3
 PATIENCE_S = 3600
@@ -141,8 +146,8 @@ class Root:
         self._preload.write_text(f"/{place}\n")
         return f"/{place}"
 
-    def run(self, program: Program, label: str | None) -> Verdicts:
-        """In a fresh copy of what was prepared."""
+    def run(self, program: Program, label: str | None, tests: Iterable[str] = ()) -> Verdicts:
+        """In a fresh copy of what was prepared; another try is for the tests named."""
         work = f"{program.folder}/work"
         shutil.rmtree(self.folder / work, ignore_errors=True)
         subprocess.run(
@@ -151,9 +156,10 @@ class Root:
         path = self._install(label)
         try:
             check = f"grep -q {path} /proc/self/maps || exit 99\n" if path else ""
+            again = "again=" + shlex.quote("\n".join(tests)) + "\n"
             done = subprocess.run(
-                self._command(check + program.run, work), stdin=subprocess.DEVNULL, capture_output=True,
-                text=True, errors="replace", timeout=PATIENCE_S,
+                self._command(check + again + program.run, work), stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", timeout=PATIENCE_S,
             )  # fmt: skip
         finally:
             self._preload.unlink(missing_ok=True)
@@ -173,6 +179,25 @@ class Result:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
 
+def measure(program: Program, root: Root, wanted: list[str]) -> Result:
+    """Of one program under glibc, and then under each library."""
+    root.prepare(program)
+    start = time.monotonic()
+    plain = root.run(program, None)
+    counts = f"{len(plain.passed)} passed, {len(plain.failed)} failed"
+    print(f"{program.name}: glibc: {counts} in {time.monotonic() - start:.0f} s", flush=True)
+    result = Result(program, plain)
+    for label in wanted:
+        lost = plain.passed - root.run(program, label).passed
+        for _ in range(TRIES - 1):
+            if lost:
+                lost -= root.run(program, label, sorted(lost)).passed
+        result.lost[label] = sorted(lost)
+        shown = f": {', '.join(sorted(lost)[:10])}" if lost else ""
+        print(f"{program.name}: {label}: {len(lost)} lost{shown}", flush=True)
+    return result
+
+
 def _versions() -> dict[str, str]:
     path = REPOSITORY / "build/peers/lib/versions.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -180,21 +205,20 @@ def _versions() -> dict[str, str]:
 
 
 def keep(store: Store, result: Result) -> None:
-    """Adds it to the results, in place of an earlier one of that program and those libraries."""
+    """Adds it to the results, in place of an earlier one of that program and those libraries.
+
+    What other libraries lost stays: each was compared with the run of glibc's beside it.
+    """
     programs: dict[str, Any] = (store.load(NAME) or {}).get("programs", {})
-    program, passed = result.program, len(result.plain.passed)
+    program = result.program
     before = programs.get(program.name, {})
-    if before.get("passed") != passed:
-        before = {}
-    kept = {label: passed - len(lost) for label, lost in result.lost.items()}
-    lost = {label: names for label, names in before.get("lost", {}).items() if label not in result.lost}
     programs[program.name] = {
         "what": program.what,
         "suite": program.suite,
-        "passed": passed,
+        "passed": len(result.plain.passed),
         "failed": len(result.plain.failed),
-        "kept": before.get("kept", {}) | kept,
-        "lost": lost | result.lost,
+        "lost": before.get("lost", {}) | {label: len(names) for label, names in result.lost.items()},
+        "names": before.get("names", {}) | result.lost,
     }
     order = [each.name for each in read_programs()]
     store.save(
@@ -204,8 +228,8 @@ def keep(store: Store, result: Result) -> None:
 
 
 def _cell(entry: dict[str, Any], label: str) -> str:
-    kept = entry.get("kept", {}).get(label)
-    return "" if kept is None else "all" if kept == entry["passed"] else f"all but {entry['passed'] - kept}"
+    lost = entry["lost"].get(label)
+    return "" if lost is None else f"all but {lost}" if lost else "all"
 
 
 def text(store: Store) -> str:
@@ -223,7 +247,7 @@ def text(store: Store) -> str:
     lost = [
         f"- {name}, {label}: {', '.join(f'`{test}`' for test in tests)}"
         for name, entry in results["programs"].items()
-        for label, tests in entry.get("lost", {}).items()
+        for label, tests in entry.get("names", {}).items()
         if tests
     ]
     lines += ["", "Lost, by name:", "", *lost] if lost else ["", "None lost a test."]
