@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from calm.allocators import Allocator
+from calm.bench.runner import clean_environment
 from calm.errors import CalmError
 from calm.profile.model import CPU, Profile, load
 
 from .results import REPOSITORY
-from .rounds import LONGEST_RUN_S, clean_environment, run_to_end, under
+from .rounds import LONGEST_RUN_S, run_to_end, under
 
 # A sample a millisecond or so, on each CPU; a prime.
 _FREQUENCY = 997

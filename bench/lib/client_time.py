@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from calm.allocators import Allocator
+from calm.bench.runner import clean_environment
 from calm.profile.causes import classify
 
-from .rounds import CALMALLOC, clean_environment, note, run_to_end, under
+from .rounds import CALMALLOC, note, run_to_end, under
 
 # A prime of nanoseconds, so that no loop keeps step with it.
 PERIOD_NS = 199_999

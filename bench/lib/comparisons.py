@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from calm.bench import inputs
+from calm.bench.runner import clean_environment
 
 from . import ratios
 from .results import BUILD, REPOSITORY, Store, machine
-from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2, clean_environment, present
+from .rounds import CALMALLOC, GLIBC, PEERS, PTLBMALLOC2, present
 
 CURVE = (1, 2, 5, 10, 20, 50, 100)
 LISTING1 = str(BUILD / "listing1")

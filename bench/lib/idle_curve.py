@@ -12,9 +12,10 @@ from typing import Any
 from calm import plot, processes
 from calm.allocators import Allocator, parse
 from calm.bench.picture import looks_of
+from calm.bench.runner import clean_environment
 
 from .results import BUILD, REPOSITORY, Store
-from .rounds import CALMALLOC, GLIBC, clean_environment, present
+from .rounds import CALMALLOC, GLIBC, present
 
 NAME = "idle-curve"
 LABELS = (GLIBC, "jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gperftools", CALMALLOC)

@@ -9,9 +9,10 @@ import tempfile
 from dataclasses import dataclass
 
 from calm import allocators
+from calm.bench.runner import clean_environment
 
 from .results import BUILD, REPOSITORY, Store
-from .rounds import CALMALLOC, GLIBC, PTLBMALLOC2, clean_environment, present
+from .rounds import CALMALLOC, GLIBC, PTLBMALLOC2, present
 
 SIZES = (64, 1000, 2000, 20_000, 100_000)
 FEW, MANY = 100_000, 1_100_000

@@ -22,22 +22,13 @@ from typing import Any
 from calm import allocators, measure, program
 from calm.allocators import Allocator
 from calm.bench.inputs import FURTHER_PROGRAMS, PROGRAMS, WORDS, XSLT, Program, xalan_arguments, xml_orders
+from calm.bench.runner import clean_environment
 from calm.errors import CalmError
 
 from . import allocator_share, client_time, judged, server_time
 from .judged import BEST_PEER, Goal
 from .results import BUILD, REPOSITORY, Store, summarize
-from .rounds import (
-    CALMALLOC,
-    GLIBC,
-    LONGEST_RUN_S,
-    clean_environment,
-    interleaved,
-    note,
-    present,
-    run_once,
-    version_of,
-)
+from .rounds import CALMALLOC, GLIBC, LONGEST_RUN_S, interleaved, note, present, run_once, version_of
 
 GROUP = "offload"
 OFFLOAD, SYNC = f"{CALMALLOC}-offload", f"{CALMALLOC}-offload-sync"

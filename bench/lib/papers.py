@@ -13,9 +13,9 @@ from rich.console import Console
 
 from calm.bench import results
 from calm.bench.paper import huge_pages, rerun
+from calm.bench.runner import clean_environment
 
 from .results import REPOSITORY, Store
-from .rounds import clean_environment
 
 NAME, PREFIX = "papers", "paper-"
 PAPERS = ("oracle", "ptlbmalloc2", "nextgen", "valat")

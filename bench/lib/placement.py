@@ -21,13 +21,14 @@ from calm.bench.analysis import PEAK, TIME, Measure, costs
 from calm.bench.order import orders
 from calm.bench.progress import words
 from calm.bench.results import Results
+from calm.bench.runner import clean_environment
 from calm.statistics import SEED, Ratio, geometric_mean_of_ratios, median
 
 from . import judged, offload, placement_peer, suite
 from .judged import Goal
 from .offload import Figure, Row, printed
 from .results import BUILD, REPOSITORY, Store, machine, summarize
-from .rounds import CALMALLOC, clean_environment, origin, run_once, version_of
+from .rounds import CALMALLOC, origin, run_once, version_of
 
 GROUP = "placement"
 UNPLACED = placement_peer.UNPLACED

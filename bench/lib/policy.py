@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from calm import allocators, processes
+from calm.bench.runner import clean_environment
 from calm.top import figures
 
 from . import sawtooth, tables
 from .results import BUILD, REPOSITORY, Store
-from .rounds import CALMALLOC, clean_environment
+from .rounds import CALMALLOC
 
 NAME = "policy"
 WINDOW_S = 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from calm import allocators, processes, program, said
 from calm.allocators import Allocator
 from calm.bench.order import orders
+from calm.bench.runner import clean_environment
 from calm.statistics import SEED
 
 from .results import REPOSITORY
@@ -22,16 +22,9 @@ CALMALLOC = "calmalloc"
 PTLBMALLOC2 = "ptlbmalloc2"
 PEERS = (GLIBC, "jemalloc", "gperftools", "mimalloc")
 
-# Settings of whoever runs this must not reach what is measured.
-_SETTINGS = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "CALM_OPTIONS", "PTLBMALLOC2_", "MIMALLOC_", "TCMALLOC_")
 LONGEST_RUN_S = 600
 # A shell that goes into the cgroup and then becomes the program.
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment, without any allocator's settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
 
 
 def present(labels: Iterable[str]) -> list[str]:

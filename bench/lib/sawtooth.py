@@ -20,11 +20,12 @@ from typing import Any
 
 from calm import processes
 from calm.allocators import Allocator
+from calm.bench.runner import clean_environment
 from calm.statistics import Ratio
 
 from . import ratios, tables
 from .results import BUILD, REPOSITORY, Store, machine, side_of
-from .rounds import CALMALLOC, GLIBC, LONGEST_RUN_S, PEERS, clean_environment, interleaved, note, present
+from .rounds import CALMALLOC, GLIBC, LONGEST_RUN_S, PEERS, interleaved, note, present
 
 NAME = "sawtooth"
 LABELS = (*PEERS, "snmalloc", "rpmalloc", "tcmalloc", CALMALLOC)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from calm.allocators import Allocator
+from calm.bench.runner import clean_environment
 
 from .results import REPOSITORY
-from .rounds import CALMALLOC, clean_environment, note
+from .rounds import CALMALLOC, note
 
 _LOOK_S = 0.05
 # So many looks without any CPU time of the program's threads: it has done its work.

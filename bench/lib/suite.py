@@ -10,10 +10,10 @@ from pathlib import Path
 
 from calm.bench import picture, results
 from calm.bench.analysis import analyse
+from calm.bench.runner import clean_environment
 from calm.bench.tables import to_markdown
 
 from .results import REPOSITORY, Store
-from .rounds import clean_environment
 
 NAME = "suite"
 _CALM = str(REPOSITORY / "bin/calm")

@@ -89,8 +89,9 @@ class _Work:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment, without any allocator's settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+    """The environment without any allocator's settings. Where gcc is ccache's, it compiles all the same."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+    return clean | {"CCACHE_DISABLE": "1"}
 
 
 def touch_memory(free_kib: int) -> int:

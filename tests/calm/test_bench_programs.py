@@ -23,7 +23,7 @@ from calm import allocators
 from calm.bench import programs
 from calm.bench.cases import Case, Prepared
 from calm.bench.clients import exchange, memcached, redis
-from calm.bench.runner import obstacle
+from calm.bench.runner import clean_environment, obstacle
 from calm.errors import USAGE, CalmError
 
 BY_NAME = {case.name: case for case in programs.CASES}
@@ -486,3 +486,15 @@ def test_socket_that_nobody_listens_on(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(ready.folder / SOCKETS[name]))
         served(case, ready, *SHORT[name])
+
+
+def test_compilers_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gcc is ccache's, all runs but the first would copy what that one compiled."""
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho $CCACHE_DISABLE\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ready = BY_NAME["gcc"].prepare(tmp_path / "gcc-case")
+    environment = clean_environment() | dict(ready.environment)
+    done = subprocess.run(ready.command, cwd=ready.folder, env=environment, capture_output=True, text=True)
+    assert done.stdout == "1\n"
