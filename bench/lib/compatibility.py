@@ -22,6 +22,8 @@ TRIES = 3
 PATIENCE_S = 3600
 FOLDER = REPOSITORY / "build/compatibility"
 NAME = "compatibility"
+# Below the root.
+PREPARED = "srv/prepared"
 OURS = ("libcalmalloc", "libptlbmalloc2")
 LIBRARIES = {
     "libcalmalloc": "build/release/libcalmalloc.so",
@@ -49,8 +51,8 @@ class Program:
 
     @property
     def folder(self) -> str:
-        """Where it is prepared, below the root."""
-        return "srv/" + re.sub(r"[^a-z0-9]+", "-", self.name.lower())
+        """A name for what is its own."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower())
 
 
 def read_programs() -> list[Program]:
@@ -82,20 +84,20 @@ def read_verdicts(output: str) -> Verdicts:
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian in a folder. One program at a time."""
+    """A Debian in a folder, of one program."""
 
     folder: Path
 
     @classmethod
-    def made(cls, suite: str) -> Root:
-        """Of a suite, made where it is not there yet."""
-        folder = FOLDER / suite
+    def made(cls, program: Program) -> Root:
+        """Made where it is not there yet."""
+        folder = FOLDER / program.folder
         if not (folder / "made").exists():
             shutil.rmtree(folder / "root", ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             script = str(REPOSITORY / "scripts/debian-root")
             subprocess.run(
-                [script, "make", suite, str(folder / "root")], check=True, stdin=subprocess.DEVNULL
+                [script, "make", program.suite, str(folder / "root")], check=True, stdin=subprocess.DEVNULL
             )
             user = ["useradd", "-m", "-p", "*", "tester"]  # no password fits, and it is not locked
             subprocess.run([script, "run", str(folder / "root"), *user], check=True)
@@ -114,20 +116,20 @@ class Root:
     def prepare(self, program: Program) -> None:
         """Installs what it needs, and prepares its folder: once."""
         self._preload.unlink(missing_ok=True)
-        prepared = self.folder / program.folder / "prepared"
+        prepared = self.folder / PREPARED
         script = f"set -e\n{program.prepare}"
         known = prepared.parent / "known"
         inputs = "\n".join([*program.packages, script])
         if known.exists() and known.read_text() == inputs:
             return
-        shutil.rmtree(prepared.parent, ignore_errors=True)
+        shutil.rmtree(prepared, ignore_errors=True)
         prepared.mkdir(parents=True)
         packages = " ".join(program.packages)
         install = "dpkg --configure -a && apt-get -qq update && "
         install += f"apt-get -qq install -y --no-install-recommends {packages}"
-        log = (FOLDER / f"{program.folder.replace('/', '-')}-prepare.log").open("w")
+        log = (self.folder.parent / "prepare.log").open("w")
         with log:
-            for step, folder in ((install, "srv"), (script, f"{program.folder}/prepared")):
+            for step, folder in ((install, "srv"), (script, PREPARED)):
                 subprocess.run(
                     self._command(step, folder), check=True, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=subprocess.STDOUT,
@@ -148,11 +150,9 @@ class Root:
 
     def run(self, program: Program, label: str | None, tests: Iterable[str] = ()) -> Verdicts:
         """In a fresh copy of what was prepared; another try is for the tests named."""
-        work = f"{program.folder}/work"
+        work = "srv/work"
         shutil.rmtree(self.folder / work, ignore_errors=True)
-        subprocess.run(
-            ["cp", "-a", str(self.folder / program.folder / "prepared"), str(self.folder / work)], check=True
-        )
+        subprocess.run(["cp", "-a", str(self.folder / PREPARED), str(self.folder / work)], check=True)
         path = self._install(label)
         try:
             check = f"grep -q {path} /proc/self/maps || exit 99\n" if path else ""
@@ -163,7 +163,7 @@ class Root:
             )  # fmt: skip
         finally:
             self._preload.unlink(missing_ok=True)
-        log = FOLDER / f"{program.folder.replace('/', '-')}-{label or 'glibc'}.log"
+        log = self.folder.parent / f"{label or 'glibc'}{'-again' if tests else ''}.log"
         log.write_text(done.stdout + done.stderr)
         if done.returncode == 99:
             raise MissingError(f"{path} was not loaded in the root: see {log}")

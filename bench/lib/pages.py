@@ -15,6 +15,7 @@ from . import (
     placement,
     policy,
     sawtooth,
+    scaling,
     suite,
     summary,
     tables,
@@ -39,6 +40,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     put(docs / "figures.md", tables.figures(store), "figures")
     put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")
     put(docs / "figures.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
+    put(docs / "figures.md", scaling.table(store), scaling.NAME)
     put(docs / "suite.md", suite.tables(store.folder, suite.DETAILS), suite.NAME)
     suite.draw(store.folder, docs / "suite.svg")
     for paper in papers.PAPERS:
