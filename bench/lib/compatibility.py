@@ -186,6 +186,8 @@ def measure(program: Program, root: Root, wanted: list[str]) -> Result:
     plain = root.run(program, None)
     counts = f"{len(plain.passed)} passed, {len(plain.failed)} failed"
     print(f"{program.name}: glibc: {counts} in {time.monotonic() - start:.0f} s", flush=True)
+    if not plain.passed:
+        raise MissingError(f"{program.name}: no test passes under glibc: see {root.folder.parent}/glibc.log")
     result = Result(program, plain)
     for label in wanted:
         lost = plain.passed - root.run(program, label).passed
