@@ -13,14 +13,24 @@
 /* Grown depots hold no more than this part of all pages. */
 #define DEPOT_GROWN_DIVISOR 4
 
-/* The depot of the thread's node; NULL if there are none. */
-static struct depot *near_depot(struct governor *governor) {
-    if (governor->depot_count == 0) {
-        return NULL;
-    }
+/* The number of the depot near the thread. */
+static unsigned near_depot(const struct governor *governor) {
     /* Not where there is but one: the thread that is asked may have no thread-local storage to tell by. */
-    unsigned node = governor->depot_count == 1 ? 0 : cpu_cache_node();
-    return &governor->depots[node < governor->depot_count ? node : 0];
+    if (governor->depot_count <= 1) {
+        return 0;
+    }
+    unsigned each = governor->depots_per_node;
+    return (cpu_cache_node() * each + cpu_cache_number() / DEPOT_CPUS % each) % governor->depot_count;
+}
+
+/* From the near depot, or whichever has some. */
+static size_t take_from_depots(struct governor *governor, uint32_t class, void **blocks, size_t count) {
+    size_t taken = 0;
+    unsigned near = near_depot(governor);
+    for (unsigned i = 0; i < governor->depot_count && taken == 0; i++) {
+        taken = depot_take(&governor->depots[(near + i) % governor->depot_count], class, blocks, count);
+    }
+    return taken;
 }
 
 /*
@@ -61,29 +71,34 @@ static enum run_choice choose_slab_run(const struct governor *governor) {
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
+static size_t take_from_heap(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                             bool ready) {
+    heap_enter(governor);
+    governor->heap.make_ready = ready ? make_ready : NULL;
+    governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
+                                 : ready                 ? choose_slab_run(governor)
+                                                         : RUN_FOR_LARGE;
+    uint64_t made = governor->heap.runs.huge_pages_made;
+    size_t taken = heap_take_blocks(&governor->heap, class, blocks, count);
+    if (governor->heap.runs.huge_pages_made != made && taken > 0) {
+        uint64_t start = clock_thread_ns();
+        *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
+        density_note_cost(&governor->density, clock_thread_ns() - start,
+                          (double)governor->heap.runs.huge_pages * fault_ns(governor));
+    }
+    heap_leave(governor);
+    return taken;
+}
+
 size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
                                   bool ready) {
     count_miss(governor);
-    struct depot *depot = near_depot(governor);
-    size_t taken = depot == NULL ? 0 : depot_take(depot, class, blocks, count);
+    size_t taken = take_from_depots(governor, class, blocks, count);
     /* An owner fills up what the depot had the rest of: a magazine that is not full would be no use to it. */
-    if (taken == 0 || (governor->owner != NULL && taken < count)) {
-        heap_enter(governor);
-        governor->heap.make_ready = ready ? make_ready : NULL;
-        governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
-                                     : ready                 ? choose_slab_run(governor)
-                                                             : RUN_FOR_LARGE;
-        uint64_t made = governor->heap.runs.huge_pages_made;
-        taken += heap_take_blocks(&governor->heap, class, blocks + taken, count - taken);
-        if (governor->heap.runs.huge_pages_made != made && taken > 0) {
-            uint64_t start = clock_thread_ns();
-            *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
-            density_note_cost(&governor->density, clock_thread_ns() - start,
-                              (double)governor->heap.runs.huge_pages * fault_ns(governor));
-        }
-        heap_leave(governor);
+    if (taken > 0 && (governor->owner == NULL || taken == count)) {
+        return taken;
     }
-    return taken;
+    return taken + take_from_heap(governor, class, blocks + taken, count - taken, ready);
 }
 
 /* What the depots may grow to. Under the heap's lock. */
@@ -94,12 +109,14 @@ static size_t depot_wanted(const struct governor *governor) {
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     count_miss(governor);
-    struct depot *depot = near_depot(governor);
+    struct depot *depot = governor->depot_count == 0 ? NULL : &governor->depots[near_depot(governor)];
     if (depot != NULL && depot_put(depot, class, blocks, count)) {
         return;
     }
+    struct heap_puts puts;
+    heap_plan_puts(&governor->heap, &puts, blocks, count);
     heap_enter(governor);
-    heap_put_blocks(&governor->heap, blocks, count);
+    heap_put_planned(&governor->heap, &puts, blocks, count);
     if (depot != NULL) {
         depot_grow(depot, class, depot_wanted(governor));
     }

@@ -36,9 +36,13 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
         governor->heap.runs.huge_pages = huge_page_request_bytes() / page_bytes(governor);
     }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
-    governor->depot_count = !with_depots ? 0 : nodes < DEPOTS_MOST ? nodes : DEPOTS_MOST;
+    size_t cpus = cpu_affinity_count();
+    size_t each = cpus / nodes / DEPOT_CPUS;
+    each = each * nodes > DEPOTS_MOST ? DEPOTS_MOST / nodes : each;
+    governor->depots_per_node = each == 0 ? 1 : (unsigned)each;
+    unsigned depots = nodes * governor->depots_per_node;
+    governor->depot_count = !with_depots ? 0 : depots < DEPOTS_MOST ? depots : DEPOTS_MOST;
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        size_t cpus = cpu_affinity_count();
         depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
                    DEPOT_MEDIUM_PER_CPU * cpus / governor->depot_count,
                    DEPOT_GROWN_PER_CPU * cpus / governor->depot_count);

@@ -27,6 +27,8 @@
 #include <stdatomic.h>
 
 #define DEPOTS_MOST 8
+/* One for so many CPUs. */
+#define DEPOT_CPUS 4
 
 enum policy { POLICY_ADAPTIVE, POLICY_PAPER };
 enum placement { PLACEMENT_OFF, PLACEMENT_LINES, PLACEMENT_COLORS, PLACEMENT_RANDOM };
@@ -102,6 +104,7 @@ struct governor {
     struct cpu_caches *caches;
     struct depot depots[DEPOTS_MOST];
     unsigned depot_count;
+    unsigned depots_per_node;
     struct governor_settings settings;
 
     /* Under the purger's lock. */

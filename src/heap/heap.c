@@ -2,6 +2,8 @@
 
 #include "heap/slab.h"
 
+#include <string.h>
+
 /* Moved blocks keep a mapping each; half of what a process may have is the application's. */
 #define MOVED_SPANS_MOST 16384
 
@@ -58,14 +60,11 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
         if (slab == NULL) {
             break;
         }
-        taken += slab_take(heap, slab, blocks + taken, count - taken);
+        taken += slab_take(heap, slab, blocks + count - taken, count - taken);
     }
     slab_make_ready(heap);
-    /* A stack hands out the last first. */
-    for (size_t low = 0, high = taken; low + 1 < high; low++, high--) {
-        void *block = blocks[low];
-        blocks[low] = blocks[high - 1];
-        blocks[high - 1] = block;
+    if (taken < count) {
+        memmove(blocks, blocks + count - taken, taken * sizeof *blocks);
     }
     return taken;
 }
@@ -106,6 +105,12 @@ static bool is_claimed(const struct heap *heap, const struct span *slab, const c
     return false;
 }
 
+static void put_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits) {
+    bool was_full = is_full(heap, slab);
+    slab_put(heap, slab, word, bits);
+    settle_slab(heap, slab, was_full);
+}
+
 static void put_block(struct heap *heap, void *pointer) {
     uint32_t page = space_page(&heap->space, pointer);
     if (page == 0 || heap->space.class_of[page] == 0) {
@@ -119,15 +124,89 @@ static void put_block(struct heap *heap, void *pointer) {
         note_misuse(heap, block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
         return;
     }
-    bool was_full = is_full(heap, slab);
-    slab_put(heap, slab, (size_t)block);
-    settle_slab(heap, slab, was_full);
+    put_bits(heap, slab, (size_t)block / 64, (uint64_t)1 << (block % 64));
+}
+
+/* The slab that a pointer lies in, if any. */
+static struct span *slab_at(const struct heap *heap, const void *pointer) {
+    uint32_t page = space_page(&heap->space, pointer);
+    return page == 0 || heap->space.class_of[page] == 0 ? NULL : space_span_of(&heap->space, page);
+}
+
+void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count) {
+    puts->count = 0;
+    size_t i = 0;
+    struct slab_bits *last = NULL;
+    struct span *slab = NULL;
+    size_t slab_bytes = 0;
+    for (; i < count; i++) {
+        if (slab == NULL || (size_t)((char *)blocks[i] - slab->base) >= slab_bytes) {
+            slab = slab_at(heap, blocks[i]);
+            slab_bytes = slab == NULL ? 0 : (size_t)slab->pages << heap->space.page_shift;
+        }
+        long block = slab == NULL ? -1 : slab_block_at(heap, slab, blocks[i]);
+        size_t word = (size_t)block / 64;
+        uint64_t bit = (uint64_t)1 << (block & 63);
+        if (last != NULL && block >= 0 && last->slab == slab && last->word == word &&
+            (last->bits & bit) == 0) {
+            last->bits |= bit;
+            last->count++;
+            continue;
+        }
+        if (puts->count == HEAP_PUTS_MOST) {
+            break;
+        }
+        last = &puts->of[puts->count++];
+        *last = (struct slab_bits){.count = 1};
+        if (block >= 0) {
+            last->slab = slab;
+            last->base = slab->base;
+            last->class = slab->class;
+            last->word = (uint16_t)word;
+            last->bits = bit;
+            __builtin_prefetch(&slab->used_blocks, 1);
+            __builtin_prefetch(&slab->allocated[word], 1);
+            __builtin_prefetch(&heap->space.users_of[slab->page], 1);
+        }
+    }
+    puts->planned = i;
+}
+
+/* Whether all of them are blocks in use, as planned: of a slab that has not come to another use since, if
+ * what is freed here was free before. */
+static bool are_in_use(const struct slab_bits *put) {
+    const struct span *slab = put->slab;
+    return slab != NULL && slab->state == SPAN_SLAB && !slab->claimed && slab->class == put->class &&
+           slab->base == put->base && (put->bits & ~slab->allocated[put->word]) == 0;
+}
+
+void heap_put_planned(struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count) {
+    for (;;) {
+        void *const *block = blocks;
+        for (size_t i = 0; i < puts->count; i++) {
+            const struct slab_bits *put = &puts->of[i];
+            if (are_in_use(put)) {
+                put_bits(heap, put->slab, put->word, put->bits);
+            } else {
+                for (size_t each = 0; each < put->count; each++) {
+                    put_block(heap, block[each]);
+                }
+            }
+            block += put->count;
+        }
+        blocks += puts->planned;
+        count -= puts->planned;
+        if (count == 0) {
+            return;
+        }
+        heap_plan_puts(heap, puts, blocks, count);
+    }
 }
 
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        put_block(heap, blocks[i]);
-    }
+    struct heap_puts puts;
+    heap_plan_puts(heap, &puts, blocks, count);
+    heap_put_planned(heap, &puts, blocks, count);
 }
 
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,

@@ -80,6 +80,31 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
 /* Blocks of any classes. What is not a block in use is reported and skipped. */
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 
+/*
+ * The same in two parts, so that least is done under the heap's lock. To plan is for the blocks' owner, any
+ * thread: it finds out which bits of which slabs they are. What is more than the plan has room for follows
+ * under the lock, and so does what turns out not to be as planned, since it is no block in use.
+ */
+#define HEAP_PUTS_MOST 32
+
+struct slab_bits {
+    struct span *slab; /* NULL: for a pointer that is no block of a slab */
+    char *base;        /* of the slab, as planned */
+    uint64_t bits;     /* blocks of one word of its bitmap */
+    uint16_t word;
+    uint16_t count; /* pointers */
+    uint8_t class;
+};
+
+struct heap_puts {
+    size_t planned; /* pointers */
+    size_t count;
+    struct slab_bits of[HEAP_PUTS_MOST];
+};
+
+void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count);
+void heap_put_planned(struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count);
+
 /* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. Its owner may
  * have it begin later: heap_place_large. */
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,

@@ -41,8 +41,9 @@ static void note_fresh(struct heap *heap, uint32_t page) {
     heap->fresh_pages = 1;
 }
 
-/* One more block in use touches the page. touched: its owner will write to it. */
-static void use_page(struct heap *heap, struct span *slab, uint16_t *users, bool touched) {
+/* So many more blocks in use touch the page. touched: their owner will write to it. */
+static void use_page(struct heap *heap, struct span *slab, size_t page, size_t blocks, bool touched) {
+    uint16_t *users = &heap->space.users_of[slab->page + page];
     if ((*users & PAGE_USERS) == 0) {
         heap->used_pages++;
         if ((*users & PAGE_DIRTY) != 0) {
@@ -55,11 +56,12 @@ static void use_page(struct heap *heap, struct span *slab, uint16_t *users, bool
             note_fresh(heap, (uint32_t)(users - heap->space.users_of));
         }
     }
-    *users = (uint16_t)((*users + 1) | (touched ? PAGE_DIRTY : 0));
+    *users = (uint16_t)((*users + blocks) | (touched ? PAGE_DIRTY : 0));
 }
 
-static void leave_page(struct heap *heap, struct span *slab, uint16_t *users) {
-    (*users)--;
+static void leave_page(struct heap *heap, struct span *slab, size_t page, size_t blocks) {
+    uint16_t *users = &heap->space.users_of[slab->page + page];
+    *users = (uint16_t)(*users - blocks);
     if ((*users & PAGE_USERS) == 0) {
         heap->used_pages--;
         if ((*users & PAGE_DIRTY) != 0) {
@@ -68,60 +70,94 @@ static void leave_page(struct heap *heap, struct span *slab, uint16_t *users) {
     }
 }
 
-/* Pages that a block touches, counted within the slab. */
-static inline void pages_of(const struct heap *heap, const struct size_class *class, size_t block,
-                            size_t *first, size_t *last) {
-    size_t offset = block * class->size;
-    *first = offset >> heap->space.page_shift;
-    *last = (offset + class->size - 1) >> heap->space.page_shift;
+/* The block that a byte of the slab belongs to, or would. */
+static inline size_t block_of(const struct size_class *class, size_t offset) {
+    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
+    return block * class->size > offset ? block - 1 : block;
 }
 
-static void use_block(struct heap *heap, struct span *slab, size_t block, bool touched) {
-    size_t first;
-    size_t last;
-    pages_of(heap, class_of(heap, slab), block, &first, &last);
-    slab->allocated[block / 64] |= (uint64_t)1 << (block % 64);
-    slab->used_blocks++;
-    for (size_t page = first; page <= last; page++) {
-        use_page(heap, slab, &heap->space.users_of[slab->page + page], touched);
+/* Bits first to end - 1. */
+static inline uint64_t bits_between(size_t first, size_t end) {
+    return (~(uint64_t)0 >> (64 - (end - first))) << first;
+}
+
+enum change { CHANGE_USED, CHANGE_CLAIMED, CHANGE_FREED };
+
+/* Tells the pages that the blocks touch, each once for all of them. */
+static inline __attribute__((always_inline)) void
+change_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits, enum change change) {
+    const struct size_class *class = class_of(heap, slab);
+    uint32_t shift = heap->space.page_shift;
+    size_t start = word * 64;
+    size_t lowest = start + (size_t)__builtin_ctzll(bits);
+    size_t highest = start + 63 - (size_t)__builtin_clzll(bits);
+    size_t page = lowest * class->size >> shift;
+    size_t last = (highest * class->size + class->size - 1) >> shift;
+    size_t first = block_of(class, page << shift);
+    for (; page <= last; page++) {
+        size_t next = block_of(class, (page + 1) << shift);
+        size_t end = next + (next * class->size < (page + 1) << shift ? 1 : 0);
+        uint64_t of_page =
+            bits_between(first > start ? first - start : 0, end < start + 64 ? end - start : 64);
+        uint64_t touching = bits & of_page;
+        first = next;
+        if (touching == 0) {
+            continue;
+        }
+        size_t blocks = (size_t)__builtin_popcountll(touching);
+        if (change == CHANGE_FREED) {
+            leave_page(heap, slab, page, blocks);
+        } else {
+            use_page(heap, slab, page, blocks, change == CHANGE_USED);
+        }
+    }
+    uint16_t count = (uint16_t)__builtin_popcountll(bits);
+    if (change == CHANGE_FREED) {
+        slab->allocated[word] &= ~bits;
+        slab->used_blocks = (uint16_t)(slab->used_blocks - count);
+    } else {
+        slab->allocated[word] |= bits;
+        slab->used_blocks = (uint16_t)(slab->used_blocks + count);
     }
 }
 
-void slab_put(struct heap *heap, struct span *slab, size_t block) {
-    size_t first;
-    size_t last;
-    pages_of(heap, class_of(heap, slab), block, &first, &last);
-    slab->allocated[block / 64] &= ~((uint64_t)1 << (block % 64));
-    slab->used_blocks--;
-    for (size_t page = first; page <= last; page++) {
-        leave_page(heap, slab, &heap->space.users_of[slab->page + page]);
-    }
+void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits) {
+    change_bits(heap, slab, word, bits, CHANGE_FREED);
 }
 
-size_t slab_take(struct heap *heap, struct span *slab, void **blocks, size_t count) {
+/* Of the bits that are set the lowest, so many at most. There is one. */
+static uint64_t lowest_bits(uint64_t bits, size_t count) {
+    if (count >= 64) {
+        return bits;
+    }
+    uint64_t run = bits_between(0, count) << __builtin_ctzll(bits);
+    if ((bits & run) == run) {
+        return run;
+    }
+    uint64_t others = bits;
+    for (; count > 0 && others != 0; count--) {
+        others &= others - 1;
+    }
+    return bits & ~others;
+}
+
+size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count) {
     const struct size_class *class = class_of(heap, slab);
     size_t taken = 0;
     for (size_t word = 0; word * 64 < class->slab_blocks && taken < count; word++) {
-        uint64_t free_bits = ~slab->allocated[word];
         size_t left = class->slab_blocks - word * 64;
-        if (left < 64) {
-            free_bits &= ((uint64_t)1 << left) - 1;
+        uint64_t bits = ~slab->allocated[word] & bits_between(0, left < 64 ? left : 64);
+        if (bits == 0) {
+            continue;
         }
-        while (free_bits != 0 && taken < count) {
-            size_t block = word * 64 + (size_t)__builtin_ctzll(free_bits);
-            free_bits &= free_bits - 1;
-            use_block(heap, slab, block, true);
-            blocks[taken++] = slab->base + block * class->size;
+        bits = lowest_bits(bits, count - taken);
+        change_bits(heap, slab, word, bits, CHANGE_USED);
+        char *base = slab->base + word * 64 * class->size;
+        for (; bits != 0; bits &= bits - 1) {
+            *(end - ++taken) = base + (size_t)__builtin_ctzll(bits) * class->size;
         }
     }
     return taken;
-}
-
-long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer) {
-    const struct size_class *class = class_of(heap, slab);
-    size_t offset = (size_t)((const char *)pointer - slab->base);
-    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
-    return block < class->slab_blocks && block * class->size == offset ? (long)block : -1;
 }
 
 void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean) {
@@ -182,16 +218,19 @@ void slab_close(struct heap *heap, struct span *slab) {
     }
 }
 
-/* Blocks that touch any of the pages. */
-static void blocks_of(const struct heap *heap, const struct span *slab, size_t first_page, size_t pages,
-                      size_t *first, size_t *end) {
+/* Those that touch any of the pages. */
+static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_page, size_t pages,
+                             enum change change) {
     const struct size_class *class = class_of(heap, slab);
-    size_t start = first_page << heap->space.page_shift;
-    size_t stop = (first_page + pages) << heap->space.page_shift;
-    *first = start / class->size;
-    *end = (stop + class->size - 1) / class->size;
-    if (*end > class->slab_blocks) {
-        *end = class->slab_blocks;
+    uint32_t shift = heap->space.page_shift;
+    size_t block = block_of(class, first_page << shift);
+    size_t end = block_of(class, ((first_page + pages) << shift) - 1) + 1;
+    end = end < class->slab_blocks ? end : class->slab_blocks;
+    while (block < end) {
+        size_t word = block / 64;
+        size_t stop = end < word * 64 + 64 ? end : word * 64 + 64;
+        change_bits(heap, slab, word, bits_between(block % 64, stop - word * 64), change);
+        block = stop;
     }
 }
 
@@ -207,12 +246,7 @@ bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *firs
     *first = page;
     *from = stretch(users, page, slab->pages);
     *pages = *from - page;
-    size_t block;
-    size_t end;
-    blocks_of(heap, slab, *first, *pages, &block, &end);
-    for (; block < end; block++) {
-        use_block(heap, slab, block, false);
-    }
+    change_blocks_of(heap, slab, *first, *pages, CHANGE_CLAIMED);
     return true;
 }
 
@@ -225,10 +259,5 @@ void slab_return(struct heap *heap, struct span *slab, size_t first, size_t page
     } else {
         heap->dirtied_pages -= pages; /* they were before, and will be counted again */
     }
-    size_t block;
-    size_t end;
-    blocks_of(heap, slab, first, pages, &block, &end);
-    for (; block < end; block++) {
-        slab_put(heap, slab, block);
-    }
+    change_blocks_of(heap, slab, first, pages, CHANGE_FREED);
 }

@@ -8,20 +8,27 @@
 
 #include "heap/heap.h"
 
-/* Takes up to count free blocks, the lowest first, and returns how many it took. */
-size_t slab_take(struct heap *heap, struct span *slab, void **blocks, size_t count);
+/* Takes up to count free blocks, the lowest, and returns how many it took. Backwards from end: a stack hands
+ * out the last first. */
+size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count);
 
 /* Makes those pages of what was taken resident that may not be; where the heap is to do so. */
 void slab_make_ready(struct heap *heap);
 
 /* The block that begins at pointer, by its number; -1 if none begins there. */
-long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer);
+static inline long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer) {
+    const struct size_class *class = &heap->classes->of[slab->class];
+    size_t offset = (size_t)((const char *)pointer - slab->base);
+    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
+    return block < class->slab_blocks && block * class->size == offset ? (long)block : -1;
+}
 
 static inline bool slab_in_use(const struct span *slab, size_t block) {
     return (slab->allocated[block / 64] >> (block % 64) & 1) != 0;
 }
 
-void slab_put(struct heap *heap, struct span *slab, size_t block);
+/* Blocks in use become free: those of a word of the slab's bitmap. */
+void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits);
 
 /* A span of the class's slab_pages becomes a slab, and an empty slab a span. */
 void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean);

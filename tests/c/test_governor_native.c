@@ -668,6 +668,17 @@ static void test_populated(void) {
     CHECK_EQUAL(resident_pages(zeroed(MIB), MIB), 0);
 }
 
+/* For medium blocks. */
+static size_t depot_bounds(size_t *most) {
+    size_t sum = 0;
+    *most = 0;
+    for (unsigned i = 0; i < calm_governor.depot_count; i++) {
+        sum += atomic_load(&calm_governor.depots[i].medium.bound);
+        *most += calm_governor.depots[i].medium.most;
+    }
+    return sum;
+}
+
 /* What is freed all at once, and taken again, stays in the depot, as long as it is little beside all pages.
  */
 static void test_depot_grows(void) {
@@ -675,8 +686,8 @@ static void test_depot_grows(void) {
     for (size_t i = 0; i < OTHERS; i++) {
         blocks[SLOTS - 1 - i] = obtain(MIB);
     }
-    const struct depot_budget *budget = &calm_governor.depots[0].medium;
-    size_t least = atomic_load(&budget->bound);
+    size_t most;
+    size_t least = depot_bounds(&most);
     uint64_t locks[2];
     for (int half = 0; half < 2; half++) {
         uint64_t before = stats_now().heap_locks;
@@ -693,11 +704,47 @@ static void test_depot_grows(void) {
         struct calm_stats stats = stats_now();
         CHECK(stats.cached <= stats.cached_limit);
     }
-    size_t grown = atomic_load(&budget->bound);
+    size_t grown = depot_bounds(&most);
     printf("depot: %zu KiB, %zu once grown; %llu trips to the heap, then %llu\n", least / KIB, grown / KIB,
            (unsigned long long)locks[0], (unsigned long long)locks[1]);
-    CHECK(grown > least && grown <= budget->most && grown <= stats_now().footprint / 4);
+    CHECK(grown > least && grown <= most && grown <= stats_now().footprint / 4);
     CHECK(locks[1] < locks[0] / 2);
+}
+
+/* Where CPUs have several depots, what one of them holds is taken before the heap is asked. */
+static void test_depots_of_other_cpus(void) {
+    enum { BLOCKS = 64, BYTES = 4096 };
+    static struct governor governor;
+    CHECK(governor_init(&governor, &calm_classes, calm_governor.caches, (size_t)1 << 30, true, NULL));
+    CHECK(governor.depot_count >= 1 && governor.depot_count <= DEPOTS_MOST);
+    for (unsigned i = governor.depot_count; i < 3; i++) {
+        CHECK(depot_init(&governor.depots[i], &calm_classes, MIB, MIB, MIB));
+    }
+    governor.depot_count = governor.depots_per_node = 3;
+    uint32_t class = size_class_of(&calm_classes, BYTES);
+    void *taken[BLOCKS];
+    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, BLOCKS), BLOCKS);
+    size_t each = calm_classes.of[class].batch;
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK(depot_put(&governor.depots[i], class, taken + i * each, each));
+    }
+    uint64_t locks = governor.heap_locks;
+    bool seen[BLOCKS] = {false};
+    for (unsigned i = 0; i < 3; i++) {
+        void *again[BLOCKS];
+        CHECK_EQUAL(governor_take_blocks(&governor, class, again, each), each);
+        for (size_t k = 0; k < each; k++) {
+            size_t at = 0;
+            while (at < 3 * each && taken[at] != again[k]) {
+                at++;
+            }
+            CHECK(at < 3 * each && !seen[at]);
+            seen[at] = true;
+        }
+    }
+    CHECK_EQUAL(governor.heap_locks, locks);
+    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, 1), 1);
+    CHECK_EQUAL(governor.heap_locks, locks + 1);
 }
 
 /* ---- what is worth keeping ---- */
@@ -1556,6 +1603,7 @@ int main(void) {
     in_child(test_parts_of_huge_pages);
     in_child(test_populated);
     in_child(test_depot_grows);
+    in_child(test_depots_of_other_cpus);
     in_child(test_lone_thread_without_helper);
     in_child(test_owner_takes_no_lock);
     in_child(test_fork_beside_stopped_owner);
