@@ -148,6 +148,8 @@ def table(store: Store) -> str:
         parts += [line(["TLB shootdowns, sum", *(f"{total:,.0f}" for total in totals)]), ""]
     here = found["machine"]
     versions = ", ".join(f"{label} {version}" for label, version in found["versions"].items())
-    hardware = f"{here['cpus']} CPUs ({here['cpu']}), {here['memory']}"
-    parts.append(f"{versions}. {hardware}, {here['distribution']}, {here['glibc']}, Linux {here['kernel']}.")
+    gib = int(here["memory"].split()[0]) / 1024**2
+    system = f"{here['distribution']}, {here['glibc']}, Linux {here['kernel']}"
+    hardware = f"{here['cpus']} CPUs ({here['cpu']}), {gib:.0f} GiB"
+    parts.append(f"{versions}. {hardware}, {system}, commit {here['commit']}.")
     return "\n".join(parts) + "\n"

@@ -1,6 +1,6 @@
 /*
  * The depot: magazines of free blocks between the CPUs' caches and the heap (Bonwick & Adams, 2001), so that
- * what one CPU frees another allocates without the heap's lock. One for each NUMA node.
+ * what one CPU frees another allocates without the heap's lock. There is one for a few CPUs of a NUMA node.
  *
  * A class's shelf is a stack of pointers under its own lock; a magazine is as many as move at once. What the
  * depot holds is bounded for all small classes together, and for all medium ones. Blocks in it are not free

@@ -31,6 +31,7 @@ from lib import (  # noqa: E402
     offload,
     ratios,
     rounds,
+    scaling,
     server_time,
     tables,
 )
@@ -38,6 +39,8 @@ from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
 
 from calm import __version__, allocators  # noqa: E402
+from calm.bench.cases import Metric  # noqa: E402
+from calm.bench.results import METRIC, Row, Run, Side  # noqa: E402
 from calm.profile.model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
 
 BUILD = ROOT / "build/release"
@@ -685,3 +688,40 @@ def test_inputs_of_programs_are_written_and_named_from_where_they_are_run(
     assert folder == tmp_path / "gcc/outputs"
     assert (folder / command[-1]).is_file()
     assert offload.prepared(("cfrac", "--primes", "9")) == ([str(BUILD / "cfrac"), "--primes", "9"], ROOT)
+
+
+def test_scaling_rows_have_as_many_threads_as_asked_for() -> None:
+    for case in scaling.cases(6):
+        command = case.prepare(Path()).command
+        threads = command[command.index("--threads") + 1]
+        assert threads == ("3" if case.name == "xmalloc-test" else "6"), case.name
+        # A command that the workload does not know ends with 2.
+        done = subprocess.run([*command, "--no-such"], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "no-such" in done.stderr
+
+
+def row_of(name: str, metric: Metric | None, **sides: tuple[float, float, float]) -> Row:
+    figure = METRIC if metric else "wall_s"
+    found = [
+        Side(label, [Run(1, {figure: value, "peak_rss_kib": kib, "shootdowns_begun": shot})])
+        for label, (value, kib, shot) in sides.items()
+    ]
+    return Row(name, "workload", metric, ["/some/where/larson", "--threads", "4"], [], {}, found)
+
+
+def test_scaling_table(tmp_path: Path) -> None:
+    rate = Metric("operations_per_second", "/s", higher_is_better=True)
+    rows = [
+        scaling.kept(row_of("a rate", rate, glibc=(50, 2048, 7), calmalloc=(200, 1024, 1))),
+        scaling.kept(row_of("a time", None, glibc=(1, 1024, 0), calmalloc=(1.5, 1024, 2))),
+    ]
+    assert rows[0]["sides"] == {"glibc": [4, 2, 7], "calmalloc": [1, 1, 1]}
+    assert rows[0]["command"] == ["larson", "--threads", "4"]
+    store = Store(tmp_path)
+    assert scaling.table(store) == ""
+    store.save("scaling", {"versions": {"glibc": "2.36"}, "threads": {"4": rows}})
+    told = scaling.table(store)
+    assert "| a rate | 4.00, 2 | 1.00, 1 |" in told
+    assert "| **geometric mean, to the best** | 2.00, 1.41 | 1.22, 1.00 |" in told
+    assert "| TLB shootdowns, sum | 7 | 3 |" in told
