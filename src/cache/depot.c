@@ -14,6 +14,11 @@
 #define SHED_AT_ONCE 64
 #define CREDIT_MOST  ((size_t)128 << 10)
 
+/* Not kept in the shelf: what was never used is not written at the start either. */
+static void **blocks_of(const struct depot *depot, uint32_t class) {
+    return depot->blocks + (size_t) class * DEPOT_SHELF_BLOCKS;
+}
+
 static void enter(const struct depot *depot, struct depot_shelf *shelf) {
     if (!depot->owned) {
         lock_acquire(&shelf->lock);
@@ -86,10 +91,7 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
         return false;
     }
     depot->shelves = (struct depot_shelf *)(void *)memory;
-    for (uint32_t class = 0; class < classes->count; ++class) {
-        depot->shelves[class].blocks =
-            (void **)(void *)(memory + shelves_bytes) + (size_t) class * DEPOT_SHELF_BLOCKS;
-    }
+    depot->blocks = (void **)(void *)(memory + shelves_bytes);
     depot->classes = classes;
     start_budget(&depot->small, small, small);
     start_budget(&depot->medium, medium, medium_most);
@@ -148,7 +150,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     uint32_t held = atomic_load_explicit(&shelf->count, memory_order_relaxed);
     size_t taken = held < count ? held : count;
     held -= (uint32_t)taken;
-    memcpy(blocks, shelf->blocks + held, taken * sizeof *blocks);
+    memcpy(blocks, blocks_of(depot, class) + held, taken * sizeof *blocks);
     atomic_store_explicit(&shelf->count, held, memory_order_relaxed);
     if (held < shelf->lowest) {
         shelf->lowest = held;
@@ -170,7 +172,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     bool fits = held + count <= shelf_most(budget, of) &&
                 take_credit(depot, budget, shelf, depot_charge(depot, class, count));
     if (fits) {
-        memcpy(shelf->blocks + held, blocks, count * sizeof *blocks);
+        memcpy(blocks_of(depot, class) + held, blocks, count * sizeof *blocks);
         atomic_store_explicit(&shelf->count, held + (uint32_t)count, memory_order_relaxed);
     } else {
         atomic_store_explicit(&shelf->was_full, true, memory_order_relaxed);
@@ -227,8 +229,9 @@ size_t depot_shed(struct depot *depot, bool all,
             /* From the bottom: those have lain longest. */
             count = wanted < SHED_AT_ONCE ? wanted : SHED_AT_ONCE;
             count = count < held ? count : held;
-            memcpy(blocks, shelf->blocks, count * sizeof *blocks);
-            memmove(shelf->blocks, shelf->blocks + count, (held - count) * sizeof *blocks);
+            void **held_blocks = blocks_of(depot, class);
+            memcpy(blocks, held_blocks, count * sizeof *blocks);
+            memmove(held_blocks, held_blocks + count, (held - count) * sizeof *blocks);
             atomic_store_explicit(&shelf->count, held - (uint32_t)count, memory_order_relaxed);
             shelf->lowest = held - (uint32_t)count;
             size_t charge = depot_charge(depot, class, count);

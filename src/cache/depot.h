@@ -1,6 +1,7 @@
 /*
  * The depot: magazines of free blocks between the CPUs' caches and the heap (Bonwick & Adams, 2001), so that
- * what one CPU frees another allocates without the heap's lock. There is one for a few CPUs of a NUMA node.
+ * what one CPU frees another allocates without the heap's lock. There is one for a few CPUs of a NUMA
+ * node, whose other CPUs take from it when their own has none.
  *
  * A class's shelf is a stack of pointers under its own lock; a magazine is as many as move at once. What the
  * depot holds is bounded for all small classes together, and for all medium ones. Blocks in it are not free
@@ -29,8 +30,7 @@ struct depot_shelf {
     _Atomic(uint32_t) turns; /* from full to empty, since the last depot_shed or growth, about: threads that
                                 count at once may lose one */
     _Atomic(size_t)
-        credit;    /* charged, but not used: what comes and goes at one shelf need not tell the others */
-    void **blocks; /* room for DEPOT_SHELF_BLOCKS, apart: pages that are written before they are read */
+        credit; /* charged, but not used: what comes and goes at one shelf need not tell the others */
 };
 
 struct depot_budget {
@@ -44,6 +44,7 @@ struct depot {
     const struct size_classes *classes;
     struct depot_budget small, medium;
     struct depot_shelf *shelves; /* by class */
+    void **blocks; /* DEPOT_SHELF_BLOCKS of each class, apart: pages that are written before they are read */
 };
 
 /*

@@ -1,5 +1,6 @@
 /*
- * Blocks of one class, by the magazine: from the near depot and into it, or else the heap.
+ * Blocks of one class, by the magazine: from a depot of the thread's node, and into the near one; or else the
+ * heap.
  */
 #include "governor/governor.h"
 
@@ -13,24 +14,33 @@
 /* Grown depots hold no more than this part of all pages. */
 #define DEPOT_GROWN_DIVISOR 4
 
-/* The number of the depot near the thread. */
-static unsigned near_depot(const struct governor *governor) {
+/* The number of a depot of the thread's node: the near one, or others after it. */
+static unsigned depot_near(const struct governor *governor, unsigned further) {
     /* Not where there is but one: the thread that is asked may have no thread-local storage to tell by. */
     if (governor->depot_count <= 1) {
         return 0;
     }
     unsigned each = governor->depots_per_node;
-    return (cpu_cache_node() * each + cpu_cache_number() / DEPOT_CPUS % each) % governor->depot_count;
+    unsigned own = cpu_cache_number() / DEPOT_CPUS + further;
+    return (cpu_cache_node() * each + own % each) % governor->depot_count;
 }
 
-/* From the near depot, or whichever has some. */
 static size_t take_from_depots(struct governor *governor, uint32_t class, void **blocks, size_t count) {
     size_t taken = 0;
-    unsigned near = near_depot(governor);
-    for (unsigned i = 0; i < governor->depot_count && taken == 0; i++) {
-        taken = depot_take(&governor->depots[(near + i) % governor->depot_count], class, blocks, count);
+    for (unsigned i = 0; governor->depot_count > 0 && i < governor->depots_per_node && taken == 0; i++) {
+        taken = depot_take(&governor->depots[depot_near(governor, i)], class, blocks, count);
     }
     return taken;
+}
+
+/* An owner, which no other thread is in the way of, uses all. */
+static bool put_into_depots(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
+    unsigned most = governor->depot_count == 0 ? 0 : governor->owner == NULL ? 1 : governor->depots_per_node;
+    bool put = false;
+    for (unsigned i = 0; i < most && !put; i++) {
+        put = depot_put(&governor->depots[depot_near(governor, i)], class, blocks, count);
+    }
+    return put;
 }
 
 /*
@@ -109,16 +119,15 @@ static size_t depot_wanted(const struct governor *governor) {
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     count_miss(governor);
-    struct depot *depot = governor->depot_count == 0 ? NULL : &governor->depots[near_depot(governor)];
-    if (depot != NULL && depot_put(depot, class, blocks, count)) {
+    if (put_into_depots(governor, class, blocks, count)) {
         return;
     }
     struct heap_puts puts;
     heap_plan_puts(&governor->heap, &puts, blocks, count);
     heap_enter(governor);
     heap_put_planned(&governor->heap, &puts, blocks, count);
-    if (depot != NULL) {
-        depot_grow(depot, class, depot_wanted(governor));
+    if (governor->depot_count > 0) {
+        depot_grow(&governor->depots[depot_near(governor, 0)], class, depot_wanted(governor));
     }
     heap_leave(governor);
 }

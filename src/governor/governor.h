@@ -27,7 +27,8 @@
 #include <stdatomic.h>
 
 #define DEPOTS_MOST 8
-/* One for so many CPUs. */
+/* One for so many CPUs, while they are no more than DEPOTS_MOST: a program of few threads has what belongs to
+ * few CPUs. */
 #define DEPOT_CPUS 4
 
 enum policy { POLICY_ADAPTIVE, POLICY_PAPER };

@@ -69,7 +69,7 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
     return taken;
 }
 
-/* A slab has one block in use less than before: puts it where such a slab belongs. */
+/* A slab has less blocks in use than before: puts it where such a slab belongs. */
 static void settle_slab(struct heap *heap, struct span *slab, bool was_full) {
     struct slab_bin *bin = &heap->bins[slab->class];
     if (slab->used_blocks == 0) {
@@ -111,43 +111,53 @@ static void put_bits(struct heap *heap, struct span *slab, size_t word, uint64_t
     settle_slab(heap, slab, was_full);
 }
 
-static void put_block(struct heap *heap, void *pointer) {
-    uint32_t page = space_page(&heap->space, pointer);
-    if (page == 0 || heap->space.class_of[page] == 0) {
-        note_misuse(heap, was_freed(heap, page) ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
-        return;
-    }
-    struct span *slab = space_span_of(&heap->space, page);
-    long block = slab_block_at(heap, slab, pointer);
-    if (block < 0 || !slab_in_use(slab, (size_t)block) ||
-        (slab->claimed && is_claimed(heap, slab, pointer, heap->classes->of[slab->class].size))) {
-        note_misuse(heap, block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
-        return;
-    }
-    put_bits(heap, slab, (size_t)block / 64, (uint64_t)1 << (block % 64));
-}
-
 /* The slab that a pointer lies in, if any. */
 static struct span *slab_at(const struct heap *heap, const void *pointer) {
     uint32_t page = space_page(&heap->space, pointer);
     return page == 0 || heap->space.class_of[page] == 0 ? NULL : space_span_of(&heap->space, page);
 }
 
+static void put_block(struct heap *heap, void *pointer) {
+    struct span *slab = slab_at(heap, pointer);
+    if (slab == NULL) {
+        bool freed = was_freed(heap, space_page(&heap->space, pointer));
+        note_misuse(heap, freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
+        return;
+    }
+    const struct size_class *class = &heap->classes->of[slab->class];
+    long block = slab_block_at(class, (size_t)((char *)pointer - slab->base));
+    if (block < 0 || !slab_in_use(slab, (size_t)block) ||
+        (slab->claimed && is_claimed(heap, slab, pointer, class->size))) {
+        note_misuse(heap, block < 0 ? MISUSE_INVALID_FREE : MISUSE_DOUBLE_FREE, pointer);
+        return;
+    }
+    put_bits(heap, slab, (size_t)block / 64, (uint64_t)1 << (block % 64));
+}
+
+/*
+ * Of a block in use nothing that is read here changes. Of one that was freed before, the slab may become
+ * another one meanwhile: so where it begins and its class are read once, and what is planned by them holds
+ * if they are the slab's still under the lock.
+ */
 void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count) {
     puts->count = 0;
     size_t i = 0;
     struct slab_bits *last = NULL;
     struct span *slab = NULL;
+    char *base = NULL;
+    uint8_t class = 0;
     size_t slab_bytes = 0;
     for (; i < count; i++) {
-        if (slab == NULL || (size_t)((char *)blocks[i] - slab->base) >= slab_bytes) {
+        if ((size_t)((char *)blocks[i] - base) >= slab_bytes) {
             slab = slab_at(heap, blocks[i]);
-            slab_bytes = slab == NULL ? 0 : (size_t)slab->pages << heap->space.page_shift;
+            base = slab == NULL ? NULL : *(char *volatile *)&slab->base;
+            class = slab == NULL ? 0 : *(volatile uint8_t *)&slab->class;
+            slab_bytes = (size_t)heap->classes->of[class].slab_pages << heap->space.page_shift;
         }
-        long block = slab == NULL ? -1 : slab_block_at(heap, slab, blocks[i]);
+        long block = slab_block_at(&heap->classes->of[class], (size_t)((char *)blocks[i] - base));
         size_t word = (size_t)block / 64;
         uint64_t bit = (uint64_t)1 << (block & 63);
-        if (last != NULL && block >= 0 && last->slab == slab && last->word == word &&
+        if (last != NULL && block >= 0 && last->slab == slab && last->base == base && last->word == word &&
             (last->bits & bit) == 0) {
             last->bits |= bit;
             last->count++;
@@ -159,11 +169,7 @@ void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const
         last = &puts->of[puts->count++];
         *last = (struct slab_bits){.count = 1};
         if (block >= 0) {
-            last->slab = slab;
-            last->base = slab->base;
-            last->class = slab->class;
-            last->word = (uint16_t)word;
-            last->bits = bit;
+            *last = (struct slab_bits){slab, base, bit, (uint16_t)word, 1, class};
             __builtin_prefetch(&slab->used_blocks, 1);
             __builtin_prefetch(&slab->allocated[word], 1);
             __builtin_prefetch(&heap->space.users_of[slab->page], 1);
@@ -172,8 +178,8 @@ void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const
     puts->planned = i;
 }
 
-/* Whether all of them are blocks in use, as planned: of a slab that has not come to another use since, if
- * what is freed here was free before. */
+/* Whether all of them surely are blocks in use, as planned: of a slab that has not come to another use since,
+ * as it may if what is freed here was free before, and of which no purge has claimed blocks that are free. */
 static bool are_in_use(const struct slab_bits *put) {
     const struct span *slab = put->slab;
     return slab != NULL && slab->state == SPAN_SLAB && !slab->claimed && slab->class == put->class &&

@@ -83,7 +83,7 @@ void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 /*
  * The same in two parts, so that least is done under the heap's lock. To plan is for the blocks' owner, any
  * thread: it finds out which bits of which slabs they are. What is more than the plan has room for follows
- * under the lock, and so does what turns out not to be as planned, since it is no block in use.
+ * under the lock, and so does what may not be as planned: what is no block in use, or beside a purge.
  */
 #define HEAP_PUTS_MOST 32
 

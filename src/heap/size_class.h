@@ -21,7 +21,7 @@
 
 struct size_class {
     uint32_t size;
-    uint32_t inverse; /* ceil(2^32 / size): offset * inverse >> 32 is the block's number in its slab */
+    uint32_t inverse; /* ceil(2^32 / size): see size_class_block_at */
     uint16_t slab_pages;
     uint16_t slab_blocks;
     uint16_t batch;      /* blocks that move between a CPU's cache, the depot and the heap at once */
@@ -38,6 +38,13 @@ struct size_classes {
 };
 
 void size_classes_fill(struct size_classes *classes, size_t page_size);
+
+/* The number of the block that a byte of a slab belongs to, or would behind the last. The product is too high
+ * by less than one: by one block, if the pages are large. */
+static inline size_t size_class_block_at(const struct size_class *class, size_t offset) {
+    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
+    return block * class->size > offset ? block - 1 : block;
+}
 
 /* The class of a size from 129 on, at most size_most. */
 static inline uint32_t size_class_above_128(size_t size) {

@@ -70,12 +70,6 @@ static void leave_page(struct heap *heap, struct span *slab, size_t page, size_t
     }
 }
 
-/* The block that a byte of the slab belongs to, or would. */
-static inline size_t block_of(const struct size_class *class, size_t offset) {
-    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
-    return block * class->size > offset ? block - 1 : block;
-}
-
 /* Bits first to end - 1. */
 static inline uint64_t bits_between(size_t first, size_t end) {
     return (~(uint64_t)0 >> (64 - (end - first))) << first;
@@ -93,9 +87,9 @@ change_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits, en
     size_t highest = start + 63 - (size_t)__builtin_clzll(bits);
     size_t page = lowest * class->size >> shift;
     size_t last = (highest * class->size + class->size - 1) >> shift;
-    size_t first = block_of(class, page << shift);
+    size_t first = size_class_block_at(class, page << shift);
     for (; page <= last; page++) {
-        size_t next = block_of(class, (page + 1) << shift);
+        size_t next = size_class_block_at(class, (page + 1) << shift);
         size_t end = next + (next * class->size < (page + 1) << shift ? 1 : 0);
         uint64_t of_page =
             bits_between(first > start ? first - start : 0, end < start + 64 ? end - start : 64);
@@ -223,8 +217,8 @@ static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_
                              enum change change) {
     const struct size_class *class = class_of(heap, slab);
     uint32_t shift = heap->space.page_shift;
-    size_t block = block_of(class, first_page << shift);
-    size_t end = block_of(class, ((first_page + pages) << shift) - 1) + 1;
+    size_t block = size_class_block_at(class, first_page << shift);
+    size_t end = size_class_block_at(class, ((first_page + pages) << shift) - 1) + 1;
     end = end < class->slab_blocks ? end : class->slab_blocks;
     while (block < end) {
         size_t word = block / 64;

@@ -15,11 +15,9 @@ size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count)
 /* Makes those pages of what was taken resident that may not be; where the heap is to do so. */
 void slab_make_ready(struct heap *heap);
 
-/* The block that begins at pointer, by its number; -1 if none begins there. */
-static inline long slab_block_at(const struct heap *heap, const struct span *slab, const void *pointer) {
-    const struct size_class *class = &heap->classes->of[slab->class];
-    size_t offset = (size_t)((const char *)pointer - slab->base);
-    size_t block = (size_t)(((uint64_t)offset * class->inverse) >> 32);
+/* The number of the block that begins so many bytes into a slab of the class; -1 if none begins there. */
+static inline long slab_block_at(const struct size_class *class, size_t offset) {
+    size_t block = size_class_block_at(class, offset);
     return block < class->slab_blocks && block * class->size == offset ? (long)block : -1;
 }
 

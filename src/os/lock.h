@@ -1,5 +1,5 @@
 /*
- * A mutex of one word: uncontended, one atomic operation each way; contended, a short spin and then a futex.
+ * A mutex of one word: uncontended, one atomic operation each way; contended, a spin and then a futex.
  * All zero is unlocked. Not recursive, except around fork. Preserves errno; allocates nothing.
  *
  * The word is the owner's thread pointer, so that a thread that forks can tell its own lock from another

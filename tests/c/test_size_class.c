@@ -35,11 +35,12 @@ static void test_every_size(void) {
     CHECK_EQUAL(classes.size_most, 8 * page_size);
 }
 
-/* Offset * inverse >> 32 numbers each block by its first byte; of any other byte it only must not be taken
- * for the first of a block. */
+/* A block is numbered by its first byte, and by its last. */
 static void check_inverse(const struct size_class *class) {
     for (size_t block = 0; block <= class->slab_blocks; block++) {
-        CHECK_EQUAL((uint64_t)block * class->size * class->inverse >> 32, block);
+        CHECK_EQUAL(size_class_block_at(class, block * class->size), block);
+        CHECK_EQUAL(size_class_block_at(class, (block + 1) * class->size - 1), block);
+        CHECK_EQUAL(size_class_block_at(class, block * class->size + class->size / 2), block);
     }
 }
 
