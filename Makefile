@@ -7,7 +7,7 @@ ALSO := debug asan tsan clang aarch64 musl
 
 # The pieces of check-long run one at a time even with -j, since some need a quiet machine.
 .NOTPARALLEL:
-.PHONY: help all demo peers bench abis model build-tests check check-long install deb wheel clean
+.PHONY: help all demo peers bench abis model docs build-tests check check-long install deb wheel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
@@ -45,6 +45,13 @@ abis: ## count the shootdowns that patched kernels save, on emulated machines
 # The protocol of offload mode, and ABIS, checked by SPIN: see tests/model and kernel/abis/model.
 model: ## check the models of offload mode and of ABIS
 	scripts/model
+
+# README.md, docs/ and a reference that is made from the code, as mkdocs.yml says. A dead link ends it. The variable
+# silences advertisements for a successor of mkdocs.
+docs: ## build the documentation as a site in build/docs
+	scripts/setup docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
+	@echo "docs: build/docs/index.html"
 
 # All that tests need.
 build-tests: ## build what the tests run

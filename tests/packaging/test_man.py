@@ -38,11 +38,10 @@ def test_lint(path: Path) -> None:
 
 
 def test_every_option_with_its_values_and_default() -> None:
-    source = (REPOSITORY / "src/api/options.c").read_text()
-    source = source.replace("POLICY_ADAPTIVE", "0").replace("PLACEMENT_COLORS", "2")
+    script = options_script()
     row = re.compile(r"^\| `(\w+)` \| (.*?) \| `?(\w+)`? \|", re.MULTILINE)
     wanted = {}
-    for name, values, default in row.findall(options_script().table(source)):
+    for name, values, default in row.findall(script.table(script.read_source())):
         wanted[name] = (values.replace("`", "").replace(" to ", "..").replace(", ", " | "), default)
     described = re.compile(
         r"^\.It Cm (\w+) Ns = Ns Ar (.*)\n(?:(?!\.It).*\n)*?The default is\n\.Ar (\w+) \.$", re.MULTILINE

@@ -142,6 +142,19 @@ def test_check_adds_to_demo_and_not_the_other_way(complete: Machine) -> None:
     assert not any("pip install" in call for call in complete.calls)
 
 
+def test_docs_take_python_alone_and_check_has_them(machine: Machine) -> None:
+    machine.setup("docs")
+    assert machine.installs == ["python3", "python3-venv"]
+    assert any(call.endswith("-e .[docs]") for call in machine.calls)
+    machine.says("calls", "")
+    machine.setup("demo")
+    assert not any("pip install" in call for call in machine.calls)
+    machine.setup("check")
+    machine.says("calls", "")
+    machine.setup("docs")
+    assert not any("pip install" in call for call in machine.calls)
+
+
 def test_no_such_stage(machine: Machine) -> None:
     assert "'chekc' is none of demo," in machine.setup("chekc", status=2).stderr
     assert machine.calls == []
