@@ -7,6 +7,7 @@ from pathlib import Path
 from . import (
     abis_results,
     abis_table,
+    comparison,
     compatibility,
     idle_curve,
     offload,
@@ -41,6 +42,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")
     put(docs / "figures.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
     put(docs / "figures.md", scaling.table(store), scaling.NAME)
+    put(docs / "comparison.md", comparison.table(store), comparison.NAME)
     put(docs / "suite.md", suite.tables(store.folder, suite.DETAILS), suite.NAME)
     suite.draw(store.folder, docs / "suite.svg")
     for paper in papers.PAPERS:

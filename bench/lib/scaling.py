@@ -114,7 +114,7 @@ def measure(store: Store, runs: int | None, counts: Sequence[int] = ()) -> None:
         store.save(NAME, found)
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], label: str, number: int) -> float | None:
+def mean(rows: Sequence[Mapping[str, Any]], label: str, number: int) -> float | None:
     """Geometric, of the times to the best, or of the peaks to the least."""
     values = []
     for row in rows:
@@ -139,7 +139,7 @@ def table(store: Store) -> str:
             cells = [row["sides"].get(label) for label in labels]
             shown = [f"{cell[0]:.2f}, {cell[1]:,.0f}" if cell else "" for cell in cells]
             parts.append(line([row["name"], *shown]))
-        means = [(_mean(rows, label, 0), _mean(rows, label, 1)) for label in labels]
+        means = [(mean(rows, label, 0), mean(rows, label, 1)) for label in labels]
         shown = [f"{time:.2f}, {peak:.2f}" if time and peak else "" for time, peak in means]
         parts.append(line(["**geometric mean, to the best**", *shown]))
         totals = [

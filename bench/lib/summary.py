@@ -14,7 +14,8 @@ from .tables import line
 LABELS = (CALMALLOC, GLIBC, "jemalloc", "mimalloc", "snmalloc", "tcmalloc")
 
 
-def _means(analysis: Analysis, key: str) -> dict[str, str]:
+def means(analysis: Analysis, key: str) -> dict[str, str]:
+    """Over all rows, each allocator's ratio to the best."""
     mean = next(mean for mean in analysis.means if mean.what.key == key and mean.scope == "all")
     return {label: times(ratio.value) for label, ratio in mean.to_best.items() if ratio.value is not None}
 
@@ -31,9 +32,9 @@ def table(store: Store) -> str:
     count = len(analysis.results.rows)
     rows = (
         ("memory above the start, 5 s after 1 GiB was freed", left),
-        (f"time, mean of {count} programs", _means(analysis, TIME.key)),
+        (f"time, mean of {count} programs", means(analysis, TIME.key)),
         ("time in the worst program", worst),
-        (f"peak memory, mean of {count} programs", _means(analysis, PEAK.key)),
+        (f"peak memory, mean of {count} programs", means(analysis, PEAK.key)),
         ("TLB shootdowns of all programs", shootdowns),
     )
     machine = analysis.results.machine

@@ -121,11 +121,11 @@ def test_a_result_that_is_missing_is_found(made: tuple[Path, set[str]], tmp_path
     shutil.copytree(RESULTS, folder)
     # One of each kind.
     missing = {
-        "suite": {"README.md", "docs/figures.md", "docs/suite.md"},
+        "suite": {"README.md", "docs/comparison.md", "docs/figures.md", "docs/suite.md"},
         "larson": {"docs/figures.md"},
-        "scaling": {"docs/figures.md"},
+        "scaling": {"docs/comparison.md", "docs/figures.md"},
         "ttest1": {"docs/figures.md", "docs/ptlbmalloc2.md"},
-        "idle-curve": {"README.md"},
+        "idle-curve": {"README.md", "docs/comparison.md"},
         "paper-oracle": {"docs/papers.md"},
         "offload-sync": {"docs/offload.md"},
         "placement-alias": {"docs/placement.md"},
