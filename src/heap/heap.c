@@ -154,7 +154,8 @@ void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const
             class = slab == NULL ? 0 : *(volatile uint8_t *)&slab->class;
             slab_bytes = (size_t)heap->classes->of[class].slab_pages << heap->space.page_shift;
         }
-        long block = slab_block_at(&heap->classes->of[class], (size_t)((char *)blocks[i] - base));
+        const struct size_class *of = &heap->classes->of[class];
+        long block = slab == NULL ? -1 : slab_block_at(of, (size_t)((char *)blocks[i] - base));
         size_t word = (size_t)block / 64;
         uint64_t bit = (uint64_t)1 << (block & 63);
         if (last != NULL && block >= 0 && last->slab == slab && last->base == base && last->word == word &&
