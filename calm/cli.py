@@ -1,124 +1,124 @@
-"""The `calm` command."""
+"""The `calm` command: finds the subcommand, and turns errors into one line and an exit status."""
 
+import errno
 import os
+import signal
 import sys
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from calm import __version__
-from calm.errors import USAGE, CalmError
+from calm.core.errors import FAILED, INTERRUPTED, PIPE_CLOSED, STATUSES, USAGE, CalmError
 
 
 class Listed(NamedTuple):
     """A command as `calm --help` shows it."""
 
     module: str
-    """Holds `command`. Imported when the command is asked for: none pays for what another needs."""
+    """Below `calm.commands`; has `command`. Imported when the command is used."""
     summary: str
     example: str
-    """One of the examples of the command's own help."""
 
 
 COMMANDS = {
-    "allocators": Listed(
-        "calm.allocators",
-        "List the allocators on this machine.",
-        "calm allocators",
-    ),
-    "bench": Listed(
-        "calm.bench.command",
-        "Compare allocators on a suite of programs.",
-        "calm bench",
-    ),
+    "allocators": Listed("allocators", "List the allocators on this machine.", "calm allocators"),
+    "bench": Listed("bench.command", "Compare allocators on a suite of programs.", "calm bench run"),
     "calibrate": Listed(
-        "calm.predict.calibrate",
+        "predict.calibrate",
         "Measure what a TLB shootdown costs on this machine.",
-        "calm calibrate",
+        "calm calibrate shootdowns",
     ),
     "colors": Listed(
-        "calm.colors.command",
+        "colors.command",
         "Show page colors, and large blocks that collide in caches.",
-        "calm colors -- ./solver input",
+        "calm colors run -- ./solver input",
     ),
     "compare": Listed(
-        "calm.compare",
-        "Compare CMD under several allocators, by interleaved rounds.",
+        "compare.command",
+        "Compare a program under several allocators.",
         "calm compare -a glibc,calmalloc -n 20 -- ./server --self-test",
     ),
     "completion": Listed(
-        "calm.completion",
-        "Print the script that completes calm in a shell.",
-        'eval "$(calm completion bash)"',
+        "completion", "Print the script that completes calm in a shell.", 'eval "$(calm completion bash)"'
     ),
     "lab": Listed(
-        "calm.lab.command",
-        "Count the TLB interrupts of CMD on an emulated machine.",
+        "lab.command",
+        "Count a program's TLB interrupts on an emulated machine.",
         "calm lab --cpus 16 --sockets 4 -a glibc,calmalloc -- ./server-test --threads 16",
     ),
     "predict": Listed(
-        "calm.predict.command",
+        "predict.command",
         "Predict what TLB shootdowns cost on another machine.",
-        "calm predict --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1",
+        "calm predict run --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1",
     ),
     "profile": Listed(
-        "calm.profile.command",
+        "profile.command",
         "Show where shootdowns, page faults and memory calls arise.",
         "calm profile -- ./server --port 8080",
     ),
     "run": Listed(
-        "calm.run",
-        "Run CMD with an allocator preloaded.",
-        "calm run -a calmalloc -- python3 server.py",
+        "run", "Run a program with an allocator preloaded.", "calm run -a calmalloc -- python3 server.py"
     ),
     "stat": Listed(
-        "calm.stat",
-        "Report the time, memory and TLB shootdowns of CMD.",
+        "stat",
+        "Report the time, memory and TLB shootdowns of a program.",
         "calm stat -- sort -o /dev/null words",
     ),
-    "top": Listed(
-        "calm.top.command",
-        "Show what running processes do with memory.",
-        "calm top",
-    ),
+    "top": Listed("top.command", "Show what running processes do with memory.", "calm top"),
     "tune": Listed(
-        "calm.tune.command",
-        "Search settings of malloc that make CMD faster or smaller.",
-        "calm tune --minutes 5 --plot front.svg -- ./program its arguments",
+        "tune.command",
+        "Search settings of malloc that make a program faster or smaller.",
+        "calm tune search --for 5min --plot front.svg -- ./program its arguments",
     ),
 }
 
 
+class PipeClosedError(Exception):
+    """A write to a pipe whose reader is gone; click would turn a BrokenPipeError into status 1."""
+
+
 class Commands(click.Group):
-    """The commands by name. To list them imports none."""
+    """The commands by name. Listing them imports none."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # noqa: ANN401
+        try:
+            return super().make_context(*arguments, **options)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All, by the alphabet."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The one of a name."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(COMMANDS[cmd_name].module).command
+        command = import_module(f"calm.commands.{COMMANDS[cmd_name].module}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What each is for."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """An example of each, on a line of its own however long it is."""
-        with formatter.section("Examples, of which each command's --help has more"):
+        """An example of each command, on a line of its own however long it is; and the exit statuses."""
+        with formatter.section("Examples; the --help of each command has more"):
             for name in self.list_commands(ctx):
                 formatter.write(f"{'':{formatter.current_indent}}{COMMANDS[name].example}\n")
+        with formatter.section("Exit status"):
+            formatter.write_dl([(status, text.replace("`", "")) for status, text in STATUSES.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands' names, and options of calm itself."""
+        """The names of commands, and the options of calm itself."""
         items = [
             CompletionItem(name, help=COMMANDS[name].summary)
             for name in self.list_commands(ctx)
@@ -132,22 +132,27 @@ class Commands(click.Group):
 def cli() -> None:
     """Measure what a memory allocator costs a program: time, memory and TLB shootdowns.
 
-    A TLB shootdown interrupts every CPU that runs the program, when it gives memory back to the system; on
-    many CPUs, and more so in virtual machines, that may cost more than all else an allocator does. calm
-    counts them, beside time and memory, for a program as it is: nothing is compiled anew. Without root the
-    count of shootdowns is coarser, and calm says so.
+    A TLB shootdown interrupts every CPU that runs the program when the program gives memory back to the
+    system. On many CPUs, and more so in virtual machines, shootdowns can cost more than everything else an
+    allocator does. calm counts them for an unmodified program. Without root the count is coarser, and calm
+    says so.
     """
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, status: int) -> int:
     print(f"calm: {message}", file=sys.stderr)
-    return code
+    return status
 
 
-def _run() -> int:
-    """Runs the command; whatever goes wrong becomes one line and an exit code."""
+def _discard_output() -> None:
+    """Python would complain again when it closes a stream whose writes fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(command: click.Command, name: str) -> int:
+    """Runs a command; returns its exit status. Whatever goes wrong becomes one line on standard error."""
     try:
-        cli.main(prog_name="calm", standalone_mode=False)
+        command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return 0
     except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and later
@@ -164,19 +169,34 @@ def _run() -> int:
     except CalmError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return 130
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. Python would complain again when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return INTERRUPTED
+    except (BrokenPipeError, PipeClosedError):
+        _discard_output()
+        return PIPE_CLOSED
     except OSError as error:
-        return _fail(f"{error.filename or 'system'}: {error.strerror}", 1)
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EBADF):
+            _discard_output()
+            return _fail(f"standard output: {error.strerror}", FAILED)
+        return _fail(f"{error.filename or 'system'}: {error.strerror}", FAILED)
     except Exception as error:
         if os.environ.get("CALM_DEBUG"):
             raise
-        return _fail(f"internal error: {type(error).__name__}: {error} (CALM_DEBUG=1 shows where)", 1)
+        return _fail(f"internal error: {type(error).__name__}: {error} (CALM_DEBUG=1 shows where)", FAILED)
+
+
+def _open_standard_streams() -> None:
+    """In the place of those that the caller closed: reading finds nothing, and writing to output fails."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    sys.exit(_run())
+    _open_standard_streams()
+    # bin/calm lets SIGINT end Python until here: an import cannot say more of it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run(cli, "calm"))

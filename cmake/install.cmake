@@ -1,11 +1,11 @@
-# What `cmake --install` puts where, in three components: libraries, development, tools.
+# Install rules, in three components: libraries, development, tools.
 include(CMakePackageConfigHelpers)
 
 set(libraries calmalloc)
 if(CALMALLOC_PTLBMALLOC2)
   list(APPEND libraries ptlbmalloc2)
 endif()
-# The name without a version is not only for the linker: it is what people preload.
+# The unversioned name belongs to the libraries component, not to development: it is the name to preload.
 install(
   TARGETS ${libraries}
   EXPORT calmalloc
@@ -42,7 +42,7 @@ install(
   COMPONENT development
 )
 
-# pkg-config: paths from where the file lies, so that the tree can be moved; nobody moves /usr.
+# pkg-config: paths relative to the file, so that the tree can be moved. Not for Debian packages, whose prefix is fixed.
 if(CALMALLOC_DEBIAN OR IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(pc_prefix ${CMAKE_INSTALL_PREFIX})
   set(pc_libdir ${CMAKE_INSTALL_FULL_LIBDIR})
@@ -69,13 +69,12 @@ if(CALMALLOC_PTLBMALLOC2)
 endif()
 
 if(CALMALLOC_TOOLS)
-  # calm's modules are nobody else's, so they lie apart from Python's own.
+  # calm's modules are private, so they are installed outside Python's module path.
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
-  set(programs calm-probe calm-trace-replay madvise-storm)
-  set(plugins calm-trace calm-trace-marks calmcolors)
+  set(programs calm-probe madvise-storm)
   install(
-    TARGETS ${programs} ${plugins}
+    TARGETS ${programs} calmcolors
     RUNTIME DESTINATION ${libexec} COMPONENT tools
     LIBRARY DESTINATION ${libexec} COMPONENT tools
   )
@@ -88,7 +87,6 @@ if(CALMALLOC_TOOLS)
     PATTERN "profile/page/*"
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
-    PATTERN "trace" EXCLUDE
     PATTERN "record" EXCLUDE
   )
   file(RELATIVE_PATH calm_modules "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_DATADIR}/calmalloc")
@@ -100,7 +98,7 @@ if(CALMALLOC_TOOLS)
   install(PROGRAMS ${PROJECT_BINARY_DIR}/installed/calm DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   install(FILES ${man}/calm.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
 
-  # Where each shell looks; Debian's zsh has a folder of its own for packages.
+  # Each shell's directory for completions; Debian's zsh has a separate one for packages.
   set(completions ${PROJECT_SOURCE_DIR}/packaging/completions)
   set(zsh_functions ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
   if(CALMALLOC_DEBIAN)
@@ -118,14 +116,14 @@ if(CALMALLOC_TOOLS)
     COMPONENT tools
   )
 
-  # Under any prefix, calm finds what it runs and the libraries beside its modules; below /usr, anyway.
+  # Links beside calm's modules, by which it finds its programs and the libraries under any prefix. Below /usr it needs
+  # none.
   if(NOT CALMALLOC_DEBIAN)
     set(native ${CMAKE_INSTALL_FULL_DATADIR}/calmalloc/calm/_native)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)
+    file(REMOVE_RECURSE ${links})
     file(MAKE_DIRECTORY ${links})
-    list(TRANSFORM plugins PREPEND "lib" OUTPUT_VARIABLE plugin_files)
-    list(TRANSFORM plugin_files APPEND ".so")
-    foreach(file ${programs} ${plugin_files})
+    foreach(file ${programs} libcalmcolors.so)
       file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${file})
       file(CREATE_LINK ${target} ${links}/${file} SYMBOLIC)
     endforeach()
@@ -136,10 +134,8 @@ if(CALMALLOC_TOOLS)
     install(DIRECTORY ${links} DESTINATION ${share}/calm COMPONENT tools)
   endif()
 
-  # What a wheel carries, in one folder and under plain names.
-  foreach(program calm-probe calm-trace-replay)
-    install(PROGRAMS $<TARGET_FILE:${program}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
-  endforeach()
+  # The contents of a wheel, in one folder, with unversioned names.
+  install(PROGRAMS $<TARGET_FILE:calm-probe> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
   if(CALMALLOC_WORKLOADS)
     get_property(workloads DIRECTORY ${PROJECT_SOURCE_DIR}/workloads PROPERTY BUILDSYSTEM_TARGETS)
     list(REMOVE_ITEM workloads workload_support)
@@ -147,7 +143,7 @@ if(CALMALLOC_TOOLS)
       install(PROGRAMS $<TARGET_FILE:${workload}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
     endforeach()
   endif()
-  foreach(library ${libraries} ${plugins})
+  foreach(library ${libraries} calmcolors)
     install(
       FILES $<TARGET_FILE:${library}>
       DESTINATION .

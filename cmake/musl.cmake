@@ -1,4 +1,4 @@
-# Builds against musl by Debian's musl-gcc, whose headers lack the kernel's.
+# Builds against musl by Debian's musl-gcc, which does not include the kernel's headers.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_C_COMPILER musl-gcc)
 cmake_host_system_information(RESULT machine QUERY OS_PLATFORM)

@@ -1,9 +1,8 @@
 /*
- * calmalloc's own interface, beside malloc(3) and its kin, which the library provides under their usual
- * names.
+ * calmalloc's own interface. The library also provides malloc(3) and its relatives under their usual names.
  *
- * Every function is thread-safe. None may be called from a signal handler, as with malloc. Sizes are in
- * bytes. A program that may run without the library can reach these by dlsym.
+ * Every function is thread-safe. As with malloc, none may be called from a signal handler. Sizes are in
+ * bytes. A program that must also run without the library can look these functions up by dlsym.
  */
 #ifndef CALMALLOC_H
 #define CALMALLOC_H
@@ -18,8 +17,8 @@ extern "C" {
 #define CALM_API __attribute__((visibility("default")))
 
 /*
- * malloc(3) and its kin by names that nothing else defines: always calmalloc's, whoever owns malloc. Every
- * block is aligned to 16 bytes, and one larger than eight pages to 64.
+ * malloc(3) and its relatives, under names that no other library defines: these always use calmalloc, even if
+ * another allocator provides malloc. Every block is aligned to 16 bytes; one larger than eight pages, to 64.
  */
 CALM_API void *calm_malloc(size_t size) __attribute__((malloc, alloc_size(1)));
 CALM_API void calm_free(void *block);
@@ -30,153 +29,150 @@ CALM_API void *calm_aligned_alloc(size_t alignment, size_t size) __attribute__((
 CALM_API int calm_posix_memalign(void **block, size_t alignment, size_t size);
 CALM_API void calm_free_sized(void *block, size_t size);
 CALM_API void calm_free_aligned_sized(void *block, size_t alignment, size_t size);
-/* Bytes that may be used at block, at least what was asked for; 0 for NULL. */
+/* The usable size of a block, at least the size requested; 0 for NULL. */
 CALM_API size_t calm_malloc_usable_size(const void *block);
 
 /*
- * Gives back to the system all but keep_bytes of the free memory, cached blocks included, now. Returns the
- * bytes given back; 0 if there was nothing, or the kernel refused.
+ * Flushes the caches and purges: returns all but keep_bytes of the free memory to the kernel. Returns the
+ * number of bytes purged; 0 if there was nothing to purge, or the kernel refused.
  */
 CALM_API size_t calm_trim(size_t keep_bytes);
 
 #define CALM_STATS_VERSION 2
 
 /*
- * What the allocator holds and has done, one moment's view. A field is never removed or moved; new ones are
- * added at the end, and the version counts up. Memory is in bytes.
+ * A snapshot of the allocator's memory and counters. Fields are never removed or moved. New fields are added
+ * at the end, and the version is incremented. Memory is in bytes.
  */
 struct calm_stats {
     uint32_t version; /* CALM_STATS_VERSION of the library */
     uint32_t size;    /* bytes of the structure that were filled */
 
     /* Memory. in_use + retained = footprint. */
-    uint64_t
-        footprint; /* pages that hold, or held, something, and were not given back: what policy goes by */
-    uint64_t
-        in_use; /* pages with at least one byte that is not free (blocks in caches count as not free here) */
-    uint64_t
-        retained;    /* free pages that may be resident: the heap's, whole spans or within part-used slabs */
-    uint64_t cached; /* bytes of free blocks in the caches of CPUs and in the depot */
-    uint64_t reserved; /* address space */
-    uint64_t metadata; /* of the allocator's own, resident at most */
+    uint64_t footprint; /* pages that are, or may be, resident; the limit depends on it */
+    uint64_t in_use;    /* pages that contain any part of a block, cached blocks included */
+    uint64_t retained;  /* free pages of the heap that may be resident, within slabs or not */
+    uint64_t cached;    /* free blocks in the CPU caches and the depots */
+    uint64_t reserved;  /* address space */
+    uint64_t metadata;  /* the allocator's own data: an upper bound of what is resident */
 
-    /* The policy's bounds. At every moment retained <= retained_limit once a thread has left the allocator,
-     * and pages kept alive by cached blocks alone are at most cached_limit. */
+    /* Limits. When a thread leaves the allocator, retained <= retained_limit. Pages kept in use by cached
+     * blocks alone never exceed cached_limit. */
     uint64_t retained_limit; /* for the current footprint */
     uint64_t cached_limit;   /* a constant for each CPU */
 
     /* Counters since the start of the process. */
-    uint64_t dirtied;              /* bytes that became free, and may be resident */
-    uint64_t purged;               /* bytes given back */
-    uint64_t purges;               /* because retained exceeded its limit */
-    uint64_t purges_timed;         /* because time passed: at most two in a window */
-    uint64_t purges_asked;         /* by calm_trim and malloc_trim */
-    uint64_t purge_failures;       /* ranges that the kernel refused */
-    uint64_t purge_vectored_calls; /* process_madvise */
-    uint64_t purge_single_calls;   /* madvise */
-    uint64_t purge_ranges;
-    uint64_t cache_drains;      /* of a CPU's cache by another CPU's thread */
-    uint64_t cache_misses;      /* operations that left the fast path for a size class */
-    uint64_t heap_locks;        /* acquisitions of a heap's lock */
-    uint64_t large_allocations; /* of runs of pages, slabs excluded */
-    uint64_t large_moves;       /* realloc by moving pages */
-    /* Offload mode; 0 without it. There, frees are asynchronous: what is said of bounds above holds of all
-     * that the server has seen, which calm_stats and calm_trim wait for. */
-    uint64_t offload_hits;    /* magazines and large blocks that were ready when a thread wanted one */
-    uint64_t offload_misses;  /* that were not */
-    uint64_t offload_calls;   /* that a thread waited for an answer of the server */
+    uint64_t dirtied;        /* bytes that became free and may be resident */
+    uint64_t purged;         /* bytes returned to the kernel */
+    uint64_t purges;         /* purges because retained exceeded its limit */
+    uint64_t purges_timed;   /* purges because memory was unused or is scarce; seldom over two in an epoch */
+    uint64_t purges_asked;   /* purges by calm_trim and malloc_trim */
+    uint64_t purge_failures; /* ranges that the kernel refused to purge */
+    uint64_t purge_vectored_calls; /* calls of process_madvise */
+    uint64_t purge_single_calls;   /* calls of madvise to purge */
+    uint64_t purge_ranges;         /* ranges purged */
+    uint64_t cache_drains;         /* times that a thread flushed the cache of another CPU */
+    uint64_t cache_misses;         /* operations on a size class that left the fast path */
+    uint64_t heap_locks;           /* acquisitions of a heap's lock */
+    uint64_t large_allocations;    /* allocations of runs of pages, slabs excluded */
+    uint64_t large_moves;          /* calls of realloc that moved pages */
+    /* Offload mode; 0 without it. In offload mode frees are asynchronous: the limits above apply to the frees
+     * that the server has processed. calm_stats and calm_trim wait until it has processed all. */
+    uint64_t offload_hits;    /* requests for a magazine or large block that was prepared */
+    uint64_t offload_misses;  /* requests for one that was not */
+    uint64_t offload_calls;   /* requests for which a thread waited for the server's answer */
     uint64_t offload_records; /* messages to the server */
-    uint64_t offload_stocked; /* magazines and large blocks made ready ahead */
-    uint64_t offload_unused;  /* of those: that nobody wanted, and went back */
-    uint64_t offload_wakes;   /* of the server, by threads */
-    uint64_t offload_naps;    /* of the server */
-    uint64_t offload_lost;    /* times that a thread found the server not to answer */
-    uint64_t offload_lent; /* times that the server had no CPU to itself, and lent the heap to the threads */
-    /* From version 2 on. */
-    uint64_t purge_vain_ns; /* what giving back cost where memory was wanted again, with the faults, about */
+    uint64_t offload_stocked; /* magazines and large blocks prepared */
+    uint64_t offload_unused;  /* prepared, but not requested, and taken back */
+    uint64_t offload_wakes;   /* times that a thread woke the server */
+    uint64_t offload_naps;    /* times that the server slept */
+    uint64_t offload_lost;    /* times that a thread found the server unresponsive */
+    uint64_t offload_lent;    /* times that the server found no CPU for itself: switches to shared mode */
+    /* Since version 2. */
+    uint64_t purge_vain_ns; /* estimated cost of purging memory that was needed again, faults included */
 };
 
 /*
- * Fills *stats, of which the caller knows size bytes (sizeof *stats). Returns 0; -1 and EINVAL if stats is
- * NULL or size is too small for version and size.
+ * Fills at most size bytes of *stats; callers pass sizeof *stats. Returns 0, or -1 with EINVAL if stats is
+ * NULL or size is too small for the first two fields.
  */
 CALM_API int calm_stats(struct calm_stats *stats, size_t size);
 
 /*
- * The same, and the options, as one JSON object, NUL-terminated, in buffer. Returns the length it has, or
- * would have, without the NUL, as snprintf does. Allocates nothing.
+ * Writes the same fields and the options to buffer, as one JSON object. Like snprintf, it terminates the text
+ * and returns its full length without the NUL. Does not allocate.
  */
 CALM_API int calm_stats_json(char *buffer, size_t size);
 
 /*
- * Sets an option by name ("policy", "adaptive"), as CALM_OPTIONS=name=value,... does at the start. Returns 0;
- * -1 and ENOENT for an unknown name, EINVAL for a value it cannot take, EBUSY for an option that is fixed
- * once the first block is allocated.
+ * Sets an option by name ("policy", "adaptive"), as CALM_OPTIONS=name=value,... does at the start. Returns 0,
+ * or -1 with ENOENT for an unknown name, EINVAL for an invalid value, EBUSY for an option that is fixed once
+ * the first block is allocated, ENOMEM if there is no memory for a profile.
  */
 CALM_API int calm_set(const char *name, const char *value);
 
-/* The value of an option as text. Returns its length as snprintf does; -1 and ENOENT for an unknown name. */
+/* Writes an option's value as text. Returns its length as snprintf does, or -1 with ENOENT. */
 CALM_API int calm_get(const char *name, char *buffer, size_t size);
 
 /*
- * Writes the heap profile so far, of what option profile samples, to a file for pprof. Returns 0; -1 and
- * errno: ENODATA if the option was never set, else as open and write say.
+ * Writes the heap profile, as sampled so far by the option profile, to a file for pprof. Returns 0, or -1
+ * with ENODATA if the option was never set, or an error of open or write.
  */
 CALM_API int calm_profile_write(const char *path);
 
-/* How the color of a page is found out; one of them may be or'ed to the cache level. By default frames are
- * read, and believed if pages of one color do fight for the cache; else it is timed. Where nothing can be
- * timed, frames are believed as they are. */
-#define CALM_COLORED_FRAMES 0x100U /* by its frame's number; needs CAP_SYS_ADMIN; no hypervisor */
-#define CALM_COLORED_TIMED  0x200U /* by the time that loads take; half a second or more; x86-64 */
+/* How the colors of pages are determined; one of these may be or'ed to the cache level. By default, colors
+ * are taken from frame numbers if pages of one color are measured to evict each other, and otherwise
+ * determined by timing. Where timing is impossible, frame numbers are used unchecked. */
+#define CALM_COLORED_FRAMES 0x100U /* by frame number; needs CAP_SYS_ADMIN and no hypervisor */
+#define CALM_COLORED_TIMED  0x200U /* by timing loads; takes half a second or more; x86-64 */
 
 /*
- * Colored memory: a zeroed block of small pages that are spread evenly over the sets of the data cache of a
- * level (2, 3), so that an array as large as the cache fits into it. Of the pages that the system gives at
- * random a surplus is had, as large as some times the cache, those of the right colors are kept and moved to
- * their places, and the others given back: for few, large, long-lived blocks. Page i of a block has color
- * (c + i) modulo the number of colors, and c differs from block to block. By frames, a color is the same sets
- * in all blocks; by time, each block's colors are numbered as they were found, and c says nothing of where it
- * begins beside another.
+ * Colored memory: a zeroed block of small pages, spread evenly over the sets of the data cache of the given
+ * level (2 or 3), so that an array as large as the cache fits into it. The function maps a surplus of pages,
+ * several times the size of the cache, keeps pages of the right colors, moves them into place, and returns
+ * the others to the kernel. It is meant for few, large, long-lived blocks. Page i of a block has color
+ * (c + i) modulo the number of colors; c differs from block to block. With frame numbers, a color denotes the
+ * same sets in all blocks. With timing, the colors of each block are numbered in the order of discovery, so
+ * the values of c of two blocks are unrelated.
  *
  * Returns NULL, with errno:
- * - EINVAL if bytes is 0, or cache is no level from 1 to 255 with at most one of the above.
- * - ENOTSUP if there is no cache of that level, it has one color (a way is a page), more than 1,024, or sets
- *   that are no power of two (it is hashed); if it is to be timed, and there is no clock for that or it has
- *   too many colors; if only frames would do, and the system has none to read; if pages cannot be moved
- *   (before Linux 5.7).
- * - EPERM if only frames would do, and the kernel hides them.
- * - EAGAIN if colors cannot be told by time, because of other work on the CPU or because the cache is another
- *   than it says; at the latest after ten seconds, and ten more for each 32 MiB of the block.
- * - ENOMEM if memory is short, or there are 1,024 blocks; or, where each page that is moved is a mapping of
- *   its own (before Linux 6.8), if all blocks together would have more than 16,384 of these.
+ * - EINVAL if bytes is 0, or cache is not a level from 1 to 255 with at most one of the flags above.
+ * - ENOTSUP if there is no cache of that level, or the cache has one color (a way is a page), more than
+ *   1,024, or a number of sets that is not a power of two (it is hashed); if timing is required, but there is
+ *   no clock for it or the cache has too many colors; if frame numbers are required, but the system has none;
+ *   or if pages cannot be moved (before Linux 5.7).
+ * - EPERM if frame numbers are required, but the kernel hides them.
+ * - EAGAIN if timing cannot determine the colors, because of other work on the CPU or because the cache
+ *   differs from its description; after at most ten seconds, and ten more for each 32 MiB of the block.
+ * - ENOMEM if memory is short or 1,024 blocks exist; or if all blocks together would need more than 16,384
+ *   mappings, where each moved page is a mapping of its own (before Linux 6.8).
  *
- * Such blocks are calm_colored_free's alone.
+ * Only calm_colored_free may free such a block.
  */
 CALM_API void *calm_colored_alloc(size_t bytes, unsigned cache);
 CALM_API void calm_colored_free(void *block);
 
 #define CALM_COLORED_VERSION 1
 
-/* How even a block came out. */
+/* How evenly a block is spread. */
 struct calm_colored {
     uint32_t version; /* CALM_COLORED_VERSION of the library */
     uint32_t size;    /* bytes of the structure that were filled */
     uint32_t level;
-    uint32_t colors;         /* of pages, in the cache of that level */
+    uint32_t colors;         /* number of page colors of the cache of that level */
     uint32_t source;         /* CALM_COLORED_FRAMES or CALM_COLORED_TIMED */
-    uint32_t first_color;    /* of page 0 */
-    uint64_t pages;          /* of the block */
-    uint64_t pages_examined; /* of which they were chosen */
-    /* Pages that have not the color of their place. By frames: now, after whatever the kernel has moved or
-     * copied since (compaction, fork); by time: when the block was allocated. */
+    uint32_t first_color;    /* color of page 0 */
+    uint64_t pages;          /* pages of the block */
+    uint64_t pages_examined; /* pages from which these were chosen */
+    /* Pages whose color is not that of their position. With frame numbers: at present, after the kernel moved
+     * or copied pages (compaction, fork). With timing: when the block was allocated. */
     uint64_t pages_misplaced;
-    uint64_t pages_crowded; /* beyond an even share of their color, when the block was allocated */
+    uint64_t pages_crowded; /* pages above an even share of their color, when the block was allocated */
 };
 
 /*
- * Fills *colored, of which the caller knows size bytes. Returns 0; -1 and EINVAL if colored is NULL, size is
- * too small for version and size, or block is none of calm_colored_alloc's.
+ * Fills at most size bytes of *colored. Returns 0, or -1 with EINVAL if colored is NULL, size is too small
+ * for the first two fields, or calm_colored_alloc did not return block.
  */
 CALM_API int calm_colored_stats(const void *block, struct calm_colored *colored, size_t size);
 

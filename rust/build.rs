@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-/// Another name than that of an installed library, which must not be taken for it.
+/// Differs from the name of an installed library, so that the linker cannot confuse the two.
 const ARCHIVE: &str = "calmalloc_bundled";
 
 fn main() {
@@ -28,11 +28,11 @@ fn main() {
         .define("NDEBUG", None)
         .flag("-std=gnu17")
         .flag("-fvisibility=hidden")
-        // The compiler must not reason about malloc while it compiles malloc.
+        // The compiler must make no assumptions about malloc while it compiles malloc.
         .flag("-fno-builtin")
         // operator new throws through its own frame.
         .flag("-fexceptions")
-        // An unoptimized allocator would slow a debug build of a program, and help nobody to debug it.
+        // An unoptimized allocator would slow down debug builds without helping to debug the program.
         .opt_level(2)
         .warnings(false)
         .cargo_metadata(false);
@@ -43,8 +43,7 @@ fn main() {
         fail(&format!("the C sources do not compile: {error}"));
     }
 
-    // All of the archive where malloc itself is in it: nothing but libc may refer to that, and libc comes
-    // later.
+    // Links the whole archive if it contains malloc: perhaps only libc, which comes later, refers to malloc.
     let kind = if whole_process { "static:+whole-archive,-bundle" } else { "static" };
     println!("cargo:rustc-link-search=native={}", variable("OUT_DIR"));
     println!("cargo:rustc-link-lib={kind}={ARCHIVE}");
@@ -52,7 +51,7 @@ fn main() {
     println!("cargo:include={}", include.display());
 }
 
-/// The C files of all floors, in an order that is the same everywhere.
+/// The C files of all layers, in a fixed order.
 fn c_files(sources: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for floor in entries(sources).into_iter().filter(|path| path.is_dir()) {

@@ -1,7 +1,7 @@
 """Hooks of mkdocs (mkdocs.yml): the pages of the site that are not in docs/, and links that fit the site.
 
-The reference is generated at each build: calm's commands from click, the options from src/api/options.c, the
-counters and the C interface from include/calmalloc.h.
+The reference is generated at each build: calm's commands from click, its JSON documents by json_reference.py,
+the options from src/api/options.c, the counters and the C interface from include/calmalloc.h.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import posixpath
 import re
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from calm.cli import cli
+from calm.core.errors import STATUSES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+import json_reference  # noqa: E402
+from json_reference import plain, row  # noqa: E402
+
 HEADER = (REPOSITORY / "include/calmalloc.h").read_text()
 ROOT_PAGES = {"README.md": "index.md"} | {
     f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")
@@ -35,18 +41,6 @@ PART = re.compile(
 NAME = re.compile(r"struct \w+(?= \{)|CALM_(?!API)\w+|\w+(?=\()")
 # In a structure: a member and the comment behind it, or a comment on the members that follow.
 MEMBER = re.compile(r"(?P<name>\w+);(?:[ \t]*/\*(?P<comment>.*?)\*/)?|/\*(?P<group>.*?)\*/", re.DOTALL)
-
-
-def plain(text: str) -> str:
-    """Text as Markdown that shows it unchanged, except for code between backticks."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [re.sub(r"([\\*_\[\]|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
-    return "".join(parts)
-
-
-def row(*cells: str) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(cells)} |\n"
 
 
 def help_text(text: str | None) -> str:
@@ -84,6 +78,12 @@ def commands() -> str:
         guide = f"calm-{context.info_name}.md"
         page += f"\n[More on {path}](../{guide}).\n" if (REPOSITORY / "docs" / guide).exists() else ""
     return page
+
+
+def statuses() -> str:
+    """The exit statuses of all commands."""
+    rows = "".join(row(status, plain(what)) for status, what in STATUSES.items())
+    return f"\n## Exit status\n\n{row('status', 'when')}{row('---', '---')}{rows}"
 
 
 def options() -> str:
@@ -144,7 +144,8 @@ def header_pages() -> tuple[str, str]:
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the pages that are not in docs/."""
     pages = {page: (REPOSITORY / file).read_text() for file, page in ROOT_PAGES.items()}
-    pages["reference/commands.md"] = commands()
+    pages["reference/commands.md"] = commands() + statuses()
+    pages["reference/json.md"] = json_reference.page()
     pages["reference/options.md"] = options()
     pages["reference/api.md"], pages["reference/counters.md"] = header_pages()
     for uri, text in pages.items():

@@ -1,9 +1,9 @@
 /* Section 4.4 and table 1 of Valat, "Impact of the Operating System Memory Allocation on CPU Intensive
- * Applications": X[i] = Y[i-1]. The load in one iteration follows the store in the one before it; where X and
- * Y start alike modulo 4 KiB, the two addresses have the low 12 bits in common, by which alone a CPU first
- * compares a load with the stores before it. Newer CPUs find out at once that such a store is not the load's;
- * not so where it comes between the load and the store that the load does read from, as in the mesh. Only the
- * heads of the arrays are worked on, which L1 has room for. */
+ * Applications": X[i] = Y[i-1]. The load of one iteration follows the store of the previous one. If X and Y
+ * start at the same offset modulo 4 KiB, both addresses share the low 12 bits, by which a CPU first compares
+ * a load with earlier stores. Newer CPUs quickly detect that such a store is unrelated to the load, except
+ * if it is between the load and the store that the load reads from, as in the mesh. Only the heads of the
+ * arrays are used, which fit into L1. */
 #include "arrays.h"
 #include "support.h"
 
@@ -257,18 +257,18 @@ int main(int argc, char **argv) {
         {"offset", "mmap: bytes modulo 4096 from X's start to Y's (default 0)", OPTION_COUNT, &offset, 0,
          4095, NULL},
         {"streams", "pairs of X and Y in the loop", OPTION_COUNT, &streams, 1, MOST_STREAMS, NULL},
-        {"variant", "the plain loop, or one that loads ahead and carries", OPTION_CHOICE, &variant, 0, 0,
-         variant_names},
-        {"work", "X from Y alone, or each from the other", OPTION_CHOICE, &work, 0, 0, work_names},
-        {"memory", "mappings, or blocks as the allocator gives them, or such padded by hand", OPTION_CHOICE,
+        {"variant", "the plain loop, or one that loads ahead and keeps the value in a register",
+         OPTION_CHOICE, &variant, 0, 0, variant_names},
+        {"work", "compute X from Y only, or each from the other", OPTION_CHOICE, &work, 0, 0, work_names},
+        {"memory", "mappings, blocks from the allocator, or such blocks padded by hand", OPTION_CHOICE,
          &memory, 0, 0, memory_names},
         {"bytes", "bytes in an array", OPTION_COUNT, &bytes, 16, 1UL << 34, NULL},
-        {"head", "bytes of each array that are worked on", OPTION_COUNT, &head, 16, 1UL << 34, NULL},
+        {"head", "bytes of each array that are used", OPTION_COUNT, &head, 16, 1UL << 34, NULL},
         {"repeats", "timed passes", OPTION_COUNT, &repeats, 1, 1000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Moves arrays to others by one element, over and over.",
+        .summary = "Repeatedly copies arrays to others, shifted by one element.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

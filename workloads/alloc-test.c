@@ -1,8 +1,8 @@
-/* A load meant to look like that of real programs, after alloc-test of OLogN Technologies and node.cpp: each
- * thread has an array of slots and picks one at random, some far more often than others; an empty slot gets a
- * block of random size, filled at once; a full one has its block read and freed. Each doubling of the size is
- * half as likely as the one before it. Written from the published description, sharing no code with the
- * authors' program. */
+/* A load that resembles real programs, after alloc-test of OLogN Technologies and node.cpp. Each thread has
+ * an array of slots and picks slots at random, some far more often than others. An empty slot gets a block
+ * of random size, which is filled at once; the block of a full slot is read and freed. Each doubling of the
+ * size is half as likely as the previous one. Written from the published description; shares no code with
+ * the authors' program. */
 #include "support.h"
 
 #include <stdio.h>
@@ -96,9 +96,9 @@ int main(int argc, char **argv) {
         {"threads", "threads, each with its own slots", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"operations", "slots that each thread fills or empties", OPTION_COUNT, &operations, 1, 1000000000000,
          NULL},
-        {"slots", "blocks a thread holds at most", OPTION_COUNT, &slots, 1, 100000000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
-        {"max", "a block has less bytes than this; doublings of --min that go beyond it are left out",
+        {"slots", "maximum number of blocks of a thread", OPTION_COUNT, &slots, 1, 100000000, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "exclusive upper limit of a block's bytes; larger doublings of --min do not occur",
          OPTION_COUNT, &most, 2, 1UL << 30, NULL},
     };
     const struct program_spec program = {

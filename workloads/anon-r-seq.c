@@ -1,7 +1,6 @@
 /* After the benchmark "anon-r-seq" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access
- * Tracking": one thread reads fresh anonymous memory from its start to its end, which is a page fault for
- * each page, and needs no TLB shootdown. So it shows what is added to a fault to save shootdowns elsewhere.
- */
+ * Tracking": one thread reads fresh anonymous memory sequentially, with a page fault for each page, and no
+ * TLB shootdown. It shows the cost that saving shootdowns elsewhere adds to a fault. */
 #define _GNU_SOURCE /* MADV_NOHUGEPAGE */
 #include "paging.h"
 #include "support.h"
@@ -64,14 +63,14 @@ int main(int argc, char **argv) {
     unsigned long pin = 0;
     const struct option_spec options[] = {
         {"size", "bytes that are mapped, read and unmapped", OPTION_COUNT, &size, 1, 1UL << 43, NULL},
-        {"rounds", "times that they are", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
-        {"clock", "say what a fault takes, in ns and in cycles of the time stamp counter", OPTION_FLAG,
+        {"rounds", "number of times", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
+        {"clock", "report the time of a fault, in ns and in cycles of the time stamp counter", OPTION_FLAG,
          &clock, 0, 1, NULL},
         {"pin", "stay on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Reads fresh anonymous memory, one page after the other.",
+        .summary = "Reads fresh anonymous memory, page by page.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,8 +1,8 @@
 /* Figure 3 of Valat, "Impact of the Operating System Memory Allocation on CPU Intensive Applications": one
- * array is read again and again, and what a load takes tells which cache still has it. Small pages that the
- * system hands out at random fill some sets of a physically indexed cache more than they have room for, so
- * that the cache is lost to an array that it could hold; huge pages cover all sets alike, and so do small
- * pages that calmalloc, if it is loaded, has chosen by their colors. */
+ * array is read repeatedly, and the time of a load shows which cache still holds it. Small pages at random
+ * addresses fill some sets of a physically indexed cache beyond their capacity, so that an array of the
+ * cache's size does not fit. Huge pages cover all sets evenly, and so do small pages that calmalloc, if it
+ * is loaded, has selected by color. */
 #define _GNU_SOURCE /* RTLD_DEFAULT, before glibc 2.36 */
 #include "arrays.h"
 #include "calmalloc.h"
@@ -201,22 +201,20 @@ int main(int argc, char **argv) {
     const struct option_spec options[] = {
         {"bytes", "bytes in the array", OPTION_COUNT, &bytes, 64, 1UL << 36, NULL},
         {"memory",
-         "how the array is had: in small pages, in huge pages, as the allocator gives it, or in small "
-         "pages that calmalloc chooses by color",
+         "the array's memory: small pages, huge pages, a block from the allocator, or small "
+         "pages that calmalloc selects by color",
          OPTION_CHOICE, &memory, 0, 0, memory_names},
-        {"cache", "colored: the level of the cache that it is for (default 2)", OPTION_COUNT, &cache, 1, 9,
-         NULL},
-        {"colors", "colored: how the colors of pages are found out", OPTION_CHOICE, &colors, 0, 0,
+        {"cache", "colored: the cache level (default 2)", OPTION_COUNT, &cache, 1, 9, NULL},
+        {"colors", "colored: how the colors of pages are determined", OPTION_CHOICE, &colors, 0, 0,
          color_names},
-        {"walk", "in order, in any order, or page after page in any order within", OPTION_CHOICE, &walk, 0, 0,
-         walk_names},
-        {"stride", "bytes from one place that is read to the next", OPTION_COUNT, &stride, 8, 1UL << 30,
-         NULL},
+        {"walk", "sequential, random, or page by page with random order of pages and within", OPTION_CHOICE,
+         &walk, 0, 0, walk_names},
+        {"stride", "bytes between two reads", OPTION_COUNT, &stride, 8, 1UL << 30, NULL},
         {"repeats", "timed passes", OPTION_COUNT, &repeats, 1, 1000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Reads one array again and again.",
+        .summary = "Reads one array repeatedly.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

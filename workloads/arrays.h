@@ -1,5 +1,5 @@
-/* How the workloads on large arrays have their memory: as the allocator gives it, or laid out by hand. Where
- * an array starts, modulo a page and modulo a huge page, decides which cache sets it uses. */
+/* Memory for the workloads on large arrays: from the allocator, or laid out by hand. Where an array starts,
+ * modulo a page and modulo a huge page, determines which cache sets it uses. */
 #ifndef CALMALLOC_WORKLOADS_ARRAYS_H
 #define CALMALLOC_WORKLOADS_ARRAYS_H
 

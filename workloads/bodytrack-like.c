@@ -1,15 +1,16 @@
-/* A stand-in for bodytrack of the PARSEC suite: a body is followed through the pictures of several cameras.
+/* A stand-in for bodytrack of the PARSEC suite: tracks a body in the pictures of several cameras.
  *
- * Kept: a pool of threads that live as long as the program and get one kernel after another; for each frame
- * and camera a picture and maps that are made of it, buffers of a third of a MiB that are freed when the next
- * frame's are there; an annealed particle filter, whose layers each allocate a vector for every particle and
- * drop those of the layer before, so that the pool's threads free what the main thread allocated and the
- * other way round; and a short-lived vector of projected points for each likelihood. A working set of some
- * 10 MiB (the Ptlbmalloc2 paper's section 7.2 says 30 MB of the original) and few calls into the kernel.
- * Left out: the recorded pictures (a moving figure of ten limbs is drawn instead), the body's geometry (limbs
- * are lines), and floating point (all numbers are whole, so the result does not depend on threads).
- * After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural Implications"
- * (2008), the section on bodytrack. Written from that description, sharing no code with the program. */
+ * Kept: a pool of threads that live as long as the program and receive one kernel after another; for each
+ * frame and camera, a picture and maps computed from it, in buffers of a third of a MiB that are freed when
+ * the next frame's exist; an annealed particle filter, whose layers each allocate a vector for every
+ * particle and drop those of the previous layer, so that the pool's threads free blocks of the main thread
+ * and vice versa; and a short-lived vector of projected points for each likelihood. The working set is some
+ * 10 MiB (the Ptlbmalloc2 paper's section 7.2 reports 30 MB for the original), with few calls into the
+ * kernel. Left out: the recorded pictures (a moving figure of ten limbs is drawn instead), the body's
+ * geometry (limbs are lines), and floating point (all numbers are integers, so the result does not depend on
+ * threads). After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural
+ * Implications" (2008), the section on bodytrack. Written from that description; shares no code with the
+ * program. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -350,16 +351,15 @@ int main(int argc, char **argv) {
                  .finished = PTHREAD_COND_INITIALIZER},
     };
     const struct option_spec options[] = {
-        {"threads", "threads of the pool, the leading one among them", OPTION_COUNT, &tracker.threads, 1,
-         4096, NULL},
-        {"frames", "pictures of each camera", OPTION_COUNT, &tracker.frames, 1, 1000000, NULL},
-        {"particles", "poses that are tried in each layer", OPTION_COUNT, &tracker.particles, 1, 100000,
+        {"threads", "threads of the pool, including the leading one", OPTION_COUNT, &tracker.threads, 1, 4096,
          NULL},
+        {"frames", "pictures of each camera", OPTION_COUNT, &tracker.frames, 1, 1000000, NULL},
+        {"particles", "poses to try in each layer", OPTION_COUNT, &tracker.particles, 1, 100000, NULL},
         {"layers", "annealing layers of a frame", OPTION_COUNT, &tracker.layers, 1, 100, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "A pool of threads follows a figure through the pictures of four cameras.",
+        .summary = "A pool of threads tracks a figure in the pictures of four cameras.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

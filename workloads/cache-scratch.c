@@ -1,9 +1,8 @@
 /* Passive false sharing, after Berger et al., "Hoard: A Scalable Memory Allocator for Multithreaded
- * Applications": the main thread allocates small blocks, one after the other, and gives one to each thread; a
- * thread frees its block, and then allocates one, writes to it many times and frees it, over and over. An
- * allocator that lets a thread reuse the block that it was given leaves several threads within one cache
- * line, which travels with each write. Written from the published description, sharing no code with the
- * authors' program. */
+ * Applications". The main thread allocates small blocks in a row, and gives one to each thread. A thread
+ * frees its block, and then repeatedly allocates one, writes to it many times and frees it. If an allocator
+ * lets a thread reuse the block that it was given, several threads write to one cache line, which migrates
+ * between CPUs. Written from the published description; shares no code with the authors' program. */
 #include "support.h"
 #include "write-often.h"
 
@@ -41,16 +40,14 @@ int main(int argc, char **argv) {
     unsigned long writes = 200000;
     const struct option_spec options[] = {
         {"threads", "threads, each with a block", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"rounds", "blocks that each thread allocates, one after the other", OPTION_COUNT, &rounds, 1,
-         1000000000, NULL},
+        {"rounds", "blocks that each thread allocates in turn", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
         {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 20, NULL},
-        {"writes", "times that every byte of a block is written", OPTION_COUNT, &writes, 1, 1000000000000,
-         NULL},
+        {"writes", "writes to every byte of a block", OPTION_COUNT, &writes, 1, 1000000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
         .summary =
-            "Threads free a block given to them; then each allocates one, writes to it often and frees it.",
+            "Threads free a block given to them; then each repeatedly allocates, writes and frees a block.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

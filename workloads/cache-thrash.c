@@ -1,7 +1,7 @@
 /* Active false sharing, after Berger et al., "Hoard: A Scalable Memory Allocator for Multithreaded
- * Applications": threads that each allocate a small block, write to it many times and free it, over and over.
- * An allocator that gives parts of one cache line to two threads makes the line travel with each write.
- * Written from the published description, sharing no code with the authors' program. */
+ * Applications": threads that each repeatedly allocate a small block, write to it many times and free it. If
+ * an allocator gives parts of one cache line to two threads, the line migrates with each write. Written from
+ * the published description; shares no code with the authors' program. */
 #include "support.h"
 #include "write-often.h"
 
@@ -35,15 +35,13 @@ int main(int argc, char **argv) {
     unsigned long writes = 200000;
     const struct option_spec options[] = {
         {"threads", "threads, each with a block", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"rounds", "blocks that each thread allocates, one after the other", OPTION_COUNT, &rounds, 1,
-         1000000000, NULL},
+        {"rounds", "blocks that each thread allocates in turn", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
         {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 20, NULL},
-        {"writes", "times that every byte of a block is written", OPTION_COUNT, &writes, 1, 1000000000000,
-         NULL},
+        {"writes", "writes to every byte of a block", OPTION_COUNT, &writes, 1, 1000000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads each allocate a small block, write to it often and free it, over and over.",
+        .summary = "Threads repeatedly allocate a small block, write to it often and free it.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,14 +1,14 @@
 /* A stand-in for canneal of the PARSEC suite: simulated annealing that shortens the wires of a chip.
  *
- * Kept: a netlist of hundreds of thousands of elements, each a few small blocks (the element, its name, its
- * inputs, a list of outputs that grows), looked up by name while it is built, by one thread, before the
- * measured work begins; then threads that swap the places of random elements, with nearly no allocation: all
- * that matters is how the blocks lie in memory, since each move chases pointers to elements all over the
- * heap. Left out: the input file, and races. The original swaps by atomic instructions and lets a move see
- * others half made; here moves are weighed in batches of distinct pairs against the same state, and then
- * made, so that the result does not depend on threads. After: Bienia et al., "The PARSEC Benchmark Suite:
+ * Kept: a netlist of hundreds of thousands of elements, each of a few small blocks (the element, its name,
+ * its inputs, a growing list of outputs), which one thread builds, with lookups by name, before the measured
+ * work begins. Then threads swap the positions of random elements, almost without allocation: only the
+ * blocks' locations in memory matter, since each move follows pointers to elements all over the heap. Left
+ * out: the input file, and races. The original swaps by atomic instructions, and a move may see others half
+ * done; here moves are evaluated in batches of distinct pairs against the same state, and then executed, so
+ * that the result does not depend on threads. After: Bienia et al., "The PARSEC Benchmark Suite:
  * Characterization and Architectural Implications" (2008), the section on canneal. Written from that
- * description, sharing no code with the program. */
+ * description; shares no code with the program. */
 #include "support.h"
 
 #include <stdio.h>
@@ -250,15 +250,15 @@ int main(int argc, char **argv) {
     unsigned long moves = 80000;
     unsigned long batch = 2000;
     const struct option_spec options[] = {
-        {"threads", "threads that weigh and make moves", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"threads", "threads that evaluate and execute moves", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"elements", "elements of the netlist", OPTION_COUNT, &elements, 2, 100000000, NULL},
-        {"steps", "steps, each of them colder than the one before", OPTION_COUNT, &steps, 1, 1000000, NULL},
-        {"moves", "moves that are weighed in a step", OPTION_COUNT, &moves, 1, 1000000000, NULL},
-        {"batch", "moves that are weighed against the same state", OPTION_COUNT, &batch, 1, 1000000, NULL},
+        {"steps", "steps of decreasing temperature", OPTION_COUNT, &steps, 1, 1000000, NULL},
+        {"moves", "moves evaluated in a step", OPTION_COUNT, &moves, 1, 1000000000, NULL},
+        {"batch", "moves evaluated against the same state", OPTION_COUNT, &batch, 1, 1000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "A netlist of small blocks is built, and threads swap elements to shorten its wires.",
+        .summary = "Builds a netlist of small blocks, in which threads swap elements to shorten wires.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,12 +1,11 @@
-/* Factors a number by the continued-fraction method of Morrison and Brillhart, "A Method of Factoring and the
- * Factorization of F7" (1975), as the cfrac program of the allocator literature does (Zorn; Berger et al.):
- * every intermediate result is a number of its own on the heap, with a count of its owners, so that a great
- * many tiny blocks live very shortly. Written from the method's description, sharing no code with that
- * program.
+/* Factors a number by the continued-fraction method of Morrison and Brillhart, "A Method of Factoring and
+ * the Factorization of F7" (1975), like the cfrac program of the allocator literature (Zorn; Berger et al.):
+ * every intermediate result is a reference-counted number on the heap, so that very many tiny blocks live
+ * very briefly. Written from the method's description; shares no code with that program.
  *
- * The continued fraction of sqrt(kN) gives pairs A, Q with A^2 = (-1)^n Q (mod N) and Q small. Those whose Q
- * splits into small primes are collected, until some of them multiply to a square on both sides: X^2 = Y^2
- * (mod N), and gcd(X - Y, N) is likely a factor. */
+ * The continued fraction of sqrt(kN) yields pairs A, Q with A^2 = (-1)^n Q (mod N) and small Q. Pairs whose
+ * Q splits into small primes are collected until some of them multiply to a square on both sides: X^2 = Y^2
+ * (mod N), and gcd(X - Y, N) is probably a factor. */
 #include "number.h"
 #include "support.h"
 
@@ -412,8 +411,9 @@ int main(int argc, char **argv) {
     unsigned long digits = (unsigned long)"8539734222673567172606511345051136291";
     unsigned long primes = 500;
     const struct option_spec options[] = {
-        {"number", "what to factor: 2 to 60 decimal digits, no prime", OPTION_TEXT, &digits, 0, 0, NULL},
-        {"primes", "primes that the numbers of a pair are split into", OPTION_COUNT, &primes, 8, 20000, NULL},
+        {"number", "the number to factor: 2 to 60 decimal digits, not a prime", OPTION_TEXT, &digits, 0, 0,
+         NULL},
+        {"primes", "number of primes in the factor base", OPTION_COUNT, &primes, 8, 20000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,

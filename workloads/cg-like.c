@@ -344,7 +344,7 @@ static void run(struct rank *rank, const struct kernel_options *options, void *s
 
 static const struct kernel kernel = {
     .name = "cg-like",
-    .summary = "Processes look for the smallest eigenvalue of a sparse matrix by conjugate gradients.",
+    .summary = "Processes compute the smallest eigenvalue of a sparse matrix by conjugate gradients.",
     .classes = "1400, 7000 or 14000 rows; 0.9, 6 or 21 MiB of matrix",
     .iterations = "steps of inverse iteration (default by class: 15, 15, 15)",
     .iterations_of = {STEPS, STEPS, STEPS},

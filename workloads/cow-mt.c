@@ -1,6 +1,6 @@
 /* After the benchmark "cow-mt" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access Tracking":
- * threads read and then write pages of a private mapping of a file. Each first write to a page copies it, and
- * no CPU may go on reading the original, although only the writer's can have its translation. */
+ * threads read and then write pages of a private file mapping. The first write to a page copies it, and then
+ * no CPU may read the original, although only the writer's CPU can hold its translation. */
 #include "paging.h"
 #include "support.h"
 
@@ -110,22 +110,21 @@ int main(int argc, char **argv) {
     unsigned long seed = 1;
     unsigned long pin = 0;
     const struct option_spec options[] = {
-        {"file", "file to map, made and filled if missing (default: a temporary one)", OPTION_PATH, &path, 0,
-         0, NULL},
-        {"size", "bytes of it", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
+        {"file", "file to map, created and filled if missing (default: a temporary file)", OPTION_PATH, &path,
+         0, 0, NULL},
+        {"size", "the file's size in bytes", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
         {"threads", "threads that read and write", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"rounds", "times that the file is mapped anew and written", OPTION_COUNT, &rounds, 1, 1000000, NULL},
-        {"batch", "pages that are read before the first of them is written", OPTION_COUNT, &batch, 1,
-         1UL << 32, NULL},
-        {"part", "a part of the mapping for each thread, or all of it for all", OPTION_CHOICE, &part, 0, 0,
+        {"rounds", "times that the file is mapped and written", OPTION_COUNT, &rounds, 1, 1000000, NULL},
+        {"batch", "pages read before the first of them is written", OPTION_COUNT, &batch, 1, 1UL << 32, NULL},
+        {"part", "a part of the mapping for each thread, or all of it for each", OPTION_CHOICE, &part, 0, 0,
          part_names},
-        {"order", "in which a thread goes through its part", OPTION_CHOICE, &order, 0, 0, order_names},
-        {"seed", "of the random order", OPTION_COUNT, &seed, 1, 1UL << 32, NULL},
+        {"order", "order of a thread's accesses", OPTION_CHOICE, &order, 0, 0, order_names},
+        {"seed", "seed of the random order", OPTION_COUNT, &seed, 1, 1UL << 32, NULL},
         {"pin", "each thread stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads read and write a private mapping of a file, whose pages are copied by that.",
+        .summary = "Threads read and write a private mapping of a file, which copies its pages.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,18 +1,18 @@
 /* A stand-in for dedup of the PARSEC suite: compression that stores each chunk of a stream once.
  *
- * Kept: a pipeline of five stages with queues between them, the three in the middle with a pool of threads
- * each. The first reads the stream in large blocks and cuts these into pieces; the second cuts pieces where a
- * rolling hash of the content says so, into chunks of 4 KiB on average; the third looks each chunk up in one
- * hash table; the fourth compresses what is new; the fifth puts all into order. So most buffers are allocated
- * in one thread and freed in another; output starts in a buffer of the worst size and is shrunk; and each
- * chunk's compressor allocates and frees 256 KiB of working memory, which is what zlib's manual says of
- * deflate. A thread's arena swells and empties by that again and again while the whole hardly changes: the
- * arena imbalance that the Ptlbmalloc2 paper (section 7.1) blames for dedup's many TLB shootdowns. Blocks
- * are beyond 32 MiB, so glibc does not learn from them to trim less; with --block 16, it does.
- * Left out: files (the stream is generated, with repeats), SHA-1 and zlib's code (a hash of 128 bits and a
- * small Lempel-Ziv coder stand for them), and several queues between two stages.
- * After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural Implications"
- * (2008), the section on dedup. Written from that description, sharing no code with the program. */
+ * Kept: a pipeline of five stages connected by queues, of which the middle three have a pool of threads
+ * each. The first reads the stream in large blocks and cuts these into pieces; the second cuts pieces by a
+ * rolling hash of the content, into chunks of 4 KiB on average; the third looks each chunk up in a hash
+ * table; the fourth compresses new chunks; the fifth restores the order. Most buffers are thus allocated in
+ * one thread and freed in another; output starts in a buffer of the maximum size and is shrunk; and each
+ * chunk's compressor allocates and frees 256 KiB of working memory, the amount that zlib's manual states for
+ * deflate. This makes a thread's arena grow and shrink repeatedly while the total hardly changes: the arena
+ * imbalance that the Ptlbmalloc2 paper (section 7.1) blames for dedup's many TLB shootdowns. Blocks are
+ * larger than 32 MiB, so glibc does not learn from them to trim less; with --block 16, it does. Left out:
+ * files (the stream is generated, with repeats), SHA-1 and zlib's code (a hash of 128 bits and a small
+ * Lempel-Ziv coder replace them), and several queues between two stages. After: Bienia et al., "The PARSEC
+ * Benchmark Suite: Characterization and Architectural Implications" (2008), the section on dedup. Written
+ * from that description; shares no code with the program. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -555,18 +555,17 @@ int main(int argc, char **argv) {
     const struct option_spec options[] = {
         {"threads", "threads of each of the three parallel stages", OPTION_COUNT, &threads, 1, 1024, NULL},
         {"mib", "MiB of the stream", OPTION_COUNT, &mib, 1, 1UL << 20, NULL},
-        {"block", "MiB that are read at once", OPTION_COUNT, &block, 1, 1UL << 12, NULL},
-        {"piece", "KiB of a piece of the first cut, on average", OPTION_COUNT, &piece, 16, 1UL << 18, NULL},
-        {"chunk-bits", "the second cut's chunks have 2 to that many bytes on average", OPTION_COUNT,
+        {"block", "MiB read at a time", OPTION_COUNT, &block, 1, 1UL << 12, NULL},
+        {"piece", "average KiB of a piece of the first cut", OPTION_COUNT, &piece, 16, 1UL << 18, NULL},
+        {"chunk-bits", "the second cut's chunks have 2 to this power bytes on average", OPTION_COUNT,
          &chunk_bits, 10, 20, NULL},
-        {"repeats", "percent of the segments that come again", OPTION_COUNT, &repeats, 0, 100, NULL},
-        {"depth", "pieces that wait between the first two stages, at most", OPTION_COUNT, &depth, 1,
+        {"repeats", "percentage of repeated segments", OPTION_COUNT, &repeats, 0, 100, NULL},
+        {"depth", "maximum number of pieces waiting between the first two stages", OPTION_COUNT, &depth, 1,
          1UL << 16, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary =
-            "A pipeline cuts a stream into chunks, finds those that repeat, and compresses the others.",
+        .summary = "A pipeline cuts a stream into chunks, finds repeated ones, and compresses the others.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

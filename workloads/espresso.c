@@ -1,9 +1,9 @@
-/* A minimiser of two-level logic in the manner of Espresso (Brayton et al., "Logic Minimization Algorithms
- * for VLSI Synthesis", 1984), one of the programs that allocators have been compared with since Zorn and
- * Grunwald: covers of cubes are expanded, made irredundant and reduced, again and again, until they no longer
- * shrink; and every cofactor, complement and trial cube on the way is a set of bits on the heap. The
- * functions are random ones, and every result is compared with its function on all inputs. Written from the
- * algorithm's description, sharing no code with that program. */
+/* Minimizes two-level logic in the manner of Espresso (Brayton et al., "Logic Minimization Algorithms for
+ * VLSI Synthesis", 1984), one of the programs used to compare allocators since Zorn and Grunwald. Covers of
+ * cubes are expanded, made irredundant and reduced until they no longer shrink; every cofactor, complement
+ * and trial cube on the way is a set of bits on the heap. The functions are random, and every result is
+ * compared with its function on all inputs. Written from the algorithm's description; shares no code with
+ * that program. */
 #include "support.h"
 
 #include <stdint.h>
@@ -546,16 +546,16 @@ int main(int argc, char **argv) {
     unsigned long outputs = 16;
     unsigned long cubes = 400;
     const struct option_spec options[] = {
-        {"functions", "random functions to minimise", OPTION_COUNT, &functions, 1, 1000000, NULL},
-        {"inputs", "inputs of a function, at most; at least half as many", OPTION_COUNT, &inputs, 2,
+        {"functions", "random functions to minimize", OPTION_COUNT, &functions, 1, 1000000, NULL},
+        {"inputs", "maximum inputs of a function; the minimum is half of it", OPTION_COUNT, &inputs, 2,
          MOST_INPUTS, NULL},
-        {"outputs", "outputs of a function, at most", OPTION_COUNT, &outputs, 1, MOST_OUTPUTS, NULL},
-        {"cubes", "cubes that a function is given as, at most; at least half as many", OPTION_COUNT, &cubes,
-         1, 10000, NULL},
+        {"outputs", "maximum outputs of a function", OPTION_COUNT, &outputs, 1, MOST_OUTPUTS, NULL},
+        {"cubes", "maximum cubes of a function's description; the minimum is half of it", OPTION_COUNT,
+         &cubes, 1, 10000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Minimises two-level logic, with every set of bits on the heap.",
+        .summary = "Minimizes two-level logic, with every set of bits on the heap.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,15 +1,15 @@
-/* A stand-in for fluidanimate of the PARSEC suite: a fluid as smoothed particles, animated frame by frame.
+/* A stand-in for fluidanimate of the PARSEC suite: a fluid of smoothed particles, animated frame by frame.
  *
  * Kept: a grid of cells, allocated as two large arrays before the first frame; cells that hold 16 particles
- * and go on in further cells, small blocks that each thread keeps for the next frame and rarely allocates;
- * five phases of a frame with a barrier after each (the grid is built anew, densities, forces, collisions
- * with the box, positions); slabs of the grid for each thread, and locks on cells, taken where a neighbour's
- * cells lie across a border. Nearly no calls into the allocator after the first frame, and much memory
- * traffic: the Ptlbmalloc2 paper (section 7.2) sees fluidanimate change by its places in memory alone.
- * Left out: the input file with its initial state (a block of fluid is dropped into the box), and sums that
- * depend on the order of threads: contributions are added as whole numbers.
- * After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural Implications"
- * (2008), the section on fluidanimate. Written from that description, sharing no code with the program. */
+ * and are extended by further cells, small blocks that each thread keeps for the next frame and rarely
+ * allocates; five phases of a frame with a barrier after each (rebuilding the grid, densities, forces,
+ * collisions with the box, positions); slabs of the grid for each thread, and locks on cells, taken where a
+ * neighbour's cells cross a border. There are almost no calls into the allocator after the first frame, and
+ * much memory traffic: in the Ptlbmalloc2 paper (section 7.2), fluidanimate is affected only by the location
+ * of its memory. Left out: the input file with its initial state (a block of fluid is dropped into the box),
+ * and sums that depend on the order of threads: contributions are added as integers. After: Bienia et al.,
+ * "The PARSEC Benchmark Suite: Characterization and Architectural Implications" (2008), the section on
+ * fluidanimate. Written from that description; shares no code with the program. */
 #include "support.h"
 
 #include <stdint.h>

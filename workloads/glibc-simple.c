@@ -1,6 +1,6 @@
-/* One thread allocates a number of blocks of one size and frees them again, as the published description of
- * glibc's own malloc-simple benchmark has it: 25, 100, 400 and 1,600 blocks at once, which lie before and
- * behind what a thread's cache holds; and a single block, the shortest way through any allocator. */
+/* One thread allocates a number of blocks of one size and frees them, as in the published description of
+ * glibc's malloc-simple benchmark: 25, 100, 400 and 1,600 blocks at a time, fewer and more than a thread's
+ * cache holds, and a single block, the shortest path through any allocator. */
 #include "support.h"
 
 #include <stdio.h>
@@ -41,13 +41,13 @@ int main(int argc, char **argv) {
     unsigned long order = ORDER_FIFO;
     const struct option_spec options[] = {
         {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
-        {"pairs", "allocations, each with its free, for each number of blocks", OPTION_COUNT, &pairs,
-         MOST_BLOCKS, 1000000000000, NULL},
+        {"pairs", "pairs of malloc and free, for each number of blocks", OPTION_COUNT, &pairs, MOST_BLOCKS,
+         1000000000000, NULL},
         {"order", "free oldest first, or newest first", OPTION_CHOICE, &order, 0, 0, order_names},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "One thread allocates so many blocks and frees them, over and over.",
+        .summary = "One thread repeatedly allocates a number of blocks and frees them.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

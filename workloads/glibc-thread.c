@@ -1,7 +1,7 @@
-/* A working set whose random members are freed and allocated anew, for a fixed time, after glibc's own
- * malloc-thread benchmark: 1,024 blocks for each thread, of 4 to 32,768 bytes; the likelihood of a size falls
- * with its square, as programs have many more small blocks than large ones. As there, the blocks are not
- * written to. Written from the published description, sharing no code with that program. */
+/* A working set whose random members are freed and allocated again, for a fixed time, after glibc's
+ * malloc-thread benchmark: 1,024 blocks of 4 to 32,768 bytes for each thread. The likelihood of a size falls
+ * with its square, because programs have many more small blocks than large ones. As in the original, blocks
+ * are not written to. Written from the published description; shares no code with that program. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -101,14 +101,14 @@ int main(int argc, char **argv) {
     unsigned long most = 32768;
     const struct option_spec options[] = {
         {"threads", "threads, each with a working set", OPTION_COUNT, &threads, 1, 4095, NULL},
-        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
+        {"seconds", "duration", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
         {"blocks", "blocks in a working set", OPTION_COUNT, &blocks, 1, 10000000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads free random blocks of a working set and allocate others for them.",
+        .summary = "Threads free random blocks of a working set and replace them.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

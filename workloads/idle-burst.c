@@ -1,12 +1,12 @@
-/* What stays with a process of memory that its threads freed before they fell idle. Threads that live on
- * allocate a lot in a burst, write every byte, free all of it and then wait; some seconds later, what is
- * resident is compared with what was before the burst.
+/* Memory that a process keeps after its threads freed it and became idle. Threads allocate in a burst, write
+ * every byte, free everything and then wait. Some seconds later, resident memory is compared with that
+ * before the burst.
  *
- * The blocks' sizes run from 16 bytes to 256 KiB: each doubling comes up half as often as the one below, and
- * within it all sizes are alike, so that each of the 14 doublings carries the same share of the bytes.
+ * Block sizes range from 16 bytes to 256 KiB. Each doubling occurs half as often as the one below, and
+ * within it all sizes are equally likely, so that each of the 14 doublings has the same share of the bytes.
  *
- * Nothing but the blocks is allocated: what the program must remember lies in a mapping of its own that is
- * resident before the first reading, and reading memory's figures allocates nothing. */
+ * Only these blocks are allocated: the program's own data is in a separate mapping that is resident before
+ * the first reading, and reading the memory statistics does not allocate. */
 #include "support.h"
 
 #include <fcntl.h>
@@ -234,19 +234,19 @@ int main(int argc, char **argv) {
     unsigned long main_thread = MAIN_IDLE;
     unsigned long cgroup_path = 0;
     const struct option_spec options[] = {
-        {"threads", "threads that allocate, free and fall idle", OPTION_COUNT, &threads, 1, MOST_THREADS,
+        {"threads", "threads that allocate, free and become idle", OPTION_COUNT, &threads, 1, MOST_THREADS,
          NULL},
-        {"bytes", "bytes that all threads allocate together", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
-        {"seconds", "from the last free to the last reading", OPTION_COUNT, &seconds, 0, 1000000, NULL},
+        {"bytes", "total bytes that the threads allocate", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
+        {"seconds", "from the last free to the final reading", OPTION_COUNT, &seconds, 0, 1000000, NULL},
         {"order", "free newest first, oldest first, or at random", OPTION_CHOICE, &order, 0, 0, order_names},
-        {"main", "the main thread sleeps meanwhile, or goes on allocating a little", OPTION_CHOICE,
+        {"main", "the main thread sleeps meanwhile, or keeps allocating a little", OPTION_CHOICE,
          &main_thread, 0, 0, main_names},
-        {"cgroup", "folder whose memory.current to read (default: the process's own cgroup's)", OPTION_PATH,
+        {"cgroup", "folder of the memory.current to read (default: the process's cgroup)", OPTION_PATH,
          &cgroup_path, 0, 0, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads allocate and free a lot and live on idle: how much memory stays?",
+        .summary = "Threads allocate and free a lot and become idle: how much memory does the process keep?",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

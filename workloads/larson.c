@@ -1,8 +1,8 @@
-/* A server that lives long, after Larson and Krishnan's "Memory Allocation for Long-Running Server
- * Applications": each thread holds an array of blocks of random size and replaces random ones; after a number
- * of operations it hands its array on to a thread that it creates, and ends. So what one thread allocated is
- * freed by its successors, and threads come and go. The first blocks are allocated by the main thread.
- * Written from the published description, sharing no code with the authors' program. */
+/* A long-running server, after Larson and Krishnan's "Memory Allocation for Long-Running Server
+ * Applications". Each thread has an array of blocks of random size, and replaces random ones; after a number
+ * of operations it passes the array to a thread that it creates, and ends. So blocks are freed by later
+ * threads than those that allocated them, and threads come and go. The main thread allocates the first
+ * blocks. Written from the published description; shares no code with the authors' program. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -110,17 +110,17 @@ int main(int argc, char **argv) {
     unsigned long blocks = 5000;
     unsigned long operations = 500000;
     const struct option_spec options[] = {
-        {"threads", "threads at work at once", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
-        {"blocks", "blocks that each thread holds", OPTION_COUNT, &blocks, 1, 100000000, NULL},
-        {"operations", "blocks that a thread replaces before it hands on", OPTION_COUNT, &operations, 1,
-         1000000000000, NULL},
+        {"threads", "concurrent threads", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"seconds", "duration", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
+        {"blocks", "blocks of each thread", OPTION_COUNT, &blocks, 1, 100000000, NULL},
+        {"operations", "blocks that a thread replaces before it passes its array on", OPTION_COUNT,
+         &operations, 1, 1000000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads replace random blocks of theirs, and hand them on to new threads.",
+        .summary = "Threads replace random blocks in an array, and pass the array to new threads.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

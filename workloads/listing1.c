@@ -1,6 +1,6 @@
-/* Listing 1 of "Ptlbmalloc2: Reducing TLB Shootdowns with High Memory Efficiency": threads that each fill and
- * then empty their own arena, so that an allocator that trims arena by arena interrupts every CPU, again and
- * again. */
+/* Listing 1 of "Ptlbmalloc2: Reducing TLB Shootdowns with High Memory Efficiency": threads that repeatedly
+ * fill and empty their own arenas. An allocator that trims each arena separately interrupts every CPU again
+ * and again. */
 #include "support.h"
 
 #include <stdio.h>
@@ -60,16 +60,17 @@ int main(int argc, char **argv) {
     unsigned long pin = 0;
     const struct option_spec options[] = {
         {"threads", "threads, each with its own blocks", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"rounds", "times that each thread fills and empties", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
-        {"blocks", "blocks a thread holds at most", OPTION_COUNT, &blocks, 1, 10000000, NULL},
+        {"rounds", "times that each thread allocates and frees its blocks", OPTION_COUNT, &rounds, 1,
+         1000000000, NULL},
+        {"blocks", "maximum number of blocks of a thread", OPTION_COUNT, &blocks, 1, 10000000, NULL},
         {"size", "bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
         {"order", "free newest first, or oldest first", OPTION_CHOICE, &order, 0, 0, order_names},
-        {"touch", "what the thread writes of each block", OPTION_CHOICE, &touch, 0, 0, touch_names},
+        {"touch", "the part of each block that the thread writes", OPTION_CHOICE, &touch, 0, 0, touch_names},
         {"pin", "each thread stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads allocate blocks and free them again, over and over.",
+        .summary = "Threads repeatedly allocate blocks and free them.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

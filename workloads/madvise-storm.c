@@ -1,5 +1,5 @@
-/* Section 3.1 of "Ptlbmalloc2: Reducing TLB Shootdowns with High Memory Efficiency": what
- * madvise(MADV_DONTNEED) costs by itself, when every thread calls it without end. */
+/* Section 3.1 of "Ptlbmalloc2: Reducing TLB Shootdowns with High Memory Efficiency": the cost of
+ * madvise(MADV_DONTNEED) alone, when every thread calls it continuously. */
 #include "support.h"
 
 #include <stdio.h>

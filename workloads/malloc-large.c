@@ -1,7 +1,7 @@
-/* Of 20 large live blocks a random one is freed and replaced by one of random size, over and over. An
- * allocator either asks the system for each, and pays for its pages anew, or keeps memory back. The name, the
- * sizes (5 to 25 MiB) and how many live are those of the malloc-large of mimalloc-bench, as its description
- * has them; all else is this program's own. */
+/* Repeatedly frees a random one of 20 large live blocks and replaces it by one of random size. An allocator
+ * either requests each block from the kernel, with page faults for all its pages, or keeps free memory. The
+ * name, the sizes (5 to 25 MiB) and the number of live blocks are those of malloc-large of mimalloc-bench,
+ * according to its description; the rest is original. */
 #include "support.h"
 
 #include <stdio.h>
@@ -51,8 +51,8 @@ int main(int argc, char **argv) {
     const struct option_spec options[] = {
         {"rounds", "blocks that are replaced", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
         {"blocks", "blocks that live at once", OPTION_COUNT, &blocks, 1, 100000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 40, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 40, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 40, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 40, NULL},
         {"touch", "write the first and last byte of a block, or one of each page too", OPTION_CHOICE, &touch,
          0, 0, touch_names},
     };

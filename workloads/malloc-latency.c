@@ -1,12 +1,12 @@
-/* How long single calls of malloc and free take at their slowest, while a program is at work. Each thread has
- * a live set of blocks of mixed sizes: a step renews a random one of them, so that lifetimes are random;
- * every so many steps a burst of further blocks is allocated, and freed again, oldest first. Every byte of a
- * block is written at its birth and checked at its death, outside of what is timed.
+/* The latency of the slowest calls of malloc and free while a program is working. Each thread has a live set
+ * of blocks of mixed sizes. A step replaces a random block, so that lifetimes are random; at fixed intervals
+ * of steps, a burst of additional blocks is allocated and then freed, oldest first. Every byte of a block is
+ * written after its allocation and checked before it is freed, outside the timed calls.
  *
- * Every call is timed but those that fill the live set at first and empty it at last. Times go into
- * histograms whose buckets are less than 1 % wide; these, and all that the program must remember, lie in
- * mappings that are resident before: nothing but the blocks is allocated. What reading the clock costs is
- * taken off. */
+ * Every call is timed, except those that initially fill and finally empty the live set. Times are recorded
+ * in histograms with buckets of less than 1 %. The histograms and all other data of the program are in
+ * mappings that are resident in advance: only the blocks are allocated. The cost of reading the clock is
+ * subtracted. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "support.h"
 
@@ -280,8 +280,8 @@ int main(int argc, char **argv) {
         {"steps", "blocks of the live set that each thread renews", OPTION_COUNT, &steps, 1, 1000000000000,
          NULL},
         {"blocks", "blocks in a thread's live set", OPTION_COUNT, &blocks, 1, 100000000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
-        {"max", "bytes in a block, at most; each doubling from --min on is as likely", OPTION_COUNT, &most, 1,
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "maximum bytes in a block; each doubling from --min on is as likely", OPTION_COUNT, &most, 1,
          1UL << 30, NULL},
         {"burst", "blocks that a burst allocates, and frees again", OPTION_COUNT, &burst, 0, 100000000, NULL},
         {"every", "steps from one burst to the next", OPTION_COUNT, &every, 1, 1000000000000, NULL},

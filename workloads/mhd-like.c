@@ -1,8 +1,8 @@
 /* A stand-in for EulerMHD, the program of section 3.3 of Valat, "Impact of the Operating System Memory
  * Allocation on CPU Intensive Applications": ideal magnetohydrodynamics on a periodic Cartesian mesh,
- * explicit, with an array for each quantity. Its loops go through all the arrays at the same index: 8 or 12
- * of them, as many as today's L1s have ways. First-order finite volumes with the local Lax-Friedrichs flux,
- * one direction after the other: a published scheme, written from its formulas. */
+ * explicit, with an array for each quantity. Its loops access all arrays at the same index: 8 or 12 of them,
+ * the number of ways of today's L1 caches. The scheme is first-order finite volumes with the local
+ * Lax-Friedrichs flux, one direction after the other, written from the published formulas. */
 #include "arrays.h"
 #include "support.h"
 
@@ -357,10 +357,10 @@ int main(int argc, char **argv) {
     const struct option_spec options[] = {
         {"grid", "cells along each side of the mesh", OPTION_COUNT, &grid, 4, 32768, NULL},
         {"steps", "steps in time", OPTION_COUNT, &steps, 1, 1000000000, NULL},
-        {"arrays", "what is conserved, or velocity and pressure as well", OPTION_CHOICE, &arrays, 0, 0,
-         arrays_names},
-        {"memory", "as the allocator gives it, or on page boundaries, or padded by hand", OPTION_CHOICE,
-         &memory, 0, 0, memory_names},
+        {"arrays", "the conserved quantities only, or also velocity and pressure", OPTION_CHOICE, &arrays, 0,
+         0, arrays_names},
+        {"memory", "from the allocator, at page boundaries, or padded by hand", OPTION_CHOICE, &memory, 0, 0,
+         memory_names},
         {"problem", "the vortex of Orszag and Tang, or an Alfven wave along an axis", OPTION_CHOICE, &problem,
          0, 0, problem_names},
     };

@@ -1,7 +1,7 @@
 /* After the benchmark "Migrate" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access Tracking":
- * a program reads a mapped file, and its memory is moved between memory nodes while its other threads are
- * busy with nothing. For each page that moves, no CPU may keep its translation, although only the readers'
- * CPUs can have it. */
+ * a program reads a mapped file, and the file's memory is moved between memory nodes while other threads run
+ * an empty loop. When a page is moved, no CPU may keep its translation, although only the readers' CPUs can
+ * hold it. */
 #define _GNU_SOURCE /* syscall */
 #include "paging.h"
 #include "support.h"
@@ -189,22 +189,23 @@ int main(int argc, char **argv) {
     unsigned long again = AGAIN_NONE;
     unsigned long pin = 0;
     const struct option_spec options[] = {
-        {"file", "file to map, made and filled if missing (default: a temporary one)", OPTION_PATH, &path, 0,
-         0, NULL},
-        {"size", "bytes of it", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
-        {"threads", "threads that are busy with nothing", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"readers", "threads that read the file, each its part, and then are busy too", OPTION_COUNT,
+        {"file", "file to map, created and filled if missing (default: a temporary file)", OPTION_PATH, &path,
+         0, 0, NULL},
+        {"size", "the file's size in bytes", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
+        {"threads", "threads that run an empty loop", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"readers", "threads that each read a part of the file, and then also run the loop", OPTION_COUNT,
          &readers, 1, 4096, NULL},
-        {"rounds", "times that the memory moves, from node to node", OPTION_COUNT, &rounds, 1, 1000000, NULL},
-        {"call", "what moves it", OPTION_CHOICE, &call, 0, 0, call_names},
-        {"again", "what readers do before each further round: nothing, read, or read a fresh mapping",
+        {"rounds", "times that the memory is moved from node to node", OPTION_COUNT, &rounds, 1, 1000000,
+         NULL},
+        {"call", "system call that moves it", OPTION_CHOICE, &call, 0, 0, call_names},
+        {"again", "what readers do before each further round: nothing, read again, or read a fresh mapping",
          OPTION_CHOICE, &again, 0, 0, again_names},
         {"pin", "each thread stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Memory of a mapped file moves between memory nodes while threads are busy.\n"
-                   "Ends with status 3 where there is one node.",
+        .summary = "Moves the memory of a mapped file between memory nodes while threads are busy.\n"
+                   "Exits with 3 if there is only one node.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,7 +1,7 @@
 /* Threads come and go, each allocates a little and frees it or leaves it to a later thread, and memory must
- * not grow. The mleak of mimalloc-bench gave the name and the question: does an allocator lose what ended
- * threads had? Written from a line that says so, and no more; all else is this program's own. Resident memory
- * is read after the first tenth of the rounds and at the end. */
+ * not grow. The name and the question, whether an allocator loses the memory of ended threads, are from
+ * mleak of mimalloc-bench; the rest is original. Resident memory is read after the first tenth of the rounds
+ * and at the end. */
 #include "support.h"
 
 #include <stdio.h>
@@ -82,14 +82,14 @@ int main(int argc, char **argv) {
     unsigned long fate = FATE_LEFT;
     unsigned long growth = 16384;
     const struct option_spec options[] = {
-        {"threads", "threads that run at once", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"threads", "concurrent threads", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"rounds", "times that all threads start and end", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
         {"blocks", "blocks that each thread allocates", OPTION_COUNT, &blocks, 1, 100000000, NULL},
-        {"size", "bytes in a block, at most", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
+        {"size", "maximum bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
         {"fate", "threads free all blocks, leave half of them to later threads, or lose them: a leak",
          OPTION_CHOICE, &fate, 0, 0, fate_names},
-        {"growth", "KiB that memory may grow by after the first tenth of the rounds", OPTION_COUNT, &growth,
-         1, 1UL << 40, NULL},
+        {"growth", "permitted growth in KiB after the first tenth of the rounds", OPTION_COUNT, &growth, 1,
+         1UL << 40, NULL},
     };
     const struct program_spec program = {
         .name = program_name,

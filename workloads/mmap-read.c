@@ -1,8 +1,8 @@
 /* After the benchmark "mmap-read" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access
- * Tracking": processes read a sparse file that is larger than memory through a shared mapping, so that pages
- * have to be reclaimed: unmapped from all processes that have them, of which most have not touched them for
- * long. "Memory" is the machine's, or what a control group grants the program. On a file system that is in
- * memory holes take memory when they are read, and can only be swapped out: use one on a disk. */
+ * Tracking": processes read a sparse file larger than memory through a shared mapping, so that the kernel
+ * must reclaim pages: it unmaps them from all processes, most of which have not used them for long. "Memory"
+ * is that of the machine, or the limit of a control group. Use a file system on a disk: in one that is in
+ * memory, holes take memory when they are read, and can only be swapped out. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, mincore */
 #include "paging.h"
 #include "support.h"
@@ -121,17 +121,16 @@ int main(int argc, char **argv) {
     unsigned long seed = 1;
     unsigned long pin = 0;
     const struct option_spec options[] = {
-        {"file", "file to map, made as one hole if missing (default: a temporary one)", OPTION_PATH, &path, 0,
-         0, NULL},
-        {"size", "bytes of it (default: twice the machine's memory)", OPTION_COUNT, &size, 1, 1UL << 43,
-         NULL},
-        {"processes", "processes that read it, each all of it", OPTION_COUNT, &processes, 1, MOST_PROCESSES,
+        {"file", "file to map, created as one hole if missing (default: a temporary file)", OPTION_PATH,
+         &path, 0, 0, NULL},
+        {"size", "the file's size in bytes (default: twice the machine's memory)", OPTION_COUNT, &size, 1,
+         1UL << 43, NULL},
+        {"processes", "processes that each read all of it", OPTION_COUNT, &processes, 1, MOST_PROCESSES,
          NULL},
         {"rounds", "times that each reads as many pages as the file has", OPTION_COUNT, &rounds, 1, 1000000,
          NULL},
-        {"order", "from its start to its end, or 64 pages here and there", OPTION_CHOICE, &order, 0, 0,
-         order_names},
-        {"seed", "of the random order", OPTION_COUNT, &seed, 1, 1UL << 32, NULL},
+        {"order", "sequential, or 64 pages at random positions", OPTION_CHOICE, &order, 0, 0, order_names},
+        {"seed", "seed of the random order", OPTION_COUNT, &seed, 1, 1UL << 32, NULL},
         {"pin", "each process stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {

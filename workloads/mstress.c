@@ -1,9 +1,9 @@
-/* Threads that keep some of what they allocate, hand some to each other, and come and go, after the stress
- * test of mimalloc (Leijen et al., "Mimalloc: Free List Sharding in Action"): in each iteration new threads
- * allocate blocks whose sizes are spread over powers of two, a few of them far larger; they free random ones
- * of theirs and exchange others through slots that all threads share, and what lies in the slots outlives the
- * threads. Every word of a block is written at its birth and checked at its death. Written from the published
- * description, sharing no code with the authors' program. */
+/* Threads that keep some blocks, exchange others, and come and go, after the stress test of mimalloc (Leijen
+ * et al., "Mimalloc: Free List Sharding in Action"). In each iteration new threads allocate blocks whose
+ * sizes are spread over powers of two, a few of them far larger. They free random blocks of theirs, and
+ * exchange others through slots that all threads share; blocks in the slots outlive the threads. Every word
+ * of a block is written after its allocation and checked before it is freed. Written from the published
+ * description; shares no code with the authors' program. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -152,11 +152,11 @@ int main(int argc, char **argv) {
     unsigned long steps = 100000;
     unsigned long transfers = 1000;
     const struct option_spec options[] = {
-        {"threads", "threads that run at once", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"threads", "concurrent threads", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"iterations", "times that all threads start and end", OPTION_COUNT, &iterations, 1, 1000000, NULL},
         {"steps", "blocks that each thread allocates in an iteration", OPTION_COUNT, &steps, 1, 100000000,
          NULL},
-        {"transfers", "slots for blocks that change hands", OPTION_COUNT, &transfers, 1, 10000000, NULL},
+        {"transfers", "slots for exchanged blocks", OPTION_COUNT, &transfers, 1, 10000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,

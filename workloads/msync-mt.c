@@ -1,8 +1,8 @@
-/* After the benchmark "msync-mt" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access Tracking":
- * threads write pages of a shared file mapping, each of its own part, and have them written to the file by
- * msync(MS_SYNC). That makes each page clean, and no CPU may go on writing it unnoticed, although only the
- * writer's can have its translation. On a file system that is in memory msync has nothing to do: use one on a
- * disk. */
+/* After the benchmark "msync-mt" of Amit, "Optimizing the TLB Shootdown Algorithm with Page Access
+ * Tracking": threads write pages of a shared file mapping, each in a part of its own, and write them back by
+ * msync(MS_SYNC). This makes each page clean, and then no CPU may write to it unnoticed, although only the
+ * writer's CPU can hold its translation. Use a file system on a disk: in one that is in memory, msync does
+ * nothing. */
 #include "paging.h"
 #include "support.h"
 
@@ -67,12 +67,11 @@ int main(int argc, char **argv) {
     unsigned long batch = 16;
     unsigned long pin = 0;
     const struct option_spec options[] = {
-        {"file", "file to make, map and write (default: a temporary one)", OPTION_PATH, &path, 0, 0, NULL},
-        {"size", "bytes of it", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
+        {"file", "file to create, map and write (default: a temporary file)", OPTION_PATH, &path, 0, 0, NULL},
+        {"size", "the file's size in bytes", OPTION_COUNT, &size, 1, 1UL << 40, NULL},
         {"threads", "threads, each with its own part", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"rounds", "times that each page is written", OPTION_COUNT, &rounds, 1, 1000000, NULL},
-        {"batch", "pages that are written before a call of msync for them", OPTION_COUNT, &batch, 1,
-         1UL << 32, NULL},
+        {"batch", "pages written before each msync", OPTION_COUNT, &batch, 1, 1UL << 32, NULL},
         {"pin", "each thread stays on one CPU", OPTION_FLAG, &pin, 0, 1, NULL},
     };
     const struct program_spec program = {

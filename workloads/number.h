@@ -1,4 +1,4 @@
-/* Whole numbers of any size for cfrac, each a block of its own on the heap. */
+/* Integers of any size for cfrac, each a separate block on the heap. */
 #ifndef CALMALLOC_WORKLOADS_NUMBER_H
 #define CALMALLOC_WORKLOADS_NUMBER_H
 

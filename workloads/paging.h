@@ -1,6 +1,5 @@
-/* What the workloads on page tables share: files to map, pages that say whose they are, CPUs and memory
- * nodes. All of it needs a kernel and nothing else: these programs also run linked statically, as a small
- * system's only files. */
+/* Shared parts of the workloads on page tables: files to map, stamped pages, CPUs and memory nodes. They
+ * need only a kernel: these programs also run statically linked, as the only files of a small system. */
 #ifndef CALMALLOC_WORKLOADS_PAGING_H
 #define CALMALLOC_WORKLOADS_PAGING_H
 

@@ -1,6 +1,7 @@
 /*
- * pairs N SIZE: N times malloc(SIZE) and free at once, nothing else, for counting the instructions of the
- * two. Under callgrind, the difference between two values of N, divided by theirs, is the cost of one pair.
+ * pairs N SIZE: calls malloc(SIZE) and free N times, and nothing else, to count the instructions of the two.
+ * Under callgrind, the cost of one pair is the difference between two values of N, divided by the difference
+ * of these.
  */
 #include <stdio.h>
 #include <stdlib.h>

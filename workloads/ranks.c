@@ -198,10 +198,11 @@ int ranks_main(const struct kernel *kernel, int argc, char **argv) {
     struct kernel_options options = {.processes = 1, .seed = kernel->seed};
     const struct option_spec specs[] = {
         {"class", kernel->classes, OPTION_CHOICE, &options.class, 0, 0, classes},
-        {"processes", "that run side by side, each on all of the problem, in arrays of its own", OPTION_COUNT,
+        {"processes", "processes, each with the whole problem in its own arrays", OPTION_COUNT,
          &options.processes, 1, MOST_PROCESSES, NULL},
         {"iterations", kernel->iterations, OPTION_COUNT, &options.iterations, 1, 1000000, NULL},
-        {"seed", "of the random numbers, odd; with another than the default, nothing published is compared",
+        {"seed",
+         "seed of the random numbers, odd; only results of the default are compared with published ones",
          OPTION_COUNT, &options.seed, 1, (1UL << 46) - 1, NULL},
     };
     const struct program_spec program = {

@@ -1,9 +1,9 @@
-/* Kernels that run as several processes side by side, as the ranks of an MPI program do between their
- * messages: all forked from one, each with the whole problem in arrays of its own.
+/* Kernels that run as several processes, like the ranks of an MPI program between their messages: all forked
+ * from one process, each with the whole problem in its own arrays.
  *
- * The arrays are allocated after the fork, by the malloc that the program finds. All processes have one
- * history, and do the same from there on. So an allocator that does not draw its addresses by chance gives
- * all of them the same, which is what makes them meet in the caches that they share. */
+ * The arrays are allocated after the fork, by the program's malloc. All processes have the same history, and
+ * do the same from then on. So an allocator that does not randomize addresses returns the same ones in all
+ * of them, and the arrays compete in shared caches. */
 #ifndef CALMALLOC_WORKLOADS_RANKS_H
 #define CALMALLOC_WORKLOADS_RANKS_H
 

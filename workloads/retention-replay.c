@@ -1,6 +1,7 @@
-/* Replays what a program had in use, window by window, against a policy of retention: what that keeps, and
- * what giving back in vain costs. Reads lines from stdin, one a window of 100 ms: pages in use at most and at
- * the window's end, and the CPU time in milliseconds. A heap of which every free page fits everything. */
+/* Replays a program's memory use, epoch by epoch, for a retention policy, and computes the memory that the
+ * policy keeps and the cost of memory purged in vain. Reads from stdin one line for each epoch of 100 ms:
+ * the highest number of pages in use, the number at its end, and the CPU time in milliseconds. The heap has
+ * no fragmentation: any free page fits any request. */
 #include "policy/demand.h"
 #include "policy/retention.h"
 #include "support.h"
@@ -115,18 +116,17 @@ int main(int argc, char **argv) {
     unsigned long fault_ns = 700;
     unsigned long purge_ns = 300;
     const struct option_spec options[] = {
-        {"policy", "which", OPTION_CHOICE, &policy, 0, 0, policy_names},
-        {"windows", "for how many windows `fixed` keeps what was in use", OPTION_COUNT, &windows, 0,
+        {"policy", "the policy", OPTION_CHOICE, &policy, 0, 0, policy_names},
+        {"windows", "epochs for which `fixed` keeps memory that was in use", OPTION_COUNT, &windows, 0,
          FIXED_MOST, NULL},
-        {"purge-time", "per cent of CPU time that giving back may cost", OPTION_SECONDS, &purge_time_ms, 0,
-         100000, NULL},
-        {"fault", "nanoseconds that the first touch of a page takes", OPTION_COUNT, &fault_ns, 0, 1000000,
-         NULL},
-        {"purge", "nanoseconds that giving a page back takes", OPTION_COUNT, &purge_ns, 0, 1000000, NULL},
+        {"purge-time", "per cent of CPU time that purging in vain may cost", OPTION_SECONDS, &purge_time_ms,
+         0, 100000, NULL},
+        {"fault", "nanoseconds for the first touch of a page", OPTION_COUNT, &fault_ns, 0, 1000000, NULL},
+        {"purge", "nanoseconds for purging a page", OPTION_COUNT, &purge_ns, 0, 1000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "What a policy of retention would have kept, and what it would have cost.",
+        .summary = "Computes the memory that a retention policy would have kept, and its cost.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

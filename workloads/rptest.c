@@ -1,10 +1,10 @@
-/* Random allocations with frees within and across threads, after the benchmark of rpmalloc (Jansson): each
+/* Random allocations with frees within and across threads, after the benchmark of rpmalloc (Jansson). Each
  * thread has a number of slots; every loop empties random ones, and then fills random ones with blocks of
- * random size; every few loops it allocates further blocks and hands them, as a list, to the next thread,
- * which frees them. Small sizes are as likely as large ones, or more likely, falling off in a line or
- * exponentially. A thread that has done its loops frees what it is handed until all have done theirs: else
- * which thread is the first would decide how much memory the others' blocks take. Written from the published
- * description, sharing no code with the author's program. */
+ * random size. Every few loops it allocates additional blocks and passes them, as a list, to the next
+ * thread, which frees them. Small sizes are as likely as large ones, or more likely, with a linear or
+ * exponential distribution. A thread that has finished its loops frees the blocks that it receives until all
+ * threads have finished: otherwise the first one to finish would decide how much memory the other threads'
+ * blocks take. Written from the published description; shares no code with the author's program. */
 #include "support.h"
 
 #include <sched.h>
@@ -148,19 +148,17 @@ int main(int argc, char **argv) {
     const struct option_spec options[] = {
         {"threads", "threads, each with its own slots", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"loops", "loops of each thread", OPTION_COUNT, &loops, 1, 1000000000, NULL},
-        {"slots", "blocks a thread holds at most", OPTION_COUNT, &slots, 1, 100000000, NULL},
-        {"operations", "slots emptied, slots filled and blocks handed over at once", OPTION_COUNT,
+        {"slots", "maximum number of blocks of a thread", OPTION_COUNT, &slots, 1, 100000000, NULL},
+        {"operations", "number of slots emptied, slots filled and blocks passed on at a time", OPTION_COUNT,
          &operations, 1, 100000000, NULL},
-        {"cross", "loops for each that hands blocks over; 0: none does", OPTION_COUNT, &cross, 0, 1000000000,
-         NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, sizeof(struct block), 1UL << 30, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, sizeof(struct block), 1UL << 30, NULL},
-        {"sizes", "how likely small and large blocks are", OPTION_CHOICE, &distribution, 0, 0,
-         distribution_names},
+        {"cross", "every Nth loop passes blocks on; 0: none", OPTION_COUNT, &cross, 0, 1000000000, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, sizeof(struct block), 1UL << 30, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, sizeof(struct block), 1UL << 30, NULL},
+        {"sizes", "distribution of sizes", OPTION_CHOICE, &distribution, 0, 0, distribution_names},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads fill and empty random slots, and free blocks that other threads hand to them.",
+        .summary = "Threads fill and empty random slots, and free blocks received from other threads.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

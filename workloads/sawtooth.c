@@ -1,9 +1,10 @@
 /* Programs that build something, free all of it, and build again: compilers, queries, batches. Each thread
- * allocates blocks until they have so many bytes, and writes to all of each; holds them for a while; frees
- * them in some order; rests for a while; and so on. What a while is filled with is sleep, or other work.
+ * allocates blocks up to a number of bytes, and writes to all of them; holds them for a time; frees them in
+ * some order; rests for a time; and repeats. During these times it sleeps, or does other work.
  *
- * One thread is the program's first, and there is no other then. What is said of time and faults is of the
- * threads' own; what stays is read when all have been idle for some time, and live on. */
+ * With one thread, that is the program's first thread, and no other is started. Times and faults are those
+ * of the threads alone. Remaining memory is read when all threads still exist and have been idle for some
+ * time. */
 #include "support.h"
 
 #include <fcntl.h>
@@ -182,18 +183,18 @@ int main(int argc, char **argv) {
     unsigned long pause = PAUSE_SLEEP;
     const struct option_spec options[] = {
         {"threads", "threads that build and free", OPTION_COUNT, &threads, 1, 4096, NULL},
-        {"bytes", "bytes that all threads have at once", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 40, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 40, NULL},
-        {"rounds", "how often they build and free", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
+        {"bytes", "maximum total bytes of all threads", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 40, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 40, NULL},
+        {"rounds", "times that they build and free", OPTION_COUNT, &rounds, 1, 1000000000, NULL},
         {"hold", "seconds from the last allocation to the first free", OPTION_SECONDS, &hold_ms, 0,
          1000000000, NULL},
         {"rest", "seconds from the last free to the next allocation", OPTION_SECONDS, &rest_ms, 0, 1000000000,
          NULL},
-        {"pause", "what fills both", OPTION_CHOICE, &pause, 0, 0, pause_names},
+        {"pause", "what threads do in these times", OPTION_CHOICE, &pause, 0, 0, pause_names},
         {"order", "free oldest first, newest first, at random, or every second one first", OPTION_CHOICE,
          &order, 0, 0, order_names},
-        {"after", "seconds from the last free to the last reading", OPTION_SECONDS, &after_ms, 0, 1000000000,
+        {"after", "seconds from the last free to the final reading", OPTION_SECONDS, &after_ms, 0, 1000000000,
          NULL},
     };
     const struct program_spec program = {

@@ -1,4 +1,4 @@
-/* Changers of stale-reads: each takes a slot, makes an operation of it, and lets go of it, over and over. */
+/* Changers of stale-reads: each repeatedly takes a slot, performs an operation on it, and releases it. */
 #define _GNU_SOURCE
 #include "paging.h"
 #include "stale-steps.h"

@@ -1,5 +1,5 @@
-/* Copy on write across fork, as stale-reads sees it: a child that lives on while its parent changes what both
- * had, and then changes it itself. Neither may see what the other wrote. */
+/* Copy on write across fork, for stale-reads: a child lives on while its parent changes what both share, and
+ * then changes it itself. Neither may see the other one's writes. */
 #define _GNU_SOURCE
 #include "stale-steps.h"
 #include "support.h"

@@ -1,5 +1,5 @@
-/* The operations of stale-reads, but fork: each takes pages away, moves, replaces, protects, copies, reclaims
- * or merges them by system calls, and leaves the slot stamped. */
+/* The operations of stale-reads except fork: each removes, moves, replaces, protects, copies, reclaims or
+ * merges pages by system calls, and leaves the slot stamped. */
 #define _GNU_SOURCE /* mremap, syscall */
 #include "stale-steps.h"
 #include "support.h"

@@ -1,8 +1,8 @@
-/* Readers of stale-reads: each looks at the slots that changers work on, over and over, and ends the program
- * when one of them is not what its changer has published.
+/* Readers of stale-reads: each repeatedly checks the slots on which changers work, and ends the program when
+ * a slot differs from what its changer has published.
  *
- * A reader touches only what its changer lets it (the slot's audience): what matters is also which CPUs do
- * not have a page's translation. */
+ * A reader touches only the slots that their changers open to it (the slot's audience): it also matters
+ * which CPUs do not have a page's translation. */
 #define _GNU_SOURCE /* sched_yield, CPU_SET */
 #include "paging.h"
 #include "stale.h"

@@ -1,43 +1,44 @@
-/* A test of a kernel's TLB coherence: when a system call has returned that took a page away, moved it or
- * protected it, no CPU may use the translation that it had before. Such an access shows nothing by itself:
- * here it is fatal.
+/* A test of a kernel's TLB coherence. When a system call that removed, moved or protected a page has
+ * returned, no CPU may use the page's former translation. Such an access is normally invisible; here it ends
+ * the program.
  *
- * Changers unmap, move, replace, protect, copy, reclaim, merge and migrate pages, over and over, one slot (a
- * range of pages) each at a time. Readers, on all CPUs, read and write the pages meanwhile. All pages are
- * stamped: words all over a page say which slot's page it is, and which generation of it. So a reader who
- * uses an old translation finds an old generation, or the stamps of who has the frame now, or no fault where
- * there must be one.
+ * Changers repeatedly unmap, move, replace, protect, copy, reclaim, merge and migrate pages, each one slot
+ * (a range of pages) at a time. Meanwhile, readers on all CPUs read and write the pages. All pages are
+ * stamped: words throughout a page identify its slot and its generation. So a reader that uses an old
+ * translation finds an old generation, or the stamps of the frame's new owner, or no fault where there must
+ * be one.
  *
- * Why what it reports is no accident of its own:
+ * Why there are no false alarms:
  *
- * Each slot has a sequence number, odd while its changer is at work. Before a change the changer makes it
- * odd, and then there is a full barrier; after the change, when the system call has returned and the stamps
- * are written, it publishes what is true now, and makes the number even with release semantics.
+ * Each slot has a sequence number, which is odd while its changer works on it. The changer makes it odd
+ * before a change, followed by a full barrier. After the change, when the system call has returned and the
+ * stamps are written, it publishes the new state, and makes the number even with release semantics.
  *
- * A reader loads the number (acquire), what is published, and then the word; then there is a full barrier,
- * and it loads the number again. It judges nothing unless both numbers are the same and even. Then the access
- * began after the change was over, and any trace of the next change would have come with that change's odd
- * number. So it was made while just what was published was true, also if the thread had moved or slept
- * meanwhile.
+ * A reader loads the number (acquire), the published state, and then the word; after a full barrier, it
+ * loads the number again. It ignores the word unless both numbers are equal and even. If they are, the
+ * access began after the change was complete, and any effect of the next change would have come with that
+ * change's odd number. So the published state was valid for the whole access, even if the thread migrated or
+ * slept meanwhile.
  *
- * Stamps of a slot are written by its changer alone, with a generation that no other state of the slot has
- * (but for 2^32 changes). Readers write marks, to words of their own, which no stamp is in. So a write that
- * comes late, to what is another mapping by then, spoils nothing that is judged: a mark says whose it is, and
- * where it belongs.
+ * Only a slot's changer writes its stamps, with a generation that no other state of the slot has (within
+ * 2^32 changes). Readers write marks, to separate words without stamps. So a late write, to an address that
+ * is another mapping by then, does not affect what is checked: a mark identifies its reader and its
+ * location.
  *
- * A reader checks its own mark only: in the page, as the kernel finds it (/proc/self/mem), between the same
- * two looks at the number. Marks rise with each write, so what a file must hold is a mark at least as high as
- * one that was recorded, after it had been judged, before the file was unmapped.
+ * A reader checks only its own mark: in the page, as the kernel finds it (/proc/self/mem), between the same
+ * two loads of the number. Marks increase with each write, so a file must hold a mark at least as high as
+ * any that was recorded, after it had been checked, before the file was unmapped.
  *
- * Nobody maps memory at an address that the kernel chooses, and nobody allocates any, while the threads run:
- * a hole stays a hole until its changer fills it, by a call that fails if somebody else has.
+ * While the threads run, no thread maps memory at an address that the kernel chooses, and none allocates: a
+ * hole stays a hole until its changer fills it, by a call that fails if another thread has filled it.
  *
- * What the kernel does by itself to a page (migration, swap, merging, huge pages) may not change what is read
- * or lose what is written, so it goes on while all is published as true.
+ * The kernel's own operations on a page (migration, swap, merging, huge pages) must not change what is read
+ * or lose what is written, so they may happen while the published state is valid.
  *
- * A fault is an answer. One where memory is mapped is reported too: it is no stale translation, but as wrong.
+ * A fault is a result like any other. A fault where memory is mapped is reported, too: it is not a stale
+ * translation, but equally wrong.
  *
- * --plant shows that it can fail: it makes accesses do what they would do through a stale translation. */
+ * --plant shows that the test can fail: it makes accesses behave as if through a stale translation. */
 #define _GNU_SOURCE /* memfd_create, mremap's flags */
 #include "paging.h"
 #include "stale.h"
@@ -242,29 +243,31 @@ int main(int argc, char **argv) {
     unsigned long moving = 0;
     unsigned long plant = PLANT_NONE;
     const struct option_spec options[] = {
-        {"seconds", "how long", OPTION_COUNT, &test.seconds, 1, 1000000, NULL},
+        {"seconds", "duration in seconds", OPTION_COUNT, &test.seconds, 1, 1000000, NULL},
         {"threads", "threads that read and write, each on one CPU", OPTION_COUNT, &test.readers, 1,
          MOST_READERS, NULL},
         {"changers", "threads that change mappings", OPTION_COUNT, &test.changers, 1, MOST_CHANGERS, NULL},
-        {"migrate-threads", "those that read and write go from CPU to CPU", OPTION_FLAG, &moving, 0, 1, NULL},
-        {"slots", "ranges of pages, of which each changer has one at a time", OPTION_COUNT, &test.slots, 1,
+        {"migrate-threads", "threads that read and write migrate from CPU to CPU", OPTION_FLAG, &moving, 0, 1,
+         NULL},
+        {"slots", "ranges of pages; each changer works on one at a time", OPTION_COUNT, &test.slots, 1,
          MOST_SLOTS - MOST_CHANGERS, NULL},
-        {"pages", "pages in a slot, at most", OPTION_COUNT, &test.pages, 1, MOST_PAGES, NULL},
-        {"words", "of each page that are stamped", OPTION_COUNT, &test.words, 1, MOST_WORDS, NULL},
+        {"pages", "maximum pages in a slot", OPTION_COUNT, &test.pages, 1, MOST_PAGES, NULL},
+        {"words", "stamped words in each page", OPTION_COUNT, &test.words, 1, MOST_WORDS, NULL},
         {"ops",
-         "what changers do, with commas between: munmap, dontneed, mremap, mmap, mprotect, cow, fork, free, "
+         "the changers' operations, separated by commas: munmap, dontneed, mremap, mmap, mprotect, cow, "
+         "fork, free, "
          "pageout, age, msync, punch, huge, ksm, migrate",
          OPTION_TEXT, &ops, 0, 0, NULL},
-        {"directory", "where a file is made, on a disk best", OPTION_TEXT, &folder, 0, 0, NULL},
-        {"seed", "of chance", OPTION_COUNT, &test.seed, 1, 1UL << 32, NULL},
-        {"plant", "what to simulate, to see it found", OPTION_CHOICE, &plant, 0, 0, plant_names},
+        {"directory", "folder for the file, preferably on a disk", OPTION_TEXT, &folder, 0, 0, NULL},
+        {"seed", "seed of the random numbers", OPTION_COUNT, &test.seed, 1, 1UL << 32, NULL},
+        {"plant", "stale translation to simulate, to show that it is detected", OPTION_CHOICE, &plant, 0, 0,
+         plant_names},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary =
-            "Threads look for pages that are not what they must be, while others change mappings.\n"
-            "Ends with status 1 and one line if a stale translation was used, and with 3 where none of\n"
-            "the operations is to be had.",
+        .summary = "Threads check the contents of pages while others change mappings.\n"
+                   "Exits with 1 and one line if a stale translation was used, and with 3 if none of the\n"
+                   "operations is available.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

@@ -1,8 +1,8 @@
 /* Steps of stale-reads' operations.
  *
- * Whatever the operation, chance decides how the pages come to be there (whose CPU has them first), which
- * readers may touch them, how long they have to do so, and what becomes of the memory that is given up: it is
- * best taken at once for something else. */
+ * In every operation, chance decides how the pages are populated (on which CPU first), which readers may
+ * touch them and for how long, and what becomes of memory that is given up: preferably, it is reused at once
+ * for something else. */
 #define _GNU_SOURCE /* mincore, pread */
 #include "stale-steps.h"
 #include "paging.h"

@@ -1,4 +1,4 @@
-/* Changers of stale-reads, and the steps that their operations are made of. */
+/* Changers of stale-reads, and the steps of their operations. */
 #ifndef CALMALLOC_WORKLOADS_STALE_STEPS_H
 #define CALMALLOC_WORKLOADS_STALE_STEPS_H
 

@@ -1,7 +1,7 @@
-/* The parts of stale-reads, whose own file says what it does and why it raises no false alarm.
+/* The parts of stale-reads; stale-reads.c describes what it does, and why it raises no false alarm.
  *
- * stale-slots.c: pages and what is true of them, stale-readers.c: threads that look whether it is,
- * stale-changes.c: threads that change it by system calls. */
+ * stale-slots.c: pages and their published state. stale-readers.c: threads that check the pages against it.
+ * stale-changes.c: threads that change the pages by system calls. */
 #ifndef CALMALLOC_WORKLOADS_STALE_H
 #define CALMALLOC_WORKLOADS_STALE_H
 

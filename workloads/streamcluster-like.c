@@ -1,14 +1,14 @@
 /* A stand-in for streamcluster of the PARSEC suite: points of a stream gathered around few centres.
  *
  * Kept: the stream comes in blocks of points, each block a large array that is allocated, filled, clustered
- * and freed; a local search asks again and again, of a random point, what a centre there would save, by
- * threads that each have a part of the points and meet at barriers; each such question allocates working
- * arrays of a middle size and frees them. Few calls in all: nearly all time goes into distances.
- * Left out: the original's floating-point numbers (coordinates are whole, so that the result does not depend
- * on the number of threads), and its output file.
- * After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural Implications"
- * (2008), the section on streamcluster, and O'Callaghan et al., "Streaming-Data Algorithms for High-Quality
- * Clustering" (2002) for the search. Written from these descriptions, sharing no code with the program. */
+ * and freed. A local search repeatedly computes how much a new centre at a random point would save, by
+ * threads that each have a part of the points and meet at barriers; each such computation allocates and
+ * frees working arrays of medium size. Calls are few: nearly all time is spent on distances. Left out: the
+ * original's floating-point numbers (coordinates are integers, so that the result does not depend on the
+ * number of threads), and its output file. After: Bienia et al., "The PARSEC Benchmark Suite:
+ * Characterization and Architectural Implications" (2008), the section on streamcluster, and O'Callaghan et
+ * al., "Streaming-Data Algorithms for High-Quality Clustering" (2002) for the search. Written from these
+ * descriptions; shares no code with the program. */
 #include "support.h"
 
 #include <stdio.h>
@@ -293,10 +293,10 @@ int main(int argc, char **argv) {
         {"threads", "threads that each have a part of the points", OPTION_COUNT, &stream.threads, 1, 1024,
          NULL},
         {"points", "points of the stream", OPTION_COUNT, &stream.total, 1, 1000000000, NULL},
-        {"block", "points that are clustered at once", OPTION_COUNT, &stream.block, 1, 1000000, NULL},
+        {"block", "points clustered at a time", OPTION_COUNT, &stream.block, 1, 1000000, NULL},
         {"dimensions", "coordinates of a point", OPTION_COUNT, &stream.dimensions, 1, 1000, NULL},
-        {"least", "centres that a block is to have, at least", OPTION_COUNT, &stream.least, 1, 1000, NULL},
-        {"most", "the same, at most", OPTION_COUNT, &stream.most, 1, 1000, NULL},
+        {"least", "minimum number of centres of a block", OPTION_COUNT, &stream.least, 1, 1000, NULL},
+        {"most", "maximum number of centres of a block", OPTION_COUNT, &stream.most, 1, 1000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,

@@ -1,7 +1,6 @@
 /* Figure 10 and section 4.4 of Valat, "Impact of the Operating System Memory Allocation on CPU Intensive
- * Applications": every thread goes through many arrays at once, element by element. Only the arrays' heads
- * are worked on, which L1 has room for: what more than its memory this costs is due to where the arrays
- * start. */
+ * Applications": every thread iterates over many arrays at once, element by element. Only the heads of the
+ * arrays are used, which fit into L1: any additional cost is due to where the arrays start. */
 #include "arrays.h"
 #include "support.h"
 
@@ -222,18 +221,19 @@ int main(int argc, char **argv) {
         {"bytes", "bytes in an array", OPTION_COUNT, &bytes, 64, 1UL << 36, NULL},
         {"gap", "mmap: bytes from an array's start to the next one's (default: --bytes)", OPTION_COUNT, &gap,
          64, 1UL << 36, NULL},
-        {"work", "add all arrays up, or make each from its neighbour", OPTION_CHOICE, &chosen_work, 0, 0,
+        {"work", "add up all arrays, or compute each from its neighbour", OPTION_CHOICE, &chosen_work, 0, 0,
          work_names},
         {"memory", "a block for each array, or a mapping for all of a thread's", OPTION_CHOICE, &memory, 0, 0,
          memory_names},
-        {"huge", "mmap: huge pages, as the system has it or as told", OPTION_CHOICE, &huge, 0, 0, huge_names},
-        {"head", "bytes of each array that are worked on, all at most (default: 16 KiB for all arrays)",
-         OPTION_COUNT, &head, 64, 1UL << 36, NULL},
+        {"huge", "mmap: huge pages: the system's setting, on, or off", OPTION_CHOICE, &huge, 0, 0,
+         huge_names},
+        {"head", "bytes of each array that are used (default: 16 KiB for all arrays)", OPTION_COUNT, &head,
+         64, 1UL << 36, NULL},
         {"repeats", "timed passes", OPTION_COUNT, &repeats, 1, 1000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads go through the heads of many large arrays at once, over and over.",
+        .summary = "Threads repeatedly iterate over the heads of many large arrays at once.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
     };

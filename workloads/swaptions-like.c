@@ -1,13 +1,13 @@
 /* A stand-in for swaptions of the PARSEC suite: prices of options on interest-rate swaps by simulation.
  *
- * Kept: a portfolio that is cut into one part for each thread, and trials that each draw random shocks and
+ * Kept: a portfolio divided into one part for each thread, and trials that each draw random shocks and
  * simulate a forward curve in the Heath-Jarrow-Morton framework. A trial allocates its small matrices and
- * vectors, as Numerical Recipes' routines do (one block of row pointers, one of numbers), and frees them:
- * nine blocks of 24 bytes to 1 KiB for a microsecond or two of work, in every thread at once. Memory in use
- * stays at a few MiB (the Ptlbmalloc2 paper's section 7.2 says 4 MB), so hardly anything is given back. Left
- * out: the market's data, calibration, and the normal distribution's exact inverse (a sum of uniform numbers
- * stands for it). After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural
- * Implications" (2008), the section on swaptions. Written from that description, sharing no code with the
+ * vectors like Numerical Recipes' routines (one block of row pointers, one of numbers), and frees them: nine
+ * blocks of 24 bytes to 1 KiB for a microsecond or two of work, in every thread at once. Memory in use stays
+ * at a few MiB (the Ptlbmalloc2 paper's section 7.2 reports 4 MB), so hardly any memory is returned. Left
+ * out: the market's data, calibration, and the normal distribution's exact inverse (replaced by a sum of
+ * uniform numbers). After: Bienia et al., "The PARSEC Benchmark Suite: Characterization and Architectural
+ * Implications" (2008), the section on swaptions. Written from that description; shares no code with the
  * program. */
 #include "support.h"
 
@@ -154,10 +154,10 @@ int main(int argc, char **argv) {
     unsigned long steps = 11;
     unsigned long factors = 3;
     const struct option_spec options[] = {
-        {"threads", "threads, each with its part of the portfolio", OPTION_COUNT, &threads, 1, 4096, NULL},
+        {"threads", "threads, each with a part of the portfolio", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"swaptions", "swaptions in the portfolio", OPTION_COUNT, &swaptions, 1, 1000000, NULL},
         {"trials", "simulations of each", OPTION_COUNT, &trials, 1, 1000000000, NULL},
-        {"steps", "years that a path has", OPTION_COUNT, &steps, 2, 1000, NULL},
+        {"steps", "years of a path", OPTION_COUNT, &steps, 2, 1000, NULL},
         {"factors", "sources of chance", OPTION_COUNT, &factors, 1, 100, NULL},
     };
     const struct program_spec program = {

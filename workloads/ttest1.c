@@ -1,6 +1,6 @@
-/* A queue of short-lived threads that each fill bins with blocks of random size, churn, and free all they had
- * before they end: written from the published description of the t-test1 benchmark's parameters, sharing no
- * code with it. */
+/* A queue of short-lived threads that each fill bins with blocks of random size, replace blocks at random,
+ * and free all of them before they end. Written from the published description of the t-test1 benchmark's
+ * parameters; shares no code with it. */
 #include "support.h"
 
 #include <stdio.h>
@@ -126,16 +126,16 @@ int main(int argc, char **argv) {
     unsigned long bins = 0;
     const struct option_spec options[] = {
         {"n_total_max", "threads to run in all", OPTION_COUNT, &total, 1, 1000000000, NULL},
-        {"n_thr", "threads that run at once", OPTION_COUNT, &concurrent, 1, 4096, NULL},
+        {"n_thr", "concurrent threads", OPTION_COUNT, &concurrent, 1, 4096, NULL},
         {"i_max", "actions of each thread: an allocation or a free", OPTION_COUNT, &actions, 0, 1000000000000,
          NULL},
-        {"size", "bytes in a block, at most", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
-        {"bins", "blocks a thread holds at most (default: 64 MiB / size / n_thr)", OPTION_COUNT, &bins, 1,
-         1UL << 30, NULL},
+        {"size", "maximum bytes in a block", OPTION_COUNT, &size, 1, 1UL << 30, NULL},
+        {"bins", "maximum number of blocks of a thread (default: 64 MiB / size / n_thr)", OPTION_COUNT, &bins,
+         1, 1UL << 30, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
-        .summary = "Threads start, allocate and free blocks of random size, free all they have, and end.",
+        .summary = "Threads start, allocate and free blocks of random size, free all of them, and end.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .positional = true,

@@ -1,7 +1,6 @@
 /*
- * without-process-madvise CMD [ARG ...]: runs CMD where process_madvise(2) fails with EPERM, as it does in a
- * container under Docker's default seccomp profile. For measuring what an allocator does where it has plain
- * madvise only.
+ * without-process-madvise CMD [ARG ...]: runs CMD with process_madvise(2) failing with EPERM, as in a
+ * container under Docker's default seccomp profile, to measure an allocator that has only madvise.
  */
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,4 +1,4 @@
-/* What the two false-sharing workloads do with a block. */
+/* The work that the two false-sharing workloads do with a block. */
 #ifndef CALMALLOC_WORKLOADS_WRITE_OFTEN_H
 #define CALMALLOC_WORKLOADS_WRITE_OFTEN_H
 

@@ -1,8 +1,8 @@
-/* Producers allocate batches of blocks and consumers free them, so that every block is freed by another
- * thread than allocated it: the asymmetric load of Lever and Boreham's "malloc() Performance in a
- * Multithreaded Linux Environment", in the shape that xmalloc-test gave it. Written from the published
- * descriptions, sharing no code with that program. Only the blocks are allocated while it runs: the batches
- * that hold them go round. */
+/* Producers allocate batches of blocks and consumers free them, so that each block is freed by another
+ * thread than the one that allocated it: the asymmetric load of Lever and Boreham's "malloc() Performance in
+ * a Multithreaded Linux Environment", in the form of xmalloc-test. Written from the published descriptions;
+ * shares no code with that program. Only the blocks are allocated during the run: the batches that hold them
+ * are recycled. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -118,11 +118,11 @@ int main(int argc, char **argv) {
     unsigned long batches = 32;
     const struct option_spec options[] = {
         {"threads", "producers, and as many consumers", OPTION_COUNT, &threads, 1, 2048, NULL},
-        {"seconds", "for how long", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
-        {"min", "bytes in a block, at least", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
-        {"max", "bytes in a block, at most", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
-        {"batch", "blocks that change hands at once", OPTION_COUNT, &batch, 1, 10000000, NULL},
-        {"batches", "batches that there are, full and empty", OPTION_COUNT, &batches, 1, 1000000, NULL},
+        {"seconds", "duration", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
+        {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 30, NULL},
+        {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
+        {"batch", "blocks in a batch", OPTION_COUNT, &batch, 1, 10000000, NULL},
+        {"batches", "total number of batches, full and empty", OPTION_COUNT, &batches, 1, 1000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,

@@ -1,1 +1,1 @@
-"""The parts of `bench/figures`: what is measured, each way of measuring, and the tables."""
+"""The modules of `bench/figures`: the figures, the ways of measuring, and the tables."""

@@ -1,7 +1,7 @@
-"""A web server and what asks it for a page, as the paper has them: Apache with its event module, and wrk.
+"""The paper's web server and load generator: Apache with its event module, and wrk.
 
-For each request that it answers Apache maps the page's file, sends it and unmaps it, if it is told neither to
-let the kernel send files nor to read them. Each has CPUs of its own, and wrk the last ones.
+For each request, Apache maps the page's file, sends it and unmaps it, if it is configured neither to let the
+kernel send files nor to read them. Each program has separate CPUs; wrk has the last ones.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from calm.errors import CalmError
-from calm.lab.payload import Payload
+from calm.commands.lab.payload import Payload
+from calm.core.errors import CalmError
 
 from . import abis_packages
 from .abis_guest import FOLDER, words
@@ -21,13 +21,13 @@ WARM_UP_S, SECONDS = 3, 10
 _CONFIGURATION = f"{FOLDER}/apache.conf"
 _PAGES = "/srv/www"
 _ADDRESS = "127.0.0.1:8080"
-# As large as the one that comes with the server.
+# The size of the server's default page.
 _PAGE_BYTES = 10_701
 _MODULES = ("mpm_event", "authz_core", "dir")
-# Who runs the server's children, by number.
+# The user ID of the server's children.
 _USER = 33
 
-# Its own defaults, and Debian's, but for what the paper sets.
+# Apache's and Debian's defaults, except for the paper's settings.
 _SETTINGS = f"""\
 ServerName localhost
 Listen {_ADDRESS}
@@ -53,7 +53,7 @@ DirectoryIndex index.html
 
 
 def script(servers: int, generators: int) -> str:
-    """So many CPUs for the server, and behind them so many for what asks it."""
+    """The numbers of CPUs for the server and, after them, for the load generator."""
     program = abis_packages.program("apache2-bin", "apache2")
     generator = abis_packages.program("wrk", "wrk")
     url = f"http://{_ADDRESS}/"
@@ -79,7 +79,7 @@ count {load} -d {SECONDS}s {url}
 
 
 def add(files: Payload) -> None:
-    """What the script needs."""
+    """The files that the script needs."""
     modules = abis_packages.CACHE / "apache2-bin/usr/lib/apache2/modules"
     files.program(abis_packages.program("apache2-bin", "apache2"))
     files.program(abis_packages.program("wrk", "wrk"))
@@ -98,10 +98,9 @@ def add(files: Payload) -> None:
 
 
 def requests(lines: Sequence[str]) -> int:
-    """How many were answered, by what wrk says. Any that was refused or forgotten is an error.
+    """The number of requests answered, from wrk's output. A refused or unanswered request is an error.
 
-    Not those that it could not read: when all its threads are busy, the server closes connections that it has
-    kept for further requests.
+    Read errors are not: when all its threads are busy, the server closes idle connections.
     """
     text = "\n".join(lines)
     unanswered = r"^ *(Non-2xx .*|Socket errors: (?!connect 0, read \d+, write 0, timeout 0).*)$"
@@ -109,5 +108,5 @@ def requests(lines: Sequence[str]) -> int:
         raise CalmError(f"wrk: {failed[1]}")
     found = re.search(r"(\d+) requests in ", text)
     if not found or not int(found[1]):
-        raise CalmError(f"wrk: no request was answered: {text.strip() or 'it says nothing'}")
+        raise CalmError(f"wrk: no request was answered: {text.strip() or 'no output'}")
     return int(found[1])

@@ -1,8 +1,8 @@
-"""What the guest does around a workload to count what it takes: shell scripts, and reading what they say.
+"""Shell scripts that count around a workload in the guest, and parsing of their output.
 
-A script gets ready, and then has `count COMMAND` run the workload. Before and after it the kernel's counters
-are read, and while it runs, how much memory page tables take. All that is not the workload stays on one CPU:
-a program whose memory was only ever used on one CPU needs no TLB shootdown, and so adds none to the count.
+A script prepares the guest, and runs the workload by `count COMMAND`. The kernel's counters are read before
+and after it, and the size of page tables is sampled while it runs. All other programs stay on one CPU: they
+cause no TLB shootdowns, and so add none to the count.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calm.errors import CalmError
-from calm.lab.guest import BUSYBOX
+from calm.commands.lab.guest import BUSYBOX
+from calm.core.errors import CalmError
 
 FOLDER = "/.abis"
 DISK = "/disk"
@@ -27,13 +27,13 @@ _MARK = "%%"
 _PAGE = 4096
 _TLB_ROW = "tlb_row"
 _PAGE_TABLES = "nr_page_table_pages"
-# What /proc/slabinfo knows the kernel's records of page table entries by.
+# The name in /proc/slabinfo of the kernel's metadata of page table entries.
 _RECORDS = "abis_spt"
 _SLAB = f"/sys/kernel/slab/{_RECORDS}"
 SENT, RECEIVED = "nr_tlb_remote_flush", "nr_tlb_remote_flush_received"
-# Behind the TLB's, what says that a workload did what it is there for.
+# After the TLB's counters, those that show that a workload did its work.
 _KEPT = "nr_tlb_|abis_|pgfault|pgmajfault|pswpin|pswpout|pgmigrate_success|pgsteal_anon|pgsteal_file"
-# A kernel that says one of these of itself has counted nothing that is worth anything.
+# After one of these messages, the kernel's counts are worthless.
 _COMPLAINTS = "|".join(
     (
         *("WARNING:", "BUG", "Oops", "UBSAN:", "INFO: (rcu|task|trying)", "general protection"),
@@ -130,12 +130,12 @@ def _shell(text: str) -> bytes:
 
 
 def files() -> Mapping[str, bytes]:
-    """What all scripts need, by the path in the guest."""
+    """The files that all scripts need, by path in the guest."""
     return {_LIBRARY: _shell(_COUNTING), LIMITED: _shell(_LIMITED)}
 
 
 def script(body: str) -> bytes:
-    """A workload's, which has the functions above."""
+    """A workload's script, which includes the functions above."""
     return _shell(f". {_LIBRARY}\n{body.strip()}\n")
 
 
@@ -146,27 +146,27 @@ def words(*command: object) -> str:
 
 @dataclass(frozen=True)
 class PageTables:
-    """Memory for translating addresses, at the moment when page tables had most."""
+    """Memory for translating addresses, when page tables were largest."""
 
     pages: int
-    """Of page tables, of all processes."""
+    """Pages of the page tables of all processes."""
     records: int
-    """Bytes of the records of their entries; 0 where the kernel has none."""
+    """Bytes of the metadata of their entries; 0 if the kernel has none."""
 
     @property
     def ratio(self) -> float:
-        """Of all that to page tables alone."""
+        """The ratio of all that to page tables alone."""
         return 1 + self.records / (self.pages * _PAGE)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a workload took."""
+    """The counts of a workload."""
 
     deltas: Mapping[str, int]
     """Counters of /proc/vmstat, and the TLB row of /proc/interrupts over all CPUs."""
     page_tables: PageTables | None
-    """None where nothing was seen: it was over too soon."""
+    """None if there was no sample because the workload ended too soon."""
 
     def as_json(self) -> dict[str, Any]:
         """For the file of results."""
@@ -205,9 +205,9 @@ def _page_tables(sample: str) -> PageTables | None:
 
 
 def counts(printed: str) -> Counts:
-    """What a script has said. Counters that are not there are an error, and so is a kernel that complains."""
+    """Parses a script's output. Missing counters and complaints of the kernel are errors."""
     if complaints := list(_lines(printed, "complaint")):
-        raise CalmError(f"the guest's kernel complains: {complaints[0]}")
+        raise CalmError(f"the guest's kernel reports: {complaints[0]}")
     before, after = _counters(printed, "before"), _counters(printed, "after")
     for name in (SENT, RECEIVED, _TLB_ROW):
         if name not in before or name not in after:
@@ -220,12 +220,12 @@ def counts(printed: str) -> Counts:
 
 
 def rest(printed: str) -> list[str]:
-    """What the workload itself has printed."""
+    """The workload's own output."""
     return [line for line in printed.splitlines() if not line.startswith(_MARK)]
 
 
 def reported(lines: Sequence[str]) -> dict[str, Any]:
-    """The line of JSON that the workloads of this project print. One that is torn is an error."""
+    """The line of JSON that this project's workloads print. An incomplete one is an error."""
     for line in lines:
         if line.startswith("{"):
             try:

@@ -1,4 +1,4 @@
-"""The emulated machine that ABIS is counted on: its kernels, how each is booted, and the runs of a boot."""
+"""The emulated machine on which ABIS is counted: its kernels, boot options, and the runs of a boot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calm.errors import CalmError
-from calm.lab import session
-from calm.lab.guest import APPLETS, Run, Turn
-from calm.lab.machine import QEMU, TCG, Emulator, Topology
-from calm.lab.payload import Payload
-from calm.lab.session import Outcome, Plan
-from calm.progress import Bar
+from calm.commands.lab import session
+from calm.commands.lab.guest import APPLETS, Run, Turn
+from calm.commands.lab.machine import PARAMETERS as KERNEL_PARAMETERS
+from calm.commands.lab.machine import QEMU, TCG, Topology
+from calm.commands.lab.payload import Payload
+from calm.commands.lab.session import Outcome, Plan
+from calm.core.errors import CalmError
+from calm.core.progress import Bar
 
 from . import abis_apache, abis_guest, abis_packages
 from .abis_shape import complaint
@@ -25,47 +26,49 @@ from .results import REPOSITORY
 
 BUILD = REPOSITORY / "build/abis"
 MEMORY = 3 << 30
-# The emulator's own TLB grows as it likes. This one has a second level of 256 sets of 8, 2,048 entries, as
-# today's CPUs do.
+# By default the emulator's TLB grows without a limit. This one has a second level of 256 sets of 8, 2,048
+# entries, like today's CPUs.
 _TLB_FIRST_LEVEL = 256
 TLB_SETS = 256
-# What QEMU takes.
+# Limits of QEMU.
 MOST_TLB_SETS = 1 << 22
-# Memory that is compressed: for a file system, and for swap.
+# Compressed memory for a file system and for swap.
 _PARAMETERS = "zram.num_devices=2"
-# Any package of this machine that has a library changes it, and what the guest runs is the same.
+# It changes whenever a package with a library is installed, without effect on the guest.
 _LINKER_CACHE = "/etc/ld.so.cache"
 _DIGITS = 12
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, and what it and its CPUs are told."""
+    """A kernel, its boot parameters and its CPUs' features."""
 
     kernel: str
-    """Its folder of the build."""
+    """The kernel's folder in the build."""
     what: str
     parameters: str = ""
     cpu: str = "max"
 
 
 BASELINE, ABIS, TLBINS, DEBUG = "baseline", "abis", "tlbins", "debug"
-# What costs little and is asked for at boot; debug_pagealloc is not, see kernel/abis/linux/config.debug.
+# Cheap checks that are enabled at boot; not debug_pagealloc, see kernel/abis/linux/config.debug.
 _WATCHING = "page_poison=1 page_owner=on"
 VARIANTS: Mapping[str, Variant] = {
     BASELINE: Variant(BASELINE, "the kernel without the series"),
-    ABIS: Variant(ABIS, "with it"),
-    TLBINS: Variant(ABIS, "on CPUs that insert into their TLBs by an instruction", cpu="max,tlbins=on"),
-    "private": Variant(ABIS, "knowing private pages alone", "abis=private"),
-    "version": Variant(ABIS, "knowing full flushes alone", "abis=version"),
-    "off": Variant(ABIS, "switched off", "abis=off"),
-    DEBUG: Variant(DEBUG, "built to find its own mistakes in memory management", _WATCHING),
-    "debug-tlbins": Variant(DEBUG, "both", _WATCHING, cpu="max,tlbins=on"),
+    ABIS: Variant(ABIS, "with the series"),
+    TLBINS: Variant(
+        ABIS, "the same, on CPUs with an instruction that inserts translations", cpu="max,tlbins=on"
+    ),
+    "private": Variant(ABIS, "private pages only", "abis=private"),
+    "version": Variant(ABIS, "idle pages only", "abis=version"),
+    "off": Variant(ABIS, "neither private nor idle pages", "abis=off"),
+    DEBUG: Variant(DEBUG, "with the series and all checks of memory management", _WATCHING),
+    "debug-tlbins": Variant(DEBUG, "the same, on CPUs with the instruction", _WATCHING, cpu="max,tlbins=on"),
 }
 
 
 def usual_variants(group: Group) -> Sequence[str]:
-    """Those that it is run under, if nobody says."""
+    """The default variants of a workload."""
     return (DEBUG,) if group.stress_s else (BASELINE, ABIS, TLBINS)
 
 
@@ -82,11 +85,11 @@ class Build:
 
     @property
     def firmware(self) -> Path:
-        """What the emulator boots by."""
+        """The emulator's firmware."""
         return self._there("firmware")
 
     def kernel(self, variant: Variant) -> Path:
-        """The image that a variant boots."""
+        """The kernel image of a variant."""
         return self._there(f"{variant.kernel}/bzImage")
 
     def _there(self, name: str) -> Path:
@@ -96,14 +99,14 @@ class Build:
         return path.absolute()
 
     def digest(self, path: Path) -> str:
-        """Enough of one to tell two builds apart."""
+        """A digest that distinguishes builds."""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How often, and how patiently."""
+    """The number of rounds and the timeout."""
 
     build: Build
     rounds: int
@@ -112,27 +115,30 @@ class Settings:
 
 
 def topology_of(cpus: int, group: Group) -> Topology:
-    """Four sockets, or two of a small machine; each is a memory node."""
+    """Four sockets, or two on a small machine; each is a memory node."""
     if group.counts_instructions:
         return Topology(1, 1)
     return Topology(cpus, 4 if cpus >= 16 else 2)
 
 
-def emulator_of(build: Build, variant: Variant, group: Group, tlb_sets: int) -> Emulator:
-    """How the machine is emulated."""
-    return Emulator(
-        path=build.qemu,
-        firmware=build.firmware,
-        threads="multi" if group.stress_s else "single",
-        accelerator={
-            "tlb-size": str(max(tlb_sets, _TLB_FIRST_LEVEL)),
-            # One set is no second level, but the few places for victims that QEMU's TLBs always have.
-            "tlb-victim-sets": str(tlb_sets or 1),
-        },
-        cpu=variant.cpu,
-        words=("-icount", "shift=0") if group.counts_instructions else (),
-        parameters=f"{_PARAMETERS} {variant.parameters}".strip(),
-    )
+def options_of(build: Build, variant: Variant, group: Group, tlb_sets: int) -> dict[str, str]:
+    """QEMU's options, where they differ from those of `calm lab`."""
+    threads = "multi" if group.stress_s else "single"
+    # One set is no second level, but the few places for victims that QEMU's TLBs always have.
+    tlb = f"tlb-size={max(tlb_sets, _TLB_FIRST_LEVEL)},tlb-victim-sets={tlb_sets or 1}"
+    return {
+        "-L": str(build.firmware),
+        "-accel": f"{TCG},thread={threads},{tlb}",
+        "-cpu": variant.cpu,
+        "-append": f"{KERNEL_PARAMETERS[TCG]} {_PARAMETERS} {variant.parameters}".strip(),
+        **({"-icount": "shift=0"} if group.counts_instructions else {}),
+    }
+
+
+def _last_of_console(reason: str, lines: int = 20) -> list[str]:
+    """The end of the console that a failure names, if it names one."""
+    _, found, path = reason.rpartition(session.CONSOLE_IN)
+    return Path(path).read_text(errors="replace").splitlines()[-lines:] if found else []
 
 
 def _environment(group: Group) -> dict[str, str]:
@@ -144,7 +150,7 @@ def _environment(group: Group) -> dict[str, str]:
 
 
 def _files_of(cpus: int, group: Group, workloads: Sequence[Workload]) -> tuple[Payload, list[Turn]]:
-    """What the guest gets to run workloads of a group, and how each of them is run."""
+    """The guest's files for workloads of a group, and the command of each."""
     files = Payload(_environment(group))
     for path, content in abis_guest.files().items():
         files.make(path, content)
@@ -168,13 +174,13 @@ def _files_of(cpus: int, group: Group, workloads: Sequence[Workload]) -> tuple[P
 
 
 def digest_of(workload: Workload, cpus: int) -> str:
-    """Of all that the guest gets to run a workload: scripts, programs, libraries, and what they work on."""
+    """A digest of the guest's files for a workload: scripts, programs, libraries, and input."""
     files, _ = _files_of(cpus, workload.group, [workload])
     files.finish()
     digest = hashlib.sha256()
     for path, entry in sorted(files.entries.items()):
         if path != _LINKER_CACHE:
-            content = entry.source.read_bytes() if entry.source else entry.content
+            content = entry.read()
             digest.update(f"{path} {entry.mode:o} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:_DIGITS]
 
@@ -182,7 +188,7 @@ def digest_of(workload: Workload, cpus: int) -> str:
 def plan_of(
     variant: Variant, cpus: int, group: Group, workloads: Sequence[Workload], settings: Settings
 ) -> Plan:
-    """One boot, in which each of the workloads is run, round by round."""
+    """One boot, in which the workloads run in turn, in each round."""
     files, turns = _files_of(cpus, group, workloads)
     return Plan(
         turns=turns,
@@ -196,12 +202,13 @@ def plan_of(
         groups=(),
         timeout_s=max(settings.timeout_s, 2 * group.stress_s),
         kernel=settings.build.kernel(variant),
-        emulator=emulator_of(settings.build, variant, group, settings.tlb_sets),
+        qemu=settings.build.qemu,
+        qemu_options=options_of(settings.build, variant, group, settings.tlb_sets),
     )
 
 
 def described(workload: Workload, run: Run) -> dict[str, Any]:
-    """What one run counted, and what it said."""
+    """The counts and the output of one run."""
     found = abis_guest.counts(run.printed).as_json()
     lines = abis_guest.rest(run.printed)
     if workload.library:
@@ -226,14 +233,14 @@ def _tell(label: str, reason: str, more: Sequence[str]) -> None:
 
 
 def _runs(where: str, workload: Workload, outcome: Outcome) -> tuple[list[dict[str, Any]], str | None]:
-    """A workload's, and why there are no more."""
+    """The runs of a workload, and the reason if some are missing."""
     found: list[dict[str, Any]] = []
     failure = outcome.failures.get(workload.name) or outcome.stopped
     label = f"{workload.name} {where}"
     of = [run for _, run in outcome.runs if run.label == workload.name]
     if failure:
         failed = [run for run in of if run.failure]
-        _tell(label, failure, failed[0].last_words if failed else session.last_of_console(failure))
+        _tell(label, failure, failed[0].last_words if failed else _last_of_console(failure))
         return found, failure
     for run in of:
         try:
@@ -244,20 +251,31 @@ def _runs(where: str, workload: Workload, outcome: Outcome) -> tuple[list[dict[s
     return found, None
 
 
+class _NamedBar(Bar):
+    """Shows the variant, too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def update(self, done: float | None = None, what: str | None = None, total: float | None = None) -> None:
+        super().update(done, what and f"{self._name}: {what}", total)
+
+
 def measure(
     name: str, cpus: int, group: Group, workloads: Sequence[Workload], settings: Settings
 ) -> list[dict[str, Any]]:
-    """Boots a variant's machine; returns an entry for each workload, with its runs or why there are none."""
+    """Boots a variant's machine; returns an entry for each workload, with its runs or the reason for none."""
     variant = VARIANTS[name]
     where = f"under {name} on {cpus} CPUs"
-    with Bar() as bar:
+    with _NamedBar(name) as bar:
         abis_packages.fetch(group.packages, lambda what: bar.update(0, what, 1))
         plan = plan_of(variant, cpus, group, workloads, settings)
         entries = [_entry(workload, name, plan, digest_of(workload, cpus)) for workload in workloads]
         try:
-            outcome = session.run(plan, lambda what, done, total: bar.update(done, f"{name}: {what}", total))
+            outcome = session.run(plan, bar)
         except CalmError as error:
-            _tell(where, str(error), session.last_of_console(str(error)))
+            _tell(where, str(error), _last_of_console(str(error)))
             return [entry | {"failure": str(error)} for entry in entries]
     if outcome.interrupted_by is not None:
         sys.exit(128 + outcome.interrupted_by)

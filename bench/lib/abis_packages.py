@@ -1,18 +1,18 @@
-"""Debian's programs for the guest: unpacked into the cache that `calm lab` has too, and not installed."""
+"""Debian's programs for the guest, unpacked into `calm lab`'s cache and not installed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calm.errors import CalmError
-from calm.lab import packages
-from calm.lab.packages import Tell
+from calm.commands.lab import packages
+from calm.commands.lab.packages import Tell
+from calm.core.errors import CalmError
 
 from .results import REPOSITORY
 
 CACHE = REPOSITORY / "build/emulated"
-# With the libraries that they need, but for the C library, which is this machine's.
+# With the libraries that they need. The C library is this machine's.
 APACHE = ("apache2-bin", "libapr1", "libaprutil1", "libpcre2-8-0", "libexpat1", "libcrypt1", "libuuid1")
 WRK = ("wrk", "libluajit-5.1-2", "libssl3")
 PBZIP2 = ("pbzip2", "libbz2-1.0", "libstdc++6")
@@ -22,7 +22,7 @@ _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")
 
 
 def fetch(names: Iterable[str], tell: Tell) -> None:
-    """Has them there."""
+    """Fetches and unpacks missing packages."""
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -36,19 +36,19 @@ def _places(names: Sequence[str], folders: Sequence[str]) -> str:
 
 
 def paths(names: Sequence[str]) -> str:
-    """PATH, for what they have."""
+    """PATH for their programs."""
     return _places(names[:1], _PROGRAMS)
 
 
 def libraries(names: Sequence[str]) -> str:
-    """LD_LIBRARY_PATH, for what is in them."""
+    """LD_LIBRARY_PATH for their libraries."""
     return _places(names, _LIBRARIES)
 
 
 def program(package: str, name: str) -> Path:
-    """One of a package that is there."""
+    """A file of an unpacked package."""
     for folder in _PROGRAMS:
         path = CACHE / package / folder / name
         if path.exists():
             return path
-    raise CalmError(f"{CACHE / package} has no {name}: remove that folder, and it is fetched anew")
+    raise CalmError(f"{CACHE / package} has no {name}: remove the folder to fetch it again")

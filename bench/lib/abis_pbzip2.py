@@ -1,7 +1,7 @@
-"""A program under memory pressure, as the paper has it: pbzip2 reads a file into memory that it may not have.
+"""The paper's program under memory pressure: pbzip2 reads a file into more memory than it may use.
 
-It may have three eighths of what it reads, and the rest is swapped: pages that nobody has touched for long
-are unmapped, of a program with a thread on each CPU.
+Its limit is three eighths of the file, and the rest is swapped out: the kernel unmaps pages that were not
+used for long, of a program with a thread on each CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from calm.lab.payload import Payload
+from calm.commands.lab.payload import Payload
 
 from . import abis_packages
 from .abis_guest import DISK, LIMITED, words
@@ -19,7 +19,7 @@ from .abis_guest import DISK, LIMITED, words
 PACKAGES = (*abis_packages.PBZIP2, *abis_packages.E2FSPROGS)
 INPUT_MIB = 48
 LIMIT_MIB = INPUT_MIB * 3 // 8
-# Hundreds of kB: of the paper.
+# In hundreds of kB, as in the paper.
 _BLOCK = 5
 _MIB = 1 << 20
 _SEED = 44
@@ -28,7 +28,7 @@ _HEADER = 512  # of a file in a tar archive; what files hold is padded to as muc
 
 
 def script(threads: int) -> str:
-    """Compresses the file with so many threads."""
+    """A script that compresses the file with this many threads."""
     program = abis_packages.program("pbzip2", "pbzip2")
     command = words(program, "-c", "-k", "-r", f"-b{_BLOCK}", "-1", f"-p{threads}", _FILE)
     return f"""
@@ -43,7 +43,7 @@ count {LIMITED} sh -c {words(f"exec {command} >/dev/null")}
 
 
 def add(files: Payload) -> None:
-    """What the script needs."""
+    """The files that the script needs."""
     files.program(abis_packages.program("pbzip2", "pbzip2"))
     files.add(_made(_input()))
 
@@ -63,7 +63,7 @@ def _made(path: Path) -> Path:
 
 
 def pieces(size: int) -> Iterator[bytes]:
-    """So many bytes like an archive of a program's sources: always the same."""
+    """Reproducible data, similar to an archive of a program's sources."""
     drawn = random.Random(_SEED)
     names = [
         "".join(drawn.choices("abcdefghijklmnopqrstuvwxyz_", k=drawn.randint(2, 12))) for _ in range(4000)

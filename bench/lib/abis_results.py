@@ -1,4 +1,4 @@
-"""What was counted of ABIS: by workload, variant and CPUs, each with the figures of its rounds."""
+"""The counts of ABIS: by workload, variant and CPUs, each with the figures of its rounds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from calm.errors import CalmError
-from calm.statistics import Ratio, median
+from calm.core.errors import CalmError
+from calm.core.statistics import Ratio, median
 
 from .abis_guest import RECEIVED, SENT, PageTables
 from .abis_machine import BASELINE
@@ -19,7 +19,7 @@ from .abis_shape import complaint
 from .abis_workloads import WORKLOADS, Workload
 from .results import compact, text_of, without_paths
 
-# A ratio to fewer shootdowns than this says nothing.
+# A ratio to fewer shootdowns than this is meaningless.
 FEW = 50
 Run = Mapping[str, Any]
 Figure = Callable[[Run], float | None]
@@ -38,7 +38,7 @@ _FILE = {
     ],
 }
 _NUMBER = int | float
-# What an entry with rounds has besides.
+# Additional fields of an entry with rounds.
 _FIGURES = {
     "median": {"sent": _NUMBER, "received": _NUMBER, "shootdowns": _NUMBER, ...: _NUMBER},
     "range": {"sent": [_NUMBER], "received": [_NUMBER]},
@@ -47,7 +47,7 @@ _STRESS = dict.fromkeys(("seconds", "stale", "uses", "changes", "pages", "ways")
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A file of results that can be rendered, and gone on with."""
+    """Loads a file of results, and checks that it can be rendered and continued."""
     try:
         result: dict[str, Any] = json.loads(path.read_text())
         wrong = complaint(result, _FILE, "it")
@@ -61,7 +61,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _without_figures(entry: Mapping[str, Any]) -> str | None:
-    """What is wrong with the figures of a workload's rounds."""
+    """The first error in the figures of a workload's rounds, or None."""
     workload = WORKLOADS.get(entry["workload"])
     stress = {"stress": _STRESS} if workload and workload.group.stress_s else {}
     return complaint(entry, _FIGURES | stress, entry["workload"]) if entry["n"] else None
@@ -83,7 +83,7 @@ def summarized(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stress(printed: Mapping[str, Any]) -> dict[str, Any]:
-    """What the test of coherence did, all operations together."""
+    """The coherence test's counts, summed over all operations."""
     done = printed["operations"].values()
     return {
         "seconds": printed["seconds"],
@@ -96,7 +96,7 @@ def _stress(printed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a result without its runs. What was there stays whole until all of the new is written."""
+    """Replaces a file of results atomically, without the runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -109,10 +109,11 @@ def save(path: Path, result: Mapping[str, Any]) -> None:
 def known(
     path: Path, builds: Mapping[str, str], tlb_sets: int, digest: Callable[[Workload, int], str]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """What a file has that holds for what is measured now, and which builds all that then is of.
+    """A file's entries that are valid beside new measurements, and the builds of all of them.
 
-    Nothing, if the emulator, its TLB or a kernel is another now: one table is of one machine, and of one
-    kernel of a name. And no entry of a workload whose files in the guest are others now, or cannot be had.
+    There are none if the emulator, its TLB or a kernel has changed: a table describes one machine, and one
+    kernel for each name. Entries are dropped if the workload's files in the guest have changed or are
+    missing.
     """
     if path.exists():
         result = load(path)
@@ -132,29 +133,29 @@ def _holds(entry: Mapping[str, Any], digest: Callable[[Workload, int], str]) -> 
 
 
 def merge(entries: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New ones take the place of the old."""
+    """Entries in which new ones replace old ones."""
     keys = ("workload", "variant", "cpus")
     by_keys = {tuple(entry[key] for key in keys): entry for entry in (*entries, *new)}
     return list(by_keys.values())
 
 
 def sent(run: Run) -> float:
-    """Shootdowns that some CPU asked of others; for each request, where those are served."""
+    """Shootdowns sent; per request, for a workload that serves requests."""
     return float(run[SENT]) / float(run.get("requests", 1))
 
 
 def received(run: Run) -> float:
-    """Flushes that CPUs made for others, likewise."""
+    """Flushes that CPUs made for others; per request, likewise."""
     return float(run[RECEIVED]) / float(run.get("requests", 1))
 
 
 def receivers(run: Run) -> float | None:
-    """CPUs that a shootdown interrupts."""
+    """CPUs that a shootdown interrupts, on average."""
     return run[RECEIVED] / run[SENT] if run[SENT] else None
 
 
 def page_tables(run: Run) -> float | None:
-    """Their memory and that of the records of their entries, to their own alone."""
+    """The ratio of page tables with the metadata of their entries to page tables alone."""
     pages, records = run.get("page_table_pages"), run.get("page_table_records_bytes")
     return PageTables(pages, records).ratio if pages and records is not None else None
 
@@ -164,12 +165,12 @@ def _counted(name: str, run: Run) -> float | None:
 
 
 def instructions(run: Run) -> float | None:
-    """For each page fault: the clock's nanoseconds are that."""
+    """Instructions per page fault, which are the clock's nanoseconds."""
     found = run.get("printed", {}).get("ns_per_fault")
     return None if found is None else float(found)
 
 
-# What an entry has medians of. The reasons are the kernels' own counters.
+# Figures with medians in an entry. The reasons are the kernels' own counters.
 REASONS = (
     "abis_avoided_private",
     "abis_avoided_version",
@@ -196,36 +197,36 @@ class Results:
     entries: Sequence[Mapping[str, Any]]
 
     def places(self, *names: str) -> Iterator[tuple[Workload, int]]:
-        """The workloads and CPUs that there are entries of, in the order that workloads have."""
+        """The workloads and CPUs with entries, in the order of workloads."""
         for name, workload in WORKLOADS.items():
             if not names or name in names:
                 of = {entry["cpus"] for entry in self.entries if entry["workload"] == name}
                 yield from ((workload, cpus) for cpus in sorted(of))
 
     def entry(self, workload: Workload, cpus: int, variant: str) -> Mapping[str, Any] | None:
-        """Of a variant; None where it was not run."""
+        """The entry of a variant; None if it was not run."""
         place = (workload.name, cpus, variant)
         of = (each for each in self.entries if (each["workload"], each["cpus"], each["variant"]) == place)
         return next(of, None)
 
     def rounds(self, workload: Workload, cpus: int, variant: str) -> int:
-        """None where a variant was not run, or failed."""
+        """The number of rounds; 0 if a variant was not run, or failed."""
         entry = self.entry(workload, cpus, variant)
         return entry["n"] if entry else 0
 
     def failed(self, workload: Workload, cpus: int, variant: str) -> bool:
-        """Whether a variant was run, and something went wrong."""
+        """Whether a variant was run and failed."""
         return bool((self.entry(workload, cpus, variant) or {}).get("failure"))
 
     def median(self, workload: Workload, cpus: int, variant: str, figure: str) -> float | None:
-        """Over the rounds."""
+        """The median over the rounds."""
         found: float | None = (self.entry(workload, cpus, variant) or {}).get("median", {}).get(figure)
         return found
 
     def ratio(self, workload: Workload, cpus: int, variant: str, figure: str) -> Ratio:
-        """Of a variant's median to that without ABIS, and how far apart they could be.
+        """The ratio of a variant's median to that without ABIS, with its largest possible range.
 
-        Rounds of two boots have nothing to do with each other.
+        Rounds of two boots are unrelated.
         """
         of = self.entry(workload, cpus, variant), self.entry(workload, cpus, BASELINE)
         ours, base = (entry if entry and entry["n"] else None for entry in of)
@@ -239,5 +240,5 @@ class Results:
         return Ratio(value, least / base_most, most / base_least, count)
 
     def enough(self, workload: Workload, cpus: int) -> bool:
-        """Whether there is much to save."""
+        """Whether there are enough shootdowns for a ratio."""
         return (self.median(workload, cpus, BASELINE, "shootdowns") or 0) >= FEW

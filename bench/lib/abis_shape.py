@@ -1,4 +1,4 @@
-"""Whether what was read as JSON has what is asked of it."""
+"""Checks values that were read as JSON against a shape."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from types import UnionType
 
 
 def complaint(value: object, shape: object, name: str) -> str | None:
-    """The first thing that is wrong with a value; None if it is as its shape says.
+    """The first mismatch between a value and its shape, or None.
 
-    That is a type; a list of one shape, which all have; or shapes by key, and by ... that of all the others.
+    A shape is a type, a list with the shape of all elements, or a dictionary of shapes by key, with ... for
+    all other keys.
     """
     inner: Iterable[str | None]
     if isinstance(shape, list):

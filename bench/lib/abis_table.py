@@ -1,4 +1,4 @@
-"""What was counted under ABIS beside the kernel without it, as tables in Markdown."""
+"""The counts with and without ABIS, as Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calm.statistics import Ratio
+from calm.core.statistics import Ratio
 
 from .abis_machine import ABIS, BASELINE, VARIANTS
 from .abis_results import REASONS, Results
@@ -26,8 +26,8 @@ _REASONS = dict(
     zip(
         REASONS,
         (
-            *("no other CPU had it", "no CPU had it", "sent to some CPUs"),
-            *("another CPU had it", "of these, none could", "insertions"),
+            *("held by no other CPU", "held by no CPU", "sent to some CPUs"),
+            *("held by another CPU", "of these, false sharing", "insertions"),
         ),
         strict=True,
     )
@@ -43,7 +43,7 @@ _MEMBERS = [workload for workload in WORKLOADS.values() if workload.name.startsw
 
 
 def number(value: float | None) -> str:
-    """Counts are whole; what is for each of something is not."""
+    """Formats a number: counts are integers, ratios are not."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
@@ -63,7 +63,7 @@ def _goals(workload: Workload, of: Mapping[str, Ratio]) -> str:
 
 
 def _compared(results: Results) -> Iterator[tuple[Workload, int]]:
-    """Those of which shootdowns are counted."""
+    """The workloads whose shootdowns are counted."""
     for workload, cpus in results.places():
         if workload.name != INSTRUCTIONS and not workload.group.stress_s:
             yield workload, cpus
@@ -99,7 +99,7 @@ def counts(results: Results, variant: str) -> list[str]:
 
 
 def _why_none(results: Results, workload: Workload, cpus: int, variant: str) -> str | None:
-    """Why there is no ratio to the kernel without ABIS; None where there is one."""
+    """Why there is no ratio to the kernel without ABIS; None if there is one."""
     for of in (variant, BASELINE):
         if not results.rounds(workload, cpus, of):
             return f"{of} failed" if results.failed(workload, cpus, of) else f"{of} was not run"
@@ -108,18 +108,18 @@ def _why_none(results: Results, workload: Workload, cpus: int, variant: str) -> 
 
 
 def left_out(results: Results, variant: str) -> list[str]:
-    """Which of PARSEC's programs a mean is not of."""
+    """The PARSEC programs that a mean does not include, and why."""
     lines = []
     for cpus in sorted({cpus for workload, cpus in results.places() if workload in _MEMBERS}):
         why = {workload.name: _why_none(results, workload, cpus, variant) for workload in _MEMBERS}
         told = [f"{name.removeprefix(f'{PARSEC}:')} ({reason})" for name, reason in why.items() if reason]
         if told:
-            lines.append(f"- {PARSEC} on {cpus} CPUs: the mean is without {', '.join(told)}")
+            lines.append(f"- {PARSEC} on {cpus} CPUs: the mean excludes {', '.join(told)}")
     return lines
 
 
 def variants(results: Results) -> list[str]:
-    """Shootdowns sent, by variant, as ratios to those without."""
+    """Shootdowns sent, by variant, as ratios to those without ABIS."""
     there = [name for name in VARIANTS if name != BASELINE and _has(results, name)]
     lines = []
     for workload, cpus in _compared(results):
@@ -137,7 +137,7 @@ def _has(results: Results, variant: str) -> bool:
 
 
 def reasons(results: Results) -> list[str]:
-    """Why shootdowns were saved, or not."""
+    """The reasons for which shootdowns were saved, or not."""
     lines = []
     for workload, cpus in _compared(results):
         if results.rounds(workload, cpus, ABIS):
@@ -147,12 +147,12 @@ def reasons(results: Results) -> list[str]:
         line(["workload", "CPUs", *_REASONS.values()]),
         line(["---", "---:", *("---:" for _ in _REASONS)]),
     ]
-    title = "Why (changed entries of page tables; the rows' medians):"
+    title = "Reasons (changed page table entries; the rows' medians):"
     return [title, "", *head, *lines] if lines else []
 
 
 def costs(results: Results) -> list[str]:
-    """What a page fault takes more, and page tables."""
+    """The additional cost of page faults and page tables."""
     lines = []
     for workload, cpus in results.places(INSTRUCTIONS):
         base = results.median(workload, cpus, BASELINE, "instructions")
@@ -162,7 +162,7 @@ def costs(results: Results) -> list[str]:
                 added = f"{found - base:+,.0f}" if base is not None and name != BASELINE else ""
                 lines.append(line([f"{name}: {variant.what}", number(found), added]))
     if lines:
-        lines = ["| kernel | instructions a page fault | added |", "| --- | ---: | ---: |", *lines]
+        lines = ["| kernel | instructions per page fault | added |", "| --- | ---: | ---: |", *lines]
     for workload, cpus in results.places(ANON_R_SEQ):
         found = results.median(workload, cpus, ABIS, "page_tables")
         pages = results.median(workload, cpus, ABIS, "page_table_pages")
@@ -170,14 +170,14 @@ def costs(results: Results) -> list[str]:
             judged = _judged(Ratio(found, None, None, 1), PAGE_TABLES_GOAL)
             lines += [
                 *([""] if lines else []),
-                f"Page tables with the records of their entries take {found:.3f} of their own memory, where "
-                f"there are {number(pages)} (goal: at most {judged}).",
+                f"Page tables with the metadata of their entries take {found:.3f} times the memory of "
+                f"{number(pages)} page tables alone (goal: at most {judged}).",
             ]
     return lines
 
 
 def stress(results: Results) -> list[str]:
-    """What the test of coherence did, and found."""
+    """The work and the result of the coherence test."""
     lines = []
     for workload, cpus in results.places():
         for name in VARIANTS if workload.group.stress_s else ():
@@ -188,11 +188,11 @@ def stress(results: Results) -> list[str]:
                     f"**{done['stale']}** stale of {done['uses']:,} reads and writes, while mappings were "
                     f"changed {done['changes']:,} times in {done['ways']} ways ({done['pages']:,} pages)"
                 )
-    return ["Uses of stale translations, found by content:", "", *lines] if lines else []
+    return ["Uses of stale translations, detected by content:", "", *lines] if lines else []
 
 
 def failures(results: Results) -> list[str]:
-    """What has no figures."""
+    """The workloads without figures."""
     return [
         f"- {entry['workload']} under {entry['variant']} on {entry['cpus']} CPUs failed: {entry['failure']}"
         for entry in results.entries
@@ -201,7 +201,7 @@ def failures(results: Results) -> list[str]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """All of it."""
+    """All tables."""
     results = Results(result["entries"])
     parts = [counts(results, ABIS), left_out(results, ABIS)]
     if sum(_has(results, name) for name in VARIANTS) > 2:

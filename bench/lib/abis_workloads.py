@@ -1,7 +1,7 @@
-"""The workloads of Amit's paper on page access tracking, each as a script for the guest, and what it reports.
+"""The workloads of Amit's paper on page access tracking, as scripts for the guest, and the paper's results.
 
-Sizes are such that a run begins some thousands of TLB shootdowns at most, of which each takes the emulator
-milliseconds: ratios of counts need no more.
+Sizes are chosen so that a run causes some thousands of TLB shootdowns at most: each takes the emulator
+milliseconds, and ratios of counts need no more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from calm.lab.payload import Payload
+from calm.commands.lab.payload import Payload
 
 from . import abis_apache, abis_packages, abis_pbzip2
 from .abis_guest import DISK, LIMITED, words
@@ -24,11 +24,11 @@ STALE_READS = "stale-reads"
 STRESS_S = 600
 _NUMBER = int | float
 _CHANGES = {"count": int, "pages": int, "reads": int, "writes": int}
-# The paper's mean over PARSEC's programs, and the memory of page tables with the records of their entries.
+# The paper's mean over PARSEC's programs, and the memory of page tables with the metadata of their entries.
 PARSEC_GOAL = 0.04
 PAGE_TABLES_GOAL = 1.25
 _MIB = 1 << 20
-# Long enough for some shootdowns after the threads have begun, and before they end.
+# Long enough for some shootdowns between the threads' start and end.
 _SIZES = {
     **STAND_INS,
     "dedup": "--mib 32",
@@ -41,7 +41,7 @@ _LIBRARIES: Mapping[str, str] = {CALMALLOC: "CALM_OPTIONS=report=exit", PTLBMALL
 
 @dataclass(frozen=True)
 class Goals:
-    """What the paper reports, as ratios of ABIS to the kernel without it; None where it says nothing."""
+    """The paper's results, as ratios of ABIS to the kernel without it; None if it reports none."""
 
     sent: float | None = None
     received: float | None = None
@@ -49,21 +49,21 @@ class Goals:
 
 @dataclass(frozen=True)
 class Group:
-    """What workloads have in common that one boot runs."""
+    """Workloads that share a boot."""
 
     name: str
     packages: Sequence[str] = ()
     add: Callable[[Payload], None] | None = None
-    """Files that are no programs of this project."""
+    """Files other than this project's programs."""
     cpus: tuple[int, ...] = (16,)
-    """Of its machines, if nobody says."""
+    """The default numbers of CPUs of its machines."""
     counts_instructions: bool = False
-    """The guest's clock is its only CPU's instructions, a nanosecond each."""
+    """The guest's clock counts the instructions of its only CPU, a nanosecond each."""
     stress_s: int = 0
-    """Nothing is compared: it runs once, for so long, under a kernel that watches itself."""
+    """The duration of a test that runs once, under a kernel with self-checks, without comparison."""
 
     def machines(self, asked: Sequence[int] | None) -> Sequence[int]:
-        """The CPUs of those that it is run on."""
+        """The numbers of CPUs to run it on."""
         return self.cpus if asked is None or self.counts_instructions else asked
 
 
@@ -72,19 +72,19 @@ _PROGRAMS = Group("programs", abis_packages.E2FSPROGS)
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run in the guest, and counted on its own."""
+    """A program that runs in the guest and is counted separately."""
 
     name: str
     body: Callable[[int], str]
-    """The script, by the machine's CPUs."""
+    """The script, given the machine's number of CPUs."""
     goals: Goals = Goals()
     group: Group = _PROGRAMS
     program: str | None = None
-    """Of build/release."""
+    """Programs of build/release."""
     library: str | None = None
-    """An allocator that is preloaded."""
+    """The preloaded allocator."""
     prints: Mapping[Any, Any] = field(default_factory=dict, hash=False)
-    """Of its line of JSON, what figures rest on: see abis_shape."""
+    """The shape of the values in its line of JSON that figures depend on: see abis_shape."""
 
 
 def _program(name: str) -> str:
@@ -92,7 +92,7 @@ def _program(name: str) -> str:
 
 
 def _migrate(cpus: int) -> str:
-    # The file is on the first node, and moves to the second. Each CPU more that is busy costs the emulator.
+    # The file is on the first node, and moves to the second. Each additional busy CPU slows the emulator.
     size = 4 * _MIB
     make = words("taskset", "-c", 0, "dd", "if=/dev/zero", "of=/tmp/pages", f"bs={size}", "count=1")
     busy = max(1, min(cpus - 2, 6))
@@ -139,7 +139,7 @@ def _stand_in(name: str, _: int) -> str:
 
 
 def _apache(cpus: int) -> str:
-    # wrk's CPUs are the last ones, where what counts runs too.
+    # wrk's CPUs are the last ones, on which the counting programs run, too.
     generators = max(1, cpus // 4)
     return abis_apache.script(cpus - generators, generators)
 
@@ -185,10 +185,10 @@ WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _al
 
 
 def expand(names: Sequence[str]) -> list[Workload]:
-    """By their names, or by what the names of several begin with: parsec is all parsec:NAME."""
+    """Workloads by name or by group: parsec selects all parsec:NAME."""
     return [each for name, each in WORKLOADS.items() if {name, name.partition(":")[0]} & {*names}]
 
 
 def names() -> list[str]:
-    """What expand takes."""
+    """The names that expand accepts."""
     return list(dict.fromkeys([*WORKLOADS, *(name.partition(":")[0] for name in WORKLOADS)]))

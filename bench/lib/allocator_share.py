@@ -1,7 +1,7 @@
-"""Which part of a program's CPU time is the allocator's, as `calm profile` samples it.
+"""The allocator's share of a program's CPU time, as sampled by `calm profile`.
 
-A sample is the allocator's where any function on its stack is of the allocator's library: what the kernel
-does for it counts, what the program does with the memory (its first touch, too) does not.
+A sample counts as the allocator's if any function on its stack is in the allocator's library. This includes
+the kernel's work for the allocator, but not the program's use of the memory, nor its first touch.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calm.allocators import Allocator
-from calm.bench.runner import clean_environment
-from calm.errors import CalmError
-from calm.profile.model import CPU, Profile, load
+from calm.core import documents
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
+from calm.core.errors import CalmError
+from calm.core.profile_model import CPU, Profile
 
 from .results import REPOSITORY
 from .rounds import LONGEST_RUN_S, run_to_end, under
 
-# A sample a millisecond or so, on each CPU; a prime.
+# About one sample per millisecond on each CPU; a prime.
 _FREQUENCY = 997
 
 
 def of_profile(profile: Profile, library: str) -> dict[str, Any]:
-    """The share, and of how many samples. A file's name goes on behind the library's, by its version."""
+    """The share, and the number of samples. The version follows the library's name in a file's name."""
     own = {number for number, frame in enumerate(profile.frames) if frame.module.startswith(library)}
     stacks = [stack for stack in profile.stacks if stack.kind == CPU]
     total = sum(stack.weight for stack in stacks)
@@ -38,7 +39,7 @@ def of_profile(profile: Profile, library: str) -> dict[str, Any]:
 def measure(
     command: Sequence[str], allocator: Allocator, folder: Path, limit_s: float = LONGEST_RUN_S
 ) -> dict[str, Any]:
-    """Profiles the program once, under the allocator; where that cannot be, there is a reason instead."""
+    """Profiles the program once under the allocator. If that is impossible, returns the reason."""
     assert allocator.library is not None
     environment = clean_environment()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -57,6 +58,7 @@ def measure(
         if done.returncode:
             return {"share": None, "reason": f"calm profile ended with {done.returncode}"}
         try:
-            return of_profile(load(file.name), allocator.library.name.partition(".so")[0] + ".so")
+            found = documents.read(file.name, Profile)
         except CalmError as error:
             return {"share": None, "reason": str(error)}
+        return of_profile(found, allocator.library.name.partition(".so")[0] + ".so")

@@ -1,13 +1,14 @@
 """CPU time that a program's own threads spend in page faults and in memory system calls.
 
-The kernel's clock of a thread's system time (getrusage) is divided from user time by ticks of some
-milliseconds: too coarse for what is to become a tenth. So perf's software clock looks at every CPU 5,000
-times a second, and each look that finds a thread of the program's in the kernel is judged by the kernel's
-functions on the stack, as `calm profile` does it. All CPUs are looked at, as counters that each thread
-inherits lose what is left of a period with each thread that ends.
+A thread's system time (getrusage) is separated from user time by ticks of some milliseconds, too coarse for a
+time that should fall to a tenth. Therefore perf's software clock samples every CPU 5,000 times a second, and
+each sample of the program's threads in the kernel is classified by the kernel functions on the stack, as in
+`calm profile`. All CPUs are sampled, because inherited per-thread counters lose the rest of a period with
+each thread that ends.
 
-Counted are the threads that the program has started: all of its process but the allocator's own, which are
-called "calmalloc", and the main thread, which starts the others, maps their stacks and ends the process.
+Samples count for the threads that the program has started: all threads of its process except the allocator's,
+which are named "calmalloc", and the main thread, which starts the others, maps their stacks and ends the
+process.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calm.allocators import Allocator
-from calm.bench.runner import clean_environment
-from calm.profile.causes import classify
+from calm.commands.profile.causes import classify
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
 
 from .rounds import CALMALLOC, note, run_to_end, under
 
-# A prime of nanoseconds, so that no loop keeps step with it.
+# A prime number of nanoseconds, so that no loop is synchronous with it.
 PERIOD_NS = 199_999
-# Causes, as calm profile has them, that are memory management of the thread's own.
+# Those of calm profile's causes that are memory management by the thread itself.
 MEMORY = frozenset(
     (
         *("fault", "cow", "collapse", "reclaim", "compaction", "migration"),
         *("madvise", "process_madvise", "munmap", "mprotect", "brk", "mremap", "mmap", "membarrier"),
     )
 )
-# A shell that tells its process id and then becomes the program.
+# A shell that writes its process ID, and then executes the program.
 _TELL = 'echo $$ >"$0" && exec "$@"'
 _HEAD = re.compile(r"^(?P<comm>.*?)\s+(?P<pid>\d+)/(?P<tid>\d+)\s+\d+\.\d+:")
 _FRAME = re.compile(r"^\s+[0-9a-f]+ (\S+)")
@@ -47,7 +48,7 @@ _FRAME = re.compile(r"^\s+[0-9a-f]+ (\S+)")
 
 @dataclass
 class Looks:
-    """How often threads were found where."""
+    """Numbers of samples of threads."""
 
     in_kernel: Counter[str] = field(default_factory=Counter)
     """By cause."""
@@ -55,7 +56,7 @@ class Looks:
     """In the kernel or not."""
 
     def figures(self) -> dict[str, Any]:
-        """In seconds."""
+        """The times in seconds."""
         each = PERIOD_NS * 1e-9
         memory = sum(count for cause, count in self.in_kernel.items() if cause in MEMORY)
         return {
@@ -69,7 +70,7 @@ class Looks:
 
 
 def read(lines: Iterable[str], process: int) -> Looks:
-    """Takes what `perf script` prints, of all processes, for the threads that one has started."""
+    """Parses the output of `perf script` for all processes, and counts the threads that one has started."""
     looks = Looks()
     counts = False
     stack: list[str] = []
@@ -101,7 +102,7 @@ def _record(file: Path, command: Sequence[str]) -> list[str]:
 
 @cache
 def obstacle() -> str | None:
-    """Why perf cannot look at all CPUs here, with the kernel's part of the stacks; None where it can."""
+    """Why perf cannot sample all CPUs with kernel stacks here; None if it can."""
     if shutil.which("perf") is None:
         return "there is no perf in PATH (Debian's package linux-perf)"
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +114,7 @@ def obstacle() -> str | None:
 
 
 def run_once(command: Sequence[str], allocator: Allocator) -> dict[str, Any]:
-    """Runs a workload, and adds what its threads spent to what it prints."""
+    """Runs a workload, and adds its threads' times to its output."""
     environment = clean_environment()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "perf.data"

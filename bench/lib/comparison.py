@@ -1,9 +1,8 @@
-"""The table of docs/comparison.md: each allocator's figures of a burst, of the suite, and of many CPUs."""
+"""The table of docs/comparison.md: figures of a burst, of the suite, and of many CPUs, by allocator."""
 
 from __future__ import annotations
 
-from calm.bench import results
-from calm.bench.analysis import PEAK, TIME, analyse
+from calm.commands.bench.analysis import PEAK, TIME, analyse
 
 from . import idle_curve, scaling, suite, summary
 from .results import Store
@@ -15,16 +14,16 @@ LABELS = (CALMALLOC, *(label for label in idle_curve.LABELS if label != CALMALLO
 
 
 def table(store: Store) -> str:
-    """Empty as long as any of it has not been measured."""
+    """The table; empty until all of it has been measured."""
     curve, many = store.load(idle_curve.NAME), store.load(scaling.NAME)
     if curve is None or many is None or not suite.result(store.folder).exists():
         return ""
-    analysis = analyse(results.load(str(suite.result(store.folder))))
+    analysis = analyse(suite.load(store.folder))
     threads, rows = next(iter(many["threads"].items()))
     scaled = {label: scaling.mean(rows, label, 0) for label in LABELS}
     left = {each["label"]: f"{each['kept_mib']:,.0f} MiB" for each in curve["curves"]}
     columns = {
-        "left of 1 GiB after 5 s": left,
+        "kept of 1 GiB after 5 s": left,
         f"time, {len(analysis.results.rows)} programs": summary.means(analysis, TIME.key),
         "peak": summary.means(analysis, PEAK.key),
         "shootdowns": {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()},

@@ -1,4 +1,4 @@
-"""What `calm compare` measures: time, memory, faults and shootdowns of a program that does a fixed work."""
+"""The figures by `calm compare`: time, memory, faults and shootdowns of programs with a a fixed task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from calm.bench import inputs
-from calm.bench.runner import clean_environment
+from calm.commands.bench import inputs
+from calm.core.environment import clean_environment
 
 from . import ratios
 from .results import BUILD, REPOSITORY, Store, machine
@@ -44,21 +44,21 @@ CASES = (
         5,
     ),
 )
-METRICS = ("wall_s", "minor_faults", "peak_rss_kib", "average_rss_kib", "shootdowns_begun")
-# Of what `calm compare` writes: the measurement, and each allocator's part.
-_KEPT = ("date", "calm", "command", "interrupted", "notes")
-_KEPT_OF_SIDES = ("label", "environment", "failure", "said", "runs")
+METRICS = ("wall_s", "minor_faults", "peak_rss_kib", "average_rss_kib", "shootdowns")
+# Fields of `calm compare`'s output: the measurement, and each allocator's part.
+_KEPT = ("date", "calm", "command", "interrupted_by", "notes")
+_KEPT_OF_SIDES = ("label", "environment", "failure", "runs")
 PROGRAMS = ("xalan", "ghostscript", "sqlite3", "gcc", "python3")
 
 
 def touch_memory() -> None:
-    """Memory that a virtual machine's host has not backed yet is slow at first touch: touch it before."""
+    """Touches memory in advance, because a virtual machine's memory is slow until the host has backed it."""
     script = "b = bytearray(2 << 30)\nb[::4096] = bytes([1]) * len(range(0, len(b), 4096))"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def compare(case: Case, store: Store, runs: int | None) -> None:
-    """Runs one comparison and saves it. What fails under one allocator is kept for the others."""
+    """Runs one comparison and saves it. A failure under one allocator does not affect the others."""
     path = store.runs(case.name)
     path.unlink(missing_ok=True)
     calm = ["bin/calm", "compare", "-a", ",".join(present(case.allocators)), "-n", str(runs or case.runs)]
@@ -72,14 +72,14 @@ def compare(case: Case, store: Store, runs: int | None) -> None:
 
 
 def compared(found: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a comparison's file."""
+    """The part of a comparison's file that is kept."""
     sides = [{key: side.get(key) for key in _KEPT_OF_SIDES} for side in found["allocators"]]
     ratios.compare(sides, METRICS)
     return {key: found.get(key) for key in _KEPT} | {"allocators": sides}
 
 
 def programs(store: Store, runs: int | None) -> None:
-    """Compares on real programs."""
+    """Compares the allocators on real programs."""
     command = [str(REPOSITORY / "bench/programs"), "-a", ",".join(present(OURS))]
     names = [f"program-{each.name}" for each in inputs.PROGRAMS]
     command += ["--results", str(store.runs(names[0]).parent)] + (["-n", str(runs)] if runs else [])

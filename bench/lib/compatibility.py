@@ -1,4 +1,4 @@
-"""Programs' own test suites, in a Debian with a library in every process; and the table of what they say."""
+"""Programs' own test suites in a Debian with a library in every process, and the table of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES = 3
 PATIENCE_S = 3600
 FOLDER = REPOSITORY / "build/compatibility"
 NAME = "compatibility"
-# Below the root.
+# Relative to the root.
 PREPARED = "srv/prepared"
 OURS = ("libcalmalloc", "libptlbmalloc2")
 LIBRARIES = {
@@ -35,12 +35,12 @@ _VERDICT = re.compile(r"(ok|not ok) (.+)")
 
 
 class MissingError(Exception):
-    """Something that must be built or installed first."""
+    """A requirement that must be built or installed first."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One of bench/compatibility.toml."""
+    """A program of bench/compatibility.toml."""
 
     name: str
     what: str
@@ -51,26 +51,26 @@ class Program:
 
     @property
     def folder(self) -> str:
-        """A name for what is its own."""
+        """A name for its files."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower())
 
 
 def read_programs() -> list[Program]:
-    """All of them, in their order."""
+    """All programs, in the file's order."""
     known = tomllib.loads((REPOSITORY / "bench/compatibility.toml").read_text())
     return [Program(**entry | {"run": known["functions"] + entry["run"]}) for entry in known["program"]]
 
 
 @dataclass
 class Verdicts:
-    """What one run of a program's suite said, by test."""
+    """The outcomes of one run of a program's suite, by test."""
 
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
 
 
 def read_verdicts(output: str) -> Verdicts:
-    """Of lines "ok NAME" and "not ok NAME"; a test that did both did not pass."""
+    """Parses lines "ok NAME" and "not ok NAME"; a test with both did not pass."""
     verdicts = Verdicts()
     for line in output.splitlines():
         found = _VERDICT.fullmatch(line.strip())
@@ -84,13 +84,13 @@ def read_verdicts(output: str) -> Verdicts:
 
 @dataclass(frozen=True)
 class Root:
-    """A Debian in a folder, of one program."""
+    """A Debian in a folder, for one program."""
 
     folder: Path
 
     @classmethod
     def made(cls, program: Program) -> Root:
-        """Made where it is not there yet."""
+        """Installs Debian, unless it is there."""
         folder = FOLDER / program.folder
         if not (folder / "made").exists():
             shutil.rmtree(folder / "root", ignore_errors=True)
@@ -114,7 +114,7 @@ class Root:
         return [*words, "bash", "-uc", f"cd /{folder} || exit 1\n{script}"]
 
     def prepare(self, program: Program) -> None:
-        """Installs what it needs, and prepares its folder: once."""
+        """Installs the program's packages, and prepares its folder, once."""
         self._preload.unlink(missing_ok=True)
         prepared = self.folder / PREPARED
         script = f"set -e\n{program.prepare}"
@@ -137,7 +137,7 @@ class Root:
         known.write_text(inputs)
 
     def _install(self, label: str | None) -> str:
-        """Puts a library into every process of the root. Returns its path there."""
+        """Preloads a library into every process of the root. Returns its path there."""
         if label is None:
             return ""
         library = REPOSITORY / LIBRARIES[label]
@@ -149,7 +149,7 @@ class Root:
         return f"/{place}"
 
     def run(self, program: Program, label: str | None, tests: Iterable[str] = ()) -> Verdicts:
-        """In a fresh copy of what was prepared; another try is for the tests named."""
+        """Runs the suite, or the named tests again, in a fresh copy of the prepared folder."""
         work = "srv/work"
         shutil.rmtree(self.folder / work, ignore_errors=True)
         subprocess.run(["cp", "-a", str(self.folder / PREPARED), str(self.folder / work)], check=True)
@@ -172,7 +172,7 @@ class Root:
 
 @dataclass
 class Result:
-    """Of one program: what passes under glibc, and what of that does not under each library."""
+    """A program's result: the tests that pass under glibc, and those of them lost under each library."""
 
     program: Program
     plain: Verdicts
@@ -180,7 +180,7 @@ class Result:
 
 
 def measure(program: Program, root: Root, wanted: list[str]) -> Result:
-    """Of one program under glibc, and then under each library."""
+    """Runs one program's suite under glibc, and then under each library."""
     root.prepare(program)
     start = time.monotonic()
     plain = root.run(program, None)
@@ -207,9 +207,9 @@ def _versions() -> dict[str, str]:
 
 
 def keep(store: Store, result: Result) -> None:
-    """Adds it to the results, in place of an earlier one of that program and those libraries.
+    """Adds an entry to the results, replacing that of the same program and libraries.
 
-    What other libraries lost stays: each was compared with the run of glibc's beside it.
+    Results of other libraries are kept: each is relative to the run of glibc at that time.
     """
     programs: dict[str, Any] = (store.load(NAME) or {}).get("programs", {})
     program = result.program
@@ -235,7 +235,7 @@ def _cell(entry: dict[str, Any], label: str) -> str:
 
 
 def text(store: Store) -> str:
-    """The table, and what was lost, by name; nothing where there is no result."""
+    """The table, and the lost tests by name; empty without a result."""
     results = store.load(NAME)
     if results is None:
         return ""
@@ -252,7 +252,7 @@ def text(store: Store) -> str:
         for label, tests in entry.get("names", {}).items()
         if tests
     ]
-    lines += ["", "Lost, by name:", "", *lost] if lost else ["", "None lost a test."]
+    lines += ["", "Lost tests:", "", *lost] if lost else ["", "No test was lost."]
     machine = results["machine"]
     lines += ["", f"{machine['cpus']} CPUs ({machine['cpu']}), Linux {machine['kernel']}.", "", ""]
     return "\n".join(lines)

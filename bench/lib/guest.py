@@ -1,4 +1,4 @@
-"""Runs of the workloads on an emulated machine: what is compared there, and what the libraries report."""
+"""Runs of the workloads on an emulated machine, and the libraries' reports."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calm.errors import CalmError
-from calm.lab import session
-from calm.lab.command import described
-from calm.lab.guest import APPLETS, Run, Turn
-from calm.lab.machine import Topology
-from calm.lab.payload import Payload
-from calm.lab.session import Plan
-from calm.progress import Bar
+import msgspec
+
+from calm.commands.lab import session
+from calm.commands.lab.command import described
+from calm.commands.lab.guest import APPLETS, Run, Turn
+from calm.commands.lab.machine import Topology
+from calm.commands.lab.payload import Payload
+from calm.commands.lab.session import Plan
+from calm.core.errors import CalmError
+from calm.core.progress import Bar
 
 from .results import REPOSITORY
 
 RELEASE = REPOSITORY / "build/release"
 GLIBC, CALMALLOC, PTLBMALLOC2 = "glibc", "calmalloc", "ptlbmalloc2"
-# Nothing of this machine's, so that all machines measure the same.
+# Independent of this machine, so that all machines measure the same.
 _ENVIRONMENT = {"PATH": f"/usr/bin:/bin:{APPLETS}", "HOME": "/root", "LANG": "C.UTF-8"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to boot, and how patient to be."""
+    """The options for booting, and the timeout."""
 
     cache: Path
     timeout_s: float
@@ -37,7 +39,7 @@ class Settings:
 
 @dataclass
 class Work:
-    """Programs and libraries that the guest has, and the turns that run them."""
+    """The guest's programs and libraries, and the turns that run them."""
 
     turns: list[Turn] = field(default_factory=list)
     files: Payload = field(default_factory=lambda: Payload(_ENVIRONMENT))
@@ -71,14 +73,14 @@ def name_of(library: Path) -> str:
 
 
 def _reporting(library: Path) -> dict[str, str]:
-    """Has it say at exit what it did."""
+    """The variables that make the library report at exit."""
     if name_of(library) == PTLBMALLOC2:
         return {"PTLBMALLOC2_STATS": "json"}
     return {"CALM_OPTIONS": "report=exit"} if name_of(library) == CALMALLOC else {}
 
 
 def report_of(library: Path, run: Run) -> dict[str, Any]:
-    """What the library says that it did. One that was not there would be measured as glibc."""
+    """The library's report. Without this check, a library that was not loaded would be measured as glibc."""
     first = {PTLBMALLOC2: '{"pid": ', CALMALLOC: '{"allocator": "calmalloc"'}.get(name_of(library))
     if first is None:
         return {}
@@ -92,22 +94,23 @@ def report_of(library: Path, run: Run) -> dict[str, Any]:
 
 
 def interrupts(run: Run) -> int:
-    """TLB shootdown interrupts that all CPUs received while it ran."""
-    return int(run.report["system_wide_tlb_interrupts"])
+    """TLB shootdown interrupts that all CPUs received during the run."""
+    if run.measurement is None or run.measurement.interrupts_system_wide is None:
+        raise CalmError(f"{run.label}: TLB interrupts were not counted")
+    return run.measurement.interrupts_system_wide
 
 
 def shootdowns(run: Run) -> int | None:
-    """Shootdowns that it began: one each, however many CPUs it interrupted."""
-    value = run.report["counters"]["shootdowns_begun"]["value"]
-    return None if value is None else int(value)
+    """Shootdowns begun during the run: one each, however many CPUs it interrupts."""
+    return run.measurement.counters["shootdowns"].value if run.measurement else None
 
 
 def measure(
     work: Work, rounds: int, topology: Topology, settings: Settings
 ) -> tuple[dict[str, Any], list[Run]]:
-    """Boots the machine and runs all the turns, rounds times. Returns what machine it was, and the runs.
+    """Boots the machine and runs all turns in each round. Returns a description of the machine, and the runs.
 
-    Any failure is an error: figures with holes are no figures.
+    Any failure is an error: incomplete figures are useless.
     """
     plan = Plan(
         turns=work.turns,
@@ -120,16 +123,16 @@ def measure(
         timeout_s=settings.timeout_s,
     )
     with Bar() as bar:
-        outcome = session.run(plan, lambda what, done, total: bar.update(done, what, total))
+        outcome = session.run(plan, bar)
     if outcome.interrupted_by is not None:
         sys.exit(128 + outcome.interrupted_by)
     for label, failure in outcome.failures.items():
         raise CalmError(f"{label}: {failure}")
     if outcome.stopped:
         raise CalmError(outcome.stopped)
-    return described(outcome), [run for _, run in outcome.runs]
+    return msgspec.to_builtins(described(outcome)), [run for _, run in outcome.runs]
 
 
 def labelled(runs: Iterable[Run], label: str) -> list[Run]:
-    """Those of one turn."""
+    """The runs of one turn."""
     return [run for run in runs if run.label == label]

@@ -1,4 +1,4 @@
-"""How much memory stays with threads that freed it and live on idle: `idle-burst`, also with huge pages."""
+"""Memory that a process keeps after its threads freed it and became idle (`idle-burst`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from calm.allocators import Allocator
-from calm.bench.paper.huge_pages import MODE, always
+from papers.huge_pages import MODE, always
+
+from calm.core.allocators import Allocator
 
 from .results import BUILD, Store, summarize
 from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
@@ -35,9 +36,9 @@ def _own_cgroup() -> str | None:
 def cgroup_parent(
     mounts: Path = Path("/proc/self/mounts"), own: str | None = None
 ) -> tuple[Path | None, str]:
-    """A cgroup (v2) whose children have their memory counted; or None and the reason for there being none.
+    """A cgroup (v2) whose children's memory is counted; or None and the reason.
 
-    Nothing is turned on for it: other processes' cgroups stay as they are.
+    It enables no controller, because that would change other processes' cgroups.
     """
     fields = (line.split() for line in mounts.read_text().splitlines())
     mount = next((Path(field[1]) for field in fields if field[2] == "cgroup2"), None)
@@ -56,13 +57,13 @@ def cgroup_parent(
 
 @contextmanager
 def fresh_cgroup(parent: Path) -> Iterator[Path]:
-    """A cgroup for one run: what an earlier run left to be counted is not in it."""
+    """A fresh cgroup for one run, without memory charged by earlier runs."""
     folder = parent / f"calmalloc-bench-{os.getpid()}"
     folder.mkdir()
     try:
         yield folder
     finally:
-        for _ in range(50):  # the last process may still be on its way out
+        for _ in range(50):  # the last process may still be exiting
             try:
                 folder.rmdir()
                 break
@@ -71,7 +72,7 @@ def fresh_cgroup(parent: Path) -> Iterator[Path]:
 
 
 def run_burst(command: list[str], parent: Path | None, allocator: Allocator) -> dict[str, Any]:
-    """One run, in a cgroup of its own where there can be one. Adds what the cgroup's memory grew by."""
+    """One run, in a fresh cgroup if possible. Adds the growth of the cgroup's memory."""
     with ExitStack() as stack:
         folder = stack.enter_context(fresh_cgroup(parent)) if parent else None
         if folder:
@@ -85,7 +86,7 @@ def run_burst(command: list[str], parent: Path | None, allocator: Allocator) -> 
 def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[str, ...] = ()) -> None:
     """All numbers of threads, with a busy main thread and an idle one."""
     if huge_pages and not os.access(MODE, os.W_OK):
-        print(f"\nidle-burst with huge pages: left out, as {MODE} cannot be written", flush=True)
+        print(f"\nidle-burst with huge pages: skipped: {MODE} cannot be written", flush=True)
         return
     labels = present([*PEERS, CALMALLOC, WITHOUT_BACKGROUND])
     parent, reason = cgroup_parent()

@@ -1,4 +1,4 @@
-"""Resident memory over time while `idle-burst` runs under each allocator: the picture of the README."""
+"""Resident memory over time of `idle-burst` under each allocator: the README's picture."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from calm import plot, processes
-from calm.allocators import Allocator, parse
-from calm.bench.picture import looks_of
-from calm.bench.runner import clean_environment
+from papers import sessions
+
+from calm.commands.bench.picture import styles
+from calm.core import plot
+from calm.core.allocators import Allocator, parse
+from calm.core.environment import clean_environment
 
 from .results import BUILD, REPOSITORY, Store
 from .rounds import CALMALLOC, GLIBC, present
@@ -37,12 +39,12 @@ def _resident_kib(process: int) -> float | None:
 
 
 def follow(command: list[str], allocator: Allocator) -> dict[str, Any]:
-    """One run. Its memory at each multiple of STEP_S, in MiB above what it had before the burst."""
+    """One run: its memory at each multiple of STEP_S, in MiB, minus that before the burst."""
     environment = clean_environment()
     environment |= allocator.variables(environment)
     samples: list[tuple[float, float]] = []
     pipe = subprocess.PIPE
-    with processes.whole(
+    with sessions.whole(
         command, folder=REPOSITORY, environment=environment, output=pipe, errors=pipe, text=True
     ) as process:
         start = time.monotonic()
@@ -60,7 +62,7 @@ def follow(command: list[str], allocator: Allocator) -> dict[str, Any]:
 
 
 def until_exit(samples: list[tuple[float, float]], kept: float) -> list[tuple[float, float]]:
-    """Without those of the exit, at which the kernel takes what the program itself last found resident."""
+    """The samples without those at exit, which are below the value that the program itself read last."""
     count = len(samples)
     while count > 0 and samples[count - 1][1] < kept - _NOISE_MIB:
         count -= 1
@@ -80,7 +82,7 @@ def on_grid(samples: list[tuple[float, float]]) -> list[int]:
 
 
 def measure(store: Store, arguments: tuple[str, ...] = ()) -> None:
-    """One run of each allocator that is on this machine."""
+    """One run of each installed allocator."""
     command = [str(BUILD / COMMAND[0]), *COMMAND[1:], *arguments]
     curves = []
     for label in present(LABELS):
@@ -90,13 +92,13 @@ def measure(store: Store, arguments: tuple[str, ...] = ()) -> None:
 
 
 def draw(store: Store, path: Path) -> None:
-    """One line for each allocator, named in the order in which the lines end."""
+    """One line for each allocator; the legend lists them by their last values."""
     result = store.load(NAME)
     if result is None:
         return
     pyplot = plot.pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
-    colors = looks_of([curve["label"] for curve in result["curves"]])
+    colors = styles([curve["label"] for curve in result["curves"]])
     for curve in sorted(result["curves"], key=lambda curve: -curve["kept_mib"]):
         label, mib = curve["label"], curve["mib"]
         ours = label == CALMALLOC

@@ -1,4 +1,4 @@
-"""What malloc and free cost in instructions, as callgrind counts them: exact, whatever else runs."""
+"""The cost of malloc and free in instructions, counted by callgrind: exact, independent of other load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from calm import allocators
-from calm.bench.runner import clean_environment
+from calm.core import allocators
+from calm.core.environment import clean_environment
 
 from .results import BUILD, REPOSITORY, Store
 from .rounds import CALMALLOC, GLIBC, PTLBMALLOC2, present
@@ -21,7 +21,7 @@ LABELS = (GLIBC, PTLBMALLOC2, CALMALLOC, "mimalloc")
 
 @dataclass(frozen=True)
 class Count:
-    """Instructions: of the whole run, and of all that main called."""
+    """Instructions of the whole run, and of all functions that main called."""
 
     total: float
     called: float
@@ -43,7 +43,7 @@ def called_by_main(profile: str) -> int:
 
 
 def count(label: str, pairs: int, size: int) -> Count:
-    """Of so many pairs of malloc and free."""
+    """The instructions of a number of pairs of malloc and free."""
     environment = clean_environment()
     environment |= allocators.parse(label).variables(environment)
     with tempfile.NamedTemporaryFile("r", suffix=".callgrind") as file:
@@ -54,7 +54,7 @@ def count(label: str, pairs: int, size: int) -> Count:
             command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
         )
         found = re.search(r"Collected : (\d+)", done.stderr)
-        # Callgrind replaces the file, so it is opened anew.
+        # Callgrind replaces the file, so it is opened again.
         with open(file.name) as profile:  # noqa: PTH123
             called = called_by_main(profile.read())
     if found is None or called == 0:
@@ -63,16 +63,16 @@ def count(label: str, pairs: int, size: int) -> Count:
 
 
 def each(label: str, size: int) -> Count:
-    """Of one pair: the difference between many and few, divided."""
+    """The instructions of one pair: the difference between runs with many and few, divided."""
     few, many = count(label, FEW, size), count(label, MANY, size)
     pairs = MANY - FEW
     return Count((many.total - few.total) / pairs, (many.called - few.called) / pairs)
 
 
 def measure(store: Store) -> None:
-    """What a pair costs under each allocator, and what ptlbmalloc2 adds to glibc's own.
+    """The cost of a pair under each allocator, and ptlbmalloc2's addition to glibc's.
 
-    A pair is counted with the loop around it; the bodies are malloc and free with all that they call.
+    A pair includes the loop around it; the bodies are malloc and free with the functions that they call.
     """
     labels = present(LABELS)
     pairs: dict[str, dict[str, float]] = {}

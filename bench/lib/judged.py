@@ -1,4 +1,4 @@
-"""Figures that something is judged by: ratios of costs, each with what it may be at most."""
+"""Figures with goals: ratios of costs, each with an upper limit."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from calm.bench.analysis import OWN
-from calm.statistics import median, ratio_of_medians
+from calm.commands.bench.analysis import OWN
+from calm.core.statistics import median, ratio_of_medians
 
 from .results import side_of, values_of
 
 BEST_PEER = "the best peer"
-# By the interval: all of it is within the goal, none of it is, or the runs do not decide.
+# The whole interval is within the goal, none of it is, or the runs do not decide.
 Outcome = Literal["met", "missed", "open", "not known"]
-# So that a program is one that the allocator's speed matters for: its share of the time.
+# The allocator's share of the time from which on its speed matters for a program.
 ENOUGH = 0.10
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a figure of one allocator may be at most: a ratio to another's, or a figure as it is."""
+    """The upper limit of an allocator's figure, as a ratio to another allocator's or as a value."""
 
     metric: str
     of: str
     to: str | None = None
     """An allocator, or BEST_PEER; None: the figure itself."""
     at_most: float | None = None
-    """None: it is only told."""
+    """None: reported, but not judged."""
 
 
 def cost(figure: float, metric: str) -> float:
-    """Less is better, also of what is done in a second."""
+    """A cost: less is better. Rates are inverted."""
     return 1 / figure if metric.endswith("_per_second") else figure
 
 
@@ -41,7 +41,7 @@ def _costs(result: dict[str, Any], label: str, metric: str) -> list[float | None
 
 
 def best_peer(result: dict[str, Any], metric: str) -> str | None:
-    """Of the allocators that are not this project's own, the one with the least cost."""
+    """The allocator with the lowest cost among those of other projects."""
     found = {}
     for side in result["allocators"]:
         label = side["label"]
@@ -52,24 +52,23 @@ def best_peer(result: dict[str, Any], metric: str) -> str | None:
 
 
 def _complained(result: dict[str, Any], label: str) -> bool:
-    """The library did not do as it was asked to: what ran is not what was to be measured."""
+    """Whether the library declined its options, so that the run did not measure what it should."""
     side = side_of(result, label)
     return side is not None and any(run.get("said") for run in side["runs"])
 
 
 def outcome(at_most: float, low: float | None, high: float | None) -> Outcome:
-    """Of a figure that was measured; one without an interval is of a single run, which decides nothing."""
+    """The outcome of a figure. One without an interval is from a single run, which decides nothing."""
     if high is not None and high <= at_most:
         return "met"
     return "missed" if low is not None and low > at_most else "open"
 
 
 def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]:
-    """Each goal with what was measured for it.
+    """Each goal with its measurement.
 
-    The interval of a ratio is 95 %, and that of a figure as it is goes from its least run to its largest.
-    The outcome is None where nothing is asked for, and "not known" where nothing was measured or the library
-    said that it did otherwise.
+    The interval of a ratio is 95 %; that of a value is the range of its runs. The outcome is None for a
+    figure without a limit, and "not known" if nothing was measured or the library declined its options.
     """
     verdicts = []
     for goal in goals:
@@ -100,7 +99,7 @@ def judge(result: dict[str, Any], goals: Sequence[Goal]) -> list[dict[str, Any]]
 
 
 def of_all(verdicts: Sequence[dict[str, Any]]) -> Outcome:
-    """Of what is asked for: one that is missed is enough to miss it."""
+    """The outcome of several goals: one missed goal is enough to miss all."""
     asked = [each["outcome"] for each in verdicts if each["outcome"] is not None]
     if not asked:
         return "not known"
@@ -109,24 +108,24 @@ def of_all(verdicts: Sequence[dict[str, Any]]) -> Outcome:
 
 
 def _counted(row: dict[str, Any]) -> Outcome | None:
-    """What a row adds to a figure that one row is enough for; None where the share is too little."""
+    """A row's outcome, for a figure for which one row suffices; None if the share is too small."""
     share = row["allocator_share"].get("share")
     found = of_all(row["ratios"])
     if share is None:
-        # Whatever its share is, what misses the goal does not meet it.
+        # Even without a known share, a missed goal is a miss.
         return "missed" if found == "missed" else "not known"
     return found if share >= ENOUGH else None
 
 
 def of_any(rows: Sequence[dict[str, Any]]) -> Outcome:
-    """Of the rows in which the allocator has share enough: one that meets its goals is enough."""
+    """The outcome of the rows with enough of the allocator's share: one that meets its goals suffices."""
     counted = [_counted(row) for row in rows]
     best: tuple[Outcome, ...] = ("met", "not known", "open", "missed")
     return next((each for each in best if each in counted), "not known")
 
 
 def words(verdict: dict[str, Any]) -> dict[str, str]:
-    """What to tell of a verdict: its number, what it may be at most, and the outcome."""
+    """A verdict as text: its value, its limit, and the outcome."""
     value, low, high, at_most = (verdict.get(key) for key in ("value", "low", "high", "at_most"))
     number = "not known" if value is None else f"{value:.3g}"
     if low is not None and high is not None:
@@ -140,7 +139,7 @@ def words(verdict: dict[str, Any]) -> dict[str, str]:
 
 
 def told(verdict: dict[str, Any]) -> str:
-    """A verdict in a line."""
+    """A verdict in one line."""
     tell = words(verdict)
     to = verdict.get("to")
     of = f"{verdict['of']} to {to}" if to else verdict["of"]
@@ -149,7 +148,7 @@ def told(verdict: dict[str, Any]) -> str:
 
 
 def cells(what: str, verdict: dict[str, Any]) -> str:
-    """The same as a row of a table in Markdown, under HEAD."""
+    """The same as a row of a Markdown table, under HEAD."""
     tell = words(verdict)
     row = (what, verdict["metric"], verdict["of"], verdict.get("to") or "", *tell.values())
     return f"| {' | '.join(row)} |"

@@ -1,7 +1,7 @@
-"""The figures by which calmalloc's offload mode is judged: a thread of its own does what is slow in malloc.
+"""The figures that judge calmalloc's offload mode, in which a server thread does the slow part of malloc.
 
-Each is a number of rows: a program or a workload, under which allocators, and what the ratio of their costs
-may be at most. Less is better in all ratios, also of what is done in a second.
+Each figure has several rows: a program or a workload, its allocators, and the limit on the ratio of their
+costs. Less is better in all ratios; rates are inverted.
 """
 
 from __future__ import annotations
@@ -9,21 +9,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from calm import allocators, measure, program
-from calm.allocators import Allocator
-from calm.bench.inputs import FURTHER_PROGRAMS, PROGRAMS, WORDS, XSLT, Program, xalan_arguments, xml_orders
-from calm.bench.runner import clean_environment
-from calm.errors import CalmError
+from calm.commands.bench.inputs import (
+    FURTHER_PROGRAMS,
+    PROGRAMS,
+    WORDS,
+    XALAN,
+    Program,
+    xml_orders,
+)
+from calm.core import allocators, measure, program
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
+from calm.core.errors import CalmError
 
 from . import allocator_share, client_time, judged, server_time
 from .judged import BEST_PEER, Goal
@@ -43,34 +51,34 @@ Run = Callable[[Allocator], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """A command under some allocators; the goals name what is compared."""
+    """A command under some allocators; the goals name the comparisons."""
 
     name: str
     command: tuple[str, ...]
-    """A workload and its arguments, or the name of a program that has inputs."""
+    """A workload and its arguments, or the name of a program with inputs."""
     goals: tuple[Goal, ...]
     more: tuple[str, ...] = ()
-    """Allocators that take part without being named in a goal."""
+    """Additional allocators that no goal names."""
     rounds: int = 7
 
     @property
     def labels(self) -> list[str]:
-        """All that take part: each before what is compared with it."""
+        """All allocators, each before those compared with it."""
         named = [label for goal in self.goals for label in (goal.to, goal.of)]
         return list(dict.fromkeys(label for label in (*self.more, *named) if label and label != BEST_PEER))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Rows that are run in the same way."""
+    """Rows that run in the same way."""
 
     name: str
     how: Callable[[Row], Run]
     rows: tuple[Row, ...] = field(default_factory=tuple)
     cpus: int | None = None
-    """At most so many take part."""
+    """The maximum number of allocators."""
     with_share: bool = False
-    """The allocator's share of the time is told, and one row with enough of it is enough."""
+    """Reports the allocator's share of the time; one row with a large enough share suffices."""
 
 
 def policy(label: str, name: str) -> str:
@@ -82,7 +90,7 @@ def policy(label: str, name: str) -> str:
 
 
 def json_orders(count: int) -> Iterator[str]:
-    """The same orders as of xml_orders, about: one array, an order in each line."""
+    """Roughly the same orders as of xml_orders, as one array with an order in each line."""
     rng = random.Random(6)
     for i in range(count):
         order = {
@@ -102,32 +110,26 @@ def json_orders(count: int) -> Iterator[str]:
     yield "]\n"
 
 
-# All of the document is there while it is sorted and grouped.
+# The whole document is in memory while it is sorted and grouped.
 _JQ = (
     "group_by(.region) | map({region: .[0].region, orders: length, items: (map(.items | length) | add),"
     " last: (sort_by(.note) | last | .id)})"
 )
 _LARGE_PROGRAMS = (
-    Program(
-        "xalan-large",
-        "xalan",
-        "xalan",
-        {"orders.xml": lambda: xml_orders(_LARGE), "report.xsl": lambda: [XSLT]},
-        xalan_arguments,
-    ),
+    replace(XALAN, name="xalan-large", inputs={**XALAN.inputs, "orders.xml": lambda: xml_orders(_LARGE)}),
     Program(
         "jq",
-        "jq",
-        "jq",
+        "a document sorted and grouped",
+        f"jq -c {shlex.quote(_JQ)} {{inputs}}/orders.json",
         {"orders.json": lambda: json_orders(150_000)},
-        lambda folder: ["-c", _JQ, str(folder / "orders.json")],
+        "jq",
     ),
 )
 PROGRAMS_BY_NAME = {each.name: each for each in (*PROGRAMS, *FURTHER_PROGRAMS, *_LARGE_PROGRAMS)}
 
 
 def prepared(command: Sequence[str]) -> tuple[list[str], Path]:
-    """The command as it is run, and the folder to run it in; writes its inputs."""
+    """Writes a program's inputs; returns the command and the folder to run it in."""
     if command[0] not in PROGRAMS_BY_NAME:
         return [str(REPOSITORY / BUILD / command[0]), *command[1:]], REPOSITORY
     case = PROGRAMS_BY_NAME[command[0]]
@@ -139,7 +141,7 @@ def prepared(command: Sequence[str]) -> tuple[list[str], Path]:
 
 
 def timed(row: Row) -> Run:
-    """From start to end, by calm's probe."""
+    """Measures whole runs by calm's probe."""
     command, folder = prepared(row.command)
 
     def run(allocator: Allocator) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def timed(row: Row) -> Run:
         if found.failure:
             raise subprocess.SubprocessError(found.failure)
         names = ("wall_s", "user_s", "system_s", "minor_faults", "peak_rss_kib", "average_rss_kib")
-        # Of all threads: what the server does for the program is no less spent than what it does itself.
+        # CPU time of all threads: the server's time is a cost, too.
         return (
             {name: getattr(found, name) for name in names} | {"cpu_s": found.user_s + found.system_s} | said
         )
@@ -172,28 +174,28 @@ def timed(row: Row) -> Run:
 
 
 def printed(row: Row) -> Run:
-    """By what the workload prints."""
+    """Measures by the workload's output."""
     return partial(run_once, workload(row))
 
 
 def clients(row: Row) -> Run:
-    """The same, with what its threads spend in the kernel."""
+    """The same, with its threads' time in the kernel."""
     return partial(client_time.run_once, workload(row))
 
 
 def asleep(row: Row) -> Run:
-    """What the allocator's threads do while the program sleeps."""
+    """Measures the allocator's threads while the program sleeps."""
     return partial(server_time.watch, workload(row), seconds=IDLE_S)
 
 
 def workload(row: Row) -> list[str]:
-    """Relative to the repository's root, in which it is run."""
+    """The command, relative to the repository's root, in which it runs."""
     return [str(BUILD / row.command[0]), *row.command[1:]]
 
 
 @contextmanager
 def on_cpus(most: int | None) -> Iterator[list[int]]:
-    """Lets what is started meanwhile have so many CPUs at most."""
+    """Limits the number of CPUs of processes started in this context."""
     before = os.sched_getaffinity(0)
     chosen = sorted(before)[:most]
     os.sched_setaffinity(0, chosen)
@@ -203,11 +205,11 @@ def on_cpus(most: int | None) -> Iterator[list[int]]:
         os.sched_setaffinity(0, before)
 
 
-# ---- what is run ----
+# ---- rows ----
 
 
 def _program_goals(at_most: float) -> tuple[Goal, ...]:
-    """Time is what is asked for; what it costs in CPU time is told beside it."""
+    """Goals on time; CPU time is reported, but not judged."""
     own = (Goal(metric, OFFLOAD, CALMALLOC) for metric in ("wall_s", "cpu_s"))
     return (Goal("wall_s", OFFLOAD, MIMALLOC, at_most), *own)
 
@@ -217,7 +219,7 @@ def _program(*command: str, name: str | None = None) -> Row:
 
 
 def _pair(name: str, command: str, metric: str, at_most: float, of_policy: str | None = None) -> Row:
-    """Offload to normal."""
+    """A ratio of offload mode to normal mode."""
     mode, normal = (policy(label, of_policy) if of_policy else label for label in (OFFLOAD, CALMALLOC))
     return Row(name, tuple(command.split()), (Goal(metric, mode, normal, at_most),))
 
@@ -247,7 +249,7 @@ def _sync(metric: str, *command: str) -> Row:
     return Row(command[0], command, goals)
 
 
-# One client thread each. Memory that comes back to be filled anew, and memory that was never touched before.
+# One client thread each. Memory that is reused, and memory that is touched for the first time.
 _LISTING1_AGAIN = "listing1 --threads 1 --touch all --rounds 40"
 _LISTING1_FRESH = "listing1 --threads 1 --touch all --rounds 1 --blocks 8000"
 _TTEST1_AGAIN = "ttest1 200 1 10000"
@@ -332,7 +334,7 @@ NAMES = tuple(figure.name for figure in FIGURES)
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """The group's name stands for all of its figures."""
+    """Expands the group's name to all of its figures."""
     return [each for name in names for each in (NAMES if name == GROUP else (name,))]
 
 
@@ -340,7 +342,7 @@ def expand(names: Sequence[str]) -> list[str]:
 
 
 def _obstacle(figure: Figure, row: Row) -> str | None:
-    """Why a row cannot be measured here."""
+    """Why a row cannot be measured here, or None."""
     if figure.how is clients and (why := client_time.obstacle()):
         return why
     name = row.command[0]
@@ -362,7 +364,7 @@ def _tell(row: dict[str, Any]) -> None:
             middles = ", ".join(f"{metric} {middle:,.6g}" for metric, middle in side["median"].items())
             print(f"    {middles}", flush=True)
         for line in dict.fromkeys(line for run in side["runs"] for line in run.get("said", ())):
-            print(f"  {side['label']} said: {line}", flush=True)
+            print(f"  {side['label']} printed: {line}", flush=True)
     if share := row["allocator_share"]:
         part = "not known" if share["share"] is None else f"{share['share']:.1%}"
         print(f"  the allocator's share of the time, under calmalloc: {part}", flush=True)
@@ -377,7 +379,7 @@ def _measure_row(figure: Figure, row: Row, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"name": row.name, "command": command, "allocators": [], "allocator_share": {}}
     print(f"\n{figure.name}: {row.name}: {' '.join(command)}", flush=True)
     if reason := _obstacle(figure, row):
-        print(f"  left out: {reason}", flush=True)
+        print(f"  skipped: {reason}", flush=True)
         found["left_out"] = reason
     else:
         found["allocators"] = interleaved(present(row.labels), figure.how(row), rounds, case=row.name)
@@ -391,7 +393,7 @@ def _measure_row(figure: Figure, row: Row, rounds: int) -> dict[str, Any]:
 
 
 def measure_figure(figure: Figure, store: Store, runs: int | None) -> None:
-    """Measures one figure, row by row, and saves it."""
+    """Measures the rows of one figure, and saves it."""
     with on_cpus(figure.cpus) as cpus:
         rows = [_measure_row(figure, row, runs or row.rounds) for row in figure.rows]
     if figure.with_share:
@@ -406,7 +408,7 @@ def measure_figure(figure: Figure, store: Store, runs: int | None) -> None:
 
 
 def table(store: Store) -> str:
-    """What was asked for and what was found, in Markdown; empty where nothing was measured."""
+    """Goals and results, in Markdown; empty if nothing was measured."""
     lines: list[str] = []
     versions: set[str] = set()
     for figure in FIGURES:

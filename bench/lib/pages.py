@@ -1,4 +1,4 @@
-"""All tables and pictures of README.md and docs/ that results are put into: made of bench/results alone."""
+"""All tables and pictures of README.md and docs/ that are generated from results: from bench/results only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .results import REPOSITORY, Store
 
 
 def put(path: Path, text: str, name: str) -> None:
-    """Replaces what stands between the two marks of that name on a page."""
+    """Replaces the text between the two marks of that name on a page."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     page = path.read_text()
     head, rest = page.split(begin)
@@ -34,7 +34,7 @@ def put(path: Path, text: str, name: str) -> None:
 
 
 def render_figures(store: Store, root: Path = REPOSITORY) -> None:
-    """Those of bench/figures."""
+    """Updates the tables of bench/figures."""
     docs = root / "docs"
     put(root / "README.md", summary.table(store), "summary")
     idle_curve.draw(store, docs / "idle-burst.svg")
@@ -55,7 +55,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
 
 
 def render_emulated(store: Store, root: Path = REPOSITORY) -> None:
-    """Those of bench/emulated."""
+    """Updates the tables of bench/emulated."""
     results = {name: store.load(f"emulated-figure-{name}") for name in paper_figures.FIGURES}
     known = {name: result for name, result in results.items() if result is not None}
     for name, result in known.items():
@@ -65,10 +65,10 @@ def render_emulated(store: Store, root: Path = REPOSITORY) -> None:
 
 
 def render_abis(path: Path, root: Path = REPOSITORY) -> None:
-    """Those of bench/abis."""
+    """Updates the tables of bench/abis."""
     put(root / "docs/abis.md", f"\n{abis_table.text(abis_results.load(path))}\n", "abis")
 
 
 def render_compatibility(store: Store, root: Path = REPOSITORY) -> None:
-    """That of bench/compatibility."""
+    """Updates the table of bench/compatibility."""
     put(root / "docs/compatibility.md", compatibility.text(store), compatibility.NAME)

@@ -1,7 +1,7 @@
 """The axes of counts in figures 1a, 1b and 3 of Schildermans et al., Ptlbmalloc2, on emulated machines.
 
-How many interrupts a call costs is a matter of the kernel, and of how many CPUs run the program at that
-moment; an emulator shows it as it is. Fewer calls than the paper's 1,000,000 in each thread are enough.
+The number of interrupts per call depends on the kernel and on how many CPUs run the program at that moment,
+which an emulator shows correctly. Fewer calls than the paper's 1,000,000 in each thread are enough.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from calm import allocators
-from calm.errors import CalmError
-from calm.lab.guest import Run
-from calm.lab.machine import Topology
+from calm.commands.lab.guest import Run
+from calm.commands.lab.machine import Topology
+from calm.core import allocators
+from calm.core.errors import CalmError
 
 from . import guest
 from .guest import CALMALLOC, GLIBC, PTLBMALLOC2, RELEASE, Settings, Work
@@ -25,10 +25,10 @@ from .guest import CALMALLOC, GLIBC, PTLBMALLOC2, RELEASE, Settings, Work
 THREADS = 16
 CALLS = 300
 _STORM = ("madvise-storm", "--threads", str(THREADS), "--calls", str(CALLS))
-# A page of its own for each thread, which it writes to before each call: there is always something to flush.
-# And the call alone, on a page that nobody has touched: whether there is something depends on others' calls.
+# touched: each thread writes to its own page before each call, so there is always something to flush.
+# untouched: the page is never used; whether there is something to flush depends on other threads' calls.
 VARIANTS: Mapping[str, tuple[str, ...]] = {"touched": ("--pages", "own", "--touch"), "untouched": ()}
-# vips is no stand-in, but the program itself, as Debian has it.
+# vips is not a stand-in, but Debian's program itself.
 VIPS = "vips"
 _PICTURE = 1024
 _VIPS_VARIABLES = {"VIPS_CONCURRENCY": str(THREADS)}
@@ -36,7 +36,7 @@ SOCKETS = (1, 2, 3, 4)
 PINNED = 12
 MOST_CPUS = 20
 
-# By the paper's names: what stands in for each program, with so little work that emulation takes seconds.
+# The stand-ins by the paper's names, with so little work that emulation takes seconds.
 STAND_INS: Mapping[str, str] = {
     "dedup": "--mib 128",
     "canneal": "--elements 50000 --steps 3 --moves 20000",
@@ -65,10 +65,10 @@ def _rows(
             counted = [guest.interrupts(run) for run in of]
             row[variant] = {
                 "interrupts": counted,
-                "shootdowns_begun": [guest.shootdowns(run) for run in of],
+                "shootdowns": [guest.shootdowns(run) for run in of],
                 "interrupts_per_call": statistics.median(counted) / calls,
             }
-        # That run a thread of the program: each call can interrupt all of them.
+        # CPUs that run a thread of the program: each call can interrupt all of them.
         row["other_cpus"] = min(cpus(point), THREADS) - 1
         rows.append(row)
     return rows
@@ -112,7 +112,7 @@ def figure_1b(rounds: int, settings: Settings) -> dict[str, Any]:
 
 
 def _picture(vips: str, folder: Path, work: Work) -> Path:
-    """Noise for vips to blur, made once."""
+    """A picture of noise for vips to blur, generated once."""
     path = folder / "noise.v"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def figure_3(rounds: int, settings: Settings) -> dict[str, Any]:
             counted = [guest.interrupts(run) for run in of]
             row[label] = {
                 "interrupts": counted,
-                "shootdowns_begun": [guest.shootdowns(run) for run in of],
+                "shootdowns": [guest.shootdowns(run) for run in of],
                 "median_interrupts": statistics.median(counted),
             }
         rows.append(row)
@@ -181,7 +181,7 @@ FIGURES: Mapping[str, Callable[[int, Settings], dict[str, Any]]] = {
 
 
 def table_of(figure: str, result: Mapping[str, Any]) -> str:
-    """A figure as a table in Markdown."""
+    """A figure as a Markdown table."""
     if figure == "3":
         lines = [
             "| program | glibc | ptlbmalloc2 | calmalloc |",
@@ -193,7 +193,7 @@ def table_of(figure: str, result: Mapping[str, Any]) -> str:
         return "\n".join(lines) + "\n"
     axis = "cpus" if figure == "1a" else "sockets"
     lines = [
-        f"| {axis.replace('cpu', 'CPU')} | interrupts a call, touched | untouched | other CPUs |",
+        f"| {axis.replace('cpu', 'CPU')} | interrupts per call, touched | untouched | other CPUs |",
         "| ---: | ---: | ---: | ---: |",
     ]
     for row in result["rows"]:
@@ -203,8 +203,8 @@ def table_of(figure: str, result: Mapping[str, Any]) -> str:
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """All figures that there are, in one picture."""
-    from calm import plot
+    """All measured figures in one picture."""
+    from calm.core import plot
 
     names = {"1a": "CPUs of one socket", "1b": "sockets that 12 CPUs lie in"}
     figure, axes = plot.pyplot().subplots(

@@ -1,8 +1,8 @@
-"""The figures by which the placement of large blocks is judged.
+"""The figures that judge the placement of large blocks.
 
-placement-streams: what it gains where arrays suffer, and costs where they do not; placement-alias: whether
-malloc's blocks are as good as arrays that are padded by hand; placement-suite: what it costs in memory and
-time where nobody needs it. How it does beside jemalloc is in placement_peer.
+placement-streams: the gain where arrays conflict, and the cost where they do not. placement-alias: whether
+malloc's blocks are as good as arrays padded by hand. placement-suite: the cost in memory and time for
+programs that do not benefit. placement_peer compares it with jemalloc.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from calm import allocators
-from calm.bench import results
-from calm.bench.analysis import PEAK, TIME, Measure, costs
-from calm.bench.order import orders
-from calm.bench.progress import words
-from calm.bench.results import Results
-from calm.bench.runner import clean_environment
-from calm.statistics import SEED, Ratio, geometric_mean_of_ratios, median
+from calm.commands.bench.analysis import PEAK, TIME, Measure, costs
+from calm.core import allocators, documents, report
+from calm.core.environment import clean_environment
+from calm.core.rounds import orders
+from calm.core.statistics import SEED, Ratio, geometric_mean_of_ratios, median
+from calm.core.suite_results import Results
 
 from . import judged, offload, placement_peer, suite
 from .judged import Goal
@@ -34,10 +32,10 @@ GROUP = "placement"
 UNPLACED = placement_peer.UNPLACED
 _CALM = str(REPOSITORY / "bin/calm")
 _ROUNDS = 7
-# As good as padded by hand.
+# The limit for "as good as padded by hand".
 _AS_PADDED = 1.03
 
-# ---- streams: to itself without ----
+# ---- streams: compared with placement=off ----
 
 
 def _streams(arrays: int, at_most: float) -> Row:
@@ -55,7 +53,7 @@ STREAMS = Figure(
     ),
 )
 
-# ---- alias: to arrays padded by hand ----
+# ---- alias: compared with arrays padded by hand ----
 
 MALLOC, PADDED = "malloc", "padded by hand"
 WITHOUT = "malloc, placement=off"
@@ -63,7 +61,7 @@ WITHOUT = "malloc, placement=off"
 
 @dataclass(frozen=True)
 class Pair:
-    """A workload with blocks as they come from malloc, and padded by hand."""
+    """A workload with blocks from malloc, and with blocks padded by hand."""
 
     name: str
     command: tuple[str, ...]
@@ -71,12 +69,12 @@ class Pair:
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """Malloc's are to be as good; what they are without placement is told."""
+        """Blocks of malloc must be as good; the cost without placement is reported."""
         return (Goal(self.metric, MALLOC, PADDED, _AS_PADDED), Goal(self.metric, WITHOUT, PADDED))
 
     @property
     def sides(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """By name: the allocator, and the command."""
+        """The allocator and the command, by name."""
         return [
             (name, label, (*self.command, "--memory", memory))
             for name, label, memory in (
@@ -102,7 +100,7 @@ Run = Callable[[Sequence[str], allocators.Allocator], dict[str, Any]]
 
 
 def measure_pair(pair: Pair, rounds: int, run: Run = run_once) -> dict[str, Any]:
-    """All sides once in each round, in another order in each; the first round counts for nothing."""
+    """Runs all sides once per round, in a different order each time; the first round is discarded."""
     print(f"\nplacement-alias: {pair.name}: {' '.join(pair.command)}", flush=True)
     sides = []
     turns = []
@@ -139,25 +137,22 @@ def _measure_alias(store: Store, runs: int | None) -> None:
     store.save(ALIAS, {"rows": rows, "outcome": outcome})
 
 
-# ---- the suite: to itself without ----
+# ---- the suite: compared with placement=off ----
 
 _SUITE_GOALS = ((TIME, 1.0), (PEAK, 1.005))
 
 
 def expected_s(store: Store, rounds: int) -> float | None:
-    """How long the suite takes, by what it took under every allocator; None where it was not measured."""
+    """The suite's estimated duration, from its last run; None if there was none."""
     path = suite.result(store.folder)
     if not path.exists():
         return None
-    total = 0.0
-    for row in results.load(str(path)).rows:
-        side = row.side(CALMALLOC)
-        total += side.median("wall_s") or 0.0 if side else 0.0
+    total = sum(row.median(CALMALLOC, "wall_s") or 0.0 for row in suite.load(store.folder).rows)
     return total * 2 * (rounds + 1)
 
 
 def suite_rows(found: Results, what: Measure) -> list[tuple[str, list[float], list[float]]]:
-    """Of each case that ran under both: its costs with placement, and without."""
+    """The costs with and without placement of each case that ran under both."""
     kept = []
     for row in found.rows:
         sides = [row.side(label) for label in (CALMALLOC, UNPLACED)]
@@ -175,7 +170,7 @@ def _verdict(what: Measure, at_most: float, found: Ratio) -> dict[str, Any]:
 
 
 def judge_suite(found: Results) -> dict[str, Any]:
-    """The means over all cases, and what they are made of."""
+    """The means over all cases, and the cases' values."""
     measured = {what.key: suite_rows(found, what) for what, _ in _SUITE_GOALS}
     verdicts = []
     for what, at_most in _SUITE_GOALS:
@@ -198,29 +193,30 @@ def judge_suite(found: Results) -> dict[str, Any]:
 def _measure_suite(store: Store, runs: int | None) -> None:
     rounds = runs or _ROUNDS
     if (seconds := expected_s(store, rounds)) is not None:
-        print(f"\n{SUITE}: takes about {words(seconds)}, and what the inputs take the first time", flush=True)
+        about = report.rough_duration(seconds)
+        print(f"\n{SUITE}: takes about {about}, and longer the first time, to create the inputs", flush=True)
     path = str(store.runs(SUITE))
-    command = [_CALM, "bench", "--suite", "full", "-n", str(rounds), "-o", path]
+    command = [_CALM, "bench", "run", "--suite", "full", "-n", str(rounds), "--json", path]
     command += ["-a", f"{CALMALLOC},{UNPLACED}", "--table", "time", "--table", "peak"]
     done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
     # 1: a program failed under one of them, as the result says.
     if done.returncode not in (0, 1):
         sys.exit(f"bench/figures: {SUITE}: calm bench ended with {done.returncode}")
-    found = judge_suite(results.load(path))
+    found = judge_suite(documents.read(path, Results))
     for verdict in found["ratios"]:
         print(f"  {judged.told(verdict)}", flush=True)
     print(f"\n{SUITE}: {found['outcome']}", flush=True)
     store.keep(SUITE, {"rounds": rounds} | found | {"machine": machine()})
 
 
-# ---- all of them ----
+# ---- all figures ----
 
 ALIAS, SUITE = "placement-alias", "placement-suite"
 NAMES = (STREAMS.name, placement_peer.NAME, ALIAS, SUITE)
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """The group's name stands for all of its figures."""
+    """Expands the group's name to all of its figures."""
     return [each for name in names for each in (NAMES if name == GROUP else (name,))]
 
 
@@ -237,7 +233,7 @@ def measure(name: str, store: Store, runs: int | None, set_huge_pages: bool) -> 
 
 
 def table(store: Store) -> str:
-    """What was asked for and what was found, in Markdown; empty where nothing was measured."""
+    """Goals and results, in Markdown; empty if nothing was measured."""
     lines: list[str] = []
     versions: set[str] = set()
     for name in (STREAMS.name, ALIAS):

@@ -1,7 +1,7 @@
-"""Many large arrays under calmalloc and under jemalloc: by their size, their number, threads and huge pages.
+"""Many large arrays under calmalloc and jemalloc, by their size, their number, threads and huge pages.
 
-Each cell of the grid is short, and both take turns in it. What is told is the mean of all cells, and in
-which ones calmalloc is slower beyond doubt.
+Each cell of the grid is a short measurement in which both alternate. The result is the mean of all cells, and
+the cells in which calmalloc is certainly slower.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from calm.bench.paper import huge_pages
-from calm.statistics import geometric_mean_of_ratios, ratio_of_medians
+from papers import huge_pages
+
+from calm.core.statistics import geometric_mean_of_ratios, ratio_of_medians
 
 from . import judged
 from .judged import Goal
@@ -29,20 +30,20 @@ SIZES = tuple(kib << 10 for kib in (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 1
 ARRAYS = (2, 4, 8, 16, 32, 64, 128)
 THREADS = (1, 2)
 ROUNDS = 7
-# A run of some 40 ms, where arrays do not fight.
+# A run takes about 40 ms if the arrays do not conflict.
 REPEATS = 20_000
-# A mean above the first is worse than the peer, and a cell of which all of the interval is above the second.
+# calmalloc is worse if the mean is above the first, or a cell's whole interval is above the second.
 MEAN_AT_MOST, CELL_AT_MOST = 1.0, 1.05
 ALWAYS = "always"
 
-# A cell's ratio is told; it is all of them that are judged.
+# A cell's ratio is only reported; the mean of all cells is judged.
 _TOLD = asdict(Goal(METRIC, CALMALLOC, PEER))
 
 Measured = Callable[[Sequence[str], int, str], list[dict[str, Any]]]
 
 
 def command(size: int, arrays: int, threads: int) -> list[str]:
-    """What a cell runs, from the repository's root."""
+    """A cell's command, run in the repository's root."""
     words = {"bytes": size, "arrays": arrays, "threads": threads, "repeats": REPEATS}
     options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     return [str(BUILD / "streams"), "--work", "update", "--memory", "malloc", *options]
@@ -50,7 +51,7 @@ def command(size: int, arrays: int, threads: int) -> list[str]:
 
 @contextmanager
 def _modes(set_huge_pages: bool, path: Path) -> Iterator[dict[str, Callable[[], None]]]:
-    """The modes of huge pages to measure in, and what sets them; as it was in the end, whatever ends it."""
+    """The huge-page modes to measure, and functions that set them; restores the mode at the end."""
     found = huge_pages.mode(path)
     if not set_huge_pages or found == ALWAYS:
         print(f"{NAME}: huge pages {found}" + ("" if set_huge_pages else "; --set-thp: always, too"))
@@ -67,20 +68,20 @@ def _measured(words: Sequence[str], rounds: int, case: str) -> list[dict[str, An
 
 
 def _times(cell: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Calmalloc's and the peer's; none where one of them failed or is not here."""
+    """The runs of calmalloc and the peer; empty if one of them failed or is not installed."""
     by_label = {side["label"]: [float(run[METRIC]) for run in side["runs"]] for side in cell["runs"]}
     ours, theirs = by_label.get(CALMALLOC, []), by_label.get(PEER, [])
     return (ours, theirs) if len(ours) == len(theirs) else ([], [])
 
 
 def name_of(cell: Mapping[str, Any]) -> str:
-    """In words."""
+    """A description of the cell."""
     threads = f"{cell['threads']} thread{'s' if cell['threads'] > 1 else ''}"
     return f"{cell['arrays']} arrays of {cell['bytes'] >> 10} KiB, {threads}, huge pages {cell['huge_pages']}"
 
 
 def judge(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean over all cells that there are both of, and those in which calmalloc is slower."""
+    """The mean over all cells with both allocators, and the cells in which calmalloc is slower."""
     pairs = [_times(cell) for cell in cells]
     mean = geometric_mean_of_ratios([pair for pair in pairs if pair[0]])
     slower = [cell for cell in cells if (cell["ratio"][1] or 0) > CELL_AT_MOST]
@@ -109,7 +110,7 @@ def _cell(mode: str, size: int, arrays: int, threads: int, rounds: int, measured
 
 
 def _verdict(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Told, and not judged."""
+    """A verdict that is reported, but not judged."""
     return _TOLD | dict(zip(("value", "low", "high", "n"), cell["ratio"], strict=True))
 
 
@@ -123,7 +124,7 @@ def measure(
     sizes: Sequence[int] = SIZES,
     numbers: Sequence[int] = ARRAYS,
 ) -> None:
-    """Measures all cells, each with huge pages in each mode, and saves them."""
+    """Measures all cells in each huge-page mode, and saves them."""
     rounds = runs or ROUNDS
     cells = []
     with _modes(set_huge_pages, path) as modes:
@@ -142,7 +143,7 @@ def measure(
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """Rows of a table under judged.HEAD."""
+    """Table rows under judged.HEAD."""
     cells = result["cells"]
     rows = [judged.cells(f"peer: mean of {len(cells)} cells", result["mean"])]
     slower = f"{len(result.get('slower', []))} of {len(cells)}"
@@ -155,5 +156,5 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def versions(result: dict[str, Any]) -> set[str]:
-    """Who took part."""
+    """The allocators' versions."""
     return {f"- {side['label']}: {version_of(side)}" for side in result["allocators"]}

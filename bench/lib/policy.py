@@ -1,9 +1,9 @@
-"""How near the adaptive policy comes to one that knows the future, on recorded levels of use.
+"""Compares the adaptive policy with the offline optimum, on recorded memory use.
 
-A trace has what a program had in use in each window of 100 ms, read from outside while it runs, and the CPU
-time that it used. `retention-replay` gives it to a policy. A policy that knows the future gives memory back
-at once where it will not be wanted for longest, for as much as the same cost allows: the cost of a page is
-the same in each gap, so that gaps are chosen by their length alone.
+A trace holds a program's memory in use and CPU time in each epoch of 100 ms, read from outside while the
+program runs. `retention-replay` replays it for a policy. The optimum knows the future, and purges memory at
+the start of the longest gaps, for the same cost: a page costs the same in each gap, so that the optimum
+chooses gaps by length alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calm import allocators, processes
-from calm.bench.runner import clean_environment
-from calm.top import figures
+from papers import sessions
+
+from calm.commands.top import counters
+from calm.core import allocators, proc
+from calm.core.environment import clean_environment
 
 from . import sawtooth, tables
 from .results import BUILD, REPOSITORY, Store
@@ -30,7 +32,7 @@ WINDOW_S = 0.1
 _SAMPLE_S = 0.01
 _PAGE = 4096
 PURGE_TIMES = (1.0, 10.0)
-FIXED = (1, 10)  # windows
+FIXED = (1, 10)  # epochs
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -57,7 +59,7 @@ WAVES = (
 
 
 def commands() -> dict[str, list[str]]:
-    """What is recorded, by name."""
+    """The programs to record, by name."""
     found = {name: [str(BUILD / words[0]), *words[1:]] for name, words in PROGRAMS.items()}
     for row in WAVES:
         command = row.command()
@@ -72,36 +74,37 @@ def _cpu_ms(pid: int) -> float:
 
 
 def record(command: Sequence[str]) -> Trace:
-    """Runs a program under calmalloc, and samples what it has in use."""
+    """Runs a program under calmalloc, and samples its memory in use."""
     environment = clean_environment()
     environment |= allocators.parse(CALMALLOC).variables(environment)
     trace: Trace = []
     pipe = subprocess.DEVNULL
-    with processes.whole(
+    with sessions.whole(
         command, folder=REPOSITORY, environment=environment, output=pipe, errors=subprocess.PIPE
     ) as process:
-        finder, table, read = figures.Finder(), None, figures.reader_of(process.pid)
+        finder, table = counters.Finder(), None
         most, cpu_ms, end = 0, 0.0, time.monotonic() + WINDOW_S
         while process.poll() is None:
             time.sleep(_SAMPLE_S)
             try:
-                if table is None:
-                    found, _ = finder.tables(process.pid, figures.images(process.pid))
-                    table = next(iter(found), None)
-                    continue
-                used = table.values(read)["in_use"] // _PAGE
+                with proc.memory(process.pid) as read:
+                    if table is None:
+                        found, _ = finder.tables(read, counters.images(process.pid))
+                        table = next(iter(found), None)
+                        continue
+                    used = table.values(read)["in_use"] // _PAGE
                 most = max(most, used)
                 if time.monotonic() >= end:
                     now_ms = _cpu_ms(process.pid)
                     trace.append(Window(most, used, now_ms - cpu_ms))
                     most, cpu_ms, end = used, now_ms, end + WINDOW_S
-            except (OSError, figures.UnreadableError, figures.NotATableError, KeyError, IndexError):
-                continue  # it is about to start, or to end
+            except (OSError, proc.GoneError, KeyError, IndexError):
+                continue  # it has not started, or is exiting
     return trace
 
 
 def replay(trace: Trace, *arguments: str) -> dict[str, Any]:
-    """What a policy would have kept, and what it would have cost."""
+    """The memory that a policy would keep, and its cost."""
     text = "".join(f"{each.most} {each.last} {each.cpu_ms}\n" for each in trace)
     program = [str(REPOSITORY / BUILD / "retention-replay"), *arguments]
     done = subprocess.run(program, input=text, capture_output=True, text=True, check=True)
@@ -110,8 +113,8 @@ def replay(trace: Trace, *arguments: str) -> dict[str, Any]:
 
 
 def gaps(levels: Iterable[int]) -> list[tuple[int, int]]:
-    """For how many windows how many pages were not in use that were again after it: (windows, pages)."""
-    falls: list[tuple[int, int]] = []  # when, and from which level; the lowest last
+    """The gaps, as (epochs, pages): pages that were not in use for a time, and then used again."""
+    falls: list[tuple[int, int]] = []  # time and former level of each fall, the lowest level last
     found: list[tuple[int, int]] = []
     before = 0
     for at, level in enumerate(levels):
@@ -131,7 +134,7 @@ def gaps(levels: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def optimum_mib(trace: Trace, vain_pages: float) -> float:
-    """What a policy that knows the future keeps on average if it gives back so many pages in vain."""
+    """The memory that the optimum keeps on average if it purges this many pages in vain."""
     budget, kept = vain_pages, 0.0
     for windows, pages in sorted(gaps(each.most for each in trace), reverse=True):
         given = min(budget, pages)
@@ -145,7 +148,7 @@ def _short(value: float) -> float:
 
 
 def judged(trace: Trace) -> dict[str, Any]:
-    """A trace under the policy, by how much time it may cost, and under fixed periods."""
+    """Replays a trace for the policy, by purge_time, and for fixed periods."""
 
     def beside_optimum(*arguments: str) -> dict[str, Any]:
         found = replay(trace, *arguments)
@@ -168,7 +171,7 @@ def measure(store: Store) -> None:
     for name, command in commands().items():
         trace = record(command)
         found.append({"name": name, **judged(trace)})
-        print(f"  {name}: {found[-1]['windows']} windows, {found[-1]['adaptive']['1.0']}", flush=True)
+        print(f"  {name}: {found[-1]['windows']} epochs, {found[-1]['adaptive']['1.0']}", flush=True)
     store.save(NAME, {"traces": found})
 
 
@@ -177,11 +180,11 @@ def _cell(found: dict[str, Any]) -> str:
 
 
 def table(store: Store) -> str:
-    """Empty as long as nothing has been measured."""
+    """The table; empty if nothing was measured."""
     result = store.load(NAME)
     if result is None:
         return ""
-    head = ["program", "windows", "peak"]
+    head = ["program", "epochs", "peak"]
     head += [f"`purge_time={each:g}`" for each in PURGE_TIMES]
     head += [f"{each * WINDOW_S:g} s" for each in FIXED]
     head.append("`policy=paper`")

@@ -1,4 +1,4 @@
-"""What the tables take from allocators' runs: medians, and ratios to glibc and to the best peer."""
+"""The tables' values from allocators' runs: medians, and ratios to glibc and to the best peer."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from calm.statistics import Ratio, ratio_of_medians
+from calm.core.statistics import Ratio, ratio_of_medians
 
 from .results import summarize, values_of
 from .rounds import CALMALLOC, GLIBC, PEERS
 
 
 def ratio(side: dict[str, Any], base: dict[str, Any], metric: str) -> Ratio:
-    """Of two allocators' medians, over the rounds that have both."""
+    """The ratio of two allocators' medians, over the rounds that have both."""
     rounds = zip(values_of(side, metric), values_of(base, metric), strict=False)
     pairs = [(above, below) for above, below in rounds if above is not None and below is not None]
     return ratio_of_medians([above for above, _ in pairs], [below for _, below in pairs])
 
 
 def best_of(medians: Mapping[str, float], metric: str) -> str | None:
-    """The peer that is to be beaten."""
+    """The peer with the best median."""
     peers = {label: figure for label, figure in medians.items() if label in PEERS}
     choose = max if metric.endswith("_per_second") else min
     return choose(peers, key=lambda label: peers[label], default=None)
 
 
 def compare(sides: Sequence[dict[str, Any]], metrics: Iterable[str]) -> None:
-    """Adds to all sides' runs what the tables take from them. A ratio is a list: value, low, high, rounds."""
+    """Adds the tables' values to all sides. A ratio is a list: value, low, high, rounds."""
     metrics = tuple(metrics)
     summarize(sides, metrics)
     by_label = {side["label"]: side for side in sides}

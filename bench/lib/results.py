@@ -1,7 +1,7 @@
-"""Results as files: one for each figure, with the machine that it was measured on.
+"""Files of results: one for each figure, with a description of the machine.
 
-All runs go to build/results. What the tables and pictures take from them goes to bench/results: medians,
-ratios with their intervals, commands and versions. The tables are made of these alone.
+All runs are written to build/results. The values that tables and pictures need are written to bench/results:
+medians, ratios with their intervals, commands and versions. Tables are generated from these only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import statistics
 import subprocess
 from collections.abc import Iterable
@@ -20,8 +19,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "bench/results"
 RUNS = REPOSITORY / "build/results"
-# Parts of a result that repeat what else it has, or are more than the tables need.
-_LEFT_OUT = ("runs", "analysis", "tables", "differences")
+# Parts of a result that are redundant, or that the tables do not need.
+_LEFT_OUT = ("runs", "analysis", "citation", "tables", "differences")
 _DIGITS = 5
 _WIDTH = 300
 # Relative to the repository's root, so that results from different machines name the same commands.
@@ -29,7 +28,7 @@ BUILD = Path("build/release")
 
 
 def first_match(path: str, pattern: str) -> str:
-    """A fact from a file of /proc or /sys; "unknown" where it does not say."""
+    """A value from a file of /proc or /sys; "unknown" if there is none."""
     try:
         found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
     except OSError:
@@ -38,12 +37,12 @@ def first_match(path: str, pattern: str) -> str:
 
 
 def output(*command: str) -> str:
-    """What a command prints."""
+    """A command's output."""
     return subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The properties of the machine on which figures depend."""
     return {
         "cpu": first_match("/proc/cpuinfo", r"^model name\s*:\s*(.*)$"),
         "cpus": os.cpu_count(),
@@ -57,7 +56,7 @@ def machine() -> dict[str, Any]:
 
 
 def without_paths(value: object) -> object:
-    """The same without this checkout's place on this machine."""
+    """The value without the path of this checkout."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -66,14 +65,9 @@ def without_paths(value: object) -> object:
 
 
 def compact(value: Any) -> Any:  # noqa: ANN401
-    """The same without the runs and without what is empty, with as many digits as the tables need.
-
-    A command becomes one string, as a shell has it.
-    """
+    """The value without runs and empty parts, with as many digits as the tables need."""
     if isinstance(value, dict):
         kept = {key: compact(item) for key, item in value.items() if key not in _LEFT_OUT}
-        if isinstance(command := kept.get("command"), list):
-            kept["command"] = shlex.join(command)
         return {key: item for key, item in kept.items() if item is not None and item not in ([], {})}
     if isinstance(value, list):
         return [compact(item) for item in value]
@@ -84,7 +78,7 @@ def compact(value: Any) -> Any:  # noqa: ANN401
 
 
 def text_of(value: object, indent: str = "") -> str:
-    """JSON in lines that are not too long."""
+    """JSON in lines of limited length."""
     line = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     if not isinstance(value, dict | list) or len(line) <= _WIDTH:
         return line
@@ -104,25 +98,25 @@ def text_of(value: object, indent: str = "") -> str:
 
 
 class Store:
-    """A folder of results, and one of the runs that they are from."""
+    """A folder of results, and one of their runs."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
         self._runs = RUNS if folder == RESULTS else folder / "runs"
 
     def runs(self, name: str) -> Path:
-        """The file of a figure's runs."""
+        """The path of a figure's runs."""
         self._runs.mkdir(parents=True, exist_ok=True)
         return self._runs / f"{name}.json"
 
     def save(self, name: str, result: dict[str, Any]) -> None:
-        """Writes a result, and the machine with it: whole, and without its runs."""
+        """Writes a result with the machine: once with all runs, and once without."""
         whole = without_paths({"machine": machine(), **result})
         self.runs(name).write_text(json.dumps(whole, indent=1) + "\n")
         self.keep(name, whole)
 
     def keep(self, name: str, result: object) -> None:
-        """Writes a result without its runs, which have their file."""
+        """Writes a result without its runs, which have a separate file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"{name}.json").write_text(text_of(compact(without_paths(result))) + "\n")
 
@@ -134,14 +128,14 @@ class Store:
 
 
 def value(run: dict[str, Any], metric: str) -> float | None:
-    """A figure of one run: one of the probe's own, one of its counters, or one that the program printed."""
+    """A figure of one run: of the probe, of its counters, or of the program's output."""
     counter = run.get("counters", {}).get(metric)
     found = counter["value"] if counter else run.get(metric)
     return None if found is None else float(found)
 
 
 def values_of(side: dict[str, Any] | None, metric: str) -> list[float | None]:
-    """A figure of each run of an allocator; none where it was not measured, or failed."""
+    """A figure of each run of an allocator; empty if it was not measured, or failed."""
     return [value(run, metric) for run in side["runs"]] if side else []
 
 
@@ -151,7 +145,7 @@ def side_of(result: dict[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def summarize(sides: Iterable[dict[str, Any]], metrics: Iterable[str]) -> None:
-    """Adds to the runs how many they are, and of each figure the median, the least and the largest."""
+    """Adds the number of runs, and each figure's median, minimum and maximum."""
     metrics = tuple(metrics)
     for side in sides:
         side |= {"n": len(side["runs"]), "median": {}, "range": {}}

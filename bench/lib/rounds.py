@@ -1,4 +1,4 @@
-"""Running a program under several allocators in turns, for what the program itself prints."""
+"""Runs a program under several allocators in turn, and reads the program's output."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calm import allocators, processes, program, said
-from calm.allocators import Allocator
-from calm.bench.order import orders
-from calm.bench.runner import clean_environment
-from calm.statistics import SEED
+from papers import sessions
+
+from calm.core import allocators, program
+from calm.core import messages as said
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
+from calm.core.rounds import orders
+from calm.core.statistics import SEED
 
 from .results import REPOSITORY
 
@@ -23,23 +26,23 @@ PTLBMALLOC2 = "ptlbmalloc2"
 PEERS = (GLIBC, "jemalloc", "gperftools", "mimalloc")
 
 LONGEST_RUN_S = 600
-# A shell that goes into the cgroup and then becomes the program.
+# A shell that enters the cgroup, and then executes the program.
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
 
 
 def present(labels: Iterable[str]) -> list[str]:
-    """Those that are on this machine; says which are not."""
+    """The installed allocators; prints those that are missing."""
     there: list[str] = []
     missing: list[str] = []
     for label in labels:
         (there if allocators.is_here(label.partition(":")[0]) else missing).append(label)
     if missing:
-        print(f"left out, as not on this machine: {', '.join(missing)}", flush=True)
+        print(f"skipped, because not installed: {', '.join(missing)}", flush=True)
     return there
 
 
 def under(allocator: Allocator, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command under the allocator, which whatever starts it is not under."""
+    """The command with the allocator preloaded, which does not affect the process that starts it."""
     return program.with_variables(command, allocator.variables(environment))
 
 
@@ -52,9 +55,9 @@ def run_to_end(
     check: bool = True,
     limit_s: float = LONGEST_RUN_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command for so long at most: what it has started ends with it, if it is cut short."""
+    """Runs a command with a timeout, at which all its processes are killed."""
     pipe = subprocess.PIPE
-    with processes.whole(
+    with sessions.whole(
         command, folder=folder, environment=environment, output=stdout, errors=pipe, text=True
     ) as process:
         output, errors = process.communicate(timeout=limit_s)
@@ -75,13 +78,13 @@ def run_once(command: Sequence[str], allocator: Allocator, cgroup: Path | None =
 
 
 def note(errors: str) -> dict[str, Any]:
-    """What calmalloc had to say, if anything: that it knows no such option, or that it declines."""
+    """The messages of calmalloc, if any: about an unknown option, or one that it declines."""
     lines = said.lines(errors)
     return {"said": lines} if lines else {}
 
 
 def origin(allocator: Allocator) -> dict[str, str | None]:
-    """Which version of an allocator takes part, and which package or crate it is of."""
+    """An allocator's version, and its package or crate."""
     name = allocator.label.partition(":")[0]
     if name not in allocators.KNOWN:
         return {}
@@ -91,7 +94,7 @@ def origin(allocator: Allocator) -> dict[str, str | None]:
 
 
 def version_of(side: Mapping[str, Any]) -> str:
-    """The same in words."""
+    """The same as text."""
     known = side.get("origin") or {}
     for kind in ("crate", "package"):
         if known.get(kind):
@@ -106,9 +109,9 @@ def interleaved(
     warm_up: int = 1,
     case: str = "",
 ) -> list[dict[str, Any]]:
-    """Each allocator once in each round, in another order in each (calm.bench.order); the first for nothing.
+    """Runs each allocator once per round, in varying order (calm.core.rounds); the first round is discarded.
 
-    An allocator that the program fails under is dropped. The case is what the orders are drawn by.
+    An allocator under which the program fails is dropped. The case seeds the orders.
     """
     sides: list[dict[str, Any]] = []
     parsed = [allocators.parse(label) for label in labels]
@@ -140,5 +143,5 @@ def interleaved(
 
 
 def median(side: dict[str, Any], metric: str) -> float:
-    """Of a figure that each run printed."""
+    """The median of a figure that each run printed."""
     return statistics.median(float(run[metric]) for run in side["runs"])

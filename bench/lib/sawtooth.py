@@ -1,8 +1,7 @@
-"""Programs that build something, free it, and build again: `sawtooth`, under calmalloc and its peers.
+"""Programs that allocate and free in waves: `sawtooth`, under calmalloc and its peers.
 
-A row's time is the time its threads were busy: the whole run less the pauses that they slept. The benchmark
-samples its resident memory. The cost of giving back is what calmalloc itself counted, as a share of the
-process's CPU time.
+A row's time is its threads' busy time: the whole run minus the pauses. The benchmark samples resident memory.
+The cost of purging in vain is calmalloc's own counter, as a share of the process's CPU time.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from calm import processes
-from calm.allocators import Allocator
-from calm.bench.runner import clean_environment
-from calm.statistics import Ratio
+from papers import sessions
+
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
+from calm.core.statistics import Ratio
 
 from . import ratios, tables
 from .results import BUILD, REPOSITORY, Store, machine, side_of
@@ -33,7 +33,7 @@ METRICS = ("busy_s", "minor_faults", "average_rss_kib", "peak_rss_kib", "left_ki
 _OF_PEERS = ("busy_s", "average_rss_kib")
 _OF_OURS = (*_OF_PEERS, "left_kib", "vain_percent")
 ROUNDS = 3
-# Peers within a tenth of our time count as equally fast.
+# Peers within a tenth of calmalloc's time count as equally fast.
 AS_FAST = 1.1
 SHORT_S = 0.05
 _SAMPLE_S = 0.005
@@ -54,11 +54,11 @@ class Row:
 
     @property
     def teeth(self) -> int:
-        """How often it builds: for about a second of pauses, or three times."""
+        """The number of waves: about a second of pauses, or three."""
         return max(3, min(20, int(1 / max(self.pause_s, 0.001))))
 
     def command(self) -> list[str]:
-        """As it is run."""
+        """The command."""
         options = {
             "threads": self.threads,
             "bytes": self.mib * _MIB,
@@ -73,7 +73,7 @@ class Row:
         return [str(BUILD / NAME), *words]
 
     def name(self) -> str:
-        """For people."""
+        """The row's name in tables."""
         what = [f"{self.least:,} to {self.most:,} bytes", f"{self.pause_s * 1000:g} ms"]
         what += [f"{self.threads} threads"] if self.threads > 1 else []
         what += [self.order] if self.order != "fifo" else []
@@ -85,7 +85,7 @@ SIZES = ((16, 512), (1000, 8000), (8000, 100_000), (100_000, 1_000_000))
 
 
 def rows() -> Iterator[Row]:
-    """Sizes by pauses by threads; then longer pauses, other orders, and much at once."""
+    """All combinations of sizes, pauses and threads; then longer pauses, other orders, and more memory."""
     for (least, most), pause, threads in product(SIZES, (0.005, SHORT_S), (1, 2, 4)):
         yield Row(least, most, pause, threads)
     for (least, most), pause in product((SIZES[0], SIZES[2]), (0.5, 5)):
@@ -96,7 +96,7 @@ def rows() -> Iterator[Row]:
 
 
 class _Sampler(threading.Thread):
-    """What a process holds resident, time and again."""
+    """Samples a process's resident memory."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -117,7 +117,7 @@ class _Sampler(threading.Thread):
 
 
 def run_once(command: Sequence[str], row: Row, allocator: Allocator) -> dict[str, Any]:
-    """One run, with its memory sampled."""
+    """One run, with samples of its memory."""
     environment = clean_environment()
     environment |= allocator.variables(environment)
     if allocator.label.partition(":")[0] == CALMALLOC:
@@ -125,7 +125,7 @@ def run_once(command: Sequence[str], row: Row, allocator: Allocator) -> dict[str
         environment["CALM_OPTIONS"] = ",".join(each for each in settings if each)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     pipe = subprocess.PIPE
-    with processes.whole(
+    with sessions.whole(
         command, folder=REPOSITORY, environment=environment, output=pipe, errors=pipe, text=True
     ) as process:
         sampler = _Sampler(process.pid)
@@ -152,7 +152,7 @@ def run_once(command: Sequence[str], row: Row, allocator: Allocator) -> dict[str
 
 
 def measure(store: Store, runs: int | None) -> None:
-    """All rows under all allocators that are here."""
+    """Measures all rows under all installed allocators."""
     labels = present(LABELS)
     measured = []
     for row in rows():
@@ -169,7 +169,7 @@ def measure(store: Store, runs: int | None) -> None:
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:
-    """What the table needs: all of ours, of peers how long they took and what they held on average."""
+    """The table's values: all of calmalloc's, and the peers' times and average memory."""
     ours = side_of(row, CALMALLOC) or {"median": {}, "ratio": {}}
     peers = {
         side["label"]: [_short(side["median"][metric]) for metric in _OF_PEERS]
@@ -187,7 +187,7 @@ def _short(value: float) -> float:
 
 
 def _leanest(row: dict[str, Any]) -> tuple[str, float] | None:
-    """Of the peers that are as fast, or nearly, the one that holds least on average."""
+    """The peer with the lowest average memory among those that are as fast, or nearly."""
     most_s = AS_FAST * row["ours"]["busy_s"]
     as_fast = {label: held for label, (busy_s, held) in row["peers"].items() if busy_s <= most_s}
     return min(as_fast.items(), key=lambda each: each[1], default=None)
@@ -203,7 +203,7 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Of one row of the table."""
+    """The cells of one row of the table."""
     ours, peers = row["ours"], row["peers"]
     fastest = min(peers, key=lambda label: peers[label][0], default=None)
     leanest = _leanest(row)
@@ -215,14 +215,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
         tables.ratio_text(Ratio(*row["to_glibc"])) if row.get("to_glibc") else "",
         f"{fastest}: {ours['busy_s'] / peers[fastest][0]:.2f}" if fastest else "",
         f"{held / 1024:.0f} MiB",
-        f"{leanest[0]}: {held / leanest[1]:.2f}" if leanest else "none is",
+        f"{leanest[0]}: {held / leanest[1]:.2f}" if leanest else "none",
         f"{ours['left_kib'] / 1024:.1f} MiB",
         f"{ours.get('vain_percent', 0):.2f} %",
     ]
 
 
 def table(store: Store) -> str:
-    """Empty as long as nothing has been measured."""
+    """The table; empty if nothing was measured."""
     result = store.load(NAME)
     if result is None:
         return ""
@@ -233,9 +233,9 @@ def table(store: Store) -> str:
         "ratio (95 %)",
         "to the fastest peer",
         "average RSS",
-        "to the leanest as fast",
-        "left 0.5 s after",
-        "given back in vain",
+        "to the leanest peer",
+        "kept after 0.5 s",
+        "purged in vain",
     ]
     lines = [tables.line(head), tables.line(["---", *["---:"] * (len(head) - 1)])]
     lines += [tables.line(_cells(row)) for row in result["rows"] if row["ours"]]

@@ -1,7 +1,7 @@
-"""Workloads with as many threads as there are CPUs, and with a quarter of them: calmalloc and its peers.
+"""Workloads with as many threads as CPUs, and with a quarter of that, under calmalloc and its peers.
 
-Most rows of the suite have two threads, so that they say the same on every machine; these say what many CPUs
-make of an allocator. What one thread does is the same for every number of threads.
+Most rows of the suite have two threads, so that they are comparable between machines; these show how
+allocators scale. Each thread does the same work, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from calm import allocators
-from calm.bench import runner, workloads
-from calm.bench.cases import Case, Metric, Prepared
-from calm.bench.progress import Shown
-from calm.bench.results import METRIC, Results, Row
+from calm.commands.bench import runner, workloads
+from calm.commands.bench.cases import Case, Prepared
+from calm.core import allocators
+from calm.core.progress import RoundsBar
+from calm.core.suite_results import METRIC, Metric, Results, Row
 
 from .results import REPOSITORY, Store, machine
 from .rounds import CALMALLOC, GLIBC, PEERS, present
@@ -36,7 +35,7 @@ def _prepare(words: Sequence[str], folder: Path) -> Prepared:
 
 
 def _commands(threads: int) -> Iterator[tuple[str, list[str], str | None]]:
-    """A name, a command, and the figure that it prints, if it runs for a fixed time."""
+    """A name, a command, and the figure that it prints if it runs for a fixed time."""
     count = str(threads)
     yield "larson", ["larson", "--threads", count, "--seconds", "1"], "operations_per_second"
     pairs = str(max(1, threads // 2))
@@ -64,7 +63,7 @@ def _commands(threads: int) -> Iterator[tuple[str, list[str], str | None]]:
 
 
 def cases(threads: int) -> list[Case]:
-    """All rows with so many threads."""
+    """All rows with this number of threads."""
     return [
         Case(
             name,
@@ -78,44 +77,44 @@ def cases(threads: int) -> list[Case]:
 
 
 def _cost(row: Row, label: str) -> float | None:
-    """What a unit of work takes, in some unit of its own."""
-    (side,) = [side for side in row.sides if side.label == label]
-    value = None if side.failure else side.median(METRIC if row.metric else "wall_s")
+    """The time for a unit of work, in an arbitrary unit."""
+    value = row.median(label, METRIC if row.metric else "wall_s")
     return None if not value else 1 / value if row.metric else value
 
 
 def kept(row: Row) -> dict[str, Any]:
-    """Of each allocator its time to that of the best, peak RSS in MiB, and shootdowns."""
+    """For each allocator: its time relative to the best, peak RSS in MiB, and shootdowns."""
     costs = {side.label: _cost(row, side.label) for side in row.sides}
     best = min((cost for cost in costs.values() if cost), default=None)
     sides = {}
     for side in row.sides:
-        cost, peak, shot = costs[side.label], side.median("peak_rss_kib"), side.median("shootdowns_begun")
+        cost = costs[side.label]
+        peak, shot = (row.median(side.label, figure) for figure in ("peak_rss_kib", "shootdowns"))
         if best and cost and peak is not None:
             sides[side.label] = [round(cost / best, 3), round(peak / 1024, 1), shot]
     return {"name": row.name, "command": [Path(row.command[0]).name, *row.command[1:]], "sides": sides}
 
 
 def measure(store: Store, runs: int | None, counts: Sequence[int] = ()) -> None:
-    """All rows under all allocators that are here, first with as many threads as there are CPUs."""
+    """Measures all rows under all installed allocators, first with as many threads as CPUs."""
     cpus = os.cpu_count() or 1
     sides = [allocators.parse(label) for label in present(LABELS)]
     folder = REPOSITORY / "build/bench"
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"machine": machine(), "threads": {}}
     for threads in counts or dict.fromkeys((cpus, max(1, cpus // 4))):
-        with Shown() as watcher:
-            results: Results = runner.run_suite(
-                cases(threads), sides, suite=NAME, rounds=runs or ROUNDS, folder=folder, limit_s=_LIMIT_S,
-                watcher=watcher, save=lambda _: None, touch=False,
+        with RoundsBar() as watcher:
+            results = runner.run_suite(
+                cases(threads), sides, Results, suite=NAME, count=runs or ROUNDS, folder=folder,
+                limit_s=_LIMIT_S, watcher=watcher, save=lambda _: None, touch=False,
             )  # fmt: skip
-        found["versions"] = {each.label: asdict(each).get("version") for each in results.allocators}
+        found["versions"] = {each.label: each.version for each in results.allocators}
         found["threads"][str(threads)] = [kept(row) for row in results.rows]
         store.save(NAME, found)
 
 
 def mean(rows: Sequence[Mapping[str, Any]], label: str, number: int) -> float | None:
-    """Geometric, of the times to the best, or of the peaks to the least."""
+    """The geometric means of the times relative to the best, and of the peaks relative to the lowest."""
     values = []
     for row in rows:
         if label not in row["sides"]:
@@ -126,14 +125,14 @@ def mean(rows: Sequence[Mapping[str, Any]], label: str, number: int) -> float | 
 
 
 def table(store: Store) -> str:
-    """Times and peaks of each row, for the docs; empty where nothing was measured."""
+    """Times and peaks of each row, for the docs; empty if nothing was measured."""
     found = store.load(NAME)
     if found is None:
         return ""
     parts = []
     for threads, rows in found["threads"].items():
         labels = [label for label in LABELS if any(label in row["sides"] for row in rows)]
-        parts += [f"{threads} threads: time to the best of the row, and peak RSS in MiB:", ""]
+        parts += [f"{threads} threads: time relative to the best of the row, and peak RSS in MiB:", ""]
         parts += [line(["row", *labels]), line(["---", *["---:"] * len(labels)])]
         for row in rows:
             cells = [row["sides"].get(label) for label in labels]
@@ -141,7 +140,7 @@ def table(store: Store) -> str:
             parts.append(line([row["name"], *shown]))
         means = [(mean(rows, label, 0), mean(rows, label, 1)) for label in labels]
         shown = [f"{time:.2f}, {peak:.2f}" if time and peak else "" for time, peak in means]
-        parts.append(line(["**geometric mean, to the best**", *shown]))
+        parts.append(line(["**geometric mean, relative to the best**", *shown]))
         totals = [
             sum(row["sides"][label][2] or 0 for row in rows if label in row["sides"]) for label in labels
         ]

@@ -1,6 +1,6 @@
-"""CPU time of the allocator's own threads, while the program sleeps: of those that are called "calmalloc".
+"""CPU time of the allocator's threads, which are named "calmalloc", while the program sleeps.
 
-The kernel counts it by nanoseconds (schedstat); ticks would be a thousandth of the ten seconds each.
+The kernel counts it in nanoseconds (schedstat); a tick would already be a thousandth of the ten seconds.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calm.allocators import Allocator
-from calm.bench.runner import clean_environment
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
 
 from .results import REPOSITORY
 from .rounds import CALMALLOC, note
 
 _LOOK_S = 0.05
-# So many looks without any CPU time of the program's threads: it has done its work.
+# The program is idle after this number of samples without CPU time of its threads.
 _QUIET_LOOKS = 4
 _LONGEST_WORK_S = 120
 
 
 class NeverIdleError(subprocess.SubprocessError):
-    """The program did not come to rest, or ended before it was looked at."""
+    """The program did not become idle, or ended before it was sampled."""
 
 
 def times(task: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """CPU time in ns by thread: of the program's own threads, and of the allocator's."""
+    """CPU time in ns by thread, of the program's threads and of the allocator's."""
     program: dict[int, int] = {}
     allocator: dict[int, int] = {}
     for thread in task.iterdir():
@@ -80,7 +80,7 @@ def watch(command: Sequence[str], allocator: Allocator, seconds: float) -> dict[
         process.wait()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command), output, errors)
-    # What a thread that started meanwhile has used is all of it new.
+    # A thread that started meanwhile had used no time before.
     spent = sum(ns - before.get(thread, 0) for thread, ns in after.items())
     printed: dict[str, Any] = json.loads(output)
     found = {"server_threads": len(after), "server_percent": spent * 1e-7 / lasted if after else None}

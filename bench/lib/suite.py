@@ -1,4 +1,4 @@
-"""`calm bench`'s full suite as one of the figures: its result, its picture, and its tables for the docs."""
+"""`calm bench`'s full suite as one of the figures: its result, picture, and tables for the docs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calm.bench import picture, results
-from calm.bench.analysis import analyse
-from calm.bench.runner import clean_environment
-from calm.bench.tables import to_markdown
+from calm.commands.bench import picture
+from calm.commands.bench.analysis import analyse
+from calm.commands.bench.tables import findings, grids, to_markdown
+from calm.core import documents
+from calm.core.environment import clean_environment
+from calm.core.suite_results import Results
 
 from .results import REPOSITORY, Store
 
@@ -22,30 +24,36 @@ DETAILS = ("time", "peak", "average", "shootdowns", "worst")
 
 
 def result(folder: Path) -> Path:
-    """Where the suite's result lies."""
+    """The path of the suite's result."""
     return folder / f"{NAME}.json"
+
+
+def load(folder: Path) -> Results:
+    """The suite's result."""
+    return documents.read(str(result(folder)), Results)
 
 
 def measure(store: Store, runs: int | None) -> None:
     """Runs the suite and saves its result."""
     path = store.runs(NAME)
-    command = [_CALM, "bench", "--suite", "full", "-o", str(path)]
+    command = [_CALM, "bench", "run", "--suite", "full", "--json", str(path)]
     command += ["-n", str(runs)] if runs else []
     done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
-    # 1: a program failed under some allocator, as the tables say.
+    # 1: a program failed under an allocator, which the tables show.
     if done.returncode not in (0, 1):
         sys.exit(f"bench/figures: calm bench ended with {done.returncode}")
     store.keep(NAME, json.loads(path.read_text()))
 
 
 def tables(folder: Path, kinds: Sequence[str]) -> str:
-    """These tables of `calm bench` for a page, or nothing where the suite was not measured."""
+    """The given tables of `calm bench` for a page; empty if the suite was not measured."""
     if not result(folder).exists():
         return ""
-    return to_markdown(analyse(results.load(str(result(folder)))), kinds).strip() + "\n"
+    analysis = analyse(load(folder))
+    return to_markdown(grids(analysis, kinds), findings(analysis), analysis.results).strip() + "\n"
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Time against memory."""
+    """The picture of time against memory."""
     if result(folder).exists():
-        picture.draw(path, analyse(results.load(str(result(folder)))))
+        picture.draw(path, analyse(load(folder)))

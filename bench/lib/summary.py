@@ -1,10 +1,9 @@
-"""The five rows of the README: the suite's summary, and what stays of a burst."""
+"""The README's five rows: the suite's summary, and the memory kept after a burst."""
 
 from __future__ import annotations
 
-from calm.bench import results
-from calm.bench.analysis import PEAK, TIME, Analysis, analyse
-from calm.bench.tables import times
+from calm.commands.bench.analysis import PEAK, TIME, Analysis, analyse
+from calm.commands.bench.tables import times
 
 from . import idle_curve, suite
 from .results import Store
@@ -15,27 +14,27 @@ LABELS = (CALMALLOC, GLIBC, "jemalloc", "mimalloc", "snmalloc", "tcmalloc")
 
 
 def means(analysis: Analysis, key: str) -> dict[str, str]:
-    """Over all rows, each allocator's ratio to the best."""
+    """Each allocator's ratio to the best, over all rows."""
     mean = next(mean for mean in analysis.means if mean.what.key == key and mean.scope == "all")
     return {label: times(ratio.value) for label, ratio in mean.to_best.items() if ratio.value is not None}
 
 
 def table(store: Store) -> str:
-    """Empty as long as the suite or the curve has not been measured."""
+    """The table; empty until the suite and the curve have been measured."""
     curve = store.load(idle_curve.NAME)
     if curve is None or not suite.result(store.folder).exists():
         return ""
-    analysis = analyse(results.load(str(suite.result(store.folder))))
+    analysis = analyse(suite.load(store.folder))
     left = {each["label"]: f"{each['kept_mib']:,.0f} MiB" for each in curve["curves"]}
     worst = {each.label: times(each.ratio) for each in analysis.worst[TIME.key]}
     shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
     count = len(analysis.results.rows)
     rows = (
-        ("memory above the start, 5 s after 1 GiB was freed", left),
+        ("memory kept 5 s after 1 GiB was freed", left),
         (f"time, mean of {count} programs", means(analysis, TIME.key)),
-        ("time in the worst program", worst),
+        ("time, worst program", worst),
         (f"peak memory, mean of {count} programs", means(analysis, PEAK.key)),
-        ("TLB shootdowns of all programs", shootdowns),
+        ("TLB shootdowns, all programs", shootdowns),
     )
     machine = analysis.results.machine
     return (
@@ -48,7 +47,7 @@ def table(store: Store) -> str:
                 "Times and peaks are ratios to the best of eight allocators in each program (1 is the best). "
                 f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['distribution']}, "
                 f"Linux {machine['kernel']}; "
-                "peers in their newest versions; [all figures](docs/figures.md).",
+                "newest versions of all peers; [all figures](docs/figures.md).",
             ]
         )
         + "\n"

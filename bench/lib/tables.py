@@ -1,4 +1,4 @@
-"""The tables of docs/figures.md, and the curve of docs/ptlbmalloc2.md, from the results that are there."""
+"""The tables of docs/figures.md, and the curve of docs/ptlbmalloc2.md, from existing results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calm.statistics import Ratio
+from calm.core.statistics import Ratio
 
 from . import idle
 from .comparisons import PROGRAMS
@@ -26,10 +26,10 @@ class Row:
 
 
 PTLBMALLOC2_ROWS = (
-    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns_begun"),
+    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns"),
     Row("listing1", "the same: wall time", "wall_s"),
     Row("listing1", "the same: average RSS", "average_rss_kib"),
-    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns_begun"),
+    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns"),
     Row("listing1-without-process-madvise", "without process_madvise: wall time", "wall_s"),
     Row("listing1-touched", "Listing 1, 4 threads, every byte touched: wall time", "wall_s"),
     Row("listing1-touched", "the same: minor faults", "minor_faults"),
@@ -45,16 +45,16 @@ PTLBMALLOC2_ROWS = (
     ),
 )
 CALMALLOC_ROWS = (
-    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns_begun"),
+    Row("listing1", "Listing 1, 16 threads: shootdowns begun", "shootdowns"),
     Row("listing1", "the same: wall time", "wall_s"),
     Row("listing1", "the same: average RSS", "average_rss_kib"),
-    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns_begun"),
+    Row("listing1-without-process-madvise", "without process_madvise: shootdowns begun", "shootdowns"),
     Row("listing1-without-process-madvise", "without process_madvise: wall time", "wall_s"),
     Row("listing1-touched", "Listing 1, 4 threads, every byte touched: wall time", "wall_s"),
     Row("listing1-touched", "the same: minor faults", "minor_faults"),
     Row("listing1-touched", "the same: peak RSS", "peak_rss_kib"),
-    Row("larson", "larson, 2 threads: operations a second", "operations_per_second"),
-    Row("xmalloc-test", "xmalloc-test, 2 and 2 threads: frees a second", "frees_per_second"),
+    Row("larson", "larson, 2 threads: operations per second", "operations_per_second"),
+    Row("xmalloc-test", "xmalloc-test, 2 and 2 threads: frees per second", "frees_per_second"),
     Row("glibc-simple", "glibc-simple: a pair of malloc and free", "ns_per_pair"),
     *(
         Row(f"program-{name}", f"{name}: {what}", metric)
@@ -65,7 +65,7 @@ CALMALLOC_ROWS = (
 
 
 def number(figure: float, metric: str) -> str:
-    """A median, in a unit for people."""
+    """A median in a readable unit."""
     if metric.endswith("_s"):
         return f"{figure:.2f} s"
     if metric.endswith("_kib"):
@@ -78,19 +78,19 @@ def number(figure: float, metric: str) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Of a table."""
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
 def medians(result: dict[str, Any], labels: Sequence[str], metric: str) -> dict[str, float]:
-    """Of the allocators that have such a figure."""
+    """The medians of the allocators that have this figure."""
     sides = {label: side_of(result, label) for label in labels}
     found = {label: side.get("median", {}).get(metric) for label, side in sides.items() if side}
     return {label: middle for label, middle in found.items() if middle is not None}
 
 
 def ratio_text(found: Ratio) -> str:
-    """With its interval, where there is one."""
+    """A ratio with its interval, if there is one."""
     if found.value is None:
         return ""
     if found.low is None or found.high is None:
@@ -99,7 +99,7 @@ def ratio_text(found: Ratio) -> str:
 
 
 def where(store: Store, *names: str) -> list[str]:
-    """The line that says where the figures are from."""
+    """The line that describes the measurement."""
     for name in names:
         if result := store.load(name):
             at = result["machine"]
@@ -146,7 +146,7 @@ def calmalloc_rows(store: Store) -> list[str]:
 
 
 def calmalloc_table(store: Store) -> list[str]:
-    """Empty as long as calmalloc has not been measured."""
+    """The table; empty if calmalloc was not measured."""
     rows = calmalloc_rows(store)
     if not rows:
         return []
@@ -159,7 +159,7 @@ def calmalloc_table(store: Store) -> list[str]:
 
 
 def idle_rows(store: Store, name: str) -> tuple[list[str], str]:
-    """What stays, in MiB, and what was measured for it."""
+    """The memory kept, in MiB, and how it was measured."""
     result = store.load(name)
     if result is None:
         return [], ""
@@ -187,7 +187,7 @@ def idle_rows(store: Store, name: str) -> tuple[list[str], str]:
 
 
 def idle_table(store: Store) -> list[str]:
-    """Empty as long as calmalloc has not been measured."""
+    """The table; empty if calmalloc was not measured."""
     plain, _ = idle_rows(store, idle.NAME)
     huge, how = idle_rows(store, idle.WITH_HUGE_PAGES)
     if not plain + huge:
@@ -195,8 +195,8 @@ def idle_table(store: Store) -> list[str]:
     names = [CALMALLOC, "background=off", *PEERS]
     return [
         "",
-        "Memory that stays when threads free 1 GiB and live on idle: MiB of resident memory, 5 s later less "
-        f"before (`idle-burst`, medians).{how}",
+        "Memory kept after threads freed 1 GiB and became idle: MiB of resident memory after 5 s, minus that "
+        f"at the start (`idle-burst`, medians).{how}",
         "",
         line(["threads", *names]),
         line(["---", *["---:"] * len(names)]),
@@ -206,7 +206,7 @@ def idle_table(store: Store) -> list[str]:
 
 
 def ptlbmalloc2_table(store: Store) -> list[str]:
-    """Its ratios to glibc."""
+    """ptlbmalloc2's ratios to glibc."""
     lines = [
         "| figure (medians) | glibc | ptlbmalloc2 | ratio | 95 % interval |",
         "| --- | ---: | ---: | ---: | --- |",
@@ -240,7 +240,7 @@ def ptlbmalloc2_table(store: Store) -> list[str]:
 def figures(store: Store) -> str:
     """Both tables: calmalloc's first, once it has been measured."""
     first = calmalloc_table(store) + idle_table(store)
-    lines = [*first, "", "ptlbmalloc2, to glibc:", ""] if first else []
+    lines = [*first, "", "ptlbmalloc2, relative to glibc:", ""] if first else []
     lines += ptlbmalloc2_table(store) + where(store, "listing1", "larson", idle.NAME)
     return "\n".join(lines).strip("\n") + "\n"
 

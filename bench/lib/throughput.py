@@ -1,4 +1,4 @@
-"""Workloads that run for a fixed time, or take their own: compared by the figure that they print."""
+"""Workloads that run for a fixed time, or measure their own, compared by the figure that they print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rounds import CALMALLOC, PEERS, interleaved, present, run_once
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload, and the figure that it prints."""
+    """A workload and the figure that it prints."""
 
     name: str
     metric: str

@@ -1,26 +1,17 @@
 #include "calibrate.h"
 #include "counters.h"
+#include "files.h"
 
-#include <fcntl.h>
 #include <linux/perf_event.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdint.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { BATCHES = 8, CALLS = 400, FLUSHES = 120, THREADS = 8 };
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
-}
 
 static void call_madvise(void *page) {
     (void)page;
@@ -42,11 +33,11 @@ static void flush_page(void *page) {
 static double ns_each(void (*action)(void *), void *page, unsigned count) {
     double best = 1e18;
     for (unsigned batch = 0; batch < BATCHES; batch++) {
-        uint64_t start = now_ns();
+        uint64_t start = clock_ns(CLOCK_MONOTONIC);
         for (unsigned i = 0; i < count; i++) {
             action(page);
         }
-        double each = (double)(now_ns() - start) / count;
+        double each = (double)(clock_ns(CLOCK_MONOTONIC) - start) / count;
         best = each < best ? each : best;
     }
     return best;
@@ -59,14 +50,12 @@ static double added(double with, double without) {
 static void calibrate_calls(struct trace_cost *cost) {
     double madvise_without = ns_each(call_madvise, NULL, CALLS);
     double getppid_without = ns_each(call_getppid, NULL, CALLS);
-    int fd = counters_open_self("syscalls/sys_enter_madvise", NULL);
-    if (fd < 0) {
-        return;
+    int fd = counters_open_self("syscalls/sys_enter_madvise");
+    if (fd >= 0) {
+        cost->counted_call = added(ns_each(call_madvise, NULL, CALLS), madvise_without);
+        cost->other_call = added(ns_each(call_getppid, NULL, CALLS), getppid_without);
+        ioctl(fd, PERF_EVENT_IOC_DISABLE, 0);
     }
-    ioctl(fd, PERF_EVENT_IOC_ENABLE, 0);
-    cost->counted_call = added(ns_each(call_madvise, NULL, CALLS), madvise_without);
-    cost->other_call = added(ns_each(call_getppid, NULL, CALLS), getppid_without);
-    ioctl(fd, PERF_EVENT_IOC_DISABLE, 0);
 }
 
 static void calibrate_flush(struct trace_cost *cost) {
@@ -76,9 +65,8 @@ static void calibrate_flush(struct trace_cost *cost) {
         return;
     }
     double without = ns_each(flush_page, page, FLUSHES);
-    int fd = counters_open_self("tlb/tlb_flush", NULL);
+    int fd = counters_open_self("tlb/tlb_flush");
     if (fd >= 0) {
-        ioctl(fd, PERF_EVENT_IOC_ENABLE, 0);
         cost->flush = added(ns_each(flush_page, page, FLUSHES), without);
         ioctl(fd, PERF_EVENT_IOC_DISABLE, 0);
     }
@@ -97,56 +85,47 @@ static void start_thread(void *unused) {
     }
 }
 
-static struct trace_cost measure(unsigned groups) {
-    struct trace_cost cost = {.counted_call = -1, .other_call = -1, .flush = -1, .task = -1};
+static void measure(unsigned groups, struct trace_cost *cost) {
     double thread_without = ns_each(start_thread, NULL, THREADS);
     /* Flushes before calls: they are caused by a system call, which must not be traced yet. */
     if (groups & (GROUP_TLB | GROUP_RECEIVED)) {
-        calibrate_flush(&cost);
+        calibrate_flush(cost);
     }
     if (groups & GROUP_SYSCALLS) {
-        calibrate_calls(&cost);
+        calibrate_calls(cost);
     }
     counters_open(getpid(), groups);
     counters_enable();
-    cost.task = added(ns_each(start_thread, NULL, THREADS), thread_without);
-    return cost;
+    cost->task = added(ns_each(start_thread, NULL, THREADS), thread_without);
 }
 
-static _Noreturn void be_the_helper(unsigned groups, int result) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    struct trace_cost cost = measure(groups);
-    if (write(result, &cost, sizeof cost) == (ssize_t)sizeof cost) {
-        pause(); /* with the counters open, to the kill */
-    }
-    _exit(1);
-}
-
-struct calibration calibration_begin(unsigned groups) {
-    struct calibration calibration = {
-        .cost = {.counted_call = -1, .other_call = -1, .flush = -1, .task = -1},
-        .helper = -1,
-    };
+pid_t calibration_begin(unsigned groups, struct trace_cost *cost) {
     int result[2];
+    *cost = (struct trace_cost){.counted_call = -1, .other_call = -1, .flush = -1, .task = -1};
     if (groups == 0 || pipe2(result, O_CLOEXEC) != 0) {
-        return calibration;
+        return -1;
     }
-    calibration.helper = fork();
-    if (calibration.helper == 0) {
-        be_the_helper(groups, result[1]);
+    pid_t helper = fork();
+    if (helper == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        measure(groups, cost);
+        if (write(result[1], cost, sizeof *cost) == (ssize_t)sizeof *cost) {
+            pause(); /* with the counters open, to the kill */
+        }
+        _exit(1);
     }
     close(result[1]);
-    struct trace_cost cost;
-    if (calibration.helper > 0 && read(result[0], &cost, sizeof cost) == (ssize_t)sizeof cost) {
-        calibration.cost = cost;
+    struct trace_cost found;
+    if (read(result[0], &found, sizeof found) == (ssize_t)sizeof found) {
+        *cost = found;
     }
     close(result[0]);
-    return calibration;
+    return helper;
 }
 
-void calibration_end(const struct calibration *calibration) {
-    if (calibration->helper > 0) {
-        kill(calibration->helper, SIGKILL);
-        waitpid(calibration->helper, NULL, 0);
+void calibration_end(pid_t helper) {
+    if (helper > 0) {
+        kill(helper, SIGKILL);
+        waitpid(helper, NULL, 0);
     }
 }

@@ -13,21 +13,16 @@ struct trace_cost {
     double task;         /* to a thread's or a process's start and end: it inherits every counter */
 };
 
-struct calibration {
-    struct trace_cost cost;
-    pid_t helper; /* negative: there is none */
-};
-
 /*
  * Measures, in some 20 ms and in a process of its own, since what is measured is inherited by children.
- * groups: see enum counter_group.
+ * groups: see enum counter_group. Returns the process, or a negative number where there is none.
  */
-struct calibration calibration_begin(unsigned groups);
+pid_t calibration_begin(unsigned groups, struct trace_cost *cost);
 
 /*
  * Ends that process. Worth doing only once the program's counters are open: the last close of a tracepoint
  * waits some 30 ms for every CPU, and this way it is not the last.
  */
-void calibration_end(const struct calibration *calibration);
+void calibration_end(pid_t helper);
 
 #endif

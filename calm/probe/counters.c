@@ -1,7 +1,8 @@
 #include "counters.h"
 
+#include "files.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/perf_event.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,13 +10,13 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define TRACEPOINT(label, set, event, condition) \
-    { .name = (label), .group = (set), .tracepoint = (event), .filter = (condition), .fd = -1 }
+    { .name = (label), .group = (set), .tracepoint = (event), .filter = (condition), .fd = -1, .value = -1 }
 #define SYSCALL(call) TRACEPOINT(#call, GROUP_SYSCALLS, "syscalls/sys_enter_" #call, NULL)
 #define HARDWARE(label, kind, what) \
-    { .name = (label), .group = GROUP_HARDWARE, .type = (kind), .config = (what), .fd = -1 }
+    { .name = (label), .group = GROUP_HARDWARE, .type = (kind), .config = (what), .fd = -1, .value = -1 }
+#define REASON(counter, ...) snprintf((counter)->reason, sizeof(counter)->reason, __VA_ARGS__)
 #define CACHE_READ_MISS(cache) \
     ((cache) | (PERF_COUNT_HW_CACHE_OP_READ << 8) | (PERF_COUNT_HW_CACHE_RESULT_MISS << 16))
 
@@ -30,8 +31,8 @@
  * back when it ends, and this begins a shootdown that no allocator has a say in.
  */
 struct counter counters[] = {
-    TRACEPOINT("shootdowns_begun", GROUP_TLB, "tlb/tlb_flush", "reason == 4"),
-    TRACEPOINT("interrupts_sent", GROUP_TLB, "csd/csd_queue_cpu", "func.function == flush_tlb_func"),
+    TRACEPOINT("shootdowns", GROUP_TLB, "tlb/tlb_flush", "reason == 4"),
+    TRACEPOINT("interrupts", GROUP_TLB, "csd/csd_queue_cpu", "func.function == flush_tlb_func"),
     TRACEPOINT("interrupts_received", GROUP_RECEIVED, "tlb/tlb_flush", "reason == 1"),
     TRACEPOINT("threads_started", GROUP_TLB, "task/task_newtask", "clone_flags & 0x10000"),
     SYSCALL(madvise),
@@ -53,16 +54,12 @@ static const char *const trace_roots[] = {"/sys/kernel/tracing", "/sys/kernel/de
 static const char *trace_root; /* NULL: no tracefs that this process may read */
 static int trace_error;        /* why trace_root is NULL */
 
-static bool trace_root_usable(const char *root) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/events/header_event", root);
-    return access(path, R_OK) == 0;
-}
-
 static bool find_trace_root(void) {
     trace_error = ENOENT;
     for (unsigned i = 0; i < sizeof trace_roots / sizeof trace_roots[0]; i++) {
-        if (trace_root_usable(trace_roots[i])) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/events/header_event", trace_roots[i]);
+        if (access(path, R_OK) == 0) {
             trace_root = trace_roots[i];
             return true;
         }
@@ -89,31 +86,8 @@ static long tracepoint_id(const char *tracepoint) {
     char path[128];
     char text[32];
     snprintf(path, sizeof path, "%s/events/%s/id", trace_root, tracepoint);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -errno;
-    }
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got <= 0) {
-        return -EIO;
-    }
-    text[got] = '\0';
-    return strtol(text, NULL, 10);
-}
-
-static int paranoid_level(char *text, size_t size) {
-    int fd = open("/proc/sys/kernel/perf_event_paranoid", O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd < 0 ? -1 : read(fd, text, size - 1);
-    if (fd >= 0) {
-        close(fd);
-    }
-    if (got <= 0) {
-        return -1;
-    }
-    text[got] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    return 0;
+    ssize_t got = read_path(path, text, sizeof text);
+    return got > 0 ? strtol(text, NULL, 10) : got < 0 ? -errno : -EIO;
 }
 
 static void explain_open_failure(struct counter *counter, int error) {
@@ -121,22 +95,20 @@ static void explain_open_failure(struct counter *counter, int error) {
     switch (error) {
     case EACCES:
     case EPERM:
-        if (paranoid_level(level, sizeof level) != 0) {
+        if (read_path("/proc/sys/kernel/perf_event_paranoid", level, sizeof level) <= 0) {
             strcpy(level, "unknown");
         }
-        snprintf(counter->reason, sizeof counter->reason,
-                 "perf_event_open: %s; kernel.perf_event_paranoid is %s: needs root, CAP_PERFMON or -1",
-                 strerrorname_np(error), level);
+        REASON(counter,
+               "perf_event_open: %s; kernel.perf_event_paranoid is %.*s: needs root, CAP_PERFMON or -1",
+               strerrorname_np(error), (int)strcspn(level, "\n"), level);
         break;
     case ENOENT:
     case ENODEV:
     case EOPNOTSUPP:
-        snprintf(counter->reason, sizeof counter->reason, "this machine has no such counter (%s)",
-                 strerrorname_np(error));
+        REASON(counter, "this machine has no such counter (%s)", strerrorname_np(error));
         break;
     default:
-        snprintf(counter->reason, sizeof counter->reason, "perf_event_open: %s (%s)", strerrorname_np(error),
-                 strerror(error));
+        REASON(counter, "perf_event_open: %s (%s)", strerrorname_np(error), strerror(error));
     }
 }
 
@@ -145,43 +117,41 @@ static int perf_open(struct perf_event_attr *attr, pid_t pid) {
 }
 
 static struct perf_event_attr attributes(uint32_t type, uint64_t config) {
-    struct perf_event_attr attr = {
+    return (struct perf_event_attr){
         .type = type,
-        .size = sizeof attr,
+        .size = sizeof(struct perf_event_attr),
         .config = config,
         .disabled = 1,
-        .exclude_hv = type == PERF_TYPE_TRACEPOINT ? 0 : 1,
+        .inherit = 1,
+        .enable_on_exec = 1,
+        .exclude_hv = type != PERF_TYPE_TRACEPOINT,
         .read_format = PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING,
     };
-    return attr;
 }
 
 static void open_tracepoint(struct counter *counter, pid_t pid) {
     if (trace_root == NULL) {
-        snprintf(counter->reason, sizeof counter->reason,
-                 trace_error == EACCES ? "tracefs cannot be read (%s): needs root, or read access to %s"
-                                       : "there is no tracefs (%s) at %s",
-                 strerrorname_np(trace_error), trace_roots[0]);
+        REASON(counter,
+               trace_error == EACCES ? "tracefs cannot be read (%s): needs root, or read access to %s"
+                                     : "there is no tracefs (%s) at %s",
+               strerrorname_np(trace_error), trace_roots[0]);
         return;
     }
     long id = tracepoint_id(counter->tracepoint);
     if (id < 0) {
-        snprintf(counter->reason, sizeof counter->reason,
-                 id == -ENOENT ? "this kernel has no tracepoint %s (%s)" : "tracepoint %s: %s",
-                 counter->tracepoint, strerrorname_np((int)-id));
+        REASON(counter, id == -ENOENT ? "this kernel has no tracepoint %s (%s)" : "tracepoint %s: %s",
+               counter->tracepoint, strerrorname_np((int)-id));
         return;
     }
     struct perf_event_attr attr = attributes(PERF_TYPE_TRACEPOINT, (uint64_t)id);
-    attr.inherit = 1;
-    attr.enable_on_exec = 1;
     counter->fd = perf_open(&attr, pid);
     if (counter->fd < 0) {
         explain_open_failure(counter, errno);
         return;
     }
     if (counter->filter != NULL && ioctl(counter->fd, PERF_EVENT_IOC_SET_FILTER, counter->filter) != 0) {
-        snprintf(counter->reason, sizeof counter->reason, "this kernel refuses the filter \"%s\" (%s)",
-                 counter->filter, strerrorname_np(errno));
+        REASON(counter, "this kernel refuses the filter \"%s\" (%s)", counter->filter,
+               strerrorname_np(errno));
         close(counter->fd);
         counter->fd = -1;
     }
@@ -189,8 +159,6 @@ static void open_tracepoint(struct counter *counter, pid_t pid) {
 
 static void open_hardware(struct counter *counter, pid_t pid) {
     struct perf_event_attr attr = attributes(counter->type, counter->config);
-    attr.inherit = 1;
-    attr.enable_on_exec = 1;
     counter->fd = perf_open(&attr, pid);
     if (counter->fd < 0 && (errno == EACCES || errno == EPERM)) {
         /* A tracepoint would count nothing at all this way; a hardware event counts what user mode does. */
@@ -206,12 +174,12 @@ static void open_hardware(struct counter *counter, pid_t pid) {
 void counters_open(pid_t pid, unsigned groups) {
     for (unsigned i = 0; i < counter_count; i++) {
         struct counter *counter = &counters[i];
-        /* It comes right behind interrupts_sent. */
+        /* It comes right behind interrupts. */
         if (counter->group == GROUP_RECEIVED && (groups & GROUP_TLB) && counters[i - 1].fd < 0) {
             groups |= GROUP_RECEIVED;
         }
         if ((counter->group & groups) == 0) {
-            strcpy(counter->reason, "not asked for");
+            REASON(counter, "not asked for");
         } else if (counter->tracepoint != NULL) {
             open_tracepoint(counter, pid);
         } else {
@@ -240,31 +208,23 @@ void counters_read(void) {
             continue;
         }
         if (read(counter->fd, &got, sizeof got) != (ssize_t)sizeof got) {
-            snprintf(counter->reason, sizeof counter->reason, "reading the counter failed (%s)",
-                     strerrorname_np(errno));
+            REASON(counter, "reading the counter failed (%s)", strerrorname_np(errno));
         } else if (got.running == 0) {
-            strcpy(counter->reason, "the kernel never found room to run this counter");
+            REASON(counter, "the kernel never found room to run this counter");
         } else {
-            counter->valid = true;
-            counter->value = got.value;
-            if (got.running < got.enabled) {
-                counter->scaled = true;
-                counter->value = (uint64_t)((double)got.value * ((double)got.enabled / (double)got.running));
-            }
+            /* What had to share the hardware is extrapolated. */
+            counter->scaled = got.running < got.enabled;
+            counter->value = counter->scaled
+                                 ? (int64_t)((double)got.value * (double)got.enabled / (double)got.running)
+                                 : (int64_t)got.value;
         }
     }
 }
 
-int counters_open_self(const char *tracepoint, const char *filter) {
+int counters_open_self(const char *tracepoint) {
     long id = trace_root == NULL ? -1 : tracepoint_id(tracepoint);
-    if (id < 0) {
-        return -1;
-    }
     struct perf_event_attr attr = attributes(PERF_TYPE_TRACEPOINT, (uint64_t)id);
-    int fd = perf_open(&attr, 0);
-    if (fd >= 0 && filter != NULL && ioctl(fd, PERF_EVENT_IOC_SET_FILTER, filter) != 0) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
+    attr.inherit = 0;
+    attr.disabled = 0;
+    return id < 0 ? -1 : perf_open(&attr, 0);
 }

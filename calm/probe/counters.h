@@ -26,9 +26,8 @@ struct counter {
     int fd;         /* -1: not counting, and reason says why */
     bool user_only; /* counts user mode alone: the kernel's part was not permitted */
     bool scaled;    /* had to share the hardware; value is an extrapolation */
-    bool valid;     /* value may be believed */
-    uint64_t value;
-    char reason[160]; /* why there is no value */
+    int64_t value;  /* -1: none, and reason says why */
+    char reason[160];
 };
 
 /* The table of everything known. It is the one instance: counters are opened once for one program. */
@@ -48,9 +47,7 @@ void counters_enable(void);
 /* Reads what was counted, once the program has ended. */
 void counters_read(void);
 
-/*
- * Opens one tracepoint for this process alone, disabled: for calibration. Returns the descriptor, or -1.
- */
-int counters_open_self(const char *tracepoint, const char *filter);
+/* Counts one tracepoint for this process alone: for calibration. Returns the descriptor, or -1. */
+int counters_open_self(const char *tracepoint);
 
 #endif

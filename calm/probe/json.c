@@ -6,9 +6,7 @@ static void quoted(struct json *json, const char *text) {
     fputc('"', json->file);
     for (; *text != '\0'; text++) {
         unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') {
-            fprintf(json->file, "\\%c", c);
-        } else if (c < 0x20) {
+        if (c == '"' || c == '\\' || c < 0x20) {
             fprintf(json->file, "\\u%04x", c);
         } else {
             fputc(c, json->file);
@@ -39,14 +37,27 @@ void json_end(struct json *json) {
     json->started = true; /* of the enclosing object, which has this one */
 }
 
-void json_uint(struct json *json, const char *name, uint64_t value) {
+void json_null(struct json *json, const char *name) {
     field(json, name);
-    fprintf(json->file, "%" PRIu64, value);
+    fputs("null", json->file);
+}
+
+void json_int(struct json *json, const char *name, int64_t value) {
+    if (value < 0) {
+        json_null(json, name);
+    } else {
+        field(json, name);
+        fprintf(json->file, "%" PRId64, value);
+    }
 }
 
 void json_real(struct json *json, const char *name, double value) {
-    field(json, name);
-    fprintf(json->file, "%.3f", value);
+    if (value < 0) {
+        json_null(json, name);
+    } else {
+        field(json, name);
+        fprintf(json->file, "%.3f", value);
+    }
 }
 
 void json_bool(struct json *json, const char *name, bool value) {
@@ -57,9 +68,4 @@ void json_bool(struct json *json, const char *name, bool value) {
 void json_text(struct json *json, const char *name, const char *value) {
     field(json, name);
     quoted(json, value);
-}
-
-void json_null(struct json *json, const char *name) {
-    field(json, name);
-    fputs("null", json->file);
 }

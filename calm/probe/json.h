@@ -14,8 +14,8 @@ struct json {
 
 void json_begin(struct json *json, const char *name); /* name is NULL for the outermost object */
 void json_end(struct json *json);
-void json_uint(struct json *json, const char *name, uint64_t value);
-void json_real(struct json *json, const char *name, double value);
+void json_int(struct json *json, const char *name, int64_t value); /* null below 0 */
+void json_real(struct json *json, const char *name, double value); /* null below 0 */
 void json_bool(struct json *json, const char *name, bool value);
 void json_text(struct json *json, const char *name, const char *value);
 void json_null(struct json *json, const char *name);

@@ -1,5 +1,9 @@
 #include "messages.h"
 
+#include "files.h"
+
+#include <err.h>
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,25 +12,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 #ifdef __x86_64__
 #include <x86intrin.h>
 #endif
 
 /*
- * A sample of a round trip is a batch of them, since the clock is not free; short, so that most are over
- * before anything interrupts them. Medians then bear what a busy machine does to the others.
+ * A sample of a round trip is a batch of them, since the clock is not free; a short one, so that most end
+ * before anything interrupts them. The median ignores the others.
  */
-enum { ATOMICS = 4096, ROUND_TRIPS = 64, SAMPLES_MOST = 201, SAMPLES_LEAST = 5 };
-enum { SPINS_BEFORE_YIELD = 4096, NAP_NS = 50000, CLOCK_NS_LEAST = 10000000 };
+enum { ATOMICS = 4096, ROUND_TRIPS = 64, MAX_SAMPLES = 201, MIN_SAMPLES = 5 };
+enum { SPINS_BEFORE_YIELD = 4096, NAP_NS = 50000, MIN_CLOCK_NS = 10000000 };
 #define PART_NS ((uint64_t)250 * 1000000) /* of the two parts of a pair's time */
 #define STOP    UINT32_MAX
-#define LINE    128 /* two cache lines: what is fetched ahead is the neighbour */
+#define LINE    128 /* two cache lines: the prefetcher fetches the neighbour */
 
 struct spread {
     unsigned count;
-    double ns[SAMPLES_MOST];
+    double ns[MAX_SAMPLES];
 };
 
 struct pair {
@@ -34,33 +36,27 @@ struct pair {
     _Alignas(LINE) _Atomic(uint32_t) sleep; /* the number of the latest wake; the futex */
     _Alignas(LINE) _Atomic(uint32_t) awake; /* the number of the latest one answered */
     _Alignas(LINE) struct cpu_pair cpus;
-    _Atomic(bool) refused; /* a CPU is not to be had */
+    _Atomic(bool) refused; /* a CPU may not be used */
     struct spread round_trip;
     struct spread wake;
     struct spread wake_round_trip;
 };
 
-/* A CPU's number, which begins with a digit; moves at behind it. CPU_SETSIZE for anything else. */
-static unsigned parse_cpu(const char **at) {
-    unsigned cpu = 0;
-    if (**at < '0' || **at > '9') {
-        return CPU_SETSIZE;
-    }
-    for (; **at >= '0' && **at <= '9'; (*at)++) {
-        cpu = cpu < CPU_SETSIZE ? cpu * 10 + (unsigned)(**at - '0') : cpu;
-    }
-    return cpu < CPU_SETSIZE ? cpu : CPU_SETSIZE;
+/* A CPU's number, which begins with a digit; moves at behind it. */
+static bool parse_cpu(const char **at, unsigned *cpu) {
+    char *end;
+    unsigned long number = strtoul(*at, &end, 10);
+    bool valid = **at >= '0' && **at <= '9' && number < CPU_SETSIZE;
+    *cpu = (unsigned)number;
+    *at = end;
+    return valid;
 }
 
 size_t messages_parse(const char *text, struct cpu_pair *pairs, size_t most) {
     for (size_t count = 0; count < most;) {
         struct cpu_pair *pair = &pairs[count++];
-        pair->a = parse_cpu(&text);
-        if (pair->a == CPU_SETSIZE || *text++ != ':') {
-            return 0;
-        }
-        pair->b = parse_cpu(&text);
-        if (pair->b == CPU_SETSIZE || pair->a == pair->b) {
+        if (!parse_cpu(&text, &pair->a) || *text++ != ':' || !parse_cpu(&text, &pair->b) ||
+            pair->a == pair->b) {
             return 0;
         }
         if (*text == '\0') {
@@ -74,9 +70,7 @@ size_t messages_parse(const char *text, struct cpu_pair *pairs, size_t most) {
 }
 
 static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
+    return clock_ns(CLOCK_MONOTONIC);
 }
 
 static uint64_t reference_cycles(void) {
@@ -87,19 +81,16 @@ static uint64_t reference_cycles(void) {
 #endif
 }
 
-static void nap(uint64_t ns) {
-    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000U), .tv_nsec = (long)(ns % 1000000000U)};
-    nanosleep(&time, NULL);
+static void nap(long ns) {
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
 
 static bool is_full(const struct spread *spread) {
-    return spread->count == SAMPLES_MOST;
+    return spread->count == MAX_SAMPLES;
 }
 
 static void add(struct spread *spread, double ns) {
-    if (!is_full(spread)) {
-        spread->ns[spread->count++] = ns;
-    }
+    spread->ns[spread->count++] = ns;
 }
 
 static bool keep_to(struct pair *pair, unsigned cpu) {
@@ -117,10 +108,7 @@ static long futex(_Atomic(uint32_t) *word, int operation, uint32_t value) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
 }
 
-/*
- * Until the word has the value, the deadline, or the other thread's refusal. Whoever the other thread waits
- * behind on its CPU may be helped by a yield on ours only by chance, but ours then is not held for nothing.
- */
+/* Until the word has the value, the deadline, or the other thread's refusal. */
 static bool await(struct pair *pair, const _Atomic(uint32_t) *word, uint32_t value, uint64_t deadline) {
     for (unsigned spins = 1;; spins++) {
         if (atomic_load_explicit(word, memory_order_acquire) == value) {
@@ -158,7 +146,7 @@ static void send_messages(struct pair *pair) {
     }
 }
 
-/* Wakes that found nobody asleep yet are no samples. */
+/* Wakes that found no thread asleep yet are no samples. */
 static void send_wakes(struct pair *pair) {
     uint64_t deadline = now_ns() + PART_NS;
     for (uint32_t number = 1; !is_full(&pair->wake) && now_ns() < deadline; number++) {
@@ -202,7 +190,7 @@ static void *server(void *argument) {
             break;
         }
         if (seen % 2 == 1) {
-            /* Only if it is still there: the last word is the client's. */
+            /* Only if it is still there: the client may have written STOP. */
             atomic_compare_exchange_strong_explicit(&pair->line, &seen, seen + 1, memory_order_release,
                                                     memory_order_relaxed);
             spins = 0;
@@ -221,21 +209,14 @@ static void *server(void *argument) {
     return NULL;
 }
 
-static bool measure_pair(struct pair *pair) {
+static void measure_pair(struct pair *pair) {
     pthread_t threads[2];
-    if (pthread_create(&threads[0], NULL, server, pair) != 0) {
-        return false;
+    if ((errno = pthread_create(&threads[0], NULL, server, pair)) != 0 ||
+        (errno = pthread_create(&threads[1], NULL, client, pair)) != 0) {
+        err(1, "-m");
     }
-    bool started = pthread_create(&threads[1], NULL, client, pair) == 0;
-    if (!started) {
-        atomic_store(&pair->line, STOP);
-        atomic_store(&pair->sleep, STOP);
-        futex(&pair->sleep, FUTEX_WAKE, 1);
-    } else {
-        pthread_join(threads[1], NULL);
-    }
+    pthread_join(threads[1], NULL);
     pthread_join(threads[0], NULL);
-    return started;
 }
 
 static void measure_atomic(struct pair *pair, struct spread *spread) {
@@ -246,17 +227,15 @@ static void measure_atomic(struct pair *pair, struct spread *spread) {
         }
         add(spread, (double)(now_ns() - start) / ATOMICS);
     }
-    atomic_store(&pair->line, 0);
 }
 
 static int by_size(const void *a, const void *b) {
-    double first = *(const double *)a;
-    double second = *(const double *)b;
-    return (first > second) - (first < second);
+    double difference = *(const double *)a - *(const double *)b;
+    return (difference > 0) - (difference < 0);
 }
 
 static void write_spread(struct json *json, const char *name, struct spread *spread) {
-    if (spread->count < SAMPLES_LEAST) {
+    if (spread->count < MIN_SAMPLES) {
         json_null(json, name);
         return;
     }
@@ -265,7 +244,7 @@ static void write_spread(struct json *json, const char *name, struct spread *spr
     json_real(json, "median", spread->ns[spread->count / 2]);
     json_real(json, "low", spread->ns[spread->count / 10]);
     json_real(json, "high", spread->ns[spread->count - 1 - spread->count / 10]);
-    json_uint(json, "samples", spread->count);
+    json_int(json, "samples", spread->count);
     json_end(json);
 }
 
@@ -283,44 +262,24 @@ static void write_pair(struct json *json, struct pair *pair) {
     json_end(json);
 }
 
-static struct pair *new_pair(struct cpu_pair cpus) {
-    struct pair *pair = aligned_alloc(LINE, sizeof *pair);
-    if (pair != NULL) {
-        *pair = (struct pair){.cpus = cpus};
-    }
-    return pair;
-}
-
-bool messages_measure(struct json *json, const struct cpu_pair *pairs, size_t count) {
+void messages_measure(struct json *json, const struct cpu_pair *pairs, size_t count) {
+    static struct pair pair;
+    struct spread atomic = {0};
     uint64_t clock = now_ns();
     uint64_t cycles = reference_cycles();
-    bool whole = true;
-    struct spread atomic = {0};
-    struct pair *alone = new_pair((struct cpu_pair){0});
-    if (alone == NULL) {
-        return false;
-    }
-    measure_atomic(alone, &atomic);
-    free(alone);
+    measure_atomic(&pair, &atomic);
     write_spread(json, "atomic_ns", &atomic);
     json_begin(json, "pairs");
-    for (size_t i = 0; i < count && whole; i++) {
-        struct pair *pair = new_pair(pairs[i]);
-        whole = pair != NULL && measure_pair(pair);
-        if (whole) {
-            write_pair(json, pair);
-        }
-        free(pair);
+    for (size_t i = 0; i < count; i++) {
+        pair = (struct pair){.cpus = pairs[i]};
+        measure_pair(&pair);
+        write_pair(json, &pair);
     }
     json_end(json);
-    if (now_ns() - clock < CLOCK_NS_LEAST) {
-        nap(CLOCK_NS_LEAST);
+    if (now_ns() - clock < MIN_CLOCK_NS) {
+        nap(MIN_CLOCK_NS);
     }
     cycles = reference_cycles() - cycles;
-    if (cycles == 0) {
-        json_null(json, "reference_mhz");
-    } else {
-        json_real(json, "reference_mhz", (double)cycles / (double)(now_ns() - clock) * 1e3);
-    }
-    return whole;
+    double mhz = (double)cycles / (double)(now_ns() - clock) * 1e3;
+    json_real(json, "reference_mhz", cycles == 0 ? -1 : mhz);
 }

@@ -1,46 +1,20 @@
 #include "tree.h"
 
+#include "files.h"
+
 #include <ctype.h>
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/vfs.h>
-#include <time.h>
-#include <unistd.h>
 
-/* More new process ids than this since the last look, and reading all of /proc is the cheaper way. */
+/* More new process ids than this since the last sample, and reading all of /proc is the cheaper way. */
 enum { FEW_NEW_PIDS = 128 };
 
 /* Searching may take this part of the time (2 %), however busy the machine is with starting processes. */
 enum { SEARCH_PAUSE = 50 };
-
-static uint64_t clock_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000U + (uint64_t)t.tv_nsec;
-}
-
-static ssize_t read_text(int fd, char *text, size_t size) {
-    ssize_t got = pread(fd, text, size - 1, 0);
-    if (got >= 0) {
-        text[got] = '\0';
-    }
-    return got;
-}
-
-static ssize_t read_path(const char *path, char *text, size_t size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -1;
-    }
-    ssize_t got = read_text(fd, text, size);
-    close(fd);
-    return got;
-}
 
 static bool add_process(struct tree *tree, pid_t pid, pid_t parent) {
     char path[64];
@@ -72,7 +46,7 @@ static struct process *find_process(const struct tree *tree, pid_t pid) {
     return NULL;
 }
 
-/* /proc/loadavg, unless it is somebody's imitation: those of containers tell another newest process id. */
+/* /proc/loadavg, unless it is an imitation: those of containers have another newest process id. */
 static int open_loadavg(void) {
     struct statfs fs;
     int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
@@ -100,21 +74,10 @@ bool tree_open(struct tree *tree, pid_t root) {
                           .last_pid = root,
                           .loadavg = open_loadavg(),
                           .page_kib = (uint64_t)sysconf(_SC_PAGESIZE) / 1024};
-    tree->pid_max =
-        read_path("/proc/sys/kernel/pid_max", text, sizeof text) > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+    if (read_path("/proc/sys/kernel/pid_max", text, sizeof text) > 0) {
+        tree->pid_max = (pid_t)strtol(text, NULL, 10);
+    }
     return add_process(tree, root, tree->self);
-}
-
-void tree_close(struct tree *tree) {
-    for (size_t i = 0; i < tree->count; i++) {
-        close(tree->processes[i].statm);
-    }
-    free(tree->processes);
-    tree->processes = NULL;
-    tree->count = tree->capacity = 0;
-    if (tree->loadavg >= 0) {
-        close(tree->loadavg);
-    }
 }
 
 static long status_field(const char *status, const char *name) {
@@ -153,16 +116,15 @@ static void search_all(struct tree *tree) {
 }
 
 /*
- * Only a process id given out since the last look can be a new descendant, so those are all that is looked
- * at. The files /proc/PID/task/TID/children would be the other way, but few kernels have them, and it takes
- * one for each thread.
+ * Only a process id given out since the last sample can be a new descendant, so only those are read. The
+ * files /proc/PID/task/TID/children are in few kernels, and there is one for each thread.
  */
 static void search(struct tree *tree) {
     pid_t newest = newest_pid(tree);
     if (newest != 0 && newest == tree->last_pid) {
         return;
     }
-    uint64_t start = clock_ns();
+    uint64_t start = clock_ns(CLOCK_MONOTONIC);
     if (start < tree->next_search_ns) {
         return;
     }
@@ -179,12 +141,12 @@ static void search(struct tree *tree) {
         }
     }
     tree->last_pid = newest;
-    uint64_t end = clock_ns();
+    uint64_t end = clock_ns(CLOCK_MONOTONIC);
     tree->next_search_ns = end + SEARCH_PAUSE * (end - start);
 }
 
 /* False when the process is gone. */
-static bool look(struct process *process) {
+static bool read_pages(struct process *process) {
     char text[128];
     if (read_text(process->statm, text, sizeof text) <= 0) {
         return false;
@@ -196,14 +158,12 @@ static bool look(struct process *process) {
     return true;
 }
 
-/* More are not touched between two looks at one memory. */
+/* More are not touched between two reads of one memory. */
 #define NEAR_PAGES 256
 
 static bool is_near(const struct process *one, const struct process *other) {
     for (unsigned i = 0; i < 3; i++) {
-        uint64_t a = one->pages[i];
-        uint64_t b = other->pages[i];
-        if ((a > b ? a - b : b - a) > NEAR_PAGES) {
+        if (llabs((long long)(one->pages[i] - other->pages[i])) > NEAR_PAGES) {
             return false;
         }
     }
@@ -217,8 +177,8 @@ static bool is_same(const struct process *one, const struct process *other) {
 /*
  * A child whose figures are its parent's, number for number, still shares the parent's memory: it is between
  * vfork and exec, or a fork that has written nothing yet. To count it would double the memory of every
- * program that calls system(). What the two are seen to hold may differ by what was touched between the
- * looks: so each is looked at again, in turn, until two looks in a row agree.
+ * program that calls system(). The figures may differ by what was touched between the two reads: so each is
+ * read again, in turn, until two reads in a row agree.
  */
 static bool mirrors_parent(const struct tree *tree, struct process *process) {
     struct process *parent = find_process(tree, process->parent);
@@ -226,7 +186,7 @@ static bool mirrors_parent(const struct tree *tree, struct process *process) {
         return false;
     }
     for (int turn = 0; turn < 8 && !is_same(parent, process) && is_near(parent, process); turn++) {
-        if (!look(turn % 2 == 0 ? parent : process)) {
+        if (!read_pages(turn % 2 == 0 ? parent : process)) {
             break; /* it has ended, which the next sample sees */
         }
     }
@@ -247,7 +207,7 @@ void tree_sample(struct tree *tree, uint64_t now_ns) {
     uint64_t pages = 0;
     search(tree);
     for (size_t i = 0; i < tree->count;) {
-        if (look(&tree->processes[i])) {
+        if (read_pages(&tree->processes[i])) {
             i++;
         } else {
             close(tree->processes[i].statm);
@@ -260,7 +220,7 @@ void tree_sample(struct tree *tree, uint64_t now_ns) {
         }
     }
     if (pages == 0) {
-        return; /* everything has ended and waits to be reaped: no longer a look at the program */
+        return; /* everything has ended and waits to be reaped */
     }
     if (tree->samples == 0) {
         tree->first_ns = now_ns;

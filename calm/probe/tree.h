@@ -10,7 +10,7 @@
 struct process {
     pid_t pid;
     pid_t parent;
-    int statm;         /* kept open: a look costs one pread */
+    int statm;         /* kept open: a sample costs one pread */
     uint64_t pages[3]; /* as statm has them now: size, resident, shared */
 };
 
@@ -30,7 +30,7 @@ struct tree {
 
     uint64_t samples;
     uint64_t peak_pages;
-    uint64_t floor_kib; /* no mark of the kernel's that a parent can read is lower: see tree_sample */
+    uint64_t floor_kib; /* what a parent reads of a child's largest size is never lower: see tree_sample */
     uint64_t mark_kib;  /* the root's own, as last read; 0: never */
     uint64_t last_pages;
     uint64_t first_ns;
@@ -41,12 +41,10 @@ struct tree {
 /* root is a child of the calling process, which is a subreaper. Returns false when root cannot be watched. */
 bool tree_open(struct tree *tree, pid_t root);
 
-void tree_close(struct tree *tree);
-
 /*
- * Looks once. Costs a pread for each process and one more, as long as no process is born on the machine.
- * What the kernel tells a parent of a child's largest resident size includes what the child had before its
- * exec: floor_kib. So as long as nothing larger was seen, the root's mark since its exec is read as well.
+ * Costs a pread for each process and one more, as long as no process is born on the machine. The largest
+ * resident size that the kernel reports of a child includes what it had before its exec: floor_kib. So as
+ * long as no sample was larger, the root's mark since its exec is read as well.
  */
 void tree_sample(struct tree *tree, uint64_t now_ns);
 

@@ -1,2 +1,2 @@
-# Completion of calm in fish, loaded at the first TAB. The script is calm's own, by what it is installed with.
+# Completion of calm in fish, loaded at the first TAB. calm itself generates the script.
 calm completion fish | source

@@ -1,9 +1,9 @@
-//! A program at work: eight threads with maps, strings and channels, again and again, on calmalloc.
+//! Eight threads that repeatedly use maps, strings and channels on calmalloc.
 //!
-//! Each thread's work is a function of a seed, done once more by the main thread alone: a block that was
-//! given to two owners, or lost its bytes, shows as another result. Messages are made by one thread and
-//! dropped by another. Prints figures, one a line, and fails with a message if a result is wrong or calmalloc
-//! did not serve.
+//! Each thread's work is a function of a seed, and is repeated by the main thread alone: a block with two
+//! owners, or with lost contents, changes the result. Messages are created by one thread and dropped by
+//! another. Prints one figure per line, and fails with a message if a result is wrong or calmalloc did not
+//! serve the program.
 //!
 //!     churn [ROUNDS]
 
@@ -59,7 +59,7 @@ fn string(random: &mut Random) -> String {
     (0..length).map(|i| char::from(b'a' + ((first + i) % 26) as u8)).collect()
 }
 
-/// What a thread does with its own maps.
+/// A thread's work on its own maps.
 fn churn(seed: u64) -> u64 {
     let mut random = Random::new(seed);
     let mut hashed: HashMap<u64, String> = HashMap::new();
@@ -169,7 +169,7 @@ fn run(rounds: u64) -> Result<(), String> {
         (grown.large_allocations > start.large_allocations, "no large block was calmalloc's"),
         (grown.in_use >= end.in_use + 64 * MIB, "the counters do not know of a block of 64 MiB"),
         (end.in_use < 4 * MIB, "threads that ended left memory in use"),
-        (end.purged > start.purged, "nothing was given back"),
+        (end.purged > start.purged, "nothing was purged"),
     ];
     match claims.iter().find(|(holds, _)| !holds) {
         Some((_, failure)) => Err((*failure).to_string()),

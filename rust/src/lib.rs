@@ -1,5 +1,5 @@
-//! calmalloc as a Rust program's allocator: a memory allocator for Linux that gives memory back without
-//! shooting down the TLB. It is compiled from its C sources and linked statically.
+//! calmalloc as a Rust program's allocator: a memory allocator for Linux that returns memory with few TLB
+//! shootdowns. It is compiled from its C sources and linked statically.
 //!
 //! ```
 //! #[global_allocator]
@@ -10,12 +10,11 @@
 //! # assert_eq!(numbers.len(), 1_000_000);
 //! ```
 //!
-//! C code in the same process keeps its own malloc, unless the feature `override` is on: then malloc(3) and
-//! its kin, and C++'s `new` and `delete`, are calmalloc's for the whole process. That feature is for
+//! C code in the same process keeps its malloc, unless the feature `override` is enabled: then malloc(3) and
+//! its relatives, and C++'s `new` and `delete`, use calmalloc in the whole process. That feature is for
 //! programs, not for shared libraries.
 //!
-//! Options are set by the environment variable `CALM_OPTIONS=name=value,...` at the start, and by [`set`]
-//! later.
+//! The environment variable `CALM_OPTIONS=name=value,...` sets options at the start, [`set`] later.
 //!
 //! Every function here is thread-safe. None may be called from a signal handler.
 
@@ -31,9 +30,9 @@ pub use stats::{stats, stats_json, Stats};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 
-/// The allocator, for `#[global_allocator]`, or to be called as any [`GlobalAlloc`].
+/// The allocator, for `#[global_allocator]`, or for direct use as a [`GlobalAlloc`].
 ///
-/// It holds no data: all values of it are one allocator, so what one allocated another may free.
+/// It holds no data: all values denote the same allocator, so one value may free the blocks of another.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CalMalloc;
 
@@ -41,17 +40,17 @@ pub struct CalMalloc;
 const ALIGNED_ALWAYS: usize = 16;
 /// The alignment, in bytes, of blocks that are runs of pages.
 const RUN_ALIGNED: usize = 64;
-/// Blocks from so many bytes on are runs of pages, whatever the page size.
+/// Blocks of at least this many bytes are runs of pages, whatever the page size.
 const RUN_LEAST: usize = 1 << 20;
 
-/// Whether a block of `size` bytes is aligned to `align` without being asked for it.
+/// Whether any block of `size` bytes is aligned to `align`.
 #[inline]
 fn is_aligned_anyway(align: usize, size: usize) -> bool {
     align <= ALIGNED_ALWAYS || (align <= RUN_ALIGNED && size >= RUN_LEAST)
 }
 
-// SAFETY: calmalloc's blocks are disjoint, live until they are freed, and nothing here unwinds. The
-// alignments are those of `is_aligned_anyway`, or asked for.
+// SAFETY: calmalloc's blocks are disjoint and live until they are freed, and nothing here unwinds. Blocks are
+// aligned according to `is_aligned_anyway`, or on request.
 unsafe impl GlobalAlloc for CalMalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -90,7 +89,7 @@ unsafe impl GlobalAlloc for CalMalloc {
     }
 }
 
-/// For alignments that realloc(3) knows nothing of.
+/// For alignments that realloc(3) does not keep.
 #[cold]
 unsafe fn realloc_aligned(block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
     let held = sys::calm_malloc_usable_size(block.cast());
@@ -107,22 +106,22 @@ unsafe fn realloc_aligned(block: *mut u8, layout: Layout, new_size: usize) -> *m
     moved
 }
 
-/// Gives back to the system all but `keep_bytes` of the free memory, cached blocks included, now. Returns the
-/// bytes given back: 0 if there was nothing, or the kernel refused.
+/// Flushes the caches and purges: returns all but `keep_bytes` of the free memory to the kernel. The result
+/// is the number of bytes purged: 0 if there was nothing to purge, or the kernel refused.
 ///
-/// A program need not call this: free memory is bounded at all times. It is for moments of which the program
-/// knows that little will be allocated for long.
+/// Programs need not call this: free memory is always limited. It is useful when the program knows that it
+/// will allocate little for a long time.
 pub fn trim(keep_bytes: usize) -> usize {
     // SAFETY: takes any number.
     unsafe { sys::calm_trim(keep_bytes) }
 }
 
-/// Bytes that may be used at `block`, at least what was asked for. 0 if `block` is null, or no block of this
-/// allocator's.
+/// The usable size of a block, at least the size requested. 0 if `block` is null, or not a block of this
+/// allocator.
 ///
 /// # Safety
 ///
-/// If `block` is one of this allocator's, no other thread may be freeing it.
+/// If `block` belongs to this allocator, no other thread may free it meanwhile.
 pub unsafe fn usable_size(block: *const u8) -> usize {
     sys::calm_malloc_usable_size(block.cast())
 }

@@ -10,9 +10,9 @@ use std::{error, fmt, io};
 pub enum Error {
     /// There is no option of this name.
     UnknownOption,
-    /// The option does not take this value.
+    /// The value is invalid.
     InvalidValue,
-    /// The option takes this value, but at the start alone: by `CALM_OPTIONS`.
+    /// The option can be set only at the start, by `CALM_OPTIONS`.
     FixedAtStart,
 }
 
@@ -31,15 +31,14 @@ impl error::Error for Error {}
 const ENOENT: i32 = 2;
 const EBUSY: i32 = 16;
 
-/// Sets an option: `set("slack", "50")`. It holds from now on, for the whole process.
+/// Sets an option for the whole process: `set("slack", "50")`.
 ///
-/// Numbers are decimal; their units, and the words that other options take, are in the table of options in
-/// calmalloc's manual.
+/// Numbers are decimal. The table of options in calmalloc's manual lists units and other values.
 ///
 /// # Errors
 ///
-/// [`Error::UnknownOption`], [`Error::InvalidValue`] or [`Error::FixedAtStart`]; the option is then as it
-/// was.
+/// [`Error::UnknownOption`], [`Error::InvalidValue`] or [`Error::FixedAtStart`]; the option is then
+/// unchanged.
 pub fn set(option: &str, value: &str) -> Result<(), Error> {
     let option = CString::new(option).map_err(|_| Error::UnknownOption)?;
     let value = CString::new(value).map_err(|_| match get_raw(&option) {
@@ -57,7 +56,7 @@ pub fn set(option: &str, value: &str) -> Result<(), Error> {
     })
 }
 
-/// The value of an option, as [`set`] takes it.
+/// The value of an option, in the form that [`set`] accepts.
 ///
 /// # Errors
 ///
@@ -67,6 +66,6 @@ pub fn get(option: &str) -> Result<String, Error> {
 }
 
 fn get_raw(option: &CString) -> Option<String> {
-    // SAFETY: writes no more than the size it is given.
+    // SAFETY: writes at most the given size.
     sys::text(|buffer, size| unsafe { sys::calm_get(option.as_ptr(), buffer, size) })
 }

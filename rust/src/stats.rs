@@ -3,88 +3,88 @@
 use crate::sys;
 use std::mem;
 
-/// What the allocator holds and has done, one moment's view. Memory is in bytes.
+/// A snapshot of the allocator's memory and counters. Memory is in bytes.
 ///
 /// `in_use + retained = footprint`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Of the C structure; it counts up when fields are added.
+    /// The version of the C structure, incremented when fields are added.
     pub version: u32,
     size: u32,
-    /// Pages that hold, or held, something, and were not given back.
+    /// Pages that are, or may be, resident.
     pub footprint: u64,
-    /// Pages with at least one byte that is not free. Blocks in caches count as not free here.
+    /// Pages that contain any part of a block, cached blocks included.
     pub in_use: u64,
     /// Free pages that may be resident.
     pub retained: u64,
-    /// Free blocks in the caches of CPUs and in the depot.
+    /// Free blocks in the CPU caches and the depots.
     pub cached: u64,
     /// Address space.
     pub reserved: u64,
-    /// Of the allocator's own, resident at most.
+    /// The allocator's own data: an upper bound of what is resident.
     pub metadata: u64,
-    /// What `retained` is at most, for the current footprint, once a thread has left the allocator.
+    /// The limit on `retained` for the current footprint, when a thread leaves the allocator.
     pub retained_limit: u64,
-    /// What pages kept alive by cached blocks alone are at most.
+    /// The limit on pages kept in use by cached blocks alone.
     pub cached_limit: u64,
-    /// Since the start: bytes that became free, and may be resident.
+    /// Since the start: bytes that became free and may be resident.
     pub dirtied: u64,
-    /// Since the start: bytes given back.
+    /// Since the start: bytes returned to the kernel.
     pub purged: u64,
     /// Purges because `retained` exceeded its limit.
     pub purges: u64,
-    /// Purges because time passed, or memory is short.
+    /// Purges because memory was unused or is scarce.
     pub purges_timed: u64,
     /// Purges by [`trim`](crate::trim).
     pub purges_asked: u64,
-    /// Ranges that the kernel refused to take back.
+    /// Ranges that the kernel refused to purge.
     pub purge_failures: u64,
     /// Calls of process_madvise(2).
     pub purge_vectored_calls: u64,
-    /// Calls of madvise(2).
+    /// Calls of madvise(2) to purge.
     pub purge_single_calls: u64,
-    /// Ranges given back.
+    /// Ranges purged.
     pub purge_ranges: u64,
-    /// Times that one CPU's cache was emptied by another CPU's thread.
+    /// Times that a thread flushed the cache of another CPU.
     pub cache_drains: u64,
-    /// Operations that left the fast path for a size class.
+    /// Operations on a size class that left the fast path.
     pub cache_misses: u64,
     /// Acquisitions of a heap's lock.
     pub heap_locks: u64,
     /// Allocations of runs of pages.
     pub large_allocations: u64,
-    /// Blocks that grew by moving their pages.
+    /// Reallocations that moved pages.
     pub large_moves: u64,
-    /// Offload mode: what was ready when a thread wanted it.
+    /// Offload mode: requests for a magazine or large block that was prepared.
     pub offload_hits: u64,
-    /// What was not.
+    /// Requests for one that was not.
     pub offload_misses: u64,
-    /// Answers of the server that a thread waited for.
+    /// Requests for which a thread waited for the server's answer.
     pub offload_calls: u64,
     /// Messages to the server.
     pub offload_records: u64,
-    /// Magazines and large blocks made ready ahead.
+    /// Magazines and large blocks prepared.
     pub offload_stocked: u64,
-    /// Of those, the ones that nobody wanted.
+    /// Magazines and large blocks prepared, but not requested.
     pub offload_unused: u64,
     /// Times that a thread woke the server.
     pub offload_wakes: u64,
     /// Times that the server slept.
     pub offload_naps: u64,
-    /// Times that a thread found the server not to answer.
+    /// Times that a thread found the server unresponsive.
     pub offload_lost: u64,
-    /// Times that the server had no CPU to itself, and lent the heap to the threads.
+    /// Times that the server found no CPU for itself, and switched the heap to shared mode.
     pub offload_lent: u64,
-    /// Nanoseconds that giving back cost where memory was wanted again.
+    /// Estimated cost of purging memory that was needed again, in nanoseconds.
     pub purge_vain_ns: u64,
 }
 
-/// The counters, now. Takes the heap's lock for a moment: not for every request of a server.
+/// The current counters. Takes the heap's lock briefly, so do not call it for every request of a server.
 pub fn stats() -> Stats {
     let mut stats = Stats::default();
-    // SAFETY: Stats is laid out as struct calm_stats, of which no more than the given size is written.
+    // SAFETY: Stats has the layout of struct calm_stats, and at most the given size is written.
     let status = unsafe { sys::calm_stats(&mut stats, mem::size_of::<Stats>()) };
     debug_assert_eq!(status, 0);
     stats
@@ -92,7 +92,7 @@ pub fn stats() -> Stats {
 
 /// The counters and the options as one JSON object.
 pub fn stats_json() -> String {
-    // SAFETY: writes no more than the size it is given. It never fails.
+    // SAFETY: writes at most the given size, and never fails.
     sys::text(|buffer, size| unsafe { sys::calm_stats_json(buffer, size) }).unwrap_or_default()
 }
 
@@ -117,7 +117,7 @@ mod tests {
             .collect()
     }
 
-    /// The same of Stats, by what its source says.
+    /// The same for Stats, from its source.
     fn fields_here() -> Vec<(String, String)> {
         let source = include_str!("stats.rs");
         let body = source.split("pub struct Stats {").nth(1).unwrap().split("\n}").next().unwrap();

@@ -1,4 +1,4 @@
-//! What is used of calmalloc.h.
+//! The functions of calmalloc.h that the crate uses.
 
 use std::os::raw::{c_char, c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! calmalloc in a program that does not make it the global allocator: who serves whom, and the safe
-//! functions.
+//! calmalloc in a program that does not make it the global allocator: which allocator serves which calls, and
+//! the safe functions.
 
 use calmalloc::{get, set, CalMalloc, Error};
 use std::alloc::{GlobalAlloc, Layout};
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 const MIB: usize = 1 << 20;
 
-/// For tests that must see nobody else's doings: options and counters are the process's.
+/// Held by tests that must run alone, because options and counters belong to the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]

@@ -22,7 +22,8 @@ enum change {
 
 struct option {
     const char *name;
-    const char *words; /* "first|second" for values 0 and 1; NULL: a number; TEXT: so many bytes of text */
+    const char
+        *words; /* "first|second" for values 0 and 1; NULL: a number; TEXT: at most `most` bytes of text */
     int least;
     int most;
     enum change change;
@@ -40,7 +41,7 @@ static _Atomic(int) offload_patience = 10;
 static _Atomic(int) profile;
 static _Atomic(int) profile_file;
 
-/* Of options that take any text, which has no '|' and no ','. */
+/* Marks options that take any text without '|' and ','. */
 #define TEXT            "TEXT"
 #define TEXT_BYTES_MOST 1000
 static char profile_file_text[TEXT_BYTES_MOST + 1];
@@ -48,62 +49,69 @@ static char profile_file_text[TEXT_BYTES_MOST + 1];
 #define SETTINGS calm_governor.settings
 
 /*
- * The table: name, what it takes, when it may change, where it lies, and what it means. scripts/options makes
- * the manual's from it.
+ * Name, values, range, when it may change, variable, and help text. scripts/options generates the table in
+ * docs/allocator.md from this one.
  */
 static const struct option options[] = {
     {"policy", "adaptive|paper", 0, 1, CHANGE_ANY_TIME, &SETTINGS.policy,
-     "How much free memory may stay. `paper`: table 1 of the paper. `adaptive`: that, and what the program "
-     "had in use before, for as long as giving it back would cost too much; nothing that lay unused for "
-     "longer."},
+     "The limit on free memory. `paper`: the threshold of table 1 of the paper. `adaptive`: that threshold, "
+     "and "
+     "the memory that was in use recently, for as long as purging it would cost more than `purge_time`."},
     {"slack", NULL, 1, 10000, CHANGE_ANY_TIME, &SETTINGS.slack,
-     "Memory that slack may cost: per cent of the policy's threshold."},
+     "Scales the policy's threshold, in per cent."},
     {"purge_time", NULL, 0, 100, CHANGE_ANY_TIME, &SETTINGS.purge_time,
-     "Time that giving back may cost: per cent of CPU time for what is wanted again soon after, before the "
-     "adaptive policy keeps free memory for longer. 0: for as long as it ever does, 12.8 s."},
+     "Per cent of CPU time that purging memory may cost if the memory is needed again soon. At a higher "
+     "cost, the "
+     "adaptive policy keeps free memory for longer. 0: keep it for the longest period, 12.8 s."},
     {"background", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.background,
-     "Whether a thread of calmalloc's own gives back what a program leaves unused, also when that is idle: "
-     "once "
-     "it has threads, or keeps much."},
+     "Whether a helper thread purges unused memory, even while the program is idle. It starts once the "
+     "program "
+     "has several threads or keeps much free memory."},
     {"cgroup", "off|on", 0, 1, CHANGE_ANY_TIME, &SETTINGS.watch_cgroup,
-     "Whether to keep less where little memory is left: of the control group, of version 1 or 2, or of the "
-     "machine."},
+     "Whether to keep less free memory when the control group (version 1 or 2) or the machine is short of "
+     "memory."},
     {"huge_pages", "never|earned", 0, 1, CHANGE_ANY_TIME, &SETTINGS.huge_pages,
-     "Whether large blocks get huge pages once the program is seen to touch all of its large blocks."},
+     "Whether to request huge pages for large blocks once the program has been seen to touch all of its "
+     "large "
+     "blocks."},
     {"placement", "off|lines|colors|random", 0, 3, CHANGE_ANY_TIME, &SETTINGS.placement,
-     "Where large blocks begin. `lines`: each some cache lines further into its first page than the last, "
-     "evenly. "
-     "`colors`: that, and in huge pages so that no cache gets more of one color than it has room for. "
-     "`random`: "
-     "at a random line of the first page. `off`: where a page begins. See placement.md."},
+     "The offset at which a large block starts. `lines`: successive blocks start at evenly spread cache "
+     "lines of "
+     "their first page. `colors`: that, and in huge pages no color of an outer cache gets more blocks than "
+     "it has "
+     "room for. `random`: a random cache line of the first page. `off`: the start of a page. See "
+     "placement.md."},
     {"populate", "never|calloc", 0, 1, CHANGE_ANY_TIME, &SETTINGS.populate,
-     "Whether a large block of `calloc` is made resident at once where that is little beside what the "
-     "program uses: else pages that are read before they are written cost a shootdown each."},
+     "Whether `calloc` makes large blocks resident at once, if they are small relative to the memory in use. "
+     "Otherwise each page that is read before it is written costs a shootdown."},
     {"vectored_purge", "off|auto|on", 0, 2, CHANGE_ANY_TIME, &vectored,
-     "Whether to give back many ranges by one `process_madvise`, where the kernel allows it. `auto`: unless "
-     "the process is under a seccomp filter, which may end it for that; `on`: unless the program adds one."},
+     "Whether to purge many ranges by one `process_madvise`, where the kernel allows it. `auto`: unless the "
+     "process has a seccomp filter, which might kill it for the call. `on`: unless the program adds a "
+     "filter."},
     {"cache", "auto|locked|off", 0, 2, CHANGE_AT_START, &cache,
-     "How a CPU's free blocks are kept: by restartable sequences where there are those, under a lock, or not "
-     "at "
-     "all."},
+     "How the CPU caches are synchronized. `auto`: by restartable sequences where available, otherwise by "
+     "locks. "
+     "`locked`: by locks. `off`: no caches."},
     {"offload", "off|on|sync", 0, 2, CHANGE_AT_START, &offload,
-     "Whether a thread on a CPU of its own does all the heap's work (see offload.md); `sync`: by one message "
-     "for each call, to compare."},
+     "Whether a server thread on a CPU of its own does all work on the heap (see offload.md). `sync`: by one "
+     "message for each call, for comparison."},
     {"offload_cpu", "auto|sibling|core|socket", 0, 8191, CHANGE_AT_START, &offload_cpu,
-     "The CPU of that thread: an idle one; or as it lies to the busiest thread's, a `sibling` of its core, "
-     "another `core` of its socket, another `socket`; or a number: that CPU then is its own, whatever else "
-     "runs there, and the heap is never lent."},
+     "The server's CPU. `auto`: an idle one. `sibling`, `core`, `socket`: relative to the CPU of the busiest "
+     "thread, another hardware thread of its core, another core of its socket, or another socket. A number: "
+     "that "
+     "CPU, reserved for the server whatever else runs there; the heap never switches to shared mode."},
     {"offload_patience", NULL, 1, 3600000, CHANGE_AT_START, &offload_patience,
-     "Milliseconds that a thread waits for that thread before it serves itself from a second heap."},
+     "Milliseconds that a thread waits for the server before it uses a second heap."},
     {"misuse", "abort|warn", 0, 1, CHANGE_ANY_TIME, &misuse,
-     "What follows the message about a double or an invalid free."},
+     "What to do after reporting a double or invalid free."},
     {"report", "off|exit", 0, 1, CHANGE_ANY_TIME, &report,
-     "Whether to write the counters to stderr, as one line of JSON, when the program exits."},
+     "Whether to write the counters to stderr at exit, as one line of JSON."},
     {"profile", NULL, 0, 1073741824, CHANGE_ANY_TIME, &profile,
-     "Bytes between two samples of the heap profile, on average; `k`, `m` and `g` may follow. 0: no profile. "
+     "Average number of bytes between two samples of the heap profile; `k`, `m` and `g` may follow. 0: no "
+     "profile. "
      "See profiling.md."},
     {"profile_file", "TEXT", 0, 1000, CHANGE_AT_START, &profile_file,
-     "How the name of the profile that is written at exit begins, before `.PID.heap`; `calmalloc` if empty."},
+     "Prefix of the name of the profile written at exit, before `.PID.heap`; `calmalloc` if empty."},
 };
 
 #define OPTION_COUNT (sizeof options / sizeof options[0])
@@ -148,12 +156,12 @@ static bool is_bytes(const struct option *option) {
     return option->value == &profile;
 }
 
-/* One that takes words, and numbers, which are counted on from the last word's. */
+/* Takes words and numbers. Numbers are stored after the last word's. */
 static bool takes_cpu(const struct option *option) {
     return option->value == &offload_cpu;
 }
 
-/* The number of the word in "first|second|..."; -1 if it is none of them. */
+/* The index of a word in "first|second|...", or -1. */
 static int word_number(const char *words, const char *word, size_t length) {
     for (int number = 0; words != NULL; number++) {
         size_t each = strcspn(words, "|");
@@ -180,7 +188,7 @@ static int parse_number(const char *text, size_t length, int least, int most) {
     return number >= least && number <= most ? (int)number : -1;
 }
 
-/* The same of bytes: a unit may follow. */
+/* The same, with an optional unit. */
 static int parse_bytes(const char *text, size_t length, int least, int most) {
     static const char units[] = "kKmMgG";
     const char *unit = length == 0 ? NULL : memchr(units, text[length - 1], sizeof units - 1);
@@ -216,7 +224,7 @@ static const struct option *find(const char *name, size_t length) {
     return NULL;
 }
 
-/* What a value that is no text stands for; -1 if it is none of the option's. */
+/* The number that a value stands for, or -1 if it is invalid. Not for options that take text. */
 static int parse(const struct option *option, const char *value, size_t length) {
     return takes_cpu(option)       ? parse_cpu(option, value, length)
            : option->words != NULL ? word_number(option->words, value, length)
@@ -343,7 +351,7 @@ void options_keep_environment(char **environment) {
     first_environment = environment;
 }
 
-/* Like secure_getenv: nothing where the program has privileges that its starter has not. */
+/* Like secure_getenv: NULL if the program runs with elevated privileges. */
 static const char *find_variable(char **environment, const char *name) {
     size_t length = strlen(name);
     for (; getauxval(AT_SECURE) == 0 && *environment != NULL; environment++) {

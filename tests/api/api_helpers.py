@@ -1,4 +1,4 @@
-"""Runs the programs of these tests, in each way that the library can be brought into one."""
+"""Runs the test programs with the library loaded in each possible way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INCLUDE = f"-I{REPOSITORY / 'include'}"
 
 
 def tool(name: str, package: str) -> str:
-    """A test that cannot run is a test that fails: it names what to install."""
+    """The path of a tool. A missing tool fails the test, with the name of the package to install."""
     found = shutil.which(name)
     assert found is not None, f"{name} is not installed: it is in the Debian package {package}"
     return found
@@ -57,7 +57,7 @@ def shared_library() -> Path:
 
 
 def program(name: str, folder: Path = BUILD) -> Path:
-    """A program of these tests."""
+    """The path of a test program."""
     path = folder / "tests/api" / name
     build = f"cmake --build {folder} --target programs"
     assert path.is_file(), f"{path} is not built: {build}"
@@ -69,7 +69,7 @@ def archive() -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """A developer's own settings for malloc must not reach a run."""
+    """The environment without the developer's own malloc settings."""
     drop = ("LD_", "CALM_", "MALLOC_", "GLIBC_TUNABLES", "ASAN_", "TSAN_", "UBSAN_")
     return {name: value for name, value in os.environ.items() if not name.startswith(drop)}
 
@@ -99,7 +99,7 @@ class Ran:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Of report=exit, which is the last line."""
+        """The line of report=exit, which is the last one."""
         lines = [line for line in self.stderr.splitlines() if line.startswith("{")]
         assert lines, f"{self.command} reports nothing: {self.stderr}"
         found: dict[str, Any] = json.loads(lines[-1])
@@ -126,7 +126,7 @@ def run_command(
     prepare: Callable[[], None] | None = None,
     cwd: Path | None = None,
 ) -> Ran:
-    """Runs it to its end. With status None any is right."""
+    """Runs a command to its end. With status None any status is accepted."""
     words = [str(word) for word in command]
     line = " ".join([f"{name}={env[name]}" for name in ("CALM_OPTIONS", "LD_PRELOAD") if name in env] + words)
     try:
@@ -153,7 +153,7 @@ def run_command(
 
 
 class Programs:
-    """The programs that the build has made, one for each way."""
+    """The built programs, one for each way of loading the library."""
 
     def path(self, name: str, way: str) -> Path:
         return program(f"{name}-{'plain' if way in (GLIBC, PRELOAD) else way}")
@@ -187,6 +187,6 @@ LOST = "calmalloc: the offload server does not answer: serving without it"
 
 
 def complaints(stderr: str, *, lost: bool = False) -> list[str]:
-    """What the allocator says; that its server is lost, which may be a busy machine's fault, if asked."""
+    """The allocator's messages. That of a lost server, which a busy machine may cause, only if asked for."""
     said = [line for line in stderr.splitlines() if line.startswith("calmalloc:")]
     return [line for line in said if lost or line != LOST]

@@ -1,4 +1,5 @@
-/* A malloc of calmalloc's names that errs now and then, by FAULT: what the stress test must find. */
+/* A malloc under calmalloc's names with occasional faults, selected by FAULT, which the stress test must
+ * detect. */
 #include "api.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* What each function promises, errno included: contracts CASE. Cases of calm_... need calmalloc. */
+/* What each function promises, errno included: contracts CASE. The cases of calm_... functions need
+ * calmalloc. */
 #include "api.h"
 #include "names.h"
 

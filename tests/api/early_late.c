@@ -1,4 +1,4 @@
-/* Allocation where a program rarely looks: before main, after it, and in libraries that come and go. */
+/* Allocation before and after main, and in libraries that are loaded and unloaded. */
 #include "api.h"
 #include "names.h"
 

@@ -1,4 +1,4 @@
-/* Programs that handle NULL, under limits and under a kernel that refuses: faults CASE [ARGUMENT]. */
+/* Programs that handle NULL, under limits and failing system calls: faults CASE [ARGUMENT]. */
 #include "api.h"
 #include "names.h"
 

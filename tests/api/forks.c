@@ -1,4 +1,4 @@
-/* Forks as a program may do them that knows nothing of the allocator: forks CASE [ARGUMENT]. */
+/* Forks of a program that does not know the allocator: forks CASE [ARGUMENT]. */
 #include "api.h"
 #include "names.h"
 

@@ -1,5 +1,5 @@
-/* A library that is initialized before all others (DF_1_INITFIRST, and the last of that kind): its fork
- * handlers, which allocate, and fork if they are told to, run while the allocator's are done. */
+/* A library that is initialized before all others (DF_1_INITFIRST; the last such library counts). Its fork
+ * handlers, which allocate, and optionally fork, run after the allocator's have run. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* What a program sees of the allocator in its process: guest CASE [ARGUMENT]. */
+/* The allocator's traces in a process: guest CASE [ARGUMENT]. */
 #include "api.h"
 #include "names.h"
 

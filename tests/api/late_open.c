@@ -1,6 +1,6 @@
 /*
- * late_open LIBRARY HOG...: takes all thread-local memory that is left, then opens the library as a plugin,
- * beside the C library's malloc, and uses it by dlsym.
+ * late_open LIBRARY HOG...: uses up all remaining thread-local memory, then opens the library as a plugin,
+ * beside the C library's malloc, and calls it by dlsym.
  */
 #include "api.h"
 

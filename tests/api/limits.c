@@ -1,6 +1,6 @@
 /*
- * limits: what a program holds that first has small blocks, of which few stay, and then large ones: neither
- * fits where the other was. Run in a control group that allows less than both together.
+ * limits: a program that first has small blocks, of which few stay, and then large ones; free memory of one
+ * kind does not fit requests of the other. Runs in a control group that allows less than both together.
  */
 #include "api.h"
 #include "names.h"

@@ -1,6 +1,6 @@
 /*
- * Each case does one thing that no program may do, says with which pointer, and makes the block come back to
- * the heap. Under misuse=warn it goes on, and the heap must be as good as before.
+ * Each case misuses the allocator once, prints the pointer, and makes the cache flush the block to the heap.
+ * With misuse=warn the program continues, and the heap must be intact.
  */
 #include "api.h"
 #include "names.h"

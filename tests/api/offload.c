@@ -1,6 +1,6 @@
 /*
- * The offload mode from outside: offload CASE [ARGUMENT]. Its server is the thread of this process that is
- * named calmalloc; a debugger, which is a child of the program's, stops that one alone.
+ * Offload mode from outside: offload CASE [ARGUMENT]. The server is the thread of this process that is named
+ * calmalloc; a debugger, which is a child of the program, stops that thread only.
  */
 #include "api.h"
 #include "names.h"

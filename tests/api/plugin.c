@@ -1,6 +1,6 @@
 /*
- * A library that allocates as it is loaded and frees as it is unloaded, in whatever thread does that. With
- * HOG it takes that many bytes of the little thread-local memory that is left for libraries that come late.
+ * A library that allocates when it is loaded and frees when it is unloaded, in the thread that does so. With
+ * HOG it uses that many bytes of the limited thread-local memory for libraries that are loaded late.
  */
 #include "api.h"
 

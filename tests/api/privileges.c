@@ -1,7 +1,7 @@
 /*
- * What a program gives up, and finds itself with: privileges CASE. Its threads use the allocator until a
- * thread of the allocator's own is there, if it has one; the program then does what a daemon or a sandbox
- * does. Run as root, and under the C library's own malloc as well.
+ * Privileges that a program gives up, and their effect: privileges CASE. Its threads use the allocator until
+ * the allocator has a thread, if it starts one; the program then acts like a daemon or a sandbox. Runs as
+ * root, and also under the C library's malloc.
  */
 #include "../c/strict_filter.h"
 #include "api.h"

@@ -1,4 +1,4 @@
-/* Forks, children, and threads that come and go in every way: processes CASE [ARGUMENT]. */
+/* Forks, children, and threads that start and end in every way: processes CASE [ARGUMENT]. */
 #include "api.h"
 #include "names.h"
 

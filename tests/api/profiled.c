@@ -1,6 +1,6 @@
 /*
- * profiled CASE [FILE]: allocates so much in each of a few functions, for a heap profile to tell of. Built
- * with -O2 and without frame pointers, as programs are.
+ * profiled CASE [FILE]: allocates known amounts in a few functions, for a heap profile. Built with -O2 and
+ * without frame pointers, like most programs.
  *
  *   sites         20 MB each by small_site and by large_site, which stay; 60 MB by churn_site in three
  *                 threads, which do not

@@ -1,6 +1,7 @@
 /*
- * What stays resident: retention CASE BYTES,ORDER. Threads fill 200 MiB with blocks of so many bytes, free
- * them and wait; ORDER is in-order, reversed, random, or others (each frees its neighbour's).
+ * Memory that stays resident: retention CASE BYTES,ORDER. Threads fill 200 MiB with blocks of BYTES bytes,
+ * free them and wait. ORDER is in-order, reversed, random, or others (each thread frees its neighbour's
+ * blocks).
  */
 #include "api.h"
 #include "names.h"

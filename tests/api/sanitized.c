@@ -1,5 +1,5 @@
-/* For a sanitizer that brings its own allocator: sanitized [fault]. With fault it does what each of them
- * finds. */
+/* For sanitizers that have their own allocator: sanitized [fault]. With fault it makes an error that each of
+ * them detects. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

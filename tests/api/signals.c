@@ -1,6 +1,7 @@
 /*
- * signals CASE SECONDS: threads that allocate while they are interrupted, or moved from CPU to CPU, all the
- * time. What a sequence of the cache's has begun must be begun anew, and nothing be lost or handed out twice.
+ * signals CASE SECONDS: threads that allocate while signals interrupt them, or while they migrate between
+ * CPUs, all the time. An interrupted restartable sequence must restart, and no block may be lost or returned
+ * twice.
  */
 #include "api.h"
 #include "names.h"

@@ -1,8 +1,8 @@
 /*
- * soak SECONDS [CYCLES]: a service in small. Sessions of mixed lifetimes come steadily, in bursts, or not at
- * all; what the process holds resident is compared with what its sessions hold, after each phase, for as long
- * as it runs: so many seconds, and cycles. Its time is ticks, in each of which every worker does the same
- * however slow the machine is.
+ * soak SECONDS [CYCLES]: a small service. Sessions of mixed lifetimes arrive steadily, in bursts, or not at
+ * all. After each phase, the resident memory of the process is compared with the memory of its sessions. It
+ * runs for at least SECONDS and CYCLES. Time is counted in ticks, in each of which every worker does the
+ * same work, however slow the machine is.
  */
 #include "api.h"
 #include "names.h"

@@ -2,9 +2,9 @@
  * Random operations of several threads, against a model of what each block must hold:
  * stress [seed=1] [seconds=2] [threads=4] [live_mib=200] [largest_mib=16] [rounds=0: as many as fit]
  *
- * Every so often all threads wait at a barrier, none inside the allocator, and its own account must be in
- * order. Under another malloc, and so without the account, only the blocks are looked at. With USE_CALM_NAMES
- * it calls calm_malloc and so on, and can be built together with the allocator's sources and a sanitizer.
+ * At intervals all threads wait at a barrier, outside the allocator, whose counters must be consistent. Under
+ * another malloc, without these counters, only the blocks are checked. With USE_CALM_NAMES it calls
+ * calm_malloc etc., and can be built together with the allocator's sources and a sanitizer.
  */
 #include "api.h"
 #include "names.h"

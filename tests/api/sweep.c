@@ -1,4 +1,4 @@
-/* All sizes and alignments: sweep CASE [STEP]. A larger step makes fewer sizes, for slow machines. */
+/* All sizes and alignments: sweep CASE [STEP]. A larger step tests fewer sizes, for slow machines. */
 #include "api.h"
 #include "names.h"
 

@@ -1,6 +1,6 @@
-"""What each function promises, under the library in every way that it comes into a program.
+"""What each function promises, with the library loaded in each possible way.
 
-And under glibc's malloc, which shows that the promises are those that programs are used to.
+The same cases run under glibc's malloc, to show that programs already rely on these promises.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ OWN = [
     "calm-trim",
     "calm-trim-small",
 ]
-# That check the account of memory.
+# Cases that check the memory counters.
 ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "trim", "calm-trim", "calm-trim-small"]
-# That tell the time of a purge, or of a drain, by themselves.
+# For cases that control the time of purges and cache flushes themselves.
 QUIET = "background=off"
 ATTEMPTS = 3
-# Nothing is given back for time that passed, and the server is waited for, however busy the machine is.
+# No timed purges, and a wait for the server, however busy the machine is.
 STEADY = "policy=paper,offload_patience=3600000"
 
 
 def run_case(programs: Programs, case: str, mode: str) -> None:
-    """A server that is late, or gives back by itself, excuses an account: one run is to need no excuse."""
+    """Runs a case. A late server or a timed purge excuses a wrong count, so one run must need no excuse."""
     for attempt in range(ATTEMPTS + 1):
         options = [mode, QUIET, *([STEADY] if attempt == ATTEMPTS else [])]
         ran = programs.run(PRELOAD, "contracts", case, options=",".join(options))
@@ -105,7 +105,7 @@ def test_every_name_is_the_librarys(programs: Programs, way: str) -> None:
 
 
 def test_glibc_serves_the_cases_without_the_library(programs: Programs) -> None:
-    """Or the runs under glibc would prove nothing of it."""
+    """Otherwise the runs under glibc would prove nothing."""
     failed = programs.run(GLIBC, "contracts", "names", status=1)
     assert "governed()" in failed.stderr
 
@@ -187,7 +187,7 @@ def test_the_sweeps_hold_for_glibc(programs: Programs) -> None:
 
 @pytest.mark.parametrize("huge_pages", ["never", "earned"])
 def test_untouched_blocks_cost_nothing(programs: Programs, huge_pages: str) -> None:
-    """51 blocks of up to 4 GiB and a byte, of which two pages each are touched."""
+    """51 blocks of up to 4 GiB and one byte, each with two touched pages."""
     for way in OURS:
         ran = programs.run(way, "sweep", "doublings", options=f"huge_pages={huge_pages}")
         assert 51 * 2 * 4 * KIB <= ran["grown"] <= 2 * MIB

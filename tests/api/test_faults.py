@@ -1,4 +1,4 @@
-"""A kernel that refuses, and limits: malloc returns NULL then, and nothing else is lost."""
+"""System calls that fail, and limits: malloc returns NULL, and nothing else breaks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POINTS = [1, 2, 5, 20]
 
 
 class Traced:
-    """`faults survive`, and its system calls."""
+    """`faults survive` and its system calls."""
 
     def __init__(self, programs: Programs, way: str, options: str, folder: Path) -> None:
         self.command: list[str | Path] = [programs.path("faults", way), "survive"]
@@ -60,7 +60,7 @@ class Traced:
         self.strace += [word for variable in variables for word in ("-E", variable)]
 
     def count(self, call: str) -> tuple[int, int]:
-        """Before main's mark, and after it by the main thread."""
+        """The number of calls before main's mark, and after it by the main thread."""
         command = [*self.strace, "-o", self.log, "-e", f"trace={call},getppid", *self.command]
         run_command(command, self.env)
         lines = self.log.read_text().splitlines()
@@ -92,7 +92,7 @@ def points(total: int) -> list[int]:
 @pytest.mark.parametrize("options", ["", "background=off,vectored_purge=off"], ids=["default", "plain"])
 @pytest.mark.parametrize("call", CALLS)
 def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str) -> None:
-    """Once, at some point, and from some point on, in a program that handles NULL."""
+    """Once, at some point, and always from some point on, in a program that handles NULL."""
     traced = Traced(programs, PRELOAD, options, tmp_path)
     before, after = traced.count(call)
     base = before if call in FROM_MAIN else 0
@@ -105,7 +105,7 @@ def test_call_fails(programs: Programs, tmp_path: Path, call: str, options: str)
 
 @pytest.mark.parametrize("call", ["mmap", "mprotect", "madvise", "clone", "sched_getaffinity", "prctl"])
 def test_call_fails_around_a_server(programs: Programs, tmp_path: Path, call: str) -> None:
-    """Also those that start it, and that it makes itself."""
+    """Including the calls that start the server, and those that it makes."""
     traced = Traced(programs, PRELOAD, OFFLOAD, tmp_path)
     before, _ = traced.count(call)
     for when in ("1+", "2", f"{before + 1}", f"{before + 2}+", f"{before + 5}"):
@@ -117,7 +117,7 @@ def test_call_fails_around_a_server(programs: Programs, tmp_path: Path, call: st
     "call", ["mmap", "madvise", "process_madvise", "membarrier", "rseq", "sched_getaffinity"]
 )
 def test_call_fails_from_the_very_first(programs: Programs, tmp_path: Path, call: str) -> None:
-    """A static program maps nothing before the library does."""
+    """In a static program, the library makes the first mapping."""
     traced = Traced(programs, STATIC, "", tmp_path)
     before, after = traced.count(call)
     for error in CALLS[call]:
@@ -129,7 +129,7 @@ def test_call_fails_from_the_very_first(programs: Programs, tmp_path: Path, call
 
 
 def test_faults_are_noticed(programs: Programs, tmp_path: Path) -> None:
-    """Or the tests above would inject nothing."""
+    """Otherwise the tests above might inject nothing."""
     traced = Traced(programs, PRELOAD, "", tmp_path)
     refused = 0
     for call in ("mmap", "mprotect"):
@@ -149,7 +149,7 @@ LIMITS += [(256 * MIB, 3000), (256 * MIB, 100 * KIB), (GIB, 100 * KIB)]
 @pytest.mark.parametrize(("space", "block"), LIMITS)
 @pytest.mark.parametrize("way", [PRELOAD, STATIC])
 def test_address_space_is_limited(programs: Programs, way: str, space: int, block: int) -> None:
-    """Most of it can be had, then NULL, and all again once it is freed, in other sizes, too."""
+    """Most of it can be allocated, then NULL; after a free all of it again, also in other sizes."""
     ran = programs.run(way, "faults", "limit", str(block), prepare=limit(resource.RLIMIT_AS, space))
     room = space - 16 * MIB
     # A block of 100 bytes takes 112, and a large one may leave a hole of its size.
@@ -167,7 +167,7 @@ def test_address_space_is_limited_for_glibc(programs: Programs) -> None:
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [3000, 100 * KIB])
 def test_address_space_is_limited_with_a_server(programs: Programs, way: str, block: int) -> None:
-    """However long it has to wait for a CPU: a second heap would find no space."""
+    """With a long timeout, because a second heap would find no address space."""
     space = limit(resource.RLIMIT_AS, 256 * MIB)
     options = f"{OFFLOAD},offload_patience=600000"
     ran = programs.run(way, "faults", "limit", str(block), options=options, prepare=space)
@@ -191,7 +191,7 @@ def test_address_space_is_limited_with_threads(programs: Programs, options: str)
 
 @pytest.mark.parametrize("way", OURS)
 def test_tiny_address_space(programs: Programs, way: str) -> None:
-    """Too little for the allocator's plans, enough for the program."""
+    """Too little for the allocator's usual reservations, but enough for the program."""
     ran = programs.run(way, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_AS, 24 * MIB))
     assert ran["first"] >= 2 * MIB
 
@@ -206,7 +206,7 @@ def test_data_is_limited(programs: Programs, way: str) -> None:
 @pytest.mark.parametrize("background", ["on", "off"])
 @pytest.mark.parametrize("way", OURS)
 def test_locked_memory(programs: Programs, way: str, background: str) -> None:
-    """What is reserved is not populated, and the purges that the kernel refuses are few."""
+    """Reserved memory is not populated, and few purges are tried that the kernel refuses."""
     ran = programs.run(way, "faults", "lock", options=f"background={background}")
     # Four threads at 30 MiB each: what they hold at once, and what caches and spans round it up to.
     assert ran["grown_by_first"] < 16 * MIB
@@ -217,7 +217,7 @@ def test_locked_memory(programs: Programs, way: str, background: str) -> None:
 
 
 def test_nobody_may_have_threads(programs: Programs) -> None:
-    """The helper cannot be started: what it does is left to the others."""
+    """The helper cannot start, and other threads do its work."""
     env = programs.environment(PRELOAD)
     strace: list[str | Path] = [
         tool("strace", "strace"),

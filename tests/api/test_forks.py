@@ -1,4 +1,4 @@
-"""Forks of programs that know nothing of the allocator: handlers, files, signals, and what a fork costs."""
+"""Forks of programs that do not know the allocator: handlers, files, signals, and the cost of a fork."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from api_helpers import GLIBC, LINKED, MODES, OURS, PRELOAD, STATIC, Programs, p
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product(OURS, MODES)])
 def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None:
-    """Though they were registered before any constructor ran."""
+    """Although they were registered before any constructor ran."""
     assert programs.run(way, "forks", "handlers", options=mode)["handled"] >= 104
 
 
@@ -19,7 +19,7 @@ def test_handlers_that_allocate(programs: Programs, way: str, mode: str) -> None
 def test_handlers_that_allocate_inside_the_allocators(
     programs: Programs, mode: str, case: str, handled: int
 ) -> None:
-    """When all its locks are held."""
+    """While all locks of the allocator are held."""
     both = f"{shared_library()} {program('forks_first.so')}"
     ran = programs.run(GLIBC, "forks", case, options=mode, LD_PRELOAD=both)
     assert ran["handled"] >= handled
@@ -27,13 +27,13 @@ def test_handlers_that_allocate_inside_the_allocators(
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), *itertools.product([PRELOAD, LINKED], MODES)])
 def test_handlers_that_lock(programs: Programs, way: str, mode: str) -> None:
-    """A lock whose holder allocates: they must run before the allocator's, which locks the heap."""
+    """A lock whose holder allocates: these handlers must run before the allocator's, which locks the heap."""
     programs.run(way, "forks", "handlers-lock", options=mode)
 
 
 @pytest.mark.parametrize(("way", "mode"), [(GLIBC, ""), (STATIC, ""), *itertools.product([PRELOAD], MODES)])
 def test_files(programs: Programs, way: str, mode: str) -> None:
-    """A thread that flushes all files waits for one whose owner allocates."""
+    """A thread that flushes all files waits for a file whose holder allocates."""
     programs.run(way, "forks", "stdio", options=mode)
 
 
@@ -45,15 +45,15 @@ def test_signal_handlers_fork(programs: Programs, case: str, mode: str) -> None:
 
 @pytest.mark.parametrize("way", [PRELOAD, LINKED])
 def test_copies_without_handlers(programs: Programs, way: str) -> None:
-    """By `clone`, `_Fork` and the raw system call, beside a thread of the allocator's."""
+    """By `clone`, `_Fork` and the raw system call, while the allocator has a thread."""
     assert programs.run(way, "forks", "copies")["beside"] > 0
 
 
 @pytest.mark.parametrize(("background", "more"), [("off", 0), ("on", 16)])
 def test_a_fork_costs_little(programs: Programs, background: str, more: int) -> None:
-    """Pages that the parent and the child write anew, beside those of a program under glibc's malloc.
+    """The pages that parent and child copy, compared with a program under glibc's malloc.
 
-    Beside a helper, what protects the heap is locked over the fork, and the helper itself writes as well.
+    With a helper, the heap is locked over the fork, and the helper itself writes as well.
     """
     plain = programs.run(GLIBC, "forks", "cost")
     ours = programs.run(PRELOAD, "forks", "cost", options=f"background={background}")

@@ -1,4 +1,4 @@
-"""What stays resident once it is free, and what giving it back costs."""
+"""Memory that stays resident after it was freed, and the cost of purging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CACHED = 6 * MIB * len(os.sched_getaffinity(0))  # at most, with the pages that 
 
 
 def assert_bounded(ran: Ran, block: int) -> None:
-    """What is kept is what the account says, and that is within its bounds."""
+    """The memory kept is as counted, and within its limits."""
     assert ran["peak"] > PEAK
     assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
@@ -45,7 +45,7 @@ def test_idle_threads_keep_little_with_other_caches(programs: Programs, block: i
 
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) -> None:
-    """Once it has seen what was freed; where it had to wait for a CPU, a second heap keeps as much again."""
+    """After the server has processed all frees. If it waited for a CPU, a second heap keeps as much again."""
     options = f"{OFFLOAD},policy=paper"
     ran = programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options)
     assert ran["peak"] > PEAK
@@ -59,14 +59,14 @@ def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) 
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_next_to_nothing_in_the_end(programs: Programs, block: int, way: str) -> None:
-    """How soon is shown by a clock that a test drives: tests/c/test_governor_native.c."""
+    """tests/c/test_governor_native.c checks the time, with a simulated clock."""
     ran = programs.run(way, "retention", "idle", f"{block},others", options="background=on")
     assert ran["peak"] > PEAK
     assert ran["settled"] == 1
 
 
 def test_the_figures_can_be_bad(programs: Programs) -> None:
-    """With enough slack all is kept; so what is seen above is the policy's doing."""
+    """With enough slack everything is kept, so the policy causes the results above."""
     ran = programs.run(PRELOAD, "retention", "plain", "100000,reversed", options="background=off,slack=10000")
     assert ran["kept"] > 150 * MIB
     assert programs.run(GLIBC, "retention", "plain", "1000,others")["kept"] > 60 * MIB
@@ -75,7 +75,7 @@ def test_the_figures_can_be_bad(programs: Programs) -> None:
 @pytest.mark.parametrize("case", ["deny-vectored", "deny-missing"])
 @pytest.mark.parametrize("block", [1000, 100_000])
 def test_vectored_call_denied(programs: Programs, block: int, case: str) -> None:
-    """By a container's filter, and by an old kernel: one madvise for each range, and the same bounds."""
+    """By a container's filter and by an old kernel: one madvise for each range, and the same limits."""
     ran = programs.run(PRELOAD, "retention", case, f"{block},others", options="background=off")
     assert_bounded(ran, block)
     assert ran["purge_single_calls"] > 0
@@ -84,7 +84,7 @@ def test_vectored_call_denied(programs: Programs, block: int, case: str) -> None
 
 
 def test_nothing_can_be_given_back(programs: Programs) -> None:
-    """Few calls are wasted on it, and free memory is used again."""
+    """Few calls are wasted, and free memory is reused."""
     ran = programs.run(PRELOAD, "retention", "deny-all", "100000,others", options="background=off")
     assert ran["kept"] > PEAK
     assert ran["purged"] == 0
@@ -102,10 +102,10 @@ def test_locked_memory_is_left_alone(programs: Programs, block: int) -> None:
 @pytest.mark.parametrize(("policy", "most"), [("paper", 32), ("adaptive", 24)])
 @pytest.mark.parametrize("block", [1000, 9000, 100_000])
 def test_purges_are_worth_their_cost(programs: Programs, block: int, policy: str, most: int) -> None:
-    """25 MiB up and down forty times.
+    """25 MiB are allocated and freed forty times.
 
-    On the way down the bound shrinks with what is held: a purge gives back three quarters of a tenth of that.
-    So there are 26 of them.
+    While they are freed, the limit shrinks with the footprint, and a purge returns three quarters of a tenth
+    of that. This makes 26 purges.
     """
     options = f"background=off,policy={policy}"
     ran = programs.run(PRELOAD, "retention", "steady", f"{block},reversed", options=options)
@@ -117,7 +117,7 @@ def test_purges_are_worth_their_cost(programs: Programs, block: int, policy: str
 
 @pytest.mark.parametrize(("block", "most_percent"), [(200, 30), (3000, 30), (20_000, 60)])
 def test_what_stays_holds_back_little(programs: Programs, block: int, most_percent: int) -> None:
-    """One block in 64 KiB stays."""
+    """One block in each 64 KiB stays."""
     ran = programs.run(PRELOAD, "retention", "sparse", f"{block},reversed", options="background=off")
     assert ran["full"] > 24 * MIB
     bound = ran["retained_limit"] + CACHED + ran["live"] + 2 * ran["live_pages"] + OTHER

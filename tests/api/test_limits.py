@@ -1,4 +1,4 @@
-"""Under a limit on memory that the kernel enforces: free memory is given back before a process is killed."""
+"""Under a memory limit of the kernel, free memory is returned before a process is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ numbers = itertools.count()
 
 
 def own_group(controller: str) -> str | None:
-    """Of version 1 by its controller's name, of version 2 by none."""
+    """The process's group: in version 1 by its controller's name, in version 2 without one."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         if controller in controllers.split(","):
@@ -30,7 +30,7 @@ def own_group(controller: str) -> str | None:
 
 
 def places() -> Iterator[tuple[Path, str]]:
-    """Where a group could be made, and the name of its limit: version 1, then version 2."""
+    """Folders for groups, and the name of their limit: version 1, then version 2."""
     group = own_group("memory")
     if group is not None:
         yield MOUNT / "memory" / group, "memory.limit_in_bytes"
@@ -43,7 +43,7 @@ def places() -> Iterator[tuple[Path, str]]:
 
 @pytest.fixture
 def limited() -> Iterator[Callable[[int], Path]]:
-    """Makes groups that may have so many bytes."""
+    """Creates groups with this limit in bytes."""
     made: list[Path] = []
 
     def make(limit: int) -> Path:
@@ -67,14 +67,14 @@ def limited() -> Iterator[Callable[[int], Path]]:
 
 
 def run_in(group: Path, programs: Programs, way: str, options: str = "", waves: int = 4) -> int:
-    """Returns how it ended."""
+    """Runs a command in a group, and returns its status."""
     command = ["sh", "-c", ENTER, str(group), programs.path("limits", way), "waves", str(waves)]
     environment = programs.environment(way, options)
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
 
 
 def test_glibc_is_killed(programs: Programs, limited: Callable[[int], Path]) -> None:
-    """So the limit is one."""
+    """So the limit is effective."""
     assert run_in(limited(160 * MIB), programs, GLIBC) == -signal.SIGKILL
 
 
@@ -88,7 +88,7 @@ def test_lives_with_a_server(programs: Programs, limited: Callable[[int], Path])
 
 
 def test_lives_with_little(programs: Programs, limited: Callable[[int], Path]) -> None:
-    """A hundred MiB are in use at once, and what little stays of the others."""
+    """100 MiB are in use at a time, with little free memory of other sizes."""
     assert run_in(limited(140 * MIB), programs, PRELOAD, waves=20) == 0
 
 
@@ -109,7 +109,7 @@ KILLED = 128 + signal.SIGKILL
     [("glibc", "", KILLED), ("calmalloc", "cgroup=off", KILLED), ("calmalloc", "cgroup=on", 0)],
 )
 def test_version_2(programs: Programs, tmp_path: Path, allocator: str, options: str, status: int) -> None:
-    """On an emulated machine, since this one may have no controller of version 2."""
+    """On an emulated machine, since this one may have no memory controller of version 2."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("needs qemu-system-x86_64")
     script = tmp_path / "limited.sh"

@@ -1,4 +1,4 @@
-"""Other page sizes, another instruction set, another C library, and tools with a machine of their own."""
+"""Other page sizes, another instruction set, another C library, valgrind and sanitizers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LITTLE = ("-R", str(4 * GIB))
 
 @functools.cache
 def has_other_pages(qemu: str) -> bool:
-    """Whether -p does anything: 9.0 and later only warn."""
+    """Whether -p has an effect: version 9.0 and later only warn."""
     words = [qemu, "-p", "16384", program("contracts-static", BUILD_AARCH64), "page-size"]
     return "page_bytes 4096" not in run_command(words, clean_environment()).stdout
 
@@ -148,7 +148,7 @@ def test_musl_stress(mode: str) -> None:
 
 @pytest.mark.parametrize("way", [PRELOAD, LINKED])
 def test_memcheck_brings_its_own(programs: Programs, way: str) -> None:
-    """It replaces malloc; the library is only carried along."""
+    """memcheck replaces malloc; the library is loaded but not used."""
     valgrind = [tool("valgrind", "valgrind"), "-q", "--error-exitcode=9"]
     for case in ("with-libc", "realloc-null", "sized-frees"):
         programs.run(way, "contracts", case, wrapper=valgrind)
@@ -157,7 +157,7 @@ def test_memcheck_brings_its_own(programs: Programs, way: str) -> None:
 
 @pytest.mark.parametrize("cache", ["auto", "locked", "off"])
 def test_on_valgrinds_machine(programs: Programs, cache: str) -> None:
-    """Which has no restartable sequences. Here the library does serve malloc."""
+    """valgrind has no restartable sequences. Here the library serves malloc."""
     valgrind = [tool("valgrind", "valgrind"), "-q", "--tool=none"]
     for case in ("zero-bytes", "errno", "calm-family", "usable-sizes"):
         programs.run(PRELOAD, "contracts", case, wrapper=valgrind, options=f"cache={cache}")
@@ -168,7 +168,7 @@ def test_on_valgrinds_machine(programs: Programs, cache: str) -> None:
 
 
 def test_beside_a_sanitizer(programs: Programs, tmp_path: Path) -> None:
-    """Its malloc serves where it is linked first; where it cannot come first it says so."""
+    """The sanitizer's malloc serves if it is linked first; otherwise the sanitizer reports that."""
     binary = tmp_path / "contracts"
     command: list[str | Path] = [tool("cc", "gcc"), *C_FLAGS, INCLUDE, "-fsanitize=address"]
     command += [SOURCES / "contracts.c"]

@@ -1,4 +1,4 @@
-"""What no program may do is named, at the latest when the block is back in the heap, and ends the program."""
+"""Misuse is reported when the block is flushed to the heap, at the latest, and aborts the program."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_named_and_ended(programs: Programs, case: str, what: str, mode: str) ->
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("case", "what"), CASES)
 def test_named_and_survived(programs: Programs, case: str, what: str, mode: str) -> None:
-    """With misuse=warn the heap is afterwards as good as before."""
+    """With misuse=warn the heap stays intact."""
     ran = programs.run(PRELOAD, "misuse", case, what, options=f"{mode},misuse=warn")
     assert ran["lived"] == 1
     assert_named(ran, case, pointer_of(ran))
@@ -72,7 +72,7 @@ def test_named_before_it_is_handed_out_again(programs: Programs, case: str, size
 @pytest.mark.parametrize("mode", [*MODES, "offload=sync"])
 @pytest.mark.parametrize("size", ["run", "large"])
 def test_named_at_the_end(programs: Programs, size: str, mode: str) -> None:
-    """What no cache holds: at the latest by the library's own end."""
+    """For blocks that no cache holds: at the library's destructor, at the latest."""
     for ending, status in (("abort", -signal.SIGABRT), ("warn", 0)):
         options = f"{mode},misuse={ending}"
         ran = programs.run(PRELOAD, "misuse", "double-free-at-exit", size, options=options, status=status)

@@ -1,6 +1,6 @@
-"""The offload mode from outside: its server stopped by a debugger, forks around it, and what its thread does.
+"""Offload mode from outside: a server stopped by a debugger, forks, and its thread.
 
-What holds in every mode is tested in every mode, this one included, beside this file.
+Properties of every mode are tested in every mode, including this one, in the other files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a server needs a CPU 
 
 @needs_two_cpus
 def test_stopped_for_seconds(programs: Programs) -> None:
-    """Twice. Meanwhile threads allocate, and a million frees return; children, too; it is said once."""
+    """Twice, while threads and children allocate, and a million frees return. It is reported once."""
     ran = programs.run(
         PRELOAD, "offload", "stopped", "1.3,1000000", options=f"{OFFLOAD},offload_cpu={CPUS[-1]}"
     )
@@ -66,7 +66,7 @@ def test_two_heaps_in_little_space(programs: Programs, case: list[str]) -> None:
 
 @needs_two_cpus
 def test_forks_while_it_starts(programs: Programs) -> None:
-    """The parent's server starts after fork was called, and before the process is copied."""
+    """The parent's server starts after the call of fork, and before the process is copied."""
     env = programs.environment(PRELOAD)
     strace: list[str | Path] = [tool("strace", "strace"), "-f", "-qq", "-o", "/dev/null", "-e", "trace=clone"]
     strace += ["-e", "inject=clone:delay_enter=200000:when=1", "-E", f"CALM_OPTIONS={OFFLOAD}"]
@@ -77,7 +77,7 @@ def test_forks_while_it_starts(programs: Programs) -> None:
 
 @needs_two_cpus
 def test_it_keeps_no_file_open(programs: Programs) -> None:
-    """Nor takes a number in the program's table, where what the program closes would be closed."""
+    """Nor uses a number in the program's descriptor table, which the program might close."""
     ran = programs.run(PRELOAD, "offload", "placed", str(CPUS[0]), options=OFFLOAD)
     assert ran["server_files"] == 0
 
@@ -86,7 +86,7 @@ def test_it_keeps_no_file_open(programs: Programs) -> None:
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},background=off"])
 def test_one_thread_for_each_process(programs: Programs, way: str, options: str) -> None:
-    """Which also does what the helper would."""
+    """The server also does the helper's work."""
     ran = programs.run(way, "offload", "one-each", options=options)
     assert (ran["parents"], ran["childs"]) == (1, 1)
 
@@ -113,7 +113,7 @@ def test_with_other_options(programs: Programs, tmp_path: Path, options: str) ->
 
 
 def where_it_is(programs: Programs, wanted: int | str, client: int) -> tuple[int, list[str]]:
-    """The server's CPU, and what is said of it, if the program is busy on the client's."""
+    """The server's CPU, and the message about it, if the program is busy on the client's CPU."""
     options = f"{OFFLOAD},offload_cpu={wanted}"
     ran = programs.run(PRELOAD, "offload", "placed", str(client), options=options)
     return ran["server_cpu"], complaints(ran.stderr)
@@ -125,7 +125,7 @@ def lies(cpu: int, name: str, unknown: str) -> str:
 
 
 def fitting(kind: str, client: int) -> list[int]:
-    """The CPUs that lie so to the client's."""
+    """The CPUs in that relation to the client's."""
     cores = {cpu: lies(cpu, "thread_siblings_list", str(cpu)) for cpu in CPUS}
     sockets = {cpu: lies(cpu, "physical_package_id", "0") for cpu in CPUS}
     found = []
@@ -145,7 +145,7 @@ def fitting(kind: str, client: int) -> list[int]:
 @pytest.mark.parametrize("client", ENDS)
 @pytest.mark.parametrize("kind", ["auto", "sibling", "core", "socket"])
 def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: int) -> None:
-    """Or, where there is no such CPU, on another than the client's; and that is said."""
+    """Or, if there is no such CPU, on another than the client's, with a message."""
     found = fitting(kind, client)
     cpu, said = where_it_is(programs, kind, client)
     if found:
@@ -161,7 +161,7 @@ def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: in
 @pytest.mark.parametrize("client", ENDS)
 @pytest.mark.parametrize("number", ENDS)
 def test_on_the_cpu_of_that_number(programs: Programs, number: int, client: int) -> None:
-    """Also where no other choice would put it: on the client's own."""
+    """Even on the client's own, which no other setting selects."""
     assert where_it_is(programs, number, client) == (number, [])
 
 
@@ -176,7 +176,7 @@ def test_on_no_cpu_that_is_not_allowed(programs: Programs) -> None:
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("mode", [OFFLOAD, "offload=sync"])
 def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
-    """With one line, and everything is as without it."""
+    """With one message; the program runs as without offload mode."""
     one = [tool("taskset", "util-linux"), "-c", str(CPUS[0])]
     ran = programs.run(way, "offload", "none", options=mode, wrapper=one)
     (line,) = complaints(ran.stderr)
@@ -191,7 +191,7 @@ def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
 @pytest.mark.parametrize("ending", ["abort", "warn"])
 @pytest.mark.parametrize("block", ["48", "2000", "100000"])
 def test_misuse_while_stopped(programs: Programs, block: str, ending: str) -> None:
-    """One free too many among more than the rings have room for."""
+    """One free too many among more frees than the rings hold."""
     status = -signal.SIGABRT if ending == "abort" else 0
     options = f"{OFFLOAD},misuse={ending}"
     ran = programs.run(PRELOAD, "offload", "misuse-while-stopped", block, options=options, status=status)
@@ -243,7 +243,7 @@ __attribute__((destructor)) static void end(void) {
 
 @needs_two_cpus
 def test_gone_after_the_last_handlers(programs: Programs, tmp_path: Path) -> None:
-    """And what ends later still is served without it."""
+    """Later code is served without the server."""
     (tmp_path / "latest.c").write_text(LATEST)
     latest = tmp_path / "latest.so"
     compile_program(
@@ -257,7 +257,7 @@ def test_gone_after_the_last_handlers(programs: Programs, tmp_path: Path) -> Non
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """That everybody may look into."""
+    """A folder that all users can read."""
     folder = Path(tempfile.mkdtemp(prefix="calm-"))
     folder.chmod(0o755)
     yield folder
@@ -266,7 +266,7 @@ def open_folder() -> Iterator[Path]:
 
 @needs_two_cpus
 def test_privileged_programs_are_not_told(programs: Programs, open_folder: Path) -> None:
-    """A set-user-ID program ignores its starter's options."""
+    """A set-user-ID program ignores the caller's options."""
     if os.geteuid() != 0 or os.statvfs(open_folder).f_flag & os.ST_NOSUID:
         pytest.skip("no set-user-ID program can be made here")
     program = open_folder / "offload"

@@ -1,4 +1,4 @@
-"""What a user sets by CALM_OPTIONS, and what the library says of it."""
+"""Options set by CALM_OPTIONS, and the messages about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
 
 @pytest.mark.parametrize("option", EACH)
 def test_valid_option(programs: Programs, option: str) -> None:
-    """It is taken without a word, and the report names it."""
+    """No message, and the report contains it."""
     ran = programs.run(PRELOAD, "stress", "rounds=2", options=f"{option},report=exit")
     assert complaints(ran.stderr) == []
     name, value = option.split("=")
@@ -65,7 +65,7 @@ def test_all_at_once(programs: Programs) -> None:
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
 def test_bad_option(programs: Programs, way: str, options: str, named: list[str]) -> None:
-    """One line for each, which names it; the rest is as if it were not there."""
+    """One message for each, which names it; other options apply."""
     ran = programs.run(way, "stress", "rounds=2", options=f"{options},report=exit")
     lines = [line for line in ran.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == len(named), ran.stderr
@@ -92,15 +92,14 @@ def test_report_at_exit(programs: Programs) -> None:
 
 
 def test_a_report_for_each_process(programs: Programs) -> None:
-    """Of those that leave by exit(): an eighth of the children, and the parent."""
+    """For those that end by exit(): an eighth of the children, and the parent."""
     ran = programs.run(PRELOAD, "processes", "fork-storm", "16", options="report=exit")
     assert sum(line.startswith("{") for line in ran.stderr.splitlines()) == 3
 
 
 @pytest.mark.parametrize("way", OURS)
 def test_helper_thread(programs: Programs, way: str) -> None:
-    """It is there once the program has a thread of its own, and not before, where little is kept; and never
-    with background=off."""
+    """It starts with the second thread, not before (while little is kept), and not with background=off."""
     ran = programs.run(way, "processes", "count-threads", "signals", options="background=on")
     assert ran["alone"] == ran["still_alone"] == 1
     assert ran["after_a_thread"] == 2
@@ -124,7 +123,7 @@ def test_vectored_purge(programs: Programs) -> None:
 
 
 def test_slack_is_what_is_kept(programs: Programs) -> None:
-    """More slack, more memory, fewer purges."""
+    """More slack means more memory and fewer purges."""
     kept, purges = [], []
     for slack in ("20", "100", "1000"):
         ran = programs.run(

@@ -1,4 +1,4 @@
-"""What a program gives up is given up by the allocator's thread as well, which is in nobody's way."""
+"""The allocator's thread gives up privileges with the program, and makes no such call fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_own_thread(programs: Programs, way: str, case: str) -> None:
 
 @pytest.mark.parametrize(("way", "options"), EVERYWHERE)
 def test_in_a_signal_handler(programs: Programs, way: str, options: str) -> None:
-    """setuid is safe there, whatever it interrupted."""
+    """setuid works there, whatever the signal interrupted."""
     programs.run(way, "privileges", "in-handler", options=options)
 
 
@@ -55,5 +55,5 @@ def test_filter_alone(programs: Programs, way: str, options: str, how: str) -> N
 @pytest.mark.parametrize("options", ["", "cache=locked", OFFLOAD])
 @pytest.mark.parametrize("way", OURS)
 def test_filter_at_once(programs: Programs, way: str, options: str) -> None:
-    """Before any thread of the allocator's is there. (glibc asks for the CPUs then, and is killed.)"""
+    """Before the allocator has a thread. (glibc then queries the CPUs, and is killed.)"""
     programs.run(way, "privileges", "filtered", "at-once", options=options)

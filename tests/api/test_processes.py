@@ -1,4 +1,4 @@
-"""Forks, threads that come and go, code before and after main, libraries that come late, signals."""
+"""Forks, short-lived threads, code before and after main, libraries loaded late, signals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_processes(programs: Programs, case: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("end", "status"), ENDS.items())
 def test_ends_while_busy(programs: Programs, end: str, status: int, mode: str) -> None:
-    """While three threads allocate. What they say is that of any process that ends so: nothing."""
+    """While three threads allocate. As in any process that ends so, there is no output."""
     for _ in range(3):
         assert (
             programs.run(PRELOAD, "processes", "end-while-busy", end, options=mode, status=status).stderr
@@ -74,7 +74,7 @@ def test_processes_linked(programs: Programs, way: str, case: str) -> None:
 
 @pytest.mark.parametrize(("policy", "most"), [("paper", 16 * MIB), ("adaptive", 40 * MIB)])
 def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: int) -> None:
-    """Twelve children of a parent that holds 64 MiB; each had 20 MiB five times, and holds none of it."""
+    """Twelve children of a parent that holds 64 MiB. Each child allocated and freed 20 MiB five times."""
     ran = programs.run(PRELOAD, "processes", "prefork", "12", options=f"background=off,policy={policy}")
     assert 0 < ran["dirty_most"] < most
     assert ran["above_most"] < 6 * MIB
@@ -82,10 +82,10 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
-    """In waves of 50. What they leave does not grow with their number; little slack, so that it shows."""
+    """In waves of 50. The memory kept does not grow with their number; little slack makes growth visible."""
     options = f"{mode},background=off,policy=paper,slack=20"
     ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
-    # What lies ready for threads, or in a second heap, differs from wave to wave.
+    # The memory prepared for threads, or in a second heap, differs from wave to wave.
     assert ran["grown_late"] <= ran["grown_early"] + (8 if mode == OFFLOAD else 2) * MIB
     assert ran["kept"] < 24 * MIB
 
@@ -98,7 +98,7 @@ def test_before_and_after_main(programs: Programs, way: str, mode: str) -> None:
 
 @pytest.fixture(scope="session")
 def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Libraries that each take a little of the thread-local memory that late libraries share."""
+    """Libraries that each use a little of the thread-local memory that late libraries share."""
     folder = tmp_path_factory.mktemp("hogs")
     made = []
     for size in (256, 32, 8):
@@ -111,7 +111,7 @@ def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize("options", ["", "cache=locked", "background=off", OFFLOAD])
 def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None:
-    """Beside glibc's malloc, with no thread-local memory left for those that need it at a fixed place."""
+    """Beside glibc's malloc, with no thread-local memory left for libraries that need a fixed offset."""
     ran = programs.run(GLIBC, "late_open", shared_library(), *hogs, options=options)
     assert ran["taken"] > 0
     assert ran["used"] == 1

@@ -1,4 +1,4 @@
-"""Heap profiles, as Go's pprof reads them: what it names, and how much it says each has."""
+"""Heap profiles as read by Go's pprof: the functions and their amounts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Amount:
 
 
 def top(program: Path, profile: Path, index: str) -> dict[str, Amount]:
-    """What `go tool pprof -top` says, by function, in bytes or blocks."""
+    """The output of `go tool pprof -top` by function, in bytes or blocks."""
     command: list[str | Path] = [go(), "tool", "pprof", "-top", f"-sample_index={index}"]
     command += ["-unit=B", "-nodefraction=0"]
     environment = clean_environment() | {"PPROF_TMPDIR": str(profile.parent)}
@@ -61,7 +61,7 @@ def top(program: Path, profile: Path, index: str) -> dict[str, Amount]:
 
 
 def number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Of protobuf's: its value, and where it ends."""
+    """Decodes a protobuf number: its value and its end."""
     value = shift = 0
     while True:
         value |= (data[at] & 0x7F) << shift
@@ -71,7 +71,7 @@ def number_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Of a protobuf message: each one's number and value."""
+    """The fields of a protobuf message: number and value of each."""
     at = 0
     while at < len(data):
         tag, at = number_at(data, at)
@@ -84,7 +84,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def shown(profile: Path) -> int:
-    """Bytes in use of all samples, also of those without a stack, which older pprofs drop."""
+    """Bytes in use of all samples, including those without a stack, which older versions of pprof drop."""
     total = 0
     for field, sample in fields(profile.read_bytes()):
         if field == 2 and isinstance(sample, bytes):
@@ -126,13 +126,13 @@ def only_profile(folder: Path) -> Path:
 
 
 def about(amount: float, wanted: float) -> bool:
-    """Within what sampling leaves open, six times over: six hundred samples or more each."""
+    """Within six standard deviations of the sampling error, with six hundred samples or more."""
     return abs(amount - wanted) <= 0.25 * wanted
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_sites(profiled: Path, tmp_path: Path, mode: str) -> None:
-    """Functions of optimized code and of threads; what was freed is allocated, and not in use."""
+    """Functions of optimized code and of threads; freed blocks count as allocated, but not as in use."""
     run_command([profiled, "sites"], environment(tmp_path, f"profile=16k,{mode}"))
     profile = only_profile(tmp_path)
     in_use = top(profiled, profile, "inuse_space")
@@ -153,21 +153,21 @@ def test_sites(profiled: Path, tmp_path: Path, mode: str) -> None:
 
 
 def test_crowd(profiled: Path, tmp_path: Path) -> None:
-    """A thread that is interrupted while it takes a sample keeps no other on its CPU from theirs."""
+    """A thread interrupted while it takes a sample does not block the samples of other threads on its CPU."""
     run_command([profiled, "crowd"], environment(tmp_path, "profile=16k"))
     allocated = top(profiled, only_profile(tmp_path), "alloc_space")
     assert allocated["churn_site"].flat == pytest.approx(3200 * MB, rel=0.02), allocated
 
 
 def test_blocks_as_large_as_the_mean(profiled: Path, tmp_path: Path) -> None:
-    """Where gaps that were all alike, and not drawn, would show."""
+    """This would show sampling gaps that are constant instead of random."""
     run_command([profiled, "sites"], environment(tmp_path, "profile=1k"))
     allocated = top(profiled, only_profile(tmp_path), "alloc_space")
     assert allocated["churn_site"].flat == pytest.approx(60 * MB, rel=0.03), allocated
 
 
 def test_all_of_them(profiled: Path, tmp_path: Path) -> None:
-    """With each block sampled, nothing is left to chance."""
+    """If each block is sampled, the result is exact."""
     run_command([profiled, "forked"], environment(tmp_path, "profile=1"), status=0)
     for profile in tmp_path.glob("own.*.heap"):
         assert top(profiled, profile, "alloc_space")["small_site"].flat == pytest.approx(20 * MB, rel=0.001)
@@ -175,7 +175,7 @@ def test_all_of_them(profiled: Path, tmp_path: Path) -> None:
 
 
 def test_switched(profiled: Path, tmp_path: Path) -> None:
-    """At run time: calloc, realloc and posix_memalign while it is on, and nothing before and after."""
+    """At run time: calloc, realloc and posix_memalign are sampled while it is on, but not before or after."""
     asked = tmp_path / "asked.heap"
     run_command([profiled, "switched", asked], environment(tmp_path, "slack=100"))
     in_use = top(profiled, asked, "inuse_space")
@@ -188,7 +188,7 @@ def test_switched(profiled: Path, tmp_path: Path) -> None:
 
 
 def test_forked(profiled: Path, tmp_path: Path) -> None:
-    """The child keeps what there was, and writes a file of its own."""
+    """The child keeps the parent's samples, and writes a separate file."""
     ran = run_command([profiled, "forked"], environment(tmp_path, "profile=16k"))
     files = {int(path.name.split(".")[1]): path for path in tmp_path.glob("own.*.heap")}
     child = files.pop(ran["child"])
@@ -200,7 +200,7 @@ def test_forked(profiled: Path, tmp_path: Path) -> None:
 
 
 def test_signalled(profiled: Path, tmp_path: Path) -> None:
-    """Through the kernel's frame, from one stack to the other."""
+    """Through the kernel's signal frame, from one stack to the other."""
     run_command([profiled, "signalled"], environment(tmp_path, "profile=8k"))
     in_use = top(profiled, only_profile(tmp_path), "inuse_space")
     for function in ("signal_site", "nest", "handle", "raise_here"):
@@ -211,8 +211,8 @@ def test_signalled(profiled: Path, tmp_path: Path) -> None:
 def test_static(programs: Programs, tmp_path: Path, tables: bool) -> None:
     """Linked into the program, the allocator's frames are dropped by name.
 
-    Without an index of its unwind tables, which gcc gives a static program only if told to, there are no
-    stacks, and the sums are right all the same.
+    Without an index of its unwind tables, which gcc includes in a static program only on request, there are
+    no stacks, but the sums are correct.
     """
     program = tmp_path / "profiled-static"
     source = SOURCES / "profiled.c"
@@ -252,7 +252,7 @@ def test_cxx(tmp_path: Path) -> None:
 
 
 def test_off(profiled: Path, tmp_path: Path) -> None:
-    """No file."""
+    """Writes no file."""
     run_command([profiled, "sites"], environment(tmp_path, "profile=0"))
     assert list(tmp_path.iterdir()) == []
 
@@ -265,7 +265,7 @@ def test_default_name(profiled: Path, tmp_path: Path) -> None:
 
 
 def test_unwritable(profiled: Path, tmp_path: Path) -> None:
-    """One line, and the program's own status."""
+    """One message, and the program's own exit status."""
     env = environment(tmp_path, "profile=1m") | {"CALM_OPTIONS": "profile=1m,profile_file=/nonexistent/x"}
     ran = run_command([profiled, "sites"], env)
     (line,) = complaints(ran.stderr)
@@ -281,7 +281,7 @@ def test_invalid(profiled: Path, tmp_path: Path, value: str) -> None:
 
 
 def instructions(env: dict[str, str], folder: Path) -> float:
-    """Of a pair of malloc and free of 64 bytes with the loop around it, as callgrind counts them."""
+    """The instructions of a pair of malloc and free of 64 bytes, loop included, counted by callgrind."""
     counts = []
     for pairs in (10_000, 20_000):
         command = [tool("valgrind", "valgrind"), "--tool=callgrind", f"--callgrind-out-file={folder / 'out'}"]
@@ -294,7 +294,7 @@ def instructions(env: dict[str, str], folder: Path) -> float:
 
 
 def test_free_when_off(tmp_path: Path) -> None:
-    """A pair costs what is recorded of a library that could not profile."""
+    """A pair costs what was recorded of a library without profiling."""
     recorded = json.loads((REPOSITORY / "bench/results/instructions.json").read_text())
     off = instructions(clean_environment() | {"LD_PRELOAD": str(shared_library())}, tmp_path)
     assert round(off) <= round(recorded["pair_of_malloc_and_free"]["64"]["calmalloc"])

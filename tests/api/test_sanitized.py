@@ -1,4 +1,4 @@
-"""Programs built with a sanitizer, which has an allocator of its own: it finds what it finds."""
+"""Programs built with a sanitizer, which has its own allocator: its reports are the same."""
 
 from __future__ import annotations
 

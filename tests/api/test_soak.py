@@ -1,4 +1,4 @@
-"""A service in small: what it holds resident follows what its sessions hold, and does not creep."""
+"""A small service: its resident memory follows its sessions' memory, and does not creep up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from api_helpers import GLIBC, MIB, OFFLOAD, PRELOAD, Programs, Ran
 
 
 def cycles_of(ran: Ran) -> list[tuple[int, ...]]:
-    """Each cycle says: most live, most resident, and, after a pause, live, and resident above it."""
+    """Each cycle's peaks of live and resident memory, and live memory and the excess after a pause."""
     lines = re.finditer(r"^cycle \d+ (\d+) (\d+) (\d+) (\d+)$", ran.stdout, re.MULTILINE)
     cycles = [tuple(int(figure) for figure in line.groups()) for line in lines]
     assert len(cycles) == ran["cycles"]
@@ -20,7 +20,7 @@ def cycles_of(ran: Ran) -> list[tuple[int, ...]]:
 
 
 def is_tight(live: int, excess: int) -> bool:
-    """What may stay above what sessions hold, once they rest."""
+    """Whether the excess after a pause is within its limit."""
     return excess <= live * 0.6 + 24 * MIB
 
 
@@ -37,8 +37,8 @@ def assert_steady(ran: Ran) -> None:
     cycles = cycles_of(ran)
     assert len(cycles) >= 9, "too few to tell a creep from chance"
     third = len(cycles) // 3
-    # Of what is live, which itself grows for as long as the longest sessions last. What creeps does so in
-    # every cycle; one alone may have been busy with something else.
+    # Relative to live memory, which grows for as long as the longest sessions last. A creep shows in every
+    # cycle; a single cycle may be disturbed by other work.
     early = max(excess / live for *_, live, excess in cycles[1 : 1 + third])
     late = statistics.median_low(excess / live for *_, live, excess in cycles[-third:])
     assert late <= early * 1.5, ran.stdout
@@ -53,13 +53,13 @@ def test_soak(programs: Programs, mode: str) -> None:
 
 
 def test_the_soak_finds_what_is_kept(programs: Programs) -> None:
-    """glibc's malloc keeps what a burst left behind."""
+    """glibc's malloc keeps the memory of a burst."""
     *_, (_, _, live, excess) = cycles_of(programs.run(GLIBC, "soak", "4"))
     assert not is_tight(live, excess)
 
 
 def test_a_creep_would_be_found() -> None:
-    """By hand: as much is live at all times, and each pause finds 3 MiB more above it."""
+    """With made-up numbers: constant live memory, and 3 MiB more excess at each pause."""
     live, cycles = 45 * MIB, 10
     lines = [f"cycle {at} {3 * live} {3 * live} {live} {(14 + 3 * at) * MIB}" for at in range(cycles)]
     steady = [re.sub(r"\d+$", str(14 * MIB), line) for line in lines]
@@ -73,7 +73,7 @@ def test_a_creep_would_be_found() -> None:
 @pytest.mark.timeout(20000)
 @pytest.mark.parametrize("options", ["purge_time=100", "policy=paper", f"{OFFLOAD},purge_time=100"])
 def test_soak_long(programs: Programs, options: str) -> None:
-    """CALM_SOAK_SECONDS each, by default half an hour: what takes ten times that hangs."""
+    """CALM_SOAK_SECONDS each, half an hour by default; ten times that counts as a hang."""
     seconds = os.environ.get("CALM_SOAK_SECONDS", "1800")
     ran = programs.run(PRELOAD, "soak", seconds, options=options, timeout=10 * float(seconds))
     assert_steady(ran)

@@ -1,6 +1,6 @@
-"""Random operations against a model, under every setting that changes which code serves them.
+"""Random operations checked against a model, under every setting that selects different code.
 
-And the same with the allocator's sources built by a sanitizer.
+The same with the allocator's sources built with a sanitizer.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def test_stress_of_small_and_of_large(programs: Programs) -> None:
 
 
 def test_the_model_holds_for_glibc(programs: Programs) -> None:
-    """So that what fails above is the library's doing."""
+    """So failures above are due to the library."""
     assert programs.run(GLIBC, "stress", seed(60), ROUNDS)["operations"] > 10000
 
 
 @pytest.mark.parametrize("fault", range(1, 8))
 def test_the_model_finds_what_is_wrong(fault: int) -> None:
-    """With a malloc that errs now and then: blocks that are owned twice, lose contents, are not aligned."""
+    """With a malloc that fails now and then: blocks that overlap, lose contents, or are misaligned."""
     command = [program(f"stress-fault-{fault}"), "rounds=100", "live_mib=50"]
     ran = run_command(command, clean_environment(), status=None)
     assert ran.status not in (0, 2), f"nothing was found; {ran.stdout}"

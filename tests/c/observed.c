@@ -1,11 +1,11 @@
 /*
- * glibc's malloc as ThreadSanitizer should see it.
+ * glibc's malloc, annotated for ThreadSanitizer.
  *
- * glibc takes an arena's mutex around what it does to the arena, by instructions that no sanitizer watches.
- * Said here, between the library's calls and glibc's, exactly as it happens: an allocation and a free lock
- * and unlock the block's arena, and what one arena gives back of a heap another may get from the system.
- * Without that, every block that changes hands inside glibc would look like a race; the library's own reads
- * and writes stay watched.
+ * glibc locks an arena's mutex by instructions that sanitizers do not see. The annotations between the
+ * library's calls and glibc's describe that locking exactly: an allocation and a free lock and unlock the
+ * block's arena, and one arena may get from the kernel what another has returned. Without them, every block
+ * that moves between threads within glibc would appear as a race. The library's own accesses are still
+ * checked.
  */
 #include "glibc_layout.h"
 #include "glibc_malloc.h"

@@ -1,4 +1,4 @@
-/* The order by address and the list by age, against sorted arrays: random, ascending and descending. */
+/* The order by address and the list by age, compared with sorted arrays: random, ascending and descending. */
 #include "heap/span.h"
 
 #include <stddef.h>

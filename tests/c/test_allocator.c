@@ -1,9 +1,9 @@
 /*
- * The whole native allocator by its calm_ names, so that sanitizers can watch it: threads that allocate at
- * random and hand blocks to each other, while memory is trimmed, the counters are read, and the process
- * forks. Every so often all stop, and the heap must be in order, and within its bounds.
+ * The whole native allocator by its calm_ names, so that sanitizers can check it: threads allocate at random
+ * and exchange blocks, while memory is trimmed, the counters are read, and the process forks. At intervals
+ * all threads stop, and the heap must be consistent and within its limits.
  *
- * Also in offload mode, if CALM_OPTIONS says so: then the heap is looked at by its server.
+ * Also in offload mode, if CALM_OPTIONS selects it; then the server checks the heap.
  */
 #include "calmalloc.h"
 

@@ -1,4 +1,4 @@
-/* The arithmetic on one arena, on a heap made by hand: claims, huge page borders, excess, cuts. */
+/* The arithmetic on one arena, on a heap made by hand: claims, huge-page boundaries, excess, cuts. */
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>

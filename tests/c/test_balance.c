@@ -1,4 +1,4 @@
-/* Coloring after the fact: what is kept of a surplus, against every way to choose. */
+/* The selection of pages for colored memory from a surplus, compared with every possible choice. */
 #include "placement/balance.h"
 
 #include <stdbool.h>

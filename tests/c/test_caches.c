@@ -1,4 +1,4 @@
-/* Caches: what is read of machines made of files, and of this one. */
+/* Cache geometry: read from machines simulated by files, and from this machine. */
 #include "os/caches.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /*
- * Colored memory, on the machine's own pages and a cache that files describe.
+ * Colored memory, on the machine's own pages and a cache described by files.
  *
- * What needs to see frames is left out, and said to be, where the kernel hides them.
+ * Checks that need frame numbers are skipped, with a message, if the kernel hides them.
  */
 #include "api/colored.h"
 

@@ -1,4 +1,4 @@
-/* Colors found from conflicts alone, in caches that are simulated, and answer wrongly now and then. */
+/* Colors derived from conflicts alone, in simulated caches that occasionally give wrong answers. */
 #include "placement/conflicts.h"
 
 #include "placement/balance.h"

@@ -1,7 +1,7 @@
 /*
- * The CPUs' caches in each of their modes: threads, more than CPUs, pop and push tokens at full speed, move
- * between CPUs, and are interrupted by signals all the while, as other threads empty the regions. No token
- * may be lost or appear twice.
+ * The CPU caches in each of their modes: more threads than CPUs pop and push tokens at full speed and
+ * migrate between CPUs, while signals interrupt them and other threads flush the caches. No token may be
+ * lost or appear twice.
  */
 #include "cache/cpu_cache.h"
 #include "cache/rseq.h"

@@ -1,5 +1,6 @@
 /*
- * Whether there is a CPU for the server, by numbers: what it ran, what the process used, what the clock says.
+ * CPU contention: whether there is a CPU for the server, given its run time, the process's CPU time and the
+ * clock.
  */
 #include "offload/crowd.h"
 

@@ -1,5 +1,5 @@
-/* Demand alone: which gaps make which period, what is remembered for how long, what is spent, and that the
- * cost of any past stays within its share. */
+/* Demand in isolation: the period that follows from gaps, how long they are remembered, and the cost; and
+ * that the cost of any history stays within its share. */
 #include "policy/demand.h"
 
 #include "check.h"

@@ -1,4 +1,4 @@
-/* Huge pages are earned by touched blocks, and not asked for while they are dear. */
+/* Huge pages are earned by touched blocks, and not requested while they are costly. */
 #include "governor/density.h"
 
 #include <string.h>

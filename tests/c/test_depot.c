@@ -1,4 +1,5 @@
-/* The depot against a model: what goes in comes out once, within its bounds, by one thread and by many. */
+/* The depot compared with a model: each block put in comes out once, within the limits, with one thread and
+ * with many. */
 #include "cache/depot.h"
 
 #include <pthread.h>

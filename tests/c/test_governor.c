@@ -1,6 +1,6 @@
 /*
- * The governor at work on glibc's arenas, under other names, so that sanitizers can watch it: threads that
- * allocate at random, hand blocks to each other, come and go, while the process forks.
+ * The governor on glibc's arenas, under other names, so that sanitizers can check it: threads allocate at
+ * random, exchange blocks, start and end, while the process forks.
  */
 #include "arena.h"
 #include "governor.h"

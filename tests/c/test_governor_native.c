@@ -1,6 +1,6 @@
 /*
- * The native governor: its bounds by either policy and whatever the kernel refuses, how it waits where memory
- * cannot be given back, and what trimming and moving leave behind. Each test has a process of its own.
+ * The native governor: its limits under either policy and whatever the kernel refuses, its delays while
+ * memory cannot be purged, and the effects of trimming and moving. Each test runs in a separate process.
  */
 #include "calmalloc.h"
 

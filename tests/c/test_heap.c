@@ -1,7 +1,7 @@
 /*
- * The heap alone, against a model: blocks of all classes and large ones, taken, given back, resized and
- * moved at random, while ranges are taken out to be purged and come back, purged or not. The heap's account
- * of itself is compared with a walk over all its pages.
+ * The heap in isolation, compared with a model: blocks of all classes and large ones are allocated, freed,
+ * resized and moved at random, while ranges are taken out to be purged and returned, purged or not. The
+ * heap's counters are compared with a walk over all its pages.
  */
 #include "heap_walk.h"
 #include "os/file.h"

@@ -1,4 +1,4 @@
-/* The policy against table 1 and section 6.2.1 of "Ptlbmalloc2". */
+/* The policy compared with table 1 and section 6.2.1 of "Ptlbmalloc2". */
 #include "policy/hysteresis.h"
 
 #include <float.h>

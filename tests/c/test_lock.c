@@ -1,4 +1,4 @@
-/* The lock: nobody beside the holder, nobody left asleep, and errno as it was. */
+/* The lock: mutual exclusion, no lost wakeups, and errno preserved. */
 #include "os/lock.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* The system calls of src/os/: what they report, and what they do to memory. */
+/* The system calls of src/os/: their results, and their effects on memory. */
 #include "os/address_space.h"
 #include "os/cgroup.h"
 #include "os/clock.h"

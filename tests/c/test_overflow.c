@@ -1,4 +1,5 @@
-/* The overflow: what several threads push comes out once, whole; and an end that is said, not overrun. */
+/* The overflow stack: blocks pushed by several threads come out once and complete; a full stack is reported,
+ * not overrun. */
 #include "offload/overflow.h"
 
 #include <errno.h>

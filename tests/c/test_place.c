@@ -1,5 +1,4 @@
-/* Where the server of offload mode runs: on which machine, beside which clients, and what it was asked for.
- */
+/* Server affinity in offload mode: the choice of a CPU by machine, clients, and option. */
 #include "offload/place.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Where large blocks begin: lines within a page, and colors of pages in huge memory. */
+/* Where large blocks start: lines within a page, and page colors in huge pages. */
 #include "placement/colors.h"
 #include "placement/lines.h"
 

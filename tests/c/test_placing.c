@@ -1,5 +1,4 @@
-/* Where the allocator's large blocks begin, and what that costs: the whole of it, but for malloc's own names.
- */
+/* Where the allocator's large blocks start, and the cost of that, with everything but malloc's own names. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * The predictor: it doubles with each miss, falls by what lay ready in vain, and forgets what nobody asks
- * for.
+ * The predictor: it doubles with each miss, decreases by what was prepared in vain, and forgets classes
+ * without requests.
  */
 #include "offload/predictor.h"
 

@@ -1,6 +1,6 @@
 /*
- * The heap profile by its parts: the arithmetic against the math library's, the unwinder against the
- * compiler's own, the table, and the file read back as protobuf; and all of it at once, by calm_malloc, while
+ * The parts of the heap profile: the arithmetic compared with the math library, the unwinder with the
+ * compiler's own, the table, and the file parsed as protobuf; and all together, by calm_malloc, while
  * threads allocate, profiling is switched, and the process forks.
  */
 #include "calmalloc.h"

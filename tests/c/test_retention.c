@@ -1,5 +1,4 @@
-/* Retention alone: what each of its terms does to the bound, and that the bound never is beyond the least of
- * them. */
+/* Retention in isolation: the effect of each term on the limit, which never exceeds the lowest of them. */
 #include "policy/retention.h"
 
 #include "policy/hysteresis.h"

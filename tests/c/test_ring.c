@@ -1,6 +1,6 @@
 /*
- * The ring: what is pushed comes out once, in order, each record whole or not at all; in any place, of any
- * length, by one thread and by two.
+ * The ring: records come out once, in order, each complete or not at all; at any position, of any length,
+ * with one thread and with two.
  */
 #include "offload/ring.h"
 

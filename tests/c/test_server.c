@@ -1,8 +1,8 @@
 /*
- * The server and its clients, on a heap that is none: it counts its blocks, and lets in its owner only, or,
- * while it is lent, borrowers only, by its lock. Whatever server and clients do to each other, be it late,
- * asleep, full, lent, forked or gone, each block is handed out once and comes back once. Each test has a
- * process of its own.
+ * The server and its clients, on a fake heap, which counts its blocks, and may be used by its owner only or,
+ * in shared mode, by any thread that holds its lock. Whether server and clients are late, asleep, full, in
+ * shared mode, forked or gone, each block is handed out once and returned once. Each test runs in a separate
+ * process.
  */
 #include "offload/server.h"
 

@@ -1,4 +1,4 @@
-/* The size classes for every page size a kernel may have: what fits where, at what waste, and the tables. */
+/* The size classes for every page size of a kernel: which sizes fit, the waste, and the tables. */
 #include "cache/cpu_cache.h"
 #include "cache/depot.h"
 #include "heap/size_class.h"

@@ -1,4 +1,4 @@
-/* The space: segments that come and go while other threads look up what lies in those that stay. */
+/* The address space: segments are added and removed while other threads look up addresses in the others. */
 #include "heap/space.h"
 #include "os/mix.h"
 

@@ -1,6 +1,6 @@
 /*
- * The spare: a bounded stack of blocks, last in first out, whose bottom goes once nobody wanted it through a
- * window.
+ * The client cache: a bounded stack of blocks, last in first out, whose bottom is taken if it was unused for
+ * an epoch.
  */
 #include "offload/spare.h"
 

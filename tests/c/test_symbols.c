@@ -1,5 +1,5 @@
-/* Functions found in loaded objects: in one that is made here, written for no address and for its own, and in
- * the kernel's. */
+/* Functions found in loaded objects: in one made here, linked for no address and for its own, and in the
+ * kernel's. */
 #include "os/symbols.h"
 
 #include <elf.h>

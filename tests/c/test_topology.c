@@ -1,4 +1,4 @@
-/* CPUs: what is read of this machine, and of others that the tests build from files. */
+/* CPUs: read from this machine, and from machines simulated by files. */
 #include "os/topology.h"
 
 #include "os/cpus.h"

@@ -1,4 +1,4 @@
-/* The model of caches and the simulated allocators against cases worked out by hand. */
+/* The model of caches and the simulated allocators, compared with cases worked out by hand. */
 #include <string.h>
 
 #include "check.h"

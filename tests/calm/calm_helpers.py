@@ -6,19 +6,32 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 from waiting import PATIENCE_S
 
-from calm import measure
+from calm.cli import cli
+from calm.core import measure
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Calm = Callable[..., subprocess.CompletedProcess[str]]
 Compile = Callable[[str], Path]
+
+
+def leaves(group: click.Group = cli, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The commands by name, and those with modes by command and mode, as `bench run`."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{before}{name} ")
+        elif command is not None:
+            yield before + name, command
+
 
 PROGRAMS = {
     # Each argument is the number of one call; whatever else the program does is the C library's start.
@@ -162,7 +175,7 @@ def wait_for(path: Path, text: str) -> None:
 
 
 def without_runs(text: str) -> str:
-    """A file of `calm bench -o` with what the tables took from the runs in their place."""
+    """A file of `calm bench run --json` with what the tables took from the runs in their place."""
     data = json.loads(text)
     for row in data["rows"]:
         for side in row["sides"]:

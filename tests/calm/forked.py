@@ -23,7 +23,7 @@ from calm import cli
 # Most commands print by these; and what takes longest to import is needed with some words only.
 for module in ("numpy", "rich.progress", "rich.table"):
     import_module(module)
-NEEDED_WITH = {"tune": "optuna", "--plot": "matplotlib.pyplot", "--picture": "matplotlib.pyplot"}
+NEEDED_WITH = {"tune": "optuna", "--plot": "matplotlib.pyplot"}
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run does it, output and errors being pipes. Before calm begins, set_up is called."""
     if arguments and arguments[0] in cli.COMMANDS:
-        import_module(cli.COMMANDS[arguments[0]].module)
+        import_module(f"calm.commands.{cli.COMMANDS[arguments[0]].module}")
     for word in NEEDED_WITH.keys() & set(arguments):
         import_module(NEEDED_WITH[word])
     with contextlib.ExitStack() as reading, contextlib.ExitStack() as writing:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+SYSCALLS = ("madvise", "process_madvise", "munmap", "mprotect", "brk", "mremap", "membarrier")
 VERSION = "QEMU emulator version 9.9.9 (fake)"
 
 
@@ -35,20 +36,27 @@ def archive(path: Path) -> dict[str, tuple[int, bytes]]:
         files[name] = (fields[1], data[begin : begin + size])
 
 
-def report(interrupts: int, code: int | None, number: int | None) -> str:
-    """The probe's, as far as it is read."""
-    counters = {
-        "shootdowns_begun": {"value": interrupts // 2, "reason": None, "scaled": False, "user_only": False}
-    }
+def report(interrupts: int, code: int | None = 0, number: int | None = None) -> str:
+    """The probe's."""
+    value = {"value": interrupts // 2, "reason": None, "scaled": False, "user_only": False}
+    names = ("interrupts", "interrupts_received", "threads_started", *SYSCALLS)
+    counters = {name: {"value": None, "reason": "not asked for"} for name in names}
     return json.dumps(
         {
             "error": None,
             "end": {"code": code, "signal": number},
             "wall_ns": 5_000_000_000,
-            "minor_faults": 77,
-            "memory": {"peak_kib": 2048},
-            "counters": counters,
-            "system_wide_tlb_interrupts": interrupts,
+            **{"user_us": 1, "system_us": 1, "minor_faults": 77, "major_faults": 0},
+            "memory": {
+                **{"peak_kib": 2048, "average_kib": None, "largest_process_kib": 2048, "floor_kib": 500},
+                **{"samples": 1, "interval_ns": 100_000_000, "processes": 1},
+            },
+            "counters": {"shootdowns": value, **counters},
+            "interrupts_system_wide": interrupts,
+            "own": {
+                **{"cpu_ns": 1, "counted_call_ns": None, "other_call_ns": None, "flush_ns": None},
+                **{"task_ns": None, "system_wide_tasks_started": 0},
+            },
         }
     )
 
@@ -110,10 +118,8 @@ def main() -> int:
         code, killed = act.get("code", 0), act.get("signal")
         counted = act.get("interrupts", [0])
         told = report(counted[int(number) % len(counted)], None if killed else code, killed)
-        for word, text in (("printed", act.get("printed", "")), ("errors", act.get("errors", ""))):
-            print(f"@@ {word} {number} {base64.b64encode(text.encode()).decode()}")
-        print(f"@@ report {number} {told}")
-        print(f"@@ end {number} 0", flush=True)
+        texts = (base64.b64encode(act.get(name, "").encode()).decode() for name in ("printed", "errors"))
+        print("@@ end", number, 0, *texts, told, flush=True)
         if act.get("dies_after"):
             return 0
         if code or killed:

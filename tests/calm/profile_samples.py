@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from calm.profile.model import (
+from msgspec.structs import replace
+
+from calm.core.profile_model import (
     CALL,
     CPU,
     FAULT,
@@ -133,7 +134,7 @@ def listing1() -> Profile:
         },
         totals={
             "shootdowns": Total(158_944, counted),
-            "interrupts_sent": Total(151_020, "tracepoint csd:csd_queue_cpu to flush_tlb_func"),
+            "interrupts": Total(151_020, "tracepoint csd:csd_queue_cpu to flush_tlb_func"),
             "minor_faults": Total(159_802, "rusage, all waited-for processes"),
             "major_faults": Total(0, "rusage, all waited-for processes"),
             "user_s": Total(0.41, "rusage, all waited-for processes", "s"),
@@ -146,8 +147,8 @@ def listing1() -> Profile:
             "mmap": Total(None, "not counted: no tracepoint of that name"),
         },
         causes=[
-            Cause("munmap", 93, 0, 41, 0.001),
             Cause("madvise", 158_851, None, 158_960, 1.91),
+            Cause("munmap", 93, 0, 41, 0.001),
             Cause("fault", None, 159_802, None, 0.41),
             Cause("interrupt", None, None, None, 0.22),
         ],
@@ -239,7 +240,7 @@ def unprivileged() -> Profile:
     """As anybody may have it: no tracepoints, so no shootdowns."""
     whole = listing1()
     why = "not counted: /sys/kernel/tracing needs root or CAP_PERFMON (perf_event_paranoid is 2)"
-    unknown = ("shootdowns", "interrupts_sent", "threads_started", "madvise", "munmap")
+    unknown = ("shootdowns", "interrupts", "threads_started", "madvise", "munmap")
     kept = [stack for stack in whole.stacks if stack.kind in (FAULT, CPU)]
     return replace(
         whole,
@@ -283,7 +284,7 @@ def empty() -> Profile:
         findings=[],
         own_cost=[],
         own_share=None,
-        interrupted=True,
+        interrupted_by=2,
     )
 
 

@@ -229,7 +229,7 @@ def test_the_version_of_the_series_is_taken_or_the_newest(
         return str(version)
 
     assert got("6.1.9-1", "6.1.100-1", "6.2.1-1") == "6.1.100-1"
-    assert "p: 6.1.100-1; the series were made against 6.1.20-1" in capsys.readouterr().out
+    assert "p: 6.1.100-1; the series were made for 6.1.20-1" in capsys.readouterr().out
     assert got("6.1.20-1") == "6.1.20-1"
     assert capsys.readouterr().out == ""
 

@@ -1,22 +1,26 @@
-"""Holding a comparison against an earlier one: what fails a build, what must not, and what cannot be read."""
+"""Comparing with an earlier comparison: what fails a build, what must not, and what cannot be read."""
 
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from calm_helpers import Calm
 from click.shell_completion import ShellComplete
 
-from calm import allocators, baseline, compare, machine, measure
-from calm.baseline import Verdict, check, judge
 from calm.cli import cli
-from calm.errors import CalmError
-from calm.measure import METRIC
+from calm.commands.compare import baseline
+from calm.commands.compare.baseline import check, judge
+from calm.core import comparison, documents, machine, measure
+from calm.core.comparison import ComparisonDocument, Regression, Verdict
+from calm.core.errors import CalmError
+from calm.core.measure import METRIC
 
 WALL, RSS, SHOOTDOWNS = (METRIC[key] for key in baseline.DEFAULT_METRICS)
 BASE = (1.00, 1.01, 0.99, 1.02, 0.98)
@@ -82,14 +86,14 @@ def test_few_shootdowns_more_are_no_regression(
 ) -> None:
     found = check("a", SHOOTDOWNS, now, then, 0.05)
     assert found.verdict is expected
-    json.dumps(found.as_dict(), allow_nan=False)
+    assert msgspec.to_builtins(found)["verdict"] == expected.value
 
 
 def test_floors_of_time_and_memory() -> None:
     assert check("a", WALL, [0.003] * 3, [0.0015] * 3, 0.05).verdict is Verdict.WITHIN
     assert check("a", WALL, [0.03] * 3, [0.015] * 3, 0.05).verdict is Verdict.WORSE
     assert check("a", RSS, [1400] * 3, [1200] * 3, 0.05).verdict is Verdict.WITHIN
-    assert "counts for nothing" in check("a", RSS, [1400] * 3, [1200] * 3, 0.05).note
+    assert "does not count" in check("a", RSS, [1400] * 3, [1200] * 3, 0.05).note
     assert check("a", RSS, [1600] * 3, [1200] * 3, 0.05).verdict is Verdict.WORSE
 
 
@@ -117,13 +121,8 @@ def test_commands_are_the_same_wherever_the_program_lies() -> None:
 def test_differences_of_machines() -> None:
     here = machine.describe()
     assert baseline.differences(here, here) == []
-    # As older files have it, and as the kernel may have it after a boot.
-    then = here | {
-        "glibc": f"glibc {here['glibc']}",
-        "memory_kib": int(here["memory_kib"]) + 4,
-        "commit": "x",
-    }
-    assert baseline.differences(then, here) == []
+    # As the kernel may have it after a boot.
+    assert baseline.differences(here | {"memory_kib": int(here["memory_kib"]) + 4}, here) == []
     assert baseline.differences({"cpus": 64, "cpu": here["cpu"]}, here | {"cpus": 2}) == [
         "cpus was 64 and is 2"
     ]
@@ -139,7 +138,7 @@ def test_differences_of_machines() -> None:
     [("5%", 0.05), ("5 %", 0.05), ("0.05", 0.05), (".5", 0.5), ("250%", 2.5), ("0", 0.0)],
 )
 def test_percentages(text: str, fraction: float) -> None:
-    assert baseline.read_limit(None, None, text) == pytest.approx(fraction)  # type: ignore[arg-type]
+    assert baseline.read_limit(text) == pytest.approx(fraction)
 
 
 def test_changes_are_told_as_percentages() -> None:
@@ -169,7 +168,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> None:
         run = measure.measure(words, variables, **more)
         return replace(run, wall_s=float({**os.environ, **variables}.get("NAP", run.wall_s)))
 
-    monkeypatch.setattr(compare, "measure", measured)
+    monkeypatch.setattr(comparison, "measure", measured)
 
 
 MEASURED: list[str] = []
@@ -187,11 +186,15 @@ def measured(calm: Calm, tmp_path: Path) -> Path:
     return path
 
 
+def read(path: Path) -> ComparisonDocument:
+    return documents.read(str(path), ComparisonDocument)
+
+
 def test_the_file_names_what_wrote_it(measured: Path) -> None:
     data = json.loads(measured.read_text())
-    assert (data["tool"], data["format"]) == ("calm compare", 1)
+    assert (data["schema"], data["version"]) == ("calm-comparison", 1)
     assert data["machine"] == machine.describe()
-    assert baseline.load(str(measured)).command == SLEEP
+    assert read(measured).command == list(SLEEP)
 
 
 def test_a_build_that_became_slower_fails_and_keeps_its_baseline(
@@ -290,13 +293,14 @@ def test_a_run_that_lacks_something_does_not_replace_its_baseline(calm: Calm, me
     assert "base.json stays as it was: this run has no other\n" in done.stderr
     assert measured.read_text() == before
     # Nor one without a figure that the file has, as shootdowns without root.
-    sides = [compare.Side(allocators.Allocator(label)) for label in ("glibc", "other")]
-    run = compare.Comparison(SLEEP, 3, sides, None)
-    checks = check("glibc", SHOOTDOWNS, [None], [9.0], 0.05), check("glibc", WALL, [1.0], [1.0], 0.05)
-    lost = compare._lost(baseline.load(str(measured)), run, baseline.Outcome(checks, 0.05, "base.json"))
-    assert lost == ["TLB shootdowns begun of glibc"]
-    never_there = baseline.Outcome((check("glibc", SHOOTDOWNS, [None], [], 0.05),), 0.05, "base.json")
-    assert compare._lost(baseline.load(str(measured)), run, never_there) == []
+    run = read(measured)
+    checks = [check("glibc", SHOOTDOWNS, [None], [9.0], 0.05), check("glibc", WALL, [1.0], [1.0], 0.05)]
+    run.regression = Regression(against="base.json", limit=0.05, checks=checks)
+    reason = baseline.why_kept(read(measured), run, 0)
+    assert reason == "this run has no TLB shootdowns begun of glibc"
+    checks = [check("glibc", SHOOTDOWNS, [None], [], 0.05)]
+    run.regression = Regression(against="base.json", limit=0.05, checks=checks)
+    assert baseline.why_kept(read(measured), run, 0) is None
 
 
 def test_another_machine_is_warned_of(calm: Calm, measured: Path) -> None:
@@ -305,62 +309,62 @@ def test_another_machine_is_warned_of(calm: Calm, measured: Path) -> None:
     done = calm(*gate, env={"NAP": "0.02"})
     assert done.returncode == 0
     assert "from another machine, or from before it changed: cpus was 999 and is" in done.stderr
-    # A file from before the machine was in it still loads.
-    rewrite(measured, lambda data: [data.pop(key) for key in ("tool", "format", "machine", "date", "calm")])
-    done = calm(*gate, env={"NAP": "0.02"})
-    assert done.returncode == 0
-    assert "does not say which machine it is from" in done.stderr
 
 
 def test_a_busy_machine_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    rewrite(measured, lambda data: data.update(machine={}))
     for load, words in ((3.9, ""), (4.5, "calm: the load average is 4.5 on 8 CPUs")):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        compare._warn_of_load()
-        said = capsys.readouterr().err
-        assert said.startswith(words) if words else said == ""
+        baseline.read(str(measured), ["glibc"], SLEEP, any_command=False)
+        printed = capsys.readouterr().err
+        assert printed.startswith(words) if words else printed == ""
 
 
-def test_a_number_that_says_nothing_is_no_figure(measured: Path) -> None:
-    """As on a machine whose shootdowns are no interrupts: the counter says 0."""
-    rewrite(measured, lambda data: data["how"].update(shootdowns_begun="not counted: by broadcast"))
-    assert baseline.load(str(measured)).values("glibc", SHOOTDOWNS) == []
-    assert len(baseline.load(str(measured)).values("glibc", WALL)) == 3
+def document(**fields: object) -> str:
+    """A comparison without runs, or what becomes of it by other fields."""
+    empty = {"machine": {}, "command": ["a"], "rounds": 1, "interrupted_by": None, "notes": [], "how": {}}
+    head = {"schema": "calm-comparison", "version": 1, "allocators": []}
+    return json.dumps(head | empty | fields)
 
 
-ONE_RUN = (
-    '{"rounds_wanted": 1, "command": ["a"], "how": {}, "allocators": '
-    '[{"label": "a", "failure": null, "runs": [{"wall_s": %s, "counters": {}}]}]}'
-)
+def one_run(field: str, value: str) -> str:
+    """A comparison of one run with this in a field of it."""
+    fields = msgspec.to_builtins(measure.measure(["true"], groups=[])) | {field: "VALUE"}
+    side = {"label": "a", "library": None, "environment": {}, "failure": None, "median": {}, "ratio": {}}
+    return document(allocators=[side | {"runs": [fields]}]).replace('"VALUE"', value)
+
+
+WALL_IS = partial(one_run, "wall_s")
+NOT_WHOLE = "is not a whole calm-comparison: "
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "it is no JSON"),
-        ("[]", "`calm compare --json` did not write it"),
-        ('{"tool": "calm bench", "rounds_wanted": 1}', "`calm compare --json` did not write it"),
-        ('{"runs": []}', "`calm compare --json` did not write it"),
-        ('{"tool": "calm compare", "format": 2, "rounds_wanted": 1}', "has format 2, and this calm reads 1"),
-        ('{"rounds_wanted": 1, "command": ["a"], "how": {}}', "is not a whole baseline: KeyError"),
-        ('{"rounds_wanted": 1, "command": ["a"], "how": {}, "allocators": []}', "no complete round"),
-        (ONE_RUN % "NaN", "is not a whole baseline: ValueError: wall_s is nan"),
-        (ONE_RUN % '"long"', "is not a whole baseline: TypeError"),
-        (ONE_RUN % "true", "is not a whole baseline: ValueError: wall_s is True"),
-        (ONE_RUN % "-1", "is not a whole baseline: ValueError: wall_s is -1"),
-        (ONE_RUN % f"1{'0' * 400}", "is not a whole baseline: OverflowError"),
-        ((ONE_RUN % "1").replace('["a"]', "[]"), "is not a whole baseline: ValueError: command is []"),
-        ((ONE_RUN % "1").replace('["a"]', '"a"'), "is not a whole baseline: ValueError: command is 'a'"),
-        ("[" * 100_000, "it is no JSON"),
+        (lambda: "", "is not JSON, or was cut short"),
+        (lambda: document()[:-9], "is not JSON, or was cut short"),
+        (lambda: "[" * 100_000, "is not JSON, or was cut short"),
+        (lambda: "[]", "is no document of calm, and calm-comparison is needed"),
+        (lambda: '{"runs": []}', "is no document of calm, and calm-comparison is needed"),
+        (lambda: document(schema="calm-stat"), "of the schema calm-stat, and calm-comparison is needed"),
+        (lambda: document(version=2), "has version 2 of calm-comparison; this calm reads 1"),
+        (lambda: document(how=None), NOT_WHOLE),
+        (lambda: document(command=[]), NOT_WHOLE),
+        (lambda: document(command="a"), NOT_WHOLE),
+        (document, "no complete round"),
+        *((partial(WALL_IS, value), NOT_WHOLE) for value in ("NaN", '"long"', "true", "-1", "1e999")),
+        (partial(WALL_IS, f"1{'0' * 400}"), NOT_WHOLE),
+        (partial(one_run, "counters", '{"shootdowns": {"value": -1}}'), NOT_WHOLE),
     ],
 )
-def test_broken_files(tmp_path: Path, text: str, message: str) -> None:
+def test_broken_files(tmp_path: Path, text: Callable[[], str], message: str) -> None:
     path = tmp_path / "base.json"
-    path.write_text(text)
+    path.write_text(text())
     with pytest.raises(CalmError) as raised:
-        baseline.load(str(path))
+        baseline.read(str(path), ["a"], ["a"], any_command=False)
     assert message in str(raised.value)
     assert raised.value.exit_code == 2
 
@@ -368,14 +372,14 @@ def test_broken_files(tmp_path: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--baseline", "/no/such", "--", *SLEEP), "cannot read the baseline /no/such: No such file"),
-        (("--baseline", "/", "--", *SLEEP), "cannot read the baseline /: Is a directory"),
+        (("--baseline", "/no/such", "--", *SLEEP), "cannot read /no/such: No such file"),
+        (("--baseline", "/", "--", *SLEEP), "cannot read /: Is a directory"),
         (("--fail-over", "5", "--", *SLEEP), "5 may mean 5 % or 5 times"),
         (("--fail-over", "-5%", "--", *SLEEP), "'-5%' is no percentage"),
         (("--fail-over", "five", "--", *SLEEP), "'five' is no percentage"),
         (("--fail-over", "5%", "--", *SLEEP), "needs --baseline, or a second allocator"),
-        (("--fail-on", "time", "--", *SLEEP), "--fail-on says nothing without"),
-        (("--any-command", "--", *SLEEP), "--any-command says nothing without"),
+        (("--fail-on", "time", "--", *SLEEP), "--fail-on has no effect without"),
+        (("--any-command", "--", *SLEEP), "--any-command has no effect without"),
         (("--baseline", "BASE", "--fail-on", "speed", "--", *SLEEP), "no such metric: 'speed'"),
         (("--baseline", "BASE", "--fail-on", "madvise", "--", *SLEEP), "counted only with --syscalls"),
         (("--baseline", "BASE", "--", "sh", "-c", "true"), "is of another command (sh -c ': $NAP')"),

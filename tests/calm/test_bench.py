@@ -11,22 +11,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from calm_helpers import ROOT, Calm, without_runs
 from rich.console import Console
 from waiting import wait_until
 
-from calm import processes
-from calm.allocators import find_library
-from calm.bench import analysis, command, picture, results, runner, tables, workloads
-from calm.bench.analysis import AVERAGE, PEAK, TIME, analyse
-from calm.bench.cases import Case, Metric, Prepared
-from calm.bench.order import orders, williams_square
-from calm.bench.progress import TimeLeft
-from calm.bench.results import Results, Row, Run, Side, Subject
-from calm.errors import CalmError
-from calm.statistics import geometric_mean_of_ratios, span_of_medians
+from calm.commands.bench import analysis, command, picture, runner, tables, workloads
+from calm.commands.bench.analysis import AVERAGE, PEAK, TIME, analyse
+from calm.commands.bench.cases import Case, Prepared
+from calm.core import documents, proc, processes, statistics
+from calm.core.allocators import find_library
+from calm.core.errors import CalmError
+from calm.core.progress import RoundsBar
+from calm.core.rounds import orders, williams_square
+from calm.core.statistics import geometric_mean_of_ratios, span_of_medians
+from calm.core.suite_results import Metric, Results, Row, Run, Side, Subject, saved
 
 LABELS = ("glibc", "calmalloc", "jemalloc")
 RATE = Metric("rate", "/s", higher_is_better=True)
@@ -38,7 +39,7 @@ STEADY = (0.999, 1.0, 1.001)
 def side(
     label: str, time_s: float, peak: float = 1000.0, spread: Sequence[float] = STEADY, **more: Any
 ) -> Side:
-    figures = {"wall_s": time_s, "peak_rss_kib": peak, "average_rss_kib": peak / 2, "shootdowns_begun": 10.0}
+    figures = {"wall_s": time_s, "peak_rss_kib": peak, "average_rss_kib": peak / 2, "shootdowns": 10.0}
     figures |= more
     return Side(
         label,
@@ -50,7 +51,7 @@ def side(
 
 
 def row(name: str, *sides: Side, family: str = "workload", metric: Metric | None = None) -> Row:
-    return Row(name, family, metric, [name], [], {}, list(sides))
+    return Row(name, family, metric, [name], sides=list(sides))
 
 
 def made_up(*rows: Row, labels: Sequence[str] = LABELS) -> Results:
@@ -63,9 +64,8 @@ def made_up(*rows: Row, labels: Sequence[str] = LABELS) -> Results:
         seed=1,
         timeout_s=120,
         touched_kib=0,
-        how={"shootdowns_begun": "counted so"},
-        notes=[],
-        allocators=[Subject(label, None, "1.0", None, None, {}) for label in labels],
+        how={"shootdowns": "counted so"},
+        allocators=[Subject(label, version="1.0") for label in labels],
         rows=list(rows),
         left_out={"absent": "it is not on this machine"},
     )
@@ -76,27 +76,32 @@ def by_time(name: str, glibc: float, calmalloc: float, jemalloc: float, **more: 
     return row(name, *(side(label, value) for label, value in values), **more)
 
 
+def markdown(found: analysis.Analysis, kinds: Sequence[str]) -> str:
+    return tables.to_markdown(tables.grids(found, kinds), tables.findings(found), found.results)
+
+
 def test_ratios_are_to_the_best_of_the_row() -> None:
     found = analysis.rank(by_time("a", 3.0, 1.5, 1.0), TIME)
-    assert {entry.label: entry.ratio.value for entry in found.entries} == pytest.approx(
+    assert {label: ratio.value for label, ratio in found.ratios.items()} == pytest.approx(
         {"glibc": 3.0, "calmalloc": 1.5, "jemalloc": 1.0}
     )
-    best = found.best()
-    assert best
-    assert best.label == "jemalloc"
+    assert found.best(LABELS) == "jemalloc"
+    assert found.best(LABELS[:2]) == "calmalloc"
     assert not found.insensitive
 
 
 def test_a_metric_of_which_more_is_better_is_turned_around() -> None:
     rates = [side(label, 1.0, metric=rate) for label, rate in zip(LABELS, (100.0, 400.0, 200.0), strict=True)]
-    found = analysis.rank(row("a", *rates, metric=RATE), TIME)
-    assert {entry.label: entry.ratio.value for entry in found.entries} == pytest.approx(
+    rated = row("a", *rates, metric=RATE)
+    found = analysis.rank(rated, TIME)
+    assert {label: ratio.value for label, ratio in found.ratios.items()} == pytest.approx(
         {"glibc": 4.0, "calmalloc": 1.0, "jemalloc": 2.0}
     )
     # What is shown is the figure as it was printed.
-    assert [entry.median for entry in found.entries] == [100.0, 400.0, 200.0]
+    assert tables._best(found) == "400 /s"
+    assert [rated.median(label, "metric") for label in LABELS] == [100.0, 400.0, 200.0]
     latencies = analysis.rank(row("a", *rates, metric=LATENCY), TIME)
-    assert [entry.ratio.value for entry in latencies.entries] == pytest.approx([1.0, 4.0, 2.0])
+    assert [ratio.value for ratio in latencies.ratios.values()] == pytest.approx([1.0, 4.0, 2.0])
 
 
 def test_rows_that_tell_nobody_apart_are_in_no_mean() -> None:
@@ -115,15 +120,15 @@ def test_rows_that_tell_nobody_apart_are_in_no_mean() -> None:
     )
 
 
-def test_chance_is_called_so_nearly_always() -> None:
+def test_chance_is_called_so_nearly_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
     generator = np.random.default_rng(7)
     for allocators, rounds in ((2, 5), (8, 5), (8, 9)):
         chance = [
             span_of_medians(
                 np.exp(
                     generator.normal(0, 0.03, (allocators, rounds)) + generator.normal(0, 0.1, rounds)
-                ).tolist(),
-                resamples=500,
+                ).tolist()
             ).is_chance
             for _ in range(100)
         ]
@@ -201,14 +206,14 @@ def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[
 def test_own_variants_are_no_peers() -> None:
     labels = ("glibc", "calmalloc", "calmalloc:CALM_OPTIONS=slack=1", "ptlbmalloc2")
     found = analyse(made_up(row("a", *(side(label, 1.0) for label in labels)), labels=labels))
-    assert (found.subject, found.peers) == ("calmalloc", ("glibc",))
+    assert (found.subject, found.peers) == ("calmalloc", ["glibc"])
 
 
 def test_a_failure_is_shown_and_leaves_the_row_to_the_others() -> None:
     one = by_time("a", 2.0, 1.0, 3.0)
     one.sides[2] = Side("jemalloc", one.sides[2].runs, "killed by SIGSEGV (11)", 2)
     found = analyse(made_up(one, by_time("b", 3.0, 1.0, 2.0)))
-    text = tables.to_markdown(found, tables.KINDS)
+    text = markdown(found, tables.KINDS)
     assert "| a | 1.000 s | 2.00 | 1.00 | failed |" in text
     assert "failed: a under jemalloc, in round 2: killed by SIGSEGV (11)" in text
     assert "not run: absent: it is not on this machine" in text
@@ -221,7 +226,7 @@ def test_a_failure_is_shown_and_leaves_the_row_to_the_others() -> None:
 def test_the_summary_says_what_the_tables_close_with() -> None:
     one = by_time("a", 2.0, 1.0, 3.0)
     one.sides[2] = Side("jemalloc", one.sides[2].runs, "killed by SIGSEGV (11)", 2)
-    text = tables.to_markdown(analyse(made_up(one, by_time("b", 9.0, 2.0, 3.0))), ["summary"])
+    text = markdown(analyse(made_up(one, by_time("b", 9.0, 2.0, 3.0))), ["summary"])
     assert "| time | 3.00 | 1.00 | 1.50* |" in text
     assert "| **worst time of a row** | 4.50 | 0.67 | 1.50 |" in text
     assert "| **shootdowns, sum** | 20 | 20 | 10 |" in text
@@ -229,18 +234,15 @@ def test_the_summary_says_what_the_tables_close_with() -> None:
 
 
 def test_without_tracepoints_the_systems_interrupts_are_shown() -> None:
-    sides = [
-        side(label, 1.0, shootdowns_begun=1.0, system_wide_tlb_interrupts=7.0)
-        for label in ("glibc", "calmalloc")
-    ]
+    sides = [side(label, 1.0, shootdowns=1.0, interrupts_system_wide=7.0) for label in ("glibc", "calmalloc")]
     for each in sides:
         for run in each.runs:
-            run.figures["shootdowns_begun"] = None
+            run.figures["shootdowns"] = None
     data = made_up(row("a", *sides), labels=("glibc", "calmalloc"))
-    data.how["shootdowns_begun"] = "not counted: it needs root"
+    data.how["shootdowns"] = "not counted: it needs root"
     found = analyse(data)
-    assert found.shootdown_key == "system_wide_tlb_interrupts"
-    text = tables.to_markdown(found, ["shootdowns"])
+    assert found.shootdown_key == "interrupts_system_wide"
+    text = markdown(found, ["shootdowns"])
     assert "system-wide" in text
     assert "not counted: it needs root" in text
 
@@ -278,14 +280,15 @@ def test_every_order_is_fair() -> None:
 
 
 def test_time_left_is_from_what_the_same_runs_took() -> None:
-    left = TimeLeft([("a", "x"), ("a", "y")], 3)
-    assert left.text == "time left not known yet"
-    left.done(("a", "x"), 10.0)
-    assert left.text == "at least 20 s left"
-    left.done(("a", "y"), 20.0)
-    assert left.text == "60 s left"
-    left.dropped(("a", "y"))
-    assert (left.text, left.runs) == ("20 s left", 2)
+    with RoundsBar(lines=False) as bar:
+        bar.begin([("a", "x"), ("a", "y")], 3)
+        assert bar.time_left == "time left not known yet"
+        bar.done("a", "x", 10.0)
+        assert bar.time_left == "at least 20 s left"
+        bar.done("a", "y", 20.0)
+        assert bar.time_left == "60 s left"
+        bar.failed("a", "y", "exit code 1")
+        assert bar.time_left == "20 s left"
 
 
 def test_the_front_is_whom_nobody_beats() -> None:
@@ -297,11 +300,12 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
     made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY))
     made.rows[0].command = [f"{tmp_path}/a", f"{tmp_path}-other", f"{tmp_path}/inputs/b"]
     made.rows[0].environment = {"PYTHONPATH": f"{tmp_path}:{tmp_path}/c:{tmp_path}"}
-    made.said = {"calmalloc": ["calmalloc: no"]}
+    made.messages = {"calmalloc": ["calmalloc: no"]}
+    made.analysis = analyse(made).conclusions()
     hidden = {f"{tmp_path}/inputs": "INPUTS", str(tmp_path): "."}
     path = tmp_path / "out.json"
-    path.write_text(results.dump(made, hidden, analyse(made).as_dict()))
-    read = results.load(str(path))
+    path.write_text(documents.text(saved(made, hidden)))
+    read = documents.read(str(path), Results)
     assert read.rows[0].command == ["a", f"{tmp_path}-other", "INPUTS/b"]
     assert read.rows[0].environment == {"PYTHONPATH": ".:c:."}
     made.rows[0].command, made.rows[0].environment = read.rows[0].command, read.rows[0].environment
@@ -312,17 +316,17 @@ def test_a_file_without_runs_is_shown_alike(tmp_path: Path) -> None:
     failed = by_time("b", 1.0, 2.0, 3.0)
     failed.sides[2] = Side("jemalloc", failed.sides[2].runs, "killed by SIGSEGV (11)", 2)
     made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY), failed, by_time("c", 1.0, 1.3, 1.0))
-    shown = tables.to_markdown(analyse(made), tables.KINDS)
+    shown = markdown(analyse(made), tables.KINDS)
     path = tmp_path / "out.json"
-    path.write_text(without_runs(results.dump(made, {})))
-    read = results.load(str(path))
+    path.write_text(without_runs(documents.text(saved(made, {}))))
+    read = documents.read(str(path), Results)
     assert not any(each.runs for row in read.rows for each in row.sides)
-    assert tables.to_markdown(analyse(read), tables.KINDS) == shown
+    assert markdown(analyse(read), tables.KINDS) == shown
     assert picture.places(analyse(read)) == picture.places(analyse(made))
     assert picture.points(analyse(read), "glibc") == picture.points(analyse(made), "glibc")
     # It is as whole the second time.
-    path.write_text(without_runs(results.dump(made, {})))
-    assert results.load(str(path)) == read
+    path.write_text(without_runs(documents.text(saved(read, {}))))
+    assert documents.read(str(path), Results) == read
 
 
 def test_every_workload_says_how_it_is_compared(tmp_path: Path) -> None:
@@ -347,8 +351,9 @@ DRIVER = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from calm.bench import command, programs
-from calm.bench.cases import Case, Metric, Prepared
+from calm.commands.bench import command, programs
+from calm.commands.bench.cases import Case, Prepared
+from calm.core.suite_results import Metric
 from calm.cli import main
 command.inputs_folder = lambda: Path({folder!r})
 def shell(script, **more):
@@ -418,7 +423,7 @@ def cases(tmp_path: Path) -> str:
 @pytest.fixture
 def bench(calm: Calm, cases: str) -> Bench:
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return calm("bench", "--no-touch", *arguments, set_up=lambda: exec(cases, {}))
+        return calm("bench", "run", "--no-touch", *arguments, set_up=lambda: exec(cases, {}))
 
     return run
 
@@ -430,10 +435,10 @@ def sides_of(path: Path) -> Mapping[str, list[dict[str, Any]]]:
     return {each["name"]: each["sides"] for each in json.loads(path.read_text())["rows"]}
 
 
-def test_runs_and_reports(bench: Bench, tmp_path: Path) -> None:
+def test_runs_and_reports(calm: Calm, bench: Bench, tmp_path: Path) -> None:
     out, drawing = tmp_path / "out.json", tmp_path / "out.svg"
     began = time.monotonic()
-    done = bench(*TWO, "-n", 3, "-o", out, "--picture", drawing, "nap", "--only", "rate")
+    done = bench(*TWO, "-n", 3, "--json", out, "--plot", drawing, "nap", "rate")
     took_s = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert "time: each to the best of its row" in done.stdout
@@ -453,33 +458,34 @@ def test_runs_and_reports(bench: Bench, tmp_path: Path) -> None:
         assert run["figures"]["peak_rss_kib"] > 500
         assert run["figures"]["minor_faults"] > 0
     assert [run["figures"]["metric"] for run in sides["rate"][1]["runs"]] == [4.0] * 3
-    ranked = report["analysis"]["rows"]["time"]["rate"]["allocators"]
-    assert ranked["glibc:RATE=1"]["to_best"]["value"] == pytest.approx(4.0)
+    (rate,) = (each for each in report["rows"] if each["name"] == "rate")
+    assert rate["to_best"]["time"]["glibc:RATE=1"][0] == pytest.approx(4.0)
+    assert report["analysis"]["subject"] == "glibc:RATE=1"
     # The same again from the file.
-    again = bench("--report", out)
+    again = calm("bench", "report", out)
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
-    markdown = bench("--report", out, "--markdown", "--table", "time")
+    markdown = calm("bench", "report", out, "--markdown", "--table", "time")
     assert "| rate | 4 /s | 4.00 | 1.00 |" in markdown.stdout
     assert "Peak RSS" not in markdown.stdout
 
 
-def test_what_calmalloc_says_is_told_once(bench: Bench, tmp_path: Path) -> None:
+def test_messages_of_calmalloc_are_reported_once(calm: Calm, bench: Bench, tmp_path: Path) -> None:
     if not find_library("calmalloc"):
         pytest.skip("calmalloc is not built")
     out, wrong = tmp_path / "out.json", "calmalloc:CALM_OPTIONS=nosuch=1;RATE=1"
-    done = bench("-a", f"glibc:RATE=1,{wrong}", "-n", 2, "-o", out, "nap", "rate")
+    done = bench("-a", f"glibc:RATE=1,{wrong}", "-n", 2, "--json", out, "nap", "rate")
     assert done.returncode == 0, done.stderr
-    (line,) = json.loads(out.read_text())["said"][wrong]
+    (line,) = json.loads(out.read_text())["messages"][wrong]
     assert line.startswith("calmalloc: ")
     assert "nosuch" in line
     assert done.stdout.count(f"note: {wrong}: {line}\n") == 1
-    assert bench("--report", out).stdout == done.stdout
+    assert calm("bench", "report", out).stdout == done.stdout
 
 
 def test_failures_are_told_and_stop_nothing(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = bench(*TWO, "-n", 2, "-o", out, "crash", "silent", "nap", "absent", "broken")
+    done = bench(*TWO, "-n", 2, "--json", out, "crash", "silent", "nap", "absent", "broken")
     assert done.returncode == 1
     sides = sides_of(out)
     good, bad = sides["crash"]
@@ -503,7 +509,7 @@ def _alive(word: str) -> bool:
 
 def test_what_takes_too_long_is_killed_with_all_it_started(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = bench("-a", "glibc", "-n", 1, "-o", out, "--timeout", 1, "hang")
+    done = bench("-a", "glibc", "-n", 1, "--json", out, "--timeout", "1s", "hang")
     assert done.returncode == 1
     assert "timeout after" in sides_of(out)["hang"][0]["failure"]
     assert not _alive(f"7700.{os.getpid()}")
@@ -511,7 +517,7 @@ def test_what_takes_too_long_is_killed_with_all_it_started(bench: Bench, tmp_pat
 
 def test_what_a_program_leaves_behind_is_killed(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = bench("-a", "glibc", "-n", 1, "-o", out, "daemon")
+    done = bench("-a", "glibc", "-n", 1, "--json", out, "daemon")
     assert done.returncode == 0, done.stderr
     assert sides_of(out)["daemon"][0]["failure"] is None
     assert not _alive(f"7800.{os.getpid()}")
@@ -519,7 +525,7 @@ def test_what_a_program_leaves_behind_is_killed(bench: Bench, tmp_path: Path) ->
 
 def test_a_server_and_its_client(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = bench(*TWO, "-n", 2, "-o", out, "server", "refused")
+    done = bench(*TWO, "-n", 2, "--json", out, "server", "refused")
     assert done.returncode == 1
     sides = sides_of(out)
     assert [run["figures"]["metric"] for run in sides["server"][1]["runs"]] == [4.0, 4.0]
@@ -531,7 +537,7 @@ def test_a_server_and_its_client(bench: Bench, tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_complete(cases: str, tmp_path: Path) -> None:
     out, log = tmp_path / "out.json", tmp_path / "inputs" / "endless" / "log"
-    arguments = ("bench", "--no-touch", *TWO, "-n", "500", "-o", str(out), "endless")
+    arguments = ("bench", "run", "--no-touch", *TWO, "-n", "500", "--json", str(out), "endless")
     process = subprocess.Popen(
         [sys.executable, "-c", f"{cases}main()", *arguments],
         stdout=subprocess.PIPE,
@@ -567,20 +573,22 @@ def test_the_suite_of_stand_ins_is_they_and_vips() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("no-such-case",), 2, "no such case: no-such-case"),
-        (("--only", "larson,nope"), 2, "no such case: nope"),
-        (("-a", "nosuch", "larson"), 2, "unknown allocator 'nosuch'"),
-        (("-n", "0"), 2, "-n"),
-        (("--suite", "huge"), 2, "--suite"),
-        (("--timeout", "0"), 2, "--timeout"),
-        (("--timeout", "inf"), 2, "--timeout"),
-        (("--table", "colour"), 2, "--table"),
-        (("--picture", "x.pdf"), 2, ".svg or .png"),
-        (("--picture", "/no/such/x.svg"), 1, "cannot write /no/such/x.svg"),
-        (("-o", "/"), 1, "cannot write /"),
-        (("--report", "/no/such.json"), 2, "cannot read /no/such.json"),
-        (("--report", "/etc/passwd"), 2, "not a file of results"),
-        (("--report", "x.json", "-n", "3", "larson"), 2, "--report runs nothing, so CASE, -n says nothing"),
+        (("run", "no-such-case"), 2, "no such case: no-such-case"),
+        (("run", "larson", "nope"), 2, "no such case: nope"),
+        (("run", "-a", "nosuch", "larson"), 2, "unknown allocator 'nosuch'"),
+        (("run", "-n", "0"), 2, "-n"),
+        (("run", "--json", "larson"), 2, "--json larson: is a case"),
+        (("run", "--suite", "huge"), 2, "--suite"),
+        (("run", "--timeout", "0s"), 2, "--timeout"),
+        (("run", "--timeout", "120"), 2, "--timeout"),
+        (("run", "--table", "colour"), 2, "--table"),
+        (("run", "--plot", "x.pdf"), 2, ".svg or .png"),
+        (("run", "--plot", "/no/such/x.svg"), 1, "cannot write /no/such/x.svg"),
+        (("run", "--json", "/", "larson"), 1, "cannot write /"),
+        (("report", "/no/such.json"), 2, "cannot read /no/such.json"),
+        (("report", "/etc/passwd"), 2, "not JSON"),
+        (("list", "-o", "/no/such/list"), 1, "cannot write /no/such/list"),
+        (("list", "--json", "/dev/full"), 1, "cannot write /dev/full: No space left on device"),
     ],
 )
 def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -594,25 +602,49 @@ def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: i
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, "format 99"),
-        ({"tool": "other"}, "not a file of results of"),
-        ({"rows": None}, "not a whole file"),
-        ({"allocators": []}, "not a whole file"),
+        ({"version": 99}, "has version 99 of calm-suite; this calm reads 3"),
+        ({"schema": "calm-paper"}, "is of the schema calm-paper, and calm-suite is needed"),
+        ({"schema": None}, "no document of calm"),
+        ({"rows": None}, "not a whole calm-suite"),
+        ({"allocators": []}, "not a whole calm-suite: a has .*, which is not listed"),
+        ({"rounds": "3"}, "not a whole calm-suite"),
+        ({"messages": {"calmalloc": [1]}}, "not a whole calm-suite"),
     ],
 )
 def test_a_file_that_is_something_else(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "out.json"
-    path.write_text(json.dumps(json.loads(results.dump(made_up(by_time("a", 3, 1, 2)), {})) | change))
+    made = made_up(by_time("a", 3, 1, 2))
+    path.write_text(json.dumps(msgspec.to_builtins(made) | change))
     with pytest.raises(CalmError, match=message) as caught:
-        results.load(str(path))
+        documents.read(str(path), Results)
     assert caught.value.exit_code == 2
 
 
+def test_a_file_that_was_cut_short_is_status_2(calm: Calm, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(documents.text(made_up(by_time("a", 3, 1, 2)))[:-20])
+    done = calm("bench", "report", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"calm: {path} is not JSON, or was cut short\n"
+
+
 def test_lists_the_cases(calm: Calm) -> None:
-    listed = calm("bench", "--list")
+    listed = calm("bench", "list")
     assert listed.returncode == 0
     for case in command.all_cases():
         assert case.name in listed.stdout
+    found = json.loads(calm("bench", "list", "--json").stdout)
+    assert (found["schema"], found["version"]) == ("calm-cases", 1)
+    assert [each["name"] for each in found["cases"]] == [case.name for case in command.all_cases()]
+    assert {"larson", "cfrac"} <= {each["name"] for each in found["cases"] if each["quick"]}
+
+
+def test_a_note_keeps_the_asterisk_that_it_explains() -> None:
+    one = by_time("a", 2.0, 1.0, 3.0)
+    one.sides[2] = Side("jemalloc", one.sides[2].runs, "killed by SIGSEGV (11)", 2)
+    text = markdown(analyse(made_up(one, by_time("b", 3.0, 1.0, 2.0))), ["time"])
+    assert "2.00*" in text
+    assert "\n- \\* over fewer rows" in text
 
 
 def test_a_library_that_is_not_preloaded_is_a_failure(tmp_path: Path) -> None:
@@ -620,7 +652,7 @@ def test_a_library_that_is_not_preloaded_is_a_failure(tmp_path: Path) -> None:
     library.write_bytes(b"nothing")
     case = Case("true", "program", "", lambda folder: Prepared(("true",), folder))
     allocator = runner.Allocator("none", library)
-    _, _, failure = runner.run_once(case, case.prepare(tmp_path), allocator, None, 600.0)
+    _, _, failure = runner.run_once(case, case.prepare(tmp_path), allocator, 600.0)
     assert failure
     assert "did not preload it" in failure
 
@@ -632,14 +664,14 @@ def test_settings_of_the_caller_do_not_reach_what_is_measured(
     script = 'test -z "$MALLOC_ARENA_MAX" && test "$OWN" = 1'
     prepared = Prepared(("sh", "-c", script), tmp_path, environment={"OWN": "1"})
     case = Case("sh", "program", "", lambda _: prepared)
-    _, figures, failure = runner.run_once(case, prepared, runner.Allocator("glibc"), None, 600.0)
+    _, figures, failure = runner.run_once(case, prepared, runner.Allocator("glibc"), 600.0)
     assert failure is None
     assert figures["wall_s"]
 
 
 def test_descendants_are_found_and_killed() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 79.5 & wait"])
-    wait_until(lambda: len(processes.descendants(process.pid)) == 1)
+    wait_until(lambda: len(proc.descendants(process.pid)) == 1)
     processes.kill_descendants(process.pid)
     assert process.wait() is not None
 

@@ -19,12 +19,12 @@ import pytest
 from calm_helpers import ROOT
 from waiting import wait_until
 
-from calm import allocators
-from calm.bench import programs
-from calm.bench.cases import Case, Prepared
-from calm.bench.clients import exchange, memcached, redis
-from calm.bench.runner import clean_environment, obstacle
-from calm.errors import USAGE, CalmError
+from calm.commands.bench import clients, programs
+from calm.commands.bench.cases import Case, Prepared
+from calm.commands.bench.runner import obstacle
+from calm.core import allocators, proc
+from calm.core.environment import clean_environment
+from calm.core.errors import USAGE, CalmError
 
 BY_NAME = {case.name: case for case in programs.CASES}
 PROGRAMS = [case for case in programs.CASES if not case.metric]
@@ -33,11 +33,11 @@ SERVERS = [case for case in programs.CASES if case.metric]
 SHORT = {
     "redis-set": ("--keys", "20000"),
     "redis-get": ("--keys", "10000", "--rounds", "2"),
-    "redis-half": ("--keys", "5000", "--settle", "0.2"),
+    "redis-half": ("--keys", "5000", "--settle", "0.2s"),
     "memcached": ("--keys", "5000"),
 }
 LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc"}  # four to seven seconds each
-SOCKETS = {"redis-set": redis.SOCKET, "memcached": memcached.SOCKET}
+SOCKETS = {"redis-set": clients.REDIS.socket, "memcached": clients.MEMCACHED.socket}
 PRINTED = {
     "sqlite3": r"\A2\n0\|20619\|",
     "python3": r"\A([0-9a-f]{64}\n){13}\Z",
@@ -162,7 +162,7 @@ def test_names_and_summaries() -> None:
 
 DIGESTS = """
 import hashlib, json, sys
-from calm.bench.inputs import FURTHER_PROGRAMS, PROGRAMS
+from calm.commands.bench.inputs import FURTHER_PROGRAMS, PROGRAMS
 digests = {}
 for program in PROGRAMS + FURTHER_PROGRAMS:
     for name, pieces in program.inputs.items():
@@ -271,7 +271,7 @@ def test_server(case: Case, tmp_path: Path) -> None:
         assert line["operations"] >= 10_000
         assert (case.resident_key is None) or line[case.resident_key] > 0
     # Nothing is kept on disk.
-    assert list(ready.folder.iterdir()) in ([], [ready.folder / memcached.SOCKET])
+    assert list(ready.folder.iterdir()) in ([], [ready.folder / clients.MEMCACHED.socket])
 
 
 @pytest.mark.long
@@ -292,7 +292,7 @@ def test_folder_with_a_long_path(tmp_path: Path) -> None:
 
 def test_half_reports_what_is_resident(tmp_path: Path) -> None:
     case = BY_NAME["redis-half"]
-    line = served(case, prepared(case, tmp_path), "--keys", "20001", "--settle", "0.2")
+    line = served(case, prepared(case, tmp_path), "--keys", "20001", "--settle", "0.2s")
     assert line["live_bytes"] == 10_000 * 4096
     assert line["operations"] == 2 * 20_001
     assert line["live_bytes"] < line["resident_bytes"] <= line["resident_bytes_full"] * 1.05
@@ -356,7 +356,7 @@ def test_redis_is_served_by_the_allocator(name: str, tmp_path: Path) -> None:
 def test_no_server(case: Case, tmp_path: Path) -> None:
     ready = case.prepare(tmp_path)
     began = time.monotonic()
-    message = refused(client(ready, *SHORT[case.name], "--patience", "0.5"))
+    message = refused(client(ready, *SHORT[case.name], "--timeout", "0.5s"))
     assert "no server at" in message
     assert "within 0.5 s" in message
     assert time.monotonic() - began < 30
@@ -368,7 +368,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--keys", "0"), ("--keys", "x"), ("--settle", "-1"), ("--value", "3"), ("--no",)]
+    "words", [("--keys", "0"), ("--keys", "x"), ("--settle", "-1s"), ("--value", "3"), ("--no",)]
 )
 def test_wrong_options(words: tuple[str, ...], tmp_path: Path) -> None:
     done = client(BY_NAME["redis-half"].prepare(tmp_path), *words)
@@ -409,11 +409,11 @@ def test_server_that_fails(name: str, script: str, message: str, tmp_path: Path)
 def test_silent_server(tmp_path: Path) -> None:
     """Every wait has an end."""
     ready = BY_NAME["redis-set"].prepare(tmp_path)
-    shorter = "import sys, calm.bench.clients.exchange as e; e.SILENCE_SECONDS = e.ENDING_SECONDS = 0.5\n"
-    shorter += "from calm.bench.clients import redis; sys.exit(e.main(redis.PROGRAM, redis.run))"
+    shorter = "import sys, calm.commands.bench.clients as c; c.SILENCE_S = c.ENDING_S = 0.5\n"
+    shorter += "sys.exit(c.run(c.command, 'client'))"
     command = (sys.executable, "-c", shorter, *ready.client[3:])
     silent = Prepared(ready.command, ready.folder, command, ready.environment)
-    with impostor(tmp_path, redis.SOCKET, "time.sleep(60)"):
+    with impostor(tmp_path, clients.REDIS.socket, "time.sleep(60)"):
         assert "silent after 0 of" in refused(client(silent, *SHORT["redis-set"]))
 
 
@@ -428,7 +428,7 @@ def test_server_dies_while_it_is_driven(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_until(lambda: exchange.processor_seconds(process.pid) > 0.2)
+        wait_until(lambda: proc.stat(process.pid).user_s > 0.1)
         process.kill()
         output, errors = driver.communicate()
     assert refused(subprocess.CompletedProcess([], driver.returncode, output, errors)).count("hung up") == 1
@@ -444,7 +444,7 @@ def test_client_that_is_told_to_end_ends_the_server(tmp_path: Path) -> None:
     ready = prepared(case, tmp_path)
     with server(ready) as process:
         driver = subprocess.Popen([*ready.client, "--rounds", "1000"], env=plain(ready.environment))
-        wait_until(lambda: exchange.processor_seconds(process.pid) > 0.2)
+        wait_until(lambda: proc.stat(process.pid).user_s > 0.1)
         driver.terminate()
         assert driver.wait() == 128 + 15
         assert process.wait() == 0
@@ -463,20 +463,6 @@ def test_stale_server_is_ended(name: str, tmp_path: Path) -> None:
         stale.wait()
         assert list(tmp_path.iterdir()) == []
         served(case, again, *SHORT[name])
-
-
-def test_stale_server_is_not_driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not end, of an age that a server of this run cannot have."""
-    monkeypatch.chdir(tmp_path)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(redis.SOCKET)
-    listener.listen()
-    with listener:
-        monkeypatch.setattr(exchange, "STALE_SECONDS", 0.0)
-        with pytest.raises(exchange.ClientError, match="earlier run's server"):
-            exchange.wait_for_server(redis.SOCKET, 0.1)
-        monkeypatch.setattr(exchange, "STALE_SECONDS", 1e9)
-        exchange.wait_for_server(redis.SOCKET, 0.1).close()
 
 
 def test_socket_that_nobody_listens_on(tmp_path: Path) -> None:
@@ -498,3 +484,9 @@ def test_compilers_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     environment = clean_environment() | dict(ready.environment)
     done = subprocess.run(ready.command, cwd=ready.folder, env=environment, capture_output=True, text=True)
     assert done.stdout == "1\n"
+
+
+def test_a_client_finds_calm_where_this_one_is(tmp_path: Path) -> None:
+    (case,) = (case for case in programs.CASES if case.name == "memcached")
+    first = case.prepare(tmp_path).environment["PYTHONPATH"].split(":")[0]
+    assert (Path(first) / "calm/commands/bench/clients.py").is_file()

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from calm_helpers import ROOT, Calm
 
-from calm import allocators
-from calm.colors import blocks, look, pagemap, watch
-from calm.errors import CalmError
+from calm.commands.colors import caches, sample, watch
+from calm.commands.colors import records as recorded
+from calm.commands.colors.analysis import Colors
+from calm.core import allocators, documents
+from calm.core.errors import CalmError
 
-LEAST = 64 << 10
-PAGE = pagemap.PAGE_BYTES
+MIN_BYTES = 64 << 10
+PAGE = caches.PAGE_BYTES
 MIB = 1 << 20
 PR_CAPBSET_DROP, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON = 24, 19, 21, 38
 ALLOCATORS = ["glibc", "calmalloc", "ptlbmalloc2"]
@@ -144,7 +146,13 @@ PLACES = {
     8: "by_mmap",
 }
 
-Colors = Callable[..., dict[str, Any]]
+# Prints the number of a thread.
+THREAD = (
+    "import threading, sys; threading.Thread(target=lambda: "
+    "(print(threading.get_native_id(), flush=True), sys.stdin.read())).start()"
+)
+
+RunColors = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +165,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def colors(calm: Calm, program: Path) -> Colors:
+def colors(calm: Calm, program: Path) -> RunColors:
     def run(what: str, *options: str, code: int = 0) -> dict[str, Any]:
-        result = calm("colors", *options, "--json", "-", "--", program, what)
+        result = calm("colors", "run", *options, "--json", "-", "--", program, what)
         assert result.returncode == code, result.stderr
         found: dict[str, Any] = json.loads(result.stdout)
         return found
@@ -178,13 +186,13 @@ def innermost(block: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("what", ["all", "freed"])
-def test_each_way_to_allocate_with_its_place(colors: Colors, allocator: str, what: str) -> None:
-    """Also of what is all freed before the end, between two looks: freeing waits for one."""
-    found = colors(what, "-a", allocator, "--interval", "3600")
+def test_each_way_to_allocate_with_its_place(colors: RunColors, allocator: str, what: str) -> None:
+    """Also of blocks that are freed between two samples: the first free waits for one."""
+    found = colors(what, "-a", allocator, "--interval", "1h")
     places = {block["bytes"] // MIB: innermost(block) for block in told(found)}
     assert places == PLACES
     assert found["blocks_known"]
-    assert found["allocator"] == allocator
+    assert found["run"]["allocator"] == allocator
     for block in told(found):
         assert block["bytes"] <= block["resident_bytes"] <= block["bytes"] + PAGE
         assert block["site"][0]["source"].startswith("blocks.c:")
@@ -194,7 +202,7 @@ def test_each_way_to_allocate_with_its_place(colors: Colors, allocator: str, wha
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_threads(colors: Colors, allocator: str) -> None:
+def test_threads(colors: RunColors, allocator: str) -> None:
     found = colors("threads", "-a", allocator)
     kept = [block for block in told(found) if innermost(block) == "of_a_thread"]
     # The most that was there at once: all, unless a thread's other block was larger at that moment.
@@ -204,26 +212,26 @@ def test_threads(colors: Colors, allocator: str) -> None:
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_a_child_of_fork_tells_of_its_own(colors: Colors, allocator: str) -> None:
-    found = colors("forks", "-a", allocator, "--interval", "3600")
-    assert found["processes"] == 2
+def test_a_child_of_fork_tells_of_its_own(colors: RunColors, allocator: str) -> None:
+    found = colors("forks", "-a", allocator, "--interval", "1h")
+    assert found["run"]["processes"] == 2
     # The child had 8 MiB, and freed only its own copy of its parent's 2.
     assert {innermost(block) for block in told(found)} == {"by_calloc", "by_aligned"}
 
 
-def test_a_child_that_has_its_parents_memory_does_not_end_it(colors: Colors) -> None:
-    found = colors("vforks", "--interval", "3600")
-    assert (found["processes"], found["moment"]) == (1, "exit")
+def test_a_child_that_has_its_parents_memory_does_not_end_it(colors: RunColors) -> None:
+    found = colors("vforks", "--interval", "1h")
+    assert (found["run"]["processes"], found["moment"]) == (1, "exit")
     assert {innermost(block) for block in told(found)} == {"by_malloc", "by_calloc"}
 
 
-def test_a_mapping_that_becomes_shorter(colors: Colors) -> None:
-    found = colors("cut", "--interval", "3600")
+def test_a_mapping_that_becomes_shorter(colors: RunColors) -> None:
+    found = colors("cut", "--interval", "1h")
     # The most was before it was cut: that is what is shown.
     assert [block["bytes"] for block in told(found)] == [8 * MIB]
 
 
-def test_static_arrays_are_seen_too(colors: Colors) -> None:
+def test_static_arrays_are_seen_too(colors: RunColors) -> None:
     found = colors("static")
     assert told(found) == []
     sizes = [block["resident_bytes"] for block in found["blocks"]]
@@ -231,18 +239,18 @@ def test_static_arrays_are_seen_too(colors: Colors) -> None:
     assert found["collisions"] == []
 
 
-def test_what_calm_needs_itself_is_not_the_programs(colors: Colors) -> None:
-    """Of so many blocks, the tables of those that live are larger than what is looked at."""
+def test_what_calm_needs_itself_is_not_the_programs(colors: RunColors) -> None:
+    """The tables of so many blocks are larger than the size from which on mappings are sampled."""
     found = colors("many", "-a", "glibc")
     assert len(told(found)) == 300
     assert [block for block in found["blocks"] if block["kind"] == "other"] == []
 
 
 @pytest.mark.parametrize("what", ["large", "launches"])
-def test_the_look_with_the_most_memory_is_shown_whoever_told_of_it(colors: Colors, what: str) -> None:
-    """A freed block is looked at, and so is the launcher's; static arrays that come later are more."""
+def test_the_sample_with_the_most_memory_is_shown(colors: RunColors, what: str) -> None:
+    """A peak is sampled before; static arrays that come later, or in another process, are more."""
     found = colors(what)
-    assert found["processes"] == 1 + (what == "launches")
+    assert found["run"]["processes"] == 1 + (what == "launches")
     # At the exit, or soon after the start where the machine is slow.
     assert found["moment"] != "peak"
     assert max(block["resident_bytes"] for block in found["blocks"]) >= 64 * MIB
@@ -254,34 +262,34 @@ def test_a_process_that_knows_itself_by_another_number(calm: Calm, program: Path
     unshare = ["unshare", "--pid", "--fork"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("PID namespaces are for root")
-    options = ("--interval", "3600", "--least", str(MIB), "--json", "-")
-    result = calm("colors", *options, "--", *unshare, program, "all")
+    options = ("--interval", "1h", "--min-size", str(MIB), "--json", "-")
+    result = calm("colors", "run", *options, "--", *unshare, program, "all")
     assert (result.returncode, result.stdout) == (1, "")
     assert "a PID namespace of its own" in result.stderr
     script = "import subprocess, sys; own = bytearray(2 << 20); subprocess.run(sys.argv[1:], check=True)"
     command = (sys.executable, "-c", script, *unshare, program, "all")
-    result = calm("colors", *options, "--", *command)
+    result = calm("colors", "run", *options, "--", *command)
     assert result.returncode == 0, result.stderr
-    assert "of 1 process nothing is known" in result.stderr
+    assert "1 process could not be sampled" in result.stderr
     found = json.loads(result.stdout)
-    assert found["processes_elsewhere"] == 1
-    assert found["command"].startswith(sys.executable)
+    assert found["run"]["processes_elsewhere"] == 1
+    assert found["command"][0] == sys.executable
 
 
-def test_small_blocks_are_not_told(colors: Colors) -> None:
+def test_small_blocks_are_not_told(colors: RunColors) -> None:
     assert told(colors("small")) == []
-    assert len(told(colors("small", "--least", str(60 << 10)))) == 64
+    assert len(told(colors("small", "--min-size", str(60 << 10)))) == 64
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_what_fails_changes_nothing(colors: Colors, allocator: str) -> None:
+def test_what_fails_changes_nothing(colors: RunColors, allocator: str) -> None:
     found = colors("fails", "-a", allocator, code=7)
     assert [innermost(block) for block in told(found)] == ["by_malloc"]
-    assert found["exit_code"] == 7
+    assert found["run"]["exit_code"] == 7
 
 
 def test_a_program_that_is_killed(calm: Calm, program: Path) -> None:
-    result = calm("colors", "--interval", "0.01", "--", program, "killed")
+    result = calm("colors", "run", "--interval", "10ms", "--", program, "killed")
     assert result.returncode == 137
     assert "the program was killed by SIGKILL (9)\n" in result.stderr
 
@@ -296,7 +304,7 @@ def waiting(program: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_by_its_mappings(calm: Calm, waiting: subprocess.Popen[bytes]) -> None:
-    result = calm("colors", "--pid", str(waiting.pid), "--json", "-")
+    result = calm("colors", "run", "--pid", str(waiting.pid), "--json", "-")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert not found["blocks_known"]
@@ -304,14 +312,14 @@ def test_a_process_by_its_mappings(calm: Calm, waiting: subprocess.Popen[bytes])
     # glibc maps each of these blocks; the kernel may have made one mapping of several.
     assert 35 * MIB <= found["resident_bytes"] < 40 * MIB
     assert {block["kind"] for block in found["blocks"]} == {"mapping"}
-    assert calm("colors", "--pid", str(waiting.pid)).stdout.count("process") >= 1
+    assert calm("colors", "run", "--pid", str(waiting.pid)).stdout.count("process") >= 1
 
 
 def test_frames_are_the_kernels(waiting: subprocess.Popen[bytes]) -> None:
     """Page by page, beside another reading of the same file."""
     if os.geteuid() != 0:
         pytest.skip("frames are for root")
-    seen = look.take(waiting.pid, "now", LEAST)
+    seen = sample.take(waiting.pid, "now", MIN_BYTES)
     assert seen.hidden is None
     region = max(seen.regions, key=lambda region: region.bytes)
     assert region.pages.frames is not None
@@ -331,21 +339,21 @@ def lose_rights() -> None:
 
 
 def test_without_rights_addresses_are_compared(calm: Calm, program: Path) -> None:
-    result = calm("colors", "--json", "-", "--", program, "all", preexec_fn=lose_rights, process=True)
+    result = calm("colors", "run", "--json", "-", "--", program, "all", preexec_fn=lose_rights, process=True)
     assert result.returncode == 0, result.stderr
     notes = [line for line in result.stderr.splitlines() if "CAP_SYS_ADMIN" in line]
     assert len(notes) == 1
     found = json.loads(result.stdout)
-    assert not found["frames"]
+    assert not found["frames_known"]
     assert {innermost(block) for block in told(found)} == set(PLACES.values())
     assert any(each["lines"] for each in found["collisions"])
     assert all(not each["colors"] for each in found["collisions"])
-    assert all(count["in_conflict"] is None for level, count in found["conflicts"].items() if level != "L1")
+    assert all(level["pages_by_color"] is None for level in found["caches"] if level["cache"]["level"] > 1)
 
 
 @pytest.fixture
 def another_users() -> Iterator[int]:
-    """A process that one may not look at without rights."""
+    """A process that cannot be observed without capabilities."""
     if os.geteuid() != 0:
         yield 1
         return
@@ -354,15 +362,15 @@ def another_users() -> Iterator[int]:
         process.kill()
 
 
-def test_a_process_that_may_not_be_looked_at(calm: Calm, another_users: int) -> None:
-    result = calm("colors", "--pid", str(another_users), preexec_fn=lose_rights, process=True)
+def test_a_process_that_may_not_be_observed(calm: Calm, another_users: int) -> None:
+    result = calm("colors", "run", "--pid", str(another_users), preexec_fn=lose_rights, process=True)
     assert (result.returncode, result.stdout) == (1, "")
     said = f"calm: the mappings of process {another_users} cannot be read: permission denied\n"
     assert result.stderr == said
 
 
 def test_the_allocator_is_there_behind_what_tells(calm: Calm) -> None:
-    result = calm("colors", "-a", "calmalloc", "--interval", "0.01", "--", "cat", "/proc/self/environ")
+    result = calm("colors", "run", "-a", "calmalloc", "--interval", "10ms", "--", "cat", "/proc/self/environ")
     (preload,) = [line for line in result.stdout.split("\0") if line.startswith("LD_PRELOAD=")]
     names = [Path(path).name for path in preload.removeprefix("LD_PRELOAD=").split(":")]
     assert names == ["libcalmcolors.so", "libcalmalloc.so"]
@@ -370,9 +378,9 @@ def test_the_allocator_is_there_behind_what_tells(calm: Calm) -> None:
 
 def test_what_the_program_prints_is_not_among_the_json(calm: Calm) -> None:
     script = "print('hello', flush=True); own = bytearray(2 << 20)"
-    result = calm("colors", "--json", "-", "--", sys.executable, "-c", script)
+    result = calm("colors", "run", "--json", "-", "--", sys.executable, "-c", script)
     assert result.stderr.startswith("hello\n")
-    assert json.loads(result.stdout)["exit_code"] == 0
+    assert json.loads(result.stdout)["run"]["exit_code"] == 0
 
 
 def test_a_function_within_another_is_the_inner_one(calm: Calm, tmp_path: Path) -> None:
@@ -384,12 +392,12 @@ def test_a_function_within_another_is_the_inner_one(calm: Calm, tmp_path: Path) 
         "int main(void) { outer(); return 0; }\n"
     )
     subprocess.run(["cc", "-O1", "-g", "-w", "-o", tmp_path / "within", source], check=True)
-    result = calm("colors", "--json", "-", "--", tmp_path / "within")
+    result = calm("colors", "run", "--json", "-", "--", tmp_path / "within")
     (block,) = told(json.loads(result.stdout))
     assert [call["function"] for call in block["site"]][:3] == ["inner", "outer", "main"]
 
 
-def test_pairs_have_the_places_of_both(colors: Colors) -> None:
+def test_pairs_have_the_places_of_both(colors: RunColors) -> None:
     """glibc maps blocks of this size, each a header behind a page's start."""
     found = colors("all", "-a", "glibc")
     at = {innermost(block): block for block in told(found)}
@@ -409,8 +417,8 @@ def test_a_program_without_a_dynamic_linker(calm: Calm, tmp_path: Path) -> None:
     subprocess.run(
         ["cc", "-O1", "-w", "-fno-builtin", "-static", "-o", tmp_path / "still", source], check=True
     )
-    for seconds in ("1", "10", "100"):  # a busy machine may not come to look at it
-        result = calm("colors", "--interval", "0.05", "--json", "-", "--", tmp_path / "still", seconds)
+    for seconds in ("1", "10", "100"):  # on a busy machine it may not be sampled
+        result = calm("colors", "run", "--interval", "50ms", "--json", "-", "--", tmp_path / "still", seconds)
         if result.returncode == 0:
             break
     assert result.returncode == 0, result.stderr
@@ -420,8 +428,53 @@ def test_a_program_without_a_dynamic_linker(calm: Calm, tmp_path: Path) -> None:
     assert any(block["resident_bytes"] >= 4 << 20 for block in found["blocks"])
 
 
+def test_a_thread_is_no_process(calm: Calm) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", THREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        thread = process.stdout.readline().decode().strip()
+        result = calm("colors", "run", "--pid", thread)
+        process.stdin.close()
+    assert (result.returncode, result.stderr) == (1, f"calm: {thread} is a thread of process {process.pid}\n")
+
+
+def test_the_report_and_the_picture_in_files(
+    calm: Calm, waiting: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    text, picture = tmp_path / "report.txt", tmp_path / "colors.svg"
+    result = calm("colors", "run", "--pid", str(waiting.pid), "-o", text, "--plot", picture)
+    assert result.stdout == ""
+    assert text.read_text().startswith(f"\nprocess {waiting.pid}: ")
+    if "CAP_SYS_ADMIN" in text.read_text() or "\npages in conflict: L" not in text.read_text():
+        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+        assert "the colors of pages are not known" in result.stderr
+    else:
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "<svg" in picture.read_text()
+
+
+def test_the_document_is_read_again_and_another_version_is_refused(
+    calm: Calm, waiting: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "colors.json"
+    assert calm("colors", "run", "--pid", str(waiting.pid), "--json", path).returncode == 0
+    found = documents.read(str(path), Colors)
+    assert (found.pid, found.blocks_known, found.run) == (waiting.pid, False, None)
+    whole = path.read_text()
+    for text, message in (
+        (whole.replace('"version": 1', '"version": 9'), "has version 9 of calm-colors"),
+        (whole[: len(whole) // 2], "not JSON, or was cut short"),
+        (whole.replace('"pid": ', '"pid": 0.5, "was": '), "not a whole calm-colors"),
+    ):
+        path.write_text(text)
+        with pytest.raises(CalmError, match=message):
+            documents.read(str(path), Colors)
+
+
 def test_table(calm: Calm, program: Path) -> None:
-    result = calm("colors", "--top", "3", "--", program, "all")
+    result = calm("colors", "run", "--top", "3", "--", program, "all")
     assert result.returncode == 0
     assert result.stdout == ""
     assert "by_mmap (blocks.c:" in result.stderr
@@ -432,19 +485,26 @@ def test_table(calm: Calm, program: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "give a command"),
-        (("--pid", "1", "--", "true"), 2, "give a command"),
-        (("--simulate", "--pid", "1"), 2, "give a command"),
-        (("--simulate", "--near", "2"), 2, "go with a command or a process"),
-        (("--runs", "2", "--", "true"), 2, "go with --simulate"),
-        (("--simulate", "--level", "1"), 2, "no L1 is known"),
-        (("--simulate", "--runs", "1", "--picture", "x.txt"), 2, ".svg"),
-        (("--pid", "1", "--interval", "2"), 2, "go with a command"),
-        (("--pid", "4194305"), 1, "there is no process"),
-        (("--", "/nonexistent"), 127, "no such program"),
-        (("-a", "nosuch", "--", "true"), 2, "nosuch"),
-        (("--json", "/nonexistent/x", "--", "true"), 1, "cannot write"),
-        (("--interval", "nan", "--", "true"), 2, "not a number"),
+        (("run",), 2, "give either CMD or --pid PID"),
+        (("run", "--pid", "1", "--", "true"), 2, "give either CMD or --pid PID"),
+        (("run", "--runs", "2", "--", "true"), 2, "no such option"),
+        (("run", "--pid", "1", "--interval", "2s"), 2, "--interval is for CMD"),
+        (("run", "--pid", "1", "-a", "glibc"), 2, "--allocator is for CMD"),
+        (("run", "--pid", "4194305"), 1, "there is no process 4194305"),
+        (("run", "--", "/nonexistent"), 127, "no such program"),
+        (("run", "--", "/etc/passwd"), 126, "not executable"),
+        (("run", "-a", "nosuch", "--", "true"), 2, "nosuch"),
+        (("run", "--json", "/nonexistent/x", "--", "true"), 1, "cannot write"),
+        (("run", "-o", "/nonexistent/x", "--", "true"), 1, "cannot write"),
+        (("run", "--plot", "x.gif", "--", "true"), 2, "must end in .svg or .png"),
+        (("run", "--interval", "nan", "--", "true"), 2, "not a duration"),
+        (("run", "--interval", "1", "--", "true"), 2, "not a duration"),
+        (("run", "--interval", "1us", "--", "true"), 2, "not in the range 10ms to 1h"),
+        (("run", "--min-size", "1", "--", "true"), 2, "--min-size"),
+        (("simulate", "--near", "2"), 2, "no such option"),
+        (("simulate", "--level", "1"), 2, "no L1 is known"),
+        (("simulate", "-n", "1", "--plot", "x.txt"), 2, ".svg"),
+        (("simulate", "-n", "1", "--pattern", "arrays", "--json", "/dev/full"), 1, "cannot write /dev/full"),
     ],
 )
 def test_errors_are_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -465,45 +525,49 @@ def test_records_while_they_are_written(program: Path, tmp_path: Path) -> None:
     subprocess.run(["cc", "-O1", "-w", "-o", tmp_path / "churn", source], check=True)
     place = tmp_path / "records"
     place.mkdir()
-    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
-    folder = blocks.Folder(place)
-    looks = 0
+    variables = {
+        "LD_PRELOAD": str(recorded.library()),
+        recorded.FOLDER: str(place),
+        recorded.MIN_BYTES: str(MIN_BYTES),
+    }
+    folder = recorded.Folder(place)
+    samples = 0
     with subprocess.Popen([tmp_path / "churn"], env=os.environ | variables) as process:
         while process.poll() is None:
-            for records in folder.look():
+            for records in folder.scan():
                 number = records.begin()
                 found = records.blocks()
                 records.done(number)
-                looks += 1
+                samples += 1
                 assert all(block.address % MIB == 0 and 1 <= block.bytes >> 20 <= 32 for block in found)
                 assert len({block.address for block in found}) == len(found) <= 32
                 assert all(block.bytes % MIB == 0 for block in found)
         assert process.returncode == 0
-    assert looks > 0
-    (records,) = folder.look()
+    assert samples > 0
+    (records,) = folder.scan()
     assert len(records.blocks()) == 32
-    assert records.bytes == sum(block.bytes for block in records.blocks())
+    assert records._field("bytes") == sum(block.bytes for block in records.blocks())
     assert sorted(block.bytes >> 20 for block in records.blocks()) == list(range(1, 33))
 
 
-def last_records(program: Path, place: Path, preload: str | None = None) -> dict[int, blocks.Records]:
-    """What a program's processes told of, by their ids; its first is 0. Their looks are answered."""
+def last_records(program: Path, place: Path, preload: str | None = None) -> dict[int, recorded.Records]:
+    """The records of a program's processes, by their ids; 0 is the first. Answers their requests."""
     place.mkdir()
-    preload = str(blocks.library()) if preload is None else preload
-    variables = {"LD_PRELOAD": preload, blocks.FOLDER: str(place), blocks.LEAST: str(LEAST)}
-    folder = blocks.Folder(place)
+    preload = str(recorded.library()) if preload is None else preload
+    variables = {"LD_PRELOAD": preload, recorded.FOLDER: str(place), recorded.MIN_BYTES: str(MIN_BYTES)}
+    folder = recorded.Folder(place)
     with subprocess.Popen([program], env=os.environ | variables) as process:
         while process.poll() is None:
-            for records in folder.look():
+            for records in folder.scan():
                 records.done(records.begin())
             time.sleep(0.001)
         assert process.returncode == 0
-    return {records.pid if records.pid != process.pid else 0: records for records in folder.look()}
+    return {records.pid if records.pid != process.pid else 0: records for records in folder.scan()}
 
 
-def sizes(records: blocks.Records) -> list[int]:
+def sizes(records: recorded.Records) -> list[int]:
     found = sorted(block.bytes for block in records.blocks())
-    assert records.bytes == sum(found)
+    assert records._field("bytes") == sum(found)
     return found
 
 
@@ -555,7 +619,7 @@ def test_a_child_has_the_blocks_of_when_it_was_forked(tmp_path: Path) -> None:
 
 def compile_around(source: Path, program: Path) -> None:
     """A program that includes wrap.c, and so has what is preloaded in itself."""
-    record = ROOT / "calm/colors/record"
+    record = ROOT / "calm/commands/colors/record"
     options = ["-O1", "-w", "-D_GNU_SOURCE", "-fno-builtin", "-pthread", f"-I{record}"]
     subprocess.run(["cc", *options, "-o", program, source, record / "table.c", "-ldl"], check=True)
 
@@ -605,52 +669,53 @@ def test_the_table_finds_all_that_live_and_nothing_else(tmp_path: Path) -> None:
     source.write_text(
         r"""
         #include "wrap.c"
-        enum { LEAST = 1 << 16, CHANGES = 100000, LOST = 5 };
-        static void *held[MOST_RECORDS];
+        enum { SIZE = 1 << 16, CHANGES = 100000, LOST = 5 };
+        static void *held[MAX_RECORDS];
         static void *another(void) {
             static uint64_t state = 1, number;
             state ^= state << 13, state ^= state >> 7, state ^= state << 17;
             return (void *)(uintptr_t)((state & 0xffffff) << 24 | ++number << 4);
         }
         static void add(void *address, size_t bytes) {
-            struct stack stack = {.depth = 1, .frames = {bytes}};
-            table_add(KIND_BLOCK, address, bytes, &stack);
+            struct record block = {.kind = KIND_BLOCK, .depth = 1, .bytes = bytes, .frames = {bytes}};
+            block.address = (uintptr_t)address;
+            table_add(&block);
         }
         static bool is_removed(uint32_t at) {
             struct record gone;
             return table_may_have(held[at]) && table_remove(held[at], &gone) &&
-                   gone.bytes == LEAST + at && gone.frames[0] == gone.bytes && !table_remove(held[at], &gone);
+                   gone.bytes == SIZE + at && gone.frames[0] == gone.bytes && !table_remove(held[at], &gone);
         }
         int main(void) {
             struct record gone;
-            for (uint32_t at = 0; at < MOST_RECORDS; at++) add(held[at] = another(), LEAST + at);
+            for (uint32_t at = 0; at < MAX_RECORDS; at++) add(held[at] = another(), SIZE + at);
             for (int more = 0; more < LOST; more++) {
                 void *lost = another();
-                add(lost, LEAST);
+                add(lost, SIZE);
                 if (table_remove(lost, &gone)) return 2;
             }
             uint32_t at = 0;
             for (int change = 0; change < CHANGES; change++) {
-                at = (at * 5 + 12345) % MOST_RECORDS;
+                at = (at * 5 + 12345) % MAX_RECORDS;
                 if (!is_removed(at)) return 3;
-                add(held[at] = another(), LEAST + at);
+                add(held[at] = another(), SIZE + at);
             }
-            for (at = 3; at < MOST_RECORDS; at++) {
+            for (at = 3; at < MAX_RECORDS; at++) {
                 if (!is_removed(at)) return 4;
             }
             int may = 0;
-            for (at = 0; at < MOST_RECORDS; at++) may += table_may_have(held[at]);
+            for (at = 0; at < MAX_RECORDS; at++) may += table_may_have(held[at]);
             if (may < 3 || may > 100) return 5;
             /* Whoever is told of again has gone unseen. */
-            add(held[2], LEAST + 9);
+            add(held[2], SIZE + 9);
             return 0;
         }
         """
     )
     compile_around(source, tmp_path / "table")
     (records,) = last_records(tmp_path / "table", tmp_path / "records", preload="").values()
-    assert sizes(records) == [LEAST, LEAST + 1, LEAST + 9]
-    assert {block.frames for block in records.blocks()} == {(block.bytes,) for block in records.blocks()}
+    assert sizes(records) == [MIN_BYTES, MIN_BYTES + 1, MIN_BYTES + 9]
+    assert {block.stack for block in records.blocks()} == {(block.bytes,) for block in records.blocks()}
     assert records.lost == 5
 
 
@@ -698,14 +763,14 @@ def test_the_other_ways_to_allocate_and_to_free(tmp_path: Path, allocator: str) 
     )
     options = ["-O1", "-w", "-std=c++17", "-fno-builtin"]
     subprocess.run(["c++", *options, "-o", tmp_path / "ways", source], check=True)
-    preload = [str(blocks.library()), allocators.parse(allocator).variables({}).get("LD_PRELOAD", "")]
+    preload = [str(recorded.library()), allocators.parse(allocator).variables({}).get("LD_PRELOAD", "")]
     (records,) = last_records(tmp_path / "ways", tmp_path / "records", ":".join(preload)).values()
     assert sizes(records) == [size * MIB for size in (2, 3, 4, 5, 6, 7, 9, 12)]
     assert [block.bytes // MIB for block in records.blocks() if block.kind == "mapping"] == [12]
 
 
 def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) -> None:
-    """By dlsym, in whichever way, from a room that a request too large for it does not fill."""
+    """By dlsym, from a room that a request too large for it does not fill."""
     source = tmp_path / "early.c"
     source.write_text(
         r"""
@@ -719,32 +784,21 @@ def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) 
         static char *last = room;
         static void expect(int line, bool right) { if (!right && wrong == 0) wrong = line; }
         #define EXPECT(what) expect(__LINE__, what)
-        static void given(int line, size_t alignment, size_t size, char *block) {
-            expect(line, block >= last && block + size <= room + ROOM && (uintptr_t)block % alignment == 0);
+        static void given(int line, size_t size, char *block) {
+            expect(line, block >= last && block + size <= room + ROOM && (uintptr_t)block % ALIGNMENT == 0);
             if (wrong == 0) memset(block, 1, size);
             free(block);
             last = block + size;
         }
-        #define GIVEN(alignment, size, block) given(__LINE__, alignment, size, block)
+        #define GIVEN(size, block) given(__LINE__, size, block)
         static void check(void) {
-            void *block = NULL;
             EXPECT(malloc(ROOM + 1) == NULL && errno == ENOMEM);
-            EXPECT(malloc(SIZE_MAX) == NULL && calloc(SIZE_MAX, 2) == NULL);
-            EXPECT(memalign(SIZE_MAX / 2 + 1, 1) == NULL && memalign(48, 1) == NULL && errno == EINVAL);
-            EXPECT(posix_memalign(&block, 4, 1) == EINVAL && block == NULL);
-            EXPECT(posix_memalign(&block, 64, ROOM + 1) == ENOMEM && block == NULL);
-            EXPECT(pvalloc(SIZE_MAX) == NULL && valloc(SIZE_MAX) == NULL && room_used == 0);
-            GIVEN(16, 5, malloc(5));
-            GIVEN(16, 300, calloc(3, 100));
-            GIVEN(256, 100, memalign(256, 100));
-            GIVEN(1024, 2048, aligned_alloc(1024, 2048));
-            EXPECT(posix_memalign(&block, 512, 7) == 0);
-            GIVEN(512, 7, block);
-            GIVEN(4096, 1, valloc(1));
-            GIVEN(4096, 8192, pvalloc(4097));
-            GIVEN(16, 1, realloc(NULL, 1));
+            EXPECT(malloc(SIZE_MAX) == NULL && calloc(SIZE_MAX, 2) == NULL && room_used == 0);
+            GIVEN(5, malloc(5));
+            GIVEN(300, calloc(3, 100));
+            GIVEN(1, realloc(NULL, 1));
             last = room + (last - room + 15) / 16 * 16;
-            GIVEN(16, room + ROOM - last, malloc(room + ROOM - last));
+            GIVEN(room + ROOM - last, malloc(room + ROOM - last));
             EXPECT(last == room + ROOM && malloc(1) == NULL && malloc(0) == NULL);
         }
         static void *early(void *handle, const char *name) {
@@ -764,16 +818,16 @@ def test_what_is_allocated_while_the_allocator_is_not_known_yet(tmp_path: Path) 
     assert subprocess.run([tmp_path / "early"], check=False).returncode == 0
 
 
-def records_of(path: Path, pid: int) -> tuple[blocks.Records, np.ndarray]:
+def records_of(path: Path, pid: int) -> tuple[recorded.Records, np.ndarray]:
     """A file as a process writes it, with one block, and its records to be written."""
     with path.open("wb") as file:
-        file.truncate(blocks._RECORDS_AT + blocks.MOST * blocks._RECORD.itemsize)
-    header = np.memmap(path, blocks._HEADER, "r+", shape=1)
-    header["magic"], header["record_bytes"], header["pid"] = blocks._MAGIC, blocks._RECORD.itemsize, pid
+        file.truncate(recorded._RECORDS_AT + recorded.MAX_RECORDS * recorded._RECORD.itemsize)
+    header = np.memmap(path, recorded._HEADER, "r+", shape=1)
+    header["magic"], header["record_bytes"], header["pid"] = recorded._MAGIC, recorded._RECORD.itemsize, pid
     header["used"] = 1
-    written = np.memmap(path, blocks._RECORD, "r+", blocks._RECORDS_AT, blocks.MOST)
+    written = np.memmap(path, recorded._RECORD, "r+", recorded._RECORDS_AT, recorded.MAX_RECORDS)
     written["address"][0], written["bytes"][0] = 1 * MIB, 1 * MIB
-    return blocks.Records(path), written
+    return recorded.Records(path), written
 
 
 def test_a_record_that_is_written_while_it_is_copied_is_read_again(tmp_path: Path) -> None:
@@ -808,16 +862,16 @@ def test_a_record_that_is_being_written_is_none_yet(tmp_path: Path) -> None:
 def test_a_process_that_becomes_another_program_begins_anew(tmp_path: Path) -> None:
     """Its file is another one by the same name."""
     records_of(tmp_path / "1", 1)
-    folder = blocks.Folder(tmp_path)
-    (first,) = folder.look()
-    assert folder.look() == [first]
+    folder = recorded.Folder(tmp_path)
+    (first,) = folder.scan()
+    assert folder.scan() == [first]
     _, written = records_of(tmp_path / "part", 1)
     written["address"][0] = 2 * MIB
     (tmp_path / "part").rename(tmp_path / "1")
-    (other,) = folder.look()
+    (other,) = folder.scan()
     assert [block.address for records in (first, other) for block in records.blocks()] == [MIB, 2 * MIB]
     folder.forget(1)
-    assert folder.look() == []
+    assert folder.scan() == []
 
 
 def test_records_are_those_of_a_process_that_has_them_mapped(
@@ -829,35 +883,35 @@ def test_records_are_those_of_a_process_that_has_them_mapped(
     assert not records.is_of(4194305)
 
 
-def test_who_has_told_that_it_ends_is_not_looked_at_again(
+def test_a_process_that_has_announced_its_end_is_not_sampled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tells no more, and by its mappings what calm needs itself were the program's."""
+    """It records no blocks any more; by its mappings, calm's own memory would be taken for the program's."""
     pid = os.getpid()
     records, _ = records_of(tmp_path / str(pid), pid)
     taken = []
 
-    def take(of: int, moment: str, least: int, told: Any, **_: object) -> None:
-        taken.append((of, moment, told is not None))
+    def take(of: int, moment: str, min_bytes: int, recorded: Any, **_: object) -> None:
+        taken.append((of, moment, recorded is not None))
         raise CalmError("it is seen elsewhere")
 
-    monkeypatch.setattr(look, "take", take)
-    watching = watch._Watch(pid, blocks.Folder(tmp_path), str(tmp_path), LEAST, 0)
+    monkeypatch.setattr(sample, "take", take)
+    watching = watch.Watch(pid, str(tmp_path), MIN_BYTES, 0)
     watching.tick()
     assert taken.pop() == (pid, "interval", True)
     records._header["asked"], records._header["moment"] = 1, 2
-    watching._next = float("inf")
+    watching.next = float("inf")
     watching.tick()
     assert records.asked() is None
-    watching._next = 0
+    watching.next = 0
     watching.tick()
     assert taken == [(pid, "exit", True)]
-    # One that has told nothing at all is looked at so.
-    watch._Watch(pid, blocks.Folder(tmp_path), str(tmp_path), LEAST, 0).tick()
+    # One that has recorded nothing is sampled by its mappings.
+    watch.Watch(pid, str(tmp_path), MIN_BYTES, 0).tick()
     assert taken[1:] == [(pid, "interval", False)]
 
 
-def test_looking_takes_at_most_a_twentieth_of_the_time(
+def test_samples_take_at_most_a_twentieth_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 100.0
@@ -867,33 +921,37 @@ def test_looking_takes_at_most_a_twentieth_of_the_time(
         clock += 0.25
         raise CalmError("it has ended")
 
-    monkeypatch.setattr(look, "take", take)
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(sample, "take", take)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
     for interval_s, pause_s in ((1.0, 5.0), (60.0, 60.0)):
-        watching = watch._Watch(os.getpid(), blocks.Folder(tmp_path), str(tmp_path), LEAST, interval_s)
+        watching = watch.Watch(os.getpid(), str(tmp_path), MIN_BYTES, interval_s)
         watching.tick()
-        assert watching._next == clock + pause_s
+        assert watching.next == clock + pause_s
 
 
-def test_nobody_answers(program: Path, tmp_path: Path) -> None:
+def test_a_program_whose_watcher_has_ended(program: Path, tmp_path: Path) -> None:
     """A program whose watcher is gone ends by itself."""
-    variables = {"LD_PRELOAD": str(blocks.library()), blocks.FOLDER: str(tmp_path), blocks.LEAST: str(LEAST)}
+    variables = {
+        "LD_PRELOAD": str(recorded.library()),
+        recorded.FOLDER: str(tmp_path),
+        recorded.MIN_BYTES: str(MIN_BYTES),
+    }
     assert subprocess.run([program, "freed"], env=os.environ | variables, check=False).returncode == 0
-    (records,) = blocks.Folder(tmp_path).look()
+    (records,) = recorded.Folder(tmp_path).scan()
     assert records.asked() is not None
     assert records.blocks() == []
 
 
 def test_layout_is_that_of_the_header() -> None:
-    header = (ROOT / "calm/colors/record/layout.h").read_text()
-    assert re.search(rf'RECORDS_MAGIC +"{blocks._MAGIC.decode()}"', header)
-    assert f"MOST_RECORDS = 1 << {blocks.MOST.bit_length() - 1}" in header
-    assert f"FRAMES = {blocks._FRAMES}," in header
-    for name, layout in (("record", blocks._RECORD), ("header", blocks._HEADER)):
+    header = (ROOT / "calm/commands/colors/record/table.h").read_text()
+    assert re.search(rf'RECORDS_MAGIC +"{recorded._MAGIC.decode()}"', header)
+    assert f"MAX_RECORDS = 1 << {recorded.MAX_RECORDS.bit_length() - 1}" in header
+    assert f"FRAMES = {recorded.FRAMES}," in header
+    for name, layout in (("record", recorded._RECORD), ("header", recorded._HEADER)):
         body = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
         assert body is not None
         fields = re.findall(r"^ *(?:_Atomic )?(\w+) (\w+)(?:\[(\w+)\])?;", body[1], re.MULTILINE)
-        sizes = {"FRAMES": (blocks._FRAMES,), "": ()}
+        sizes = {"FRAMES": (recorded.FRAMES,), "": ()}
         assert layout == np.dtype(
             [
                 (field, "S8") if kind == "char" else (field, kind.removesuffix("_t"), sizes[count])
@@ -911,7 +969,7 @@ def test_growing_a_vector_is_the_place_that_grows_it(calm: Calm, tmp_path: Path)
         "int main() { std::vector<double> all; grow(all); return all.size() != 100000; }\n"
     )
     subprocess.run(["c++", "-O0", "-g", "-o", tmp_path / "vector", source], check=True)
-    result = calm("colors", "--json", "-", "--", tmp_path / "vector")
+    result = calm("colors", "run", "--json", "-", "--", tmp_path / "vector")
     assert result.returncode == 0, result.stderr
     found = told(json.loads(result.stdout))
     assert found
@@ -922,8 +980,8 @@ def test_growing_a_vector_is_the_place_that_grows_it(calm: Calm, tmp_path: Path)
 
 def test_simulation(calm: Calm, tmp_path: Path) -> None:
     told, picture = tmp_path / "simulated.json", tmp_path / "simulated.svg"
-    arguments = ("--policy", "random", "--policy", "hash", "--pattern", "linear", "--runs", "2")
-    result = calm("colors", "--simulate", *arguments, "--json", told, "--picture", picture)
+    arguments = ("--policy", "random", "--policy", "hash", "--pattern", "linear", "-n", "2")
+    result = calm("colors", "simulate", *arguments, "--json", told, "--plot", picture)
     assert (result.returncode, result.stderr) == (0, "")
     assert "unnecessary conflicts of one array, none in any run: hash" in result.stdout
     assert json.loads(told.read_text())["caches_of"] == "nehalem"

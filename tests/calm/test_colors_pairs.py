@@ -1,10 +1,14 @@
 """Blocks that start where others do: found, and ranked."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from calm.colors.geometry import NEHALEM, Cache
-from calm.colors.pairs import Crowd, Start, alongside, crowds, largest, pairs
+from calm.commands.colors import pairs as tested
+from calm.commands.colors.caches import NEHALEM, Cache
+from calm.commands.colors.pagemap import NO_PAGES, Pages, Region
+from calm.commands.colors.pairs import Cluster, Pair, largest, side_by_side
 
 PAGE = 4096
 LINE = 64
@@ -12,54 +16,73 @@ BYTES = 1 << 20
 HASHED = Cache(3, 480 << 20, 16, cpus=8)
 
 
-def start(address: int, frames: list[int] | None = None, size: int = BYTES) -> Start:
-    return Start(address, size, None if frames is None else np.array(frames))
+def pairs(starts: list[Region], caches: Sequence[Cache], near: int = 1, **options: bool) -> list[Pair]:
+    return tested.pairs(dict(enumerate(starts)), caches, near, **options)
+
+
+def clusters(starts: list[Region], caches: Sequence[Cache], threads: int, **options: bool) -> list[Cluster]:
+    return tested.clusters(dict(enumerate(starts)), caches, threads, **options)
+
+
+def start(address: int, frames: list[int] | None = None, size: int = BYTES) -> Region:
+    """A block whose first pages have these frames, or are not resident: -1."""
+    if frames is None:
+        return Region(address, size, pages=NO_PAGES)
+    found = np.array(frames[: -(-(address % PAGE + size) // PAGE)])
+    numbers = address // PAGE + np.arange(len(found))
+    return Region(address, size, pages=Pages(numbers[found >= 0], found[found >= 0]))
 
 
 def test_page_aligned_blocks_collide_in_the_innermost_cache() -> None:
     blocks = [start(0x10010), start(0x200010), start(0x300410)]
-    (found,) = pairs(blocks, NEHALEM, PAGE)
-    assert (found.first, found.second, found.apart, found.aliased, found.inner) == (0, 1, 0, 0, True)
-    assert found.outer == {}
+    (found,) = pairs(blocks, NEHALEM)
+    assert (found.first, found.second, found.apart_bytes, found.alias_bytes, found.lines) == (
+        0,
+        1,
+        0,
+        0,
+        True,
+    )
+    assert found.colors == {}
 
 
 @pytest.mark.parametrize(("apart", "near", "collide"), [(63, 1, True), (64, 1, False), (64, 2, True)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_near_is_less_than_so_many_lines(apart: int, near: int, collide: bool, sign: int) -> None:
-    found = pairs([start(1 << 20), start((1 << 21) + sign * apart)], NEHALEM, PAGE, near)
+    found = pairs([start(1 << 20), start((1 << 21) + sign * apart)], NEHALEM, near)
     assert bool(found) == collide
     if collide:
-        assert found[0].apart == found[0].aliased == apart
+        assert found[0].apart_bytes == found[0].alias_bytes == apart
 
 
 def test_a_way_of_several_pages_is_not_an_alias() -> None:
     """16 KiB a way: starts 4 KiB apart are in different sets, but a store may still hold up a load."""
     wide = [Cache(1, 64 << 10, 4)]
-    (found,) = pairs([start(0), start((1 << 20) + 4096)], wide, PAGE)
-    assert (found.inner, found.aliased, found.apart) == (False, 0, 4096)
-    (found,) = pairs([start(0), start(1 << 20)], wide, PAGE)
-    assert (found.inner, found.aliased) == (True, 0)
+    (found,) = pairs([start(0), start((1 << 20) + 4096)], wide)
+    assert (found.lines, found.alias_bytes, found.apart_bytes) == (False, 0, 4096)
+    (found,) = pairs([start(0), start(1 << 20)], wide)
+    assert (found.lines, found.alias_bytes) == (True, 0)
 
 
 def test_first_pages_of_one_color() -> None:
-    colors = NEHALEM[1].colors(PAGE)
+    colors = NEHALEM[1].colors
     run = [start(0, list(range(100, 120))), start(0x100800, list(range(100 + 3 * colors, 120 + 3 * colors)))]
-    (found,) = pairs(run, NEHALEM[:2], PAGE)
-    assert (found.inner, found.aliased, found.outer) == (False, None, {2: 1.0})
+    (found,) = pairs(run, NEHALEM[:2])
+    assert (found.lines, found.alias_bytes, found.colors) == (False, None, {"L2": 1.0})
     scattered = [run[0], start(0x100800, [100 + colors, *range(0, 19)])]
-    (found,) = pairs(scattered, NEHALEM[:2], PAGE)
+    (found,) = pairs(scattered, NEHALEM[:2])
     same = sum((100 + at - (at - 1 if at else 100 + colors)) % colors == 0 for at in range(20))
-    assert found.outer == {2: same / 20}
+    assert found.colors == {"L2": same / 20}
     assert found.weight == same / 20
     # Whose first page is not resident, or whose frames are hidden, collides with nobody there.
     for frames in ([-1, *range(101, 120)], None):
-        assert pairs([run[0], start(0x100800, frames)], NEHALEM, PAGE) == []
+        assert pairs([run[0], start(0x100800, frames)], NEHALEM) == []
 
 
 def test_a_hashed_cache_says_nothing() -> None:
     frames = list(range(64))
-    assert pairs([start(0, frames), start(0x100800, frames)], [NEHALEM[0], HASHED], PAGE) == []
-    assert crowds([start(at * 4096 + at * 64, frames) for at in range(64)], [HASHED], PAGE, 1) == []
+    assert pairs([start(0, frames), start(0x100800, frames)], [NEHALEM[0], HASHED]) == []
+    assert clusters([start(at * 4096 + at * 64, frames) for at in range(64)], [HASHED], 1) == []
 
 
 def test_the_worst_comes_first() -> None:
@@ -71,11 +94,11 @@ def test_the_worst_comes_first() -> None:
         start(0x3000800, None, 1 << 20),
         start(0x4000800, None, 2 << 20),
     ]
-    found = [(pair.first, pair.second) for pair in pairs(blocks, NEHALEM, PAGE)]
+    found = [(pair.first, pair.second) for pair in pairs(blocks, NEHALEM)]
     # In all caches; then the larger before those that are found by addresses, too.
     assert found[0] == (0, 1)
     assert set(found[1:4]) == {(2, 3), (2, 4), (3, 4)}
-    weights = [(pair.weight, pair.bytes) for pair in pairs(blocks, NEHALEM, PAGE)]
+    weights = [(pair.weight, pair.bytes) for pair in pairs(blocks, NEHALEM)]
     assert weights == sorted(weights, reverse=True)
 
 
@@ -93,61 +116,61 @@ def test_all_pairs_are_found(seed: int) -> None:
             apart = (first.address - second.address) % PAGE
             near = min(apart, PAGE - apart) < 2 * LINE
             outer = {
-                cache.level
+                cache.name
                 for cache in NEHALEM[1:]
-                if (first.frames[0] - second.frames[0]) % cache.colors(PAGE) == 0
+                if (first.frames[0] - second.frames[0]) % cache.colors == 0
             }
             if near or outer:
                 wanted[one, other] = (near, outer)
-    found = {
-        (pair.first, pair.second): (pair.inner, set(pair.outer)) for pair in pairs(blocks, NEHALEM, PAGE, 2)
-    }
+    found = {(pair.first, pair.second): (pair.lines, set(pair.colors)) for pair in pairs(blocks, NEHALEM, 2)}
     assert found == wanted
     assert len(wanted) > 10
 
 
-def test_alongside_counts_pages_that_both_have() -> None:
+def test_side_by_side_counts_pages_that_both_have() -> None:
     cache = NEHALEM[1]
     one, other = start(0, [0, 1, -1, 3]), start(1 << 30, [8, 9, 10, 12, 13])
-    assert alongside(one, other, cache, PAGE) == 2 / 3
-    assert alongside(one, start(0, [-1, -1, -1, -1]), cache, PAGE) == 0.0
-    assert alongside(one, start(0), cache, PAGE) == 0.0
+    assert side_by_side(one, other, cache) == 2 / 3
+    assert side_by_side(one, start(0, [-1, -1, -1, -1]), cache) == 0.0
+    assert side_by_side(one, start(0), cache) == 0.0
 
 
-def test_crowds_are_more_than_the_ways_that_a_thread_has() -> None:
+def test_clusters_are_more_than_the_ways_that_a_thread_has() -> None:
     blocks = [start(at << 21, list(range(512 * at, 512 * at + 8))) for at in range(9)]
-    found = {crowd.level: crowd for crowd in crowds(blocks, NEHALEM, PAGE, threads=1)}
+    found = {each.level: each for each in clusters(blocks, NEHALEM, threads=1)}
     everyone = tuple(range(9))
-    assert found == {1: Crowd(1, 0, everyone, 8, 1), 2: Crowd(2, 0, everyone, 8, 1)}
+    assert found == {1: Cluster(1, 0, everyone, 8, 1), 2: Cluster(2, 0, everyone, 8, 1)}
     # Eight threads share the outermost cache: two of sixteen ways are each one's.
-    found = {crowd.level: crowd for crowd in crowds(blocks, NEHALEM, PAGE, threads=12)}
-    assert found[3] == Crowd(3, 0, everyone, 16, 8)
+    found = {each.level: each for each in clusters(blocks, NEHALEM, threads=12)}
+    assert found[3] == Cluster(3, 0, everyone, 16, 8)
     assert found[3].room == 2
-    assert crowds(blocks[:8], NEHALEM, PAGE, threads=1) == []
+    assert clusters(blocks[:8], NEHALEM, threads=1) == []
     # The fullest first.
     fuller = [start((at << 21) + 5 * LINE) for at in range(10)]
-    both = crowds([*blocks, *fuller], NEHALEM[:1], PAGE, threads=1)
-    assert [(crowd.place, len(crowd.members)) for crowd in both] == [(5, 10), (0, 9)]
+    both = clusters([*blocks, *fuller], NEHALEM[:1], threads=1)
+    assert [(each.place, len(each.blocks)) for each in both] == [(5, 10), (0, 9)]
 
 
-def test_starts_that_are_spread_are_no_crowd() -> None:
+def test_starts_that_are_spread_are_no_cluster() -> None:
     blocks = [start((at << 21) + at * (PAGE + LINE), list(range(513 * at, 513 * at + 8))) for at in range(9)]
-    assert crowds(blocks, NEHALEM, PAGE, threads=1) == []
+    assert clusters(blocks, NEHALEM, threads=1) == []
     # Nine blocks, eight colors: only the first and the last begin in one, and go on so side by side.
-    (found,) = pairs(blocks, NEHALEM[:2], PAGE)
-    assert (found.first, found.second, found.inner, found.aliased) == (0, 8, False, None)
-    assert found.outer == {2: 1.0}
+    (found,) = pairs(blocks, NEHALEM[:2])
+    assert (found.first, found.second, found.lines, found.alias_bytes) == (0, 8, False, None)
+    assert found.colors == {"L2": 1.0}
 
 
 def test_where_addresses_are_those_of_pages_only_colors_are_compared() -> None:
     blocks = [start(at << 21, list(range(512 * at, 512 * at + 8))) for at in range(9)]
-    found = pairs(blocks, NEHALEM, PAGE, by_address=False)
+    found = pairs(blocks, NEHALEM, by_address=False)
     assert len(found) == 36
-    assert {(pair.inner, pair.aliased, tuple(pair.outer)) for pair in found} == {(False, None, (2, 3))}
-    assert pairs([start(0), start(1 << 20)], NEHALEM, PAGE, by_address=False) == []
-    assert {crowd.level for crowd in crowds(blocks, NEHALEM, PAGE, 1, by_address=False)} == {2}
+    assert {(pair.lines, pair.alias_bytes, tuple(pair.colors)) for pair in found} == {
+        (False, None, ("L2", "L3"))
+    }
+    assert pairs([start(0), start(1 << 20)], NEHALEM, by_address=False) == []
+    assert {each.level for each in clusters(blocks, NEHALEM, 1, by_address=False)} == {2}
 
 
 def test_the_largest() -> None:
     blocks = [start(at, size=size) for at, size in enumerate([5, 9, 1, 7])]
-    assert largest(blocks, 2) == [1, 3]
+    assert largest(dict(enumerate(blocks)), 2) == [1, 3]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calm.colors.simulation import buddy, policies
-from calm.colors.simulation.buddy import Ints
-from calm.colors.simulation.policies import POLICIES, UNSEEDED, Touches, segment
+from calm.commands.colors import policies
+from calm.commands.colors.caches import Ints
+from calm.commands.colors.policies import POLICIES, UNSEEDED, Touches, segment
 
 # Powers of two, and not: a 480 MiB cache of 16 ways has 7,680 colors.
 COLORS = (2, 8, 12, 128, 7680)
@@ -66,9 +66,10 @@ def test_bin_hopping_goes_on_by_one_in_each_process_whatever_the_others_do() -> 
     assert np.bincount(policies.bin_hopping(scattered, 128, 5) % 128).tolist() == [2] * 128
 
 
-def greedy(count: int, used: Sequence[int], free: Sequence[int]) -> list[int]:
+def greedy(count: int, free: Sequence[int]) -> list[int]:
     """The best bin for one page after the other."""
-    used, free = list(used), list(free)
+    free = list(free)
+    used = [0] * len(free)
     taken = []
     for _ in range(count):
         color = min((c for c in range(len(used)) if free[c]), key=lambda c: (used[c], -free[c], c))
@@ -81,26 +82,22 @@ def greedy(count: int, used: Sequence[int], free: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_bin_is_the_best_each_time(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    used, free = generator.integers(12, size=10), generator.integers(20, size=10)
+    free = generator.integers(20, size=10)
     count = int(generator.integers(1, free.sum() + 1))
-    taken = policies.best_bin(segment(count), 10, 0, used=used, free=free) % 10
-    assert taken.tolist() == greedy(count, used.tolist(), free.tolist())
+    assert policies.least_used(free, count).tolist() == greedy(count, free.tolist())
 
 
-def test_the_best_bin_evens_out_what_others_have_used_and_says_when_no_page_is_left() -> None:
-    used = np.array([5, 0, 3, 0])
-    taken = policies.best_bin(segment(12), 4, 0, used=used) % 4
-    assert (np.bincount(taken, minlength=4) + used).tolist() == [5, 5, 5, 5]
-    with pytest.raises(ValueError, match="9 pages were asked for, 8 are free"):
-        policies.best_bin(segment(9), 4, 0, free=np.full(4, 2))
+def test_the_best_bin_uses_all_colors_alike() -> None:
+    taken = policies.best_bin(segment(13), 4, 0) % 4
+    assert np.bincount(taken, minlength=4).tolist() == [4, 3, 3, 3]
 
 
 class Naive:
     """A buddy allocator that makes every call: lists of blocks, the head last."""
 
     def __init__(self, pages: int) -> None:
-        self.lists: list[list[int]] = [[] for _ in range(buddy.ORDERS)]
-        self.lists[-1] = list(range(0, pages, buddy.LARGEST))
+        self.lists: list[list[int]] = [[] for _ in range(policies.ORDERS)]
+        self.lists[-1] = list(range(0, pages, policies.LARGEST))
 
     def take(self) -> int:
         order = next(order for order, blocks in enumerate(self.lists) if blocks)
@@ -112,7 +109,7 @@ class Naive:
 
     def release(self, page: int) -> None:
         order = 0
-        while order < buddy.ORDERS - 1 and (other := page ^ (1 << order)) in self.lists[order]:
+        while order < policies.ORDERS - 1 and (other := page ^ (1 << order)) in self.lists[order]:
             self.lists[order].remove(other)
             page &= ~(1 << order)
             order += 1
@@ -122,8 +119,8 @@ class Naive:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_buddy_allocator_hands_out_what_one_does_that_makes_every_call(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    pages = 4 * buddy.LARGEST
-    memory, other = buddy.Memory(pages), Naive(pages)
+    pages = 4 * policies.LARGEST
+    memory, other = policies.Memory(pages), Naive(pages)
     held = np.empty(0, dtype=np.int64)
     for _ in range(24):
         free = pages - len(held)
@@ -142,29 +139,19 @@ def test_the_buddy_allocator_hands_out_what_one_does_that_makes_every_call(seed:
     assert sorted(np.concatenate([held, memory.free_pages()])) == list(range(pages))
 
 
-def test_memory_tells_what_it_cannot_do() -> None:
-    memory = buddy.Memory(buddy.LARGEST)
-    with pytest.raises(ValueError, match="1025 pages were asked for, 1024 are free"):
-        memory.take(1025)
-    with pytest.raises(ValueError, match="freed again"):
-        memory.release(np.array([3]))
-    with pytest.raises(ValueError, match="multiple of 1024"):
-        buddy.Memory(1000)
-
-
 def overflow(frames: Ints, colors: int, ways: int) -> int:
     return int(np.maximum(np.bincount(frames % colors, minlength=colors) - ways, 0).sum())
 
 
 def test_an_aged_buddy_allocator_is_much_like_chance_and_a_new_one_is_not() -> None:
     """Section 2.3: Linux is hardly better than a random page table, of which 203 pages are expected."""
-    fresh = buddy.aged(1 << 15, 1, buddy.History(rounds=0)).take(2048)
+    fresh = policies.aged(1 << 15, 1, rounds=0).take(2048)
     assert overflow(fresh, 128, 16) == 0
-    aged = [overflow(policies.buddy_lists(segment(2048), 128, seed), 128, 16) for seed in range(40)]
+    aged = [overflow(policies.buddy(segment(2048), 128, seed), 128, 16) for seed in range(40)]
     assert 0.85 * 203 < np.mean(aged) < 1.05 * 203
     assert min(aged) > 120
     # It remains in an order: pages of a burst, freed together, are neighbors.
-    pages = buddy.aged(1 << 15, 1).free_pages()
+    pages = policies.aged(1 << 15, 1).free_pages()
     assert 0.05 < np.mean(np.diff(pages) == 1) < 0.9
     assert 0.5 <= len(pages) / (1 << 15) < 0.6
 

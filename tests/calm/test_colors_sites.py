@@ -2,9 +2,9 @@
 
 import pytest
 
-from calm.colors.pagemap import Mapping
-from calm.colors.sites import Call, _is_between, _locate, name_of
-from calm.profile.script import Address
+from calm.commands.colors.sites import Call, _is_between, _locate, name_of
+from calm.core.proc import Mapping
+from calm.core.symbols import Address
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_a_program_s_own_library(library: str) -> None:
 def test_a_call_is_before_the_place_that_it_returns_to() -> None:
     """Which is behind the end of a file whose last instruction it is."""
     mappings = [
-        Mapping(0x1000, 0x3000, "r-xp", 0x800, "/lib/a.so (deleted)"),
-        Mapping(0x3000, 0x4000, "r-xp", 0, "/lib/b.so"),
-        Mapping(0x4000, 0x5000, "rwxp", 0, ""),
+        Mapping(0x1000, 0x3000, "r-xp", 0x800, "08:01", 1, "/lib/a.so (deleted)"),
+        Mapping(0x3000, 0x4000, "r-xp", 0, "08:01", 2, "/lib/b.so"),
+        Mapping(0x4000, 0x5000, "rwxp", 0, "00:00", 0, ""),
     ]
     found = [_locate(address, mappings) for address in (0x1001, 0x3000, 0x3001, 0x4001, 0x1000)]
     assert found == [Address("/lib/a.so", 0x800, ""), Address("/lib/a.so", 0x27FF, ""), *found[2:]]
@@ -54,24 +54,25 @@ def test_a_call_is_before_the_place_that_it_returns_to() -> None:
     ("function", "name"),
     [
         ("main", "main"),
-        ("std::vector<int>::push_back(int&&)", "std::vector<int>::push_back(int&&)"),
+        ("std::vector<int>::push_back(int&&)", "std::vector::push_back"),
+        ("std::vector<int>::size() const", "std::vector::size"),
         (
             "void std::vector<double, std::allocator<double> >::_M_realloc_insert<double>(int, double&&)",
-            "std::vector<double, std::allocator<double> >::_M_realloc_insert<double>(int, double&&)",
+            "std::vector::_M_realloc_insert",
         ),
-        ("void std::vector<int>::_M_fill_insert", "std::vector<int>::_M_fill_insert"),
-        ("std::vector<int> make<int>(int, long)", "make<int>(int, long)"),
-        ("std::unique_ptr<A> (anonymous namespace)::make<A>(int)", "(anonymous namespace)::make<A>(int)"),
-        ("(anonymous namespace)::f(int, long)", "(anonymous namespace)::f(int, long)"),
-        ("operator new(unsigned long)", "operator new(unsigned long)"),
-        ("bool operator< <int>(A<int> const&, long)", "operator< <int>(A<int> const&, long)"),
-        ("decltype (f({parm#1}->g())) std::call<int>(int)", "std::call<int>(int)"),
-        ("std::sort(int*, int*) [clone .cold]", "std::sort(int*, int*) [clone .cold]"),
-        ("grow [clone .isra.0]", "grow [clone .isra.0]"),
-        (
-            "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
-            "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
-        ),
+        ("void std::vector<int>::_M_fill_insert", "std::vector::_M_fill_insert"),
+        ("std::vector<int> make<int>(int, long)", "make"),
+        ("std::function<void (int)> make(long) &&", "make"),
+        ("std::unique_ptr<A> (anonymous namespace)::make<A>(int)", "::make"),
+        ("(anonymous namespace)::f(int, long)", "::f"),
+        ("operator new(unsigned long)", "operator new"),
+        ("A::operator bool() const", "A::operator bool"),
+        ("bool operator< <int>(A<int> const&, long)", "operator<"),
+        ("std::ostream& std::operator<< <char>(std::ostream&, char)", "std::operator<<"),
+        ("decltype (f({parm#1}->g())) std::call<int>(int)", "std::call"),
+        ("std::sort(int*, int*) [clone .cold]", "std::sort"),
+        ("grow [clone .isra.0]", "grow"),
+        ("<alloc::vec::Vec<T> as core::clone::Clone>::clone", "::clone"),
     ],
 )
 def test_a_template_s_name_follows_what_it_returns(function: str, name: str) -> None:

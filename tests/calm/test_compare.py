@@ -12,9 +12,11 @@ import pytest
 from calm_helpers import ROOT, Calm
 from waiting import wait_until
 
-from calm import __version__, allocators, places
-from calm.errors import CalmError
-from calm.measure import METRIC
+from calm import __version__
+from calm.core import allocators, paths
+from calm.core import paths as places
+from calm.core.errors import CalmError
+from calm.core.measure import METRIC
 
 
 @pytest.fixture
@@ -36,14 +38,14 @@ def test_prints_medians_and_ratios(calm: Calm, other: str) -> None:
 
 
 def test_json(calm: Calm, other: str) -> None:
-    result = calm("compare", "-a", f"glibc,{other}", "-n", "3", "--json", "-", "--", "true")
+    result = calm("compare", "-a", f"glibc,{other}", "-n", "3", "--json", "--", "true")
     report = json.loads(result.stdout)
-    assert report["baseline"] == "glibc"
-    assert not report["interrupted"]
+    assert (report["schema"], report["version"], report["rounds"]) == ("calm-comparison", 1, 3)
+    assert not report["interrupted_by"]
     base, side = report["allocators"]
-    assert base["ratio"] == {}
+    assert (base["label"], base["ratio"]) == ("glibc", {})
     assert side["label"] == other
-    assert side["n"] == base["n"] == len(side["runs"]) == 3
+    assert len(side["runs"]) == len(base["runs"]) == 3
     wall = side["ratio"]["wall_s"]
     assert wall["n"] == 3
     assert wall["low"] <= wall["value"] <= wall["high"]
@@ -55,18 +57,15 @@ def test_json(calm: Calm, other: str) -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_syscalls_on_request(calm: Calm) -> None:
-    result = calm("compare", "-a", "glibc", "-n", "1", "--syscalls", "--json", "-", "--", "true")
+    result = calm("compare", "-a", "glibc", "-n", "1", "--syscalls", "--json", "--", "true")
     assert json.loads(result.stdout)["allocators"][0]["median"]["mprotect"] > 0
 
 
 def test_csv_has_a_row_for_each_run(calm: Calm, other: str) -> None:
-    result = calm("compare", "-a", f"glibc,{other}", "-n", "2", "--csv", "-", "--", "true")
+    result = calm("compare", "-a", f"glibc,{other}", "-n", "2", "--csv", "--", "true")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [(row["round"], row["allocator"]) for row in rows] == [
-        ("1", "glibc"),
-        ("1", other),
-        ("2", "glibc"),
-        ("2", other),
+        *(("1", "glibc"), ("1", other), ("2", "glibc"), ("2", other)),
     ]
     assert all(float(row["wall_s"]) > 0 for row in rows)
 
@@ -78,7 +77,8 @@ def test_runs_are_interleaved_and_the_first_round_does_not_count(calm: Calm, tmp
         "compare", "-a", "glibc:WHO=a,glibc:WHO=b", "-n", "2", "--csv", "-", "--", "sh", "-c", script
     )
     assert result.returncode == 0, result.stderr
-    assert log.read_text().split() == ["a", "b"] * 3
+    names = log.read_text().split()
+    assert [set(names[at : at + 2]) for at in (0, 2, 4)] == [{"a", "b"}] * 3
     assert len(result.stdout.splitlines()) == 1 + 2 * 2
 
 
@@ -92,6 +92,22 @@ def test_plots(calm: Calm, other: str, tmp_path: Path) -> None:
     assert png.stat().st_size > 10_000
 
 
+def test_report_goes_to_a_file(calm: Calm, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    result = calm("compare", "-a", "glibc", "-n", "1", "-o", out, "--csv", "--", "true")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("round,allocator,wall_s")
+    assert "wall time" in out.read_text()
+    assert "wall time" not in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "-o"])
+def test_a_full_disk_gets_one_line(calm: Calm, option: str) -> None:
+    result = calm("compare", "-a", "glibc", "-n", "1", option, "/dev/full", "--", "true")
+    assert result.returncode == 1
+    assert result.stderr.endswith("cannot write /dev/full: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -103,7 +119,7 @@ def test_plots(calm: Calm, other: str, tmp_path: Path) -> None:
         (("-a", "glibc", "-n", "0", "--", "true"), 2, "-n"),
         (("--", "true"), 2, "--allocators"),
         (("-a", "glibc", "--plot", "x.pdf", "--", "true"), 2, ".svg or .png"),
-        (("-a", "glibc", "--json", "-", "--csv", "-", "--", "true"), 2, "only one"),
+        (("-a", "glibc", "--json", "--csv", "--", "true"), 2, "only one"),
         (("-a", "glibc", "--json", "/no/such/file", "--", "true"), 1, "cannot write /no/such/file"),
         (("-a", "glibc", "--csv", "/", "--", "true"), 1, "cannot write /"),
         (("-a", "glibc", "--", "no-such-program"), 127, "no such program"),
@@ -121,7 +137,7 @@ def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: i
 def test_a_failure_under_one_allocator_is_told_and_the_others_go_on(calm: Calm) -> None:
     script = 'test "$WHO" = good || { echo "it broke" >&2; kill -ABRT $$; }'
     specs = "glibc:WHO=good,glibc:WHO=bad"
-    result = calm("compare", "-a", specs, "-n", "2", "--json", "-", "--", "sh", "-c", script)
+    result = calm("compare", "-a", specs, "-n", "2", "--json", "--", "sh", "-c", script)
     assert result.returncode == 1
     lines = [line for line in result.stderr.splitlines() if line.startswith("calm: ")]
     assert len(lines) == 1
@@ -129,7 +145,7 @@ def test_a_failure_under_one_allocator_is_told_and_the_others_go_on(calm: Calm) 
     assert "killed by SIGABRT (6)" in lines[0]
     assert "it broke" in lines[0]
     good, bad = json.loads(result.stdout)["allocators"]
-    assert (good["n"], bad["n"]) == (2, 0)
+    assert (len(good["runs"]), len(bad["runs"])) == (2, 0)
     assert good["failure"] is None
     assert "SIGABRT" in bad["failure"]
 
@@ -155,8 +171,8 @@ def test_ctrl_c_keeps_the_complete_rounds(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
     assert "wall time" in stdout
     report = json.loads(out.read_text())
-    assert report["interrupted"]
-    counts = [side["n"] for side in report["allocators"]]
+    assert report["interrupted_by"]
+    counts = [len(side["runs"]) for side in report["allocators"]]
     assert counts[0] == counts[1] >= 2
 
 
@@ -171,7 +187,7 @@ def test_environment_values_may_hold_commas_and_colons() -> None:
 def test_options_of_calmalloc_hold_commas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "libcalmalloc.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(library)], check=True)
-    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    monkeypatch.setenv(paths.LIBRARY_PATH, str(tmp_path))
     specs = allocators.parse_list(["calmalloc,calmalloc:CALM_OPTIONS=background=off,stats=on,glibc"])
     assert [(spec.label, spec.library, dict(spec.environment)) for spec in specs] == [
         ("calmalloc", library, {}),
@@ -207,7 +223,7 @@ def test_labels(tmp_path: Path) -> None:
 def test_library_path_comes_first(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    monkeypatch.setenv(paths.LIBRARY_PATH, str(tmp_path))
     fake = tmp_path / file
     fake.touch()
     assert allocators.find_library(name) == fake

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from calm_helpers import ROOT, Calm
+from calm_helpers import ROOT, Calm, leaves
 from waiting import PATIENCE_S
 
 SHELLS = ("bash", "zsh", "fish")
@@ -79,6 +79,11 @@ def typed(environment: dict[str, str], command: list[str], load: str, line: str,
         os.waitpid(pid, 0)
 
 
+def having(parameter: str) -> list[str]:
+    """The commands, with their modes, that have a parameter of this name."""
+    return [name for name, command in leaves() if parameter in {each.name for each in command.params}]
+
+
 BASH = 'eval "$(calm completion bash)"'
 
 
@@ -92,8 +97,8 @@ def test_bash_completes_commands_and_options(environment: dict[str, str]) -> Non
 
 def test_bash_completes_allocators(environment: dict[str, str]) -> None:
     assert bash(environment, BASH, "calm", "run", "-a", "glib") == ["glibc"]
-    for command in ("compare", "bench", "predict", "lab"):
-        offered = bash(environment, BASH, "calm", command, "-a", "glibc,")
+    for name in (name for name in having("specs") if not name.startswith("tune")):
+        offered = bash(environment, BASH, "calm", *name.split(), "-a", "glibc,")
         assert "glibc,calmalloc" in offered
         # What the list has already is not offered again.
         assert "glibc,glibc" not in offered
@@ -106,9 +111,9 @@ def test_bash_by_its_tab_key(environment: dict[str, str]) -> None:
     shell = [needs("bash"), "--norc", "--noprofile", "-i"]
     typed(environment, shell, BASH, "calm sta", "calm stat ")
     # After the dashes there is a program and its files.
-    for command in ("run -a glibc", "stat", "compare -a glibc", "profile", "tune", "predict -a glibc", "lab"):
-        typed(environment, shell, BASH, f"calm {command} -- cat some-f", "some-file")
-    typed(environment, shell, BASH, "calm bench --report some-f", "some-file")
+    for name in having("cmd"):
+        typed(environment, shell, BASH, f"calm {name} -- cat some-f", "some-file")
+    typed(environment, shell, BASH, "calm bench report some-f", "some-file")
 
 
 def test_bash_as_installed(environment: dict[str, str]) -> None:

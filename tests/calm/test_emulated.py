@@ -1,19 +1,23 @@
 """bench/emulated: what is run on the machine, and what becomes of its figures; without any machine."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lab_qemu
 import pytest
 from calm_helpers import ROOT
 
-from calm.errors import CalmError
-from calm.lab import session
-from calm.lab.guest import Run
-from calm.lab.machine import Qemu, Topology
-from calm.lab.packages import Parts
-from calm.lab.session import Outcome, Plan
+from calm.commands.lab import session
+from calm.commands.lab.guest import Run
+from calm.commands.lab.machine import Qemu, Topology
+from calm.commands.lab.packages import Parts
+from calm.commands.lab.session import Outcome, Plan
+from calm.core import measure
+from calm.core.errors import CalmError
+from calm.core.progress import Bar
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -33,12 +37,7 @@ Ran = Callable[..., list[Plan]]
 
 
 def run_of(label: str, interrupts: int, errors: str = "") -> Run:
-    report = {
-        "end": {"code": 0, "signal": None},
-        "system_wide_tlb_interrupts": interrupts,
-        "counters": {"shootdowns_begun": {"value": interrupts // 2}},
-    }
-    return Run(label, 0, report, "", errors)
+    return Run(label, measure.parse(json.loads(lab_qemu.report(interrupts))), errors=errors)
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
     def prepare(errors: Mapping[str, str] = ACTIVE, **changes: Any) -> list[Plan]:
         plans = []
 
-        def run(plan: Plan, _: session.Step) -> Outcome:
+        def run(plan: Plan, _: Bar) -> Outcome:
             plans.append(plan)
             found = Outcome(plan, Qemu("/q/qemu", "9"), Parts(Path("/k"), "k 1", Path("/b")), "tcg", "no", 1)
             for number in range(plan.rounds):
@@ -123,7 +122,7 @@ def test_figure_1a_is_of_calls_by_cpus(ran: Ran) -> None:
     # Its turns are the first two of each round, and the next one's those behind them.
     assert first["touched"]["interrupts"] == [1, 10, 100]
     assert second["untouched"]["interrupts"] == [4, 40, 400]
-    assert second["untouched"]["shootdowns_begun"] == [2, 20, 200]
+    assert second["untouched"]["shootdowns"] == [2, 20, 200]
     assert second["untouched"]["interrupts_per_call"] == 40 / (16 * 300)
     touched, untouched = plans[0].turns[:2]
     assert touched.command[1:] == (*untouched.command[1:], "--pages", "own", "--touch")

@@ -2,67 +2,93 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
-from calm_helpers import ROOT
+from calm_helpers import ROOT, leaves
 
 from calm.cli import COMMANDS, cli
 
 # These report no figures.
 WITHOUT_FIGURES = {"completion", "run"}
 _CONTEXT = click.Context(cli, info_name="calm")
+COMMANDS_AND_MODES = dict(leaves())
 
 
-def command(name: str) -> click.Command:
-    found = cli.get_command(_CONTEXT, name)
-    assert found is not None
+@pytest.fixture(params=COMMANDS_AND_MODES)
+def name(request: pytest.FixtureRequest) -> str:
+    """A command's, with its mode where it has some: `bench run`."""
+    found: str = request.param
     return found
 
 
-def help_of(name: str) -> str:
-    return command(name).get_help(click.Context(command(name), info_name=name, parent=_CONTEXT))
+def examples(name: str) -> list[str]:
+    """The lines of its help that begin with the command, up to what a shell would interpret."""
+    lines = re.findall(
+        rf"^ +(?:\S+ \"\$\()?calm {name}\b(.*)$", COMMANDS_AND_MODES[name].epilog or "", re.MULTILINE
+    )
+    return [re.sub(r"\s*[>|)].*| {2,}.*", "", line) for line in lines]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_an_example(name: str) -> None:
-    text = help_of(name)
-    # A line of its own behind the options, as it would be typed.
-    _, options, behind = text.partition("\nOptions:\n")
-    assert options
-    assert re.search(rf"^ +(\S+ \"\$\()?calm {name}\b", behind, re.MULTILINE), text
+    assert examples(name)
+    command = COMMANDS_AND_MODES[name]
+    text = command.get_help(click.Context(command, info_name=name, parent=_CONTEXT))
+    assert text.index("\nOptions:\n") < text.index(f"calm {name}", text.index("\nOptions:\n"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_examples_are_accepted(name: str) -> None:
+def test_examples_are_accepted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their options, though not run."""
-    epilog = command(name).epilog or ""
-    for line in re.findall(rf"^ +calm {name}(.*)$", epilog, re.MULTILINE):
-        words = re.sub(r"\s*[>|].*| {2,}.*", "", line).split()
-        command(name).make_context(name, words, parent=_CONTEXT, resilient_parsing=False)
+    monkeypatch.chdir(tmp_path)
+    for example in examples(name):
+        COMMANDS_AND_MODES[name].make_context(name, shlex.split(example), parent=_CONTEXT)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_FIGURES))
 def test_figures_can_be_had_as_json(name: str) -> None:
-    assert "--json" in [option for parameter in command(name).params for option in parameter.opts]
+    if name not in WITHOUT_FIGURES:
+        options = [option for each in COMMANDS_AND_MODES[name].params for option in each.opts]
+        assert {"--json", "--output"} <= set(options)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is(name: str) -> None:
-    for parameter in command(name).params:
+    for parameter in COMMANDS_AND_MODES[name].params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.opts
 
 
+def test_one_name_and_one_form_for_one_thing(name: str) -> None:
+    """No option takes bare seconds or milliseconds, and pictures are --plot everywhere."""
+    for parameter in COMMANDS_AND_MODES[name].params:
+        assert parameter.metavar not in ("SECONDS", "S", "MS", "MINUTES"), parameter.opts
+        assert not {"--picture", "--duration-s"} & set(parameter.opts)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS_AND_MODES if " " in name])
+def test_summaries_of_modes_are_not_cut(name: str) -> None:
+    parent, _, mode = name.rpartition(" ")
+    if parent:
+        group = cli.get_command(_CONTEXT, parent)
+        assert group is not None
+        listed = group.get_help(click.Context(group, info_name=parent, parent=_CONTEXT)).partition(
+            "Commands:"
+        )[2]
+        assert f"\n  {mode}" in listed
+        assert "..." not in listed
+
+
 def test_the_overview_names_each_command_and_has_an_example_of_it() -> None:
     text = cli.get_help(_CONTEXT) + "\n"
+    epilogs = "\n".join(command.epilog or "" for command in COMMANDS_AND_MODES.values()) + "\n"
     for name, listed in COMMANDS.items():
+        assert len(listed.summary) <= 70
         # Whole, not cut where the line ends.
         assert f"\n  {name:<10}  {listed.summary}\n" in text
         assert f"\n  {listed.example}\n" in text
-        assert re.search(rf"^ +{re.escape(listed.example)}(  |$)", command(name).epilog or "", re.M), name
+        assert re.search(rf"^ +{re.escape(listed.example)}(  |$)", epilogs, re.MULTILINE), name
 
 
 # What each takes longer to import than all else that a short command does.
@@ -79,9 +105,7 @@ def imported(*arguments: str) -> set[str]:
 
 def test_the_overview_imports_no_command() -> None:
     assert {name for name in imported("--help") if name.partition(".")[0] in {"calm", *HEAVY}} == {
-        "calm",
-        "calm.cli",
-        "calm.errors",
+        *("calm", "calm.cli", "calm.core", "calm.core.errors"),
     }
 
 
@@ -90,7 +114,7 @@ def test_the_overview_imports_no_command() -> None:
     [
         (["run", "-a", "glibc", "--", "true"], set()),
         (["stat", "--", "true"], {"rich"}),
-        (["top", "--once"], {"rich"}),
+        (["top", "-n", "1"], {"rich"}),
         (["completion", "bash"], set()),
         *(
             ([name, "--help"], set())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from waiting import PATIENCE_S
 
-from calm import processes
+from calm.core import proc, processes
 
 # Fifteen bytes are what the kernel keeps of a name: this one is cut within its last character.
 RENAMED = """
@@ -32,7 +32,7 @@ def test_a_process_with_an_odd_name_is_seen_and_ended() -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         assert b"\xc3\n" in Path(f"/proc/{child.pid}/comm").read_bytes()
-        assert child.pid in processes.descendants(os.getpid())
+        assert child.pid in proc.descendants(os.getpid())
         assert processes.kill_descendants(child.pid) == []
         child.kill()
 
@@ -42,7 +42,7 @@ def test_the_nearest_come_first_and_all_are_ended() -> None:
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as top:
         assert top.stdout is not None
         leaf = int(top.stdout.readline())
-        below = processes.descendants(top.pid)
+        below = proc.descendants(top.pid)
         assert len(below) == 2
         assert below[-1] == leaf
         assert processes.kill_descendants(top.pid) == below

@@ -1,4 +1,4 @@
-"""`calm bench --paper`: what was published, what is measured beside it, and huge pages that are put back."""
+"""`bench/paper`: what was published, what is measured beside it, and huge pages that are put back."""
 
 import json
 import os
@@ -7,19 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from calm_helpers import ROOT, Calm, wait_for, without_runs
+from calm_helpers import ROOT, wait_for, without_runs
+from paper_helpers import code, paper
+from papers import huge_pages, model, oracle, ptlbmalloc2, published, rerun
+from papers.model import About, PaperResults
 from waiting import PATIENCE_S, wait_until
 
-from calm import processes
-from calm.bench import results, tables, workloads
-from calm.bench.cases import Case, Prepared
-from calm.bench.paper import huge_pages, model, oracle, ptlbmalloc2, published, rerun
-from calm.bench.paper.model import About
-from calm.bench.results import Results, Row, Run, Side, Subject
-from calm.errors import CalmError
+from calm.commands.bench import tables, workloads
+from calm.commands.bench.cases import Case, Prepared
+from calm.core import documents, proc
+from calm.core.errors import CalmError
+from calm.core.suite_results import Row, Run, Side, Subject, saved
 
 ABOUT = About("oracle", 0.1, threads=2, sockets=1, virtual=True, extra=("calmalloc",))
 PTLB = replace(ABOUT, name="ptlbmalloc2", scale=1.0)
@@ -37,9 +37,10 @@ def side(label: str, **figures: float) -> Side:
     )
 
 
-def made_up(rows: list[Row], thp: str = "madvise") -> Results:
+def made_up(rows: list[Row], thp: str = "madvise", about: About = ABOUT) -> PaperResults:
     labels = list(dict.fromkeys(each.label for row in rows for each in row.sides))
-    return Results(
+    return PaperResults(
+        paper=about,
         date="2026-01-02T03:04:05+00:00",
         calm="0",
         machine={"cpus": 2, "cpu": "a CPU", "memory_kib": 1 << 20, "transparent_huge_pages": thp},
@@ -47,17 +48,14 @@ def made_up(rows: list[Row], thp: str = "madvise") -> Results:
         rounds=3,
         seed=1,
         timeout_s=120,
-        touched_kib=0,
-        how={"shootdowns_begun": "counted so", "cycles": "not counted: no such counter"},
-        notes=[],
-        allocators=[Subject(label, None, "1.0", None, None, {}) for label in labels],
+        how={"shootdowns": "counted so", "cycles": "not counted: no such counter"},
+        allocators=[Subject(label, version="1.0") for label in labels],
         rows=rows,
-        left_out={},
     )
 
 
 def row(name: str, *sides: Side) -> Row:
-    return Row(name, "workload", None, [name], [], {}, list(sides))
+    return Row(name, "workload", command=[name], sides=list(sides))
 
 
 def ttest1(label: str, wall: float, faults: float, **more: float) -> Side:
@@ -65,7 +63,7 @@ def ttest1(label: str, wall: float, faults: float, **more: float) -> Side:
     return side(label, wall_s=wall, minor_faults=faults, **(figures | more))
 
 
-def study(thp: str = "madvise") -> Results:
+def study(thp: str = "madvise") -> PaperResults:
     def one(name: str, factor: float) -> Row:
         return row(
             name,
@@ -175,20 +173,21 @@ def test_a_whole_run_is_shown_as_it_is() -> None:
     assert any("scale 0.1" in line for line in oracle.PAPER.differences(study(), ABOUT))
 
 
-def evaluation(cycles: bool = False, counted: bool = True) -> Results:
+def evaluation(cycles: bool = False, counted: bool = True) -> PaperResults:
     def one(name: str, *shootdowns: float) -> Row:
         sides = []
         for label, many, user in zip(("glibc", "ptlbmalloc2"), shootdowns, (3.0, 2.0), strict=True):
             figures = {"wall_s": 2.0, "average_rss_kib": 5e4, "user_s": user, "system_s": 1.0}
-            figures["system_wide_tlb_interrupts"] = 77.0
+            figures["interrupts_system_wide"] = 77.0
             if counted:
-                figures["shootdowns_begun"] = many
+                figures["shootdowns"] = many
             if cycles:
                 figures["cycles"] = 1e9 * user
             sides.append(side(label, **figures))
         return row(name, *sides)
 
-    return made_up([one("dedup-like", 10_000, 100), one("canneal-like", 5, 5), one("vips", 2_000, 40)])
+    rows = [one("dedup-like", 10_000, 100), one("canneal-like", 5, 5), one("vips", 2_000, 40)]
+    return made_up(rows, about=PTLB)
 
 
 def test_the_papers_figures() -> None:
@@ -241,7 +240,9 @@ def test_cycles_are_counted_where_the_paper_has_them(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        rerun.runner, "run_suite", lambda *_, hardware, **__: (asked.append(hardware), made_up([]))[1]
+        rerun.runner,
+        "run_suite",
+        lambda *_, groups, **__: (asked.append("hardware" in groups), made_up([]))[1],
     )
     rerun.measure(
         *(paper, ["glibc"]),
@@ -252,7 +253,6 @@ def test_cycles_are_counted_where_the_paper_has_them(
         touch=False,
         folder=Path(),
         write=lambda _: None,
-        hidden={},
     )
     assert asked == [paper.name == "ptlbmalloc2"]
 
@@ -299,7 +299,7 @@ def test_rounds_are_paired_and_failures_left_out() -> None:
     assert model.ratio((found, "a"), (found, "b"), "x").value == 2.0
     one.failure = "it broke"
     assert model.middle(found, "a", "x") is None
-    assert model.ratio_text(model.ratio((found, "a"), (found, "b"), "x")) == "-"
+    assert tables.ratio_text(model.ratio((found, "a"), (found, "b"), "x")) == "-"
     assert model.middle(None, "a", "x") is None
 
 
@@ -307,10 +307,11 @@ def test_rounds_are_paired_and_failures_left_out() -> None:
 def test_a_file_without_runs_is_shown_alike(name: str, tmp_path: Path) -> None:
     found, about = (study(), ABOUT) if name == "oracle" else (evaluation(), PTLB)
     path = tmp_path / "out.json"
-    path.write_text(without_runs(rerun.dump(found, about, {})))
-    read, paper = results.load(str(path)), rerun.PAPERS[name]
-    assert paper.grids(read, about) == paper.grids(found, about)
-    assert paper.differences(read, about) == paper.differences(found, about)
+    path.write_text(without_runs(documents.text(saved(rerun.complete(found), {}))))
+    read = documents.read(str(path), PaperResults)
+    assert read.paper == about
+    assert rerun.PAPERS[name].grids(read, about) == rerun.PAPERS[name].grids(found, about)
+    assert rerun.PAPERS[name].differences(read, about) == rerun.PAPERS[name].differences(found, about)
     assert tables.conditions(read) == tables.conditions(found)
 
 
@@ -319,15 +320,12 @@ def test_small_ratios_are_not_rounded_to_nothing() -> None:
     assert model.published_ratio(3, 2) == "1.50"
 
 
-ORACLE = ("bench", "--paper", "oracle", "--no-touch")
+ORACLE = ("run", "oracle", "--no-touch")
 # Everything of a run but its size: a suite of two short programs in the place of t-test1.
 DRIVER = """
-import sys
 from pathlib import Path
-sys.path[:0] = [{root!r}]
-from calm.bench import command, workloads
-from calm.bench.paper import huge_pages
-from calm.cli import main
+from calm.commands.bench import workloads
+from papers import command, huge_pages
 command.inputs_folder = lambda: Path({folder!r})
 workloads.find = lambda name: Path({program!r})
 huge_pages.MODE = Path({mode!r})
@@ -337,23 +335,23 @@ huge_pages.always.__wrapped__.__defaults__ = (huge_pages.MODE,)
 
 @pytest.fixture
 def set_up(tmp_path: Path) -> str:
-    """Python code, before calm begins."""
+    """Python code, before the command begins."""
     program, mode = tmp_path / "program", tmp_path / "enabled"
     program.write_text(f'#!/bin/sh\necho "$1 $2 $MALLOC_TOP_PAD_" >>{tmp_path}/log\nsleep ${{NAP:-0}}\n')
     program.chmod(0o755)
     mode.write_text("always [madvise] never\n")
-    return DRIVER.format(root=str(ROOT), folder=str(tmp_path / "in"), program=str(program), mode=str(mode))
+    return DRIVER.format(folder=str(tmp_path / "in"), program=str(program), mode=str(mode))
 
 
 def run(
-    calm: Calm, set_up: str, *arguments: str | Path, allocators: str = "glibc"
+    set_up: str, *arguments: str | float | Path, allocators: str = "glibc"
 ) -> subprocess.CompletedProcess[str]:
-    return calm(*ORACLE, "-a", allocators, *arguments, set_up=lambda: exec(set_up, {}))
+    return paper(*ORACLE, "-a", allocators, *arguments, set_up=set_up)
 
 
-def test_runs_writes_and_shows_again(set_up: str, calm: Calm, tmp_path: Path) -> None:
+def test_runs_writes_and_shows_again(set_up: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = run(calm, set_up, "-n", 1, "--scale", 0.001, "-o", out)
+    done = run(set_up, "-n", 1, "--scale", 0.001, "--json", out)
     assert done.returncode == 0, done.stderr
     assert "table 3: no trimming" in done.stdout
     assert (tmp_path / "enabled").read_text() == "always [madvise] never\n"
@@ -364,17 +362,16 @@ def test_runs_writes_and_shows_again(set_up: str, calm: Calm, tmp_path: Path) ->
     data = json.loads(out.read_text())
     assert data["paper"]["name"] == "oracle"
     assert data["paper"]["scale"] == 0.001
-    assert "Oracle Linux" in data["paper"]["citation"]["text"]
-    assert [grid["title"].split(":")[0] for grid in data["paper"]["tables"]] == [
+    assert "Oracle Linux" in data["citation"]["text"]
+    assert [grid["title"].split(":")[0] for grid in data["tables"]] == [
         *("table 1", "table 3", "table 4", "table 5", "table 5")
     ]
-    again = calm("bench", "--report", out)
+    assert (data["schema"], data["version"]) == ("calm-paper", 1)
+    again = paper("report", out)
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
-    markdown = calm("bench", "--report", out, "--markdown").stdout
+    markdown = paper("report", out, "--markdown").stdout
     assert "| 1 thread: elapsed, s | 21.08 |" in markdown
-    # As a suite's, if its tables are asked for.
-    assert "time: each to the best of its row" in calm("bench", "--report", out, "--table", "time").stdout
 
 
 def _is_here(name: str) -> bool:
@@ -386,7 +383,7 @@ def test_huge_pages_are_put_back_whatever_ends_it(set_up: str, tmp_path: Path, n
     """The guard's words go into a file in the place of the kernel's."""
     mode = tmp_path / "enabled"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{set_up}main()", *ORACLE, "-a", "glibc", "--set-thp", "-n", "3"],
+        [sys.executable, "-P", "-c", code(set_up), *ORACLE, "-a", "glibc", "--set-thp", "-n", "3"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -407,9 +404,9 @@ def test_huge_pages_are_put_back_whatever_ends_it(set_up: str, tmp_path: Path, n
     assert mode.read_text().strip() == "madvise"
 
 
-def test_the_misprint_of_the_study_is_told_of(calm: Calm, set_up: str) -> None:
+def test_the_misprint_of_the_study_is_told_of(set_up: str) -> None:
     misprint = "glibc:MALLOC_TRIM_THRESHOLD=-1"
-    done = run(calm, set_up, "-n", 1, "--scale", 0.001, allocators=misprint)
+    done = run(set_up, "-n", 1, "--scale", 0.001, allocators=misprint)
     assert done.returncode == 0, done.stderr
     assert "calm: MALLOC_TRIM_THRESHOLD is set, but glibc reads MALLOC_TRIM_THRESHOLD_" in done.stderr
 
@@ -499,20 +496,13 @@ def test_huge_pages_of_a_program_are_seen(tmp_path: Path) -> None:
         assert shell.stdin
         assert shell.stdout.read(1) == b"x"
         found = huge_pages.of_programs(os.getpid())
-        below = [huge_pages._anon_huge_kib(pid) or 0 for pid in processes.descendants(shell.pid)]
+        below = [huge_pages._anon_huge_kib(pid) or 0 for pid in proc.descendants(shell.pid)]
         shell.stdin.close()
     assert before in (None, 0)
     assert found == sum(below)
     assert found % 2048 == 0
     if found == 0:
         pytest.skip("this kernel had no huge page to give")
-
-
-class Silent:
-    """A watcher that nobody looks at."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
 
 
 def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +521,8 @@ def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(huge_pages, "of_programs", of_programs)
     with huge_pages.Sampler() as sampler:
-        sampling = huge_pages.Sampling(Silent(), sampler)  # type: ignore[arg-type]
+        sampling = huge_pages.Sampling(sampler)
+        sampling.begin([(oracle.NAMES[1], label) for label in peaks], 4)
         for label, peak in peaks.items():
             sampling.turn(2, oracle.NAMES[1], label)
             seen += [0, int(peak), 1024]
@@ -550,21 +541,25 @@ def test_peaks_belong_to_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--paper", "nosuch"), "'nosuch' is not one of 'oracle', 'ptlbmalloc2'"),
-        (("--paper", "oracle", "larson"), "--paper has cases and tables of its own: no CASE"),
-        (("--paper", "oracle", "--list"), "no --list"),
-        (("--paper", "oracle", "--table", "time"), "no --table"),
-        (("--paper", "oracle", "--scale", "0"), "--scale"),
-        (("--paper", "ptlbmalloc2", "--scale", "0.5"), "--scale says nothing for --paper ptlbmalloc2"),
-        (("--paper", "ptlbmalloc2", "--set-thp"), "--set-thp says nothing for --paper ptlbmalloc2"),
-        (("--set-thp",), "belong to --paper oracle"),
-        (("--scale", "2"), "belong to --paper oracle"),
-        (("--paper", "oracle", "-a", "nosuch"), "unknown allocator 'nosuch'"),
-        (("--paper", "oracle", "--report", "x.json"), "--report runs nothing, so --paper says nothing"),
+        (("run", "nosuch"), "'nosuch' is not one of 'oracle', 'ptlbmalloc2'"),
+        (("run",), "missing argument 'PAPER'"),
+        (("run", "oracle", "larson"), "got unexpected extra argument (larson)"),
+        (("run", "oracle", "--table", "time"), "no such option"),
+        (("run", "oracle", "--scale", "0"), "--scale"),
+        (("run", "oracle", "--timeout", "5"), "--timeout"),
+        (("run", "ptlbmalloc2", "--scale", "0.5"), "--scale has no effect on ptlbmalloc2"),
+        (("run", "ptlbmalloc2", "--set-thp"), "--set-thp has no effect on ptlbmalloc2"),
+        (("run", "oracle", "-a", "nosuch"), "unknown allocator 'nosuch'"),
+        (("run", "oracle", "--plot", "x.svg"), "--plot: there is no picture of oracle"),
+        (("report", "/no/such.json"), "cannot read /no/such.json: No such file or directory"),
+        (
+            ("report", ROOT / "bench/results/suite.json"),
+            "is of the schema calm-suite, and calm-paper is needed",
+        ),
     ],
 )
-def test_bad_usage_gets_one_line(calm: Calm, arguments: tuple[str, ...], message: str) -> None:
-    done = calm("bench", *arguments)
+def test_bad_usage_gets_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = paper(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.startswith("calm: ")
@@ -574,19 +569,18 @@ def test_bad_usage_gets_one_line(calm: Calm, arguments: tuple[str, ...], message
 @pytest.mark.parametrize(
     "broken", [{"name": "nosuch"}, {"scale": 0}, {"scale": "much"}, {"threads": ...}, {"name": ["oracle"]}]
 )
-def test_broken_files(calm: Calm, tmp_path: Path, broken: dict[str, object]) -> None:
+def test_broken_files(tmp_path: Path, broken: dict[str, object]) -> None:
     path = tmp_path / "paper.json"
-    data = json.loads(rerun.dump(study(), ABOUT, {}))
-    assert rerun.load_about(str(_written(path, data))) == ABOUT
-    assert results.load(str(path)).rows
+    data = json.loads(documents.text(study()))
+    assert documents.read(str(_written(path, data)), PaperResults) == study()
     for key, value in broken.items():
         if value is ...:
             del data["paper"][key]
         else:
             data["paper"][key] = value
-    done = calm("bench", "--report", _written(path, data))
+    done = paper("report", _written(path, data))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is not a whole file of results" in done.stderr
+    assert "is not a whole calm-paper" in done.stderr
 
 
 def _written(path: Path, data: object) -> Path:
@@ -594,10 +588,10 @@ def _written(path: Path, data: object) -> Path:
     return path
 
 
-def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workloads.places, "probe_candidates", list)
+def test_what_cannot_be_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads.paths, "probe_candidates", list)
     case = ptlbmalloc2.PAPER.cases(PTLB)[0]
-    with pytest.raises(CalmError, match="the workload bodytrack-like is missing: `make` builds it"):
+    with pytest.raises(CalmError, match="bodytrack-like is missing: `make` builds it"):
         case.prepare(Path())
 
 

@@ -1,4 +1,4 @@
-"""`calm bench --paper nextgen`: its tables, what counts for it, and the plugin that sees loads and stores."""
+"""`bench/paper run nextgen`: its tables, what counts for it, and the plugin that sees loads and stores."""
 
 import json
 import os
@@ -9,14 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from calm_helpers import ROOT, Calm, without_runs
-from waiting import wait_until
-
-from calm import allocators
-from calm.allocators import Allocator
-from calm.bench import results, runner, tables
-from calm.bench.paper import (
+from calm_helpers import without_runs
+from paper_helpers import paper
+from papers import (
     nextgen,
     nextgen_cases,
     nextgen_counters,
@@ -25,9 +22,14 @@ from calm.bench.paper import (
     published,
     rerun,
 )
-from calm.bench.paper.model import COUNTED, TRACED, About, Further
-from calm.bench.results import Results, Row, Run, Side, Subject
-from calm.errors import CalmError
+from papers.model import COUNTED, TRACED, About, Further, PaperResults
+from waiting import wait_until
+
+from calm.commands.bench import runner, tables
+from calm.core import allocators, documents
+from calm.core.allocators import Allocator
+from calm.core.errors import CalmError
+from calm.core.suite_results import Row, Run, Side, Subject, saved
 
 ABOUT = About("nextgen", 1.0, threads=2, sockets=1, virtual=True, extra=("calmalloc",))
 LABELS = ("glibc", "mimalloc", "tcmalloc", "calmalloc")
@@ -102,7 +104,7 @@ def of_layouts(label: str) -> Figures:
     return figures
 
 
-def made_up(counted: bool = False, traced: bool = True) -> Results:
+def made_up(counted: bool = False, traced: bool = True) -> PaperResults:
     names = [case.name for case in nextgen_cases.rounds(ABOUT)]
     rows = [row(name, "program", timed, 3) for name in names]
     if counted:
@@ -114,7 +116,8 @@ def made_up(counted: bool = False, traced: bool = True) -> Results:
         rows += [
             row(f"{case.name}: layouts", TRACED, of_layouts) for case in nextgen_cases.layout_runs(ABOUT)
         ]
-    return Results(
+    return PaperResults(
+        paper=ABOUT,
         date="2026-01-02T03:04:05+00:00",
         calm="0",
         machine={"cpus": 2},
@@ -124,14 +127,12 @@ def made_up(counted: bool = False, traced: bool = True) -> Results:
         timeout_s=120,
         touched_kib=1,
         how={COUNTED: "not counted: no such counter", TRACED: "a model" if traced else "not traced: no QEMU"},
-        notes=[],
-        allocators=[Subject(label, None, "1.0", None, None, {}) for label in LABELS],
+        allocators=[Subject(label, version="1.0") for label in LABELS],
         rows=rows,
-        left_out={},
     )
 
 
-def grid_named(results: Results, start: str) -> tables.Grid:
+def grid_named(results: PaperResults, start: str) -> tables.Grid:
     found = [grid for grid in nextgen.PAPER.grids(results, ABOUT) if grid.title.startswith(start)]
     assert len(found) == 1
     return found[0]
@@ -156,8 +157,8 @@ def test_each_row_is_as_wide_as_its_table(counted: bool, traced: bool) -> None:
 def test_a_file_without_runs_is_shown_alike(counted: bool, tmp_path: Path) -> None:
     found = made_up(counted)
     path = tmp_path / "out.json"
-    path.write_text(without_runs(rerun.dump(found, ABOUT, {})))
-    read = results.load(str(path))
+    path.write_text(without_runs(documents.text(saved(rerun.complete(found), {}))))
+    read = documents.read(str(path), PaperResults)
     assert nextgen.PAPER.grids(read, ABOUT) == nextgen.PAPER.grids(found, ABOUT)
     assert nextgen.PAPER.differences(read, ABOUT) == nextgen.PAPER.differences(found, ABOUT)
 
@@ -229,13 +230,13 @@ def test_mimalloc_and_nextgen_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "calmalloc-offload took no part: `make` builds it" in notes
 
 
-def joined_by(found: Results, label: str, environment: dict[str, str]) -> Results:
+def joined_by(found: PaperResults, label: str, environment: dict[str, str]) -> PaperResults:
     """One more allocator, with the figures of calmalloc."""
-    found.allocators.append(Subject(label, None, "1.0", None, None, environment))
+    found.allocators.append(Subject(label, version="1.0", environment=environment))
     for each in found.rows:
         calmalloc = each.side("calmalloc")
         assert calmalloc
-        each.sides.append(replace(calmalloc, label=label))
+        each.sides.append(msgspec.structs.replace(calmalloc, label=label))
     return found
 
 
@@ -763,7 +764,7 @@ def test_without_qemu_nothing_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_pat
     found = made_up(traced=False)
     before = len(found.rows)
     try:
-        nextgen._further(Further(found, ABOUT, [PLAIN], tmp_path, 10, lambda _: None))
+        nextgen._further(Further(found, [PLAIN], tmp_path, 10, lambda _: None))
     finally:
         nextgen_trace.obstacle.cache_clear()
     assert len(found.rows) == before
@@ -791,7 +792,7 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_p
     found = made_up(traced=False)
     sides = [PLAIN, Allocator("bad"), Allocator("last")]
     saved: list[int] = []
-    nextgen._further(Further(found, ABOUT, sides, tmp_path, 10, lambda each: saved.append(len(each.rows))))
+    nextgen._further(Further(found, sides, tmp_path, 10, lambda each: saved.append(len(each.rows))))
     assert found.interrupted_by == 2
     assert len(saved) == 2
     assert [(each.label, len(each.runs), each.failure) for each in found.rows[-1].sides] == [
@@ -801,28 +802,24 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 # Everything of a run but its size.
 DRIVER = """
-import sys
 from dataclasses import replace
 from pathlib import Path
-sys.path[:0] = [{root!r}]
-from calm.bench import command
-from calm.bench.paper import nextgen, rerun
-from calm.cli import main
+from papers import command, nextgen, rerun
 command.inputs_folder = lambda: Path({folder!r})
 rerun.PAPERS["nextgen"] = replace(nextgen.PAPER, allocators=("glibc",))
 """
 
 
-def test_the_whole_command(tmp_path: Path, calm: Calm) -> None:
+def test_the_whole_command(tmp_path: Path) -> None:
     if reason := nextgen_trace.obstacle():
         pytest.skip(reason)
-    set_up, out = DRIVER.format(root=str(ROOT), folder=str(tmp_path / "in")), tmp_path / "out.json"
-    arguments = ("bench", "--paper", "nextgen", "--no-touch", "-n", "1", "--scale", "0.002", "-a", "glibc")
-    done = calm(*arguments, "-o", out, set_up=lambda: exec(set_up, {}))
+    set_up, out = DRIVER.format(folder=str(tmp_path / "in")), tmp_path / "out.json"
+    arguments = ("run", "nextgen", "--no-touch", "-n", "1", "--scale", "0.002", "-a", "glibc")
+    done = paper(*arguments, "--json", out, set_up=set_up)
     assert done.returncode == 0, done.stderr
     assert "table 2: xmalloc" in done.stdout
     data = json.loads(out.read_text())
-    assert [grid["title"].split(":")[0] for grid in data["paper"]["tables"]] == [
+    assert [grid["title"].split(":")[0] for grid in data["tables"]] == [
         *("table 1 and figure 1", "table 1", "table 2", "table 3", "figure 2")
     ]
     rows = {each["name"]: each for each in data["rows"]}
@@ -833,15 +830,13 @@ def test_the_whole_command(tmp_path: Path, calm: Calm) -> None:
     assert all(runs[0]["figures"]["instructions"] > 0 for runs in once)
     layouts = rows["alloc-test: layouts"]["sides"][0]["runs"][0]["figures"]
     assert layouts["segregated offloaded: users accesses"] > 0
-    # Shown again as it was, and as a suite's.
-    again = calm("bench", "--report", out)
+    again = paper("report", out)
     assert (again.returncode, again.stdout) == (0, done.stdout)
-    assert "time: each to the best of its row" in calm("bench", "--report", out, "--table", "time").stdout
 
 
-def test_it_is_one_of_the_papers(calm: Calm) -> None:
+def test_it_is_one_of_the_papers() -> None:
     assert "nextgen" in rerun.PAPERS
-    assert "nextgen" in calm("bench", "--help").stdout
-    done = calm("bench", "--paper", "nextgen", "--set-thp")
+    assert "nextgen" in paper("run", "--help").stdout
+    done = paper("run", "nextgen", "--set-thp")
     assert done.returncode == 2
-    assert "--set-thp says nothing for --paper nextgen" in done.stderr
+    assert "--set-thp has no effect on nextgen" in done.stderr

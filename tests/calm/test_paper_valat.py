@@ -1,4 +1,4 @@
-"""`calm bench --paper valat`: who runs what, the figures' tables and picture, and huge pages by turns."""
+"""`bench/paper run valat`: its cases, the figures' tables and picture, and huge pages by turns."""
 
 import json
 import mmap
@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calm_helpers import ROOT, Calm, wait_for, without_runs
-
-from calm.bench import results, tables
-from calm.bench.paper import (
+from calm_helpers import wait_for, without_runs
+from paper_helpers import paper
+from papers import (
     huge_pages,
     model,
     published,
@@ -27,11 +26,13 @@ from calm.bench.paper import (
     valat_frames,
     valat_tables,
 )
-from calm.bench.paper.model import ALWAYS_HUGE, FRAMES, About
-from calm.bench.results import METRIC, Results, Row, Run, Side, Subject
-from calm.colors.geometry import NEHALEM, Cache
-from calm.colors.simulation.buddy import Ints
-from calm.errors import CalmError
+from papers.model import ALWAYS_HUGE, FRAMES, About, PaperResults
+
+from calm.commands.bench import tables
+from calm.commands.colors.caches import NEHALEM, Cache, Ints
+from calm.core import documents
+from calm.core.errors import CalmError
+from calm.core.suite_results import METRIC, Row, Run, Side, Subject, saved
 
 ABOUT = About("valat", 1.0, threads=2, sockets=1, virtual=True, extra=valat_cases.BESIDE)
 L2 = Cache(2, 2 << 20, 16)
@@ -72,7 +73,7 @@ def as_it_comes(program: str, options: dict[str, str], label: str, always_huge: 
     return 1.0
 
 
-def made_up(about: About = ABOUT, time: Time = as_it_comes) -> Results:
+def made_up(about: About = ABOUT, time: Time = as_it_comes) -> PaperResults:
     rows = []
     for case in valat_cases.cases(about):
         program, *words = case.prepare(Path()).command
@@ -86,14 +87,15 @@ def made_up(about: About = ABOUT, time: Time = as_it_comes) -> Results:
             runs = [Run(number, {METRIC: figure * factor}) for number, factor in enumerate(STEADY, 1)]
             sides.append(Side(label, runs))
         command = [program, *words]
-        rows.append(Row(case.name, case.family, case.metric, command, [], {}, sides))
+        rows.append(Row(case.name, case.family, case.metric, command, sides=sides))
     for name, cache in valat_frames.wanted(L2):
         curves = {"cache": valat_frames._geometry(cache), "shares of the cache": [0.5, 1.0, 1.5]}
         for index, source in enumerate(valat_frames.SOURCES[:-1]):
             for kind, value in zip(valat_frames.KINDS, (index, index + 1, index + 12), strict=True):
                 curves[valat_frames.key(source, kind)] = [float(value)] * 3
-        rows.append(Row(name, FRAMES, None, [], [], {}, [Side("glibc", [Run(1, {})])], curves=curves))
-    return Results(
+        rows.append(Row(name, FRAMES, sides=[Side("glibc", [Run(1, {})])], curves=curves))
+    return PaperResults(
+        paper=about,
         date="2026-01-02T03:04:05+00:00",
         calm="0",
         machine={"cpus": 2, "cpu": "a CPU", "memory_kib": 1 << 20, "transparent_huge_pages": "madvise"},
@@ -103,10 +105,8 @@ def made_up(about: About = ABOUT, time: Time = as_it_comes) -> Results:
         timeout_s=120,
         touched_kib=1,
         how={valat_tables.HOW_FRAMES: "frames from so and so"},
-        notes=[],
-        allocators=[Subject(label, None, "1.0", None, None, {}) for label in LABELS],
+        allocators=[Subject(label, version="1.0") for label in LABELS],
         rows=rows,
-        left_out={},
     )
 
 
@@ -347,8 +347,8 @@ def test_a_file_without_runs_is_shown_and_drawn_alike(tmp_path: Path) -> None:
     about = replace(ABOUT, set_huge_pages=True)
     found = made_up(about)
     path = tmp_path / "valat.json"
-    path.write_text(without_runs(rerun.dump(found, about, {})))
-    read = results.load(str(path))
+    path.write_text(without_runs(documents.text(saved(rerun.complete(found), {}))))
+    read = documents.read(str(path), PaperResults)
     assert valat.PAPER.grids(read, about) == valat.PAPER.grids(found, about)
     assert valat.PAPER.draw
     for name, each in (("read", read), ("found", found)):
@@ -356,18 +356,14 @@ def test_a_file_without_runs_is_shown_and_drawn_alike(tmp_path: Path) -> None:
     assert (tmp_path / "read.svg").read_text() == (tmp_path / "found.svg").read_text()
 
 
-def test_a_file_is_shown_and_drawn_again(calm: Calm, tmp_path: Path) -> None:
+def test_a_file_is_shown_and_drawn_again(tmp_path: Path) -> None:
     path = tmp_path / "valat.json"
-    path.write_text(rerun.dump(made_up(), ABOUT, {}))
-    assert results.load(str(path)).rows
-    shown = calm("bench", "--report", path, "--picture", tmp_path / "out.svg")
+    path.write_text(documents.text(rerun.complete(made_up())))
+    shown = paper("report", path, "--plot", tmp_path / "out.svg")
     assert shown.returncode == 0, shown.stderr
     assert "figure 10: update, 2 threads" in shown.stdout
     assert (tmp_path / "out.svg").read_text().count("figure 10: update") == 1
-    assert (
-        "| published, Core 2 Duo: padded arrays | 21.8 |"
-        in calm("bench", "--report", path, "--markdown").stdout
-    )
+    assert "| published, Core 2 Duo: padded arrays | 21.8 |" in paper("report", path, "--markdown").stdout
 
 
 # ---- frames ----
@@ -375,7 +371,7 @@ def test_a_file_is_shown_and_drawn_again(calm: Calm, tmp_path: Path) -> None:
 
 def pages_of_one_color(memory: mmap.mmap, pages: int) -> Ints:
     del memory
-    return np.arange(pages) * L2.colors(4096)
+    return np.arange(pages) * L2.colors
 
 
 def pages_in_a_row(memory: mmap.mmap, pages: int) -> Ints:
@@ -427,14 +423,14 @@ def test_frames_are_of_the_papers_cache_and_of_this_machines(
         return told[len(asked) - 1]
 
     monkeypatch.setattr(valat_frames, "curves_of", curves_of)
-    found = made_up()
+    found = made_up(replace(ABOUT, scale=0.5))
     found.rows = []
     assert valat.PAPER.further
 
-    def save(results: Results) -> None:
+    def save(results: PaperResults) -> None:
         saved.append((len(results.rows), results.how[FRAMES]))
 
-    valat.PAPER.further(model.Further(found, replace(ABOUT, scale=0.5), [], tmp_path, 10, save))
+    valat.PAPER.further(model.Further(found, [], tmp_path, 10, save))
     assert asked == [(NEHALEM[2], 0.5), (L2, 0.5)]
     assert [row.name for row in found.rows] == ["frames in the paper's L3", "frames in this machine's L2"]
     assert [number for number, _ in saved] == [1, 2]
@@ -484,45 +480,27 @@ def test_without_privilege_the_policies_remain(monkeypatch: pytest.MonkeyPatch) 
 # ---- huge pages by turns ----
 
 
-class Turns:
-    """A watcher that notes what the mode was when a turn began."""
-
-    def __init__(self, mode: Path) -> None:
-        self._mode = mode
-        self.seen: list[tuple[str, str]] = []
-
-    def turn(self, number: int, case: str, label: str) -> None:
-        del number, label
-        self.seen.append((case, self._mode.read_text()))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
-
 def test_the_mode_goes_by_the_case(tmp_path: Path) -> None:
     mode = tmp_path / "enabled"
     mode.write_text("always [madvise] never\n")
-    turns = Turns(mode)
     with huge_pages.always(mode):
-        switching = huge_pages.Switching(turns, {"b"}, "madvise", mode)  # type: ignore[arg-type]
+        switching = huge_pages.Switching({"b"}, "madvise", mode)
+        switching.begin([(case, "glibc") for case in "ab"], 3)
         # Before the first run the machine is described.
         assert mode.read_text() == "madvise"
-        for case in "abba":
+        for case, expected in zip("abba", ("madvise", "always", "always", "madvise"), strict=True):
             switching.turn(1, case, "glibc")
+            assert mode.read_text() == expected
             switching.done(case, "glibc", 1.0)
-    assert turns.seen == [("a", "madvise"), ("b", "always"), ("b", "always"), ("a", "madvise")]
     wait_for(mode, "madvise\n")
 
 
 # Everything but the programs: in their place is one that says what the mode is, and prints all figures.
 DRIVER = """
-import sys
 from pathlib import Path
-sys.path[:0] = [{root!r}]
-from calm.bench import command, workloads
-from calm.bench.paper import huge_pages, valat_cases
-from calm.cli import main
-from calm.colors.geometry import Cache
+from calm.commands.bench import workloads
+from papers import command, huge_pages, valat_cases
+from calm.commands.colors.caches import Cache
 command.inputs_folder = lambda: Path({folder!r})
 workloads.find = lambda name: Path({folder!r}) / name
 huge_pages.always.__wrapped__.__defaults__ = (Path({mode!r}),)
@@ -547,14 +525,14 @@ def set_up(tmp_path: Path) -> str:
     for name in ("array-sweep", "mhd-like", "streams", "alias4k", *valat_cases.KERNELS):
         (folder / name).write_text(PROGRAM.format(mode=mode, log=tmp_path / "log"))
         (folder / name).chmod(0o755)
-    return DRIVER.format(root=str(ROOT), folder=str(folder), mode=str(mode))
+    return DRIVER.format(folder=str(folder), mode=str(mode))
 
 
-def test_runs_writes_draws_and_shows_again(set_up: str, calm: Calm, tmp_path: Path) -> None:
+def test_runs_writes_draws_and_shows_again(set_up: str, tmp_path: Path) -> None:
     out, drawn = tmp_path / "out.json", tmp_path / "out.svg"
-    words = ("bench", "--paper", "valat", "--no-touch", "--scale", "0.01", "-a", "calmalloc", "-n", "2")
-    more = ("--set-thp", "-o", out, "--picture", drawn)
-    done = calm(*words, *more, set_up=lambda: exec(set_up, {}))
+    words = ("run", "valat", "--no-touch", "--scale", "0.01", "-a", "calmalloc", "-n", "2")
+    more = ("--set-thp", "--json", out, "--plot", drawn)
+    done = paper(*words, *more, set_up=set_up)
     assert done.returncode == 0, done.stderr
     wait_for(tmp_path / "enabled", "madvise\n")
     data = json.loads(out.read_text())
@@ -586,13 +564,10 @@ def test_runs_writes_draws_and_shows_again(set_up: str, calm: Calm, tmp_path: Pa
     assert len(orders[0]) == len(rows) - 2
     assert orders[0] != orders[1]
     assert drawn.stat().st_size > 10_000
-    again = calm("bench", "--report", out)
+    again = paper("report", out)
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
-def test_other_papers_are_not_drawn(calm: Calm) -> None:
-    done = calm("bench", "--paper", "oracle", "--picture", "x.svg")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no --picture" in done.stderr
+def test_other_papers_are_not_drawn() -> None:
     assert [paper.name for paper in rerun.PAPERS.values() if paper.draw] == ["valat"]
     assert isinstance(valat.PAPER, model.Paper)

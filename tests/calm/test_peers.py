@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from calm_helpers import ROOT, Calm
 
-from calm import allocators, places
-from calm.allocators import TUNABLES, Allocator
-from calm.errors import CalmError
+from calm.core import allocators
+from calm.core import paths as places
+from calm.core.allocators import TUNABLES, Allocator
+from calm.core.errors import CalmError
 
 NAMES = ("jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc")
 FUNCTIONS = (
@@ -138,7 +139,7 @@ def test_runs_threads(peer: Allocator, calm: Calm) -> None:
 def test_compare_takes_it(peer: Allocator, calm: Calm) -> None:
     result = calm("compare", "-a", f"glibc,{peer.label}", "-n", "1", "--json", "-", "--", "true")
     assert result.returncode == 0, result.stderr
-    assert [side["n"] for side in json.loads(result.stdout)["allocators"]] == [1, 1]
+    assert [len(side["runs"]) for side in json.loads(result.stdout)["allocators"]] == [1, 1]
 
 
 def test_is_listed_with_its_crate(peer: Allocator, calm: Calm) -> None:

@@ -1,4 +1,4 @@
-"""calm predict: from profiles, comparisons, results of the suite and runs made now; and what it refuses."""
+"""calm predict run: from profiles, comparisons, suites and runs made now; and what it refuses."""
 
 import json
 import os
@@ -13,12 +13,15 @@ import pytest
 from calm_helpers import ROOT, Calm, Compile
 from waiting import wait_until
 
-from calm import cli, machine, topology
-from calm.predict import calibration, command
-from calm.predict.calibration import Calibration
-from calm.predict.command import clock_ghz
-from calm.predict.fit import Costs
-from calm.profile.model import Profile, Timeline, Total
+from calm import cli
+from calm.commands.predict import calibration, shootdowns
+from calm.commands.predict.calibration import Calibration, Costs, Experiment
+from calm.commands.predict.shootdowns import clock_ghz
+from calm.core import documents, machine
+from calm.core.comparison import AllocatorRuns, ComparisonDocument
+from calm.core.errors import USAGE
+from calm.core.measure import METRIC, Measurement, Own
+from calm.core.profile_model import Profile, Timeline, Total
 
 Write = Callable[..., Path]
 
@@ -32,7 +35,7 @@ def profile(tmp_path: Path) -> Write:
     def write(allocator: str, name: str | None = None, **totals: float | None) -> Path:
         values: dict[str, float | None] = {
             "shootdowns": 1000,
-            "interrupts_sent": 1000,
+            "interrupts": 1000,
             "user_s": 1.0,
             "system_s": 0.5,
             "threads_started": 16,
@@ -60,25 +63,63 @@ def profile(tmp_path: Path) -> Write:
             own_share=None,
         )
         path = tmp_path / f"{name or allocator}.json"
-        path.write_text(json.dumps(found.as_dict()))
+        path.write_text(documents.text(found))
         return path
 
     return write
 
 
+RUN = Measurement(
+    code=0,
+    signal=None,
+    wall_s=1.0,
+    user_s=1.0,
+    system_s=0.5,
+    minor_faults=0,
+    major_faults=0,
+    peak_rss_kib=0,
+    average_rss_kib=None,
+    largest_process_kib=0,
+    floor_kib=0,
+    samples=0,
+    interval_s=0.01,
+    processes=1,
+    counters={},
+    interrupts_system_wide=None,
+    own=Own(0.0, None, None, None, None, 0),
+)
+
+
 def comparison(folder: Path, **sides: dict[str, float | None]) -> Path:
-    """What calm compare writes, as far as it is read."""
-    allocators = [
-        {"label": label, "n": 3, "failure": None, "median": median} for label, median in sides.items()
-    ]
+    """A file of calm compare; only the medians are read, if there are runs."""
+    found = ComparisonDocument(
+        machine=HERE,
+        command=["program"],
+        rounds=1,
+        interrupted_by=None,
+        notes=[],
+        how={},
+        allocators=[
+            AllocatorRuns(
+                label=label,
+                library=None,
+                environment={},
+                failure=None,
+                median=dict.fromkeys(METRIC) | median,
+                ratio={},
+                runs=[RUN],
+            )
+            for label, median in sides.items()
+        ],
+    )
     path = folder / "compared.json"
-    path.write_text(json.dumps({"rounds_wanted": 3, "machine": HERE, "how": {}, "allocators": allocators}))
+    path.write_text(documents.text(found))
     return path
 
 
 FIGURES: dict[str, float | None] = {
-    "shootdowns_begun": 1000,
-    "interrupts_sent": 1000,
+    "shootdowns": 1000,
+    "interrupts": 1000,
     "user_s": 1.0,
     "system_s": 0.5,
     "threads_started": 16,
@@ -105,15 +146,15 @@ def inside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 def predict(calm: Calm, *arguments: str | Path, home: str = "/nonexistent") -> Any:
     """Its JSON, without a calibration unless there is one."""
-    result = calm("predict", "--json", "-", *arguments, env={"XDG_CACHE_HOME": home})
+    result = calm("predict", "run", "--json", "-", *arguments, env={"XDG_CACHE_HOME": home})
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
 def test_profiles(inside: Calm, profile: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "clock_ghz", lambda _: 1.6)
-    monkeypatch.setattr(topology, "sockets", lambda *_: [[0, 1]])
-    first, second = profile("glibc"), profile("calmalloc", shootdowns=10, interrupts_sent=10)
+    monkeypatch.setattr(shootdowns, "clock_ghz", lambda _: 1.6)
+    monkeypatch.setattr(machine, "sockets", lambda *_: [[0, 1]])
+    first, second = profile("glibc"), profile("calmalloc", shootdowns=10, interrupts=10)
     arguments = ("--cpus", "64", "--sockets", "4", "--profile", first, "--profile", second, "--ghz", "3.2")
     found = predict(inside, *arguments, "--overcommit")
     glibc, own = found["allocators"]
@@ -124,7 +165,7 @@ def test_profiles(inside: Calm, profile: Write, monkeypatch: pytest.MonkeyPatch)
     # 3200 cycles at 3.2 GHz are a microsecond, and 2.5 over four sockets.
     assert native["shootdown_s"]["value"] == pytest.approx(16_000 * 2.5e-6)
     # What they took here is by the clock of this machine, not by that of the other.
-    rest = 1.5 - 1000 * 2e-6 * (3 if topology.is_virtual() else 1)
+    rest = 1.5 - 1000 * 2e-6 * (3 if machine.is_virtual() else 1)
     assert native["rest_s"] == pytest.approx(rest)
     assert native["cpu_s"] == pytest.approx(rest + 0.04)
     assert native["share"]["value"] == pytest.approx(0.04 / (rest + 0.04))
@@ -139,15 +180,15 @@ def test_profiles(inside: Calm, profile: Write, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_table_names_all_that_is_assumed(inside: Calm, profile: Write) -> None:
     result = inside(
-        "predict", "--cpus", "64", "--sockets", "4", "--virt", "--profile", profile("glibc")
-    )  # fmt: skip
+        "predict", "run", "--cpus", "64", "--sockets", "4", "--virt", "--profile", profile("glibc")
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("64 CPUs on 4 sockets\n")
     assert "virtual machine:" in result.stdout
     assert "overcommitted:" not in result.stdout
     for words in (
         "the work is the same",
-        "17 with the first",
+        "17 with the initial one",
         "2.50 times",
         "3 times, as published",
         "INVLPGB",
@@ -183,17 +224,23 @@ def test_two_profiles_of_one_allocator_keep_apart(inside: Calm, profile: Write) 
     assert [side["label"] for side in found["allocators"]] == ["glibc", "glibc (before)"]
 
 
-def calibrated(folder: Path, remote: float | None = None, **machine_changes: object) -> Path:
-    """What calm calibrate keeps, with costs that are easily told from others."""
+def calibrated(folder: Path, remote: float | None = None, **machine_changes: Any) -> Path:
+    """What calm calibrate keeps, with costs that differ from all others."""
+    found = Calibration(
+        machine=calibration.this_machine() | {"virtual": True} | machine_changes,
+        experiment=Experiment(rounds=3, reference_mhz=[3200.0]),
+        costs=Costs(400.0, 300.0, 0.25, 9000.0, remote),
+        interval_ns=(8700.0, 9600.0),
+        residuals=[],
+        notes=[],
+    )
     path = folder / "calm/calibration.json"
-    machine_here = calibration.identity() | {"virtual": True} | machine_changes
-    costs = Costs(400.0, 300.0, 0.25, 9000.0, remote)
-    found = Calibration(machine_here, "now", 3, costs, 8700.0, 9600.0, 3200.0, True, 0, [], [])  # type: ignore[arg-type]
-    calibration.save(path, found)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(documents.text(found))
     return path
 
 
-@pytest.mark.skipif(not topology.is_virtual(), reason="needs a virtual machine")
+@pytest.mark.skipif(not machine.is_virtual(), reason="needs a virtual machine")
 def test_a_calibration_in_a_virtual_machine_holds_virtualization(
     inside: Calm, profile: Write, tmp_path: Path
 ) -> None:
@@ -214,27 +261,27 @@ def test_a_calibration_is_of_cycles(inside: Calm, profile: Write, tmp_path: Path
     assert slow["estimates"][0]["local_ns"] == pytest.approx(2 * 3000)
     assert "9,000 ns at 3.20 GHz" in slow["estimates"][0]["source"]
     # The price here is not that of the other clock.
-    assert slow["interrupt_ns_where_counted"] == pytest.approx(9000)
+    assert slow["observed_interrupt_ns"] == pytest.approx(9000)
 
 
 def test_what_was_counted_on_several_sockets_cost_as_much_there(
     inside: Calm, profile: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topology, "sockets", lambda *_: [[0], [1]])
-    monkeypatch.setattr(topology, "is_virtual", lambda: False)
+    monkeypatch.setattr(machine, "sockets", lambda *_: [[0], [1]])
+    monkeypatch.setattr(machine, "is_virtual", lambda: False)
     arguments = ("--cpus", "2", "--sockets", "2", "--profile", profile("glibc"))
     published = predict(inside, *arguments)
-    assert published["interrupt_ns_where_counted"] == pytest.approx(2 * 3200 / published["ghz"])
+    assert published["observed_interrupt_ns"] == pytest.approx(2 * 3200 / published["ghz"])
     calibrated(tmp_path, virtual=False)
     own = predict(inside, *arguments, home=str(tmp_path))
-    assert own["interrupt_ns_where_counted"] == pytest.approx(2 * 9000)
+    assert own["observed_interrupt_ns"] == pytest.approx(2 * 9000)
     # On a machine like this one it costs what it does here.
     there = own["allocators"][0]["predicted"]["native"]
     assert there["cpu_s"] == pytest.approx(1.5)
     # By the cost of another socket that was measured, where one was.
     calibrated(tmp_path, remote=2.0, virtual=False)
     measured = predict(inside, *arguments, home=str(tmp_path))
-    assert measured["interrupt_ns_where_counted"] == pytest.approx(1.5 * 9000)
+    assert measured["observed_interrupt_ns"] == pytest.approx(1.5 * 9000)
     assert measured["allocators"][0]["predicted"]["native"]["cpu_s"] == pytest.approx(1.5)
 
 
@@ -262,7 +309,7 @@ def test_the_first_thread_may_wait_under_both_or_count(inside: Calm, profile: Wr
 
 def test_a_profile_of_a_part_of_the_work_is_told_of(inside: Calm, profile: Write) -> None:
     path = profile("glibc")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"interrupted": True}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"interrupted_by": 2}))
     found = predict(inside, "--cpus", "4", "--profile", path)
     assert f"{path} is of a run that was stopped, so of a part of the work" in found["notes"]
 
@@ -270,7 +317,7 @@ def test_a_profile_of_a_part_of_the_work_is_told_of(inside: Calm, profile: Write
 def test_threads_are_known_only_if_they_are_of_all(inside: Calm, profile: Write) -> None:
     paths = ("--profile", profile("glibc"), "--profile", profile("calmalloc", threads_started=None))
     found = predict(inside, "--cpus", "4", *paths)
-    assert any("how many threads it has is unknown" in line for line in found["assumptions"])
+    assert any("its number of threads is unknown" in line for line in found["assumptions"])
 
 
 def test_the_clock_is_that_of_a_cpu_that_is_awake() -> None:
@@ -291,7 +338,7 @@ def test_figures_of_another_machine_have_the_published_costs(
     found = predict(inside, "--cpus", "4", *paths, home=str(tmp_path))
     assert any("counted on another machine" in note for note in found["notes"])
     # That it is native is all that is known, whatever this machine is.
-    assert found["interrupt_ns_where_counted"] == pytest.approx(3200 / found["ghz"])
+    assert found["observed_interrupt_ns"] == pytest.approx(3200 / found["ghz"])
 
 
 def test_a_cached_calibration_of_another_machine_is_not_used(
@@ -303,12 +350,23 @@ def test_a_cached_calibration_of_another_machine_is_not_used(
     assert any("is of another machine (kernel 1.0, and here" in note for note in found["notes"])
 
 
+def test_a_cached_calibration_of_another_version_is_not_used(
+    inside: Calm, profile: Write, tmp_path: Path
+) -> None:
+    path = calibrated(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    found = predict(inside, "--cpus", "4", "--profile", profile("glibc"), home=str(tmp_path))
+    assert [each["source"] for each in found["estimates"]] == ["published"]
+    (note,) = [note for note in found["notes"] if note.startswith("the calibration is not used")]
+    assert note.endswith(": run `calm calibrate shootdowns` again")
+
+
 def test_a_named_calibration_of_another_machine_is_refused(
     inside: Calm, profile: Write, tmp_path: Path
 ) -> None:
     path = calibrated(tmp_path, kernel="1.0")
-    result = inside("predict", "--cpus", "4", "--calibration", path, "--profile", profile("glibc"))
-    assert result.returncode == 1
+    result = inside("predict", "run", "--cpus", "4", "--calibration", path, "--profile", profile("glibc"))
+    assert result.returncode == USAGE
     assert result.stderr.startswith(f"calm: {path} is of another machine (kernel 1.0, and here")
 
 
@@ -323,18 +381,18 @@ def test_a_comparison(inside: Calm, tmp_path: Path) -> None:
 
 
 def test_a_comparison_without_tracepoints_says_so(inside: Calm, tmp_path: Path) -> None:
-    hidden = {"shootdowns_begun": None, "interrupts_sent": None, "threads_started": None}
-    path = comparison(tmp_path, glibc=FIGURES | hidden | {"system_wide_tlb_interrupts": 500})
+    hidden = {"shootdowns": None, "interrupts": None, "threads_started": None}
+    path = comparison(tmp_path, glibc=FIGURES | hidden | {"interrupts_system_wide": 500})
     found = predict(inside, "--cpus", "8", "--compare", path)
     assert found["allocators"][0]["predicted"]["native"]["interrupts"]["value"] == 3500
     assert any("counted system-wide" in note for note in found["notes"])
-    assert any("how many threads it has is unknown" in line for line in found["assumptions"])
+    assert any("its number of threads is unknown" in line for line in found["assumptions"])
 
 
 def test_a_side_without_runs_is_left_out(inside: Calm, tmp_path: Path) -> None:
     path = comparison(tmp_path, glibc=FIGURES, broken=FIGURES)
     data = json.loads(path.read_text())
-    data["allocators"][1] |= {"n": 0, "failure": "exit code 1"}
+    data["allocators"][1] |= {"runs": [], "failure": "exit code 1"}
     path.write_text(json.dumps(data))
     found = predict(inside, "--cpus", "8", "--compare", path)
     assert [side["label"] for side in found["allocators"]] == ["glibc"]
@@ -368,8 +426,8 @@ def test_a_case_that_some_allocator_has_no_figures_of_is_left_out(inside: Calm, 
         assert len(now["observed"]) == len(before["observed"]) - 1
     (note,) = [note for note in found["notes"] if note.startswith("left out, as not every allocator has")]
     assert "listing1" in note.partition(": ")[2].split(", ")
-    alone = inside("predict", "--cpus", "16", "--compare", path, "--case", "listing1")
-    assert (alone.returncode, alone.stderr.count("\n")) == (1, 1)
+    alone = inside("predict", "run", "--cpus", "16", "--compare", path, "--case", "listing1")
+    assert (alone.returncode, alone.stderr.count("\n")) == (USAGE, 1)
     assert "no case was measured under every allocator" in alone.stderr
 
 
@@ -404,9 +462,9 @@ def test_runs_made_now(calm: Calm, compiled: Compile) -> None:
 
 
 def test_a_program_that_fails_is_exit_code_1(inside: Calm) -> None:
-    result = inside("predict", "--cpus", "8", "-a", "glibc", "-n", "1", "--", "false")
+    result = inside("predict", "run", "--cpus", "8", "-a", "glibc", "-n", "1", "--", "false")
     assert result.returncode == 1
-    assert "calm: glibc: false: exit code 1" in result.stderr
+    assert "calm: glibc: exit code 1" in result.stderr
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
@@ -428,7 +486,7 @@ def test_runs_before_a_failure_do_not_count(inside: Calm, tmp_path: Path) -> Non
         "-c",
         script,
     )
-    result = inside("predict", *arguments)
+    result = inside("predict", "run", *arguments)
     assert result.returncode == 1
     assert "calm: glibc:FAIL=1: " in result.stderr
     assert [side["label"] for side in json.loads(result.stdout)["allocators"]] == ["glibc"]
@@ -440,7 +498,7 @@ def test_interrupt_keeps_the_rounds_that_are_complete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "calm", "predict", "--cpus", "8", "-a", "glibc", "-n", "500"),
+            *(sys.executable, "-m", "calm", "predict", "run", "--cpus", "8", "-a", "glibc", "-n", "500"),
             *("--", "sh", "-c", f"echo >>{log}; sleep 0.05"),
         ],
         env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
@@ -467,11 +525,11 @@ def test_interrupts_that_cost_more_than_there_was_are_told_of(inside: Calm, prof
 def test_one_cpu_counts_nothing(calm: Calm) -> None:
     cpu = min(os.sched_getaffinity(0))
     result = calm(
-        "predict", "--cpus", "8", "-a", "glibc", "--", "true",
+        "predict", "run", "--cpus", "8", "-a", "glibc", "--", "true",
         set_up=lambda: os.sched_setaffinity(0, [cpu]),
     )  # fmt: skip
     assert result.returncode == 1
-    assert result.stderr == "calm: on one CPU no TLB interrupt is sent, so there is nothing to count here\n"
+    assert result.stderr == "calm: one CPU sends no TLB interrupts, so there is nothing to count\n"
 
 
 @pytest.mark.parametrize(
@@ -487,16 +545,16 @@ def test_one_cpu_counts_nothing(calm: Calm) -> None:
         (["--cpus", "x", "-a", "glibc", "--", "true"], "'x' is not a valid integer"),
         (["--cpus", "4", "--threads", "0", "-a", "glibc", "--", "true"], "0 is not in the range"),
         (["-a", "glibc", "--", "true"], "missing option '--cpus'"),
-        (["--cpus", "4"], "one of --profile, --compare, or -a with a CMD is needed"),
+        (["--cpus", "4"], "one of --profile, --compare or -a with a CMD is needed"),
         (["--cpus", "4", "--", "true"], "-a and a CMD need each other"),
-        (["--cpus", "4", "-a", "glibc", "--profile", "x"], "-a and a CMD need each other"),
+        (["--cpus", "4", "-a", "glibc", "--profile", "x"], "not --profile and -a with a CMD at once"),
         (["--cpus", "4", "--profile", "x", "--compare", "y"], "not --profile and --compare at once"),
         (["--cpus", "4", "--case", "x", "--profile", "x"], "--case is about a file of --compare"),
         (["--cpus", "4", "-a", "nothing", "--", "true"], "unknown allocator 'nothing'"),
     ],
 )
 def test_bad_usage(inside: Calm, arguments: list[str], message: str) -> None:
-    result = inside("predict", *arguments)
+    result = inside("predict", "run", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -507,47 +565,55 @@ def test_bad_usage(inside: Calm, arguments: list[str], message: str) -> None:
     [
         (None, "cannot read"),
         ("{", "is not JSON"),
-        ("[1]", "is neither a comparison"),
-        ('{"tool": "calm bench"}', "has format None"),
-        ('{"rounds_wanted": 1, "allocators": [{}]}', "is not a whole comparison"),
-        ('{"rounds_wanted": 1, "allocators": []}', "has no complete run"),
+        ("[1]", "is no document of calm, and calm-comparison or calm-suite is needed"),
+        ('{"schema": "calm-suite", "version": 1}', "has version 1 of calm-suite"),
+        ('{"schema": "calm-comparison", "version": 1}', "is not a whole calm-comparison"),
     ],
 )
 def test_files_that_are_no_comparison(inside: Calm, tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "file.json"
     if text is not None:
         path.write_text(text)
-    result = inside("predict", "--cpus", "4", "--compare", path)
-    assert result.returncode in (1, 2)
+    result = inside("predict", "run", "--cpus", "4", "--compare", path)
+    assert result.returncode == USAGE
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
+def test_a_comparison_without_a_complete_run(inside: Calm, tmp_path: Path) -> None:
+    path = comparison(tmp_path)
+    result = inside("predict", "run", "--cpus", "4", "--compare", path)
+    assert (result.returncode, result.stderr) == (USAGE, f"calm: {path} has no complete run\n")
+
+
 def test_figures_that_are_missing_are_named(inside: Calm, tmp_path: Path) -> None:
-    nothing: dict[str, float | None] = {"interrupts_sent": None, "system_wide_tlb_interrupts": None}
-    result = inside("predict", "--cpus", "4", "--compare", comparison(tmp_path, glibc=FIGURES | nothing))
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    nothing: dict[str, float | None] = {"interrupts": None, "interrupts_system_wide": None}
+    result = inside(
+        "predict", "run", "--cpus", "4", "--compare", comparison(tmp_path, glibc=FIGURES | nothing)
+    )
+    assert (result.returncode, result.stderr.count("\n")) == (USAGE, 1)
     assert "glibc: no TLB interrupts to start from: not counted" in result.stderr
     result = inside(
-        "predict", "--cpus", "4", "--compare", comparison(tmp_path, glibc=FIGURES | {"user_s": None})
+        "predict", "run", "--cpus", "4", "--compare", comparison(tmp_path, glibc=FIGURES | {"user_s": None})
     )
     assert "glibc: the CPU time is missing" in result.stderr
 
 
 def test_no_such_case(inside: Calm, tmp_path: Path) -> None:
-    result = inside("predict", "--cpus", "4", "--compare", SUITE, "--case", "nothing")
-    assert result.returncode == 1
+    result = inside("predict", "run", "--cpus", "4", "--compare", SUITE, "--case", "nothing")
+    assert result.returncode == USAGE
     assert "has no case nothing" in result.stderr
     path = comparison(tmp_path, glibc=FIGURES)
     assert (
-        "is no file of results" in inside("predict", "--cpus", "4", "--compare", path, "--case", "x").stderr
+        "is not a calm-suite"
+        in inside("predict", "run", "--cpus", "4", "--compare", path, "--case", "x").stderr
     )
 
 
 def test_a_profile_without_counts_is_refused(inside: Calm, profile: Write) -> None:
-    path = profile("glibc", shootdowns=None, interrupts_sent=None)
-    result = inside("predict", "--cpus", "4", "--profile", path)
-    assert result.returncode == 1
+    path = profile("glibc", shootdowns=None, interrupts=None)
+    result = inside("predict", "run", "--cpus", "4", "--profile", path)
+    assert result.returncode == USAGE
     assert result.stderr == f"calm: {path}: TLB shootdowns were not counted: no tracepoints\n"
 
 
@@ -566,8 +632,8 @@ def test_a_profile_of_one_cpu_or_unknown_ones(
     data = json.loads(path.read_text())
     data["machine"]["cpus"] = cpus
     path.write_text(json.dumps(data))
-    result = inside("predict", "--cpus", "4", "--profile", path)
-    assert result.returncode == 1
+    result = inside("predict", "run", "--cpus", "4", "--profile", path)
+    assert result.returncode == USAGE
     assert message in result.stderr
 
 
@@ -576,13 +642,13 @@ def test_profiles_of_different_machines_and_twice_the_same(inside: Calm, profile
     data = json.loads(other.read_text())
     data["machine"]["cpus"] = 4
     other.write_text(json.dumps(data))
-    result = inside("predict", "--cpus", "4", "--profile", first, "--profile", other)
+    result = inside("predict", "run", "--cpus", "4", "--profile", first, "--profile", other)
     assert f"{other} was measured on 4 CPUs, and {first} on 2" in result.stderr
-    again = inside("predict", "--cpus", "4", *["--profile", first] * 3)
+    again = inside("predict", "run", "--cpus", "4", *["--profile", first] * 3)
     assert "is given twice" in again.stderr
 
 
 def test_a_profile_that_is_missing(inside: Calm) -> None:
-    result = inside("predict", "--cpus", "4", "--profile", "/nonexistent.json")
-    assert result.returncode == 1
+    result = inside("predict", "run", "--cpus", "4", "--profile", "/nonexistent.json")
+    assert result.returncode == USAGE
     assert result.stderr == "calm: cannot read /nonexistent.json: No such file or directory\n"

@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from calm.errors import CalmError
-from calm.predict import fit, model
-from calm.predict.fit import Sample
-from calm.predict.model import NATIVE, OVERCOMMIT, VIRT, Estimate, Observed, Span, Target
+from calm.commands.predict import fit, model
+from calm.commands.predict.calibration import Sample
+from calm.commands.predict.model import NATIVE, OVERCOMMIT, VIRT, Estimate, Observed, Span, Target
+from calm.core.errors import CalmError
 
 
 @pytest.mark.parametrize(("sockets", "factor"), [(1, 1), (2, 2), (3, 7 / 3), (4, 2.5)])
 def test_sockets_cost_as_published(sockets: int, factor: float) -> None:
     assert model.socket_factor(sockets) == pytest.approx(factor)
-    assert model.cycles(1000, sockets, rest=7) == pytest.approx(3_200_000 * factor + 7)
 
 
 def storm(cpus: int, threads: int = 16, calls: int = 16_000_000) -> Observed:
@@ -24,14 +23,14 @@ def storm(cpus: int, threads: int = 16, calls: int = 16_000_000) -> Observed:
 
 def test_interrupts_grow_with_the_cpus_up_to_the_threads() -> None:
     """Figure 1a: none on one CPU, then by a line to 16, and no more on 20."""
-    there = [model.interrupts_there(storm(2), Target(cpus)).value for cpus in range(1, 21)]
+    there = [model.target_interrupts(storm(2), Target(cpus)).value for cpus in range(1, 21)]
     assert there == [16_000_000 * (min(cpus, 16) - 1) for cpus in range(1, 21)]
 
 
 @pytest.mark.parametrize("here", [2, 4, 16, 20])
 def test_a_prediction_for_the_same_program_elsewhere_is_what_it_does_there(here: int) -> None:
     for cpus in (1, 2, 3, 16, 64):
-        assert model.interrupts_there(storm(here), Target(cpus)).value == storm(cpus).interrupts
+        assert model.target_interrupts(storm(here), Target(cpus)).value == storm(cpus).interrupts
 
 
 @pytest.mark.parametrize("sockets", [1, 2, 3, 4])
@@ -48,26 +47,26 @@ def test_the_worst_case_is_never_better_than_a_virtual_machine_alone() -> None:
 
 def test_one_thread_does_not_interrupt_more_on_more_cpus() -> None:
     alone = Observed("a", 50, 50, 1.0, 2, 1)
-    assert model.interrupts_there(alone, Target(64)) == Span(50, 50, 50)
+    assert model.target_interrupts(alone, Target(64)) == Span(50, 50, 50)
 
 
 def test_threads_that_are_not_known_are_on_every_cpu() -> None:
     unknown = Observed("a", 100, 100, 1.0, 2, None)
-    assert model.interrupts_there(unknown, Target(64)).value == 6300
-    assert model.interrupts_there(unknown, Target(64, threads=4)) == Span(300, 300, 300)
+    assert model.target_interrupts(unknown, Target(64)).value == 6300
+    assert model.target_interrupts(unknown, Target(64, threads=4)) == Span(300, 300, 300)
 
 
 def test_threads_of_the_user_win() -> None:
-    assert model.interrupts_there(Observed("a", 100, 100, 1.0, 2, 17), Target(64, threads=8)).value == 700
+    assert model.target_interrupts(Observed("a", 100, 100, 1.0, 2, 17), Target(64, threads=8)).value == 700
 
 
 def test_the_least_is_without_the_first_thread_and_the_most_by_the_calls() -> None:
     program = Observed("a", 100, 200, 1.0, 2, 17, calls=1000)
-    assert model.interrupts_there(program, Target(64)) == Span(1600, 1500, 16_000)
-    assert model.interrupts_there(replace(program, interrupts=0.0), Target(64)) == Span(0, 0, 0)
-    assert model.interrupts_there(replace(program, calls=1), Target(64)).high == 1600
+    assert model.target_interrupts(program, Target(64)) == Span(1600, 1500, 16_000)
+    assert model.target_interrupts(replace(program, interrupts=0.0), Target(64)) == Span(0, 0, 0)
+    assert model.target_interrupts(replace(program, calls=1), Target(64)).high == 1600
     # On fewer CPUs it is the most that is without the first thread: two interrupt but one here, too.
-    assert model.interrupts_there(Observed("a", 600, 200, 1.0, 4, 3), Target(2)) == Span(300, 300, 600)
+    assert model.target_interrupts(Observed("a", 600, 200, 1.0, 4, 3), Target(2)) == Span(300, 300, 600)
 
 
 PUBLISHED = Estimate("published", 1000, 1000, 1000)
@@ -86,9 +85,9 @@ def test_all_but_shootdowns_stays_and_shootdowns_grow() -> None:
     assert found.interrupts.value == 15_000_000
     assert found.shootdown_s.value == pytest.approx(15.0)
     assert found.shootdown_s.low == pytest.approx(7.0)
-    assert found.total_s == pytest.approx(17.0)
+    assert found.cpu_s == pytest.approx(17.0)
     assert found.share.value == pytest.approx(15 / 17)
-    both = model.total([found, found])
+    both = found + found
     assert both.interrupts.value == 30_000_000
     assert both.rest_s == pytest.approx(4.0)
     assert both.shootdown_s.high == pytest.approx(60.0)
@@ -117,7 +116,7 @@ def runs(
                 calls = 100_000
                 interrupts = int(calls * model.others(threads, cpus) * chance.uniform(0.1, 1))
                 ns = calls * (CALL + OVERLAP * (1 - (1 - CHANCE) ** (threads - 1)))
-                ns += model.cycles(interrupts, spread, local=local, remote=remote)
+                ns += local * interrupts * model.socket_factor(spread, remote)
                 cpu_s = ns * 1e-9 * chance.gauss(1, noise)
                 wall_s = cpu_s / min(threads, cpus)
                 found.append(Sample(number, cpus, spread, threads, calls, interrupts, cpu_s, wall_s))
@@ -155,7 +154,7 @@ def test_held_out_runs_are_foretold_within_the_goal() -> None:
     left_out = fit.held_out([1, 2, 3, 4, 6, 8, 12, 16])
     assert left_out == [2, 4, 8]
     costs = fit.fit([each for each in samples if each.threads not in left_out])
-    found = fit.residuals(samples, costs, left_out, model.REMOTE)
+    found = fit.residuals(samples, costs, left_out)
     assert {row.threads for row in found if row.held_out} == {2, 4, 8}
     assert max(abs(row.cpu_error) for row in found) < 0.05
     assert max(abs(row.wall_error) for row in found) < 0.05
@@ -164,7 +163,7 @@ def test_held_out_runs_are_foretold_within_the_goal() -> None:
 def test_residuals_tell_of_costs_that_are_wrong() -> None:
     samples = runs(noise=0)
     costs = replace(fit.fit(samples), local_ns=2 * LOCAL)
-    worst = max(row.cpu_error for row in fit.residuals(samples, costs, [], model.REMOTE))
+    worst = max(row.cpu_error for row in fit.residuals(samples, costs, []))
     assert 0.8 < worst < 1
 
 

@@ -1,4 +1,4 @@
-"""calm predict --offload: the paper's figures, both models, and what they start from."""
+"""calm predict offload: the paper's figures, both models, and what they start from."""
 
 import json
 import math
@@ -12,25 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from calm_helpers import ROOT, Calm
+from msgspec import structs
 
-from calm import allocators, cli
-from calm.errors import CalmError
-from calm.predict import calibration, limits, messages, offload, offload_inputs, offload_report
-from calm.predict.limits import Cpus
-from calm.predict.messages import COMPLEX, REMOTE, SIBLING, SOCKET, Messages, Pair, Spread
-from calm.predict.model import Span
-from calm.predict.offload import Latency, Published, Work
-from calm.profile.model import CPU, FAULT, Frame, Profile, Stack, Timeline, Total
-from calm.progress import Bar
+from calm import cli
+from calm.commands.predict import calibration, offload, offload_inputs
+from calm.commands.predict.calibration import COMPLEX, REMOTE, SIBLING, SOCKET, Messages, Pair, Spread
+from calm.commands.predict.model import Span, exactly
+from calm.commands.predict.offload import Cpus, Latency, Work
+from calm.core import allocators, documents
+from calm.core.errors import USAGE, CalmError
+from calm.core.profile_model import CPU, FAULT, Frame, Profile, Stack, Timeline, Total
 
 # Section 4.1 of Li et al.: what it counted, and what it prints as the sum.
 MALLOCS, FREES, PRINTED = 138_401_260, 141_394_145, 279_759_405
-
-
-def exactly(value: float) -> Span:
-    return Span(value, value, value)
 
 
 LATENCY = Latency(round_trip_ns=Span(200, 100, 400), wake_ns=Span(10_000, 8_000, 20_000), ghz=2.0)
@@ -50,7 +47,7 @@ WORK = Work(
 
 
 def test_the_paper() -> None:
-    found = offload.sync(Work(mallocs=MALLOCS, frees=FREES), Published(), None)
+    found = offload.sync(Work(mallocs=MALLOCS, frees=FREES), None)
     assert found.calls == 279_795_405
     # Two digits of the sum changed places in print.
     assert found.calls - PRINTED == 36_000
@@ -66,7 +63,7 @@ def test_four_atomics_a_call_follow_from_the_cycles() -> None:
 
 
 def test_sync_costs_a_round_trip_a_call() -> None:
-    found = offload.sync(WORK, Published(), LATENCY)
+    found = offload.sync(WORK, LATENCY)
     assert found.cost_s == Span(0.4, 0.2, 0.8)
     assert found.share == found.cost_s
     # 200 ns are 400 cycles at 2 GHz.
@@ -75,7 +72,7 @@ def test_sync_costs_a_round_trip_a_call() -> None:
 
 
 def test_on_costs_messages_and_saves_what_is_not_waited_for() -> None:
-    found = offload.on(WORK, Published(), LATENCY, FOUR)
+    found = offload.on(WORK, LATENCY, FOUR)
     assert found.messages == 20_200
     assert found.per_call == pytest.approx(0.0101)
     assert found.asleep == pytest.approx(math.exp(-10_000 * 20_200 / 1e9))
@@ -104,8 +101,8 @@ def test_on_costs_messages_and_saves_what_is_not_waited_for() -> None:
 
 
 def test_break_even_of_on_is_by_messages() -> None:
-    few = offload.on(WORK, Published(), LATENCY, FOUR).break_even
-    many = offload.on(replace(WORK, mallocs=1e7, frees=1e7), Published(), LATENCY, FOUR).break_even
+    few = offload.on(WORK, LATENCY, FOUR).break_even
+    many = offload.on(replace(WORK, mallocs=1e7, frees=1e7), LATENCY, FOUR).break_even
     assert few is not None
     assert many is not None
     assert few.value == pytest.approx(10 * many.value)
@@ -114,17 +111,17 @@ def test_break_even_of_on_is_by_messages() -> None:
 def test_one_server_does_no_more_than_it_has_time_for() -> None:
     # Two and a half CPUs at work: of one and a half that idle a server takes one.
     work = replace(WORK, cpu_s=2.5, refill_s=exactly(0.9), free_s=exactly(0.9))
-    found = offload.on(work, Published(), LATENCY, FOUR)
+    found = offload.on(work, LATENCY, FOUR)
     assert found.crowded
     assert found.moved_s is not None
     # It fetches large blocks besides, for 0.02 s.
     assert found.moved_s.value == pytest.approx(1.0 - 0.02)
-    narrow = offload.on(work, Published(), LATENCY, Cpus(3))
+    narrow = offload.on(work, LATENCY, Cpus(3))
     assert narrow.moved_s is not None
     assert narrow.moved_s.value == pytest.approx(0.5 - 0.02)
-    assert not offload.on(WORK, Published(), LATENCY, FOUR).crowded
+    assert not offload.on(WORK, LATENCY, FOUR).crowded
     # All of its time is theirs, or may be.
-    full = offload.on(replace(work, large_s=Span(0.6, 0.2, 1.5)), Published(), LATENCY, FOUR)
+    full = offload.on(replace(work, large_s=Span(0.6, 0.2, 1.5)), LATENCY, FOUR)
     assert full.moved_s == pytest.approx(Span(0.4, 0.0, 0.8))
 
 
@@ -140,8 +137,8 @@ def test_one_server_does_no_more_than_it_has_time_for() -> None:
 )
 def test_no_cpu_to_spare(work: Work, cpus: Cpus, reason: str) -> None:
     for verdict in (
-        offload.judge_on(work, offload.on(work, Published(), LATENCY, cpus), cpus, "unknown"),
-        offload.judge_sync(work, offload.sync(work, Published(), LATENCY), cpus),
+        offload.judge_on(work, offload.on(work, LATENCY, cpus), cpus, "unknown"),
+        offload.judge_sync(work, offload.sync(work, LATENCY), cpus),
     ):
         assert verdict.pays is False
         assert verdict.text.startswith(f"offload={verdict.way} will not pay because {reason}")
@@ -171,24 +168,22 @@ def test_two_cpus_are_enough(cpus: Cpus) -> None:
 )
 def test_what_does_not_pay(changes: dict[str, Any], reason: str) -> None:
     work = replace(WORK, **changes)
-    verdict = offload.judge_on(work, offload.on(work, Published(), LATENCY, FOUR), FOUR, "")
+    verdict = offload.judge_on(work, offload.on(work, LATENCY, FOUR), FOUR, "")
     assert verdict.pays is False
     assert verdict.text.startswith(f"offload=on will not pay because {reason}")
 
 
 def test_what_is_unknown_is_not_invented() -> None:
     unknown = replace(WORK, refill_s=None)
-    found = offload.on(unknown, Published(), LATENCY, FOUR)
+    found = offload.on(unknown, LATENCY, FOUR)
     assert found.saved_s is None
     assert found.cost_share is not None
     verdict = offload.judge_on(unknown, found, FOUR, "there is no perf")
     assert verdict.pays is None
-    assert verdict.text.startswith(
-        "offload=on: cannot be said, because there is no perf; its slow paths must "
-    )
+    assert verdict.text.startswith("offload=on: unknown, because there is no perf; its slow paths must ")
     nothing = Work(mallocs=1, frees=1)
-    verdict = offload.judge_on(nothing, offload.on(nothing, Published(), LATENCY, FOUR), FOUR, "who knows")
-    assert (verdict.pays, verdict.text) == (None, "offload=on: cannot be said, because who knows")
+    verdict = offload.judge_on(nothing, offload.on(nothing, LATENCY, FOUR), FOUR, "who knows")
+    assert (verdict.pays, verdict.text) == (None, "offload=on: unknown, because who knows")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +196,7 @@ def test_what_is_unknown_is_not_invented() -> None:
 )
 def test_misses_are_counted_or_not(misses: float | None, pays: bool | None, text: str) -> None:
     work = replace(WORK, hardware_misses=misses)
-    verdict = offload.judge_sync(work, offload.sync(work, Published(), LATENCY), FOUR)
+    verdict = offload.judge_sync(work, offload.sync(work, LATENCY), FOUR)
     assert verdict.pays is pays
     assert text in verdict.text
 
@@ -211,11 +206,11 @@ def test_misses_are_counted_or_not(misses: float | None, pays: bool | None, text
 
 def test_figures() -> None:
     given = offload_inputs.parse_figures(["mallocs=10,frees=2e1", "miss_cycles=100", "free_s=0.5"])
-    work, published = offload.with_figures(Work(), given)
-    assert (work.calls, published) == (30, Published(miss_cycles=100))
+    work = offload.with_figures(Work(), given)
+    assert (work.calls, work.miss_cycles, work.atomics) == (30, 100, 4)
     # The other slow paths then take nothing.
     assert (work.free_s, work.refill_s, work.large_s) == (exactly(0.5), exactly(0), exactly(0))
-    kept, _ = offload.with_figures(WORK, {"free_s": 0.5})
+    kept = offload.with_figures(WORK, {"free_s": 0.5})
     assert kept.refill_s == WORK.refill_s
 
 
@@ -230,7 +225,7 @@ def test_figures_that_are_none(text: str) -> None:
 
 
 def test_the_least_figures_give_numbers(inside: Calm) -> None:
-    least = ",".join(f"{name}={offload_inputs.LEAST:g}" for name in offload.FIGURES)
+    least = ",".join(f"{name}={offload_inputs.MIN_FIGURE:g}" for name in offload.FIGURES)
     for figures in (
         least,
         re.sub(r"(mallocs|frees|cache_misses|large|hardware_misses)=[^,]*", r"\1=9e17", least),
@@ -275,7 +270,7 @@ def profiled(stacks: list[tuple[list[str], str, int]], **changes: Any) -> Profil
         own_cost=[],
         own_share=None,
     )
-    return replace(found, **changes)
+    return structs.replace(found, **changes)
 
 
 STACKS = [
@@ -308,9 +303,9 @@ def test_more_samples_are_surer() -> None:
 
 def test_other_events_are_no_time() -> None:
     made = profiled(STACKS)
-    faults = [replace(stack, kind=FAULT) for stack in made.stacks]
+    faults = [structs.replace(stack, kind=FAULT) for stack in made.stacks]
     assert offload_inputs.slow_shares(made) == offload_inputs.slow_shares(
-        replace(made, stacks=[*made.stacks, *faults])
+        structs.replace(made, stacks=[*made.stacks, *faults])
     )
 
 
@@ -332,18 +327,18 @@ def test_slow_paths_that_are_not_known(found: Profile, why: str) -> None:
 def test_the_functions_are_there() -> None:
     """What tells slow paths are names of the library's own functions."""
     source = "".join(path.read_text() for path in (ROOT / "src").glob("*/*.c"))
-    for name in (*offload_inputs.SLOW_FREE, *offload_inputs.SLOW_LARGE, *offload_inputs.SLOW_REFILL):
+    for name in set().union(*offload_inputs.SLOW_FUNCTIONS.values()):
         assert re.search(rf"^[\w *]*\b{name}\(", source, re.MULTILINE), name
 
 
 def test_the_functions_are_in_the_library() -> None:
     """The compiler inlines some of each set into the others."""
     library = allocators.find_library("calmalloc")
-    if library is None or shutil.which("nm") is None or not offload_inputs._has_symbols(library):
+    if library is None or shutil.which("nm") is None or offload_inputs._no_symbols():
         pytest.skip("there is no library with symbols, or no nm")
     listed = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
-    there = {offload_inputs._function(line.split()[-1]) for line in listed.splitlines()}
-    for names in (offload_inputs.SLOW_FREE, offload_inputs.SLOW_LARGE, offload_inputs.SLOW_REFILL):
+    there = {offload_inputs.function(line.split()[-1]) for line in listed.splitlines()}
+    for names in offload_inputs.SLOW_FUNCTIONS.values():
         assert names & there, names
 
 
@@ -375,66 +370,61 @@ def heap_profile(period: int, *samples: tuple[int, int, int, int], comment: str 
 
 def test_calls_of_a_heap_profile() -> None:
     content = heap_profile(1024, (1000, 64_000, 100, 6_400), (5, 50_000, 5, 50_000))
-    found = offload_inputs.read_heap_profile(content)
+    found = offload_inputs.read_heap_profiles(content)
     assert (found.mallocs, found.frees) == (1005, 900)
     # Each block of 64 bytes stands for some sixteen, and is hit by chance; large ones always are.
     assert found.deviation == pytest.approx(math.sqrt(1000 * 15.5), rel=0.02)
-    both = found + offload_inputs.read_heap_profile(
-        heap_profile(1, (7, 70, 0, 0), comment="calmalloc: 3 samples dropped for want of room")
-    )
+    other = heap_profile(1, (7, 70, 0, 0), comment="calmalloc: 3 samples dropped for want of room")
+    both = offload_inputs.read_heap_profiles(content, other)
+    # Each byte of the other one is a sample.
+    assert both.deviation == pytest.approx(found.deviation)
     assert (both.mallocs, both.frees, both.dropped) == (1012, 907, 3)
 
 
 @pytest.mark.parametrize("content", [b"\x12", b"\x12\x05\x10", b"\x1f\x00"])
 def test_heap_profiles_that_are_torn(content: bytes) -> None:
     with pytest.raises(CalmError, match="cannot be read"):
-        offload_inputs.read_heap_profile(content + b"\xff" * 3)
+        offload_inputs.read_heap_profiles(content + b"\xff" * 3)
 
 
 def calls(mallocs: float, deviation: float) -> offload_inputs.Calls:
     return offload_inputs.Calls(mallocs, mallocs, deviation, 0)
 
 
-class Counted(offload_inputs._Runs):
-    """Runs nothing: has these answers, and keeps the periods that were asked for."""
+def counted(*answers: offload_inputs.Calls) -> tuple[float, list[int]]:
+    """The number of calls by these answers, and the periods that were asked for."""
+    periods: list[int] = []
 
-    def __init__(self, *answers: offload_inputs.Calls) -> None:
-        super().__init__(["true"])
-        self.answers, self.periods = list(answers), list[int]()
+    def sampled(period: int) -> offload_inputs.Calls:
+        periods.append(period)
+        return answers[len(periods) - 1]
 
-    def _sampled(self, period: int) -> offload_inputs.Calls:
-        self.periods.append(period)
-        return self.answers[len(self.periods) - 1]
+    return offload_inputs.count_calls(sampled).mallocs, periods
 
 
 FIRST = 512 << 10
 
 
 def test_calls_that_are_known_closely_are_counted_once() -> None:
-    counted = Counted(calls(1000, 50))
-    assert counted.calls(Bar(1)).mallocs == 1000
-    assert counted.periods == [FIRST]
+    assert counted(calls(1000, 50)) == (1000, [FIRST])
 
 
 def test_what_is_counted_again_is_counted_more_closely() -> None:
     """Twice as far off as wanted takes four times the samples."""
     wanted = 0.1 / 1.96
-    counted = Counted(calls(1000, 2 * wanted * 1000), calls(1010, 50))
-    assert counted.calls(Bar(1)).mallocs == 1010
-    assert counted.periods[0] == FIRST
-    assert counted.periods[1] == pytest.approx(FIRST / 4, abs=2)
+    mallocs, periods = counted(calls(1000, 2 * wanted * 1000), calls(1010, 50))
+    assert mallocs == 1010
+    assert periods == [FIRST, pytest.approx(FIRST / 4, abs=2)]
 
 
 def test_the_better_of_two_counts_is_kept() -> None:
-    for second in (calls(5000, 2000), offload_inputs.NO_CALLS):
-        counted = Counted(calls(1000, 100), second)
-        assert counted.calls(Bar(1)).mallocs == 1000
-        assert 1 <= counted.periods[1] < FIRST
+    for second in (calls(5000, 2000), offload_inputs.Calls()):
+        mallocs, periods = counted(calls(1000, 100), second)
+        assert mallocs == 1000
+        assert 1 <= periods[1] < FIRST
     # Without a sample each byte is one; and so it is where hardly any were.
-    for first in (offload_inputs.NO_CALLS, calls(1, 1e6)):
-        counted = Counted(first, calls(7, 0))
-        assert counted.calls(Bar(1)).mallocs == 7
-        assert counted.periods == [FIRST, 1]
+    for first in (offload_inputs.Calls(), calls(1, 1e6)):
+        assert counted(first, calls(7, 0)) == (7, [FIRST, 1])
 
 
 @pytest.mark.parametrize(
@@ -451,7 +441,7 @@ def test_what_would_be_offloaded_is_not_while_it_is_watched(
     if not allocators.find_library("calmalloc"):
         pytest.skip("calmalloc is not built")
     inherited = {"CALM_OPTIONS": given} if given else {}
-    assert offload_inputs._environment(own, inherited)["CALM_OPTIONS"] == options
+    assert offload_inputs.calmalloc_environment(own, inherited)["CALM_OPTIONS"] == options
 
 
 # The CPUs that may be used.
@@ -461,14 +451,14 @@ def test_quota_of_a_group_and_of_those_above_it(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     own.write_text("0::/a/b\n")
     (tmp_path / "a/b").mkdir(parents=True)
-    assert limits.quota(own, tmp_path) is None
+    assert offload_inputs.quota(own, tmp_path) is None
     (tmp_path / "a/b/cpu.max").write_text("max 100000\n")
-    assert limits.quota(own, tmp_path) is None
+    assert offload_inputs.quota(own, tmp_path) is None
     (tmp_path / "a/b/cpu.max").write_text("400000 100000\n")
-    assert limits.quota(own, tmp_path) == 4
+    assert offload_inputs.quota(own, tmp_path) == 4
     (tmp_path / "a/cpu.max").write_text("150000 100000\n")
-    assert limits.quota(own, tmp_path) == 1.5
-    assert Cpus(8, limits.quota(own, tmp_path)).available == 1.5
+    assert offload_inputs.quota(own, tmp_path) == 1.5
+    assert Cpus(8, offload_inputs.quota(own, tmp_path)).available == 1.5
 
 
 def test_quota_of_version_1(tmp_path: Path) -> None:
@@ -478,13 +468,13 @@ def test_quota_of_version_1(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "cpu.cfs_period_us").write_text("100000\n")
     (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    assert limits.quota(own, tmp_path) is None
+    assert offload_inputs.quota(own, tmp_path) is None
     (folder / "cpu.cfs_quota_us").write_text("50000\n")
-    assert limits.quota(own, tmp_path) == 0.5
+    assert offload_inputs.quota(own, tmp_path) == 0.5
 
 
 def test_no_group() -> None:
-    assert limits.quota(Path("/nonexistent")) is None
+    assert offload_inputs.quota(Path("/nonexistent")) is None
 
 
 # What messages cost.
@@ -506,17 +496,17 @@ def test_pairs_of_each_kind(tmp_path: Path) -> None:
     for number in range(16):
         core = number % 8
         cpu(tmp_path, number, core % 4, cache=f"cache {core // 2}", socket=core // 4)
-    pairs = messages.plan(range(16), tmp_path)
+    pairs = calibration.pairs_of_each_kind(range(16), tmp_path)
     kinds = [kind for _, _, kind in pairs]
     assert kinds == [kind for kind in (SIBLING, COMPLEX, SOCKET, REMOTE) for _ in range(3)]
     by_kind = {kind: (a, b) for a, b, kind in reversed(pairs)}
     assert by_kind == {SIBLING: (0, 8), COMPLEX: (0, 1), SOCKET: (0, 2), REMOTE: (0, 4)}
-    assert messages.plan([0, 8], tmp_path) == [(0, 8, SIBLING)]
-    assert messages.plan([3], tmp_path) == []
+    assert calibration.pairs_of_each_kind([0, 8], tmp_path) == [(0, 8, SIBLING)]
+    assert calibration.pairs_of_each_kind([3], tmp_path) == []
 
 
 def test_without_a_word_of_caches_a_socket_has_one(tmp_path: Path) -> None:
-    assert messages.plan([0, 1], tmp_path) == [(0, 1, COMPLEX)]
+    assert calibration.pairs_of_each_kind([0, 1], tmp_path) == [(0, 1, COMPLEX)]
 
 
 def pair(kind: str, round_trip: float, a: int = 0, b: int = 1) -> Pair:
@@ -525,47 +515,69 @@ def pair(kind: str, round_trip: float, a: int = 0, b: int = 1) -> Pair:
 
 
 def of_this_machine(*pairs: Pair, mhz: float | None = 2000.0) -> Messages:
-    found = list(pairs or [pair(COMPLEX, 200)])
-    return Messages(calibration.identity(), "2026-11-21", mhz, Spread(5, 4, 6, 100), found)
+    return Messages(
+        machine=calibration.this_machine(),
+        reference_mhz=mhz,
+        atomic_ns=Spread(5, 4, 6, 100),
+        pairs=list(pairs or [pair(COMPLEX, 200)]),
+    )
 
 
 def test_latency_is_of_the_nearest_core_and_ranges_are_over_all() -> None:
     measured = of_this_machine(pair(SIBLING, 40), pair(SOCKET, 200), pair(REMOTE, 500))
-    found = offload_report.latency(measured, None)
+    found = offload.latency(measured, None)
     assert found is not None
     assert (found.round_trip_ns, found.ghz) == (Span(200, 20, 1000), 2.0)
     # Where there are siblings alone, they must do.
-    alone = offload_report.latency(of_this_machine(pair(SIBLING, 40)), 3.0)
+    alone = offload.latency(of_this_machine(pair(SIBLING, 40)), 3.0)
     assert alone is not None
     assert (alone.round_trip_ns.value, alone.ghz) == (40, 3.0)
     with pytest.raises(CalmError, match="--ghz"):
-        offload_report.latency(of_this_machine(mhz=None), None)
+        offload.latency(of_this_machine(mhz=None), None)
 
 
-def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "calm/messages.json"
+def test_what_is_kept_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept = of_this_machine(pair(SOCKET, 300))
-    messages.save(path, kept)
-    assert messages.load(path) == kept
+    calibration.keep(kept)
+    assert calibration.load(tmp_path / "calm/messages.json", Messages) == kept
+    assert calibration.messages() == (kept, [])
+
+
+def test_kept_costs_of_another_version_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = of_this_machine()
+    kept.version = 99
+    calibration.keep(kept)
+    measured = of_this_machine(pair(SOCKET, 300))
+    monkeypatch.setattr(calibration, "measure_messages", lambda: measured)
+    found, (note,) = calibration.messages()
+    assert found is measured
+    assert note.startswith("messages are measured again: ")
+    assert note.endswith("has version 99 of calm-messages; this calm reads 1")
+    assert calibration.messages() == (measured, [])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data | {"calm_messages": 99}, "another version"),
+        (lambda data: data | {"version": 99}, "version 99 .*: run `calm calibrate messages` again"),
         (lambda data: data | {"machine": data["machine"] | {"kernel": "1.0"}}, "another machine .kernel 1.0"),
-        (lambda data: data | {"pairs": [{}]}, "is not whole"),
+        (lambda data: data | {"pairs": [{}]}, "is not a whole calm-messages"),
         (lambda data: data | {"pairs": []}, "no pair of CPUs"),
-        (lambda data: {"x": 1}, "is not what `calm calibrate --messages` wrote"),
+        (lambda data: {"x": 1}, "is no document of calm"),
     ],
 )
 def test_files_that_are_of_no_use(
     tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], message: str
 ) -> None:
     path = tmp_path / "messages.json"
-    path.write_text(json.dumps(change(of_this_machine().as_dict())))
-    with pytest.raises(CalmError, match=message):
-        messages.load(path)
+    path.write_text(json.dumps(change(msgspec.to_builtins(of_this_machine()))))
+    with pytest.raises(CalmError, match=message) as caught:
+        calibration.load(path, Messages)
+    assert caught.value.exit_code == USAGE
 
 
 # The command.
@@ -574,13 +586,13 @@ def test_files_that_are_of_no_use(
 @pytest.fixture
 def inside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calm:
     """The command in this process, with known costs of messages, and four CPUs."""
-    messages.save(tmp_path / "calm/messages.json", of_this_machine())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(limits, "here", lambda: FOUR)
+    calibration.keep(of_this_machine())
+    monkeypatch.setattr(offload_inputs, "cpus_here", lambda: FOUR)
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["calm", "predict", "--offload", *map(str, arguments)])
+            patch.setattr(sys, "argv", ["calm", "predict", "offload", *map(str, arguments)])
             try:
                 cli.main()
             except SystemExit as ended:
@@ -604,7 +616,7 @@ def test_the_papers_figures_as_options(inside: Calm) -> None:
         assert re.search(f"^{row}", result.stdout, re.MULTILINE), row
     last = result.stdout.splitlines()[-2:]
     assert last[0] == "offload=sync pays only if it saves 1.87 misses a call, which are not counted"
-    assert last[1].startswith("offload=on: cannot be said, because no figures of its messages are given")
+    assert last[1].startswith("offload=on: unknown, because no figures of its messages are given")
 
 
 def test_all_of_it_as_json(inside: Calm) -> None:
@@ -612,8 +624,8 @@ def test_all_of_it_as_json(inside: Calm) -> None:
     result = inside("--figures", figures, "--json", "-")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert found["calm_offload"] == 1
-    assert found["work"]["messages"] == 20_200
+    assert (found["schema"], found["version"]) == ("calm-offload-prediction", 1)
+    assert found["on"]["messages"] == 20_200
     assert found["latency"]["round_trip_ns"] == {"value": 200, "low": 100, "high": 400}
     assert found["on"]["moved_s"]["value"] == pytest.approx(0.1)
     verdicts = {each["way"]: each for each in found["verdicts"]}
@@ -629,7 +641,7 @@ def test_other_cpus_than_there_are(inside: Calm) -> None:
 
 def test_from_a_profile(inside: Calm, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profiled(STACKS).as_dict()))
+    path.write_text(documents.text(profiled(STACKS)))
     alone = inside("--profile", path)
     assert alone.returncode == 0, alone.stderr
     assert "give them by --figures cache_misses=…" in alone.stdout.splitlines()[-1]
@@ -637,14 +649,14 @@ def test_from_a_profile(inside: Calm, tmp_path: Path) -> None:
     found = json.loads(both.stdout)
     # Of two seconds of CPU time in one.
     assert found["work"]["free_s"]["value"] == pytest.approx(0.32)
-    assert found["cpus"]["used"] == 2
+    assert found["cpus_used"] == 2
     assert found["on"]["moved_s"]["value"] == pytest.approx(0.52)
     assert {each["way"]: each["pays"] for each in found["verdicts"]} == {"sync": None, "on": True}
 
 
 def test_a_profile_of_another_allocator_has_no_slow_paths(inside: Calm, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profiled(STACKS, allocator="glibc").as_dict()))
+    path.write_text(documents.text(profiled(STACKS, allocator="glibc")))
     result = inside("--profile", path, "--figures", "cache_misses=1000,large=10")
     assert "the slow paths of glibc cannot be told" in result.stdout.splitlines()[-1]
 
@@ -653,12 +665,9 @@ def test_a_profile_of_another_allocator_has_no_slow_paths(inside: Calm, tmp_path
     ("arguments", "message"),
     [
         ([], "one of --profile, --figures or a CMD is needed"),
-        (["--profile", "x", "--", "true"], "not --profile and CMD at once"),
-        (["--profile", "x", "--profile", "y"], "starts from one --profile"),
-        (["--sockets", "2", "--", "true"], "--sockets does not go with --offload"),
-        (["-a", "glibc", "--", "true"], "does not go with --offload"),
-        (["--figures", "mallocs=1,frees=1", "-n", "3"], "-n is about runs of CMD, and there is none"),
-        (["--profile", "x", "-n", "3"], "-n is about runs of CMD, and there is none"),
+        (["--profile", "x", "--", "true"], "not --profile and a CMD at once"),
+        (["--sockets", "2", "--", "true"], "no such option"),
+        (["-a", "glibc", "--", "true"], "no such option"),
         (["--figures", "x=1"], "'x=1' is not NAME=VALUE"),
         (["--calibration", "/nonexistent", "--", "true"], "cannot read /nonexistent"),
         (["--", "nonexistent-program"], "no such program"),
@@ -669,11 +678,6 @@ def test_bad_usage(inside: Calm, arguments: list[str], message: str) -> None:
     assert result.returncode in (1, 2, 127)
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_figures_are_of_offload(calm: Calm) -> None:
-    result = calm("predict", "--cpus", "4", "--figures", "mallocs=1", "-a", "glibc", "--", "true")
-    assert (result.returncode, result.stderr) == (2, "calm: --figures goes with --offload\n")
 
 
 # A program of known calls: all of one size, more than the caches hold, and then large blocks.
@@ -694,13 +698,13 @@ int main(void) {
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_program_that_is_run(calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What a message takes is not told where others have the CPUs.
-    monkeypatch.setattr(messages, "measure", of_this_machine)
+    monkeypatch.setattr(calibration, "measure_messages", of_this_machine)
     (tmp_path / "calls.c").write_text(PROGRAM)
     program = tmp_path / "program"
     # Or a pair of malloc and free is compiled to nothing.
     subprocess.run(["cc", "-O0", "-o", program, tmp_path / "calls.c"], check=True)
     result = calm(
-        "predict", "--offload", "-n", "1", "--json", "-", "--", program,
+        "predict", "offload", "-n", "1", "--json", "-", "--", program,
         env={"XDG_CACHE_HOME": str(tmp_path)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -713,15 +717,15 @@ def test_a_program_that_is_run(calm: Calm, tmp_path: Path, monkeypatch: pytest.M
     assert found["work"]["large"] >= 50
     # Far more blocks than a cache has room for come and go each round, by magazines of many.
     assert 1000 < found["work"]["cache_misses"] < 600_000 / 4
-    assert found["on"]["messages"] == found["work"]["messages"]
+    assert found["on"]["messages"] == found["work"]["cache_misses"] + 2 * found["work"]["large"]
     assert found["sync"]["cost_s"]["value"] > found["on"]["cost_s"]["low"]
     # It was measured, and kept.
-    assert messages.load(tmp_path / "calm/messages.json").pairs
+    assert calibration.load(tmp_path / "calm/messages.json", Messages).pairs
     assert [each["way"] for each in found["verdicts"]] == ["sync", "on"]
 
 
 def test_without_a_clock_cycles_are_unknown_and_nothing_is_run(inside: Calm, tmp_path: Path) -> None:
-    messages.save(tmp_path / "calm/messages.json", of_this_machine(mhz=None))
+    calibration.keep(of_this_machine(mhz=None))
     result = inside("--", "touch", tmp_path / "log")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "give it by --ghz" in result.stderr
@@ -732,7 +736,7 @@ def test_without_a_clock_cycles_are_unknown_and_nothing_is_run(inside: Calm, tmp
 def test_one_cpu_has_nobody_to_send_messages_to(calm: Calm, tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     result = calm(
-        "predict", "--offload", "--figures", "mallocs=1,frees=1",
+        "predict", "offload", "--figures", "mallocs=1,frees=1",
         env={"XDG_CACHE_HOME": str(tmp_path)}, set_up=lambda: os.sched_setaffinity(0, [cpu]),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

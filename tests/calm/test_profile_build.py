@@ -1,26 +1,29 @@
 """calm profile: from the kernel's records to findings, each step by itself."""
 
+import dataclasses
 import io
-import json
 import os
 import shutil
 import struct
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
-import click
+import profile_samples
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from calm.errors import CalmError
-from calm.profile import findings, memory, recorder, symbols
-from calm.profile.build import bin_width, build, cause_of, kind_of
-from calm.profile.causes import classify
-from calm.profile.command import Duration
-from calm.profile.memory import Sampler, _Points
-from calm.profile.model import (
+from calm.commands.profile import findings, memory, recorder
+from calm.commands.profile.build import bin_width, build, cause_of, kind_of
+from calm.commands.profile.causes import classify
+from calm.commands.profile.memory import Sampler, _Points
+from calm.commands.profile.recorder import Recorder, parse_counts
+from calm.commands.profile.recording import Recording, Sample, prepare, read
+from calm.commands.profile.summary import _by_time, show, sparkline, ways
+from calm.core import elf, symbols
+from calm.core.profile_model import (
     CALL,
     CAUSES,
     CPU,
@@ -33,12 +36,8 @@ from calm.profile.model import (
     Stack,
     Timeline,
     Total,
-    load,
 )
-from calm.profile.recorder import Recorder, parse_counts
-from calm.profile.recording import Recording, prepare
-from calm.profile.script import Address, Sample, read
-from calm.profile.summary import _by_time, show, sparkline, ways
+from calm.core.symbols import Address
 
 ENTRY = ("do_syscall_64", "entry_SYSCALL_64_after_hwframe")
 FLUSH = ("native_flush_tlb_multi", "flush_tlb_mm_range", "tlb_flush_mmu_tlbonly", "tlb_finish_mmu")
@@ -179,64 +178,60 @@ def test_mappings_of_the_kernel_and_of_the_program_are_kept() -> None:
 
 
 class Switched:
-    """In the place of the fine perf: writes what it is told to, and answers at once."""
+    """In the place of the fine perf: its size is set, and it answers at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self.output = folder / "fine.out"
-        self.output.touch()
-        self.told: list[str] = []
+    def __init__(self) -> None:
+        self.size = 0
+        self.output = io.BytesIO()
+        self.orders: list[str] = []
 
-    def tell(self, what: str) -> None:
-        self.told.append(what)
+    def order(self, what: str) -> None:
+        self.orders.append(what)
 
     def answered(self) -> bool:
         return True
 
-    def write(self, size: int) -> None:
-        with self.output.open("ab") as file:
-            file.write(bytes(size))
 
-
-def test_the_fine_recording_pauses_when_it_has_written_too_much(tmp_path: Path) -> None:
-    perf = Switched(tmp_path)
+def test_the_fine_recording_pauses_when_it_has_written_too_much() -> None:
+    perf = Switched()
     fine = recorder._Fine(perf, 100.0)  # type: ignore[arg-type]
     # For long a MiB a second, and as much at once.
     for second in range(3):
-        perf.write(1 << 20)
+        perf.size += 1 << 20
         fine.tick(101.0 + second)
-    assert perf.told == []
-    perf.write(5 << 20)
+    assert perf.orders == []
+    perf.size += 5 << 20
     fine.tick(104.0)
     for moment in (104.1, 104.9):
         fine.tick(moment)
-        assert perf.told == ["disable"]
+        assert perf.orders == ["disable"]
     fine.tick(105.0)
-    assert perf.told == ["disable", "enable"]
+    assert perf.orders == ["disable", "enable"]
     fine.tick(105.1)
     times = (103.9, 104.0, 105.05, 105.1, 200.0)
     assert [fine.covers(moment) for moment in times] == [True, False, False, True, True]
     # What was written before counts no more.
     fine.tick(105.2)
-    assert perf.told == ["disable", "enable"]
+    assert perf.orders == ["disable", "enable"]
 
 
-def test_each_moment_is_of_one_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    perfs = [Switched(tmp_path), Switched(tmp_path)]
-    perfs[0].output = tmp_path / "coarse.out"
-    perfs[0].output.touch()
+def test_each_moment_is_of_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    perfs = [Switched(), Switched()]
     made = Recorder(99)
-    made._coarse, made._fine = perfs[0], recorder._Fine(perfs[1], 100.0)  # type: ignore[assignment, arg-type]
+    made._perfs, made._fine = perfs, recorder._Fine(perfs[1], 100.0)  # type: ignore[assignment, arg-type]
     made._fine.on = [[100.0, 101.0]]
     events = [at(moment, event) for moment in (100.5, 101.5) for event in ("tlb:tlb_flush", "cpu-clock")]
 
-    def sampled(_: Recorder, recorded: Path, period: int) -> list[Sample]:
+    def sampled(_perf: str, _prepared: IO[bytes], period: int, *, traced: bool) -> list[Sample]:
         # The clock runs in the coarse one alone.
         return [
-            replace(e, period=period) for e in events if e.event != "cpu-clock" or "coarse" in recorded.name
+            dataclasses.replace(e, period=period)
+            for e in events
+            if e.event != "cpu-clock" or period == recorder.COARSE
         ]
 
-    monkeypatch.setattr(Recorder, "_script", sampled)
-    found = {(s.at_s, s.event, s.period) for s in made.samples(Recording())}
+    monkeypatch.setattr(recorder, "script", sampled)
+    found = {(s.at_s, s.event, s.period) for s, _ in made.samples(Recording())}
     assert found == {
         (100.5, "tlb:tlb_flush", 11),
         (101.5, "tlb:tlb_flush", 997),
@@ -412,18 +407,25 @@ def profile(
         "peak_rss_kib": 1e6,
         "minor_faults": 100.0,
     }
-    return Profile(
-        ["prog"], None, "", wall_s, 0, "glibc", True, {},
-        {name: Total(value, "") for name, value in (values | (totals or {})).items()},
-        causes or [], frames, made, Timeline(0.01), {"rss": Curve([0.0], [1.0])}, [], [], None,
-    )  # fmt: skip
+    return replace(
+        profile_samples.empty(),
+        command=["prog"],
+        wall_s=wall_s,
+        exit_code=0,
+        interrupted_by=None,
+        totals={name: Total(value, "") for name, value in (values | (totals or {})).items()},
+        causes=causes or [],
+        frames=frames,
+        stacks=made,
+        timeline=Timeline(0.01),
+        curves={"rss": Curve([0.0], [1.0])},
+    )
 
 
 def test_arena_trimming_is_found() -> None:
     found = findings.find(
         profile(
-            [(SHOOTDOWN, "madvise", TRIM, 9300.0), (CALL, "madvise", TRIM, 93_000.0)],
-            {"madvise": 100_000},
+            [(SHOOTDOWN, "madvise", TRIM, 9300.0), (CALL, "madvise", TRIM, 93_000.0)], {"madvise": 100_000}
         )
     )
     assert found[0].text == (
@@ -599,9 +601,9 @@ def test_counts_of_perf_stat() -> None:
     assert parse_counts(text) == {"shootdowns": 123, "brk": 0}
 
 
-@pytest.mark.parametrize(("cpu_s", "least", "most"), [(0.0, 60, 100), (0.01, 1, 1)])
-def test_looks_at_memory_are_paid_in_cpu_time(
-    monkeypatch: pytest.MonkeyPatch, cpu_s: float, least: int, most: int
+@pytest.mark.parametrize(("cpu_s", "at_least", "at_most"), [(0.0, 60, 100), (0.01, 1, 1)])
+def test_samples_of_memory_are_paid_in_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, at_least: int, at_most: int
 ) -> None:
     """Waiting for a CPU that others have costs nobody anything, and is no reason to look more seldom."""
     now_s = spent_s = 0.0
@@ -624,7 +626,7 @@ def test_looks_at_memory_are_paid_in_cpu_time(
     sampler = Sampler(os.getpid())
     monkeypatch.setattr(sampler._stop, "wait", wait)
     sampler._run()
-    assert least <= sampler.looks <= most
+    assert at_least <= sampler.samples <= at_most
 
 
 def test_a_curve_that_grows_long_keeps_every_second_point() -> None:
@@ -633,7 +635,7 @@ def test_a_curve_that_grows_long_keeps_every_second_point() -> None:
         points.add(n / 100, n)
     curve = points.curve()
     assert (len(curve.at_s), curve.at_s[:2], curve.kib[-1]) == (2001, [0.0, 0.02], 4000)
-    assert points.least_s == pytest.approx(0.02, rel=0.01)
+    assert points.min_s == pytest.approx(0.02, rel=0.01)
 
 
 def test_values_at_even_steps_are_the_latest_known() -> None:
@@ -642,47 +644,23 @@ def test_values_at_even_steps_are_the_latest_known() -> None:
 
 
 def test_places_in_a_file_become_its_addresses(tmp_path: Path) -> None:
-    head = b"\x7fELF\x02\x01".ljust(0x20, b"\0") + struct.pack("<Q", 64)
-    head = head.ljust(0x36, b"\0") + struct.pack("<HH", 56, 2)
-    notes = struct.pack("<IIQQQQQQ", 4, 4, 0x1000, 0x9000, 0, 0x100, 0x100, 8)
-    code = struct.pack("<IIQQQQQQ", 1, 5, 0x1000, 0x402000, 0, 0x100, 0x200, 4096)
-    path = tmp_path / "program"
-    path.write_bytes(head.ljust(64, b"\0") + notes + code)
-    assert [symbols.file_address(str(path), at) for at in (0xFFF, 0x1000, 0x10FF, 0x1100)] == [
-        *(None, 0x402000, 0x4020FF, None)
-    ]
+    program = shutil.which("true") or ""
+    found = elf.segments(program)[1]
+    first, last = found.offset, found.offset + found.size - 1
+    assert symbols.file_address(program, first) == found.address
+    assert symbols.file_address(program, last) == found.address + found.size - 1
+    assert symbols.file_address(program, 1 << 40) is None
+    (tmp_path / "cut").write_bytes(Path(program).read_bytes()[:100])
+    assert symbols.file_address(str(tmp_path / "cut"), first) is None
 
 
 def test_what_addr2line_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "0x10\ninner\n/src/a.c:5 (discriminator 3)\nouter\n/src/b.c:?\n0x20\n??\n??:0\n"
     monkeypatch.setattr(symbols, "_run", lambda *_: said)
-    assert symbols._by_addr2line("addr2line", "prog", [0x10, 0x20]) == {
+    assert symbols._read(["addr2line"], "prog", [0x10, 0x20]) == {
         0x10: [("inner", "a.c:5"), ("outer", None)],
         0x20: [("??", None)],
     }
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30), ("2min", 120), ("2m", 120), ("500ms", 0.5), ("1.5", 1.5), ("1h", 3600)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert Duration().convert(text, None, None) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "x", "0s", "-1s", "1d", "s", "1e9h", "99999h"])
-def test_no_durations(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        Duration().convert(text, None, None)
-
-
-def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = profile([(CALL, "madvise", TRIM, 1.5)], causes=[Cause("madvise", 1.0)])
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(made.as_dict()))
-    assert load(str(path)) == made
-    path.write_text("{}")
-    with pytest.raises(CalmError, match="not a profile"):
-        load(str(path))
 
 
 @pytest.mark.skipif(not shutil.which("c++filt"), reason="there is no c++filt")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import pytest
 from calm_helpers import ROOT, Calm, Compile
 from waiting import wait_until
 
-from calm.profile import symbols, watch
-from calm.profile.model import CALL, CPU, FAULT, SHOOTDOWN, Profile, Total, load
-from calm.top import system
+from calm.commands.profile import watch
+from calm.core import documents, proc, symbols
+from calm.core.errors import FAILED
+from calm.core.profile_model import CALL, CPU, FAULT, SHOOTDOWN, Profile, Total
 
 PERF = shutil.which("perf")
 needs_perf = pytest.mark.skipif(PERF is None, reason="there is no perf")
@@ -188,7 +189,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def profiled(calm: Calm, path: Path, *arguments: str | Path, **options: Any) -> Profile:
     result = calm("profile", "--json", path, *arguments, **options)
     assert result.returncode == 0, result.stderr
-    return load(str(path))
+    return documents.read(str(path), Profile)
 
 
 def functions(profile: Profile, kind: str, cause: str) -> list[str]:
@@ -232,7 +233,7 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     assert result.stdout == ""
     for words in ("TLB shootdowns", "memory calls come from", "findings", "cost of profiling"):
         assert words in result.stderr
-    made = load(str(path))
+    made = documents.read(str(path), Profile)
     assert made.privileged
     assert made.allocator == "glibc"
     assert made.command == [str(program)]
@@ -251,10 +252,10 @@ def test_arena_trimming_is_named(calm: Calm, built: Build, tmp_path: Path, tempo
     assert inner < stack.index("work")
     assert any("free" in name and "int" not in name for name in stack)
     # Beside the program's own count the machine's says nothing.
-    assert ("system_wide_tlb_interrupts" in made.totals) == (made.totals["interrupts_sent"].value is None)
+    assert ("interrupts_system_wide" in made.totals) == (made.totals["interrupts"].value is None)
     trimming = next(f for f in made.findings if "arena trimming in glibc's free" in f.text)
     assert f"of {calls:,.0f} madvise calls" in trimming.text
-    assert re.match("CPU time of what watched: perf .*, calm .*, calm-probe ", made.own_cost[0])
+    assert re.match("CPU time of profiling: perf .*, calm .*, calm-probe ", made.own_cost[0])
     assert made.own_share is not None
     assert made.own_share > 0
 
@@ -267,7 +268,7 @@ def test_children_and_their_copies_are_seen(calm: Calm, built: Build, tmp_path: 
     causes = {cause.key: cause for cause in made.causes}
     assert causes["cow"].faults is not None
     assert causes["cow"].faults > 8_000
-    # Whole, although a shell with the same library was there before: see calm/profile/recording.py.
+    # Whole, although a shell with the same library was there before: see calm/commands/profile/recording.py.
     stack = functions(made, FAULT, "cow")
     assert stack[:2] == ["write_all", "main"]
     assert stack[-1] == "_start"
@@ -279,8 +280,7 @@ def test_the_curve_has_all_of_several_workers(calm: Calm, built: Build, tmp_path
         made = profiled(calm, tmp_path / "p.json", "--", built("workers.c"), seconds)
         peak, kib = made.totals["peak_rss_kib"].value, sorted(made.curves["rss"].kib)
         assert peak is not None
-        assert kib[-1] < 1.1 * peak
-        if kib[len(kib) // 2] > 80 * 1024:
+        if min(peak, kib[len(kib) // 2]) > 80 * 1024:
             break
     assert kib[-1] == pytest.approx(peak, rel=0.1)
     assert kib[len(kib) // 2] > 80 * 1024
@@ -447,9 +447,9 @@ def seconds_of(totals: dict[str, Total]) -> float:
 def test_what_a_child_spent_before_is_not_counted_when_it_ends(parent: str) -> None:
     with talking(PARENT, WORKER, parent) as (pid, hear, go_on):
         assert hear() == "done"
-        before = watch._Before(pid)
+        before = watch._Spending(pid)
         assert go_on() == "done"
-        before.look()
+        before.update()
         assert go_on() == "ended"
         totals = before.totals()
     assert 0.15 < seconds_of(totals) < 0.4
@@ -481,7 +481,7 @@ def test_who_has_lost_its_parent_is_counted_on() -> None:
     with talking(ABOVE, BETWEEN, ORPHAN) as (pid, hear, go_on):
         between = int(hear())
         assert hear() == "ready"
-        before = watch._Before(pid)
+        before = watch._Spending(pid)
         os.kill(between, signal.SIGTERM)
         assert go_on() == "done"
         totals = before.totals()
@@ -498,41 +498,48 @@ def started(*arguments: str | Path, temporary: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_recording(folder: Path, pid: int) -> None:
+def written(pid: int) -> int:
+    """Bytes of a process's standard output, if that is a file."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/fd/1").stat().st_size
+    return 0
+
+
+def wait_for_recording(profiler: int, pid: int) -> None:
     """Until perf has begun to write, and the program to do what is written."""
-    wait_until(lambda: any(file.stat().st_size for file in folder.glob("*/coarse.out")))
+    wait_until(lambda: any(written(each) for each in proc.descendants(profiler)))
     before_s = cpu_s(pid)
     wait_until(lambda: cpu_s(pid) > before_s + 0.5)
 
 
 def cpu_s(pid: int) -> float:
-    found = system.stat(pid)
+    found = proc.stat(pid)
     return found.user_s + found.system_s
 
 
 @needs_perf
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_a_signal_ends_it_and_nothing_is_left(
     compiled: Compile, temporary: Path, number: int, code: int
 ) -> None:
     with subprocess.Popen([compiled("shootdowns"), "2000000000"]) as process:
         try:
             watcher = started("--pid", str(process.pid), "--for", "60s", temporary=temporary)
-            wait_for_recording(temporary, process.pid)
-            children = set(subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(watcher.pid)], capture_output=True, text=True, check=True
-            ).stdout.split())  # fmt: skip
+            wait_for_recording(watcher.pid, process.pid)
+            children = proc.descendants(watcher.pid)
             assert children
             watcher.send_signal(number)
-            _, errors = watcher.communicate()
+            report, errors = watcher.communicate()
         finally:
             process.kill()
     assert watcher.returncode == code, errors
     assert "Traceback" not in errors
-    # What is known is told by whom it was asked from, not by who was told to be gone.
-    assert ("memory calls come from" in errors) == (number == signal.SIGINT)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    # Ctrl-C asks for what is known, other signals for the end.
+    assert ("memory calls come from" in report) == (number == signal.SIGINT)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
 def test_codes_signals_and_output_pass_through(calm: Calm) -> None:
@@ -565,7 +572,7 @@ def test_json_on_standard_output_is_alone(calm: Calm, monkeypatch: pytest.Monkey
     monkeypatch.setattr(watch, "_SHORT_S", 3600.0)
     result = calm("profile", "--json", "-", "--", "echo", "noise")
     made = json.loads(result.stdout)
-    assert made["calm_profile"] == 1
+    assert made["schema"] == "calm-profile"
     assert "noise" in result.stderr
     # A millisecond holds no stacks, and that is said.
     assert "too short for stacks" in result.stderr or PERF is None
@@ -597,7 +604,7 @@ def test_without_rights_user_code_is_seen(built: Build, tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    made = load(str(path))
+    made = documents.read(str(path), Profile)
     assert not made.privileged
     assert not made.kernel_stacks
     assert "CAP_PERFMON" in result.stderr
@@ -624,12 +631,15 @@ def test_without_rights_user_code_is_seen(built: Build, tmp_path: Path) -> None:
         ((), 2, "give either a command to run, or --pid"),
         (("--pid", "1", "--", "true"), 2, "give either a command to run, or --pid"),
         (("--for", "3s", "--", "true"), 2, "--for goes with --pid"),
-        (("--pid", "1", "--for", "soon"), 2, "'soon' is no duration"),
+        (("--pid", "1", "--for", "soon"), 2, "'soon' is not a duration"),
         (("--pid", "4999999", "--for", "1s"), 1, "there is no process 4999999"),
+        (("--pid", "1", "--for", "5"), 2, "'5' is not a duration with a unit"),
         (("--pid", "0"), 2, "--pid"),
         (("--freq", "0", "--", "true"), 2, "--freq"),
         (("--json", "/no/such/folder/p.json", "--", "true"), 1, "no such directory"),
         (("--html", "/no/such/folder/p.html", "--", "true"), 1, "no such directory"),
+        (("--plot", "memory.gif", "--", "true"), 2, "the name must end in .svg or .png"),
+        (("--json", "/bin/true"), 2, "/bin/true: is a program; where CMD follows, put `--` before it"),
     ],
 )
 def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -638,6 +648,25 @@ def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: i
     assert message in result.stderr
     assert result.stderr.startswith("calm: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "-o"])
+def test_a_full_disk_gets_one_line(calm: Calm, option: str) -> None:
+    result = calm("profile", option, "/dev/full", "--", "true")
+    assert result.returncode == FAILED
+    assert result.stderr.endswith("calm: cannot write /dev/full: No space left on device\n")
+
+
+def test_the_report_and_a_picture_go_to_files(calm: Calm, compiled: Compile, tmp_path: Path) -> None:
+    for milliseconds in ("300", "3000", "30000"):  # a busy machine may sample its memory late
+        files = ("-o", tmp_path / "report", "--plot", tmp_path / "memory.svg")
+        result = calm("profile", *files, "--", compiled("hold"), "8", milliseconds)
+        if result.returncode == 0:
+            break
+        assert "ended before its memory was sampled" in result.stderr
+    assert (result.stdout, result.stderr) == ("", "")
+    assert "peak RSS" in (tmp_path / "report").read_text()
+    assert (tmp_path / "memory.svg").read_text().count("<path") > 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="any process is root's")
@@ -659,4 +688,4 @@ def test_a_thread_is_no_process(calm: Calm) -> None:
     finally:
         done.set()
         thread.join()
-    assert f"is a thread of process {os.getpid()}: give that one" in result.stderr
+    assert f"is a thread of process {os.getpid()}\n" in result.stderr

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
 import profile_samples as samples
 import pytest
+from msgspec.structs import replace
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from calm.errors import CalmError
-from calm.profile import html, html_data
-from calm.profile.model import SHOOTDOWN, Frame, Profile, Stack, Timeline
+from calm.commands.profile import html
+from calm.core.profile_model import CAUSES, SHOOTDOWN, Cause, Frame, Profile, Stack, Timeline
 
 FRAME = "#flame g"
 # Drawn, or never to be: plotly is unpacked after the rest.
@@ -44,7 +43,7 @@ class Page:
     def open(self, name: str, make: Callable[[], Profile], width: int = 1280, dark: bool = False) -> Page:
         path = self.folder / f"{name}.html"
         if not path.exists():
-            html.write(make(), str(path))
+            path.write_text(html.page(make()))
         self.media(width, dark)
         self.driver.get(path.as_uri())
         WebDriverWait(self.driver, 20, 0.05).until(lambda driver: driver.execute_script(READY))
@@ -273,7 +272,7 @@ def test_kinds_causes_and_inversion(page: Page) -> None:
     page.choose("cpu")
     assert page.text("#matched") == "2.620 s of CPU time in 2,618 samples"
     options = [option.text for option in page.all("#cause option")]
-    assert options == ["all", "madvise", "page fault", "TLB interrupts handled", "other"]
+    assert options == ["all", "madvise", "page fault", "TLB interrupts handled", CAUSES["other"]]
     Select(page.find("#cause")).select_by_visible_text("TLB interrupts handled")
     assert page.text("#matched").startswith("220.00 ms of CPU time")
     assert "flush_tlb_func" in page.frames()
@@ -428,18 +427,13 @@ def test_without_plotly_the_rest_is_there(page: Page, monkeypatch: pytest.Monkey
 def test_page_is_ascii_and_packs_plotly(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     odd = replace(samples.listing1(), command=["naïve", "\udcff", "a\x00b\u202e"])
-    html.write(odd, str(path))
+    path.write_text(html.page(odd))
     assert path.read_bytes().isascii()
     assert path.stat().st_size < 2_500_000
     text = path.read_text()
     assert "na&#239;ve" in text
     assert "&#65533;" in text
     assert not re.search(r"""(?:src|href)=(?!"data:)""", text.split('id="plotly"')[0])
-
-
-def test_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(CalmError, match=r"cannot write .*/none/page\.html: No such file or directory"):
-        html.write(samples.empty(), str(tmp_path / "none/page.html"))
 
 
 @pytest.mark.parametrize(
@@ -459,10 +453,10 @@ def test_file_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_short_names(function: str, label: str) -> None:
-    assert html_data.short(function) == label
+    assert html.short(function) == label
 
 
-def test_tree_shares_callers_and_merges_lines() -> None:
+def test_frames_that_differ_by_their_line_are_one_function(page: Page) -> None:
     frames = [
         Frame("main", "p"),
         Frame("f", "p", source="f.c:1"),
@@ -473,22 +467,19 @@ def test_tree_shares_callers_and_merges_lines() -> None:
         Stack(SHOOTDOWN, "munmap", (0, 1), 2.0, 1),
         Stack(SHOOTDOWN, "madvise", (0, 2, 3), 3.0, 2),
         Stack(SHOOTDOWN, "madvise", (), 1.0, 1),
-        Stack(SHOOTDOWN, "madvise", (0,), float("nan"), 1),
+        Stack(SHOOTDOWN, "madvise", (0,), 0.0, 1),
     ]
-    data = html_data.collect(replace(samples.empty(), frames=frames, stacks=stacks))
-    assert [frame[0] for frame in data["frames"]] == ["main", "f", "g"]
-    assert data["frames"][1][4] == "f.c:1 and 1 more"
-    assert data["parents"] == [-1, 0, 1]
-    assert data["functions"] == [0, 1, 2]
-    assert data["causes"] == ["madvise", "munmap"]
-    assert data["stacks"][SHOOTDOWN] == [[1, 1, 2.0, 1], [0, 2, 3.0, 2], [0, -1, 1.0, 1]]
-    json.dumps(data, allow_nan=False)
+    page.open("lines", lambda: replace(samples.empty(), frames=frames, stacks=stacks))
+    assert set(page.frames()) == {"all shootdowns", "main", "f", "g"}
+    assert page.hover(page.frame("f"))[1:3] == ["p, f.c:1 and 1 more", "5 shootdowns: 83.3 % of all"]
+    assert [option.text for option in page.all("#cause option")] == ["all", "madvise", "munmap"]
 
 
 def test_causes_beyond_the_colours_are_drawn_together() -> None:
     names = ["madvise", "munmap", "mprotect", "brk", "mremap", "cow", "fork", "exit"]
     series = {f"shootdown:{name}": [float(10 - place), 0.0] for place, name in enumerate(names)}
-    data = html_data.collect(replace(samples.empty(), timeline=Timeline(0.5, series)))
+    causes = [Cause(name, 10.0 - place) for place, name in enumerate(names)]
+    data = html.collect(replace(samples.empty(), causes=causes, timeline=Timeline(0.5, series)))
     [panel] = data["panels"]
     assert [trace["name"] for trace in panel["traces"]][-2:] == ["copy-on-write", "other causes"]
     # Two a second for each event of a bin of half a second: 4 and 3 of fork and exit.

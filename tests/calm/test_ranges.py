@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from calm.ranges import FloatRange
+from calm.core.options import FloatRange
 
 
 @click.command()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from calm_helpers import ROOT
 
-from calm import report
-from calm.errors import CalmError
+from calm.core import report
+from calm.core.errors import CalmError
 
 
 def test_a_file_stays_whole_where_a_write_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_replaced_is_written(tmp_path: Path, monkeypatch: 
 
 def test_standard_output_by_its_name_is_written_to(tmp_path: Path) -> None:
     """A pipe, and a file that the shell has open and writes more to."""
-    code = "from calm import report; report.write('/dev/stdout', 'text')"
+    code = "from calm.core import report; report.write('/dev/stdout', 'text')"
     command = [sys.executable, "-c", code]
     piped = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     assert piped.stdout == "text"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from calm_helpers import ROOT, Calm
 
-from calm import allocators, places
-from calm.bench.analysis import OWN, subject_of
-from calm.bench.command import default_allocators
-from calm.errors import USAGE, CalmError
-from calm.tune import space
+from calm.commands.bench.analysis import OWN, subject_of
+from calm.commands.bench.command import default_allocators
+from calm.commands.tune import space
+from calm.core import allocators, paths
+from calm.core.errors import USAGE, CalmError
 
 VARIANTS = {"calmalloc-offload": "offload=on", "calmalloc-offload-sync": "offload=sync"}
 
@@ -52,7 +52,7 @@ def own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one that stands for calmalloc's, and knows no option to complain of."""
     library = tmp_path / "libcalmalloc.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(library)], check=True)
-    monkeypatch.setenv(places.LIBRARY_PATH, str(tmp_path))
+    monkeypatch.setenv(paths.LIBRARY_PATH, str(tmp_path))
     return library
 
 
@@ -60,7 +60,7 @@ def own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm, own_library: Path) -> None:
     option = VARIANTS[name]
     command = ("--", "sh", "-c", "echo $LD_PRELOAD $CALM_OPTIONS")
-    library = {places.LIBRARY_PATH: str(own_library.parent)}
+    library = {paths.LIBRARY_PATH: str(own_library.parent)}
     for inherited, written, options in (
         ("", "", option),
         ("slack=50", "", f"slack=50,{option}"),
@@ -78,11 +78,11 @@ def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm
     assert rows[name]["library"] == rows["calmalloc"]["library"]
 
 
-@pytest.mark.parametrize("command", [("run",), ("compare", "-n", "1"), ("tune", "--trials", "12")])
+@pytest.mark.parametrize("command", [("run",), ("compare", "-n", "1"), ("tune", "search", "--trials", "12")])
 def test_a_variant_that_the_environment_contradicts_is_refused(
     command: tuple[str, ...], calm: Calm, own_library: Path
 ) -> None:
-    environment = {places.LIBRARY_PATH: str(own_library.parent), "CALM_OPTIONS": "slack=5,offload=off"}
+    environment = {paths.LIBRARY_PATH: str(own_library.parent), "CALM_OPTIONS": "slack=5,offload=off"}
     result = calm(*command, "-a", "calmalloc-offload", "--", "true", env=environment)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (USAGE, "", 1)
     assert "calmalloc-offload means offload=on, but CALM_OPTIONS has offload=off" in result.stderr
@@ -116,15 +116,15 @@ def test_variants_are_measured_only_where_they_are_asked_for(own_library: Path) 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_is_searched_with_its_option(name: str, own_library: Path) -> None:
     assert space.parse_names([f"{name},calmalloc"]) == ["calmalloc", name]
-    (plain, own), _ = space.spaces(["calmalloc", name], {})
-    assert own.knobs == plain.knobs
+    found, _ = space.spaces(["calmalloc", name], {})
+    assert found[name] == found["calmalloc"]
     for inherited, before in (({}, ""), ({"CALM_OPTIONS": "cache=locked"}, "cache=locked,")):
-        setting = space.Setting(name, (("slack", "50"),))
-        assert space.variables(setting, own, inherited) == {
+        setting = space.Setting(name, {"slack": "50"})
+        assert space.variables(setting, inherited) == {
             "LD_PRELOAD": str(own_library),
             "CALM_OPTIONS": f"{before}slack=50,{VARIANTS[name]}",
         }
-        assert VARIANTS[name] in space.line(space.Setting(name), own, inherited, ["true"])
+        assert VARIANTS[name] in space.line(space.Setting(name), inherited, ["true"])
 
 
 def test_nothing_lies_between(calm: Calm) -> None:
@@ -208,6 +208,14 @@ def test_allocators_lists_what_is_there(calm: Calm) -> None:
         assert (row["library"] is None) == (not row["present"]), name
     text = calm("allocators").stdout
     assert all(name in text for name in rows)
+
+
+def test_allocators_go_to_files(calm: Calm, tmp_path: Path) -> None:
+    text, data = tmp_path / "list", tmp_path / "list.json"
+    result = calm("allocators", "-o", text, "--json", data)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert text.read_text() == calm("allocators").stdout
+    assert json.loads(data.read_text())["schema"] == "calm-allocators"
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="not Debian")

@@ -13,7 +13,7 @@ import pytest
 from calm_helpers import ROOT, Calm, Compile, probe
 from waiting import wait_until
 
-from calm import measure
+from calm.core import measure
 
 # How long a program holds its memory: until it is looked at meanwhile, which a busy machine may put off.
 HELD_MS = (400, 4_000, 40_000)
@@ -33,7 +33,7 @@ def test_shows_every_figure(calm: Calm) -> None:
     assert result.returncode == 0
     assert result.stdout == ""
     for metric in measure.METRICS:
-        if metric.key != "system_wide_tlb_interrupts":
+        if metric.key != "interrupts_system_wide":
             assert metric.label in result.stderr
     assert "cost of measuring: the probe used" in result.stderr
 
@@ -46,8 +46,9 @@ def test_what_is_not_there_is_never_a_silent_zero(calm: Calm) -> None:
 
 def test_json_has_the_runs(calm: Calm) -> None:
     report = json.loads(calm("stat", "--json", "-n", "3", "--", "sh", "-c", "echo noise").stdout)
+    assert (report["schema"], report["version"]) == ("calm-stat", 1)
     assert report["command"] == ["sh", "-c", "echo noise"]
-    assert report["n"] == len(report["runs"]) == 3
+    assert report["rounds"] == len(report["runs"]) == 3
     assert set(report["figures"]) == set(measure.METRIC)
     for run in report["runs"]:
         assert run["wall_s"] > 0
@@ -63,6 +64,14 @@ def test_json_has_the_runs(calm: Calm) -> None:
 
 def test_output_of_the_program_passes_through(calm: Calm) -> None:
     assert calm("stat", "--", "cat", input="through\n", process=True).stdout == "through\n"
+
+
+def test_report_and_json_go_to_files(calm: Calm, tmp_path: Path) -> None:
+    text, data = tmp_path / "report", tmp_path / "stat.json"
+    result = calm("stat", "-o", text, "--json", data, "--", "echo", "out", process=True)
+    assert (result.stdout, result.stderr) == ("out\n", "")
+    assert "wall time" in text.read_text()
+    assert json.loads(data.read_text())["schema"] == "calm-stat"
 
 
 def test_options_of_the_program_are_its_own(calm: Calm) -> None:
@@ -91,6 +100,9 @@ def test_tells_the_signal_that_killed_the_program(calm: Calm) -> None:
         (("-n", "0", "--", "true"), 2, "-n"),
         (("-n", "many", "--", "true"), 2, "-n"),
         (("--nonsense", "--", "true"), 2, "--nonsense"),
+        (("-i", "10", "--", "true"), 2, "not a duration"),
+        (("-i", "10us", "--", "true"), 2, "not in the range 1ms to 1min"),
+        (("--json", "/no/such/file", "--", "true"), 1, "cannot write /no/such/file"),
         ((), 2, "cmd"),
     ],
 )
@@ -112,7 +124,7 @@ def test_interpreter_that_is_missing(calm: Calm, tmp_path: Path) -> None:
 
 
 def test_missing_probe(calm: Calm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure.places, "probe_candidates", lambda: [tmp_path / "calm-probe"])
+    monkeypatch.setattr(measure.paths, "probe_candidates", lambda: [tmp_path / "calm-probe"])
     with pytest.raises(measure.CalmError, match="`make` builds it"):
         measure.find_probe()
 
@@ -130,11 +142,11 @@ def test_calls_are_counted_exactly(calm: Calm, compiled: Compile) -> None:
 def test_two_threads_shoot_down(calm: Calm, compiled: Compile) -> None:
     def interrupted() -> bool:
         got = figures(calm, compiled("shootdowns"), "2000", "two")
-        assert got["shootdowns_begun"] < 2200
-        assert got["interrupts_sent"] < 2200
-        assert got["interrupts_received"] <= got["interrupts_sent"]
+        assert got["shootdowns"] < 2200
+        assert got["interrupts"] < 2200
+        assert got["interrupts_received"] <= got["interrupts"]
         # Where the other thread is away from its CPU, there is none to send an interrupt to.
-        return got["shootdowns_begun"] > 1000 and got["interrupts_sent"] > 200 and got["interrupts_received"]
+        return got["shootdowns"] > 1000 and got["interrupts"] > 200 and got["interrupts_received"]
 
     wait_until(interrupted)
 
@@ -144,8 +156,8 @@ def test_one_thread_on_one_cpu_shoots_nothing_down(calm: Calm, compiled: Compile
     # Also before it starts the program, which else had reason to interrupt the CPU it was on before.
     got = figures(calm, compiled("shootdowns"), "2000", set_up=lambda: os.sched_setaffinity(0, {0}))
     assert got["madvise"] >= 2000
-    assert got["shootdowns_begun"] == 0
-    assert got["interrupts_sent"] == 0
+    assert got["shootdowns"] == 0
+    assert got["interrupts"] == 0
 
 
 def test_memory_that_is_held(calm: Calm, compiled: Compile) -> None:
@@ -219,12 +231,12 @@ def test_orphans_belong_to_the_tree(calm: Calm, compiled: Compile) -> None:
 
 
 def test_memory_shared_by_vfork_counts_once(calm: Calm, compiled: Compile) -> None:
-    got = figures(calm, compiled("vforks"), options=("-i", "1"))
+    got = figures(calm, compiled("vforks"), options=("-i", "1ms"))
     assert 100 < got["peak_rss_kib"] / 1024 < 115
 
 
 def test_memory_shared_by_vfork_counts_once_while_it_grows(calm: Calm, compiled: Compile) -> None:
-    got = figures(calm, compiled("vgrows"), options=("-i", "1"))
+    got = figures(calm, compiled("vgrows"), options=("-i", "1ms"))
     assert 100 < got["peak_rss_kib"] / 1024 < 115
 
 
@@ -248,14 +260,13 @@ def test_without_permission_the_reasons_are_given(calm: Calm, tmp_path: Path) ->
     finally:
         Path(probe).unlink()
     report = json.loads(result.stderr)
-    counters = {name: measure.Counter(**fields) for name, fields in report["counters"].items()}
-    for name in ("shootdowns_begun", "interrupts_sent", "madvise", "brk"):
-        assert counters[name].value is None
-        assert "EACCES" in (counters[name].reason or "")
-    measurement = measure._parse(report, None)
-    assert measure.how(measure.METRIC["shootdowns_begun"], measurement, None).startswith("not counted: ")
-    if report["system_wide_tlb_interrupts"] is not None:
-        text = measure.how(measure.METRIC["system_wide_tlb_interrupts"], measurement, None)
+    measurement = measure.parse(report)
+    for name in ("shootdowns", "interrupts", "madvise", "brk"):
+        assert measurement.counters[name].value is None
+        assert "EACCES" in (measurement.counters[name].reason or "")
+    assert measure.how(measure.METRIC["shootdowns"], measurement).startswith("not counted: ")
+    if report["interrupts_system_wide"] is not None:
+        text = measure.how(measure.METRIC["interrupts_system_wide"], measurement)
         assert "system-wide, counts every process" in text
 
 

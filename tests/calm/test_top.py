@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +19,12 @@ import pytest
 from calm_helpers import ROOT, Calm, Compile
 from waiting import wait_until
 
-from calm import machine
 from calm.cli import main
-from calm.errors import CalmError
-from calm.top import command as top_command
-from calm.top import figures, sampler, system, view
-from calm.top.events import Counting, Events
-from calm.top.sampler import Row, Snapshot
+from calm.commands.top import command as top_command
+from calm.commands.top import counters, events, sampler, view
+from calm.commands.top.events import Events
+from calm.commands.top.sampler import Row, Snapshot
+from calm.core import machine, proc
 
 BUILD = ROOT / "build/release"
 # As /proc/PID/syscall has it.
@@ -127,8 +126,9 @@ def start() -> Iterator[Start]:
 
 
 def tables_of(pid: int) -> dict[str, dict[str, int]]:
-    tables, _ = figures.Finder().tables(pid, figures.images(pid))
-    return {table.library: table.values(figures.reader_of(pid)) for table in tables}
+    with proc.memory(pid) as read:
+        tables, _ = counters.Finder().tables(read, counters.images(pid))
+        return {table.library: table.values(read) for table in tables}
 
 
 def check_agrees(pid: int, said: dict[str, Any]) -> None:
@@ -195,10 +195,11 @@ def test_a_library_that_could_not_be_read_is_looked_at_again(
 ) -> None:
     """As where a process became another program between the look at what it maps and the one into it."""
     _, pid, _ = start(build("plain"), preload=BUILD / "libcalmalloc.so")
-    mapped = figures.images(pid)
-    finder = figures.Finder()
-    assert finder.tables(pid, [dataclasses.replace(image, start=4096) for image in mapped])[0] == []
-    assert [table.library for table in finder.tables(pid, mapped)[0]] == ["calmalloc"]
+    mapped = counters.images(pid)
+    finder = counters.Finder()
+    with proc.memory(pid) as read:
+        assert finder.tables(read, [dataclasses.replace(image, start=4096) for image in mapped])[0] == []
+        assert [table.library for table in finder.tables(read, mapped)[0]] == ["calmalloc"]
 
 
 def test_glibc_has_no_table(build: Callable[..., Path], start: Start) -> None:
@@ -279,15 +280,15 @@ def test_a_table_that_is_not_ready_is_looked_at_again(build: Callable[..., Path]
     late = 'const void *right = table.one.at; table.one.at = (void *)0xdead000; puts("0 {}"); fflush(stdout);'
     late += "char go; while (read(0, &go, 1) < 1) {} table.one.at = right;"
     process, _, _ = start(impostor(build, "late", late))
-    looker = sampler.Sampler(sampler.chosen_by_pid([process.pid]), every=False)
-    assert looker.look().rows[0].counters == {"impostor": {}}
+    source = sampler.Sampler(sampler.chosen_by_pid([process.pid]), every=False)
+    assert source.sample().processes[0].counters == {"impostor": {}}
     assert process.stdin
     assert process.stdout
     process.stdin.write("x")
     process.stdin.flush()
     assert process.stdout.readline() == "0 {}\n"
-    wait_until(lambda: looker.look().rows[0].counters == {"impostor": {"figure": 42}})
-    looker.close()
+    wait_until(lambda: source.sample().processes[0].counters == {"impostor": {"figure": 42}})
+    source.close()
 
 
 def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
@@ -343,7 +344,8 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
 def test_what_is_not_a_table_is_told(build: Callable[..., Path], start: Start, kind: str) -> None:
     change, why = FOREIGN[kind]
     process, _, _ = start(impostor(build, kind, change))
-    tables, told = figures.Finder().tables(process.pid, figures.images(process.pid))
+    with proc.memory(process.pid) as read:
+        tables, told = counters.Finder().tables(read, counters.images(process.pid))
     assert tables == []
     assert f"impostor-{kind}" in told
     assert why in told
@@ -354,27 +356,27 @@ def test_a_figure_that_cannot_be_read_is_left_out(
     build: Callable[..., Path], start: Start, kind: str
 ) -> None:
     process, _, _ = start(impostor(build, kind, HOSTILE[kind]))
-    tables, _ = figures.Finder().tables(process.pid, figures.images(process.pid))
-    (table,) = tables
-    read = figures.reader_of(process.pid)
     asked = 0
+    with proc.memory(process.pid) as read:
+        (table,), _ = counters.Finder().tables(read, counters.images(process.pid))
 
-    def counted(places: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        nonlocal asked
-        asked += len(places) + sum(size for _, size in places)
-        return read(places)
+        def counted(address: int, size: int) -> bytes | None:
+            nonlocal asked
+            asked += 1 + size
+            return read(address, size)
 
-    assert table.values(counted) == {}
-    # However much there is said to be, little is read.
-    assert asked <= 2 * figures._BYTES_MOST
+        assert table.values(counted) == {}
+    # However much the table claims, little is read.
+    assert asked <= 2 * counters.MAX_BYTES
 
 
-def one_look(calm: Calm, *arguments: str | Path, **options: Any) -> dict[str, Any]:
-    result = calm("top", "--once", "--json", "-", "-d", "0.3", *arguments, **options)
+def one_interval(calm: Calm, *arguments: str | Path, **options: Any) -> dict[str, Any]:
+    result = calm("top", "-n", "1", "-d", "300ms", *arguments, "--json", **options)
     assert result.returncode == 0, result.stderr
     (line,) = result.stdout.splitlines()
-    look: dict[str, Any] = json.loads(line)
-    return look
+    found: dict[str, Any] = json.loads(line)
+    assert found["schema"] == "calm-top"
+    return found
 
 
 def test_one_process_as_json(calm: Calm, build: Callable[..., Path], start: Start) -> None:
@@ -383,8 +385,8 @@ def test_one_process_as_json(calm: Calm, build: Callable[..., Path], start: Star
 
     def rests() -> bool:
         """What it has said comes before its read(2), whose code is not touched until then."""
-        row.update(*one_look(calm, pid)["processes"])
-        return bool(row["minor_faults"] == 0 and row["change_kib"] == 0)
+        row.update(*one_interval(calm, pid)["processes"])
+        return bool(row["minor_faults"] == 0 and row["rss_change_kib"] == 0)
 
     wait_until(rests)
     assert row["pid"] == process.pid
@@ -393,7 +395,7 @@ def test_one_process_as_json(calm: Calm, build: Callable[..., Path], start: Star
     assert row["counters"]["calmalloc"]["footprint"] == said["footprint"]
     assert row["limit_bytes"] == said["retained_limit"]
     assert row["purges"] == 0
-    status = system.fields_kib(Path(f"/proc/{pid}/status").read_text())
+    status = proc.fields_kib(Path(f"/proc/{pid}/status").read_text())
     assert row["rss_kib"] == pytest.approx(status["VmRSS"], abs=1024)
     assert row["user_percent"] == 0
 
@@ -404,30 +406,29 @@ def test_shootdowns_are_those_of_the_process(build: Callable[..., Path], start: 
         pytest.skip("this machine has no shootdowns to count")
     process, _, _ = start(build("plain"), "storm")
     quiet, _, _ = start(build("plain"))
-    looker = sampler.Sampler(sampler.chosen_by_pid([process.pid, quiet.pid]), every=False)
-    looker.look()
+    source = sampler.Sampler(sampler.chosen_by_pid([process.pid, quiet.pid]), every=False)
+    source.sample()
     begun = calls = faults = 0.0
 
     def are_seen() -> bool:
         nonlocal begun, calls, faults
-        storm, still = looker.look().rows
+        storm, still = source.sample().processes
         begun += storm.shootdowns or 0
-        calls += storm.calls_each["madvise"]
+        calls += (storm.calls or {})["madvise"]
         faults += storm.minor_faults or 0
-        assert storm.calls == pytest.approx(sum(storm.calls_each.values()))
-        assert still.shootdowns == still.calls == still.minor_faults == 0
+        assert still.shootdowns == sum((still.calls or {}).values()) == still.minor_faults == 0
         return begun > 0 and calls > 0 and faults > 0
 
     # A busy machine may not run both threads at once for some time.
     wait_until(are_seen)
-    looker.close()
+    source.close()
 
 
 @pytest.mark.usefixtures("traced")
 def test_calls_can_be_left_uncounted(calm: Calm, build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"), "storm")
-    (row,) = one_look(calm, process.pid, "--no-calls")["processes"]
-    assert (row["calls"], row["calls_each"]) == (None, {})
+    (row,) = one_interval(calm, process.pid, "--no-calls")["processes"]
+    assert row["calls"] is None
     assert row["reasons"]["calls"] == "not asked for"
     if not machine.broadcast_here():
         assert row["shootdowns"] is not None
@@ -466,25 +467,25 @@ def test_threads_that_start_later_are_counted(build: Callable[..., Path], start:
     process, pid, _ = start(build("later", source=source))
     assert process.stdin
     assert process.stdout
-    events = sampler.Events(["madvise"])
-    counting, why = events.attach(pid)
+    counts = Events(["madvise"])
+    counting, why = counts.attach(pid)
     assert counting is not None, why
     process.stdin.write("x")
     process.stdin.flush()
     assert process.stdout.readline() == "done\n"
-    wanted = 100 if events.threads_only else 1100
+    wanted = 100 if counts.threads_only else 1100
     # glibc gives a thread's stack back by a call of its own.
-    assert wanted <= counting.read()["madvise"] <= wanted + 2
-    events.detach(counting)
-    events.close()
+    assert wanted <= events.read(counting)["madvise"] <= wanted + 2
+    counts.detach(counting)
+    counts.close()
 
 
 def test_descriptors_of_a_process_that_is_left_are_free_again() -> None:
-    events = Events([])
+    counts = Events([])
     descriptor = os.open("/dev/null", os.O_RDONLY)
-    counting, events._open = Counting({"madvise": [descriptor]}), 1
-    events.detach(counting)
-    assert events._open == 0
+    counts._open = 1
+    counts.detach({"madvise": [descriptor]})
+    assert counts._open == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
 
@@ -495,15 +496,15 @@ def nobody() -> list[str]:
     return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
-def unprivileged_look(*arguments: str) -> subprocess.CompletedProcess[str]:
+def unprivileged(*arguments: str) -> subprocess.CompletedProcess[str]:
     """As a user without rights; the checkout may lie where only root may go."""
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import calm.cli, calm.top.command;"
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import calm.cli, calm.commands.top.command;"
         "import difflib, json, rich.live;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         "sys.argv[0] = 'calm'; calm.cli.main()"
     )
-    command = [sys.executable, "-c", code, str(ROOT), "top", "--once", "--json", "-", "-d", "0.2", *arguments]
+    command = [sys.executable, "-c", code, str(ROOT), "top", "-n", "1", "-d", "200ms", *arguments, "--json"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -523,7 +524,7 @@ def test_without_root_what_is_missing_has_a_reason(
 ) -> None:
     _, mine, _ = start(*nobody(), build("plain"), preload=for_all)
     _, roots, _ = start(build("plain"), preload=BUILD / "libcalmalloc.so")
-    result = unprivileged_look(str(mine), str(roots))
+    result = unprivileged(str(mine), str(roots))
     assert result.returncode == 0, result.stderr
     look = json.loads(result.stdout)
     rows = {row["pid"]: row for row in look["processes"]}
@@ -538,7 +539,7 @@ def test_without_root_what_is_missing_has_a_reason(
     for key in ("counters", "allocator", "huge_kib"):
         assert "another user's process: needs root" in rows[roots]["reasons"][key]
     assert any("needs root" in note or "need root" in note for note in look["notes"])
-    assert look["system_wide_tlb_interrupts"] is None or look["system_wide_tlb_interrupts"] >= 0
+    assert look["interrupts_system_wide"] is None or look["interrupts_system_wide"] >= 0
     yama = Path("/proc/sys/kernel/yama/ptrace_scope")
     if not yama.exists() or yama.read_text().strip() == "0":
         assert rows[mine]["allocator"] == "calmalloc"
@@ -554,11 +555,14 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["-p", ""], 2, "'' is not a process id"),
         (["--command", "no such program"], 1, "there is no process called 'no such program'"),
         (["--command", "x", "1"], 2, "exclude each other"),
-        (["--once", "-n", "3"], 2, "exclude each other"),
+        (["--once"], 2, "--once"),
         (["-n", "0"], 2, "0"),
-        (["-d", "0"], 2, "0"),
+        (["-d", "1"], 2, "'1' is not a duration"),
+        (["-d", "1ms"], 2, "not in the range 50ms to 1h"),
         (["--sort", "colour"], 2, "colour"),
-        (["--once", "--json", "/no/such/folder/file"], 1, "no such directory"),
+        (["-n", "1", "--json", "/no/such/folder/file"], 1, "no such directory"),
+        (["-n", "1", "--json", "1234"], 2, "process ids go before --json"),
+        (["-n", "1", "-d", "50ms", str(os.getpid()), "--json", "/dev/full"], 1, "No space left on device"),
     ):
         monkeypatch.setattr(sys, "argv", ["calm", "top", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -571,6 +575,25 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert words in line
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_reader_that_closes_the_pipe_ends_it(form: list[str]) -> None:
+    words = [sys.executable, "-m", "calm", "top", "-d", "50ms", str(os.getpid()), *form]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as top:
+        assert top.stdout
+        assert top.stdout.readline()
+        top.stdout.close()
+        assert top.stderr
+        errors = top.stderr.read()
+    assert (top.returncode, errors) == (141, "")
+
+
+def test_the_report_goes_to_a_file(calm: Calm, tmp_path: Path) -> None:
+    report, lines = tmp_path / "report", tmp_path / "lines"
+    top = calm("top", "-n", "2", "-d", "50ms", os.getpid(), "-o", report, "--json", lines)
+    assert (top.returncode, top.stdout, top.stderr) == (0, "", "")
+    assert report.read_text().count("every 0.05 s") == len(lines.read_text().splitlines()) == 2
+
+
 def test_a_thread_is_not_a_process(calm: Calm, build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"), "storm")
     thread = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir())
@@ -581,7 +604,7 @@ def test_a_thread_is_not_a_process(calm: Calm, build: Callable[..., Path], start
 
 def test_a_process_that_ends_is_told(build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"))
-    command = [sys.executable, "-m", "calm", "top", "-d", "0.2", "-p", str(process.pid)]
+    command = [sys.executable, "-m", "calm", "top", "-d", "200ms", "-p", str(process.pid)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as top:
@@ -595,12 +618,16 @@ def test_a_process_that_ends_is_told(build: Callable[..., Path], start: Start) -
     assert f"ended: {process.pid} plain" in output
 
 
+def test_a_process_that_ends_before_the_first_sample(calm: Calm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "chosen_by_pid", lambda _: list)
+    top = calm("top", os.getpid(), "--json")
+    assert (top.returncode, top.stdout, top.stderr) == (0, "", "calm: no process is left\n")
+
+
 def has_ended(pid: int) -> bool:
     """Whether it is waited for or not."""
-    try:
-        return system.stat(pid).has_ended
-    except system.GoneError:
-        return True
+    stat = proc.stat_or_none(pid)
+    return stat is None or stat.has_ended
 
 
 def test_of_several_the_others_go_on(
@@ -620,7 +647,7 @@ def test_of_several_the_others_go_on(
             wait_until(lambda: has_ended(short.pid))
 
     monkeypatch.setattr(top_command, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    top = calm("top", "-d", "0.2", "-n", "4", "--json", file, "-p", f"{process.pid},{short.pid}")
+    top = calm("top", "-d", "200ms", "-n", "4", "--json", file, "--pid", f"{process.pid},{short.pid}")
     assert top.returncode == 0, top.stderr
     looks = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(looks) == 4
@@ -632,12 +659,12 @@ def test_of_several_the_others_go_on(
 
 def test_by_name(calm: Calm, build: Callable[..., Path], start: Start) -> None:
     pids = {start(build("named-program"))[0].pid for _ in range(2)}
-    assert {row["pid"] for row in one_look(calm, "--command", "named-pro*")["processes"]} == pids
+    assert {row["pid"] for row in one_interval(calm, "--command", "named-pro*")["processes"]} == pids
 
 
 def test_all_processes(calm: Calm, build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"), preload=BUILD / "libptlbmalloc2.so")
-    look = one_look(calm)
+    look = one_interval(calm)
     rows = {row["pid"]: row for row in look["processes"]}
     assert rows[process.pid]["allocator"] in ("ptlbmalloc2", "glibc")
     assert 2 not in rows  # the kernel's threads have no memory to look at
@@ -646,7 +673,7 @@ def test_all_processes(calm: Calm, build: Callable[..., Path], start: Start) -> 
 
 def test_an_interrupt_prints_what_is_known(build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"))
-    command = [sys.executable, "-m", "calm", "top", "-d", "0.2", str(process.pid)]
+    command = [sys.executable, "-m", "calm", "top", "-d", "200ms", str(process.pid)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as top:
@@ -660,7 +687,7 @@ def test_an_interrupt_prints_what_is_known(build: Callable[..., Path], start: St
 
 def test_an_interrupt_in_the_first_interval_prints_it(build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(build("plain"))
-    command = [sys.executable, "-m", "calm", "top", "-d", "1000", "--json", "-", str(process.pid)]
+    command = [sys.executable, "-m", "calm", "top", "-d", "1000s", str(process.pid), "--json"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as top:
@@ -676,24 +703,24 @@ def test_an_interrupt_in_the_first_interval_prints_it(build: Callable[..., Path]
 
 def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
-    looker = sampler.Sampler(lambda: [pid], every=False)
+    source = sampler.Sampler(lambda: [pid], every=False)
     named = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
-    looker.look()
-    (row,) = looker.look().rows
-    assert row.change_kib is not None
-    assert named.look().rows
-    real = system.stat(pid)
-    began, *rest = real.identity
-    later = dataclasses.replace(real, identity=(began + 1, *rest), name="another")
-    monkeypatch.setattr(system, "stat", lambda _: later)
-    snapshot = looker.look()
-    looker.close()
-    assert snapshot.ended == [(pid, real.name)]
-    assert (snapshot.rows[0].name, snapshot.rows[0].change_kib) == ("another", None)
+    source.sample()
+    (row,) = source.sample().processes
+    assert row.rss_change_kib is not None
+    assert named.sample().processes
+    real = proc.stat(pid)
+    later = dataclasses.replace(real, started_ticks=real.started_ticks + 1, name="another")
+    monkeypatch.setattr(proc, "stat", lambda *_: later)
+    snapshot = source.sample()
+    source.close()
+    assert snapshot.ended == [sampler.Ended(pid, real.name)]
+    (row,) = snapshot.processes
+    assert (row.name, row.rss_change_kib) == ("another", None)
     # The process that was named has ended, whoever has its number now.
-    snapshot = named.look()
+    snapshot = named.sample()
     named.close()
-    assert (snapshot.rows, snapshot.ended) == ([], [(pid, real.name)])
+    assert (snapshot.processes, snapshot.ended) == ([], [sampler.Ended(pid, real.name)])
 
 
 def test_a_program_that_becomes_another(calm: Calm, build: Callable[..., Path], start: Start) -> None:
@@ -713,15 +740,15 @@ def test_a_program_that_becomes_another(calm: Calm, build: Callable[..., Path], 
         }
     """
     process, pid, _ = start(build("becomes", source=source), preload=BUILD / "libcalmalloc.so")
-    looker = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
-    (first,) = looker.look().rows
+    source = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
+    (first,) = source.sample().processes
     assert first.allocator == "calmalloc"
     assert process.stdin
     process.stdin.write("x")
     process.stdin.flush()
-    wait_until(lambda: system.stat(pid).name == "cat" and "/libc" in Path(f"/proc/{pid}/maps").read_text())
-    (second,) = looker.look().rows
-    looker.close()
+    wait_until(lambda: proc.stat(pid).name == "cat" and "/libc" in Path(f"/proc/{pid}/maps").read_text())
+    (second,) = source.sample().processes
+    source.close()
     assert (second.name, second.allocator, second.counters) == ("cat", "glibc", {})
 
 
@@ -740,7 +767,7 @@ def test_real_programs(calm: Calm, library: str, workload: list[str]) -> None:
     ) as process:
         try:
             wait_until(lambda: tables_of(process.pid).get(library[3:-3]))
-            (row,) = one_look(calm, process.pid)["processes"]
+            (row,) = one_interval(calm, process.pid)["processes"]
         finally:
             process.kill()
     assert row["allocator"] == library[3:-3]
@@ -762,7 +789,7 @@ def test_stat_survives_any_name(tmp_path: Path) -> None:
     path.rename(odd)
     with subprocess.Popen([str(odd), "6000"]) as process:
         try:
-            found = system.stat(process.pid)
+            found = proc.stat(process.pid)
         finally:
             process.kill()
     assert found.name == "a) R (??["
@@ -770,15 +797,14 @@ def test_stat_survives_any_name(tmp_path: Path) -> None:
     assert all(c.isprintable() for c in found.name)
 
 
-def test_checks_processes() -> None:
-    system.check(os.getpid())
-    with pytest.raises(CalmError, match="no process"):
-        system.check(999999999)
-
-
 def row(pid: int, **fields: Any) -> Row:
     return Row(
-        pid, fields.pop("name", f"p{pid}"), fields.pop("command", ""), 1, fields.pop("rss_kib", 0), **fields
+        pid,
+        fields.pop("name", f"p{pid}"),
+        fields.pop("command", [f"p{pid}"]),
+        1,
+        fields.pop("rss_kib", 0),
+        **fields,
     )
 
 
@@ -794,7 +820,10 @@ def test_order() -> None:
 @pytest.mark.parametrize("width", [20, 40, 80, 100, 160, 300])
 @pytest.mark.parametrize("sort", ["rss", "huge"])
 def test_every_width_fits(width: int, sort: str) -> None:
-    rows = [row(i, name="n" * 50, rss_kib=10**9, shootdowns=1e9, minor_faults=1e12) for i in range(3)]
+    rows = [
+        row(i, name="n" * 50, command=["n" * 50], rss_kib=10**9, shootdowns=1e9, minor_faults=1e12)
+        for i in range(3)
+    ]
     lines = view.table(rows, width, sort)
     if width >= 40:
         assert all(len(line.plain) <= width for line in lines)
@@ -805,9 +834,17 @@ def test_every_width_fits(width: int, sort: str) -> None:
 
 @pytest.mark.parametrize("height", [1, 2, 5, 24])
 def test_every_height_fits(height: int) -> None:
-    looked = Snapshot(0, 1, [row(i, rss_kib=i) for i in range(50)], [], 1.0, None, ["a note"])
+    looked = Snapshot(
+        time=0,
+        interval_s=1,
+        own_cpu_percent=1.0,
+        interrupts_system_wide=None,
+        processes=[row(i, rss_kib=i) for i in range(50)],
+        ended=[],
+        notes=["a note"],
+    )
     state = view.State()
-    state.note(looked)
+    state.record(looked)
     for change in ({}, {"detail": 7}, {"help": True}, {"selected": 3}, {"typing": True}):
         for name, value in change.items():
             setattr(state, name, value)
@@ -846,10 +883,10 @@ def test_a_note_of_any_shape_is_survived(build: Callable[..., Path]) -> None:
         image = bytearray(path)
         image[at : at + (8 if at == 32 else 2)] = struct.pack("=Q" if at == 32 else "=H", value)
 
-        def read(places: Any, image: bytes = bytes(image)) -> list[bytes | None]:
-            return [image[a : a + n] if a + n <= len(image) else None for a, n in places]
+        def read(address: int, size: int, image: bytes = bytes(image)) -> bytes | None:
+            return image[address : address + size] if address + size <= len(image) else None
 
-        assert figures.tables_of_image(read, 0) == []
+        assert counters.table_addresses(read, 0) == []
 
 
 @pytest.mark.usefixtures("compiled")

@@ -17,7 +17,7 @@ import pytest
 from calm_helpers import ROOT
 from waiting import PATIENCE_S
 
-from calm.top.terminal import keys_of
+from calm.commands.top.terminal import keys_of
 
 IN, OUT = b"\x1b[?1049h", b"\x1b[?1049l"
 CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -33,7 +33,7 @@ class Terminal:
         drop = ("COLUMNS", "LINES")
         env = {name: value for name, value in os.environ.items() if name not in drop}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "calm", "top", "-d", "0.2", *arguments],
+            [sys.executable, "-m", "calm", "top", "-d", "200ms", *arguments],
             cwd=ROOT,
             env=env | {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
             stdin=self.slave,
@@ -163,13 +163,13 @@ def test_keys(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -
 
 
 def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -> None:
-    top = open_terminal("-p", f"{sleeper.pid},{os.getpid()}", "-d", "30", size=(24, 170))
+    top = open_terminal("-p", f"{sleeper.pid},{os.getpid()}", "-d", "30s", size=(24, 170))
     top.process.send_signal(signal.SIGWINCH)
     deadline = time.monotonic() + PATIENCE_S
-    while "looking" not in "".join(top.frame()):
+    while "sampling" not in "".join(top.frame()):
         top.read(0.05)
         assert time.monotonic() < deadline
-    # Long before the next look.
+    # Long before the next sample.
     top.press(b" ")
     frame = top.until("KEPT/LIMIT")
     for lines, columns in ((10, 60), (3, 20), (40, 90)):
@@ -234,10 +234,10 @@ def test_the_terminal_comes_back_from_an_error(sleeper: subprocess.Popen[bytes])
     master, slave = pty.openpty()
     modes = termios.tcgetattr(slave)
     code = (
-        "import sys; from calm.cli import main; from calm.top import view\n"
+        "import sys; from calm.cli import main; from calm.commands.top import view\n"
         "def broken(*_): raise RuntimeError('a fault')\n"
         "view.detail = broken\n"
-        f"sys.argv = ['calm', 'top', '-d', '0.1', '{sleeper.pid}']; main()"
+        f"sys.argv = ['calm', 'top', '-d', '100ms', '{sleeper.pid}']; main()"
     )
     try:
         done = subprocess.run(
@@ -276,6 +276,19 @@ def test_stopped_and_continued(open_terminal: type[Terminal], sleeper: subproces
     top.until(r"^RSS ")
     top.press(b"q")
     assert top.ends() == 0
+
+
+def test_forty_columns_without_color(
+    open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    top = open_terminal("-p", f"{sleeper.pid},{os.getpid()}", size=(12, 40))
+    top.until(r"^ *PID COMMAND +RSS")
+    top.press(b"j")
+    top.until(rf"{sleeper.pid} sleep")
+    top.press(b"q")
+    assert top.ends() == 0
+    assert not re.search(rb"\x1b\[[0-9;]*\b3[0-7]m", top.output)
 
 
 def test_keys_from_bytes() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from calm import topology
+from calm.core import machine
 
 
 def test_cores_come_before_their_second_threads(tmp_path: Path) -> None:
@@ -11,15 +11,15 @@ def test_cores_come_before_their_second_threads(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "core_id").write_text(f"{core}\n")
-    assert topology.sockets(range(8), tmp_path) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert topology.sockets([0, 4, 7], tmp_path) == [[0, 4], [7]]
+    assert machine.sockets(range(8), tmp_path) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert machine.sockets([0, 4, 7], tmp_path) == [[0, 4], [7]]
 
 
 def test_a_machine_that_does_not_tell_has_one_socket(tmp_path: Path) -> None:
-    assert topology.sockets([0, 1, 2], tmp_path) == [[0, 1, 2]]
+    assert machine.sockets([0, 1, 2], tmp_path) == [[0, 1, 2]]
 
 
 def test_a_hypervisors_cpu() -> None:
-    assert topology.is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor sse\n")
-    assert topology.is_virtual("processor\t: 0\nflags\t\t: fpu sse\nname: hypervisor\n") is False
-    assert topology.is_virtual("processor\t: 0\nFeatures\t: fp asimd\n") is None
+    assert machine.is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor sse\n")
+    assert machine.is_virtual("processor\t: 0\nflags\t\t: fpu sse\nname: hypervisor\n") is False
+    assert machine.is_virtual("processor\t: 0\nFeatures\t: fp asimd\n") is None

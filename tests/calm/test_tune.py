@@ -5,22 +5,24 @@ import math
 import os
 import re
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tune_helpers import ARENAS, TCACHE, TRIM, FakeRunner, Watched, glibc_space, knob, search
 
-from calm import allocators, report
-from calm.allocators import GLIBC
-from calm.statistics import Ratio
-from calm.tune import space
-from calm.tune.refine import Refinement
-from calm.tune.search import Budget, Outcome, Search, shares
-from calm.tune.shown import front_table, show
-from calm.tune.space import Setting, between
-from calm.tune.study import Study, Tried
-from calm.tune.trial import BaselineError, Look, Pairs, Rounds, Run, Stopped
-from calm.tune.verdict import ROUNDS_LEAST, Preference, Verdict, front, verdict
+from calm.commands.tune import space
+from calm.commands.tune.output import front_table, print_report
+from calm.commands.tune.search import Budget, Search, Tuning, shares
+from calm.commands.tune.space import Point, Setting, between
+from calm.commands.tune.steps import Refinement
+from calm.commands.tune.study import Study
+from calm.commands.tune.trial import BaselineError, Pair, Pairs, Run, Tried
+from calm.commands.tune.verdict import MIN_ROUNDS, Preference, Verdict, front, verdict
+from calm.core import allocators, report
+from calm.core.allocators import GLIBC
+from calm.core.rounds import StoppedError
+from calm.core.statistics import Ratio
 
 
 def much_trimming(setting: Setting | None) -> tuple[float, float]:
@@ -46,10 +48,10 @@ def trade(setting: Setting | None) -> tuple[float, float]:
 def test_finds_what_helps_and_leaves_out_what_does_not(seed: int) -> None:
     runner = FakeRunner(much_trimming, noise=0.02, seed=seed)
     outcome = search(runner, seed=seed)
-    chosen = outcome.recommended
+    chosen = outcome.recommendation
     assert chosen is not None
     # By noise one that does not matter may stay.
-    assert TRIM in dict(chosen.setting.values)
+    assert TRIM in chosen.setting.values
     assert len(chosen.setting.values) <= 2
     assert chosen.time.value == pytest.approx(0.4, rel=0.05)
     assert chosen.memory.value == pytest.approx(1.1, rel=0.05)
@@ -58,14 +60,14 @@ def test_finds_what_helps_and_leaves_out_what_does_not(seed: int) -> None:
     assert chosen.time.low <= chosen.time.value <= chosen.time.high < 1
 
 
-def test_the_optimizer_finds_what_nobody_has_told_it() -> None:
+def test_the_optimizer_finds_a_setting_that_is_not_enqueued() -> None:
     def odd(setting: Setting | None) -> tuple[float, float]:
         pad = knob(setting, "glibc.malloc.top_pad")
         return (0.3 if pad is not None and 1 << 14 <= pad <= 1 << 18 else 1.0), 1000
 
     outcome = search(FakeRunner(odd), trials=40)
-    assert outcome.recommended is not None
-    assert [name for name, _ in outcome.recommended.setting.values] == ["glibc.malloc.top_pad"]
+    assert outcome.recommendation is not None
+    assert list(outcome.recommendation.setting.values) == ["glibc.malloc.top_pad"]
 
 
 def test_what_matters_together_stays_together() -> None:
@@ -74,9 +76,9 @@ def test_what_matters_together_stays_together() -> None:
     def both(setting: Setting | None) -> tuple[float, float]:
         return (0.5 if knob(setting, TCACHE) is not None and knob(setting, TRIM) is not None else 1.0), 1000
 
-    chosen = search(FakeRunner(both), trials=30).recommended
+    chosen = search(FakeRunner(both), trials=30).recommendation
     assert chosen is not None
-    assert {name for name, _ in chosen.setting.values} == {TCACHE, TRIM}
+    assert set(chosen.setting.values) == {TCACHE, TRIM}
 
 
 def test_nothing_is_compared_with_itself() -> None:
@@ -89,34 +91,38 @@ def test_nothing_is_compared_with_itself() -> None:
 def test_what_failed_only_once_does_not_win(first: bool) -> None:
     study = Study(glibc_space(), seed=1)
     asked, again = study.ask(), study.ask()
-    again.trial.set_user_attr("setting", asked.setting.as_dict())
+    again.trial.set_user_attr("setting", asdict(asked.setting))
     good, bad = (again, asked) if first else (asked, again)
-    study.tell(good, [Look(0.1, 1.0)])
-    study.fail(bad, "exit code 1")
+    study.tell(good, [Pair(0.1, 1.0)])
+    study.tell(bad, [], "exit code 1")
     outcome = search(FakeRunner(nothing_helps), study=study, trials=3)
-    assert outcome.tried[asked.setting].looks
-    assert outcome.tried[asked.setting].failure == "exit code 1"
-    assert asked.setting not in [each.setting for each in outcome.front + outcome.dropped]
+    tried = next(each for each in outcome.tried if each.setting == asked.setting)
+    assert tried.pairs
+    assert tried.failure == "exit code 1"
+    assert asked.setting not in [each.setting for each in outcome.front + outcome.rejected]
 
 
-def test_who_is_surely_within_the_limit_goes_first() -> None:
-    def told(name: str, time: float, memory: Ratio) -> Verdict:
+def test_what_is_surely_within_the_limit_goes_first() -> None:
+    def a_setting(name: str, time: float, memory: Ratio) -> Verdict:
         ratio = Ratio(time, time, time, 6)
-        return Verdict(Setting(GLIBC, ((name, "1"),)), ratio, memory, ratio)
+        return Verdict(Setting(GLIBC, {name: "1"}), ratio, memory, ratio)
 
-    fast, slow = told(TRIM, 0.4, Ratio(1.47, 1.4, 1.6, 6)), told(ARENAS, 0.5, Ratio(1.0, 0.9, 1.1, 6))
+    fast, slow = (
+        a_setting(TRIM, 0.4, Ratio(1.47, 1.4, 1.6, 6)),
+        a_setting(ARENAS, 0.5, Ratio(1.0, 0.9, 1.1, 6)),
+    )
     preference = Preference("time", 1.5)
     assert preference.choose([fast, slow]) == slow.setting
     assert preference.choose([fast]) == fast.setting
-    assert preference.choose([told(TRIM, 0.4, Ratio(1.51, 1.4, 1.6, 6))]) is None
+    assert preference.choose([a_setting(TRIM, 0.4, Ratio(1.51, 1.4, 1.6, 6))]) is None
 
 
 def test_noise_is_called_none() -> None:
     found = [
-        search(FakeRunner(nothing_helps, noise=0.15, seed=seed), seed=seed, trials=10).recommended
-        for seed in range(20)
+        search(FakeRunner(nothing_helps, noise=0.15, seed=seed), seed=seed, trials=10).recommendation
+        for seed in range(40)
     ]
-    assert sum(each is not None for each in found) <= 1
+    assert sum(each is not None for each in found) <= 3
 
 
 def test_a_front_of_few_rounds_claims_nothing() -> None:
@@ -125,25 +131,25 @@ def test_a_front_of_few_rounds_claims_nothing() -> None:
         search(FakeRunner(nothing_helps, noise=0.15, seed=seed), seed=seed, trials=None, seconds=40.0)
         for seed in range(20)
     ]
-    rounds = [each.time.n for outcome in found for each in (*outcome.front, *outcome.dropped)]
+    rounds = [each.time.n for outcome in found for each in (*outcome.front, *outcome.rejected)]
     assert rounds
-    assert max(rounds) < ROUNDS_LEAST
+    assert max(rounds) < MIN_ROUNDS
     assert [outcome.front for outcome in found] == [[]] * 20
-    told = front_table(found[0]).columns[-1].cells
-    assert [each for each in told if "gain" in str(each)] == []
+    cells = front_table(found[0]).columns[-1].cells
+    assert [each for each in cells if "gain" in str(each)] == []
 
 
 def test_without_noise_nothing_is_none() -> None:
     outcome = search(FakeRunner(nothing_helps), trials=8)
-    assert outcome.recommended is None
+    assert outcome.recommendation is None
     assert outcome.front == []
     assert "no setting gained" in outcome.reason
 
 
 def test_a_slow_drift_of_the_machine_wins_nothing() -> None:
     outcome = search(FakeRunner(nothing_helps, drift=0.01), trials=8)
-    assert outcome.recommended is None
-    assert all(0.98 < each.time < 1.02 for each in outcome.tried.values() if len(each.looks) % 2 == 0)
+    assert outcome.recommendation is None
+    assert all(0.98 < each.point.time < 1.02 for each in outcome.tried if len(each.pairs) % 2 == 0)
 
 
 @pytest.mark.parametrize("lucky_until", ["front", "ablation", "confirmation"])
@@ -156,8 +162,8 @@ def test_luck_in_one_phase_does_not_outlive_it(lucky_until: str) -> None:
         return (1.0 if setting is None or over else 0.5), 1000
 
     outcome = search(FakeRunner(lucky), watched=watched, trials=8)
-    assert outcome.recommended is None
-    assert any(each.time < 0.6 for each in outcome.tried.values())
+    assert outcome.recommendation is None
+    assert any(each.point.time < 0.6 for each in outcome.tried)
     if lucky_until == "confirmation":
         assert outcome.chosen is not None
         assert "fresh runs" in outcome.reason
@@ -177,9 +183,9 @@ def test_what_is_only_by_luck_within_the_limit_does_not_push_out_what_is() -> No
         return (0.5 if knob(setting, ARENAS) is not None else 1.0), 1000
 
     outcome = search(FakeRunner(cost), trials=30, watched=watched)
-    assert sum(TRIM in dict(setting.values) for setting in outcome.tried) > 4
-    assert outcome.recommended is not None
-    assert outcome.recommended.point == (pytest.approx(0.5, rel=0.02), pytest.approx(1.0, rel=0.02))
+    assert sum(TRIM in each.setting.values for each in outcome.tried) > 4
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.point[1:] == (pytest.approx(0.5, rel=0.02), pytest.approx(1.0, rel=0.02))
 
 
 def test_while_nothing_looks_good_the_search_goes_on() -> None:
@@ -191,11 +197,11 @@ def test_while_nothing_looks_good_the_search_goes_on() -> None:
         return runner
 
     outcome = search(late(FakeRunner(nothing_helps)), trials=None, seconds=100.0)
-    assert outcome.recommended is not None
-    assert outcome.recommended.time.value == pytest.approx(0.5)
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.time.value == pytest.approx(0.5)
 
 
-def test_what_is_told_is_from_the_confirmation_alone() -> None:
+def test_what_is_reported_is_from_the_confirmation_alone() -> None:
     watched = Watched()
 
     def fading(setting: Setting | None) -> tuple[float, float]:
@@ -204,9 +210,9 @@ def test_what_is_told_is_from_the_confirmation_alone() -> None:
 
     runner = FakeRunner(fading)
     outcome = search(runner, watched=watched, trials=8)
-    assert outcome.recommended is not None
-    assert outcome.recommended.time.value == pytest.approx(0.8)
-    assert outcome.recommended.time.n == 10
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.time.value == pytest.approx(0.8)
+    assert outcome.recommendation.time.n == 10
     assert [each.time.value for each in outcome.front] == [pytest.approx(0.5)]
 
 
@@ -223,11 +229,11 @@ def the_more_the_faster(setting: Setting | None) -> tuple[float, float]:
 @pytest.mark.parametrize(("limit", "reached"), [(1.5, 5.5), (1.42, 4.5), (1.7, 8), (1.35, 4)])
 def test_a_size_between_those_of_the_search_is_found(limit: float, reached: float) -> None:
     outcome = search(FakeRunner(the_more_the_faster), trials=60, preference=Preference("time", limit))
-    assert outcome.recommended is not None
-    assert outcome.recommended.setting == Setting("glibc", ((PAD, str(int(reached * MIB))),))
-    assert outcome.recommended.memory.value == pytest.approx(1 + 0.08 * reached)
-    moved = outcome.reduced != outcome.recommended.setting
-    assert (outcome.refined == outcome.recommended.setting) == moved
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.setting == Setting("glibc", {PAD: str(int(reached * MIB))})
+    assert outcome.recommendation.memory.value == pytest.approx(1 + 0.08 * reached)
+    moved = outcome.reduced != outcome.recommendation.setting
+    assert (outcome.refined == outcome.recommendation.setting) == moved
     assert (outcome.refined_from is not None) == moved
 
 
@@ -241,9 +247,9 @@ def test_less_of_what_is_beyond_the_limit_may_be_within_it() -> None:
         return (0.7 if pad >= 4 else 1.0), 1000 + 20 * pad
 
     outcome = search(FakeRunner(cliff, noise=0.002), trials=40)
-    assert outcome.recommended is not None
-    assert 9 * MIB <= (knob(outcome.recommended.setting, TRIM) or 0) <= 11 * MIB
-    assert outcome.recommended.time.value == pytest.approx(0.2, rel=0.02)
+    assert outcome.recommendation is not None
+    assert 9 * MIB <= (knob(outcome.recommendation.setting, TRIM) or 0) <= 11 * MIB
+    assert outcome.recommendation.time.value == pytest.approx(0.2, rel=0.02)
     assert outcome.refined_from is not None
     assert (knob(outcome.refined_from, TRIM) or 0) > 11 * MIB
 
@@ -258,8 +264,8 @@ def test_a_step_too_far_is_taken_back() -> None:
         return time, memory + 200 * beyond
 
     outcome = search(FakeRunner(cost), trials=60, watched=watched)
-    assert outcome.recommended is not None
-    assert outcome.recommended.setting == Setting("glibc", ((PAD, str(4 * MIB)),))
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.setting == Setting("glibc", {PAD: str(4 * MIB)})
     assert outcome.refined is None
     assert any("going back" in line for line in watched.said)
     assert not outcome.reason
@@ -270,38 +276,38 @@ def test_steps_that_gain_nothing_are_not_taken() -> None:
         return (0.5 if knob(setting, PAD) is not None else 1.0), 1000
 
     outcome = search(FakeRunner(flat, noise=0.003), trials=20)
-    assert outcome.recommended is not None
+    assert outcome.recommendation is not None
     assert outcome.refined is None
 
 
 @pytest.mark.parametrize(
-    ("time", "memory", "looks"),
+    ("time", "memory", "count"),
     [(0.5, 1400, 3), (0.5, 1600, 3), (0.5, 1700, 1), (0.65, 1400, 3), (0.7, 1400, 1)],
 )
-def test_what_is_plainly_worse_is_looked_at_once(time: float, memory: float, looks: int) -> None:
+def test_what_is_plainly_worse_gets_one_pair(time: float, memory: float, count: int) -> None:
     runner = FakeRunner(lambda setting: (time, memory) if setting else (1.0, 1000))
-    pairs = Pairs(runner)
-    steps = Refinement(Study(glibc_space()), Preference("time", 1.5), lambda each, _: pairs.look(each))
-    best = Tried(Setting(GLIBC, ((PAD, str(4 * MIB)),)), [Look(0.6, 1.2)])
-    seen = steps._seen(best.setting.replace(PAD, str(8 * MIB)), best)
+    pairs = Pairs(runner.run)
+    best = Tried(Setting(GLIBC, {PAD: str(4 * MIB)}), [Pair(0.6, 1.2)])
+    steps = Refinement(glibc_space(), Preference("time", 1.5), lambda each, _: pairs.measure(each), best)
+    seen = steps.seen(best.setting.replace(PAD, str(8 * MIB)))
     assert seen is not None
-    assert len(seen.looks) == looks
+    assert len(seen.pairs) == count
 
 
 @pytest.mark.parametrize("what", ["time", "memory"])
 @pytest.mark.parametrize(
-    ("lost", "needed", "looks"),
+    ("lost", "needed", "count"),
     [(1.005, False, 3), (1.015, False, 7), (1.03, True, 7), (1.2, True, 3), (1.6, True, 1)],
 )
 def test_what_is_lost_without_a_knob_decides_whether_it_stays(
-    what: str, lost: float, needed: bool, looks: int
+    what: str, lost: float, needed: bool, count: int
 ) -> None:
-    """Be it time or memory; where it is close, more looks are taken."""
+    """Be it time or memory; where it is close, more pairs are measured."""
     without = (lost, 1000.0) if what == "time" else (1.0, 1000 * lost)
     runner = FakeRunner(lambda setting: without if setting else (1.0, 1000))
-    looking = Search(Study(glibc_space()), runner, Budget(trials=1), Preference(), Watched())
-    assert looking._needed(Pairs(runner), Setting(GLIBC, ((PAD, str(MIB)),))) == needed
-    assert len(runner.log) == 2 * looks
+    looking = Search(Study(glibc_space()), runner.run, Budget(trials=1), Tuning(), Watched())
+    assert looking._is_worse(Pairs(runner.run), Setting(GLIBC, {PAD: str(MIB)})) == needed
+    assert len(runner.log) == 2 * count
 
 
 def test_a_knob_moves_down_where_that_is_better() -> None:
@@ -310,9 +316,9 @@ def test_a_knob_moves_down_where_that_is_better() -> None:
         return 1.0, 1000 if pad is None else 700 + 10 * pad / MIB
 
     runner = FakeRunner(small)
-    pairs = Pairs(runner)
-    start = Setting("glibc", ((PAD, str(32 * MIB)),))
-    steps = Refinement(Study(glibc_space()), Preference("memory"), lambda each, _: pairs.look(each))
+    pairs = Pairs(runner.run)
+    start = Setting("glibc", {PAD: str(32 * MIB)})
+    steps = Refinement(glibc_space(), Preference("memory"), lambda each, _: pairs.measure(each))
     # Below 2 MiB a step gains less than a setting is worth.
     assert list(steps.steps(start, [])) == [(start.replace(PAD, str(2 * MIB)), start)]
 
@@ -333,23 +339,23 @@ def test_half_way() -> None:
 )
 def test_the_recommendation_goes_by_the_preference(preference: Preference) -> None:
     outcome = search(FakeRunner(trade), preference=preference)
-    assert outcome.recommended is not None
-    point = outcome.recommended.point
-    assert preference.allows(*point)
-    allowed = [(t.time, t.memory) for t in outcome.tried.values() if preference.allows(t.time, t.memory)]
+    assert outcome.recommendation is not None
+    point = outcome.recommendation.point
+    assert preference.allows(point)
+    allowed = [each.point for each in outcome.tried if preference.allows(each.point)]
     # What is left out may cost as much as would not be a gain.
-    assert preference.cost(*point) <= 1.021 * min(preference.cost(*each) for each in allowed)
+    assert preference.cost(point) <= 1.021 * min(map(preference.cost, allowed))
 
 
 def test_preferences_differ() -> None:
-    names = [Setting(GLIBC, ((TRIM, str(1 << n)),)) for n in range(20, 25)]
+    names = [Setting(GLIBC, {TRIM: str(1 << n)}) for n in range(20, 25)]
     shape = [(0.2, 3.0), (0.4, 1.4), (0.5, 1.0), (1.04, 0.6), (1.1, 0.2)]
-    points = [(name, *point) for name, point in zip(names, shape, strict=True)]
+    points = [Point(name, *point) for name, point in zip(names, shape, strict=True)]
     assert Preference("time", 1.5).best(points) == names[1]
     assert Preference("time", 3.0).best(points) == names[0]
     assert Preference("memory").best(points) == names[3]
     assert Preference("balanced").best(points) == names[4]
-    assert Preference("time").best([(names[0], 0.99, 1.0)]) is None
+    assert Preference("time").best([Point(names[0], 0.99, 1.0)]) is None
     assert Preference("time").best(points[:1]) is None
 
 
@@ -358,9 +364,9 @@ def test_nothing_within_the_limit_is_said_so() -> None:
         return (1.0, 1000) if knob(setting, TRIM) is None else (0.5, 2000)
 
     outcome = search(FakeRunner(dear), trials=8)
-    assert outcome.recommended is None
+    assert outcome.recommendation is None
     assert "take more than 1.5 of the memory" in outcome.reason
-    assert outcome.front[0].point == (pytest.approx(0.5), pytest.approx(2.0))
+    assert outcome.front[0].point[1:] == (pytest.approx(0.5), pytest.approx(2.0))
 
 
 def test_what_fails_is_recorded_and_never_wins() -> None:
@@ -369,11 +375,11 @@ def test_what_fails_is_recorded_and_never_wins() -> None:
 
     watched = Watched()
     outcome = search(FakeRunner(much_trimming, fails=fails), trials=12, watched=watched)
-    assert outcome.recommended is None
-    failed = [each for each in outcome.tried.values() if each.failure]
+    assert outcome.recommendation is None
+    failed = [each for each in outcome.tried if each.failure]
     assert failed
-    assert all(TRIM in dict(each.setting.values) for each in failed)
-    assert not any(TRIM in dict(each.setting.values) for each in outcome.front + outcome.dropped)
+    assert all(TRIM in each.setting.values for each in failed)
+    assert not any(TRIM in each.setting.values for each in outcome.front + outcome.rejected)
     assert any("SIGSEGV" in line for line in watched.said)
 
 
@@ -385,25 +391,25 @@ def test_what_fails_in_the_front_is_not_chosen_by_the_search() -> None:
     )
     outcome = search(runner, trials=6, watched=watched)
     assert outcome.failures
-    assert not outcome.front + outcome.dropped
-    assert outcome.chosen not in outcome.failures
+    assert not outcome.front + outcome.rejected
+    assert outcome.chosen is None or outcome.chosen.label not in outcome.failures
 
 
-def test_what_is_plainly_beaten_gets_one_look() -> None:
+def test_what_is_plainly_beaten_gets_one_pair_of_the_search() -> None:
     def cost(setting: Setting | None) -> tuple[float, float]:
         return (2.0 if knob(setting, TCACHE) is not None else 1.0), 1000
 
-    tried = search(FakeRunner(cost), trials=6).tried.values()
-    assert {TCACHE in dict(each.setting.values): len(each.looks) for each in tried} == {False: 2, True: 1}
+    tried = search(FakeRunner(cost), trials=6).tried
+    assert {TCACHE in each.setting.values: len(each.pairs) for each in tried} == {False: 2, True: 1}
 
 
-def test_a_look_that_was_over_when_it_was_stopped_is_kept() -> None:
-    (tried,) = search(FakeRunner(much_trimming, stop_at=3)).tried.values()
-    assert len(tried.looks) == 1
+def test_a_pair_that_was_complete_when_it_was_stopped_is_kept() -> None:
+    (tried,) = search(FakeRunner(much_trimming, stop_at=3)).tried
+    assert len(tried.pairs) == 1
 
 
 def test_what_failed_is_not_run_again() -> None:
-    bad = Setting(GLIBC, ((ARENAS, "64"),))
+    bad = Setting(GLIBC, {ARENAS: "64"})
     study = Study(glibc_space(), seed=1)
     for _ in range(3):
         study.enqueue(bad)
@@ -412,11 +418,11 @@ def test_what_failed_is_not_run_again() -> None:
     assert runner.log.count(bad) == 1
 
 
-@pytest.mark.parametrize(("runs", "last"), [(math.inf, 0.14), (100, 0.14), (26, 0.5), (15, 0.6), (0, 0.6)])
+@pytest.mark.parametrize(("runs", "last"), [(math.inf, 0.14), (100, 0.14), (26, 0.5), (15, 0.6)])
 def test_of_few_runs_more_are_for_the_confirmation(runs: float, last: float) -> None:
     parts = shares(runs)
-    assert 1 - parts.ablation == pytest.approx(last)
-    assert 0 < parts.search < parts.front < parts.ablation
+    assert 1 - parts["ablation"] == pytest.approx(last)
+    assert 0 < parts["search"] < parts["front"] < parts["ablation"]
 
 
 @pytest.mark.parametrize("phase", ["front", "confirmation"])
@@ -427,7 +433,7 @@ def test_what_fails_when_confirmed_is_not_recommended(phase: str) -> None:
         return "exit code 3" if knob(setting, TRIM) is not None and watched.now == phase else None
 
     outcome = search(FakeRunner(much_trimming, fails=fails), trials=8, watched=watched)
-    assert outcome.recommended is None
+    assert outcome.recommendation is None
     assert "exit code 3" in outcome.failures.values()
 
 
@@ -441,9 +447,9 @@ def test_a_program_that_begins_to_fail_ends_the_search_and_keeps_what_is_known()
 
     runner.fails = fails
     outcome = search(runner)
-    assert outcome.error is not None
-    assert "exit code 1" in outcome.error
-    assert outcome.recommended is None
+    assert outcome.failure is not None
+    assert "exit code 1" in outcome.failure
+    assert outcome.recommendation is None
     assert outcome.tried
 
 
@@ -457,7 +463,7 @@ def test_what_is_known_when_it_is_stopped_is_kept(phase: str, runs: int) -> None
         nonlocal seen
         seen += watched.now == phase
         if seen > runs:
-            raise Stopped(2)
+            raise StoppedError(2)
 
     def cost(setting: Setting | None) -> tuple[float, float]:
         # Two knobs that both matter, so that there is something to leave out.
@@ -466,15 +472,15 @@ def test_what_is_known_when_it_is_stopped_is_kept(phase: str, runs: int) -> None
 
     outcome = search(FakeRunner(cost, fails=stop), trials=12, watched=watched)
     assert watched.now == phase
-    assert outcome.stopped_by == 2
-    assert outcome.recommended is None
+    assert outcome.interrupted_by == 2
+    assert outcome.recommendation is None
     assert "stopped" in outcome.reason
     assert bool(outcome.tried) == (phase != "search" or runs > 1)
     later = ("ablation", "refinement", "confirmation")
     assert bool(outcome.front) == (phase in later)
     # Of a round or two nothing is claimed.
-    assert not (phase == "front" and runs == 8) or outcome.dropped
-    assert bool(outcome.final) == (phase == "confirmation" and runs == 8)
+    assert not (phase == "front" and runs == 8) or outcome.rejected
+    assert bool(outcome.confirmation) == (phase == "confirmation" and runs == 8)
 
 
 @pytest.mark.parametrize("seconds", [7.0, 100.0, 250.0])
@@ -483,10 +489,10 @@ def test_it_lasts_no_longer_than_it_may(seconds: float) -> None:
     outcome = search(runner, trials=None, seconds=seconds)
     assert runner.clock <= seconds + 1
     assert runner.clock >= 0.7 * min(seconds, 100)
-    assert (outcome.recommended is not None) == (seconds >= 100)
+    assert (outcome.recommendation is not None) == (seconds >= 100)
     if seconds < 100:
         assert outcome.reason.endswith("6 are needed")
-        assert outcome.unconfirmed
+        assert "nothing is recommended: " in printed(outcome)
 
 
 def test_trials_are_counted() -> None:
@@ -499,6 +505,7 @@ def test_the_same_seed_searches_alike() -> None:
     runs = [FakeRunner(much_trimming, noise=0.05) for _ in range(2)]
     first, second = (search(runner, trials=16, seed=7) for runner in runs)
     assert runs[0].log == runs[1].log
+    second.date = first.date
     assert first == second
     other = FakeRunner(much_trimming, noise=0.05)
     search(other, trials=16, seed=8)
@@ -507,78 +514,83 @@ def test_the_same_seed_searches_alike() -> None:
 
 def test_pairs_turn() -> None:
     runner = FakeRunner(nothing_helps)
-    setting = Setting(GLIBC, ((TRIM, "65536"),))
-    pairs = Pairs(runner)
+    setting = Setting(GLIBC, {TRIM: "65536"})
+    pairs = Pairs(runner.run)
     for _ in range(4):
-        pairs.look(setting)
+        pairs.measure(setting)
     assert runner.log == [None, setting, setting, None] * 2
 
 
+def confirming(runner: FakeRunner) -> Search:
+    return Search(Study(glibc_space()), runner.run, Budget(trials=1), Tuning(), Watched())
+
+
 def test_rounds_take_turns_and_a_stopped_one_leaves_nothing() -> None:
-    settings = [Setting(GLIBC, ((TRIM, str(1 << n)),)) for n in (20, 21)]
+    settings = [Setting(GLIBC, {TRIM: str(1 << n)}) for n in (20, 21)]
     runner = FakeRunner(nothing_helps, stop_at=20)
-    rounds = Rounds()
-    for _ in range(6):
-        rounds.run(runner, settings)
-    with pytest.raises(Stopped):
-        rounds.run(runner, settings)
-    assert len(rounds.base) == 6
-    assert all(len(runs) == 6 for runs in rounds.runs.values())
-    firsts = {runner.log[at] for at in range(0, 18, 3)}
-    assert firsts == {None, *settings}
+    found, stopped = confirming(runner)._measure(settings, 10, "front")
+    assert isinstance(stopped, StoppedError)
+    assert [(each.setting, each.time.n) for each in found] == [(setting, 6) for setting in settings]
+    assert {runner.log[at] for at in range(0, 18, 3)} == {None, *settings}
     for at in range(0, 18, 3):
         assert set(runner.log[at : at + 3]) == {None, *settings}
 
 
 def test_what_fails_in_a_later_round_has_no_rounds() -> None:
-    good, bad = (Setting(GLIBC, ((TRIM, str(1 << n)),)) for n in (20, 21))
-    rounds = Rounds()
+    good, bad = (Setting(GLIBC, {TRIM: str(1 << n)}) for n in (20, 21))
     runner = FakeRunner(nothing_helps)
-    runner.fails = lambda setting: "exit code 3" if setting == bad and len(rounds.base) == 2 else None
-    for _ in range(4):
-        rounds.run(runner, [good, bad])
-    assert rounds.failures == {bad: "exit code 3"}
-    assert rounds.runs.keys() == {good}
-    assert len(rounds.base) == len(rounds.runs[good]) == 4
+    runner.fails = lambda setting: "exit code 3" if setting == bad and runner.log.count(bad) == 3 else None
+    rounds = confirming(runner)
+    found, stopped = rounds._measure([good, bad], 4, "front")
+    assert stopped is None
+    assert rounds.result.failures == {bad.label: "exit code 3"}
+    assert [(each.setting, each.time.n) for each in found] == [(good, 4)]
     assert runner.log.count(bad) == 3
 
 
+def test_without_a_setting_that_works_rounds_end() -> None:
+    bad = Setting(GLIBC, {TRIM: "1048576"})
+    runner = FakeRunner(nothing_helps, fails=lambda setting: "exit code 3" if setting else None)
+    assert confirming(runner)._measure([bad], 4, "confirmation") == ([], None)
+    assert sorted(map(str, runner.log)) == sorted(map(str, [None, bad]))
+
+
 def test_ratios_are_to_the_same_rounds_baseline() -> None:
-    setting = Setting(GLIBC, ((TRIM, "65536"),))
-    rounds = Rounds([Run(t, 100) for t in (1.0, 2.0, 4.0)], {setting: [Run(t, 50) for t in (0.5, 1.0, 2.0)]})
-    found = verdict(setting, rounds)
+    setting = Setting(GLIBC, {TRIM: "65536"})
+    runs, base = ([Run(t * part, 100 * part) for t in (1.0, 2.0, 4.0)] for part in (0.5, 1))
+    found = verdict(setting, runs, base)
     assert (found.time.value, found.time.low, found.time.high) == (0.5, 0.5, 0.5)
     assert found.memory.value == 0.5
-    assert found.both.value == 0.25
+    assert found.time_memory.value == 0.25
 
 
 def a_verdict(value: float, high: float, n: int = 10, memory: float = 1.0) -> Verdict:
     time = Ratio(value, value - 0.01, high, n)
-    return Verdict(Setting(GLIBC, ((TRIM, "1"),)), time, Ratio(memory, memory, memory, n), time)
+    return Verdict(Setting(GLIBC, {TRIM: "1"}), time, Ratio(memory, memory, memory, n), time)
 
 
-def test_why_a_setting_fell_off_the_front_is_told() -> None:
-    dropped = [a_verdict(0.9, 0.95), a_verdict(1.0, 1.1), a_verdict(0.8, 0.9, n=ROUNDS_LEAST - 1)]
-    notes = [str(each).partition("(")[2] for each in front_table(Outcome(dropped=dropped)).columns[-1].cells]
+def test_why_a_setting_was_rejected_is_printed() -> None:
+    dropped = [a_verdict(0.9, 0.95), a_verdict(1.0, 1.1), a_verdict(0.8, 0.9, n=MIN_ROUNDS - 1)]
+    notes = [str(each).partition("(")[2] for each in front_table(Tuning(rejected=dropped)).columns[-1].cells]
     assert notes == ["", "too few rounds)", "beaten)", "no gain)"]
 
 
-def printed(outcome: Outcome, preference: Preference) -> str:
+def printed(found: Tuning) -> str:
     file = io.StringIO()
-    show(outcome, Budget(trials=1), preference, "average RSS", "", report.console(file))
+    print_report(found, [], report.console(file))
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("by", "memory", "told"), [("time", 0.5, 1), ("memory", 0.5, 0), ("time", 1.0, 0)])
-def test_what_saves_memory_is_mentioned_to_who_asked_for_time(by: str, memory: float, told: int) -> None:
-    outcome = Outcome(front=[a_verdict(1.0, 1.1, memory=memory)], reason="of that")
-    assert printed(outcome, Preference(by)).count("--prefer memory chooses by that") == told
+@pytest.mark.parametrize(("by", "memory", "count"), [("time", 0.5, 1), ("memory", 0.5, 0), ("time", 1.0, 0)])
+def test_what_saves_memory_is_mentioned_with_prefer_time(by: str, memory: float, count: int) -> None:
+    found = Tuning(front=[a_verdict(1.0, 1.1, memory=memory)], preference=Preference(by), reason="of that")
+    assert printed(found).count("see --prefer memory") == count
 
 
 def test_where_nothing_was_confirmed_what_is_within_the_limits_comes_first() -> None:
     seen = {4: (0.9, 1.0), 5: (0.2, 2.0), 6: (0.5, 1.0), 7: (1.0, 1.0)}
-    tried = [Tried(Setting(GLIBC, ((ARENAS, str(n)),)), [Look(*each)]) for n, each in seen.items()]
-    text = printed(Outcome({each.setting: each for each in tried}), Preference("time", 1.5))
+    tried = [Tried(Setting(GLIBC, {ARENAS: str(n)}), [Pair(*each)]) for n, each in seen.items()]
+    text = printed(Tuning(tried=tried))
     assert re.findall(r"arena_max=(\d)", text) == ["6", "4", "7"]
 
 
@@ -589,88 +601,80 @@ def test_where_nothing_was_confirmed_what_is_within_the_limits_comes_first() -> 
         (a_verdict(0.5, 1.0), "within noise"),
         (a_verdict(0.99, 0.995), "within noise"),
         (a_verdict(1.1, 1.2), "none"),
-        (a_verdict(0.5, 0.6, n=ROUNDS_LEAST - 1), "rounds"),
+        (a_verdict(0.5, 0.6, n=MIN_ROUNDS - 1), "rounds"),
         (a_verdict(0.5, 0.6, memory=1.51), "the limit is 1.5"),
     ],
 )
 def test_objections(found: Verdict, objection: str | None) -> None:
-    told = Preference().objection(found)
-    assert (told is None) if objection is None else (told is not None and objection in told)
+    found_objection = Preference().objection(found)
+    assert (found_objection is None) if objection is None else objection in (found_objection or "")
 
 
-def test_who_prefers_memory_is_not_given_a_slow_program() -> None:
+def test_prefer_memory_does_not_recommend_a_slow_program() -> None:
     slow = a_verdict(1.06, 1.1, memory=0.5)
     assert Preference("memory").objection(slow) is not None
     assert Preference("memory").objection(a_verdict(1.04, 1.1, memory=0.5)) is None
 
 
 def test_front() -> None:
-    plain, one, two = (
-        Setting(GLIBC),
-        Setting(GLIBC, ((TRIM, "1"),)),
-        Setting(GLIBC, ((TRIM, "1"), (TCACHE, "0"))),
-    )
-    arenas = Setting(GLIBC, ((ARENAS, "1"),))
-    points = [(two, 0.5, 1.2), (one, 0.5, 1.2), (plain, 1.0, 1.0), (arenas, 0.9, 1.3)]
+    plain, one, two = (Setting(GLIBC), Setting(GLIBC, {TRIM: "1"}), Setting(GLIBC, {TRIM: "1", TCACHE: "0"}))
+    arenas = Setting(GLIBC, {ARENAS: "1"})
+    points = [Point(two, 0.5, 1.2), Point(one, 0.5, 1.2), Point(plain, 1.0, 1.0), Point(arenas, 0.9, 1.3)]
     assert [each[0] for each in front(points)] == [one, plain]
 
 
 def test_asked_settings_are_of_the_space_and_never_the_baseline() -> None:
     study = Study(glibc_space(), seed=3)
-    allowed = {knob.name: set(knob.values) for knob in glibc_space()[0].knobs}
+    allowed = glibc_space()[GLIBC]
     seen: set[str] = set()
     left_alone = 0
     for _ in range(60):
         asked = study.ask()
         assert asked.setting != Setting(GLIBC)
-        for name, value in asked.setting.values:
+        for name, value in asked.setting.values.items():
             assert value in allowed[name]
-        seen |= dict(asked.setting.values).keys()
-        left_alone += TRIM not in dict(asked.setting.values)
-        study.tell(asked, [Look(1.0, 1.0)])
+        seen |= set(asked.setting.values)
+        left_alone += TRIM not in asked.setting.values
+        study.tell(asked, [Pair(1.0, 1.0)])
     assert seen == set(allowed)
     assert left_alone > 5
 
 
 def test_plain_allocators_come_first() -> None:
-    found, _ = space.spaces(["glibc"], {})
-    preloaded = [space.Space(name, (), Path(f"/lib{name}.so")) for name in ("calmalloc", "ptlbmalloc2")]
-    study = Study([*found, *preloaded], seed=1)
+    study = Study({**glibc_space(), "calmalloc": {}, "ptlbmalloc2": {}}, seed=1)
     first = []
     for _ in range(2):
         asked = study.ask()
         first.append(asked.setting)
-        study.tell(asked, [Look(1.0, 1.0)])
+        study.tell(asked, [Pair(1.0, 1.0)])
     assert first == [Setting("calmalloc"), Setting("ptlbmalloc2")]
 
 
-def test_looks_are_pooled_by_their_geometric_mean() -> None:
-    study = Study([space.Space("calmalloc", (), Path("/lib.so"))], seed=1)
-    for look in (Look(0.5, 1.0), Look(2.0, 4.0)):
-        study.tell(study.ask(), [look])
+def test_pairs_are_pooled_by_their_geometric_mean() -> None:
+    study = Study({"calmalloc": {}}, seed=1)
+    for pair in (Pair(0.5, 1.0), Pair(2.0, 4.0)):
+        study.tell(study.ask(), [pair])
     (known,) = study.tried().values()
-    assert known.time == pytest.approx(1.0)
-    assert known.memory == pytest.approx(2.0)
-    assert not math.isnan(known.time)
+    assert known.point[1:] == pytest.approx((1.0, 2.0))
 
 
-def test_what_is_set_already_stays_and_is_not_searched() -> None:
+def test_what_is_set_already_stays_and_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocators, "parse", allocators.Allocator)
     inherited = {
         "GLIBC_TUNABLES": "glibc.malloc.perturb=1:glibc.malloc.trim_threshold=4096",
         "MALLOC_ARENA_MAX": "2",
         "CALM_OPTIONS": "slack=50,report=exit",
     }
     found, notes = space.spaces(["glibc"], inherited)
-    names = {knob.name for knob in found[0].knobs}
+    names = set(found[GLIBC])
     assert TRIM not in names
     assert ARENAS not in names
     assert TCACHE in names
     assert len(notes) == 3
-    setting = Setting(GLIBC, ((TCACHE, "0"),))
-    variables = space.variables(setting, found[0], inherited)
+    setting = Setting(GLIBC, {TCACHE: "0"})
+    variables = space.variables(setting, inherited)
     assert variables == {"GLIBC_TUNABLES": f"{inherited['GLIBC_TUNABLES']}:{TCACHE}=0"}
-    calm = space.Space("calmalloc", (), Path("/opt/lib.so"))
-    options = space.variables(Setting("calmalloc", (("policy", "paper"),)), calm, inherited)
+    options = space.variables(Setting("calmalloc", {"policy": "paper"}), inherited)
     assert options["CALM_OPTIONS"] == "slack=50,report=exit,policy=paper"
 
 
@@ -678,11 +682,11 @@ def test_what_is_set_already_stays_and_is_not_searched() -> None:
 def test_every_value_is_one_that_the_allocator_takes(name: str) -> None:
     if not allocators.find_library(name):
         pytest.skip(f"{name} is not built")
-    (found,) = space.spaces([name], {})[0]
-    assert found.knobs
-    for each in found.knobs:
-        for value in each.values:
-            variables = space.variables(Setting(name, ((each.name, value),)), found, {})
+    knobs = space.spaces([name], {})[0][name]
+    assert knobs
+    for knob_name, values in knobs.items():
+        for value in values:
+            variables = space.variables(Setting(name, {knob_name: value}), {})
             run = subprocess.run(
                 ["true"], env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, check=True
             )
@@ -691,22 +695,20 @@ def test_every_value_is_one_that_the_allocator_takes(name: str) -> None:
 
 
 def test_the_governor_is_not_given_what_makes_it_stay_out() -> None:
-    names = {knob.name.removeprefix("glibc.malloc.") for knob in space._ptlbmalloc2_knobs()}
+    names = {each.removeprefix("glibc.malloc.") for each in space._knobs()["ptlbmalloc2"]}
     assert names.isdisjoint({"trim_threshold", "top_pad", "mmap_threshold", "mmap_max"})
     assert {"arena_max", "tcache_count", space.SENSITIVITY} <= names
 
 
-def test_the_line_to_type() -> None:
-    plain, *_ = glibc_space()
-    setting = Setting(GLIBC, ((TRIM, "33554432"), (TCACHE, "0")))
-    assert space.line(setting, plain, {}, ["./a b", "c"]) == (
-        f"GLIBC_TUNABLES={TRIM}=33554432:{TCACHE}=0 './a b' c"
-    )
+def test_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(GLIBC, {TRIM: "33554432", TCACHE: "0"})
+    assert space.line(setting, {}, ["./a b", "c"]) == (f"GLIBC_TUNABLES={TRIM}=33554432:{TCACHE}=0 './a b' c")
     # What is preloaded anyway needs no saying.
-    assert space.line(Setting(GLIBC), plain, {"LD_PRELOAD": "/opt/other.so"}, ["true"]) == "true"
-    library = space.Space("ptlbmalloc2", (), Path("/opt/libptlbmalloc2.so"))
-    governed = Setting("ptlbmalloc2", ((space.SENSITIVITY, "2"), (ARENAS, "1")))
-    line = space.line(governed, library, {"LD_PRELOAD": "/opt/other.so"}, ["true"])
+    assert space.line(Setting(GLIBC), {"LD_PRELOAD": "/opt/other.so"}, ["true"]) == "true"
+    plain = allocators.Allocator("ptlbmalloc2", Path("/opt/libptlbmalloc2.so"))
+    monkeypatch.setattr(allocators, "parse", lambda _: plain)
+    governed = Setting("ptlbmalloc2", {space.SENSITIVITY: "2", ARENAS: "1"})
+    line = space.line(governed, {"LD_PRELOAD": "/opt/other.so"}, ["true"])
     assert set(line.split()) == {
         "LD_PRELOAD=/opt/libptlbmalloc2.so:/opt/other.so",
         "PTLBMALLOC2_SENSITIVITY=2",
@@ -720,6 +722,6 @@ def test_the_order_of_allocators_says_nothing() -> None:
 
 
 def test_labels_are_short() -> None:
-    setting = Setting(GLIBC, ((TRIM, "33554432"), (TCACHE, "1023"), ("glibc.malloc.top_pad", "4096")))
+    setting = Setting(GLIBC, {TRIM: "33554432", TCACHE: "1023", "glibc.malloc.top_pad": "4096"})
     assert setting.label == "glibc: trim_threshold=32M tcache_count=1023 top_pad=4k"
-    assert Setting("calmalloc").label == "calmalloc as it comes"
+    assert Setting("calmalloc").label == "calmalloc: defaults"

@@ -1,4 +1,4 @@
-"""Settings of malloc that glibc would ignore are told, by every command that runs a program."""
+"""Settings of malloc that glibc would ignore are reported by every command that runs a program."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from calm_helpers import Calm
 
-from calm import environment
-from calm.environment import Bounds
+from calm.core import environment
+from calm.core.environment import Bounds
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_list_of_this_glibc() -> None:
     known = environment.known_tunables()
     if known is None:
         pytest.skip("this glibc does not list its tunables")
-    assert known["glibc.malloc.arena_max"].least == 1
+    assert known["glibc.malloc.arena_max"].minimum == 1
     assert "glibc.malloc.trim_threshold" in known
 
 
@@ -68,7 +68,7 @@ def test_reads_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         ("glibc.malloc.perturb=255", []),
         ("glibc.malloc.perturb=0xff:glibc.rtld.nns=020", []),
@@ -86,16 +86,16 @@ def test_reads_a_list() -> None:
         ("perturb=1:glibc.malloc.perturb=999", ["knows no perturb", "not within"]),
     ],
 )
-def test_tunables(value: str, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tunables(value: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "known_tunables", lambda: environment.parse_list(LISTED))
     found = environment.warnings({"GLIBC_TUNABLES": value})
-    assert len(found) == len(told)
-    for each, words in zip(found, told, strict=True):
+    assert len(found) == len(expected)
+    for each, words in zip(found, expected, strict=True):
         assert words in each
         assert each.startswith("GLIBC_TUNABLES: ")
 
 
-def test_where_glibc_cannot_be_asked_only_the_form_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_glibc_cannot_be_asked_only_the_form_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "known_tunables", lambda: None)
     assert environment.warnings({"GLIBC_TUNABLES": "glibc.malloc.pertrub=1"}) == []
     assert len(environment.warnings({"GLIBC_TUNABLES": "glibc.malloc.pertrub"})) == 1
@@ -116,9 +116,10 @@ def test_a_usual_environment_has_nothing_to_tell() -> None:
         ("run", "-a", "glibc", "--", "true"),
         ("stat", "--", "true"),
         ("compare", "-a", "glibc", "-n", "1", "--", "true"),
-        ("tune", "-a", "glibc", "--trials", "1", "--", "false"),
+        ("tune", "advise", "--", "false"),
+        ("tune", "search", "-a", "glibc", "--trials", "1", "--", "false"),
     ],
-    ids=lambda arguments: arguments[0],
+    ids=lambda arguments: " ".join(arguments[:2]),
 )
 def test_every_command_tells(calm: Calm, arguments: tuple[str, ...]) -> None:
     result = calm(*arguments, env={"MALLOC_TRIM_THRESHOLD": "1"})
@@ -128,7 +129,8 @@ def test_every_command_tells(calm: Calm, arguments: tuple[str, ...]) -> None:
 def test_bench_tells(calm: Calm) -> None:
     # The case is looked up first, so any that can be run will do; a limit of nothing ends it.
     result = calm(
-        "bench", "-a", "glibc:MALLOC_TOP_PAD=1", "-n", "1", "--no-touch", "--timeout", "0.01", "glibc-simple"
+        *("bench", "run", "-a", "glibc:MALLOC_TOP_PAD=1", "-n", "1", "--no-touch", "--timeout", "10ms"),
+        "glibc-simple",
     )
     assert result.stderr.count("calm: MALLOC_TOP_PAD is set, but glibc reads") == 1
 

@@ -18,11 +18,11 @@ from calm_helpers import ROOT, Calm
 from tune_helpers import FakeRunner, glibc_space, knob, search
 
 from calm import cli
-from calm.errors import CalmError
-from calm.tune import study as studies
-from calm.tune.space import Setting, Space
-from calm.tune.study import Study, open_storage
-from calm.tune.trial import Look
+from calm.commands.tune import study as studies
+from calm.commands.tune.space import Setting
+from calm.commands.tune.study import Study, open_storage
+from calm.commands.tune.trial import Pair
+from calm.core.errors import CalmError
 
 IDENTITY = {"command": ["x", "y"], "time": "wall", "memory": "average", "allocators": ["glibc"]}
 PASSWORD = "not-to-be-seen"
@@ -48,20 +48,20 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     first = search(FakeRunner(trimming), study=open_study(url), trials=4)
     assert len(first.tried) == 4
     again = open_study(url)
-    assert again.tried() == first.tried
+    assert list(again.tried().values()) == first.tried
     second = search(FakeRunner(trimming), study=again, trials=3)
     assert second.trials == 3
     assert len(second.tried) == 7
-    assert {machine for each in second.tried.values() for machine in each.machines} == {"m"}
-    assert second.recommended is not None
+    assert {machine for each in second.tried for machine in each.machines} == {"m"}
+    assert second.recommendation is not None
 
 
 def test_a_stopped_trial_leaves_the_study_whole(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tune.db'}"
     stopped = search(FakeRunner(trimming, stop_at=3), study=open_study(url), trials=4)
-    assert stopped.stopped_by
+    assert stopped.interrupted_by
     again = search(FakeRunner(trimming), study=open_study(url), trials=3)
-    assert again.stopped_by is None
+    assert again.interrupted_by is None
     assert len(again.tried) >= 3
 
 
@@ -104,14 +104,13 @@ def test_what_this_machine_lacks_is_not_run_here(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tune.db'}"
     there = open_study(url)
     asked = there.ask()
-    there.tell(asked, [Look(0.1, 1.0)])
-    (knobs,) = glibc_space()
-    few = Space("glibc", tuple(each for each in knobs.knobs if each.name not in dict(asked.setting.values)))
-    here = Study([few], seed=1, storage=open_storage(url), name="s", identity=IDENTITY)
+    there.tell(asked, [Pair(0.1, 1.0)])
+    few = {name: v for name, v in glibc_space()["glibc"].items() if name not in asked.setting.values}
+    here = Study({"glibc": few}, seed=1, storage=open_storage(url), name="s", identity=IDENTITY)
     runner = FakeRunner(trimming)
     outcome = search(runner, study=here, trials=3)
-    assert asked.setting in outcome.tried
-    assert not here.runnable(asked.setting)
+    assert asked.setting in [each.setting for each in outcome.tried]
+    assert here.parameters(asked.setting) is None
     assert asked.setting not in runner.log
 
 
@@ -126,10 +125,10 @@ def test_a_database_that_goes_away_ends_the_search(tmp_path: Path) -> None:
 
     runner.fails = lose
     outcome = search(runner, study=study, trials=20)
-    assert outcome.error is not None
-    assert re.match(r"--storage sqlite:///.*tune.db: ", outcome.error)
+    assert outcome.failure is not None
+    assert re.match(r"--storage sqlite:///.*tune.db: ", outcome.failure)
     assert outcome.tried
-    assert outcome.recommended is None
+    assert outcome.recommendation is None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_a_database_that_goes_away_ends_the_search(tmp_path: Path) -> None:
     ],
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    assert studies.shown_url(url) == shown
+    assert studies.redacted_url(url) == shown
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,9 @@ def test_passwords_are_not_shown(url: str, shown: str) -> None:
 def test_bad_storage_gets_one_line(
     url: str, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["tune", "--trials", "1", "--storage", url, "--study", "s", "--", "true"]
+    arguments = ["tune", "search", "--trials", "1", "--storage", url, "--study", "s", "--", "true"]
     monkeypatch.setattr(sys, "argv", ["calm", *arguments])
-    assert cli._run() == code
+    assert cli.run(cli.cli, "calm") == code
     stdout, stderr = capfd.readouterr()
     assert message in stderr
     assert stderr.startswith("calm: --storage ")
@@ -238,33 +237,13 @@ def test_two_workers_share_a_study(postgres: str, calm: Calm, tmp_path: Path) ->
     )
     program.chmod(0o755)
     shared = [
-        "tune",
-        "-a",
-        "glibc",
-        "--time",
-        "wall",
-        "--memory",
-        "peak",
-        "--storage",
-        postgres,
-        "--study",
-        name,
+        *("tune", "search", "-a", "glibc", "--time", "wall", "--memory", "peak"),
+        *("--storage", postgres, "--study", name),
     ]
     reports = [tmp_path / f"{number}.json" for number in range(2)]
     workers = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "calm",
-                *shared,
-                "--trials",
-                "5",
-                "--json",
-                str(report),
-                "--",
-                str(program),
-            ],
+            [sys.executable, "-m", "calm", *shared, "--trials", "5", "--json", report, "--", program],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -282,7 +261,7 @@ def test_two_workers_share_a_study(postgres: str, calm: Calm, tmp_path: Path) ->
         assert found["study"] == {"storage": found["study"]["storage"], "name": name}
         assert found["study"]["storage"].startswith("postgresql://tuner:***@/postgres")
         assert found["recommendation"] is not None
-        assert "glibc.malloc.trim_threshold" in found["recommendation"]["values"]
+        assert "glibc.malloc.trim_threshold" in found["recommendation"]["setting"]["values"]
 
     import optuna
 
@@ -302,7 +281,8 @@ def test_two_workers_share_a_study(postgres: str, calm: Calm, tmp_path: Path) ->
 def test_a_wrong_password_is_told_and_not_shown(postgres: str, calm: Calm) -> None:
     url = postgres.replace(PASSWORD, "also-secret")
     result = calm(
-        "tune", "-a", "glibc", "--trials", "1", "--storage", url, "--study", "s", "--", "sleep", "0.06"
+        *("tune", "search", "-a", "glibc", "--trials", "1", "--storage", url, "--study", "s"),
+        *("--", "sleep", "0.06"),
     )
     assert result.returncode == 1
     assert "password authentication failed" in result.stderr

@@ -1,15 +1,16 @@
-"""A program that is none: its time and memory are a function of the setting, so a search takes no time."""
+"""A simulated program: its time and memory are a function of the setting, so a search takes no time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from calm.tune.search import Budget, Outcome, Search
-from calm.tune.space import Setting, Space, spaces
-from calm.tune.study import Study
-from calm.tune.trial import Run, Stopped
-from calm.tune.verdict import Point, Preference
+from calm.commands.tune.search import Budget, Search, Tuning
+from calm.commands.tune.space import Knobs, Point, Setting, spaces
+from calm.commands.tune.study import Study
+from calm.commands.tune.trial import Run
+from calm.commands.tune.verdict import Preference
+from calm.core.rounds import RunFailedError, StoppedError
 
 TRIM = "glibc.malloc.trim_threshold"
 TCACHE = "glibc.malloc.tcache_count"
@@ -20,7 +21,7 @@ Cost = Callable[[Setting | None], tuple[float, float]]
 
 def knob(setting: Setting | None, name: str) -> int | None:
     """The value of a knob; None where it is left alone."""
-    value = dict(setting.values).get(name) if setting else None
+    value = setting.values.get(name) if setting else None
     return None if value is None else int(value)
 
 
@@ -44,19 +45,20 @@ class FakeRunner:
 
     def run(self, setting: Setting | None) -> Run:
         if self.stop_at is not None and len(self.log) >= self.stop_at:
-            raise Stopped(2)
+            raise StoppedError(2)
         time, memory = self.cost(setting)
         time *= (1 + self.drift) ** len(self.log)
         self.log.append(setting)
         self.clock += time
-        failure = self.fails(setting)
+        if failure := self.fails(setting):
+            raise RunFailedError(failure)
         spread = np.exp(self._random.normal(0, self.noise, 2)) if self.noise else (1, 1)
-        return Run(time * spread[0], memory * spread[1], failure)
+        return Run(float(time * spread[0]), float(memory * spread[1]))
 
 
 @dataclass
 class Watched:
-    """Remembers what it is told."""
+    """Keeps what it gets."""
 
     phases: list[tuple[str, int | None]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Watched:
         self.said.append(line)
 
 
-def glibc_space() -> list[Space]:
+def glibc_space() -> dict[str, Knobs]:
     return spaces(["glibc"], {})[0]
 
 
@@ -90,15 +92,10 @@ def search(
     seed: int = 1,
     watched: Watched | None = None,
     study: Study | None = None,
-) -> Outcome:
+) -> Tuning:
     """A whole search."""
     budget = Budget(seconds, trials, now=lambda: runner.clock)
-    run_s = runner.cost(None)[0]
-    return Search(
-        study or Study(glibc_space(), seed=seed),
-        runner,
-        budget,
-        preference or Preference(),
-        watched or Watched(),
-        run_s=run_s,
-    ).run()
+    budget.runs_s.append(runner.cost(None)[0])
+    result = Tuning(preference=preference or Preference())
+    study = study or Study(glibc_space(), seed=seed)
+    return Search(study, runner.run, budget, result, watched or Watched()).run()

@@ -1,4 +1,4 @@
-"""How tests wait for what must become true: until it is, so that no slow machine fails one."""
+"""Waiting for conditions, with timeouts that no slow machine exceeds."""
 
 import time
 from collections.abc import Callable

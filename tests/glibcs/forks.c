@@ -1,4 +1,4 @@
-/* Forks while other threads allocate: the child must find a malloc that works, whatever locks they held. */
+/* Forks while other threads allocate: malloc must work in the child, whatever locks those threads held. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -46,7 +46,7 @@ def find_glibc(version: str) -> Glibc:
 
 @pytest.fixture(scope="session")
 def said() -> str:
-    """By the script that fetches them: why one is not there."""
+    """The message of the script that fetches them, if one is missing."""
     if OFFLINE:
         return ""
     command = [str(REPOSITORY / "scripts/fetch-glibcs"), str(GLIBCS)]
@@ -71,12 +71,12 @@ def glibc(request: pytest.FixtureRequest, said: str) -> Glibc:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a worker builds each program once."""
+    """A worker's folder, in which each program is built once."""
     return tmp_path_factory.mktemp("built")
 
 
 def build(glibc: Glibc, folder: Path, name: str, *sources: Path) -> Path:
-    """Links against that glibc, whose symbols may be older than those that the machine's own would give."""
+    """Links against that glibc, whose symbols may be older than those of the machine's own."""
     built = folder / f"{name}-{glibc.version}"
     if built.exists():
         return built

@@ -1,4 +1,4 @@
-"""What scripts/model says where it is asked for what is not there."""
+"""scripts/model with arguments that do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the commands that a user of the packages would, away from the checkout."""
+"""Runs a package user's commands outside the checkout."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).absolute()
 VERSION = "0.1.0"
-# What `calm bench --paper nextgen` runs beside QEMU.
-TRACED_WITH = ("libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay")
-# What `calm colors` preloads.
+# Preloaded by `calm colors`.
 COLORS_WITH = "libcalmcolors.so"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The caller's, without what would lead to the checkout."""
+    """The caller's environment, without variables that refer to the checkout."""
     leads = ("CALM_", "PTLBMALLOC2_", "LD_", "PYTHON", "PKG_CONFIG", "CMAKE_", "CFLAGS", "LDFLAGS")
     return {key: value for key, value in os.environ.items() if not key.startswith(leads)} | variables
 
@@ -35,14 +33,14 @@ def run(
 
 
 def tool(name: str, package: str) -> str:
-    """A test that cannot run is a test that fails: it names what to install."""
+    """The path of a tool. A missing tool fails the test, with the name of the package to install."""
     found = shutil.which(name)
     assert found is not None, f"{name} is not installed: it is in the Debian package {package}"
     return found
 
 
 def project(folder: Path, language: str, lines: Sequence[str]) -> Path:
-    """A CMake project of one program in one language, `uses_calmalloc`, and further lines."""
+    """A CMake project of one program in one language, with `uses_calmalloc` and further lines."""
     folder.mkdir(parents=True)
     suffix = {"C": "c", "CXX": "cpp"}[language]
     shutil.copy(SOURCES / "program.c", folder / f"program.{suffix}")
@@ -61,7 +59,7 @@ def configure(folder: Path, *options: str, fails: bool = False) -> subprocess.Co
 
 
 def build(folder: Path, *options: str) -> Path:
-    """The program of a project, built."""
+    """Builds the program of a project."""
     configure(folder, *options)
     run("cmake", "--build", folder / "build")
     return folder / "build/uses_calmalloc"

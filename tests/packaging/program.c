@@ -1,4 +1,4 @@
-/* As C or as C++: exits with 0 if malloc is calmalloc's and its interface is there. */
+/* Compiles as C and C++: exits with 0 if malloc is calmalloc's and its interface is available. */
 #include <calmalloc.h>
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""The installed tree, CMake's and pkg-config's views of it, and the project within another."""
+"""The installed tree, its use by CMake and pkg-config, and the project as a subproject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from packaging_helpers import (
     BUILD,
     REPOSITORY,
     SOURCES,
-    TRACED_WITH,
     VERSION,
     build,
     configure,
@@ -41,12 +40,11 @@ def test_installed_tree(prefix: Path) -> None:
     rest = {"lib/libcalmalloc.a", "lib/libptlbmalloc2.so", "bin/calm", "libexec/calmalloc/calm-probe"}
     rest |= {"libexec/calmalloc/madvise-storm", "share/bash-completion/completions/calm"}
     rest |= {"share/zsh/site-functions/_calm", "share/fish/vendor_completions.d/calm.fish"}
-    rest |= {f"libexec/calmalloc/{name}" for name in TRACED_WITH}
     assert installed >= headers | pages | rest
     # Where calm looks: beside its modules.
-    for name in ("calm-probe", *TRACED_WITH):
-        link = prefix / "share/calmalloc/calm/_native" / name
-        assert link.resolve() == (prefix / "libexec/calmalloc" / name).resolve()
+    link = prefix / "share/calmalloc/calm/_native/calm-probe"
+    assert link.resolve() == (prefix / "libexec/calmalloc/calm-probe").resolve()
+    assert not any("calm-trace" in name for name in installed)
     assert not any("__pycache__" in name or name.endswith((".c", ".txt")) for name in installed)
 
 
@@ -72,7 +70,7 @@ def test_find_package_of_another_version(prefix: Path, tmp_path: Path, version: 
 
 
 def test_a_program_that_never_calls_malloc_has_it_all_the_same(prefix: Path, tmp_path: Path) -> None:
-    """Linkers drop a library that nothing needs; an allocator is needed by libc's own calls."""
+    """Linkers drop a library that nothing needs, but libc's own calls need the allocator."""
     source = tmp_path / "quiet.c"
     source.write_text('#include <string.h>\nint main(void) { return strdup("x") == 0; }\n')
     flags = pkg_config(prefix, "--cflags", "--libs")
@@ -126,7 +124,7 @@ def test_calm_says_what_python_lacks(prefix: Path) -> None:
     ids=["add_subdirectory-C", "FetchContent-CXX"],
 )
 def test_within_another_project(tmp_path: Path, language: str, how: str) -> None:
-    """Its warnings do not fail calmalloc, which leaves nothing in it unasked."""
+    """The outer project's warning options do not fail calmalloc, which installs nothing by default."""
     marks = ["C_STANDARD", "C_EXTENSIONS", "RUNTIME_OUTPUT_DIRECTORY", "POSITION_INDEPENDENT_CODE"]
     lines = [
         "enable_testing()",

@@ -1,4 +1,4 @@
-"""The examples for containers: what they name exists, and the build stage makes a library that works.
+"""The examples for containers: the files that they name exist, and the build stage makes a working library.
 
 Without a container engine, the build stage's commands run here, on the files that it copies and no others.
 """
@@ -24,7 +24,7 @@ OPTIONS = "CALM_OPTIONS"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the Dockerfile: name and arguments, continued lines joined."""
+    """The Dockerfile's instructions: name and arguments, continued lines joined."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
     text = re.sub(r" *\\\n *", " ", "\n".join(lines))
     found = [line.split(maxsplit=1) for line in text.splitlines() if line]
@@ -32,7 +32,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def stages() -> list[list[tuple[str, str]]]:
-    """The instructions of each stage, without what stands before the first."""
+    """The instructions of each stage, without those before the first."""
     found: list[list[tuple[str, str]]] = []
     for instruction in instructions():
         if instruction[0] == "FROM":
@@ -43,7 +43,7 @@ def stages() -> list[list[tuple[str, str]]]:
 
 
 def container() -> dict[str, Any]:
-    """The manifest's one container."""
+    """The manifest's only container."""
     manifest = yaml.safe_load(MANIFEST.read_text())
     (found,) = manifest["spec"]["template"]["spec"]["containers"]
     return dict(found)
@@ -56,7 +56,7 @@ def variables() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the build stage hands to the image, made by its commands."""
+    """The folder that the build stage copies to the image, made by its commands."""
     root = tmp_path_factory.mktemp("image")
     source = root / "src"
     for name, arguments in stages()[0]:
@@ -124,7 +124,7 @@ def test_the_library_lies_where_it_is_preloaded_from(image: Path) -> None:
 
 
 def test_the_image_builds() -> None:
-    """With docker or podman, where it works and has, or can fetch, the base images."""
+    """With docker or podman, if it works and has, or can fetch, the base images."""
     engine = shutil.which("docker") or shutil.which("podman")
     if engine is None:
         pytest.skip("neither docker nor podman is installed")

@@ -1,4 +1,4 @@
-"""The C++ header: containers at work with each compiler and standard, and in each way to link the library."""
+"""The C++ header: containers, with each compiler and standard, and each way to link the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Program = Callable[[str, str, str], Path]
 
 
 def tool(name: str) -> str:
-    """A test that cannot run is a test that fails: it names what to install."""
+    """The path of a tool. A missing tool fails the test, with the name of the package to install."""
     found = shutil.which(name)
     package = COMPILERS.get(name, "gcc")
     assert found is not None, f"{name} is not installed: it is in the Debian package {package}"
@@ -58,7 +58,7 @@ def linked_shared() -> list[str | Path]:
 
 @pytest.fixture(scope="module")
 def library_without_malloc() -> Path:
-    """The library's own sources, without the names that a C library has too."""
+    """The library's own sources, without the functions that a C library also has."""
     return built("libcalmalloc_beside.a")
 
 
@@ -103,7 +103,7 @@ def test_a_case_that_is_none_fails(program: Program) -> None:
 
 
 def test_the_cases_tell_whose_malloc_it_is(program: Program) -> None:
-    """A program that takes the process's malloc for calmalloc's is told so: `served` proves something."""
+    """The cases detect a malloc that is not calmalloc's, so `served` is meaningful."""
     run([program("g++", "c++20", BESIDE), "served"], status=1)
 
 

@@ -1,4 +1,4 @@
-"""The Debian packages, installed into a folder of their own."""
+"""The Debian packages, installed into a separate folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from packaging_helpers import (
     COLORS_WITH,
     REPOSITORY,
     SOURCES,
-    TRACED_WITH,
     VERSION,
     build,
     project,
@@ -29,7 +28,7 @@ SERVED = "served by calmalloc\n"
 
 @dataclass(frozen=True)
 class Debian:
-    """The packages' files, and the root that they were installed under."""
+    """The packages' files, and the root under which they are installed."""
 
     packages: dict[str, Path]
     root: Path
@@ -121,14 +120,14 @@ def test_completions_lie_where_the_shells_look(debian: Debian) -> None:
 
 @pytest.mark.parametrize("name", ["libcalmalloc.so", "libcalmalloc.so.0", "libptlbmalloc2.so"])
 def test_preload(debian: Debian, name: str) -> None:
-    """By name, as where ldconfig knows it."""
+    """By name, as if ldconfig had run."""
     found = {"LD_PRELOAD": name, "LD_LIBRARY_PATH": str(debian.libraries)}
     output = run("ls", **found, CALM_OPTIONS="report=exit", PTLBMALLOC2_VERBOSE="1").stderr
     assert output.startswith("ptlbmalloc2: " if "ptlb" in name else '{"allocator": "calmalloc"')
 
 
 def test_a_program_by_pkg_config(debian: Debian, tmp_path: Path) -> None:
-    """The file says /usr, which here is another; so the compiler must be told of what it knows otherwise."""
+    """The file refers to /usr; since the root is elsewhere, the compiler needs additional paths."""
     where = {
         "PKG_CONFIG_PATH": str(debian.libraries / "pkgconfig"),
         "PKG_CONFIG_SYSROOT_DIR": str(debian.root),
@@ -149,20 +148,19 @@ def test_a_program_by_cmake(debian: Debian, tmp_path: Path, target: str) -> None
     assert run(program).stdout == SERVED
 
 
-def test_what_traces_and_what_colors_preloads_lie_beside_the_probe(debian: Debian, tmp_path: Path) -> None:
+def test_what_colors_preloads_is_beside_the_probe(debian: Debian, tmp_path: Path) -> None:
     parts = debian.root / "usr/libexec/calmalloc"
-    for name in ("calm-probe", COLORS_WITH, *TRACED_WITH):
+    for name in ("calm-probe", COLORS_WITH):
         assert ".symtab" not in run("readelf", "--sections", "--wide", parts / name).stdout
-    code = "from calm.bench.paper import nextgen_trace as trace\n"
-    code += "for name in (trace.PLUGIN, trace.MARKS, trace.REPLAY): print(trace._find(name))\n"
-    code += "from calm.colors import blocks\nprint(blocks.library())"
+    assert not list(parts.glob("*trace*"))
+    code = "from calm.commands.colors import records\nprint(records.library())"
     found = run(
         *(REPOSITORY / ".venv/bin/python", "-c", code),
         cwd=tmp_path,
         PYTHONPATH=str(debian.root / "usr/share/calmalloc"),
         CALM_LIBRARY_PATH=str(parts),
     ).stdout
-    assert found.splitlines() == [str(parts / name) for name in (*TRACED_WITH, COLORS_WITH)]
+    assert found.strip() == str(parts / COLORS_WITH)
 
 
 def test_calm(debian: Debian, tmp_path: Path) -> None:
@@ -179,10 +177,10 @@ def test_calm(debian: Debian, tmp_path: Path) -> None:
 
 
 def test_calm_with_debians_own_modules(debian: Debian, tmp_path: Path) -> None:
-    """Which are older than those of .venv."""
-    imports = "import click, rich, numpy, matplotlib"
+    """These are older than those of .venv."""
+    imports = "import click, rich, numpy, matplotlib, elftools, jinja2"
     if subprocess.run(["/usr/bin/python3", "-c", imports], capture_output=True, check=False).returncode != 0:
-        pytest.skip("Debian's python3-click, -rich, -numpy and -matplotlib are not installed")
+        pytest.skip("Debian's own Python modules are not installed")
     places = f"{debian.libraries}:{debian.root / 'usr/libexec/calmalloc'}"
     command = ("compare", "-a", "glibc,calmalloc", "-n", "1", "--plot", tmp_path / "plot.svg", "--", "ls")
     run(debian.root / "usr/bin/calm", *command, cwd=tmp_path, CALM_LIBRARY_PATH=places)
@@ -203,7 +201,7 @@ def test_removal_leaves_nothing(debian: Debian, tmp_path: Path) -> None:
 
 
 def test_lintian(debian: Debian) -> None:
-    """Where there is a lintian. Who packages gives the address, so that is not judged."""
+    """If lintian is installed. The maintainer's address comes from the packager, and is not checked."""
     if shutil.which("lintian") is None:
         pytest.skip("lintian is not installed")
     bogus = "bogus-mail-host,bogus-mail-host-in-debian-changelog"

@@ -1,4 +1,4 @@
-"""The crate: its own tests, a program at work on it, what the package carries, and its source's style."""
+"""The crate: its own tests, a program that uses it, the package's contents, and the style of its source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEATURES = ["", "override"]
 
 
 def environment() -> dict[str, str]:
-    """A developer's own settings must not reach a run; rustup's folder may not be in the path."""
+    """The environment without the developer's own settings; rustup's folder may be missing from PATH."""
     drop = ("LD_", "CALM_", "MALLOC_", "GLIBC_TUNABLES", "RUSTFLAGS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     path = kept.get("PATH", os.defpath)
@@ -32,7 +32,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 @cache
 def cargo() -> str:
-    """Where cargo is, once it has what the crate is built with."""
+    """The path of cargo, once the crate's dependencies are fetched."""
     found = shutil.which("cargo", path=environment()["PATH"])
     if found is None:
         pytest.skip("cargo is not installed: it is in the Debian package cargo")
@@ -81,7 +81,7 @@ def test_a_threaded_program_with_all_of_malloc() -> None:
 
 
 def test_the_programs_options_reach_the_allocator() -> None:
-    """The environment's, and the report at exit says that there was one allocator at work."""
+    """Options from the environment apply, and the report at exit shows a single allocator."""
     done = run(
         [cargo(), "run", "--quiet", "--release", "--example", "churn", "1"],
         CALM_OPTIONS="report=exit,slack=50",
@@ -100,7 +100,7 @@ def test_the_program_refuses_what_is_no_number(word: str) -> None:
 
 
 def test_the_package_is_whole(tmp_path: Path) -> None:
-    """What cargo publishes is built from its own files, where the repository is not."""
+    """The published package builds from its own files, without the repository."""
     # The test at the end builds it; cargo would do so as well.
     succeed("package", "--allow-dirty", "--no-verify")
     version = re.search(r'^version = "(.+)"', (CRATE / "Cargo.toml").read_text(), re.MULTILINE)
@@ -127,7 +127,7 @@ def test_the_version_is_the_librarys() -> None:
 
 
 def test_every_source_of_the_library_is_compiled() -> None:
-    """The build script takes all C files, as the library does; of one, nothing but a shared one has code."""
+    """The build script compiles the library's C files, except one that only a shared library needs."""
     listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
     in_library = {
         f"{floor}/{source}.c"

@@ -1,4 +1,4 @@
-"""scripts/setup on machines that lack something: one line that says what, and nothing half installed."""
+"""scripts/setup on incomplete machines: one line that names the problem, and nothing half installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAKES = {
 
 
 class Machine:
-    """A checkout with no more than scripts/setup needs, and a PATH without the system's package tools."""
+    """A checkout with the files that scripts/setup needs, and a PATH without the system's package tools."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def installs(self) -> list[str]:
-        """The names that apt-get was asked to install."""
+        """The packages that apt-get was called to install."""
         calls = [call.split() for call in self.calls if call.startswith("apt-get install")]
         return [word for call in calls for word in call[2:] if not word.startswith("-")]
 
@@ -85,7 +85,7 @@ class Machine:
         return result
 
     def refuses(self, *parts: str) -> None:
-        """Setup fails with one line that has these parts."""
+        """Checks that setup fails with one line that contains these parts."""
         said = self.setup(status=1).stderr.splitlines()
         assert len(said) == 1, said
         assert said[0].startswith("scripts/setup: ")
@@ -95,13 +95,13 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """One with nothing on it."""
+    """A machine without any packages."""
     return Machine(tmp_path)
 
 
 @pytest.fixture
 def complete(machine: Machine) -> Machine:
-    """One where setup has succeeded."""
+    """A machine on which setup has succeeded."""
     machine.setup()
     machine.says("calls", "")
     return machine
@@ -274,7 +274,7 @@ def test_interrupted(machine: Machine) -> None:
 
 
 def test_disk_that_is_full(machine: Machine) -> None:
-    """A small one, of which pip takes more than there is."""
+    """A small disk, on which pip's files do not fit."""
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     in_namespaces = ("unshare", *as_root, "--mount")
     if subprocess.run([*in_namespaces, "true"], check=False, capture_output=True).returncode != 0:

@@ -1,4 +1,4 @@
-"""The documentation as a site (`make docs`): it builds, is complete, and needs no other host."""
+"""The documentation site (`make docs`): it builds, is complete, and needs no other host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTED = ("li", "table", "tr", "pre", "h2", "h3", "img")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It is strict: a dead link or anchor, or a page that is not in the navigation, fails the build."""
+    """The build is strict: it fails for a dead link or anchor, or a page outside the navigation."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     built = subprocess.run(
@@ -46,19 +46,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def article(page: Path) -> str:
-    """The page without what the theme puts around it."""
+    """The page's content, without the theme's."""
     found = re.search(r"<article.*?</article>", page.read_text(), re.DOTALL)
     assert found is not None
     return found[0]
 
 
 def sections(page: Path) -> dict[str, str]:
-    """What follows each heading of the second level, by the heading's anchor."""
+    """The content of each section of the second level, by the heading's anchor."""
     return dict(re.findall(r'<h2 id="([^"]+)">(.*?)(?=<h2 |</article>)', article(page), re.DOTALL))
 
 
 def names(pattern: str, file: str) -> list[str]:
-    """In a source without its comments."""
+    """Matches in a source without its comments."""
     source = re.sub(r"/\*.*?\*/", "", (REPOSITORY / file).read_text(), flags=re.DOTALL)
     found = re.findall(pattern, source, re.MULTILINE)
     assert len(found) > 10
@@ -90,7 +90,9 @@ def test_reference(site: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation_and_read_as_commonmark(site: Path) -> None:
-    """Repository hosts read CommonMark; where mkdocs reads it otherwise, lists, tables or code differ."""
+    """Compares with CommonMark, as repository hosts parse it: the counts of lists, tables and code must
+    agree.
+    """
     pages = sorted((REPOSITORY / "docs").glob("*.md"))
     navigation = re.findall(r'href="([\w-]+)\.html"\s+class="md-nav__link', (site / "index.html").read_text())
     assert {page.stem for page in pages} <= set(navigation)
@@ -102,7 +104,7 @@ def test_every_page_is_in_the_navigation_and_read_as_commonmark(site: Path) -> N
 
 
 class Requests(HTMLParser):
-    """What a page makes a browser load."""
+    """The addresses that a browser loads for a page."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -116,7 +118,7 @@ class Requests(HTMLParser):
 
 
 def test_no_other_host_is_asked(site: Path) -> None:
-    """By pages and styles. Of the theme's script, what loads diagrams has no diagram to draw."""
+    """By pages and styles. The theme's script would, but only for diagrams, which no page has."""
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
     assert any(Requests(page).addresses for page in pages)

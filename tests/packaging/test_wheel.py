@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import COLORS_WITH, REPOSITORY, TRACED_WITH, VERSION, configure, run
+from packaging_helpers import COLORS_WITH, REPOSITORY, VERSION, configure, run
 
 PYTHON = REPOSITORY / ".venv/bin/python"
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """A wheel, and the environment that it was installed into."""
+    """A wheel, and the environment in which it is installed."""
 
     wheel: Path
     root: Path
@@ -31,7 +31,7 @@ class Fresh:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
-    """What the wheel depends on is lent from .venv: tests need no network."""
+    """The wheel's dependencies come from .venv, so that tests need no network."""
     wheel = Path(run("make", "--no-print-directory", "-s", "wheel", cwd=REPOSITORY).stdout.strip())
     root = tmp_path_factory.mktemp("wheel") / "venv"
     run(PYTHON, "-m", "venv", "--without-pip", root)
@@ -58,10 +58,13 @@ def test_contents(fresh: Fresh) -> None:
     modules = {
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
     }
-    page = {f"calm/profile/page/{path.name}" for path in (REPOSITORY / "calm/profile/page").iterdir()}
+    page = {
+        f"calm/commands/profile/page/{path.name}"
+        for path in (REPOSITORY / "calm/commands/profile/page").iterdir()
+    }
     sources = (REPOSITORY / "workloads").glob("*.c")
     workloads = {path.stem for path in sources if re.search(r"^int main\(", path.read_text(), re.MULTILINE)}
-    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH, *TRACED_WITH} | workloads
+    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH} | workloads
     native = {f"calm/_native/{name}" for name in carried}
     assert names == modules | page | native | {"calm/py.typed"}
 
@@ -79,18 +82,13 @@ def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
         assert f"lib{name}.so" in run(fresh.calm, *command, cwd=tmp_path).stdout
     measured = json.loads(run(fresh.calm, "stat", "--json", "--", "true", cwd=tmp_path).stdout)
     assert measured
-    code = "from calm.bench.paper import nextgen_trace as trace\n"
-    code += "for name in (trace.PLUGIN, trace.MARKS, trace.REPLAY): print(trace._find(name))"
-    found = run(fresh.root / "bin/python", "-c", code, cwd=tmp_path).stdout.splitlines()
-    [native] = fresh.root.glob("lib/python*/site-packages/calm/_native")
-    assert found == [str(native / name) for name in TRACED_WITH]
 
 
 def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:
-    listed = run(fresh.calm, "bench", "--list", cwd=tmp_path).stdout
+    listed = run(fresh.calm, "bench", "list", cwd=tmp_path).stdout
     assert "madvise" in listed
     assert "is missing" not in listed
-    command = ("bench", "-a", "glibc", "-n", "1", "--no-touch", "-o", "-", "t-test1")
+    command = ("bench", "run", "-a", "glibc", "-n", "1", "--no-touch", "--json", "-", "t-test1")
     found = json.loads(run(fresh.calm, *command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).stdout)
     assert Path(found["rows"][0]["command"][0]).is_relative_to(fresh.root)
     # Stripped, as all that is compiled.

@@ -1,4 +1,4 @@
-"""With the library and without it."""
+"""Runners with and without the library."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The programs that the tests run, and words for inputs: the benchmark suite's own, with less to do."""
+"""The tests' programs and inputs: those of the benchmark suite, with less work."""
 
 from dataclasses import replace
 
-from calm.bench import inputs
-from calm.bench.inputs import WORDS, Program
+from calm.commands.bench import inputs
+from calm.commands.bench.inputs import WORDS, Program
 
 PYTHON = inputs.PYTHON.replace("range(20000)", "range(4000)").replace("range(200000)", "range(40000)")
 SMALLER = {

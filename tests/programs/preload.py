@@ -1,4 +1,4 @@
-"""The libraries under test, as a user preloads them, and what they say of themselves at exit."""
+"""The libraries under test, preloaded as by a user, and their reports at exit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def calmalloc() -> Path:
 
 
 def program(name: str, package: str) -> str:
-    """A test that cannot run is a test that fails: it names what to install."""
+    """The path of a tool. A missing tool fails the test, with the name of the package to install."""
     found = shutil.which(name)
     assert found is not None, f"{name} is not installed: it is in the Debian package {package}"
     return found
 
 
 def environment(stats: Path | None) -> dict[str, str]:
-    """For a plain run, or with stats for a preloaded one, which writes its statistics there."""
+    """The environment of a plain run, or of a preloaded one, which writes its statistics to a file."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -65,7 +65,7 @@ def assert_active(stats: Path) -> None:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs programs, plain or under one of the libraries, and keeps what they say on stderr."""
+    """Runs programs, plain or under one of the libraries, and keeps their stderr."""
 
     env: dict[str, str]
     log: Path
@@ -86,7 +86,7 @@ class Runner:
         return done.stdout
 
     def assert_active(self) -> None:
-        """The library served the programs, and had nothing to complain of."""
+        """The library served the programs, and reported no problem."""
         raise NotImplementedError
 
 

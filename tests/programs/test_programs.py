@@ -1,4 +1,4 @@
-"""Real programs give the same results with the library as without it, and the library truly works in them."""
+"""Real programs give the same results with and without the library, which is verified to be active."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SOURCES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Output:
-    """By name, so that a failure says which output differs without printing it."""
+    """Named, so that a failure identifies the output that differs without printing it."""
 
     stdout: str
     files: dict[str, str]
 
 
 def output_of(case: Program, runner: Runner, folder: Path) -> Output:
-    """Of a program in a folder of its own, its inputs beside it."""
+    """Runs a program in a separate folder, with its inputs beside it."""
     inputs, work = folder / "inputs", folder / "work"
     inputs.mkdir()
     work.mkdir()
@@ -35,7 +35,7 @@ def output_of(case: Program, runner: Runner, folder: Path) -> Output:
 
 @pytest.fixture(scope="module")
 def plain_output(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Program], Output]:
-    """Of each program once, for all libraries."""
+    """The output of each program without a library, computed once."""
     known: dict[str, Output] = {}
 
     def get(case: Program) -> Output:
@@ -57,7 +57,7 @@ def test_same_output(
 
 @pytest.fixture(scope="module")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The program, and what it prints, once for all libraries."""
+    """The program and its expected output, built once."""
     folder = tmp_path_factory.mktemp("threads")
     binary, plain = folder / "threads", Plain(folder)
     compiler = [program("g++", "g++"), "-std=c++17", "-O2", "-pthread"]
@@ -73,7 +73,7 @@ def test_threaded_cpp(threads: tuple[Path, str], preloaded: Runner, tmp_path: Pa
 
 
 def git_history(folder: Path, runner: Runner) -> str:
-    """Makes a repository of two commits, packs it with threads, and describes all that it holds."""
+    """Creates a repository of two commits, packs it with threads, and describes its contents."""
     git = program("git", "git")
     folder.mkdir()
     identity = {
@@ -105,7 +105,7 @@ def git_history(folder: Path, runner: Runner) -> str:
 
 @pytest.fixture(scope="module")
 def plain_git(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Once, for all libraries."""
+    """The result without a library, computed once."""
     folder = tmp_path_factory.mktemp("plain-git")
     return git_history(folder / "work", Plain(folder))
 

@@ -1,4 +1,4 @@
-"""Virtual machines: their heaps are their own, the rest is malloc's."""
+"""Virtual machines, which manage their own heaps and use malloc for everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers give the same answers with the library as without it, and it truly works in them."""
+"""Real servers give the same answers with and without the library, which is verified to be active."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def redis_session(folder: Path, runner: Runner) -> str:
 
 @pytest.fixture(scope="module")
 def plain_redis(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Once, for all libraries."""
+    """The result without a library, computed once."""
     folder = tmp_path_factory.mktemp("plain-redis")
     return redis_session(folder / "work", Plain(folder))
 
@@ -135,7 +135,7 @@ def test_redis(plain_redis: str, preloaded: Runner, tmp_path: Path) -> None:
 
 
 class Postgres:
-    """A cluster of its own on a socket in a folder, run by somebody who is not root."""
+    """A separate cluster on a socket in a folder, run by a user other than root."""
 
     def __init__(self, runner: Runner, folder: Path) -> None:
         self.runner = runner
@@ -195,7 +195,7 @@ class Postgres:
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """pytest's own folders are for one user only."""
+    """A folder that all users can read, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="calm-postgres-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -212,7 +212,7 @@ def test_postgres(preloaded: Ptlbmalloc2 | Calmalloc) -> None:
             assert found is not None, report
             count = int(found[1])
             assert count == 4 * 250
-            # What pgbench's transactions keep equal.
+            # The sums that pgbench's transactions keep equal.
             sums = [
                 postgres.query(f"SELECT coalesce(sum({column}), 0) FROM {table}")
                 for table, column in (

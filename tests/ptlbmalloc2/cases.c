@@ -1,4 +1,4 @@
-/* Programs that know nothing of the library they run under: `cases NAME [ARGUMENT]`. */
+/* Programs that do not know the preloaded library: `cases NAME [ARGUMENT]`. */
 #include "cases.h"
 #include "../c/strict_filter.h"
 

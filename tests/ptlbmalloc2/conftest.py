@@ -71,7 +71,7 @@ def placed_program() -> Path:
 
 @pytest.fixture
 def run_placed(tmp_path: Path) -> Run:
-    """Runs a case about mapped blocks with PTLBMALLOC2_PLACEMENT=1, unless told otherwise."""
+    """Runs a case about mapped blocks with PTLBMALLOC2_PLACEMENT=1 by default."""
 
     def run_case(*case: str, **variables: str) -> Ran:
         stats = tmp_path / "stats.json"

@@ -1,4 +1,4 @@
-/* Allocation where a program rarely looks: before main, after it, and in a library that comes and goes. */
+/* Allocation before and after main, and in a library that is loaded and unloaded. */
 #include "cases.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,5 @@
 /*
- * Blocks that glibc maps on their own, and where they begin: `placed NAME`. Builds on every glibc, so it uses
- * what the oldest has.
+ * Blocks that glibc maps individually, and where they start: `placed NAME`. Builds on every supported glibc.
  */
 #include <errno.h>
 #include <fcntl.h>

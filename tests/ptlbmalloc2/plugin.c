@@ -1,4 +1,4 @@
-/* A library that allocates as it is loaded and frees as it is unloaded, in whatever thread does that. */
+/* A library that allocates when it is loaded and frees when it is unloaded, in the thread that does so. */
 #include "cases.h"
 
 #define BLOCKS 20

@@ -1,4 +1,4 @@
-"""What a case printed, and what the library said of it."""
+"""A case's output, and the library's report."""
 
 import os
 from collections.abc import Callable
@@ -17,15 +17,16 @@ class Ran:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Of the program itself, which ends after all its children."""
+        """The report of the program itself, which ends after all its children."""
         assert self.lines, "the library wrote no statistics"
         return self.lines[-1]
 
     def bound_bytes(self, threads: int) -> int:
-        """
-        What may stay: the threshold, or the padding that was left when memory was last given back, of a
-        larger footprint then; what each thread may free between two looks; what merged tops may leave for
-        each CPU that could be in use; and what is no heap (stacks).
+        """The memory that may stay.
+
+        That is the threshold, or the padding left by the last trim, which the footprint of that time
+        determines; the bytes that each thread may free between two checks; those that merged tops may leave
+        for each CPU that could be in use; and memory that is not heap (stacks).
         """
         cpus = max(self.stats["cpus"], len(os.sched_getaffinity(0)))
         padding: int = self.stats["pad_each_bytes"] * self.stats["arenas"]
@@ -33,8 +34,9 @@ class Ran:
         return most + threads * 256 * KIB + MIB + int(cpus * _MERGED_PER_CPU)
 
     def promised_bytes(self, threads: int) -> int:
-        """What may stay at worst: the same, what may come free before all arenas are looked at again, and in
-        each arena a merge that is too small to be noticed."""
+        """The worst case: the same, the bytes that may become free before the next check of all arenas, and
+        an unnoticed merge in each arena.
+        """
         again: int = max(self.stats["threshold_bytes"] // 16, MIB)
         unnoticed: int = self.stats["arenas"] * MIB
         return self.bound_bytes(threads) + again + unnoticed

@@ -1,4 +1,4 @@
-"""PTLBMALLOC2_PLACEMENT: where glibc's mapped blocks begin, and that free and realloc know them again."""
+"""PTLBMALLOC2_PLACEMENT: where glibc's mapped blocks start, and that free and realloc recognize them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_threads_share_the_lines(run_placed: Run) -> None:
 
 
 def test_processes_differ(run_placed: Run) -> None:
-    """At 64 places for the first block, 20 processes agree by chance once in 10^34."""
+    """With 64 offsets for the first block, 20 processes agree by chance once in 10^34."""
     assert len({run_placed("first").figures["start"] for _ in range(20)}) > 1
 
 
@@ -80,7 +80,7 @@ def test_aligned_blocks_stay(run_placed: Run, run_unplaced: Run) -> None:
 def test_as_much_as_there_is_room(run_placed: Run, run_unplaced: Run) -> None:
     ran, plain = run_placed("little-room"), run_unplaced("little-room")
     assert (ran.figures["distinct"], ran.figures["farthest"]) == (8, 7)
-    # Of 64 multiples of the golden ratio in a row an eighth of the circle holds 7 to 10, by the seed.
+    # An eighth of the circle holds 7 to 10 of 64 multiples of the golden ratio, depending on the seed.
     assert ran.figures["most_of_one"] <= LINES // 8 + 2
     assert ran.figures["pages"] == plain.figures["pages"]
 
@@ -169,7 +169,7 @@ def test_threshold_rises_all_the_same(run: Run, run_plain: Run) -> None:
 
 
 def run_case(placed: Path, case: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Under glibc's own settings, and whatever comes of it."""
+    """Runs a case under glibc's own settings, and accepts any result."""
     env = environment(None) | variables
     return subprocess.run([str(placed), case], env=env, capture_output=True, text=True)
 
@@ -233,5 +233,5 @@ def test_verbose_says_that_it_places(run: Run) -> None:
 
 
 def test_large_padding_hides_no_mapping(run: Run) -> None:
-    """The proof's block must be mapped, however much the first arena's top has."""
+    """The block that verification allocates must be mapped, however large the first arena's top is."""
     assert_on(run("little", MALLOC_TOP_PAD_=str(64 << 20), **ON))

@@ -1,4 +1,4 @@
-"""What a program may rely on of malloc, with arenas trimmed under it."""
+"""malloc's guarantees while arenas are trimmed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_cases_hold_without_the_library(run_plain: Run, case: str) -> None:
 
 @pytest.mark.parametrize("how", ["prctl", "seccomp"])
 def test_filter_that_kills(run: Run, run_plain: Run, how: str) -> None:
-    """In a child, which leaves everything to glibc from then on; the parent goes on."""
+    """In a child, which leaves everything to glibc from then on; the parent continues."""
     run_plain("filtered", how)
     assert_trimmed(run("filtered", how))
 
@@ -77,7 +77,7 @@ def test_out_of_memory(run: Run) -> None:
 
 
 def test_locked_memory(run: Run) -> None:
-    """1,200 blocks are freed three times; each purge fails, and few are tried, fewer on fast CPUs."""
+    """1,200 blocks are freed three times. Each purge fails, and few are tried; fewer on fast CPUs."""
     stats = run("mlockall").stats
     assert stats["active"] is True
     assert stats["purge_calls"] == 0
@@ -110,7 +110,7 @@ def test_mmap_threshold_has_an_end(run: Run, run_plain: Run) -> None:
 
 @pytest.mark.parametrize("name", ["mmap_threshold", "top_pad", "trim_threshold", "mmap_max"])
 def test_mmap_threshold_is_the_users(run: Run, run_plain: Run, name: str) -> None:
-    """Each of them ends glibc's dynamic threshold."""
+    """Each of these settings disables glibc's dynamic threshold."""
     tunable = f"glibc.malloc.{name}={200 * KIB}"
     ran = run("mmap-threshold", "1", GLIBC_TUNABLES=tunable)
     assert ran.figures == run_plain("mmap-threshold", "1", GLIBC_TUNABLES=tunable).figures

@@ -1,4 +1,4 @@
-"""What stays resident, and what giving the rest back costs."""
+"""Memory that stays resident, and the cost of returning the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def assert_bounded(ran: Ran) -> None:
 
 @pytest.mark.parametrize("order", ["in-order", "reversed", "random", "others"])
 def test_idle_threads_keep_little(run: Run, order: str) -> None:
-    """What one thread leaves to another depends on who runs when: mostly, but not always, it is far less."""
+    """How much one thread leaves to another depends on scheduling; usually it is far less."""
     fewer = runs = 0
     while fewer < 3:
         ran = run("retain", order)
@@ -29,12 +29,12 @@ def test_idle_threads_keep_little(run: Run, order: str) -> None:
 
 
 def test_last_small_frees_of_many_arenas(run: Run) -> None:
-    """One small block freed in each arena makes all of it free: too little for a look by the bytes."""
+    """One small block freed in each arena makes all of it free: too few bytes for a check."""
     assert_bounded(run("pinned"))
 
 
 def test_purges_are_worth_their_cost(run: Run) -> None:
-    """No more than two purges for each half threshold that was freed, whatever the number of threads."""
+    """At most two purges for each half threshold freed, whatever the number of threads."""
     stats = run("steady").stats
     assert stats["trims"] > 10
     assert stats["failed_purges"] == 0

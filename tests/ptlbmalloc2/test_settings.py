@@ -1,4 +1,4 @@
-"""What the user asks for, of the library and of glibc, and what the library says of it."""
+"""Settings by the user, of the library and of glibc, and the messages about them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def user_settings(stats: dict[str, object]) -> set[str]:
     return {name for name in ("trim_threshold", "top_pad", "mmap_threshold") if stats[f"user_{name}"] is True}
 
 
-# Each of glibc's settings of this kind ends its dynamic mmap threshold, and so counts as one of that.
+# Each of these settings disables glibc's dynamic mmap threshold, and so counts as a setting of that.
 SETTINGS = [
     (name, way)
     for name in ("trim_threshold", "top_pad", "mmap_threshold")
@@ -80,7 +80,7 @@ def test_user_settings_win(run: Run, name: str, way: str) -> None:
     ran = run(*case, **variables)
     assert ran.stats["active"] is True
     assert user_settings(ran.stats) == {name, "mmap_threshold"}
-    # Trimming goes on in any case, by glibc's hand where the threshold is the user's.
+    # Trimming continues in any case: by glibc if the user set the threshold.
     assert (ran.stats["trims"] == 0) == (name == "trim_threshold")
     assert ran.figures["peak"] > 55 * MIB
     assert ran.figures["kept"] < 4 * MIB
@@ -94,7 +94,7 @@ def test_nothing_set(run: Run) -> None:
 
 
 def test_without_trimming_all_is_kept(run: Run) -> None:
-    """So that the tests of what is kept are seen to measure it."""
+    """This shows that the tests of kept memory measure the library."""
     ran = run("much", MALLOC_TRIM_THRESHOLD_=str(1 << 40))
     assert ran.figures["kept"] > 55 * MIB
 
@@ -175,7 +175,7 @@ def test_under_other_settings_of_glibc(run: Run, variables: dict[str, str]) -> N
         ran = run(case, **variables)
         stats = ran.stats
         assert stats["active"] is True
-        # Of threads that share an arena, merges alone may free its top, and that much of it stays.
+        # If threads share an arena, merges alone may free its top, and then that much stays.
         shared = case == "threads" and "MALLOC_ARENA_MAX" in variables
         assert stats["trims"] > 0 or (shared and stats["free_top_bytes"] <= ran.bound_bytes(threads=8))
         assert stats["failed_purges"] == 0
@@ -187,7 +187,7 @@ MALLOC_DEBUG = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 
 
 def test_beside_glibcs_debug_library(run: Run) -> None:
-    """Where it comes first, the library governs nothing that the program does, and does no harm."""
+    """If the debug library comes first, this one has no effect, and does no harm."""
     from preload import library
 
     if not MALLOC_DEBUG.exists():

@@ -1,4 +1,4 @@
-"""Runs the workloads that the build made, and reads the one line that each prints."""
+"""Runs the built workloads, and parses the one line that each prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIBRARY = BUILD / "libcalmalloc.so"
 def start(
     name: str, *arguments: str, preload: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """To its end, with more in its environment."""
+    """Runs a workload to its end, with additional environment variables."""
     path = BUILD / name
     assert path.is_file(), f"{path} is not built: run make"
     environment = {**os.environ, **more}
@@ -37,7 +37,7 @@ def run(name: str, *arguments: str, preload: Path | None = None, **more: str) ->
 
 
 def preloadable(folder: Path, source: str, *libraries: str) -> Path:
-    """A library of this source, to preload."""
+    """Compiles a source to a library to preload."""
     (folder / "preloaded.c").write_text(source)
     library = folder / "preloaded.so"
     command = ["gcc", "-O1", "-fPIC", "-shared", "-fno-builtin", "-o", library, folder / "preloaded.c"]

@@ -1,4 +1,4 @@
-"""array-sweep in colored memory, which is calmalloc's: with it, without it, and where it is not to be had."""
+"""array-sweep in calmalloc's colored memory: with it, without it, and where it is unavailable."""
 
 from __future__ import annotations
 

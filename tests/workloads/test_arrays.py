@@ -1,4 +1,4 @@
-"""The workloads on large arrays: they do what they say wherever the arrays start, and notice errors."""
+"""The workloads on large arrays: they work wherever the arrays start, and detect errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--memory", "mmap", "--huge", "off", "--head", "512", "--repeats", "30"),
     ),
 }
-# What the machine decides, not the workload.
+# Fields that depend on the machine, not on the workload.
 MEASURED = {
     "seconds",
     "ns_per_element",
@@ -43,7 +43,7 @@ MEASURED = {
     "ns_per_load",
     "ns_per_cell",
 }
-# What the allocator and the system decide.
+# Fields that depend on the allocator and the system.
 PLACED = {"distinct_starts", "distance", "huge_kib"}
 
 
@@ -52,7 +52,7 @@ def work_of(printed: dict[str, Any]) -> dict[str, Any]:
 
 
 def checksum_add(checksum: int, number: int) -> int:
-    """What support.c does: one step of splitmix64."""
+    """The same as in support.c: one step of splitmix64."""
     z = ((checksum ^ number) + 0x9E3779B97F4A7C15) & WORD
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
@@ -286,7 +286,7 @@ def test_all_that_is_counted_is_done(name: str, key: str, arguments: tuple[str, 
     ran = run(name, *arguments)
     passes = ran["steps" if name == "mhd-like" else "repeats"]
     assert ran[key] * passes * WORK[name](ran) == pytest.approx(ran["seconds"] * 1e9, rel=0.01)
-    # What takes less than any CPU could do it in has been left out. (A busy one only takes longer.)
+    # A time below that of any CPU means that work was optimized away. (A busy CPU only takes longer.)
     assert ran[key] > 0.02
 
 
@@ -325,8 +325,8 @@ def test_streams_updates_each_array_from_the_next_one(arrays: int, head: int) ->
 
 
 def most_kib(name: str, *arguments: str) -> int:
-    """What a run has had in memory at most."""
-    # What the parent has had counts too until the program begins: so it is a small one.
+    """The peak memory of a run."""
+    # The parent's memory counts, too, until the program is executed, so the parent is small.
     parent = "import resource, subprocess as s, sys\ns.run(sys.argv[1:], check=True, stdout=s.DEVNULL)\n"
     parent += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     command = [sys.executable, "-I", "-c", parent, BUILD / name, *arguments]
@@ -335,7 +335,7 @@ def most_kib(name: str, *arguments: str) -> int:
 
 def test_streams_touches_the_heads_alone() -> None:
     arguments = ("--arrays", "16", "--bytes", str(64 << 20), "--repeats", "10", "--work", "update")
-    # Of 1 GiB; a huge page for each array is 32 MiB.
+    # The arrays have 1 GiB in total; a huge page for each array is 32 MiB.
     assert most_kib("streams", *arguments) < 100 << 10
 
 
@@ -528,7 +528,7 @@ def test_mhd_like_goes_as_far_as_the_fastest_signal_lets_it(axis: str) -> None:
     speeds = []
     for cell in range(grid):
         angle = 2 * math.pi * (cell + 0.5) / grid
-        # Of density 1: a field of 1 along the axis, and one that goes round it, with which the fluid goes.
+        # Density 1, a field of 1 along the axis, and one that rotates about it together with the fluid.
         sound, sideways = 5 / 3 * 0.1, 0.1 * math.sin(angle)
         both = sound + 1 + 0.1**2
         for velocity, field in ((0, 1), (sideways, sideways)):
@@ -541,7 +541,7 @@ def test_mhd_like_goes_as_far_as_the_fastest_signal_lets_it(axis: str) -> None:
 def test_mhd_like_conserves_mass_and_energy() -> None:
     got = run("mhd-like", "--grid", "48", "--steps", "200")
     assert got["mass"] == pytest.approx((5 / 3) ** 2, abs=1e-8)
-    # Of the gas, the flow and the field: each of their squares is a half on average.
+    # The energies of the gas, the flow and the field; each of their squares averages a half.
     assert got["energy"] == pytest.approx(5 / 2 + (5 / 3) ** 2 / 2 + 1 / 2, abs=1e-8)
     assert got["mass_error"] < 1e-12
     assert got["energy_error"] < 1e-12

@@ -1,4 +1,4 @@
-"""bench/compatibility: what it reads, runs and tells of programs' own test suites."""
+"""bench/compatibility: its configuration, runs and results of programs' own test suites."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_verdicts() -> None:
 
 
 def functions(*calls: str) -> Verdicts:
-    """What the scripts' own functions say of these calls."""
+    """The output of the scripts' own functions for these calls."""
     (program,) = [each for each in read_programs() if each.name == "namespaces"]
     preamble = program.run.partition("for kind in")[0]
     done = subprocess.run(
@@ -83,7 +83,7 @@ PROGRAM = Program(name="Try", what="its tests", packages=["try"], run="")
 
 
 def kept(store: Store, **lost: list[str]) -> dict[str, Any]:
-    """Of a program of three tests, one of which fails under glibc."""
+    """The result of a program with three tests, one of which fails under glibc."""
     keep(store, Result(PROGRAM, Verdicts({"a", "b"}, {"c"}), dict(lost)))
     result: dict[str, Any] = json.loads((store.folder / "compatibility.json").read_text())
     return result["programs"]["Try"]
@@ -108,7 +108,7 @@ def test_results_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_peers_may_be_run_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under glibc, too, some tests pass now and then."""
+    """Under glibc, too, some tests are flaky."""
     monkeypatch.setattr(compatibility, "read_programs", lambda: [PROGRAM])
     monkeypatch.setattr(compatibility, "_versions", dict)
     store = Store(tmp_path)
@@ -144,7 +144,7 @@ def test_unknown_names(arguments: list[str]) -> None:
 
 
 def run_here(program: Program, folder: Path, preload: str) -> Verdicts:
-    """On this machine, with the library in the environment alone."""
+    """Runs on this machine, with the library in the environment only."""
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "CALM_"))}
     subprocess.run(["bash", "-euc", program.prepare], cwd=folder, env=environment, check=True)

@@ -1,4 +1,4 @@
-"""The parts of bench/figures that can go wrong unseen."""
+"""The parts of bench/figures whose errors would go unnoticed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from waiting import wait_until
 
@@ -38,10 +39,10 @@ from lib import (  # noqa: E402
 from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
 
-from calm import __version__, allocators  # noqa: E402
-from calm.bench.cases import Metric  # noqa: E402
-from calm.bench.results import METRIC, Row, Run, Side  # noqa: E402
-from calm.profile.model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
+from calm import __version__  # noqa: E402
+from calm.core import allocators  # noqa: E402
+from calm.core.profile_model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
+from calm.core.suite_results import METRIC, Metric, Row, Run, Side  # noqa: E402
 
 BUILD = ROOT / "build/release"
 
@@ -112,7 +113,7 @@ calls=100 1
 
 
 def taken_by(labels: list[str], count: int, fails: int = 0) -> tuple[list[str], list[dict[str, Any]]]:
-    """Who had which turn, by the last letter, and the results; the turn of that number fails."""
+    """The order of turns, by the last letter, and the results; the turn with that number fails."""
     order: list[str] = []
 
     def run(allocator: Any) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def test_the_best_peer_is_the_fastest(store: Store) -> None:
     )
     (row,) = tables.calmalloc_rows(store)
     assert row == (
-        "| larson, 2 threads: operations a second | 2.0 million | 1.0 million |  |  | 4.0 million "
+        "| larson, 2 threads: operations per second | 2.0 million | 1.0 million |  |  | 4.0 million "
         "| 2 (2 to 2) | mimalloc: 0.5 (0.5 to 0.5) |"
     )
 
@@ -274,7 +275,7 @@ def test_a_goal_is_a_ratio_of_costs(at_most: float | None, outcome: str | None) 
     verdict = judge_one(goal, *sides)
     assert (verdict["value"], verdict["low"], verdict["high"]) == (0.5, 0.5, 0.5)
     assert (verdict["n"], verdict["outcome"]) == (3, outcome)
-    # What is done in a second costs its inverse.
+    # The cost of a rate is its inverse.
     goal = dataclasses.replace(goal, metric="frees_per_second")
     rates = (
         side("mimalloc", *[{"frees_per_second": 100.0}] * 2),
@@ -390,7 +391,7 @@ def test_what_calmalloc_says_is_kept() -> None:
     assert found["said"] == ["calmalloc: unknown option 'no_such=1' in CALM_OPTIONS ignored"]
 
 
-# Of process 100: its main thread, two that it has started (one also in user code), and the allocator's.
+# Process 100 has its main thread, two that it started (one also in user code), and the allocator's.
 LOOKS = """
 listing1 100/100   10.000001:
 \tffffffff821f5127 exc_page_fault
@@ -492,7 +493,7 @@ print("{{}}")
 
 
 def watch(command: Sequence[str], look_s: float) -> dict[str, Any]:
-    """A program that sleeps for as long as its last argument says: a busy machine may come to look late."""
+    """Watches a program that sleeps for the time in its last argument: a busy machine may sample late."""
     for seconds in ("4", "40", "400"):
         with contextlib.suppress(server_time.NeverIdleError):
             return server_time.watch([*command, seconds], allocators.parse("glibc"), look_s)
@@ -534,10 +535,10 @@ def test_the_allocators_share_is_of_all_that_runs_for_it() -> None:
         Stack(CPU, "other", (0, 3), 0.5, 5),
         Stack(FAULT, "fault", (0, 1, 2), 1000.0, 10),
     ]
-    empty = {field.name: None for field in dataclasses.fields(Profile)}
+    empty = dict.fromkeys(Profile.__struct_fields__)
     profile = Profile(**empty | {"frames": frames, "stacks": stacks, "timeline": Timeline(1.0)})  # type: ignore[arg-type]
     assert allocator_share.of_profile(profile, "libcalmalloc.so") == {"share": 0.2, "samples": 100}
-    assert allocator_share.of_profile(dataclasses.replace(profile, stacks=[]), "lib")["share"] is None
+    assert allocator_share.of_profile(msgspec.structs.replace(profile, stacks=[]), "lib")["share"] is None
 
 
 def test_the_share_of_a_program_that_only_allocates() -> None:
@@ -653,7 +654,7 @@ def test_a_row_whose_program_is_missing_is_left_out(
     assert result is not None
     assert result["outcome"] == "not known"
     assert "is not built" in result["rows"][0]["left_out"]
-    assert "left out: build/release/no-such-workload is not built" in capsys.readouterr().out
+    assert "skipped: build/release/no-such-workload is not built" in capsys.readouterr().out
 
 
 def test_programs_tell_what_they_cost_in_cpu_time() -> None:
@@ -704,10 +705,10 @@ def test_scaling_rows_have_as_many_threads_as_asked_for() -> None:
 def row_of(name: str, metric: Metric | None, **sides: tuple[float, float, float]) -> Row:
     figure = METRIC if metric else "wall_s"
     found = [
-        Side(label, [Run(1, {figure: value, "peak_rss_kib": kib, "shootdowns_begun": shot})])
+        Side(label, [Run(1, {figure: value, "peak_rss_kib": kib, "shootdowns": shot})])
         for label, (value, kib, shot) in sides.items()
     ]
-    return Row(name, "workload", metric, ["/some/where/larson", "--threads", "4"], [], {}, found)
+    return Row(name, "workload", metric, ["/some/where/larson", "--threads", "4"], sides=found)
 
 
 def test_scaling_table(tmp_path: Path) -> None:
@@ -723,5 +724,5 @@ def test_scaling_table(tmp_path: Path) -> None:
     store.save("scaling", {"versions": {"glibc": "2.36"}, "threads": {"4": rows}})
     told = scaling.table(store)
     assert "| a rate | 4.00, 2 | 1.00, 1 |" in told
-    assert "| **geometric mean, to the best** | 2.00, 1.41 | 1.22, 1.00 |" in told
+    assert "| **geometric mean, relative to the best** | 2.00, 1.41 | 1.22, 1.00 |" in told
     assert "| TLB shootdowns, sum | 7 | 3 |" in told

@@ -1,4 +1,4 @@
-"""The kernels after NAS: they compute what is published, in processes side by side, and notice errors."""
+"""The kernels after NAS: they compute the published results, in several processes, and detect errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = {
     "ft-like": ("--iterations", "1", "--seed", "7"),
     "mg-like": ("--iterations", "3"),
 }
-# What the machine, the allocator or the arguments decide. (An allocator may have caches for each CPU.)
+# Fields that depend on the machine, the allocator or the arguments. (An allocator may have per-CPU caches.)
 APART = {"seconds", "seconds_median", "mop_s", "page_offsets", "equal_addresses", "processes"}
 
 # NAS Parallel Benchmarks: what the report and its successors give for verification.
@@ -56,7 +56,7 @@ def test_results_are_the_published_ones(problem: str) -> None:
     ("iterations", "estimate"), [("1", 9.99864415791401), ("2", 8.57332792032217), ("3", 8.59545103740579)]
 )
 def test_cg_like_starts_from_ones(iterations: str, estimate: float) -> None:
-    # What the benchmark prints after each step of class S.
+    # The benchmark's output after each step of class S.
     assert run("cg-like", "--iterations", iterations)["eigenvalue"] == pytest.approx(estimate, rel=1e-12)
 
 

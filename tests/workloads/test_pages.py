@@ -1,4 +1,4 @@
-"""README.md and docs/ have what the results in bench/results make of them, and those are light."""
+"""README.md and docs/ contain the tables generated from bench/results, whose files are small."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ ON_NO_PAGE = {"program-python3-malloc", "emulated-16cpu-locks"}
 OF_THE_CODE = "options"
 BLOCK = re.compile(r"(<!-- ([\w-]+): begin -->\n)(.*?)(<!-- \2: end -->\n)", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-# Of elements, from a hash of their numbers.
+# Identifiers of elements, from a hash of their numbers.
 NAME = re.compile(r"\b[a-z][0-9a-f]{10}\b")
 KEPT = sorted(RESULTS.glob("*.json"))
 
@@ -42,7 +43,7 @@ def emptied(text: str) -> str:
 
 
 def rendered(store: Store, root: Path) -> Path:
-    """Pages without tables and pictures, and then with what the results make."""
+    """Renders the results into pages without tables and pictures."""
     for name, text in texts(ROOT).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(emptied(text))
@@ -61,15 +62,18 @@ def differing(found: dict[str, str], expected: dict[str, str]) -> set[str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     """All pages, and the results that were read for them."""
     read: set[str] = set()
-    read_text = Path.read_text
 
-    def noted(path: Path, *arguments: Any, **more: Any) -> str:
-        if path.parent == RESULTS:
-            read.add(path.stem)
-        return read_text(path, *arguments, **more)
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(path: Path, *arguments: Any, **more: Any) -> Any:
+            if path.parent == RESULTS:
+                read.add(path.stem)
+            return method(path, *arguments, **more)
+
+        return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_text", noted)
+        for name in ("read_text", "read_bytes"):
+            patch.setattr(Path, name, noting(getattr(Path, name)))
         root = rendered(Store(), tmp_path_factory.mktemp("pages"))
     return root, read
 
@@ -162,7 +166,7 @@ def test_what_is_compact() -> None:
         "analysis": {"more": 1},
     }
     assert compact(whole) == {
-        "command": "a 'b c'",
+        "command": ["a", "b c"],
         "rate": 1234568,
         "time_s": 0.00012346,
         "count": 123456789,

@@ -1,4 +1,4 @@
-"""The workloads on page tables: they do what they say, and stale-reads finds each wrong translation."""
+"""The workloads on page tables work, and stale-reads detects each wrong translation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "stale-reads": ("--seconds", "1", "--threads", "3", "--changers", "2", "--slots", "6", "--pages", "9"),
 }
 FILED = ("cow-mt", "mmap-read", "msync-mt")
-# What the machine decides, not the workload.
+# Fields that depend on the machine, not on the workload.
 MEASURED = {"seconds", "minor_faults", "resident_pages"}
 
 OPERATIONS = (
@@ -131,7 +131,7 @@ def test_a_file_that_is_there_is_read_and_stays_as_it_is(name: str, tmp_path: Pa
     file.write_bytes(contents)
     run(name, *SMALL[name], "--file", str(file))
     assert file.read_bytes() == contents
-    # What it has not got cannot be mapped.
+    # Memory beyond the file's end cannot be mapped.
     done = start(name, *SMALL[name], "--size", str(301 * PAGE), "--file", str(file))
     assert (done.returncode, done.stderr) == (1, f"{name}: the file is smaller than --size\n")
 
@@ -185,7 +185,7 @@ def test_cow_mt_copies_each_page_in_each_round(part: str, order: str, batch: str
     assert got["minor_faults"] >= 2000
 
 
-# Of all writable mappings of a file, what is private becomes shared and the other way round.
+# Swaps private and shared in all writable mappings of a file.
 OTHER_SHARING = """
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -257,7 +257,7 @@ def test_msync_mt_syncs_each_page_that_it_writes(batch: int, calls: int, tmp_pat
 def test_mmap_read_reads_the_whole_file_in_each_process(order: str) -> None:
     got = run("mmap-read", *SMALL["mmap-read"], "--order", order, "--pin")
     assert got["reads"] == 3 * 2 * got["pages"] == 3 * 2 * 300
-    # Of 1,800 pages here and there, some are in each of the file's quarters.
+    # Each quarter of the file contains some of 1,800 random pages.
     assert 150 < got["resident_pages"] <= 300
     if order == "sequential":
         assert got["resident_pages"] == 300
@@ -382,7 +382,7 @@ def test_migrate_moves_all_pages_in_each_round(nodes: int, call: str, again: str
     got = run("migrate", *SMALL_MOVE, "--rounds", "5", "--call", call, "--again", again, preload=library)
     assert got["nodes"] == nodes
     assert got["pages"] == 700
-    # Those of another mapping may lie anywhere.
+    # Pages of another mapping may be anywhere.
     assert got["pages_moved"] == 5 * 700 if again != "map" else 700 <= got["pages_moved"] <= 5 * 700
     assert 0 < got["moving_seconds"] <= got["seconds"]
 
@@ -399,7 +399,7 @@ def test_migrate_says_if_nothing_moved(call: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def ksm() -> Iterator[None]:
-    """The kernel merges pages, for a while."""
+    """Lets the kernel merge pages for a time."""
     before = KSM.read_text() if KSM.exists() and os.access(KSM, os.W_OK) else ""
     if before not in ("0\n", "1\n"):
         pytest.skip("the kernel does not merge pages for us")
@@ -473,7 +473,7 @@ def test_stale_reads_takes_what_is_to_be_had_of_a_list() -> None:
 
 
 def found(operation: str, plant: str, tmp_path: Path, **more: Any) -> str:
-    """What it says when it finds what was planted."""
+    """The message about a planted fault."""
     arguments = ("--threads", "3", "--changers", "2", "--seconds", "500", "--directory", str(tmp_path))
     planted = ("--ops", operation, "--plant", plant, "--seed", os.environ["CALM_TEST_SEED"])
     done = start("stale-reads", *arguments, *planted, **more)
@@ -499,7 +499,7 @@ def test_a_stale_read_is_found(operation: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_stale_write_is_found(operation: str, tmp_path: Path) -> None:
     what = found(operation, "write", tmp_path)
-    # Of a file that was synced, the changer may be the first to see that the write is not in it.
+    # If the file was synced, the changer may be the first to detect that the write is missing.
     assert what.startswith("stale write") or (operation, what) == ("msync", "write that is not in the file")
 
 
@@ -586,7 +586,7 @@ def test_a_kernel_that_changes_nothing_is_found(case: str, operation: str, what:
 
 
 def is_alive(pid: str) -> bool:
-    """A zombie is not: not every container has somebody who waits for orphans."""
+    """A zombie is not alive: in some containers no process reaps orphans."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

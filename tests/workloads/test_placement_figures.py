@@ -1,4 +1,4 @@
-"""`bench/figures placement`: what is run, how it is judged, and huge pages that are put back."""
+"""`bench/figures placement`: commands, verdicts, and restoring the huge-page setting."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from lib import papers, placement, placement_peer, rounds, suite  # noqa: E402
 from lib.results import Store  # noqa: E402
+from papers import rerun  # noqa: E402
 
-from calm import allocators  # noqa: E402
-from calm.bench import results  # noqa: E402
-from calm.bench.paper import rerun  # noqa: E402
-from calm.bench.results import Results, Row, Run, Side, Subject  # noqa: E402
+from calm.core import allocators, documents  # noqa: E402
+from calm.core.suite_results import Results, Row, Run, Side, Subject  # noqa: E402
 
 BUILD = ROOT / "build/release"
 ROWS = placement.STREAMS.rows
@@ -60,7 +59,7 @@ def test_every_command_is_one_and_prints_what_is_compared() -> None:
 
 
 def test_the_library_knows_the_option() -> None:
-    """A variant that it only complained of would be compared with itself."""
+    """Otherwise a variant with an unknown option would be compared with itself."""
     for label in ("calmalloc", placement.UNPLACED):
         found = rounds.run_once([str(BUILD / "streams"), "--repeats", "1"], allocators.parse(label))
         assert "said" not in found
@@ -72,7 +71,7 @@ def test_the_library_knows_the_option() -> None:
 
 
 def measured_pair(figures: dict[str, float], fails: str = "") -> dict[str, Any]:
-    """By the allocator and the arrays' memory."""
+    """Results by allocator and by the arrays' memory."""
     taken = []
 
     def run(command: Sequence[str], allocator: allocators.Allocator) -> dict[str, Any]:
@@ -197,7 +196,7 @@ def test_what_the_suite_takes_is_known_from_the_suite(tmp_path: Path) -> None:
     assert found
     assert found == pytest.approx(2 * (placement.expected_s(Store(), 3) or 0))
     # Two cases of 3 s, under both, in five rounds and one more.
-    suite.result(tmp_path).write_text(results.dump(suite_of((1.0, 1.0), (3.0, 9.0)), {}))
+    suite.result(tmp_path).write_text(documents.text(suite_of((1.0, 1.0), (3.0, 9.0))))
     assert placement.expected_s(Store(tmp_path), 5) == pytest.approx(2 * 3 * 2 * 6, rel=1e-4)
 
 
@@ -205,7 +204,7 @@ def test_what_the_suite_takes_is_known_from_the_suite(tmp_path: Path) -> None:
 
 
 def grid(tmp_path: Path, ratio: float, slower: int | None = None, **more: Any) -> dict[str, Any]:
-    """As measured: calmalloc takes so much of jemalloc's time; in the cell of that number, twice as much."""
+    """Results in which calmalloc takes this share of jemalloc's time, and twice that in one cell."""
     asked: list[str] = []
 
     def measured(command: Sequence[str], rounds: int, case: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What bench/figures says of retention: `sawtooth`'s rows, and policies beside one that knows the future."""
+"""bench/figures on retention: `sawtooth`'s rows, and policies compared with the offline optimum."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_leanest_is_of_those_as_fast(tmp_path: Path) -> None:
 
 
 def test_gaps() -> None:
-    """By hand: each page by when it was last in use."""
+    """Compared with a simple calculation: for each page, when it was last in use."""
     assert policy.gaps([5, 0, 0, 5]) == [(2, 5)]
     assert policy.gaps([100, 60, 20, 80, 100]) == [(1, 40), (2, 20), (3, 20)]
     assert policy.gaps([1, 2, 3, 9]) == []
@@ -80,7 +80,7 @@ def test_gaps() -> None:
 
 
 def by_page(levels: list[int]) -> list[tuple[int, int]]:
-    """The same, page by page."""
+    """The same calculation, page by page."""
     found = []
     for page in range(max(levels)):
         used = [at for at, level in enumerate(levels) if level > page]
@@ -114,7 +114,7 @@ def test_the_optimum_gives_back_the_longest_gaps() -> None:
 
 @pytest.mark.parametrize("gap", [1, 3, 10, 30, 100])
 def test_the_policy_costs_its_share(gap: int) -> None:
-    """Of waves of 390 MiB, each of which would cost 0.1 s: but for the first gaps, it is kept."""
+    """Waves of 390 MiB, each of which would cost 0.1 s: except for the first gaps, the memory is kept."""
     found = policy.replay(waves(gap))
     assert found["vain_pages"] <= 2 * 100_000 or found["vain_percent"] <= 1
 

@@ -1,4 +1,4 @@
-"""The workloads after the field's own benchmarks: they do what they say, count it, and notice errors."""
+"""The workloads after published benchmarks: they work, count their work, and detect errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ THREADED = (
     *STAND_INS,
 )
 FIXED_DURATION = ("glibc-thread",)
-# What the machine decides, not the workload.
+# Fields that depend on the machine, not on the workload.
 MEASURED = {"seconds", "build_seconds", "rss_early_kib", "rss_late_kib"}
 
 
@@ -304,10 +304,10 @@ def test_malloc_latency_finds_the_slow_calls(
 ) -> None:
     arguments = ("--steps", "20000", "--blocks", "100", "--max", "256", "--burst", "0", "--clock", clock)
     got = run("malloc-latency", *arguments, preload=slow_malloc(tmp_path, one_in))
-    # What reading the clock costs is off it; a bucket is less than 1 % wide.
+    # The cost of reading the clock is subtracted; a bucket is less than 1 % wide.
     assert got[f"malloc_{quantile}_ns"] >= 0.98e6 - got["clock_cost_ns"]
     assert got[f"malloc_{below}_ns"] < 0.5e6
-    # Of the frees none is slow by itself.
+    # No free is slow by itself.
     assert got["free_p50_ns"] < 0.5e6
     assert 0 < got["clock_cost_ns"] < 0.5e6
 

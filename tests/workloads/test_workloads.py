@@ -1,4 +1,4 @@
-"""The workloads themselves: that they do what they say, and print it."""
+"""The workloads do what they describe, and report it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_idle_burst_reads_a_cgroup(tmp_path: Path) -> None:
 
 
 def cost_of(name: str, *arguments: str) -> tuple[dict[str, Any], resource.struct_rusage]:
-    """What it prints of its threads, and what the kernel says of the whole process."""
+    """The costs of threads that a workload prints, and the kernel's for the whole process."""
     process = subprocess.Popen([BUILD / name, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     printed: dict[str, Any] = json.loads(process.stdout.read())

@@ -1,0 +1,1 @@
+"""`bench/paper`: a paper's tables measured again, beside what it published."""

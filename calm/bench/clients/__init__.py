@@ -1,1 +1,0 @@
-"""The clients that drive the suite's servers: standard library only, run as modules of their own."""

@@ -1,1 +1,0 @@
-"""`calm bench --paper`: a paper's tables measured again, beside what it published."""

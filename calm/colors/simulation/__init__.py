@@ -1,1 +1,0 @@
-"""`calm colors --simulate`: policies that give pages their colors, on simulated caches."""

@@ -1,0 +1,1 @@
+"""One program under several allocators."""

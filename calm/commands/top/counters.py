@@ -1,0 +1,250 @@
+"""Reads the counters of calmalloc and ptlbmalloc2 in a running process, without stopping it.
+
+Each library carries an ELF note that leads to a table of its counters' addresses (src/os/figures.h). Note and
+table are read from the process's memory, not from the library's file: that may be deleted, replaced or
+stripped. Another process's memory is not trusted: names and sizes are checked, and reads are bounded.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from calm.core import proc
+from calm.core.proc import Mapping
+
+VERSION = 1
+
+_MAGIC = b"calmfigs"
+_HEAD = struct.Struct("<8sIIHHI24s")
+_TERM = struct.Struct("<24sQQQQQIIIIIIHBBI")
+_SUBTRACT, _THROUGH = 1, 2
+_PAGES = 1
+_WIDTHS = (1, 2, 4, 8)
+_NAME = re.compile(rb"([a-z][a-z0-9_]*)\0+")
+
+_ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+_ELF = struct.Struct("<6s26xQ14xHH6x")
+_PROGRAM = struct.Struct("<IIQQQQQQ")
+_PT_LOAD, _PT_NOTE = 1, 4
+_NOTE = re.compile(re.escape(struct.pack("<III12s", 10, 8, 1, b"calmalloc")) + rb"(.{8})", re.DOTALL)
+
+# More than any of our tables needs: a table that asks for more is foreign or damaged.
+_MAX_NOTES_BYTES = 1 << 16
+_MAX_PROGRAM_HEADERS = 64
+_MAX_TABLE_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 256
+_MAX_ROWS = 8192
+_MAX_SPAN_BYTES = 1 << 20
+MAX_BYTES = 16 << 20
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+Read = Callable[[int, int], bytes | None]
+"""Reads bytes at an address, as `proc.memory` does."""
+
+
+class NotATableError(Exception):
+    """A note leads to something that is not a table of this version."""
+
+
+class _UnreadableError(Exception):
+    """A counter's memory cannot be read, or it asks for too much."""
+
+
+class _Term(NamedTuple):
+    """A `struct figure`: the sum of some words, a part of a counter."""
+
+    name: str
+    at: int
+    rows: int
+    present: int
+    less: int
+    weights: int
+    offset: int
+    row_stride: int
+    stride: int
+    weight_stride: int
+    present_offset: int
+    present_stride: int
+    words: int
+    width: int
+    unit: int
+    flags: int
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first word of a row to the end of its last."""
+        return (self.words - 1) * self.stride + self.width
+
+
+def _text(field: bytes) -> str:
+    match = _NAME.fullmatch(field)
+    if match is None:
+        raise NotATableError("a name in it is not well-formed")
+    return match[1].decode()
+
+
+def _term(data: bytes) -> _Term:
+    name, *fields = _TERM.unpack_from(data)
+    term = _Term(_text(name), *fields)
+    if term.width not in _WIDTHS or term.unit > _PAGES or term.flags & ~(_SUBTRACT | _THROUGH):
+        raise NotATableError("a counter in it is of no known kind")
+    term = term._replace(words=term.words or 1)
+    if max(term.span, term.words * term.weight_stride, term.present_stride) > _MAX_SPAN_BYTES:
+        raise NotATableError("a counter in it is too large")
+    return term
+
+
+@dataclass(frozen=True)
+class Table:
+    """The counters of one library in one process."""
+
+    library: str
+    terms: tuple[_Term, ...]
+
+    @classmethod
+    def read(cls, read: Read, address: int) -> "Table":
+        """The table at an address. Raises NotATableError."""
+        if (head := read(address, _HEAD.size)) is None:
+            raise NotATableError("it cannot be read")
+        magic, version, size, head_bytes, term_bytes, count, library = _HEAD.unpack(head)
+        if magic != _MAGIC:
+            raise NotATableError("it does not begin as one")
+        if version != VERSION:
+            raise NotATableError(f"it is of version {version}; this calm reads {VERSION}")
+        if not (
+            _HEAD.size <= head_bytes <= _MAX_HEAD_BYTES
+            and _TERM.size <= term_bytes <= _MAX_HEAD_BYTES
+            and size == head_bytes + count * term_bytes <= _MAX_TABLE_BYTES
+        ):
+            raise NotATableError("its size is not that of its parts")
+        if (body := read(address + head_bytes, count * term_bytes)) is None:
+            raise NotATableError("it cannot be read")
+        return cls(_text(library), tuple(_term(body[i * term_bytes :]) for i in range(count)))
+
+    def values(self, read: Read) -> dict[str, int]:
+        """The counters' values now, without those whose memory cannot be read or that ask for too much."""
+        sums = dict.fromkeys((term.name for term in self.terms), 0)
+        bad: set[str] = set()
+        left = MAX_BYTES
+        for term in self.terms:
+            try:
+                rows = _rows(read, term)
+                left -= len(rows) * term.span
+                if left < 0:
+                    raise _UnreadableError
+                value = _value(read, term, rows)
+                sums[term.name] += -value if term.flags & _SUBTRACT else value
+            except _UnreadableError:
+                bad.add(term.name)
+        # Words that were read at different moments may contradict each other.
+        return {name: max(0, value) for name, value in sums.items() if name not in bad}
+
+
+def _words(read: Read, address: int, width: int, count: int = 1, stride: int = 0) -> list[int]:
+    data = read(address, (count - 1) * stride + width)
+    if data is None:
+        raise _UnreadableError
+    return [int.from_bytes(data[i * stride : i * stride + width], "little") for i in range(count)]
+
+
+def _rows(read: Read, term: _Term) -> Sequence[int]:
+    """The rows that count."""
+    (count,) = _words(read, term.rows, 4) if term.rows else (1,)
+    if count > _MAX_ROWS:
+        raise _UnreadableError
+    if not term.present or count == 0:
+        return range(count)
+    (flags,) = _words(read, term.present, 8)
+    if count * term.present_stride > _MAX_SPAN_BYTES:
+        raise _UnreadableError
+    present = _words(read, flags + term.present_offset, 1, count, term.present_stride) if flags else ()
+    return [row for row, flag in enumerate(present) if flag]
+
+
+def _value(read: Read, term: _Term, rows: Sequence[int]) -> int:
+    (at,) = _words(read, term.at, 8) if term.flags & _THROUGH else (term.at,)
+    if not at:
+        return 0
+    less = _words(read, term.less, 2, term.words, 2) if term.less else [0] * term.words
+    weights = (
+        _words(read, term.weights, 4, term.words, term.weight_stride) if term.weights else [1] * term.words
+    )
+    total = 0
+    for row in rows:
+        words = _words(read, at + term.offset + row * term.row_stride, term.width, term.words, term.stride)
+        total += sum(
+            max(0, word - off) * weight for word, off, weight in zip(words, less, weights, strict=True)
+        )
+    return total * _PAGE_BYTES if term.unit == _PAGES else total
+
+
+def images(pid: int) -> list[Mapping]:
+    """The first mapping of each program and library of a process. Raises GoneError or PermissionError.
+
+    Files of data are left out: reading a page of one may wait for a disk or a network.
+    """
+    mappings = [each for each in proc.maps(pid) if each.path.startswith("/") and each.rights[3] == "p"]
+    executed = {(each.device, each.inode, each.path) for each in mappings if each.rights[2] == "x"}
+    found: dict[tuple[str, int, str], Mapping] = {}
+    for each in mappings:
+        if each.offset == 0 and each.rights[0] == "r":
+            found.setdefault((each.device, each.inode, each.path), each)
+    return [image for key, image in found.items() if key in executed]
+
+
+def table_addresses(read: Read, start: int) -> list[int] | None:
+    """The addresses of the tables that an ELF image's notes lead to; None where it cannot be read."""
+    if (head := read(start, _ELF.size)) is None:
+        return None
+    magic, offset, entry_bytes, entries = _ELF.unpack(head)
+    if (
+        magic != _ELF64_LITTLE_ENDIAN
+        or entry_bytes != _PROGRAM.size
+        or not 0 < entries <= _MAX_PROGRAM_HEADERS
+        or offset > 1 << 20
+    ):
+        return []
+    if (data := read(start + offset, entries * entry_bytes)) is None:
+        return None
+    headers = list(_PROGRAM.iter_unpack(data))
+    bias = next((start - header[3] for header in headers if header[0] == _PT_LOAD and header[2] == 0), None)
+    found = []
+    for kind, _, _, address, _, size, _, _ in headers if bias is not None else ():
+        if kind != _PT_NOTE or size > _MAX_NOTES_BYTES:
+            continue
+        if (notes := read(bias + address, size)) is None:
+            return None
+        for note in _NOTE.finditer(notes):
+            distance = int.from_bytes(note[1], "little", signed=True)
+            found.append((bias + address + note.start(1) + distance) % (1 << 64))
+    return found
+
+
+class Finder:
+    """Finds the tables of processes, and remembers the files that have none."""
+
+    def __init__(self) -> None:
+        self._without: set[tuple[str, int, str]] = set()
+
+    def tables(self, read: Read, mapped: Sequence[Mapping]) -> tuple[list[Table], str]:
+        """The tables of a process's images, and why one that is there cannot be used."""
+        found: list[Table] = []
+        why = ""
+        for image in mapped:
+            key = (image.device, image.inode, image.path)
+            if key in self._without:
+                continue
+            addresses = table_addresses(read, image.start)
+            # An image that cannot be read may be unmapped by now, and still be there in other processes.
+            if addresses == []:
+                self._without.add(key)
+            for address in addresses or ():
+                try:
+                    found.append(Table.read(read, address))
+                except NotATableError as error:
+                    why = f"the table of counters in {image.path} cannot be used: {error}"
+        return found, why

@@ -1,0 +1,1 @@
+"""`calm tune`: searches settings of malloc, and advises some by rules."""

@@ -1,0 +1,1 @@
+"""What the commands are built on: processes, measuring, statistics, tables and pictures."""

@@ -1,0 +1,84 @@
+"""Reads ELF files: programs and shared libraries.
+
+pyelftools is imported where a file is read: most of calm's commands end without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAGIC = b"\x7fELF"
+
+
+class ElfError(Exception):
+    """A file cannot be read, or is not an intact ELF file; the message names it."""
+
+
+class Segment(NamedTuple):
+    """A part of a file that is loaded into memory."""
+
+    offset: int
+    address: int
+    size: int
+    """In the file; more of the memory may follow, as zeros."""
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Any]:
+    """A file as an ELFFile of pyelftools. Raises ElfError for any error in the block."""
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise ElfError(f"{path}: {error.strerror}") from error
+    with file:
+        if not is_elf(path):
+            raise ElfError(f"{path} is not an ELF file")
+        from elftools.elf.elffile import ELFFile
+
+        try:
+            yield ELFFile(file)
+        except Exception as error:
+            # Of a damaged file pyelftools raises errors of many classes, which share no base.
+            raise ElfError(f"{path} is not an intact ELF file: {error}") from error
+
+
+def is_elf(path: str | Path) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def is_loadable(path: str | Path) -> bool:
+    """Whether it is a program or a shared library, and not an object file or a core dump."""
+    with opened(path) as file:
+        return file.header.e_type in ("ET_EXEC", "ET_DYN")
+
+
+def is_shared_library_here(path: str | Path) -> bool:
+    """Whether it is a shared object, or a position-independent program, for this machine's processes."""
+    with opened(path) as file, opened("/proc/self/exe") as own:
+        return (
+            file.header.e_type == "ET_DYN"
+            and all(getattr(file, name) == getattr(own, name) for name in ("elfclass", "little_endian"))
+            and bool(file.header.e_machine == own.header.e_machine)
+        )
+
+
+def segments(path: str | Path) -> tuple[Segment, ...]:
+    with opened(path) as file:
+        return tuple(
+            Segment(each.header.p_offset, each.header.p_vaddr, each.header.p_filesz)
+            for each in file.iter_segments("PT_LOAD")
+        )
+
+
+def interpreter(path: str | Path) -> str | None:
+    """The dynamic linker of a program; None of a static one, and of most libraries."""
+    with opened(path) as file:
+        found = next(file.iter_segments("PT_INTERP"), None)
+        return str(found.get_interp_name()) if found else None

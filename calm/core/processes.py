@@ -1,0 +1,43 @@
+"""Ends processes that remain after the programs that calm runs."""
+
+import contextlib
+import ctypes
+import os
+import signal
+
+from calm.core import proc
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def kill_descendants(root: int) -> list[int]:
+    """Kills all processes below one; returns those that it may kill, and not those of other users."""
+    killed = []
+    for pid in proc.descendants(root):
+        with contextlib.suppress(PermissionError):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """In a child, before it becomes a program: it gets this signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """From now on what this process's descendants leave behind becomes its own child."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans() -> int:
+    """Kills and reaps every descendant of this process, for when none is wanted; returns their number."""
+    ended = 0
+    while found := kill_descendants(os.getpid()):
+        ended += len(found)
+        # Only those that were killed: a child that one of them has just started is alive, and next.
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    return ended

@@ -1,1 +1,0 @@
-"""`calm tune`: a search of settings for time and memory at once."""
