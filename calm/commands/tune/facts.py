@@ -212,10 +212,19 @@ class Sampler(threading.Thread):
         self._largest_kib = max(self._largest_kib, rss_kib)
 
 
-def first_run(command: tuple[str, ...], bar: Bar) -> tuple[Facts, Measurement]:
+def _run(command: tuple[str, ...], **options: Any) -> Measurement:  # noqa: ANN401
+    """One silent run. What it leaves behind is killed, so that it does not run beside the next one."""
     null = subprocess.DEVNULL
+    processes.adopt_orphans()
+    try:
+        return measure(command, stdin=null, stdout=null, stderr=null, **options)
+    finally:
+        processes.end_orphans()
+
+
+def first_run(command: tuple[str, ...], bar: Bar) -> tuple[Facts, Measurement]:
     with Sampler(bar) as sampler:
-        run = measure(command, stdin=null, stdout=null, stderr=null)
+        run = _run(command)
     missing: dict[str, str] = {}
     for name in ("threads_started", "shootdowns"):
         if METRIC[name].get(run) is None:
@@ -257,9 +266,8 @@ def without_huge_pages() -> Iterator[None]:
 
 def run_without_huge_pages(command: tuple[str, ...]) -> Measurement | None:
     """Another run: what is resident in it is what the program touches."""
-    null = subprocess.DEVNULL
     with suppress(CalmError), without_huge_pages():
-        return measure(command, groups=(), stdin=null, stdout=null, stderr=null)
+        return _run(command, groups=())
     return None
 
 
