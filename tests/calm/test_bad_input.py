@@ -1,5 +1,6 @@
 """Bad input of every command: one clear line on standard error, and the documented exit status."""
 
+import contextlib
 import json
 import os
 import pty
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from calm_helpers import ROOT, Calm
+from waiting import wait_until
 
+from calm.core import proc
 from calm.core.errors import FAILED, NOT_EXECUTABLE, NOT_FOUND, PIPE_CLOSED, USAGE
 
 # With as little work as each can do.
@@ -27,7 +30,7 @@ WITH_PROGRAM = {
     "tune advise": (),
     "tune search": ("-a", "glibc", "--trials", "1"),
 }
-LARGE_MEMORY = "import time; memory = bytearray(64 << 20); time.sleep(1)"
+LARGE_MEMORY = "memory = bytearray(64 << 20)"
 REPORTS = {
     "allocators": (),
     "bench list": (),
@@ -93,16 +96,38 @@ def test_a_process_that_does_not_exist(calm: Calm, command: str) -> None:
     assert "4194305" in line_of(done)
 
 
+def has_output(pid: int) -> bool:
+    """Whether one of its children, as perf, has written to the file that is its standard output."""
+    for child in proc.descendants(pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{child}/fd/1").stat().st_size > 0:
+                return True
+    return False
+
+
 @pytest.mark.parametrize("command", ["profile", "top"])
-def test_a_process_that_ends_meanwhile(calm: Calm, command: str) -> None:
+def test_a_process_that_ends_meanwhile(command: str) -> None:
     """What was observed until then is reported."""
-    with subprocess.Popen(["sleep", "0.5"]) as process:
-        options = ("--for", "1h") if command == "profile" else ("-n", "1000", "--delay", "50ms")
-        done = calm(command, *options, "--pid", process.pid)
-    if command == "profile" and "perf" in done.stderr and done.returncode == FAILED:
+    options = ("--for", "1h") if command == "profile" else ("-n", "1000", "--delay", "50ms")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as observed:
+        calm = subprocess.Popen(
+            [sys.executable, "-m", "calm", command, *options, "--pid", str(observed.pid)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert calm.stdout
+        if command == "profile":
+            wait_until(lambda: calm.poll() is not None or has_output(calm.pid))
+        begin = "" if command == "profile" else calm.stdout.readline()
+        assert observed.stdin
+        observed.stdin.close()
+        output, errors = calm.communicate()
+    if command == "profile" and "perf" in errors and calm.returncode == FAILED:
         pytest.skip("perf cannot be used here")
-    assert done.returncode == 0, done.stderr
-    assert str(process.pid) in done.stdout
+    assert calm.returncode == 0, errors
+    assert str(observed.pid) in begin + output
 
 
 @pytest.mark.parametrize("command", REPORTS)

@@ -209,7 +209,7 @@ def test_a_full_disk_is_one_line(lab: Lab, where: str) -> None:
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_closed_pipe_ends_it(fake: Fake, form: list[str]) -> None:
-    """Nobody reads from the beginning."""
+    """The reader closed its end before the first line."""
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "calm", *fake.fixed, "-n", "1", *form, "--", "true"]
