@@ -652,3 +652,10 @@ def test_a_profile_that_is_missing(inside: Calm) -> None:
     result = inside("predict", "run", "--cpus", "4", "--profile", "/nonexistent.json")
     assert result.returncode == USAGE
     assert result.stderr == "calm: cannot read /nonexistent.json: No such file or directory\n"
+
+
+def test_a_profile_of_a_program_that_failed_is_told_of(inside: Calm, profile: Write) -> None:
+    path = profile("glibc")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"exit_code": 2}))
+    found = predict(inside, "--cpus", "4", "--profile", path)
+    assert "glibc: the profiled program ended with status 2" in found["notes"]

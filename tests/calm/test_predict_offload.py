@@ -747,3 +747,14 @@ def test_one_cpu_has_nobody_to_send_messages_to(calm: Calm, tmp_path: Path) -> N
 def test_a_program_that_fails(inside: Calm) -> None:
     result = inside("-n", "1", "--", "false")
     assert (result.returncode, result.stderr) == (1, "calm: false: exit code 1\n")
+
+
+def test_messages_without_an_answer_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a pair may have no round trip, though the probe lists it."""
+    probe = tmp_path / "calm-probe"
+    probe.write_text('#!/bin/sh\necho \'{"reference_mhz": null, "atomic_ns": null, "pairs": {"0:1": {}}}\'\n')
+    probe.chmod(0o755)
+    monkeypatch.setattr(calibration, "find_probe", lambda: str(probe))
+    monkeypatch.setattr(calibration, "pairs_of_each_kind", lambda: [(0, 1, COMPLEX)])
+    with pytest.raises(calibration.UnmeasuredError, match="too busy"):
+        calibration.measure_messages()

@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from calm.commands.profile import watch
 from calm.core import documents, proc, symbols
-from calm.core.errors import FAILED
+from calm.core.errors import FAILED, CalmError
 from calm.core.profile_model import CALL, CPU, FAULT, SHOOTDOWN, Profile, Total
 
 PERF = shutil.which("perf")
@@ -689,3 +689,10 @@ def test_a_thread_is_no_process(calm: Calm) -> None:
         done.set()
         thread.join()
     assert f"is a thread of process {os.getpid()}\n" in result.stderr
+
+
+def test_a_process_that_ended_before_the_profile_began() -> None:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    with pytest.raises(CalmError, match=f"process {process.pid} has ended"):
+        watch._Spending(process.pid)
