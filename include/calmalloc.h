@@ -16,16 +16,21 @@ extern "C" {
 
 #define CALM_API __attribute__((visibility("default")))
 
+/* The version of calmalloc that this header belongs to, of which SONAME and packages have theirs. */
+#define CALM_RELEASE "0.1.0"
+
 /*
  * malloc(3) and its relatives, under names that no other library defines: these always use calmalloc, even if
  * another allocator provides malloc. Every block is aligned to 16 bytes; one larger than eight pages, to 64.
  */
-CALM_API void *calm_malloc(size_t size) __attribute__((malloc, alloc_size(1)));
+CALM_API void *calm_malloc(size_t size) __attribute__((__malloc__, __alloc_size__(1)));
 CALM_API void calm_free(void *block);
-CALM_API void *calm_calloc(size_t count, size_t size) __attribute__((malloc, alloc_size(1, 2)));
-CALM_API void *calm_realloc(void *block, size_t size) __attribute__((alloc_size(2)));
-CALM_API void *calm_reallocarray(void *block, size_t count, size_t size) __attribute__((alloc_size(2, 3)));
-CALM_API void *calm_aligned_alloc(size_t alignment, size_t size) __attribute__((malloc, alloc_size(2)));
+CALM_API void *calm_calloc(size_t count, size_t size) __attribute__((__malloc__, __alloc_size__(1, 2)));
+CALM_API void *calm_realloc(void *block, size_t size) __attribute__((__alloc_size__(2)));
+CALM_API void *calm_reallocarray(void *block, size_t count, size_t size)
+    __attribute__((__alloc_size__(2, 3)));
+CALM_API void *calm_aligned_alloc(size_t alignment, size_t size)
+    __attribute__((__malloc__, __alloc_size__(2)));
 CALM_API int calm_posix_memalign(void **block, size_t alignment, size_t size);
 CALM_API void calm_free_sized(void *block, size_t size);
 CALM_API void calm_free_aligned_sized(void *block, size_t alignment, size_t size);

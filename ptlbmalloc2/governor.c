@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "calmalloc.h"
 #include "glibc_malloc.h"
 #include "glibc_prove.h"
 #include "governor_state.h"
@@ -662,7 +663,7 @@ extern const struct ptlbmalloc2_figures {
 } ptlbmalloc2_figures;
 
 __attribute__((used, visibility("hidden"))) const struct ptlbmalloc2_figures ptlbmalloc2_figures = {
-    .head = FIGURES_HEAD("ptlbmalloc2", ptlbmalloc2_figures),
+    .head = FIGURES_HEAD("ptlbmalloc2", ptlbmalloc2_figures, .release = CALM_RELEASE),
     .figure =
         {
             {.name = "state", .at = &global.state, .bytes = sizeof global.state},

@@ -19,8 +19,7 @@ from typing import Any
 
 from papers import sessions
 
-from calm.commands.top import counters
-from calm.core import allocators, proc
+from calm.core import allocators, counters, proc
 from calm.core.environment import clean_environment
 
 from . import sawtooth, tables

@@ -217,7 +217,7 @@ extern const struct calm_figures {
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
     {
-        .head = FIGURES_HEAD("calmalloc", calm_figures),
+        .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE),
         .figure =
             {
                 PAGES("footprint", HEAP.used_pages),

@@ -64,14 +64,21 @@ struct figures {
     uint16_t head_bytes;
     uint16_t figure_bytes;
     uint32_t count;
-    char library[24]; /* NUL-terminated */
+    char library[24];    /* NUL-terminated */
+    char release[16];    /* of the library, as in CALM_RELEASE; NUL-terminated */
+    const void *control; /* what a process outside may ask of the library; NULL: nothing */
+    const void *samples; /* how the heap profile is laid out; NULL: the library takes none */
+    const void
+        *blocks; /* how the heap's spans are laid out, for reading what blocks are in use; NULL: not said */
 };
 
-#define FIGURES_HEAD(name, table)                                                                            \
+/* More fields of the head may follow the table, as designated initializers. */
+#define FIGURES_HEAD(name, table, ...)                                                                       \
     {                                                                                                        \
         .magic = {'c', 'a', 'l', 'm', 'f', 'i', 'g', 's'}, .version = FIGURES_VERSION,                       \
         .bytes = sizeof(table), .head_bytes = sizeof(struct figures), .figure_bytes = sizeof(struct figure), \
         .count = (sizeof(table) - sizeof(struct figures)) / sizeof(struct figure), .library = (name),        \
+        __VA_ARGS__                                                                                          \
     }
 
 /* The note that leads to a table, which must be a hidden symbol with attribute `used`. Linkers keep notes

@@ -21,10 +21,10 @@ from waiting import wait_until
 
 from calm.cli import main
 from calm.commands.top import command as top_command
-from calm.commands.top import counters, events, sampler, view
+from calm.commands.top import events, sampler, view
 from calm.commands.top.events import Events
 from calm.commands.top.sampler import Row, Snapshot
-from calm.core import machine, proc
+from calm.core import counters, machine, proc
 
 BUILD = ROOT / "build/release"
 # As /proc/PID/syscall has it.
@@ -213,7 +213,7 @@ FOREIGN = {
     "version": ("table.head.version = 2;", "of version 2"),
     "size": ("table.head.bytes = 1u << 30;", "its size"),
     "count": ("table.head.count = 100000;", "its size"),
-    "term-size": ("table.head.figure_bytes = 8; table.head.bytes = 48 + 8;", "its size"),
+    "term-size": ("table.head.figure_bytes = 8; table.head.bytes = sizeof table.head + 8;", "its size"),
     "head-size": ("table.head.head_bytes = 8; table.head.bytes = 8 + sizeof table.one;", "its size"),
     "name": ('memcpy(table.one.name, "a\\033[2J", 6);', "a name in it"),
     "library": ("memset(table.head.library, 'a', 24);", "a name in it"),

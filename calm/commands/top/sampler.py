@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from calm.commands.top import counters, events
+from calm.commands.top import events
 from calm.commands.top.events import RECEIVED, SHOOTDOWNS, Counting, Events
-from calm.core import machine, proc
+from calm.core import counters, machine, proc
 from calm.core import proc_maps as mapped
 from calm.core.documents import Document
 from calm.core.measure import SYSCALLS

@@ -19,6 +19,7 @@ VERSION = 1
 
 _MAGIC = b"calmfigs"
 _HEAD = struct.Struct("<8sIIHHI24s")
+_HEAD_MORE = struct.Struct("<16sQQQ")
 _TERM = struct.Struct("<24sQQQQQIIIIIIHBBI")
 _SUBTRACT, _THROUGH = 1, 2
 _PAGES = 1
@@ -104,6 +105,12 @@ class Table:
 
     library: str
     terms: tuple[_Term, ...]
+    release: str = ""
+    """Of the library; "" where the table does not say."""
+    control: int = 0
+    """Addresses of further tables; 0: there is none."""
+    samples: int = 0
+    blocks: int = 0
 
     @classmethod
     def read(cls, read: Read, address: int) -> "Table":
@@ -123,7 +130,12 @@ class Table:
             raise NotATableError("its size is not that of its parts")
         if (body := read(address + head_bytes, count * term_bytes)) is None:
             raise NotATableError("it cannot be read")
-        return cls(_text(library), tuple(_term(body[i * term_bytes :]) for i in range(count)))
+        terms = tuple(_term(body[i * term_bytes :]) for i in range(count))
+        more = read(address + _HEAD.size, _HEAD_MORE.size)
+        if head_bytes < _HEAD.size + _HEAD_MORE.size or more is None:
+            return cls(_text(library), terms)
+        release, *addresses = _HEAD_MORE.unpack(more)
+        return cls(_text(library), terms, release.split(b"\0")[0].decode("ascii", "replace"), *addresses)
 
     def values(self, read: Read) -> dict[str, int]:
         """The counters' values now, without those whose memory cannot be read or that ask for too much."""
