@@ -68,6 +68,7 @@ COMMANDS = {
         "calm stat -- sort -o /dev/null words",
     ),
     "top": Listed("top.command", "Show what running processes do with memory.", "calm top"),
+    "trim": Listed("trim", "Make running processes give back free memory.", "calm trim 1234"),
     "tune": Listed(
         "tune.command",
         "Search settings of malloc that make a program faster or smaller.",

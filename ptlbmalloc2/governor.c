@@ -15,6 +15,7 @@
 #include "glibc_malloc.h"
 #include "glibc_prove.h"
 #include "governor_state.h"
+#include "os/control.h"
 #include "os/figures.h"
 #include "os/filters.h"
 #include "os/huge_pages.h"
@@ -297,6 +298,21 @@ static void trim_if_needed(struct governor *governor, size_t trim_bytes) {
     store(&governor->freed_bytes_at_walk, load(&governor->freed_bytes));
 }
 
+/* What another process asked for. One thread at a time, and no arena is locked. */
+static void carry_out(struct governor *governor) {
+    struct control_claim claim;
+    if (!control_take(&os_control, &claim)) {
+        return;
+    }
+    int error = claim.request == CONTROL_TRIM ? 0 : ENOSYS;
+    size_t purged = 0;
+    if (error == 0) {
+        size_t arenas = larger(load(&governor->arenas), 1);
+        purged = trim_arenas(governor, global.main_arena, (size_t)claim.argument / arenas, global.page_bytes);
+    }
+    control_finish(&os_control, &claim, error, purged);
+}
+
 static void walk_and_decide(struct governor *governor, bool trim) {
     if (!walk(governor)) {
         step_out("an arena is not laid out as known");
@@ -306,6 +322,9 @@ static void walk_and_decide(struct governor *governor, bool trim) {
     store(&governor->cpus_hundredths, (size_t)(cpus * 100));
     struct hysteresis_thresholds thresholds = decide(governor);
     put_in_force(governor, thresholds);
+    if (control_is_asked(&os_control)) {
+        carry_out(governor);
+    }
     if (trim) {
         trim_if_needed(governor, thresholds.trim_bytes);
     }
@@ -452,7 +471,7 @@ struct allowance governor_look(struct arena *arena, enum look_reason reason, siz
     }
     if (governor_is_active()) {
         bool trim = may_trim(governor, reason, grew);
-        if (trim || is_threshold_due(governor)) {
+        if (trim || is_threshold_due(governor) || control_is_asked(&os_control)) {
             govern(governor, trim);
             if (!trim && may_trim(governor, reason, grew)) {
                 govern(governor, true); /* the threshold has fallen just now, and this look may be the last */
@@ -576,6 +595,11 @@ static void before_fork(void) {
     atomic_store_explicit(&governor->busy, 0, memory_order_release);
 }
 
+/* Nobody asked the child. */
+static void after_fork_in_child(void) {
+    control_clear(&os_control);
+}
+
 bool governor_start(const struct options *options) {
     filters_look();
     global.glibc_version = gnu_get_libc_version();
@@ -606,7 +630,7 @@ bool governor_start(const struct options *options) {
     atomic_store_explicit(&global.state, STATE_ACTIVE, memory_order_release);
     atomic_store_explicit(&governor_view.main_arena, global.main_arena, memory_order_relaxed);
     govern(global.wiped_on_fork, false);
-    pthread_atfork(before_fork, NULL, NULL);
+    pthread_atfork(before_fork, NULL, after_fork_in_child);
     return governor_is_active();
 }
 
@@ -663,7 +687,7 @@ extern const struct ptlbmalloc2_figures {
 } ptlbmalloc2_figures;
 
 __attribute__((used, visibility("hidden"))) const struct ptlbmalloc2_figures ptlbmalloc2_figures = {
-    .head = FIGURES_HEAD("ptlbmalloc2", ptlbmalloc2_figures, .release = CALM_RELEASE),
+    .head = FIGURES_HEAD("ptlbmalloc2", ptlbmalloc2_figures, .release = CALM_RELEASE, .control = &os_control),
     .figure =
         {
             {.name = "state", .at = &global.state, .bytes = sizeof global.state},

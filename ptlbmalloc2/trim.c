@@ -3,6 +3,7 @@
 #include "arena.h"
 #include "governor_state.h"
 #include "os/purge.h"
+#include "probes.h"
 
 /*
  * What one hold of arena locks gives back at most, in resident memory, since that is what takes the time:
@@ -154,6 +155,9 @@ size_t trim_arenas(struct governor *governor, struct arena *main_arena, size_t k
         .keep_bytes = keep_bytes,
         .page_bytes = page_bytes,
     };
+    if (probe_trim_begin_is_heard()) {
+        probe_trim_begin(keep_bytes);
+    }
     struct arena *arena = main_arena;
     do {
         bool first_slice = true;
@@ -169,6 +173,9 @@ size_t trim_arenas(struct governor *governor, struct arena *main_arena, size_t k
         governor_count(&governor->stats.trims, 1);
         governor_count(&governor->stats.bytes_trimmed, trim.bytes_trimmed);
         governor_count(&governor->stats.bytes_purged, trim.bytes_purged);
+    }
+    if (probe_trim_end_is_heard()) {
+        probe_trim_end(trim.bytes_trimmed, trim.bytes_purged);
     }
     return trim.bytes_purged;
 }

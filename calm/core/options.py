@@ -30,6 +30,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(rf"(\d+(?:\.\d+)?|\.\d+) ?({'|'.join(_UNITS)})")
 
+_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"(\d{1,20}) ?(|[kmgt])(?:i?b)?", re.IGNORECASE | re.ASCII)
+
 
 class FloatRange(click.FloatRange):
     """A number within bounds. click's own accepts NaN, which is neither below nor above a bound."""
@@ -63,6 +66,23 @@ def parse_duration(text: str) -> float | None:
     """Seconds of a text such as 200ms, 30s, 5min or 1h; None if it is not one."""
     found = _DURATION.fullmatch(text)
     return float(found[1]) * _UNITS[found[2]] if found else None
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, as 65536, 512k, 64M or 1GiB; the command gets bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r} is not a number of bytes, as 65536, 512k or 64M.", param, ctx)
+        size = int(found[1]) << _SHIFTS[found[2].lower()]
+        if size >= 1 << 63:
+            self.fail(f"{value} is more than a process can have.", param, ctx)
+        return size
 
 
 def duration(

@@ -6,6 +6,7 @@ All of it raises GoneError where a process has ended, and PermissionError where 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from calm.core.errors import CalmError
 
 PROC = Path("/proc")
+OTHER_USER = "another user's process: needs root"
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 TICKS = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
@@ -183,6 +185,21 @@ def arguments(pid: int, proc: Path = PROC) -> list[str]:
 def owner(pid: int, proc: Path = PROC) -> int:
     """Its effective user id."""
     return int(status(pid, proc)["Uid"].split()[1])
+
+
+def refusal(pid: int, error: Exception) -> str:
+    """Why a process's memory cannot be read or written, as far as it is known."""
+    if not isinstance(error, PermissionError):
+        return "it has ended"
+    if os.geteuid() == 0:
+        return "the kernel refuses it, also to root: needs CAP_SYS_PTRACE, which containers lack by default"
+    with contextlib.suppress(GoneError, OSError):
+        if owner(pid) != os.geteuid():
+            return OTHER_USER
+    scope = text("sys/kernel/yama/ptrace_scope").strip() or "0"
+    return (
+        f"{f'kernel.yama.ptrace_scope is {scope}' if scope != '0' else 'the kernel refuses it'}: needs root"
+    )
 
 
 def threads(pid: int, proc: Path = PROC) -> list[int]:

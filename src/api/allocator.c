@@ -7,6 +7,7 @@
 #include "api/options.h"
 #include "api/placing.h"
 #include "api/profiling.h"
+#include "api/requests.h"
 #include "api/sanitizer.h"
 #include "api/statistics.h"
 #include "governor/helper.h"
@@ -99,6 +100,7 @@ static void after_fork_in_child(void) {
     if (forked_alone) {
         governor_start_child(&calm_governor);
         placing_after_fork();
+        requests_after_fork();
         return;
     }
     forks_with_locks--;
@@ -107,9 +109,19 @@ static void after_fork_in_child(void) {
     offloading_after_fork(true);
     profiling_after_fork();
     colored_after_fork();
+    requests_after_fork();
     if (forked_with_files) {
         stdio_after_fork_in_child();
     }
+}
+
+static size_t trim_by_helper(size_t keep_bytes) {
+    return governor_trim_by_helper(&calm_governor, keep_bytes);
+}
+
+/* By the helper, which runs only where there is no server. */
+static void visited(void) {
+    requests_notice(trim_by_helper);
 }
 
 bool allocator_ready(void) {
@@ -140,6 +152,7 @@ bool allocator_ready(void) {
              * here.
              */
             offloads = offloads && offloading_prepare();
+            calm_governor.visited = visited;
             cpu_caches_start(&calm_caches, mode, !offloads);
             if (!filters_allow_all()) {
                 governor_read_room(&calm_governor); /* later it may not be read any more */

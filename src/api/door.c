@@ -3,6 +3,7 @@
 #include "api/allocator.h"
 #include "api/misuse.h"
 #include "api/offloading.h"
+#include "api/requests.h"
 
 static bool is_offloaded(void) {
     return __builtin_expect(offloading_mode() != OFFLOADING_NONE, 0);
@@ -78,6 +79,7 @@ static bool take_served(struct blocks *this) {
 
 /* As take_large_offloaded. */
 struct taken door_take_blocks(uint32_t class, void **blocks, size_t count) {
+    requests_notice(door_trim);
     if (!is_offloaded()) {
         return (struct taken){governor_take_blocks(&calm_governor, class, blocks, count), true};
     }
@@ -105,6 +107,7 @@ static bool send_blocks(uint32_t class, void *const *blocks, size_t count) {
 }
 
 void door_put_blocks(uint32_t class, void *const *blocks, size_t count) {
+    requests_notice(door_trim);
     if (!is_offloaded()) {
         governor_put_blocks(&calm_governor, class, blocks, count);
         return;
@@ -203,6 +206,7 @@ static void take_large_offloaded(struct large *this) {
 }
 
 void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    requests_notice(door_trim);
     struct large this = {&calm_governor, NULL, pages, align_pages, zeroed, false, false};
     if (is_offloaded()) {
         take_large_offloaded(&this);
@@ -217,6 +221,7 @@ void *door_take_large(size_t pages, size_t align_pages, bool zeroed, bool *zero)
 }
 
 void door_put_large(void *block) {
+    requests_notice(door_trim);
     struct large this = {&calm_governor, block, 0, 0, false, false, false};
     if (!is_offloaded()) {
         put_large(&this);

@@ -2,6 +2,8 @@
  * The way from the fast paths to a heap: under the heap's locks, or, in offload mode, to the server that owns
  * it; and, when that does not answer, to a second heap, which nobody owns.
  *
+ * Threads that come this way carry out what another process asks (requests.h).
+ *
  * Thread-safe; once the allocator is ready. NULL and 0 mean that memory is short.
  */
 #ifndef CALM_API_DOOR_H

@@ -4,6 +4,7 @@
 #include "api/door.h"
 #include "api/misuse.h"
 #include "api/options.h"
+#include "api/requests.h"
 #include "offload/place.h"
 #include "offload/stock.h"
 #include "os/cgroup.h"
@@ -97,8 +98,15 @@ static uint32_t class_of(void *context, const void *block) {
     return page == 0 ? 0 : space->class_of[page];
 }
 
+static size_t trim_by_server(size_t keep_bytes) {
+    struct governor *other = offloading_second_if_made();
+    size_t given = other == NULL ? 0 : governor_trim_by_helper(other, 0);
+    return given + governor_trim_by_helper(&calm_governor, keep_bytes);
+}
+
 /* Of both heaps: the second one has no helper. */
 static bool tick(void *context) {
+    requests_notice(trim_by_server);
     struct governor *other = offloading_second_if_made();
     bool idle = other == NULL || governor_tick(other, true);
     return governor_tick(context, true) && idle;
@@ -240,6 +248,10 @@ static bool is_a_heap_held(void) {
 
 bool offloading_is_held(void) {
     return is_a_heap_held() || (mode != OFFLOADING_NONE && server_is_held(&calm_server));
+}
+
+bool offloading_interrupts_client(void) {
+    return is_a_heap_held() || (mode != OFFLOADING_NONE && server_interrupts_client(&calm_server));
 }
 
 void offloading_before_fork(void) {

@@ -38,6 +38,9 @@ void offloading_after_fork(bool child);
 /* Whether the caller is a signal handler that interrupted what the allocator's threads may wait for. */
 bool offloading_is_held(void);
 
+/* The same, and whether it interrupted a client: then the server may wait for the caller. */
+bool offloading_interrupts_client(void);
+
 /* The server ends, and the heap is served without it from now on. Waits for so long at most. */
 void offloading_retire(uint64_t patience_ns);
 

@@ -389,9 +389,7 @@ void options_read_late(void) {
         door_refresh();
         options_apply_profile();
     }
-    if (profile != 0) {
-        unwind_learn_modules();
-    }
+    unwind_learn_modules(); /* also for a profile that is asked for from outside, within malloc */
 }
 
 void options_apply_profile(void) {

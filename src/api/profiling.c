@@ -3,20 +3,27 @@
 #include "api/allocator.h"
 #include "api/options.h"
 #include "os/clock.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 #include "os/text.h"
 #include "profile/pprof.h"
+#include "profile/probes.h"
 #include "profile/unwind.h"
 
 #include <errno.h>
 #include <string.h>
 
 _Atomic(uint64_t) profiling_mean;
+_Atomic(bool) profiling_listened;
+
+#define MEAN_MOST ((uint64_t)1 << 30)
 
 static struct lock switch_lock; /* of who switches */
 static struct samples samples;
-static uint64_t last_mean; /* when it was last on */
+static uint64_t last_mean;  /* when it was last on */
+static uint64_t asked_mean; /* by another process; the program's own option goes before it */
 static _Atomic(bool) was_on;
+static _Atomic(bool) was_chosen; /* by the program or its user, so that a file is written at exit */
 
 /* Of a CPU, or of the threads that hash to it: bytes to the next sample. */
 struct countdown {
@@ -54,9 +61,24 @@ static uint64_t seed(void) {
     return sampling_mix(clock_now_ns() ^ (uint64_t)(uintptr_t)countdowns);
 }
 
-bool profiling_apply(void) {
-    uint64_t mean = (uint64_t)options_profile();
-    lock_acquire(&switch_lock);
+/* Under switch_lock. For another process no system call is made that the program's filter may not know. */
+static uint64_t wanted_mean(void) {
+    bool listened = profiling_has_listener();
+    atomic_store_explicit(&profiling_listened, listened, memory_order_relaxed);
+    uint64_t chosen = (uint64_t)options_profile();
+    if (chosen != 0) {
+        atomic_store_explicit(&was_chosen, true, memory_order_relaxed);
+        return chosen;
+    }
+    if (filters_now() == FILTERS_ADDED) {
+        return 0;
+    }
+    return asked_mean != 0 ? asked_mean : listened ? PROBES_MEAN_BYTES : 0;
+}
+
+/* Under switch_lock. */
+static bool apply(void) {
+    uint64_t mean = wanted_mean();
     bool able = mean == 0 || make_ready();
     mean = able ? mean : 0;
     if (mean != atomic_load_explicit(&profiling_mean, memory_order_relaxed)) {
@@ -73,8 +95,41 @@ bool profiling_apply(void) {
         atomic_store_explicit(&profiling_mean, mean, memory_order_release);
         allocator_use_fast_path(mean == 0);
     }
+    return able;
+}
+
+bool profiling_apply(void) {
+    lock_acquire(&switch_lock);
+    bool able = apply();
     lock_release(&switch_lock);
     return able;
+}
+
+int profiling_ask(uint64_t mean) {
+    if (mean > MEAN_MOST) {
+        return EINVAL;
+    }
+    if (mean != 0 && filters_now() == FILTERS_ADDED) {
+        return EPERM;
+    }
+    lock_acquire(&switch_lock);
+    asked_mean = mean;
+    bool able = apply();
+    if (!able) {
+        asked_mean = 0;
+    }
+    lock_release(&switch_lock);
+    return able ? 0 : ENOMEM;
+}
+
+bool profiling_is_held(void) {
+    return lock_is_mine(&switch_lock) || lock_is_mine(&samples.lock);
+}
+
+void profiling_before_filter(void) {
+    if (!profiling_is_held()) {
+        profiling_apply();
+    }
 }
 
 static struct countdown *current_countdown(void) {
@@ -125,12 +180,21 @@ __attribute__((noinline)) void profiling_note(const void *block, size_t size) {
     }
     uintptr_t addresses[SAMPLE_DEPTH_MOST];
     size_t depth = unwind_here(addresses, SAMPLE_DEPTH_MOST);
-    samples_add(&samples, block, sampling_weight(size == 0 ? 1 : size, mean), addresses, depth);
+    struct sample_weight weight = sampling_weight(size == 0 ? 1 : size, mean);
+    if (samples_add(&samples, block, weight, addresses, depth) && probe_alloc_is_heard()) {
+        probe_alloc((uintptr_t)block, size, weight.bytes);
+    }
+}
+
+/* Blocks that were sampled for another process before a filter was there stay in the profile. */
+static bool may_forget(void) {
+    return filters_now() != FILTERS_ADDED || atomic_load_explicit(&was_chosen, memory_order_relaxed);
 }
 
 void profiling_forget(const void *block) {
-    if (samples_any_live(&samples)) {
-        samples_remove(&samples, block);
+    if (samples_any_live(&samples) && may_forget() && samples_remove(&samples, block) &&
+        probe_free_is_heard()) {
+        probe_free((uintptr_t)block);
     }
 }
 
@@ -155,7 +219,8 @@ int profiling_write(const char *path) {
 /* Where it is to be found: named in the option, and apart from the files of processes that come of this one.
  */
 __attribute__((destructor)) static void write_at_exit(void) {
-    if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
+    if (!atomic_load_explicit(&was_on, memory_order_acquire) ||
+        !atomic_load_explicit(&was_chosen, memory_order_relaxed)) {
         return;
     }
     struct text path = {0};

@@ -9,6 +9,8 @@
 #ifndef CALM_API_PROFILING_H
 #define CALM_API_PROFILING_H
 
+#include "profile/probes.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,8 +23,33 @@ static inline bool profiling_is_on(void) {
     return __builtin_expect(atomic_load_explicit(&profiling_mean, memory_order_relaxed) != 0, 0);
 }
 
-/* Switches to what the option says. False, and off, if there is no memory for it. */
+/* As it was when the mean was last chosen. */
+extern _Atomic(bool) profiling_listened __attribute__((visibility("hidden")));
+
+static inline bool profiling_has_listener(void) {
+    return probe_alloc_is_heard() || probe_free_is_heard();
+}
+
+/* Whether a tracer has attached to the profile's probes, or the last one is gone, since then. */
+static inline bool profiling_should_switch(void) {
+    return __builtin_expect(
+        profiling_has_listener() != atomic_load_explicit(&profiling_listened, memory_order_relaxed), 0);
+}
+
+/* Switches to what the option says, another process asks for, or tracers listen for. False, and off, if there
+ * is no memory for it. */
 bool profiling_apply(void);
+
+/* Another process wants the heap to be sampled, each so many bytes on average, or no more (0); an option of
+ * the program's goes before it. 0 or an errno: EPERM if a seccomp filter may not know what that takes. No
+ * file is written at exit. */
+int profiling_ask(uint64_t mean);
+
+/* Whether the caller holds a lock of the profile: a signal handler that interrupted it, or in a fork. */
+bool profiling_is_held(void);
+
+/* The program is about to add a seccomp filter, and filters_now says so. */
+void profiling_before_filter(void);
 
 /* While it is on, of each block: whether to sample it. */
 bool profiling_counts(size_t size);

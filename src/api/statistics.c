@@ -6,6 +6,7 @@
 #include "api/options.h"
 #include "api/profiling.h"
 #include "offload/stock.h"
+#include "os/control.h"
 #include "os/figures.h"
 #include "os/syscall.h"
 
@@ -217,7 +218,7 @@ extern const struct calm_figures {
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
     {
-        .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE),
+        .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE, .control = &os_control),
         .figure =
             {
                 PAGES("footprint", HEAP.used_pages),

@@ -5,6 +5,7 @@
  */
 #ifndef CALM_WITHOUT_THREADS
 #include "api/own_threads.h"
+#include "api/profiling.h"
 #include "cache/cpu_cache.h"
 #include "os/thread.h"
 #endif
@@ -41,6 +42,8 @@ static bool cpu_cache_is_vforked(void) {
 static bool thread_is_alone(void) {
     return false;
 }
+static void profiling_before_filter(void) {
+}
 #endif
 
 /* Filters that were added: another thread's may be one while this thread's is refused. */
@@ -53,6 +56,7 @@ static long make(bool filters, long number, const long *arguments) {
     bool stopped = own_threads_stop();
     if (filters) {
         filters_note(FILTERS_ADDED);
+        profiling_before_filter();
     }
     long result = os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                              arguments[5]);

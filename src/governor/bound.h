@@ -6,6 +6,7 @@
 #define CALM_GOVERNOR_BOUND_H
 
 #include "governor/governor.h"
+#include "governor/probes.h"
 #include "os/clock.h"
 
 /* A person can ask for so little slack that nothing is kept; a page for each of a few slabs stays all the
@@ -69,8 +70,14 @@ static inline size_t max_ahead_pages(const struct governor *governor) {
 
 /* The bound, left where others may read it. Under the heap's lock. */
 static inline size_t publish_limit(struct governor *governor) {
-    governor->limit_pages = limit_pages(governor);
-    return governor->limit_pages;
+    size_t limit = limit_pages(governor);
+    if (limit != governor->limit_pages) {
+        governor->limit_pages = limit;
+        if (probe_limit_is_heard()) {
+            probe_limit(limit * page_bytes(governor));
+        }
+    }
+    return limit;
 }
 
 /* What the policy is to go by until the next window is over, but for whether the heap is tended. Under the

@@ -55,7 +55,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     return true;
 }
 
-size_t governor_trim(struct governor *governor, size_t keep_bytes) {
+size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
     if (!purger_enter(governor)) {
         return 0;
     }
@@ -69,9 +69,14 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     heap_exit(governor);
     purge_to_limit(governor);
     purger_leave(governor);
+    return purged * page_bytes(governor);
+}
+
+size_t governor_trim(struct governor *governor, size_t keep_bytes) {
+    size_t bytes = governor_trim_by_helper(governor, keep_bytes);
     heap_enter(governor);
     heap_leave(governor); /* which reports what came to light */
-    return purged * page_bytes(governor);
+    return bytes;
 }
 
 bool governor_has_helper(const struct governor *governor) {

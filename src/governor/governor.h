@@ -88,6 +88,7 @@ struct governor {
     uint64_t heap_locks;
     size_t misuses_reported;
     void (*misused)(enum misuse kind, const void *pointer);
+    void (*visited)(void); /* by the helper, which holds no lock; NULL: no matter */
     /* Under the heap's lock. */
     struct retention_terms terms; /* of the bound; the peak rises with what is in use */
     bool tended;                  /* a helper or server calls governor_tick; terms follow once within them */
@@ -196,6 +197,9 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
 /* Gives back all but keep_bytes of free memory, that of caches and depots included. Returns the bytes given
  * back. */
 size_t governor_trim(struct governor *governor, size_t keep_bytes);
+
+/* The same for the helper, which leaves what comes to light to the program's threads. */
+size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes);
 
 /* From now on governor_tick is called even if the program stays idle; or that is not certain any more, and
  * what exceeds the lower bound is given back first. The latter waits for another purger. Any thread. */

@@ -1,5 +1,6 @@
 #include "governor/helper.h"
 
+#include "governor/probes.h"
 #include "os/clock.h"
 #include "os/filters.h"
 #include "os/futex.h"
@@ -69,8 +70,14 @@ static void tidy(struct governor *governor) {
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
+        if (probe_helper_wakeup_is_heard()) {
+            probe_helper_wakeup();
+        }
         governor_tend(governor);
         governor_tick(governor, own_files);
+        if (governor->visited != NULL) {
+            governor->visited();
+        }
         if (!governor_wants_helper(governor)) {
             governor_leave_untended(governor);
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);

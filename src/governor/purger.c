@@ -2,6 +2,7 @@
 
 #include "governor/bound.h"
 #include "governor/heap_lock.h"
+#include "governor/probes.h"
 #include "os/address_space.h"
 #include "os/clock.h"
 #include "os/purge.h"
@@ -153,8 +154,35 @@ static void purge_metadata(struct governor *governor) {
     heap_exit(governor);
 }
 
+/* One call of purge_down, for tracers. */
+struct traced {
+    bool begun;
+    uint64_t pages, ranges, ns; /* as counted before it */
+};
+
+/* Before each slice. Under the purger's lock, whose holder alone counts these. */
+static void trace_begin(struct traced *traced, const struct governor *governor, size_t pages,
+                        enum reason reason) {
+    if (traced->begun) {
+        return;
+    }
+    *traced = (struct traced){true, governor->window_purged_pages, governor->counts.ranges,
+                              governor->counts.purge_ns};
+    if (probe_purge_begin_is_heard()) {
+        probe_purge_begin(reason, pages * page_bytes(governor));
+    }
+}
+
+static void trace_end(const struct traced *traced, const struct governor *governor, enum reason reason) {
+    if (traced->begun && probe_purge_end_is_heard()) {
+        probe_purge_end(reason, (governor->window_purged_pages - traced->pages) * page_bytes(governor),
+                        governor->counts.ranges - traced->ranges, governor->counts.purge_ns - traced->ns);
+    }
+}
+
 bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
     bool purged = false;
+    struct traced traced = {0};
     enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
     /* No more than there is now: others may free as fast as this gives back. */
     size_t budget = SIZE_MAX;
@@ -167,6 +195,7 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
         if (budget == 0) {
             break;
         }
+        trace_begin(&traced, governor, budget, reason);
         uint64_t before = governor->window_purged_pages;
         enum slice slice = purge_slice(governor, budget, depth);
         if (governor->owner != NULL) {
@@ -189,6 +218,7 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
         governor->counts.purges_asked += reason == REASON_ASKED;
         heap_exit(governor);
     }
+    trace_end(&traced, governor, reason);
     return purged;
 }
 

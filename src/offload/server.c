@@ -399,9 +399,7 @@ bool server_stop(struct server *server, uint64_t patience_ns) {
     return stopped;
 }
 
-/* Whether the caller is a signal handler that interrupted its thread among the clients, so that a fork that
- * waits for all clients would wait for itself. It may seem so where another thread is. */
-static bool interrupts_client(const struct server *server) {
+bool server_interrupts_client(const struct server *server) {
     bool found = server_is_held(server);
     for (unsigned i = 0; i < server->endpoint_count; i++) {
         found |= server_is_open(server, i) && endpoint_is_borrowed_by_me(server_endpoint(server, i));
@@ -475,7 +473,7 @@ static void leave_all_after_fork(struct server *server, bool child) {
 }
 
 void server_before_fork(struct server *server, bool interrupts) {
-    if (interrupts || interrupts_client(server)) {
+    if (interrupts || server_interrupts_client(server)) {
         /* The child goes without the server and its heap, so that nothing need be waited for. */
         if (lock_is_mine(&server->fork_lock)) {
             lock_acquire_for_fork(&server->fork_lock, true);

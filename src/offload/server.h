@@ -186,6 +186,10 @@ void server_say_lost(struct server *server);
  * In the heap's shared mode it may be without that being known. */
 bool server_is_held(const struct server *server);
 
+/* The same, and whether it interrupted a thread that is a client, or at the lent heap. It may seem so where
+ * another thread is one. */
+bool server_interrupts_client(const struct server *server);
+
 /* Serves what is there and ends; the phase is PHASE_LENT then, for good. False if the server does not answer
  * for so long, or is held: it ends later then. */
 bool server_stop(struct server *server, uint64_t patience_ns);

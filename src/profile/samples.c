@@ -120,7 +120,7 @@ static void subtract(struct sample_weight *sum, struct sample_weight weight) {
     sum->bytes -= weight.bytes;
 }
 
-void samples_add(struct samples *samples, const void *block, struct sample_weight weight,
+bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
                  const uintptr_t *addresses, size_t depth) {
     uint64_t signals = enter(samples);
     uint32_t stack = find_stack(samples, addresses, depth);
@@ -138,9 +138,10 @@ void samples_add(struct samples *samples, const void *block, struct sample_weigh
     if (number == 0) {
         samples_drop(samples);
     }
+    return number != 0;
 }
 
-void samples_remove(struct samples *samples, const void *block) {
+bool samples_remove(struct samples *samples, const void *block) {
     uint64_t signals = enter(samples);
     uint32_t *link = block_head(samples, block);
     while (*link != 0 && samples->blocks[*link].block != (uintptr_t)block) {
@@ -156,6 +157,7 @@ void samples_remove(struct samples *samples, const void *block) {
         atomic_fetch_sub_explicit(&samples->live, 1, memory_order_relaxed);
     }
     leave(samples, signals);
+    return number != 0;
 }
 
 void samples_drop(struct samples *samples) {

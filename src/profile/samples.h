@@ -66,12 +66,12 @@ struct samples {
 /* All zero before. False if there is no address space. */
 bool samples_init(struct samples *samples);
 
-/* A block was sampled, of a call with this stack, the callee first. */
-void samples_add(struct samples *samples, const void *block, struct sample_weight weight,
+/* A block was sampled, of a call with this stack, the callee first. False if there is no room for it. */
+bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
                  const uintptr_t *addresses, size_t depth);
 
-/* The block is about to be freed: if it was sampled, it no longer is in use. */
-void samples_remove(struct samples *samples, const void *block);
+/* The block is about to be freed: if it was sampled, it no longer is in use. Whether it was. */
+bool samples_remove(struct samples *samples, const void *block);
 
 /* Counts a sample that could not be taken. */
 void samples_drop(struct samples *samples);

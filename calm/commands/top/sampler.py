@@ -1,6 +1,5 @@
 """Samples processes each interval, and computes rates from two samples."""
 
-import contextlib
 import fnmatch
 import os
 import time
@@ -46,7 +45,6 @@ LIBRARIES = {
         *("bytes_trimmed", "free_top_bytes", "threshold_bytes", "free at tops", "trimmed from"),
     ),
 }
-_OTHER_USER = "another user's process: needs root"
 
 
 class Row(msgspec.Struct):
@@ -245,7 +243,7 @@ class Sampler:
             try:
                 known.rollup = proc.rollup(row.pid)
             except PermissionError:
-                known.why_no_rollup = _OTHER_USER
+                known.why_no_rollup = proc.OTHER_USER
             except (proc.GoneError, OSError):
                 pass
             known.rollup_at = now + self._pause_s(begin)
@@ -263,7 +261,7 @@ class Sampler:
             with proc.memory(pid) as read:
                 known.tables, known.why_no_counters = self._finder.tables(read, images)
         except (proc.GoneError, OSError) as error:
-            known.why_no_counters = _refusal(pid, error)
+            known.why_no_counters = proc.refusal(pid, error)
         pause = self._pause_s(begin)
         known.search_at = now + (pause if known.tables else max(_SEARCH_AGAIN_S, pause))
 
@@ -277,7 +275,7 @@ class Sampler:
                 with proc.memory(row.pid) as read:
                     values = {table.library: table.values(read) for table in known.tables}
             except (proc.GoneError, OSError) as error:
-                known.why_no_counters = _refusal(row.pid, error)
+                known.why_no_counters = proc.refusal(row.pid, error)
         if known.paths:
             row.allocator = next(iter(values), None) or mapped.allocator(known.paths) or "unknown"
         elif known.why_no_counters:
@@ -342,19 +340,6 @@ def _percent_so_far(stat: proc.Stat) -> float:
     """CPU time per time since the process began."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_ticks / proc.TICKS
     return 100 * (stat.user_s + stat.system_s) / max(age, 1.0)
-
-
-def _refusal(pid: int, error: Exception) -> str:
-    """Why a process's memory cannot be read, as far as it is known."""
-    if not isinstance(error, PermissionError):
-        return "it has ended"
-    with contextlib.suppress(proc.GoneError, OSError):
-        if proc.owner(pid) != os.geteuid():
-            return _OTHER_USER
-    scope = proc.text("sys/kernel/yama/ptrace_scope").strip() or "0"
-    return (
-        f"{f'kernel.yama.ptrace_scope is {scope}' if scope != '0' else 'the kernel refuses it'}: needs root"
-    )
 
 
 def chosen_by_pid(pids: Sequence[int]) -> Callable[[], Sequence[int]]:

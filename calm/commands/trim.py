@@ -1,0 +1,182 @@
+"""`calm trim`: makes running processes give free memory back, without stopping them."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import click
+import msgspec
+
+from calm.core import control, counters, options, proc, proc_maps, report
+from calm.core.counters import Finder, Table
+from calm.core.documents import Document
+from calm.core.errors import CalmError
+from calm.core.options import Output
+
+_MAX_AT_ONCE = 32
+_GDB = "`gdb -p {pid} -batch -ex '{call}'` does it, but stops the program, and hangs if a thread is in malloc"
+# What makes an allocator that takes no requests give memory back.
+_OTHER_WAYS = {
+    "glibc": _GDB.format(pid="{pid}", call="call (int)malloc_trim(0)"),
+    "jemalloc": _GDB.format(pid="{pid}", call='call (int)mallctl("arena.4096.purge", 0, 0, 0, 0)')
+    + "; MALLOC_CONF=background_thread:true,dirty_decay_ms:1000 needs no gdb",
+    "mimalloc": _GDB.format(pid="{pid}", call="call (void)mi_collect(1)")
+    + "; MIMALLOC_PURGE_DELAY=0 needs no gdb",
+    "gperftools": _GDB.format(pid="{pid}", call="call (void)MallocExtension_ReleaseFreeMemory()")
+    + "; TCMALLOC_RELEASE_RATE=10 needs no gdb",
+    "tcmalloc": "the program itself must call MallocExtension::ReleaseMemoryToSystem",
+}
+_NO_WAY = "calm knows no way to make it give memory back"
+_FREE = {"calmalloc": ("retained", "cached"), "ptlbmalloc2": ("free_top_bytes",)}
+_LEFT_TO_GLIBC = 2
+
+
+class Trimmed(msgspec.Struct):
+    """One process. Where `reason` is given, it did not trim."""
+
+    pid: int
+    name: str
+    library: str | None = None
+    given_back_bytes: int | None = None
+    """Free memory that the library gave back; other threads may have taken new memory meanwhile."""
+    rss_before_kib: int | None = None
+    rss_after_kib: int | None = None
+    seconds: float | None = None
+    """From the request to the answer."""
+    reason: str | None = None
+
+
+class Report(Document, tag="calm-trim", kw_only=True):
+    """What `calm trim` did."""
+
+    keep_bytes: int
+    processes: list[Trimmed]
+
+
+@dataclass(frozen=True)
+class _Wish:
+    keep_bytes: int
+    seconds: float
+
+
+def _pids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+    for word in values:
+        if not (word.isascii() and word.isdecimal() and 0 < int(word) < 1 << 31):
+            raise click.BadParameter(f"{word!r} is not a process id", ctx, param)
+    return tuple(dict.fromkeys(map(int, values)))
+
+
+def _without_library(pid: int, paths: list[str], why: str) -> str:
+    if why:
+        return why
+    allocator = proc_maps.allocator(paths)
+    way = _OTHER_WAYS.get(allocator or "", _NO_WAY).format(pid=pid)
+    return f"neither calmalloc nor ptlbmalloc2 is in it: its allocator is {allocator or 'unknown'}; {way}"
+
+
+def _why_idle(pid: int, table: Table, there: control.Memory, wish: _Wish) -> str:
+    stat = proc.stat_or_none(pid)
+    if stat is None or stat.has_ended:
+        return "it has ended"
+    if stat.state in "Tt":
+        return "it is stopped by a signal or a debugger, and does not answer until it goes on"
+    values = table.values(there.read)
+    free = sum(values.get(name, 0) for name in _FREE.get(table.library, ()))
+    left = f"{report.memory(free / 1024)} of free memory" if free else "no free memory"
+    return (
+        f"no thread of it has come to the allocator within {wish.seconds:g} s: the program is idle, "
+        f"or its threads find what they need in their caches; it keeps {left}"
+    )
+
+
+def _ask(row: Trimmed, there: control.Memory, wish: _Wish) -> None:
+    """Fills in the row."""
+    images = counters.images(row.pid)
+    tables, why = Finder().tables(there.read, images)
+    table = next((table for table in tables if table.control), next(iter(tables), None))
+    if table is None:
+        row.reason = _without_library(row.pid, [image.path for image in images], why)
+        return
+    row.library = table.library
+    if table.library == "ptlbmalloc2" and table.values(there.read).get("state") == _LEFT_TO_GLIBC:
+        row.reason = "ptlbmalloc2 leaves malloc to glibc in it (PTLBMALLOC2_REPORT=1 shows the cause)"
+        return
+    row.rss_before_kib = proc.rss_kib(row.pid)
+    begin = time.monotonic()
+    try:
+        given = control.ask(there, table, control.TRIM, wish.keep_bytes, wish.seconds)
+    except control.IdleError:
+        row.reason = _why_idle(row.pid, table, there, wish)
+        return
+    row.seconds = round(time.monotonic() - begin, 6)
+    row.given_back_bytes = given
+    row.rss_after_kib = proc.rss_kib(row.pid)
+
+
+def _trim(pid: int, wish: _Wish) -> Trimmed:
+    row = Trimmed(pid, "")
+    try:
+        proc.check(pid)
+        row.name = proc.stat(pid).name
+        with control.memory(pid) as there:
+            _ask(row, there, wish)
+    except (FileNotFoundError, ProcessLookupError, proc.GoneError):
+        row.reason = "it has ended" if row.name else "there is no such process"
+    except OSError as error:
+        how = "" if os.geteuid() == 0 else f": sudo calm trim {pid}"
+        row.reason = f"{proc.refusal(pid, error)}{how}"
+    except (CalmError, control.ControlError) as error:
+        row.reason = str(error)
+    return row
+
+
+def _line(row: Trimmed) -> str:
+    given, seconds = row.given_back_bytes or 0, row.seconds or 0.0
+    before, after = row.rss_before_kib or 0, row.rss_after_kib or 0
+    return (
+        f"{row.pid} {row.name}: {row.library} gave back {report.memory(given / 1024)} "
+        f"in {report.duration(seconds)}; RSS {report.memory(before)} before, {report.memory(after)} after"
+    )
+
+
+@click.command(
+    "trim",
+    epilog="\b\nExamples:\n  calm trim 1234\n  calm trim 1234 5678 --keep 64M\n"
+    "  calm trim 1234 --timeout 1min --json",
+)
+@click.argument("pids", nargs=-1, required=True, metavar="PID...", callback=_pids)
+@click.option(
+    "--keep",
+    "keep_bytes",
+    type=options.Size(),
+    default="0",
+    show_default=True,
+    metavar="SIZE",
+    help="Free memory that each process may keep, in bytes; k, M or G may follow.",
+)
+@options.timeout("5s", "Wait so long for the answer of each process.")
+@options.output()
+def command(pids: tuple[int, ...], keep_bytes: int, timeout: float, output: Output) -> None:
+    """Make the processes PID give free memory back to the system, without stopping them.
+
+    calmalloc and libptlbmalloc2 do so when a thread of the program next comes to the allocator, or the helper
+    thread next wakes up. A program that stays idle does not answer.
+    """
+    wish = _Wish(keep_bytes, timeout)
+    with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(pids))) as pool:
+        rows = list(pool.map(lambda pid: _trim(pid, wish), pids))
+    failed = [row for row in rows if row.reason is not None]
+    with output.console() as console:
+        for row in rows:
+            if row.reason is None:
+                console.print(_line(row), soft_wrap=True)
+    output.write(Report(keep_bytes=keep_bytes, processes=rows))
+    if len(rows) == len(failed) == 1:
+        raise CalmError(f"process {failed[0].pid}: {failed[0].reason}")
+    for row in failed:
+        report.warn(f"process {row.pid}: {row.reason}")
+    if failed:
+        raise CalmError(f"{len(failed)} of {len(rows)} processes did not trim")

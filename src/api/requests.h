@@ -1,0 +1,29 @@
+/*
+ * What another process asks of this one (os/control.h), or asks for by tracing the profile's probes
+ * (profile/probes.h): noticed where a thread of the program comes to the
+ * heap, which is no fast path, and by the helper or the server.
+ */
+#ifndef CALM_API_REQUESTS_H
+#define CALM_API_REQUESTS_H
+
+#include "api/profiling.h"
+#include "os/control.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Carries out what is asked; trim as door_trim. Not in a signal handler that interrupted the allocator, nor
+ * within a fork: what is asked waits for the next thread. Preserves errno. */
+void requests_carry_out(size_t (*trim)(size_t keep_bytes));
+
+/* The caller holds no lock of the allocator's, unless a signal handler interrupted one that does. */
+static inline void requests_notice(size_t (*trim)(size_t keep_bytes)) {
+    if (control_is_asked(&os_control) || profiling_should_switch()) {
+        requests_carry_out(trim);
+    }
+}
+
+/* In a forked child: nobody asked it. */
+void requests_after_fork(void);
+
+#endif
