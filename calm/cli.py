@@ -44,6 +44,11 @@ COMMANDS = {
     "completion": Listed(
         "completion", "Print the script that completes calm in a shell.", 'eval "$(calm completion bash)"'
     ),
+    "explain": Listed(
+        "explain.command",
+        "Explain why the memory of a process is what it is.",
+        "calm explain --for 30s 4711",
+    ),
     "lab": Listed(
         "lab.command",
         "Count a program's TLB interrupts on an emulated machine.",

@@ -155,6 +155,20 @@ class Table:
         # Words that were read at different moments may contradict each other.
         return {name: max(0, value) for name, value in sums.items() if name not in bad}
 
+    def by_weight(self, read: Read, name: str) -> dict[int, int] | None:
+        """A counter of weighted words, as of blocks by their sizes: the sum of the words of each weight.
+
+        None where its memory cannot be read.
+        """
+        sums: dict[int, int] = {}
+        try:
+            for term in (each for each in self.terms if each.name == name):
+                for word, weight in zip(*_weighted(read, term, _rows(read, term)), strict=True):
+                    sums[weight] = sums.get(weight, 0) + word
+        except _UnreadableError:
+            return None
+        return sums
+
 
 def _words(read: Read, address: int, width: int, count: int = 1, stride: int = 0) -> list[int]:
     data = read(address, (count - 1) * stride + width)
@@ -177,20 +191,24 @@ def _rows(read: Read, term: _Term) -> Sequence[int]:
     return [row for row, flag in enumerate(present) if flag]
 
 
-def _value(read: Read, term: _Term, rows: Sequence[int]) -> int:
+def _weighted(read: Read, term: _Term, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The sum over the rows of each word, and its weight."""
     (at,) = _words(read, term.at, 8) if term.flags & _THROUGH else (term.at,)
-    if not at:
-        return 0
-    less = _words(read, term.less, 2, term.words, 2) if term.less else [0] * term.words
     weights = (
         _words(read, term.weights, 4, term.words, term.weight_stride) if term.weights else [1] * term.words
     )
-    total = 0
+    sums = [0] * term.words
+    if not at:
+        return sums, weights
+    less = _words(read, term.less, 2, term.words, 2) if term.less else sums
     for row in rows:
         words = _words(read, at + term.offset + row * term.row_stride, term.width, term.words, term.stride)
-        total += sum(
-            max(0, word - off) * weight for word, off, weight in zip(words, less, weights, strict=True)
-        )
+        sums = [sum_ + max(0, word - off) for sum_, word, off in zip(sums, words, less, strict=True)]
+    return sums, weights
+
+
+def _value(read: Read, term: _Term, rows: Sequence[int]) -> int:
+    total = sum(word * weight for word, weight in zip(*_weighted(read, term, rows), strict=True))
     return total * _PAGE_BYTES if term.unit == _PAGES else total
 
 

@@ -2,6 +2,7 @@
 
 #include "api/allocator.h"
 #include "api/door.h"
+#include "api/layout.h"
 #include "api/offloading.h"
 #include "api/options.h"
 #include "api/profiling.h"
@@ -218,7 +219,8 @@ extern const struct calm_figures {
 
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
     {
-        .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE, .control = &os_control),
+        .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE, .control = &os_control,
+                             .blocks = &calm_blocks),
         .figure =
             {
                 PAGES("footprint", HEAP.used_pages),

@@ -16,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
 
 from preload import REPOSITORY, assert_active, environment, library, program, read_stats
 
+from calm.commands.explain.command import take
+from calm.commands.explain.rules import explain
+
 GLIBCS = Path(os.environ.get("CALM_GLIBCS", REPOSITORY / "build/glibcs"))
 WORKLOADS = REPOSITORY / "workloads"
 # What fetch-glibcs can do without: releases to come, which not every mirror carries.
@@ -168,3 +171,22 @@ def test_forks_among_threads(glibc: Glibc, folder: Path, tmp_path: Path) -> None
     stats = tmp_path / "stats.json"
     assert run(glibc, [str(forks)], stats) == "20 forks, status 0\n"
     assert_active_on(glibc, stats)
+
+
+@pytest.mark.parametrize("trouble", ["retention", "fragmentation", "caches"])
+def test_calm_explain_reads_its_heap(glibc: Glibc, folder: Path, trouble: str) -> None:
+    """From outside, by this glibc's layout of arenas and thread caches."""
+    program = build(glibc, folder, "troubled", REPOSITORY / "tests/calm/troubled.c")
+    loader = [str(glibc.loader), "--library-path", str(glibc.libraries)]
+    process = subprocess.Popen(
+        [*loader, str(program), trouble], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready ")
+        said = explain([take(process.pid)])
+    finally:
+        process.kill()
+        process.communicate()
+    verdict = {"retention": "retained", "caches": "cached"}.get(trouble, trouble)
+    assert (said.verdict, said.certainty) == (verdict, "exact")

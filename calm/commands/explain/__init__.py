@@ -1,0 +1,1 @@
+"""`calm explain`: why the memory of a process is what it is."""

@@ -1,0 +1,114 @@
+"""What to do about a verdict: commands, and the settings of the allocator in question."""
+
+from __future__ import annotations
+
+from calm.commands.explain.model import Heap
+
+_ANY = ""
+_PROFILE = "CALM_OPTIONS=profile=512k makes calmalloc name the stacks that hold memory (docs/profiling.md)."
+_PROFILE_WITH = f"Run the program with calmalloc: {_PROFILE}"
+
+# By verdict and allocator; those of _ANY apply to every one, and follow. {pid} is the process.
+_STEPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "leak_suspected": {
+        "calmalloc": (_PROFILE,),
+        "glibc": (_PROFILE_WITH,),
+        "mimalloc": (_PROFILE_WITH,),
+        "jemalloc": (
+            "MALLOC_CONF=prof:true,prof_final:true writes a heap profile for jeprof, if jemalloc was built"
+            " with profiling.",
+        ),
+        _ANY: ("Repeat with a longer interval, `calm explain --for 10min {pid}`: a cache stops growing.",),
+    },
+    "in_use": {
+        "calmalloc": (_PROFILE,),
+        _ANY: (
+            "No setting of an allocator changes this: the program must hold less.",
+            "`calm explain --for 1min {pid}` shows whether it grows.",
+        ),
+    },
+    "cached": {
+        "calmalloc": (
+            "calm_trim(0) flushes the caches. They are bounded for each CPU, whatever the threads.",
+        ),
+        "glibc": (
+            "GLIBC_TUNABLES=glibc.malloc.tcache_count=0 disables the threads' caches.",
+            "A pool with fewer threads has fewer caches.",
+            "calmalloc has caches for CPUs instead: `calm compare -a glibc,calmalloc -- CMD`.",
+        ),
+        "jemalloc": (
+            "MALLOC_CONF=tcache_max:1024 limits the caches to small blocks; tcache:false disables them.",
+            'A thread that becomes idle can call mallctl("thread.tcache.flush").',
+        ),
+        "mimalloc": ("A thread that becomes idle can call mi_collect(true).",),
+    },
+    "retained": {
+        "calmalloc": (
+            "calm_trim(0) returns it at once; what stays unused is returned without it.",
+            "CALM_OPTIONS=slack=50 keeps half as much (docs/retention.md).",
+        ),
+        "glibc": (
+            "malloc_trim(0), called by the program, returns it at once.",
+            "`calm run -a ptlbmalloc2 -- CMD` trims all arenas by one threshold.",
+            "GLIBC_TUNABLES=glibc.malloc.arena_max=2 keeps fewer arenas; trim_threshold limits only tops.",
+        ),
+        "ptlbmalloc2": ("malloc_trim(0), called by the program, also returns pages between blocks.",),
+        "jemalloc": (
+            "MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0 returns it within about"
+            " a second, also while the program is idle.",
+            'mallctl("arena.4096.purge"), called by the program, returns it at once.',
+        ),
+        "mimalloc": (
+            "MIMALLOC_PURGE_DELAY=0 returns pages as soon as they are free, for more system calls.",
+            "mi_collect(true) returns what the calling thread keeps.",
+        ),
+    },
+    "fragmentation": {
+        "glibc": ("GLIBC_TUNABLES=glibc.malloc.arena_max=1 packs the blocks of all threads into one arena.",),
+        "jemalloc": ("MALLOC_CONF=narenas:1 packs the blocks of all threads into one arena.",),
+        _ANY: (
+            "It returns when the program frees those blocks, or restarts.",
+            "Allocate long-lived blocks first, or from a pool of their own, apart from short-lived ones.",
+            "Other allocators place blocks differently: `calm compare -a glibc,calmalloc,jemalloc -- CMD`.",
+        ),
+    },
+    "huge_pages": {
+        "glibc": ("GLIBC_TUNABLES=glibc.malloc.hugetlb=0, the default, requests no huge pages.",),
+        "calmalloc": ("CALM_OPTIONS=huge_pages=never makes calmalloc request none.",),
+        "jemalloc": ("MALLOC_CONF=thp:never makes jemalloc decline them.",),
+        "mimalloc": ("MIMALLOC_ALLOW_THP=0 makes mimalloc decline them.",),
+        _ANY: (
+            "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` limits them to memory for which the"
+            " program requests them.",
+        ),
+    },
+    "shared": {
+        _ANY: (
+            "The end of this process alone does not return it. Add up Pss of /proc/PID/smaps_rollup over all"
+            " processes that share it.",
+            "`calm explain --for 1min {pid}` shows whether it writes to shared pages, and so copies them.",
+        ),
+    },
+    "other_mappings": {
+        _ANY: (
+            "`pmap -XX {pid}` lists the mappings; `perf trace -p {pid} -e mmap,munmap` shows new ones.",
+            "A runtime with a heap of its own (JVM, Go, a JIT compiler) has tools and limits of its own; no"
+            " preloaded allocator changes it.",
+        ),
+    },
+    "unknown": {
+        _ANY: ("Run it with an allocator that can be read: `calm explain -- calm run -a calmalloc -- CMD`.",),
+    },
+}
+
+
+def steps(verdict: str, heap: Heap | None, pid: int) -> tuple[str, ...]:
+    """For a process whose largest heap is this one."""
+    found = _STEPS.get(verdict, {})
+    allocator = heap.allocator if heap else _ANY
+    if allocator == "ptlbmalloc2" and allocator not in found:
+        allocator = "glibc"
+    words = (*(found.get(allocator, ()) if allocator != _ANY else ()), *found.get(_ANY, ()))
+    if heap and heap.facts.get("arenas") == 1:
+        words = tuple(each for each in words if "arena_max" not in each)
+    return tuple(each.format(pid=pid) for each in words)

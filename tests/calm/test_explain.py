@@ -1,0 +1,355 @@
+"""calm explain: its verdicts on programs whose trouble is known, under each allocator, and bad input."""
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calm_helpers import Calm
+from explain_helpers import (
+    ALLOCATORS,
+    MIB,
+    TROUBLES,
+    available,
+    build,
+    huge_pages_on_request,
+    running,
+    verdict,
+)
+
+from calm.commands.explain import advice, calmalloc, command, glibc, picture, rules
+from calm.commands.explain.model import UNKNOWN, Heap, Process, estimate, exact
+from calm.commands.explain.process import LiveProcess, sample
+from calm.commands.explain.readers import READERS
+from calm.core import proc
+from calm.core.errors import CalmError
+from calm.core.proc import GoneError
+
+needs_calmalloc = pytest.mark.skipif(not available("calmalloc"), reason="calmalloc is not built")
+
+
+@pytest.fixture(scope="session")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("explain"))
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_verdicts(troubled: Path, trouble: str, allocator: str) -> None:
+    if not available(allocator):
+        pytest.skip(f"{allocator} is not built")
+    said, true, found = verdict(troubled, trouble, allocator)
+    assert said in true
+    assert sum(part.bytes for part in found.parts.values()) == found.rss
+    assert abs(found.parts["remainder"].bytes) < 2 * MIB
+
+
+def test_huge_pages(troubled: Path) -> None:
+    if not huge_pages_on_request():
+        pytest.skip("this system has no huge pages on request")
+    with running(troubled, "huge") as found:
+        taken = found.sample()
+    if taken.huge < 32 * MIB:
+        pytest.skip("the kernel gave no huge pages")
+    assert rules.explain([taken]).verdict == "huge_pages"
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_static_program(tmp_path: Path, stripped: bool) -> None:
+    """glibc's arenas are found by their contents: without a library, and without symbols."""
+    program = build(tmp_path, "-static", *(["-s"] if stripped else []))
+    with running(program, "retention") as found:
+        taken = found.sample()
+    assert rules.explain([taken]).verdict == "retained"
+    assert taken.heap is not None
+    assert taken.heap.in_use.bytes < 2 * MIB
+
+
+def exact_blocks(allocator: str) -> int:
+    """Bytes of a kept block of `fragmentation`, with what the allocator adds."""
+    return 64 if allocator == "calmalloc" else 80
+
+
+@pytest.mark.parametrize("allocator", ["calmalloc", "glibc", "ptlbmalloc2"])
+def test_blocks_are_counted_exactly(troubled: Path, allocator: str) -> None:
+    if not available(allocator):
+        pytest.skip(f"{allocator} is not built")
+    with running(troubled, "fragmentation", allocator) as found:
+        taken = found.sample()
+        kept = found.live // 64
+    assert taken.heap is not None
+    heap = taken.heap
+    assert heap.in_use.certainty == "exact"
+    # Beside the kept blocks there is what the C library allocates at its start.
+    of_size = next(each for each in heap.classes if each.size in (64, 72))
+    assert kept <= of_size.used <= kept + 50
+    assert 0 <= heap.in_use.bytes - kept * exact_blocks(allocator) < MIB
+    parts = (heap.in_use, heap.cached, heap.retained, heap.fragmentation, heap.metadata)
+    assert sum(each.bytes for each in parts) == heap.footprint.bytes
+    assert of_size.movable > 0.85 * of_size.bytes
+
+
+@pytest.mark.parametrize("allocator", ["calmalloc", "glibc"])
+def test_a_heap_that_changes(troubled: Path, allocator: str) -> None:
+    """Neither a running heap nor one that was stopped anywhere, with its lock held, detains the reader."""
+    if not available(allocator):
+        pytest.skip(f"{allocator} is not built")
+    with running(troubled, "busy", allocator) as found:
+        for _ in range(10):
+            for taken in (found.sample(), command.take(found.pid)):
+                assert taken.heap is not None
+                assert taken.heap.in_use.is_known
+                assert taken.bytes("unaccounted") < 8 * MIB
+
+
+class Damaged(LiveProcess):
+    """A process of whose memory some words are not what they were."""
+
+    damage: Callable[[int, bytes], bytes | None]
+
+    def read(self, address: int, size: int) -> bytes | None:
+        data = super().read(address, size)
+        return None if data is None else self.damage(address, data)
+
+
+def damaged(process: LiveProcess, damage: Callable[[int, bytes], bytes | None]) -> Damaged:
+    found = Damaged.__new__(Damaged)
+    found.__dict__.update(process.__dict__)
+    found.damage = damage
+    return found
+
+
+@needs_calmalloc
+def test_a_layout_of_another_version(troubled: Path) -> None:
+    """The counters remain, which every release has."""
+
+    def newer(_address: int, data: bytes) -> bytes:
+        return data[:8] + b"\2" + data[9:] if data.startswith(b"calmblks") else data
+
+    with running(troubled, "leak", "calmalloc") as found, sample(found.pid) as process:
+        heap = calmalloc.read(damaged(process, newer))
+    assert heap is not None
+    assert heap.in_use.certainty == "estimate"
+    assert heap.in_use.bytes >= found.live
+    assert heap.fragmentation == UNKNOWN
+    assert "layout" in heap.notes[0]
+
+
+@pytest.mark.parametrize("allocator", ["calmalloc", "glibc"])
+def test_damaged_memory(troubled: Path, allocator: str) -> None:
+    """Whatever is read, no reader raises, and none takes what it reads for a size of its own work."""
+    if not available(allocator):
+        pytest.skip(f"{allocator} is not built")
+    chance = random.Random(1)
+
+    def flip(_address: int, data: bytes) -> bytes | None:
+        if chance.random() < 0.02:
+            return None
+        changed = bytearray(data)
+        for _ in range(chance.choice((0, 0, 1, 8))):
+            changed[chance.randrange(len(changed))] = chance.randrange(256) if changed else 0
+        return bytes(changed)
+
+    with running(troubled, "mappings", allocator) as found:
+        os.kill(found.pid, signal.SIGSTOP)
+        for _ in range(60):
+            with sample(found.pid) as process:
+                taken = picture.picture(damaged(process, flip), READERS)
+            assert sum(part.bytes for part in taken.parts.values()) == taken.rss
+            assert rules.explain([taken]).verdict in rules.VERDICTS
+
+
+def test_a_process_that_ends_while_it_is_read(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(troubled, "mappings") as found:
+
+        def kill(process: Process) -> Heap | None:
+            os.kill(process.pid, signal.SIGKILL)
+            found.process.wait()
+            return glibc.read(process)
+
+        monkeypatch.setattr(command, "READERS", (kill,))
+        with pytest.raises(GoneError, match=f"there is no process {found.pid}"):
+            command.take(found.pid)
+
+
+def test_a_process_that_becomes_a_zombie(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(troubled, "mappings") as found:
+
+        def kill(process: Process) -> Heap | None:
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            return glibc.read(process)
+
+        monkeypatch.setattr(command, "READERS", (kill,))
+        with pytest.raises(CalmError, match=r"ended while it was read"):
+            command.take(found.pid)
+        with pytest.raises(CalmError, match=r"has ended"):
+            command.take(found.pid)
+
+
+def test_without_permission(troubled: Path) -> None:
+    with running(troubled, "mappings") as found:
+        if os.geteuid() != 0:
+            pytest.skip("only root can become another user")
+        os.seteuid(65534)
+        try:
+            with pytest.raises(CalmError, match=r"may not be read; root may") as error:
+                command.take(found.pid)
+        finally:
+            os.seteuid(0)
+        assert error.value.exit_code == 1
+
+
+def test_an_allocator_that_cannot_be_read(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is not taken for the program's own mappings."""
+    monkeypatch.setattr(picture, "_unread", lambda *_: "snmalloc")
+    with running(troubled, "mappings") as found:
+        said = rules.explain([found.sample()])
+    assert (said.verdict, said.certainty) == ("unknown", "unknown")
+    assert "snmalloc" in said.why
+
+
+def test_a_glibc_of_another_layout(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arenas that are not proved are not read."""
+    monkeypatch.setattr(glibc, "_HEAP_HEADERS", ())
+    with running(troubled, "caches") as found:
+        taken = found.sample()
+    said = rules.explain([taken])
+    assert (said.verdict, said.certainty) == ("unknown", "unknown")
+    assert taken.heap is not None
+    assert taken.heap.in_use == UNKNOWN
+    assert "known version" in said.why
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("999999999",), 1, "there is no process 999999999"),
+        (("0",), 2, "0 is not a process id"),
+        (("99999999999",), 2, "99999999999 is not a process id"),
+        ((), 2, "missing argument"),
+        (("2",), 1, "2 is a thread of the kernel"),
+        (("--for", "0s", "1"), 2, "not in the range"),
+        (("--", "./no-such-program"), 127, "no-such-program"),
+        (("--", "/etc/hostname"), 126, "cannot run '/etc/hostname'"),
+        (("--for", "10s", "--", "false"), 1, "CMD ended with status 1"),
+        (("--json", "/no/such/folder/x", "1"), 1, "no such directory"),
+    ],
+)
+def test_bad_input(calm: Calm, words: tuple[str, ...], status: int, message: str) -> None:
+    result = calm("explain", *words)
+    assert result.returncode == status
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_thread_is_not_a_process(troubled: Path) -> None:
+    with running(troubled, "busy") as found:
+        thread = max(proc.threads(found.pid))
+        with pytest.raises(CalmError, match=f"{thread} is a thread of process {found.pid}"):
+            command.take(thread)
+
+
+def test_the_document(troubled: Path, calm: Calm, tmp_path: Path) -> None:
+    path = tmp_path / "explain.json"
+    with running(troubled, "fragmentation") as found:
+        result = calm("explain", "--for", "1ms", "--json", path, str(found.pid))
+    assert result.returncode == 0
+    document = json.loads(path.read_text())
+    assert document["schema"] == "calm-explain"
+    assert (document["pid"], document["verdict"], document["grew"]) == (found.pid, "fragmentation", False)
+    assert document["allocator"] == "glibc"
+    assert len(document["samples"]) == 2
+    for taken in document["samples"]:
+        assert sum(part["bytes"] for part in taken["parts"].values()) == taken["rss"]
+    assert document["summary"] in result.stdout
+    assert document["steps"]
+    for step in document["steps"]:
+        assert step in result.stdout
+
+
+def test_a_command(troubled: Path, calm: Calm) -> None:
+    """Its own output has standard output to itself, and it is ended."""
+    result = calm("explain", "--for", "10ms", "--", "sh", "-c", "echo $$; exec sleep 1000")
+    assert result.returncode == 0, result.stderr
+    assert "small: " in result.stderr
+    pid = int(result.stdout)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def heap(**figures: int) -> Heap:
+    names = ("in_use", "cached", "retained", "fragmentation", "metadata")
+    found = {name: exact(figures.get(name, 0) * MIB) for name in names}
+    return Heap("glibc", "2.36", footprint=exact(sum(each.bytes for each in found.values())), **found)
+
+
+def pictured(rss: int, shared: int = 0, **parts: int) -> picture.Picture:
+    """A picture of so many MiB."""
+    found = {name: exact(parts.get(name, 0) * MIB) for name in picture.PARTS}
+    found["remainder"] = exact(0)
+    return picture.Picture(
+        pid=1,
+        command="program",
+        rss=rss * MIB,
+        parts=found,
+        heaps=(heap(**{name: size for name, size in parts.items() if name in picture.HEAP_PARTS}),),
+        untouched=0,
+        shared=shared * MIB,
+        swap=0,
+        huge=0,
+        empty_huge=exact(0),
+        largest=(),
+        notes=(),
+    )
+
+
+@pytest.mark.parametrize("part", ["in_use", "cached", "retained", "fragmentation"])
+def test_the_largest_part_is_the_verdict(part: str) -> None:
+    assert rules.explain([pictured(40, **{part: 30, "files": 10})]).verdict == part
+    assert rules.explain([pictured(9, **{part: 7, "files": 2})]).verdict == "small"
+
+
+def test_growth_outweighs_size() -> None:
+    before, after = pictured(200, in_use=180, cached=20), pictured(230, in_use=181, cached=49)
+    said = rules.explain([before, after])
+    assert (said.verdict, said.grew) == ("cached", True)
+    assert rules.explain([before, pictured(230, in_use=210, cached=20)]).verdict == "leak_suspected"
+
+
+def test_what_did_not_grow_is_explained_by_its_size() -> None:
+    said = rules.explain([pictured(200, in_use=200), pictured(201, in_use=201)])
+    assert (said.verdict, said.grew) == ("in_use", False)
+
+
+def test_blocks_that_replace_free_memory_grow() -> None:
+    """RSS stays as it is where a leak consumes what the allocator retained."""
+    said = rules.explain([pictured(200, in_use=100, retained=100), pictured(200, in_use=150, retained=50)])
+    assert (said.verdict, said.grew) == ("leak_suspected", True)
+
+
+def test_sharing_counts_where_it_is_half() -> None:
+    assert rules.explain([pictured(100, shared=60, in_use=90)]).verdict == "shared"
+    assert rules.explain([pictured(100, shared=40, in_use=90)]).verdict == "in_use"
+
+
+def test_further_causes_are_named() -> None:
+    said = rules.explain([pictured(100, in_use=60, fragmentation=30, cached=5)])
+    assert [each.verdict for each in said.also] == ["fragmentation"]
+
+
+def test_an_estimate_says_so() -> None:
+    found = pictured(100, in_use=90)
+    found.parts["in_use"] = estimate(90 * MIB)
+    assert rules.explain([found]).certainty == "estimate"
+
+
+def test_every_verdict_and_allocator_has_steps() -> None:
+    for verdict_ in rules.VERDICTS:
+        for allocator in ALLOCATORS:
+            steps = advice.steps(verdict_, replace(heap(), allocator=allocator), 1)
+            assert steps or verdict_ == "small"
+            assert len(set(steps)) == len(steps)
