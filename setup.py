@@ -3,6 +3,7 @@
 An editable install has none of it: calm finds build/release.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-WORK = ROOT / "build/wheel"
+# CMake reads this variable, too. Each toolchain has its own folder.
+TOOLCHAIN = Path(os.environ.get("CMAKE_TOOLCHAIN_FILE", "native")).stem
+WORK = ROOT / "build/wheel" / TOOLCHAIN
+LIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0"}
+# Debian and Alpine give musl different names; musl itself knows both.
+MUSL = {"libc.so", "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1"}
 
 
 def compile_into(folder: Path) -> None:
@@ -25,7 +31,7 @@ def compile_into(folder: Path) -> None:
             )
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     options = ["TESTS=OFF", "WORKLOADS=ON", "STRICT=OFF", "TOOLS=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
-    build = WORK / "native"
+    build = WORK / "cmake"
     commands = [
         ["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release"]
         + [f"-DCMAKE_{kind}_LINKER_FLAGS=-s" for kind in ("SHARED", "MODULE", "EXE")]
@@ -37,24 +43,25 @@ def compile_into(folder: Path) -> None:
         subprocess.run(command, check=True)
 
 
-def oldest_glibc(folder: Path) -> tuple[int, int]:
-    """The first glibc that has all that the files in the folder ask of one."""
+def oldest_libc(folder: Path) -> str:
+    """The oldest C library that the files in the folder run on, as in a wheel's platform tag."""
     newest = (2, 17)
+    needed: set[str] = set()
     for file in folder.iterdir():
         command = ["readelf", "--wide", "--dynamic", "--version-info", file]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         asked = [(int(major), int(minor)) for major, minor in re.findall(r"\bGLIBC_(\d+)\.(\d+)", text)]
         # Relative relocations in short form.
         asked += [(2, 36)] if "GLIBC_ABI_DT_RELR" in text else []
-        foreign = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text)) - {
-            "libc.so.6",
-            "libm.so.6",
-            "libpthread.so.0",
-        }
-        if any(not name.startswith("ld-linux") for name in foreign):
-            raise SystemExit(f"calmalloc: {file.name} needs {', '.join(foreign)}, and a wheel may not")
         newest = max([newest, *asked])
-    return newest
+        named = {
+            name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text) if not name.startswith("ld-linux")
+        }
+        if foreign := named - LIBC - MUSL:
+            raise SystemExit(f"calmalloc: {file.name} needs {', '.join(foreign)}, and a wheel may not")
+        needed |= named
+    # musl's symbols have no versions; all releases that Alpine maintains are later than 1.2.
+    return "musllinux_1_2" if needed & MUSL else f"manylinux_{newest[0]}_{newest[1]}"
 
 
 class BuildWithLibraries(build_py):
@@ -73,14 +80,13 @@ class PlatformWheel(bdist_wheel):
     """A wheel for every Python on machines of one kind."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Any Python; the oldest glibc that the compiled parts run on, where they are built already."""
+        """Any Python; the oldest C library that the compiled parts run on, if they are built."""
         *_, platform = super().get_tag()
         native = Path(self.bdist_dir) / "calm/_native"
         if not native.is_dir():
             native = Path(self.get_finalized_command("build").build_lib) / "calm/_native"
         if native.is_dir() and platform.startswith("linux_"):
-            major, minor = oldest_glibc(native)
-            platform = f"manylinux_{major}_{minor}_{platform.removeprefix('linux_')}"
+            platform = f"{oldest_libc(native)}_{platform.removeprefix('linux_')}"
         return "py3", "none", platform
 
 

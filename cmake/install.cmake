@@ -73,8 +73,12 @@ if(CALMALLOC_TOOLS)
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
   set(programs calm-probe madvise-storm)
+  set(plugins "")
+  if(TARGET calmcolors)
+    set(plugins calmcolors)
+  endif()
   install(
-    TARGETS ${programs} calmcolors
+    TARGETS ${programs} ${plugins}
     RUNTIME DESTINATION ${libexec} COMPONENT tools
     LIBRARY DESTINATION ${libexec} COMPONENT tools
   )
@@ -123,7 +127,9 @@ if(CALMALLOC_TOOLS)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)
     file(REMOVE_RECURSE ${links})
     file(MAKE_DIRECTORY ${links})
-    foreach(file ${programs} libcalmcolors.so)
+    set(plugin_files ${plugins})
+    list(TRANSFORM plugin_files REPLACE "(.+)" "lib\\1.so")
+    foreach(file ${programs} ${plugin_files})
       file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${file})
       file(CREATE_LINK ${target} ${links}/${file} SYMBOLIC)
     endforeach()
@@ -143,7 +149,7 @@ if(CALMALLOC_TOOLS)
       install(PROGRAMS $<TARGET_FILE:${workload}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
     endforeach()
   endif()
-  foreach(library ${libraries} calmcolors)
+  foreach(library ${libraries} ${plugins})
     install(
       FILES $<TARGET_FILE:${library}>
       DESTINATION .

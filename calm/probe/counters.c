@@ -90,6 +90,14 @@ static long tracepoint_id(const char *tracepoint) {
     return got > 0 ? strtol(text, NULL, 10) : got < 0 ? -errno : -EIO;
 }
 
+static const char *error_name(int error) {
+#ifdef __GLIBC__
+    return strerrorname_np(error);
+#else
+    return strerror(error);
+#endif
+}
+
 static void explain_open_failure(struct counter *counter, int error) {
     char level[16];
     switch (error) {
@@ -100,15 +108,15 @@ static void explain_open_failure(struct counter *counter, int error) {
         }
         REASON(counter,
                "perf_event_open: %s; kernel.perf_event_paranoid is %.*s: needs root, CAP_PERFMON or -1",
-               strerrorname_np(error), (int)strcspn(level, "\n"), level);
+               error_name(error), (int)strcspn(level, "\n"), level);
         break;
     case ENOENT:
     case ENODEV:
     case EOPNOTSUPP:
-        REASON(counter, "this machine has no such counter (%s)", strerrorname_np(error));
+        REASON(counter, "this machine has no such counter (%s)", error_name(error));
         break;
     default:
-        REASON(counter, "perf_event_open: %s (%s)", strerrorname_np(error), strerror(error));
+        REASON(counter, "perf_event_open: %s (%s)", error_name(error), strerror(error));
     }
 }
 
@@ -134,13 +142,13 @@ static void open_tracepoint(struct counter *counter, pid_t pid) {
         REASON(counter,
                trace_error == EACCES ? "tracefs cannot be read (%s): needs root, or read access to %s"
                                      : "there is no tracefs (%s) at %s",
-               strerrorname_np(trace_error), trace_roots[0]);
+               error_name(trace_error), trace_roots[0]);
         return;
     }
     long id = tracepoint_id(counter->tracepoint);
     if (id < 0) {
         REASON(counter, id == -ENOENT ? "this kernel has no tracepoint %s (%s)" : "tracepoint %s: %s",
-               counter->tracepoint, strerrorname_np((int)-id));
+               counter->tracepoint, error_name((int)-id));
         return;
     }
     struct perf_event_attr attr = attributes(PERF_TYPE_TRACEPOINT, (uint64_t)id);
@@ -150,8 +158,7 @@ static void open_tracepoint(struct counter *counter, pid_t pid) {
         return;
     }
     if (counter->filter != NULL && ioctl(counter->fd, PERF_EVENT_IOC_SET_FILTER, counter->filter) != 0) {
-        REASON(counter, "this kernel refuses the filter \"%s\" (%s)", counter->filter,
-               strerrorname_np(errno));
+        REASON(counter, "this kernel refuses the filter \"%s\" (%s)", counter->filter, error_name(errno));
         close(counter->fd);
         counter->fd = -1;
     }
@@ -208,7 +215,7 @@ void counters_read(void) {
             continue;
         }
         if (read(counter->fd, &got, sizeof got) != (ssize_t)sizeof got) {
-            REASON(counter, "reading the counter failed (%s)", strerrorname_np(errno));
+            REASON(counter, "reading the counter failed (%s)", error_name(errno));
         } else if (got.running == 0) {
             REASON(counter, "the kernel never found room to run this counter");
         } else {

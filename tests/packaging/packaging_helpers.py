@@ -11,7 +11,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).absolute()
-VERSION = "0.1.0"
+VERSION = subprocess.run(
+    [REPOSITORY / "scripts/version"], check=True, capture_output=True, text=True
+).stdout.strip()
 # Preloaded by `calm colors`.
 COLORS_WITH = "libcalmcolors.so"
 

@@ -119,11 +119,34 @@ def test_the_package_is_whole(tmp_path: Path) -> None:
     succeed("test", *manifest, "--test", "beside", CARGO_TARGET_DIR=str(TARGET / "unpacked"))
 
 
-def test_the_version_is_the_librarys() -> None:
-    project = (REPOSITORY / "CMakeLists.txt").read_text()
-    library = re.search(r"project\(\s*calmalloc\s+VERSION ([\d.]+)", project)
-    assert library is not None
-    assert f'\nversion = "{library[1]}"\n' in (CRATE / "Cargo.toml").read_text()
+def test_the_registrys_page_has_no_links_into_the_repository() -> None:
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", (CRATE / "README.md").read_text()) == []
+
+
+@pytest.mark.long
+def test_the_oldest_rust(tmp_path: Path) -> None:
+    """The crate passes with the manifest's rust-version and the dependencies that the README pins."""
+    manifest = (CRATE / "Cargo.toml").read_text()
+    oldest = re.search(r'^rust-version = "(.+)"$', manifest, re.MULTILINE)
+    assert oldest is not None
+    toolchain = f"+{oldest[1]}"
+    if run([cargo(), toolchain, "--version"]).returncode != 0:
+        pytest.skip(f"Rust {oldest[1]} is not installed: rustup toolchain install {oldest[1]}")
+    crate = tmp_path / "crate"
+    shutil.copytree(CRATE, crate, ignore=shutil.ignore_patterns("Cargo.lock"))
+    at = ("--manifest-path", str(crate / "Cargo.toml"))
+    pins = re.findall(r"cargo update -p (\w+) --precise ([\d.]+)", (CRATE / "README.md").read_text())
+    assert {name for name, _ in pins} == {"cc", "libc"}
+    for name, version in pins:
+        succeed("update", *at, "-p", name, "--precise", version)
+    # That cargo cannot read today's index, nor today's lock file.
+    (crate / ".cargo").mkdir()
+    (crate / ".cargo/config.toml").write_text(succeed("vendor", *at, str(tmp_path / "vendor")))
+    (crate / "Cargo.lock").unlink()
+    command = [cargo(), toolchain, "test", "--offline"]
+    env = environment() | {"CARGO_TARGET_DIR": str(tmp_path / "target")}
+    done = subprocess.run(command, cwd=crate, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_every_source_of_the_library_is_compiled() -> None:

@@ -53,6 +53,21 @@ def test_tag_is_the_oldest_glibc_that_has_all_its_symbols(fresh: Fresh) -> None:
     assert int(tag[1]) == max(asked)
 
 
+def audited(wheel: Path) -> str:
+    """The platform tag that auditwheel finds for a wheel."""
+    auditwheel = PYTHON.with_name("auditwheel")
+    if not auditwheel.exists():
+        pytest.skip("auditwheel is not installed: `scripts/setup check` installs it")
+    found = run(auditwheel, "show", wheel).stdout
+    tag = re.search(r'platform\s+tag:\s+"(\w+)"', found)
+    assert tag is not None, found
+    return tag[1]
+
+
+def test_auditwheel_accepts_the_tag(fresh: Fresh) -> None:
+    assert audited(fresh.wheel) == fresh.wheel.stem.rpartition("-")[2]
+
+
 def test_contents(fresh: Fresh) -> None:
     names = {name for name in zipfile.ZipFile(fresh.wheel).namelist() if ".dist-info/" not in name}
     modules = {
@@ -114,3 +129,53 @@ def test_without_cmake_there_is_one_line(tmp_path: Path) -> None:
     result = run(PYTHON, "setup.py", "-q", "bdist_wheel", cwd=tmp_path, fails=True, PATH="/nonexistent")
     assert result.stderr.splitlines()[-1].startswith("calmalloc: a wheel needs CMake")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--for", "plan9"), ("--for",), ("x",)])
+def test_for_no_such_platform(arguments: tuple[str, ...]) -> None:
+    refused = run("packaging/wheel", *arguments, cwd=REPOSITORY, fails=True)
+    assert (refused.returncode, refused.stderr) == (2, "usage: packaging/wheel [--for musl|aarch64]\n")
+
+
+def other_wheel(name: str, folder: Path) -> tuple[Path, Path]:
+    """A wheel for another platform, and its compiled parts below a folder where pip has installed it."""
+    wheel = REPOSITORY / run("packaging/wheel", "--for", name, cwd=REPOSITORY).stdout.strip()
+    tag = wheel.stem.rpartition("-")[2]
+    pip = (PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps")
+    run(*pip, "--platform", tag, "--only-binary", ":all:", "--target", folder, wheel)
+    return wheel, folder / "calm/_native"
+
+
+@pytest.mark.long
+def test_musllinux(tmp_path: Path) -> None:
+    """Debian's musl stands in for Alpine's. ptlbmalloc2 and libcalmcolors.so are for glibc."""
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("musl-gcc is not installed: it is in the Debian package musl-tools")
+    wheel, native = other_wheel("musl", tmp_path / "installed")
+    assert wheel.name == f"calmalloc-{VERSION}-py3-none-musllinux_1_2_{platform.machine()}.whl"
+    assert audited(wheel) == f"musllinux_1_2_{platform.machine()}"
+    names = {path.name for path in native.iterdir()}
+    assert {"calm-probe", "libcalmalloc.so", "larson"} <= names
+    assert not names & {"libptlbmalloc2.so", COLORS_WITH}
+    for path in native.iterdir():
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-dW", path).stdout)
+        assert needed == [f"libc.musl-{platform.machine()}.so.1"], path
+    (tmp_path / "program.c").write_text(
+        "#include <stdlib.h>\nint main(void) { free(malloc(100)); return 0; }\n"
+    )
+    run("musl-gcc", tmp_path / "program.c", "-o", tmp_path / "program")
+    preloaded = {"LD_PRELOAD": str(native / "libcalmalloc.so"), "CALM_OPTIONS": "report=exit"}
+    assert '{"allocator": "calmalloc"' in run(tmp_path / "program", **preloaded).stderr
+    assert '"wall_ns"' in run(native / "calm-probe", "--", tmp_path / "program").stderr
+
+
+@pytest.mark.long
+def test_another_architecture(tmp_path: Path) -> None:
+    if shutil.which("aarch64-linux-gnu-gcc") is None or shutil.which("qemu-aarch64") is None:
+        pytest.skip("Debian's packages gcc-aarch64-linux-gnu and qemu-user are not installed")
+    wheel, native = other_wheel("aarch64", tmp_path / "installed")
+    assert re.fullmatch(rf"calmalloc-{VERSION}-py3-none-manylinux_2_\d+_aarch64\.whl", wheel.name)
+    assert audited(wheel) == wheel.stem.rpartition("-")[2]
+    variables = f"LD_PRELOAD={native}/libcalmalloc.so,CALM_OPTIONS=report=exit"
+    emulated = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", variables)
+    assert '{"allocator": "calmalloc"' in run(*emulated, native / "pairs", "100", "64").stderr

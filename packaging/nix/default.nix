@@ -1,0 +1,6 @@
+# nix-build packaging/nix
+{
+  pkgs ? import <nixpkgs> { },
+}:
+
+pkgs.callPackage ./package.nix { }
