@@ -44,6 +44,11 @@ COMMANDS = {
     "completion": Listed(
         "completion", "Print the script that completes calm in a shell.", 'eval "$(calm completion bash)"'
     ),
+    "export": Listed(
+        "export.command",
+        "Export counters of processes to Prometheus or OpenTelemetry.",
+        "calm export --listen 0.0.0.0:22560",
+    ),
     "explain": Listed(
         "explain.command",
         "Explain why the memory of a process is what it is.",

@@ -48,4 +48,7 @@ EVENTS: Mapping[str, Event] = {
 
 def tracefs() -> Path | None:
     """Where tracefs is mounted and can be read."""
-    return next((root for root in TRACEFS if os.access(root / "events/header_event", os.R_OK)), None)
+    return next(
+        (root for root in TRACEFS if os.access(root / "events/header_event", os.R_OK, effective_ids=True)),
+        None,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from calm.core import allocators, report
+from calm.core import allocators, proc, report
 from calm.core.plot import ENDINGS
 
 if TYPE_CHECKING:
@@ -227,3 +228,27 @@ def plot(text: str) -> Decorator:
     return click.option(
         "--plot", "plot_path", type=click.Path(), metavar="FILE.svg|png", callback=_picture, help=text
     )
+
+
+def process_ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+    """Process ids with commas between them."""
+    words = [word for value in values for word in value.split(",")]
+    for word in words:
+        if not word.isdecimal() or not 0 < int(word) < 1 << 31:
+            raise click.BadParameter(f"{word!r} is not a process id", ctx, param)
+    return tuple(map(int, words))
+
+
+def complete_process_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The user's own processes."""
+    found = []
+    for pid in proc.pids():
+        with contextlib.suppress(OSError, proc.GoneError, KeyError):
+            if str(pid).startswith(incomplete) and proc.owner(pid) == os.geteuid():
+                found.append(CompletionItem(str(pid), help=proc.stat(pid).name))
+    return found
+
+
+def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    names = {stat.name for pid in proc.pids() if (stat := proc.stat_or_none(pid))}
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -14,7 +14,7 @@ from calm_helpers import ROOT, leaves
 from calm.cli import COMMANDS, cli
 
 # These report no figures.
-WITHOUT_FIGURES = {"completion", "run"}
+WITHOUT_FIGURES = {"completion", "export", "run"}
 _CONTEXT = click.Context(cli, info_name="calm")
 COMMANDS_AND_MODES = dict(leaves())
 

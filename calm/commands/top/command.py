@@ -1,7 +1,6 @@
 """`calm top`: what running processes do with their memory, live."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import IO
 
 import click
-from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from calm.commands.top import sampler, view
@@ -18,30 +16,6 @@ from calm.commands.top.sampler import Sampler, Snapshot
 from calm.core import documents, options, proc
 from calm.core.errors import CalmError
 from calm.core.options import Output
-
-
-def _pids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
-    """Process ids with commas between them."""
-    words = [word for value in values for word in value.split(",")]
-    for word in words:
-        if not word.isdecimal() or not 0 < int(word) < 1 << 31:
-            raise click.BadParameter(f"{word!r} is not a process id", ctx, param)
-    return tuple(map(int, words))
-
-
-def _complete_pids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The user's own processes."""
-    found = []
-    for pid in proc.pids():
-        with contextlib.suppress(OSError, proc.GoneError, KeyError):
-            if str(pid).startswith(incomplete) and proc.owner(pid) == os.geteuid():
-                found.append(CompletionItem(str(pid), help=proc.stat(pid).name))
-    return found
-
-
-def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    names = {stat.name for pid in proc.pids() if (stat := proc.stat_or_none(pid))}
-    return sorted(name for name in names if name.startswith(incomplete))
 
 
 @dataclass
@@ -209,14 +183,20 @@ Examples:
   calm top -n 1 --pid 1234 --json
 """,
 )
-@click.argument("arguments", metavar="[PID]...", nargs=-1, callback=_pids, shell_complete=_complete_pids)
+@click.argument(
+    "arguments",
+    metavar="[PID]...",
+    nargs=-1,
+    callback=options.process_ids,
+    shell_complete=options.complete_process_ids,
+)
 @click.option(
     "-p",
     "--pid",
     "listed",
     multiple=True,
-    callback=_pids,
-    shell_complete=_complete_pids,
+    callback=options.process_ids,
+    shell_complete=options.complete_process_ids,
     metavar="PID,…",
     help="Only these processes.",
 )
@@ -224,7 +204,7 @@ Examples:
     "--command",
     "name",
     metavar="NAME",
-    shell_complete=_complete_names,
+    shell_complete=options.complete_names,
     help="Only processes of this name; * and ? match any characters.",
 )
 @options.duration(
