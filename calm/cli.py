@@ -54,6 +54,11 @@ COMMANDS = {
         "Explain why the memory of a process is what it is.",
         "calm explain --for 30s 4711",
     ),
+    "heap": Listed(
+        "heap.command",
+        "Show which code holds memory, and which allocates most.",
+        "calm heap run -- ./server --self-test",
+    ),
     "lab": Listed(
         "lab.command",
         "Count a program's TLB interrupts on an emulated machine.",

@@ -88,7 +88,7 @@ if(CALMALLOC_TOOLS)
     COMPONENT tools
     FILES_MATCHING
     PATTERN "*.py"
-    PATTERN "profile/page/*"
+    PATTERN "page/*"
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
     PATTERN "record" EXCLUDE

@@ -5,6 +5,7 @@ pyelftools is imported where a file is read: most of calm's commands end without
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,46 @@ def segments(path: str | Path) -> tuple[Segment, ...]:
             Segment(each.header.p_offset, each.header.p_vaddr, each.header.p_filesz)
             for each in file.iter_segments("PT_LOAD")
         )
+
+
+class Functions:
+    """The functions of a file by their addresses."""
+
+    def __init__(self, found: dict[int, tuple[int, str]]) -> None:
+        self._starts = sorted(found)
+        self._found = found
+
+    def at(self, address: int) -> str | None:
+        """The name of the function that an address belongs to."""
+        if not (index := bisect_right(self._starts, address)):
+            return None
+        start = self._starts[index - 1]
+        size, name = self._found[start]
+        return name if address < start + size else None
+
+
+def functions(path: str | Path) -> Functions:
+    """Of its table of symbols; of that of its exports, if it is stripped."""
+    with opened(path) as file:
+        found: dict[int, tuple[int, str]] = {}
+        for name in (".symtab", ".dynsym"):
+            if found or (section := file.get_section_by_name(name)) is None:
+                continue
+            for symbol in section.iter_symbols():
+                entry = symbol.entry
+                if entry.st_info.type == "STT_FUNC" and entry.st_value and entry.st_size:
+                    found[entry.st_value] = entry.st_size, symbol.name
+        return Functions(found)
+
+
+def build_id(path: str | Path) -> str:
+    """In hexadecimal digits; "" of a file without one."""
+    with opened(path) as file:
+        for segment in file.iter_segments("PT_NOTE"):
+            for note in segment.iter_notes():
+                if note["n_type"] == "NT_GNU_BUILD_ID":
+                    return str(note["n_desc"])
+    return ""
 
 
 def interpreter(path: str | Path) -> str | None:

@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 
 from calm.core import proc
 
@@ -24,6 +26,25 @@ def kill_descendants(root: int) -> list[int]:
 def end_with_parent(number: signal.Signals) -> None:
     """In a child, before it becomes a program: it gets this signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Passes signals that would end calm on to a program. A terminal sends SIGINT to both already."""
+
+    def pass_on(number: int, _: object) -> None:
+        if number != signal.SIGINT:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    kept = {
+        number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def adopt_orphans() -> None:

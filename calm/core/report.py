@@ -165,27 +165,27 @@ def check_writable(path: str) -> None:
         raise CalmError(f"cannot write {path}: permission denied")
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, content: str | bytes) -> None:
     """Writes a file, whole or not at all as far as its folder lets it; '-' is standard output."""
     if path == "-":
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
         return
     try:
-        _replace(Path(path), text)
+        _replace(Path(path), content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise CalmError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _replace(target: Path, text: str) -> None:
+def _replace(target: Path, content: bytes) -> None:
     # A pipe is not replaced, nor a file that is open under another name, as /dev/stdout.
     is_plain = not target.exists() or (target.is_file() and os.access(target, os.W_OK))
     if not is_plain or target.is_relative_to("/dev"):
-        target.write_text(text)
+        target.write_bytes(content)
         return
     target = target.resolve()
     part = target.with_name(f".calm-{os.getpid()}")
     try:
-        part.write_text(text)
+        part.write_bytes(content)
         if target.exists():
             had = target.stat()
             os.chown(part, had.st_uid, had.st_gid)
@@ -195,7 +195,7 @@ def _replace(target: Path, text: str) -> None:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
             raise
         # The file may be written where its folder, its owner or a mount keeps it from being replaced.
-        target.write_text(text)
+        target.write_bytes(content)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

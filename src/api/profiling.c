@@ -17,13 +17,17 @@ _Atomic(uint64_t) profiling_mean;
 _Atomic(bool) profiling_listened;
 
 #define MEAN_MOST ((uint64_t)1 << 30)
+#define SECOND_NS ((uint64_t)1000000000)
 
 static struct lock switch_lock; /* of who switches */
 static struct samples samples;
-static uint64_t last_mean;  /* when it was last on */
-static uint64_t asked_mean; /* by another process; the program's own option goes before it */
+static uint64_t last_mean;               /* when it was last on */
+static uint64_t asked_mean;              /* by another process; the program's own option goes before it */
+static _Atomic(uint64_t) asked_until_ns; /* 0: until it asks again */
 static _Atomic(bool) was_on;
 static _Atomic(bool) was_chosen; /* by the program or its user, so that a file is written at exit */
+
+const struct samples_layout profiling_layout = SAMPLES_LAYOUT(&samples, &profiling_mean, &last_mean);
 
 /* Of a CPU, or of the threads that hash to it: bytes to the next sample. */
 struct countdown {
@@ -105,7 +109,7 @@ bool profiling_apply(void) {
     return able;
 }
 
-int profiling_ask(uint64_t mean) {
+int profiling_ask(uint64_t mean, uint32_t seconds) {
     if (mean > MEAN_MOST) {
         return EINVAL;
     }
@@ -114,12 +118,27 @@ int profiling_ask(uint64_t mean) {
     }
     lock_acquire(&switch_lock);
     asked_mean = mean;
+    atomic_store_explicit(&asked_until_ns, seconds == 0 ? 0 : clock_now_ns() + seconds * SECOND_NS,
+                          memory_order_relaxed);
     bool able = apply();
     if (!able) {
         asked_mean = 0;
     }
     lock_release(&switch_lock);
     return able ? 0 : ENOMEM;
+}
+
+/* Within malloc. A thread that finds the lock taken leaves it to the next sample. */
+static void end_when_due(uint64_t now_ns) {
+    uint64_t until_ns = atomic_load_explicit(&asked_until_ns, memory_order_relaxed);
+    if (until_ns != 0 && now_ns >= until_ns && lock_try(&switch_lock)) {
+        if (atomic_load_explicit(&asked_until_ns, memory_order_relaxed) == until_ns) {
+            asked_mean = 0;
+            atomic_store_explicit(&asked_until_ns, 0, memory_order_relaxed);
+            apply();
+        }
+        lock_release(&switch_lock);
+    }
 }
 
 bool profiling_is_held(void) {
@@ -181,9 +200,11 @@ __attribute__((noinline)) void profiling_note(const void *block, size_t size) {
     uintptr_t addresses[SAMPLE_DEPTH_MOST];
     size_t depth = unwind_here(addresses, SAMPLE_DEPTH_MOST);
     struct sample_weight weight = sampling_weight(size == 0 ? 1 : size, mean);
-    if (samples_add(&samples, block, weight, addresses, depth) && probe_alloc_is_heard()) {
+    uint64_t now_ns = clock_now_ns();
+    if (samples_add(&samples, block, weight, addresses, depth, now_ns) && probe_alloc_is_heard()) {
         probe_alloc((uintptr_t)block, size, weight.bytes);
     }
+    end_when_due(now_ns);
 }
 
 /* Blocks that were sampled for another process before a filter was there stay in the profile. */
@@ -192,7 +213,7 @@ static bool may_forget(void) {
 }
 
 void profiling_forget(const void *block) {
-    if (samples_any_live(&samples) && may_forget() && samples_remove(&samples, block) &&
+    if (samples_any_live(&samples) && may_forget() && samples_remove(&samples, block, clock_now_ns()) &&
         probe_free_is_heard()) {
         probe_free((uintptr_t)block);
     }

@@ -40,10 +40,12 @@ static inline bool profiling_should_switch(void) {
  * is no memory for it. */
 bool profiling_apply(void);
 
-/* Another process wants the heap to be sampled, each so many bytes on average, or no more (0); an option of
- * the program's goes before it. 0 or an errno: EPERM if a seccomp filter may not know what that takes. No
- * file is written at exit. */
-int profiling_ask(uint64_t mean);
+/*
+ * Another process wants the heap to be sampled, each so many bytes on average, or no more (0), and for so
+ * many seconds (0: until it asks again). An option of the program's goes before it. 0 or an errno: EPERM if a
+ * seccomp filter may not know what that takes. No file is written at exit.
+ */
+int profiling_ask(uint64_t mean, uint32_t seconds);
 
 /* Whether the caller holds a lock of the profile: a signal handler that interrupted it, or in a fork. */
 bool profiling_is_held(void);
@@ -62,6 +64,9 @@ void profiling_forget(const void *block);
 
 /* Bytes of memory that the profile takes. */
 size_t profiling_bytes(void);
+
+/* How a process outside reads it. */
+extern const struct samples_layout profiling_layout __attribute__((visibility("hidden")));
 
 /* 0 or an errno; ENODATA if profiling was never on. */
 int profiling_write(const char *path);

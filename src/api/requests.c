@@ -32,7 +32,7 @@ void requests_carry_out(size_t (*trim)(size_t keep_bytes)) {
         result = trim(claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
         break;
     case CONTROL_PROFILE:
-        error = profiling_ask(claim.argument);
+        error = profiling_ask((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32));
         result = atomic_load_explicit(&profiling_mean, memory_order_relaxed);
         break;
     default:

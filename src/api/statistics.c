@@ -10,6 +10,7 @@
 #include "os/control.h"
 #include "os/figures.h"
 #include "os/syscall.h"
+#include "profile/samples.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -220,7 +221,7 @@ extern const struct calm_figures {
 __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figures =
     {
         .head = FIGURES_HEAD("calmalloc", calm_figures, .release = CALM_RELEASE, .control = &os_control,
-                             .blocks = &calm_blocks),
+                             .samples = &profiling_layout, .blocks = &calm_blocks),
         .figure =
             {
                 PAGES("footprint", HEAP.used_pages),

@@ -31,8 +31,9 @@
 
 enum control_request {
     CONTROL_TRIM = 1, /* give back all free memory but `argument` bytes; result: bytes given back */
-    CONTROL_PROFILE, /* sample the heap each `argument` bytes on average, 0: no more; result: the mean that is
-                        in force, which differs where the program itself has set one */
+    CONTROL_PROFILE,  /* sample the heap each `argument` bytes on average, 0: no more; the upper 32 bits are
+                         the seconds after which it ends by itself if nothing is asked until then, 0: never.
+                         result: the mean that is in force, which differs where the program has set one */
 };
 
 /* New fields go to the end, and with them `bytes`; a change of meaning changes the version. */

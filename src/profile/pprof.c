@@ -135,6 +135,11 @@ enum {
     STRING_INUSE_OBJECTS,
     STRING_INUSE_SPACE,
     STRING_SPACE,
+    STRING_PEAK_OBJECTS,
+    STRING_PEAK_SPACE,
+    STRING_FREED_LIFETIME,
+    STRING_NANOSECONDS,
+    STRING_INUSE_AGE,
     STRING_DROP_FRAMES,
     STRING_COMMENT,
     STRINGS
@@ -169,12 +174,27 @@ static void write_type(struct out *out, unsigned field, uint64_t type, uint64_t 
 }
 
 static void write_heads(struct out *out, uint64_t mean_bytes, uint64_t dropped) {
-    static const char *const strings[] = {"",      "alloc_objects", "count",       "alloc_space",
-                                          "bytes", "inuse_objects", "inuse_space", "space"};
+    static const char *const strings[] = {"",
+                                          "alloc_objects",
+                                          "count",
+                                          "alloc_space",
+                                          "bytes",
+                                          "inuse_objects",
+                                          "inuse_space",
+                                          "space",
+                                          "peak_objects",
+                                          "peak_space",
+                                          "freed_lifetime",
+                                          "nanoseconds",
+                                          "inuse_age"};
     write_type(out, PROFILE_SAMPLE_TYPE, STRING_ALLOC_OBJECTS, STRING_COUNT);
     write_type(out, PROFILE_SAMPLE_TYPE, STRING_ALLOC_SPACE, STRING_BYTES);
     write_type(out, PROFILE_SAMPLE_TYPE, STRING_INUSE_OBJECTS, STRING_COUNT);
     write_type(out, PROFILE_SAMPLE_TYPE, STRING_INUSE_SPACE, STRING_BYTES);
+    write_type(out, PROFILE_SAMPLE_TYPE, STRING_PEAK_OBJECTS, STRING_COUNT);
+    write_type(out, PROFILE_SAMPLE_TYPE, STRING_PEAK_SPACE, STRING_BYTES);
+    write_type(out, PROFILE_SAMPLE_TYPE, STRING_FREED_LIFETIME, STRING_NANOSECONDS);
+    write_type(out, PROFILE_SAMPLE_TYPE, STRING_INUSE_AGE, STRING_NANOSECONDS);
     for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++) {
         write_bytes(out, PROFILE_STRING, strings[i], strlen(strings[i]));
     }
@@ -398,10 +418,11 @@ static uint64_t blocks(uint64_t count) {
 /* Each stack, and its addresses into the picture: before a return address is the call. */
 static void write_samples(struct out *out, struct samples *samples, size_t count, struct picture *picture,
                           size_t addresses_most) {
+    uint64_t now_ns = clock_now_ns();
     for (size_t number = 1; number <= count; number++) {
         const uintptr_t *addresses;
         size_t depth;
-        struct sample_sums sums = samples_read(samples, number, &addresses, &depth);
+        struct sample_sums sums = samples_read(samples, number, now_ns, &addresses, &depth);
         struct message message = {0};
         for (size_t i = 0; i < depth && picture->addresses < addresses_most; i++) {
             picture->address[picture->addresses++] = addresses[i] - 1;
@@ -411,6 +432,10 @@ static void write_samples(struct out *out, struct samples *samples, size_t count
         add_number(&message, SAMPLE_VALUE, sums.allocated.bytes);
         add_number(&message, SAMPLE_VALUE, blocks(sums.in_use.count));
         add_number(&message, SAMPLE_VALUE, sums.in_use.bytes);
+        add_number(&message, SAMPLE_VALUE, blocks(sums.at_peak.count));
+        add_number(&message, SAMPLE_VALUE, sums.at_peak.bytes);
+        add_number(&message, SAMPLE_VALUE, sums.lifetime_ns);
+        add_number(&message, SAMPLE_VALUE, sums.age_ns);
         write_message(out, PROFILE_SAMPLE, &message);
     }
 }

@@ -1,5 +1,6 @@
 #include "profile/samples.h"
 
+#include "os/clock.h"
 #include "os/syscall.h"
 
 #include <signal.h>
@@ -50,7 +51,7 @@ bool samples_init(struct samples *samples) {
     samples->blocks = (struct sample_block *)(void *)samples->blocks_region.base;
     samples->stack_heads = (uint32_t *)(void *)samples->heads_region.base;
     samples->block_heads = samples->stack_heads + STACK_HEADS;
-    samples->stacks_end = 1;
+    atomic_store_explicit(&samples->stacks_end, 1, memory_order_relaxed);
     samples->blocks_end = 1;
     return true;
 }
@@ -74,7 +75,7 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
             return number;
         }
     }
-    uint32_t number = samples->stacks_end;
+    uint32_t number = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed);
     size_t addresses_end = samples->addresses_end + depth;
     if (number == SAMPLE_STACKS_MOST || addresses_end > ADDRESSES_MOST ||
         !os_region_reach(&samples->stacks_region, (number + 1) * sizeof *samples->stacks) ||
@@ -82,10 +83,14 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
         return 0;
     }
     memcpy(&samples->addresses[samples->addresses_end], addresses, depth * sizeof *addresses);
-    samples->stacks[number] = (struct sample_stack){
-        .hash = hash, .first = samples->addresses_end, .depth = (uint32_t)depth, .next = *head};
+    struct sample_stack *stack = &samples->stacks[number];
+    stack->hash = hash;
+    stack->first = samples->addresses_end;
+    stack->depth = (uint32_t)depth;
+    stack->next = *head;
     samples->addresses_end = (uint32_t)addresses_end;
-    samples->stacks_end++;
+    /* Release: a reader outside finds it whole. */
+    atomic_store_explicit(&samples->stacks_end, number + 1, memory_order_release);
     *head = number;
     return number;
 }
@@ -120,18 +125,62 @@ static void subtract(struct sample_weight *sum, struct sample_weight weight) {
     sum->bytes -= weight.bytes;
 }
 
+/* Before and after a change: a reader outside sees an odd number in between. */
+static void begin_change(struct samples *samples, struct sample_stack *stack) {
+    uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
+    atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_relaxed);
+#ifndef __SANITIZE_THREAD__ /* it knows no fences, and this process's threads read under the lock */
+    atomic_thread_fence(memory_order_release);
+#endif
+    if (stack->epoch != samples->peak_epoch) {
+        stack->at_peak = stack->in_use;
+        stack->epoch = samples->peak_epoch;
+    }
+}
+
+static void end_change(struct sample_stack *stack) {
+    uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
+    atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_release);
+}
+
+static void note_birth(struct samples *samples, struct sample_stack *stack, struct sample_weight weight,
+                       uint64_t now_ns) {
+    begin_change(samples, stack);
+    add(&stack->allocated, weight);
+    add(&stack->in_use, weight);
+    stack->births += (double)weight.count * (double)now_ns;
+    end_change(stack);
+    samples->in_use_bytes += weight.bytes;
+    if (samples->in_use_bytes > samples->peak_bytes) {
+        samples->peak_bytes = samples->in_use_bytes;
+        samples->peak_ns = now_ns;
+        samples->peak_epoch++;
+    }
+}
+
+static void note_death(struct samples *samples, const struct sample_block *block, uint64_t now_ns) {
+    struct sample_stack *stack = &samples->stacks[block->stack];
+    double count = (double)block->weight.count;
+    begin_change(samples, stack);
+    subtract(&stack->in_use, block->weight);
+    stack->lifetimes += count * (double)clock_elapsed_ns(now_ns, block->born_ns);
+    /* What rounding has left goes with the last block. */
+    stack->births = stack->in_use.count == 0 ? 0 : stack->births - count * (double)block->born_ns;
+    end_change(stack);
+    samples->in_use_bytes -= block->weight.bytes;
+}
+
 bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
-                 const uintptr_t *addresses, size_t depth) {
+                 const uintptr_t *addresses, size_t depth, uint64_t now_ns) {
     uint64_t signals = enter(samples);
     uint32_t stack = find_stack(samples, addresses, depth);
     uint32_t number = stack == 0 ? 0 : new_block(samples);
     if (number != 0) {
         uint32_t *head = block_head(samples, block);
-        samples->blocks[number] =
-            (struct sample_block){.block = (uintptr_t)block, .weight = weight, .stack = stack, .next = *head};
+        samples->blocks[number] = (struct sample_block){
+            .block = (uintptr_t)block, .weight = weight, .born_ns = now_ns, .stack = stack, .next = *head};
         *head = number;
-        add(&samples->stacks[stack].sums.allocated, weight);
-        add(&samples->stacks[stack].sums.in_use, weight);
+        note_birth(samples, &samples->stacks[stack], weight, now_ns);
         atomic_fetch_add_explicit(&samples->live, 1, memory_order_relaxed);
     }
     leave(samples, signals);
@@ -141,7 +190,7 @@ bool samples_add(struct samples *samples, const void *block, struct sample_weigh
     return number != 0;
 }
 
-bool samples_remove(struct samples *samples, const void *block) {
+bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns) {
     uint64_t signals = enter(samples);
     uint32_t *link = block_head(samples, block);
     while (*link != 0 && samples->blocks[*link].block != (uintptr_t)block) {
@@ -151,7 +200,7 @@ bool samples_remove(struct samples *samples, const void *block) {
     if (number != 0) {
         struct sample_block *found = &samples->blocks[number];
         *link = found->next;
-        subtract(&samples->stacks[found->stack].sums.in_use, found->weight);
+        note_death(samples, found, now_ns);
         found->next = samples->blocks_free;
         samples->blocks_free = number;
         atomic_fetch_sub_explicit(&samples->live, 1, memory_order_relaxed);
@@ -166,7 +215,7 @@ void samples_drop(struct samples *samples) {
 
 size_t samples_stack_count(struct samples *samples) {
     uint64_t signals = enter(samples);
-    size_t count = samples->stacks_end - 1;
+    size_t count = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed) - 1;
     leave(samples, signals);
     return count;
 }
@@ -178,11 +227,23 @@ size_t samples_address_count(struct samples *samples) {
     return count;
 }
 
-struct sample_sums samples_read(struct samples *samples, size_t stack, const uintptr_t **addresses,
-                                size_t *depth) {
+/* A sum of count times nanoseconds, in nanoseconds. */
+static uint64_t to_ns(double sum) {
+    double ns = sum / SAMPLE_COUNT_UNIT;
+    return ns <= 0 ? 0 : ns >= (double)INT64_MAX ? (uint64_t)INT64_MAX : (uint64_t)ns;
+}
+
+struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t now_ns,
+                                const uintptr_t **addresses, size_t *depth) {
     uint64_t signals = enter(samples);
     const struct sample_stack *found = &samples->stacks[stack];
-    struct sample_sums sums = found->sums;
+    struct sample_sums sums = {
+        .allocated = found->allocated,
+        .in_use = found->in_use,
+        .at_peak = found->epoch == samples->peak_epoch ? found->at_peak : found->in_use,
+        .lifetime_ns = to_ns(found->lifetimes),
+        .age_ns = to_ns((double)found->in_use.count * (double)now_ns - found->births),
+    };
     *addresses = &samples->addresses[found->first];
     *depth = found->depth;
     leave(samples, signals);

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from api_helpers import (
     shared_library,
     tool,
 )
+
+from calm.core.protobuf import fields
 
 MB = 1_000_000
 TOOLCHAIN = Path("/usr/local/go/bin/go")  # where Go's own archives go
@@ -58,29 +59,6 @@ def top(program: Path, profile: Path, index: str) -> dict[str, Amount]:
         match[3].removesuffix(" (inline)"): Amount(float(match[1]), float(match[2]))
         for match in line.finditer(done.stdout)
     }
-
-
-def number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Decodes a protobuf number: its value and its end."""
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 0x80:
-            return value, at
-
-
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: number and value of each."""
-    at = 0
-    while at < len(data):
-        tag, at = number_at(data, at)
-        value: int | bytes
-        value, at = number_at(data, at)
-        if tag & 7 == 2:  # it was the length
-            length = value
-            value, at = data[at : at + length], at + length
-        yield tag >> 3, value
 
 
 def shown(profile: Path) -> int:

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "figures_reader.h"
 
+#include "api/profiling.h"
 #include "os/control.h"
 
 #include <errno.h>
@@ -232,7 +233,7 @@ static void test_requests(bool interrupted, unsigned rounds) {
         ask(CONTROL_TRIM, round % 2 == 0 ? 0 : 1 << 20);
         struct control on = ask(CONTROL_PROFILE, 16 << 10);
         CHECK_EQUAL(on.result, 16 << 10);
-        CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 40).error, EINVAL);
+        CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 31).error, EINVAL);
         struct control off = ask(CONTROL_PROFILE, 0);
         CHECK_EQUAL(off.result, 0);
         CHECK_EQUAL(ask(77, 0).error, ENOSYS);
@@ -278,6 +279,24 @@ static void test_results(void) {
     CHECK(calm_set("policy", "adaptive") == 0 && calm_set("slack", "100") == 0);
 }
 
+/* A profile ends by itself after the seconds that it was asked for; asked again, it goes on. */
+static void test_lease(void) {
+    atomic_store(&stop, false);
+    CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
+    CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 32 | 4096).result, 4096);
+    while (atomic_load(&profiling_mean) != 0) {
+        usleep(1000);
+    }
+    CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 32 | 4096).result, 4096);
+    CHECK_EQUAL(ask(CONTROL_PROFILE, 8192).result, 8192);
+    struct timespec two_seconds = {.tv_sec = 2};
+    CHECK(nanosleep(&two_seconds, NULL) == 0);
+    CHECK_EQUAL(atomic_load(&profiling_mean), 8192);
+    CHECK_EQUAL(ask(CONTROL_PROFILE, 0).result, 0);
+    atomic_store(&stop, true);
+    CHECK(pthread_join(workers[0], NULL) == 0);
+}
+
 /* After the library's own, which writes the profile that test_results has chosen. */
 __attribute__((destructor(101))) static void remove_profile(void) {
     char name[64];
@@ -300,6 +319,7 @@ int main(int count, char **arguments) {
     CHECK_EQUAL(now.version, CONTROL_VERSION);
     CHECK_EQUAL(now.bytes, sizeof now);
     test_results();
+    test_lease();
     test_requests(false, rounds);
     struct sigaction action = {.sa_handler = handle, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);

@@ -228,7 +228,7 @@ static void test_astray(void) {
 struct parsed {
     unsigned char bytes[1 << 22];
     size_t length;
-    uint64_t values[4]; /* sums over all samples */
+    uint64_t values[8]; /* sums over all samples */
     size_t samples;
     size_t mappings;
     size_t build_ids;
@@ -270,7 +270,7 @@ static void parse_message(struct parsed *profile, unsigned kind, const unsigned 
         uint64_t value = number_at(&at, end);
         unsigned field = (unsigned)(tag >> 3);
         if (kind == 2 && field == 2) {
-            CHECK(values < 4);
+            CHECK(values < 8);
             profile->values[values++] += value;
         } else if (kind == 2 && field == 1) {
             CHECK(is_known_location(profile, value));
@@ -286,7 +286,7 @@ static void parse_message(struct parsed *profile, unsigned kind, const unsigned 
             profile->build_ids += field == 6;
         }
     }
-    CHECK(kind != 2 || values == 4);
+    CHECK(kind != 2 || values == 8);
     profile->deepest = depth > profile->deepest ? depth : profile->deepest;
 }
 
@@ -349,11 +349,11 @@ static void test_table_and_file(void) {
     for (size_t i = 0; i < sizeof blocks; i++) {
         struct sample_weight weight = {.count = 3 * SAMPLE_COUNT_UNIT, .bytes = 100};
         stack[0] = 1000 + i % 7;
-        samples_add(&samples, &blocks[i], weight, stack, 1 + i % SAMPLE_DEPTH_MOST);
+        samples_add(&samples, &blocks[i], weight, stack, 1 + i % SAMPLE_DEPTH_MOST, i);
     }
     for (size_t i = 0; i < sizeof blocks; i += 2) {
-        samples_remove(&samples, &blocks[i]);
-        samples_remove(&samples, &blocks[i]); /* unknown by now */
+        samples_remove(&samples, &blocks[i], i + 1000);
+        samples_remove(&samples, &blocks[i], i + 1000); /* unknown by now */
     }
     char path[] = "/tmp/test_profile.XXXXXX";
     int file = mkstemp(path);
@@ -366,6 +366,9 @@ static void test_table_and_file(void) {
     CHECK_EQUAL(profile.values[1], 100000);
     CHECK_EQUAL(profile.values[2], 1500);
     CHECK_EQUAL(profile.values[3], 50000);
+    CHECK_EQUAL(profile.values[4], 3000);
+    CHECK_EQUAL(profile.values[5], 100000);
+    CHECK_EQUAL(profile.values[6], 1500 * 1000);
     CHECK_EQUAL(profile.deepest, SAMPLE_DEPTH_MOST);
     CHECK_EQUAL(profile.locations, 7 + SAMPLE_DEPTH_MOST - 1);
     CHECK_EQUAL(profile.period, 12345);
@@ -388,15 +391,96 @@ static void test_table_and_file(void) {
     static char many[SAMPLE_BLOCKS_MOST];
     struct sample_weight one = {.count = SAMPLE_COUNT_UNIT, .bytes = 1};
     for (size_t i = 0; i < sizeof many; i++) {
-        samples_add(&samples, &many[i], one, stack, 5);
+        samples_add(&samples, &many[i], one, stack, 5, 0);
     }
     CHECK(!samples_have_room(&samples));
     CHECK(samples.dropped > 0 && samples.live == SAMPLE_BLOCKS_MOST - 1);
     for (size_t i = 0; i < sizeof many; i++) {
-        samples_remove(&samples, &many[i]);
+        samples_remove(&samples, &many[i], 0);
     }
     CHECK(samples_have_room(&samples));
     CHECK_EQUAL(samples.live, 500);
+}
+
+static struct sample_sums sums_of(struct samples *samples, size_t stack, uint64_t now_ns) {
+    const uintptr_t *addresses;
+    size_t depth;
+    struct sample_sums sums = samples_read(samples, stack, now_ns, &addresses, &depth);
+    CHECK_EQUAL(addresses[0], stack); /* as the stacks of these tests begin */
+    return sums;
+}
+
+/* A stack whose blocks live for 10 ns, and one whose blocks stay. */
+static void test_lifetimes(void) {
+    static struct samples samples;
+    CHECK(samples_init(&samples));
+    static char blocks[100];
+    const uintptr_t brief[] = {1};
+    const uintptr_t lasting[] = {2};
+    struct sample_weight weight = {.count = 3 * SAMPLE_COUNT_UNIT, .bytes = 300};
+    uint64_t now_ns = 1000000;
+    for (size_t i = 0; i < sizeof blocks; i += 2) {
+        samples_add(&samples, &blocks[i], weight, brief, 1, now_ns);
+        samples_add(&samples, &blocks[i + 1], weight, lasting, 1, now_ns);
+        now_ns += 10;
+        samples_remove(&samples, &blocks[i], now_ns);
+    }
+    struct sample_sums sums = sums_of(&samples, 1, now_ns);
+    CHECK_EQUAL(sums.lifetime_ns, 50 * 3 * 10);
+    CHECK_EQUAL(sums.age_ns, 0);
+    CHECK_EQUAL(sums.in_use.count, 0);
+    sums = sums_of(&samples, 2, now_ns + 5);
+    CHECK_EQUAL(sums.lifetime_ns, 0);
+    CHECK_EQUAL(sums.age_ns, 3 * (50 * 5 + 10 * (50 * 51 / 2)));
+    /* Of another CPU's clock, which is behind: no time has passed. */
+    samples_remove(&samples, &blocks[1], 0);
+    CHECK_EQUAL(sums_of(&samples, 2, now_ns).lifetime_ns, 0);
+    CHECK_EQUAL(sums_of(&samples, 2, 0).age_ns, 0);
+}
+
+/* Sums at the peak, against a copy of all sums made at each new peak. */
+static void test_peak(void) {
+    enum { STACKS = 20, BLOCKS = 400, STEPS = 200000 };
+    static struct samples samples;
+    CHECK(samples_init(&samples));
+    static char blocks[BLOCKS];
+    static uint64_t size[BLOCKS];
+    static uint64_t in_use[STACKS + 1];
+    static uint64_t at_peak[STACKS + 1];
+    uint64_t total = 0;
+    uint64_t peak = 0;
+    uint64_t peak_ns = 0;
+    for (uintptr_t i = 1; i <= STACKS; i++) { /* so that their numbers are known */
+        samples_add(&samples, &blocks[0], (struct sample_weight){0}, &i, 1, 0);
+        samples_remove(&samples, &blocks[0], 0);
+    }
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        size_t which = next_random() % BLOCKS;
+        uintptr_t stack = 1 + which % STACKS;
+        if (size[which] == 0) {
+            size[which] = 1 + next_random() % 1000;
+            in_use[stack] += size[which];
+            total += size[which];
+            samples_add(&samples, &blocks[which], (struct sample_weight){1, size[which]}, &stack, 1, step);
+        } else {
+            samples_remove(&samples, &blocks[which], step);
+            in_use[stack] -= size[which];
+            total -= size[which];
+            size[which] = 0;
+        }
+        if (total > peak) {
+            peak = total;
+            peak_ns = step;
+            memcpy(at_peak, in_use, sizeof at_peak);
+        }
+        for (size_t i = 1; step % 97 == 0 && i <= STACKS; i++) {
+            struct sample_sums sums = sums_of(&samples, i, step);
+            CHECK_EQUAL(sums.at_peak.bytes, at_peak[i]);
+            CHECK_EQUAL(sums.in_use.bytes, in_use[i]);
+        }
+        CHECK(samples.peak_bytes == peak && samples.peak_ns == peak_ns && samples.in_use_bytes == total);
+    }
+    CHECK(peak > total);
 }
 
 /* --- by calm_malloc --- */
@@ -582,6 +666,8 @@ int main(void) {
         test_unwinder();
         test_astray();
         test_table_and_file();
+        test_lifetimes();
+        test_peak();
         test_off();
         test_estimate();
         test_all_sampled();

@@ -20,7 +20,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from calm.commands.heap import html as heap_html
 from calm.commands.profile import html
+from calm.core import pages
+from calm.core.heap_profile import TYPES, HeapProfile, numbered
 from calm.core.profile_model import CAUSES, SHOOTDOWN, Cause, Frame, Profile, Stack, Timeline
 
 FRAME = "#flame g"
@@ -453,7 +456,7 @@ def test_page_is_ascii_and_packs_plotly(tmp_path: Path) -> None:
     ],
 )
 def test_short_names(function: str, label: str) -> None:
-    assert html.short(function) == label
+    assert pages.short(function) == label
 
 
 def test_frames_that_differ_by_their_line_are_one_function(page: Page) -> None:
@@ -484,3 +487,32 @@ def test_causes_beyond_the_colours_are_drawn_together() -> None:
     assert [trace["name"] for trace in panel["traces"]][-2:] == ["copy-on-write", "other causes"]
     # Two a second for each event of a bin of half a second: 4 and 3 of fork and exit.
     assert panel["traces"][-1]["y"] == [14.0, 0.0]
+
+
+def test_heap_profile(page: Page) -> None:
+    """The page of `calm heap`: its amounts are bytes, blocks and times, and there are no causes."""
+    main, parse, store = (Frame(name, "server") for name in ("main", "parse", "Cache::store(int)"))
+    stacks = {
+        (main, parse): [1000, 64 << 20, 0, 0, 10, 640 << 10, 2_000_000, 0],
+        (main, store): [100, 10 << 20, 90, 9 << 20, 100, 10 << 20, 30_000_000_000, 5_400_000_000_000],
+    }
+    frames, found = numbered(stacks)
+    heap = HeapProfile(command=["./server"], types=list(TYPES), frames=frames, stacks=found)
+    path = page.folder / "heap.html"
+    path.write_text(heap_html.page(heap, "alloc_space"))
+    page.media(1280, dark=False)
+    page.driver.get(path.as_uri())
+    assert page.driver.title == "./server - calm heap"
+    assert page.label("main") == "main, 74.0 MiB of memory allocated, 100.0 %"
+    assert page.text("#matched") == "74.0 MiB of memory allocated"
+    assert not page.find("#cause").is_displayed()
+    assert page.column(".stacks[data-kind=alloc_space]", 1) == ["64.0 MiB", "10.0 MiB"]
+    page.choose("inuse_objects")
+    assert page.label("Cache::store(int)").startswith("Cache::store(int), 90 blocks in use, 100.0 %")
+    page.choose("freed_lifetime")
+    assert page.label("main").startswith("main, 30.002 s of lifetimes of freed blocks")
+    assert page.hover(page.frame("main"))[1:] == [
+        "server",
+        "30.002 s of lifetimes of freed blocks: 100.0 % of all",
+    ]
+    assert page.scrolls_one_way_only()

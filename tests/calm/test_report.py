@@ -17,12 +17,12 @@ def test_a_file_stays_whole_where_a_write_breaks_off(tmp_path: Path, monkeypatch
     path = tmp_path / "base.json"
     path.write_text("before")
 
-    def full(self: Path, text: str) -> int:
-        with self.open("w") as file:
-            file.write(text[:2])
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(CalmError, match=r"cannot write .*base\.json: No space left on device"):
         report.write(str(path), "after")
     assert path.read_text() == "before"

@@ -73,10 +73,7 @@ def test_contents(fresh: Fresh) -> None:
     modules = {
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
     }
-    page = {
-        f"calm/commands/profile/page/{path.name}"
-        for path in (REPOSITORY / "calm/commands/profile/page").iterdir()
-    }
+    page = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("page/*")}
     sources = (REPOSITORY / "workloads").glob("*.c")
     workloads = {path.stem for path in sources if re.search(r"^int main\(", path.read_text(), re.MULTILINE)}
     carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH} | workloads

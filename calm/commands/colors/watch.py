@@ -7,17 +7,16 @@ with the most large memory is kept.
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from calm.commands.colors import records, sample
 from calm.commands.colors.records import Records
 from calm.commands.colors.sample import Sample
-from calm.core import proc, program
+from calm.core import proc, processes, program
 from calm.core.allocators import Allocator
 from calm.core.errors import CalmError
 
@@ -26,25 +25,6 @@ _EACH_S = 0.005
 # Samples at intervals take at most one part in so many of the time.
 _SHARE = 20
 INTERVAL = "interval"
-
-
-@contextlib.contextmanager
-def _signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Passes signals that would end calm on to the program. A terminal sends SIGINT to both already."""
-
-    def pass_on(number: int, _: object) -> None:
-        if number != signal.SIGINT:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    kept = {
-        number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -141,7 +121,7 @@ def run(
         watch = Watch(process.pid, place, min_bytes, interval_s)
         # The first sample is not of the dynamic linker.
         watch.began, watch.next = began, began + min(interval_s, 0.1)
-        with _signals(process):
+        with processes.signals_passed_on(process):
             try:
                 while process.poll() is None:
                     watch.tick()

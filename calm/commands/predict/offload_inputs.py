@@ -13,19 +13,20 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from calm.commands.predict.model import Span
 from calm.commands.predict.offload import FIGURES, SLOW, TIMES, Cpus, Found, Work
-from calm.core import allocators, documents, elf, measure, proc, program, report
+from calm.core import allocators, documents, elf, measure, proc, program, protobuf, report
 from calm.core.allocators import CALM_OPTIONS
 from calm.core.errors import INTERRUPTED, USAGE, CalmError
 from calm.core.measure import HARDWARE_GROUP, Measurement
 from calm.core.profile_model import CPU, FEW_SAMPLES, Profile, Stack
 from calm.core.progress import Bar
+from calm.core.protobuf import numbers
 from calm.core.statistics import median
 
 CALMALLOC = "calmalloc"
@@ -183,25 +184,6 @@ def reports(text: str) -> list[dict[str, float]]:
     return found
 
 
-def _number(stream: io.BytesIO) -> int:
-    value = shift = 0
-    while (byte := stream.read(1)[0]) > 127:
-        value, shift = value | (byte & 127) << shift, shift + 7
-    return value | byte << shift
-
-
-def _fields(message: bytes, wanted: int) -> Iterator[tuple[int, bytes]]:
-    """The fields with a number in a protocol buffer: integers, and the contents of those with a length."""
-    stream = io.BytesIO(message)
-    while stream.tell() < len(message):
-        key, value = _number(stream), _number(stream)
-        if key & 7 not in (0, 2):
-            raise ValueError("it is not a heap profile of calmalloc")
-        content = stream.read(value) if key & 7 == 2 else b""
-        if key >> 3 == wanted:
-            yield value, content
-
-
 @dataclass(frozen=True)
 class Calls:
     """The calls that heap profiles estimate, and the standard deviation of their number."""
@@ -226,16 +208,22 @@ def read_heap_profiles(*contents: bytes) -> Calls:
     dropped = 0
     try:
         for content in contents:
-            period = max([1, *(value for value, _ in _fields(content, _PERIOD_FIELD))])
-            for _, sample in _fields(content, _SAMPLE):
-                objects, space, in_use, _ = (value for value, _ in _fields(sample, _VALUE))
+            parts = list(protobuf.fields(content))
+            period = max(
+                [1, *(value for tag, value in parts if tag == _PERIOD_FIELD and isinstance(value, int))]
+            )
+            for sample in (value for tag, value in parts if tag == _SAMPLE and isinstance(value, bytes)):
+                values = [
+                    each for tag, value in protobuf.fields(sample) if tag == _VALUE for each in numbers(value)
+                ]
+                objects, space, in_use = values[:3]
                 mallocs, frees = mallocs + objects, frees + objects - in_use
                 # A block of `size` bytes is hit with this probability, and then stands for its inverse.
                 hit = -math.expm1(-space / max(1, objects) / period)
                 variance += objects * (1 - hit) / hit if hit else 0.0
             if found := re.search(rb"calmalloc: (\d+) samples dropped", content):
                 dropped += int(found[1])
-    except (IndexError, ValueError) as error:
+    except (protobuf.FormatError, ValueError) as error:
         raise CalmError(f"a heap profile of calmalloc cannot be read: {error}") from error
     return Calls(mallocs, max(0.0, frees), math.sqrt(variance), dropped)
 

@@ -1,26 +1,23 @@
 """A profile as one page of HTML that needs no other file and no network.
 
-Its templates are page/*.html: text and tables can be read without scripts. The scripts of page/*.js draw the
-flame graph and the plots from JSON. The page is ASCII, so it reads the same in any encoding.
+Its templates are page/*.html, and those of core/page that `calm heap` has too: text and tables can be read
+without scripts. The scripts draw the flame graph and the plots from JSON.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from calm.commands.profile.summary import amount, percent, wholes
-from calm.core import profile_model, report
-from calm.core.profile_model import CALL, CAUSES, CPU, FAULT, MEMORY, SHOOTDOWN, Profile, Stack
+from calm.core import pages, profile_model, report
+from calm.core.profile_model import CALL, CAUSES, CPU, FAULT, MEMORY, SHOOTDOWN, Profile
 
 Data = dict[str, Any]
 
@@ -33,8 +30,7 @@ KINDS = {
     CALL: ("Calls", "calls"),
     CPU: ("CPU", "CPU time"),
 }
-_HIDDEN = {ord(character): 0xE000 + index for index, character in enumerate("<>()-")}
-_FUNCTIONS_IN_A_SUMMARY = 5
+_UNITS = {kind: "s" if kind == CPU else "count" for kind in KINDS}
 _MACHINE = {
     "cpus": "{cpus} CPUs ({cpu})",
     "memory_kib": "{memory}",
@@ -45,31 +41,14 @@ _MACHINE = {
 }
 
 
-def _printable(value: Any) -> Any:  # noqa: ANN401
-    """Texts without what a screen cannot show, or what would reorder the rest of the line."""
-    if isinstance(value, str):
-        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
-    if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def page(profile: Profile) -> str:
     """The page's text, all ASCII."""
     # Names of functions may contain anything.
-    profile = msgspec.convert(_printable(msgspec.to_builtins(profile)), Profile)
-    environment = Environment(
-        loader=PackageLoader("calm.commands.profile", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"prose": _prose}
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    profile = msgspec.convert(pages.printable(msgspec.to_builtins(profile)), Profile)
     command = shlex.join(profile.command) or (f"process {profile.pid}" if profile.pid else "no command")
     data = collect(profile)
-    text = environment.get_template("page.html").render(
+    return pages.render(
+        "calm.commands.profile",
         profile=profile,
         data=data,
         command=command,
@@ -81,7 +60,9 @@ def page(profile: Profile) -> str:
             kind: sorted((s for s in profile.stacks if s.kind == kind), key=lambda s: -s.weight)
             for kind in KINDS
         },
-        summary=lambda stack: _summary(profile, stack),
+        summary=lambda stack: pages.summary(profile.frames, stack.frames),
+        cause_of=lambda stack: stack.cause if stack.kind == CALL else CAUSES.get(stack.cause, stack.cause),
+        units=_UNITS,
         colors=colors(profile),
         plotly=_plotly() if data["panels"] else None,
         model=profile_model,
@@ -91,7 +72,6 @@ def page(profile: Profile) -> str:
         amount=amount,
         percent=percent,
     )
-    return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _plotly() -> str | None:
@@ -101,11 +81,6 @@ def _plotly() -> str | None:
     except ImportError:
         return None
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
-
-
-def _prose(text: str) -> Markup:
-    """A sentence, with code between backticks."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _machine(profile: Profile) -> str:
@@ -155,38 +130,19 @@ def _cards(profile: Profile) -> Iterator[tuple[str, str, str]]:
     yield figure("threads_started", "threads started")
 
 
-def _summary(profile: Profile, stack: Stack) -> str:
-    """The innermost functions of a stack: the program's own, if there are any."""
-    frames = [profile.frames[index] for index in reversed(stack.frames)]
-    own = [frame for frame in frames if not frame.kernel] or frames
-    # A function that calls itself is named once.
-    names = [name for name, _ in groupby(short(frame.function) for frame in own)]
-    if len(names) > _FUNCTIONS_IN_A_SUMMARY:
-        names[_FUNCTIONS_IN_A_SUMMARY:] = ["…"]
-    return " ← ".join(names)
-
-
-def _short(value: float) -> float:
-    """Six digits: a screen shows no more."""
-    return float(f"{value:.6g}")
-
-
 def collect(profile: Profile) -> Data:
-    """The data that the scripts draw from. Frames that differ by their line only have the same number."""
-    found = msgspec.to_builtins(profile)
-    numbers: dict[tuple[str, str, bool, bool], int] = {}
-    for frame, data in zip(profile.frames, found["frames"], strict=True):
-        key = (frame.function, frame.module, frame.kernel, frame.inlined)
-        data |= {"label": short(frame.function), "number": numbers.setdefault(key, len(numbers))}
+    """The data that the scripts draw from."""
+    stacks = msgspec.to_builtins(profile)["stacks"]
     return {
         "causes": dict(CAUSES),
         "nouns": {kind: noun for kind, (_, noun) in KINDS.items()},
+        "units": _UNITS,
         # Heights in pixels that the page reserves before the scripts run, and that they then use.
-        **{"row": 19, "panel": 170, "axis": 44},
-        "wall": _short(profile.wall_s),
+        **{"row": pages.ROW_PX, "panel": 170, "axis": 44},
+        "wall": pages.six_digits(profile.wall_s),
         "panels": list(_panels(profile)),
-        "frames": found["frames"],
-        "stacks": [stack for stack in found["stacks"] if stack["weight"] > 0],
+        "frames": pages.frames(profile.frames),
+        "stacks": [stack for stack in stacks if stack["weight"] > 0],
     }
 
 
@@ -197,21 +153,6 @@ def colors(profile: Profile) -> dict[str, int]:
     return {key: min(place, OTHER) for place, key in enumerate(dict.fromkeys(filter(None, keys)))}
 
 
-def short(function: str) -> str:
-    """A C++ function without the contents of its angle brackets and parentheses."""
-    # Characters of private use stand for brackets that are no pair: those of operators' names.
-    operators = r"\boperator\s*(\(\)|<=>|<<=?|>>=?|<=|>=|->\*?|<|>)"
-    text = re.sub(operators, lambda match: match[0].translate(_HIDDEN), function)
-    text = text.replace("(anonymous namespace)", "{anonymous}")
-    for pair in ("<>", "()"):
-        text, before = text.replace(pair, pair.translate(_HIDDEN)), ""
-        while text != before:
-            # The innermost pairs first.
-            before, text = text, re.sub(r"{0}[^{0}{1}]+{1}".format(*map(re.escape, pair)), "\ue010", text)
-        text = text.replace("\ue010", f"{pair[0]}…{pair[1]}".translate(_HIDDEN))
-    return text.translate({hidden: chr(shown) for shown, hidden in _HIDDEN.items()})
-
-
 def _panels(profile: Profile) -> Iterator[Data]:
     """One above the other: rates by cause, CPUs in use, memory."""
     series, bin_s = profile.timeline.series, profile.timeline.bin_s
@@ -220,7 +161,12 @@ def _panels(profile: Profile) -> Iterator[Data]:
         title: str, unit: str, group: str, curves: Sequence[tuple[str, int, list[float]]]
     ) -> Iterator[Data]:
         traces = [
-            {"name": name, "group": group, "color": color, "y": [_short(value / bin_s) for value in values]}
+            {
+                "name": name,
+                "group": group,
+                "color": color,
+                "y": [pages.six_digits(value / bin_s) for value in values],
+            }
             for name, color, values in curves
         ]
         if traces:
@@ -238,8 +184,8 @@ def _panels(profile: Profile) -> Iterator[Data]:
             "name": title,
             "group": "Memory",
             "color": color,
-            "x": [_short(at) for at in curve.at_s],
-            "y": [_short(kib / 1024) for kib in curve.kib],
+            "x": [pages.six_digits(at) for at in curve.at_s],
+            "y": [pages.six_digits(kib / 1024) for kib in curve.kib],
         }
         for color, (name, title) in enumerate(MEMORY.items())
         if (curve := profile.curves.get(name)) and curve.at_s

@@ -18,8 +18,15 @@ function percent(part, whole) {
   return share > 0 && share < 0.01 ? "under 0.01 %" : share.toFixed(share < 10 ? 2 : 1) + " %";
 }
 
+const BYTES = [[2 ** 30, 2, " GiB"], [2 ** 20, 1, " MiB"], [2 ** 10, 0, " KiB"], [1, 0, " B"]];
+
 function amount(kind, value) {
-  if (kind !== "cpu") {
+  const unit = data.units[kind];
+  if (unit === "bytes") {
+    const [size, digits, name] = BYTES.find(([size]) => value >= size) || BYTES[3];
+    return (value / size).toFixed(digits) + name;
+  }
+  if (unit !== "s") {
     return value.toLocaleString("en-US", {maximumFractionDigits: value < 10 ? 1 : 0});
   }
   if (value >= 1) return value.toFixed(3) + " s";
@@ -27,7 +34,7 @@ function amount(kind, value) {
 }
 
 function counted(kind, value) {
-  return amount(kind, value) + (kind === "cpu" ? " of CPU time" : " " + data.nouns[kind]);
+  return amount(kind, value) + (data.units[kind] === "count" ? " " : " of ") + data.nouns[kind];
 }
 
 // A C++ name loses its outer qualifiers before it loses its end.
@@ -58,7 +65,7 @@ function grow(kind, cause, inverted) {
         if (frame.source) at.sources.add(frame.source);
       }
       at.weight += stack.weight;
-      at.samples += stack.samples;
+      at.samples += stack.samples || 0;
     }
     at.own += stack.weight;
     root.deepest = Math.max(root.deepest, path.length);
@@ -216,7 +223,7 @@ class Flame {
       lines.push(line("ends here: " + counted(this.kind, node.own)));
     }
     const samples = node.samples.toLocaleString("en-US");
-    lines.push(line(samples + (node.samples === 1 ? " sample" : " samples"), true));
+    if (node.samples) lines.push(line(samples + (node.samples === 1 ? " sample" : " samples"), true));
     this.tip.replaceChildren(...lines);
     this.tip.hidden = false;
     const {offsetWidth, offsetHeight} = this.tip;

@@ -1,0 +1,1 @@
+"""`calm heap`: which code holds memory, by calmalloc's sampled heap profile."""
