@@ -21,7 +21,7 @@ from explain_helpers import (
     verdict,
 )
 
-from calm.commands.explain import advice, calmalloc, command, glibc, picture, rules
+from calm.commands.explain import advice, calmalloc, command, glibc, picture, rules, stacks
 from calm.commands.explain.model import UNKNOWN, Heap, Process, estimate, exact
 from calm.commands.explain.process import LiveProcess, sample
 from calm.commands.explain.readers import READERS
@@ -270,6 +270,28 @@ def test_the_document(troubled: Path, calm: Calm, tmp_path: Path) -> None:
     assert document["steps"]
     for step in document["steps"]:
         assert step in result.stdout
+
+
+@needs_calmalloc
+def test_stacks_that_hold_the_memory(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALM_OPTIONS", "profile=64k")
+    with running(troubled, "leak", "calmalloc") as found:
+        first = stacks.snapshot(found.pid)
+        [held, *_] = stacks.evidence(found.pid, [first], grew=False)
+        found.go_on()
+        last = stacks.snapshot(found.pid)
+        [grown, *_] = stacks.evidence(found.pid, [first, last], grew=True)
+    assert "by the heap profile: " in held
+    assert "leak ← main" in held
+    assert "more, by the heap profile: " in grown
+    assert "leak ← main" in grown
+
+
+@needs_calmalloc
+def test_no_stacks_without_a_profile(troubled: Path) -> None:
+    with running(troubled, "leak", "calmalloc") as found:
+        assert stacks.snapshot(found.pid) is None
+    assert stacks.evidence(found.pid, [None, None], grew=True) == []
 
 
 def test_a_command(troubled: Path, calm: Calm) -> None:

@@ -22,9 +22,9 @@ from calm_helpers import ROOT, Calm
 from commanded import BUILD
 from waiting import wait_until
 
-from calm.commands.heap import formats, html, live, summary
+from calm.commands.heap import formats, html, summary
 from calm.commands.heap.difference import difference
-from calm.core import elf, places, pprof, proc, protobuf
+from calm.core import elf, heap_live, places, pprof, proc, protobuf
 from calm.core.errors import CalmError
 from calm.core.heap_profile import (
     TYPES,
@@ -119,7 +119,7 @@ def test_live(program: Path) -> None:
     """Switched on without a restart: amounts, the peak, and off again. No stack is of the allocator."""
     with started(program) as running:
         running.do("keep 1000 1000", "threads 1")
-        with live.attached(running.pid) as process:
+        with heap_live.attached(running.pid) as process:
             assert process.snapshot().mean_bytes == 0
             assert process.ask(4096) == 4096
             running.do("join", "keep 20000 1000", "churn 20000 2000")
@@ -127,7 +127,7 @@ def test_live(program: Path) -> None:
             assert before.mean_bytes == 4096
             running.do("drop", "keep 64 1048576", "drop")
             after = process.snapshot()
-        profile = live.profile(running.pid, before)
+        profile = heap_live.profile(running.pid, before)
         assert about(by_function(profile, "inuse_space")["keep_site"], 20e6)
         assert about(by_function(profile, "inuse_objects")["keep_site"], 20_000)
         assert about(by_function(profile, "alloc_space")["churn_site"], 40e6)
@@ -141,20 +141,20 @@ def test_live(program: Path) -> None:
         assert kept[-1].source is not None
         assert re.fullmatch(r"heap_program\.c:\d+", kept[-1].source)
         assert kept[-1].module == "heap_program"
-        later = live.profile(running.pid, after, before)
+        later = heap_live.profile(running.pid, after, before)
         assert about(by_function(later, "peak_space")["keep_site"], 64 * MIB)
         assert by_function(later, "inuse_space")["keep_site"] == 0
         assert about(by_function(later, "alloc_space")["keep_site"], 64 * MIB)
         assert "churn_site" not in by_function(later, "alloc_space")
         running.do("threads 1")
-        with live.attached(running.pid) as process:
+        with heap_live.attached(running.pid) as process:
             assert process.ask(0) == 0
             assert process.snapshot().mean_bytes == 0
 
 
 def test_while_threads_allocate(program: Path) -> None:
     """No reader fails, and what it reads fits together."""
-    with started(program, "profile=1k") as running, live.attached(running.pid) as process:
+    with started(program, "profile=1k") as running, heap_live.attached(running.pid) as process:
         running.do("threads 4")
         allocated = torn = stacks = 0
         for _ in range(150):
@@ -199,7 +199,7 @@ def test_process(calm: Calm, program: Path, tmp_path: Path) -> None:
         assert by_function(found, "alloc_space")["thread_site"] > MIB
         assert "keep_site" not in by_function(found, "inuse_space")
         assert "note: blocks allocated before the profile was on are not in it" in done.stderr
-        with live.attached(running.pid) as process:
+        with heap_live.attached(running.pid) as process:
             assert process.snapshot().mean_bytes == 0
         first, last = (pprof.read(str(tmp_path / f"heap{part}.pb.gz")) for part in (".1", ""))
         assert by_function(difference(last, first), "alloc_space")["thread_site"] > 0
@@ -214,7 +214,7 @@ def test_process_that_samples_already(calm: Calm, program: Path) -> None:
         assert f"process {running.pid} samples each 8192 bytes already: --every is not applied" in done.stderr
         assert "keep_site ← main" in done.stdout
         assert "one sample for each 8 KiB on average" in done.stdout
-        with live.attached(running.pid) as process:
+        with heap_live.attached(running.pid) as process:
             assert process.snapshot().mean_bytes == 8192
 
 
@@ -230,7 +230,7 @@ def test_idle(calm: Calm, program: Path) -> None:
     """A process that does not come to the allocator cannot be asked."""
     with started(program) as running:
         running.do("keep 1 100")
-        with live.attached(running.pid) as process, pytest.raises(CalmError, match="no thread"):
+        with heap_live.attached(running.pid) as process, pytest.raises(CalmError, match="no thread"):
             process.ask(4096, wait_s=0.05)
         done = calm("heap", "run", "--pid", running.pid, "--for", "1ms")
         assert done.returncode == 1
@@ -275,7 +275,7 @@ def test_stopped_early(program: Path, tmp_path: Path, number: signal.Signals, co
             out, error = process.communicate()
             assert process.returncode == code, error
             assert ("thread_site" in out) == (number == signal.SIGINT)
-        with live.attached(running.pid) as seen:
+        with heap_live.attached(running.pid) as seen:
             assert seen.snapshot().mean_bytes == 0
 
 
@@ -317,7 +317,10 @@ def test_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     monkeypatch.setattr(proc, "memory", refused)
-    with pytest.raises(CalmError, match=f"process {os.getpid()} may not be read"), live.attached(os.getpid()):
+    with (
+        pytest.raises(CalmError, match=f"process {os.getpid()} may not be read"),
+        heap_live.attached(os.getpid()),
+    ):
         pass
 
 
@@ -337,8 +340,8 @@ def test_other_layout(program: Path, change: tuple[int, bytes], message: str) ->
     at, data = change
     with started(program) as running, proc.memory(running.pid) as read:
         running.do("keep 1 1")
-        table = live._table(running.pid, read)
-        assert live._layout(read, table.samples)
+        table = heap_live._table(running.pid, read)
+        assert heap_live._layout(read, table.samples)
 
         def changed(address: int, size: int) -> bytes | None:
             found = bytearray(read(address, size) or b"")
@@ -348,12 +351,12 @@ def test_other_layout(program: Path, change: tuple[int, bytes], message: str) ->
             return bytes(found)
 
         with pytest.raises(CalmError, match=message):
-            live._layout(changed, table.samples)
+            heap_live._layout(changed, table.samples)
 
 
 def test_torn() -> None:
     """A stack that is being changed is read again, and dropped if that goes on."""
-    layout = live._Layout(
+    layout = heap_live._Layout(
         *(0x1000, 0x2000, 0x2008, 1024, 64, 100),
         *(0, 8, 16, 20, 24, 32, 40, 48),
         *(96, 0, 4, 8, 24, 40, 56, 72, 80, 88),
@@ -370,7 +373,7 @@ def test_torn() -> None:
             "<QQQQQQQdd", count << 10, 100, 1 << 10, 50, 1 << 10, 70, epoch, 2048.0, 4096.0
         )
 
-    def reader(sequences: Callable[[int], int]) -> live.Snapshot:
+    def reader(sequences: Callable[[int], int]) -> heap_live.Snapshot:
         reads = 0
 
         def read(address: int, size: int) -> bytes | None:
@@ -382,7 +385,7 @@ def test_torn() -> None:
                     return data[address - begin : address - begin + size]
             return None
 
-        return live._Reader(read, layout).snapshot(1005)
+        return heap_live._Reader(read, layout).snapshot(1005)
 
     whole = reader(lambda _: 2)
     assert whole.torn == 0

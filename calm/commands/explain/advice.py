@@ -5,8 +5,10 @@ from __future__ import annotations
 from calm.commands.explain.model import Heap
 
 _ANY = ""
-_PROFILE = "CALM_OPTIONS=profile=512k makes calmalloc name the stacks that hold memory (docs/profiling.md)."
-_PROFILE_WITH = f"Run the program with calmalloc: {_PROFILE}"
+_PROFILE = "`calm heap run --pid {pid} --for 30s` names the stacks whose blocks stay, without a restart."
+_PROFILE_WITH = (
+    "`calm heap run -- CMD` runs the program with calmalloc, and names the stacks that hold memory."
+)
 
 # By verdict and allocator; those of _ANY apply to every one, and follow. {pid} is the process.
 _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -29,7 +31,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "cached": {
         "calmalloc": (
-            "calm_trim(0) flushes the caches. They are bounded for each CPU, whatever the threads.",
+            "`calm trim {pid}` flushes the caches. They are bounded for each CPU, whatever the threads.",
         ),
         "glibc": (
             "GLIBC_TUNABLES=glibc.malloc.tcache_count=0 disables the threads' caches.",
@@ -44,7 +46,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "retained": {
         "calmalloc": (
-            "calm_trim(0) returns it at once; what stays unused is returned without it.",
+            "`calm trim {pid}` returns it at once; what stays unused is returned without it.",
             "CALM_OPTIONS=slack=50 keeps half as much (docs/retention.md).",
         ),
         "glibc": (
@@ -52,7 +54,10 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "`calm run -a ptlbmalloc2 -- CMD` trims all arenas by one threshold.",
             "GLIBC_TUNABLES=glibc.malloc.arena_max=2 keeps fewer arenas; trim_threshold limits only tops.",
         ),
-        "ptlbmalloc2": ("malloc_trim(0), called by the program, also returns pages between blocks.",),
+        "ptlbmalloc2": (
+            "`calm trim {pid}` trims all arenas at the library's next check.",
+            "malloc_trim(0), called by the program, also returns pages between blocks.",
+        ),
         "jemalloc": (
             "MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0 returns it within about"
             " a second, also while the program is idle.",

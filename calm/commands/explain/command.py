@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
 
-from calm.commands.explain import process
+from calm.commands.explain import process, stacks
 from calm.commands.explain.model import Certainty, Heap
 from calm.commands.explain.picture import PARTS, Picture, picture
 from calm.commands.explain.readers import READERS
@@ -21,6 +21,7 @@ from calm.commands.explain.rules import Explanation, explain
 from calm.core import options, proc, program, report
 from calm.core.documents import Document
 from calm.core.errors import USAGE, CalmError
+from calm.core.heap_live import Snapshot
 from calm.core.options import Output
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _heap(heap: Heap) -> ExplainHeap:
     )
 
 
-def _sample(found: Picture) -> ExplainSample:
+def _written(found: Picture) -> ExplainSample:
     return ExplainSample(
         rss=found.rss,
         parts={name: ExplainFigure(each.bytes, each.certainty) for name, each in found.parts.items()},
@@ -145,7 +146,7 @@ def document(samples: list[Picture], found: Explanation, interval_s: float) -> E
         why=found.why,
         also=[ExplainAlso(each.verdict, each.bytes, each.certainty, each.words) for each in found.also],
         steps=list(found.steps),
-        samples=[_sample(each) for each in samples],
+        samples=[_written(each) for each in samples],
     )
 
 
@@ -273,23 +274,32 @@ def _target(words: tuple[str, ...]) -> int | None:
     return None
 
 
-def _sampled(pid: int, interval_s: float) -> list[Picture]:
+class _Sample(NamedTuple):
+    picture: Picture
+    profile: Snapshot | None
+
+
+def _sample_of(pid: int) -> _Sample:
+    return _Sample(take(pid), stacks.snapshot(pid))
+
+
+def _sampled(pid: int, interval_s: float) -> list[_Sample]:
     """A sample now, and one after the interval if there is one."""
-    samples = [take(pid)]
+    samples = [_sample_of(pid)]
     if interval_s:
         time.sleep(interval_s)
-        samples.append(take(pid))
+        samples.append(_sample_of(pid))
     return samples
 
 
-def _sampled_child(child: subprocess.Popen[bytes], interval_s: float) -> list[Picture]:
+def _sampled_child(child: subprocess.Popen[bytes], interval_s: float) -> list[_Sample]:
     """The first sample after half of the time: a program that starts has no memory yet."""
     samples = []
     for _ in range(2):
         try:
             child.wait(interval_s / 2)
         except subprocess.TimeoutExpired:
-            samples.append(take(child.pid))
+            samples.append(_sample_of(child.pid))
         else:
             raise CalmError(f"CMD ended with status {child.returncode} before the time of --for")
     return samples
@@ -324,7 +334,11 @@ def command(interval: float | None, output: Output, words: tuple[str, ...]) -> N
         interval = interval or 10.0
         with _started(words, sys.stderr.fileno() if output.json_on_stdout else None) as child:
             samples = _sampled_child(child, interval)
-    found = explain(samples)
+    pictures = [sample.picture for sample in samples]
+    found = explain(pictures)
+    if found.verdict in ("in_use", "leak_suspected"):
+        named = stacks.evidence(pictures[-1].pid, [sample.profile for sample in samples], found.grew)
+        found = replace(found, evidence=(*found.evidence, *named))
     with replace(output, stdout_is_taken=pid is None).console() as console:
-        _print(samples, found, console)
-    output.write(document(samples, found, interval or 0.0))
+        _print(pictures, found, console)
+    output.write(document(pictures, found, interval or 0.0))

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calm.commands.heap import live
-from calm.commands.heap.live import LEASE_S, Snapshot
-from calm.core import allocators, pprof, proc, processes, program, report
+from calm.core import allocators, heap_live, pprof, proc, processes, program, report
 from calm.core.allocators import CALM_OPTIONS
 from calm.core.errors import USAGE, CalmError
+from calm.core.heap_live import LEASE_S, Snapshot
 from calm.core.heap_profile import PEAK_SPACE, HeapProfile
 from calm.core.measure import signal_name
 from calm.core.progress import Bar
@@ -86,7 +85,7 @@ def _variables(mean_bytes: int, folder: str) -> dict[str, str]:
 
 
 def _snapshot(pid: int) -> Snapshot:
-    with live.attached(pid) as process:
+    with heap_live.attached(pid) as process:
         return process.snapshot()
 
 
@@ -127,7 +126,10 @@ def run(
             try:
                 while process.poll() is None:
                     with contextlib.suppress(CalmError, OSError):
-                        last = pace.step(lambda: _snapshot(pid), lambda each: live.profile(pid, each)) or last
+                        last = (
+                            pace.step(lambda: _snapshot(pid), lambda each: heap_live.profile(pid, each))
+                            or last
+                        )
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_STEP_S)
             finally:
@@ -141,7 +143,7 @@ def run(
             how = f"was ended by {signal_name(-code)}" if code < 0 else "ended without exit(3)"
             if last is None:
                 raise CalmError(f"the program {how}, and wrote no profile")
-            profile = live.profile(pid, last)
+            profile = heap_live.profile(pid, last)
             age = report.duration(ended - pace.taken)
             notes = [f"the program {how}: this is what it had about {age} before"]
     profile.command, profile.notes = list(command), [*notes, *profile.notes]
@@ -158,7 +160,7 @@ def watch(
     notes: list[str] = []
     interrupted = False
     window_s = None
-    with live.attached(pid) as process:
+    with heap_live.attached(pid) as process:
         before = found = process.snapshot()
         arguments = _command(pid)
         wanted = mean_bytes or DEFAULT_MEAN
@@ -181,7 +183,7 @@ def watch(
             finally:
                 if switched:
                     _switch_off(process)
-        profile = live.profile(pid, found, before if window_s is not None else None)
+        profile = heap_live.profile(pid, found, before if window_s is not None else None)
         if switched:
             notes.append("blocks allocated before the profile was on are not in it")
         profile.command, profile.window_s = arguments, window_s
@@ -201,7 +203,7 @@ class _NotOnError(CalmError):
     """The profile could not be switched on."""
 
 
-def _switch_on(process: live.Process, mean_bytes: int, for_s: float) -> None:
+def _switch_on(process: heap_live.Process, mean_bytes: int, for_s: float) -> None:
     """Waits as long as the profile is to take, within bounds: an idle process answers late."""
     try:
         process.ask(mean_bytes, min(max(for_s, _ASK_S[0]), _ASK_S[1]))
@@ -209,7 +211,7 @@ def _switch_on(process: live.Process, mean_bytes: int, for_s: float) -> None:
         raise _NotOnError(str(error)) from error
 
 
-def _switch_off(process: live.Process) -> None:
+def _switch_off(process: heap_live.Process) -> None:
     """No harm if that fails: the library ends a profile that is no longer asked for."""
     if not process.is_same():
         return
@@ -220,7 +222,7 @@ def _switch_off(process: live.Process) -> None:
 
 
 def _wait(
-    process: live.Process, for_s: float, mean_bytes: int, series: Series | None, bar: Bar
+    process: heap_live.Process, for_s: float, mean_bytes: int, series: Series | None, bar: Bar
 ) -> tuple[Snapshot, float, list[str], bool]:
     """The last snapshot, how long it took, notes, and whether Ctrl-C ended it."""
     pace = _Pace(series)
@@ -233,7 +235,7 @@ def _wait(
             bar.update(now - pace.began)
             if not process.is_same():
                 raise CalmError("it has ended")
-            last = pace.step(process.snapshot, lambda each: live.profile(process.pid, each)) or last
+            last = pace.step(process.snapshot, lambda each: heap_live.profile(process.pid, each)) or last
             if mean_bytes and now >= renew:
                 process.ask(mean_bytes)
                 renew = now + LEASE_S / 3
