@@ -100,6 +100,7 @@ if(CALMALLOC_TOOLS)
   endif()
   configure_file(${PROJECT_SOURCE_DIR}/packaging/calm.in installed/calm @ONLY)
   install(PROGRAMS ${PROJECT_BINARY_DIR}/installed/calm DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  install(FILES ${PROJECT_SOURCE_DIR}/packaging/grafana/calmalloc.json DESTINATION ${share}/grafana COMPONENT tools)
   install(FILES ${man}/calm.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
 
   # Each shell's directory for completions; Debian's zsh has a separate one for packages.

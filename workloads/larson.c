@@ -129,7 +129,10 @@ int main(int argc, char **argv) {
         reject_arguments(program_name, "--min is more than --max");
     }
 
-    struct server server = {
+    /* Not on the stack: a thread may still be inside pthread_create, which reads the attributes, after its
+     * successor has ended and main has returned. */
+    static struct server server;
+    server = (struct server){
         .least = least,
         .most = most,
         .blocks = blocks,

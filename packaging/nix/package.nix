@@ -19,6 +19,7 @@ let
     modules.numpy
     modules.optuna
     modules.plotly
+    modules.prometheus-client
     modules.pyelftools
     modules.rich
   ]);
