@@ -31,7 +31,6 @@ _OTHER_WAYS = {
 }
 _NO_WAY = "calm knows no way to make it give memory back"
 _FREE = {"calmalloc": ("retained", "cached"), "ptlbmalloc2": ("free_top_bytes",)}
-_LEFT_TO_GLIBC = 2
 
 
 class Trimmed(msgspec.Struct):
@@ -60,13 +59,6 @@ class Report(Document, tag="calm-trim", kw_only=True):
 class _Wish:
     keep_bytes: int
     seconds: float
-
-
-def _pids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
-    for word in values:
-        if not (word.isascii() and word.isdecimal() and 0 < int(word) < 1 << 31):
-            raise click.BadParameter(f"{word!r} is not a process id", ctx, param)
-    return tuple(dict.fromkeys(map(int, values)))
 
 
 def _without_library(pid: int, paths: list[str], why: str) -> str:
@@ -101,7 +93,10 @@ def _ask(row: Trimmed, there: control.Memory, wish: _Wish) -> None:
         row.reason = _without_library(row.pid, [image.path for image in images], why)
         return
     row.library = table.library
-    if table.library == "ptlbmalloc2" and table.values(there.read).get("state") == _LEFT_TO_GLIBC:
+    if (
+        table.library == "ptlbmalloc2"
+        and counters.STATES.get(table.values(there.read).get("state", 0)) == "left to glibc"
+    ):
         row.reason = "ptlbmalloc2 leaves malloc to glibc in it (PTLBMALLOC2_REPORT=1 shows the cause)"
         return
     row.rss_before_kib = proc.rss_kib(row.pid)
@@ -147,7 +142,14 @@ def _line(row: Trimmed) -> str:
     epilog="\b\nExamples:\n  calm trim 1234\n  calm trim 1234 5678 --keep 64M\n"
     "  calm trim 1234 --timeout 1min --json",
 )
-@click.argument("pids", nargs=-1, required=True, metavar="PID...", callback=_pids)
+@click.argument(
+    "pids",
+    nargs=-1,
+    required=True,
+    metavar="PID...",
+    callback=options.process_ids,
+    shell_complete=options.complete_process_ids,
+)
 @click.option(
     "--keep",
     "keep_bytes",

@@ -16,6 +16,8 @@ from calm.core import proc
 from calm.core.proc import Mapping
 
 VERSION = 1
+STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
+"""Values of ptlbmalloc2's counter `state`."""
 
 _MAGIC = b"calmfigs"
 _HEAD = struct.Struct("<8sIIHHI24s")

@@ -74,16 +74,22 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
     name = "size"
 
+    def __init__(self, at_least: str = "0", at_most: str = "8388607T") -> None:
+        self._least, self._most = at_least, at_most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        if isinstance(value, int):
-            return value
-        found = _SIZE.fullmatch(value)
-        if found is None:
+        size = parse_size(value)
+        if size is None:
             self.fail(f"{value!r} is not a number of bytes, as 65536, 512k or 64M.", param, ctx)
-        size = int(found[1]) << _SHIFTS[found[2].lower()]
-        if size >= 1 << 63:
-            self.fail(f"{value} is more than a process can have.", param, ctx)
+        if not (parse_size(self._least) or 0) <= size <= (parse_size(self._most) or 0):
+            self.fail(f"{value} is not in the range {self._least} to {self._most}.", param, ctx)
         return size
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of a text such as 65536, 512k, 64M or 1GiB; None if it is not one."""
+    found = _SIZE.fullmatch(text)
+    return int(found[1]) << _SHIFTS[found[2].lower()] if found else None
 
 
 def duration(
@@ -230,13 +236,29 @@ def plot(text: str) -> Decorator:
     )
 
 
+def command_name() -> Decorator:
+    """--command NAME, for `processes.chosen`; the command's `name`."""
+    return click.option(
+        "--command",
+        "name",
+        metavar="NAME",
+        shell_complete=complete_names,
+        help="Only processes of this name; * and ? match any characters.",
+    )
+
+
+def parse_process_id(word: str) -> int | None:
+    return int(word) if re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 else None
+
+
 def process_ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
-    """Process ids with commas between them."""
-    words = [word for value in values for word in value.split(",")]
-    for word in words:
-        if not word.isdecimal() or not 0 < int(word) < 1 << 31:
+    """Process ids with commas between them, each once."""
+    pids: dict[int, None] = {}
+    for word in (word for value in values for word in value.split(",")):
+        if (pid := parse_process_id(word)) is None:
             raise click.BadParameter(f"{word!r} is not a process id", ctx, param)
-    return tuple(map(int, words))
+        pids[pid] = None
+    return tuple(pids)
 
 
 def complete_process_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,15 +1,56 @@
-"""Ends processes that remain after the programs that calm runs."""
+"""Chooses running processes, and ends those that remain after the programs that calm runs."""
 
 import contextlib
 import ctypes
+import fnmatch
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from calm.core import proc
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def chosen_by_pid(pids: Sequence[int]) -> Callable[[], Sequence[int]]:
+    """Those that have these numbers now, and none that gets one later."""
+    first = {pid: stat.started_ticks for pid in pids if (stat := proc.stat_or_none(pid))}
+
+    def choose() -> Sequence[int]:
+        stats = [stat for pid in first if (stat := proc.stat_or_none(pid))]
+        return [stat.pid for stat in stats if stat.started_ticks == first[stat.pid]]
+
+    return choose
+
+
+def chosen_by_name(pattern: str) -> Callable[[], Sequence[int]]:
+    """All with this name, or whose program's file has it; `*` and `?` match any characters."""
+    matches = re.compile(fnmatch.translate(pattern)).match
+
+    def has_it(stat: proc.Stat) -> bool:
+        if matches(stat.name):
+            return True
+        with contextlib.suppress(proc.GoneError, OSError):
+            arguments = [] if stat.is_kernel else proc.arguments(stat.pid)
+            return bool(arguments and matches(arguments[0].rsplit("/", 1)[-1]))
+        return False
+
+    def choose() -> Sequence[int]:
+        stats = [stat for pid in proc.pids() if pid != os.getpid() and (stat := proc.stat_or_none(pid))]
+        return [stat.pid for stat in stats if has_it(stat)]
+
+    return choose
+
+
+def chosen(pids: Sequence[int], name: str | None) -> Callable[[], Sequence[int]]:
+    """Those with these numbers, or with this name, or all. Raises CalmError for a number that has no process."""
+    for pid in pids:
+        proc.check(pid)
+    if pids:
+        return chosen_by_pid(pids)
+    return proc.pids if name is None else chosen_by_name(name)
 
 
 def kill_descendants(root: int) -> list[int]:

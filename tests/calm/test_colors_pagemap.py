@@ -256,7 +256,11 @@ def test_files_that_may_not_be_read(
             raise PermissionError
         return opened(path, *words, **named)  # type: ignore[call-overload]
 
+    def refused_raw(path: str) -> Any:
+        return refused(Path(path), "rb", buffering=0)
+
     monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr("calm.core.proc.FileIO", refused_raw)
     with pytest.raises(CalmError, match=f"^the {what} of process 123 cannot be read: permission denied$"):
         sample.take(123, "now", MIN, proc=proc)
 

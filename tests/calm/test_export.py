@@ -34,8 +34,7 @@ from calm.commands.export import metrics, otlp, reader, textfile
 from calm.commands.export.command import PORT
 from calm.commands.export.metrics import Kind
 from calm.commands.export.reader import Reader
-from calm.commands.top import sampler
-from calm.core import counters, machine, proc
+from calm.core import counters, machine, proc, processes
 
 pytest.importorskip("prometheus_client")
 from prometheus_client import openmetrics, parser
@@ -135,7 +134,7 @@ def opened() -> Iterator[Callable[..., Reader]]:
     with contextlib.ExitStack() as stack:
 
         def make(*pids: int, **options: Any) -> Reader:
-            choose = sampler.chosen_by_pid(pids) if pids else proc.pids
+            choose = processes.chosen_by_pid(pids) if pids else proc.pids
             made = Reader(choose, every=not pids, **{"shootdowns": False} | options)
             stack.callback(made.close)
             return made
@@ -342,7 +341,7 @@ def test_labels_that_need_escapes(tmp_path: Path, program: Path, start: Start) -
     odd = tmp_path / 'a"} 1\n\\x\x1b[31m\udcff'
     shutil.copy(program, odd)
     process, _ = start(command=odd)
-    found = Reader(sampler.chosen_by_pid([process.pid]), every=False, shootdowns=False).read()
+    found = Reader(processes.chosen_by_pid([process.pid]), every=False, shootdowns=False).read()
     (family,) = (
         each
         for each in parser.text_string_to_metric_families(exposition.text(found).decode())
@@ -451,7 +450,7 @@ def test_the_format_is_negotiated(start: Start, export: Callable[..., Exporter])
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
     assert list(parse_openmetrics(body.decode()))
-    for accept in ("", "text/plain", "*/*"):
+    for accept in ("", "text/plain", "*/*", "application/openmetrics-text;version=1.x"):
         answer, body = exporter.request("GET", "/metrics", Accept=accept)
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         assert b"# EOF" not in body
@@ -512,7 +511,59 @@ def test_two_scrapers_at_once(start: Start, export: Callable[..., Exporter]) -> 
     for each in scrapers:
         each.join()
     assert failures == []
-    assert exporter.metrics()["calm_export_scrapes_total"][""] == 62  # the first one is its own
+    # The first one is its own; those that wait for one share the next.
+    assert 20 < exporter.metrics()["calm_export_scrapes_total"][""] <= 62
+
+
+def test_scrapes_that_wait_share_one(opened: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = opened(os.getpid())
+    lock, arrived = source._lock, threading.Semaphore(0)
+
+    def acquire(timeout: float) -> bool:
+        arrived.release()
+        return lock.acquire(timeout=timeout)
+
+    monkeypatch.setattr(source, "_lock", SimpleNamespace(acquire=acquire, release=lock.release))
+    found: list[reader.Snapshot] = []
+    threads = [threading.Thread(target=lambda: found.append(source.read())) for _ in range(9)]
+    with lock:
+        for thread in threads:
+            thread.start()
+            arrived.acquire()
+    for thread in threads:
+        thread.join()
+    assert [each.own["scrapes"] for each in found] == [1] * 9
+    assert source.read().own["scrapes"] == 2
+
+
+def test_more_scrapers_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for a scrape get it, and those beyond their number are told to come again."""
+    source = Reader(list, every=False, shootdowns=False)
+    server = exposition.Server("127.0.0.1", 0, source)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    most = exposition.MAX_CONNECTIONS
+    statuses: Counter[int] = Counter()
+
+    def scrape() -> None:
+        try:
+            with urllib.request.urlopen(server.url) as answer:
+                statuses[answer.status] += 1
+        except urllib.error.HTTPError as error:
+            statuses[error.code] += 1
+
+    waiting = [threading.Thread(target=scrape) for _ in range(most)]
+    with source._lock:
+        for each in waiting:
+            each.start()
+        wait_until(lambda: server._scraping == most)
+        for _ in range(2 * most):
+            scrape()
+        assert statuses == {503: 2 * most}
+    for each in waiting:
+        each.join()
+    assert statuses == {503: 2 * most, 200: most}
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_scrape_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,6 +632,15 @@ def test_a_hundred_processes(opened: Callable[..., Reader]) -> None:
     assert len(found["calmalloc_footprint_bytes"]) == 100
     assert source.read().own["ended"] == 0  # chosen by their numbers, which are free again
     assert source._known == {}
+
+
+def test_programs_that_are_run_once_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_MAX_FILES", 10)
+    finder = counters.Finder()
+    for number in range(1000):
+        image = proc.Mapping(0, 4096, "r-xp", 0, "0:1", number, f"/{number}")
+        assert finder.tables(lambda _, size: bytes(size), [image]) == ([], "")
+        assert len(finder._without) <= 10
 
 
 def test_there_is_a_limit(
@@ -793,6 +853,7 @@ def test_bad_input_is_one_line(calm: Calm, tmp_path: Path) -> None:
             (["999999999"], 1, "there is no process 999999999"),
             (["x"], 2, "'x' is not a process id"),
             (["0"], 2, "'0' is not a process id"),
+            (["9" * 5000], 2, "is not a process id"),
             (["--command", "x", "1"], 2, "exclude each other"),
             (
                 ["--listen", f"127.0.0.1:{port}"],
@@ -1106,6 +1167,8 @@ def test_an_endpoint_that_is_down_and_comes_back(
         ((302, b"", {"Location": "/other"}), "status 302 Found"),
         ((429, b"", {"Retry-After": "7"}), "status 429 Too Many Requests"),
         ((503, b"", {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}), "status 503"),
+        ((429, b"", {"Retry-After": "9" * 5000}), "status 429"),
+        ((429, b"", {"Retry-After": "-1"}), "status 429"),
     ],
 )
 def test_what_an_endpoint_may_answer(
@@ -1119,7 +1182,18 @@ def test_what_an_endpoint_may_answer(
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"{}", b"[]", b"\xff", b'{"partialSuccess":{}}', b'{"partialSuccess":null}']
+    "answer",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 60_000,
+        b'{"partialSuccess":{}}',
+        b'{"partialSuccess":null}',
+        b'{"partialSuccess":{"rejectedDataPoints":1e999}}',
+        b'{"partialSuccess":{"rejectedDataPoints":%s}}' % (b"9" * 5000),
+    ],
 )
 def test_an_answer_without_a_rejection(answer: bytes) -> None:
     assert otlp._rejection(answer) == ""

@@ -467,8 +467,8 @@ def test_run_refusals(calm: Calm, program: Path, tmp_path: Path) -> None:
     assert "either a command to run, or --pid" in refused("--pid", "1", "--", program)
     assert "--for goes with --pid" in refused("--for", "1s", "--", program)
     assert "--each needs --pprof FILE" in refused("--each", "1s", "--", program)
-    assert "is not a number of bytes from 1 to 1g" in refused("--every", "2g", "--", program)
-    assert "is not a number of bytes from 1 to 1g" in refused("--every", "0", "--", program)
+    assert "2g is not in the range 1 to 1G" in refused("--every", "2g", "--", program)
+    assert "0 is not in the range 1 to 1G" in refused("--every", "0", "--", program)
     assert "--type nothing: there is alloc_objects, " in refused("--type", "nothing", "--", program)
     options = {"CALM_OPTIONS": "slack=200,profile=1m"}
     assert "CALM_OPTIONS has profile=1m" in refused("--", program, env=options)

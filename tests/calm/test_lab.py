@@ -555,7 +555,7 @@ def test_times_are_shown_under_kvm_alone(fake: Fake, calm: Calm) -> None:
         (("--cpus", "10", "--sockets", "4", "--", "true"), 2, "multiple of --sockets"),
         (("--cpus", "0", "--", "true"), 2, "--cpus"),
         (("--cpus", "255", "--sockets", "5", "--", "true"), 2, "more than the emulated machine can number"),
-        (("--memory", "many", "--", "true"), 2, "not an amount such as 4G"),
+        (("--memory", "many", "--", "true"), 2, "not a number of bytes"),
         (("--memory", "100M", "--", "true"), 2, "need at least"),
         (("--memory", "900000G", "--", "true"), 2, "are available on this machine"),
         (("--pin", "0-16", "--", "true"), 2, "CPUs from 0 to 15"),

@@ -21,10 +21,10 @@ from waiting import wait_until
 
 from calm.cli import main
 from calm.commands.top import command as top_command
-from calm.commands.top import events, sampler, view
-from calm.commands.top.events import Events
+from calm.commands.top import sampler, view
 from calm.commands.top.sampler import Row, Snapshot
-from calm.core import counters, machine, proc
+from calm.core import counters, event_counters, machine, proc, processes
+from calm.core.event_counters import Events
 
 BUILD = ROOT / "build/release"
 # As /proc/PID/syscall has it.
@@ -183,7 +183,7 @@ def test_a_child_has_its_own_counters(build: Callable[..., Path], start: Start) 
 def test_ptlbmalloc2_is_read(build: Callable[..., Path], start: Start) -> None:
     _, pid, _ = start(build("plain"), preload=BUILD / "libptlbmalloc2.so")
     values = tables_of(pid)["ptlbmalloc2"]
-    assert values["state"] in sampler.STATES
+    assert values["state"] in counters.STATES
     if values["state"] == 1:
         assert values["threshold_bytes"] >= 50_000
         assert values["footprint_bytes"] > 1 << 20
@@ -280,7 +280,7 @@ def test_a_table_that_is_not_ready_is_looked_at_again(build: Callable[..., Path]
     late = 'const void *right = table.one.at; table.one.at = (void *)0xdead000; puts("0 {}"); fflush(stdout);'
     late += "char go; while (read(0, &go, 1) < 1) {} table.one.at = right;"
     process, _, _ = start(impostor(build, "late", late))
-    source = sampler.Sampler(sampler.chosen_by_pid([process.pid]), every=False)
+    source = sampler.Sampler(processes.chosen_by_pid([process.pid]), every=False)
     assert source.sample().processes[0].counters == {"impostor": {}}
     assert process.stdin
     assert process.stdout
@@ -406,7 +406,7 @@ def test_shootdowns_are_those_of_the_process(build: Callable[..., Path], start: 
         pytest.skip("this machine has no shootdowns to count")
     process, _, _ = start(build("plain"), "storm")
     quiet, _, _ = start(build("plain"))
-    source = sampler.Sampler(sampler.chosen_by_pid([process.pid, quiet.pid]), every=False)
+    source = sampler.Sampler(processes.chosen_by_pid([process.pid, quiet.pid]), every=False)
     source.sample()
     begun = calls = faults = 0.0
 
@@ -475,7 +475,7 @@ def test_threads_that_start_later_are_counted(build: Callable[..., Path], start:
     assert process.stdout.readline() == "done\n"
     wanted = 100 if counts.threads_only else 1100
     # glibc gives a thread's stack back by a call of its own.
-    assert wanted <= events.read(counting)["madvise"] <= wanted + 2
+    assert wanted <= event_counters.read(counting)["madvise"] <= wanted + 2
     counts.detach(counting)
     counts.close()
 
@@ -619,7 +619,7 @@ def test_a_process_that_ends_is_told(build: Callable[..., Path], start: Start) -
 
 
 def test_a_process_that_ends_before_the_first_sample(calm: Calm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "chosen_by_pid", lambda _: list)
+    monkeypatch.setattr(processes, "chosen_by_pid", lambda _: list)
     top = calm("top", os.getpid(), "--json")
     assert (top.returncode, top.stdout, top.stderr) == (0, "", "calm: no process is left\n")
 
@@ -704,7 +704,7 @@ def test_an_interrupt_in_the_first_interval_prints_it(build: Callable[..., Path]
 def test_a_number_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     source = sampler.Sampler(lambda: [pid], every=False)
-    named = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
+    named = sampler.Sampler(processes.chosen_by_pid([pid]), every=False)
     source.sample()
     (row,) = source.sample().processes
     assert row.rss_change_kib is not None
@@ -740,7 +740,7 @@ def test_a_program_that_becomes_another(calm: Calm, build: Callable[..., Path], 
         }
     """
     process, pid, _ = start(build("becomes", source=source), preload=BUILD / "libcalmalloc.so")
-    source = sampler.Sampler(sampler.chosen_by_pid([pid]), every=False)
+    source = sampler.Sampler(processes.chosen_by_pid([pid]), every=False)
     (first,) = source.sample().processes
     assert first.allocator == "calmalloc"
     assert process.stdin

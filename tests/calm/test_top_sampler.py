@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from calm.commands.top import events, sampler, view
-from calm.commands.top.events import SHOOTDOWNS
+from calm.commands.top import sampler, view
 from calm.commands.top.sampler import Row, Sampler
-from calm.core import proc
+from calm.core import event_counters, proc
+from calm.core.event_counters import SHOOTDOWNS
 from calm.core.measure import SYSCALLS
 
 # No process has such a number, so that nothing else is found out of it.
@@ -68,7 +68,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(proc, "stat", lambda pid: made.stats[pid])
     monkeypatch.setattr(proc, "rss_kib", lambda _: made.rss_kib)
     monkeypatch.setattr(proc, "rollup", made.rollup)
-    monkeypatch.setattr(events, "read", lambda _: dict(made.events))
+    monkeypatch.setattr(event_counters, "read", lambda _: dict(made.events))
     monkeypatch.setattr(sampler.machine, "broadcast_here", lambda: None)
     monkeypatch.setattr(Counters, "world", made, raising=False)
     monkeypatch.setattr(sampler, "Events", Counters)

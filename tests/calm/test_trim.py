@@ -175,7 +175,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         (["x"], "'x' is not a process id"),
         (["0"], "'0' is not a process id"),
         (["12", "--keep", "1X"], "'1X' is not a number of bytes"),
-        (["12", "--keep", "99999999T"], "more than a process can have"),
+        (["12", "--keep", "99999999T"], "is not in the range 0 to 8388607T"),
         (["12", "--timeout", "5"], "not a duration"),
     ],
 )

@@ -268,9 +268,9 @@ def _started(command: tuple[str, ...], stdout: int | None) -> Iterator[subproces
 def _target(words: tuple[str, ...]) -> int | None:
     """The process id, if the words are one; None if they are a command."""
     if len(words) == 1 and words[0].isdecimal():
-        if not 0 < int(words[0]) < 1 << 31:
+        if (pid := options.parse_process_id(words[0])) is None:
             raise CalmError(f"{words[0]} is not a process id", USAGE)
-        return int(words[0])
+        return pid
     return None
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,8 +17,7 @@ import click
 from calm.commands.export.otlp import Pusher
 from calm.commands.export.reader import BusyError, Reader, Snapshot
 from calm.commands.export.textfile import Textfile
-from calm.commands.top import sampler
-from calm.core import options, proc
+from calm.core import options, proc, processes
 from calm.core.errors import FAILED, CalmError
 
 if TYPE_CHECKING:
@@ -129,14 +128,6 @@ def _run(
             return received.si_signo
 
 
-def _chosen(pids: Sequence[int], name: str | None) -> Callable[[], Iterable[int]]:
-    if pids:
-        for pid in pids:
-            proc.check(pid)
-        return sampler.chosen_by_pid(pids)
-    return sampler.chosen_by_name(name) if name is not None else proc.pids
-
-
 def _report_first(reader: Reader, pids: Sequence[int], name: str | None) -> dict[int, str]:
     """Reads once, and reports what the user would otherwise miss. Returns the names of the processes."""
     first = reader.read()
@@ -174,13 +165,7 @@ Examples:
     callback=options.process_ids,
     shell_complete=options.complete_process_ids,
 )
-@click.option(
-    "--command",
-    "name",
-    metavar="NAME",
-    shell_complete=options.complete_names,
-    help="Only processes of this name; * and ? match any characters.",
-)
+@options.command_name()
 @click.option(
     "--listen",
     type=_Listen(),
@@ -234,8 +219,7 @@ def command(
         listen = listen or (ADDRESS, PORT)
     if listen or textfile_path:
         _need_prometheus_client()
-    pids = tuple(dict.fromkeys(pids))
-    choose = _chosen(pids, name)
+    choose = processes.chosen(pids, name)
     with contextlib.ExitStack() as stack:
         reader = Reader(choose, every=not pids and name is None, shootdowns=not no_shootdowns)
         stack.callback(reader.close)

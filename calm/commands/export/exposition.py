@@ -35,6 +35,7 @@ _KINDS: dict[Kind, Any] = {
 }
 _TEXT = "text/plain; charset=utf-8"
 MAX_CONNECTIONS = 16
+"""That send a request or take an answer, and again so many that wait for a scrape."""
 # A client that sends or takes nothing for so long is disconnected.
 _IDLE_S = 10.0
 
@@ -87,7 +88,10 @@ def text(snapshot: Snapshot) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves /metrics. Each connection has a thread; beyond a number of them, the oldest one is closed."""
+    """Serves /metrics. Each connection has a thread; beyond a number of them, the oldest one is closed.
+
+    One that waits for a scrape is kept: it would be the oldest one whenever many clients come at once.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -96,6 +100,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, address: str, port: int, reader: Reader) -> None:
         self.reader = reader
         self._open: dict[int, socket.socket] = {}
+        self._scraping = 0
         self._open_lock = threading.Lock()
         self.address_family = _family_of(address, port)
         try:
@@ -121,12 +126,25 @@ class Server(ThreadingHTTPServer):
         request.settimeout(_IDLE_S)
         with self._open_lock:
             self._open[id(request)] = request
-            oldest = next(iter(self._open.values())) if len(self._open) > MAX_CONNECTIONS else None
-            if oldest is not None:
-                del self._open[id(oldest)]
+            while len(self._open) > MAX_CONNECTIONS:
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
+                    self._open.pop(next(iter(self._open))).shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
+
+    @contextlib.contextmanager
+    def scraping(self, request: socket.socket) -> Iterator[None]:
+        """While a connection waits for a scrape. Raises BusyError where too many do."""
+        with self._open_lock:
+            if self._scraping >= MAX_CONNECTIONS:
+                raise BusyError
+            self._scraping += 1
+            self._open.pop(id(request), None)
+        try:
+            yield
+        finally:
+            with self._open_lock:
+                self._scraping -= 1
+                self._open[id(request)] = request
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
         with self._open_lock:
@@ -165,11 +183,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, _TEXT, f"{status.phrase}\n".encode())
 
     def _serve_metrics(self) -> None:
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         try:
-            body = encode(_registry(self.server.reader.read()))
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # a version that is not one
+            encode, content_type = choose_encoder("")
+        try:
+            with self.server.scraping(self.connection):
+                body = encode(_registry(self.server.reader.read()))
         except BusyError:
-            message = b"another scrape is still under way\n"
+            message = b"other scrapes are still under way\n"
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, message)
             return
         self._answer(HTTPStatus.OK, content_type, body)

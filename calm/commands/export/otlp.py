@@ -182,7 +182,7 @@ class Pusher:
             why = (reason.strerror if isinstance(reason, OSError) else "") or str(reason)
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
-        self._fail(why, int(after) if after.isdecimal() else 0)
+        self._fail(why, int(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0)
 
     def _fail(self, why: str, after_s: int) -> None:
         self._failures["otlp_failures"] += 1
@@ -206,7 +206,7 @@ def _rejection(answer: bytes) -> str:
     try:
         partial = json.loads(answer)["partialSuccess"]
         count, why = int(partial.get("rejectedDataPoints", 0)), str(partial.get("errorMessage", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return ""
     return f"{count} data points: {_line(why)}" if count else ""
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from calm.commands.export.metrics import GOVERNS, LIBRARIES, PTLBMALLOC2, Library, Number, Process
-from calm.commands.top import events, sampler
-from calm.commands.top.events import SHOOTDOWNS, Counting, Events
-from calm.core import counters, machine, proc
+from calm.core import counters, event_counters, machine, proc
 from calm.core.counters import Table
+from calm.core.event_counters import SHOOTDOWNS, Counting, Events
 
 MAX_PROCESSES = 1000
 """Bounds the number of series, and the time of a scrape."""
@@ -78,6 +77,8 @@ class Reader:
         broadcast = machine.broadcast_here()
         self._events = Events((SHOOTDOWNS,) if shootdowns and not (broadcast and broadcast.always) else ())
         self._lock = threading.Lock()
+        self._latest: Snapshot | None = None
+        self._latest_begin = 0.0
         self.failures: Counter[str] = Counter()
         """Of the exporter's outputs: for its own metrics."""
         self._scrapes = 0
@@ -91,11 +92,15 @@ class Reader:
         self._events.close()
 
     def read(self) -> Snapshot:
-        """One scrape. May be called by several threads. Raises BusyError."""
+        """One scrape. Several threads may call it; those that wait share the next one. Raises BusyError."""
+        called = time.monotonic()
         if not self._lock.acquire(timeout=_PATIENCE_S):
             raise BusyError
         try:
-            return self._read_all()
+            if self._latest is None or self._latest_begin < called:
+                self._latest_begin = time.monotonic()
+                self._latest = self._read_all()
+            return self._latest
         finally:
             self._lock.release()
 
@@ -216,7 +221,7 @@ class Reader:
                     continue
                 values = table.values(read)
                 if table.library == PTLBMALLOC2 and "state" in values:
-                    values[GOVERNS] = int(sampler.STATES.get(values["state"]) == "governs")
+                    values[GOVERNS] = int(counters.STATES.get(values["state"]) == "governs")
                 if values:
                     found[table.library] = Library(_printable(table.release), values)
         if not found:
@@ -239,7 +244,7 @@ class Reader:
             known.was_counting_tried = True
             known.counting, _ = self._events.attach(stat.pid)
         if known.counting is not None:
-            found[SHOOTDOWNS] = events.read(known.counting).get(SHOOTDOWNS, 0)
+            found[SHOOTDOWNS] = event_counters.read(known.counting).get(SHOOTDOWNS, 0)
         return found
 
     def _stop_counting(self, known: _Known) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -17,22 +16,6 @@ from calm.core import environment, options, report
 from calm.core.errors import INTERRUPTED, USAGE, CalmError
 from calm.core.measure import signal_name
 from calm.core.options import Output
-
-_MEAN = re.compile(r"(\d+)([kKmMgG]?)")
-_MAX_MEAN = 1 << 30
-
-
-class Bytes(click.ParamType):  # type: ignore[type-arg]
-    """A size as libcalmalloc's options take it: 512k, 1m."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        found = _MEAN.fullmatch(value)
-        size = int(found[1]) << 10 * " kmg".index(found[2].lower() or " ") if found else 0
-        if not 1 <= size <= _MAX_MEAN:
-            self.fail(f"{value!r} is not a number of bytes from 1 to 1g; k, m or g may follow.", param, ctx)
-        return size
 
 
 @dataclass(frozen=True)
@@ -140,7 +123,10 @@ Examples:
     at_most="720h",
 )
 @click.option(
-    "--every", type=Bytes(), metavar="BYTES", help="Average number of bytes between samples. Default: 512k."
+    "--every",
+    type=options.Size("1", "1G"),
+    metavar="BYTES",
+    help="Average number of bytes between samples. Default: 512k.",
 )
 @options.duration(
     "--each",

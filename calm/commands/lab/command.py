@@ -174,16 +174,6 @@ def environment_of(assignments: Sequence[str], inherited: Mapping[str, str]) -> 
     return environment
 
 
-def _memory(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Bytes of an amount such as 4G or 512M."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)([MG])i?B?", text, re.IGNORECASE)
-    if not found or not int(found[1]):
-        raise click.BadParameter(f"{text!r} is not an amount such as 4G or 512M")
-    return int(found[1]) << (20 if found[2].upper() == "M" else 30)
-
-
 def _check_pin(pin: str, cpus: int) -> None:
     ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in pin.split(",")]
     if not all(each and int(each[1]) <= int(each[2] or each[1]) < cpus for each in ranges):
@@ -255,7 +245,7 @@ Examples:
 @click.option(
     "--memory",
     metavar="SIZE",
-    callback=_memory,
+    type=options.Size("1M"),
     help="Memory of the guest: 4G, 512M.  [default: what fits]",
 )
 @options.timeout("10min", "End a run that takes longer; it has failed.")

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from calm.commands.top import sampler, view
 from calm.commands.top.sampler import Sampler, Snapshot
-from calm.core import documents, options, proc
+from calm.core import documents, options, processes
 from calm.core.errors import CalmError
 from calm.core.options import Output
 
@@ -160,19 +159,6 @@ def _show(watch: _Watch, output: Output, alone: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _processes(pids: Sequence[int], name: str | None) -> Callable[[], Sequence[int]]:
-    if pids:
-        for pid in pids:
-            proc.check(pid)
-        return sampler.chosen_by_pid(pids)
-    if name is not None:
-        choose = sampler.chosen_by_name(name)
-        if not choose():
-            raise CalmError(f"there is no process called {name!r}")
-        return choose
-    return proc.pids
-
-
 @click.command(
     "top",
     epilog="""\b
@@ -200,13 +186,7 @@ Examples:
     metavar="PID,…",
     help="Only these processes.",
 )
-@click.option(
-    "--command",
-    "name",
-    metavar="NAME",
-    shell_complete=options.complete_names,
-    help="Only processes of this name; * and ? match any characters.",
-)
+@options.command_name()
 @options.duration(
     "-d", "--delay", default="1s", at_least="50ms", at_most="1h", text="The interval between two samples."
 )
@@ -244,7 +224,9 @@ def command(
         raise click.UsageError("--command and process ids exclude each other")
     if output.json_path and output.json_path.isdecimal():
         raise click.UsageError(f"--json {output.json_path}: is a file here; process ids go before --json")
-    choose = _processes(pids, name)
+    choose = processes.chosen(pids, name)
+    if name is not None and not choose():
+        raise CalmError(f"there is no process called {name!r}")
     state = view.State(sort=sort, detail=pids[0] if len(pids) == 1 else None)
     path = output.json_path
     with contextlib.ExitStack() as stack:

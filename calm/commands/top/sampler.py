@@ -1,7 +1,5 @@
 """Samples processes each interval, and computes rates from two samples."""
 
-import fnmatch
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from calm.commands.top import events
-from calm.commands.top.events import RECEIVED, SHOOTDOWNS, Counting, Events
-from calm.core import counters, machine, proc
+from calm.core import counters, event_counters, machine, proc
 from calm.core import proc_maps as mapped
 from calm.core.documents import Document
+from calm.core.event_counters import RECEIVED, SHOOTDOWNS, Counting, Events
 from calm.core.measure import SYSCALLS
 
 # The share of the time for what is costly: smaps_rollup, and the search for the libraries' counters.
@@ -21,7 +18,6 @@ _SHARE = 0.02
 # Of all processes, the busiest ones have their shootdowns and calls counted: so many at a time.
 MAX_COUNTED = 20
 _SEARCH_AGAIN_S = 5.0
-STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 
 
 class Library(NamedTuple):
@@ -219,7 +215,7 @@ class Sampler:
             uncounted = "not among the busiest processes" if self._every else "counted from now on"
             row.reasons |= dict.fromkeys((SHOOTDOWNS, RECEIVED, "calls"), known.why_not_counted or uncounted)
             return
-        counted = events.read(known.counting)
+        counted = event_counters.read(known.counting)
         elapsed = max(now - known.counted_at, 1e-9)
         rates = {name: _rate(value - known.counted[name], elapsed) for name, value in counted.items()}
         known.counted, known.counted_at = counted, now
@@ -307,7 +303,7 @@ class Sampler:
             if process.counting is None:
                 process.counting, process.why_not_counted = self._events.attach(pid)
                 if process.counting is not None:
-                    process.counted = events.read(process.counting)
+                    process.counted = event_counters.read(process.counting)
                     process.counted_at = time.monotonic()
 
 
@@ -318,7 +314,7 @@ def summarize(
     if (names := LIBRARIES.get(library)) is None:
         return
     if library == "ptlbmalloc2" and (state := now.get("state", 0)) != 1:
-        row.allocator = f"glibc ({library} {STATES.get(state)})"
+        row.allocator = f"glibc ({library} {counters.STATES.get(state)})"
     row.retained_bytes, row.limit_bytes = now.get(names.retained), now.get(names.limit)
     if before is not None and before.keys() & now.keys() >= {*names.purges, names.purged}:
         row.purges = _rate(max(0, sum(now[name] - before[name] for name in names.purges)), elapsed)
@@ -340,25 +336,3 @@ def _percent_so_far(stat: proc.Stat) -> float:
     """CPU time per time since the process began."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_ticks / proc.TICKS
     return 100 * (stat.user_s + stat.system_s) / max(age, 1.0)
-
-
-def chosen_by_pid(pids: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """Those that have these numbers now, and none that gets one later."""
-    first = {pid: stat.started_ticks for pid in pids if (stat := proc.stat_or_none(pid))}
-
-    def choose() -> Sequence[int]:
-        stats = [stat for pid in first if (stat := proc.stat_or_none(pid))]
-        return [stat.pid for stat in stats if stat.started_ticks == first[stat.pid]]
-
-    return choose
-
-
-def chosen_by_name(pattern: str) -> Callable[[], Sequence[int]]:
-    """All with this name, or whose program's file has it; `*` and `?` match any characters."""
-
-    def choose() -> Sequence[int]:
-        stats = [stat for pid in proc.pids() if pid != os.getpid() and (stat := proc.stat_or_none(pid))]
-        names = {stat.pid: (stat.name, _command(stat)[0].rsplit("/", 1)[-1]) for stat in stats}
-        return [pid for pid, both in names.items() if fnmatch.filter(both, pattern)]
-
-    return choose

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from calm.commands.top.sampler import LIBRARIES, STATES, Row, Snapshot
-from calm.core import report
+from calm.commands.top.sampler import LIBRARIES, Row, Snapshot
+from calm.core import counters, report
 
 HISTORY = 600
 _BARS = "▁▂▃▄▅▆▇█"
@@ -269,7 +269,7 @@ _BYTES = {"footprint", "in_use", "retained", "retained_limit", "cached", "dirtie
 def counter(name: str, value: int) -> str:
     """A library's counter in its unit."""
     if name == "state":
-        return STATES.get(value, str(value))
+        return counters.STATES.get(value, str(value))
     if name == "policy":
         return ("adaptive", "paper")[value] if value < 2 else str(value)
     if name in _BYTES or name.endswith("_bytes") or name.startswith("bytes_"):
