@@ -11,11 +11,11 @@ static double measure_fault_ns(void) {
     if (memory == NULL || !os_commit(memory, FAULT_PAGES * page)) {
         return 1000;
     }
-    uint64_t start = clock_now_ns();
+    uint64_t start = clock_thread_ns();
     for (size_t i = 0; i < FAULT_PAGES; i++) {
         *(volatile char *)(memory + i * page) = 1;
     }
-    uint64_t end = clock_now_ns();
+    uint64_t end = clock_thread_ns();
     os_release(memory, FAULT_PAGES * page);
     return (double)(end - start) / FAULT_PAGES;
 }

@@ -10,8 +10,10 @@
 /* At work is a program that used this part of a CPU, within so many windows. */
 #define CPUS_AT_WORK (1.0 / 16)
 #define RESTS        4
-/* A page given back costs so much, until it has been measured. */
-#define PURGE_NS 500.0
+/* What purging a page is taken to cost, with the weight of so many measured pages: a measurement that was
+ * wrong is outweighed once it has faded, also where it kept anything more from being purged. */
+#define PURGE_NS    500.0
+#define PRIOR_PAGES 1024.0
 
 static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
@@ -57,8 +59,8 @@ static void remember(struct demand *demand, struct demand_past past) {
 }
 
 static double price_of_page(const struct demand *demand, double fault_ns) {
-    double purge_ns = demand->purged_pages > 0 ? demand->purge_ns / demand->purged_pages : PURGE_NS;
-    return purge_ns + fault_ns;
+    double purge_ns = demand->purge_ns + PRIOR_PAGES * PURGE_NS;
+    return purge_ns / (demand->purged_pages + PRIOR_PAGES) + fault_ns;
 }
 
 static unsigned choose_period(const struct demand *demand, double page_ns, double budget_ns) {

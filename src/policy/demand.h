@@ -38,7 +38,7 @@ struct demand_window {
     size_t min_free;     /* lowest number of free resident pages, plus all pages given back since the start */
     size_t purged_pages; /* given back */
     size_t faulted_pages; /* taken into use while not resident */
-    double purge_ns;      /* time spent giving back */
+    double purge_ns;      /* CPU time spent giving back */
 };
 
 struct demand_price {

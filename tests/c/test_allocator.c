@@ -548,6 +548,7 @@ int main(int argc, char **argv) {
     if (!is_offloaded()) { /* whose threads wait for each other by the time, too */
         clock_stop();
         clock_set_step(1000); /* whatever is measured takes some time */
+        clock_set_cpu_step(1000);
     }
     run();
     check_empty();

@@ -28,6 +28,7 @@ static _Atomic(uint64_t) now_ns;
 static _Atomic(uint64_t) process_ns;
 static _Atomic(uint64_t) thread_ns;
 static _Atomic(uint64_t) step_ns;
+static _Atomic(uint64_t) cpu_step_ns;
 static _Atomic(uint64_t) readings;
 
 /* A thread in futex_wait. The slot is its own from `used` on, its other fields under the lock. */
@@ -130,7 +131,7 @@ int __wrap_clock_read(clockid_t clock, struct timespec *time) {
     } else if (clock == CLOCK_PROCESS_CPUTIME_ID) {
         set_time(time, atomic_load(&process_ns));
     } else if (clock == CLOCK_THREAD_CPUTIME_ID) {
-        set_time(time, atomic_load(&thread_ns));
+        set_time(time, atomic_fetch_add(&thread_ns, atomic_load(&cpu_step_ns)));
     } else {
         return __real_clock_read(clock, time);
     }
@@ -164,6 +165,10 @@ void clock_use_cpu(uint64_t by_process_ns, uint64_t by_thread_ns) {
 
 void clock_set_step(uint64_t ns) {
     atomic_store(&step_ns, ns);
+}
+
+void clock_set_cpu_step(uint64_t ns) {
+    atomic_store(&cpu_step_ns, ns);
 }
 
 uint64_t clock_readings(void) {

@@ -26,6 +26,9 @@ void clock_use_cpu(uint64_t process_ns, uint64_t thread_ns);
 /* Each reading of a monotonic clock moves it by so much; ends no wait. */
 void clock_set_step(uint64_t ns);
 
+/* The same of the thread's CPU clock. */
+void clock_set_cpu_step(uint64_t ns);
+
 /* Readings of a monotonic clock since clock_stop(). */
 uint64_t clock_readings(void);
 

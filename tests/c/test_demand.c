@@ -102,6 +102,22 @@ static void test_forgets(void) {
     CHECK(windows > DEMAND_WINDOWS / 4);
 }
 
+/* A purge that was measured to cost a thousand times too much makes a long period, in which nothing is purged
+ * that would show what it costs; yet it does not last. */
+static void test_forgets_a_wrong_price(void) {
+    start();
+    struct demand_window last = window(1000);
+    last.purged_pages = 1000;
+    last.purge_ns = 5e8;
+    pass(last, 1);
+    size_t teeth = 0;
+    for (; teeth < 3 || demand_period(&demand) > 2; teeth++) {
+        tooth(1000, 9);
+        CHECK(teeth != 2 || demand_period(&demand) > 10);
+        CHECK(teeth < DEMAND_WINDOWS);
+    }
+}
+
 /* Nothing may cost anything: all is kept for as long as can be. */
 static void test_no_share(void) {
     start();
@@ -253,6 +269,7 @@ int main(void) {
     test_pays_for_gaps();
     test_growth_is_no_gap();
     test_forgets();
+    test_forgets_a_wrong_price();
     test_no_share();
     test_long_windows();
     test_unused_pages();

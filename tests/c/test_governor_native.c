@@ -369,6 +369,17 @@ static void test_trim(void) {
     check_heap();
 }
 
+/* The price of a purge is the CPU time of its thread: others that run in between do not make it dearer. */
+static void test_preempted_purge(void) {
+    clock_set_cpu_step(0);
+    for (size_t number = 0; number < steps / 4; number++) {
+        step(number);
+    }
+    free_all();
+    CHECK(calm_trim(0) > 0);
+    CHECK_EQUAL(calm_governor.counts.purge_ns, 0);
+}
+
 /* What nobody touches is gone after a window or two of looks, though it is within the bound. */
 static void test_unused_goes(void) {
     void *kept = obtain(8 * MIB);
@@ -1567,6 +1578,7 @@ int main(void) {
     random_state = check_seed(88172645463325252U);
     clock_stop();
     clock_set_step(1000); /* whatever is measured takes some time */
+    clock_set_cpu_step(1000);
     in_child(test_helper);
     if (WATCHES_THREADS) {
         return 0;
@@ -1597,6 +1609,7 @@ int main(void) {
     in_child(test_all_locked);
     in_child(test_unlocked_later);
     in_child(test_trim);
+    in_child(test_preempted_purge);
     in_child(test_unused_goes);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);

@@ -204,7 +204,9 @@ METRICS: tuple[Metric, ...] = (
         "Address ranges that the kernel refused to purge.",
         _of_both("purge_failures", "failed_purges"),
     ),
-    Metric("calmalloc.purge.time", "s", _COUNT, "Time spent in purges.", _of_both("purge_ns"), scale=1e-9),
+    Metric(
+        "calmalloc.purge.time", "s", _COUNT, "CPU time spent in purges.", _of_both("purge_ns"), scale=1e-9
+    ),
     Metric(
         "calmalloc.purge.vain_time",
         "s",
