@@ -41,6 +41,7 @@ _MAX_TABLE_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 256
 _MAX_ROWS = 8192
 _MAX_SPAN_BYTES = 1 << 20
+_MAX_FILES = 8192
 MAX_BYTES = 16 << 20
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -273,6 +274,8 @@ class Finder:
             addresses = table_addresses(read, image.start)
             # An image that cannot be read may be unmapped by now, and still be there in other processes.
             if addresses == []:
+                if len(self._without) >= _MAX_FILES:
+                    self._without.clear()
                 self._without.add(key)
             for address in addresses or ():
                 try:

@@ -187,6 +187,16 @@ def writable(_context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
+def _document_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuses a process id: `--json 1234` lacks FILE or PID, and 1234 is hardly meant as FILE."""
+    if value and value.isdecimal():
+        option = parameter.opts[-1]
+        raise click.UsageError(
+            f"{option} {value}: is a number, not a file; process ids go before {option}, or after {option} -"
+        )
+    return writable(context, parameter, value)
+
+
 def document(name: str, text: str) -> Decorator:
     """--name [FILE]; the command's `name_path`, which is '-' without FILE."""
     return click.option(
@@ -195,7 +205,7 @@ def document(name: str, text: str) -> Decorator:
         is_flag=False,
         flag_value="-",
         metavar="[FILE]",
-        callback=writable,
+        callback=_document_file,
         help=text,
     )
 

@@ -45,7 +45,7 @@ def chosen_by_name(pattern: str) -> Callable[[], Sequence[int]]:
 
 
 def chosen(pids: Sequence[int], name: str | None) -> Callable[[], Sequence[int]]:
-    """Those with these numbers, or with this name, or all. Raises CalmError for a number that has no process."""
+    """Those with these numbers, or with this name, or all. Raises CalmError for a number without one."""
     for pid in pids:
         proc.check(pid)
     if pids:

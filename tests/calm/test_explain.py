@@ -1,5 +1,6 @@
 """calm explain: its verdicts on programs whose trouble is known, under each allocator, and bad input."""
 
+import itertools
 import json
 import os
 import random
@@ -303,6 +304,26 @@ def test_a_command(troubled: Path, calm: Calm) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_program_that_becomes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read again; one that does not end to do so is not."""
+    stat, names = proc.stat(os.getpid()), iter("aabccc")
+    monkeypatch.setattr(proc, "stat", lambda _: replace(stat, name=next(names)))
+    assert command.take(os.getpid()).pid == os.getpid()
+    assert list(names) == []
+    names = itertools.cycle("aab")
+    with pytest.raises(CalmError, match="executed another program while it was read"):
+        command.take(os.getpid())
+
+
+def test_a_name_is_no_process_id(calm: Calm) -> None:
+    """Without `--`, the name of a running process is a mistake for its id, and starts nothing."""
+    name = Path("/proc/self/comm").read_text().strip()
+    result = calm("explain", "--for", "10ms", name)
+    assert result.returncode == 2
+    assert f"{name} is not a process id; processes of that name: " in result.stderr
+    assert "To start the program, put `--` before it" in result.stderr
+
+
 def heap(**figures: int) -> Heap:
     names = ("in_use", "cached", "retained", "fragmentation", "metadata")
     found = {name: exact(figures.get(name, 0) * MIB) for name in names}
@@ -353,6 +374,12 @@ def test_blocks_that_replace_free_memory_grow() -> None:
     assert (said.verdict, said.grew) == ("leak_suspected", True)
 
 
+def test_growth_of_blocks_while_rss_falls() -> None:
+    said = rules.explain([pictured(210, in_use=100, retained=110), pictured(200, in_use=150, retained=50)])
+    assert said.summary.startswith("RSS fell by 10.0 MiB to 200.0 MiB.")
+    assert said.evidence[0] == "This part grew by 50.0 MiB, while others shrank."
+
+
 def test_sharing_counts_where_it_is_half() -> None:
     assert rules.explain([pictured(100, shared=60, in_use=90)]).verdict == "shared"
     assert rules.explain([pictured(100, shared=40, in_use=90)]).verdict == "in_use"
@@ -361,6 +388,30 @@ def test_sharing_counts_where_it_is_half() -> None:
 def test_further_causes_are_named() -> None:
     said = rules.explain([pictured(100, in_use=60, fragmentation=30, cached=5)])
     assert [each.verdict for each in said.also] == ["fragmentation"]
+
+
+def test_further_causes_have_a_step_each() -> None:
+    said = rules.explain([pictured(100, in_use=60, retained=30)])
+    assert said.steps[-1] == "malloc_trim(0), called by the program, returns it at once."
+
+
+def test_memory_in_use_leads_to_the_heap_profile() -> None:
+    for allocator in ("glibc", "jemalloc", "mimalloc", "calmalloc"):
+        steps = advice.steps("in_use", replace(heap(), allocator=allocator), 1)
+        assert steps[0].startswith("`calm heap run ")
+
+
+def test_a_process_id_is_no_file(calm: Calm) -> None:
+    result = calm("explain", "--json", str(os.getpid()))
+    assert result.returncode == 2
+    assert f"--json {os.getpid()}: is a number, not a file; process ids go before --json" in result.stderr
+
+
+def test_a_process_that_changes_while_it_is_read_is_an_estimate() -> None:
+    first = pictured(100, in_use=50)
+    first.parts["remainder"] = exact(50 * MIB)
+    said = rules.explain([first, pictured(100, in_use=100)])
+    assert (said.certainty, "differ by 50.0 MiB" in said.why) == ("estimate", True)
 
 
 def test_an_estimate_says_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from calm.commands.explain.model import Heap
 
 _ANY = ""
@@ -24,6 +26,9 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "in_use": {
         "calmalloc": (_PROFILE,),
+        "glibc": (_PROFILE_WITH,),
+        "jemalloc": (_PROFILE_WITH,),
+        "mimalloc": (_PROFILE_WITH,),
         _ANY: (
             "No setting of an allocator changes this: the program must hold less.",
             "`calm explain --for 1min {pid}` shows whether it grows.",
@@ -98,7 +103,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         _ANY: (
             "`pmap -XX {pid}` lists the mappings; `perf trace -p {pid} -e mmap,munmap` shows new ones.",
             "A runtime with a heap of its own (JVM, Go, a JIT compiler) has tools and limits of its own; no"
-            " preloaded allocator changes it.",
+            " preloaded allocator changes it. CPython's is replaced by malloc with PYTHONMALLOC=malloc.",
         ),
     },
     "unknown": {
@@ -107,13 +112,20 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def steps(verdict: str, heap: Heap | None, pid: int) -> tuple[str, ...]:
-    """For a process whose largest heap is this one."""
+def _of(verdict: str, allocator: str) -> tuple[str, ...]:
+    """Those of one allocator alone."""
     found = _STEPS.get(verdict, {})
-    allocator = heap.allocator if heap else _ANY
     if allocator == "ptlbmalloc2" and allocator not in found:
         allocator = "glibc"
-    words = (*(found.get(allocator, ()) if allocator != _ANY else ()), *found.get(_ANY, ()))
+    return found.get(allocator, ()) if allocator != _ANY else ()
+
+
+def steps(verdict: str, heap: Heap | None, pid: int, also: Sequence[str] = ()) -> tuple[str, ...]:
+    """For a process whose largest heap is this one. Each further verdict adds its allocator's first step."""
+    allocator = heap.allocator if heap else _ANY
+    words = (*_of(verdict, allocator), *_STEPS.get(verdict, {}).get(_ANY, ()))
+    for further in also:
+        words += tuple(each for each in _of(further, allocator)[:1] if each not in words)
     if heap and heap.facts.get("arenas") == 1:
         words = tuple(each for each in words if "arena_max" not in each)
     return tuple(each.format(pid=pid) for each in words)

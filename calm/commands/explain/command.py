@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _CLASSES_SHOWN = 8
+_DASHES = "calm.explain.dashes"
+_TRIES = 5
 
 
 class ExplainFigure(msgspec.Struct):
@@ -150,8 +152,19 @@ def document(samples: list[Picture], found: Explanation, interval_s: float) -> E
     )
 
 
+class _ExecutedError(CalmError):
+    """The process executed another program while it was read."""
+
+
 def take(pid: int) -> Picture:
     """One sample. Raises CalmError where there is nothing to read or it may not be read."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_ExecutedError):
+            return _take(pid)
+    return _take(pid)
+
+
+def _take(pid: int) -> Picture:
     try:
         proc.check(pid)
         stat = proc.stat(pid)
@@ -165,7 +178,7 @@ def take(pid: int) -> Picture:
         if now.has_ended:
             raise CalmError(f"process {pid} ended while it was read")
         if now.image != stat.image:
-            raise CalmError(f"process {pid} executed another program while it was read")
+            raise _ExecutedError(f"process {pid} executed another program while it was read")
     except PermissionError as error:
         raise CalmError(
             f"the memory of process {pid} may not be read; root may, and its owner where"
@@ -305,8 +318,28 @@ def _sampled_child(child: subprocess.Popen[bytes], interval_s: float) -> list[_S
     return samples
 
 
+class _Command(click.Command):
+    """Knows whether `--` was given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_DASHES] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+def _check_is_no_name(words: tuple[str, ...]) -> None:
+    """Refuses the name of a running process instead of a process id: that would start the program again."""
+    found = [pid for pid in proc.pids() if (stat := proc.stat_or_none(pid)) and stat.name == words[0]]
+    if len(words) == 1 and found:
+        raise CalmError(
+            f"{words[0]} is not a process id; processes of that name: {', '.join(map(str, found[:8]))}."
+            f" To start the program, put `--` before it",
+            USAGE,
+        )
+
+
 @click.command(
     "explain",
+    cls=_Command,
     context_settings={"allow_interspersed_args": True},
     epilog="\b\nExamples:\n  calm explain 4711\n"
     "  calm explain --for 30s 4711\n  calm explain --for 1min --json out.json -- ./server --port 8080",
@@ -319,7 +352,8 @@ def _sampled_child(child: subprocess.Popen[bytes], interval_s: float) -> list[_S
 )
 @options.output()
 @click.argument("words", nargs=-1, required=True, metavar="PID | -- CMD...", type=click.UNPROCESSED)
-def command(interval: float | None, output: Output, words: tuple[str, ...]) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, interval: float | None, output: Output, words: tuple[str, ...]) -> None:
     """Explain why the memory of a process is what it is.
 
     Divides the resident memory of the process into what the program holds, what its allocator caches, retains
@@ -331,6 +365,8 @@ def command(interval: float | None, output: Output, words: tuple[str, ...]) -> N
     if pid is not None:
         samples = _sampled(pid, interval or 0)
     else:
+        if not ctx.meta[_DASHES]:
+            _check_is_no_name(words)
         interval = interval or 10.0
         with _started(words, sys.stderr.fileno() if output.json_on_stdout else None) as child:
             samples = _sampled_child(child, interval)

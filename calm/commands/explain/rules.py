@@ -28,6 +28,7 @@ SMALL_BYTES = 8 << 20
 GROWN_BYTES, GROWN_SHARE = 1 << 20, 0.01
 """RSS or a part has grown by more than this, and this share of RSS."""
 ALSO_SHARE = 0.15
+MISMATCH_SHARE = 0.05
 _OTHER = ("other", "stacks", "files", "data")
 
 
@@ -216,6 +217,18 @@ def _why(found: Picture, best: Finding) -> str:
     return " ".join(found.notes) or "This allocator's records cannot be read."
 
 
+def _mismatch(samples: Sequence[Picture]) -> int:
+    """By how much the parts miss RSS, where that is too much for a process that does not allocate."""
+    return max(
+        (
+            missing
+            for each in samples
+            if (missing := abs(each.bytes("remainder"))) >= max(SMALL_BYTES, MISMATCH_SHARE * each.rss)
+        ),
+        default=0,
+    )
+
+
 def explain(samples: Sequence[Picture]) -> Explanation:
     """The verdict on one sample, or on the growth from the first of several to the last."""
     first, last = samples[0], samples[-1]
@@ -226,7 +239,8 @@ def explain(samples: Sequence[Picture]) -> Explanation:
     verdict = best.verdict
     if grew:
         verdict = "leak_suspected" if verdict == "in_use" else verdict
-        summary = f"RSS grew by {_size(whole)} to {_size(last.rss)}. {VERDICTS[verdict]}"
+        change = f"fell by {_size(-whole)}" if whole < 0 else f"grew by {_size(whole)}"
+        summary = f"RSS {change} to {_size(last.rss)}. {VERDICTS[verdict]}"
     elif best.bytes < SMALL_BYTES:
         verdict = "small"
         summary = f"RSS is {_size(last.rss)}. {VERDICTS[verdict]}"
@@ -234,7 +248,10 @@ def explain(samples: Sequence[Picture]) -> Explanation:
         summary = f"RSS is {_size(last.rss)}. {VERDICTS[verdict]}"
     evidence = [best.words + "."]
     if grew:
-        evidence.insert(0, f"{_size(best.bytes)} of the growth is of this kind.")
+        if best.bytes > whole:
+            evidence.insert(0, f"This part grew by {_size(best.bytes)}, while others shrank.")
+        else:
+            evidence.insert(0, f"{_size(best.bytes)} of the growth is of this kind.")
     elif len(samples) > 1:
         evidence.append(f"RSS did not grow between the samples ({_size(last.rss - first.rss)}).")
     also = tuple(
@@ -242,13 +259,20 @@ def explain(samples: Sequence[Picture]) -> Explanation:
         for each in ranked[1:]
         if each.bytes >= max(SMALL_BYTES, ALSO_SHARE * abs(whole)) and verdict != "small"
     )
+    certainty, why = best.certainty, _why(last, best)
+    if certainty == "exact" and (missing := _mismatch(samples)):
+        certainty = "estimate"
+        why = (
+            f"The parts and RSS, read one after the other, differ by {_size(missing)}:"
+            " the process changed meanwhile."
+        )
     return Explanation(
         verdict=verdict,
         grew=grew,
         summary=summary,
         evidence=tuple(evidence),
-        certainty=best.certainty,
-        why=_why(last, best),
+        certainty=certainty,
+        why=why,
         also=also,
-        steps=advice.steps(verdict, last.heap, last.pid),
+        steps=advice.steps(verdict, last.heap, last.pid, tuple(each.verdict for each in also)),
     )

@@ -131,7 +131,8 @@ Examples:
 @options.duration(
     "--each",
     "each_s",
-    text="Also write a numbered file for pprof each so often: FILE of --pprof with .1, .2 and so on.",
+    text="Also write a file for pprof at this interval: FILE of --pprof with .1, .2 and so on."
+    " The last profile is FILE.",
     at_least="100ms",
     at_most="720h",
 )

@@ -124,7 +124,8 @@ def _table(console: Console, profile: HeapProfile, kind: SampleType, top: int) -
     report.print_table(console, table)
     if len(found) > top:
         rest = sum(way.stack.values[at] for way in found[top:])
-        console.print(f"and {amount(rest, kind.unit)} of {len(found) - top} more stacks", style="dim")
+        stacks = "stack" if len(found) == top + 1 else "stacks"
+        console.print(f"and {amount(rest, kind.unit)} of {len(found) - top} more {stacks}", style="dim")
 
 
 def _head(profile: HeapProfile) -> str:

@@ -222,8 +222,6 @@ def command(
     pids = list(dict.fromkeys((*arguments, *listed)))
     if pids and name is not None:
         raise click.UsageError("--command and process ids exclude each other")
-    if output.json_path and output.json_path.isdecimal():
-        raise click.UsageError(f"--json {output.json_path}: is a file here; process ids go before --json")
     choose = processes.chosen(pids, name)
     if name is not None and not choose():
         raise CalmError(f"there is no process called {name!r}")

@@ -258,8 +258,8 @@ def detail(row: Row, state: State, width: int) -> list[Text]:
             line("  purged/s", "purged")
     elif row.allocator is not None and "counters" in row.reasons:
         note(f"no counters: {row.reasons['counters']}")
-    for library, counters in row.counters.items():
-        lines += _library(library, counters, width)
+    for library, values in row.counters.items():
+        lines += _library(library, values, width)
     return lines
 
 
