@@ -142,13 +142,34 @@ static inline unsigned long long between(const struct clock *clock, unsigned lon
     return end > begin + clock->cost ? end - begin - clock->cost : 0;
 }
 
+struct instant {
+    unsigned long long ticks;
+    double seconds;
+};
+
+/* Both clocks at once: of several tries the one that was interrupted least. */
+static struct instant instant_now(enum clock_kind kind) {
+    enum { TRIES = 20 };
+    struct instant best = {0, 0};
+    unsigned long long least = ~0ULL;
+    for (unsigned i = 0; i < TRIES; i++) {
+        unsigned long long before = read_clock(kind);
+        double seconds = now_seconds();
+        unsigned long long took = read_clock(kind) - before;
+        if (took < least) {
+            least = took;
+            best = (struct instant){before + took / 2, seconds};
+        }
+    }
+    return best;
+}
+
 /* The histogram is one that is empty, and is emptied again. */
 static struct clock calibrate(enum clock_kind kind, struct histogram *readings) {
     enum { READINGS = 100000 };
     static const double calibration_s = 0.05;
     struct clock clock = {.kind = kind, .ns_per_tick = 1};
-    unsigned long long first = read_clock(kind);
-    double begin = now_seconds();
+    struct instant begin = instant_now(kind);
     for (unsigned i = 0; i < READINGS; i++) {
         unsigned long long before = read_clock(kind);
         unsigned long long after = read_clock(kind);
@@ -157,10 +178,10 @@ static struct clock calibrate(enum clock_kind kind, struct histogram *readings) 
     clock.cost = all_but(readings, 5000);
     memset(readings, 0, sizeof *readings);
     if (kind == CLOCK_COUNTER) {
-        while (now_seconds() < begin + calibration_s) {
+        while (now_seconds() < begin.seconds + calibration_s) {
         }
-        unsigned long long ticks = read_clock(kind) - first;
-        clock.ns_per_tick = (now_seconds() - begin) * 1e9 / (double)ticks;
+        struct instant end = instant_now(kind);
+        clock.ns_per_tick = (end.seconds - begin.seconds) * 1e9 / (double)(end.ticks - begin.ticks);
     }
     return clock;
 }
