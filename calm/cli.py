@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from calm import __version__
-from calm.core.errors import FAILED, INTERRUPTED, PIPE_CLOSED, STATUSES, USAGE, CalmError
+from calm.core.errors import FAILED, INTERRUPTED, PIPE_CLOSED, STATUSES, USAGE, CalmError, without_controls
 
 
 class Listed(NamedTuple):
@@ -156,7 +156,7 @@ def cli() -> None:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"calm: {message}", file=sys.stderr)
+    print(f"calm: {without_controls(message)}", file=sys.stderr)
     return status
 
 

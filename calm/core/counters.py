@@ -83,6 +83,11 @@ class _Term(NamedTuple):
         """Bytes from the first word of a row to the end of its last."""
         return (self.words - 1) * self.stride + self.width
 
+    @property
+    def cost(self) -> int:
+        """Of a row, in bytes: words that overlap are read one by one, too."""
+        return max(self.span, self.words * self.width)
+
 
 def _text(field: bytes) -> str:
     match = _NAME.fullmatch(field)
@@ -148,7 +153,7 @@ class Table:
         for term in self.terms:
             try:
                 rows = _rows(read, term)
-                left -= len(rows) * term.span
+                left -= len(rows) * term.cost
                 if left < 0:
                     raise _UnreadableError
                 value = _value(read, term, rows)

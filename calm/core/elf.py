@@ -5,11 +5,14 @@ pyelftools is imported where a file is read: most of calm's commands end without
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 MAGIC = b"\x7fELF"
 
@@ -27,15 +30,27 @@ class Segment(NamedTuple):
     """In the file; more of the memory may follow, as zeros."""
 
 
+def _opened(path: str | Path) -> BinaryIO:
+    """Without waiting: a pipe may lie where a file that a process has mapped was."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
 @contextmanager
 def opened(path: str | Path) -> Iterator[Any]:
     """A file as an ELFFile of pyelftools. Raises ElfError for any error in the block."""
     try:
-        file = Path(path).open("rb")  # noqa: SIM115
+        file = _opened(path)
     except OSError as error:
         raise ElfError(f"{path}: {error.strerror}") from error
     with file:
-        if not is_elf(path):
+        if not _is_elf(file):
             raise ElfError(f"{path} is not an ELF file")
         from elftools.elf.elffile import ELFFile
 
@@ -46,10 +61,16 @@ def opened(path: str | Path) -> Iterator[Any]:
             raise ElfError(f"{path} is not an intact ELF file: {error}") from error
 
 
+def _is_elf(file: BinaryIO) -> bool:
+    magic = file.read(len(MAGIC))
+    file.seek(0)
+    return magic == MAGIC
+
+
 def is_elf(path: str | Path) -> bool:
     try:
-        with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+        with _opened(path) as file:
+            return _is_elf(file)
     except OSError:
         return False
 

@@ -1,5 +1,9 @@
 """The exit statuses of `calm`, and the exception that ends a command with one of them."""
 
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 FAILED = 1
 USAGE = 2
 WORSE = 3
@@ -20,6 +24,11 @@ STATUSES: dict[str, str] = {
     "128 + N": "Signal N interrupted the command.",
     str(PIPE_CLOSED): "The reader of standard output closed it.",
 }
+
+
+def without_controls(text: str) -> str:
+    """A text with `?` for characters that a terminal would obey: names of other processes may have such."""
+    return _CONTROL.sub("?", text)
 
 
 class CalmError(Exception):

@@ -36,8 +36,11 @@ _MAX_OFFSET = 1 << 16
 _MAX_STACKS = 1 << 20
 _MAX_DEPTH = 1 << 10
 _MAX_ADDRESSES = 1 << 24
+_MAX_TABLE_BYTES = 1 << 27
 _MAX_MEAN = 1 << 40
 _TRIES = 50
+# Of all stacks: few of them change while they are read.
+_MAX_RETRIES = 1 << 12
 _INT64_MAX = (1 << 63) - 1
 # The library ends a profile that is no longer asked for; asked again in a third of this time.
 LEASE_S = 60
@@ -120,6 +123,7 @@ class Snapshot:
 class _Reader:
     def __init__(self, read: Read, layout: _Layout) -> None:
         self._read, self._layout = read, layout
+        self._retries = 0
 
     def _bytes(self, address: int, size: int) -> bytes:
         if (data := self._read(address, size)) is None:
@@ -144,11 +148,16 @@ class _Reader:
             return found
         begin = self._field(layout.stacks, _U64) + layout.stack_bytes
         size = (stacks_end - 1) * layout.stack_bytes
+        if size > _MAX_TABLE_BYTES:
+            return found
         first, second = self._bytes(begin, size), self._bytes(begin, size)
+        self._retries = _MAX_RETRIES
         epoch = self._field(layout.peak_epoch, _U64)
         addresses = memoryview(
             self._bytes(self._field(layout.addresses, _U64), addresses_end * _U64.size)
         ).cast("Q")
+        # Each stack has addresses of its own.
+        left = addresses_end
         for at in range(0, size, layout.stack_bytes):
             end = at + layout.stack_bytes
             stack = self._whole(begin + at, first[at:end], second[at:end])
@@ -156,7 +165,8 @@ class _Reader:
                 found.torn += 1
                 continue
             start, depth = (_U32.unpack_from(stack, offset)[0] for offset in (layout.first, layout.depth))
-            if depth <= layout.max_depth and start + depth <= addresses_end:
+            left -= depth
+            if depth <= layout.max_depth and start + depth <= addresses_end and left >= 0:
                 values = self._values(stack, epoch, now_ns)
                 key = tuple(addresses[start : start + depth])
                 before = found.stacks.get(key)
@@ -171,6 +181,9 @@ class _Reader:
         for _ in range(_TRIES):
             if first == second and _U32.unpack_from(first, self._layout.sequence)[0] % 2 == 0:
                 return first
+            self._retries -= 1
+            if self._retries < 0:
+                break
             size = self._layout.stack_bytes
             first, second = self._bytes(address, size), self._bytes(address, size)
         return None

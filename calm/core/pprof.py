@@ -282,7 +282,7 @@ def encode(profile: HeapProfile) -> bytes:
     for index, frame in enumerate(profile.frames):
         source, _, line = (frame.source or "").rpartition(":")
         function = functions[frame.function, source]
-        where = encoded(1, function) + encoded(2, int(line) if line.isdigit() else 0)
+        where = encoded(1, function) + encoded(2, int(line) if line.isdecimal() else 0)
         parts.append(
             encoded(4, encoded(1, index + 1) + encoded(2, modules[frame.module]) + encoded(4, where))
         )

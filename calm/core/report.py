@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import re
 import shutil
 import stat
 import sys
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
-from calm.core.errors import CalmError
+from calm.core.errors import CalmError, without_controls
 from calm.core.statistics import Ratio
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 # Wide enough for every table, so that a pipe gets one line for each row.
 _WIDTH_OF_A_FILE = 160
 _WIDTH_OF_A_TABLE = 80
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(file: TextIO | None = None, *, soft_wrap: bool = True) -> "Console":
@@ -41,7 +39,7 @@ def console(file: TextIO | None = None, *, soft_wrap: bool = True) -> "Console":
 
         def render_str(self, text: str, **options: Any) -> "Text":  # noqa: ANN401
             # A program's words and a file's labels must not control the terminal.
-            return super().render_str(_CONTROL.sub("?", text), **options)
+            return super().render_str(without_controls(text), **options)
 
     stream = file or sys.stdout
     width = shutil.get_terminal_size((100, 24)).columns if stream.isatty() else _WIDTH_OF_A_FILE
@@ -80,7 +78,7 @@ def print_table(target: "Console", table: "Table") -> None:
 
 def warn(text: str) -> None:
     """Prints a line on standard error, beside the report."""
-    click.echo(f"calm: {text}", err=True)
+    click.echo(f"calm: {without_controls(text)}", err=True)
 
 
 def duration(seconds: float) -> str:

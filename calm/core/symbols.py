@@ -96,7 +96,7 @@ def _read(tool: Sequence[str], path: str, addresses: Iterable[int]) -> dict[int,
             current = found.setdefault(int(first, 16), [])
         elif first:
             name, _, number = next(rest, "").partition(" (disc")[0].rpartition(":")
-            current.append((first, _line(name, int(number) if number.isdigit() else 0)))
+            current.append((first, _line(name, int(number) if number.isdecimal() else 0)))
     return found
 
 

@@ -187,6 +187,7 @@ bool profiling_counts(size_t size) {
     }
     if (!samples_have_room(&samples)) {
         samples_drop(&samples);
+        end_when_due(clock_now_ns());
         return false;
     }
     return true;

@@ -9,6 +9,7 @@
 
 #include "api/profiling.h"
 #include "os/control.h"
+#include "profile/samples.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -297,6 +298,35 @@ static void test_lease(void) {
     CHECK(pthread_join(workers[0], NULL) == 0);
 }
 
+/* Also where there is no room for the block of another sample, as long as the program frees nothing. */
+static void test_lease_without_room(void) {
+    static void *blocks[SAMPLE_BLOCKS_MOST];
+    atomic_store(&stop, false);
+    CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
+    CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)3 << 32 | 1).result, 1);
+    atomic_store(&stop, true);
+    CHECK(pthread_join(workers[0], NULL) == 0);
+    for (size_t i = 0; i < SAMPLE_BLOCKS_MOST; i++) {
+        blocks[i] = calm_malloc(64);
+    }
+    void *last = NULL;
+    for (int i = 0; i < 20000 && atomic_load(&profiling_mean) != 0; i++) {
+        void **next = calm_malloc(64);
+        *next = last;
+        last = next;
+        usleep(1000);
+    }
+    CHECK_EQUAL(atomic_load(&profiling_mean), 0);
+    while (last != NULL) {
+        void *next = *(void **)last;
+        calm_free(last);
+        last = next;
+    }
+    for (size_t i = 0; i < SAMPLE_BLOCKS_MOST; i++) {
+        calm_free(blocks[i]);
+    }
+}
+
 /* After the library's own, which writes the profile that test_results has chosen. */
 __attribute__((destructor(101))) static void remove_profile(void) {
     char name[64];
@@ -320,6 +350,7 @@ int main(int count, char **arguments) {
     CHECK_EQUAL(now.bytes, sizeof now);
     test_results();
     test_lease();
+    test_lease_without_room();
     test_requests(false, rounds);
     struct sigaction action = {.sa_handler = handle, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);

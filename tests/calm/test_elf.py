@@ -1,5 +1,6 @@
 """ELF files: what is read of them, and files that are none."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -84,3 +85,11 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(elf.ElfError, match="Is a directory"):
         elf.segments(tmp_path)
     assert not elf.is_elf(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """As where a hostile process has put one in the place of a file that it has mapped."""
+    os.mkfifo(tmp_path / "pipe")
+    assert not elf.is_elf(tmp_path / "pipe")
+    with pytest.raises(elf.ElfError, match="not a regular file"):
+        elf.segments(tmp_path / "pipe")

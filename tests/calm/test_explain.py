@@ -5,10 +5,12 @@ import json
 import os
 import random
 import signal
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from calm_helpers import Calm
 from explain_helpers import (
@@ -162,6 +164,38 @@ def test_damaged_memory(troubled: Path, allocator: str) -> None:
                 taken = picture.picture(damaged(process, flip), READERS)
             assert sum(part.bytes for part in taken.parts.values()) == taken.rss
             assert rules.explain([taken]).verdict in rules.VERDICTS
+
+
+def test_descriptors_that_overlap(troubled: Path) -> None:
+    """As a hostile process may have them: as many slabs as fit, each of the same pages."""
+    if not available("calmalloc"):
+        pytest.skip("calmalloc is not built")
+    with running(troubled, "fragmentation", "calmalloc") as found, sample(found.pid) as process:
+        (table,) = calmalloc.tables(process)
+        layout = calmalloc._layout(process, table.blocks)
+        spans = calmalloc._spans(process, layout)
+        slabs = spans[spans["state"] == layout.slab]
+        many = np.repeat(slabs[:1], 200_000)
+        many["pages"] = 1 << 10
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calmalloc, "_spans", lambda *_: many)
+            tracemalloc.start()
+            blocks = calmalloc._blocks(process, layout)
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    assert int(blocks.pages.sum()) % 200_000 == 0
+    assert most < 64 << 20
+
+
+def test_a_huge_reservation(troubled: Path) -> None:
+    """Of terabytes it is not asked page by page what is resident."""
+    with running(troubled, "mappings") as found, sample(found.pid) as process:
+        assert process.present(0, 1 << 44) is None
+        assert process.resident(0, 1 << 44) is None
+        pages = 0
+        while (part := process.present(0, 1 << 35)) is not None:
+            pages += len(part)
+            assert pages <= 1 << 30
 
 
 def test_a_process_that_ends_while_it_is_read(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

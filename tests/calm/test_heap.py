@@ -354,13 +354,57 @@ def test_other_layout(program: Path, change: tuple[int, bytes], message: str) ->
             heap_live._layout(changed, table.samples)
 
 
+_LAYOUT = heap_live._Layout(
+    *(0x1000, 0x2000, 0x2008, 1024, 64, 100),
+    *(0, 8, 16, 20, 24, 32, 40, 48),
+    *(96, 0, 4, 8, 24, 40, 56, 72, 80, 88),
+)
+
+
+def test_samples_that_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hostile process: what is read and kept is bounded, whatever the numbers say."""
+
+    def snapshot(sequence: int, layout: heap_live._Layout) -> tuple[heap_live.Snapshot, int, int]:
+        reads = size_read = 0
+
+        def read(address: int, size: int) -> bytes | None:
+            nonlocal reads, size_read
+            reads, size_read = reads + 1, size_read + size
+            if address == 0x1000 + layout.stacks_end:
+                return struct.pack("<I", layout.max_stacks)
+            if address == 0x1000 + layout.addresses_end:
+                return struct.pack("<I", 1 << 12)
+            if size % layout.stack_bytes == 0:
+                stack = struct.pack("<III", sequence, 0, layout.max_depth).ljust(layout.stack_bytes, b"\0")
+                return stack * (size // layout.stack_bytes)
+            if size == 8 << 12:
+                return struct.pack("<4096Q", *range(4096))
+            return bytes(size)
+
+        return heap_live._Reader(read, layout).snapshot(1005), reads, size_read
+
+    many = _LAYOUT._replace(max_stacks=1 << 16, max_depth=1 << 10)
+    found, reads, _ = snapshot(1, many)
+    assert found.torn == (1 << 16) - 1
+    assert reads < 10_000
+    kept = 0
+
+    def counted(*_: object) -> list[int]:
+        nonlocal kept
+        kept += 1
+        return [0] * 8
+
+    monkeypatch.setattr(heap_live._Reader, "_values", counted)
+    snapshot(2, many)
+    assert kept == 4, "stacks have addresses of their own"
+    found, _, size_read = snapshot(2, many._replace(max_stacks=1 << 20, stack_bytes=1 << 16))
+    assert found.stacks == {}
+    assert size_read < 100
+
+
 def test_torn() -> None:
     """A stack that is being changed is read again, and dropped if that goes on."""
-    layout = heap_live._Layout(
-        *(0x1000, 0x2000, 0x2008, 1024, 64, 100),
-        *(0, 8, 16, 20, 24, 32, 40, 48),
-        *(96, 0, 4, 8, 24, 40, 56, 72, 80, 88),
-    )
+    layout = _LAYOUT
     memory = {
         0x2000: struct.pack("<QQ", 4096, 4096),
         0x1000: struct.pack("<QQIIQQQQ", 0x3000, 0x4000, 3, 4, 0, 7, 5, 9),
@@ -781,3 +825,16 @@ def test_functions_without_tools(program: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     gone = Place("/missing/program", 16)
     assert places.frames([gone])[0][gone] == (Frame("program+0x10", "program"),)
+
+
+def test_a_line_that_is_no_decimal_number() -> None:
+    """In a document of another's: "²" is a digit, and no number."""
+    profile = HeapProfile(
+        command=[],
+        types=[SampleType("a", "count")],
+        frames=[Frame("f", "m", source="f.c:²")],
+        stacks=[HeapStack((0,), [1])],
+        default_type="a",
+    )
+    assert '"file":"m"' in formats.speedscope(profile, "a")
+    assert pprof.encode(profile)

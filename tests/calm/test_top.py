@@ -232,6 +232,7 @@ HOSTILE = {
     "rows-address": "table.one.rows = (void *)0xdead000;",
     "much": "static uint32_t rows = 8000; table.one.rows = &rows; table.one.count = 1000; "
     "table.one.stride = 1000;",
+    "much-at-one-place": "static uint32_t rows = 8000; table.one.rows = &rows; table.one.count = 65535;",
     "less": "table.one.less = (void *)0xdead000;",
     "present": "static uint32_t rows = 5; table.one.rows = &rows; table.one.present = (void *)0xdead000;",
     "present-bytes": "static uint32_t rows = 5; table.one.rows = &rows; word = 0xdead000; "
@@ -273,6 +274,20 @@ def impostor(build: Callable[..., Path], name: str, change: str) -> Path:
 def test_a_table_of_another_library_is_read(build: Callable[..., Path], start: Start) -> None:
     process, _, _ = start(impostor(build, "good", ""))
     assert tables_of(process.pid) == {"impostor": {"figure": 42}}
+
+
+def test_a_release_does_not_control_the_terminal(
+    build: Callable[..., Path],
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a process says of itself comes to the terminal by a message about it, too."""
+    process, _, _ = start(impostor(build, "escape", 'memcpy(table.head.release, "\\033[2J1.0", 8);'))
+    monkeypatch.setattr(sys, "argv", ["calm", "heap", "run", "--pid", str(process.pid)])
+    with pytest.raises(SystemExit):
+        main()
+    assert " runs impostor ?[2J1.0, which has no heap profile" in capsys.readouterr().err
 
 
 def test_a_table_that_is_not_ready_is_looked_at_again(build: Callable[..., Path], start: Start) -> None:

@@ -156,15 +156,17 @@ def _blocks(process: Process, layout: _Layout) -> _Blocks:
     pages = slabs["pages"].astype(np.int64)
     live = np.zeros(count, np.int64)
     if len(slabs):
-        # The pages of all slabs, each with its class.
-        within = np.arange(int(pages.sum())) - np.repeat(np.cumsum(pages) - pages, pages)
-        page = np.repeat(slabs["page"].astype(np.int64), pages) + within
-        first, last = int(page.min()), int(page.max())
+        begins = slabs["page"].astype(np.int64)
+        ends = begins + pages
+        first, last = int(begins.min()), int(ends.max())
         if (last - first) * 2 > MAX_BYTES:
             raise _UnreadableError
-        users = _array(process, _word(process, layout.pages) + 2 * first, last - first + 1, np.dtype("<u2"))
-        held = (users[page - first] & layout.page_users) != 0
-        live = np.bincount(np.repeat(number, pages)[held], minlength=count)
+        users = _array(process, _word(process, layout.pages) + 2 * first, last - first, np.dtype("<u2"))
+        # Not a list of all slabs' pages: descriptors that overlap would make it as long as they like.
+        held = np.zeros(last - first + 1, np.uint32)
+        np.cumsum((users & layout.page_users) != 0, out=held[1:])
+        of_slab = held[ends - first] - held[begins - first]
+        live = np.bincount(number, of_slab, minlength=count).astype(np.int64)
     large = spans[spans["state"] == layout.large]
     return _Blocks(
         sizes=sizes,

@@ -156,7 +156,8 @@ class Memory:
             return
         present = self.process.present(start, end)
         if present is None:
-            yield start, end
+            if end - start <= MAX_BYTES:
+                yield start, end
             return
         edges = np.flatnonzero(np.diff(np.concatenate([[False], present, [False]])))
         base = start // _PAGE * _PAGE

@@ -472,7 +472,7 @@ def _mmapped(process: Process, wanted: int, taken: list[tuple[int, int]]) -> lis
             continue
         present = process.present(each.start, each.end)
         if present is None:
-            break
+            continue
         page = each.start
         while page < each.end and wanted > 0:
             rest = present[(page - each.start) // process.page :]

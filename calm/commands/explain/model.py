@@ -130,7 +130,8 @@ class Process(Protocol):
         """Resident bytes of a range, by pagemap; None where that cannot be read."""
 
     def present(self, start: int, end: int) -> Any:  # noqa: ANN401
-        """Whether each page of a range is resident, a numpy array; None where that cannot be read.
+        """Whether each page of a range is resident, a numpy array; None where that cannot be read, or where
+        the range is too large for that.
 
         To read a page that is not resident makes the process wait for its swap, or gives it page tables.
         """

@@ -21,6 +21,8 @@ from calm.core.proc import Mapping
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _PRESENT = np.uint64(1 << 63)
 _PAGEMAP_CHUNK = 1 << 20
+# A program may reserve terabytes of which it uses little, and the kernel takes seconds to look at each.
+_PAGES_AT_ONCE, _MAX_PAGES = 1 << 27, 1 << 29
 _FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -34,6 +36,7 @@ class LiveProcess:
         self._read = read
         self._pagemap = pagemap
         self._left = MAX_BYTES
+        self._pages_left = _MAX_PAGES
 
     def read(self, address: int, size: int) -> bytes | None:
         if not 0 <= size <= self._left or address < 0:
@@ -91,6 +94,9 @@ class LiveProcess:
         if self._pagemap is None:
             return None
         first, last = start // self.page, -(-end // self.page)
+        if last - first > min(_PAGES_AT_ONCE, self._pages_left):
+            return None
+        self._pages_left -= max(0, last - first)
         parts = []
         for at in range(first, last, _PAGEMAP_CHUNK):
             count = min(last - at, _PAGEMAP_CHUNK)

@@ -48,7 +48,7 @@ def speedscope(profile: HeapProfile, name: str | None) -> str:
     frames = []
     for each in profile.frames:
         file, _, line = (each.source or "").rpartition(":")
-        where = {"file": file, "line": int(line)} if file and line.isdigit() else {"file": each.module}
+        where = {"file": file, "line": int(line)} if file and line.isdecimal() else {"file": each.module}
         frames.append({"name": each.function or "?", **where})
     profiles = []
     for at, kind in enumerate(profile.types):
