@@ -595,7 +595,7 @@ static void before_fork(void) {
     atomic_store_explicit(&governor->busy, 0, memory_order_release);
 }
 
-/* Nobody asked the child. */
+/* The request was for the parent. */
 static void after_fork_in_child(void) {
     control_clear(&os_control);
 }

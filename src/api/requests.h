@@ -1,7 +1,7 @@
 /*
  * What another process asks of this one (os/control.h), or asks for by tracing the profile's probes
- * (profile/probes.h): noticed where a thread of the program comes to the
- * heap, which is no fast path, and by the helper or the server.
+ * (profile/probes.h): noticed where a thread of the program enters the heap, which is no fast path, and by
+ * the helper or the server.
  */
 #ifndef CALM_API_REQUESTS_H
 #define CALM_API_REQUESTS_H
@@ -23,7 +23,7 @@ static inline void requests_notice(size_t (*trim)(size_t keep_bytes)) {
     }
 }
 
-/* In a forked child: nobody asked it. */
+/* In a forked child, which drops its parent's requests. */
 void requests_after_fork(void);
 
 #endif

@@ -91,9 +91,9 @@ static size_t take_from_heap(struct governor *governor, uint32_t class, void **b
     uint64_t made = governor->heap.runs.huge_pages_made;
     size_t taken = heap_take_blocks(&governor->heap, class, blocks, count);
     if (governor->heap.runs.huge_pages_made != made && taken > 0) {
-        uint64_t start = clock_thread_ns();
+        struct stopwatch watch = stopwatch_start();
         *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
-        density_note_cost(&governor->density, clock_thread_ns() - start,
+        density_note_cost(&governor->density, stopwatch_ns(&watch),
                           (double)governor->heap.runs.huge_pages * fault_ns(governor));
     }
     heap_leave(governor);

@@ -11,13 +11,13 @@ static double measure_fault_ns(void) {
     if (memory == NULL || !os_commit(memory, FAULT_PAGES * page)) {
         return 1000;
     }
-    uint64_t start = clock_thread_ns();
+    struct stopwatch watch = stopwatch_start();
     for (size_t i = 0; i < FAULT_PAGES; i++) {
         *(volatile char *)(memory + i * page) = 1;
     }
-    uint64_t end = clock_thread_ns();
+    double ns = (double)stopwatch_ns(&watch);
     os_release(memory, FAULT_PAGES * page);
-    return (double)(end - start) / FAULT_PAGES;
+    return ns / FAULT_PAGES;
 }
 
 double fault_ns(struct governor *governor) {

@@ -91,9 +91,9 @@ void *governor_take_large_ready(struct governor *governor, size_t pages, size_t 
     }
     heap_leave(governor);
     if (made > 0 && block != NULL) {
-        uint64_t start = clock_thread_ns();
+        struct stopwatch watch = stopwatch_start();
         *(volatile char *)block = 0; /* the whole huge page comes with it */
-        density_note_cost(&governor->density, clock_thread_ns() - start,
+        density_note_cost(&governor->density, stopwatch_ns(&watch),
                           (double)governor->heap.runs.huge_pages * fault_ns(governor));
     }
     if (base != NULL) {

@@ -8,7 +8,7 @@
 #include "os/probe.h"
 
 /* purge__begin: a purge sets out to give back so many bytes; purge__end: it gave back so many, in so many
- * ranges, and spent so many ns in the kernel. The reason is an enum reason. */
+ * ranges, and took so many ns of CPU time. The reason is an enum reason. */
 PROBE_DECLARE(probe_purge_begin, uint64_t reason, uint64_t bytes);
 PROBE_DECLARE(probe_purge_end, uint64_t reason, uint64_t bytes, uint64_t ranges, uint64_t ns);
 

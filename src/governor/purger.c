@@ -56,7 +56,7 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
     size_t done = 0;
     size_t end = batch->count;
     struct governor_counts counts = {0};
-    uint64_t start = clock_thread_ns();
+    struct stopwatch watch = stopwatch_start();
     while (done < end && batch->count - end < REFUSALS_MOST) {
         struct purge_result result = purge_ranges(batch->ranges + done, end - done);
         done += result.ranges_done;
@@ -69,7 +69,7 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
             counts.failures++;
         }
     }
-    uint64_t spent = clock_thread_ns() - start;
+    uint64_t spent = stopwatch_ns(&watch);
     governor->window_purge_ns += spent;
     heap_enter(governor);
     governor->counts.purge_ns += spent;

@@ -17,7 +17,7 @@
 
 static void look(struct crowd *crowd, uint64_t now_ns) {
     crowd->looked_ns = now_ns;
-    crowd->ran_ns = clock_thread_ns();
+    crowd->ran_ns = clock_read_ns(CLOCK_THREAD_CPUTIME_ID);
     crowd->used_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
     crowd->slept_ns = 0;
 }

@@ -4,6 +4,7 @@
 
 #include "os/filters.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -21,9 +22,21 @@ static inline uint64_t clock_now_ns(void) {
     return clock_read_ns(CLOCK_MONOTONIC);
 }
 
-/* What the thread has run, and nothing that ran in between, unless a filter may forbid the system call. */
-static inline uint64_t clock_thread_ns(void) {
-    return clock_read_ns(filters_now() == FILTERS_ADDED ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID);
+/* Measures the CPU time of the calling thread; elapsed time where a filter may forbid the system call. */
+struct stopwatch {
+    clockid_t clock;
+    uint64_t start_ns;
+};
+
+static inline struct stopwatch stopwatch_start(void) {
+    clockid_t clock = filters_now() == FILTERS_ADDED ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+    return (struct stopwatch){clock, clock_read_ns(clock)};
+}
+
+/* Since the start, on the thread that started it. 0 if another thread has added a filter since. */
+static inline uint64_t stopwatch_ns(const struct stopwatch *watch) {
+    bool may_read = watch->clock == CLOCK_MONOTONIC || filters_now() != FILTERS_ADDED;
+    return may_read ? clock_read_ns(watch->clock) - watch->start_ns : 0;
 }
 
 /* To a few milliseconds, for a quarter of the price. */

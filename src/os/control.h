@@ -15,7 +15,7 @@
  *   nothing happens before `asked` is whole. Of two askers at once, the one that wrote the ticket last is
  *   served, and the other one waits in vain: its number never is `done`. Whatever is read is one of the
  *   requests below or refused, so that a mixture of two does no harm.
- * - After fork, the child's block is cleared by control_clear: nobody asked the child.
+ * - After fork, the child drops its parent's request by control_clear.
  *
  * An asker writes through the descriptor that it has read the library's table with, which never refers to
  * another process, and at the address that the table names (os/figures.h).

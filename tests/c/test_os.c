@@ -77,6 +77,20 @@ static void use_cpus(double cpus, uint64_t ns) {
     clock_use_cpu((uint64_t)(cpus * (double)ns), 0);
 }
 
+/* A filter that is added while a thread measures forbids the clock that it began with. */
+static void test_stopwatch(void) {
+    clock_stop();
+    struct stopwatch watch = stopwatch_start();
+    clock_use_cpu(0, 5 * CLOCK_MS);
+    clock_advance(100 * CLOCK_MS);
+    CHECK_EQUAL(stopwatch_ns(&watch), 5 * CLOCK_MS);
+    filters_note(FILTERS_ADDED);
+    CHECK_EQUAL(stopwatch_ns(&watch), 0);
+    watch = stopwatch_start();
+    clock_advance(7 * CLOCK_MS);
+    CHECK_EQUAL(stopwatch_ns(&watch), 7 * CLOCK_MS);
+}
+
 static void test_cpu_usage(void) {
     struct cpu_usage usage = {0};
     double all = affinity_by_glibc();
@@ -1142,6 +1156,7 @@ int main(void) {
     printf("process_madvise on oneself: %s\n", has_vectored ? "yes" : "no");
 
     in_child(test_affinity);
+    in_child(test_stopwatch);
     in_child(test_cpu_usage);
     in_child(test_cpu_usage_of_this_process);
     in_child(test_cpu_clock_backwards);
