@@ -13,21 +13,24 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from calm_helpers import ROOT, Calm
+from calm_helpers import ROOT, Calm, Compile
+from impostor import FLAGS, impostor
+from unprivileged import NOBODY, readable_by_all, unprivileged
 from waiting import PATIENCE_S, wait_until
 
 from calm.commands.export import metrics, otlp, reader, textfile
@@ -41,6 +44,9 @@ from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from calm.commands.export import exposition
+
+sys.path.insert(0, str(ROOT / "bench"))
+from lib.prometheus import Prometheus, QueryError, Series
 
 BUILD = ROOT / "build/release"
 EXAMPLES = ROOT / "examples/export"
@@ -145,8 +151,10 @@ def opened() -> Iterator[Callable[..., Reader]]:
 class Exporter:
     """`calm export` as a process of its own, and where it listens."""
 
-    def __init__(self, *arguments: str | int, listens: bool = True) -> None:
-        words = [sys.executable, "-m", "calm", "export", *map(str, arguments)]
+    def __init__(
+        self, *arguments: str | Path | int, listens: bool = True, before: Sequence[str] = ()
+    ) -> None:
+        words = [*before, sys.executable, "-m", "calm", "export", *map(str, arguments)]
         words += ["--listen", "0"] if listens else []
         self.process = subprocess.Popen(
             words,
@@ -190,8 +198,8 @@ class Exporter:
 def export() -> Iterator[Callable[..., Exporter]]:
     running: list[Exporter] = []
 
-    def run(*arguments: str | int, listens: bool = True) -> Exporter:
-        running.append(Exporter(*arguments, listens=listens))
+    def run(*arguments: str | Path | int, **options: Any) -> Exporter:
+        running.append(Exporter(*arguments, **options))
         return running[-1]
 
     yield run
@@ -203,15 +211,20 @@ def export() -> Iterator[Callable[..., Exporter]]:
 OUR_LABELS = {"process_pid", "process_command", "process_executable_name", "calmalloc_library"}
 
 
+def key(labels: dict[str, str]) -> str:
+    """A process, and what other labels say: '12 limit'."""
+    others = [value for label, value in sorted(labels.items()) if label not in OUR_LABELS]
+    return " ".join([labels.get("process_pid", ""), *others]).strip()
+
+
 def by_name(text: str) -> dict[str, dict[str, float]]:
-    """Values by metric, and by process and what other labels say: '12 limit'."""
+    """Values by metric and by `key`."""
     found: dict[str, dict[str, float]] = {}
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:
-            others = [value for label, value in sorted(sample.labels.items()) if label not in OUR_LABELS]
-            key = " ".join([sample.labels.get("process_pid", ""), *others]).strip()
-            assert key not in found.setdefault(sample.name, {}), (sample, "twice")
-            found[sample.name][key] = sample.value
+            series = key(sample.labels)
+            assert series not in found.setdefault(sample.name, {}), (sample, "twice")
+            found[sample.name][series] = sample.value
     return found
 
 
@@ -226,13 +239,13 @@ def check_values(found: dict[str, dict[str, float]], library: str, pid: int, sai
     compared = 0
     for metric in metrics.METRICS:
         for source in metric.sources:
-            if source.library == library and all(name in said for name in source.counters):
-                expected = sum(said[name] for name in source.counters) * metric.scale
-                key = f"{pid} {source.value}".strip()
+            if source.library == library and source.counter in said:
+                expected = said[source.counter] * metric.scale
+                series = f"{pid} {source.value}".strip()
                 if metric.may_be_unused and expected == 0:
-                    assert key not in found.get(metric.prometheus_name, {})
+                    assert series not in found.get(metric.prometheus_name, {})
                 else:
-                    assert found[metric.prometheus_name][key] == pytest.approx(expected), metric.name
+                    assert found[metric.prometheus_name][series] == pytest.approx(expected), metric.name
                 compared += 1
     return compared
 
@@ -258,7 +271,7 @@ def test_names_are_well_formed_and_unique() -> None:
 def test_every_counter_of_a_library_is_exported_or_left_out_on_purpose(start: Start) -> None:
     left_out = {"state", "policy", "pad_each_bytes", "cpus_hundredths", "bytes_trimmed", "claims"}
     left_out |= {"bytes_claimed", "mmap_threshold_raises"}
-    used = {name for each in metrics.METRICS for source in each.sources for name in source.counters}
+    used = {source.counter for each in metrics.METRICS for source in each.sources}
     for library in (CALMALLOC, PTLBMALLOC2):
         assert set(counters_of(start(library)[0].pid)) - used - left_out == set()
 
@@ -292,7 +305,7 @@ def test_values_are_those_that_the_library_reports(start: Start, opened: Callabl
     assert set(found["calm_export_unreadable_processes"].values()) == {0}
 
 
-def test_the_options_are_exported(start: Start, opened: Callable[..., Reader]) -> None:
+def test_the_options_are_exported(opened: Callable[..., Reader]) -> None:
     env = os.environ | {"LD_PRELOAD": str(CALMALLOC)}
     env["CALM_OPTIONS"] = "policy=paper,slack=50,purge_time=10,background=off"
     with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as process:
@@ -304,13 +317,14 @@ def test_the_options_are_exported(start: Start, opened: Callable[..., Reader]) -
 
 
 @pytest.mark.usefixtures("traced")
-def test_shootdowns_are_counted(start: Start, opened: Callable[..., Reader]) -> None:
+def test_shootdowns_are_counted(compiled: Compile, opened: Callable[..., Reader]) -> None:
     if os.cpu_count() == 1 or machine.broadcast_here():
         pytest.skip("this machine has no shootdowns to count")
-    process, _ = start(CALMALLOC, "churn")
-    source = opened(process.pid, shootdowns=True)
-    assert source.read().processes[0].counters["shootdowns"] >= 0
-    assert "shootdowns" not in opened(process.pid).read().processes[0].counters
+    with subprocess.Popen([compiled("shootdowns"), str(1 << 30), "2"]) as process:
+        source = opened(process.pid, shootdowns=True)
+        wait_until(lambda: source.read().processes[0].counters["shootdowns"] > 0)
+        assert "shootdowns" not in opened(process.pid).read().processes[0].counters
+        process.kill()
 
 
 def test_both_formats_can_be_parsed(start: Start, opened: Callable[..., Reader]) -> None:
@@ -336,12 +350,14 @@ def test_promtool_finds_nothing(start: Start, opened: Callable[..., Reader]) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_labels_that_need_escapes(tmp_path: Path, program: Path, start: Start) -> None:
+def test_labels_that_need_escapes(
+    tmp_path: Path, program: Path, start: Start, opened: Callable[..., Reader]
+) -> None:
     """A program's name may hold anything but a slash: no line is torn, and no series forged."""
     odd = tmp_path / 'a"} 1\n\\x\x1b[31m\udcff'
     shutil.copy(program, odd)
     process, _ = start(command=odd)
-    found = Reader(processes.chosen_by_pid([process.pid]), every=False, shootdowns=False).read()
+    found = opened(process.pid).read()
     (family,) = (
         each
         for each in parser.text_string_to_metric_families(exposition.text(found).decode())
@@ -356,63 +372,34 @@ def test_labels_that_need_escapes(tmp_path: Path, program: Path, start: Start) -
 # Prometheus itself.
 
 
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
-    if not (binary := shutil.which("prometheus")):
+def query(server: Prometheus, expression: str) -> list[Series]:
+    """Nothing, too, before the server is ready."""
+    with contextlib.suppress(QueryError):
+        return server.query(expression)
+    return []
+
+
+def test_prometheus_scrapes_it(start: Start, export: Callable[..., Exporter]) -> None:
+    if not shutil.which("prometheus"):
         pytest.skip("Debian's prometheus is missing")
-    running = []
-
-    def run(port: int) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            own = free.getsockname()[1]
-        target = {"job_name": "calm", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
-        config = {"global": {"scrape_interval": "200ms"}, "scrape_configs": [target]}
-        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-        command = [binary, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-        command.append(f"--web.listen-address=127.0.0.1:{own}")
-        log = (tmp_path / "log").open("w")
-        running.append(subprocess.Popen(command, stdout=log, stderr=log))
-        return f"http://127.0.0.1:{own}"
-
-    yield run
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-def query(url: str, expression: str) -> list[dict[str, Any]]:
-    words = urllib.parse.urlencode({"query": expression})
-    try:
-        with urllib.request.urlopen(f"{url}/api/v1/query?{words}") as answer:
-            return list(json.loads(answer.read())["data"]["result"])
-    except (OSError, http.client.HTTPException):
-        return []
-
-
-def test_prometheus_scrapes_it(
-    start: Start, export: Callable[..., Exporter], prometheus: Callable[[int], str]
-) -> None:
     process, said = start()
     other, _ = start(PTLBMALLOC2)
     exporter = export(process.pid, other.pid)
-    url = prometheus(exporter.port)
-    wait_until(lambda: [each["value"][1] for each in query(url, 'up{job="calm"}')] == ["1"])
-    found: dict[str, dict[str, float]] = {}
-    for each in query(url, '{job="calm"}'):
-        labels = {name: value for name, value in each["metric"].items() if name not in ("job", "instance")}
-        name = labels.pop("__name__")
-        others = [value for label, value in sorted(labels.items()) if label not in OUR_LABELS]
-        key = " ".join([labels.get("process_pid", ""), *others]).strip()
-        found.setdefault(name, {})[key] = float(each["value"][1])
-    assert check_values(found, "calmalloc", process.pid, said) > 15
-    assert check_values(found, "ptlbmalloc2", other.pid, counters_of(other.pid)) > 10
-    ratio = query(
-        url, "calmalloc_retained_bytes / on(process_pid, calmalloc_library) calmalloc_retained_limit_bytes"
-    )
-    assert {each["metric"]["process_pid"] for each in ratio} == {str(process.pid), str(other.pid)}
-    process.kill()
-    wait_until(lambda: [each["value"][1] for each in query(url, "calm_export_processes")] == ["1"])
+    with Prometheus([f"127.0.0.1:{exporter.port}"]) as server:
+        wait_until(lambda: query(server, "max_over_time(up[1h]) == 1"))
+        found: dict[str, dict[str, float]] = {}
+        for each in query(server, 'last_over_time({job="calmalloc"}[1h])'):
+            labels = {
+                name: value for name, value in each["metric"].items() if name not in ("job", "instance")
+            }
+            found.setdefault(labels.pop("__name__"), {})[key(labels)] = float(each["value"][1])
+        assert check_values(found, "calmalloc", process.pid, said) > 15
+        assert check_values(found, "ptlbmalloc2", other.pid, counters_of(other.pid)) > 10
+        ratio = "calmalloc_retained_bytes / on(process_pid, calmalloc_library) calmalloc_retained_limit_bytes"
+        pids = {str(process.pid), str(other.pid)}
+        wait_until(lambda: {each["metric"]["process_pid"] for each in query(server, ratio)} == pids)
+        process.kill()
+        wait_until(lambda: query(server, "calm_export_processes == 1"))
 
 
 # The server.
@@ -469,50 +456,65 @@ def test_what_is_no_request_is_refused(start: Start, export: Callable[..., Expor
             client.shutdown(socket.SHUT_WR)
             answer = client.recv(1 << 16)
             assert answer[:12] not in (b"HTTP/1.0 200", b"HTTP/1.1 200")
-    answer, _ = exporter.request("GET", "/" + "x" * 70_000)
+    answer, _ = exporter.request("GET", "/" + "x" * (1 << 16))
     assert answer.status == 414
     assert exporter.metrics()["calm_export_processes"][""] == 1
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[exposition.Server]:
+    """A server in this process. It does not run into a timeout."""
+    monkeypatch.setattr(exposition, "_IDLE_S", PATIENCE_S)
+    monkeypatch.setattr(reader, "_PATIENCE_S", PATIENCE_S)
+    server = exposition.Server("127.0.0.1", 0, Reader(list, every=False, shootdowns=False))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def client_of(server: exposition.Server, sent: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S)
+    client.sendall(sent)
+    return client
+
+
 def test_clients_that_are_slow_or_go_away_harm_no_other(
-    start: Start, export: Callable[..., Exporter]
+    served: exposition.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter = export(start()[0].pid)
-    address = ("127.0.0.1", exporter.port)
+    most = exposition.MAX_CONNECTIONS
+
+    def handlers() -> int:
+        return sum("process_request_thread" in each.name for each in threading.enumerate())
+
     with contextlib.ExitStack() as stack:
-        for number in range(3 * exposition.MAX_CONNECTIONS):
-            client = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
-            client.sendall(b"GET /metrics HTTP/1.0\r\n" if number % 2 else b"GET /me")
+        with served.reader._lock:
+            for number in range(4 * most):
+                sent = b"GET /metrics HTTP/1.0\r\n" if number % 2 else b"GET /me"
+                stack.enter_context(client_of(served, sent))
+            # Their requests end where the server has closed them, and are not answered.
+            wait_until(lambda: handlers() <= most or served._scraping)
+            assert served._scraping == 0
         for _ in range(10):
-            gone = socket.create_connection(address)
-            gone.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            gone = client_of(served, b"GET /metrics HTTP/1.0\r\n\r\n")
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             gone.close()
-        threads = len(list(Path(f"/proc/{exporter.process.pid}/task").iterdir()))
-        assert threads < 3 * exposition.MAX_CONNECTIONS
-        assert exporter.metrics()["calm_export_processes"][""] == 1
-    code, errors = exporter.end()
-    assert (code, errors) == (0, "")
+        with urllib.request.urlopen(served.url) as answer:
+            assert answer.status == 200
+    assert capsys.readouterr().err == ""
 
 
-def test_two_scrapers_at_once(start: Start, export: Callable[..., Exporter]) -> None:
-    process, _ = start(CALMALLOC, "churn")
-    exporter = export(process.pid)
-    failures: list[object] = []
+def test_a_silent_client_is_disconnected(served: exposition.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "_IDLE_S", 0.01)
+    with client_of(served, b"GET /me") as client:
+        assert client.recv(1) == b""
 
-    def scrape() -> None:
-        for _ in range(20):
-            if exporter.metrics()["calm_export_processes"][""] != 1:
-                failures.append("a process is missing")
 
-    scrapers = [threading.Thread(target=scrape) for _ in range(3)]
-    for each in scrapers:
-        each.start()
-    for each in scrapers:
-        each.join()
-    assert failures == []
-    # The first one is its own; those that wait for one share the next.
-    assert 20 < exporter.metrics()["calm_export_scrapes_total"][""] <= 62
+def test_scrapers_at_once(start: Start, export: Callable[..., Exporter]) -> None:
+    exporter = export(start(CALMALLOC, "churn")[0].pid)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: exporter.metrics()["calm_export_processes"][""], range(60)))
+    assert found == [1] * 60
 
 
 def test_scrapes_that_wait_share_one(opened: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,62 +538,63 @@ def test_scrapes_that_wait_share_one(opened: Callable[..., Reader], monkeypatch:
     assert source.read().own["scrapes"] == 2
 
 
-def test_more_scrapers_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_scrapers_than_it_serves(served: exposition.Server) -> None:
     """Those that wait for a scrape get it, and those beyond their number are told to come again."""
-    source = Reader(list, every=False, shootdowns=False)
-    server = exposition.Server("127.0.0.1", 0, source)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     most = exposition.MAX_CONNECTIONS
     statuses: Counter[int] = Counter()
 
     def scrape() -> None:
         try:
-            with urllib.request.urlopen(server.url) as answer:
+            with urllib.request.urlopen(served.url) as answer:
                 statuses[answer.status] += 1
         except urllib.error.HTTPError as error:
             statuses[error.code] += 1
 
     waiting = [threading.Thread(target=scrape) for _ in range(most)]
-    with source._lock:
+    with served.reader._lock:
         for each in waiting:
             each.start()
-        wait_until(lambda: server._scraping == most)
+        wait_until(lambda: served._scraping == most)
         for _ in range(2 * most):
             scrape()
         assert statuses == {503: 2 * most}
     for each in waiting:
         each.join()
     assert statuses == {503: 2 * most, 200: most}
-    server.shutdown()
-    server.server_close()
 
 
-def test_a_scrape_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_that_does_not_end_is_not_waited_for(
+    served: exposition.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader, "_PATIENCE_S", 0.01)
-    source = Reader(list, every=False, shootdowns=False)
-    server = exposition.Server("127.0.0.1", 0, source)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with source._lock, pytest.raises(urllib.error.HTTPError, match="503"):
-        urllib.request.urlopen(server.url)
-    with urllib.request.urlopen(server.url) as answer:
+    with served.reader._lock, pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(served.url)
+    monkeypatch.setattr(reader, "_PATIENCE_S", PATIENCE_S)
+    with urllib.request.urlopen(served.url) as answer:
         assert answer.status == 200
-    server.shutdown()
-    server.server_close()
 
 
-def test_all_addresses_of_ipv6(start: Start) -> None:
+def test_all_addresses_of_ipv6() -> None:
+    """Those of IPv4 too."""
     try:
-        server = exposition.Server("::1", 0, Reader(list, every=False, shootdowns=False))
-    except Exception as error:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError as error:
         pytest.skip(f"this machine has no IPv6: {error}")
-    assert re.fullmatch(r"http://\[::1\]:\d+/metrics", server.url)
+    server = exposition.Server("::", 0, Reader(list, every=False, shootdowns=False))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    assert re.fullmatch(r"http://\[::\]:\d+/metrics", server.url)
+    for address in ("[::1]", "127.0.0.1"):
+        with urllib.request.urlopen(f"http://{address}:{server.server_port}/metrics") as answer:
+            assert answer.status == 200
+    server.shutdown()
     server.server_close()
 
 
 # Processes that come, go and change.
 
 
-def test_all_processes_with_a_library(start: Start, export: Callable[..., Exporter], program: Path) -> None:
+def test_all_processes_with_a_library(start: Start, export: Callable[..., Exporter]) -> None:
     exporter = export()
     pids = {str(start(library)[0].pid) for library in (CALMALLOC, PTLBMALLOC2)}
     without, _ = start(None)
@@ -693,12 +696,15 @@ def test_a_number_that_is_used_again(
     start: Start, opened: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, _ = start()
-    source = opened(process.pid)
-    source.read()
-    stat = proc.stat(process.pid)
-    again = SimpleNamespace(**vars(stat) | {"started_ticks": stat.started_ticks + 1})
+    chosen = opened(process.pid)
+    unchecked = Reader(lambda: [process.pid], every=False, shootdowns=False)
+    (before,) = unchecked.read().processes
+    assert chosen.read().processes[0].pid == process.pid
+    again = replace(proc.stat(process.pid), name="another", started_ticks=0)
     monkeypatch.setattr(proc, "stat", lambda *_: again)
-    assert source.read().processes == []
+    assert chosen.read().processes == []
+    (after,) = unchecked.read().processes
+    assert (before.command, after.command) == ("victim", "another")
 
 
 @pytest.mark.parametrize("library", [CALMALLOC, PTLBMALLOC2])
@@ -739,38 +745,23 @@ def test_a_process_without_a_library_is_reported(
     assert "calmalloc_footprint_bytes" not in found
 
 
-FOREIGN = r"""
-    #include "os/figures.h"
-    #include <stdio.h>
-    #include <unistd.h>
-    static uint64_t word = 42;
-    extern const struct table { struct figures head; struct figure one; } table;
-    __attribute__((used, visibility("hidden"))) const struct table table = {
-        .head = FIGURES_HEAD(LIBRARY, table, .release = "1\"\n{"),
-        .one = {.name = "footprint", .at = &word, .bytes = 8}};
-    FIGURES_NOTE(table);
-    int main(void) {
-        puts("0 {}");
-        fflush(stdout);
-        char byte;
-        while (read(0, &byte, 1) > 0) {}
-        return 0;
-    }
-"""
+FOREIGN = {
+    "version": "table.head.version = 2;",
+    "damaged": 'memcpy(table.one.name, "a\\033[31m", 7);',
+    "other library": "",
+    "same library": """
+        strcpy(table.head.library, "calmalloc");
+        strcpy(table.head.release, "1\\"\\n{");
+        strcpy(table.one.name, "footprint");
+    """,
+}
 
 
-@pytest.mark.parametrize("kind", ["version", "damaged", "other library", "same library"])
+@pytest.mark.parametrize("kind", FOREIGN)
 def test_foreign_tables(
     start: Start, opened: Callable[..., Reader], calm: Calm, tmp_path: Path, kind: str
 ) -> None:
-    source = FOREIGN.replace("LIBRARY", '"calmalloc"' if kind != "other library" else '"impostor"')
-    if kind == "version":
-        source = source.replace(
-            "static uint64_t", "#undef FIGURES_VERSION\n#define FIGURES_VERSION 2\nstatic uint64_t"
-        )
-    if kind == "damaged":
-        source = source.replace('"footprint"', '"\\033[31m"')
-    process, _ = start(None, command=compiled(tmp_path, "foreign", source, f"-I{ROOT / 'src'}"))
+    process, _ = start(None, command=compiled(tmp_path, "foreign", impostor(FOREIGN[kind]), FLAGS))
     snapshot = opened(process.pid).read()
     if kind in ("version", "damaged"):
         assert snapshot.own[kind] == 1
@@ -792,51 +783,26 @@ def test_foreign_tables(
 # Permissions.
 
 
-def unprivileged(*arguments: str | int) -> subprocess.CompletedProcess[str]:
-    """As a user without rights. All modules are imported before: only root may be able to read them."""
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("needs root, to be another user")
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import calm.cli, calm.commands.export.command;"
-        "import calm.commands.export.exposition, encodings.idna, difflib;"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "sys.argv[0] = 'calm'; calm.cli.main()"
-    )
-    command = [sys.executable, "-c", code, str(ROOT), "export", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def for_all(program: Path) -> Iterator[tuple[Path, Path]]:
-    """The library and the program where any user may read them."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        library, copy = Path(folder, CALMALLOC.name), Path(folder, program.name)
-        shutil.copy(CALMALLOC, library)
-        shutil.copy(program, copy)
-        for each in (library, copy):
-            each.chmod(0o755)
-        yield library, copy
-
-
-def test_without_root(start: Start, for_all: tuple[Path, Path]) -> None:
+def test_without_root(start: Start, program: Path) -> None:
     """The user's own processes alone, and a port that needs no right."""
+    imports = "calm.commands.export.command, calm.commands.export.exposition, encodings.idna, difflib"
     roots, _ = start()
-    library, program = for_all
-    if os.geteuid() == 0:
-        mine, _ = start(library, command=program, user=65534, group=65534, extra_groups=[])
-    done = unprivileged("-n", "1", "--textfile", "-")
+    with contextlib.ExitStack() as stack:
+        if os.geteuid() == 0:
+            library, copy = stack.enter_context(readable_by_all(CALMALLOC, program))
+            mine, _ = start(library, command=copy, user=NOBODY, group=NOBODY, extra_groups=[])
+        done = unprivileged(imports, "export", "-n", "1", "--textfile", "-")
     yama = proc.text("sys/kernel/yama/ptrace_scope").strip() or "0"
     if yama == "0":
         assert (done.returncode, done.stderr) == (0, "")
         found = by_name(done.stdout)
         assert str(mine.pid) in found["calmalloc_footprint_bytes"]
         assert str(roots.pid) not in found["process_memory_usage_bytes"]
-    done = unprivileged(roots.pid)
+    done = unprivileged(imports, "export", roots.pid)
     assert done.returncode == 1
     assert done.stderr == f"calm: process {roots.pid}: another user's process: needs root\n"
     if int(proc.text("sys/net/ipv4/ip_unprivileged_port_start") or 1024) > 80:
-        done = unprivileged("--listen", "80")
+        done = unprivileged(imports, "export", "--listen", "80")
         assert done.returncode == 1
         assert "cannot listen at 127.0.0.1:80: ports below 1024 need root" in done.stderr.splitlines()[-1]
 
@@ -942,29 +908,17 @@ def test_a_signal_ends_it(
         socket.create_connection(("127.0.0.1", exporter.port))
 
 
-def test_an_ignored_signal_does_not(start: Start, tmp_path: Path) -> None:
+def test_an_ignored_signal_does_not(start: Start, export: Callable[..., Exporter], tmp_path: Path) -> None:
     """As where nohup or a script's & has started it."""
     file = tmp_path / "calm.prom"
-    words = [
-        sys.executable,
-        "-m",
-        "calm",
-        "export",
-        str(start()[0].pid),
-        "--textfile",
-        str(file),
-        "-d",
-        "100ms",
-    ]
-    ignore = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *words]
-    with subprocess.Popen(ignore, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
-        wait_until(file.exists)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGHUP)
-        before = file.stat().st_ino, file.stat().st_mtime_ns
-        wait_until(lambda: (file.stat().st_ino, file.stat().st_mtime_ns) != before)
-        process.terminate()
-        assert process.wait() == 0
+    ignore = ("sh", "-c", 'trap "" INT HUP; exec "$@"', "sh")
+    exporter = export(start()[0].pid, "--textfile", file, "-d", "100ms", listens=False, before=ignore)
+    wait_until(file.exists)
+    exporter.process.send_signal(signal.SIGINT)
+    exporter.process.send_signal(signal.SIGHUP)
+    before = file.stat().st_mtime_ns
+    wait_until(lambda: file.stat().st_mtime_ns != before)
+    assert exporter.end() == (0, "")
 
 
 # The textfile.
@@ -975,11 +929,15 @@ def test_the_file_is_whole_at_any_time(start: Start, export: Callable[..., Expor
     export(start()[0].pid, "--textfile", file, "-d", "100ms", listens=False)
     wait_until(file.exists)
     versions = set()
-    while len(versions) < 5:
-        text = file.read_text()
-        assert re.search(r"^calm_export_scrapes_total \S+\n\Z", text, re.MULTILINE)
-        versions.add(by_name(text)["calm_export_scrapes_total"][""])
-        assert {path.suffix for path in tmp_path.iterdir()} <= {".prom", ".tmp"}
+    with file.open() as first:
+        text = first.read()
+        while len(versions) < 5:
+            versions.add(by_name(file.read_text())["calm_export_scrapes_total"][""])
+            assert {path.suffix for path in tmp_path.iterdir()} <= {".prom", ".tmp"}
+        # Who has opened a version reads it to its end.
+        first.seek(0)
+        assert first.read() == text
+    assert re.search(r"^calm_export_scrapes_total \S+\n\Z", text, re.MULTILINE)
     assert file.stat().st_mode & 0o777 == 0o644
 
 
@@ -1087,6 +1045,7 @@ def test_otlp_is_what_the_specification_says(start: Start, calm: Calm, collector
     from google.protobuf import json_format
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as service
 
+    before_s = time.time()
     process, said = start()
     other, _ = start(PTLBMALLOC2)
     env = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20token, x-a=b"}
@@ -1104,10 +1063,10 @@ def test_otlp_is_what_the_specification_says(start: Start, calm: Calm, collector
     assert attributes["process.pid"].int_value == process.pid
     assert attributes["process.command"].string_value == "victim"
     assert attributes["host.name"].string_value == os.uname().nodename
-    created = proc.stat(process.pid).started_ticks / proc.TICKS
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", attributes["process.creation.time"].string_value
-    )
+    created = attributes["process.creation.time"].string_value
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", created)
+    # The kernel knows it to a clock tick.
+    assert before_s - 0.1 < datetime.fromisoformat(created).timestamp() < time.time()
     found: dict[str, dict[str, float]] = {}
     known = {metric.name: metric for metric in metrics.METRICS}
     for resource_metrics in (of_process, of_other):
@@ -1132,7 +1091,6 @@ def test_otlp_is_what_the_specification_says(start: Start, calm: Calm, collector
                 found.setdefault(metric.prometheus_name, {})[key] = getattr(point, point.WhichOneof("value"))
     assert check_values(found, "calmalloc", process.pid, said) > 15
     assert check_values(found, "ptlbmalloc2", other.pid, counters_of(other.pid)) > 10
-    assert created > 0
     names = {each.key: each.value.string_value for each in own.resource.attributes}
     assert names["service.name"] == "calm-export"
     (scope,) = own.scope_metrics
@@ -1219,44 +1177,50 @@ def test_no_endpoint(start: Start, calm: Calm) -> None:
     assert done.stderr == f"calm: cannot push to {url}/v1/metrics: Connection refused\n"
 
 
-def test_pushes_back_off_and_never_pile_up(
-    start: Start, opened: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("retry_after", "expected"),
+    [
+        ("", [15, 30, 60, 120, 240, 300, 300]),
+        ("100", [105, 105, 105, 120, 240, 300, 300]),
+        ("999999999", [300] * 7),
+        ("9" * 5000, [15, 30, 60, 120, 240, 300, 300]),
+    ],
+)
+def test_pushes_back_off(
+    collector: Collector,
+    opened: Callable[..., Reader],
+    monkeypatch: pytest.MonkeyPatch,
+    retry_after: str,
+    expected: list[int],
 ) -> None:
     """The clock is the test's: while the endpoint is down, pauses double up to five minutes."""
+    collector.answer = (503, b"", {"Retry-After": retry_after} if retry_after else {})
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     monkeypatch.setattr(otlp, "time", clock)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    snapshot = opened(start()[0].pid).read()
-    failures: Counter[str] = Counter()
-    pusher = otlp.Pusher(url, 15.0, failures)
-    tried = []
-    for _ in range(200):
-        before = failures["otlp_failures"]
+    snapshot = opened(os.getpid()).read()
+    pusher = otlp.Pusher(collector.url, 15.0, Counter())
+    tried: list[float] = []
+    while len(tried) < 8:
         pusher.push(snapshot)
         pusher.wait()
-        if failures["otlp_failures"] > before:
+        if len(collector.received) > len(tried):
             tried.append(now[0])
         now[0] += 15
-    gaps = [after - before for before, after in itertools.pairwise(tried)]
-    assert gaps[:6] == [15, 30, 60, 120, 240, 300]
-    assert set(gaps[5:]) == {300}
+    assert [after - before for before, after in itertools.pairwise(tried)] == expected
 
 
-def test_an_endpoint_that_does_not_answer_is_pushed_to_once(
-    start: Start, opened: Callable[..., Reader]
-) -> None:
+def test_an_endpoint_that_does_not_answer_is_pushed_to_once(opened: Callable[..., Reader]) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         pusher = otlp.Pusher(f"http://127.0.0.1:{silent.getsockname()[1]}", 15.0, Counter())
-        snapshot = opened(start()[0].pid).read()
-        before = threading.active_count()
+        snapshot = opened(os.getpid()).read()
+        pusher.push(snapshot)
+        first = pusher._thread
         for _ in range(50):
             pusher.push(snapshot)
-        assert threading.active_count() == before + 1
+        assert pusher._thread is first
     pusher.wait()
 
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, Compile
+from impostor import FLAGS, impostor
+from unprivileged import readable_by_all, unprivileged
 from waiting import wait_until
 
 from calm.cli import main
@@ -242,37 +243,13 @@ HOSTILE = {
     "weights-address": "table.one.weights = (void *)0xdead000;",
 }
 
-IMPOSTOR = r"""
-    #include "os/figures.h"
-    #include <stdio.h>
-    #include <string.h>
-    #include <unistd.h>
-    static struct { struct figures head; struct figure one; } table = {
-        .head = FIGURES_HEAD("impostor", table)};
-    uint64_t word = 42;
-    extern int64_t distance;
-    __asm__(".pushsection .note.calmalloc,\"aw\",%%note\n.balign 4\n.long 10, 8, 1\n.asciz \"calmalloc\"\n"
-            ".balign 4\n.globl distance\ndistance: .quad 0\n.popsection\n");
-    int main(void) {
-        table.one = (struct figure){.name = "figure", .at = &word, .bytes = 8};
-        distance = (char *)&table - (char *)&distance;
-        %s
-        puts("0 {}");
-        fflush(stdout);
-        char byte;
-        while (read(0, &byte, 1) > 0) {}
-        return 0;
-    }
-"""
 
-
-def impostor(build: Callable[..., Path], name: str, change: str) -> Path:
-    source = IMPOSTOR.replace("%s", change).replace("%%", "%")
-    return build(f"impostor-{name}", f"-I{ROOT / 'src'}", source=source)
+def with_table(build: Callable[..., Path], name: str, change: str) -> Path:
+    return build(f"impostor-{name}", FLAGS, source=impostor(change))
 
 
 def test_a_table_of_another_library_is_read(build: Callable[..., Path], start: Start) -> None:
-    process, _, _ = start(impostor(build, "good", ""))
+    process, _, _ = start(with_table(build, "good", ""))
     assert tables_of(process.pid) == {"impostor": {"figure": 42}}
 
 
@@ -283,7 +260,7 @@ def test_a_release_does_not_control_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What a process says of itself comes to the terminal by a message about it, too."""
-    process, _, _ = start(impostor(build, "escape", 'memcpy(table.head.release, "\\033[2J1.0", 8);'))
+    process, _, _ = start(with_table(build, "escape", 'memcpy(table.head.release, "\\033[2J1.0", 8);'))
     monkeypatch.setattr(sys, "argv", ["calm", "heap", "run", "--pid", str(process.pid)])
     with pytest.raises(SystemExit):
         main()
@@ -294,7 +271,7 @@ def test_a_table_that_is_not_ready_is_looked_at_again(build: Callable[..., Path]
     """As that of a library which the dynamic linker has mapped, but not yet relocated."""
     late = 'const void *right = table.one.at; table.one.at = (void *)0xdead000; puts("0 {}"); fflush(stdout);'
     late += "char go; while (read(0, &go, 1) < 1) {} table.one.at = right;"
-    process, _, _ = start(impostor(build, "late", late))
+    process, _, _ = start(with_table(build, "late", late))
     source = sampler.Sampler(processes.chosen_by_pid([process.pid]), every=False)
     assert source.sample().processes[0].counters == {"impostor": {}}
     assert process.stdin
@@ -358,7 +335,7 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_what_is_not_a_table_is_told(build: Callable[..., Path], start: Start, kind: str) -> None:
     change, why = FOREIGN[kind]
-    process, _, _ = start(impostor(build, kind, change))
+    process, _, _ = start(with_table(build, kind, change))
     with proc.memory(process.pid) as read:
         tables, told = counters.Finder().tables(read, counters.images(process.pid))
     assert tables == []
@@ -370,7 +347,7 @@ def test_what_is_not_a_table_is_told(build: Callable[..., Path], start: Start, k
 def test_a_figure_that_cannot_be_read_is_left_out(
     build: Callable[..., Path], start: Start, kind: str
 ) -> None:
-    process, _, _ = start(impostor(build, kind, HOSTILE[kind]))
+    process, _, _ = start(with_table(build, kind, HOSTILE[kind]))
     asked = 0
     with proc.memory(process.pid) as read:
         (table,), _ = counters.Finder().tables(read, counters.images(process.pid))
@@ -511,26 +488,10 @@ def nobody() -> list[str]:
     return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
-def unprivileged(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a user without rights; the checkout may lie where only root may go."""
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import calm.cli, calm.commands.top.command;"
-        "import difflib, json, rich.live;"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "sys.argv[0] = 'calm'; calm.cli.main()"
-    )
-    command = [sys.executable, "-c", code, str(ROOT), "top", "-n", "1", "-d", "200ms", *arguments, "--json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def for_all() -> Iterator[Path]:
     """The library where others than root may read it, too."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        library = Path(folder, "libcalmalloc.so")
-        shutil.copy(BUILD / library.name, library)
-        library.chmod(0o755)
+    with readable_by_all(BUILD / "libcalmalloc.so") as (library,):
         yield library
 
 
@@ -539,7 +500,8 @@ def test_without_root_what_is_missing_has_a_reason(
 ) -> None:
     _, mine, _ = start(*nobody(), build("plain"), preload=for_all)
     _, roots, _ = start(build("plain"), preload=BUILD / "libcalmalloc.so")
-    result = unprivileged(str(mine), str(roots))
+    words = ("top", "-n", "1", "-d", "200ms", mine, roots, "--json")
+    result = unprivileged("calm.commands.top.command, difflib, json, rich.live", *words)
     assert result.returncode == 0, result.stderr
     look = json.loads(result.stdout)
     rows = {row["pid"]: row for row in look["processes"]}

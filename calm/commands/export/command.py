@@ -229,11 +229,10 @@ def command(
         ending = _block_signals()
         if server:
             _serve(server, stack)
-        outputs = _Outputs(None, pusher)
-        if textfile_path:
-            outputs.textfile = Textfile(textfile_path, reader.failures)
-            if rounds is None:
-                stack.callback(outputs.textfile.remove)
+        textfile = Textfile(textfile_path, reader.failures) if textfile_path else None
+        if textfile and rounds is None:
+            stack.callback(textfile.remove)
+        outputs = _Outputs(textfile, pusher)
 
         def is_over() -> bool:
             return bool(pids) and all(

@@ -31,7 +31,6 @@ _KINDS: dict[Kind, Any] = {
     Kind.COUNTER: CounterMetricFamily,
     Kind.UP_DOWN: GaugeMetricFamily,
     Kind.GAUGE: GaugeMetricFamily,
-    Kind.INFO: InfoMetricFamily,
 }
 _TEXT = "text/plain; charset=utf-8"
 MAX_CONNECTIONS = 16
@@ -106,12 +105,12 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((address, port), _Handler)
         except OSError as error:
-            raise CalmError(f"cannot listen at {shown(address, port)}: {_explained(error, port)}") from error
+            raise CalmError(f"cannot listen at {_shown(address, port)}: {_explained(error, port)}") from error
 
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
-        return f"http://{shown(str(host), port)}/metrics"
+        return f"http://{_shown(str(host), port)}/metrics"
 
     def server_bind(self) -> None:
         """Without the look-up of the host's name that HTTPServer does, which may wait for a name server."""
@@ -133,12 +132,18 @@ class Server(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def scraping(self, request: socket.socket) -> Iterator[None]:
-        """While a connection waits for a scrape. Raises BusyError where too many do."""
+        """While a connection waits for a scrape. Raises BusyError where too many do.
+
+        Not for a connection that the server has closed: the end of what it received looks like the end of
+        the request, and many such connections at once would leave no room for one that takes its answer.
+        """
         with self._open_lock:
+            if id(request) not in self._open:
+                raise ConnectionAbortedError
             if self._scraping >= MAX_CONNECTIONS:
                 raise BusyError
             self._scraping += 1
-            self._open.pop(id(request), None)
+            del self._open[id(request)]
         try:
             yield
         finally:
@@ -215,10 +220,10 @@ def _family_of(address: str, port: int) -> socket.AddressFamily:
         return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is not an address"
-        raise CalmError(f"cannot listen at {shown(address, port)}: {why}") from error
+        raise CalmError(f"cannot listen at {_shown(address, port)}: {why}") from error
 
 
-def shown(address: str, port: int) -> str:
+def _shown(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -26,6 +26,8 @@ LIBRARY = "calmalloc.library"
 RELEASE = "calmalloc.release"
 POLICY = "calmalloc.policy"
 REASON = "calm.export.reason"
+REASONS = ("permission", "ended", "version", "damaged", "limit")
+"""Why a process could not be read."""
 
 Number = int | float
 
@@ -41,11 +43,11 @@ class Kind(enum.Enum):
 
 
 class Source(NamedTuple):
-    """The counters that a data point is the sum of."""
+    """The counter that a data point is read from."""
 
     library: str
     """PROCESS for what the kernel counts, "" for what the exporter itself counts."""
-    counters: tuple[str, ...]
+    counter: str
     value: str = ""
     """Of the metric's own attribute."""
 
@@ -91,11 +93,11 @@ def label(attribute: str) -> str:
 
 def _of_both(calmalloc: str = "", ptlbmalloc2: str = "", value: str = "") -> tuple[Source, ...]:
     pairs = ((CALMALLOC, calmalloc), (PTLBMALLOC2, ptlbmalloc2))
-    return tuple(Source(library, (counter,), value) for library, counter in pairs if counter)
+    return tuple(Source(library, counter, value) for library, counter in pairs if counter)
 
 
-def _of_kernel(*counters: str, value: str = "") -> tuple[Source, ...]:
-    return (Source(PROCESS, counters, value),)
+def _of_kernel(counter: str, value: str = "") -> tuple[Source, ...]:
+    return (Source(PROCESS, counter, value),)
 
 
 _FAULT = "system.paging.fault.type"
@@ -312,7 +314,7 @@ OWN: tuple[Metric, ...] = (
         "{process}",
         _NOW,
         "Processes whose metrics are here.",
-        (Source("", ("processes",)),),
+        (Source("", "processes"),),
     ),
     Metric(
         "calm.export.unreadable_processes",
@@ -320,9 +322,7 @@ OWN: tuple[Metric, ...] = (
         _NOW,
         "Processes that could not be read: for want of permission, ended meanwhile, with a table of another "
         "version or a damaged one, or beyond the number of processes that are exported at once.",
-        tuple(
-            Source("", (reason,), reason) for reason in ("permission", "ended", "version", "damaged", "limit")
-        ),
+        tuple(Source("", reason, reason) for reason in REASONS),
         REASON,
     ),
     Metric(
@@ -330,21 +330,21 @@ OWN: tuple[Metric, ...] = (
         "s",
         Kind.GAUGE,
         "Time that reading these processes took.",
-        (Source("", ("duration_s",)),),
+        (Source("", "duration_s"),),
     ),
     Metric(
         "calm.export.scrapes",
         "{scrape}",
         _COUNT,
         "Times that processes were read.",
-        (Source("", ("scrapes",)),),
+        (Source("", "scrapes"),),
     ),
     Metric(
         "calm.export.otlp.failures",
         "{push}",
         _COUNT,
         "Pushes that the endpoint of --otlp did not accept.",
-        (Source("", ("otlp_failures",)),),
+        (Source("", "otlp_failures"),),
         may_be_unused=True,
     ),
     Metric(
@@ -352,7 +352,7 @@ OWN: tuple[Metric, ...] = (
         "{write}",
         _COUNT,
         "Times that the file of --textfile could not be written.",
-        (Source("", ("textfile_failures",)),),
+        (Source("", "textfile_failures"),),
         may_be_unused=True,
     ),
 )
@@ -420,10 +420,8 @@ def own_points(metric: Metric, counters: Mapping[str, Number]) -> Iterator[Point
 
 
 def _value(metric: Metric, source: Source, counters: Mapping[str, Number]) -> Number | None:
-    if any(name not in counters for name in source.counters):
-        return None
-    value = sum(counters[name] for name in source.counters)
-    if metric.may_be_unused and not value:
+    value = counters.get(source.counter)
+    if value is None or (metric.may_be_unused and not value):
         return None
     return value if metric.scale == 1 else value * metric.scale
 
@@ -436,10 +434,7 @@ def _table(metrics: tuple[Metric, ...]) -> str:
         if values:
             text += f" Label `{label(metric.attribute)}`: {', '.join(values)}."
         counters = dict.fromkeys(
-            f"`{name}`"
-            for source in metric.sources
-            if source.library in LIBRARIES
-            for name in source.counters
+            f"`{source.counter}`" for source in metric.sources if source.library in LIBRARIES
         )
         cells = (
             f"`{metric.prometheus_name}`",

@@ -22,6 +22,7 @@ from calm import __version__
 from calm.commands.export import metrics
 from calm.commands.export.metrics import Kind, Metric, Number, Point
 from calm.commands.export.reader import Snapshot
+from calm.core import report
 from calm.core.errors import USAGE, CalmError
 
 _PATH = "/v1/metrics"
@@ -189,7 +190,7 @@ class Pusher:
         self._pause_s = min(max(2 * self._pause_s, self._interval_s), _MAX_PAUSE_S)
         self._not_before = time.monotonic() + max(self._pause_s, min(after_s, _MAX_PAUSE_S))
         if not self.has_failed:
-            click.echo(f"calm: cannot push to {self._url}: {_line(why)}", err=True)
+            click.echo(f"calm: cannot push to {self._url}: {report.printable(why)}", err=True)
         self.has_failed = True
 
     def _succeed(self, answer: bytes) -> None:
@@ -208,9 +209,4 @@ def _rejection(answer: bytes) -> str:
         count, why = int(partial.get("rejectedDataPoints", 0)), str(partial.get("errorMessage", ""))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return ""
-    return f"{count} data points: {_line(why)}" if count else ""
-
-
-def _line(text: str) -> str:
-    """What another host says, on one line of bounded length."""
-    return "".join(c if c.isprintable() else " " for c in text)[:200]
+    return f"{count} data points: {report.printable(why)}" if count else ""

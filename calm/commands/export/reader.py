@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from calm.commands.export.metrics import GOVERNS, LIBRARIES, PTLBMALLOC2, Library, Number, Process
+from calm.commands.export.metrics import GOVERNS, LIBRARIES, PTLBMALLOC2, REASONS, Library, Number, Process
 from calm.core import counters, event_counters, machine, proc
 from calm.core.counters import Table
 from calm.core.event_counters import SHOOTDOWNS, Counting, Events
@@ -137,7 +137,7 @@ class Reader:
             self._forget(pid)
         self._scrapes += 1
         own: dict[str, Number] = {
-            **dict.fromkeys(("permission", "ended", "version", "damaged", "limit"), 0),
+            **dict.fromkeys(REASONS, 0),
             **unreadable,
             **self.failures,
             "processes": len(found),
