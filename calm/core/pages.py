@@ -1,8 +1,8 @@
 """What the pages of HTML that calm writes have in common: each is one file that needs no network.
 
-Templates are in page/: the frame of a page, the flame graph and its table of stacks, tables that sort, and the
-styles. Each command has a page.html of its own, which fills the blocks of base.html. A page is ASCII, so it
-reads the same in any encoding.
+Templates are in page/: what surrounds each page, the flame graph and its table of stacks, tables that sort,
+and styles. Each command has a page.html of its own, which fills the blocks of base.html. A page is ASCII, so
+it reads the same in any encoding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Kind = TypeVar("_Kind", bound=Document)
 
 
 def printable(document: _Kind) -> _Kind:
-    """A document whose texts have nothing that a screen cannot show, or that reorders the rest of the line."""
+    """The same, with texts that a screen can show and that do not reorder the rest of the line."""
     return msgspec.convert(_printable(msgspec.to_builtins(document)), type(document))
 
 

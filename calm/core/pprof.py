@@ -25,10 +25,10 @@ from calm.core.protobuf import field as encoded
 
 _GZIP = b"\x1f\x8b"
 _TEXT = (b"heap profile:", b"heap_v2/", b"--- ")
-# Unpacked: a damaged or hostile file may have much more. Profiles of large programs have a tenth of it.
+# Unpacked: a damaged or hostile file may have much more.
 _MAX_BYTES = 1 << 26
-# Names with `|` between them: anything may precede and follow each, and one part of it may be optional or one of
-# several. Other regular expressions may take exponential time.
+# Names with `|` between them: anything may precede and follow each, and one part of it may be optional or one
+# of several. Other regular expressions may take exponential time.
 _LITERAL = r"(?:(?:[^\\()\[\]{}*+?|^$]|\\\W)(?![*+?{]))"
 _CHOICE = rf"(?:\({_LITERAL}++(?:\|{_LITERAL}++)*+\)\??+|\w\?)"
 _NAME = rf"(?:\.\*)?+{_LITERAL}*+{_CHOICE}?+{_LITERAL}*+(?:\.\*)?+"

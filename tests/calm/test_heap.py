@@ -156,6 +156,20 @@ def test_live(program: Path) -> None:
             assert process.snapshot().mean_bytes == 0
 
 
+def test_program_that_was_replaced(program: Path, tmp_path: Path) -> None:
+    """As by an update: its functions are still named."""
+    path = tmp_path / "program"
+    shutil.copy(program, path)
+    with started(path, "profile=4k") as running:
+        running.do("keep 1000 1000")
+        path.unlink()
+        shutil.copy("/bin/true", path)
+        with heap_live.attached(running.pid) as process:
+            found = heap_live.profile(running.pid, process.snapshot())
+    assert "keep_site" in by_function(found, "inuse_space")
+    assert "program" in {each.module for each in found.frames}
+
+
 def test_while_threads_allocate(program: Path) -> None:
     """No reader fails, and what it reads fits together."""
     with started(program, "profile=1k") as running, heap_live.attached(running.pid) as process:
@@ -291,6 +305,17 @@ def test_switched_off_meanwhile(program: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(watch, "LEASE_S", 0)
         _, _, notes, _ = watch._wait(process, 0.1, 4096, None, Bar())
         assert notes == ["the profile was switched off before the end of this time"]
+
+
+def test_a_series_goes_on_after_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = watch.Series(str(tmp_path / "folder" / "heap.pb.gz"), 1.0)
+    series.write(profile_of(EXAMPLE))
+    assert capsys.readouterr().err.startswith(f"calm: cannot write {tmp_path}/folder/heap.1.pb.gz: ")
+    (tmp_path / "folder").mkdir()
+    series.write(profile_of(EXAMPLE))
+    assert stacks_by_frames(pprof.read(str(tmp_path / "folder" / "heap.2.pb.gz"))) == EXAMPLE
 
 
 @contextmanager
@@ -555,6 +580,17 @@ def test_run_of_nothing(calm: Calm, program: Path) -> None:
     assert done.stderr == "calm: the program ended without exit(3), and wrote no profile\n"
 
 
+def test_run_of_several(calm: Calm, program: Path, tmp_path: Path) -> None:
+    """The process with the highest peak is reported, which is neither the first nor the last."""
+    document = tmp_path / "heap.json"
+    script = "; ".join(f"echo keep {count} 1048576 | {program}" for count in (8, 64, 16))
+    done = calm("heap", "run", "--every", "64k", "--json", document, "--", "sh", "-c", script, process=True)
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(document.read_bytes(), type=HeapProfile)
+    assert about(by_function(found, "peak_space")["keep_site"], 64 * MIB)
+    assert re.search(r"note: \d processes wrote profiles: this is the one with the highest peak", done.stderr)
+
+
 def test_run_refusals(calm: Calm, program: Path, tmp_path: Path) -> None:
     def refused(*words: str | Path, env: dict[str, str] | None = None) -> str:
         done = calm("heap", "run", *words, env=env or {})
@@ -773,7 +809,9 @@ def test_of_another_program(calm: Calm, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("drop", ["leaf", "free|le.f", "x|(l|m)eaf", "p?valloc|.*eaf", "(un)?le.*", r"leaf|a\[\]"])
+@pytest.mark.parametrize(
+    "drop", ["leaf", "free|le.f", "x|(l|m)eaf", "p?valloc|.*eaf", "(un)?le.*", r"leaf|a\[\]"]
+)
 def test_dropped_functions(tmp_path: Path, drop: str) -> None:
     path = tmp_path / "cpu.prof"
     path.write_bytes(others(drop=drop))
@@ -792,7 +830,11 @@ def test_the_librarys_own_functions_are_dropped(tmp_path: Path) -> None:
         assert [each.function for each in frames] == ["main"]
 
 
-@pytest.mark.parametrize("drop", ["(a+)+b", "(a|a)*b", "a?" * 40 + "a" * 40, ".*a.*a" * 20 + "b", "(", "x" * 70_000])
+@pytest.mark.parametrize(
+    "drop",
+    ["(a+)+b", "(a|a)*b", "a?" * 40 + "a" * 40, ".*a.*a" * 20 + "b", "(", "x" * 70_000],
+    ids=["nested", "choices", "optional", "repeated", "no expression", "long"],
+)
 def test_dropped_functions_that_would_take_for_ever(tmp_path: Path, drop: str) -> None:
     path = tmp_path / "cpu.prof"
     path.write_bytes(others(leaf="a" * 2000, drop=drop))

@@ -39,11 +39,15 @@ class Series:
     written: int = 0
 
     def write(self, profile: HeapProfile) -> None:
+        """A disk that is full for a while costs these files only."""
         path = Path(self.path)
         self.written += 1
         stem, dot, endings = path.name.partition(".")
         name = f"{stem}.{self.written}{dot}{endings}"
-        report.write(str(path.with_name(name)), pprof.encode(profile))
+        try:
+            report.write(str(path.with_name(name)), pprof.encode(profile))
+        except CalmError as error:
+            report.warn(str(error))
 
 
 @dataclass
@@ -54,7 +58,7 @@ class _Pace:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.next = self.began + _SNAPSHOT_S
+        self._next_snapshot = self.began + _SNAPSHOT_S
         self.taken = self.began
         self._next_profile = self.began + self.series.each_s if self.series else float("inf")
 
@@ -63,15 +67,15 @@ class _Pace:
     ) -> Snapshot | None:
         """A snapshot if one is due. Raises CalmError if the process cannot be read any more."""
         began = time.monotonic()
-        if began < min(self.next, self._next_profile):
+        if began < min(self._next_snapshot, self._next_profile):
             return None
         found = take()
         self.taken = began
         if self.series and began >= self._next_profile:
-            self.series.write(document(found))
             self._next_profile += self.series.each_s
+            self.series.write(document(found))
         now = time.monotonic()
-        self.next = now + max(_SNAPSHOT_S, (now - began) * _SHARE)
+        self._next_snapshot = now + max(_SNAPSHOT_S, (now - began) * _SHARE)
         return found
 
 
