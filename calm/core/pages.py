@@ -1,21 +1,23 @@
 """What the pages of HTML that calm writes have in common: each is one file that needs no network.
 
-Templates are in page/, beside those of each command: the flame graph and its table of stacks, tables that
-sort, and the styles. A page is ASCII, so it reads the same in any encoding.
+Templates are in page/: what surrounds each page, the flame graph and its table of stacks, tables that sort,
+and styles. Each command has a page.html of its own, which fills the blocks of base.html. A page is ASCII, so
+it reads the same in any encoding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from calm.core.profile_model import Frame
+from calm.core.documents import Document
+from calm.core.profile_model import Frame, Stack
 
 Data = dict[str, Any]
 
@@ -23,15 +25,20 @@ Data = dict[str, Any]
 ROW_PX = 19
 _HIDDEN = {ord(character): 0xE000 + index for index, character in enumerate("<>()-")}
 _FUNCTIONS_IN_A_SUMMARY = 5
+_Kind = TypeVar("_Kind", bound=Document)
 
 
-def printable(value: Any) -> Any:  # noqa: ANN401
-    """Texts without what a screen cannot show, or what would reorder the rest of the line."""
+def printable(document: _Kind) -> _Kind:
+    """The same, with texts that a screen can show and that do not reorder the rest of the line."""
+    return msgspec.convert(_printable(msgspec.to_builtins(document)), type(document))
+
+
+def _printable(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, str):
         return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
     if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
-    return [printable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _prose(text: str) -> Markup:
@@ -39,12 +46,33 @@ def _prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def render(package: str, **values: Any) -> str:  # noqa: ANN401
+def flame(
+    frames: Sequence[Frame],
+    stacks: Iterable[Stack],
+    kinds: Mapping[str, tuple[str, str]],
+    units: Mapping[str, str],
+    causes: Mapping[str, str] | None = None,
+) -> Data:
+    """What the flame graph's script draws from; by kind of stack: title and noun, and s, bytes or count."""
+    return {
+        "causes": dict(causes or {}),
+        "nouns": {kind: noun for kind, (_, noun) in kinds.items()},
+        "units": dict(units),
+        "row": ROW_PX,
+        "frames": _numbered(frames),
+        "stacks": [msgspec.to_builtins(stack) for stack in stacks if stack.weight > 0],
+    }
+
+
+def render(package: str, *, frames: Sequence[Frame], stacks: Iterable[Stack], **values: Any) -> str:  # noqa: ANN401
     """The text of page.html among the templates of a package, all ASCII.
 
-    For the flame graph it needs `profile` with frames and stacks, `data`, `stacks` by kind, `kinds`, `units`,
-    `summary`, `amount`, `percent`, and `cause_of`, or None.
+    base.html needs `profile`, `title` and `data`; flame.html `kinds` and `units` as in `flame`, `amount`,
+    `percent`, and `cause_of`, or None.
     """
+    by_kind: dict[str, list[Stack]] = {}
+    for stack in sorted(stacks, key=lambda stack: -stack.weight):
+        by_kind.setdefault(stack.kind, []).append(stack)
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "page"), PackageLoader("calm.core", "page")]),
         autoescape=True,
@@ -54,7 +82,12 @@ def render(package: str, **values: Any) -> str:  # noqa: ANN401
     )
     environment.filters |= {"prose": _prose}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    text = environment.get_template("page.html").render(**values)
+    text = environment.get_template("page.html").render(
+        tool=f"calm {package.rpartition('.')[2]}",
+        stacks=by_kind,
+        summary=lambda stack: summary(frames, stack.frames),
+        **values,
+    )
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -69,7 +102,7 @@ def summary(frames: Sequence[Frame], stack: Sequence[int]) -> str:
     return " ← ".join(names)
 
 
-def frames(found: Sequence[Frame]) -> list[Data]:
+def _numbered(found: Sequence[Frame]) -> list[Data]:
     """For the scripts. Frames that differ by their line only have the same number."""
     numbers: dict[tuple[str, str, bool, bool], int] = {}
     made = []

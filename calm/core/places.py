@@ -45,16 +45,19 @@ def _changed(places: Iterable[Place]) -> set[str]:
     return changed
 
 
-def _by_table(places: Collection[Place]) -> dict[Place, str]:
+def _by_table(places: Iterable[Place]) -> dict[Place, str]:
     """The names that a file's own symbols have, for what no tool could name."""
+    by_file: dict[str, list[Place]] = {}
+    for place in places:
+        by_file.setdefault(place.path, []).append(place)
     found = {}
-    for path in {each.path for each in places if each.path}:
+    for path, of_file in by_file.items():
         try:
             functions = elf.functions(path)
         except elf.ElfError:
             continue
-        for place in places:
-            address = symbols.file_address(path, place.offset) if place.path == path else None
+        for place in of_file:
+            address = symbols.file_address(path, place.offset)
             if address is not None and (name := functions.at(address)):
                 found[place] = name
     return found
@@ -69,16 +72,16 @@ def frames(places: Collection[Place]) -> tuple[Mapping[Place, tuple[Frame, ...]]
         if each.path and each.path not in changed
     }
     resolved = symbols.resolve(set(usable.values()))
-    missing = [each for each, address in usable.items() if not resolved[address][-1].function]
-    named = _by_table(missing)
-    plain = symbols.demangle(set(named.values()))
+    named = {each: resolved[address] for each, address in usable.items() if resolved[address][-1].function}
+    by_table = _by_table(usable.keys() - named.keys())
+    plain = symbols.demangle(set(by_table.values()))
     found: dict[Place, tuple[Frame, ...]] = {}
     for each in set(places):
-        if each in named or each not in usable or each in missing:
-            name = named.get(each, each.unnamed)
-            found[each] = (Frame(plain.get(name, name), each.name),)
+        if each in named:
+            found[each] = tuple(replace(frame, module=each.name) for frame in named[each])
         else:
-            found[each] = tuple(replace(frame, module=each.name) for frame in resolved[usable[each]])
+            name = by_table.get(each, each.unnamed)
+            found[each] = (Frame(plain.get(name, name), each.name),)
     notes = [
         f"{path} is not the file that the profile was recorded of: its functions are not named"
         for path in sorted(changed)

@@ -11,6 +11,8 @@ import re
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import takewhile
 from pathlib import Path
 
 from calm.core import places
@@ -23,8 +25,15 @@ from calm.core.protobuf import field as encoded
 
 _GZIP = b"\x1f\x8b"
 _TEXT = (b"heap profile:", b"heap_v2/", b"--- ")
-# A damaged or hostile file may unpack to much more.
-_MAX_BYTES = 1 << 30
+# Unpacked: a damaged or hostile file may have much more.
+_MAX_BYTES = 1 << 26
+# Names with `|` between them: anything may precede and follow each, and one part of it may be optional or one
+# of several. Other regular expressions may take exponential time.
+_LITERAL = r"(?:(?:[^\\()\[\]{}*+?|^$]|\\\W)(?![*+?{]))"
+_CHOICE = rf"(?:\({_LITERAL}++(?:\|{_LITERAL}++)*+\)\??+|\w\?)"
+_NAME = rf"(?:\.\*)?+{_LITERAL}*+{_CHOICE}?+{_LITERAL}*+(?:\.\*)?+"
+_NAMES = re.compile(rf"{_NAME}(?:\|{_NAME})*+")
+_MAX_NAMES_CHARACTERS = 1 << 16
 
 
 @dataclass
@@ -141,18 +150,18 @@ def _parse(data: bytes) -> _File:
 
 def _unpacked(path: str) -> bytes:
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise CalmError(f"cannot read {path}: {error.strerror}", USAGE) from error
-    if not data.startswith(_GZIP):
-        return data
-    try:
-        with gzip.open(path) as file:
-            data = file.read(_MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise CalmError(f"{path} is compressed, and damaged or cut short", USAGE) from error
+    if data.startswith(_GZIP):
+        try:
+            with gzip.open(BytesIO(data)) as packed:
+                data = packed.read(_MAX_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise CalmError(f"{path} is compressed, and damaged or cut short", USAGE) from error
     if len(data) > _MAX_BYTES:
-        raise CalmError(f"{path} unpacks to more than {_MAX_BYTES >> 30} GiB", USAGE)
+        raise CalmError(f"{path} has more than {_MAX_BYTES >> 20} MiB, unpacked", USAGE)
     return data
 
 
@@ -175,16 +184,15 @@ def _named(file: _File, location: _Location) -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
-def _without_dropped(file: _File, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Without the first function that the file wants to be dropped, and what that calls."""
-    if not file.drop_frames:
-        return frames
-    try:
-        dropped = re.compile(file.text(file.drop_frames))
-    except re.error:
-        return frames
-    end = next((at for at, frame in enumerate(frames) if dropped.fullmatch(frame.function)), len(frames))
-    return frames[:end]
+def _dropped(file: _File, functions: set[str]) -> set[str] | None:
+    """The functions that stacks are to end before; None if the file names them in a way that is not read."""
+    names = file.text(file.drop_frames)
+    if not names:
+        return set()
+    if len(names) > _MAX_NAMES_CHARACTERS or not _NAMES.fullmatch(names):
+        return None
+    dropped = re.compile(names)
+    return {each for each in functions if dropped.fullmatch(each)}
 
 
 def _profile(path: str, file: _File) -> HeapProfile:
@@ -195,12 +203,17 @@ def _profile(path: str, file: _File) -> HeapProfile:
         number: known[unnamed[number]] if number in unnamed else _named(file, location)
         for number, location in file.locations.items()
     }
+    dropped = _dropped(file, {frame.function for each in frames.values() for frame in each})
+    if dropped is None:
+        notes.append("functions that the file wants dropped are shown: its drop_frames is no list of names")
     stacks = []
     for numbers_of, values in file.samples:
         if len(values) != len(types) or any(number not in frames for number in numbers_of):
             raise FormatError("a sample in it is not whole")
         stack = tuple(frame for number in reversed(numbers_of) for frame in frames[number])
-        stacks.append((_without_dropped(file, stack), values))
+        if dropped:
+            stack = tuple(takewhile(lambda frame: frame.function not in dropped, stack))
+        stacks.append((stack, values))
     names = [each.name for each in types]
     default = file.text(file.default_type)
     all_frames, all_stacks = numbered(merged(stacks))

@@ -22,7 +22,7 @@ from calm_helpers import ROOT, Calm
 from commanded import BUILD
 from waiting import wait_until
 
-from calm.commands.heap import formats, html, summary
+from calm.commands.heap import formats, html, summary, watch
 from calm.commands.heap.difference import difference
 from calm.core import elf, heap_live, places, pprof, proc, protobuf
 from calm.core.errors import CalmError
@@ -37,6 +37,7 @@ from calm.core.heap_profile import (
 )
 from calm.core.places import Place
 from calm.core.profile_model import Frame
+from calm.core.progress import Bar
 from calm.core.protobuf import field
 
 MIB = 1 << 20
@@ -76,7 +77,10 @@ def started(program: Path, options: str = "", preload: Path | None = LIBRARY) ->
         [program], env=env, stdin=pipe, stdout=pipe, text=True, cwd=program.parent
     ) as process:
         try:
-            yield Started(process)
+            running = Started(process)
+            # Its answer comes after its libraries are loaded.
+            running.do("join")
+            yield running
         finally:
             process.kill()
 
@@ -150,6 +154,20 @@ def test_live(program: Path) -> None:
         with heap_live.attached(running.pid) as process:
             assert process.ask(0) == 0
             assert process.snapshot().mean_bytes == 0
+
+
+def test_program_that_was_replaced(program: Path, tmp_path: Path) -> None:
+    """As by an update: its functions are still named."""
+    path = tmp_path / "program"
+    shutil.copy(program, path)
+    with started(path, "profile=4k") as running:
+        running.do("keep 1000 1000")
+        path.unlink()
+        shutil.copy("/bin/true", path)
+        with heap_live.attached(running.pid) as process:
+            found = heap_live.profile(running.pid, process.snapshot())
+    assert "keep_site" in by_function(found, "inuse_space")
+    assert "program" in {each.module for each in found.frames}
 
 
 def test_while_threads_allocate(program: Path) -> None:
@@ -236,6 +254,68 @@ def test_idle(calm: Calm, program: Path) -> None:
         assert done.returncode == 1
         assert done.stderr.startswith(f"calm: process {running.pid} cannot be asked for a profile: no thread")
         assert done.stderr.count("\n") == 1
+
+
+def test_kept_on(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is asked again and again; a process that is idle meanwhile is profiled to the end."""
+    asked = []
+    ask = heap_live.Process.ask
+
+    def counted(process: heap_live.Process, mean_bytes: int, wait_s: float = 0) -> int:
+        asked.append(mean_bytes)
+        return ask(process, mean_bytes, min(wait_s, 0.1))
+
+    with started(program) as running, heap_live.attached(running.pid) as process:
+
+        def wait() -> heap_live.Snapshot:
+            asked.clear()
+            while not asked:
+                found, _, notes, _ = watch._wait(process, 0.3, 4096, None, Bar())
+                assert (found.mean_bytes, notes) == (4096, [])
+            assert set(asked) == {4096}
+            return found
+
+        def is_idle() -> bool:
+            """The library's own work has ended, too."""
+            try:
+                ask(process, 4096, 1)
+            except CalmError:
+                return True
+            return False
+
+        running.do("threads 1")
+        process.ask(4096)
+        monkeypatch.setattr(heap_live.Process, "ask", counted)
+        monkeypatch.setattr(watch, "LEASE_S", 0)
+        wait()
+        running.do("join", "keep 20000 1000")
+        wait_until(is_idle)
+        assert about(sum(values[3] for values in wait().stacks.values()), 20e6)
+
+
+def test_switched_off_meanwhile(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise CalmError("no")
+
+    with started(program) as running, heap_live.attached(running.pid) as process:
+        running.do("threads 1")
+        process.ask(4096)
+        process.ask(0)
+        monkeypatch.setattr(heap_live.Process, "ask", refused)
+        monkeypatch.setattr(watch, "LEASE_S", 0)
+        _, _, notes, _ = watch._wait(process, 0.1, 4096, None, Bar())
+        assert notes == ["the profile was switched off before the end of this time"]
+
+
+def test_a_series_goes_on_after_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = watch.Series(str(tmp_path / "folder" / "heap.pb.gz"), 1.0)
+    series.write(profile_of(EXAMPLE))
+    assert capsys.readouterr().err.startswith(f"calm: cannot write {tmp_path}/folder/heap.1.pb.gz: ")
+    (tmp_path / "folder").mkdir()
+    series.write(profile_of(EXAMPLE))
+    assert stacks_by_frames(pprof.read(str(tmp_path / "folder" / "heap.2.pb.gz"))) == EXAMPLE
 
 
 @contextmanager
@@ -500,6 +580,17 @@ def test_run_of_nothing(calm: Calm, program: Path) -> None:
     assert done.stderr == "calm: the program ended without exit(3), and wrote no profile\n"
 
 
+def test_run_of_several(calm: Calm, program: Path, tmp_path: Path) -> None:
+    """The process with the highest peak is reported, which is neither the first nor the last."""
+    document = tmp_path / "heap.json"
+    script = "; ".join(f"echo keep {count} 1048576 | {program}" for count in (8, 64, 16))
+    done = calm("heap", "run", "--every", "64k", "--json", document, "--", "sh", "-c", script, process=True)
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(document.read_bytes(), type=HeapProfile)
+    assert about(by_function(found, "peak_space")["keep_site"], 64 * MIB)
+    assert re.search(r"note: \d processes wrote profiles: this is the one with the highest peak", done.stderr)
+
+
 def test_run_refusals(calm: Calm, program: Path, tmp_path: Path) -> None:
     def refused(*words: str | Path, env: dict[str, str] | None = None) -> str:
         done = calm("heap", "run", *words, env=env or {})
@@ -674,9 +765,9 @@ def test_lifetimes() -> None:
     assert summary.lifetime(others, stack) == ""
 
 
-def others(functions: bool = True) -> bytes:
+def others(functions: bool = True, leaf: str = "leaf", drop: str = "") -> bytes:
     """As another program writes it: packed numbers or not, lines of inlined functions, one label."""
-    strings = ["", "cpu", "nanoseconds", "main", "leaf", "x.c", "/bin/x", "inner", "label"]
+    strings = ["", "cpu", "nanoseconds", "main", leaf, "x.c", "/bin/x", "inner", "label", drop]
     lines = field(4, field(1, 3) + field(2, 7)) + field(4, field(1, 2) + field(2, 5))
     return b"".join(
         [
@@ -690,6 +781,7 @@ def others(functions: bool = True) -> bytes:
             field(5, field(1, 2) + field(2, 4) + field(4, 5)),
             field(5, field(1, 3) + field(2, 7) + field(4, 5)),
             *(field(6, text.encode()) for text in strings),
+            field(7, strings.index(drop)),
         ]
     )
 
@@ -715,6 +807,52 @@ def test_of_another_program(calm: Calm, tmp_path: Path) -> None:
         "main",
         "x+0x68",
     ]
+
+
+@pytest.mark.parametrize(
+    "drop", ["leaf", "free|le.f", "x|(l|m)eaf", "p?valloc|.*eaf", "(un)?le.*", r"leaf|a\[\]"]
+)
+def test_dropped_functions(tmp_path: Path, drop: str) -> None:
+    path = tmp_path / "cpu.prof"
+    path.write_bytes(others(drop=drop))
+    found = pprof.read(str(path))
+    assert stacks_by_frames(found) == {(Frame("main", "x", source="x.c:3"),): [42]}
+    assert found.notes == []
+
+
+def test_the_librarys_own_functions_are_dropped(tmp_path: Path) -> None:
+    """By the names that it writes into files of static programs."""
+    (names,) = re.findall(rb"allocate_\([^\0]*", LIBRARY.read_bytes())
+    path = tmp_path / "heap.prof"
+    for name in ("allocate_slow", "pvalloc", "calm_free", "operator new[](unsigned long)"):
+        path.write_bytes(others(leaf=name, drop=names.decode()))
+        ((frames, _),) = stacks_by_frames(pprof.read(str(path))).items()
+        assert [each.function for each in frames] == ["main"]
+
+
+@pytest.mark.parametrize(
+    "drop",
+    ["(a+)+b", "(a|a)*b", "a?" * 40 + "a" * 40, ".*a.*a" * 20 + "b", "(", "x" * 70_000],
+    ids=["nested", "choices", "optional", "repeated", "no expression", "long"],
+)
+def test_dropped_functions_that_would_take_for_ever(tmp_path: Path, drop: str) -> None:
+    path = tmp_path / "cpu.prof"
+    path.write_bytes(others(leaf="a" * 2000, drop=drop))
+    found = pprof.read(str(path))
+    assert "its drop_frames is no list of names" in found.notes[0]
+    ((frames, _),) = stacks_by_frames(found).items()
+    assert len(frames) == 3
+
+
+def test_a_file_that_is_too_large(calm: Calm, tmp_path: Path) -> None:
+    """Or that unpacks to too much: no more than the bound is read."""
+    sparse, packed = tmp_path / "sparse", tmp_path / "packed"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 40)
+    packed.write_bytes(gzip.compress(bytes(pprof._MAX_BYTES + 1)))
+    for path in (sparse, packed):
+        done = calm("heap", "show", path)
+        assert (done.returncode, done.stderr) == (2, f"calm: {path} has more than 64 MiB, unpacked\n")
 
 
 def bad_files() -> Iterator[tuple[str, bytes, str]]:

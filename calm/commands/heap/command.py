@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from calm.core import environment, options, report
 from calm.core.errors import INTERRUPTED, USAGE, CalmError
 from calm.core.measure import signal_name
 from calm.core.options import Output
+
+if TYPE_CHECKING:
+    from calm.core.heap_profile import HeapProfile
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def _form(function: Callable[..., Any]) -> Callable[..., Any]:
     )(decorated)
 
 
-def _write(profile: Any, form: Form, stdout_is_taken: bool = False) -> None:  # noqa: ANN401
+def _write(profile: HeapProfile, form: Form, stdout_is_taken: bool = False) -> None:
     """The report, and all files."""
     from calm.commands.heap import formats, html, summary
     from calm.core import pprof
@@ -213,7 +216,7 @@ def show(path: str, base_path: str | None, form: Form) -> None:
     _write(profile, form)
 
 
-def _read(path: str) -> Any:  # noqa: ANN401
+def _read(path: str) -> HeapProfile:
     from calm.core import documents, pprof
     from calm.core.heap_profile import HeapProfile
 

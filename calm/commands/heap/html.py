@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
-
-import msgspec
 
 from calm.commands.heap import formats
-from calm.commands.heap.summary import TITLES, amount
+from calm.commands.heap.summary import TITLES, amount, percent
 from calm.core import pages, report
 from calm.core.heap_profile import HeapProfile
+from calm.core.profile_model import Stack
 
 # What a flame graph counts, by type.
 _NOUNS = {
@@ -37,64 +35,35 @@ _BUTTONS = {
 _UNITS = {"bytes": "bytes", "nanoseconds": "s"}
 
 
-class _Weighted(NamedTuple):
-    """A stack with one of its values."""
-
-    kind: str
-    frames: tuple[int, ...]
-    weight: float
-    samples: int = 0
-    cause: str = ""
-
-
-def _percent(part: float, whole: float, _digits: int = 0) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
-
-
 def page(profile: HeapProfile, name: str | None) -> str:
     """The page's text, all ASCII. The named type is shown first."""
-    profile = msgspec.convert(pages.printable(msgspec.to_builtins(profile)), HeapProfile)
+    profile = pages.printable(profile)
     first = formats.column(profile, name)
-    order = sorted(range(len(profile.types)), key=lambda at: at != first)
     kinds = {}
     units = {}
-    stacks: dict[str, list[_Weighted]] = {}
-    for at in order:
+    stacks = []
+    for at in sorted(range(len(profile.types)), key=lambda at: at != first):
         kind = profile.types[at]
         kinds[kind.name] = (_BUTTONS.get(kind.name, kind.name), _NOUNS.get(kind.name, kind.name))
         units[kind.name] = _UNITS.get(kind.unit, "count")
         scale = 1e-9 if kind.unit == "nanoseconds" else 1
-        found = [
-            _Weighted(kind.name, stack.frames, stack.values[at] * scale)
+        stacks += [
+            Stack(kind.name, "", stack.frames, stack.values[at] * scale, 0)
             for stack in profile.stacks
             if stack.values[at] > 0
         ]
-        stacks[kind.name] = sorted(found, key=lambda stack: -stack.weight)
-    command = shlex.join(profile.command) or profile.source or "unknown program"
-    data = {
-        "causes": {},
-        "nouns": {kind: noun for kind, (_, noun) in kinds.items()},
-        "units": units,
-        "row": pages.ROW_PX,
-        "frames": pages.frames(profile.frames),
-        "stacks": [
-            {"kind": each.kind, "cause": "", "frames": each.frames, "weight": each.weight}
-            for found in stacks.values()
-            for each in found
-        ],
-    }
     return pages.render(
         "calm.commands.heap",
-        profile=profile,
-        data=data,
-        title=command if len(command) <= 100 else command[:99] + "…",
-        titles=TITLES,
+        frames=profile.frames,
         stacks=stacks,
+        profile=profile,
+        data=pages.flame(profile.frames, stacks, kinds, units),
+        title=shlex.join(profile.command) or profile.source or "unknown program",
+        titles=TITLES,
         kinds=kinds,
         units=units,
-        summary=lambda stack: pages.summary(profile.frames, stack.frames),
         amount=lambda value, unit: amount(value * 1e9, "nanoseconds") if unit == "s" else amount(value, unit),
-        percent=_percent,
+        percent=percent,
         cause_of=None,
         report=report,
     )

@@ -50,6 +50,10 @@ def amount(value: float, unit: str) -> str:
     return f"{sign}{value:,.0f}"
 
 
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
 def lifetime(profile: HeapProfile, stack: HeapStack) -> str:
     """How long blocks of a stack live on average; "> 3 s" if most are in use: the age that they have."""
     names = (ALLOC_OBJECTS, INUSE_OBJECTS, FREED_LIFETIME, INUSE_AGE)
@@ -114,7 +118,7 @@ def _table(console: Console, profile: HeapProfile, kind: SampleType, top: int) -
     table = report.table(*headings, right=right, wrap=("function ← callers",))
     for way, lived in zip(found[:top], lifetimes, strict=True):
         value = way.stack.values[at]
-        cells = [amount(value, kind.unit), f"{100 * value / total:.1f} %" if total > 0 else "-"]
+        cells = [amount(value, kind.unit), percent(value, total)]
         if objects is not None:
             cells.append(amount(way.stack.values[objects], "count"))
         if "lifetime" in headings:

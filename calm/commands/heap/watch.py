@@ -24,6 +24,7 @@ DEFAULT_MEAN = 512 << 10
 DEFAULT_FOR_S = 30.0
 _STEP_S = 0.05
 _ASK_S = (1, 30)
+_RENEW_S = 1.0
 # Snapshots, for when the process ends without a profile; they take at most one part in so many of the time.
 _SNAPSHOT_S = 1.0
 _SHARE = 20
@@ -38,11 +39,15 @@ class Series:
     written: int = 0
 
     def write(self, profile: HeapProfile) -> None:
+        """A disk that is full for a while costs these files only."""
         path = Path(self.path)
         self.written += 1
         stem, dot, endings = path.name.partition(".")
         name = f"{stem}.{self.written}{dot}{endings}"
-        report.write(str(path.with_name(name)), pprof.encode(profile))
+        try:
+            report.write(str(path.with_name(name)), pprof.encode(profile))
+        except CalmError as error:
+            report.warn(str(error))
 
 
 @dataclass
@@ -53,7 +58,7 @@ class _Pace:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.next = self.began + _SNAPSHOT_S
+        self._next_snapshot = self.began + _SNAPSHOT_S
         self.taken = self.began
         self._next_profile = self.began + self.series.each_s if self.series else float("inf")
 
@@ -62,15 +67,15 @@ class _Pace:
     ) -> Snapshot | None:
         """A snapshot if one is due. Raises CalmError if the process cannot be read any more."""
         began = time.monotonic()
-        if began < min(self.next, self._next_profile):
+        if began < min(self._next_snapshot, self._next_profile):
             return None
         found = take()
         self.taken = began
         if self.series and began >= self._next_profile:
-            self.series.write(document(found))
             self._next_profile += self.series.each_s
+            self.series.write(document(found))
         now = time.monotonic()
-        self.next = now + max(_SNAPSHOT_S, (now - began) * _SHARE)
+        self._next_snapshot = now + max(_SNAPSHOT_S, (now - began) * _SHARE)
         return found
 
 
@@ -177,9 +182,9 @@ def watch(
                 if switched:
                     _switch_on(process, asked, for_s)
                 found, window_s, notes, interrupted = _wait(process, for_s, asked, series, bar)
-            except _NotOnError as error:
+            except _NotOnError:
                 switched = False
-                raise CalmError(str(error)) from error
+                raise
             finally:
                 if switched:
                     _switch_off(process)
@@ -221,6 +226,15 @@ def _switch_off(process: heap_live.Process) -> None:
         report.warn(f"{error}; the library ends the profile by itself, {LEASE_S} s from now at the latest")
 
 
+def _renewed(process: heap_live.Process, mean_bytes: int) -> bool:
+    """Whether the library keeps the profile on: an idle process answers when it next allocates."""
+    try:
+        process.ask(mean_bytes, _RENEW_S)
+    except CalmError:
+        return False
+    return True
+
+
 def _wait(
     process: heap_live.Process, for_s: float, mean_bytes: int, series: Series | None, bar: Bar
 ) -> tuple[Snapshot, float, list[str], bool]:
@@ -236,8 +250,7 @@ def _wait(
             if not process.is_same():
                 raise CalmError("it has ended")
             last = pace.step(process.snapshot, lambda each: heap_live.profile(process.pid, each)) or last
-            if mean_bytes and now >= renew:
-                process.ask(mean_bytes)
+            if mean_bytes and now >= renew and _renewed(process, mean_bytes):
                 renew = now + LEASE_S / 3
             time.sleep(min(_STEP_S, max(0.0, pace.began + for_s - now)))
         last = process.snapshot()
@@ -251,4 +264,6 @@ def _wait(
         if process.is_same():
             raise
         notes.append(f"process {process.pid} has ended: this is what it had at most a few seconds before")
+    if mean_bytes and not last.mean_bytes:
+        notes.append("the profile was switched off before the end of this time")
     return last, time.monotonic() - pace.began, notes, interrupted

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from calm.commands.profile.summary import amount, percent, wholes
 from calm.core import pages, profile_model, report
 from calm.core.profile_model import CALL, CAUSES, CPU, FAULT, MEMORY, SHOOTDOWN, Profile
@@ -44,23 +42,19 @@ _MACHINE = {
 def page(profile: Profile) -> str:
     """The page's text, all ASCII."""
     # Names of functions may contain anything.
-    profile = msgspec.convert(pages.printable(msgspec.to_builtins(profile)), Profile)
+    profile = pages.printable(profile)
     command = shlex.join(profile.command) or (f"process {profile.pid}" if profile.pid else "no command")
     data = collect(profile)
     return pages.render(
         "calm.commands.profile",
+        frames=profile.frames,
+        stacks=profile.stacks,
         profile=profile,
         data=data,
-        command=command,
-        title=command if len(command) <= 100 else command[:99] + "…",
+        title=command,
         machine=_machine(profile),
         cards=list(_cards(profile)),
         wholes=wholes(profile),
-        stacks={
-            kind: sorted((s for s in profile.stacks if s.kind == kind), key=lambda s: -s.weight)
-            for kind in KINDS
-        },
-        summary=lambda stack: pages.summary(profile.frames, stack.frames),
         cause_of=lambda stack: stack.cause if stack.kind == CALL else CAUSES.get(stack.cause, stack.cause),
         units=_UNITS,
         colors=colors(profile),
@@ -132,17 +126,11 @@ def _cards(profile: Profile) -> Iterator[tuple[str, str, str]]:
 
 def collect(profile: Profile) -> Data:
     """The data that the scripts draw from."""
-    stacks = msgspec.to_builtins(profile)["stacks"]
-    return {
-        "causes": dict(CAUSES),
-        "nouns": {kind: noun for kind, (_, noun) in KINDS.items()},
-        "units": _UNITS,
+    return pages.flame(profile.frames, profile.stacks, KINDS, _UNITS, CAUSES) | {
         # Heights in pixels that the page reserves before the scripts run, and that they then use.
-        **{"row": pages.ROW_PX, "panel": 170, "axis": 44},
+        **{"panel": 170, "axis": 44},
         "wall": pages.six_digits(profile.wall_s),
         "panels": list(_panels(profile)),
-        "frames": pages.frames(profile.frames),
-        "stacks": [stack for stack in stacks if stack["weight"] > 0],
     }
 
 

@@ -65,7 +65,7 @@ function grow(kind, cause, inverted) {
         if (frame.source) at.sources.add(frame.source);
       }
       at.weight += stack.weight;
-      at.samples += stack.samples || 0;
+      at.samples += stack.samples;
     }
     at.own += stack.weight;
     root.deepest = Math.max(root.deepest, path.length);
