@@ -2,7 +2,6 @@
 #include "calmalloc.h"
 
 #include "api/allocator.h"
-#include "api/door.h"
 #include "api/options.h"
 #include "api/profiling.h"
 #include "api/statistics.h"
@@ -68,7 +67,7 @@ size_t calm_malloc_usable_size(const void *block) {
 }
 
 size_t calm_trim(size_t keep_bytes) {
-    return allocator_ready() ? door_trim(keep_bytes) : 0;
+    return allocator_trim(keep_bytes);
 }
 
 int calm_stats(struct calm_stats *stats, size_t size) {
@@ -109,7 +108,7 @@ int calm_set(const char *name, const char *value) {
         errno = error;
         return -1;
     }
-    door_refresh();
+    allocator_refresh();
     return 0;
 }
 

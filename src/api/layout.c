@@ -1,7 +1,7 @@
 /* Where the process's heap has its records: for readers outside of the process. */
 #include "api/layout.h"
 
-#include "api/allocator.h"
+#include "api/state.h"
 #include "governor/governor.h"
 
 #include <stddef.h>
@@ -39,4 +39,4 @@ const struct blocks_layout calm_blocks = {
                 SHELF(5), SHELF(6), SHELF(7)},
 };
 _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
-_Static_assert(DEPOTS_MOST == 8, "a shelf for each depot");
+_Static_assert(MAX_DEPOTS == 8, "a shelf for each depot");

@@ -3,8 +3,8 @@
  * own, all else that maps memory would fail while malloc went on. So what is reserved is let go then, and the
  * heap grows by segments, which the limit holds for.
  */
-#include "api/allocator.h"
-#include "api/door.h"
+#include "api/init.h"
+#include "governor/governor.h"
 #include "os/syscall.h"
 
 #include <errno.h>
@@ -15,6 +15,10 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+static void limit_space(struct governor *governor, void *bytes) {
+    governor_limit_space(governor, *(const size_t *)bytes);
+}
+
 static int change_limit(pid_t process, unsigned resource, const struct rlimit *wanted,
                         struct rlimit *before) {
     long result = os_syscall(SYS_prlimit64, process, (long)resource, (long)wanted, (long)before, 0, 0);
@@ -24,7 +28,8 @@ static int change_limit(pid_t process, unsigned resource, const struct rlimit *w
     }
     if (wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
         (process == 0 || process == getpid()) && allocator_ready()) {
-        door_limit_space(wanted->rlim_cur);
+        size_t bytes = wanted->rlim_cur;
+        calm_allocator.backend->functions->run(calm_allocator.backend, limit_space, &bytes);
     }
     return 0;
 }

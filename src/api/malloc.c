@@ -3,7 +3,6 @@
  * silent is what programs have come to expect.
  */
 #include "api/allocator.h"
-#include "api/door.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -110,7 +109,7 @@ EXPORT void cfree(void *block) {
 }
 
 EXPORT int malloc_trim(size_t keep_bytes) {
-    return allocator_ready() && door_trim(keep_bytes) > 0;
+    return allocator_trim(keep_bytes) > 0;
 }
 
 #if defined(__GLIBC__)

@@ -1,10 +1,9 @@
 /*
- * C++'s operators new and delete under their mangled names (Itanium C++ ABI): a C++
- * compiler is not needed to build the library, and a program that is not C++ needs no C++ library.
+ * C++'s operators new and delete under their mangled names (Itanium C++ ABI), so that no C++ compiler is
+ * needed to build the library, and no C++ library to load it.
  *
- * new throws by way of the program's own C++ library, which then is surely there: the names are weak. It may
- * have come too late for them, or in a scope of its own, by dlopen: then it is asked for by its file's name,
- * once memory is short.
+ * new throws through the program's own C++ library, by weak symbols. A library that dlopen loaded later, or
+ * in a scope of its own, does not bind them: it is looked up by its file name, once memory is short.
  */
 #include "api/allocator.h"
 #include "os/symbols.h"
@@ -26,7 +25,7 @@ extern new_handler cxx_get_new_handler(void) __asm__(GET_NEW_HANDLER) __attribut
 extern void cxx_throw_bad_alloc(void) __asm__(THROW_BAD_ALLOC) __attribute__((weak));
 extern void llvm_throw_bad_alloc(void) __asm__(LLVM_THROW_BAD_ALLOC) __attribute__((weak));
 
-/* The function of that name in a C++ library that is loaded; NULL if there is none. */
+/* The function of that name in a loaded C++ library; NULL if there is none. */
 static any_function find_late(const char *name) {
     any_function found = symbol_find("libstdc++.so.", name);
     found = found != NULL ? found : symbol_find("libc++.so.", name);
@@ -58,10 +57,8 @@ static void throw_bad_alloc(void) {
     }
 }
 
-/*
- * Asks the program's new-handler for memory until there is some, or no handler. The handler may throw. errno
- * stays as it was: a C++ program learns of failure otherwise.
- */
+/* Calls the program's new-handler until there is memory, or no handler. The handler may throw. Preserves
+ * errno, as C++ reports failure by an exception. */
 static void *allocate_or_handle(size_t alignment, size_t size) {
     int saved_errno = errno;
     for (;;) {
@@ -87,62 +84,49 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
     return block;
 }
 
-/* The fast path without a frame; what it does not have, the slow one asks for again. */
+/* The fast path, without a stack frame; new_slow tries it again. */
 static inline void *new_any(size_t size) {
     void *block;
     return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_slow(1, size);
 }
 
 /*
- * The forms of new that do not throw are the C++ library's, which calls the ones here, or malloc: a
- * new-handler may throw, and to catch that takes C++.
- *
- * size_t, std::align_val_t, const std::nothrow_t& and pointers are all passed as integers are.
+ * The nothrow forms of new are the C++ library's: it calls the forms here, or malloc. A new-handler may
+ * throw, and only C++ can catch that. size_t and std::align_val_t are passed as integers. delete ignores
+ * every argument but the pointer, so that all of its forms are one function.
  */
-#define NEW(name, mangled)                           \
-    EXPORT void *name(size_t size) __asm__(mangled); \
-    EXPORT void *name(size_t size) {                 \
-        return new_any(size);                        \
-    }
-#define NEW_ALIGNED(name, mangled)                                     \
-    EXPORT void *name(size_t size, size_t alignment) __asm__(mangled); \
-    EXPORT void *name(size_t size, size_t alignment) {                 \
-        return new_slow(alignment, size);                              \
-    }
-#define DELETE(name, mangled)                       \
-    EXPORT void name(void *block) __asm__(mangled); \
-    EXPORT void name(void *block) {                 \
-        release(block);                             \
-    }
-#define DELETE_1(name, mangled)                                    \
-    EXPORT void name(void *block, size_t unused) __asm__(mangled); \
-    EXPORT void name(void *block, size_t unused) {                 \
-        (void)unused;                                              \
-        release(block);                                            \
-    }
-#define DELETE_2(name, mangled)                                                    \
-    EXPORT void name(void *block, size_t unused, size_t unused2) __asm__(mangled); \
-    EXPORT void name(void *block, size_t unused, size_t unused2) {                 \
-        (void)unused, (void)unused2;                                               \
-        release(block);                                                            \
-    }
+EXPORT void *new_plain(size_t size) __asm__("_Znwm");
+EXPORT void *new_plain(size_t size) {
+    return new_any(size);
+}
 
-NEW(new_plain, "_Znwm")
-NEW(new_array, "_Znam")
-NEW_ALIGNED(new_aligned, "_ZnwmSt11align_val_t")
-NEW_ALIGNED(new_array_aligned, "_ZnamSt11align_val_t")
+EXPORT void *new_aligned(size_t size, size_t alignment) __asm__("_ZnwmSt11align_val_t");
+EXPORT void *new_aligned(size_t size, size_t alignment) {
+    return new_slow(alignment, size);
+}
 
-DELETE(delete_plain, "_ZdlPv")
+EXPORT void delete_plain(void *block) __asm__("_ZdlPv");
+EXPORT void delete_plain(void *block) {
+    release(block);
+}
+
+#define ALIAS(type, name, parameters, mangled, of) \
+    EXPORT type name parameters __asm__(mangled) __attribute__((alias(of)));
+#define DELETE(name, mangled) ALIAS(void, name, (void *block), mangled, "_ZdlPv")
+
+ALIAS(void *, new_array, (size_t size), "_Znam", "_Znwm")
+ALIAS(void *, new_array_aligned, (size_t size, size_t alignment), "_ZnamSt11align_val_t",
+      "_ZnwmSt11align_val_t")
 DELETE(delete_array, "_ZdaPv")
-DELETE_1(delete_sized, "_ZdlPvm")
-DELETE_1(delete_array_sized, "_ZdaPvm")
-DELETE_1(delete_nothrow, "_ZdlPvRKSt9nothrow_t")
-DELETE_1(delete_array_nothrow, "_ZdaPvRKSt9nothrow_t")
-DELETE_1(delete_aligned, "_ZdlPvSt11align_val_t")
-DELETE_1(delete_array_aligned, "_ZdaPvSt11align_val_t")
-DELETE_2(delete_sized_aligned, "_ZdlPvmSt11align_val_t")
-DELETE_2(delete_array_sized_aligned, "_ZdaPvmSt11align_val_t")
-DELETE_2(delete_aligned_nothrow, "_ZdlPvSt11align_val_tRKSt9nothrow_t")
-DELETE_2(delete_array_aligned_nothrow, "_ZdaPvSt11align_val_tRKSt9nothrow_t")
+DELETE(delete_sized, "_ZdlPvm")
+DELETE(delete_array_sized, "_ZdaPvm")
+DELETE(delete_nothrow, "_ZdlPvRKSt9nothrow_t")
+DELETE(delete_array_nothrow, "_ZdaPvRKSt9nothrow_t")
+DELETE(delete_aligned, "_ZdlPvSt11align_val_t")
+DELETE(delete_array_aligned, "_ZdaPvSt11align_val_t")
+DELETE(delete_sized_aligned, "_ZdlPvmSt11align_val_t")
+DELETE(delete_array_sized_aligned, "_ZdaPvmSt11align_val_t")
+DELETE(delete_aligned_nothrow, "_ZdlPvSt11align_val_tRKSt9nothrow_t")
+DELETE(delete_array_aligned_nothrow, "_ZdaPvSt11align_val_tRKSt9nothrow_t")
 
 #endif

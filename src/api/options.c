@@ -1,8 +1,7 @@
 #include "api/options.h"
 
-#include "api/allocator.h"
-#include "api/door.h"
 #include "api/profiling.h"
+#include "api/state.h"
 #include "api/statistics.h"
 #include "os/file.h"
 #include "os/purge.h"
@@ -383,13 +382,12 @@ void options_read(void) {
     read_environment();
 }
 
-void options_read_late(void) {
-    if (!were_read) {
+bool options_read_late(void) {
+    bool late = !were_read;
+    if (late) {
         read_environment();
-        door_refresh();
-        options_apply_profile();
     }
-    unwind_learn_modules(); /* also for a profile that is asked for from outside, within malloc */
+    return late;
 }
 
 void options_apply_profile(void) {

@@ -5,6 +5,7 @@
 #ifndef CALM_API_OPTIONS_H
 #define CALM_API_OPTIONS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { OPTION_CACHE_AUTO, OPTION_CACHE_LOCKED, OPTION_CACHE_OFF };
@@ -22,9 +23,10 @@ enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
 /* Where to find CALM_OPTIONS while environ is NULL. */
 void options_keep_environment(char **environment);
 
-/* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not. */
+/* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not, and then returns
+ * true. */
 void options_read(void);
-void options_read_late(void);
+bool options_read_late(void);
 
 int options_cache(void);
 int options_misuse(void);

@@ -1,39 +1,41 @@
 #include "api/placing.h"
 
-#include "api/allocator.h"
-#include "api/door.h"
 #include "os/caches.h"
+#include "os/cpus.h"
 #include "os/seed.h"
 #include "placement/lines.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* One page of so many may be spent. */
-#define PAID_PART 16
+/* A block may get one page more for so many that it has. */
+#define MIN_PAGES_PER_EXTRA 16
 
 /*
- * So many blocks in use at once are no more than most caches have ways, wherever they begin: until then the
- * machine is not asked for its caches, which costs more than a short program's blocks do.
+ * A thread's first blocks need no placement: in use at once they are no more than most caches have ways.
+ * Until then the machine's caches are not read, which costs more than a short program's blocks do.
  */
-#define TURNS_BEFORE_ASKING 8
+#define TURNS_BEFORE_READING 8
 
-static _Atomic(uint64_t) turns;
+/*
+ * The numbers of blocks that were placed: each thread counts in the line that its thread pointer hashes to,
+ * so that CPUs share none. Threads that share one may lose a count, and then two blocks begin at the same
+ * line.
+ */
+#define TURN_COUNTERS 32
+static struct { _Alignas(64) _Atomic(uint32_t) turns; } counters[TURN_COUNTERS];
+
 static _Atomic(uint64_t) seed; /* 0: not drawn yet */
-/* Of the nearest cache; 0: not asked yet. */
+/* Of the nearest cache; 0: not read yet. */
 static _Atomic(size_t) line_bytes;
 static _Atomic(size_t) way_bytes;
 
-static int placement(void) {
-    return atomic_load_explicit(&calm_governor.settings.placement, memory_order_relaxed);
-}
-
-static size_t page_bytes(void) {
-    return calm_governor.heap.space.page_size;
+static int placement(const struct allocator *allocator) {
+    return setting_value(&allocator->governor->settings.placement);
 }
 
 /* Threads that come at once find the same. */
-static void ask_machine(void) {
+static void read_caches(void) {
     struct os_cache caches[CACHES_MOST];
     size_t count = os_caches("", caches, CACHES_MOST);
     bool known = count > 0 && caches[0].level == 1;
@@ -50,35 +52,43 @@ static uint64_t process_seed(void) {
     return known;
 }
 
-static size_t room_of(size_t size) {
-    return -size & (page_bytes() - 1);
+/* Different threads begin at different turns. */
+static uint64_t next_turn(void) {
+    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
+    size_t number = mixed >> 32 & (TURN_COUNTERS - 1);
+    uint32_t turn = atomic_load_explicit(&counters[number].turns, memory_order_relaxed);
+    atomic_store_explicit(&counters[number].turns, turn + 1, memory_order_relaxed);
+    if (turn >= TURNS_BEFORE_READING && atomic_load_explicit(&line_bytes, memory_order_relaxed) == 0) {
+        read_caches();
+    }
+    return turn + (mixed >> 40);
 }
 
-static struct line_spread current_spread(void) {
-    return line_spread_for(page_bytes(), atomic_load_explicit(&line_bytes, memory_order_relaxed),
+static struct line_spread current_spread(size_t page_bytes) {
+    return line_spread_for(page_bytes, atomic_load_explicit(&line_bytes, memory_order_relaxed),
                            atomic_load_explicit(&way_bytes, memory_order_relaxed));
 }
 
-size_t placing_pages(size_t size, size_t alignment) {
-    size_t line = current_spread().line_bytes;
-    bool has_room = room_of(size) >= line;
-    bool is_little = size / PAID_PART >= page_bytes();
-    return placement() != PLACEMENT_OFF && !has_room && is_little && alignment <= line;
+size_t placing_pages(const struct allocator *allocator, size_t size, size_t alignment) {
+    size_t page = page_bytes(allocator->governor);
+    size_t line = current_spread(page).line_bytes;
+    bool has_room = (-size & (page - 1)) >= line;
+    bool is_large = size / MIN_PAGES_PER_EXTRA >= page;
+    return placement(allocator) != PLACEMENT_OFF && !has_room && is_large && alignment <= line;
 }
 
-void *placing_place(void *base, size_t size, size_t alignment) {
-    if (placement() == PLACEMENT_OFF || alignment >= page_bytes()) {
+void *placing_place(const struct allocator *allocator, const struct heap *heap, void *base, size_t size,
+                    size_t alignment) {
+    size_t page = page_bytes(allocator->governor);
+    if (placement(allocator) == PLACEMENT_OFF || alignment >= page) {
         return base;
     }
-    struct span *span = heap_large_span(door_heap_of(base), base);
-    size_t room = span->pages * page_bytes() - size;
-    uint64_t turn = atomic_fetch_add_explicit(&turns, 1, memory_order_relaxed);
-    if (turn == TURNS_BEFORE_ASKING) {
-        ask_machine();
-    }
-    struct line_spread spread = current_spread();
-    return heap_place_large(
-        span, line_offset(&spread, placement() != PLACEMENT_RANDOM, turn, process_seed(), room, alignment));
+    struct span *span = heap_large_span(heap, base);
+    size_t room = span->pages * page - size;
+    uint64_t turn = next_turn();
+    struct line_spread spread = current_spread(page);
+    bool spreads = placement(allocator) != PLACEMENT_RANDOM;
+    return heap_place_large(span, line_offset(&spread, spreads, turn, process_seed(), room, alignment));
 }
 
 void placing_after_fork(void) {

@@ -1,21 +1,23 @@
 /*
- * Where a new large block begins in its first page: the process's turn, and what it may cost.
- *
- * For allocator.c. Thread-safe; takes no lock: the block is its caller's alone, whoever drives the heap.
+ * Where a new large block begins in its first page. Called by allocator.c for a block that its caller alone
+ * knows. Thread-safe, without a lock or a word that all CPUs write.
  */
 #ifndef CALM_API_PLACING_H
 #define CALM_API_PLACING_H
 
+#include "api/state.h"
+
 #include <stddef.h>
 
-/* Pages that a block is to have beyond those of its size: 1 where its last page has no room for a later
- * beginning and the block is so large that a page is little; else 0. */
-size_t placing_pages(size_t size, size_t alignment);
+/* Pages that a block is to have beyond those of its size: 1 if its last page has no room for a later start
+ * and the block is large compared to a page; else 0. */
+size_t placing_pages(const struct allocator *allocator, size_t size, size_t alignment);
 
-/* Has a large block, new and not placed yet, begin where it should for its size. Returns where. */
-void *placing_place(void *base, size_t size, size_t alignment);
+/* Places a new large block, whose span begins at base, by its size. Returns where it begins. */
+void *placing_place(const struct allocator *allocator, const struct heap *heap, void *base, size_t size,
+                    size_t alignment);
 
-/* In the child: it places otherwise than its parent, and its siblings. */
+/* In the child, which places blocks differently from its parent and its siblings. */
 void placing_after_fork(void);
 
 #endif

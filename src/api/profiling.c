@@ -1,7 +1,7 @@
 #include "api/profiling.h"
 
-#include "api/allocator.h"
 #include "api/options.h"
+#include "api/state.h"
 #include "os/clock.h"
 #include "os/filters.h"
 #include "os/syscall.h"
@@ -238,9 +238,8 @@ int profiling_write(const char *path) {
     return write_profile(path, false);
 }
 
-/* Where it is to be found: named in the option, and apart from the files of processes that come of this one.
- */
-__attribute__((destructor)) static void write_at_exit(void) {
+/* The file's name has the process id, so that forked processes write files of their own. */
+void profiling_write_at_exit(void) {
     if (!atomic_load_explicit(&was_on, memory_order_acquire) ||
         !atomic_load_explicit(&was_chosen, memory_order_relaxed)) {
         return;

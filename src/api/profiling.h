@@ -71,6 +71,9 @@ extern const struct samples_layout profiling_layout __attribute__((visibility("h
 /* 0 or an errno; ENODATA if profiling was never on. */
 int profiling_write(const char *path);
 
+/* At the process's end: writes the profile that the program or its user asked for. */
+void profiling_write_at_exit(void);
+
 void profiling_before_fork(void);
 void profiling_after_fork(void);
 

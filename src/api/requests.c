@@ -1,7 +1,6 @@
 #include "api/requests.h"
 
-#include "api/offloading.h"
-#include "api/profiling.h"
+#include "api/state.h"
 
 #include <errno.h>
 
@@ -11,10 +10,11 @@
  * all locks, as if it had interrupted itself. Each leaves the request to the next thread that comes.
  */
 static bool may_wait(void) {
-    return !offloading_interrupts_client() && !profiling_is_held();
+    const struct backend *backend = calm_allocator.backend;
+    return backend->functions->interrupted(backend) == INTERRUPTED_NOTHING && !profiling_is_held();
 }
 
-void requests_carry_out(size_t (*trim)(size_t keep_bytes)) {
+void requests_carry_out(trim_function *trim) {
     struct control_claim claim;
     if (!may_wait()) {
         return;
@@ -29,7 +29,7 @@ void requests_carry_out(size_t (*trim)(size_t keep_bytes)) {
     uint64_t result = 0;
     switch (claim.request) {
     case CONTROL_TRIM:
-        result = trim(claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
+        result = trim(calm_allocator.backend, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
         break;
     case CONTROL_PROFILE:
         error = profiling_ask((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32));

@@ -7,17 +7,21 @@
 #define CALM_API_REQUESTS_H
 
 #include "api/profiling.h"
+#include "backend/backend.h"
 #include "os/control.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Carries out what is asked; trim as door_trim. Not in a signal handler that interrupted the allocator, nor
- * within a fork: what is asked waits for the next thread. Preserves errno. */
-void requests_carry_out(size_t (*trim)(size_t keep_bytes));
+/* Of a backend. */
+typedef size_t trim_function(struct backend *backend, size_t keep_bytes);
+
+/* Carries out what is asked, a trim by that function. Not in a signal handler that interrupted the allocator,
+ * nor within a fork: what is asked waits for the next thread. Preserves errno. */
+void requests_carry_out(trim_function *trim);
 
 /* The caller holds no lock of the allocator's, unless a signal handler interrupted one that does. */
-static inline void requests_notice(size_t (*trim)(size_t keep_bytes)) {
+static inline void requests_notice(trim_function *trim) {
     if (control_is_asked(&os_control) || profiling_should_switch()) {
         requests_carry_out(trim);
     }

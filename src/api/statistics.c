@@ -1,12 +1,13 @@
 #include "api/statistics.h"
 
-#include "api/allocator.h"
-#include "api/door.h"
 #include "api/layout.h"
-#include "api/offloading.h"
 #include "api/options.h"
 #include "api/profiling.h"
-#include "offload/stock.h"
+#include "api/state.h"
+#include "governor/blocks.h"
+#include "governor/flush.h"
+#include "governor/governor.h"
+#include "offload/backend_offload.h"
 #include "os/control.h"
 #include "os/figures.h"
 #include "os/syscall.h"
@@ -33,30 +34,9 @@ static size_t cached_limit(const struct governor *governor) {
     return bytes + blocks * page;
 }
 
-static uint64_t count(const _Atomic(uint64_t) *word) {
-    return atomic_load_explicit(word, memory_order_relaxed);
-}
-
-static void fill_offload(struct calm_stats *stats) {
-    struct endpoint_sums clients = client_counts(&calm_server);
-    const struct server_counts *counts = &calm_server.counts;
-    size_t most;
-    stats->cached_limit += stock_blocks_most(&calm_server, &most) * os_page_size() + most;
-    stats->offload_hits = clients.hits;
-    stats->offload_misses = clients.misses;
-    stats->offload_calls = count(&counts->calls);
-    stats->offload_records = count(&counts->records);
-    stats->offload_stocked = count(&counts->stocked);
-    stats->offload_unused = count(&counts->unused);
-    stats->offload_wakes = count(&calm_server.wakes);
-    stats->offload_naps = count(&counts->naps);
-    stats->offload_lent = count(&counts->lent);
-    stats->offload_lost = count(&calm_server.losses);
-}
-
 /* Of one heap: the second one's are added to the first one's. */
 static void add_heap(struct calm_stats *stats, struct governor *governor) {
-    bool locked = governor_lock(governor);
+    governor_lock(governor);
     const struct heap *heap = &governor->heap;
     uint64_t page = heap->space.page_size;
     const struct governor_counts *counts = &governor->counts;
@@ -64,7 +44,7 @@ static void add_heap(struct calm_stats *stats, struct governor *governor) {
     stats->retained += (heap_dirty_pages(heap) + heap->purging_pages) * page;
     stats->reserved += space_reserved_bytes(&heap->space);
     stats->metadata += space_metadata_bytes(&heap->space);
-    stats->retained_limit += governor_limit(governor);
+    stats->retained_limit += governor_limit_bytes(governor);
     stats->dirtied += heap->dirtied_pages * page;
     stats->purged += counts->purged_pages * page;
     stats->purges += counts->purges;
@@ -78,36 +58,39 @@ static void add_heap(struct calm_stats *stats, struct governor *governor) {
     stats->heap_locks += governor->heap_locks;
     stats->large_allocations += heap->large_allocations;
     stats->large_moves += heap->moves;
-    if (locked) {
-        governor_unlock(governor);
+    governor_unlock(governor);
+}
+
+static void fill(struct governor *governor, void *subject) {
+    struct calm_stats *stats = subject;
+    add_heap(stats, governor);
+    if (governor == &calm_governor) {
+        size_t cached;
+        governor_cached(governor, &cached);
+        stats->cached = cached;
+        stats->cached_limit = cached_limit(governor);
+        stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
+        stats->cache_misses = governor_cache_misses(governor);
+        calm_allocator.backend->functions->add_counters(calm_allocator.backend, stats);
     }
 }
 
-static void fill(void *subject) {
-    struct calm_stats *stats = subject;
-    struct governor *governor = &calm_governor;
-    add_heap(stats, governor);
-    size_t cached;
-    governor_cached(governor, &cached);
-    stats->cached = cached;
-    stats->cached_limit = cached_limit(governor);
-    stats->cache_drains = atomic_load_explicit(&governor->caches->drains, memory_order_relaxed);
-    stats->cache_misses = governor_misses(governor);
-    if (offloading_mode() != OFFLOADING_NONE) {
-        fill_offload(stats);
-    }
-    if (offloading_second_if_made() != NULL) {
-        add_heap(stats, offloading_second_if_made());
-    }
-    stats->footprint = stats->in_use + stats->retained;
+/* Of a server that does not answer, counters are read while they change: each is a moment's value. Apart, since
+ * ThreadSanitizer is told to ignore it by this name. */
+static __attribute__((noinline)) void fill_past_server(struct calm_stats *stats) {
+    fill(&calm_governor, stats);
 }
 
 void statistics_fill(struct calm_stats *stats) {
     memset(stats, 0, sizeof *stats);
     stats->version = CALM_STATS_VERSION;
     stats->size = sizeof *stats;
-    if (allocator_ready()) {
-        door_look(fill, stats);
+    if (allocator_is_ready()) {
+        struct backend *backend = calm_allocator.backend;
+        if (!backend->functions->run(backend, fill, stats)) {
+            fill_past_server(stats);
+        }
+        stats->footprint = stats->in_use + stats->retained;
         stats->metadata += profiling_bytes();
     }
 }
@@ -279,23 +262,23 @@ __attribute__((used, visibility("hidden"))) const struct calm_figures calm_figur
                     .bytes = sizeof(uint64_t),
                 },
                 WORD("heap_locks", calm_governor.heap_locks),
-                WORD("looks", calm_governor.looks),
+                WORD("looks", calm_governor.checks),
                 WORD("large_allocations", HEAP.large_allocations),
                 WORD("large_moves", HEAP.moves),
-                WORD("offload_calls", calm_server.counts.calls),
-                WORD("offload_records", calm_server.counts.records),
-                WORD("offload_stocked", calm_server.counts.stocked),
-                WORD("offload_unused", calm_server.counts.unused),
-                WORD("offload_wakes", calm_server.wakes),
-                WORD("offload_naps", calm_server.counts.naps),
-                WORD("offload_lent", calm_server.counts.lent),
+                WORD("offload_calls", calm_offload.server.counts.calls),
+                WORD("offload_records", calm_offload.server.counts.records),
+                WORD("offload_stocked", calm_offload.server.counts.stocked),
+                WORD("offload_unused", calm_offload.server.counts.unused),
+                WORD("offload_wakes", calm_offload.server.wakes),
+                WORD("offload_naps", calm_offload.server.counts.naps),
+                WORD("offload_lent", calm_offload.server.counts.lent),
                 WORD("slack", calm_governor.settings.slack),
                 WORD("purge_time", calm_governor.settings.purge_time),
                 WORD("policy", calm_governor.settings.policy),
                 WORD("background", calm_governor.settings.background),
             },
 };
-_Static_assert(DEPOTS_MOST == 8, "a term for each depot");
+_Static_assert(MAX_DEPOTS == 8, "a term for each depot");
 FIGURES_NOTE(calm_figures);
 
 /* Programs close their stderr before the last destructors run: the report has a descriptor of its own, unless
@@ -317,18 +300,16 @@ void statistics_prepare_report(void) {
     }
 }
 
-/* Also the server's end: what is freed after this is served without it. */
-__attribute__((destructor)) static void report_at_exit(void) {
-    if (options_report() == OPTION_REPORT_EXIT && report_descriptor >= 0) {
-        struct text line = {0};
-        statistics_json(&line);
-        text_string(&line, "\n");
-        if (is_report_file(report_descriptor)) {
-            text_write(&line, report_descriptor);
-        }
+void statistics_report(void) {
+    if (options_report() != OPTION_REPORT_EXIT || report_descriptor < 0) {
+        return;
     }
-    offloading_end();
-    governor_end(&calm_governor);
+    struct text line = {0};
+    statistics_json(&line);
+    text_string(&line, "\n");
+    if (is_report_file(report_descriptor)) {
+        text_write(&line, report_descriptor);
+    }
 }
 
 #ifndef CALM_WITHOUT_MALLOC

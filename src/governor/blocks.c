@@ -1,12 +1,8 @@
-/*
- * Blocks of one class, by the magazine: from a depot of the thread's node, and into the near one; or else the
- * heap.
- */
-#include "governor/governor.h"
+#include "governor/blocks.h"
 
-#include "governor/bound.h"
-#include "governor/fault.h"
-#include "governor/heap_door.h"
+#include "governor/check.h"
+#include "governor/fault_cost.h"
+#include "governor/limit.h"
 #include "os/address_space.h"
 #include "os/clock.h"
 #include "os/cpus.h"
@@ -33,11 +29,9 @@ static size_t take_from_depots(struct governor *governor, uint32_t class, void *
     return taken;
 }
 
-/* An owner, which no other thread is in the way of, uses all. */
 static bool put_into_depots(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
-    unsigned most = governor->depot_count == 0 ? 0 : governor->owner == NULL ? 1 : governor->depots_per_node;
     bool put = false;
-    for (unsigned i = 0; i < most && !put; i++) {
+    for (unsigned i = 0; i < governor->depots_to_fill && !put; i++) {
         put = depot_put(&governor->depots[depot_near(governor, i)], class, blocks, count);
     }
     return put;
@@ -53,7 +47,7 @@ static void count_miss(struct governor *governor) {
                               memory_order_relaxed);
 }
 
-uint64_t governor_misses(const struct governor *governor) {
+uint64_t governor_cache_misses(const struct governor *governor) {
     uint64_t misses = 0;
     for (unsigned i = 0; i < MISS_COUNTERS; i++) {
         misses += atomic_load_explicit(&governor->misses[i].count, memory_order_relaxed);
@@ -61,54 +55,59 @@ uint64_t governor_misses(const struct governor *governor) {
     return misses;
 }
 
-size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
-    return governor_take_blocks_ready(governor, class, blocks, count, false);
-}
-
-static void make_ready(void *base, size_t bytes) {
+static void prefault(void *base, size_t bytes) {
     os_populate(base, bytes);
 }
 
 /*
- * An owner has slabs in huge regions too, once the program is of some size: the pages are touched here, off
- * its clients' way, and spare them misses of the TLB. Under the heap's lock.
+ * The thread of exclusive mode has slabs in huge-page regions too, once the program uses enough memory: it
+ * touches their pages before clients need them, and spares clients TLB misses. Under the heap's lock.
  */
 static enum run_choice choose_slab_run(const struct governor *governor) {
     size_t region = governor->heap.runs.huge_pages;
     bool dense = region != 0 && governor->settings.huge_pages != 0 &&
-                 uses_enough_for_huge_pages(governor, 0) && !density_is_dear(&governor->density) &&
-                 heap_dirty_pages(&governor->heap) + region <= max_ahead_pages(governor) / 2;
+                 uses_enough_for_huge_pages(governor, 0) && !thp_policy_is_costly(&governor->thp) &&
+                 heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
+/* Under the heap's lock, which it releases. */
 static size_t take_from_heap(struct governor *governor, uint32_t class, void **blocks, size_t count,
-                             bool ready) {
-    heap_enter(governor);
-    governor->heap.make_ready = ready ? make_ready : NULL;
-    governor->heap.slab_choice = governor->owner == NULL ? RUN_FOR_ANY
-                                 : ready                 ? choose_slab_run(governor)
-                                                         : RUN_FOR_LARGE;
+                             enum run_choice choice, bool prefaults) {
+    governor->heap.make_ready = prefaults ? prefault : NULL;
+    governor->heap.slab_choice = choice;
     uint64_t made = governor->heap.runs.huge_pages_made;
     size_t taken = heap_take_blocks(&governor->heap, class, blocks, count);
     if (governor->heap.runs.huge_pages_made != made && taken > 0) {
         struct stopwatch watch = stopwatch_start();
         *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
-        density_note_cost(&governor->density, stopwatch_ns(&watch),
-                          (double)governor->heap.runs.huge_pages * fault_ns(governor));
+        thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
+                             (double)governor->heap.runs.huge_pages * fault_ns(governor));
     }
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
     return taken;
 }
 
-size_t governor_take_blocks_ready(struct governor *governor, uint32_t class, void **blocks, size_t count,
-                                  bool ready) {
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
     count_miss(governor);
     size_t taken = take_from_depots(governor, class, blocks, count);
-    /* An owner fills up what the depot had the rest of: a magazine that is not full would be no use to it. */
-    if (taken > 0 && (governor->owner == NULL || taken == count)) {
+    if (taken > 0) {
         return taken;
     }
-    return taken + take_from_heap(governor, class, blocks + taken, count - taken, ready);
+    heap_lock(governor);
+    return take_from_heap(governor, class, blocks, count, RUN_FOR_ANY, false);
+}
+
+size_t governor_take_blocks_exclusive(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                                      bool prefaults) {
+    count_miss(governor);
+    size_t taken = take_from_depots(governor, class, blocks, count);
+    if (taken == count) {
+        return taken;
+    }
+    heap_lock(governor);
+    enum run_choice choice = prefaults ? choose_slab_run(governor) : RUN_FOR_LARGE;
+    return taken + take_from_heap(governor, class, blocks + taken, count - taken, choice, prefaults);
 }
 
 /* What the depots may grow to. Under the heap's lock. */
@@ -124,10 +123,10 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
     }
     struct heap_puts puts;
     heap_plan_puts(&governor->heap, &puts, blocks, count);
-    heap_enter(governor);
+    heap_lock(governor);
     heap_put_planned(&governor->heap, &puts, blocks, count);
     if (governor->depot_count > 0) {
         depot_grow(&governor->depots[depot_near(governor, 0)], class, depot_wanted(governor));
     }
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
 }

@@ -1,14 +1,11 @@
-/*
- * The governor as a whole: its start, what a person asks of it, whose the heap is, and forks. How blocks are
- * handed out is in blocks.c and large.c, what is given back in purger.c, shed.c and window.c.
- */
 #include "governor/governor.h"
 
-#include "governor/bound.h"
-#include "governor/heap_door.h"
+#include "governor/check.h"
+#include "governor/flush.h"
 #include "governor/helper.h"
+#include "governor/limit.h"
 #include "governor/purger.h"
-#include "governor/shed.h"
+#include "governor/terms.h"
 #include "os/clock.h"
 #include "os/cpus.h"
 #include "os/huge_pages.h"
@@ -20,10 +17,24 @@
 #define DEPOT_MEDIUM_PER_CPU ((size_t)256 << 10)
 #define DEPOT_GROWN_PER_CPU  ((size_t)4 << 20)
 
+/* Of shared mode: no thread keeps blocks besides the caches and depots. */
+static void do_nothing(void *context) {
+    (void)context;
+}
+
+static size_t none_cached(const void *context, size_t *bytes) {
+    (void)context;
+    *bytes = 0;
+    return 0;
+}
+
+static const struct heap_ops shared_ops = {NULL, do_nothing, none_cached, do_nothing};
+
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, bool with_depots,
                    void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
+    governor->ops = &shared_ops;
     governor->misused = misused;
     governor->first_thread = thread_pointer();
     governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
@@ -38,18 +49,19 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
     size_t cpus = cpu_affinity_count();
     size_t each = cpus / nodes / DEPOT_CPUS;
-    each = each * nodes > DEPOTS_MOST ? DEPOTS_MOST / nodes : each;
+    each = each * nodes > MAX_DEPOTS ? MAX_DEPOTS / nodes : each;
     governor->depots_per_node = each == 0 ? 1 : (unsigned)each;
     unsigned depots = nodes * governor->depots_per_node;
-    governor->depot_count = !with_depots ? 0 : depots < DEPOTS_MOST ? depots : DEPOTS_MOST;
+    governor->depot_count = !with_depots ? 0 : depots < MAX_DEPOTS ? depots : MAX_DEPOTS;
+    governor->depots_to_fill = governor->depot_count > 0;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
                    DEPOT_MEDIUM_PER_CPU * cpus / governor->depot_count,
                    DEPOT_GROWN_PER_CPU * cpus / governor->depot_count);
     }
     cpu_usage_sample(&governor->cpu_usage);
-    atomic_store_explicit(&governor->window_start_ns, clock_coarse_ns(), memory_order_relaxed);
-    atomic_store_explicit(&governor->room_bytes, SIZE_MAX, memory_order_relaxed);
+    atomic_store_explicit(&governor->epoch_start_ns, clock_coarse_ns(), memory_order_relaxed);
+    atomic_store_explicit(&governor->max_footprint, SIZE_MAX, memory_order_relaxed);
     governor->terms = new_terms(governor);
     publish_limit(governor);
     return true;
@@ -59,14 +71,14 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
     if (!purger_enter(governor)) {
         return 0;
     }
-    shed_caches(governor, true);
-    heap_enter(governor);
+    flush_caches(governor, true);
+    heap_lock(governor);
     uint64_t before = governor->counts.purged_pages;
-    heap_exit(governor);
+    heap_unlock(governor);
     purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
-    heap_enter(governor);
+    heap_lock(governor);
     uint64_t purged = governor->counts.purged_pages - before;
-    heap_exit(governor);
+    heap_unlock(governor);
     purge_to_limit(governor);
     purger_leave(governor);
     return purged * page_bytes(governor);
@@ -74,97 +86,63 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
 
 size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     size_t bytes = governor_trim_by_helper(governor, keep_bytes);
-    heap_enter(governor);
-    heap_leave(governor); /* which reports what came to light */
+    heap_lock(governor);
+    heap_unlock_and_check(governor); /* reports misuse that came to light */
     return bytes;
 }
 
-bool governor_has_helper(const struct governor *governor) {
-    int helper = atomic_load_explicit(&governor->helper, memory_order_acquire);
-    return helper == HELPER_RUNS || !thread_is_gone(&governor->helper_thread);
-}
-
-bool governor_wants_helper(const struct governor *governor) {
-    return setting_value(&governor->settings.background) != 0;
-}
-
-size_t governor_limit(const struct governor *governor) {
-    return limit_pages(governor) * page_bytes(governor);
+size_t governor_limit_bytes(const struct governor *governor) {
+    return limit_now(governor).max * page_bytes(governor);
 }
 
 void governor_limit_space(struct governor *governor, size_t bytes) {
-    heap_enter(governor);
+    heap_lock(governor);
     space_limit(&governor->heap.space, bytes);
-    heap_exit(governor);
+    heap_unlock(governor);
 }
 
 void governor_refresh(struct governor *governor) {
     if (purger_enter(governor)) {
-        purger_set_terms(governor, REASON_LIMIT);
+        update_terms(governor, REASON_LIMIT);
         purger_leave(governor);
-        relieve(governor);
+        enforce_limit(governor);
     }
 }
 
-void governor_end(struct governor *governor) {
-    int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
-    while (helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
-        if (atomic_compare_exchange_weak_explicit(&governor->helper, &helper, HELPER_ELSEWHERE,
-                                                  memory_order_seq_cst, memory_order_relaxed)) {
-            return;
-        }
-    }
-}
-
-/* What exceeds the new bound is given back by the next thread that comes to the heap. Under the heap's lock,
- * or while no thread is at the heap. */
-static void set_tended(struct governor *governor, bool tended) {
-    if (governor->tended != tended) {
-        governor->tended = tended;
-        governor->terms.tended = tended;
-        publish_limit(governor);
-    }
-}
-
-/* A higher bound needs no purger, which may be at work for long. */
-void governor_tend(struct governor *governor) {
-    heap_enter(governor);
-    set_tended(governor, true);
-    heap_exit(governor);
-}
-
-void governor_leave_untended(struct governor *governor) {
-    if (!purger_enter(governor)) {
-        return;
-    }
-    heap_enter(governor);
-    governor->tended = false;
-    heap_exit(governor);
-    purger_set_terms(governor, REASON_LIMIT);
-    purger_leave(governor);
-}
-
-void governor_own(struct governor *governor, const struct governor_owner *owner) {
-    governor->owner = owner;
+static void set_mode(struct governor *governor, const struct heap_ops *ops, bool exclusive) {
+    governor->exclusive = exclusive;
+    governor->ops = ops;
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        governor->depots[i].owned = true;
+        governor->depots[i].owned = exclusive;
     }
+    /* A thread that no other is in the way of uses all depots. */
+    governor->depots_to_fill = governor->depot_count == 0 ? 0 : exclusive ? governor->depots_per_node : 1;
+}
+
+void governor_set_exclusive(struct governor *governor, const struct heap_ops *ops) {
+    set_mode(governor, ops, true);
     governor->has_clients = true;
-    /* It looks at the clock, as the helper would. */
     atomic_store_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
     set_tended(governor, true);
 }
 
-void governor_lend(struct governor *governor, enum lent lent) {
-    static const int helpers[] = {
-        [LENT_TENDED] = HELPER_ELSEWHERE, [LENT_UNTENDED] = HELPER_REFUSED, [LENT_FOR_GOOD] = HELPER_NONE};
-    governor->owner = NULL;
-    for (unsigned i = 0; i < governor->depot_count; i++) {
-        governor->depots[i].owned = false;
-    }
-    governor->has_clients = lent != LENT_FOR_GOOD;
-    atomic_store_explicit(&governor->helper, helpers[lent], memory_order_relaxed);
-    set_tended(governor, lent == LENT_TENDED);
+void governor_set_shared(struct governor *governor, enum shared_mode mode) {
+    static const int helpers[] = {[SHARED_TENDED] = HELPER_ELSEWHERE,
+                                  [SHARED_UNTENDED] = HELPER_REFUSED,
+                                  [SHARED_FOR_GOOD] = HELPER_NONE};
+    set_mode(governor, &shared_ops, false);
+    governor->has_clients = mode != SHARED_FOR_GOOD;
+    atomic_store_explicit(&governor->helper, helpers[mode], memory_order_relaxed);
+    set_tended(governor, mode == SHARED_TENDED);
+}
+
+/* Also in exclusive mode, where its thread does not take the lock: the mode may change before the unlock. */
+void governor_lock(struct governor *governor) {
+    lock_acquire(&governor->heap_lock);
+}
+
+void governor_unlock(struct governor *governor) {
+    lock_release(&governor->heap_lock);
 }
 
 bool governor_is_held(const struct governor *governor) {
@@ -180,57 +158,49 @@ void governor_shrink_for_fork(struct governor *governor) {
     if (governor_is_held(governor) || !purger_enter(governor)) {
         return;
     }
-    heap_enter(governor);
-    struct retention_terms terms = governor->terms;
-    terms.tended = false;
-    struct bound bound = bound_by(governor, &terms);
-    bool over = is_over(governor, bound.limit) && !demand_is_spent(&governor->demand);
-    heap_exit(governor);
-    /* The budget is looked at once a window, so no more than once. */
-    if (over && governor->shrunk_window != governor->demand.windows + 1) {
-        governor->shrunk_window = governor->demand.windows + 1;
-        purge_down(governor, bound.keep, bound.limit, REASON_LIMIT);
+    heap_lock(governor);
+    struct limit limit = limit_if_tended(governor, false);
+    bool over = is_over(governor, limit.max) && !demand_is_spent(&governor->demand);
+    heap_unlock(governor);
+    /* The budget is examined once an epoch, so one purge an epoch is allowed. */
+    if (over && governor->fork_purge_epoch != governor->demand.windows + 1) {
+        governor->fork_purge_epoch = governor->demand.windows + 1;
+        purge_down(governor, limit.keep, limit.max, REASON_LIMIT);
     }
     purger_leave(governor);
 }
 
 /*
- * An owner is parked then, and needs no locks. Otherwise the locks are acquired in their order, the heap's
- * last. A signal handler may fork whose thread holds some of them: then it waits only for those further in,
- * since a thread that holds one further out may wait for the handler's. What such a thread was purging is
- * lost to the child.
+ * The locks are acquired in their order, the heap's last. In exclusive mode they are free, and its thread is
+ * parked. A signal handler may fork whose thread holds some of the locks: then it waits only for those
+ * further in, since a thread that holds one further out may wait for the handler's. What such a thread was
+ * purging is lost to the child.
  */
 void governor_before_fork(struct governor *governor) {
-    bool waits = true;
-    if (governor->owner == NULL) {
-        waits = !lock_is_mine(&governor->heap_lock);
-        for (unsigned i = 0; i < governor->depot_count; i++) {
-            waits &= !depot_is_held(&governor->depots[i]);
-        }
+    bool waits = !lock_is_mine(&governor->heap_lock);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        waits &= !depot_is_held(&governor->depots[i]);
     }
     bool waits_for_depots = waits;
     waits &= !cpu_caches_are_held(governor->caches);
-    /* An owner that could not be parked, since a debugger has stopped it, may be emptying a cache. */
-    waits &= governor->owner == NULL || !atomic_load_explicit(&governor->purging, memory_order_relaxed);
-    if (governor->owner == NULL) {
-        lock_acquire_for_fork(&governor->purge_lock, waits);
-    }
+    /* A thread of exclusive mode that could not be parked, since a debugger has stopped it, may be purging,
+     * and hold a CPU's cache meanwhile. */
+    waits &= !governor->exclusive || !lock_is_held(&governor->purge_lock);
+    lock_acquire_for_fork(&governor->purge_lock, waits);
     cpu_caches_before_fork(governor->caches, waits);
-    if (governor->owner == NULL) {
-        for (unsigned i = 0; i < governor->depot_count; i++) {
-            depot_before_fork(&governor->depots[i], waits_for_depots);
-        }
-        lock_acquire_for_fork(&governor->heap_lock, true);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        depot_before_fork(&governor->depots[i], waits_for_depots);
     }
+    lock_acquire_for_fork(&governor->heap_lock, true);
 }
 
-/* The child has no helper, and a first thread of its own. What is as it was is not written: a page that the
- * child does not write stays the parent's. Under the heap's lock, or alone. */
+/* The child has no helper, and a first thread of its own. Words that keep their value are not written: a page
+ * that the child does not write stays shared with its parent. Under the heap's lock, or alone. */
 void governor_start_child(struct governor *governor) {
-    if (governor->knows_caches) {
+    if (governor->has_colors) {
         governor->heap.colors.seed = os_process_seed();
     }
-    if (governor->owner != NULL || governor->has_clients) {
+    if (governor->has_clients) {
         return;
     }
     helper_forget(governor);
@@ -238,8 +208,8 @@ void governor_start_child(struct governor *governor) {
         governor->first_thread = thread_pointer();
     }
     set_tended(governor, false);
-    /* What the parent had in use is not what the child will want; and a free page that it shares costs the
-     * child as much to write to as one that was given back. */
+    /* What the parent used says little of what the child will use; and writing to a free page that it shares
+     * costs the child as much as writing to a purged one. */
     governor->demand.windows = 0;
     governor->max_used = heap_used_pages(&governor->heap);
     governor->max_held = governor->max_used + heap_dirty_pages(&governor->heap);

@@ -1,48 +1,49 @@
 #include "governor/helper.h"
 
+#include "governor/epoch.h"
 #include "governor/probes.h"
+#include "governor/terms.h"
 #include "os/clock.h"
 #include "os/filters.h"
 #include "os/futex.h"
 #include "os/syscall.h"
 
 #define STACK_BYTES ((size_t)64 << 10)
-/* Windows without work before it ends. */
-#define QUIET_WINDOWS 5
+/* Epochs without work before it ends. */
+#define QUIET_EPOCHS 5
 
-#define STOP_LOOK_NS 1000000ULL
+#define STOP_CHECK_NS 1000000ULL
 
 static bool change(struct governor *governor, int from, int to) {
     return atomic_compare_exchange_strong_explicit(&governor->helper, &from, to, memory_order_seq_cst,
                                                    memory_order_relaxed);
 }
 
-/* The state that it leaves behind: the first thread, alone, does well without a helper, as before there were
- * others. */
+/* The state after it ended: the first thread, alone, needs no helper, as before there were other threads. */
 static int state_without(bool own_files) {
     return own_files && thread_count() > 2 ? HELPER_AWAY : HELPER_ALONE;
 }
 
 /*
- * True if it is to end. A thread that leaves the heap from here on finds it away, and starts another once
- * this one is gone; a thread that left before is seen in the heap's count.
+ * True if the helper is to end. A thread that leaves the heap from here on finds the helper away, and starts
+ * another once this one is gone; a thread that left before is seen in the count of checks.
  */
 static bool leave(struct governor *governor, int state) {
-    governor_leave_untended(governor);
+    governor_untend(governor);
     atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
     return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
 }
 
-/* Whether the program's first thread is alone again, and all that it keeps may stay untended. Asked for only
- * if no other came to the heap of late. */
-static bool is_alone_again(struct governor *governor, bool own_files, uint64_t *looks, unsigned *windows) {
-    uint64_t now = atomic_load_explicit(&governor->looks_of_others, memory_order_relaxed);
-    *windows = now == *looks ? *windows + 1 : 0;
-    *looks = now;
-    if (*windows < QUIET_WINDOWS || !own_files) {
+/* Whether the program's first thread is alone again, and all free memory may stay if the heap is not tended.
+ * Examined only if no other thread came to the heap during the last epochs. */
+static bool is_alone_again(struct governor *governor, bool own_files, uint64_t *checks, unsigned *epochs) {
+    uint64_t now = atomic_load_explicit(&governor->checks_by_others, memory_order_relaxed);
+    *epochs = now == *checks ? *epochs + 1 : 0;
+    *checks = now;
+    if (*epochs < QUIET_EPOCHS || !own_files) {
         return false;
     }
-    *windows = 0;
+    *epochs = 0;
     return state_without(own_files) == HELPER_ALONE && governor_keeps_little(governor);
 }
 
@@ -50,23 +51,21 @@ static bool is_stopped(void) {
     return atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0;
 }
 
-static void tidy(struct governor *governor) {
-    /* An inherited filter may know none of this. */
+static void purge_in_background(struct governor *governor) {
+    /* An inherited seccomp filter may forbid these calls. */
     bool own_files = false;
     if (filters_allow_all()) {
         own_files = thread_leave_files();
         thread_drop_capabilities();
         thread_schedule_normally(&governor->cpus);
     }
-    /* What was quiet was so before its time. */
-    atomic_store_explicit(&governor->quiet_windows, 0, memory_order_relaxed);
-    uint64_t looks = 0;
-    unsigned windows = 0;
+    atomic_store_explicit(&governor->quiet_epochs, 0, memory_order_relaxed);
+    uint64_t checks = 0;
+    unsigned epochs = 0;
     for (;;) {
-        /* The bell is a count of rings. */
-        uint32_t rung = atomic_load_explicit(&governor->helper_bell, memory_order_seq_cst);
-        if (is_stopped() || is_alone_again(governor, own_files, &looks, &windows)) {
-            governor_leave_untended(governor);
+        uint32_t seen = atomic_load_explicit(&governor->helper_wakeup, memory_order_seq_cst);
+        if (is_stopped() || is_alone_again(governor, own_files, &checks, &epochs)) {
+            governor_untend(governor);
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
@@ -79,22 +78,22 @@ static void tidy(struct governor *governor) {
             governor->visited();
         }
         if (!governor_wants_helper(governor)) {
-            governor_leave_untended(governor);
+            governor_untend(governor);
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
             return;
         }
-        if (atomic_load_explicit(&governor->quiet_windows, memory_order_relaxed) >= QUIET_WINDOWS &&
+        if (atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed) >= QUIET_EPOCHS &&
             leave(governor, state_without(own_files))) {
             return;
         }
-        futex_wait(&governor->helper_bell, rung, WINDOW_NS);
+        futex_wait(&governor->helper_wakeup, seen, DEMAND_WINDOW_NS);
     }
 }
 
-/* The caches are left to a lone thread as the last act: another helper starts once this one is gone. */
+/* Leaves the caches to a lone thread as its last act: another helper starts once this one is gone. */
 static void run(void *argument) {
     struct governor *governor = argument;
-    tidy(governor);
+    purge_in_background(governor);
     cpu_caches_without_helper(governor->caches);
 }
 
@@ -106,7 +105,7 @@ static bool start(struct governor *governor, enum helper_state seen) {
     if (!change(governor, (int)seen, HELPER_RUNS)) {
         return false;
     }
-    /* Who stops it either sees that it runs, or is seen here. */
+    /* A thread that stops helpers either sees that this one runs, or is seen here. */
     if (is_stopped() || !helper_is_of_this_process(governor)) {
         atomic_store_explicit(&governor->helper, (int)seen, memory_order_seq_cst);
         return false;
@@ -117,7 +116,7 @@ static bool start(struct governor *governor, enum helper_state seen) {
     cpu_caches_with_helper(governor->caches);
     governor_tend(governor);
     if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
-        governor_leave_untended(governor);
+        governor_untend(governor);
         cpu_caches_without_helper(governor->caches);
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_seq_cst);
         return false;
@@ -125,7 +124,8 @@ static bool start(struct governor *governor, enum helper_state seen) {
     return true;
 }
 
-/* Without signals: a handler that stops the helper, or forks, would find one that runs and never comes. */
+/* Signals are blocked: a handler that stops the helper, or forks, would wait for one that is never started.
+ */
 bool helper_start(struct governor *governor, enum helper_state seen) {
     if (filters_now() == FILTERS_ADDED || is_stopped()) {
         return false;
@@ -140,25 +140,25 @@ void helper_hold(void) {
     atomic_fetch_add_explicit(&thread_stops, 1, memory_order_seq_cst);
 }
 
-bool helper_stop(struct governor *governor, uint64_t patience_ns) {
+bool helper_stop(struct governor *governor, uint64_t timeout_ns) {
     helper_hold();
     uint64_t start = 0;
     while (atomic_load_explicit(&governor->helper, memory_order_seq_cst) == HELPER_RUNS ||
            !thread_is_gone(&governor->helper_thread)) {
-        atomic_fetch_add_explicit(&governor->helper_bell, 1, memory_order_seq_cst);
-        futex_wake_all(&governor->helper_bell);
+        atomic_fetch_add_explicit(&governor->helper_wakeup, 1, memory_order_seq_cst);
+        futex_wake_all(&governor->helper_wakeup);
         uint64_t now = clock_now_ns();
         start = start == 0 ? now : start;
-        if (now - start >= patience_ns) {
+        if (now - start >= timeout_ns) {
             return false;
         }
-        thread_wait(&governor->helper_thread, STOP_LOOK_NS);
+        thread_wait(&governor->helper_thread, STOP_CHECK_NS);
     }
-    thread_wait_uncounted(&governor->helper_thread, patience_ns);
+    thread_wait_uncounted(&governor->helper_thread, timeout_ns);
     return true;
 }
 
-/* In a child that was forked in between there may be none left. */
+/* A child that was forked between hold and resume may find the count at zero. */
 void helper_resume(void) {
     uint32_t stops = atomic_load_explicit(&thread_stops, memory_order_relaxed);
     while (stops > 0 && !atomic_compare_exchange_weak_explicit(&thread_stops, &stops, stops - 1,
@@ -167,7 +167,7 @@ void helper_resume(void) {
 }
 
 void helper_forget(struct governor *governor) {
-    if (filters_now() != FILTERS_ADDED) { /* under one none is started any more */
+    if (filters_now() != FILTERS_ADDED) { /* after which no helper starts */
         governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     }
     thread_forget(&governor->helper_thread);
@@ -177,5 +177,19 @@ void helper_forget(struct governor *governor) {
     }
     if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);
+    }
+}
+
+bool governor_wants_helper(const struct governor *governor) {
+    return setting_value(&governor->settings.background) != 0;
+}
+
+void governor_end(struct governor *governor) {
+    int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
+    while (helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
+        if (change(governor, helper, HELPER_ELSEWHERE)) {
+            return;
+        }
+        helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     }
 }

@@ -1,62 +1,54 @@
-/*
- * Large blocks: where a new one lies, whether its pages are resident before it is used, and how one grows or
- * shrinks.
- */
-#include "governor/governor.h"
+#include "governor/large.h"
 
-#include "governor/bound.h"
-#include "governor/fault.h"
-#include "governor/heap_door.h"
+#include "governor/check.h"
+#include "governor/fault_cost.h"
+#include "governor/limit.h"
 #include "os/address_space.h"
 #include "os/caches.h"
 #include "os/clock.h"
 #include "os/seed.h"
 
-/* Dearer to move than to copy below: see docs/experiments.md. */
-#define MOVE_BYTES_LEAST ((size_t)256 << 10)
+/* Smaller blocks cost more to move than to copy: see docs/experiments.md. */
+#define MIN_MOVE_BYTES ((size_t)256 << 10)
 
 /*
- * In a huge region, if the program is one that touches its blocks, and the rest of the region, which is free
- * but will be resident, is well within the bound. Under the heap's lock.
+ * In a huge-page region, if the program touches its large blocks, and the rest of the region, which is free
+ * but will be resident, is well within the limit. Under the heap's lock.
  */
 static enum run_choice choose_run(const struct governor *governor, size_t pages) {
     size_t region = governor->heap.runs.huge_pages;
-    if (region == 0 || pages < DENSITY_PAGES_LEAST) {
+    if (region == 0 || pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    bool dense = governor->settings.huge_pages != 0 && density_is_high(&governor->density) &&
+    bool dense = governor->settings.huge_pages != 0 && thp_policy_allows(&governor->thp) &&
                  uses_enough_for_huge_pages(governor, pages) &&
-                 heap_dirty_pages(&governor->heap) + region <= max_ahead_pages(governor) / 2;
+                 heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
     return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
 }
 
 /*
- * An owner makes a new block resident before its client has it, if all large blocks are touched, so that the
- * client's first touch finds its pages there. Under the heap's lock; clean_pages are those before it was
- * taken.
+ * Whether to prefault a new block: if its pages are fresh, outside of huge-page regions, and all large blocks
+ * are touched, so that the client's first touch finds its pages. Under the heap's lock; clean_pages are those
+ * before it was taken.
  */
-static bool is_to_be_ready(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
+static bool is_to_be_prefaulted(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
     bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
-    return fresh && density_expects_touch(&governor->density) &&
+    return fresh && thp_policy_expects_touch(&governor->thp) &&
            !heap_large_span(&governor->heap, block)->huge;
 }
 
-/*
- * The machine is asked for its caches when huge pages first are, which costs far more. Under the heap's
- * lock.
- */
+/* Reads what caches the machine has, once huge pages are requested, which costs far more. Under the heap's
+ * lock. */
 static void prepare_colors(struct governor *governor, enum run_choice choice) {
     struct heap *heap = &governor->heap;
     heap->spreads = setting_value(&governor->settings.placement) == PLACEMENT_COLORS;
-    if (!heap->spreads || governor->knows_caches ||
-        (choice != RUN_FOR_DENSE && heap->runs.huge_regions == 0)) {
+    if (!heap->spreads || governor->has_colors || (choice != RUN_FOR_DENSE && heap->runs.huge_regions == 0)) {
         return;
     }
-    governor->knows_caches = true;
+    governor->has_colors = true;
     struct os_cache caches[CACHES_MOST];
     size_t count = os_caches("", caches, CACHES_MOST);
-    /* Later caches first pass what the nearest one missed: that one goes by addresses, and lines are for it.
-     */
+    /* The nearest cache is indexed by virtual addresses, which placement by lines spreads. */
     size_t outer = 0;
     while (outer < count && caches[outer].level < 2) {
         outer++;
@@ -65,64 +57,71 @@ static void prepare_colors(struct governor *governor, enum run_choice choice) {
                 heap->runs.huge_pages * page_bytes(governor), os_process_seed());
 }
 
-void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
-    return governor_take_large_ready(governor, pages, align_pages, zero, false);
-}
-
-void *governor_take_large_ready(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
-                                bool wants_ready) {
-    heap_enter(governor);
+/* notes: whether the block counts as one whose first touch the THP policy may learn from. */
+static void *take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero, bool notes,
+                        bool prefaults) {
+    heap_lock(governor);
     enum run_choice choice = choose_run(governor, pages);
     uint64_t made = governor->heap.runs.huge_pages_made;
     size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
     prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
     made = governor->heap.runs.huge_pages_made - made;
-    bool ready = wants_ready && block != NULL && is_to_be_ready(governor, block, *zero, clean_pages);
-    const char *base = NULL;
-    size_t older_pages = 0;
-    if (ready) {
+    prefaults = prefaults && block != NULL && is_to_be_prefaulted(governor, block, *zero, clean_pages);
+    const char *sampled = NULL;
+    size_t sampled_pages = 0;
+    if (prefaults) {
         heap_large_span(&governor->heap, block)->ready = true;
     }
-    if ((choice != RUN_FOR_ANY || governor->owner != NULL) && block != NULL) {
-        const struct span *older = density_note(&governor->density, &governor->heap, block);
-        base = older == NULL ? NULL : older->base;
-        older_pages = older == NULL ? 0 : older->pages;
+    if ((choice != RUN_FOR_ANY || notes) && block != NULL) {
+        const struct span *older = thp_policy_note(&governor->thp, &governor->heap, block);
+        sampled = older == NULL ? NULL : older->base;
+        sampled_pages = older == NULL ? 0 : older->pages;
     }
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
     if (made > 0 && block != NULL) {
         struct stopwatch watch = stopwatch_start();
-        *(volatile char *)block = 0; /* the whole huge page comes with it */
-        density_note_cost(&governor->density, stopwatch_ns(&watch),
-                          (double)governor->heap.runs.huge_pages * fault_ns(governor));
+        *(volatile char *)block = 0; /* faults in the whole huge page */
+        thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
+                             (double)governor->heap.runs.huge_pages * fault_ns(governor));
     }
-    if (base != NULL) {
-        density_judge(&governor->density, base, older_pages * page_bytes(governor), page_bytes(governor));
+    if (sampled != NULL) {
+        thp_policy_sample(&governor->thp, sampled, sampled_pages * page_bytes(governor),
+                          page_bytes(governor));
     }
-    if (ready) {
+    if (prefaults) {
         os_populate(block, pages * page_bytes(governor));
     }
     return block;
 }
 
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
+    return take_large(governor, pages, align_pages, zero, false, false);
+}
+
+void *governor_take_large_exclusive(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
+                                    bool prefault) {
+    return take_large(governor, pages, align_pages, zero, true, prefault);
+}
+
 /*
- * A program that reads its zeroed memory before it writes, as a hash table's does, has the kernel's page of
- * zeros first, and each page that then is written is a copy of it: two faults, and a shootdown. So the whole
- * block is written at once, as by an allocator that cannot know it to be zero; but only where such blocks, of
- * which a program may never touch most, and free memory that is kept are together within the bound.
+ * A program that reads its zeroed memory before it writes, as a hash table does, first maps the kernel's zero
+ * page, and each page that it then writes is copied: two faults, and a shootdown. So the whole block is
+ * written at once, as by an allocator that cannot know it to be zero; but only while such blocks, most of
+ * which a program may never touch, and free memory that is kept are together within the limit.
  */
 bool governor_may_populate(struct governor *governor, void *block, size_t pages) {
     if (setting_value(&governor->settings.populate) == 0 ||
         atomic_load_explicit(&governor->cannot_populate, memory_order_relaxed)) {
         return false;
     }
-    heap_enter(governor);
+    heap_lock(governor);
     struct heap *heap = &governor->heap;
-    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= max_ahead_pages(governor);
+    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= max_prefaulted_pages(governor);
     if (within) {
         heap_note_ahead(heap, block);
     }
-    heap_exit(governor);
+    heap_unlock(governor);
     return within;
 }
 
@@ -134,40 +133,40 @@ void governor_populate(struct governor *governor, void *block, size_t pages) {
 
 void governor_put_large(struct governor *governor, void *block) {
     struct span *renew = NULL;
-    heap_enter(governor);
+    heap_lock(governor);
     if (heap_put_large(&governor->heap, block, &renew) == PUT_RENEW) {
-        heap_exit(governor);
+        heap_unlock(governor);
         bool renewed = os_renew(renew->base, (size_t)renew->pages * page_bytes(governor));
-        heap_enter(governor);
+        heap_lock(governor);
         heap_put_renewed(&governor->heap, renew, renewed);
     }
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
 }
 
 void *governor_resize_large(struct governor *governor, struct span *span, size_t pages) {
     size_t held = span->pages;
-    heap_enter(governor);
+    heap_lock(governor);
     bool resized = heap_resize_large(&governor->heap, span, pages);
-    bool may_move = !resized && pages > held && held * page_bytes(governor) >= MOVE_BYTES_LEAST &&
+    bool may_move = !resized && pages > held && held * page_bytes(governor) >= MIN_MOVE_BYTES &&
                     heap_may_move(&governor->heap);
     bool zero;
     char *to_base = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
     if (resized || to_base == NULL) {
         return resized ? span->base + span->offset : NULL;
     }
     size_t bytes = held * page_bytes(governor);
     if (!os_move_pages(span->base, to_base, bytes)) {
-        /* Older kernels may have unmapped the place before they failed. Without it mapped anew, it is lost.
-         */
+        /* Older kernels may have unmapped the target before they failed. If it cannot be mapped anew, it is
+         * lost. */
         if (os_renew(to_base, bytes)) {
             governor_put_large(governor, to_base);
         }
         return NULL;
     }
-    heap_enter(governor);
+    heap_lock(governor);
     struct span *to = heap_large_span(&governor->heap, to_base);
     heap_moved(&governor->heap, span, to);
-    heap_leave(governor);
+    heap_unlock_and_check(governor);
     return to->base + to->offset;
 }

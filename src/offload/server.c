@@ -197,7 +197,7 @@ static void wait_for_room(struct server *server) {
     server_serve(server);
     server->idle = server->owner.tick(server->owner.context);
     if (crowd_has_room(&server->crowd, clock_now_ns())) {
-        server->settle();
+        server->settle(server->owner.context);
         take_back(server);
     }
 }
@@ -263,7 +263,7 @@ static bool look_at_requests(struct server *server) {
 
 static void run(void *argument) {
     struct server *server = argument;
-    server->settle();
+    server->settle(server->owner.context);
     take_back(server);
     for (unsigned pass = 0; !look_at_requests(server); pass++) {
         if (server_is_lent(server)) {
@@ -332,7 +332,7 @@ void server_start(struct server *server) {
 
 void server_say_lost(struct server *server) {
     if (!atomic_exchange_explicit(&server->was_lost, true, memory_order_relaxed)) {
-        server->lost();
+        server->lost(server->owner.context);
     }
 }
 

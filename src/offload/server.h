@@ -85,8 +85,8 @@ struct server {
     uint16_t spare_most[SIZE_CLASSES]; /* blocks */
     uint64_t patience_ns;              /* a client that waited so long serves itself */
     bool keeps;                        /* never lends the heap while it runs: it was given its CPU */
-    void (*settle)(void); /* on the server, when it starts, and takes the heap back; sets keeps */
-    void (*lost)(void);   /* it was starved for long; once */
+    void (*settle)(void *context); /* on the server, when it starts, and takes the heap back; sets keeps */
+    void (*lost)(void *context);   /* it was starved for long; once */
 
     _Atomic(int) phase;  /* enum phase */
     _Atomic(int) thread; /* enum server_thread */

@@ -59,6 +59,11 @@ static inline void lock_release(struct lock *lock) {
     }
 }
 
+/* Whether any thread holds it. */
+static inline bool lock_is_held(const struct lock *lock) {
+    return atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE;
+}
+
 /* Whether the caller holds it. */
 static inline bool lock_is_mine(const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);

@@ -146,7 +146,8 @@ enum {
 };
 
 /* Of this library, where it is part of the program. */
-static const char own_frames[] = "allocate_(slow|aligned|zeroed)|reallocate|new_slow|malloc|calloc|realloc|"
+static const char own_frames[] = "allocate_(slow|large|counted|aligned|zeroed)|allocator_allocate|reallocate|"
+                                 "new_slow|malloc|calloc|realloc|"
                                  "reallocarray|aligned_alloc|memalign|posix_memalign|p?valloc|calm_.*|"
                                  "operator new.*";
 

@@ -6,9 +6,16 @@
 
 #include "api/allocator.h"
 #include "figures_reader.h"
-#include "governor/bound.h"
+#include "governor/blocks.h"
+#include "governor/check.h"
+#include "governor/epoch.h"
+#include "governor/flush.h"
+#include "governor/governor.h"
 #include "governor/helper.h"
+#include "governor/large.h"
+#include "governor/limit.h"
 #include "governor/purger.h"
+#include "governor/terms.h"
 #include "heap_walk.h"
 #include "os/clock.h"
 #include "os/filters.h"
@@ -410,7 +417,7 @@ static void *use_heap(void *unused) {
 }
 
 static enum clock_sleep helper_sleep(void) {
-    return clock_sleep_of(&calm_governor.helper_bell);
+    return clock_sleep_of(&calm_governor.helper_wakeup);
 }
 
 static bool helper_is_gone(void) {
@@ -419,7 +426,7 @@ static bool helper_is_gone(void) {
 
 /* A window passes, and the helper has done what it does then. */
 static void pass_window(void) {
-    clock_advance(WINDOW_NS);
+    clock_advance(DEMAND_WINDOW_NS);
     WAIT_UNTIL(helper_is_gone() || helper_sleep() == ASLEEP_FOR_A_WHILE);
 }
 
@@ -457,7 +464,7 @@ static void test_helper(void) {
     }
     free_all();
     come_from_other_thread(use_heap);
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
     CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_A_WHILE);
     struct calm_stats stats = stats_now();
@@ -504,7 +511,7 @@ static void test_helper(void) {
 
     /* One that waits for who stops it is left, and ends as soon as it can; until then there is no other. */
     lock_acquire(&calm_governor.heap_lock);
-    clock_advance(WINDOW_NS);
+    clock_advance(DEMAND_WINDOW_NS);
     WAIT_UNTIL((atomic_load(&calm_governor.heap_lock.state) & LOCK_WAITED) != 0);
     CHECK(!helper_stop(&calm_governor, 0));
     CHECK(!helper_is_gone());
@@ -518,7 +525,7 @@ static void test_helper(void) {
 
     /* One that is not wanted any more is gone after its next window. */
     set("background", "off");
-    clock_advance(WINDOW_NS);
+    clock_advance(DEMAND_WINDOW_NS);
     WAIT_UNTIL(helper_is_gone());
     CHECK_EQUAL(calm_governor.helper, HELPER_NONE);
     calm_free(kept);
@@ -601,7 +608,7 @@ static bool wants_huge_pages(const void *address) {
 
 static char *take_dense(size_t pages) {
     bool zero;
-    CHECK(governor_lock(&calm_governor));
+    governor_lock(&calm_governor);
     char *block = heap_take_large(&calm_governor.heap, pages, 1, RUN_FOR_DENSE, &zero);
     governor_unlock(&calm_governor);
     CHECK(block != NULL);
@@ -727,7 +734,7 @@ static void test_depots_of_other_cpus(void) {
     enum { BLOCKS = 64, BYTES = 4096 };
     static struct governor governor;
     CHECK(governor_init(&governor, &calm_classes, calm_governor.caches, (size_t)1 << 30, true, NULL));
-    CHECK(governor.depot_count >= 1 && governor.depot_count <= DEPOTS_MOST);
+    CHECK(governor.depot_count >= 1 && governor.depot_count <= MAX_DEPOTS);
     for (unsigned i = governor.depot_count; i < 3; i++) { /* as if there were 12 CPUs */
         CHECK(depot_init(&governor.depots[i], &calm_classes, MIB, MIB, MIB));
     }
@@ -787,7 +794,7 @@ static void test_lone_thread(void) {
         free_all();
         CHECK_EQUAL(stats_now().purges, 0);
         CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
-        clock_await_sleep(&calm_governor.helper_bell);
+        clock_await_sleep(&calm_governor.helper_wakeup);
         CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
         pass_windows(5, 0); /* half a second */
         CHECK_EQUAL(stats_now().retained, 0);
@@ -813,10 +820,10 @@ static void test_waves(void) {
         uint64_t known = 0;
         for (int wave = 0; wave < 12; wave++) {
             build();
-            pass_windows(1, WINDOW_NS / 10);
+            pass_windows(1, DEMAND_WINDOW_NS / 10);
             free_all();
-            clock_await_sleep(&calm_governor.helper_bell);
-            pass_windows(gap, WINDOW_NS / 10);
+            clock_await_sleep(&calm_governor.helper_wakeup);
+            pass_windows(gap, DEMAND_WINDOW_NS / 10);
             known = wave == 2 ? stats_now().purged : known;
         }
         CHECK_EQUAL(stats_now().purged, known);
@@ -851,8 +858,8 @@ static void test_waves_of_two_kinds(void) {
         }
         build();
         free_all();
-        clock_await_sleep(&calm_governor.helper_bell);
-        pass_windows(1, WINDOW_NS);
+        clock_await_sleep(&calm_governor.helper_wakeup);
+        pass_windows(1, DEMAND_WINDOW_NS);
         purged = wave == 9 ? stats_now().purged : purged;
     }
     /* In 20 waves less than 2 would have been given back and taken again. */
@@ -866,15 +873,15 @@ static void test_waves_of_two_kinds(void) {
 static void test_room(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_governor.helper_bell);
-    calm_governor.room_bytes = 30 * MIB;
+    clock_await_sleep(&calm_governor.helper_wakeup);
+    calm_governor.max_footprint = 30 * MIB;
     set("slack", "101"); /* looks anew */
     struct calm_stats stats = stats_now();
     CHECK_EQUAL(stats.retained_limit, 10 * MIB);
     CHECK(stats.retained <= stats.retained_limit);
-    calm_governor.room_bytes = 0;
+    calm_governor.max_footprint = 0;
     set("slack", "100");
-    CHECK(stats_now().retained <= LIMIT_PAGES_LEAST * page_size);
+    CHECK(stats_now().retained <= MIN_LIMIT_PAGES * page_size);
 }
 
 /* A copy of the process that the C library did not make takes the helper for one that runs: there is none,
@@ -882,12 +889,12 @@ static void test_room(void) {
 static void test_overdue(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     pid_t child = (pid_t)os_syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0, 0);
     CHECK(child >= 0);
     if (child == 0) {
         for (int i = 0; i < 100; i++) {
-            clock_advance(2 * WINDOW_NS);
+            clock_advance(2 * DEMAND_WINDOW_NS);
             for (int j = 0; j < 20; j++) {
                 calm_free(obtain(64 * KIB));
             }
@@ -919,11 +926,11 @@ static void test_refused_helper(void) {
 static void test_window_of_the_future(void) {
     obtain(3 * MIB);
     size_t windows = calm_governor.demand.windows;
-    uint64_t start = clock_coarse_ns() + WINDOW_NS;
-    atomic_store(&calm_governor.window_start_ns, start);
+    uint64_t start = clock_coarse_ns() + DEMAND_WINDOW_NS;
+    atomic_store(&calm_governor.epoch_start_ns, start);
     CHECK(!governor_tick(&calm_governor, false));
     CHECK_EQUAL(calm_governor.demand.windows, windows);
-    CHECK_EQUAL(calm_governor.window_start_ns, start);
+    CHECK_EQUAL(calm_governor.epoch_start_ns, start);
 }
 
 /* As if giving back in vain had cost more than its share. */
@@ -938,7 +945,7 @@ static void spend_budget(void) {
 static void test_fork_gives_back(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
     pid_t child = fork();
     CHECK(child >= 0);
@@ -956,7 +963,7 @@ static void test_fork_gives_back(void) {
 static void test_child_keeps_little(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
     spend_budget();
     pid_t child = fork();
@@ -970,7 +977,7 @@ static void test_child_keeps_little(void) {
             build();
             free_all();
         }
-        clock_await_sleep(&calm_governor.helper_bell);
+        clock_await_sleep(&calm_governor.helper_wakeup);
         CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
         _exit(0);
     }
@@ -987,7 +994,7 @@ static void test_lone_thread_beside_helper(void) {
     CHECK(!thread_is_alone() || cpu_cache_is_alone());
     build();
     free_all();
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK(!cpu_cache_is_alone());
     windows_to_end();
     CHECK(!thread_is_alone() || cpu_cache_is_alone());
@@ -997,16 +1004,16 @@ static void test_lone_thread_beside_helper(void) {
 static void test_helper_opens_no_files(void) {
     atomic_store(&calm_governor.settings.watch_cgroup, 1);
     atomic_store(&calm_governor.helper, HELPER_RUNS);
-    calm_governor.room_read_ns = 0;
-    calm_governor.room_bytes = 123 * MIB;
-    clock_advance(20 * WINDOW_NS);
+    calm_governor.max_footprint_read_ns = 0;
+    calm_governor.max_footprint = 123 * MIB;
+    clock_advance(20 * DEMAND_WINDOW_NS);
     governor_tick(&calm_governor, false);
-    CHECK_EQUAL(calm_governor.room_read_ns, 0);
-    CHECK_EQUAL(calm_governor.room_bytes, 123 * MIB); /* what is known stays known */
+    CHECK_EQUAL(calm_governor.max_footprint_read_ns, 0);
+    CHECK_EQUAL(calm_governor.max_footprint, 123 * MIB); /* what is known stays known */
     atomic_store(&calm_governor.helper, HELPER_NONE);
-    clock_advance(20 * WINDOW_NS);
+    clock_advance(20 * DEMAND_WINDOW_NS);
     governor_tick(&calm_governor, false);
-    CHECK(!thread_is_alone() || calm_governor.room_read_ns != 0);
+    CHECK(!thread_is_alone() || calm_governor.max_footprint_read_ns != 0);
     CHECK_EQUAL(room_reads, thread_is_alone() ? 1 : 0);
     CHECK_EQUAL(room_reads_locked, 0); /* a file may be slow to read */
 }
@@ -1016,16 +1023,16 @@ static void test_helper_opens_no_files(void) {
 static void test_room_read_at_start(void) {
     atomic_store(&calm_governor.settings.watch_cgroup, 1);
     filters_note(FILTERS_INHERITED);
-    governor_read_room(&calm_governor);
+    governor_read_max_footprint(&calm_governor);
     CHECK_EQUAL(room_reads, 1);
-    calm_governor.room_bytes = 30 * MIB;
+    calm_governor.max_footprint = 30 * MIB;
     build();
     free_all();
     for (int second = 0; second < 3; second++) {
-        clock_await_sleep(&calm_governor.helper_bell);
-        clock_advance(10 * WINDOW_NS);
+        clock_await_sleep(&calm_governor.helper_wakeup);
+        clock_advance(10 * DEMAND_WINDOW_NS);
     }
-    clock_await_sleep(&calm_governor.helper_bell);
+    clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK_EQUAL(room_reads, 1);
     CHECK(stats_now().retained_limit <= 10 * MIB);
 }
@@ -1035,7 +1042,7 @@ static void test_fork_gives_back_once_a_window(void) {
     for (int fork_number = 0; fork_number < 2; fork_number++) {
         build();
         free_all();
-        clock_await_sleep(&calm_governor.helper_bell);
+        clock_await_sleep(&calm_governor.helper_wakeup);
         CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
         governor_shrink_for_fork(&calm_governor);
         CHECK((stats_now().retained > WAVE * WAVE_BYTES / 2) == (fork_number == 1));
@@ -1064,7 +1071,7 @@ static void test_stopped_purger(void) {
     CHECK_EQUAL(calm_trim(0), 0);
     atomic_store(&purger_stops, 2);
     CHECK(pthread_join(purger, NULL) == 0);
-    clock_advance(WINDOW_NS);
+    clock_advance(DEMAND_WINDOW_NS);
     governor_tick(&calm_governor, false);
     CHECK(stats_now().retained <= stats_now().retained_limit);
 }
@@ -1077,7 +1084,8 @@ enum { READY = 100, READY_BYTES = 256, LATE = 400 };
 
 static struct {
     unsigned between;
-    unsigned shed;
+    unsigned flushes;
+    uint64_t heap_locks; /* when exclusive mode began */
     bool serving;
     size_t late; /* blocks that are freed between two slices */
     void *late_blocks[LATE];
@@ -1117,9 +1125,9 @@ static uint32_t ready_class(void) {
     return size_class_of(calm_governor.heap.classes, READY_BYTES);
 }
 
-static void shed(void *context) {
+static void flush(void *context) {
     CHECK(context == &owner_state);
-    owner_state.shed++;
+    owner_state.flushes++;
     size_t count = owner_state.ready;
     owner_state.ready = 0;
     if (count > 0) {
@@ -1127,12 +1135,11 @@ static void shed(void *context) {
     }
 }
 
-static const struct governor_owner owner = {&owner_state, between, cached, shed};
+static const struct heap_ops owner = {&owner_state, between, cached, flush};
 
 static void own(void) {
-    governor_own(&calm_governor, &owner);
-    lock_acquire(&calm_governor.purge_lock);
-    lock_acquire(&calm_governor.heap_lock);
+    governor_set_exclusive(&calm_governor, &owner);
+    owner_state.heap_locks = calm_governor.heap_locks;
     for (unsigned i = 0; i < calm_governor.depot_count; i++) {
         for (uint32_t class = 1; class < calm_governor.heap.classes->count; ++class) {
             lock_acquire(&calm_governor.depots[i].shelves[class].lock);
@@ -1146,9 +1153,8 @@ static void disown(void) {
             lock_release(&calm_governor.depots[i].shelves[class].lock);
         }
     }
-    lock_release(&calm_governor.heap_lock);
-    lock_release(&calm_governor.purge_lock);
-    governor_lend(&calm_governor, LENT_FOR_GOOD);
+    CHECK_EQUAL(calm_governor.heap_locks, owner_state.heap_locks);
+    governor_set_shared(&calm_governor, SHARED_FOR_GOOD);
 }
 
 static void test_owner_takes_no_lock(void) {
@@ -1190,12 +1196,12 @@ static void test_owner_has_whole_magazines(void) {
     void *rest[1];
     size_t batch = calm_governor.heap.classes->of[class].batch;
     CHECK(batch > 1);
-    CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1), 1);
+    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, rest, 1, false), 1);
     governor_put_blocks(&calm_governor, class, rest, 1);
     for (int again = 0; again < 3; again++) {
-        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, whole, batch), batch);
+        CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, whole, batch, false), batch);
         governor_put_blocks(&calm_governor, class, whole, 1);
-        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1), 1);
+        CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, rest, 1, false), 1);
         governor_put_blocks(&calm_governor, class, whole + 1, batch - 1);
         governor_put_blocks(&calm_governor, class, rest, 1);
     }
@@ -1302,7 +1308,7 @@ static void test_owner_keeps_misuse(void) {
     }
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
     void *block;
-    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), &block, 1), 1);
+    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(), &block, 1, false), 1);
     heap_put_blocks(&calm_governor.heap, &block, 1);
     heap_put_blocks(&calm_governor.heap, &block, 1);
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 1);
@@ -1352,7 +1358,7 @@ static size_t take_fresh(bool touches) {
     own();
     for (size_t i = 0; i < FRESH; i++) {
         bool zero;
-        char *block = governor_take_large_ready(&calm_governor, pages, 1, &zero, true);
+        char *block = governor_take_large_exclusive(&calm_governor, pages, 1, &zero, true);
         CHECK(block != NULL && zero);
         bool is_ready = heap_large_span(&calm_governor.heap, block)->ready;
         CHECK_EQUAL(resident_pages(block, FRESH_BYTES), is_ready ? pages : 0);
@@ -1379,11 +1385,12 @@ static void test_owner_makes_nothing_ready_in_vain(void) {
 /* What an owner keeps ready counts, stays while time passes, and goes with a trim. */
 static void test_owner_sheds_its_stock(void) {
     own();
-    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, READY / 2),
+    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks,
+                                               READY / 2, false),
                 READY / 2);
-    CHECK_EQUAL(
-        governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks + READY / 2, READY / 2),
-        READY / 2);
+    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(),
+                                               owner_state.ready_blocks + READY / 2, READY / 2, false),
+                READY / 2);
     owner_state.ready = READY;
     void *kept = obtain(64 * MIB); /* beside which it is little */
     size_t bytes;
@@ -1392,9 +1399,9 @@ static void test_owner_sheds_its_stock(void) {
     CHECK(stats_now().cached >= READY * READY_BYTES);
     clock_advance(120 * CLOCK_MS);
     CHECK(!governor_tick(&calm_governor, false));
-    CHECK_EQUAL(owner_state.shed, 0);
+    CHECK_EQUAL(owner_state.flushes, 0);
     calm_trim(0);
-    CHECK(owner_state.shed > 0);
+    CHECK(owner_state.flushes > 0);
     CHECK_EQUAL(owner_state.ready, 0);
     struct calm_stats stats = stats_now();
     CHECK_EQUAL(stats.cached, 0);
@@ -1407,17 +1414,19 @@ static void test_owner_sheds_its_stock(void) {
 /* An owner that has nothing to tidy is told so; not while it keeps anything ready. */
 static void test_owner_is_idle(void) {
     own();
-    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1), 1);
+    CHECK_EQUAL(
+        governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
     owner_state.ready = 1;
     calm_trim(SIZE_MAX);
     CHECK_EQUAL(owner_state.ready, 0);
-    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1), 1);
+    CHECK_EQUAL(
+        governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
     owner_state.ready = 1;
     for (int window = 0; window < 3; window++) {
         clock_advance(120 * CLOCK_MS);
         CHECK(!governor_tick(&calm_governor, false));
     }
-    shed(&owner_state);
+    flush(&owner_state);
     bool idle = false;
     for (int window = 0; window < 20 && !idle; window++) {
         clock_advance(120 * CLOCK_MS);
@@ -1454,7 +1463,7 @@ static void check_figures(void) {
     SAME(large_moves);
 #undef SAME
     CHECK_EQUAL(figure_now(figures, "purge_ns"), calm_governor.counts.purge_ns);
-    CHECK_EQUAL(figure_now(figures, "looks"), calm_governor.looks);
+    CHECK_EQUAL(figure_now(figures, "looks"), calm_governor.checks);
 #define SAME(name) CHECK_EQUAL(figure_now(figures, #name), (unsigned)calm_governor.settings.name)
     SAME(slack);
     SAME(purge_time);
@@ -1467,17 +1476,17 @@ static void check_figures(void) {
 static void check_cached_terms(void) {
     const struct figures *figures = figures_of("calmalloc");
     const char *terms = (const char *)figures + figures->head_bytes;
-    bool depots[DEPOTS_MOST] = {false};
+    bool depots[MAX_DEPOTS] = {false};
     bool caches = false;
     for (uint32_t i = 0; i < figures->count; i++) {
         const struct figure *term = (const void *)(terms + (size_t)i * figures->figure_bytes);
-        for (size_t depot = 0; depot < DEPOTS_MOST && strcmp(term->name, "cached") == 0; depot++) {
+        for (size_t depot = 0; depot < MAX_DEPOTS && strcmp(term->name, "cached") == 0; depot++) {
             depots[depot] |= term->at == &calm_governor.depots[depot].shelves;
         }
         CHECK((term->rows == NULL) == (term->present == NULL));
         caches |= term->rows != NULL;
     }
-    for (size_t depot = 0; depot < DEPOTS_MOST; depot++) {
+    for (size_t depot = 0; depot < MAX_DEPOTS; depot++) {
         CHECK(depots[depot]);
     }
     CHECK(caches);
@@ -1559,7 +1568,7 @@ static void *miss(void *unused) {
 /* More threads than counters: of those that share one, none loses what another counted. */
 static void test_misses_of_many_threads(void) {
     calm_free(obtain(1));
-    uint64_t before = governor_misses(&calm_governor);
+    uint64_t before = governor_cache_misses(&calm_governor);
     pthread_t threads[MISSING_THREADS];
     for (size_t i = 0; i < MISSING_THREADS; i++) {
         CHECK(pthread_create(&threads[i], NULL, miss, NULL) == 0);
@@ -1567,7 +1576,7 @@ static void test_misses_of_many_threads(void) {
     for (size_t i = 0; i < MISSING_THREADS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     }
-    CHECK_EQUAL(governor_misses(&calm_governor) - before, MISSING_THREADS * MISSES_EACH);
+    CHECK_EQUAL(governor_cache_misses(&calm_governor) - before, MISSING_THREADS * MISSES_EACH);
 }
 
 int main(void) {

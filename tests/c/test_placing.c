@@ -320,9 +320,9 @@ static size_t crowd(const struct colors *colors, size_t *most) {
 
 /* One that gets huge pages, if there are any: as if all blocks before it had been touched, and cheaply. */
 static unsigned char *obtain_dense(size_t size) {
-    calm_governor.density.score = 16;
-    calm_governor.density.dear_until_ns = 0;
-    calm_governor.density.blocks |= 1; /* not the one of sixteen that is left out */
+    calm_governor.thp.score = 16;
+    calm_governor.thp.costly_until_ns = 0;
+    calm_governor.thp.blocks |= 1; /* not the one of sixteen that is left out */
     return obtain(size);
 }
 
@@ -341,7 +341,7 @@ static void test_colors_of_huge_blocks(void) {
     const struct os_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
-    calm_governor.knows_caches = true;
+    calm_governor.has_colors = true;
     unsigned char *blocks[BLOCKS];
     size_t in_huge = 0;
     for (int i = 0; i < BLOCKS; i++) {
@@ -385,7 +385,7 @@ static void test_colors_cost_little(void) {
     const struct os_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
-    calm_governor.knows_caches = true;
+    calm_governor.has_colors = true;
     void *ballast = calm_calloc(1, 1024 * MIB);
     size_t checked = 0;
     for (size_t regions = 1; regions <= 8; regions++) {
@@ -454,7 +454,7 @@ static void test_machine_is_asked_once(void) {
     size_t most;
     be_another_machine();
     void *ballast = calm_calloc(1, 1024 * MIB);
-    calm_governor.density.score = 0;
+    calm_governor.thp.score = 0;
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 0);
     set("placement", "off");
@@ -462,7 +462,7 @@ static void test_machine_is_asked_once(void) {
     CHECK(heap->runs.huge_regions > 0);
     CHECK_EQUAL(times_asked, 0);
     set("placement", "colors");
-    calm_governor.density.score = 0;
+    calm_governor.thp.score = 0;
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 1);
     /* Not the nearest one: with 32 colors of 2 blocks there is one such cache. */
@@ -517,7 +517,7 @@ static void test_placed_blocks_are_judged(void) {
         unsigned char *block = obtain(MIB);
         memset(block, 1, MIB);
     }
-    CHECK(calm_governor.density.score > 0);
+    CHECK(calm_governor.thp.score > 0);
 }
 
 /* The first blocks of a process, as where they begin in their pages. */

@@ -366,11 +366,13 @@ static void take_back(void *context) {
     atomic_store_explicit(&owner_thread, this_thread(), memory_order_relaxed);
 }
 
-static void settle(void) {
+static void settle(void *context) {
+    (void)context;
     atomic_fetch_add(&settled, 1);
 }
 
-static void lost(void) {
+static void lost(void *context) {
+    (void)context;
     atomic_fetch_add(&losts, 1);
 }
 

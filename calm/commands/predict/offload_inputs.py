@@ -33,9 +33,9 @@ CALMALLOC = "calmalloc"
 # Functions of the library (src/api) on the stack of whatever left the fast path: those of free, of large
 # blocks, and of all else. The first set that has one decides.
 SLOW_FUNCTIONS = {
-    "free_s": {"release_slow", "spill"},
+    "free_s": {"release_slow", "release_from", "spill"},
     "large_s": {"allocate_large", "take_pages", "governor_resize_large", "governor_populate"},
-    "refill_s": {"allocate_slow", "allocate_counted", "refill"},
+    "refill_s": {"allocate_slow", "allocator_allocate", "allocate_counted", "refill"},
 }
 # Samples of CPU time a second: with ten seconds of a program, a share of 1 % is of 100 of them.
 _FREQUENCY = 997

@@ -1,4 +1,4 @@
-#include "governor/fault.h"
+#include "governor/fault_cost.h"
 
 #include "os/address_space.h"
 #include "os/clock.h"

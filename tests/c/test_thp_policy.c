@@ -1,5 +1,5 @@
 /* Huge pages are earned by touched blocks, and not requested while they are costly. */
-#include "governor/density.h"
+#include "governor/thp_policy.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -14,49 +14,49 @@
 #define DEAR_NS  4000000
 #define MS       CLOCK_MS
 
-static struct density earned(void) {
-    return (struct density){.blocks = 1, .score = 16};
+static struct thp_policy earned(void) {
+    return (struct thp_policy){.blocks = 1, .score = 16};
 }
 
-static uint64_t pause_ms(const struct density *density) {
-    return density->dear_until_ns == 0 ? 0 : (density->dear_until_ns - clock_coarse_ns()) / MS;
+static uint64_t pause_ms(const struct thp_policy *density) {
+    return density->costly_until_ns == 0 ? 0 : (density->costly_until_ns - clock_coarse_ns()) / MS;
 }
 
 static void test_dear_ones_pause(void) {
-    struct density density = earned();
-    CHECK(density_is_high(&density));
-    density_note_cost(&density, CHEAP_NS, SMALL_NS);
-    CHECK(density_is_high(&density));
-    density_note_cost(&density, DEAR_NS, SMALL_NS);
-    CHECK(!density_is_high(&density));
+    struct thp_policy density = earned();
+    CHECK(thp_policy_allows(&density));
+    thp_policy_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(thp_policy_allows(&density));
+    thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
+    CHECK(!thp_policy_allows(&density));
     CHECK_EQUAL(pause_ms(&density), 100);
     clock_advance(100 * MS - 1);
-    CHECK(!density_is_high(&density));
+    CHECK(!thp_policy_allows(&density));
     clock_advance(1);
-    CHECK(density_is_high(&density));
+    CHECK(thp_policy_allows(&density));
 }
 
 static void test_pauses_double_and_end(void) {
-    struct density density = earned();
+    struct thp_policy density = earned();
     for (uint64_t expected = 100; expected <= 6400; expected *= 2) {
-        density_note_cost(&density, DEAR_NS, SMALL_NS);
+        thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
         CHECK_EQUAL(pause_ms(&density), expected);
     }
     for (int i = 0; i < 10; i++) {
-        density_note_cost(&density, DEAR_NS, SMALL_NS);
+        thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
         CHECK_EQUAL(pause_ms(&density), 10000);
     }
-    density_note_cost(&density, CHEAP_NS, SMALL_NS);
-    CHECK(density_is_high(&density));
-    density_note_cost(&density, DEAR_NS, SMALL_NS);
+    thp_policy_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(thp_policy_allows(&density));
+    thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
     CHECK_EQUAL(pause_ms(&density), 100);
 }
 
 static void test_what_was_not_earned(void) {
-    struct density density = earned();
+    struct thp_policy density = earned();
     density.score = 0;
-    density_note_cost(&density, CHEAP_NS, SMALL_NS);
-    CHECK(!density_is_high(&density));
+    thp_policy_note_cost(&density, CHEAP_NS, SMALL_NS);
+    CHECK(!thp_policy_allows(&density));
 }
 
 /* How many more blocks than at first pass between two looks. */
@@ -67,25 +67,25 @@ static void test_what_is_certain_is_asked_seldom(void) {
     CHECK(untouched != MAP_FAILED);
     memset(touched, 1, sizeof touched);
     char *base = touched + page_size - (uintptr_t)touched % page_size;
-    struct density density = {.score = 0};
+    struct thp_policy density = {.score = 0};
     while (density.score < 15) {
-        density_judge(&density, base, 4 * page_size, page_size);
-        CHECK_EQUAL(density.patience, 0); /* not yet sure */
+        thp_policy_sample(&density, base, 4 * page_size, page_size);
+        CHECK_EQUAL(density.interval, 0); /* not yet sure */
     }
     unsigned before = 0;
     for (int i = 0; i < 20; i++) {
-        density_judge(&density, base, 4 * page_size, page_size);
-        CHECK(density.patience > before || density.patience == 64);
-        before = density.patience;
+        thp_policy_sample(&density, base, 4 * page_size, page_size);
+        CHECK(density.interval > before || density.interval == 64);
+        before = density.interval;
     }
     CHECK_EQUAL(before, 64);
     for (int i = 0; i < 20; i++) {
-        density_judge(&density, untouched, sizeof touched, page_size);
+        thp_policy_sample(&density, untouched, sizeof touched, page_size);
     }
-    CHECK(!density_is_high(&density));
-    CHECK_EQUAL(density.patience, 512);
-    density_judge(&density, base, 4 * page_size, page_size);
-    CHECK_EQUAL(density.patience, 0);
+    CHECK(!thp_policy_allows(&density));
+    CHECK_EQUAL(density.interval, 512);
+    thp_policy_sample(&density, base, 4 * page_size, page_size);
+    CHECK_EQUAL(density.interval, 0);
 }
 
 /* The last page may be there for a block that begins later than it could; those before it count. */
@@ -97,12 +97,12 @@ static void test_last_page_is_not_judged(void) {
             mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(base != MAP_FAILED);
         memset(base, 1, touched * page_size);
-        struct density density = {.score = 1};
-        density_judge(&density, base, PAGES * page_size, page_size);
+        struct thp_policy density = {.score = 1};
+        thp_policy_sample(&density, base, PAGES * page_size, page_size);
         CHECK_EQUAL(density.score, touched + 1 >= PAGES ? 2 : 0);
         /* A block of one page is judged by that. */
         density.score = 1;
-        density_judge(&density, base, page_size, page_size);
+        thp_policy_sample(&density, base, page_size, page_size);
         CHECK_EQUAL(density.score, touched > 0 ? 2 : 0);
         CHECK(munmap(base, PAGES * page_size) == 0);
     }

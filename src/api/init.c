@@ -1,0 +1,244 @@
+/*
+ * The start, forks and the end, each step in its order:
+ *
+ *   start  (first call of malloc, or the constructor)   fork (pthread_atfork)           end (the last
+ * destructor) 1 filters, machine, options                         1 wake sleepers of locks        1 heap
+ * profile is written 2 size classes, CPU caches                          2 stdio's locks                 2
+ * report is written 3 whether there is a server                         3 heap profile                  3
+ * threads end 4 governor and heap                                 4 backend: server, heaps 5 backend after
+ * it, the same backwards; 6 mode of the caches: the fast paths may run        in the child also placing and
+ *   7 fork handlers                                     requests start anew
+ *   8 heap profile, if an option asks for it
+ */
+#include "api/init.h"
+
+#include "api/colored.h"
+#include "api/misuse.h"
+#include "api/options.h"
+#include "api/placing.h"
+#include "api/profiling.h"
+#include "api/requests.h"
+#include "api/sanitizer.h"
+#include "api/statistics.h"
+#include "cache/rseq.h"
+#include "governor/epoch.h"
+#include "governor/governor.h"
+#include "governor/helper.h"
+#include "offload/backend_offload.h"
+#include "os/filters.h"
+#include "os/lock.h"
+#include "os/stdio.h"
+#include "profile/unwind.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
+
+static struct lock ready_lock;
+
+static struct backend direct;
+
+/* ---- forks ---- */
+
+/*
+ * Whether no other thread exists, not even one of the allocator. Then no lock can be held except by the
+ * forking thread itself, in a section that a signal interrupted, and all stays as it is: a lone thread has
+ * nothing to wait for, and the fewer pages are written around a fork, the fewer are copied.
+ */
+static bool forks_alone(void) {
+    return thread_is_alone() && !calm_allocator.backend->functions->has_threads(calm_allocator.backend);
+}
+
+/* As before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn. */
+static bool forked_alone;
+static bool forked_with_files;
+static unsigned forks_with_locks; /* nested ones */
+
+static void before_fork(void) {
+    if (forks_with_locks == 0 && forks_alone()) {
+        if (!forked_alone) {
+            forked_alone = true;
+        }
+        /* No helper starts meanwhile, either: another fork handler may free enough memory for one. */
+        helper_hold();
+        return;
+    }
+    lock_wake_sleepers();
+    forked_with_files = !thread_is_alone(); /* the allocator's own threads use no stdio */
+    if (forked_with_files) {
+        stdio_before_fork();
+    }
+    profiling_before_fork();
+    calm_allocator.backend->functions->before_fork(calm_allocator.backend);
+    forks_with_locks++;
+    forked_alone = false;
+}
+
+static void after_fork_in_parent(void) {
+    if (forked_alone) {
+        helper_resume();
+        return;
+    }
+    forks_with_locks--;
+    calm_allocator.backend->functions->after_fork(calm_allocator.backend, false);
+    profiling_after_fork();
+    if (forked_with_files) {
+        stdio_after_fork_in_parent();
+    }
+}
+
+static void after_fork_in_child(void) {
+    placing_after_fork();
+    requests_after_fork();
+    if (forked_alone) {
+        governor_start_child(&calm_governor);
+        return;
+    }
+    forks_with_locks--;
+    calm_allocator.backend->functions->after_fork(calm_allocator.backend, true);
+    profiling_after_fork();
+    colored_after_fork();
+    if (forked_with_files) {
+        stdio_after_fork_in_child();
+    }
+}
+
+/* ---- the start ---- */
+
+/* Fixed once: the fast paths know no other change of mode. */
+static enum cache_mode choose_cache_mode(struct rseq_place place, bool have_caches, bool sync) {
+    int wanted = options_cache();
+    if (!have_caches || wanted == OPTION_CACHE_OFF || sync) {
+        return CACHE_OFF;
+    }
+    /* Without a way to stop the sequences, caches could not be emptied. */
+    bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_each && place.usable;
+    return restartable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
+}
+
+static struct place_request server_cpu(void) {
+    int cpu = options_offload_cpu();
+    switch (cpu) {
+    case OPTION_OFFLOAD_CPU_AUTO:
+        return (struct place_request){PLACE_AUTO, 0};
+    case OPTION_OFFLOAD_CPU_SIBLING:
+        return (struct place_request){PLACE_SIBLING, 0};
+    case OPTION_OFFLOAD_CPU_CORE:
+        return (struct place_request){PLACE_CORE, 0};
+    case OPTION_OFFLOAD_CPU_SOCKET:
+        return (struct place_request){PLACE_SOCKET, 0};
+    default:
+        return (struct place_request){PLACE_NUMBER, (unsigned)(cpu - OPTION_OFFLOAD_CPU_FIRST)};
+    }
+}
+
+/* Requests of other processes, carried out by the helper or the server. */
+static void visited(void) {
+    requests_notice(calm_allocator.backend->functions->trim_by_helper);
+}
+
+/* Under ready_lock. */
+static bool start(void) {
+    struct allocator *this = &calm_allocator;
+    filters_look();
+    struct rseq_place place = rseq_find();
+    this->memory_bytes = os_memory_bytes();
+    options_read();
+    size_classes_fill(&this->classes, os_page_size());
+    bool have_caches = cpu_caches_init(this->caches, &this->classes, place);
+
+    bool sync = options_offload() == OPTION_OFFLOAD_SYNC;
+    bool offloads =
+        have_caches && options_offload() != OPTION_OFFLOAD_OFF && offload_is_possible(&calm_offload);
+    enum cache_mode mode = choose_cache_mode(place, have_caches, offloads && sync);
+    if (!governor_init(this->governor, &this->classes, this->caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
+                       misuse_report)) {
+        return false;
+    }
+    this->governor->visited = visited;
+    if (offloads) {
+        struct offload_options options = {sync, server_cpu(), (unsigned)options_offload_patience()};
+        this->backend = offload_open(&calm_offload, &options, this->governor);
+    }
+    if (this->backend == NULL) {
+        offloads = false;
+        backend_direct_open(&direct, this->governor);
+        this->backend = &direct;
+    }
+    /*
+     * Only now the fast paths learn of it, the mode last: until then they find class 0, or no cache. The
+     * release on calm_ready is for the slow paths; a fast path that sees the mode without the rest would need
+     * a processor that reorders stores, and those have no restartable sequences here.
+     */
+    cpu_caches_start(this->caches, mode, !offloads);
+    if (!filters_allow_all()) {
+        governor_read_max_footprint(this->governor); /* which later may not be read any more */
+    }
+    calm_classes = this->classes;
+    atomic_store_explicit(&calm_ready, true, memory_order_release);
+    return true;
+}
+
+bool allocator_ready(void) {
+    if (allocator_is_ready()) {
+        return true;
+    }
+    if (sanitizer_is_there()) {
+        return false;
+    }
+    int saved_errno = errno;
+    lock_acquire(&ready_lock);
+    bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && start();
+    lock_release(&ready_lock);
+    if (first) {
+        /*
+         * As early as possible: handlers that are registered later run before ours, which then holds all
+         * locks. A handler that was registered earlier runs while they are held, and may allocate
+         * nevertheless: see os/lock.h.
+         */
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        options_apply_profile();
+    }
+    errno = saved_errno;
+    return atomic_load_explicit(&calm_ready, memory_order_relaxed);
+}
+
+static void refresh(struct governor *governor, void *nothing) {
+    (void)nothing;
+    governor_refresh(governor);
+}
+
+void allocator_refresh(void) {
+    calm_allocator.backend->functions->run(calm_allocator.backend, refresh, NULL);
+}
+
+/*
+ * For programs that fork and never allocate; and the environment may not have been there before. Before the
+ * other constructors run, glibc's environ is not set, but glibc passes the environment, which not every C
+ * library does.
+ */
+__attribute__((constructor(101))) static void prepare(int argc, char **argv, char **environment) {
+    (void)argc, (void)argv;
+    if (environ == NULL) {
+        options_keep_environment(environment);
+    }
+    if (allocator_ready()) {
+        if (options_read_late()) {
+            allocator_refresh();
+            options_apply_profile();
+        }
+        unwind_learn_modules(); /* also for a profile that is requested from outside, within malloc */
+        statistics_prepare_report();
+    }
+}
+
+/* ---- the end ---- */
+
+/* Later calls are served without threads. */
+__attribute__((destructor)) static void finish(void) {
+    if (allocator_is_ready()) {
+        profiling_write_at_exit();
+        statistics_report();
+        calm_allocator.backend->functions->end(calm_allocator.backend);
+    }
+}

@@ -1,0 +1,18 @@
+#include "api/state.h"
+
+struct size_classes calm_classes;
+struct governor calm_governor;
+_Atomic(bool) calm_ready;
+
+struct allocator calm_allocator = {
+    .governor = &calm_governor,
+    .caches = &calm_caches,
+};
+
+void allocator_use_fast_path(bool use) {
+    const struct size_classes *all = &calm_allocator.classes;
+    for (size_t i = 0; i < sizeof all->small; i++) {
+        __atomic_store_n(&calm_classes.small[i], use ? all->small[i] : 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&calm_classes.size_most, use ? all->size_most : 0, __ATOMIC_RELAXED);
+}

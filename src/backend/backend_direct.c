@@ -1,0 +1,90 @@
+/* The direct backend: each thread works on the heap itself, under its locks. */
+#include "backend/backend.h"
+
+#include "governor/blocks.h"
+#include "governor/governor.h"
+#include "governor/helper.h"
+#include "governor/large.h"
+
+static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
+    return (struct taken){governor_take_blocks(backend->governor, class, blocks, count), true};
+}
+
+static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
+    governor_put_blocks(backend->governor, class, blocks, count);
+}
+
+static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    struct governor *governor = backend->governor;
+    void *block = governor_take_large(governor, pages, align_pages, zero);
+    if (block != NULL && zeroed && *zero && governor_may_populate(governor, block, pages)) {
+        governor_populate(governor, block, pages);
+    }
+    return block;
+}
+
+static void put_large(struct backend *backend, void *block) {
+    governor_put_large(backend->governor, block);
+}
+
+static void *resize_large(struct backend *backend, void *block, size_t pages) {
+    struct span *span = heap_large_span(&backend->governor->heap, block);
+    return span == NULL ? NULL : governor_resize_large(backend->governor, span, pages);
+}
+
+static struct heap *heap_of(struct backend *backend, const void *block) {
+    struct heap *heap = &backend->governor->heap;
+    return space_page(&heap->space, block) != 0 ? heap : NULL;
+}
+
+static bool run(struct backend *backend, void (*work)(struct governor *governor, void *subject),
+                void *subject) {
+    work(backend->governor, subject);
+    return true;
+}
+
+static size_t trim(struct backend *backend, size_t keep_bytes) {
+    return governor_trim(backend->governor, keep_bytes);
+}
+
+static size_t trim_by_helper(struct backend *backend, size_t keep_bytes) {
+    return governor_trim_by_helper(backend->governor, keep_bytes);
+}
+
+static void add_counters(const struct backend *backend, struct calm_stats *stats) {
+    (void)backend, (void)stats;
+}
+
+static bool has_threads(const struct backend *backend) {
+    return governor_has_helper(backend->governor);
+}
+
+static enum interrupted interrupted(const struct backend *backend) {
+    return governor_is_held(backend->governor) ? INTERRUPTED_HOLDER : INTERRUPTED_NOTHING;
+}
+
+static void before_fork(struct backend *backend) {
+    governor_shrink_for_fork(backend->governor);
+    governor_before_fork(backend->governor);
+}
+
+static void after_fork(struct backend *backend, bool child) {
+    governor_after_fork(backend->governor, child);
+}
+
+static bool stop_threads(struct backend *backend, uint64_t timeout_ns) {
+    return helper_stop(backend->governor, timeout_ns);
+}
+
+static void end(struct backend *backend) {
+    governor_end(backend->governor);
+}
+
+static const struct backend_functions functions = {
+    take_blocks,    put_blocks,   take_large,  put_large,   resize_large, heap_of,    run,          trim,
+    trim_by_helper, add_counters, has_threads, interrupted, before_fork,  after_fork, stop_threads, end,
+};
+
+void backend_direct_open(struct backend *backend, struct governor *governor) {
+    *backend = (struct backend){&functions, governor};
+}

@@ -1,0 +1,104 @@
+#include "governor/check.h"
+
+#include "governor/epoch.h"
+#include "governor/flush.h"
+#include "governor/helper.h"
+#include "governor/limit.h"
+#include "os/cpus.h"
+
+/* The clock is read at one check in so many. */
+#define CHECKS_PER_CLOCK 16
+/* Where the kernel has refused a helper, one is tried again at one check in so many. */
+#define CHECKS_PER_RETRY 65536
+/* A helper that ended no epoch for so many does not run. */
+#define OVERDUE_EPOCHS 10
+
+/* The helper ended in a copy of the process that the C library did not make, or gets no CPU. */
+static bool is_overdue(const struct governor *governor) {
+    uint64_t start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
+    return clock_elapsed_ns(clock_coarse_ns(), start) >= OVERDUE_EPOCHS * DEMAND_WINDOW_NS;
+}
+
+size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes) {
+    size_t count = 0;
+    heap_lock(governor);
+    const struct heap *heap = &governor->heap;
+    size_t number = governor->misuses_reported;
+    if (heap->misuses - number > MISUSE_NOTES) {
+        number = heap->misuses - MISUSE_NOTES;
+    }
+    while (number < heap->misuses) {
+        notes[count++] = heap->misuse[number++ % MISUSE_NOTES];
+    }
+    governor->misuses_reported = number;
+    heap_unlock(governor);
+    return count;
+}
+
+/* Without a lock, since a handler of the abort may allocate. What the helper found is reported here, too. In
+ * a heap with clients they report it, once they have left the heap. */
+static void report_misuse(struct governor *governor) {
+    if (governor->has_clients) {
+        atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
+        return;
+    }
+    struct misuse_note notes[MISUSE_NOTES];
+    size_t count = governor_take_misuse(governor, notes);
+    for (size_t i = 0; i < count; i++) {
+        governor->misused(notes[i].kind, notes[i].pointer);
+    }
+}
+
+static void note_levels(struct governor *governor) {
+    size_t used = heap_used_pages(&governor->heap);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    if (used > governor->max_used) {
+        governor->max_used = used;
+        size_t bytes = used << governor->heap.space.page_shift;
+        governor->terms.peak_bytes = governor->terms.peak_bytes > bytes ? governor->terms.peak_bytes : bytes;
+    }
+    if (used + dirty > governor->max_held) {
+        governor->max_held = used + dirty;
+    }
+    size_t free_pages = free_and_purged_pages(governor);
+    if (free_pages < governor->min_free) {
+        governor->min_free = free_pages;
+    }
+}
+
+void heap_unlock_and_check(struct governor *governor) {
+    note_levels(governor);
+    bool clock = ++governor->checks % CHECKS_PER_CLOCK == 0;
+    bool retry = governor->checks % CHECKS_PER_RETRY == 0 && !governor->has_clients;
+    bool is_first = thread_pointer() == governor->first_thread;
+    if (!is_first) {
+        uint64_t checks = atomic_load_explicit(&governor->checks_by_others, memory_order_relaxed);
+        atomic_store_explicit(&governor->checks_by_others, checks + 1, memory_order_relaxed);
+    }
+    if (clock) {
+        end_backoff(governor);
+    }
+    bool over = is_over(governor, publish_limit(governor));
+    /* Whether more may stay once a helper runs. */
+    bool wanted = over && limit_if_tended(governor, true).max > governor->limit_pages;
+    bool misused = governor->heap.misuses != governor->misuses_reported;
+    heap_unlock(governor);
+    if (__builtin_expect(misused, 0)) {
+        report_misuse(governor);
+    }
+    int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
+    /* One that went away is started at once, since no thread may come again for long; a lone thread starts
+     * one where more is worth keeping than may stay without. */
+    bool missed = helper == HELPER_AWAY || (helper == HELPER_ALONE && (!is_first || wanted)) ||
+                  (helper == HELPER_NONE && ((!is_first && clock) || wanted)) ||
+                  (helper == HELPER_REFUSED && retry);
+    bool started =
+        missed && governor_wants_helper(governor) && helper_start(governor, (enum helper_state)helper);
+    if (__builtin_expect(over, 0)) {
+        enforce_limit(governor);
+    }
+    bool tended = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
+    if (clock && (!tended || (helper == HELPER_RUNS && is_overdue(governor)))) {
+        governor_tick(governor, false);
+    }
+}

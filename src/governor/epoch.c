@@ -1,0 +1,174 @@
+#include "governor/epoch.h"
+
+#include "governor/fault_cost.h"
+#include "governor/flush.h"
+#include "governor/limit.h"
+#include "governor/purger.h"
+#include "governor/terms.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/filters.h"
+#include "os/memory_room.h"
+
+#define FOOTPRINT_READ_NS 1000000000ULL
+/* The coarse clock is at most so far behind, and an epoch may be shorter by that. */
+#define TICK_NS 10000000ULL
+/* Less is not worth a system call in each epoch. */
+#define MIN_UNUSED_PAGES 16
+/* Assumed cost of a page fault until something was purged: then it is measured. */
+#define FAULT_NS 1000.0
+
+/* Holds no lock, since a file may be slow to read and threads that allocate or fork would wait for the lock.
+ * One thread at a time reads files: the helper, the server, or the only thread of a program without a helper.
+ */
+static void read_max_footprint(struct governor *governor, uint64_t now, bool own_files) {
+    /* A helper that shares the program's file table opens nothing, even where the program has only one
+     * thread. */
+    bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));
+    uint64_t read_ns = atomic_load_explicit(&governor->max_footprint_read_ns, memory_order_relaxed);
+    size_t bytes = SIZE_MAX;
+    if (setting_value(&governor->settings.watch_cgroup)) {
+        if (!may_open || clock_elapsed_ns(now, read_ns) < FOOTPRINT_READ_NS) {
+            return;
+        }
+        atomic_store_explicit(&governor->max_footprint_read_ns, now, memory_order_relaxed);
+        heap_lock(governor);
+        size_t held = footprint_pages(governor) * page_bytes(governor);
+        heap_unlock(governor);
+        size_t room = memory_room_bytes();
+        bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
+    }
+    atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
+}
+
+void governor_read_max_footprint(struct governor *governor) {
+    read_max_footprint(governor, clock_coarse_ns(), true);
+}
+
+/* CPU time of all threads, in an epoch of so many ns. */
+static double cpu_ns_used(struct governor *governor, double ns) {
+    if (filters_now() == FILTERS_ADDED) { /* which may forbid the system call */
+        return governor->cpu_usage.cpus * ns;
+    }
+    uint64_t before = governor->epoch_cpu_ns;
+    governor->epoch_cpu_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    return governor->epoch_cpu_ns > before ? (double)(governor->epoch_cpu_ns - before) : 0;
+}
+
+/* What the epoch showed; the next one begins. Under the purger's lock. */
+static struct demand_window read_epoch(struct governor *governor, double ns) {
+    heap_lock(governor);
+    end_backoff(governor);
+    size_t faulted = governor->heap.runs.faulted_pages;
+    struct demand_window epoch = {
+        .ns = ns,
+        .max_used = governor->max_used,
+        .used_last = heap_used_pages(&governor->heap),
+        .max_held = governor->max_held,
+        .min_free = governor->min_free,
+        .purged_pages = governor->epoch_purged_pages,
+        .faulted_pages = faulted - governor->epoch_faulted_pages,
+        .purge_ns = (double)governor->epoch_purge_ns,
+    };
+    governor->max_used = epoch.used_last;
+    governor->max_held = footprint_pages(governor);
+    governor->min_free = free_and_purged_pages(governor);
+    /* A heap that no thread came to keeps nothing, not even what is not worth a purge in each epoch. */
+    bool untouched = governor->checks == governor->epoch_checks;
+    governor->epoch_checks = governor->checks;
+    heap_unlock(governor);
+    governor->untouched_epochs = untouched ? governor->untouched_epochs + 1 : 0;
+    governor->epoch_faulted_pages = faulted;
+    governor->epoch_purge_ns = 0;
+    governor->epoch_purged_pages = 0;
+    epoch.cpu_ns = cpu_ns_used(governor, ns);
+    return epoch;
+}
+
+/* Purges what lay unused through the period. Under the purger's lock. */
+static void purge_unused(struct governor *governor) {
+    bool untouched = governor->untouched_epochs >= demand_period(&governor->demand);
+    heap_lock(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    size_t unused = demand_unused_pages(&governor->demand, dirty, governor->counts.purged_pages);
+    size_t give = untouched ? dirty : unused;
+    size_t bear = untouched ? 0 : max_prefaulted_pages(governor);
+    bool may = may_purge(governor, dirty);
+    heap_unlock(governor);
+    if (may && give >= (untouched ? 1 : MIN_UNUSED_PAGES)) {
+        purge_down(governor, dirty - give, bear, REASON_TIME);
+    }
+}
+
+/* Under the purger's lock. */
+static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
+    cpu_usage_sample(&governor->cpu_usage);
+    struct demand_window epoch = read_epoch(governor, (double)(now - start));
+    struct demand_price price = {
+        .fault_ns = governor->counts.purged_pages > 0 ? fault_ns(governor) : FAULT_NS,
+        .share = (double)setting_value(&governor->settings.purge_time) / 100,
+    };
+    double vain_ns = demand_note(&governor->demand, &epoch, price);
+    update_terms(governor, REASON_TIME);
+    heap_lock(governor);
+    governor->counts.vain_ns += (uint64_t)vain_ns;
+    heap_unlock(governor);
+    if (is_adaptive(governor)) {
+        purge_unused(governor);
+    }
+}
+
+/* Whether nothing is left to purge. Under the purger's lock. */
+static bool is_idle(struct governor *governor) {
+    heap_lock(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    bool may = may_purge(governor, dirty);
+    heap_unlock(governor);
+    size_t cached;
+    return governor->untouched_epochs > 0 && (dirty == 0 || !may || !is_adaptive(governor)) &&
+           governor_cached(governor, &cached) == 0;
+}
+
+bool governor_tick(struct governor *governor, bool own_files) {
+    uint64_t now = clock_coarse_ns();
+    uint64_t start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
+    if (clock_elapsed_ns(now, start) < DEMAND_WINDOW_NS - TICK_NS) {
+        return false;
+    }
+    read_max_footprint(governor, now, own_files);
+    now = clock_coarse_ns(); /* reading files may take long */
+    if (!purger_try(governor)) {
+        return false;
+    }
+    /* Another thread may just have ended the epoch, even later than now. */
+    start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
+    bool idle = false;
+    if (clock_elapsed_ns(now, start) >= DEMAND_WINDOW_NS - TICK_NS) {
+        flush_caches(governor, false);
+        end_epoch(governor, now, start);
+        idle = is_idle(governor);
+        uint32_t quiet = atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed);
+        atomic_store_explicit(&governor->quiet_epochs, idle ? quiet + 1 : 0, memory_order_relaxed);
+        atomic_store_explicit(&governor->epoch_start_ns, now, memory_order_relaxed);
+        if (!purger_may_wait(governor)) {
+            /* Threads that found this purge under way left it what exceeds the limit. */
+            purge_to_limit(governor);
+        }
+    }
+    purger_leave(governor);
+    return idle;
+}
+
+bool governor_keeps_little(struct governor *governor) {
+    heap_lock(governor);
+    bool little = !is_over(governor, limit_if_tended(governor, false).max);
+    heap_unlock(governor);
+    return little;
+}
+
+bool governor_is_untouched(struct governor *governor) {
+    heap_lock(governor);
+    bool untouched = governor->checks == governor->epoch_checks;
+    heap_unlock(governor);
+    return untouched;
+}

@@ -1,0 +1,30 @@
+/*
+ * Large blocks: where a new one lies, whether its pages are resident before it is used, and how one grows,
+ * shrinks or moves. Thread-safe in shared mode; in exclusive mode for its thread alone.
+ */
+#ifndef CALM_GOVERNOR_LARGE_H
+#define CALM_GOVERNOR_LARGE_H
+
+#include "governor/state.h"
+
+/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
+
+/* The same for the thread of exclusive mode, which may prefault the block, if all such blocks are touched. */
+void *governor_take_large_exclusive(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
+                                    bool prefault);
+
+/* Whether a new block of calloc, which is clean, is to be made resident, since it is small beside what is
+ * used: then by governor_populate. */
+bool governor_may_populate(struct governor *governor, void *block, size_t pages);
+
+/* Makes the block resident, which takes time by its size. Needs nothing of the heap. Any thread. */
+void governor_populate(struct governor *governor, void *block, size_t pages);
+
+void governor_put_large(struct governor *governor, void *block);
+
+/* Resizes a large block to so many pages, in place or by moving its pages. Returns where it is now; NULL if
+ * neither can be done, and then nothing changed. */
+void *governor_resize_large(struct governor *governor, struct span *span, size_t pages);
+
+#endif

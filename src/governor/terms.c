@@ -1,0 +1,65 @@
+#include "governor/terms.h"
+
+#include "governor/limit.h"
+
+struct retention_terms new_terms(const struct governor *governor) {
+    unsigned shift = governor->heap.space.page_shift;
+    const struct demand *demand = &governor->demand;
+    double slack = (double)setting_value(&governor->settings.slack) / 100;
+    return (struct retention_terms){
+        .adaptive = is_adaptive(governor),
+        .tended = governor->tended,
+        .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
+        .share = slack < 1 ? slack : 1,
+        .peak_bytes = demand_peak_pages(demand) << shift,
+        .held_bytes = demand_held_pages(demand) << shift,
+        .room_bytes = atomic_load_explicit(&governor->max_footprint, memory_order_relaxed),
+    };
+}
+
+void update_terms(struct governor *governor, enum reason reason) {
+    struct retention_terms terms = new_terms(governor);
+    for (bool purged = true;;) {
+        heap_lock(governor);
+        size_t max_used = governor->max_used << governor->heap.space.page_shift;
+        terms.peak_bytes = terms.peak_bytes > max_used ? terms.peak_bytes : max_used;
+        terms.tended = governor->tended;
+        struct limit limit = limit_by(governor, &terms);
+        bool over = is_over(governor, limit.max);
+        if (!purged || !over) {
+            governor->terms = terms;
+            publish_limit(governor);
+        }
+        heap_unlock(governor);
+        if (!purged || !over) {
+            return;
+        }
+        purged = purge_down(governor, limit.keep, limit.max, reason);
+    }
+}
+
+void set_tended(struct governor *governor, bool tended) {
+    if (governor->tended != tended) {
+        governor->tended = tended;
+        governor->terms.tended = tended;
+        publish_limit(governor);
+    }
+}
+
+/* A higher limit needs no purger, which may be at work for long. */
+void governor_tend(struct governor *governor) {
+    heap_lock(governor);
+    set_tended(governor, true);
+    heap_unlock(governor);
+}
+
+void governor_untend(struct governor *governor) {
+    if (!purger_enter(governor)) {
+        return;
+    }
+    heap_lock(governor);
+    governor->tended = false;
+    heap_unlock(governor);
+    update_terms(governor, REASON_LIMIT);
+    purger_leave(governor);
+}
