@@ -1,10 +1,14 @@
-"""The seed of what tests draw by chance: another in each run, printed, and given again by CALM_TEST_SEED."""
+"""What concerns all tests: the seed of what they draw by chance, and the features that a build may lack.
+
+The seed is another in each run, printed, and given again by CALM_TEST_SEED.
+"""
 
 import gc
 import os
 import random
 
 import pytest
+from features import lacks
 
 SEED = "CALM_TEST_SEED"
 
@@ -25,6 +29,13 @@ def pytest_terminal_summary(
     """Where tests have failed, and the header was left out for brevity."""
     if exitstatus and config.get_verbosity() < 0:
         terminalreporter.write_line(pytest_report_header())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests of features that the library was built without."""
+    left_out = [item for item in items if any(lacks(mark.args[0]) for mark in item.iter_markers("feature"))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_collection_finish() -> None:

@@ -43,7 +43,7 @@ CALM_API size_t calm_malloc_usable_size(const void *block);
  */
 CALM_API size_t calm_trim(size_t keep_bytes);
 
-#define CALM_STATS_VERSION 2
+#define CALM_STATS_VERSION 3
 
 /*
  * A snapshot of the allocator's memory and counters. Fields are never removed or moved. New fields are added
@@ -52,49 +52,57 @@ CALM_API size_t calm_trim(size_t keep_bytes);
 struct calm_stats {
     uint32_t version; /* CALM_STATS_VERSION of the library */
     uint32_t size;    /* bytes of the structure that were filled */
+    /* From src/api/counters.def: begin. */
 
     /* Memory. in_use + retained = footprint. */
-    uint64_t footprint; /* pages that are, or may be, resident; the limit depends on it */
+    uint64_t footprint; /* pages that are, or may be, resident */
     uint64_t in_use;    /* pages that contain any part of a block, cached blocks included */
-    uint64_t retained;  /* free pages of the heap that may be resident, within slabs or not */
+    uint64_t retained;  /* free pages of the heap that may be resident */
     uint64_t cached;    /* free blocks in the CPU caches and the depots */
     uint64_t reserved;  /* address space */
     uint64_t metadata;  /* the allocator's own data: an upper bound of what is resident */
 
-    /* Limits. When a thread leaves the allocator, retained <= retained_limit. Pages kept in use by cached
-     * blocks alone never exceed cached_limit. */
-    uint64_t retained_limit; /* for the current footprint */
-    uint64_t cached_limit;   /* a constant for each CPU */
+    /* Limits. When a thread leaves the allocator, retained <= retained_limit. Pages kept in use by
+     * cached blocks alone never exceed cached_limit. */
+    uint64_t retained_limit; /* the limit on retained for the current footprint */
+    uint64_t cached_limit;   /* the limit on pages kept by cached blocks: a constant per CPU */
 
     /* Counters since the start of the process. */
-    uint64_t dirtied;        /* bytes that became free and may be resident */
-    uint64_t purged;         /* bytes returned to the kernel */
-    uint64_t purges;         /* purges because retained exceeded its limit */
-    uint64_t purges_timed;   /* purges because memory was unused or is scarce; seldom over two in an epoch */
-    uint64_t purges_asked;   /* purges by calm_trim and malloc_trim */
-    uint64_t purge_failures; /* ranges that the kernel refused to purge */
-    uint64_t purge_vectored_calls; /* calls of process_madvise */
+    uint64_t dirtied;              /* memory that became free and may be resident */
+    uint64_t purged;               /* memory returned to the kernel */
+    uint64_t purges_limit;         /* purges because retained exceeded its limit */
+    uint64_t purges_epoch;         /* purges at an epoch's end: memory was unused or is scarce */
+    uint64_t purges_request;       /* purges by calm_trim, malloc_trim or calm trim */
+    uint64_t purge_failures;       /* address ranges that the kernel refused to purge */
+    uint64_t purge_vectored_calls; /* calls of process_madvise to purge */
     uint64_t purge_single_calls;   /* calls of madvise to purge */
-    uint64_t purge_ranges;         /* ranges purged */
-    uint64_t cache_drains;         /* times that a thread flushed the cache of another CPU */
+    uint64_t purge_ranges;         /* address ranges purged */
+    uint64_t cache_flushes;        /* times that a thread flushed the cache of another CPU */
     uint64_t cache_misses;         /* operations on a size class that left the fast path */
     uint64_t heap_locks;           /* acquisitions of a heap's lock */
-    uint64_t large_allocations;    /* allocations of runs of pages, slabs excluded */
+    uint64_t large_allocations;    /* allocations of runs of pages: above 32 KiB */
     uint64_t large_moves;          /* calls of realloc that moved pages */
-    /* Offload mode; 0 without it. In offload mode frees are asynchronous: the limits above apply to the frees
-     * that the server has processed. calm_stats and calm_trim wait until it has processed all. */
-    uint64_t offload_hits;    /* requests for a magazine or large block that was prepared */
-    uint64_t offload_misses;  /* requests for one that was not */
-    uint64_t offload_calls;   /* requests for which a thread waited for the server's answer */
-    uint64_t offload_records; /* messages to the server */
-    uint64_t offload_stocked; /* magazines and large blocks prepared */
-    uint64_t offload_unused;  /* prepared, but not requested, and taken back */
-    uint64_t offload_wakes;   /* times that a thread woke the server */
-    uint64_t offload_naps;    /* times that the server slept */
-    uint64_t offload_lost;    /* times that a thread found the server unresponsive */
-    uint64_t offload_lent;    /* times that the server found no CPU for itself: switches to shared mode */
+
+    /* Offload mode; 0 without it. In offload mode frees are asynchronous: the limits above apply to the
+     * frees that the server has processed. calm_stats and calm_trim wait until it has processed all. */
+    uint64_t offload_hits;            /* requests that found a prefilled magazine or large block */
+    uint64_t offload_misses;          /* requests that found no prefilled magazine or large block */
+    uint64_t offload_calls;           /* requests for which a thread waited for the server */
+    uint64_t offload_messages;        /* messages to the server */
+    uint64_t offload_prefilled;       /* magazines and large blocks prepared before a request */
+    uint64_t offload_prefill_unused;  /* prefilled magazines and large blocks that no request took */
+    uint64_t offload_wakeups;         /* times that a thread woke the server */
+    uint64_t offload_sleeps;          /* times that the server slept */
+    uint64_t offload_unresponsive;    /* times that a thread found the server unresponsive */
+    uint64_t offload_shared_switches; /* switches to shared mode: the server found no CPU for itself */
+
     /* Since version 2. */
-    uint64_t purge_vain_ns; /* estimated cost of purging memory that was needed again, faults included */
+    uint64_t purge_wasted_ns; /* estimated cost of purging memory that was needed again */
+
+    /* Since version 3. */
+    uint64_t purge_ns;     /* CPU time spent in purges */
+    uint64_t limit_checks; /* checks of the limit on retained */
+    /* From src/api/counters.def: end. */
 };
 
 /*
@@ -110,7 +118,7 @@ CALM_API int calm_stats(struct calm_stats *stats, size_t size);
 CALM_API int calm_stats_json(char *buffer, size_t size);
 
 /*
- * Sets an option by name ("policy", "adaptive"), as CALM_OPTIONS=name=value,... does at the start. Returns 0,
+ * Sets an option by name ("slack", "50"), as CALM_OPTIONS=name=value,... does at the start. Returns 0,
  * or -1 with ENOENT for an unknown name, EINVAL for an invalid value, EBUSY for an option that is fixed once
  * the first block is allocated, ENOMEM if there is no memory for a profile.
  */
@@ -121,7 +129,8 @@ CALM_API int calm_get(const char *name, char *buffer, size_t size);
 
 /*
  * Writes the heap profile, as sampled so far by the option profile, to a file for pprof. Returns 0, or -1
- * with ENODATA if the option was never set, or an error of open or write.
+ * with ENODATA if the option was never set, ENOSYS if the library was built without the profile, or an error
+ * of open or write.
  */
 CALM_API int calm_profile_write(const char *path);
 

@@ -13,17 +13,16 @@ static const struct glibc_layout layouts[] = {
     {"2.43", WITHOUT_FASTBINS, 48, 8},
 };
 
-size_t glibc_arena_body_offset = WITH_FASTBINS;
-size_t glibc_mmapped_overhead_bytes = 16;
+struct glibc_layout glibc_layout = {"", WITH_FASTBINS, HEAP_HEADER_WITH_PAGESIZE, 16};
+struct arena *glibc_main_arena;
 
-const struct glibc_layout *glibc_layout_choose(const char *version) {
+bool glibc_layout_choose(const char *version) {
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         if (strcmp(layouts[i].version, version) == 0) {
-            glibc_arena_body_offset = layouts[i].body_offset;
-            glibc_mmapped_overhead_bytes = layouts[i].mmapped_overhead_bytes;
-            return &layouts[i];
+            glibc_layout = layouts[i];
+            return true;
         }
     }
-    glibc_mmapped_overhead_bytes = 8;
-    return NULL;
+    glibc_layout.mmapped_overhead_bytes = 8; /* as in the newest known version */
+    return false;
 }

@@ -1,10 +1,10 @@
 /*
- * What glibc's malloc looks like inside: the arena, the heap header, the chunk.
+ * The memory layout of glibc's malloc: arena, heap header and chunk. Names follow glibc's malloc.c and
+ * arena.c.
  *
- * None of this is an interface, so it is known for each version by name, and proved on the live process
- * before it is used (glibc_prove.h). malloc_state is the same in every version ; heap_info
- * gained a field in 2.35. Field names follow glibc's malloc.c and arena.c, so that the two can be read side
- * by side.
+ * None of this is an interface, so the layout is chosen by glibc's version and verified on the live process
+ * before it is used (glibc_proof.h). malloc_state has the same fields in every version; heap_info gained one
+ * in 2.35.
  */
 #ifndef PTLBMALLOC2_GLIBC_LAYOUT_H
 #define PTLBMALLOC2_GLIBC_LAYOUT_H
@@ -31,24 +31,23 @@ _Static_assert(sizeof(size_t) == 8, "the layouts below are those of 64-bit glibc
 #define DEFAULT_TOP_PAD            (128UL << 10)
 
 struct chunk {
-    size_t prev_size; /* belongs to the block before, where that is in use */
+    size_t prev_size; /* part of the preceding block while that is in use */
     size_t size_flags;
 };
 
-/* struct malloc_state: its start, and an arena's identity. */
+/* The start of struct malloc_state; its address identifies the arena. */
 struct arena {
-    _Atomic(int) mutex; /* glibc's low-level lock: 0 free, 1 held, 2 held and waited for */
+    _Atomic(int) mutex; /* glibc's low-level lock: 0: free, 1: held, 2: held, and threads wait */
     int flags;
 };
 
-/* The rest, behind the fastbins, where there are any. Everything but `next` is guarded by the arena's mutex.
- */
+/* The rest, behind the fastbins, if the version has any. The arena's mutex guards all fields but `next`. */
 struct arena_body {
     struct chunk *top;
     struct chunk *last_remainder;
     void *bins[2 * ARENA_BINS];
     unsigned binmap[4];
-    struct arena *next; /* a ring through all arenas, in the order in which fork locks them; only grows */
+    struct arena *next; /* the ring of all arenas, in the order in which fork locks them; only grows */
     struct arena *next_free;
     size_t attached_threads;
     size_t system_mem;
@@ -57,37 +56,46 @@ struct arena_body {
 _Static_assert(offsetof(struct arena_body, next) == 2064, "malloc_state");
 _Static_assert(offsetof(struct arena_body, system_mem) == 2088, "malloc_state");
 
-/* struct heap_info, as far as all versions agree. */
+/* struct heap_info. */
 struct heap {
     struct arena *arena;
     struct heap *prev;
-    size_t size;          /* what the arena may hand out */
+    size_t size;          /* available to the arena */
     size_t mprotect_size; /* readable and writable; at least `size` */
-    size_t pagesize;      /* its granule; only where heap_header_bytes is HEAP_HEADER_WITH_PAGESIZE */
+    size_t pagesize;      /* only if heap_header_bytes is HEAP_HEADER_WITH_PAGESIZE */
 };
 
 #define HEAP_HEADER_WITH_PAGESIZE 48UL
 
+/* What differs between versions. Written at start-up only. */
 struct glibc_layout {
-    const char *version;           /* as gnu_get_libc_version() gives it */
+    const char *version;           /* as gnu_get_libc_version() returns it */
     size_t body_offset;            /* of struct arena_body in malloc_state */
-    size_t heap_header_bytes;      /* sizeof (heap_info): where a heap's first chunk, or its arena, starts */
-    size_t mmapped_overhead_bytes; /* of an mmapped chunk\'s size, what the program may not use */
+    size_t heap_header_bytes;      /* sizeof (heap_info): the offset of a heap's first chunk, or its arena */
+    size_t mmapped_overhead_bytes; /* the part of an mmapped chunk's size that the program may not use */
 };
 
-/* The layout of the running glibc; NULL where that version is not known. Sets glibc_arena_body_offset. */
-const struct glibc_layout *glibc_layout_choose(const char *version);
+extern struct glibc_layout glibc_layout;
 
-extern size_t glibc_arena_body_offset;
-extern size_t glibc_mmapped_overhead_bytes; /* of a version not known: the newest known one's */
+/* Sets glibc_layout. False for an unknown version; then only mmapped_overhead_bytes may be relied on. */
+bool glibc_layout_choose(const char *version);
+
+/* The main arena, where the ring through all arenas starts. NULL until it is proved (glibc_proof.h). */
+extern struct arena *glibc_main_arena;
 
 static inline struct arena_body *arena_body(const struct arena *arena) {
-    return (struct arena_body *)((char *)arena + glibc_arena_body_offset);
+    return (struct arena_body *)((char *)arena + glibc_layout.body_offset);
 }
 
 /* The next arena in the ring. Needs no lock. */
 static inline struct arena *arena_next(const struct arena *arena) {
     return __atomic_load_n((struct arena **)&arena_body(arena)->next, __ATOMIC_ACQUIRE);
+}
+
+/* The same for loops that start with the main arena: NULL after the last one. */
+static inline struct arena *arena_after(const struct arena *arena) {
+    struct arena *next = arena_next(arena);
+    return next == glibc_main_arena ? NULL : next;
 }
 
 static inline struct chunk *chunk_of_block(const void *block) {

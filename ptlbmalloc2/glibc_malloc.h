@@ -10,8 +10,6 @@ extern void __libc_free(void *block);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *block, size_t bytes);
 extern void *__libc_memalign(size_t alignment, size_t bytes);
-extern void *__libc_valloc(size_t bytes);
-extern void *__libc_pvalloc(size_t bytes);
 extern int __libc_mallopt(int parameter, int value);
 extern struct mallinfo __libc_mallinfo(void);
 

@@ -1,52 +1,46 @@
 #include "placement.h"
 
-#include <errno.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "glibc_layout.h"
+#include "activation.h"
 #include "glibc_malloc.h"
-#include "glibc_prove.h"
-#include "governor.h"
-#include "os/seed.h"
+#include "glibc_proof.h"
+#include "glibc_settings.h"
+#include "options.h"
+#include "os/random.h"
+#include "os/vm.h"
 #include "placement/lines.h"
+#include "state.h"
 
-/* Those of today's x86-64 CPUs: a way of the L1 is a page, in so many lines. */
+/* Of current x86-64 CPUs: a way of the L1 cache is a page. */
 #define PAGE_BYTES 4096UL
 #define LINE_BYTES 64UL
-#define MOST_SHIFT (PAGE_BYTES - LINE_BYTES)
+#define MAX_SHIFT  (PAGE_BYTES - LINE_BYTES)
 
-/* What the program itself may make glibc map, if it is smaller, is not placed. */
-#define LEAST_BYTES (32UL << 10)
+/* The program may lower glibc's mmap threshold; still smaller blocks are not placed. */
+#define MIN_BYTES (32UL << 10)
 
-/* From here on a page more is at most a 64th. */
-#define MAY_COST_A_PAGE_BYTES (64 * PAGE_BYTES)
+/* From this size on, a page more is at most a 64th. */
+#define MIN_EXTRA_PAGE_BYTES (64 * PAGE_BYTES)
 
-#define PROVE_TRIES 8 /* other threads may map blocks meanwhile */
+#define PROOF_TRIES 8 /* other threads may map blocks meanwhile */
 
 _Atomic(bool) placement_started;
 
-static const char *why_not = "not asked for";
+const char *placement_why_not = "not asked for";
 static _Atomic(uint64_t) turn; /* blocks placed so far */
-static uint64_t seed;          /* so that processes differ */
+static uint64_t seed;          /* different in each process */
 
-const char *placement_why_not(void) {
-    return placement_is_on() ? NULL : why_not;
-}
-
-static size_t smaller(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-/* The first of its mapping, and glibc's alone: none that alignment or we have moved. */
-static bool begins_its_page(void *block) {
+/* Whether the block is the first of its mapping, and neither alignment nor placement has shifted it. */
+static bool begins_page(void *block) {
     const struct chunk *chunk = chunk_of_block(block);
     return (chunk->size_flags & CHUNK_FLAGS) == CHUNK_IS_MMAPPED &&
            (uintptr_t)block % PAGE_BYTES == CHUNK_HEADER_BYTES && chunk->prev_size == 0;
 }
 
-/* How far on the next block begins. */
+/* By how much the next block is shifted. */
 static size_t next_shift(size_t room_bytes) {
     if (room_bytes < LINE_BYTES) {
         return 0;
@@ -54,6 +48,10 @@ static size_t next_shift(size_t room_bytes) {
     const struct line_spread spread = {LINE_BYTES, PAGE_BYTES};
     return line_offset(&spread, true, atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed), seed,
                        room_bytes, LINE_BYTES);
+}
+
+static size_t usable_bytes(const void *block) {
+    return chunk_bytes(chunk_of_block(block)) - glibc_layout.mmapped_overhead_bytes;
 }
 
 static void *shifted(void *block, size_t shift) {
@@ -67,34 +65,32 @@ static void *shifted(void *block, size_t shift) {
     return placed;
 }
 
-/* A chunk is of 8 to 23 bytes more than its block, and mapped if it is of the threshold. */
-size_t placement_least_bytes(void) {
-    size_t threshold = governor_mmap_threshold();
-    return threshold > LEAST_BYTES + CHUNK_HEADER_BYTES + CHUNK_ALIGN_MASK
-               ? threshold - CHUNK_HEADER_BYTES - CHUNK_ALIGN_MASK
-               : LEAST_BYTES;
+/* A chunk is 8 to 23 bytes larger than its block, and mapped if it reaches the threshold. */
+size_t placement_min_bytes(void) {
+    size_t max_overhead = CHUNK_HEADER_BYTES + CHUNK_ALIGN_MASK;
+    return larger(LOAD(&glibc_settings.mmap_threshold_bytes), MIN_BYTES + max_overhead) - max_overhead;
 }
 
-size_t placement_ask(size_t bytes) {
-    if (bytes < MAY_COST_A_PAGE_BYTES || bytes < placement_least_bytes() ||
+size_t placement_request_bytes(size_t bytes) {
+    if (!placement_is_on() || bytes < MIN_EXTRA_PAGE_BYTES || bytes < placement_min_bytes() ||
         bytes > PTRDIFF_MAX - PAGE_BYTES) {
         return bytes;
     }
-    return bytes + MOST_SHIFT; /* no page more where the last one has that much room */
+    return bytes + MAX_SHIFT; /* no page more if the last one has that much room */
 }
 
 void *placement_place(void *block, size_t bytes, size_t kept) {
-    if (block == NULL || bytes < LEAST_BYTES || !begins_its_page(block)) {
+    if (!placement_is_on() || block == NULL || bytes < MIN_BYTES || !begins_page(block)) {
         return block;
     }
-    size_t usable = chunk_bytes(chunk_of_block(block)) - glibc_mmapped_overhead_bytes;
+    size_t usable = usable_bytes(block);
     if (usable < bytes) {
         return block;
     }
     size_t shift = next_shift(usable - bytes);
     if (shift > 0) {
-        governor_note_placed();
-        if (kept > 0) { /* a page that nobody has touched stays untouched */
+        ADD(&state.counters.placed_blocks, 1);
+        if (kept > 0) { /* untouched pages stay untouched */
             memmove((char *)block + shift, block, kept);
         }
     }
@@ -102,29 +98,28 @@ void *placement_place(void *block, size_t bytes, size_t kept) {
 }
 
 /*
- * Lines behind glibc's own place, so a block is no aligned one: those begin at powers of two. What does not
- * agree with glibc's header was not placed, or has been overwritten, and then glibc is to end the process
- * over it.
+ * A placed block starts whole lines after glibc's own offset, an aligned one at a power of two. A header that
+ * does not agree with glibc's own was not placed, or has been overwritten; then glibc aborts the process.
  */
-void *placement_glibcs(void *block) {
+void *placement_original(void *block) {
     size_t shift = (uintptr_t)block % PAGE_BYTES - CHUNK_HEADER_BYTES;
     const struct chunk *chunk = chunk_of_block(block);
     if (shift == 0 || shift % LINE_BYTES != 0 || chunk->prev_size != shift) {
         return block;
     }
     void *own = (char *)block - shift;
-    bool agree = begins_its_page(own) && chunk_of_block(own)->size_flags == chunk->size_flags + shift;
+    bool agree = begins_page(own) && chunk_of_block(own)->size_flags == chunk->size_flags + shift;
     return agree ? own : block;
 }
 
-void *placement_keep(void *block, size_t shift, size_t kept) {
+void *placement_restore(void *block, size_t shift, size_t kept) {
     if (block == NULL || shift == 0) {
         return block;
     }
-    if (begins_its_page(block)) {
-        return shifted(block, shift); /* the bytes came along with their pages */
+    if (begins_page(block)) {
+        return shifted(block, shift); /* the bytes moved with their pages */
     }
-    /* The mapping could not be resized, and an arena had room. */
+    /* The kernel refused to resize the mapping, and glibc has copied to an arena. */
     memmove(block, (char *)block + shift, kept);
     return block;
 }
@@ -138,19 +133,19 @@ static void mark(unsigned char *block, size_t bytes) {
     block[bytes - 1] = marks[1];
 }
 
-/* Whether a placed block goes through glibc's realloc to another size, both ways, with what it holds. */
+/* Whether glibc's realloc resizes a placed block with its contents. */
 static bool resizes(unsigned char **block, size_t bytes, size_t new_bytes) {
-    unsigned char *own = placement_glibcs(*block);
+    unsigned char *own = placement_original(*block);
     size_t shift = (size_t)(*block - own);
     unsigned char *resized = __libc_realloc(own, new_bytes + shift);
     if (resized == NULL) {
         return false;
     }
     size_t kept = smaller(bytes, new_bytes);
-    *block = placement_keep(resized, shift, kept);
-    size_t usable = chunk_bytes(chunk_of_block(*block)) - glibc_mmapped_overhead_bytes;
-    bool right = *block == resized + shift && placement_glibcs(*block) == resized && usable >= new_bytes &&
-                 (*block)[0] == marks[0] && (kept < bytes || (*block)[kept - 1] == marks[1]);
+    *block = placement_restore(resized, shift, kept);
+    bool right = *block == resized + shift && placement_original(*block) == resized &&
+                 usable_bytes(*block) >= new_bytes && (*block)[0] == marks[0] &&
+                 (kept < bytes || (*block)[kept - 1] == marks[1]);
     mark(*block, new_bytes);
     return right;
 }
@@ -158,76 +153,66 @@ static bool resizes(unsigned char **block, size_t bytes, size_t new_bytes) {
 /* Whether the block has the pages that glibc counts for it, and no room beyond them. */
 static bool adds_up(void *own, size_t bytes, size_t mapped) {
     const struct chunk *chunk = chunk_of_block(own);
-    size_t usable = chunk_bytes(chunk) - glibc_mmapped_overhead_bytes;
-    return mapped == ((chunk_bytes(chunk) + PAGE_BYTES - 1) & -PAGE_BYTES) && usable >= bytes &&
-           (char *)own + usable <= (char *)chunk + mapped;
+    return mapped == ((chunk_bytes(chunk) + PAGE_BYTES - 1) & -PAGE_BYTES) && usable_bytes(own) >= bytes &&
+           (char *)own + usable_bytes(own) <= (char *)chunk + mapped;
 }
 
-/* Whether it can be placed as far on as any, grow, shrink and go. Freed in any case. */
+/* Whether it can be shifted as far as any block, grown, shrunk and freed. Frees it in any case. */
 static bool moves(void *own, size_t bytes) {
-    unsigned char *block = shifted(own, MOST_SHIFT);
-    bool right = placement_glibcs(block) == own;
+    unsigned char *block = shifted(own, MAX_SHIFT);
+    bool right = placement_original(block) == own;
     mark(block, bytes);
     size_t more = bytes + 2 * PAGE_BYTES;
     right = right && resizes(&block, bytes, more) && resizes(&block, more, bytes);
-    own = placement_glibcs(block);
+    own = placement_original(block);
     __libc_free(own);
     return right && !glibc_is_mapped(chunk_of_block(own));
 }
 
 static const char *prove(void) {
     const char *found = "no memory";
-    for (int i = 0; i < PROVE_TRIES; i++) {
+    for (int i = 0; i < PROOF_TRIES; i++) {
         struct mallinfo before = __libc_mallinfo();
-        /* More than is free in the arena's top: that would be taken first. */
-        size_t bytes = (governor_mmap_threshold() + (unsigned)before.keepcost + (1UL << 20)) & -PAGE_BYTES;
-        void *own = __libc_malloc(bytes + MOST_SHIFT);
+        /* More than is free at the arena's top, which glibc would use first. */
+        size_t min_bytes = LOAD(&glibc_settings.mmap_threshold_bytes) + (unsigned)before.keepcost;
+        size_t bytes = (min_bytes + (1UL << 20)) & -PAGE_BYTES;
+        void *own = __libc_malloc(bytes + MAX_SHIFT);
         if (own == NULL) {
             return found;
         }
-        if (!begins_its_page(own)) {
+        if (!begins_page(own)) {
             __libc_free(own);
             found = "glibc maps no large blocks";
             continue;
         }
         size_t mapped = (unsigned)__libc_mallinfo().hblkhd - (unsigned)before.hblkhd;
-        if (!adds_up(own, bytes + MOST_SHIFT, mapped)) {
+        if (!adds_up(own, bytes + MAX_SHIFT, mapped)) {
             __libc_free(own);
             found = "a mapped block is not laid out as known";
             continue;
         }
         /* Not the bytes: realloc in 2.43 counts 16 too many. */
         if (moves(own, bytes) && __libc_mallinfo().hblks == before.hblks) {
-            return NULL;
+            return "";
         }
         found = "a mapped block that was moved does not work";
     }
     return found;
 }
 
-/* Only where glibc is governed: its version is known then, and freeing a mapped block changes no threshold of
- * glibc's own. */
-static const char *stands_against(const struct options *options) {
-    if (!options->placement) {
-        return "not asked for";
-    }
-    if (!governor_is_active()) {
-        return "glibc is not governed";
-    }
-    if (options->sets_check) {
-        return "glibc.malloc.check marks where each block ends";
-    }
-    if (sysconf(_SC_PAGESIZE) != (long)PAGE_BYTES) {
-        return "pages are not of 4096 bytes";
-    }
-    return prove();
+/* If glibc is governed, its version is known, and freeing a mapped block changes none of its thresholds. */
+static const char *find_obstacle(void) {
+    return !options.placement             ? placement_why_not
+           : !activation_is_on()          ? "glibc is not governed"
+           : glibc_settings.check         ? "glibc.malloc.check marks where each block ends"
+           : vm_page_size() != PAGE_BYTES ? "pages are not of 4096 bytes"
+                                          : prove();
 }
 
-void placement_start(const struct options *options) {
-    why_not = stands_against(options);
-    if (why_not != NULL) {
-        return;
+void placement_start(void) {
+    placement_why_not = find_obstacle();
+    if (*placement_why_not == '\0') {
+        seed = random_process_seed();
+        atomic_store_explicit(&placement_started, true, memory_order_release);
     }
-    seed = os_process_seed();
-    atomic_store_explicit(&placement_started, true, memory_order_release);
 }

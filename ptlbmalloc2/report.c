@@ -2,159 +2,118 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <gnu/libc-version.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "activation.h"
+#include "calmalloc.h"
+#include "glibc_settings.h"
+#include "options.h"
+#include "os/control.h"
+#include "os/counter_table.h"
 #include "os/purge.h"
 #include "os/text.h"
 #include "placement.h"
+#include "state.h"
 
-static void report_placement(void) {
-    struct text line = {0};
-    const char *why_not = placement_why_not();
-    text_string(&line, "ptlbmalloc2: mapped blocks are ");
-    text_string(&line, why_not == NULL ? "placed" : "not placed: ");
-    text_string(&line, why_not == NULL ? "" : why_not);
-    text_string(&line, "\n");
-    text_write(&line, STDERR_FILENO);
-}
-
-void report_start(const struct governor_stats *stats, const struct options *options) {
-    struct text line = {0};
-    text_string(&line, "ptlbmalloc2: glibc ");
-    text_string(&line, stats->glibc_version);
-    if (stats->active) {
-        text_string(&line, " is governed\n");
-    } else {
-        text_string(&line, " is left as it is: ");
-        text_string(&line, stats->why_not);
-        text_string(&line, "\n");
-    }
-    text_write(&line, STDERR_FILENO);
-    if (options->placement) {
-        report_placement();
+void report_start(void) {
+    bool on = activation_is_on();
+    text_write_line(STDERR_FILENO,
+                    TEXT_PARTS("ptlbmalloc2: glibc ", gnu_get_libc_version(),
+                               on ? " is governed" : " is left as it is: ", on ? "" : activation_why_not));
+    if (options.placement) {
+        on = placement_is_on();
+        text_write_line(STDERR_FILENO, TEXT_PARTS("ptlbmalloc2: mapped blocks are ",
+                                                  on ? "placed" : "not placed: ", placement_why_not));
     }
 }
 
-static const char *method_name(void) {
-    switch (purge_current_method()) {
-    case PURGE_VECTORED:
-        return "process_madvise";
-    case PURGE_SINGLE:
-        return "madvise";
-    case PURGE_UNKNOWN:
-        break;
-    }
-    return "none yet";
-}
+/* One object of JSON, or a line for each value. */
+struct report {
+    struct text text;
+    bool json;
+};
 
-/* One value of the report: the name is the key in JSON and, with its underscores, the label in text. */
-static void put_name(struct text *text, const char *name, bool json) {
-    if (json) {
+/* Begins the next value. The name is the key in JSON, and a label in text. */
+static struct text *key(struct report *report, const char *name) {
+    struct text *text = &report->text;
+    if (report->json) {
         text_string(text, text->length == 0 ? "{" : ", ");
         text_json_string(text, name);
         text_string(text, ": ");
-    } else {
-        text_string(text, "ptlbmalloc2:   ");
-        text_string(text, name);
-        for (size_t column = strlen(name); column < 24; column++) {
-            text_string(text, " ");
-        }
+        return text;
     }
-}
-
-static void put_string(struct text *text, const char *name, const char *value, bool json) {
-    put_name(text, name, json);
-    if (json) {
-        text_json_string(text, value);
-    } else {
-        text_string(text, value);
-        text_string(text, "\n");
+    text_string(text, text->length == 0 ? "ptlbmalloc2: statistics at exit" : "");
+    text_string(text, "\nptlbmalloc2:   ");
+    text_string(text, name);
+    for (size_t column = strlen(name); column < 24; column++) {
+        text_string(text, " ");
     }
+    return text;
 }
 
-static void put_bool(struct text *text, const char *name, bool value, bool json) {
-    put_name(text, name, json);
-    text_string(text, value ? "true" : "false");
-    text_string(text, json ? "" : "\n");
+static void put_string(struct report *report, const char *name, const char *value) {
+    (report->json ? text_json_string : text_string)(key(report, name), value);
 }
 
-static void put_number(struct text *text, const char *name, uint64_t value, bool json) {
-    put_name(text, name, json);
-    text_number(text, value);
-    text_string(text, json ? "" : "\n");
+static void put_bool(struct report *report, const char *name, bool value) {
+    text_string(key(report, name), value ? "true" : "false");
 }
 
-static void put_hundredths(struct text *text, const char *name, uint64_t value, bool json) {
-    put_name(text, name, json);
-    text_hundredths(text, value);
-    text_string(text, json ? "" : "\n");
+static void put_all(struct report *report) {
+    static const char *const methods[] = {
+        [PURGE_UNKNOWN] = "none yet", [PURGE_VECTORED] = "process_madvise", [PURGE_SINGLE] = "madvise"};
+    struct counters *counters = &state.counters;
+    text_number(key(report, "pid"), (uint64_t)getpid());
+    put_bool(report, "active", activation_is_on());
+    put_string(report, "why_not", activation_is_on() ? "" : activation_why_not);
+    put_string(report, "glibc", gnu_get_libc_version());
+    text_hundredths(key(report, "sensitivity"), (uint64_t)(options.sensitivity * 100));
+    put_bool(report, "user_trim_threshold", LOAD(&glibc_settings.trim_threshold));
+    put_bool(report, "user_top_pad", LOAD(&glibc_settings.top_pad));
+    put_bool(report, "user_mmap_threshold", LOAD(&glibc_settings.mmap_threshold));
+#define X(name) text_number(key(report, #name), state_sum(&counters->name));
+    COUNTERS(X)
+#undef X
+    text_hundredths(key(report, "cpus"), counters->cpus_hundredths);
+    text_hundredths(key(report, "ranges_per_trim"),
+                    counters->trims > 0 ? counters->ranges * 100 / counters->trims : 0);
+    put_string(report, "purge_method", methods[purge_current_method()]);
+    text_number(key(report, "purge_calls"), counters->process_madvise_calls + counters->madvise_calls);
+    put_bool(report, "placement", placement_is_on());
+    put_string(report, "why_no_placement", placement_why_not);
 }
 
-static void put_all(struct text *text, const struct governor_stats *stats, bool json) {
-    put_number(text, "pid", (uint64_t)getpid(), json);
-    put_bool(text, "active", stats->active, json);
-    put_string(text, "why_not", stats->active ? "" : stats->why_not, json);
-    put_string(text, "glibc", stats->glibc_version, json);
-    put_hundredths(text, "sensitivity", (uint64_t)(stats->sensitivity * 100), json);
-    put_bool(text, "user_trim_threshold", stats->user_trim_threshold, json);
-    put_bool(text, "user_top_pad", stats->user_top_pad, json);
-    put_bool(text, "user_mmap_threshold", stats->user_mmap_threshold, json);
-    put_number(text, "threshold_bytes", stats->threshold_bytes, json);
-    put_number(text, "pad_each_bytes", stats->pad_each_bytes, json);
-    put_number(text, "footprint_bytes", stats->footprint_bytes, json);
-    put_number(text, "free_top_bytes", stats->free_top_bytes, json);
-    put_number(text, "arenas", stats->arenas, json);
-    put_hundredths(text, "cpus", stats->cpus_hundredths, json);
-    put_number(text, "trims", stats->trims, json);
-    put_number(text, "bytes_trimmed", stats->bytes_trimmed, json);
-    put_number(text, "bytes_purged", stats->bytes_purged, json);
-    put_number(text, "ranges", stats->ranges, json);
-    put_hundredths(text, "ranges_per_trim", stats->trims > 0 ? stats->ranges * 100 / stats->trims : 0, json);
-    put_string(text, "purge_method", method_name(), json);
-    put_number(text, "purge_calls", stats->purge_calls, json);
-    put_number(text, "process_madvise_calls", stats->vectored_calls, json);
-    put_number(text, "break_calls", stats->break_calls, json);
-    put_number(text, "failed_purges", stats->failed_purges, json);
-    put_number(text, "busy_arenas", stats->busy_arenas, json);
-    put_number(text, "walks", stats->walks, json);
-    put_number(text, "claims", stats->claims, json);
-    put_number(text, "bytes_claimed", stats->bytes_claimed, json);
-    put_number(text, "threshold_changes", stats->threshold_changes, json);
-    put_number(text, "mmap_threshold_raises", stats->mmap_threshold_raises, json);
-    put_bool(text, "placement", placement_is_on(), json);
-    put_string(text, "why_no_placement", placement_is_on() ? "" : placement_why_not(), json);
-    put_number(text, "placed_blocks", stats->placed_blocks, json);
-}
-
-void report_stats(const struct governor_stats *stats, const struct options *options) {
-    if (options->stats_format == STATS_OFF) {
+void report_stats(void) {
+    if (options.stats_format == STATS_OFF) {
         return;
     }
-    bool json = options->stats_format == STATS_JSON;
-    struct text text = {0};
-    if (!json) {
-        struct text head = {0};
-        text_string(&head, "ptlbmalloc2: statistics at exit\n");
-        text_write(&head, STDERR_FILENO);
+    struct report report = {.json = options.stats_format == STATS_JSON};
+    put_all(&report);
+    text_string(&report.text, report.json ? "}\n" : "\n");
+    if (options.stats_path[0] == '\0') {
+        text_write(&report.text, STDERR_FILENO);
+        return;
     }
-    put_all(&text, stats, json);
-    text_string(&text, json ? "}\n" : "");
-
-    int descriptor = STDERR_FILENO;
-    if (options->stats_path[0] != '\0') {
-        descriptor = open(options->stats_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-        if (descriptor < 0) {
-            struct text line = {0};
-            text_string(&line, "ptlbmalloc2: statistics not written: cannot open ");
-            text_string(&line, options->stats_path);
-            text_string(&line, errno == EACCES ? " (permission denied)\n" : "\n");
-            text_write(&line, STDERR_FILENO);
-            return;
-        }
+    int descriptor = open(options.stats_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (descriptor < 0) {
+        text_write_line(STDERR_FILENO,
+                        TEXT_PARTS("ptlbmalloc2: statistics not written: cannot open ", options.stats_path,
+                                   errno == EACCES ? " (permission denied)" : ""));
+        return;
     }
-    text_write(&text, descriptor);
-    if (descriptor != STDERR_FILENO) {
-        close(descriptor);
-    }
+    text_write(&report.text, descriptor);
+    close(descriptor);
 }
+
+/* Whether glibc is governed, and the counters. */
+#define TERM(label, place) \
+    { .name = (label), .at = &(place), .bytes = sizeof(place) }
+#define COUNTER_TERM(counter) TERM(#counter, state.counters.counter),
+
+static const struct counter_term terms[] = {TERM("state", activation), PUBLISHED_COUNTERS(COUNTER_TERM)};
+
+__attribute__((used, visibility("hidden"))) const struct counter_table ptlbmalloc2_counter_table =
+    COUNTER_TABLE("ptlbmalloc2", terms, .release = CALM_RELEASE, .control = &os_control);
+COUNTER_TABLE_NOTE(ptlbmalloc2_counter_table);

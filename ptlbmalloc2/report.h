@@ -1,14 +1,14 @@
-/* What the library tells its user: one line at start-up if asked, statistics at exit if asked. */
+/*
+ * What the library reports: a line at start-up and statistics at exit to the user, if the options say so, and
+ * its counters to other processes at any time (os/counter_table.h, the table in report.c).
+ */
 #ifndef PTLBMALLOC2_REPORT_H
 #define PTLBMALLOC2_REPORT_H
 
-#include "governor.h"
-#include "options.h"
+/* On stderr: that glibc is governed, or why not; and the same of placement, if it was asked for. */
+void report_start(void);
 
-/* One line on stderr: governing, or why not; and one more on placement, where it was asked for. */
-void report_start(const struct governor_stats *stats, const struct options *options);
-
-/* In the format and to the place of the options; JSON is appended to the file as one line. */
-void report_stats(const struct governor_stats *stats, const struct options *options);
+/* JSON is appended to the file of the options as one line. */
+void report_stats(void);
 
 #endif

@@ -1,180 +1,142 @@
 #include "trim.h"
 
 #include "arena.h"
-#include "governor_state.h"
+#include "arenas.h"
 #include "os/purge.h"
+#include "os/vm.h"
 #include "probes.h"
+#include "state.h"
 
 /*
- * What one hold of arena locks gives back at most, in resident memory, since that is what takes the time:
- * about half a millisecond. An untouched range costs next to nothing, so that one call can take many of them.
+ * The most resident memory that is given back while arenas stay locked, since the resident part takes the
+ * time: about half a millisecond. Ranges that were never touched cost next to nothing, so a batch may have
+ * many of them.
  */
-#define HOLD_MAX_RESIDENT_BYTES (16UL << 20)
+#define MAX_BATCH_RESIDENT_BYTES (16UL << 20)
 
-/* Ranges in one hold: they stand on the stack. */
-#define TRIM_MAX_RANGES 64
-
-/* Ranges that await one purge. Their arenas stay locked: a top handed out meanwhile would be zeroed. */
-struct batch {
-    struct iovec ranges[TRIM_MAX_RANGES];
-    struct arena *arenas[TRIM_MAX_RANGES];
-    size_t count;
-    size_t resident_bytes[TRIM_MAX_RANGES];
-    size_t total_resident_bytes;
-};
+#define MAX_BATCH_RANGES 64 /* on the stack */
 
 struct trim {
-    struct governor *governor;
-    struct arena *main_arena;
     size_t keep_bytes;
-    size_t page_bytes;
     size_t bytes_trimmed;
-    size_t bytes_purged; /* of them, resident before */
-    bool failed;         /* the kernel refused every range of a purge */
-    bool refused;        /* it refused one of the last purge */
-    struct batch batch;
+    size_t bytes_purged; /* the part of them that was resident */
+    bool failed;         /* the kernel refused every range of the last purge */
+    bool refused;        /* it refused at least one of them */
+    /* The batch: ranges that await one purge. Their arenas stay locked, since a block allocated from such a
+     * range meanwhile would be zeroed. */
+    size_t count;
+    size_t batch_resident_bytes;
+    size_t resident_bytes[MAX_BATCH_RANGES];
+    struct iovec ranges[MAX_BATCH_RANGES];
+    struct arena *arenas[MAX_BATCH_RANGES];
 };
 
-/* Accounts for the ranges [from, to) of the batch, which are purged. */
-static void account(struct trim *trim, size_t from, size_t to) {
-    struct batch *batch = &trim->batch;
-    for (size_t i = from; i < to; i++) {
-        arena_cut_purged(batch->arenas[i], batch->ranges[i].iov_len);
-        trim->bytes_trimmed += batch->ranges[i].iov_len;
-        trim->bytes_purged += batch->resident_bytes[i];
-        governor_record(trim->governor, batch->arenas[i]);
-    }
-    governor_count(&trim->governor->stats.ranges, to - from);
+static void account(struct trim *trim, struct arena *arena, size_t bytes, size_t resident_bytes) {
+    trim->bytes_trimmed += bytes;
+    trim->bytes_purged += resident_bytes;
+    arenas_record(arena);
 }
 
 /*
- * Purges the batch, accounts for what was purged, and unlocks its arenas in any case. A range that the kernel
- * refuses (a page of it is locked in memory) is left as it was, and the others go on; if it refuses all, so
- * does it the rest.
+ * Purges and empties the batch. A range that the kernel refuses (a page of it is locked in memory) is left as
+ * it was, and the others go on; if the kernel refuses all of them, the trim ends.
  */
-static void flush(struct trim *trim) {
-    struct batch *batch = &trim->batch;
-    struct governor_counters *counters = &trim->governor->stats;
+static void purge_batch(struct trim *trim) {
+    struct counters *counters = &state.counters;
     size_t refused = 0;
-    for (size_t from = 0; from < batch->count; from++) {
-        struct purge_result result = purge_ranges(batch->ranges + from, batch->count - from);
-        account(trim, from, from + result.ranges_done);
-        governor_count(&counters->vectored_calls, result.vectored_calls);
-        governor_count(&counters->single_calls, result.single_calls);
-        from += result.ranges_done;
-        if (from < batch->count) {
-            refused++;
+    for (size_t i = 0; i < trim->count; i++) {
+        struct purge_result result = purge_ranges(trim->ranges + i, trim->count - i);
+        ADD(&counters->process_madvise_calls, result.vectored_calls);
+        ADD(&counters->madvise_calls, result.single_calls);
+        ADD(&counters->ranges, result.ranges_done);
+        for (size_t end = i + result.ranges_done; i < end; i++) {
+            arena_cut_purged(trim->arenas[i], trim->ranges[i].iov_len);
+            account(trim, trim->arenas[i], trim->ranges[i].iov_len, trim->resident_bytes[i]);
         }
+        refused += i < trim->count;
     }
-    governor_count(&counters->failed_purges, refused);
-    trim->failed = refused == batch->count;
+    ADD(&counters->failed_purges, refused);
+    trim->failed = refused == trim->count;
     trim->refused = refused > 0;
-    for (size_t i = 0; i < batch->count; i++) {
-        arena_unlock(batch->arenas[i]);
+    for (size_t i = 0; i < trim->count; i++) {
+        arena_unlock(trim->arenas[i]);
     }
-    batch->count = 0;
-    batch->total_resident_bytes = 0;
+    trim->count = 0;
+    trim->batch_resident_bytes = 0;
 }
 
-/* Cuts up to `excess` off the main arena's end, all of it in resident bytes at most `room`. Returns the cut.
- */
-static size_t cut_main(struct trim *trim, size_t excess, size_t room) {
-    char *end = arena_top_end(trim->main_arena);
-    struct residency tail =
-        residency_of_tail(end - excess, excess, trim->page_bytes, room, trim->governor->scratch);
-    size_t released = tail.suffix_bytes > 0 ? arena_release_main(trim->main_arena, tail.suffix_bytes) : 0;
+/* Cuts a tail off the main arena, which is locked. Returns the bytes cut. */
+static size_t cut_main(struct trim *trim, struct residency tail) {
+    size_t released = tail.suffix_bytes > 0 ? arena_release_main(tail.suffix_bytes) : 0;
     if (released > 0) {
-        trim->bytes_trimmed += released;
-        governor_count(&trim->governor->stats.break_calls, 1);
-        trim->bytes_purged += tail.resident_bytes;
-        governor_record(trim->governor, trim->main_arena);
+        ADD(&state.counters.break_calls, 1);
+        account(trim, glibc_main_arena, released, tail.resident_bytes);
     } else if (tail.suffix_bytes > 0) {
-        governor_count(&trim->governor->stats.failed_purges, 1);
+        ADD(&state.counters.failed_purges, 1);
     }
     return released;
 }
 
-/* Adds up to `excess` of a locked arena's end to the batch, which keeps the lock. Returns what it added. */
-static size_t add_range(struct trim *trim, struct arena *arena, size_t excess, size_t room) {
-    struct batch *batch = &trim->batch;
-    char *end = arena_top_end(arena);
-    struct residency tail =
-        residency_of_tail(end - excess, excess, trim->page_bytes, room, trim->governor->scratch);
-    if (tail.suffix_bytes > 0) {
-        batch->ranges[batch->count].iov_base = end - tail.suffix_bytes;
-        batch->ranges[batch->count].iov_len = tail.suffix_bytes;
-        batch->arenas[batch->count] = arena;
-        batch->resident_bytes[batch->count] = tail.resident_bytes;
-        batch->total_resident_bytes += tail.resident_bytes;
-        batch->count++;
-    }
-    return tail.suffix_bytes;
-}
-
 /*
- * One slice off an arena. Returns whether there is more of it to cut: a slice ends where the hold has given
- * back its most, and the arena is let go between two of them.
+ * Cuts a slice off an arena. Returns whether there is more of it to cut: a slice ends once the batch holds
+ * the most resident memory that it may, and the arena is unlocked between two slices.
  */
 static bool trim_slice(struct trim *trim, struct arena *arena, bool first_slice) {
-    bool is_main = arena == trim->main_arena;
     if (!arena_trylock(arena)) {
-        governor_count(&trim->governor->stats.busy_arenas, 1);
+        ADD(&state.counters.busy_arenas, 1);
         return false;
     }
     size_t excess = 0;
-    if (governor_record(trim->governor, arena) &&
-        (!first_slice || arena_top_bytes(arena) > 2 * trim->keep_bytes)) {
-        excess = arena_excess_bytes(arena, is_main, trim->keep_bytes, trim->page_bytes);
+    if (arenas_record(arena) && (!first_slice || arena_top_bytes(arena) > 2 * trim->keep_bytes)) {
+        excess = arena_excess_bytes(arena, trim->keep_bytes);
     }
     if (excess == 0) {
         arena_unlock(arena);
         return false;
     }
-    size_t room = HOLD_MAX_RESIDENT_BYTES - trim->batch.total_resident_bytes;
-    if (is_main) {
-        size_t cut = cut_main(trim, excess, room);
+    char *end = arena_top_end(arena);
+    struct residency tail =
+        residency_of_tail(end - excess, excess, vm_page_size(),
+                          MAX_BATCH_RESIDENT_BYTES - trim->batch_resident_bytes, state.scratch);
+    if (arena == glibc_main_arena) {
+        size_t cut = cut_main(trim, tail);
         arena_unlock(arena);
         return cut > 0 && cut < excess;
     }
-    size_t added = add_range(trim, arena, excess, room);
-    if (added == 0) {
+    if (tail.suffix_bytes > 0) {
+        trim->ranges[trim->count] = (struct iovec){end - tail.suffix_bytes, tail.suffix_bytes};
+        trim->arenas[trim->count] = arena;
+        trim->resident_bytes[trim->count++] = tail.resident_bytes;
+        trim->batch_resident_bytes += tail.resident_bytes;
+    } else {
         arena_unlock(arena);
     }
-    if (added < excess || trim->batch.count == TRIM_MAX_RANGES) {
-        flush(trim);
-        return added < excess && !trim->refused;
+    bool more = tail.suffix_bytes < excess;
+    if (more || trim->count == MAX_BATCH_RANGES) {
+        purge_batch(trim);
     }
-    return false;
+    return more && !trim->refused;
 }
 
-size_t trim_arenas(struct governor *governor, struct arena *main_arena, size_t keep_bytes,
-                   size_t page_bytes) {
-    struct trim trim = {
-        .governor = governor,
-        .main_arena = main_arena,
-        .keep_bytes = keep_bytes,
-        .page_bytes = page_bytes,
-    };
-    if (probe_trim_begin_is_heard()) {
+size_t trim_arenas(size_t keep_bytes) {
+    struct trim trim = {.keep_bytes = keep_bytes};
+    if (probe_trim_begin_is_enabled()) {
         probe_trim_begin(keep_bytes);
     }
-    struct arena *arena = main_arena;
-    do {
-        bool first_slice = true;
-        while (!trim.failed && trim_slice(&trim, arena, first_slice)) {
-            first_slice = false;
+    struct arena *arena = glibc_main_arena;
+    for (; arena != NULL && !trim.failed; arena = arena_after(arena)) {
+        for (bool first = true; !trim.failed && trim_slice(&trim, arena, first); first = false) {
         }
-        arena = arena_next(arena);
-    } while (arena != main_arena && !trim.failed);
-    if (trim.batch.count > 0) {
-        flush(&trim);
+    }
+    if (trim.count > 0) {
+        purge_batch(&trim);
     }
     if (trim.bytes_trimmed > 0) {
-        governor_count(&governor->stats.trims, 1);
-        governor_count(&governor->stats.bytes_trimmed, trim.bytes_trimmed);
-        governor_count(&governor->stats.bytes_purged, trim.bytes_purged);
+        ADD(&state.counters.trims, 1);
+        ADD(&state.counters.bytes_trimmed, trim.bytes_trimmed);
+        ADD(&state.counters.bytes_purged, trim.bytes_purged);
     }
-    if (probe_trim_end_is_heard()) {
+    if (probe_trim_end_is_enabled()) {
         probe_trim_end(trim.bytes_trimmed, trim.bytes_purged);
     }
     return trim.bytes_purged;

@@ -26,6 +26,11 @@ fn main() {
         .include(&include)
         .define("_GNU_SOURCE", None)
         .define("NDEBUG", None)
+        // The optional features.
+        .define("CALM_COLORED", None)
+        .define("CALM_OFFLOAD", None)
+        .define("CALM_PROFILE", None)
+        .define("CALM_FEATURES", "\"offload profile colored\"")
         .flag("-std=gnu17")
         .flag("-fvisibility=hidden")
         // The compiler must make no assumptions about malloc while it compiles malloc.

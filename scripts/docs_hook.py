@@ -1,7 +1,7 @@
 """Hooks of mkdocs (mkdocs.yml): the pages of the site that are not in docs/, and links that fit the site.
 
 The reference is generated at each build: calm's commands from click, its JSON documents by json_reference.py,
-the options from src/api/options.c, the counters and the C interface from include/calmalloc.h.
+the options and counters from the tables in src/api, the C interface from include/calmalloc.h.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ import json_reference  # noqa: E402
 from json_reference import plain, row  # noqa: E402
 
 HEADER = (REPOSITORY / "include/calmalloc.h").read_text()
+GENERATOR = runpy.run_path(str(REPOSITORY / "scripts/generate"))
 ROOT_PAGES = {"README.md": "index.md"} | {
     f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 }
@@ -88,11 +90,9 @@ def statuses() -> str:
 
 def options() -> str:
     """The page of the library's options."""
-    script = runpy.run_path(str(REPOSITORY / "scripts/options"))
     return (
-        "# Options\n\nAt the start by `CALM_OPTIONS=name=value,...`, later by [`calm_set`](api.md#calm_set). "
-        "[When to change which](../operators.md#options-for-operators).\n\n"
-        f"{script['table'](script['read_source']())}"
+        "# Options\n\nAt the start by `CALM_OPTIONS=name=value,...`, later by [`calm_set`](api.md#calm_set)."
+        f"\n\n{GENERATOR['option_table']()}"
     )
 
 
@@ -113,9 +113,18 @@ def members(structure: str) -> str:
     return page
 
 
+def counters() -> str:
+    """The members of struct calm_stats: a table for each group."""
+    page = ""
+    for group, named in groupby(GENERATOR["counters"](), lambda each: each.group):
+        page += f"\n{plain(group)}\n\n{row('counter', 'what it is')}{row('---', '---')}"
+        page += "".join(row(f"`{each.name}`", each.phrase) for each in named)
+    return page
+
+
 def header_pages() -> tuple[str, str]:
     """The pages of the C interface, with a section for each comment or empty line, and of the counters."""
-    page, counters = "# C interface: calmalloc.h\n", ""
+    page, described = "# C interface: calmalloc.h\n", ""
     sections: list[tuple[str, list[str]]] = []
     for part in PART.finditer(HEADER):
         if part["comment"] or HEADER[: part.start()].endswith("\n\n"):
@@ -129,7 +138,7 @@ def header_pages() -> tuple[str, str]:
         text = f"\n{comment_text(comment)}\n"
         if names == ["`struct calm_stats`"]:
             normal = "[What is normal, and what to do if it is not](../operators.md#what-the-counters-mean)."
-            counters = f"# Counters\n{text}\n{normal}\n{members(codes[0])}"
+            described = f"# Counters\n{text}\n{normal}\n{counters()}"
             page += "\nIts members are the [counters](counters.md).\n"
         elif codes and codes[0].startswith("struct "):
             page += text + members(codes[0])
@@ -137,8 +146,8 @@ def header_pages() -> tuple[str, str]:
             page += "\n```c\n" + "\n".join(codes) + f"\n```\n{text}"
         else:
             page += text
-    assert counters
-    return page, counters
+    assert described
+    return page, described
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -66,12 +66,12 @@ static void decide(struct replay *replay, size_t used) {
     }
     struct retention_terms terms = {
         .adaptive = replay->policy == POLICY_ADAPTIVE,
-        .tended = true,
+        .background_purge = true,
         .factor = 1.01,
         .share = 1,
         .peak_bytes = demand_peak_pages(&replay->demand) * PAGE,
         .held_bytes = demand_held_pages(&replay->demand) * PAGE,
-        .room_bytes = SIZE_MAX,
+        .available_bytes = SIZE_MAX,
     };
     struct retention retention = retention_decide(&terms, used * PAGE, free_pages * PAGE);
     if (free_pages * PAGE > retention.limit_bytes) {
@@ -91,8 +91,8 @@ static void pass_window(struct replay *replay, size_t max_used, size_t used_last
     replay->highest = most(replay->highest, max_used);
     replay->levels[replay->windows++ % FIXED_MOST] = max_used;
     replay->cpu_ns += cpu_ns;
-    struct demand_window window = {
-        .ns = DEMAND_WINDOW_NS,
+    struct demand_epoch window = {
+        .ns = DEMAND_EPOCH_NS,
         .cpu_ns = cpu_ns,
         .max_used = max_used,
         .used_last = used_last,
@@ -103,7 +103,7 @@ static void pass_window(struct replay *replay, size_t max_used, size_t used_last
         .purge_ns = (double)replay->purged * replay->purge_ns,
     };
     replay->purged = 0;
-    demand_note(&replay->demand, &window, replay->price);
+    demand_record(&replay->demand, &window, replay->price);
     replay->kept += (double)min_free;
     decide(replay, used_last);
 }
@@ -148,11 +148,11 @@ int main(int argc, char **argv) {
         }
         pass_window(&replay, max_used, used_last, cpu_ms * 1e6);
     }
-    double vain_ns = replay.vain * (double)(fault_ns + purge_ns);
+    double wasted_ns = replay.vain * (double)(fault_ns + purge_ns);
     printf("{\"windows\": %zu, \"cpu_s\": %.3f, \"vain_percent\": %.4f, \"vain_pages\": %.0f, \"kept_mib\": "
            "%.3f, "
            "\"given_pages\": %zu}\n",
-           replay.windows, replay.cpu_ns / 1e9, replay.cpu_ns > 0 ? 100 * vain_ns / replay.cpu_ns : 0,
+           replay.windows, replay.cpu_ns / 1e9, replay.cpu_ns > 0 ? 100 * wasted_ns / replay.cpu_ns : 0,
            replay.vain, replay.windows > 0 ? replay.kept / (double)replay.windows * PAGE / (1 << 20) : 0,
            replay.given);
     return 0;

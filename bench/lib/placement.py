@@ -56,7 +56,7 @@ STREAMS = Figure(
 # ---- alias: compared with arrays padded by hand ----
 
 MALLOC, PADDED = "malloc", "padded by hand"
-WITHOUT = "malloc, placement=off"
+WITHOUT = "malloc, test_placement=off"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .rounds import CALMALLOC, interleaved, present, run_once, version_of
 
 NAME = "placement-peer"
 PEER = "jemalloc"
-UNPLACED = f"{CALMALLOC}:CALM_OPTIONS=placement=off"
+UNPLACED = f"{CALMALLOC}:CALM_OPTIONS=test_placement=off"
 METRIC = "seconds"
 SIZES = tuple(kib << 10 for kib in (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10))
 ARRAYS = (2, 4, 8, 16, 32, 64, 128)

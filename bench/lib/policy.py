@@ -152,8 +152,8 @@ def judged(trace: Trace) -> dict[str, Any]:
     def beside_optimum(*arguments: str) -> dict[str, Any]:
         found = replay(trace, *arguments)
         best = optimum_mib(trace, found["vain_pages"])
-        figures_of = (found["kept_mib"], found["vain_percent"], best)
-        return dict(zip(("kept_mib", "vain_percent", "optimum_mib"), map(_short, figures_of), strict=True))
+        figures = (found["kept_mib"], found["vain_percent"], best)
+        return dict(zip(("kept_mib", "vain_percent", "optimum_mib"), map(_short, figures), strict=True))
 
     return {
         "windows": len(trace),
@@ -186,7 +186,7 @@ def table(store: Store) -> str:
     head = ["program", "epochs", "peak"]
     head += [f"`purge_time={each:g}`" for each in PURGE_TIMES]
     head += [f"{each * WINDOW_S:g} s" for each in FIXED]
-    head.append("`policy=paper`")
+    head.append("the paper's policy")
     lines = [tables.line(head), tables.line(["---", *["---:"] * (len(head) - 1)])]
     for each in result["traces"]:
         cells = [each["name"], str(each["windows"]), f"{each['peak_mib']:.0f} MiB"]

@@ -147,7 +147,7 @@ def run_once(command: Sequence[str], row: Row, allocator: Allocator) -> dict[str
     }
     reports = [line for line in errors.splitlines() if line.startswith("{")]
     if reports and cpu_s > 0:
-        run["vain_percent"] = json.loads(reports[-1])["purge_vain_ns"] / 1e7 / cpu_s
+        run["vain_percent"] = json.loads(reports[-1])["purge_wasted_ns"] / 1e7 / cpu_s
     return run | note("\n".join(line for line in errors.splitlines() if not line.startswith("{")))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from calm.commands.bench.tables import Grid, ratio_text
@@ -148,7 +149,7 @@ def _offloading(results: Results) -> list[str]:
     for each in results.allocators:
         known = allocators.KNOWN.get(each.label.partition(":")[0])
         options = f"{each.environment.get(CALM_OPTIONS, '')},{known.option if known else None}"
-        if "offload=on" in options or "offload=sync" in options:
+        if re.search(r"offload=(?!off)", options):
             found.append(each.label)
     return found
 

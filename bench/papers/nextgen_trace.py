@@ -127,12 +127,13 @@ def _run(
             messages.listen(heard, label, errors)
 
 
-def patient() -> str:
-    """Of the offload mode: where threads take turns its server is slow to answer, and seems to share its CPU.
+def patient(allocator: Allocator) -> str:
+    """Options for offload mode: where threads take turns, its server is slow, and seems to share its CPU.
 
     One that is named is kept all the same, if it may be used at all: the last of those that may.
     """
-    return f"offload_patience=3600000,offload_cpu={max(os.sched_getaffinity(0))}"
+    cpu = f",offload={max(os.sched_getaffinity(0))}" if allocator.option else ""
+    return f"test_offload_timeout=3600000{cpu}"
 
 
 def figures(found: Mapping[str, Any]) -> dict[str, float | None]:
@@ -172,7 +173,7 @@ def trace(
     """
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        variables = allocator.variables({CALM_OPTIONS: patient()})
+        variables = allocator.variables({CALM_OPTIONS: patient(allocator)})
         program, *arguments = command
         traced = [*_traced(out, warm, limit), *_variables(variables), _program(program), *arguments]
         _run(traced, _inherited(variables), folder, limit_s, allocator.label, heard)

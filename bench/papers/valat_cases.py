@@ -26,7 +26,7 @@ CALMALLOC, JEMALLOC = "calmalloc", "jemalloc"
 
 
 def placed(how: str) -> str:
-    return f"{CALMALLOC}:{CALM_OPTIONS}=placement={how}"
+    return f"{CALMALLOC}:{CALM_OPTIONS}=test_placement={how}"
 
 
 UNPLACED, LINES, RANDOM = (placed(how) for how in ("off", "lines", "random"))

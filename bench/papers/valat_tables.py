@@ -22,7 +22,7 @@ _GAIN = "gain: how much less time than glibc's with standard pages takes"
 
 
 def shown(label: str) -> str:
-    return label.replace(":CALM_OPTIONS=", ", ").replace(":PTLBMALLOC2_PLACEMENT=1", ", placement")
+    return label.replace(":CALM_OPTIONS=test_", ", ").replace(":PTLBMALLOC2_PLACEMENT=1", ", placement")
 
 
 def _number(value: float | None) -> str:

@@ -36,7 +36,7 @@ class Known:
     hint: str = ""
     # What its own documentation asks for, unless the user sets it.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Another's library, with this option in CALM_OPTIONS: measured only where the user names it.
+    # Another's library, with these options in CALM_OPTIONS: measured only where the user names it.
     variant_of: str | None = None
     option: str | None = None
 
@@ -66,7 +66,7 @@ KNOWN: Mapping[str, Known] = {
     "jemalloc-debian": Known((), _JEMALLOC, "install Debian's package libjemalloc2"),
     "mimalloc-debian": Known((), _MIMALLOC, "install Debian's package libmimalloc2.0"),
     "calmalloc-offload": _own("calmalloc-offload", "offload=on", "calmalloc"),
-    "calmalloc-offload-sync": _own("calmalloc-offload-sync", "offload=sync", "calmalloc"),
+    "calmalloc-offload-sync": _own("calmalloc-offload-sync", "offload=on,test_sync=on", "calmalloc"),
 }
 
 # A colon that environment variables follow; a path may contain others.
@@ -97,19 +97,27 @@ class Allocator:
             variables[TUNABLES] = f"{existing}:{variables[TUNABLES]}"
         if self.option:
             given = variables.get(CALM_OPTIONS, inherited.get(CALM_OPTIONS, ""))
-            variables[CALM_OPTIONS] = with_option(given, self.option, self.label)
+            variables[CALM_OPTIONS] = with_options(given, self.option, self.label)
         return variables
 
 
-def with_option(given: str, option: str, label: str) -> str:
-    """CALM_OPTIONS with one more. Raises CalmError where they have another value for it."""
+def with_options(given: str, options: str, label: str) -> str:
+    """CALM_OPTIONS with more of them. Raises CalmError where they have other values for these.
+
+    An `offload` that names the server's CPU will do for offload=on.
+    """
     items = [item for item in given.split(",") if item]
-    name = option.partition("=")[0]
-    if other := next((item for item in items if item.partition("=")[0] == name and item != option), None):
-        raise CalmError(
-            f"{label} means {option}, but {CALM_OPTIONS} has {other}: leave one of them out", USAGE
-        )
-    return ",".join(items if option in items else [*items, option])
+    for option in options.split(","):
+        name = option.partition("=")[0]
+        others = [item for item in items if item.partition("=")[0] == name]
+        if name == "offload" and others and f"{name}=off" not in others:
+            continue
+        if other := next((item for item in others if item != option), None):
+            raise CalmError(
+                f"{label} means {option}, but {CALM_OPTIONS} has {other}: leave one of them out", USAGE
+            )
+        items += [] if others else [option]
+    return ",".join(items)
 
 
 def find_library(name: str) -> Path | None:

@@ -24,7 +24,7 @@ TRIM, PROFILE = 1, 2
 
 _MAGIC = b"calmctrl"
 _BLOCK = struct.Struct("<8sIIIIIIQQiI")
-_ASKED, _TICKET = 16, 24
+_PENDING, _TICKET = 16, 24
 _WORD = struct.Struct("<I")
 _REQUEST_BODY = struct.Struct("<IQ")
 _MAX_BLOCK_BYTES = 4096
@@ -113,8 +113,8 @@ def memory(pid: int) -> Iterator[Memory]:
 
 @dataclass(frozen=True)
 class _Block:
-    asked: int
-    done: int
+    pending: int
+    completed: int
     result: int
     error: int
     claimed: int
@@ -125,17 +125,17 @@ def _read(there: Memory, address: int) -> _Block:
         raise NoControlError("its library takes no requests: it is older than this calm")
     if (data := there.read(address, _BLOCK.size)) is None:
         raise EndedError(_ENDED)
-    magic, version, size, asked, done, _, _, _, result, error, claimed = _BLOCK.unpack(data)
+    magic, version, size, pending, completed, _, _, _, result, error, claimed = _BLOCK.unpack(data)
     if magic != _MAGIC or not _BLOCK.size <= size <= _MAX_BLOCK_BYTES:
         raise NoControlError("the block for requests does not begin as one")
     if version != VERSION:
         raise NoControlError(f"the block for requests is of version {version}; this calm writes {VERSION}")
-    return _Block(asked, done, result, error, claimed)
+    return _Block(pending, completed, result, error, claimed)
 
 
 def _number(block: _Block) -> int:
     """A number that no request of late had."""
-    while (number := secrets.randbits(32)) in (0, block.asked, block.done, block.claimed):
+    while (number := secrets.randbits(32)) in (0, block.pending, block.completed, block.claimed):
         pass
     return number
 
@@ -163,13 +163,13 @@ def ask(
     with there.locked(give_up):
         address = table.control
         number = _number(_read(there, address))
-        there.write(address + _ASKED, _WORD.pack(0))
+        there.write(address + _PENDING, _WORD.pack(0))
         there.write(address + _TICKET, _WORD.pack(number) + _REQUEST_BODY.pack(request, argument))
-        there.write(address + _ASKED, _WORD.pack(number))
-        while (block := _read(there, address)).done != number:
+        there.write(address + _PENDING, _WORD.pack(number))
+        while (block := _read(there, address)).completed != number:
             if give_up():
-                there.write(address + _ASKED, _WORD.pack(0))
-                if (block := _read(there, address)).done != number:
+                there.write(address + _PENDING, _WORD.pack(0))
+                if (block := _read(there, address)).completed != number:
                     if block.claimed == number:
                         raise TimedOutError("it has begun, and has not finished in time")
                     raise IdleError("no thread of it has come to the allocator in time")

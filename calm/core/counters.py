@@ -1,8 +1,8 @@
 """Reads the counters of calmalloc and ptlbmalloc2 in a running process, without stopping it.
 
-Each library carries an ELF note that leads to a table of its counters' addresses (src/os/figures.h). Note and
-table are read from the process's memory, not from the library's file: that may be deleted, replaced or
-stripped. Another process's memory is not trusted: names and sizes are checked, and reads are bounded.
+Each library carries an ELF note that leads to a table of its counters' addresses (src/os/counter_table.h).
+Note and table are read from the process's memory, not from the library's file: that may be deleted, replaced
+or stripped. Another process's memory is not trusted: names and sizes are checked, and reads are bounded.
 """
 
 import os
@@ -15,15 +15,14 @@ from typing import NamedTuple
 from calm.core import proc
 from calm.core.proc import Mapping
 
-VERSION = 1
+VERSION = 2
 STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 """Values of ptlbmalloc2's counter `state`."""
 
-_MAGIC = b"calmfigs"
-_HEAD = struct.Struct("<8sIIHHI24s")
-_HEAD_MORE = struct.Struct("<16sQQQ")
-_TERM = struct.Struct("<24sQQQQQIIIIIIHBBI")
-_SUBTRACT, _THROUGH = 1, 2
+_MAGIC = b"calmstat"
+_HEAD = struct.Struct("<8sIHHQQ24s16sQQQ")
+_TERM = struct.Struct("<24s5Q8IHBBI")
+_SUBTRACT = 1
 _PAGES = 1
 _WIDTHS = (1, 2, 4, 8)
 _NAME = re.compile(rb"([a-z][a-z0-9_]*)\0+")
@@ -38,7 +37,8 @@ _NOTE = re.compile(re.escape(struct.pack("<III12s", 10, 8, 1, b"calmalloc")) + r
 _MAX_NOTES_BYTES = 1 << 16
 _MAX_PROGRAM_HEADERS = 64
 _MAX_TABLE_BYTES = 1 << 16
-_MAX_HEAD_BYTES = 256
+_MAX_TERM_BYTES = 256
+_MAX_POINTERS = 256
 _MAX_ROWS = 8192
 _MAX_SPAN_BYTES = 1 << 20
 _MAX_FILES = 8192
@@ -59,7 +59,7 @@ class _UnreadableError(Exception):
 
 
 class _Term(NamedTuple):
-    """A `struct figure`: the sum of some words, a part of a counter."""
+    """A `struct counter_term`: the sum of some words, a part of a counter."""
 
     name: str
     at: int
@@ -67,6 +67,8 @@ class _Term(NamedTuple):
     present: int
     less: int
     weights: int
+    pointers: int
+    pointer_stride: int
     offset: int
     row_stride: int
     stride: int
@@ -86,7 +88,7 @@ class _Term(NamedTuple):
     @property
     def cost(self) -> int:
         """Of a row, in bytes: words that overlap are read one by one, too."""
-        return max(self.span, self.words * self.width)
+        return max(self.span, self.words * self.width) * max(1, self.pointers)
 
 
 def _text(field: bytes) -> str:
@@ -99,10 +101,16 @@ def _text(field: bytes) -> str:
 def _term(data: bytes) -> _Term:
     name, *fields = _TERM.unpack_from(data)
     term = _Term(_text(name), *fields)
-    if term.width not in _WIDTHS or term.unit > _PAGES or term.flags & ~(_SUBTRACT | _THROUGH):
+    if term.width not in _WIDTHS or term.unit > _PAGES or term.flags & ~_SUBTRACT:
         raise NotATableError("a counter in it is of no known kind")
     term = term._replace(words=term.words or 1)
-    if max(term.span, term.words * term.weight_stride, term.present_stride) > _MAX_SPAN_BYTES:
+    spans = (
+        term.span,
+        term.words * term.weight_stride,
+        term.present_stride,
+        term.pointers * term.pointer_stride,
+    )
+    if max(spans) > _MAX_SPAN_BYTES or term.pointers > _MAX_POINTERS:
         raise NotATableError("a counter in it is too large")
     return term
 
@@ -125,24 +133,20 @@ class Table:
         """The table at an address. Raises NotATableError."""
         if (head := read(address, _HEAD.size)) is None:
             raise NotATableError("it cannot be read")
-        magic, version, size, head_bytes, term_bytes, count, library = _HEAD.unpack(head)
+        magic, version, size, term_bytes, terms_at, count, library, release, *addresses = _HEAD.unpack(head)
         if magic != _MAGIC:
             raise NotATableError("it does not begin as one")
         if version != VERSION:
             raise NotATableError(f"it is of version {version}; this calm reads {VERSION}")
         if not (
-            _HEAD.size <= head_bytes <= _MAX_HEAD_BYTES
-            and _TERM.size <= term_bytes <= _MAX_HEAD_BYTES
-            and size == head_bytes + count * term_bytes <= _MAX_TABLE_BYTES
+            _HEAD.size <= size
+            and _TERM.size <= term_bytes <= _MAX_TERM_BYTES
+            and count * term_bytes <= _MAX_TABLE_BYTES
         ):
             raise NotATableError("its size is not that of its parts")
-        if (body := read(address + head_bytes, count * term_bytes)) is None:
-            raise NotATableError("it cannot be read")
-        terms = tuple(_term(body[i * term_bytes :]) for i in range(count))
-        more = read(address + _HEAD.size, _HEAD_MORE.size)
-        if head_bytes < _HEAD.size + _HEAD_MORE.size or more is None:
-            return cls(_text(library), terms)
-        release, *addresses = _HEAD_MORE.unpack(more)
+        # None in a library that the dynamic linker has not yet relocated.
+        body = read(terms_at, count * term_bytes)
+        terms = tuple(_term(body[i * term_bytes :]) for i in range(count)) if body else ()
         return cls(_text(library), terms, release.split(b"\0")[0].decode("ascii", "replace"), *addresses)
 
     def values(self, read: Read) -> dict[str, int]:
@@ -200,18 +204,19 @@ def _rows(read: Read, term: _Term) -> Sequence[int]:
 
 
 def _weighted(read: Read, term: _Term, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The sum over the rows of each word, and its weight."""
-    (at,) = _words(read, term.at, 8) if term.flags & _THROUGH else (term.at,)
+    """The sum over the rows, at each pointer, of each word; and its weight."""
+    starts = _words(read, term.at, 8, term.pointers, term.pointer_stride) if term.pointers else [term.at]
     weights = (
         _words(read, term.weights, 4, term.words, term.weight_stride) if term.weights else [1] * term.words
     )
     sums = [0] * term.words
-    if not at:
-        return sums, weights
-    less = _words(read, term.less, 2, term.words, 2) if term.less else sums
-    for row in rows:
-        words = _words(read, at + term.offset + row * term.row_stride, term.width, term.words, term.stride)
-        sums = [sum_ + max(0, word - off) for sum_, word, off in zip(sums, words, less, strict=True)]
+    starts = [start for start in starts if start]
+    less = _words(read, term.less, 2, term.words, 2) if term.less and starts else sums
+    for start in starts:
+        for row in rows:
+            at = start + term.offset + row * term.row_stride
+            words = _words(read, at, term.width, term.words, term.stride)
+            sums = [sum_ + max(0, word - off) for sum_, word, off in zip(sums, words, less, strict=True)]
     return sums, weights
 
 

@@ -1,8 +1,9 @@
 """Reads the heap profile of a running process from its memory, without a lock and without stopping it.
 
 The table of the library's counters leads to a description of its samples (struct samples_layout in
-src/profile/samples.h). A stack is read twice: if it was being changed, or has changed, it is read again, and
-dropped if that goes on. Another process's memory is not trusted: sizes are bounded, and numbers are checked.
+src/profile/samples_layout.h). A stack is read twice: if it was being changed, or has changed, it is read
+again, and dropped if that goes on. Another process's memory is not trusted: sizes are bounded, and numbers
+are checked.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ pub struct Stats {
     /// The version of the C structure, incremented when fields are added.
     pub version: u32,
     size: u32,
+    // From src/api/counters.def: begin.
     /// Pages that are, or may be, resident.
     pub footprint: u64,
     /// Pages that contain any part of a block, cached blocks included.
     pub in_use: u64,
-    /// Free pages that may be resident.
+    /// Free pages of the heap that may be resident.
     pub retained: u64,
     /// Free blocks in the CPU caches and the depots.
     pub cached: u64,
@@ -25,60 +26,65 @@ pub struct Stats {
     pub reserved: u64,
     /// The allocator's own data: an upper bound of what is resident.
     pub metadata: u64,
-    /// The limit on `retained` for the current footprint, when a thread leaves the allocator.
+    /// The limit on `retained` for the current footprint.
     pub retained_limit: u64,
-    /// The limit on pages kept in use by cached blocks alone.
+    /// The limit on pages kept by cached blocks: a constant per CPU.
     pub cached_limit: u64,
-    /// Since the start: bytes that became free and may be resident.
+    /// Memory that became free and may be resident.
     pub dirtied: u64,
-    /// Since the start: bytes returned to the kernel.
+    /// Memory returned to the kernel.
     pub purged: u64,
     /// Purges because `retained` exceeded its limit.
-    pub purges: u64,
-    /// Purges because memory was unused or is scarce.
-    pub purges_timed: u64,
-    /// Purges by [`trim`](crate::trim).
-    pub purges_asked: u64,
-    /// Ranges that the kernel refused to purge.
+    pub purges_limit: u64,
+    /// Purges at an epoch's end: memory was unused or is scarce.
+    pub purges_epoch: u64,
+    /// Purges by `calm_trim`, `malloc_trim` or `calm trim`.
+    pub purges_request: u64,
+    /// Address ranges that the kernel refused to purge.
     pub purge_failures: u64,
-    /// Calls of process_madvise(2).
+    /// Calls of `process_madvise` to purge.
     pub purge_vectored_calls: u64,
-    /// Calls of madvise(2) to purge.
+    /// Calls of `madvise` to purge.
     pub purge_single_calls: u64,
-    /// Ranges purged.
+    /// Address ranges purged.
     pub purge_ranges: u64,
     /// Times that a thread flushed the cache of another CPU.
-    pub cache_drains: u64,
+    pub cache_flushes: u64,
     /// Operations on a size class that left the fast path.
     pub cache_misses: u64,
     /// Acquisitions of a heap's lock.
     pub heap_locks: u64,
-    /// Allocations of runs of pages.
+    /// Allocations of runs of pages: above 32 KiB.
     pub large_allocations: u64,
-    /// Reallocations that moved pages.
+    /// Calls of `realloc` that moved pages.
     pub large_moves: u64,
-    /// Offload mode: requests for a magazine or large block that was prepared.
+    /// Requests that found a prefilled magazine or large block.
     pub offload_hits: u64,
-    /// Requests for one that was not.
+    /// Requests that found no prefilled magazine or large block.
     pub offload_misses: u64,
-    /// Requests for which a thread waited for the server's answer.
+    /// Requests for which a thread waited for the server.
     pub offload_calls: u64,
     /// Messages to the server.
-    pub offload_records: u64,
-    /// Magazines and large blocks prepared.
-    pub offload_stocked: u64,
-    /// Magazines and large blocks prepared, but not requested.
-    pub offload_unused: u64,
+    pub offload_messages: u64,
+    /// Magazines and large blocks prepared before a request.
+    pub offload_prefilled: u64,
+    /// Prefilled magazines and large blocks that no request took.
+    pub offload_prefill_unused: u64,
     /// Times that a thread woke the server.
-    pub offload_wakes: u64,
+    pub offload_wakeups: u64,
     /// Times that the server slept.
-    pub offload_naps: u64,
+    pub offload_sleeps: u64,
     /// Times that a thread found the server unresponsive.
-    pub offload_lost: u64,
-    /// Times that the server found no CPU for itself, and switched the heap to shared mode.
-    pub offload_lent: u64,
-    /// Estimated cost of purging memory that was needed again, in nanoseconds.
-    pub purge_vain_ns: u64,
+    pub offload_unresponsive: u64,
+    /// Switches to shared mode: the server found no CPU for itself.
+    pub offload_shared_switches: u64,
+    /// Estimated cost of purging memory that was needed again.
+    pub purge_wasted_ns: u64,
+    /// CPU time spent in purges.
+    pub purge_ns: u64,
+    /// Checks of the limit on `retained`.
+    pub limit_checks: u64,
+    // From src/api/counters.def: end.
 }
 
 /// The current counters. Takes the heap's lock briefly, so do not call it for every request of a server.
@@ -121,7 +127,7 @@ mod tests {
     fn fields_here() -> Vec<(String, String)> {
         let source = include_str!("stats.rs");
         let body = source.split("pub struct Stats {").nth(1).unwrap().split("\n}").next().unwrap();
-        let lines = body.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("///"));
+        let lines = body.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
         lines
             .map(|line| {
                 let (name, kind) =
@@ -136,7 +142,7 @@ mod tests {
         assert!(fields_in_c().len() >= 24);
         assert_eq!(fields_here(), fields_in_c());
         assert_eq!(stats().size as usize, mem::size_of::<Stats>());
-        assert_eq!(stats().version, 2);
+        assert_eq!(stats().version, 3);
     }
 
     #[test]
@@ -146,6 +152,6 @@ mod tests {
         for (_, name) in fields_here().iter().filter(|(_, name)| name != "size") {
             assert!(json.contains(&format!("\"{name}\": ")), "{name} is missing in {json}");
         }
-        assert!(json.contains("\"policy\": "), "{json}");
+        assert!(json.contains("\"slack\": "), "{json}");
     }
 }

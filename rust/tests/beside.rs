@@ -36,10 +36,10 @@ fn the_processs_malloc_is_calmallocs_only_if_asked_for() {
 #[test]
 fn options_are_set_and_read() {
     let _alone = ALONE.lock().unwrap();
-    assert_eq!(get("policy").as_deref(), Ok("adaptive"));
-    assert_eq!(set("policy", "paper"), Ok(()));
-    assert_eq!(get("policy").as_deref(), Ok("paper"));
-    assert_eq!(set("policy", "adaptive"), Ok(()));
+    assert_eq!(get("misuse").as_deref(), Ok("abort"));
+    assert_eq!(set("misuse", "warn"), Ok(()));
+    assert_eq!(get("misuse").as_deref(), Ok("warn"));
+    assert_eq!(set("misuse", "abort"), Ok(()));
     assert_eq!(set("slack", "9999"), Ok(()));
     assert_eq!(get("slack").as_deref(), Ok("9999"));
     assert_eq!(set("slack", "100"), Ok(()));
@@ -48,19 +48,19 @@ fn options_are_set_and_read() {
 #[test]
 fn what_cannot_be_set_is_told_apart() {
     let _alone = ALONE.lock().unwrap();
-    assert_eq!(set("polic", "paper"), Err(Error::UnknownOption));
+    assert_eq!(set("misus", "warn"), Err(Error::UnknownOption));
     assert_eq!(set("", ""), Err(Error::UnknownOption));
-    assert_eq!(set("policy\0", "paper"), Err(Error::UnknownOption));
-    assert_eq!(set("unknown", "pa\0per"), Err(Error::UnknownOption));
-    assert_eq!(set("policy", "pa\0per"), Err(Error::InvalidValue));
-    assert_eq!(set("policy", "Paper"), Err(Error::InvalidValue));
+    assert_eq!(set("misuse\0", "warn"), Err(Error::UnknownOption));
+    assert_eq!(set("unknown", "wa\0rn"), Err(Error::UnknownOption));
+    assert_eq!(set("misuse", "wa\0rn"), Err(Error::InvalidValue));
+    assert_eq!(set("misuse", "Warn"), Err(Error::InvalidValue));
     assert_eq!(set("slack", "0"), Err(Error::InvalidValue));
     assert_eq!(set("slack", "1 "), Err(Error::InvalidValue));
-    assert_eq!(set("cache", "off"), Err(Error::FixedAtStart));
-    assert_eq!(set("cache", "on"), Err(Error::InvalidValue));
-    assert_eq!(get("polic"), Err(Error::UnknownOption));
-    assert_eq!(get("policy\0"), Err(Error::UnknownOption));
-    assert_eq!(get("policy").as_deref(), Ok("adaptive"));
+    assert_eq!(set("offload", "off"), Err(Error::FixedAtStart));
+    assert_eq!(set("offload", "auto"), Err(Error::InvalidValue));
+    assert_eq!(get("misus"), Err(Error::UnknownOption));
+    assert_eq!(get("misuse\0"), Err(Error::UnknownOption));
+    assert_eq!(get("misuse").as_deref(), Ok("abort"));
     let shown: Vec<String> = [Error::UnknownOption, Error::InvalidValue, Error::FixedAtStart]
         .iter()
         .map(|error| error.to_string())
@@ -87,7 +87,7 @@ fn trim_gives_back_what_it_says() {
     assert!(after.purged - before.purged >= given_back as u64);
     assert!(after.purged >= 8 * MIB as u64);
     assert!(after.retained < MIB as u64);
-    assert!(after.purges_asked > 0 && calmalloc::trim(0) < MIB);
+    assert!(after.purges_request > 0 && calmalloc::trim(0) < MIB);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 #include "api/allocator.h"
 
+#include "api/features.h"
 #include "api/misuse.h"
 #include "api/placing.h"
-#include "api/profiling.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
-#include "os/address_space.h"
+#include "os/vm.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,18 +20,18 @@ void *out_of_memory(void) {
 /* As class_for, whether or not the fast path is switched off. */
 static uint32_t class_of(const struct allocator *allocator, size_t size) {
     const struct size_classes *classes = &allocator->classes;
-    return size <= classes->size_most ? size_class_of(classes, size) : 0;
+    return size <= classes->max_size ? size_class_of(classes, size) : 0;
 }
 
 static size_t pages_for(const struct allocator *allocator, size_t size) {
-    size_t shift = allocator->governor->heap.space.page_shift;
+    size_t shift = heap_page_shift(&allocator->governor->heap);
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
 /* A size beyond the machine's memory is subject to the kernel's overcommit policy, which does not apply to
  * address space that is only reserved. */
 static bool is_too_large(const struct allocator *allocator, size_t size) {
-    return size > PTRDIFF_MAX || (size > allocator->memory_bytes && !os_would_map(size));
+    return size > PTRDIFF_MAX || (size > allocator->memory_bytes && !vm_can_map(size));
 }
 
 /* ---- the backend, as the slow paths call it: each call also carries out requests of other processes ---- */
@@ -77,7 +77,7 @@ static void *take_pages(struct allocator *allocator, size_t size, size_t alignme
     if (is_too_large(allocator, size)) {
         return out_of_memory();
     }
-    size_t page = allocator->governor->heap.space.page_size;
+    size_t page = heap_page_size(&allocator->governor->heap);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
     size_t pages = pages_for(allocator, size);
     void *base =
@@ -92,10 +92,10 @@ static void *take_pages(struct allocator *allocator, size_t size, size_t alignme
 
 static void *allocate_large(struct allocator *allocator, size_t size, size_t alignment, bool zeroed,
                             bool *zero) {
-    bool sampled = profiling_is_on() && profiling_counts(size);
+    bool sampled = heap_profile_is_on() && heap_profile_should_sample(size);
     void *block = take_pages(allocator, size, alignment, zeroed, zero);
     if (sampled && block != NULL) {
-        profiling_note(block, size);
+        heap_profile_add(block, size);
     }
     return block;
 }
@@ -103,7 +103,7 @@ static void *allocate_large(struct allocator *allocator, size_t size, size_t ali
 /* Puts blocks into the cache of whichever CPU this is, and those that find no room there back into the heap.
  */
 static void cache_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
-    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(class, blocks, count);
+    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(allocator->caches, class, blocks, count);
     if (pushed < count) {
         put_blocks(allocator, class, blocks + pushed, count - pushed);
     }
@@ -112,13 +112,13 @@ static void cache_blocks(struct allocator *allocator, uint32_t class, void *cons
 /* A block of a class whose cache is empty: takes a magazine, of which one block is the caller's. */
 static void *refill(struct allocator *allocator, uint32_t class) {
     cpu_cache_open(allocator->caches, class);
-    void *blocks[MAGAZINE_BLOCKS_MOST];
-    if (cpu_cache_pop_some(class, blocks, 1) == 1) {
+    void *blocks[MAX_MAGAZINE_BLOCKS];
+    if (cpu_cache_pop_some(allocator->caches, class, blocks, 1) == 1) {
         return blocks[0];
     }
-    cpu_cache_ran_empty(class);
+    cpu_cache_ran_empty(allocator->caches, class);
     bool cached = atomic_load_explicit(&allocator->caches->mode, memory_order_relaxed) != CACHE_OFF;
-    size_t wanted = cached ? cpu_cache_magazine(class) : 1;
+    size_t wanted = cached ? cpu_cache_magazine(allocator->caches, class) : 1;
     struct taken taken = take_blocks(allocator, class, blocks, wanted);
     if (taken.count == 0) {
         trim_all(allocator);
@@ -135,16 +135,16 @@ static void *refill(struct allocator *allocator, uint32_t class) {
 /* A block of a class while the heap is profiled: if it is sampled, of pages of its own, and aligned as any
  * block of its class may be. */
 static void *allocate_counted(struct allocator *allocator, size_t size, uint32_t class) {
-    if (profiling_counts(size)) {
+    if (heap_profile_should_sample(size)) {
         bool zero;
-        void *block = take_pages(allocator, size == 0 ? 1 : size, os_page_size(), false, &zero);
+        void *block = take_pages(allocator, size == 0 ? 1 : size, vm_page_size(), false, &zero);
         if (block != NULL) {
-            profiling_note(block, size);
+            heap_profile_add(block, size);
         }
         return block;
     }
     void *block;
-    return cpu_cache_pop_some(class, &block, 1) == 1 ? block : refill(allocator, class);
+    return cpu_cache_pop_some(allocator->caches, class, &block, 1) == 1 ? block : refill(allocator, class);
 }
 
 void *allocator_allocate(struct allocator *allocator, size_t size) {
@@ -153,7 +153,7 @@ void *allocator_allocate(struct allocator *allocator, size_t size) {
     if (class == 0) {
         return allocate_large(allocator, size, SIZE_QUANTUM, false, &zero);
     }
-    return profiling_is_on() ? allocate_counted(allocator, size, class) : refill(allocator, class);
+    return heap_profile_is_on() ? allocate_counted(allocator, size, class) : refill(allocator, class);
 }
 
 /* Apart, so that the compiler leaves allocate_slow in one piece: profiles drop its frame by its name. */
@@ -175,8 +175,8 @@ void *allocate_slow(size_t size) {
  */
 static void spill(struct allocator *allocator, uint32_t class, void *block) {
     const struct size_class *of = &allocator->classes.of[class];
-    void *blocks[MAGAZINE_BLOCKS_MOST];
-    if (cpu_cache_is_newest(class, block)) {
+    void *blocks[MAX_MAGAZINE_BLOCKS];
+    if (cpu_cache_is_newest(allocator->caches, class, block)) {
         allocator->governor->misused(MISUSE_DOUBLE_FREE, block);
         return;
     }
@@ -190,31 +190,28 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
         }
         return;
     }
-    if (cpu_cache_push_some(class, &block, 1) == 1 ||
-        (cpu_cache_ran_full(class) && cpu_cache_push_some(class, &block, 1) == 1)) {
+    if (cpu_cache_push_some(allocator->caches, class, &block, 1) == 1 ||
+        (cpu_cache_ran_full(allocator->caches, class) &&
+         cpu_cache_push_some(allocator->caches, class, &block, 1) == 1)) {
         return;
     }
-    size_t count = cpu_cache_pop_some(class, blocks, cpu_cache_magazine(class));
+    size_t count =
+        cpu_cache_pop_some(allocator->caches, class, blocks, cpu_cache_magazine(allocator->caches, class));
     blocks[count++] = block;
     put_blocks(allocator, class, blocks, count);
 }
 
 static void release_from(struct allocator *allocator, struct heap *heap, void *block) {
-    uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
-    if (page == 0 || !space_is_usable(&heap->space, page)) {
+    int class = heap == NULL ? -1 : heap_class_at(heap, block);
+    if (class < 0 || (class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
         allocator->governor->misused(MISUSE_INVALID_FREE, block);
-        return;
-    }
-    uint32_t class = heap->space.class_of[page];
-    if (class == 0) {
-        profiling_forget(block); /* before another thread may have it */
+    } else if (class == 0) {
+        heap_profile_remove(block); /* before another thread may have it */
         put_large(allocator, block);
-    } else if ((uintptr_t)block % SIZE_QUANTUM != 0) {
-        allocator->governor->misused(MISUSE_INVALID_FREE, block);
     } else if (heap == &allocator->governor->heap) {
-        spill(allocator, class, block);
+        spill(allocator, (uint32_t) class, block);
     } else {
-        put_blocks(allocator, class, &block, 1);
+        put_blocks(allocator, (uint32_t) class, &block, 1);
     }
 }
 
@@ -261,7 +258,7 @@ void *allocate_aligned(size_t alignment, size_t size) {
     if (!allocator_ready() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    size_t page = calm_governor.heap.space.page_size;
+    size_t page = heap_page_size(&calm_governor.heap);
     uint32_t class = alignment <= page ? aligned_class(alignment, size) : 0;
     if (class != 0) {
         return allocate(calm_allocator.classes.of[class].size);
@@ -293,16 +290,12 @@ size_t usable_size(const void *block) {
     if (heap == NULL && sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
-    uint32_t page = heap == NULL ? 0 : space_page(&heap->space, block);
-    if (page == 0 || !space_is_usable(&heap->space, page)) {
-        return 0;
-    }
-    uint32_t class = heap->space.class_of[page];
+    int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class != 0) {
-        return calm_allocator.classes.of[class].size;
+        return class < 0 ? 0 : calm_allocator.classes.of[class].size;
     }
     const struct span *span = heap_large_span(heap, block);
-    return span == NULL ? 0 : ((size_t)span->pages << heap->space.page_shift) - span->offset;
+    return span == NULL ? 0 : ((size_t)span->pages << heap_page_shift(heap)) - span->offset;
 }
 
 /* Whether a block may stay: no smaller than asked, and less than twice as large. */
@@ -338,13 +331,13 @@ void *reallocate(void *block, size_t size) {
     if (span != NULL && class_of(&calm_allocator, size) == 0) {
         /* To the profile one block ends and another begins; the old address may be another thread's at once.
          */
-        profiling_forget(block);
+        heap_profile_remove(block);
         struct backend *backend = calm_allocator.backend;
         void *resized =
             backend->functions->resize_large(backend, block, pages_for(&calm_allocator, span->offset + size));
         if (resized != NULL) {
-            if (profiling_is_on() && profiling_counts(size)) {
-                profiling_note(resized, size);
+            if (heap_profile_is_on() && heap_profile_should_sample(size)) {
+                heap_profile_add(resized, size);
             }
             return resized;
         }

@@ -44,7 +44,7 @@ static inline uint32_t class_for(size_t size) {
     if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
         return FAST_READ(calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);
     }
-    return size <= FAST_READ(calm_classes.size_most) ? size_class_above_128(size) : 0;
+    return size <= FAST_READ(calm_classes.max_size) ? size_class_above_128(size) : 0;
 }
 
 /*
@@ -54,12 +54,12 @@ static inline uint32_t class_for(size_t size) {
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
     uint32_t class = class_for(size);
     void *block;
-    if (cpu_cache_is_rseq()) {
-        if (__builtin_expect(rseq_pop(class, &block), 1)) {
+    if (cpu_cache_is_rseq(&calm_caches)) {
+        if (__builtin_expect(rseq_pop(&calm_caches, class, &block), 1)) {
             return block;
         }
-    } else if (cpu_cache_is_alone()) {
-        if (__builtin_expect(region_pop(calm_caches.regions, class, &block), 1)) {
+    } else if (cpu_cache_is_alone(&calm_caches)) {
+        if (__builtin_expect(alone_pop(&calm_caches, class, &block), 1)) {
             return block;
         }
     }
@@ -77,12 +77,12 @@ static inline __attribute__((always_inline)) void release(void *block) {
     uintptr_t quantum = offset >> SPACE_QUANTUM_SHIFT | offset << (64 - SPACE_QUANTUM_SHIFT);
     if (__builtin_expect(quantum < space->quanta, 1)) {
         uint32_t class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
-        if (cpu_cache_is_rseq()) {
-            if (__builtin_expect(rseq_push(class, block), 1)) {
+        if (cpu_cache_is_rseq(&calm_caches)) {
+            if (__builtin_expect(rseq_push(&calm_caches, class, block), 1)) {
                 return;
             }
-        } else if (cpu_cache_is_alone()) {
-            if (__builtin_expect(region_push(calm_caches.regions, class, block), 1)) {
+        } else if (cpu_cache_is_alone(&calm_caches)) {
+            if (__builtin_expect(alone_push(&calm_caches, class, block), 1)) {
                 return;
             }
         }

@@ -2,9 +2,11 @@
 #include "calmalloc.h"
 
 #include "api/allocator.h"
+#include "api/counters.h"
+#include "api/features.h"
 #include "api/options.h"
-#include "api/profiling.h"
-#include "api/statistics.h"
+#include "api/report.h"
+#include "api/settings.h"
 
 #include <errno.h>
 #include <string.h>
@@ -76,7 +78,7 @@ int calm_stats(struct calm_stats *stats, size_t size) {
         return -1;
     }
     struct calm_stats all;
-    statistics_fill(&all);
+    counters_fill(&all);
     all.size = (uint32_t)(size < sizeof all ? size : sizeof all);
     memcpy(stats, &all, all.size);
     return 0;
@@ -94,26 +96,21 @@ static int copy_out(const char *text, size_t length, char *buffer, size_t size) 
 
 int calm_stats_json(char *buffer, size_t size) {
     struct text text = {0};
-    statistics_json(&text);
+    report_json(&text);
     return copy_out(text.bytes, text.length, buffer, size);
 }
 
 int calm_set(const char *name, const char *value) {
-    if (name == NULL || value == NULL || !allocator_ready()) {
-        errno = EINVAL;
-        return -1;
-    }
-    int error = options_set(name, value, strlen(value));
+    int error = name == NULL || value == NULL || !allocator_ready() ? EINVAL : settings_set(name, value);
     if (error != 0) {
         errno = error;
         return -1;
     }
-    allocator_refresh();
     return 0;
 }
 
 int calm_profile_write(const char *path) {
-    int error = path == NULL ? EINVAL : profiling_write(path);
+    int error = path == NULL ? EINVAL : heap_profile_write(path, false);
     if (error != 0) {
         errno = error;
         return -1;
@@ -122,21 +119,12 @@ int calm_profile_write(const char *path) {
 }
 
 int calm_get(const char *name, char *buffer, size_t size) {
-    for (size_t i = 0; name != NULL && allocator_ready() && options_name(i) != NULL; i++) {
-        if (strcmp(options_name(i), name) != 0) {
-            continue;
+    for (enum option which = 0; name != NULL && allocator_ready() && which < OPTION_COUNT; which++) {
+        if (strcmp(options_name(which), name) == 0) {
+            struct text text = {0};
+            options_print(which, &text);
+            return copy_out(text.bytes, text.length, buffer, size);
         }
-        const char *word;
-        int value;
-        options_value(i, &word, &value);
-        struct text text = {0};
-        if (word != NULL) {
-            text_string(&text, word);
-            text.length = strcspn(word, "|");
-        } else {
-            text_number(&text, (uint64_t)value);
-        }
-        return copy_out(text.bytes, text.length, buffer, size);
     }
     errno = ENOENT;
     return -1;

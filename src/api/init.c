@@ -1,34 +1,37 @@
 /*
  * The start, forks and the end, each step in its order:
  *
- *   start  (first call of malloc, or the constructor)   fork (pthread_atfork)           end (the last
- * destructor) 1 filters, machine, options                         1 wake sleepers of locks        1 heap
- * profile is written 2 size classes, CPU caches                          2 stdio's locks                 2
- * report is written 3 whether there is a server                         3 heap profile                  3
- * threads end 4 governor and heap                                 4 backend: server, heaps 5 backend after
- * it, the same backwards; 6 mode of the caches: the fast paths may run        in the child also placing and
- *   7 fork handlers                                     requests start anew
- *   8 heap profile, if an option asks for it
+ *  start (first call of malloc, or the constructor)  fork (pthread_atfork)          end (the last destructor)
+ *  1 filters, machine, options                       1 wake sleepers of locks       1 heap profile is written
+ *  2 size classes, CPU caches                        2 stdio's locks                2 report is written
+ *  3 whether there is a server                       3 heap profile                 3 threads end
+ *  4 governor and heap                               4 backend: server, heaps
+ *  5 backend                                         after it, the same backwards;
+ *  6 mode of the caches: the fast paths may run      in the child also placing and
+ *  7 fork handlers                                   requests start anew
+ *  8 heap profile, if an option asks for it
  */
 #include "api/init.h"
 
-#include "api/colored.h"
+#include "api/features.h"
 #include "api/misuse.h"
 #include "api/options.h"
 #include "api/placing.h"
-#include "api/profiling.h"
+#include "api/report.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
-#include "api/statistics.h"
+#include "api/settings.h"
+#include "api/vfork.h"
 #include "cache/rseq.h"
 #include "governor/epoch.h"
 #include "governor/governor.h"
 #include "governor/helper.h"
-#include "offload/backend_offload.h"
 #include "os/filters.h"
 #include "os/lock.h"
+#include "os/memory.h"
+#include "os/rseq.h"
 #include "os/stdio.h"
-#include "profile/unwind.h"
+#include "os/vm.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -68,7 +71,7 @@ static void before_fork(void) {
     if (forked_with_files) {
         stdio_before_fork();
     }
-    profiling_before_fork();
+    heap_profile_before_fork();
     calm_allocator.backend->functions->before_fork(calm_allocator.backend);
     forks_with_locks++;
     forked_alone = false;
@@ -81,7 +84,7 @@ static void after_fork_in_parent(void) {
     }
     forks_with_locks--;
     calm_allocator.backend->functions->after_fork(calm_allocator.backend, false);
-    profiling_after_fork();
+    heap_profile_after_fork();
     if (forked_with_files) {
         stdio_after_fork_in_parent();
     }
@@ -96,7 +99,7 @@ static void after_fork_in_child(void) {
     }
     forks_with_locks--;
     calm_allocator.backend->functions->after_fork(calm_allocator.backend, true);
-    profiling_after_fork();
+    heap_profile_after_fork();
     colored_after_fork();
     if (forked_with_files) {
         stdio_after_fork_in_child();
@@ -106,30 +109,18 @@ static void after_fork_in_child(void) {
 /* ---- the start ---- */
 
 /* Fixed once: the fast paths know no other change of mode. */
-static enum cache_mode choose_cache_mode(struct rseq_place place, bool have_caches, bool sync) {
-    int wanted = options_cache();
+static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_caches, bool sync) {
+    int wanted = calm_options.test_cache;
     if (!have_caches || wanted == OPTION_CACHE_OFF || sync) {
         return CACHE_OFF;
     }
     /* Without a way to stop the sequences, caches could not be emptied. */
-    bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_each && place.usable;
+    bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_per_cpu && place.usable;
     return restartable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
-static struct place_request server_cpu(void) {
-    int cpu = options_offload_cpu();
-    switch (cpu) {
-    case OPTION_OFFLOAD_CPU_AUTO:
-        return (struct place_request){PLACE_AUTO, 0};
-    case OPTION_OFFLOAD_CPU_SIBLING:
-        return (struct place_request){PLACE_SIBLING, 0};
-    case OPTION_OFFLOAD_CPU_CORE:
-        return (struct place_request){PLACE_CORE, 0};
-    case OPTION_OFFLOAD_CPU_SOCKET:
-        return (struct place_request){PLACE_SOCKET, 0};
-    default:
-        return (struct place_request){PLACE_NUMBER, (unsigned)(cpu - OPTION_OFFLOAD_CPU_FIRST)};
-    }
+static unsigned current_cpu(void) {
+    return cpu_cache_number(&calm_caches);
 }
 
 /* Requests of other processes, carried out by the helper or the server. */
@@ -140,25 +131,23 @@ static void visited(void) {
 /* Under ready_lock. */
 static bool start(void) {
     struct allocator *this = &calm_allocator;
-    filters_look();
-    struct rseq_place place = rseq_find();
-    this->memory_bytes = os_memory_bytes();
-    options_read();
-    size_classes_fill(&this->classes, os_page_size());
+    filters_detect();
+    struct rseq_offsets place = rseq_find();
+    this->memory_bytes = memory_total_bytes();
+    settings_read();
+    size_classes_fill(&this->classes, vm_page_size());
     bool have_caches = cpu_caches_init(this->caches, &this->classes, place);
 
-    bool sync = options_offload() == OPTION_OFFLOAD_SYNC;
-    bool offloads =
-        have_caches && options_offload() != OPTION_OFFLOAD_OFF && offload_is_possible(&calm_offload);
-    enum cache_mode mode = choose_cache_mode(place, have_caches, offloads && sync);
+    bool offloads = have_caches && offload_is_wanted();
+    bool sync = offloads && calm_options.test_sync != 0;
+    enum cache_mode mode = choose_cache_mode(place, have_caches, sync);
     if (!governor_init(this->governor, &this->classes, this->caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
                        misuse_report)) {
         return false;
     }
     this->governor->visited = visited;
     if (offloads) {
-        struct offload_options options = {sync, server_cpu(), (unsigned)options_offload_patience()};
-        this->backend = offload_open(&calm_offload, &options, this->governor);
+        this->backend = offload_start(this->governor);
     }
     if (this->backend == NULL) {
         offloads = false;
@@ -171,9 +160,11 @@ static bool start(void) {
      * a processor that reorders stores, and those have no restartable sequences here.
      */
     cpu_caches_start(this->caches, mode, !offloads);
+    vfork_prepare();
     if (!filters_allow_all()) {
         governor_read_max_footprint(this->governor); /* which later may not be read any more */
     }
+    heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
     atomic_store_explicit(&calm_ready, true, memory_order_release);
     return true;
@@ -197,19 +188,10 @@ bool allocator_ready(void) {
          * nevertheless: see os/lock.h.
          */
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-        options_apply_profile();
+        settings_apply_profile();
     }
     errno = saved_errno;
     return atomic_load_explicit(&calm_ready, memory_order_relaxed);
-}
-
-static void refresh(struct governor *governor, void *nothing) {
-    (void)nothing;
-    governor_refresh(governor);
-}
-
-void allocator_refresh(void) {
-    calm_allocator.backend->functions->run(calm_allocator.backend, refresh, NULL);
 }
 
 /*
@@ -223,12 +205,7 @@ __attribute__((constructor(101))) static void prepare(int argc, char **argv, cha
         options_keep_environment(environment);
     }
     if (allocator_ready()) {
-        if (options_read_late()) {
-            allocator_refresh();
-            options_apply_profile();
-        }
-        unwind_learn_modules(); /* also for a profile that is requested from outside, within malloc */
-        statistics_prepare_report();
+        settings_read_late();
     }
 }
 
@@ -237,8 +214,8 @@ __attribute__((constructor(101))) static void prepare(int argc, char **argv, cha
 /* Later calls are served without threads. */
 __attribute__((destructor)) static void finish(void) {
     if (allocator_is_ready()) {
-        profiling_write_at_exit();
-        statistics_report();
+        heap_profile_end();
+        report_write();
         calm_allocator.backend->functions->end(calm_allocator.backend);
     }
 }

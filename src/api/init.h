@@ -12,7 +12,4 @@
  * at all, or a sanitizer brings an allocator of its own. Preserves errno. */
 bool allocator_ready(void);
 
-/* Settings changed: the limit on free memory follows. Once the allocator is ready. */
-void allocator_refresh(void);
-
 #endif

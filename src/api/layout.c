@@ -6,17 +6,16 @@
 
 #include <stddef.h>
 
-#define SPACE         calm_governor.heap.space
-#define SHELF(number) &calm_governor.depots[number].shelves
+#define SPACE calm_governor.heap.space
 
 const struct blocks_layout calm_blocks = {
     .magic = {'c', 'a', 'l', 'm', 'b', 'l', 'k', 's'},
     .version = BLOCKS_LAYOUT_VERSION,
     .bytes = sizeof(struct blocks_layout),
     .page_bytes = &SPACE.page_size,
-    .spans = &SPACE.spans_region.base,
-    .spans_end = &SPACE.spans_end,
-    .span_bytes = &SPACE.span_bytes,
+    .spans = &SPACE.spans.memory[TABLE_SPANS].base,
+    .spans_end = &SPACE.spans.end,
+    .span_bytes = &SPACE.spans.span_bytes,
     .span_page = offsetof(struct span, page),
     .span_pages = offsetof(struct span, pages),
     .span_used_blocks = offsetof(struct span, used_blocks),
@@ -33,10 +32,12 @@ const struct blocks_layout calm_blocks = {
     .segments = &SPACE.segment[0].region.base,
     .segment_count = &SPACE.segments,
     .segment_bytes = sizeof(struct segment),
-    .records = {&SPACE.classes_region.base, &SPACE.spans_of_region.base, &SPACE.users_region.base,
-                &SPACE.spans_region.base, &SPACE.free_spans_region.base, &SPACE.free_words_region.base,
-                &calm_caches.regions, &calm_caches.states, SHELF(0), SHELF(1), SHELF(2), SHELF(3), SHELF(4),
-                SHELF(5), SHELF(6), SHELF(7)},
+    .records = {&SPACE.page_tables[CLASS_TABLE].base, &SPACE.page_tables[SPAN_TABLE].base,
+                &SPACE.page_tables[USER_TABLE].base, &SPACE.spans.memory[TABLE_SPANS].base,
+                &SPACE.spans.memory[TABLE_FREE_SPANS].base, &SPACE.spans.memory[TABLE_FREE_WORDS].base,
+                &calm_caches.base, &calm_caches.states},
+    .depots = &calm_governor.depots[0].bins,
+    .depot_count = MAX_DEPOTS,
+    .depot_bytes = sizeof(struct depot),
 };
 _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
-_Static_assert(MAX_DEPOTS == 8, "a shelf for each depot");

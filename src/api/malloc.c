@@ -77,11 +77,11 @@ EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
 }
 
 EXPORT void *valloc(size_t size) {
-    return allocate_aligned(os_page_size(), size);
+    return allocate_aligned(vm_page_size(), size);
 }
 
 EXPORT void *pvalloc(size_t size) {
-    size_t page = os_page_size();
+    size_t page = vm_page_size();
     return size > PTRDIFF_MAX ? out_of_memory() : memalign(page, (size + page - 1) & ~(page - 1));
 }
 

@@ -12,7 +12,7 @@ void misuse_report(enum misuse kind, const void *pointer) {
     text_string(&line, kind == MISUSE_DOUBLE_FREE ? " was freed before\n"
                                                   : " is not the start of an allocated block\n");
     text_write(&line, 2);
-    if (options_misuse() == OPTION_MISUSE_ABORT) {
+    if (calm_options.misuse == OPTION_MISUSE_ABORT) {
         abort();
     }
 }

@@ -27,9 +27,9 @@ extern void llvm_throw_bad_alloc(void) __asm__(LLVM_THROW_BAD_ALLOC) __attribute
 
 /* The function of that name in a loaded C++ library; NULL if there is none. */
 static any_function find_late(const char *name) {
-    any_function found = symbol_find("libstdc++.so.", name);
-    found = found != NULL ? found : symbol_find("libc++.so.", name);
-    return found != NULL ? found : symbol_find("libc++abi.so.", name);
+    any_function found = symbols_find("libstdc++.so.", name);
+    found = found != NULL ? found : symbols_find("libc++.so.", name);
+    return found != NULL ? found : symbols_find("libc++abi.so.", name);
 }
 
 static new_handler find_new_handler(void) {
@@ -87,7 +87,9 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
 /* The fast path, without a stack frame; new_slow tries it again. */
 static inline void *new_any(size_t size) {
     void *block;
-    return cpu_cache_is_rseq() && rseq_pop(class_for(size), &block) ? block : new_slow(1, size);
+    return cpu_cache_is_rseq(&calm_caches) && rseq_pop(&calm_caches, class_for(size), &block)
+               ? block
+               : new_slow(1, size);
 }
 
 /*

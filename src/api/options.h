@@ -1,51 +1,57 @@
 /*
- * Options: by name, from CALM_OPTIONS=name=value,... at the start, by calm_set later. One table in options.c
- * says all there is to say of each, and is where the manual's table comes from.
+ * The options' values, and how they are set by name: from CALM_OPTIONS=name=value,... at the start, by
+ * calm_set later. options.def lists the options.
+ *
+ * This only parses, stores and prints. What an option does is up to whoever sets it: see api/calm.h. Values
+ * may be read at any time, by any thread; texts change only at the start.
  */
 #ifndef CALM_API_OPTIONS_H
 #define CALM_API_OPTIONS_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "os/text.h"
+
+#include <stdatomic.h>
+
+struct options {
+#define OPTION(name, ...)                 _Atomic(int) name;
+#define TEXT_OPTION(name, max_bytes, ...) char name[(max_bytes) + 1];
+#include "api/options.def"
+};
+
+extern struct options calm_options __attribute__((visibility("hidden")));
+
+enum option {
+#define OPTION(name, ...)      OPTION_##name,
+#define TEXT_OPTION(name, ...) OPTION_##name,
+#include "api/options.def"
+    OPTION_COUNT
+};
 
 enum { OPTION_CACHE_AUTO, OPTION_CACHE_LOCKED, OPTION_CACHE_OFF };
 enum { OPTION_MISUSE_ABORT, OPTION_MISUSE_WARN };
-enum { OPTION_OFFLOAD_OFF, OPTION_OFFLOAD_ON, OPTION_OFFLOAD_SYNC };
 enum {
-    OPTION_OFFLOAD_CPU_AUTO,
-    OPTION_OFFLOAD_CPU_SIBLING,
-    OPTION_OFFLOAD_CPU_CORE,
-    OPTION_OFFLOAD_CPU_SOCKET,
-    OPTION_OFFLOAD_CPU_FIRST, /* and this much more than a CPU's number */
+    OPTION_OFFLOAD_OFF,
+    OPTION_OFFLOAD_ON,
+    OPTION_OFFLOAD_SIBLING,
+    OPTION_OFFLOAD_CORE,
+    OPTION_OFFLOAD_SOCKET,
+    OPTION_OFFLOAD_CPU_0, /* and so on: CPUs by number */
 };
 enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
 
 /* Where to find CALM_OPTIONS while environ is NULL. */
 void options_keep_environment(char **environment);
 
-/* Reads CALM_OPTIONS if the environment is there yet; options_read_late, if it was not, and then returns
- * true. */
-void options_read(void);
-bool options_read_late(void);
+/* Sets the initial values at the first call, and reads CALM_OPTIONS as soon as there is an environment. True
+ * if this call has read it. */
+bool options_read(void);
 
-int options_cache(void);
-int options_misuse(void);
-int options_report(void);
-int options_offload(void);
-int options_offload_cpu(void);      /* one of the above, or a CPU's number beyond OPTION_OFFLOAD_CPU_FIRST */
-int options_offload_patience(void); /* milliseconds */
-int options_profile(void);          /* bytes; 0: off */
-const char *options_profile_file(void);
+/* Returns 0, with the option that was set; ENOENT, EINVAL, or EBUSY if it is fixed after the start. */
+int options_set(const char *name, const char *value, size_t length, enum option *which);
 
-/* The option is known: profiles if it says so. */
-void options_apply_profile(void);
+const char *options_name(enum option which);
 
-/* 0, ENOENT, EINVAL or EBUSY. */
-int options_set(const char *name, const char *value, size_t value_length);
-
-/* The option number of the table, from 0 on: its name, or NULL past the end. */
-const char *options_name(size_t number);
-/* Its value as text: a word, or a number, of which *word is NULL. */
-void options_value(size_t number, const char **word, int *value);
+/* Appends a value as text. Returns whether it is a number. */
+bool options_print(enum option which, struct text *text);
 
 #endif

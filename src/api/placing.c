@@ -1,8 +1,8 @@
 #include "api/placing.h"
 
-#include "os/caches.h"
 #include "os/cpus.h"
-#include "os/seed.h"
+#include "os/hardware_caches.h"
+#include "os/random.h"
 #include "placement/lines.h"
 
 #include <stdatomic.h>
@@ -36,17 +36,17 @@ static int placement(const struct allocator *allocator) {
 
 /* Threads that come at once find the same. */
 static void read_caches(void) {
-    struct os_cache caches[CACHES_MOST];
-    size_t count = os_caches("", caches, CACHES_MOST);
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     bool known = count > 0 && caches[0].level == 1;
-    atomic_store_explicit(&way_bytes, known ? os_cache_way_bytes(&caches[0]) : 0, memory_order_relaxed);
+    atomic_store_explicit(&way_bytes, known ? hardware_cache_way_bytes(&caches[0]) : 0, memory_order_relaxed);
     atomic_store_explicit(&line_bytes, known ? caches[0].line_bytes : 64, memory_order_relaxed);
 }
 
 static uint64_t process_seed(void) {
     uint64_t known = atomic_load_explicit(&seed, memory_order_relaxed);
     if (known == 0) {
-        known = os_process_seed() | 1;
+        known = random_process_seed() | 1;
         atomic_store_explicit(&seed, known, memory_order_relaxed);
     }
     return known;

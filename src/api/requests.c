@@ -1,5 +1,6 @@
 #include "api/requests.h"
 
+#include "api/features.h"
 #include "api/state.h"
 
 #include <errno.h>
@@ -11,7 +12,7 @@
  */
 static bool may_wait(void) {
     const struct backend *backend = calm_allocator.backend;
-    return backend->functions->interrupted(backend) == INTERRUPTED_NOTHING && !profiling_is_held();
+    return backend->functions->interrupted(backend) == INTERRUPTED_NOTHING && !heap_profile_is_locked();
 }
 
 void requests_carry_out(trim_function *trim) {
@@ -19,10 +20,10 @@ void requests_carry_out(trim_function *trim) {
     if (!may_wait()) {
         return;
     }
-    if (profiling_should_switch()) {
-        profiling_apply();
+    if (heap_profile_should_switch()) {
+        heap_profile_apply();
     }
-    if (!control_take(&os_control, &claim)) {
+    if (!control_claim(&os_control, &claim)) {
         return;
     }
     int error = 0;
@@ -32,15 +33,14 @@ void requests_carry_out(trim_function *trim) {
         result = trim(calm_allocator.backend, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
         break;
     case CONTROL_PROFILE:
-        error = profiling_ask((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32));
-        result = atomic_load_explicit(&profiling_mean, memory_order_relaxed);
+        error = heap_profile_request((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32), &result);
         break;
     default:
         error = ENOSYS;
     }
-    control_finish(&os_control, &claim, error, result);
+    control_complete(&os_control, &claim, error, result);
 }
 
 void requests_after_fork(void) {
-    control_clear(&os_control);
+    control_cancel(&os_control);
 }

@@ -6,7 +6,7 @@
 #ifndef CALM_API_REQUESTS_H
 #define CALM_API_REQUESTS_H
 
-#include "api/profiling.h"
+#include "api/features.h"
 #include "backend/backend.h"
 #include "os/control.h"
 
@@ -22,7 +22,7 @@ void requests_carry_out(trim_function *trim);
 
 /* The caller holds no lock of the allocator's, unless a signal handler interrupted one that does. */
 static inline void requests_notice(trim_function *trim) {
-    if (control_is_asked(&os_control) || profiling_should_switch()) {
+    if (control_is_pending(&os_control) || heap_profile_should_switch()) {
         requests_carry_out(trim);
     }
 }

@@ -1,6 +1,7 @@
 #include "api/state.h"
 
 struct size_classes calm_classes;
+struct cpu_caches calm_caches = CPU_CACHES_UNREADY;
 struct governor calm_governor;
 _Atomic(bool) calm_ready;
 
@@ -14,5 +15,5 @@ void allocator_use_fast_path(bool use) {
     for (size_t i = 0; i < sizeof all->small; i++) {
         __atomic_store_n(&calm_classes.small[i], use ? all->small[i] : 0, __ATOMIC_RELAXED);
     }
-    __atomic_store_n(&calm_classes.size_most, use ? all->size_most : 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&calm_classes.max_size, use ? all->max_size : 0, __ATOMIC_RELAXED);
 }

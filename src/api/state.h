@@ -25,6 +25,7 @@ struct allocator {
 /* What the fast paths name, each reached by one instruction. calm_classes is empty before the start and while
  * the fast path of malloc is switched off: then all sizes look too large for it. */
 extern struct size_classes calm_classes __attribute__((visibility("hidden")));
+extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 extern struct governor calm_governor __attribute__((visibility("hidden")));
 
 /* All of the instance. Constant once allocator_is_ready. */

@@ -4,9 +4,9 @@
  * from a filter on only such system calls are made as the C library's malloc makes.
  */
 #ifndef CALM_WITHOUT_THREADS
+#include "api/features.h"
 #include "api/own_threads.h"
-#include "api/profiling.h"
-#include "cache/cpu_cache.h"
+#include "api/vfork.h"
 #include "os/thread.h"
 #endif
 #include "os/filters.h"
@@ -36,13 +36,13 @@ static bool own_threads_stop(void) {
 static void own_threads_resume(bool stopped) {
     (void)stopped;
 }
-static bool cpu_cache_is_vforked(void) {
+static bool vfork_is_child(void) {
     return false;
 }
 static bool thread_is_alone(void) {
     return false;
 }
-static void profiling_before_filter(void) {
+static void heap_profile_apply(void) {
 }
 #endif
 
@@ -52,19 +52,19 @@ static _Atomic(unsigned) filters_added;
 static long make(bool filters, long number, const long *arguments) {
     unsigned added = atomic_load_explicit(&filters_added, memory_order_relaxed);
     enum filters before = filters_now();
-    filters = filters && !cpu_cache_is_vforked(); /* whose memory is that of a process without the filter */
+    filters = filters && !vfork_is_child(); /* whose memory is that of a process without the filter */
     bool stopped = own_threads_stop();
     if (filters) {
-        filters_note(FILTERS_ADDED);
-        profiling_before_filter();
+        filters_set(FILTERS_ADDED);
+        heap_profile_apply();
     }
     long result = os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                              arguments[5]);
     if (filters && result >= 0) {
         atomic_fetch_add_explicit(&filters_added, 1, memory_order_relaxed);
-        filters_note(FILTERS_ADDED);
+        filters_set(FILTERS_ADDED);
     } else if (filters && atomic_load_explicit(&filters_added, memory_order_relaxed) == added) {
-        filters_note(before);
+        filters_set(before);
     }
     own_threads_resume(stopped);
     return result;

@@ -9,9 +9,27 @@
  * The child returns first, and its calls overwrite the stack below: all that the parent needs is in
  * registers.
  */
+#include "api/vfork.h"
+
+#include "api/state.h"
 #include "cache/cpu_cache.h"
 
 #include <errno.h>
+
+/* Named by the instructions below. */
+struct vfork_number {
+    ptrdiff_t number; /* from the thread pointer to the CPU number; 0 except in CACHE_RSEQ */
+    uint32_t caches;  /* what the child adds to it */
+} calm_vfork __attribute__((used, visibility("hidden")));
+
+void vfork_prepare(void) {
+    calm_vfork.number = cpu_cache_is_rseq(&calm_caches) ? calm_caches.cpu_number : 0;
+    calm_vfork.caches = calm_caches.count;
+}
+
+bool vfork_is_child(void) {
+    return cpu_cache_is_rseq(&calm_caches) && cpu_cache_number(&calm_caches) >= calm_caches.count;
+}
 
 #if !defined(CALM_WITHOUT_MALLOC) && defined(__x86_64__)
 

@@ -3,9 +3,9 @@
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
-#include "os/address_space.h"
 #include "os/clock.h"
 #include "os/cpus.h"
+#include "os/vm.h"
 
 /* Grown depots hold no more than this part of all pages. */
 #define DEPOT_GROWN_DIVISOR 4
@@ -17,8 +17,8 @@ static unsigned depot_near(const struct governor *governor, unsigned further) {
         return 0;
     }
     unsigned each = governor->depots_per_node;
-    unsigned own = cpu_cache_number() / DEPOT_CPUS + further;
-    return (cpu_cache_node() * each + own % each) % governor->depot_count;
+    unsigned own = cpu_cache_number(governor->caches) / DEPOT_CPUS + further;
+    return (cpu_cache_node(governor->caches) * each + own % each) % governor->depot_count;
 }
 
 static size_t take_from_depots(struct governor *governor, uint32_t class, void **blocks, size_t count) {
@@ -56,7 +56,7 @@ uint64_t governor_cache_misses(const struct governor *governor) {
 }
 
 static void prefault(void *base, size_t bytes) {
-    os_populate(base, bytes);
+    vm_populate(base, bytes);
 }
 
 /*
@@ -64,25 +64,24 @@ static void prefault(void *base, size_t bytes) {
  * touches their pages before clients need them, and spares clients TLB misses. Under the heap's lock.
  */
 static enum run_choice choose_slab_run(const struct governor *governor) {
-    size_t region = governor->heap.runs.huge_pages;
+    size_t region = heap_region_pages(&governor->heap);
     bool dense = region != 0 && governor->settings.huge_pages != 0 &&
                  uses_enough_for_huge_pages(governor, 0) && !thp_policy_is_costly(&governor->thp) &&
                  heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
-    return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
+    return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 
 /* Under the heap's lock, which it releases. */
 static size_t take_from_heap(struct governor *governor, uint32_t class, void **blocks, size_t count,
                              enum run_choice choice, bool prefaults) {
-    governor->heap.make_ready = prefaults ? prefault : NULL;
-    governor->heap.slab_choice = choice;
-    uint64_t made = governor->heap.runs.huge_pages_made;
-    size_t taken = heap_take_blocks(&governor->heap, class, blocks, count);
-    if (governor->heap.runs.huge_pages_made != made && taken > 0) {
+    struct take_options options = {.new_slabs = choice, .prefault = prefaults ? prefault : NULL};
+    uint64_t made = heap_huge_pages_made(&governor->heap);
+    size_t taken = heap_take_blocks(&governor->heap, class, blocks, count, &options);
+    if (heap_huge_pages_made(&governor->heap) != made && taken > 0) {
         struct stopwatch watch = stopwatch_start();
         *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
         thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
-                             (double)governor->heap.runs.huge_pages * fault_ns(governor));
+                             (double)heap_region_pages(&governor->heap) * fault_ns(governor));
     }
     heap_unlock_and_check(governor);
     return taken;

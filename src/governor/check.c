@@ -16,19 +16,19 @@
 /* The helper ended in a copy of the process that the C library did not make, or gets no CPU. */
 static bool is_overdue(const struct governor *governor) {
     uint64_t start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
-    return clock_elapsed_ns(clock_coarse_ns(), start) >= OVERDUE_EPOCHS * DEMAND_WINDOW_NS;
+    return clock_elapsed_ns(clock_coarse_ns(), start) >= OVERDUE_EPOCHS * DEMAND_EPOCH_NS;
 }
 
-size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes) {
+size_t governor_take_misuse(struct governor *governor, struct misuse_record *notes) {
     size_t count = 0;
     heap_lock(governor);
     const struct heap *heap = &governor->heap;
     size_t number = governor->misuses_reported;
-    if (heap->misuses - number > MISUSE_NOTES) {
-        number = heap->misuses - MISUSE_NOTES;
+    if (heap->misuses - number > MISUSE_RECORDS) {
+        number = heap->misuses - MISUSE_RECORDS;
     }
     while (number < heap->misuses) {
-        notes[count++] = heap->misuse[number++ % MISUSE_NOTES];
+        notes[count++] = heap->misuse[number++ % MISUSE_RECORDS];
     }
     governor->misuses_reported = number;
     heap_unlock(governor);
@@ -42,7 +42,7 @@ static void report_misuse(struct governor *governor) {
         atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
         return;
     }
-    struct misuse_note notes[MISUSE_NOTES];
+    struct misuse_record notes[MISUSE_RECORDS];
     size_t count = governor_take_misuse(governor, notes);
     for (size_t i = 0; i < count; i++) {
         governor->misused(notes[i].kind, notes[i].pointer);
@@ -80,7 +80,7 @@ void heap_unlock_and_check(struct governor *governor) {
     }
     bool over = is_over(governor, publish_limit(governor));
     /* Whether more may stay once a helper runs. */
-    bool wanted = over && limit_if_tended(governor, true).max > governor->limit_pages;
+    bool wanted = over && limit_if_background(governor, true).max > governor->limit_pages;
     bool misused = governor->heap.misuses != governor->misuses_reported;
     heap_unlock(governor);
     if (__builtin_expect(misused, 0)) {
@@ -97,8 +97,8 @@ void heap_unlock_and_check(struct governor *governor) {
     if (__builtin_expect(over, 0)) {
         enforce_limit(governor);
     }
-    bool tended = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
-    if (clock && (!tended || (helper == HELPER_RUNS && is_overdue(governor)))) {
+    bool has_background = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
+    if (clock && (!has_background || (helper == HELPER_RUNS && is_overdue(governor)))) {
         governor_tick(governor, false);
     }
 }

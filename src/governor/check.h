@@ -12,8 +12,8 @@
  * over, and starts a helper where one is missing. */
 void heap_unlock_and_check(struct governor *governor);
 
-/* Misuse that came to light since the last call, up to MISUSE_NOTES; returns how many. Any thread, without a
- * lock. */
-size_t governor_take_misuse(struct governor *governor, struct misuse_note *notes);
+/* Misuse that came to light since the last call, up to MISUSE_RECORDS; returns how many. Any thread, without
+ * a lock. */
+size_t governor_take_misuse(struct governor *governor, struct misuse_record *notes);
 
 #endif

@@ -8,7 +8,7 @@
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/filters.h"
-#include "os/memory_room.h"
+#include "os/memory.h"
 
 #define FOOTPRINT_READ_NS 1000000000ULL
 /* The coarse clock is at most so far behind, and an epoch may be shorter by that. */
@@ -24,7 +24,7 @@
 static void read_max_footprint(struct governor *governor, uint64_t now, bool own_files) {
     /* A helper that shares the program's file table opens nothing, even where the program has only one
      * thread. */
-    bool may_open = own_files || (file_may_open() && !governor_has_helper(governor));
+    bool may_open = own_files || (thread_may_open_files() && !governor_has_helper(governor));
     uint64_t read_ns = atomic_load_explicit(&governor->max_footprint_read_ns, memory_order_relaxed);
     size_t bytes = SIZE_MAX;
     if (setting_value(&governor->settings.watch_cgroup)) {
@@ -35,7 +35,7 @@ static void read_max_footprint(struct governor *governor, uint64_t now, bool own
         heap_lock(governor);
         size_t held = footprint_pages(governor) * page_bytes(governor);
         heap_unlock(governor);
-        size_t room = memory_room_bytes();
+        size_t room = memory_available_bytes();
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
     }
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
@@ -56,11 +56,11 @@ static double cpu_ns_used(struct governor *governor, double ns) {
 }
 
 /* What the epoch showed; the next one begins. Under the purger's lock. */
-static struct demand_window read_epoch(struct governor *governor, double ns) {
+static struct demand_epoch read_epoch(struct governor *governor, double ns) {
     heap_lock(governor);
     end_backoff(governor);
-    size_t faulted = governor->heap.runs.faulted_pages;
-    struct demand_window epoch = {
+    size_t faulted = heap_faulted_pages(&governor->heap);
+    struct demand_epoch epoch = {
         .ns = ns,
         .max_used = governor->max_used,
         .used_last = heap_used_pages(&governor->heap),
@@ -103,15 +103,15 @@ static void purge_unused(struct governor *governor) {
 /* Under the purger's lock. */
 static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
     cpu_usage_sample(&governor->cpu_usage);
-    struct demand_window epoch = read_epoch(governor, (double)(now - start));
+    struct demand_epoch epoch = read_epoch(governor, (double)(now - start));
     struct demand_price price = {
         .fault_ns = governor->counts.purged_pages > 0 ? fault_ns(governor) : FAULT_NS,
         .share = (double)setting_value(&governor->settings.purge_time) / 100,
     };
-    double vain_ns = demand_note(&governor->demand, &epoch, price);
+    double wasted_ns = demand_record(&governor->demand, &epoch, price);
     update_terms(governor, REASON_TIME);
     heap_lock(governor);
-    governor->counts.vain_ns += (uint64_t)vain_ns;
+    governor->counts.wasted_ns += (uint64_t)wasted_ns;
     heap_unlock(governor);
     if (is_adaptive(governor)) {
         purge_unused(governor);
@@ -132,7 +132,7 @@ static bool is_idle(struct governor *governor) {
 bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
-    if (clock_elapsed_ns(now, start) < DEMAND_WINDOW_NS - TICK_NS) {
+    if (clock_elapsed_ns(now, start) < DEMAND_EPOCH_NS - TICK_NS) {
         return false;
     }
     read_max_footprint(governor, now, own_files);
@@ -143,7 +143,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
     /* Another thread may just have ended the epoch, even later than now. */
     start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
     bool idle = false;
-    if (clock_elapsed_ns(now, start) >= DEMAND_WINDOW_NS - TICK_NS) {
+    if (clock_elapsed_ns(now, start) >= DEMAND_EPOCH_NS - TICK_NS) {
         flush_caches(governor, false);
         end_epoch(governor, now, start);
         idle = is_idle(governor);
@@ -161,7 +161,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
 
 bool governor_keeps_little(struct governor *governor) {
     heap_lock(governor);
-    bool little = !is_over(governor, limit_if_tended(governor, false).max);
+    bool little = !is_over(governor, limit_if_background(governor, false).max);
     heap_unlock(governor);
     return little;
 }

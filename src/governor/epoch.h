@@ -17,7 +17,7 @@ void governor_read_max_footprint(struct governor *governor);
 /* Whether no thread came to the heap since the last epoch ended. */
 bool governor_is_untouched(struct governor *governor);
 
-/* Whether all free memory that may be resident could stay if the heap were not tended. */
+/* Whether all free memory that may be resident could stay without a background purge. */
 bool governor_keeps_little(struct governor *governor);
 
 #endif

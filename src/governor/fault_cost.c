@@ -1,14 +1,14 @@
 #include "governor/fault_cost.h"
 
-#include "os/address_space.h"
 #include "os/clock.h"
+#include "os/vm.h"
 
 #define FAULT_PAGES 32
 
 static double measure_fault_ns(void) {
-    size_t page = os_page_size();
-    char *memory = os_reserve(FAULT_PAGES * page, page);
-    if (memory == NULL || !os_commit(memory, FAULT_PAGES * page)) {
+    size_t page = vm_page_size();
+    char *memory = vm_reserve(FAULT_PAGES * page, page);
+    if (memory == NULL || !vm_commit(memory, FAULT_PAGES * page)) {
         return 1000;
     }
     struct stopwatch watch = stopwatch_start();
@@ -16,7 +16,7 @@ static double measure_fault_ns(void) {
         *(volatile char *)(memory + i * page) = 1;
     }
     double ns = (double)stopwatch_ns(&watch);
-    os_release(memory, FAULT_PAGES * page);
+    vm_release(memory, FAULT_PAGES * page);
     return ns / FAULT_PAGES;
 }
 

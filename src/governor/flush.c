@@ -20,13 +20,13 @@ static void put_and_purge(void *context, void *const *blocks, size_t count) {
 
 void flush_caches(struct governor *governor, bool all) {
     for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
-        cpu_cache_drain(governor->caches, i, !all, put_and_purge, governor);
+        cpu_cache_flush(governor->caches, i, !all, put_and_purge, governor);
     }
     if (all) {
         governor->ops->flush(governor->ops->context);
     }
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        depot_shed(&governor->depots[i], all, put_and_purge, governor);
+        depot_flush(&governor->depots[i], all, put_and_purge, governor);
     }
 }
 

@@ -9,7 +9,8 @@
 #include "os/clock.h"
 #include "os/cpus.h"
 #include "os/huge_pages.h"
-#include "os/seed.h"
+#include "os/random.h"
+#include "os/rseq.h"
 #include "os/syscall.h"
 
 /* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown. */
@@ -38,13 +39,13 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->misused = misused;
     governor->first_thread = thread_pointer();
     governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
-    cpu_mask_read(&governor->cpus);
-    if (!heap_init(&governor->heap, classes, address_space, NULL)) {
+    cpu_affinity(0, &governor->cpus);
+    if (!heap_init(&governor->heap, classes, address_space)) {
         return false;
     }
     /* Segments are too short to spend on alignment. */
     if (governor->heap.space.quanta > 0) {
-        governor->heap.runs.huge_pages = huge_page_request_bytes() / page_bytes(governor);
+        heap_set_region_pages(&governor->heap, huge_pages_request_bytes() / page_bytes(governor));
     }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
     size_t cpus = cpu_affinity_count();
@@ -113,7 +114,7 @@ static void set_mode(struct governor *governor, const struct heap_ops *ops, bool
     governor->exclusive = exclusive;
     governor->ops = ops;
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        governor->depots[i].owned = exclusive;
+        governor->depots[i].exclusive = exclusive;
     }
     /* A thread that no other is in the way of uses all depots. */
     governor->depots_to_fill = governor->depot_count == 0 ? 0 : exclusive ? governor->depots_per_node : 1;
@@ -123,17 +124,17 @@ void governor_set_exclusive(struct governor *governor, const struct heap_ops *op
     set_mode(governor, ops, true);
     governor->has_clients = true;
     atomic_store_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
-    set_tended(governor, true);
+    set_background_purge(governor, true);
 }
 
 void governor_set_shared(struct governor *governor, enum shared_mode mode) {
-    static const int helpers[] = {[SHARED_TENDED] = HELPER_ELSEWHERE,
-                                  [SHARED_UNTENDED] = HELPER_REFUSED,
+    static const int helpers[] = {[SHARED_BACKGROUND] = HELPER_ELSEWHERE,
+                                  [SHARED_FOREGROUND] = HELPER_REFUSED,
                                   [SHARED_FOR_GOOD] = HELPER_NONE};
     set_mode(governor, &shared_ops, false);
     governor->has_clients = mode != SHARED_FOR_GOOD;
     atomic_store_explicit(&governor->helper, helpers[mode], memory_order_relaxed);
-    set_tended(governor, mode == SHARED_TENDED);
+    set_background_purge(governor, mode == SHARED_BACKGROUND);
 }
 
 /* Also in exclusive mode, where its thread does not take the lock: the mode may change before the unlock. */
@@ -159,12 +160,12 @@ void governor_shrink_for_fork(struct governor *governor) {
         return;
     }
     heap_lock(governor);
-    struct limit limit = limit_if_tended(governor, false);
-    bool over = is_over(governor, limit.max) && !demand_is_spent(&governor->demand);
+    struct limit limit = limit_if_background(governor, false);
+    bool over = is_over(governor, limit.max) && !demand_is_over_budget(&governor->demand);
     heap_unlock(governor);
     /* The budget is examined once an epoch, so one purge an epoch is allowed. */
-    if (over && governor->fork_purge_epoch != governor->demand.windows + 1) {
-        governor->fork_purge_epoch = governor->demand.windows + 1;
+    if (over && governor->fork_purge_epoch != governor->demand.epochs + 1) {
+        governor->fork_purge_epoch = governor->demand.epochs + 1;
         purge_down(governor, limit.keep, limit.max, REASON_LIMIT);
     }
     purger_leave(governor);
@@ -198,7 +199,7 @@ void governor_before_fork(struct governor *governor) {
  * that the child does not write stays shared with its parent. Under the heap's lock, or alone. */
 void governor_start_child(struct governor *governor) {
     if (governor->has_colors) {
-        governor->heap.colors.seed = os_process_seed();
+        governor->heap.colors.seed = random_process_seed();
     }
     if (governor->has_clients) {
         return;
@@ -207,10 +208,10 @@ void governor_start_child(struct governor *governor) {
     if (governor->first_thread != thread_pointer()) {
         governor->first_thread = thread_pointer();
     }
-    set_tended(governor, false);
+    set_background_purge(governor, false);
     /* What the parent used says little of what the child will use; and writing to a free page that it shares
      * costs the child as much as writing to a purged one. */
-    governor->demand.windows = 0;
+    governor->demand.epochs = 0;
     governor->max_used = heap_used_pages(&governor->heap);
     governor->max_held = governor->max_used + heap_dirty_pages(&governor->heap);
     governor->terms.peak_bytes = used_bytes(governor);

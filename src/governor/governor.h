@@ -21,9 +21,9 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
 
 /* What shared mode means for a heap that is in exclusive mode at other times. */
 enum shared_mode {
-    SHARED_TENDED,   /* a server calls governor_tick */
-    SHARED_UNTENDED, /* the threads that come to the heap do */
-    SHARED_FOR_GOOD, /* they do, and report misuse themselves: there are no clients any more */
+    SHARED_BACKGROUND, /* a server calls governor_tick */
+    SHARED_FOREGROUND, /* the threads that come to the heap do */
+    SHARED_FOR_GOOD,   /* they do, and report misuse themselves: there are no clients any more */
 };
 
 /* From now on the heap is in exclusive mode, and its thread calls governor_tick; or in shared mode. Only

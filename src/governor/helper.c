@@ -29,12 +29,12 @@ static int state_without(bool own_files) {
  * another once this one is gone; a thread that left before is seen in the count of checks.
  */
 static bool leave(struct governor *governor, int state) {
-    governor_untend(governor);
+    governor_stop_background(governor);
     atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
     return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
 }
 
-/* Whether the program's first thread is alone again, and all free memory may stay if the heap is not tended.
+/* Whether the program's first thread is alone again, and all free memory may stay without a background purge.
  * Examined only if no other thread came to the heap during the last epochs. */
 static bool is_alone_again(struct governor *governor, bool own_files, uint64_t *checks, unsigned *epochs) {
     uint64_t now = atomic_load_explicit(&governor->checks_by_others, memory_order_relaxed);
@@ -48,7 +48,7 @@ static bool is_alone_again(struct governor *governor, bool own_files, uint64_t *
 }
 
 static bool is_stopped(void) {
-    return atomic_load_explicit(&thread_stops, memory_order_seq_cst) > 0;
+    return atomic_load_explicit(&thread_start_holds, memory_order_seq_cst) > 0;
 }
 
 static void purge_in_background(struct governor *governor) {
@@ -65,20 +65,20 @@ static void purge_in_background(struct governor *governor) {
     for (;;) {
         uint32_t seen = atomic_load_explicit(&governor->helper_wakeup, memory_order_seq_cst);
         if (is_stopped() || is_alone_again(governor, own_files, &checks, &epochs)) {
-            governor_untend(governor);
+            governor_stop_background(governor);
             atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
             return;
         }
-        if (probe_helper_wakeup_is_heard()) {
+        if (probe_helper_wakeup_is_enabled()) {
             probe_helper_wakeup();
         }
-        governor_tend(governor);
+        governor_start_background(governor);
         governor_tick(governor, own_files);
         if (governor->visited != NULL) {
             governor->visited();
         }
         if (!governor_wants_helper(governor)) {
-            governor_untend(governor);
+            governor_stop_background(governor);
             atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
             return;
         }
@@ -86,7 +86,7 @@ static void purge_in_background(struct governor *governor) {
             leave(governor, state_without(own_files))) {
             return;
         }
-        futex_wait(&governor->helper_wakeup, seen, DEMAND_WINDOW_NS);
+        futex_wait(&governor->helper_wakeup, seen, DEMAND_EPOCH_NS);
     }
 }
 
@@ -94,7 +94,7 @@ static void purge_in_background(struct governor *governor) {
 static void run(void *argument) {
     struct governor *governor = argument;
     purge_in_background(governor);
-    cpu_caches_without_helper(governor->caches);
+    cpu_caches_set_helper(governor->caches, false);
 }
 
 bool helper_is_of_this_process(const struct governor *governor) {
@@ -113,11 +113,11 @@ static bool start(struct governor *governor, enum helper_state seen) {
     while (!thread_is_gone(&governor->helper_thread)) {
         thread_wait(&governor->helper_thread, 0);
     }
-    cpu_caches_with_helper(governor->caches);
-    governor_tend(governor);
+    cpu_caches_set_helper(governor->caches, true);
+    governor_start_background(governor);
     if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
-        governor_untend(governor);
-        cpu_caches_without_helper(governor->caches);
+        governor_stop_background(governor);
+        cpu_caches_set_helper(governor->caches, false);
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_seq_cst);
         return false;
     }
@@ -137,7 +137,7 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
 }
 
 void helper_hold(void) {
-    atomic_fetch_add_explicit(&thread_stops, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&thread_start_holds, 1, memory_order_seq_cst);
 }
 
 bool helper_stop(struct governor *governor, uint64_t timeout_ns) {
@@ -160,8 +160,8 @@ bool helper_stop(struct governor *governor, uint64_t timeout_ns) {
 
 /* A child that was forked between hold and resume may find the count at zero. */
 void helper_resume(void) {
-    uint32_t stops = atomic_load_explicit(&thread_stops, memory_order_relaxed);
-    while (stops > 0 && !atomic_compare_exchange_weak_explicit(&thread_stops, &stops, stops - 1,
+    uint32_t stops = atomic_load_explicit(&thread_start_holds, memory_order_relaxed);
+    while (stops > 0 && !atomic_compare_exchange_weak_explicit(&thread_start_holds, &stops, stops - 1,
                                                                memory_order_seq_cst, memory_order_relaxed)) {
     }
 }
@@ -171,9 +171,9 @@ void helper_forget(struct governor *governor) {
         governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
     }
     thread_forget(&governor->helper_thread);
-    cpu_caches_without_helper(governor->caches);
+    cpu_caches_set_helper(governor->caches, false);
     if (is_stopped()) {
-        atomic_store_explicit(&thread_stops, 0, memory_order_relaxed);
+        atomic_store_explicit(&thread_start_holds, 0, memory_order_relaxed);
     }
     if (atomic_load_explicit(&governor->helper, memory_order_relaxed) != HELPER_NONE) {
         atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_relaxed);

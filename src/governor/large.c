@@ -3,10 +3,10 @@
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
-#include "os/address_space.h"
-#include "os/caches.h"
 #include "os/clock.h"
-#include "os/seed.h"
+#include "os/hardware_caches.h"
+#include "os/random.h"
+#include "os/vm.h"
 
 /* Smaller blocks cost more to move than to copy: see docs/experiments.md. */
 #define MIN_MOVE_BYTES ((size_t)256 << 10)
@@ -16,14 +16,14 @@
  * but will be resident, is well within the limit. Under the heap's lock.
  */
 static enum run_choice choose_run(const struct governor *governor, size_t pages) {
-    size_t region = governor->heap.runs.huge_pages;
+    size_t region = heap_region_pages(&governor->heap);
     if (region == 0 || pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
     bool dense = governor->settings.huge_pages != 0 && thp_policy_allows(&governor->thp) &&
                  uses_enough_for_huge_pages(governor, pages) &&
                  heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
-    return dense ? RUN_FOR_DENSE : RUN_FOR_LARGE;
+    return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 
 /*
@@ -32,29 +32,30 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
  * before it was taken.
  */
 static bool is_to_be_prefaulted(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
-    bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
+    bool fresh = zero || heap_clean_pages(&governor->heap) < clean_pages;
     return fresh && thp_policy_expects_touch(&governor->thp) &&
            !heap_large_span(&governor->heap, block)->huge;
 }
 
-/* Reads what caches the machine has, once huge pages are requested, which costs far more. Under the heap's
- * lock. */
-static void prepare_colors(struct governor *governor, enum run_choice choice) {
+/* Returns whether large blocks are spread by their colors. Reads what caches the machine has, once huge pages
+ * are requested, which costs far more. Under the heap's lock. */
+static bool prepare_colors(struct governor *governor, enum run_choice choice) {
     struct heap *heap = &governor->heap;
-    heap->spreads = setting_value(&governor->settings.placement) == PLACEMENT_COLORS;
-    if (!heap->spreads || governor->has_colors || (choice != RUN_FOR_DENSE && heap->runs.huge_regions == 0)) {
-        return;
+    bool colored = setting_value(&governor->settings.placement) == PLACEMENT_COLORS;
+    if (!colored || governor->has_colors || (choice != RUN_FOR_HUGE_PAGES && heap_regions(heap) == 0)) {
+        return colored;
     }
     governor->has_colors = true;
-    struct os_cache caches[CACHES_MOST];
-    size_t count = os_caches("", caches, CACHES_MOST);
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     /* The nearest cache is indexed by virtual addresses, which placement by lines spreads. */
     size_t outer = 0;
     while (outer < count && caches[outer].level < 2) {
         outer++;
     }
     colors_init(&heap->colors, caches + outer, count - outer, page_bytes(governor),
-                heap->runs.huge_pages * page_bytes(governor), os_process_seed());
+                heap_region_pages(heap) * page_bytes(governor), random_process_seed());
+    return colored;
 }
 
 /* notes: whether the block counts as one whose first touch the THP policy may learn from. */
@@ -62,16 +63,16 @@ static void *take_large(struct governor *governor, size_t pages, size_t align_pa
                         bool prefaults) {
     heap_lock(governor);
     enum run_choice choice = choose_run(governor, pages);
-    uint64_t made = governor->heap.runs.huge_pages_made;
-    size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
-    prepare_colors(governor, choice);
-    char *block = heap_take_large(&governor->heap, pages, align_pages, choice, zero);
-    made = governor->heap.runs.huge_pages_made - made;
+    uint64_t made = heap_huge_pages_made(&governor->heap);
+    size_t clean_pages = heap_clean_pages(&governor->heap);
+    bool colored = prepare_colors(governor, choice);
+    char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);
+    made = heap_huge_pages_made(&governor->heap) - made;
     prefaults = prefaults && block != NULL && is_to_be_prefaulted(governor, block, *zero, clean_pages);
     const char *sampled = NULL;
     size_t sampled_pages = 0;
     if (prefaults) {
-        heap_large_span(&governor->heap, block)->ready = true;
+        heap_large_span(&governor->heap, block)->prefaulted = true;
     }
     if ((choice != RUN_FOR_ANY || notes) && block != NULL) {
         const struct span *older = thp_policy_note(&governor->thp, &governor->heap, block);
@@ -83,14 +84,14 @@ static void *take_large(struct governor *governor, size_t pages, size_t align_pa
         struct stopwatch watch = stopwatch_start();
         *(volatile char *)block = 0; /* faults in the whole huge page */
         thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
-                             (double)governor->heap.runs.huge_pages * fault_ns(governor));
+                             (double)heap_region_pages(&governor->heap) * fault_ns(governor));
     }
     if (sampled != NULL) {
         thp_policy_sample(&governor->thp, sampled, sampled_pages * page_bytes(governor),
                           page_bytes(governor));
     }
     if (prefaults) {
-        os_populate(block, pages * page_bytes(governor));
+        vm_populate(block, pages * page_bytes(governor));
     }
     return block;
 }
@@ -117,28 +118,29 @@ bool governor_may_populate(struct governor *governor, void *block, size_t pages)
     }
     heap_lock(governor);
     struct heap *heap = &governor->heap;
-    bool within = heap_dirty_pages(heap) + heap->ahead_pages + pages <= max_prefaulted_pages(governor);
+    bool within =
+        heap_dirty_pages(heap) + heap->calloc_populated_pages + pages <= max_prefaulted_pages(governor);
     if (within) {
-        heap_note_ahead(heap, block);
+        heap_note_calloc_populated(heap, block);
     }
     heap_unlock(governor);
     return within;
 }
 
 void governor_populate(struct governor *governor, void *block, size_t pages) {
-    if (!os_populate(block, pages * page_bytes(governor))) {
+    if (!vm_populate(block, pages * page_bytes(governor))) {
         atomic_store_explicit(&governor->cannot_populate, true, memory_order_relaxed);
     }
 }
 
 void governor_put_large(struct governor *governor, void *block) {
-    struct span *renew = NULL;
     heap_lock(governor);
-    if (heap_put_large(&governor->heap, block, &renew) == PUT_RENEW) {
+    struct span *moved = heap_put_large(&governor->heap, block);
+    if (moved != NULL) {
         heap_unlock(governor);
-        bool renewed = os_renew(renew->base, (size_t)renew->pages * page_bytes(governor));
+        bool renewed = vm_replace(moved->base, (size_t)moved->pages * page_bytes(governor));
         heap_lock(governor);
-        heap_put_renewed(&governor->heap, renew, renewed);
+        heap_put_renewed(&governor->heap, moved, renewed);
     }
     heap_unlock_and_check(governor);
 }
@@ -150,16 +152,16 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     bool may_move = !resized && pages > held && held * page_bytes(governor) >= MIN_MOVE_BYTES &&
                     heap_may_move(&governor->heap);
     bool zero;
-    char *to_base = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
+    char *to_base = may_move ? heap_take_large(&governor->heap, pages, 1, RUN_FOR_MOVE, false, &zero) : NULL;
     heap_unlock_and_check(governor);
     if (resized || to_base == NULL) {
         return resized ? span->base + span->offset : NULL;
     }
     size_t bytes = held * page_bytes(governor);
-    if (!os_move_pages(span->base, to_base, bytes)) {
+    if (!vm_move_pages(span->base, to_base, bytes)) {
         /* Older kernels may have unmapped the target before they failed. If it cannot be mapped anew, it is
          * lost. */
-        if (os_renew(to_base, bytes)) {
+        if (vm_replace(to_base, bytes)) {
             governor_put_large(governor, to_base);
         }
         return NULL;

@@ -54,16 +54,16 @@ static inline struct limit limit_now(const struct governor *governor) {
     return limit_by(governor, &governor->terms);
 }
 
-/* What the limit would be if the heap were, or were not, tended. */
-static inline struct limit limit_if_tended(const struct governor *governor, bool tended) {
+/* What the limit would be with or without a background purge. */
+static inline struct limit limit_if_background(const struct governor *governor, bool background_purge) {
     struct retention_terms terms = governor->terms;
-    terms.tended = tended;
+    terms.background_purge = background_purge;
     return limit_by(governor, &terms);
 }
 
 /* The limit on free pages and prefaulted ones together. */
 static inline size_t max_prefaulted_pages(const struct governor *governor) {
-    return retention_ahead_bytes(&governor->terms, used_bytes(governor), free_bytes(governor)) >>
+    return retention_prefault_bytes(&governor->terms, used_bytes(governor), free_bytes(governor)) >>
            governor->heap.space.page_shift;
 }
 
@@ -72,7 +72,7 @@ static inline size_t publish_limit(struct governor *governor) {
     size_t limit = limit_now(governor).max;
     if (limit != governor->limit_pages) {
         governor->limit_pages = limit;
-        if (probe_limit_is_heard()) {
+        if (probe_limit_is_enabled()) {
             probe_limit(limit * page_bytes(governor));
         }
     }

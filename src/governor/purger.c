@@ -2,9 +2,9 @@
 
 #include "governor/limit.h"
 #include "governor/probes.h"
-#include "os/address_space.h"
 #include "os/clock.h"
 #include "os/purge.h"
+#include "os/vm.h"
 
 #define MIN_RETRY_NS 10000000ULL
 #define MAX_RETRY_NS 60000000000ULL
@@ -83,7 +83,7 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
  */
 static void withdraw_huge_pages(const struct governor *governor, const struct purge_batch *batch,
                                 size_t done) {
-    size_t unit = governor->heap.runs.huge_pages * page_bytes(governor);
+    size_t unit = heap_region_pages(&governor->heap) * page_bytes(governor);
     char *last = NULL;
     for (size_t i = 0; i < done; i++) {
         if (!batch->spans[i]->huge) {
@@ -95,7 +95,7 @@ static void withdraw_huge_pages(const struct governor *governor, const struct pu
             size_t within = (uintptr_t)ends[end] & (unit - 1);
             if (within != 0 && ends[end] - within != last) {
                 last = ends[end] - within;
-                os_want_no_huge_pages(last, unit);
+                vm_disable_huge_pages(last, unit);
             }
         }
     }
@@ -135,14 +135,14 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
 static void purge_metadata(struct governor *governor) {
     struct iovec *ranges = governor->batch.ranges;
     heap_lock(governor);
-    size_t count = space_take_idle(&governor->heap.space, ranges, PURGE_RANGES);
+    size_t count = span_table_take_idle(&governor->heap.space.spans, ranges, PURGE_RANGES);
     heap_unlock(governor);
     if (count == 0) {
         return;
     }
     struct purge_result result = purge_ranges(ranges, count);
     heap_lock(governor);
-    space_put_idle(&governor->heap.space, ranges, count);
+    span_table_put_idle(&governor->heap.space.spans, ranges, count);
     governor->counts.ranges += result.ranges_done;
     governor->counts.vectored_calls += result.vectored_calls;
     governor->counts.single_calls += result.single_calls;
@@ -163,13 +163,13 @@ static void trace_begin(struct traced *traced, const struct governor *governor, 
     }
     *traced = (struct traced){true, governor->epoch_purged_pages, governor->counts.ranges,
                               governor->counts.purge_ns};
-    if (probe_purge_begin_is_heard()) {
+    if (probe_purge_begin_is_enabled()) {
         probe_purge_begin(reason, pages * page_bytes(governor));
     }
 }
 
 static void trace_end(const struct traced *traced, const struct governor *governor, enum reason reason) {
-    if (traced->begun && probe_purge_end_is_heard()) {
+    if (traced->begun && probe_purge_end_is_enabled()) {
         probe_purge_end(reason, (governor->epoch_purged_pages - traced->pages) * page_bytes(governor),
                         governor->counts.ranges - traced->ranges, governor->counts.purge_ns - traced->ns);
     }
@@ -207,8 +207,8 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
         purge_metadata(governor);
         heap_lock(governor);
         governor->counts.purges += reason == REASON_LIMIT;
-        governor->counts.purges_timed += reason == REASON_TIME;
-        governor->counts.purges_asked += reason == REASON_ASKED;
+        governor->counts.purges_epoch += reason == REASON_TIME;
+        governor->counts.purges_request += reason == REASON_ASKED;
         heap_unlock(governor);
     }
     trace_end(&traced, governor, reason);

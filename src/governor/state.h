@@ -12,7 +12,9 @@
 #include "cache/cpu_cache.h"
 #include "cache/depot.h"
 #include "governor/thp_policy.h"
-#include "heap/heap.h"
+#include "heap/large_blocks.h"
+#include "heap/purge_batch.h"
+#include "heap/slab_blocks.h"
 #include "os/cpu_usage.h"
 #include "os/lock.h"
 #include "os/thread.h"
@@ -45,14 +47,14 @@ struct governor_settings {
 struct governor_counts {
     uint64_t purged_pages;
     uint64_t purges;
-    uint64_t purges_timed;
-    uint64_t purges_asked;
+    uint64_t purges_epoch;
+    uint64_t purges_request;
     uint64_t failures;
     uint64_t vectored_calls;
     uint64_t single_calls;
     uint64_t ranges;
     uint64_t purge_ns;
-    uint64_t vain_ns; /* cost of purging memory that was needed again */
+    uint64_t wasted_ns; /* cost of purging memory that was needed again */
 };
 
 enum helper_state {
@@ -95,11 +97,12 @@ struct governor {
 
     /* Under the heap's lock. */
     struct retention_terms terms; /* of the limit; the peak rises with what is in use */
-    bool tended;        /* a helper or server calls governor_tick; terms follow once memory is within them */
-    size_t limit_pages; /* the limit at the last check, for readers without the lock */
-    size_t max_used;    /* pages in use in this epoch */
-    size_t max_held;    /* the same with free ones */
-    size_t min_free;    /* free pages in this epoch, and all that were purged before */
+    bool background_purge; /* a helper or server calls governor_tick; terms follow once memory is within them
+                            */
+    size_t limit_pages;    /* the limit at the last check, for readers without the lock */
+    size_t max_used;       /* pages in use in this epoch */
+    size_t max_held;       /* the same with free ones */
+    size_t min_free;       /* free pages in this epoch, and all that were purged before */
     size_t retry_above_pages; /* after the kernel refused a purge: none before so many pages are free, or a
                                  while later */
     struct thp_policy thp;
@@ -140,13 +143,13 @@ struct governor {
     struct thread helper_thread;
     _Atomic(uint32_t) helper_wakeup; /* a futex word: counts wakeups */
     _Atomic(uint32_t) quiet_epochs;  /* since there was something to purge */
-    struct cpu_mask cpus;            /* that the process could use at its start */
+    struct cpu_set cpus;             /* that the process could use at its start */
     int process;                     /* that the helper belongs to */
     struct miss_counter misses[MISS_COUNTERS];
 };
 
 static inline size_t page_bytes(const struct governor *governor) {
-    return governor->heap.space.page_size;
+    return heap_page_size(&governor->heap);
 }
 
 static inline bool governor_has_helper(const struct governor *governor) {

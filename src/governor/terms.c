@@ -8,12 +8,12 @@ struct retention_terms new_terms(const struct governor *governor) {
     double slack = (double)setting_value(&governor->settings.slack) / 100;
     return (struct retention_terms){
         .adaptive = is_adaptive(governor),
-        .tended = governor->tended,
+        .background_purge = governor->background_purge,
         .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
         .share = slack < 1 ? slack : 1,
         .peak_bytes = demand_peak_pages(demand) << shift,
         .held_bytes = demand_held_pages(demand) << shift,
-        .room_bytes = atomic_load_explicit(&governor->max_footprint, memory_order_relaxed),
+        .available_bytes = atomic_load_explicit(&governor->max_footprint, memory_order_relaxed),
     };
 }
 
@@ -23,7 +23,7 @@ void update_terms(struct governor *governor, enum reason reason) {
         heap_lock(governor);
         size_t max_used = governor->max_used << governor->heap.space.page_shift;
         terms.peak_bytes = terms.peak_bytes > max_used ? terms.peak_bytes : max_used;
-        terms.tended = governor->tended;
+        terms.background_purge = governor->background_purge;
         struct limit limit = limit_by(governor, &terms);
         bool over = is_over(governor, limit.max);
         if (!purged || !over) {
@@ -38,27 +38,27 @@ void update_terms(struct governor *governor, enum reason reason) {
     }
 }
 
-void set_tended(struct governor *governor, bool tended) {
-    if (governor->tended != tended) {
-        governor->tended = tended;
-        governor->terms.tended = tended;
+void set_background_purge(struct governor *governor, bool background_purge) {
+    if (governor->background_purge != background_purge) {
+        governor->background_purge = background_purge;
+        governor->terms.background_purge = background_purge;
         publish_limit(governor);
     }
 }
 
 /* A higher limit needs no purger, which may be at work for long. */
-void governor_tend(struct governor *governor) {
+void governor_start_background(struct governor *governor) {
     heap_lock(governor);
-    set_tended(governor, true);
+    set_background_purge(governor, true);
     heap_unlock(governor);
 }
 
-void governor_untend(struct governor *governor) {
+void governor_stop_background(struct governor *governor) {
     if (!purger_enter(governor)) {
         return;
     }
     heap_lock(governor);
-    governor->tended = false;
+    governor->background_purge = false;
     heap_unlock(governor);
     update_terms(governor, REASON_LIMIT);
     purger_leave(governor);

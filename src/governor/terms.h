@@ -1,7 +1,7 @@
 /*
- * The terms of the limit: what the policy is given for an epoch, and whether the heap is tended, that is,
- * whether a helper or a server will call governor_tick even if the program stays idle. A tended heap may keep
- * more.
+ * The terms of the limit: what the policy is given for an epoch, and whether there is a background purge:
+ * whether a helper or a server will call governor_tick even if the program stays idle. With one the heap may
+ * keep more.
  */
 #ifndef CALM_GOVERNOR_TERMS_H
 #define CALM_GOVERNOR_TERMS_H
@@ -17,13 +17,13 @@ struct retention_terms new_terms(const struct governor *governor);
  * purger's lock. */
 void update_terms(struct governor *governor, enum reason reason);
 
-/* Sets whether the heap is tended; the next thread at the heap purges what exceeds the new limit. Under the
- * heap's lock, or while no thread is within the heap. */
-void set_tended(struct governor *governor, bool tended);
+/* Sets whether there is a background purge; the next thread at the heap purges what exceeds the new limit.
+ * Under the heap's lock, or while no thread is within the heap. */
+void set_background_purge(struct governor *governor, bool background_purge);
 
-/* From now on the heap is tended; or that is not certain any more, and what exceeds the lower limit is purged
- * first. The latter waits for another purger. Any thread. */
-void governor_tend(struct governor *governor);
-void governor_untend(struct governor *governor);
+/* From now on there is a background purge; or that is not certain any more, and what exceeds the lower limit
+ * is purged first. The latter waits for another purger. Any thread. */
+void governor_start_background(struct governor *governor);
+void governor_stop_background(struct governor *governor);
 
 #endif

@@ -48,7 +48,7 @@ const struct span *thp_policy_note(struct thp_policy *policy, const struct heap 
      * is. */
     uint64_t number = policy->blocks++;
     const struct span *span = heap_large_span_at(heap, base);
-    if (span->huge || span->moved || span->ready) {
+    if (span->huge || span->moved || span->prefaulted) {
         return NULL;
     }
     void **place = &policy->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
@@ -57,7 +57,7 @@ const struct span *thp_policy_note(struct thp_policy *policy, const struct heap 
     *place = base;
     unsigned between = BLOCKS_PER_SAMPLE + atomic_load_explicit(&policy->interval, memory_order_relaxed);
     bool sample = number - policy->sampled_at >= between && older != NULL && !older->huge && !older->moved &&
-                  !older->ready;
+                  !older->prefaulted;
     if (!sample) {
         return NULL;
     }

@@ -12,7 +12,7 @@
 #ifndef CALM_GOVERNOR_THP_POLICY_H
 #define CALM_GOVERNOR_THP_POLICY_H
 
-#include "heap/heap.h"
+#include "heap/large_blocks.h"
 
 #include <stdatomic.h>
 

@@ -1,11 +1,11 @@
 #include "heap/runs.h"
 
 /* Each may cost two of the 65,530 mappings that a process may have. */
-#define HUGE_REGIONS_MOST 8192
+#define MAX_REGIONS 8192
 
 /* A run is extended for no less, and if it has at least this part of what is wanted. */
-#define EXTENDED_PAGES_LEAST 32
-#define EXTENDED_PART        4
+#define MIN_EXTENDED_PAGES 32
+#define EXTENDED_PART      4
 
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
 
@@ -39,7 +39,8 @@ static void insert(struct runs *runs, struct span *span, bool clean) {
     space_mark_ends(runs->space, span);
 }
 
-void runs_remove(struct runs *runs, struct span *span) {
+/* Takes a free run out of its set. */
+static void remove_run(struct runs *runs, struct span *span) {
     struct run_set *set = set_of(runs, span);
     unsigned bin = bin_of(span->pages);
     address_order_remove(&set->bins[bin], span);
@@ -53,33 +54,39 @@ void runs_remove(struct runs *runs, struct span *span) {
     span->state = SPAN_PURGING;
 }
 
-struct span *runs_behind(const struct runs *runs, const struct span *span) {
+struct span *runs_next(const struct runs *runs, const struct span *span) {
     uint32_t page = span->page + span->pages;
     struct span *next = space_span_of(runs->space, page);
     return is_free_run(next) && next->page == page ? next : NULL;
 }
 
+/* The free run that ends where span begins, or NULL. */
+static struct span *previous_run(const struct runs *runs, const struct span *span) {
+    struct span *previous = space_span_of(runs->space, span->page - 1);
+    return is_free_run(previous) && previous->page + previous->pages == span->page ? previous : NULL;
+}
+
 struct span *runs_put(struct runs *runs, struct span *span, bool clean) {
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
-    struct span *behind = runs_behind(runs, span);
-    if (behind != NULL && behind->state == state && behind->huge == span->huge) {
-        runs_remove(runs, behind);
-        span->pages += behind->pages;
-        space_drop_span(runs->space, behind);
+    struct span *next = runs_next(runs, span);
+    if (next != NULL && next->state == state && next->huge == span->huge) {
+        remove_run(runs, next);
+        span->pages += next->pages;
+        span_table_drop(&runs->space->spans, next);
     }
-    struct span *before = space_span_of(runs->space, span->page - 1);
-    if (before->state == state && before->huge == span->huge && before->page + before->pages == span->page) {
-        runs_remove(runs, before);
-        before->pages += span->pages;
-        space_drop_span(runs->space, span);
-        span = before;
+    struct span *previous = previous_run(runs, span);
+    if (previous != NULL && previous->state == state && previous->huge == span->huge) {
+        remove_run(runs, previous);
+        previous->pages += span->pages;
+        span_table_drop(&runs->space->spans, span);
+        span = previous;
     }
     insert(runs, span, clean);
     return span;
 }
 
 struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
-    struct span *rest = space_take_span(runs->space);
+    struct span *rest = span_table_take(&runs->space->spans);
     if (rest == NULL) {
         return NULL;
     }
@@ -92,22 +99,59 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
     return rest;
 }
 
-/* A run that has so many pages: of the fitting bins the one of the smallest, there the lowest address. */
+struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t pages) {
+    bool clean = run->state == SPAN_CLEAN;
+    remove_run(runs, run);
+    if (skip > 0) {
+        struct span *rest = runs_split(runs, run, skip);
+        insert(runs, run, clean);
+        if (rest == NULL) {
+            return NULL;
+        }
+        run = rest;
+    }
+    if (run->pages > pages) {
+        struct span *rest = runs_split(runs, run, pages);
+        if (rest == NULL) {
+            if (skip > 0) {
+                runs_put(runs, run, clean);
+            } else {
+                insert(runs, run, clean);
+            }
+            return NULL;
+        }
+        insert(runs, rest, clean);
+    }
+    space_mark_ends(runs->space, run);
+    return run;
+}
+
+struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, size_t pages) {
+    struct span *taken = runs_carve(runs, run, skip, pages);
+    if (taken == NULL) {
+        remove_run(runs, run);
+        return run;
+    }
+    if (skip > 0 && !run->huge) {
+        span_ages_remove(&runs->dirty_ages, run);
+        span_ages_prepend(&runs->dirty_ages, run);
+    }
+    return taken;
+}
+
+/* A run of at least so many pages, of the lowest address in the smallest bin that fits. */
 static struct span *find(const struct run_set *set, size_t pages) {
     if (set->pages < pages) {
         return NULL;
     }
     unsigned bin = bin_of(pages);
-    /* In its own bin a run may be too short; only the lowest is tried. */
+    /* A run of its own bin may be too short; only the lowest is tried. */
     if (set->bins[bin] != NULL && set->bins[bin]->pages >= pages) {
         return set->bins[bin];
     }
     bin++;
     for (unsigned word = bin / 64; word < RUN_BINS / 64; word++) {
-        uint64_t filled = set->filled[word];
-        if (word == bin / 64) {
-            filled &= ~(uint64_t)0 << (bin % 64);
-        }
+        uint64_t filled = set->filled[word] & (~(uint64_t)0 << (word == bin / 64 ? bin % 64 : 0));
         if (filled != 0) {
             return set->bins[word * 64 + (unsigned)__builtin_ctzll(filled)];
         }
@@ -115,7 +159,7 @@ static struct span *find(const struct run_set *set, size_t pages) {
     return NULL;
 }
 
-/* Lets the last segment with usable pages go, if all of them are free, and those behind it. */
+/* Releases the last segment with usable pages, if all of them are free, and those after it. */
 static bool drop_last_segment(struct runs *runs) {
     uint32_t end;
     uint32_t first = space_last(runs->space, &end);
@@ -136,48 +180,47 @@ static bool drop_last_segment(struct runs *runs) {
     for (uint32_t page = first; page < end;) {
         struct span *run = space_span_of(runs->space, page);
         page += run->pages;
-        runs_remove(runs, run);
-        runs->huge_regions -= run->huge ? run->pages / runs->huge_pages : 0;
-        space_drop_span(runs->space, run);
+        remove_run(runs, run);
+        runs->regions -= run->huge ? run->pages / runs->region_pages : 0;
+        span_table_drop(&runs->space->spans, run);
     }
     space_drop_last(runs->space);
     return true;
 }
 
-/* Where address space is short, segments that are free may be in the way of a longer one. */
-static uint32_t extend_space(struct runs *runs, size_t pages, size_t *got) {
-    uint32_t page = space_extend(runs->space, pages, got);
+/* Where address space is short, free segments are released to make room for a longer one. */
+static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) {
+    uint32_t page = space_extend(runs->space, pages, extended);
     while (page == 0 && drop_last_segment(runs)) {
-        page = space_extend(runs->space, pages, got);
+        page = space_extend(runs->space, pages, extended);
     }
     return page;
 }
 
 bool runs_extend(struct runs *runs, size_t pages) {
-    struct span *span = space_take_span(runs->space);
+    struct span *span = span_table_take(&runs->space->spans);
     if (span == NULL) {
         return false;
     }
-    size_t got;
-    span->page = extend_space(runs, pages, &got);
+    size_t extended;
+    span->page = extend_space(runs, pages, &extended);
     if (span->page == 0) {
-        space_drop_span(runs->space, span);
+        span_table_drop(&runs->space->spans, span);
         return false;
     }
-    span->pages = (uint32_t)got;
+    span->pages = (uint32_t)extended;
     span->base = space_address(runs->space, span->page);
     runs_put(runs, span, true);
     return true;
 }
 
-size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *before) {
-    size_t unit = runs->huge_pages << runs->space->page_shift;
-    size_t skip = (size_t)(-(uintptr_t)span->base & (unit - 1)) >> runs->space->page_shift;
-    *before = skip;
-    return skip >= span->pages ? 0 : (span->pages - skip) / runs->huge_pages * runs->huge_pages;
+size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *skip) {
+    size_t unit = runs->region_pages << runs->space->page_shift;
+    *skip = (size_t)(-(uintptr_t)span->base & (unit - 1)) >> runs->space->page_shift;
+    return *skip >= span->pages ? 0 : (span->pages - *skip) / runs->region_pages * runs->region_pages;
 }
 
-/* Makes the space usable that a choice would come to at last. */
+/* May make more of the space usable. */
 static struct span *find_clean(struct runs *runs, size_t pages) {
     struct span *run = find(&runs->sets[RUN_CLEAN], pages);
     if (run == NULL && runs_extend(runs, pages)) {
@@ -187,71 +230,40 @@ static struct span *find_clean(struct runs *runs, size_t pages) {
 }
 
 /*
- * Whole huge regions for so many pages, as a dirty run in its set, with what lies beside it; NULL where there
- * can be none. Each new region costs a system call, and two mappings at worst.
+ * Whole huge-page regions for so many pages, as a dirty run in its set, with what is next to it; NULL where
+ * there can be none. Each new region costs a system call, and two mappings at worst.
  */
-static struct span *make_huge(struct runs *runs, size_t pages) {
-    size_t wanted = (pages + runs->huge_pages - 1) / runs->huge_pages * runs->huge_pages;
-    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], wanted + runs->huge_pages - 1);
+static struct span *make_regions(struct runs *runs, size_t pages) {
+    size_t wanted = (pages + runs->region_pages - 1) / runs->region_pages * runs->region_pages;
+    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], wanted + runs->region_pages - 1);
     bool known = run != NULL;
-    if (!known) {
-        if (runs->huge_regions + wanted / runs->huge_pages > HUGE_REGIONS_MOST) {
-            return NULL;
-        }
-        run = find_clean(runs, wanted + runs->huge_pages - 1);
+    if (!known && runs->regions + wanted / runs->region_pages <= MAX_REGIONS) {
+        run = find_clean(runs, wanted + runs->region_pages - 1);
     }
     if (run == NULL) {
         return NULL;
     }
-    size_t before;
-    runs_whole_regions(runs, run, &before);
-    runs_remove(runs, run);
-    if (before > 0) {
-        struct span *rest = runs_split(runs, run, before);
-        insert(runs, run, true);
-        if (rest == NULL) {
-            return NULL;
-        }
-        run = rest;
+    size_t skip;
+    runs_whole_regions(runs, run, &skip);
+    run = runs_carve(runs, run, skip, wanted);
+    if (run == NULL) {
+        return NULL;
     }
-    if (run->pages > wanted) {
-        struct span *rest = runs_split(runs, run, wanted);
-        if (rest == NULL) {
-            runs_put(runs, run, true);
-            return NULL;
-        }
-        insert(runs, rest, true);
-    }
-    /* What was known is asked for again: it was given back in parts, perhaps. */
-    if (!os_want_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
+    /* A known region is asked for again: parts of it may have been purged. */
+    if (!vm_enable_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
         runs_put(runs, run, true);
         return NULL;
     }
-    runs->huge_regions += known ? 0 : run->pages / runs->huge_pages;
+    runs->regions += known ? 0 : run->pages / runs->region_pages;
     runs->faulted_pages += run->pages;
     run->huge = true;
     runs->huge_pages_made += run->pages;
     return runs_put(runs, run, false);
 }
 
-static struct span *find_dirty(struct runs *runs, size_t pages) {
-    return find(&runs->sets[RUN_DIRTY], pages);
-}
-
-static struct span *find_huge(struct runs *runs, size_t pages) {
-    return find(&runs->sets[RUN_HUGE_DIRTY], pages);
-}
-
-/* The clean run that ends where span begins, or begins where it ends; NULL if there is none. */
-static struct span *clean_before(const struct runs *runs, const struct span *span) {
-    struct span *before = space_span_of(runs->space, span->page - 1);
-    return before->state == SPAN_CLEAN && !before->huge && before->page + before->pages == span->page ? before
-                                                                                                      : NULL;
-}
-
-static struct span *clean_behind(const struct runs *runs, const struct span *span) {
-    struct span *behind = runs_behind(runs, span);
-    return behind != NULL && behind->state == SPAN_CLEAN && !behind->huge ? behind : NULL;
+/* A neighbour that a dirty run may be extended by; NULL if it is not. */
+static struct span *if_clean(struct span *run) {
+    return run != NULL && run->state == SPAN_CLEAN && !run->huge ? run : NULL;
 }
 
 static size_t pages_of(const struct span *span) {
@@ -259,47 +271,34 @@ static size_t pages_of(const struct span *span) {
 }
 
 /*
- * A dirty run that is too short, but long enough with the clean ones beside it: pages that are resident are
- * used, and fewer are faulted in. Of the longest, one of each bin is looked at.
+ * A dirty run that is too short, but long enough with the clean runs next to it: resident pages are used, and
+ * fewer are faulted in. Of the longest runs, one of each bin is tried.
  */
 static struct span *find_extensible(const struct runs *runs, size_t pages) {
     const struct run_set *set = &runs->sets[RUN_DIRTY];
     if (set->pages + runs->sets[RUN_CLEAN].pages < pages) {
         return NULL; /* and pages may have no bin */
     }
-    unsigned least = bin_of(pages / EXTENDED_PART > 0 ? pages / EXTENDED_PART : 1);
-    for (unsigned bin = bin_of(pages) + 1; bin-- > least;) {
+    unsigned min_bin = bin_of(pages / EXTENDED_PART > 0 ? pages / EXTENDED_PART : 1);
+    for (unsigned bin = bin_of(pages) + 1; bin-- > min_bin;) {
         struct span *run = set->bins[bin];
-        if (run != NULL &&
-            pages_of(clean_before(runs, run)) + run->pages + pages_of(clean_behind(runs, run)) >= pages) {
+        if (run != NULL && pages_of(if_clean(previous_run(runs, run))) + run->pages +
+                                   pages_of(if_clean(runs_next(runs, run))) >=
+                               pages) {
             return run;
         }
     }
     return NULL;
 }
 
-/* Takes so many pages at the start or at the end of a free run out of it. NULL if there is no descriptor. */
-static struct span *cut(struct runs *runs, struct span *run, size_t pages, bool at_end) {
-    runs_remove(runs, run);
-    if (run->pages == pages) {
-        return run;
-    }
-    struct span *rest = runs_split(runs, run, at_end ? run->pages - pages : pages);
-    if (rest == NULL) {
-        insert(runs, run, true);
-        return NULL;
-    }
-    insert(runs, at_end ? run : rest, true);
-    return at_end ? rest : run;
-}
-
-/* Makes a run as long as wanted, by the clean ones beside it. NULL if descriptors are short. */
+/* Makes a run as long as wanted, by the clean runs next to it. NULL if descriptors are short. */
 static struct span *extend_run(struct runs *runs, struct span *run, size_t pages) {
-    for (int at_end = 0; at_end < 2 && run->pages < pages; at_end++) {
-        struct span *beside = at_end ? clean_before(runs, run) : clean_behind(runs, run);
-        size_t wanted = pages - run->pages;
-        size_t held = pages_of(beside);
-        struct span *part = held == 0 ? NULL : cut(runs, beside, held < wanted ? held : wanted, at_end != 0);
+    for (int at_front = 0; at_front < 2 && run->pages < pages; at_front++) {
+        struct span *next_to = if_clean(at_front ? previous_run(runs, run) : runs_next(runs, run));
+        size_t held = pages_of(next_to);
+        size_t wanted = pages - run->pages < held ? pages - run->pages : held;
+        struct span *part =
+            held == 0 ? NULL : runs_carve(runs, next_to, at_front ? held - wanted : 0, wanted);
         if (part != NULL) {
             runs->faulted_pages += part->pages;
             run = runs_put(runs, part, false);
@@ -308,47 +307,47 @@ static struct span *extend_run(struct runs *runs, struct span *run, size_t pages
     return run->pages >= pages ? run : NULL;
 }
 
-/* One in a huge region, where colors have room if that can be; all of them have, if colors is NULL. */
+/* A run in a huge-page region, where colors have room if possible; NULL: all of them have. */
 static struct span *find_colored(struct runs *runs, size_t pages, const struct colors *colors) {
-    struct span *run = find_huge(runs, pages);
+    struct span *run = find(&runs->sets[RUN_HUGE_DIRTY], pages);
     if (run == NULL || colors == NULL ||
         colors_skip(colors, runs_address_page(runs, run), run->pages - pages) != COLORS_NO_ROOM) {
         return run;
     }
-    return find_huge(runs, pages + colors_spare(colors));
+    return find(&runs->sets[RUN_HUGE_DIRTY], pages + colors_spare(colors));
 }
 
-/* The run to carve pages from. colors: of which one has room; or NULL. */
+/* The run to carve pages from. colors: one of them has room; or NULL. */
 static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice,
                              const struct colors *colors) {
     struct span *run = NULL;
-    if (choice == RUN_FOR_DENSE) {
+    if (choice == RUN_FOR_HUGE_PAGES) {
         run = find_colored(runs, pages, colors);
     }
     if (run == NULL && choice != RUN_FOR_MOVE) {
-        run = find_dirty(runs, pages);
+        run = find(&runs->sets[RUN_DIRTY], pages);
     }
-    if (run == NULL && choice != RUN_FOR_MOVE && pages >= EXTENDED_PAGES_LEAST) {
+    if (run == NULL && choice != RUN_FOR_MOVE && pages >= MIN_EXTENDED_PAGES) {
         run = find_extensible(runs, pages);
         run = run == NULL ? NULL : extend_run(runs, run, pages);
     }
-    if (run == NULL && choice == RUN_FOR_DENSE) {
-        run = make_huge(runs, pages + (colors == NULL ? 0 : colors_skip_in_huge_page(colors)));
+    if (run == NULL && choice == RUN_FOR_HUGE_PAGES) {
+        run = make_regions(runs, pages + (colors == NULL ? 0 : colors_skip_in_huge_page(colors)));
     }
     if (run == NULL && choice == RUN_FOR_LARGE) {
-        run = find_huge(runs, pages);
+        run = find(&runs->sets[RUN_HUGE_DIRTY], pages);
     }
     if (run == NULL) {
         run = find_clean(runs, pages);
     }
     /* Memory is short: whatever there is. */
     if (run == NULL) {
-        run = find_dirty(runs, pages);
+        run = find(&runs->sets[RUN_DIRTY], pages);
     }
-    return run != NULL || choice == RUN_FOR_MOVE ? run : find_huge(runs, pages);
+    return run != NULL || choice == RUN_FOR_MOVE ? run : find(&runs->sets[RUN_HUGE_DIRTY], pages);
 }
 
-/* How many pages to leave out at a run's start. */
+/* Pages to skip at the start of a run. */
 static size_t skip_of(const struct runs *runs, const struct span *run, size_t pages, size_t align_pages,
                       const struct colors *colors) {
     if (colors != NULL && run->huge) {
@@ -361,7 +360,7 @@ static size_t skip_of(const struct runs *runs, const struct span *run, size_t pa
 
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
                        const struct colors *colors, bool *clean) {
-    /* What is aligned begins where it must, and where all colors are full none is better than another. */
+    /* An aligned span begins where it must, and where all colors are full none is better than another. */
     if (align_pages > 1 || (colors != NULL && colors_skip_in_huge_page(colors) == COLORS_NO_ROOM)) {
         colors = NULL;
     }
@@ -370,25 +369,5 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
         return NULL;
     }
     *clean = run->state == SPAN_CLEAN;
-    runs_remove(runs, run);
-
-    size_t skip = skip_of(runs, run, pages, align_pages, colors);
-    if (skip > 0) {
-        struct span *rest = runs_split(runs, run, skip);
-        insert(runs, run, *clean);
-        if (rest == NULL) {
-            return NULL;
-        }
-        run = rest;
-    }
-    if (run->pages > pages) {
-        struct span *rest = runs_split(runs, run, pages);
-        if (rest == NULL) {
-            runs_put(runs, run, *clean);
-            return NULL;
-        }
-        insert(runs, rest, *clean);
-    }
-    space_mark_ends(runs->space, run);
-    return run;
+    return runs_carve(runs, run, skip_of(runs, run, pages, align_pages, colors), pages);
 }

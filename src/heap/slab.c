@@ -22,27 +22,25 @@ static void drop_free_dirty(struct heap *heap, struct span *slab) {
     heap->slab_dirty_pages--;
 }
 
-void slab_make_ready(struct heap *heap) {
-    if (heap->fresh_pages > 0) {
-        size_t bytes = (size_t)heap->fresh_pages << heap->space.page_shift;
-        heap->fresh_pages = 0;
-        heap->make_ready(space_address(&heap->space, heap->fresh_page), bytes);
+void prefault_finish(const struct heap *heap, struct prefault *prefault) {
+    if (prefault->pages > 0) {
+        prefault->populate(space_address(&heap->space, prefault->page),
+                           (size_t)prefault->pages << heap->space.page_shift);
+        prefault->pages = 0;
     }
 }
 
-/* The page will be touched and may not be resident: one stretch at a time. */
-static void note_fresh(struct heap *heap, uint32_t page) {
-    if (heap->fresh_pages > 0 && page == heap->fresh_page + heap->fresh_pages) {
-        heap->fresh_pages++;
-        return;
+static void prefault_add(const struct heap *heap, struct prefault *prefault, uint32_t page) {
+    if (page != prefault->page + prefault->pages) {
+        prefault_finish(heap, prefault);
+        prefault->page = page;
     }
-    slab_make_ready(heap);
-    heap->fresh_page = page;
-    heap->fresh_pages = 1;
+    prefault->pages++;
 }
 
-/* So many more blocks in use touch the page. touched: their owner will write to it. */
-static void use_page(struct heap *heap, struct span *slab, size_t page, size_t blocks, bool touched) {
+/* So many more blocks in use touch the page. touched: their owners will write to it. */
+static void use_page(struct heap *heap, struct span *slab, size_t page, size_t blocks, bool touched,
+                     struct prefault *prefault) {
     uint16_t *users = &heap->space.users_of[slab->page + page];
     if ((*users & PAGE_USERS) == 0) {
         heap->used_pages++;
@@ -52,8 +50,8 @@ static void use_page(struct heap *heap, struct span *slab, size_t page, size_t b
     }
     if (touched && (*users & PAGE_DIRTY) == 0) {
         heap->runs.faulted_pages++;
-        if (heap->make_ready != NULL) {
-            note_fresh(heap, (uint32_t)(users - heap->space.users_of));
+        if (prefault != NULL) {
+            prefault_add(heap, prefault, slab->page + (uint32_t)page);
         }
     }
     *users = (uint16_t)((*users + blocks) | (touched ? PAGE_DIRTY : 0));
@@ -77,9 +75,10 @@ static inline uint64_t bits_between(size_t first, size_t end) {
 
 enum change { CHANGE_USED, CHANGE_CLAIMED, CHANGE_FREED };
 
-/* Tells the pages that the blocks touch, each once for all of them. */
-static inline __attribute__((always_inline)) void
-change_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits, enum change change) {
+/* Blocks of one word of the bitmap become used or free. Each page that they touch is changed once. */
+static inline __attribute__((always_inline)) void change_bits(struct heap *heap, struct span *slab,
+                                                              size_t word, uint64_t bits, enum change change,
+                                                              struct prefault *prefault) {
     const struct size_class *class = class_of(heap, slab);
     uint32_t shift = heap->space.page_shift;
     size_t start = word * 64;
@@ -102,7 +101,7 @@ change_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits, en
         if (change == CHANGE_FREED) {
             leave_page(heap, slab, page, blocks);
         } else {
-            use_page(heap, slab, page, blocks, change == CHANGE_USED);
+            use_page(heap, slab, page, blocks, change == CHANGE_USED, prefault);
         }
     }
     uint16_t count = (uint16_t)__builtin_popcountll(bits);
@@ -115,11 +114,7 @@ change_bits(struct heap *heap, struct span *slab, size_t word, uint64_t bits, en
     }
 }
 
-void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits) {
-    change_bits(heap, slab, word, bits, CHANGE_FREED);
-}
-
-/* Of the bits that are set the lowest, so many at most. There is one. */
+/* The lowest set bits, at most count. There is one. */
 static uint64_t lowest_bits(uint64_t bits, size_t count) {
     if (count >= 64) {
         return bits;
@@ -135,7 +130,7 @@ static uint64_t lowest_bits(uint64_t bits, size_t count) {
     return bits & ~others;
 }
 
-size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count) {
+size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count, struct prefault *prefault) {
     const struct size_class *class = class_of(heap, slab);
     size_t taken = 0;
     for (size_t word = 0; word * 64 < class->slab_blocks && taken < count; word++) {
@@ -145,7 +140,7 @@ size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count)
             continue;
         }
         bits = lowest_bits(bits, count - taken);
-        change_bits(heap, slab, word, bits, CHANGE_USED);
+        change_bits(heap, slab, word, bits, CHANGE_USED, prefault);
         char *base = slab->base + word * 64 * class->size;
         for (; bits != 0; bits &= bits - 1) {
             *(end - ++taken) = base + (size_t)__builtin_ctzll(bits) * class->size;
@@ -160,21 +155,21 @@ void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean)
     span->class = (uint8_t) class;
     span->used_blocks = 0;
     span->free_dirty_pages = 0;
-    memset(span->allocated, 0, space->span_bytes - sizeof *span);
-    uint32_t number = space_span_number(space, span);
+    memset(span->allocated, 0, space->spans.span_bytes - sizeof *span);
+    uint32_t number = span_number(&space->spans, span);
     for (uint32_t page = span->page; page < span->page + span->pages; page++) {
         space->span_of[page] = number;
         space->class_of[page] = (uint8_t) class;
         space->users_of[page] = clean ? 0 : PAGE_DIRTY;
         if (!clean) {
             add_free_dirty(heap, span);
-            heap->dirtied_pages--; /* it was when it became free */
+            heap->dirtied_pages--; /* counted when it became free */
         }
     }
 }
 
-/* Ends the stretch of like pages that begins at page first of what is left of the slab. */
-static size_t stretch(const uint16_t *users, size_t first, size_t end) {
+/* Where the stretch of like pages ends that begins at page first. */
+static size_t stretch_end(const uint16_t *users, size_t first, size_t end) {
     size_t page = first + 1;
     while (page < end && users[page] == users[first]) {
         page++;
@@ -182,7 +177,8 @@ static size_t stretch(const uint16_t *users, size_t first, size_t end) {
     return page;
 }
 
-void slab_close(struct heap *heap, struct span *slab) {
+/* An empty slab becomes free runs. */
+static void close_slab(struct heap *heap, struct span *slab) {
     struct space *space = &heap->space;
     if (slab->free_dirty_pages > 0) {
         heap->slab_dirty_pages -= slab->free_dirty_pages;
@@ -196,12 +192,12 @@ void slab_close(struct heap *heap, struct span *slab) {
     struct span *rest = slab;
     for (size_t page = 0; page < pages;) {
         bool clean = (users[page] & PAGE_DIRTY) == 0;
-        size_t end = stretch(users, page, pages);
+        size_t end = stretch_end(users, page, pages);
         struct span *part = rest;
         if (end < pages) {
             rest = runs_split(&heap->runs, part, end - page);
             if (rest == NULL) {
-                /* No descriptor for a part of its own: all that is left counts as dirty, which is safe. */
+                /* Without a descriptor for the rest, all of it counts as dirty, which is safe. */
                 clean = false;
                 end = pages;
             }
@@ -212,7 +208,28 @@ void slab_close(struct heap *heap, struct span *slab) {
     }
 }
 
-/* Those that touch any of the pages. */
+/* A slab has fewer blocks in use than before. */
+static void settle(struct heap *heap, struct span *slab, bool was_full) {
+    struct slab_bin *bin = &heap->bins[slab->class];
+    if (slab->used_blocks == 0) {
+        if (slab == bin->current) {
+            bin->current = NULL;
+        } else if (!was_full) {
+            address_order_remove(&bin->part_used, slab);
+        }
+        close_slab(heap, slab);
+    } else if (was_full && slab != bin->current) {
+        address_order_insert(&bin->part_used, slab);
+    }
+}
+
+void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits) {
+    bool was_full = slab_is_full(heap, slab);
+    change_bits(heap, slab, word, bits, CHANGE_FREED, NULL);
+    settle(heap, slab, was_full);
+}
+
+/* The blocks that touch any of the pages. */
 static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_page, size_t pages,
                              enum change change) {
     const struct size_class *class = class_of(heap, slab);
@@ -223,7 +240,7 @@ static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_
     while (block < end) {
         size_t word = block / 64;
         size_t stop = end < word * 64 + 64 ? end : word * 64 + 64;
-        change_bits(heap, slab, word, bits_between(block % 64, stop - word * 64), change);
+        change_bits(heap, slab, word, bits_between(block % 64, stop - word * 64), change, NULL);
         block = stop;
     }
 }
@@ -238,20 +255,22 @@ bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *firs
         return false;
     }
     *first = page;
-    *from = stretch(users, page, slab->pages);
+    *from = stretch_end(users, page, slab->pages);
     *pages = *from - page;
     change_blocks_of(heap, slab, *first, *pages, CHANGE_CLAIMED);
     return true;
 }
 
 void slab_return(struct heap *heap, struct span *slab, size_t first, size_t pages, bool purged) {
+    bool was_full = slab_is_full(heap, slab);
     uint16_t *users = &heap->space.users_of[slab->page];
     if (purged) {
         for (size_t page = first; page < first + pages; page++) {
             users[page] = (uint16_t)(users[page] & PAGE_USERS);
         }
     } else {
-        heap->dirtied_pages -= pages; /* they were before, and will be counted again */
+        heap->dirtied_pages -= pages; /* counted before, and again below */
     }
     change_blocks_of(heap, slab, first, pages, CHANGE_FREED);
+    settle(heap, slab, was_full);
 }

@@ -1,8 +1,8 @@
 /*
- * Spans: runs of pages that serve one purpose, each with a descriptor of its own far from them.
+ * Spans: runs of pages that serve one purpose, each with a descriptor of its own outside them; and the two
+ * orders that they are kept in, by address and by age.
  *
- * Every floor of the heap works on these. Plain single-owner data: whoever owns the heap, by its lock or by
- * being its only thread, may touch them.
+ * Every file of the heap works on these. Single-owner, as the heap itself.
  */
 #ifndef CALM_HEAP_SPAN_H
 #define CALM_HEAP_SPAN_H
@@ -15,12 +15,12 @@ enum span_state {
     SPAN_UNUSED,  /* the descriptor describes nothing */
     SPAN_DIRTY,   /* a free run that may be resident */
     SPAN_CLEAN,   /* a free run that is known to be zero, and holds no memory */
-    SPAN_PURGING, /* a free run in nobody's set: on its way from dirty to clean */
+    SPAN_PURGING, /* a free run in no set: on its way from dirty to clean, or just taken */
     SPAN_SLAB,    /* blocks of one size class */
     SPAN_LARGE,   /* one block */
 };
 
-/* A place in a list from cold to hot. */
+/* In a list from cold to hot. */
 struct span_link {
     struct span *colder;
     struct span *hotter;
@@ -28,7 +28,7 @@ struct span_link {
 
 struct span {
     char *base;
-    uint32_t page; /* number of the first; numbers of neighbours within a segment follow each other */
+    uint32_t page; /* the number of the first; consecutive within a segment */
     uint32_t pages;
     /* In an order by address: a bin of free runs, or the part-used slabs of a class. */
     struct span *child;
@@ -41,14 +41,14 @@ struct span {
     uint16_t used_blocks; /* slabs */
     uint16_t free_dirty_pages;
     uint8_t class;
-    uint8_t state;        /* enum span_state */
-    bool claimed : 1;     /* slab: a purge has some of its free blocks */
-    bool moved : 1;       /* large: its pages came from elsewhere, and the kernel keeps a mapping for them */
-    bool ahead : 1;       /* large: made resident before its owner touched it, and counted as that */
-    bool ready : 1;       /* large: made resident because its owner was expected to touch all of it */
-    bool colored : 1;     /* large: counted among those that begin at its color */
-    bool huge : 1;        /* lies in a huge region: one touch makes all of it resident */
-    uint64_t allocated[]; /* slabs: one bit a block; as many words as the fullest slab of any class needs */
+    uint8_t state;             /* enum span_state */
+    bool claimed : 1;          /* slab: a purge has some of its free blocks */
+    bool moved : 1;            /* large: its pages were moved here, and the kernel keeps a mapping for them */
+    bool calloc_populated : 1; /* large: made resident for calloc before its owner touched it, and counted */
+    bool prefaulted : 1;       /* large: made resident because its owner was expected to touch all of it */
+    bool colored : 1;          /* large: counted among those that begin at its color */
+    bool huge : 1;             /* in a huge-page region: one touch makes all of it resident */
+    uint64_t allocated[];      /* slabs: one bit a block; as many words as a slab of any class needs */
 };
 
 /* A priority queue by address, lowest first: a pairing heap (Fredman et al., 1986). */

@@ -8,7 +8,10 @@
 #include "governor/helper.h"
 #include "governor/large.h"
 #include "offload/client.h"
-#include "offload/stock.h"
+#include "offload/lifecycle.h"
+#include "offload/prefill.h"
+#include "offload/serve.h"
+#include "offload/sync.h"
 #include "os/cgroup.h"
 #include "os/lock.h"
 #include "os/syscall.h"
@@ -25,11 +28,7 @@ static struct offload *offload_of(struct backend *backend) {
 }
 
 static void print(const char *message) {
-    struct text line = {0};
-    text_string(&line, "calmalloc: ");
-    text_string(&line, message);
-    text_string(&line, "\n");
-    text_write(&line, 2);
+    text_write_line(2, TEXT_PARTS("calmalloc: ", message));
 }
 
 /* ---- the second heap ---- */
@@ -43,16 +42,15 @@ static void copy_setting(_Atomic(int) *to, const _Atomic(int) *from) {
     atomic_store_explicit(to, atomic_load_explicit(from, memory_order_relaxed), memory_order_relaxed);
 }
 
-/* Makes the second heap when it is first needed; NULL if memory is short. Its settings are the first one's.
- */
+/* Makes the second heap when it is first needed, with the first one's settings; NULL if memory is short. */
 static struct governor *second_heap(struct offload *offload) {
     if (atomic_load_explicit(&offload->second_made, memory_order_acquire) == 0) {
         lock_acquire(&offload->second_lock);
         if (atomic_load_explicit(&offload->second_made, memory_order_relaxed) == 0) {
             const struct governor *first = offload->backend.governor;
             struct governor *second = &offload->second;
-            second->purger_may_stop =
-                true; /* the server purges it, and this heap is needed while a debugger stops that */
+            /* The server purges it, and it is needed while a debugger stops the server. */
+            second->purger_may_stop = true;
             copy_setting(&second->settings.policy, &first->settings.policy);
             copy_setting(&second->settings.slack, &first->settings.slack);
             copy_setting(&second->settings.purge_time, &first->settings.purge_time);
@@ -73,39 +71,54 @@ static bool is_second(const struct offload *offload, const void *block) {
 /* ---- asking the server ---- */
 
 static unsigned cpu_number(const struct offload *offload) {
-    (void)offload;
-    return cpu_cache_number();
+    return cpu_cache_number(offload->backend.governor->caches);
 }
 
-/* Runs work(subject) at the heap if it is in shared mode. False if the server has it back: then it is to be
- * asked. */
-static bool run_in_shared_mode(struct offload *offload, void (*work)(void *subject), void *subject) {
-    struct endpoint *borrowed = client_borrow(&offload->server, cpu_number(offload));
-    if (borrowed != NULL) {
-        work(subject);
-        client_return(borrowed);
-    }
-    return borrowed != NULL;
-}
-
-/* Has the server run work(subject), or runs it in shared mode. False if the server does not answer. */
-static bool run_at_heap(struct offload *offload, enum call_kind kind, void (*work)(void *subject),
-                        void *subject) {
+/* Has the server do what `ask` asks for, or does work(subject) itself while the heap is in shared mode. If
+ * the server has the heap back by then, it is asked again. False if it does not answer. */
+static bool serve(struct offload *offload, enum answer (*ask)(struct offload *offload, void *subject),
+                  void (*work)(void *subject), void *subject) {
     for (;;) {
-        enum answer answer = client_run(&offload->server, cpu_number(offload), kind, work, subject);
-        if (answer != ANSWER_LENT) {
+        enum answer answer = ask(offload, subject);
+        if (answer != ANSWER_SHARED) {
             return answer == ANSWER_DONE;
         }
-        if (run_in_shared_mode(offload, work, subject)) {
+        struct endpoint *endpoint = client_enter_shared(&offload->server, cpu_number(offload));
+        if (endpoint != NULL) {
+            work(subject);
+            client_leave_shared(endpoint);
             return true;
         }
     }
 }
 
+struct task {
+    enum call_kind kind;
+    void (*work)(void *subject);
+    void *subject;
+};
+
+static enum answer ask_task(struct offload *offload, void *subject) {
+    const struct task *this = subject;
+    return client_run(&offload->server, cpu_number(offload), this->kind, this->work, this->subject);
+}
+
+static void run_task(void *subject) {
+    const struct task *this = subject;
+    this->work(this->subject);
+}
+
+/* Has work(subject) run by the server, or runs it in shared mode. False if the server does not answer. */
+static bool run_at_heap(struct offload *offload, enum call_kind kind, void (*work)(void *subject),
+                        void *subject) {
+    struct task task = {kind, work, subject};
+    return serve(offload, ask_task, run_task, &task);
+}
+
 struct misuses {
     struct governor *governor;
     size_t count;
-    struct misuse_note notes[MISUSE_NOTES];
+    struct misuse_record notes[MISUSE_RECORDS];
 };
 
 static void collect_misuse(void *subject) {
@@ -129,100 +142,12 @@ static void report_misuse(struct offload *offload) {
 
 /* ---- blocks ---- */
 
-struct blocks {
+/* Blocks of a class, or one large block: which heap's, and what is asked for or given. */
+struct request {
     struct governor *governor;
     uint32_t class;
     void **blocks;
     size_t count;
-};
-
-static void take_shared(void *subject) {
-    struct blocks *this = subject;
-    this->count = governor_take_blocks(this->governor, this->class, this->blocks, this->count);
-}
-
-static void put_shared(void *subject) {
-    const struct blocks *this = subject;
-    governor_put_blocks(this->governor, this->class, this->blocks, this->count);
-}
-
-static enum answer ask_for_blocks(struct offload *offload, uint32_t class, void **blocks, size_t count,
-                                  size_t *got) {
-    if (offload->options.sync) {
-        enum answer answer = client_take_sync(&offload->server, class, blocks);
-        *got = answer == ANSWER_DONE && blocks[0] != NULL;
-        return answer;
-    }
-    return client_take(&offload->server, cpu_number(offload), class, blocks, count, got);
-}
-
-/* Blocks of the first heap. False, and none, if the server does not answer. */
-static bool take_served(struct offload *offload, struct blocks *this) {
-    for (;;) {
-        size_t wanted = this->count;
-        enum answer answer = ask_for_blocks(offload, this->class, this->blocks, wanted, &this->count);
-        if (answer == ANSWER_DONE) {
-            return true;
-        }
-        this->count = wanted;
-        if (answer == ANSWER_LOST) {
-            return false;
-        }
-        if (run_in_shared_mode(offload, take_shared, this)) {
-            report_misuse(offload);
-            return true;
-        }
-    }
-}
-
-/* As take_large: either heap may have memory where the other has none. */
-static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
-    struct offload *offload = offload_of(backend);
-    report_misuse(offload);
-    struct blocks this = {backend->governor, class, blocks, count};
-    bool served = take_served(offload, &this);
-    if (served && (this.count > 0 || second_if_made(offload) == NULL)) {
-        return (struct taken){this.count, true};
-    }
-    struct governor *second = second_heap(offload);
-    size_t got = second == NULL ? 0 : governor_take_blocks(second, class, blocks, 1);
-    if (got > 0 || served || !run_at_heap(offload, CALL_LONG, take_shared, &this)) {
-        return (struct taken){got, false};
-    }
-    return (struct taken){this.count, true};
-}
-
-static bool send_blocks(struct offload *offload, uint32_t class, void *const *blocks, size_t count) {
-    if (offload->options.sync && count == 1) {
-        enum answer answer = client_put_sync(&offload->server, class, blocks[0]);
-        if (answer != ANSWER_LOST) {
-            return answer == ANSWER_DONE;
-        }
-    }
-    return client_put(&offload->server, cpu_number(offload), class, blocks, count);
-}
-
-static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
-    struct offload *offload = offload_of(backend);
-    report_misuse(offload);
-    if (is_second(offload, blocks[0])) {
-        governor_put_blocks(&offload->second, class, blocks, count);
-        server_wake(&offload->server); /* which purges the second heap */
-        return;
-    }
-    struct blocks shared = {backend->governor, class, (void **)(uintptr_t)blocks, count};
-    while (!send_blocks(offload, class, blocks, count)) {
-        if (run_in_shared_mode(offload, put_shared, &shared)) {
-            report_misuse(offload);
-            return;
-        }
-    }
-}
-
-/* ---- large blocks ---- */
-
-struct large {
-    struct governor *governor;
     void *block;
     size_t pages;
     size_t align_pages;
@@ -231,66 +156,129 @@ struct large {
     bool populates; /* by the caller, once it has left the heap */
 };
 
+static void work_take(void *subject) {
+    struct request *this = subject;
+    this->count = governor_take_blocks(this->governor, this->class, this->blocks, this->count);
+}
+
+static enum answer ask_take(struct offload *offload, void *subject) {
+    struct request *this = subject;
+    struct server *server = &offload->server;
+    size_t got;
+    enum answer answer;
+    if (offload->options.sync) {
+        answer = client_take_sync(server, this->class, this->blocks);
+        got = this->blocks[0] != NULL;
+    } else {
+        answer = client_take(server, cpu_number(offload), this->class, this->blocks, this->count, &got);
+    }
+    this->count = answer == ANSWER_DONE ? got : this->count;
+    return answer;
+}
+
+/* As take_large: either heap may have memory where the other has none. */
+static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
+    struct offload *offload = offload_of(backend);
+    struct request this = {.governor = backend->governor, .class = class, .blocks = blocks, .count = count};
+    report_misuse(offload);
+    bool served = serve(offload, ask_take, work_take, &this);
+    report_misuse(offload);
+    if (served && (this.count > 0 || second_if_made(offload) == NULL)) {
+        return (struct taken){this.count, true};
+    }
+    struct governor *second = second_heap(offload);
+    size_t got = second == NULL ? 0 : governor_take_blocks(second, class, blocks, 1);
+    if (got > 0 || served || !run_at_heap(offload, CALL_LONG, work_take, &this)) {
+        return (struct taken){got, false};
+    }
+    return (struct taken){this.count, true};
+}
+
+/* Returns blocks to the heap that has them. */
+static void put(struct offload *offload, enum answer (*ask)(struct offload *offload, void *subject),
+                void (*work)(void *subject), struct request *this, const void *block) {
+    report_misuse(offload);
+    if (is_second(offload, block)) {
+        this->governor = &offload->second;
+        work(this);
+        server_wake(&offload->server); /* which purges the second heap */
+        return;
+    }
+    serve(offload, ask, work, this);
+    report_misuse(offload);
+}
+
+static void work_put(void *subject) {
+    const struct request *this = subject;
+    governor_put_blocks(this->governor, this->class, this->blocks, this->count);
+}
+
+static enum answer ask_put(struct offload *offload, void *subject) {
+    const struct request *this = subject;
+    struct server *server = &offload->server;
+    if (offload->options.sync && this->count == 1) {
+        enum answer answer = client_put_sync(server, this->class, this->blocks[0]);
+        if (answer != ANSWER_UNRESPONSIVE) {
+            return answer;
+        }
+    }
+    bool sent = client_put(server, cpu_number(offload), this->class, this->blocks, this->count);
+    return sent ? ANSWER_DONE : ANSWER_SHARED;
+}
+
+static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
+    struct request this = {backend->governor, class, (void **)(uintptr_t)blocks, .count = count};
+    put(offload_of(backend), ask_put, work_put, &this, blocks[0]);
+}
+
+/* ---- large blocks ---- */
+
 static void plan_populate(void *subject) {
-    struct large *this = subject;
+    struct request *this = subject;
     this->populates = governor_may_populate(this->governor, this->block, this->pages);
 }
 
-static void take_large_shared(void *subject) {
-    struct large *this = subject;
+static void work_take_large(void *subject) {
+    struct request *this = subject;
     this->block = governor_take_large(this->governor, this->pages, this->align_pages, &this->zero);
     if (this->block != NULL && this->zeroed && this->zero) {
         plan_populate(this);
     }
 }
 
-static void put_large_shared(void *subject) {
-    const struct large *this = subject;
-    governor_put_large(this->governor, this->block);
-}
-
 /* Whether the server makes so large a block resident for a calloc; else its caller does, since no other
  * client is served meanwhile. */
 static bool server_populates(size_t pages) {
-    return pages * os_page_size() <= MAX_POPULATED_BYTES;
+    return pages * vm_page_size() <= MAX_POPULATED_BYTES;
 }
 
-/* A block of the first heap. False, and none, if the server does not answer. */
-static bool take_large_served(struct offload *offload, struct large *this) {
-    for (;;) {
-        enum answer answer =
-            client_take_large(&offload->server, cpu_number(offload), this->pages, this->align_pages,
-                              this->zeroed ? TAKE_ZEROED : 0, &this->block, &this->zero);
-        if (answer == ANSWER_LOST) {
-            return false;
-        }
-        if (answer == ANSWER_DONE) {
-            if (this->block != NULL && this->zeroed && this->zero && !server_populates(this->pages)) {
-                run_at_heap(offload, CALL_SHORT, plan_populate, this);
-            }
-            return true;
-        }
-        if (run_in_shared_mode(offload, take_large_shared, this)) {
-            return true;
-        }
+static enum answer ask_take_large(struct offload *offload, void *subject) {
+    struct request *this = subject;
+    enum answer answer =
+        client_take_large(&offload->server, cpu_number(offload), this->pages, this->align_pages,
+                          this->zeroed ? TAKE_ZEROED : 0, &this->block, &this->zero);
+    if (answer == ANSWER_DONE && this->block != NULL && this->zeroed && this->zero &&
+        !server_populates(this->pages)) {
+        run_at_heap(offload, CALL_SHORT, plan_populate, this);
     }
+    return answer;
 }
 
 /* Each heap may have room where the other has none: the second one is asked first while the server does not
  * answer, and then a longer wait for the server is worth it. */
 static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
     struct offload *offload = offload_of(backend);
-    struct large this = {backend->governor, NULL, pages, align_pages, zeroed, false, false};
+    struct request this = {backend->governor, .pages = pages, .align_pages = align_pages, .zeroed = zeroed};
     report_misuse(offload);
-    bool served = take_large_served(offload, &this);
+    bool served = serve(offload, ask_take_large, work_take_large, &this);
     struct governor *second = served ? second_if_made(offload) : second_heap(offload);
     if (this.block == NULL && second != NULL) {
         this.governor = second;
-        take_large_shared(&this);
+        work_take_large(&this);
     }
     if (this.block == NULL && !served) {
         this.governor = backend->governor;
-        run_at_heap(offload, CALL_LONG, take_large_shared, &this);
+        run_at_heap(offload, CALL_LONG, work_take_large, &this);
     }
     if (this.populates) {
         governor_populate(this.governor, this.block, pages);
@@ -299,46 +287,43 @@ static void *take_large(struct backend *backend, size_t pages, size_t align_page
     return this.block;
 }
 
+static void work_put_large(void *subject) {
+    const struct request *this = subject;
+    governor_put_large(this->governor, this->block);
+}
+
+static enum answer ask_put_large(struct offload *offload, void *subject) {
+    struct request *this = subject;
+    struct server *server = &offload->server;
+    const struct span *span = heap_large_span(&this->governor->heap, this->block);
+    if (span == NULL) { /* misuse: the server finds out what kind */
+        return client_run(server, cpu_number(offload), CALL_SHORT, work_put_large, this);
+    }
+    size_t bytes = (size_t)span->pages << this->governor->heap.space.page_shift;
+    bool sent = client_put_large(server, cpu_number(offload), this->block, bytes);
+    return sent ? ANSWER_DONE : ANSWER_SHARED;
+}
+
 static void put_large(struct backend *backend, void *block) {
-    struct offload *offload = offload_of(backend);
-    struct large this = {.governor = backend->governor, .block = block};
-    report_misuse(offload);
-    if (is_second(offload, block)) {
-        governor_put_large(&offload->second, block);
-        server_wake(&offload->server); /* which purges the second heap */
-        return;
-    }
-    const struct span *span = heap_large_span(&backend->governor->heap, block);
-    if (span == NULL) {
-        /* Misuse: the server finds out what kind. */
-        run_at_heap(offload, CALL_SHORT, put_large_shared, &this);
-        report_misuse(offload);
-        return;
-    }
-    size_t bytes = (size_t)span->pages << backend->governor->heap.space.page_shift;
-    while (!client_put_large(&offload->server, cpu_number(offload), block, bytes)) {
-        if (run_in_shared_mode(offload, put_large_shared, &this)) {
-            report_misuse(offload);
-            return;
-        }
-    }
+    struct request this = {.governor = backend->governor, .block = block};
+    put(offload_of(backend), ask_put_large, work_put_large, &this, block);
 }
 
 static void resize(void *subject) {
-    struct large *this = subject;
+    struct request *this = subject;
     struct span *span = heap_large_span(&this->governor->heap, this->block);
     this->block = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
 }
 
 static void *resize_large(struct backend *backend, void *block, size_t pages) {
     struct offload *offload = offload_of(backend);
-    struct large this = {.governor = backend->governor, .block = block, .pages = pages};
-    if (is_second(offload, block)) {
-        this.governor = &offload->second;
-        resize(&this);
-        return this.block;
+    struct request this = {.governor = backend->governor, .block = block, .pages = pages};
+    if (!is_second(offload, block)) {
+        return run_at_heap(offload, CALL_SHORT, resize, &this) ? this.block : NULL;
     }
-    return run_at_heap(offload, CALL_SHORT, resize, &this) ? this.block : NULL;
+    this.governor = &offload->second;
+    resize(&this);
+    return this.block;
 }
 
 static struct heap *heap_of(struct backend *backend, const void *block) {
@@ -352,15 +337,15 @@ static struct heap *heap_of(struct backend *backend, const void *block) {
 
 /* ---- both heaps ---- */
 
-struct task {
+struct both {
     struct offload *offload;
     void (*work)(struct governor *governor, void *subject);
     void *subject;
 };
 
 /* After all that was sent to the server. In shared mode nothing is there to serve. */
-static void run_task(void *subject) {
-    const struct task *this = subject;
+static void run_on_first(void *subject) {
+    const struct both *this = subject;
     struct governor *governor = this->offload->backend.governor;
     if (governor->exclusive) {
         server_serve(&this->offload->server);
@@ -371,8 +356,8 @@ static void run_task(void *subject) {
 static bool run(struct backend *backend, void (*work)(struct governor *governor, void *subject),
                 void *subject) {
     struct offload *offload = offload_of(backend);
-    struct task task = {offload, work, subject};
-    bool done = run_at_heap(offload, CALL_LONG, run_task, &task);
+    struct both both = {offload, work, subject};
+    bool done = run_at_heap(offload, CALL_LONG, run_on_first, &both);
     struct governor *second = second_if_made(offload);
     if (second != NULL) {
         work(second, subject);
@@ -400,26 +385,28 @@ static size_t trim(struct backend *backend, size_t keep_bytes) {
 }
 
 static size_t trim_by_helper(struct backend *backend, size_t keep_bytes) {
+    size_t purged = governor_trim_by_helper(backend->governor, keep_bytes);
     struct governor *second = second_if_made(offload_of(backend));
-    size_t purged = second == NULL ? 0 : governor_trim_by_helper(second, 0);
-    return purged + governor_trim_by_helper(backend->governor, keep_bytes);
+    return purged + (second == NULL ? 0 : governor_trim_by_helper(second, 0));
 }
 
 /* ---- what the server does on the heap ---- */
 
+static struct governor *governor_of(const void *context) {
+    return ((const struct offload *)context)->backend.governor;
+}
+
 static size_t serve_take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
-    struct offload *offload = context;
-    return governor_take_blocks_exclusive(offload->backend.governor, class, blocks, count,
+    return governor_take_blocks_exclusive(governor_of(context), class, blocks, count,
                                           (flags & TAKE_AT_ONCE) == 0);
 }
 
 static void serve_put(void *context, uint32_t class, void *const *blocks, size_t count) {
-    struct offload *offload = context;
-    governor_put_blocks(offload->backend.governor, class, blocks, count);
+    governor_put_blocks(governor_of(context), class, blocks, count);
 }
 
 static void *serve_take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
-    struct governor *governor = ((struct offload *)context)->backend.governor;
+    struct governor *governor = governor_of(context);
     void *block =
         governor_take_large_exclusive(governor, pages, align_pages, zero, (flags & TAKE_AT_ONCE) == 0);
     if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0 && server_populates(pages) &&
@@ -430,13 +417,11 @@ static void *serve_take_large(void *context, size_t pages, size_t align_pages, u
 }
 
 static void serve_put_large(void *context, void *block) {
-    struct offload *offload = context;
-    governor_put_large(offload->backend.governor, block);
+    governor_put_large(governor_of(context), block);
 }
 
 static uint32_t class_of(void *context, const void *block) {
-    const struct offload *offload = context;
-    const struct space *space = &offload->backend.governor->heap.space;
+    const struct space *space = &governor_of(context)->heap.space;
     uint32_t page = space_page(space, block);
     return page == 0 ? 0 : space->class_of[page];
 }
@@ -453,11 +438,11 @@ static bool tick(void *context) {
     return governor_tick(governor, true) && idle;
 }
 
-static void set_shared(void *context, enum lending lending) {
-    static const enum shared_mode modes[] = {
-        [LEND_TENDED] = SHARED_TENDED, [LEND_UNTENDED] = SHARED_UNTENDED, [LEND_FOR_GOOD] = SHARED_FOR_GOOD};
-    struct offload *offload = context;
-    governor_set_shared(offload->backend.governor, modes[lending]);
+static void set_shared(void *context, enum sharing sharing) {
+    static const enum shared_mode modes[] = {[SHARING_FOR_NOW] = SHARED_BACKGROUND,
+                                             [SHARING_UNTIL_START] = SHARED_FOREGROUND,
+                                             [SHARING_FOR_GOOD] = SHARED_FOR_GOOD};
+    governor_set_shared(governor_of(context), modes[sharing]);
 }
 
 static void set_exclusive(void *context) {
@@ -470,65 +455,55 @@ static void between_slices(void *context) {
 }
 
 static size_t cached(const void *context, size_t *bytes) {
-    return stock_blocks(&((const struct offload *)context)->server, bytes);
+    return prefill_blocks(&((const struct offload *)context)->server, bytes);
 }
 
 static void flush(void *context) {
-    stock_withdraw_all(&((struct offload *)context)->server);
+    prefill_withdraw_all(&((struct offload *)context)->server);
 }
 
 /* ---- the server's thread ---- */
 
 bool offload_is_possible(struct offload *offload) {
+    static const char *const messages[] = {
+        [AFFINITY_DECLINE_ONE_CPU] =
+            "offload needs a CPU of its own, and there is but one: running without it",
+        [AFFINITY_DECLINE_QUOTA] = "offload needs a CPU of its own, and the control group may use less than "
+                                   "two: running without it",
+    };
     struct cpu_set *allowed = &offload->survey.view.allowed;
     if (!cpu_affinity(0, allowed)) {
         return false;
     }
-    switch (place_should_decline(allowed, cgroup_cpu_quota())) {
-    case PLACE_DECLINE_ONE_CPU:
-        print("offload needs a CPU of its own, and there is but one: running without it");
-        return false;
-    case PLACE_DECLINE_QUOTA:
-        print("offload needs a CPU of its own, and the control group may use less than two: running without "
-              "it");
-        return false;
-    case PLACE_NO_DECLINE:
-        break;
+    enum affinity_decline decline = affinity_should_decline(allowed, cgroup_cpu_quota());
+    if (decline != AFFINITY_NO_DECLINE) {
+        print(messages[decline]);
     }
-    return true;
-}
-
-static void report_choice(struct offload *offload, enum place_reason reason) {
-    static const char *const messages[] = {
-        [PLACE_NOT_ALLOWED] = "offload_cpu is not a CPU that the process may run on: choosing one",
-        [PLACE_NO_SIBLING] =
-            "offload_cpu=sibling, but there is no free hyperthread of that core: choosing a CPU",
-        [PLACE_NO_CORE] = "offload_cpu=core, but there is no other core of that socket: choosing a CPU",
-        [PLACE_NO_SOCKET] = "offload_cpu=socket, but there is no other socket: choosing a CPU",
-    };
-    if (!offload->reported && reason != PLACE_MET && reason != PLACE_ONE_CPU) {
-        offload->reported = true;
-        print(messages[reason]);
-    }
-}
-
-/* Differs for processes that start together, also where each is the first of its container: the end of the
- * address space is randomized. */
-static uint64_t seed(void) {
-    return (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0) * 0x9e3779b97f4a7c15ULL ^
-           (uint64_t)(uintptr_t)thread_pointer();
+    return decline == AFFINITY_NO_DECLINE;
 }
 
 /* On the server, when it starts and when it takes the heap back. */
 static void choose_cpu(void *context) {
+    static const char *const messages[] = {
+        [AFFINITY_NOT_ALLOWED] = "offload names a CPU that the process may not run on: choosing another",
+        [AFFINITY_NO_SIBLING] =
+            "offload=sibling, but there is no free hyperthread of that core: choosing a CPU",
+        [AFFINITY_NO_CORE] = "offload=core, but there is no other core of that socket: choosing a CPU",
+        [AFFINITY_NO_SOCKET] = "offload=socket, but there is no other socket: choosing a CPU",
+    };
     struct offload *offload = context;
-    int self = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
-    place_look(&offload->survey, TOPOLOGY_MACHINE, self, CPUS_MOST);
-    struct place_choice choice = place_choose(&offload->survey.view, offload->options.cpu, seed());
-    report_choice(offload, choice.reason);
-    thread_leave_files(); /* so that its files in /proc and /sys are not the program's; it prints nothing any
-                             more */
-    offload->server.keeps = offload->options.cpu.kind == PLACE_NUMBER && choice.reason == PLACE_MET;
+    /* Differs for processes that start together, also where each is the first of its container: the end of
+     * the address space is randomized. */
+    uint64_t seed = (uint64_t)os_syscall(SYS_getpid) * 0x9e3779b97f4a7c15ULL ^ lock_self();
+    affinity_update(&offload->survey, TOPOLOGY_MACHINE, (int)os_syscall(SYS_gettid), MAX_CPUS);
+    struct affinity_choice choice = affinity_choose(&offload->survey.view, offload->options.cpu, seed);
+    if (!offload->reported && choice.reason != AFFINITY_MET && choice.reason != AFFINITY_ONE_CPU) {
+        offload->reported = true;
+        print(messages[choice.reason]);
+    }
+    thread_leave_files(); /* so that its files in /proc and /sys are not the program's; it prints no more */
+    offload->server.always_exclusive =
+        offload->options.cpu.kind == AFFINITY_NUMBER && choice.reason == AFFINITY_MET;
     if (choice.cpu >= 0) {
         cpu_pin((unsigned)choice.cpu);
     }
@@ -541,26 +516,13 @@ static void report_unresponsive(void *context) {
 
 /* ---- start, fork and end ---- */
 
-static uint64_t count(const _Atomic(uint64_t) *word) {
-    return atomic_load_explicit(word, memory_order_relaxed);
-}
-
 static void add_counters(const struct backend *backend, struct calm_stats *stats) {
     const struct server *server = &((const struct offload *)(const void *)backend)->server;
     struct endpoint_sums clients = client_counts(server);
-    const struct server_counts *counts = &server->counts;
     size_t bytes;
-    stats->cached_limit += stock_blocks_most(server, &bytes) * os_page_size() + bytes;
+    stats->cached_limit += prefill_max_blocks(server, &bytes) * vm_page_size() + bytes;
     stats->offload_hits = clients.hits;
     stats->offload_misses = clients.misses;
-    stats->offload_calls = count(&counts->calls);
-    stats->offload_records = count(&counts->records);
-    stats->offload_stocked = count(&counts->stocked);
-    stats->offload_unused = count(&counts->unused);
-    stats->offload_wakes = count(&server->wakes);
-    stats->offload_naps = count(&counts->naps);
-    stats->offload_lent = count(&counts->lent);
-    stats->offload_lost = count(&server->losses);
 }
 
 static bool has_threads(const struct backend *backend) {
@@ -617,7 +579,7 @@ static bool stop_threads(struct backend *backend, uint64_t timeout_ns) {
 
 static void end(struct backend *backend) {
     struct offload *offload = offload_of(backend);
-    if (server_stop(&offload->server, PATIENCES * offload->server.patience_ns)) {
+    if (server_stop(&offload->server, server_long_timeout_ns(&offload->server))) {
         report_misuse(offload);
     }
     governor_end(backend->governor);
@@ -633,7 +595,7 @@ struct backend *offload_open(struct offload *offload, const struct offload_optio
     offload->backend = (struct backend){&functions, governor};
     offload->options = *options;
     struct server *server = &offload->server;
-    server->owner = (struct owner){
+    server->hooks = (struct server_hooks){
         .context = offload,
         .classes = &governor->heap.classes[0],
         .take = serve_take,
@@ -642,14 +604,14 @@ struct backend *offload_open(struct offload *offload, const struct offload_optio
         .put_large = serve_put_large,
         .class_of = class_of,
         .tick = tick,
-        .lend = set_shared,
-        .take_back = set_exclusive,
-        .page_size = os_page_size(),
+        .switch_to_shared = set_shared,
+        .switch_to_exclusive = set_exclusive,
+        .choose_cpu = choose_cpu,
+        .report_unresponsive = report_unresponsive,
+        .page_size = vm_page_size(),
     };
-    server->patience_ns = (uint64_t)options->timeout_ms * 1000000U;
-    server->settle = choose_cpu;
-    server->lost = report_unresponsive;
-    server->crowd.cpus = cpu_set_count(&offload->survey.view.allowed);
+    server->timeout_ns = (uint64_t)options->timeout_ms * 1000000U;
+    server->contention.cpus = cpu_set_count(&offload->survey.view.allowed);
     offload->heap_ops = (struct heap_ops){offload, between_slices, cached, flush};
-    return server_init(server, governor->caches->count, SPARE_CLASS_BYTES) ? &offload->backend : NULL;
+    return server_init(server, governor->caches->count, CLIENT_CACHE_CLASS_BYTES) ? &offload->backend : NULL;
 }

@@ -7,7 +7,7 @@
 #define CALM_OFFLOAD_BACKEND_OFFLOAD_H
 
 #include "backend/backend.h"
-#include "offload/place.h"
+#include "offload/affinity.h"
 #include "offload/server.h"
 
 #include <stdatomic.h>
@@ -16,7 +16,7 @@
 
 struct offload_options {
     bool sync; /* each malloc and free is one message: the printed scheme, for comparison */
-    struct place_request cpu;
+    struct affinity_request cpu;
     unsigned timeout_ms; /* that a thread waits for the server before it uses the second heap */
 };
 
@@ -25,8 +25,8 @@ struct offload {
     struct offload_options options;
     struct server server;
     struct heap_ops heap_ops;
-    struct place_survey survey; /* the server's own, once it runs */
-    bool reported;              /* that the requested CPU cannot be had */
+    struct affinity_survey survey; /* the server's own, once it runs */
+    bool reported;                 /* that the requested CPU cannot be had */
 
     struct governor second;
     struct cpu_caches no_caches; /* of the second heap */

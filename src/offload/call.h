@@ -1,24 +1,22 @@
 /*
- * A call: what a client asks of the server and waits for.
- *
- * A slot's word goes FREE, CLAIMED (a client fills it), PENDING (the server may take it), TAKEN (the server
- * is at it), DONE (the client reads the answer), FREE. The client may abandon a call that is PENDING or
- * TAKEN: then the server frees the slot, undoing what it did; so slots are the process's, and never on a
- * client's stack. A record that names a slot which is not PENDING is an old one, and is skipped. tests/model/
- * has the proof.
+ * A call: a request for which a client waits, in one of the process's slots. Its state goes FREE, CLAIMED (a
+ * client fills it), PENDING (the server may begin), TAKEN (the server works on it), DONE (the client reads
+ * the answer), FREE. The client may abandon a PENDING or TAKEN call; the server then undoes what it did and
+ * frees the slot, which therefore never lies on a client's stack. The ring carries the slot's number; a
+ * record whose slot is not PENDING is stale, and ignored. tests/model/call.pml has the proof.
  */
 #ifndef CALM_OFFLOAD_CALL_H
 #define CALM_OFFLOAD_CALL_H
 
 #include "heap/size_class.h"
+#include "offload/bits.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #define CALLS      128
-#define CALL_WORDS (CALLS / 64)
+#define CALL_WORDS BITS_WORDS(CALLS)
 
 enum call_state { CALL_FREE, CALL_CLAIMED, CALL_PENDING, CALL_TAKEN, CALL_DONE, CALL_ABANDONED };
 #define CALL_STATE    0x7U
@@ -27,32 +25,61 @@ enum call_state { CALL_FREE, CALL_CLAIMED, CALL_PENDING, CALL_TAKEN, CALL_DONE, 
 enum call_kind {
     CALL_BLOCKS,
     CALL_LARGE,
-    CALL_SHORT, /* the caller's own work */
-    CALL_LONG,  /* the same, not begun between two pieces of other long work */
+    CALL_SHORT, /* runs the client's function */
+    CALL_LONG,  /* the same; does not begin in the middle of other long work */
 };
 
 enum take_flags {
     TAKE_ZEROED = 1,  /* for calloc */
-    TAKE_AT_ONCE = 2, /* without being made resident first: somebody waits */
+    TAKE_AT_ONCE = 2, /* without populating pages first: a client waits */
 };
 
 struct call {
     _Alignas(64) _Atomic(uint32_t) state;
     enum call_kind kind;
-    _Atomic(uint64_t) claimer; /* the thread pointer of who claimed it last */
+    _Atomic(uint64_t) claimer; /* thread pointer of the last client that claimed the slot */
     /* CALL_BLOCKS */
     uint32_t class;
-    size_t count; /* wanted; then how many blocks there are */
+    size_t count; /* in: wanted; out: taken */
     /* CALL_LARGE */
     size_t pages;
     size_t align_pages;
     unsigned flags;
     bool zero;
     void *block;
-    /* The caller's work, to be run on the server: not abandoned once it has begun. */
+    /* CALL_SHORT, CALL_LONG; subject may lie on the client's stack, so once begun these are not abandoned */
     void (*work)(void *subject);
     void *subject;
-    void *blocks[MAGAZINE_BLOCKS_MOST];
+    void *blocks[MAX_MAGAZINE_BLOCKS];
 };
+
+/* ---- the client ---- */
+
+/* Claims a free one of the CALLS slots, from that number on. NULL if there is none. */
+struct call *call_claim(struct call *calls, unsigned from);
+
+/* Withdraws a call that was not sent. False if the server has begun it nevertheless, for a stale record. */
+bool call_retract(struct call *call);
+
+/* Leaves the call to the server. False if it is done, or runs the client's function. */
+bool call_abandon(struct call *call);
+
+static inline bool call_runs_work(const struct call *call) {
+    return call->kind == CALL_SHORT || call->kind == CALL_LONG;
+}
+
+/* The client has read the answer, or the server has undone an abandoned call. */
+static inline void call_free(struct call *call) {
+    atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
+}
+
+/* ---- the server ---- */
+
+/* False if there is nothing to do: the record is stale, or the call abandoned, and its slot now free. */
+bool call_begin(struct call *call);
+
+/* Passes the answer to the client. False if the call was abandoned: the server must undo it and free the
+ * slot. Otherwise another client may have the slot when this returns. */
+bool call_answer(struct call *call);
 
 #endif

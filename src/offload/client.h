@@ -1,8 +1,8 @@
 /*
- * The clients' side of the server: what a thread does whose cache has no block, or no room.
+ * The clients' side of the server: what a thread does whose CPU cache has no block, or no room.
  *
- * Any thread, at any time once the server was started; number says which endpoint is nearest, that of the
- * virtual CPU it runs on. None of these touches the heap.
+ * Any thread, at any time once the server was initialized; number selects the endpoint, that of the virtual
+ * CPU that runs the caller. None of these functions works on the heap.
  */
 #ifndef CALM_OFFLOAD_CLIENT_H
 #define CALM_OFFLOAD_CLIENT_H
@@ -11,21 +11,20 @@
 
 enum answer {
     ANSWER_DONE,
-    ANSWER_LOST, /* the server is starved, or dead: the caller must serve itself, not from its heap */
-    ANSWER_LENT, /* the heap is everybody's, by its locks: between client_borrow and client_return */
+    ANSWER_UNRESPONSIVE, /* the caller must serve itself, but not from the server's heap */
+    ANSWER_SHARED, /* the caller may work on the heap, between client_enter_shared and client_leave_shared */
 };
 
-/* The heap is lent, and will be until client_return. NULL if it is not, or not any more. */
-struct endpoint *client_borrow(struct server *server, unsigned number);
-void client_return(struct endpoint *borrowed);
+/* In shared mode: the heap stays so until client_leave_shared. NULL in exclusive mode. */
+struct endpoint *client_enter_shared(struct server *server, unsigned number);
+void client_leave_shared(struct endpoint *endpoint);
 
-/* Blocks of a class: a magazine that is ready, or up to count that the server is asked for. *got is 0 if
- * memory is short. */
+/* Blocks of a class: what is prepared, or up to count that the server is asked for. *got is 0 if memory is
+ * short. */
 enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
                         size_t *got);
 
-/* Freed blocks of a class go to the server, sooner or later. Never waits for it. False if the heap is lent.
- */
+/* Sends freed blocks of a class to the server; never waits for it. False if the heap is in shared mode. */
 bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count);
 
 /* A large block; NULL if memory is short. */
@@ -34,20 +33,10 @@ enum answer client_take_large(struct server *server, unsigned number, size_t pag
 
 bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes);
 
-/* Has the server run work(subject), after all that was sent to it from here before; kind is CALL_SHORT or
- * CALL_LONG. Waits for as long as it takes, while the server lives. */
+/* Has the server run work(subject), after all that the caller sent before; kind is CALL_SHORT or CALL_LONG.
+ * Waits as long as it takes, while the server makes progress. */
 enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
                        void (*work)(void *subject), void *subject);
-
-/* The printed scheme: see sync.h. */
-enum answer client_take_sync(struct server *server, uint32_t class, void **block);
-enum answer client_put_sync(struct server *server, uint32_t class, void *block);
-
-/* The server was waited for in vain: until it is seen again nobody waits for it. */
-void client_give_up(struct server *server);
-
-/* Whether that is so. */
-bool client_is_starved(struct server *server);
 
 struct endpoint_sums {
     uint64_t hits;

@@ -1,12 +1,14 @@
 /*
- * The overflow: freed blocks that found no room in a ring, or no server. A stack of pointers in memory of its
- * own, as freed blocks hold nothing of ours. Any thread pushes; the server pops.
+ * The overflow stack: freed blocks for which a ring had no room, or that were freed while the server was
+ * unresponsive. A stack of pointers in memory of its own, since freed blocks hold no metadata. Any thread
+ * pushes; the server pops.
  */
 #ifndef CALM_OFFLOAD_OVERFLOW_H
 #define CALM_OFFLOAD_OVERFLOW_H
 
-#include "os/address_space.h"
+#include "os/address_range.h"
 #include "os/lock.h"
+#include "os/vm.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,21 +17,21 @@
 struct overflow {
     struct lock lock;
     _Atomic(size_t) count; /* changes under the lock */
-    size_t most;           /* count's, since what lay there was given back to the system */
-    struct os_region region;
+    size_t peak;           /* of count, since the memory was last given back to the system */
+    struct address_range region;
 };
 
-/* Reserves address space for most blocks. False if there is none. */
-bool overflow_init(struct overflow *overflow, size_t blocks_most);
+/* Reserves address space for max_blocks. False if there is none. */
+bool overflow_init(struct overflow *overflow, size_t max_blocks);
 
-/* False, and nothing changed, if there is no room. */
+/* False, without effect, if there is no room for all of them. */
 bool overflow_push(struct overflow *overflow, void *const *blocks, size_t count);
 
-/* The latest, most at most; returns how many: none also while another thread pushes, who wakes the server
- * afterwards. */
-size_t overflow_pop(struct overflow *overflow, void **blocks, size_t most);
+/* Pops up to max_count blocks, the latest; returns how many. 0 also while another thread pushes: that thread
+ * wakes the server afterwards. */
+size_t overflow_pop(struct overflow *overflow, void **blocks, size_t max_count);
 
-/* Ordered by seq_cst after what the caller wrote before it. */
+/* A sequentially consistent load, for the server's check before it sleeps. */
 static inline bool overflow_is_empty(const struct overflow *overflow) {
     return atomic_load_explicit(&overflow->count, memory_order_seq_cst) == 0;
 }

@@ -1,16 +1,18 @@
 #include "offload/ring.h"
 
+#include "base/size.h"
+
 #include <string.h>
 
 static uint32_t own(const _Atomic(uint32_t) *index) {
     return atomic_load_explicit(index, memory_order_relaxed);
 }
 
-/* In two pieces where the end of the words lies in between. */
+/* In two pieces if the payload wraps around. */
 static void copy_in(struct ring *ring, uint32_t index, const uint64_t *words, size_t count) {
-    size_t place = index % RING_WORDS;
-    size_t first = RING_WORDS - place < count ? RING_WORDS - place : count;
-    memcpy(ring->words + place, words, first * sizeof *words);
+    size_t offset = index % RING_WORDS;
+    size_t first = size_min(RING_WORDS - offset, count);
+    memcpy(ring->words + offset, words, first * sizeof *words);
     memcpy(ring->words, words + first, (count - first) * sizeof *words);
 }
 
@@ -23,7 +25,7 @@ bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, size
         }
     }
     ring->words[tail % RING_WORDS] = header;
-    if (count > 0) { /* else there may be no payload to point to */
+    if (count > 0) { /* else payload may be NULL */
         copy_in(ring, tail + 1, payload, count);
     }
     atomic_store_explicit(&ring->tail, tail + 1 + (uint32_t)count,
@@ -41,9 +43,9 @@ size_t ring_filled(struct ring *ring, bool sequenced) {
 }
 
 void ring_peek(const struct ring *ring, size_t from, uint64_t *words, size_t count) {
-    size_t place = (own(&ring->head) + from) % RING_WORDS;
-    size_t first = RING_WORDS - place < count ? RING_WORDS - place : count;
-    memcpy(words, ring->words + place, first * sizeof *words);
+    size_t offset = (own(&ring->head) + from) % RING_WORDS;
+    size_t first = size_min(RING_WORDS - offset, count);
+    memcpy(words, ring->words + offset, first * sizeof *words);
     memcpy(words + first, ring->words, (count - first) * sizeof *words);
 }
 

@@ -1,13 +1,11 @@
 /*
- * A ring of words from one producer to one consumer: records of a header and a payload, whole or not at all.
+ * A ring of words from one producer to one consumer; the caller ensures that each is one thread at a time. It
+ * holds records of a header and a payload, each complete or absent. All zero is empty.
  *
- * Each side writes one index, on a cache line of its own, and keeps a copy of the other's, so that it looks
- * at the other's line only when the copy says full, or empty. The producer stores the words, then the tail
- * (release); the consumer loads the tail (acquire), then the words, and then stores the head (release), which
- * the producer loads (acquire) before it writes over what was read. Indices count without end; the place of a
- * word is its index modulo RING_WORDS. All zero is an empty ring.
- *
- * Each side is one thread at a time, which the caller sees to: clients by a lock. tests/model/ has the proof.
+ * Each side writes one index, and reads the other's only when its copy of that says full, or empty. The
+ * producer stores words, then the tail (release); the consumer loads the tail (acquire), then the words, then
+ * stores the head (release), which the producer loads (acquire) before it overwrites them. Indices grow
+ * modulo 2^32; that of a word is taken modulo RING_WORDS. tests/model/ring.pml has the proof.
  */
 #ifndef CALM_OFFLOAD_RING_H
 #define CALM_OFFLOAD_RING_H
@@ -28,19 +26,18 @@ struct ring {
 };
 
 /*
- * Adds a record; false if there is no room for all of it. With sequenced, the store that publishes it takes
- * part in the one order of sequentially consistent operations: for a producer that then looks whether the
- * consumer sleeps.
+ * Adds a record of 1 + count words; false if it does not fit. sequenced: the store that publishes it is
+ * sequentially consistent, for a producer that then checks whether the consumer sleeps.
  */
 bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, size_t count, bool sequenced);
 
-/* Words that may be read; sequenced as above, for a consumer that has said that it is about to sleep. */
+/* The number of words that may be read. sequenced: for a consumer that has announced that it will sleep. */
 size_t ring_filled(struct ring *ring, bool sequenced);
 
-/* Reads so many words, which must be filled, without taking them. */
+/* Copies `count` filled words, from the given offset on, and leaves them in the ring. */
 void ring_peek(const struct ring *ring, size_t from, uint64_t *words, size_t count);
 
-/* Takes so many words: they may be written over now. */
+/* Removes that many words, which the producer may then overwrite. */
 void ring_take(struct ring *ring, size_t count);
 
 #endif

@@ -1,247 +1,172 @@
-#include "offload/server.h"
+#include "offload/serve.h"
 
-#include "offload/stock.h"
-#include "os/futex.h"
+#include "base/size.h"
+#include "offload/prefill.h"
 
-/* Blocks of the overflow that are served before all else is looked at again. */
+/* Blocks of the overflow that are served before other clients are. */
 #define OVERFLOW_AT_ONCE 128
 
-/* Calls. */
-
-/* The call is the server's now; false if it was abandoned, or served before. */
-static bool take_call(struct call *call) {
-    /* Acquired also where it was abandoned: what its client did is done before the next one has the slot. */
-    uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
-    while ((state & CALL_STATE) == CALL_PENDING) {
-        if (atomic_compare_exchange_weak_explicit(&call->state, &state, (state & CALL_SLEEPING) | CALL_TAKEN,
-                                                  memory_order_acquire, memory_order_acquire)) {
-            return true;
-        }
-    }
-    if ((state & CALL_STATE) == CALL_ABANDONED) {
-        atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
-    }
-    return false;
-}
-
-static void undo(struct server *server, const struct call *call) {
-    if (call->kind == CALL_BLOCKS && call->count > 0) {
-        server->owner.put(server->owner.context, call->class, call->blocks, call->count);
-    } else if (call->kind == CALL_LARGE && call->block != NULL) {
-        server->owner.put_large(server->owner.context, call->block);
-    }
-}
-
-static void answer_call(struct server *server, struct call *call) {
-    uint32_t before = atomic_exchange_explicit(&call->state, CALL_DONE, memory_order_acq_rel);
-    if ((before & CALL_STATE) == CALL_ABANDONED) {
-        undo(server, call);
-        atomic_store_explicit(&call->state, CALL_FREE, memory_order_release);
-    } else if ((before & CALL_SLEEPING) != 0) {
-        futex_wake_all(&call->state);
-    }
-}
+/* ---- calls ---- */
 
 /*
- * Whether a client that waits for a block is better served at once than with all of its pages resident:
- * unless it waits again and again, and then would fault again and again.
+ * Flags for a client that waits: it is better served at once than with all pages populated. But a client that
+ * waits again and again would then fault again and again.
  */
-static bool is_urgent(const struct endpoint *endpoint, uint32_t class, size_t pages) {
-    if (endpoint == NULL) {
-        return false;
-    }
-    const struct large_stock *stock = &endpoint->large[large_place(pages)];
-    return class != 0 ? !predictor_falls_behind(&endpoint->predictors[class])
-                      : large_pages(stock) != pages || !predictor_falls_behind(&stock->predictor);
+static unsigned urgency(const struct endpoint *endpoint, uint32_t class, size_t pages) {
+    return endpoint == NULL || prefill_falls_behind(endpoint, class, pages) ? 0 : TAKE_AT_ONCE;
 }
 
+/* endpoint: where the call came from; NULL if it was deferred. */
 static void serve_call(struct server *server, struct endpoint *endpoint, uint32_t slot) {
     struct call *call = &server->calls[slot];
-    if (!take_call(call)) {
+    if (!call_begin(call)) {
         return;
     }
-    server_count(&server->counts.calls);
-    void *context = server->owner.context;
-    /* Another client may have the slot as soon as the call is answered. */
+    count_one(&server->counts.calls);
+    const struct server_hooks *hooks = &server->hooks;
+    /* Copied, as another client may have the slot once the call is answered. */
     enum call_kind kind = call->kind;
     uint32_t class = call->class;
     size_t pages = call->pages;
     bool plain = call->align_pages <= 1;
-    unsigned flags;
-    switch (kind) {
-    case CALL_BLOCKS:
-        flags = is_urgent(endpoint, class, 0) ? TAKE_AT_ONCE : 0;
-        call->count = server->owner.take(context, class, call->blocks, call->count, flags);
-        break;
-    case CALL_LARGE:
-        flags = call->flags | (is_urgent(endpoint, 0, pages) ? TAKE_AT_ONCE : 0);
-        call->block = server->owner.take_large(context, pages, call->align_pages, flags, &call->zero);
-        break;
-    case CALL_SHORT:
-    case CALL_LONG:
+    if (kind == CALL_BLOCKS) {
+        unsigned flags = urgency(endpoint, class, 0);
+        call->count = hooks->take(hooks->context, class, call->blocks, call->count, flags);
+    } else if (kind == CALL_LARGE) {
+        unsigned flags = call->flags | urgency(endpoint, 0, pages);
+        call->block = hooks->take_large(hooks->context, pages, call->align_pages, flags, &call->zero);
+    } else {
         call->work(call->subject);
-        break;
     }
-    answer_call(server, call);
-    if (kind == CALL_BLOCKS && endpoint != NULL) {
-        stock_expect(server, endpoint, class);
-    } else if (kind == CALL_LARGE && endpoint != NULL && plain) {
-        stock_expect_large(server, endpoint, pages);
+    if (!call_answer(call)) {
+        if (kind == CALL_BLOCKS) {
+            server_put(server, class, call->blocks, call->count);
+        } else if (kind == CALL_LARGE) {
+            server_put(server, 0, &call->block, call->block != NULL);
+        }
+        call_free(call);
+    }
+    if (endpoint != NULL && (kind == CALL_BLOCKS || (kind == CALL_LARGE && plain))) {
+        prefill_missed(server, endpoint, kind == CALL_BLOCKS ? class : 0, pages);
     }
 }
 
-/* Records. */
+bool server_has_deferred(const struct server *server) {
+    return bits_next(server->deferred, 0, CALLS) < CALLS;
+}
 
-static void serve_record(struct server *server, struct endpoint *endpoint, uint64_t header,
-                         const uint64_t *payload) {
-    void *context = server->owner.context;
+static bool serve_deferred(struct server *server) {
+    uint32_t first = bits_next(server->deferred, 0, CALLS);
+    for (uint32_t slot = first; slot < CALLS; slot = bits_next(server->deferred, 0, CALLS)) {
+        bits_clear(server->deferred, slot);
+        serve_call(server, NULL, slot);
+    }
+    return first < CALLS;
+}
+
+/* ---- records ---- */
+
+/* Returns the freed bytes. */
+static size_t serve_record(struct server *server, struct endpoint *endpoint, uint64_t header,
+                           const uint64_t *payload) {
     uint32_t subject = record_subject(header);
     size_t count = record_count(header);
     switch (record_kind(header)) {
     case RECORD_FREE:
-        server->owner.put(context, subject, (void *const *)(const void *)payload, count);
-        break;
+        server_put(server, subject, (void *const *)(const void *)payload, count);
+        return count * server->layout.classes->of[subject].size;
     case RECORD_FREE_LARGE:
-        server->owner.put_large(context, (void *)(uintptr_t)payload[0]);
-        break;
+        server_put(server, 0, (void *const *)(const void *)payload, 1);
+        return (size_t)payload[1];
     case RECORD_CALL:
-        serve_call(server, endpoint, subject);
-        break;
     case RECORD_LONG_CALL:
-        if (server->depth > 1) {
-            server->deferred[subject / 64] |= (uint64_t)1 << (subject % 64);
+        if (record_kind(header) == RECORD_LONG_CALL && server->serve_depth > 1) {
+            bits_set(server->deferred, subject);
         } else {
             serve_call(server, endpoint, subject);
         }
-        break;
     }
+    return 0;
 }
 
-static size_t record_bytes(const struct server *server, uint64_t header, const uint64_t *payload) {
-    switch (record_kind(header)) {
-    case RECORD_FREE:
-        return record_count(header) * server->owner.classes->of[record_subject(header)].size;
-    case RECORD_FREE_LARGE:
-        return (size_t)payload[1];
-    default:
-        return 0;
-    }
-}
-
-/* What is there now, so that nobody keeps the server from the others. */
+/* Serves the records that are there now: what its clients add meanwhile must not keep the server from the
+ * other endpoints. */
 static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
-    size_t filled = ring_filled(&endpoint->ring, false);
-    if (filled == 0) {
-        return false;
-    }
-    while (filled > 0) {
+    size_t first = ring_filled(&endpoint->ring, false);
+    for (size_t filled = first; filled > 0;) {
         uint64_t header;
-        uint64_t payload[MAGAZINE_BLOCKS_MOST];
+        uint64_t payload[MAX_MAGAZINE_BLOCKS];
         ring_peek(&endpoint->ring, 0, &header, 1);
         size_t count = record_count(header);
         ring_peek(&endpoint->ring, 1, payload, count);
-        /* Out of the ring before it is served: what serves it may come here again. */
+        /* Removed before it is served, as a nested call may serve the same ring. */
         ring_take(&endpoint->ring, 1 + count);
         filled -= 1 + count;
-        uint64_t bytes = record_bytes(server, header, payload);
-        serve_record(server, endpoint, header, payload);
-        bytes += atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed);
-        atomic_store_explicit(&endpoint->served_bytes, bytes, memory_order_relaxed);
-        server_count(&server->counts.records);
-        size_t now = ring_filled(&endpoint->ring, false);
-        filled = filled < now ? filled : now;
+        size_t bytes = serve_record(server, endpoint, header, payload);
+        uint64_t served = atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed) + bytes;
+        atomic_store_explicit(&endpoint->served_bytes, served, memory_order_relaxed);
+        count_one(&server->counts.records);
+        filled = size_min(filled, ring_filled(&endpoint->ring, false));
     }
-    return true;
+    return first > 0;
 }
 
-/* What found no room, or no server: there may be millions of them, and others wait. */
+/* There may be millions of blocks, while other clients wait. */
 static bool serve_overflow(struct server *server) {
+    const struct server_hooks *hooks = &server->hooks;
     void *blocks[OVERFLOW_AT_ONCE];
-    bool worked = false;
-    for (;;) {
-        size_t count = overflow_pop(&server->overflow, blocks, OVERFLOW_AT_ONCE);
-        if (count == 0) {
-            return worked;
-        }
+    size_t all = 0;
+    size_t count;
+    while ((count = overflow_pop(&server->overflow, blocks, OVERFLOW_AT_ONCE)) > 0) {
         for (size_t i = 0; i < count; i++) {
-            uint32_t class = server->owner.class_of(server->owner.context, blocks[i]);
-            if (class != 0) {
-                server->owner.put(server->owner.context, class, &blocks[i], 1);
-            } else {
-                server->owner.put_large(server->owner.context, blocks[i]);
-            }
+            server_put(server, hooks->class_of(hooks->context, blocks[i]), &blocks[i], 1);
         }
-        worked = true;
-        if (count == OVERFLOW_AT_ONCE && server->depth == 1) {
+        all += count;
+        if (count == OVERFLOW_AT_ONCE && server->serve_depth == 1) {
             server_serve(server);
         }
     }
+    return all > 0;
 }
 
-static bool serve_sync(struct server *server) {
-    struct sync *sync = &server->sync;
-    uint32_t request = SYNC_REQUEST;
-    if (atomic_load_explicit(&sync->ready, memory_order_relaxed) != SYNC_REQUEST ||
-        !atomic_compare_exchange_strong_explicit(&sync->ready, &request, SYNC_TAKEN, memory_order_acquire,
-                                                 memory_order_relaxed)) {
+static bool serve_mailbox(struct server *server) {
+    struct mailbox *mailbox = &server->mailbox;
+    if (!mailbox_take(mailbox)) {
         return false;
     }
-    void *context = server->owner.context;
-    if (sync->block != NULL) {
-        server->owner.put(context, sync->class, &sync->block, 1);
-    } else if (server->owner.take(context, sync->class, &sync->block, 1, 0) == 0) {
-        sync->block = NULL;
+    const struct server_hooks *hooks = &server->hooks;
+    if (mailbox->block != NULL) {
+        server_put(server, mailbox->class, &mailbox->block, 1);
+    } else if (hooks->take(hooks->context, mailbox->class, &mailbox->block, 1, 0) == 0) {
+        mailbox->block = NULL;
     }
-    atomic_store_explicit(&sync->ready, SYNC_NONE, memory_order_relaxed);
-    atomic_store_explicit(&sync->done, 1, memory_order_release);
+    mailbox_answer(mailbox);
     return true;
 }
 
-bool server_has_deferred(const struct server *server) {
-    uint64_t any = 0;
-    for (unsigned word = 0; word < CALL_WORDS; word++) {
-        any |= server->deferred[word];
+bool server_serve(struct server *server) {
+    server->serve_depth++;
+    count_one(&server->heartbeat);
+    if (atomic_load_explicit(&server->is_unresponsive, memory_order_relaxed)) {
+        atomic_store_explicit(&server->is_unresponsive, false, memory_order_relaxed);
     }
-    return any != 0;
-}
-
-static void serve_deferred(struct server *server) {
-    for (unsigned word = 0; word < CALL_WORDS; word++) {
-        while (server->deferred[word] != 0) {
-            uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(server->deferred[word]);
-            server->deferred[word] &= server->deferred[word] - 1;
-            serve_call(server, NULL, slot);
-        }
+    bool worked = serve_mailbox(server);
+    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
+        struct endpoint *endpoint = server_open_endpoint(server, i);
+        worked |= serve_endpoint(server, endpoint);
+        worked |= prefill_sample(server, endpoint);
     }
-}
-
-bool server_serve_between(struct server *server) {
-    server->depth++;
-    bool worked = server_serve(server);
-    server->depth--;
+    worked |= serve_overflow(server);
+    if (server->serve_depth == 1) {
+        worked |= serve_deferred(server);
+    }
+    server->serve_depth--;
     return worked;
 }
 
-bool server_serve(struct server *server) {
-    bool worked = false;
-    server->depth++;
-    server_beat(server);
-    if (atomic_load_explicit(&server->starved, memory_order_relaxed)) {
-        atomic_store_explicit(&server->starved, false, memory_order_relaxed);
-    }
-    worked |= serve_sync(server);
-    unsigned opened = atomic_load_explicit(&server->opened, memory_order_acquire);
-    for (unsigned i = 0; i < opened; i++) {
-        unsigned number = atomic_load_explicit(&server->open[i], memory_order_relaxed);
-        struct endpoint *endpoint = server_endpoint(server, number);
-        worked |= serve_endpoint(server, endpoint);
-        worked |= stock_scan(server, endpoint);
-    }
-    worked |= serve_overflow(server);
-    if (server->depth == 1 && server_has_deferred(server)) {
-        serve_deferred(server);
-        worked = true;
-    }
-    server->depth--;
+bool server_serve_between(struct server *server) {
+    server->serve_depth++;
+    bool worked = server_serve(server);
+    server->serve_depth--;
     return worked;
 }

@@ -1,128 +1,96 @@
 #include "os/cgroup.h"
 
+#include "base/size.h"
 #include "os/file.h"
+#include "os/parse.h"
+#include "os/text.h"
 
-#include <stddef.h>
 #include <string.h>
 
-#define MOUNT      "/sys/fs/cgroup"
-#define NAME_BYTES 32 /* of a file in a group's folder, at most */
-
-/* A group's folder, with room behind it for the name of a file. */
-struct group {
-    size_t length;
-    char path[FILE_LINE_BYTES + NAME_BYTES];
-};
-
-static bool append(struct group *group, const char *text, size_t length) {
-    if (length >= FILE_LINE_BYTES - group->length) {
-        return false;
-    }
-    memcpy(group->path + group->length, text, length);
-    group->length += length;
-    group->path[group->length] = '\0';
-    return true;
-}
-
-/* The path of a file in the folder, until another one is asked for. */
-static const char *file_in(struct group *group, const char *name) {
-    group->path[group->length] = '/';
-    memcpy(group->path + group->length + 1, name, strlen(name) + 1);
-    return group->path;
-}
-
-/* The number that text begins with, and where it ends. */
-static uint64_t number_at(const char *text, const char **end) {
-    uint64_t number = 0;
-    for (; *text >= '0' && *text <= '9'; text++) {
-        number = number * 10 + (uint64_t)(*text - '0');
-    }
-    *end = text;
-    return number;
-}
-
-/* The number in a file of the folder; UINT64_MAX for "max", "-1", and where there is none. */
-static uint64_t number_in(struct group *group, const char *name) {
-    char text[64];
-    if (file_read(file_in(group, name), text, sizeof text) <= 0 || text[0] < '0' || text[0] > '9') {
-        return UINT64_MAX;
-    }
-    const char *end;
-    return number_at(text, &end);
-}
+#define MOUNT          "/sys/fs/cgroup"
+#define MAX_NAME_BYTES 32 /* of a file in a group's folder */
 
 /* ---- the groups that a process is in ---- */
 
-/* Stack space is scarce in a signal handler: one path serves the list of groups and, once that is open, them.
- */
+/* Stack space is scarce in a signal handler: one path serves the list of groups and, once that is open, the
+ * groups. */
 struct walk {
-    struct group group;
     const char *root;
     const char *controller;
-    void (*visit)(void *context, struct group *group);
-    void *context;
+    void (*visit)(struct walk *walk);
+    void *result;
+    size_t length; /* of the current group's folder, in path */
+    char path[FILE_MAX_PATH + MAX_NAME_BYTES];
 };
 
-/* Whether a list such as "cpu,cpuacct" has a word. */
-static bool lists(const char *list, size_t length, const char *word) {
-    for (size_t at = 0; at < length; at++) {
-        size_t next = at + strcspn(list + at, ",:");
-        if (next - at == strlen(word) && memcmp(list + at, word, next - at) == 0) {
+/* The path of a file in the current folder, valid until the next call. */
+static const char *path_of(struct walk *walk, const char *name) {
+    walk->path[walk->length] = '/';
+    memcpy(walk->path + walk->length + 1, name, strlen(name) + 1);
+    return walk->path;
+}
+
+/* The number in a file of the current folder; UINT64_MAX for "max", "-1", and if there is none. */
+static uint64_t number_in(struct walk *walk, const char *name) {
+    return file_read_number(path_of(walk, name));
+}
+
+/* Whether a list such as "cpu,cpuacct:" contains a word. */
+static bool lists(const char *list, const char *word) {
+    for (;;) {
+        size_t length = strcspn(list, ",:");
+        if (length == strlen(word) && memcmp(list, word, length) == 0) {
             return true;
         }
-        at = next;
+        if (list[length] != ',') {
+            return false;
+        }
+        list += length + 1;
     }
-    return false;
 }
 
 /*
  * A line is "number:controllers:/path"; version 2's names no controllers. Where a controller of version 1
- * shares a mount with others, its own name leads there as well. Visited are the group and those above it, and
- * the topmost, too: in a container, what is mounted is its own group, and the groups' names may be those that
- * they have outside.
+ * shares a mount with others, its own name leads there as well. Visits the group, those above it, and the
+ * topmost: in a container, what is mounted is its own group, and the groups' names may be those that they
+ * have outside.
  */
-static void walk_line(void *context, const char *line) {
+static bool walk_line(void *context, const char *line) {
     struct walk *walk = context;
-    struct group *group = &walk->group;
     const char *controllers = line + strcspn(line, ":");
     controllers += *controllers == ':';
-    size_t length = strcspn(controllers, ":");
-    const char *path = controllers + length;
+    bool second = *controllers == ':';
+    const char *path = controllers + strcspn(controllers, ":");
     path += *path == ':';
-    bool second = length == 0;
-    group->length = 0;
-    if (*path != '/' || (!second && !lists(controllers, length, walk->controller)) ||
-        !append(group, walk->root, strlen(walk->root)) || !append(group, MOUNT, sizeof MOUNT - 1) ||
-        (!second && (!append(group, "/", 1) || !append(group, walk->controller, strlen(walk->controller))))) {
-        return;
+    if (*path != '/' || (!second && !lists(controllers, walk->controller)) ||
+        *text_print(walk->path, FILE_MAX_PATH, "%s" MOUNT "%s%s%s", walk->root, second ? "" : "/",
+                    second ? "" : walk->controller, path) == '\0') {
+        return true;
     }
-    size_t top = group->length;
-    if (!append(group, path, strlen(path))) {
-        return;
-    }
+    walk->length = strlen(walk->path);
+    size_t top = walk->length - strlen(path);
     for (;;) {
-        walk->visit(walk->context, group);
-        if (group->length == top) {
-            return;
+        walk->visit(walk);
+        if (walk->length == top) {
+            return true;
         }
         do {
-            group->length--;
-        } while (group->path[group->length] != '/');
+            walk->length--;
+        } while (walk->path[walk->length] != '/');
     }
 }
 
-static void visit_groups(const char *root, const char *controller,
-                         void (*visit)(void *context, struct group *group), void *context) {
-    struct walk walk = {.root = root, .controller = controller, .visit = visit, .context = context};
-    if (append(&walk.group, root, strlen(root))) {
-        file_each_line(file_in(&walk.group, "proc/self/cgroup"), walk_line, &walk);
-    }
+static void visit_groups(const char *root, const char *controller, void (*visit)(struct walk *walk),
+                         void *result) {
+    struct walk walk = {.root = root, .controller = controller, .visit = visit, .result = result};
+    const char *list = text_print(walk.path, sizeof walk.path, "%s/proc/self/cgroup", root);
+    file_each_part(list, '\n', walk_line, &walk);
 }
 
 /* ---- memory ---- */
 
 /* "some avg10=12.34 avg60=...": whether it is ten or more. */
-bool cgroup_is_pressed(const char *path) {
+bool cgroup_is_under_pressure(const char *path) {
     char text[256];
     if (file_read(path, text, sizeof text) <= 0) {
         return false;
@@ -131,78 +99,80 @@ bool cgroup_is_pressed(const char *path) {
     return average != NULL && average[6] != '0' && average[7] != '.';
 }
 
-/* What the kernel gives up by itself. */
-static void add_reclaimable(void *context, const char *line) {
-    /* Version 2's, and version 1's of a group with those below it. */
+/* Memory that the kernel reclaims without waiting. */
+struct reclaimable {
+    uint64_t second; /* by the names of version 2 */
+    uint64_t first;  /* by those of version 1, for a group with those below it */
+};
+
+static bool add_reclaimable(void *context, const char *line) {
     static const char *const names[] = {"inactive_file", "active_file", "slab_reclaimable",
                                         "total_inactive_file", "total_active_file"};
-    uint64_t *sums = context;
+    struct reclaimable *sums = context;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        uint64_t bytes = file_line_number(line, names[i]);
-        sums[i < 3 ? 0 : 1] += bytes == UINT64_MAX ? 0 : bytes;
+        uint64_t bytes = parse_named_number(line, names[i]);
+        *(i < 3 ? &sums->second : &sums->first) += bytes == UINT64_MAX ? 0 : bytes;
     }
+    return true;
 }
 
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
-}
-
-struct memory_room {
+struct available {
     bool visited; /* the process's own group, of version 2, comes first */
     uint64_t bytes;
 };
 
-static void note_memory(void *context, struct group *group) {
-    struct memory_room *room = context;
-    if (!room->visited && cgroup_is_pressed(file_in(group, "memory.pressure"))) {
-        room->bytes = 0;
+static void note_memory(struct walk *walk) {
+    struct available *available = walk->result;
+    if (!available->visited && cgroup_is_under_pressure(path_of(walk, "memory.pressure"))) {
+        available->bytes = 0;
     }
-    room->visited = true;
-    uint64_t current = number_in(group, "memory.current");
-    uint64_t limit = least(number_in(group, "memory.max"), number_in(group, "memory.high"));
+    available->visited = true;
+    uint64_t current = number_in(walk, "memory.current");
+    uint64_t limit = size_min(number_in(walk, "memory.max"), number_in(walk, "memory.high"));
     bool second = current != UINT64_MAX;
     if (!second) {
-        current = number_in(group, "memory.usage_in_bytes");
-        limit = number_in(group, "memory.limit_in_bytes");
+        current = number_in(walk, "memory.usage_in_bytes");
+        limit = number_in(walk, "memory.limit_in_bytes");
     }
     if (current == UINT64_MAX || limit == UINT64_MAX) {
         return;
     }
-    uint64_t reclaimable[2] = {0, 0};
-    file_each_line(file_in(group, "memory.stat"), add_reclaimable, reclaimable);
-    uint64_t used = current - least(current, reclaimable[second ? 0 : 1]);
-    uint64_t most = limit / 10 * 9;
-    room->bytes = least(room->bytes, most > used ? most - used : 0);
+    struct reclaimable reclaimable = {0};
+    file_each_part(path_of(walk, "memory.stat"), '\n', add_reclaimable, &reclaimable);
+    uint64_t used = size_minus(current, second ? reclaimable.second : reclaimable.first);
+    available->bytes = size_min(available->bytes, size_minus(limit / 10 * 9, used));
 }
 
-uint64_t cgroup_memory_room_in(const char *root) {
-    struct memory_room room = {false, UINT64_MAX};
-    visit_groups(root, "memory", note_memory, &room);
-    return room.bytes;
+uint64_t cgroup_available_bytes_in(const char *root) {
+    struct available available = {false, UINT64_MAX};
+    visit_groups(root, "memory", note_memory, &available);
+    return available.bytes;
 }
 
-uint64_t cgroup_memory_room(void) {
-    return cgroup_memory_room_in("");
+uint64_t cgroup_available_bytes(void) {
+    return cgroup_available_bytes_in("");
 }
 
 /* ---- CPU time ---- */
 
-static void note_quota(void *context, struct group *group) {
-    double *least_quota = context;
-    uint64_t quota = number_in(group, "cpu.cfs_quota_us"); /* -1: no limit */
-    uint64_t period = number_in(group, "cpu.cfs_period_us");
+static void note_quota(struct walk *walk) {
+    double *min_quota = walk->result;
+    uint64_t quota = number_in(walk, "cpu.cfs_quota_us"); /* -1: no limit */
+    uint64_t period = number_in(walk, "cpu.cfs_period_us");
     if (quota == UINT64_MAX || period == UINT64_MAX) {
         /* Version 2: both in one file, as "150000 100000" or "max 100000". */
         char text[64];
-        if (file_read(file_in(group, "cpu.max"), text, sizeof text) <= 0 || text[0] < '0' || text[0] > '9') {
+        if (file_read(path_of(walk, "cpu.max"), text, sizeof text) <= 0) {
             return;
         }
-        const char *end;
-        quota = number_at(text, &end);
-        period = *end == ' ' ? number_at(end + 1, &end) : 0;
+        const char *end = parse_number(text, &quota);
+        if (end == text || *end != ' ') {
+            return;
+        }
+        parse_number(end + 1, &period);
     }
     double cpus = period > 0 ? (double)quota / (double)period : __builtin_inf();
-    *least_quota = cpus < *least_quota ? cpus : *least_quota;
+    *min_quota = cpus < *min_quota ? cpus : *min_quota;
 }
 
 double cgroup_cpu_quota_in(const char *root) {

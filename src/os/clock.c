@@ -15,14 +15,14 @@
 typedef int (*reader)(clockid_t clock, struct timespec *time);
 
 static int read_by_call(clockid_t clock, struct timespec *time) {
-    return (int)os_syscall(SYS_clock_gettime, clock, (long)time, 0, 0, 0, 0);
+    return (int)os_syscall(SYS_clock_gettime, clock, time);
 }
 
 int clock_read(clockid_t clock, struct timespec *time) {
     static _Atomic(reader) known;
     reader read = atomic_load_explicit(&known, memory_order_relaxed);
     if (read == NULL) {
-        read = (reader)symbol_in_image((const void *)getauxval(AT_SYSINFO_EHDR), NAME);
+        read = (reader)symbols_find_in_image((const void *)getauxval(AT_SYSINFO_EHDR), NAME);
         read = read == NULL ? read_by_call : read;
         atomic_store_explicit(&known, read, memory_order_relaxed);
     }

@@ -1,85 +1,94 @@
 #include "os/cpus.h"
 
 #include "os/file.h"
-#include "os/filters.h"
+#include "os/parse.h"
 #include "os/syscall.h"
 
-#include <sys/auxv.h>
+#include <string.h>
 
-#ifndef AT_RSEQ_FEATURE_SIZE
-#define AT_RSEQ_FEATURE_SIZE 27
-#endif
-#define RSEQ_CPU_ID  4
-#define RSEQ_NODE_ID 20
-#define RSEQ_MM_CID  24
+unsigned cpu_set_count(const struct cpu_set *set) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < MAX_CPUS / 64; i++) {
+        count += (unsigned)__builtin_popcountll(set->words[i]);
+    }
+    return count;
+}
 
-/* linux/membarrier.h of Linux 5.10 */
-#define MEMBARRIER_PRIVATE_EXPEDITED_RSEQ          128
-#define MEMBARRIER_REGISTER_PRIVATE_EXPEDITED_RSEQ 256
-
-/* One more than the last number of a list such as "0-3,8-11"; 0 if there is none. */
-static unsigned end_of_list(const char *path) {
-    char text[256];
-    long length = file_read(path, text, sizeof text);
-    unsigned last = 0;
-    bool any = false;
-    for (long i = 0; i < length; i++) {
-        if (text[i] >= '0' && text[i] <= '9') {
-            last = (any ? last * 10 : 0) + (unsigned)(text[i] - '0');
-            any = true;
-        } else if (text[i] != '\n') {
-            last = 0;
+unsigned cpu_set_next(const struct cpu_set *set, unsigned from) {
+    for (unsigned word = from / 64; word < MAX_CPUS / 64; word++) {
+        uint64_t rest = set->words[word] & (word == from / 64 ? ~(uint64_t)0 << from % 64 : ~(uint64_t)0);
+        if (rest != 0) {
+            return word * 64 + (unsigned)__builtin_ctzll(rest);
         }
     }
-    return any ? last + 1 : 0;
+    return MAX_CPUS;
+}
+
+/* "3" or "8-11". */
+static bool add_part(void *context, const char *part) {
+    uint64_t first;
+    uint64_t last;
+    const char *end = parse_number(part, &first);
+    bool valid = end != part;
+    last = first;
+    if (*end == '-') {
+        valid = valid && parse_number(end + 1, &last) != end + 1;
+    }
+    for (; valid && first <= last && first < MAX_CPUS; first++) {
+        cpu_set_add(context, (unsigned)first);
+    }
+    return valid;
+}
+
+bool cpu_set_read(struct cpu_set *set, const char *path) {
+    memset(set, 0, sizeof *set);
+    file_each_part(path, ',', add_part, set);
+    return cpu_set_next(set, 0) < MAX_CPUS;
+}
+
+/* Bytes that the kernel fills: whole words for all CPUs that it could have. */
+static long read_affinity(int thread, struct cpu_set *set) {
+    memset(set, 0, sizeof *set);
+    return os_syscall(SYS_sched_getaffinity, thread, sizeof *set, set);
+}
+
+bool cpu_affinity(int thread, struct cpu_set *set) {
+    return read_affinity(thread, set) > 0;
+}
+
+unsigned cpu_affinity_count(void) {
+    struct cpu_set set;
+    unsigned count = cpu_affinity(0, &set) ? cpu_set_count(&set) : 0;
+    return count > 0 ? count : 1;
+}
+
+bool cpu_pin(unsigned cpu) {
+    struct cpu_set one = {0};
+    cpu_set_add(&one, cpu);
+    return os_syscall(SYS_sched_setaffinity, 0, sizeof one, &one) == 0;
+}
+
+/* One more than the highest number of a list; 0 if there is none. */
+static unsigned end_of_list(const char *path) {
+    struct cpu_set listed;
+    unsigned end = 0;
+    cpu_set_read(&listed, path);
+    for (unsigned next = 0; (next = cpu_set_next(&listed, next)) < MAX_CPUS; next++) {
+        end = next + 1;
+    }
+    return end;
 }
 
 unsigned cpus_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
-    /* The kernel fills a mask of all it could have, in whole words: a container may show another list. */
-    unsigned long mask[1024 / sizeof(unsigned long)] = {0};
-    long filled = os_syscall(SYS_sched_getaffinity, 0, sizeof mask, (long)mask, 0, 0, 0);
-    unsigned could = filled > 0 ? (unsigned)filled * 8 : 8192;
+    /* A container may show another list than the kernel's own. */
+    struct cpu_set set;
+    long filled = read_affinity(0, &set);
+    unsigned could = filled > 0 ? (unsigned)filled * 8 : MAX_CPUS;
     return listed > could - 64 && listed <= could ? listed : could;
 }
 
 unsigned nodes_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/node/possible");
     return listed > 0 ? listed : 1;
-}
-
-/* glibc 2.35 and later; others leave them undefined, and the threads unregistered. */
-extern const ptrdiff_t __rseq_offset __attribute__((weak));
-extern const unsigned int __rseq_size __attribute__((weak));
-
-struct rseq_place rseq_find(void) {
-    struct rseq_place place = {0};
-#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
-    /* NOLINTNEXTLINE(bugprone-redundant-branch-condition): both may be missing */
-    if (&__rseq_offset == NULL || &__rseq_size == NULL || __rseq_size == 0) {
-        return place;
-    }
-    place.area = __rseq_offset;
-    const char *area = (const char *)thread_pointer() + place.area;
-    if ((int)*(const volatile uint32_t *)(const void *)(area + RSEQ_CPU_ID) < 0) {
-        return place;
-    }
-    unsigned long features = getauxval(AT_RSEQ_FEATURE_SIZE);
-    place.cpu_number = place.area + (features >= RSEQ_MM_CID + 4 ? RSEQ_MM_CID : RSEQ_CPU_ID);
-    place.node = features >= RSEQ_NODE_ID + 4 ? place.area + RSEQ_NODE_ID : 0;
-    place.usable = true;
-#endif
-    return place;
-}
-
-bool rseq_restart_all(void) {
-    if (filters_now() == FILTERS_ADDED) {
-        return false;
-    }
-    if (os_syscall(SYS_membarrier, MEMBARRIER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0) {
-        return true;
-    }
-    /* Not registered, or a forked child, which is not either. */
-    return os_syscall(SYS_membarrier, MEMBARRIER_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0 &&
-           os_syscall(SYS_membarrier, MEMBARRIER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0;
 }

@@ -1,48 +1,57 @@
 /*
- * Which CPU a thread runs on, and how many there may be. Preserves errno; allocates nothing.
+ * CPUs: sets of them, those that a thread may run on, and how many there may be.
+ *
+ * Thread-safe, each with storage of its own; preserves errno; allocates nothing; needs no thread-local
+ * storage. A set takes 1 KiB of stack. All but the operations on sets are system calls.
  */
 #ifndef CALM_OS_CPUS_H
 #define CALM_OS_CPUS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
+
+/* The number of CPUs that Linux can be built for at most: NR_CPUS of x86-64 with MAXSMP. */
+#define MAX_CPUS 8192
+
+/* CPUs by number. All zero is the empty set. As the kernel has it: 64 CPUs a word, the lowest first. */
+struct cpu_set {
+    uint64_t words[MAX_CPUS / 64];
+};
+
+static inline bool cpu_set_has(const struct cpu_set *set, unsigned cpu) {
+    return cpu < MAX_CPUS && (set->words[cpu / 64] >> cpu % 64 & 1) != 0;
+}
+
+/* Ignores numbers that are too large. */
+static inline void cpu_set_add(struct cpu_set *set, unsigned cpu) {
+    if (cpu < MAX_CPUS) {
+        set->words[cpu / 64] |= (uint64_t)1 << cpu % 64;
+    }
+}
+
+unsigned cpu_set_count(const struct cpu_set *set);
+
+/* The lowest CPU of the set that is not below `from`; MAX_CPUS if there is none. */
+unsigned cpu_set_next(const struct cpu_set *set, unsigned from);
+
+/* The CPUs in a file with a list such as "0-3,8-11". False, and the empty set, if there are none. */
+bool cpu_set_read(struct cpu_set *set, const char *path);
+
+/* The CPUs that a thread may run on and that are online; 0 is the caller, and the process's number its first
+ * thread. False, and the empty set, if the kernel does not say. */
+bool cpu_affinity(int thread, struct cpu_set *set);
+
+/* CPUs that the calling thread may run on; 1 if the kernel does not say. */
+unsigned cpu_affinity_count(void);
+
+/* Binds the calling thread to one CPU. False, and nothing changed, if the kernel refuses: the CPU is offline,
+ * outside of the control group's cpuset, or does not exist. */
+bool cpu_pin(unsigned cpu);
 
 /* One more than the highest number that the kernel may give a CPU. */
 unsigned cpus_possible(void);
 
-/* NUMA nodes likewise; 1 where there is no word of them. */
+/* NUMA nodes likewise; 1 if the kernel does not say. */
 unsigned nodes_possible(void);
-
-/*
- * Where the C library has registered the threads for restartable sequences (rseq(2)): offsets from the thread
- * pointer. A virtual CPU number (mm_cid, Linux 6.3) is below both the CPUs and the threads of the process,
- * and like a CPU's number belongs to one running thread at a time.
- */
-struct rseq_place {
-    bool usable;
-    ptrdiff_t area;
-    ptrdiff_t cpu_number; /* of a virtual CPU where there are those, else of a CPU: uint32_t */
-    ptrdiff_t node;       /* uint32_t; 0 where the kernel does not say */
-};
-
-struct rseq_place rseq_find(void);
-
-/*
- * Restarts every restartable sequence that runs on any CPU of this process, and orders memory with it: once
- * it returns true, no sequence is under way that began before. Costs an interrupt for each other CPU that
- * runs the process.
- */
-bool rseq_restart_all(void);
-
-static inline void *thread_pointer(void) {
-    void *pointer;
-#if defined(__x86_64__)
-    __asm__("mov %%fs:0, %0" : "=r"(pointer));
-#else
-    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
-#endif
-    return pointer;
-}
 
 #endif

@@ -1,23 +1,27 @@
 #include "os/file.h"
 
-#include "os/filters.h"
+#include "os/parse.h"
 #include "os/syscall.h"
-#include "os/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 
-bool file_may_open(void) {
-    return thread_is_alone() && filters_now() != FILTERS_ADDED;
+static long open_file(const char *path) {
+    return os_syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+}
+
+static void close_file(long descriptor) {
+    os_syscall(SYS_close, descriptor);
 }
 
 long file_read(const char *path, char *text, size_t size) {
-    long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    long descriptor = open_file(path);
     if (descriptor < 0) {
         return -1;
     }
-    long length = os_syscall(SYS_read, descriptor, (long)text, (long)size - 1, 0, 0, 0);
-    os_syscall(SYS_close, descriptor, 0, 0, 0, 0, 0);
+    long length = os_syscall(SYS_read, descriptor, text, size - 1);
+    close_file(descriptor);
     if (length < 0) {
         return -1;
     }
@@ -25,72 +29,52 @@ long file_read(const char *path, char *text, size_t size) {
     return length;
 }
 
-/* Takes whole lines from the front of a buffer. Returns how many bytes are left of the last one. */
-static size_t take_lines(char *text, size_t length, bool *passing, void (*take)(void *, const char *),
-                         void *context) {
-    size_t start = 0;
-    for (size_t at = 0; at < length; at++) {
-        if (text[at] == '\n') {
-            text[at] = '\0';
-            if (!*passing) {
-                take(context, text + start);
-            }
-            *passing = false;
-            start = at + 1;
-        }
-    }
-    for (size_t i = start; i < length; i++) {
-        text[i - start] = text[i];
-    }
-    return length - start;
+uint64_t file_read_number(const char *path) {
+    char text[64];
+    uint64_t number;
+    return file_read(path, text, sizeof text) > 0 && parse_number(text, &number) != text ? number
+                                                                                         : UINT64_MAX;
 }
 
-bool file_each_line(const char *path, void (*take)(void *context, const char *line), void *context) {
-    char text[FILE_LINE_BYTES] = {0};
-    long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
-    if (descriptor < 0) {
-        return false;
-    }
-    size_t held = 0;
-    bool passing = false; /* the line is too long */
-    long length;
-    while ((length = os_syscall(SYS_read, descriptor, (long)(text + held), (long)(sizeof text - 1 - held), 0,
-                                0, 0)) > 0) {
-        held = take_lines(text, held + (size_t)length, &passing, take, context);
+bool file_each_part(const char *path, char separator, bool (*take)(void *context, const char *part),
+                    void *context) {
+    char text[FILE_MAX_PART] = {0};
+    long descriptor = open_file(path);
+    long length = descriptor;
+    size_t held = 0; /* bytes of a part whose end has not been read yet */
+    bool too_long = false;
+    bool more = descriptor >= 0;
+    while (more && (length = os_syscall(SYS_read, descriptor, text + held, sizeof text - 1 - held)) > 0) {
+        size_t start = 0;
+        size_t end = held + (size_t)length;
+        for (size_t at = held; at < end && more; at++) {
+            if (text[at] == separator) {
+                text[at] = '\0';
+                more = too_long || take(context, text + start);
+                too_long = false;
+                start = at + 1;
+            }
+        }
+        held = end - start;
+        memmove(text, text + start, held);
         if (held == sizeof text - 1) {
-            passing = true;
+            too_long = true;
             held = 0;
         }
     }
-    os_syscall(SYS_close, descriptor, 0, 0, 0, 0, 0);
-    if (held > 0 && !passing) {
+    if (descriptor >= 0) {
+        close_file(descriptor);
+    }
+    if (more && held > 0 && !too_long) {
         text[held] = '\0';
         take(context, text);
     }
-    return length == 0;
-}
-
-uint64_t file_line_number(const char *line, const char *name) {
-    while (*name != '\0' && *line == *name) {
-        line++;
-        name++;
-    }
-    if (*name != '\0' || (*line != ' ' && *line != ':')) {
-        return UINT64_MAX;
-    }
-    while (*line == ' ' || *line == ':') {
-        line++;
-    }
-    uint64_t number = 0;
-    for (; *line >= '0' && *line <= '9'; line++) {
-        number = number * 10 + (uint64_t)(*line - '0');
-    }
-    return number;
+    return length >= 0;
 }
 
 void file_write(int descriptor, const char *text, size_t length) {
     while (length > 0) {
-        long done = os_syscall(SYS_write, descriptor, (long)text, (long)length, 0, 0, 0);
+        long done = os_syscall(SYS_write, descriptor, text, length);
         if (done == -EINTR) {
             continue;
         }

@@ -1,4 +1,9 @@
-/* Small files of /proc and /sys, read and written whole, without libc's buffers. */
+/*
+ * Small files of /proc and /sys, read without the C library's buffers, and messages written whole.
+ *
+ * Opens a descriptor for a moment, which another thread of the program could close by mistake: see
+ * thread_may_open_files. Thread-safe; preserves errno; allocates nothing.
+ */
 #ifndef CALM_OS_FILE_H
 #define CALM_OS_FILE_H
 
@@ -6,24 +11,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether a file may be opened by a thread of the program's after the start: no other thread can close it by
- * mistake or miss its number, and no filter ends the process for it. */
-bool file_may_open(void);
+#define FILE_MAX_PATH 1024 /* with its NUL: of paths that this library builds */
+#define FILE_MAX_PART 1024 /* likewise, of parts below */
 
-/* Reads at most size - 1 bytes and ends them with NUL. Returns how many; -1 if there is nothing to read.
- * Thread-safe; preserves errno; allocates nothing. */
+/* Reads at most size - 1 bytes and ends them with NUL. Returns their number; -1 if nothing can be read. */
 long file_read(const char *path, char *text, size_t size);
 
-#define FILE_LINE_BYTES 1024 /* with its NUL */
+/* The number that a file begins with; UINT64_MAX where there is none, as in "max" and "-1". */
+uint64_t file_read_number(const char *path);
 
-/* Calls take with each line, without its end; longer ones than FILE_LINE_BYTES are passed over. False if
- * there is nothing to read. The same holds. */
-bool file_each_line(const char *path, void (*take)(void *context, const char *line), void *context);
+/*
+ * Calls take with each part of a file between two separators, such as each line, until it returns false.
+ * Parts that are longer than FILE_MAX_PART are left out. False if nothing can be read.
+ */
+bool file_each_part(const char *path, char separator, bool (*take)(void *context, const char *part),
+                    void *context);
 
-/* The number that a line "name: 12" or "name 12" has behind its name; UINT64_MAX if it is not that name's. */
-uint64_t file_line_number(const char *line, const char *name);
-
-/* Writes all of it to a descriptor, as far as it takes it. */
+/* Writes all of it, or as much as the descriptor takes. */
 void file_write(int descriptor, const char *text, size_t length);
 
 #endif

@@ -7,12 +7,12 @@
 
 _Atomic(int) filters_state = FILTERS_UNKNOWN;
 
-void filters_look(void) {
-    long mode = os_syscall(SYS_prctl, PR_GET_SECCOMP, 0, 0, 0, 0, 0);
+void filters_detect(void) {
+    long mode = os_syscall(SYS_prctl, PR_GET_SECCOMP);
     /* A kernel that has no filters does not know of them. */
-    filters_note(mode == 0 || mode == -EINVAL ? FILTERS_NONE : FILTERS_INHERITED);
+    filters_set(mode == 0 || mode == -EINVAL ? FILTERS_NONE : FILTERS_INHERITED);
 }
 
-void filters_note(enum filters filters) {
+void filters_set(enum filters filters) {
     atomic_store_explicit(&filters_state, filters, memory_order_relaxed);
 }

@@ -1,18 +1,18 @@
-/* Whether the system backs memory with huge pages: unasked, so that what is merely usable may become
- * resident, or where it is asked to. */
+/*
+ * The system's policy of transparent huge pages: whether memory is backed by them on request only, or always,
+ * so that committed memory may become resident. Called at the start. Reads /sys. Thread-safe; preserves
+ * errno; allocates nothing.
+ */
 #ifndef CALM_OS_HUGE_PAGES_H
 #define CALM_OS_HUGE_PAGES_H
 
 #include <stddef.h>
 
-/*
- * The size of the pages that a fault may bring in wherever one fits; 0 where the system does so only on
- * request, or never, or does not say. Reads /sys: for start-up. Preserves errno.
- */
-size_t huge_page_always_bytes(void);
+/* The size, in bytes, of the pages that a fault may bring in wherever one fits; 0 if the system does that on
+ * request only, or never, or does not say. */
+size_t huge_pages_always_bytes(void);
 
-/* The size of the pages that a fault brings in where they were asked for; 0 where that does nothing. The same
- * holds. */
-size_t huge_page_request_bytes(void);
+/* The size of the pages that a fault brings in where they were requested; 0 if requests have no effect. */
+size_t huge_pages_request_bytes(void);
 
 #endif

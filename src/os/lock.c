@@ -1,24 +1,18 @@
 #include "os/lock.h"
 
+#include "os/futex.h"
 #include "os/syscall.h"
 
 #include <linux/futex.h>
 
 /*
- * For so many pauses a thread spins before it sleeps, 20 to 60 us on x86-64 since Skylake and Zen: several
- * times a heap's section, so that where every CPU has a thread at it, none pays for a sleep and a wake.
- * Between two looks at the lock lie up to SPINS_AT_ONCE, for each look takes the line from whoever holds it.
+ * The number of pauses for which a thread spins before it sleeps, 20 to 60 us on x86-64 since Skylake and
+ * Zen: several times a heap's section, so that where every CPU runs a thread that uses the heap, none pays
+ * for a sleep and a wake-up. A thread reads the lock every MAX_PAUSES at most, since each read takes the
+ * cache line from the owner.
  */
-#define SPINS         1024
-#define SPINS_AT_ONCE 32
-
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    __asm__ volatile("isb"); /* tens of ns; yield is nothing where a core has one thread */
-#endif
-}
+#define SPINS      1024
+#define MAX_PAUSES 32
 
 /* The kernel compares 32 bits: those with the flags. */
 static long futex_word(struct lock *lock) {
@@ -26,14 +20,14 @@ static long futex_word(struct lock *lock) {
     return (long)((uintptr_t)&lock->state + upper);
 }
 
-/* The locks that were contended, by next_contended; the last one's is the end. */
+/* The list of contended locks, by next_contended, which is the end's address in the last one. */
 static struct lock end_of_contended;
 static _Atomic(struct lock *) contended = &end_of_contended;
 
 /*
- * Before a thread sleeps. Another thread may find a lock linked that is not on the list yet, and sleep: the
- * one that links it has been neither woken nor has it released the lock, so that no wake-up is lost if a
- * signal handler forks here.
+ * Before a thread sleeps. Another thread may find next_contended set before the lock is on the list, and
+ * sleep. No wake-up is lost if a signal handler forks here, since the linking thread has neither been woken
+ * nor released the lock.
  */
 static void link_contended(struct lock *lock) {
     struct lock *none = NULL;
@@ -57,7 +51,7 @@ void lock_wake_sleepers(void) {
     }
 }
 
-/* The forking thread comes again: there is no other thread that it could wait for. */
+/* Whether the caller is the forking thread, which holds the lock and need not wait for it. */
 static bool enter_again(struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     if ((state & (LOCK_FORK | LOCK_INNER)) != LOCK_FORK || !lock_is_mine(lock)) {
@@ -75,19 +69,19 @@ void lock_acquire_contended(struct lock *lock) {
     if (enter_again(lock)) {
         return;
     }
-    int at_once = 1;
-    for (int spins = 0; spins < SPINS; spins += at_once) {
+    int pauses = 1;
+    for (int spins = 0; spins < SPINS; spins += pauses) {
         if (atomic_load_explicit(&lock->state, memory_order_relaxed) == LOCK_FREE && lock_try(lock)) {
             return;
         }
-        at_once = at_once < SPINS_AT_ONCE ? at_once * 2 : at_once;
-        for (int i = 0; i < at_once; i++) {
-            relax();
+        pauses = pauses < MAX_PAUSES ? pauses * 2 : pauses;
+        for (int i = 0; i < pauses; i++) {
+            cpu_relax();
         }
     }
     link_contended(lock);
-    /* From here on the lock is taken as one that is waited for, since others may sleep too: a needless wake,
-     * never a lost one. */
+    /* From here on this thread acquires the lock with LOCK_WAITED set, since other threads may sleep too: a
+     * wake-up may be needless, but none is lost. */
     uint64_t mine = lock_self() | LOCK_WAITED;
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     for (;;) {
@@ -99,15 +93,14 @@ void lock_acquire_contended(struct lock *lock) {
         } else if ((state & LOCK_WAITED) != 0 ||
                    atomic_compare_exchange_weak_explicit(&lock->state, &state, state | LOCK_WAITED,
                                                          memory_order_relaxed, memory_order_relaxed)) {
-            os_syscall(SYS_futex, futex_word(lock), FUTEX_WAIT_PRIVATE, (long)(uint32_t)(state | LOCK_WAITED),
-                       0, 0, 0);
+            os_syscall(SYS_futex, futex_word(lock), FUTEX_WAIT_PRIVATE, (uint32_t)(state | LOCK_WAITED));
             state = atomic_load_explicit(&lock->state, memory_order_relaxed);
         }
     }
 }
 
 void lock_wake(struct lock *lock) {
-    os_syscall(SYS_futex, futex_word(lock), FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
+    os_syscall(SYS_futex, futex_word(lock), FUTEX_WAKE_PRIVATE, 1);
 }
 
 void lock_acquire_for_fork(struct lock *lock, bool waits) {

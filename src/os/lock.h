@@ -1,16 +1,17 @@
 /*
  * A mutex of one word: uncontended, one atomic operation each way; contended, a spin and then a futex.
- * All zero is unlocked. Not recursive, except around fork. Preserves errno; allocates nothing.
+ * All zero is unlocked. Not recursive, except around fork. Preserves errno; allocates nothing. Every lock of
+ * the allocator is one of these.
  *
- * The word is the owner's thread pointer, so that a thread that forks can tell its own lock from another
- * thread's. It may hold one when it begins to fork, if a signal handler that interrupted the allocator calls
- * fork. And it may come to one again before the fork is over, if a fork handler that runs inside ours
+ * The word is the owner's thread pointer, so that a thread that forks can tell its own locks from other
+ * threads'. It may hold one when it begins to fork, if a signal handler that interrupted the allocator calls
+ * fork. And it may acquire one again before the fork is over, if a fork handler that runs inside ours
  * allocates.
  */
 #ifndef CALM_OS_LOCK_H
 #define CALM_OS_LOCK_H
 
-#include "os/cpus.h"
+#include "os/rseq.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,13 +19,13 @@
 
 struct lock {
     _Atomic(uint64_t) state;               /* LOCK_FREE, or the owner's thread pointer with the bits below */
-    _Atomic(struct lock *) next_contended; /* of all that were ever slept on */
+    _Atomic(struct lock *) next_contended; /* in the list of locks that a thread has slept on */
 };
 
 #define LOCK_FREE   0
 #define LOCK_WAITED 1                   /* another thread may sleep on it */
 #define LOCK_FORK   2                   /* held over a fork: the owner may acquire it once more */
-#define LOCK_INNER  4                   /* which it did */
+#define LOCK_INNER  4                   /* the owner has done so */
 #define LOCK_KEPT   ((uint64_t)1 << 56) /* counts forks that began while the owner held it already */
 #define LOCK_OWNER  (((uint64_t)1 << 56) - 8)
 
@@ -64,31 +65,31 @@ static inline bool lock_is_held(const struct lock *lock) {
     return atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE;
 }
 
-/* Whether the caller holds it. */
+/* Whether the calling thread holds it. */
 static inline bool lock_is_mine(const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     return (state & LOCK_OWNER) == lock_self();
 }
 
 /*
- * Before a fork, first of all. A signal handler that forks may have interrupted its thread between a release
- * and the wake-up of the next owner, or when it was woken and had not yet acquired the lock: then the lock is
- * free, others sleep, and one of them may hold what the fork is going to wait for. This wakes one sleeper of
- * each lock; it passes the wake-up on with its own release.
+ * First step of a fork. A signal handler that forks may have interrupted its thread between a release and the
+ * wake-up of the next owner, or after the thread was woken and before it acquired the lock. Then the lock is
+ * free, other threads sleep on it, and one of them may hold a lock that the fork is going to wait for. This
+ * wakes one sleeper of each lock, which passes the wake-up on with its own release.
  */
 void lock_wake_sleepers(void);
 
 /*
  * Around fork, in the forking thread. Before: acquires the lock, unless the thread holds it already, in a
- * section that a signal interrupted. waits: false if another thread may hold the lock and wait for one that
- * this thread holds; then the lock may be left to that thread. After, in the parent and in the child: the
- * lock is as it was before. In between the thread may acquire it again, unless it held it already.
+ * section that a signal interrupted. waits is false if another thread may hold the lock and wait for one that
+ * this thread holds; then the lock may be left to that thread. After, in the parent and in the child:
+ * restores the lock's state. In between the thread may acquire it again, unless it held it already.
  */
 void lock_acquire_for_fork(struct lock *lock, bool waits);
 void lock_release_after_fork(struct lock *lock);
 
-/* In the child: frees a lock that was left to another thread. True if it was: then what it protects may be
- * half done. */
+/* In the child: frees a lock that was left to another thread. True if it was: then the data that it protects
+ * may be inconsistent. */
 bool lock_reset_in_child(struct lock *lock);
 
 #endif

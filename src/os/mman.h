@@ -1,4 +1,4 @@
-/* <sys/mman.h>, with the kernel's newer numbers that the oldest C library we build on does not name. */
+/* <sys/mman.h>, with newer constants of the kernel that the oldest supported C library does not define. */
 #ifndef CALM_OS_MMAN_H
 #define CALM_OS_MMAN_H
 

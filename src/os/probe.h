@@ -1,14 +1,14 @@
 /*
  * Static probes for tracers: bpftrace, perf, systemtap, the OpenTelemetry profiler.
  *
- * A probe is a `nop` and a note about it, which says where it is, which registers hold its arguments, and
- * which 16-bit word counts the tracers that listen (SystemTap's "user-space probe", version 3 of its notes).
- * The kernel raises that word, the semaphore, while a tracer is attached and lowers it again when the tracer
- * detaches or dies. So a probe costs a load of the semaphore while no tracer listens; arguments are worked
- * out behind it.
+ * A probe is a `nop` and a note about it, which has its address, the registers that hold its arguments, and
+ * the address of a 16-bit word that counts the attached tracers (SystemTap's "user-space probe", version 3 of
+ * its notes). The kernel increments that word, the semaphore, when a tracer is attached and decrements it
+ * when the tracer detaches or dies. So a probe costs a load of the semaphore while no tracer is attached;
+ * arguments are computed behind it.
  *
- * The arguments are in the registers of a function's first arguments, since some tracers read these without
- * looking at the note. Semaphores are in section `.probes` of the library's writable data, which must have an
+ * The arguments are in the registers of a function's first arguments, since some tracers read these and
+ * ignore the note. Semaphores are in section `.probes` of the library's writable data, which must have an
  * image in the file: the kernel looks for them there.
  */
 #ifndef CALM_OS_PROBE_H
@@ -18,16 +18,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* In a header: the probe `symbol`, with its arguments' types. symbol_is_heard is true while a tracer listens.
- */
+/* In a header: the probe `symbol`, with its arguments' types. symbol_is_enabled() is true while a tracer is
+ * attached. */
 #define PROBE_DECLARE(symbol, ...)                                                                        \
     extern _Atomic(uint16_t) symbol##_semaphore __attribute__((visibility("hidden")));                    \
-    static inline bool symbol##_is_heard(void) {                                                          \
+    static inline bool symbol##_is_enabled(void) {                                                        \
         return __builtin_expect(atomic_load_explicit(&symbol##_semaphore, memory_order_relaxed) != 0, 0); \
     }                                                                                                     \
     void symbol(__VA_ARGS__)
 
-/* The base tells a tracer by how much a tool like prelink has moved the addresses in the note. */
+/* From the base, tracers calculate by how much a tool like prelink has moved the addresses in the note. */
 #define PROBE_NOTE(provider, name, symbol, arguments)                     \
     "1: nop\n"                                                            \
     ".pushsection .note.stapsdt,\"\",%%note\n"                            \
@@ -61,49 +61,34 @@
 #define PROBE_REGISTER_4 "x3"
 #endif
 
-#define PROBE_BEGIN(symbol)                                                                                \
+#define PROBE_ARGUMENT(number, value) register uint64_t r##number __asm__(PROBE_REGISTER_##number) = value
+
+#define PROBE_BODY(provider, name, symbol, parameters, registers, arguments, ...)                          \
     __attribute__((section(".probes"), used, visibility("hidden"))) _Atomic(uint16_t) symbol##_semaphore = \
         0;                                                                                                 \
-    __attribute__((noinline)) void symbol
-
-/* In one source file: the probe provider:name, of so many arguments of 64 bits. */
-#define PROBE_DEFINE_0(provider, name, symbol)                         \
-    PROBE_BEGIN(symbol)(void) {                                        \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, "") : :); \
+    __attribute__((noinline)) void symbol parameters {                                                     \
+        registers;                                                                                         \
+        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, arguments) : : __VA_ARGS__);                  \
     }
 
-#define PROBE_DEFINE_1(provider, name, symbol)                                      \
-    PROBE_BEGIN(symbol)(uint64_t first) {                                           \
-        register uint64_t one __asm__(PROBE_REGISTER_1) = first;                    \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, "8@%0") : : "r"(one)); \
-    }
+/* In one source file: the probe provider:name, with 0 to 4 arguments of 64 bits. */
+#define PROBE_DEFINE_0(provider, name, symbol) PROBE_BODY(provider, name, symbol, (void), , "")
 
-#define PROBE_DEFINE_2(provider, name, symbol)                                                     \
-    PROBE_BEGIN(symbol)(uint64_t first, uint64_t second) {                                         \
-        register uint64_t one __asm__(PROBE_REGISTER_1) = first;                                   \
-        register uint64_t two __asm__(PROBE_REGISTER_2) = second;                                  \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, "8@%0 8@%1") : : "r"(one), "r"(two)); \
-    }
+#define PROBE_DEFINE_1(provider, name, symbol) \
+    PROBE_BODY(provider, name, symbol, (uint64_t a), PROBE_ARGUMENT(1, a), "8@%0", "r"(r1))
 
-#define PROBE_DEFINE_3(provider, name, symbol)                                 \
-    PROBE_BEGIN(symbol)(uint64_t first, uint64_t second, uint64_t third) {     \
-        register uint64_t one __asm__(PROBE_REGISTER_1) = first;               \
-        register uint64_t two __asm__(PROBE_REGISTER_2) = second;              \
-        register uint64_t three __asm__(PROBE_REGISTER_3) = third;             \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, "8@%0 8@%1 8@%2") \
-                         :                                                     \
-                         : "r"(one), "r"(two), "r"(three));                    \
-    }
+#define PROBE_DEFINE_2(provider, name, symbol)                                         \
+    PROBE_BODY(provider, name, symbol, (uint64_t a, uint64_t b), PROBE_ARGUMENT(1, a); \
+               PROBE_ARGUMENT(2, b), "8@%0 8@%1", "r"(r1), "r"(r2))
 
-#define PROBE_DEFINE_4(provider, name, symbol)                                              \
-    PROBE_BEGIN(symbol)(uint64_t first, uint64_t second, uint64_t third, uint64_t fourth) { \
-        register uint64_t one __asm__(PROBE_REGISTER_1) = first;                            \
-        register uint64_t two __asm__(PROBE_REGISTER_2) = second;                           \
-        register uint64_t three __asm__(PROBE_REGISTER_3) = third;                          \
-        register uint64_t four __asm__(PROBE_REGISTER_4) = fourth;                          \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, "8@%0 8@%1 8@%2 8@%3")         \
-                         :                                                                  \
-                         : "r"(one), "r"(two), "r"(three), "r"(four));                      \
-    }
+#define PROBE_DEFINE_3(provider, name, symbol)                                                     \
+    PROBE_BODY(provider, name, symbol, (uint64_t a, uint64_t b, uint64_t c), PROBE_ARGUMENT(1, a); \
+               PROBE_ARGUMENT(2, b); PROBE_ARGUMENT(3, c), "8@%0 8@%1 8@%2", "r"(r1), "r"(r2), "r"(r3))
+
+#define PROBE_DEFINE_4(provider, name, symbol)                                           \
+    PROBE_BODY(provider, name, symbol, (uint64_t a, uint64_t b, uint64_t c, uint64_t d), \
+               PROBE_ARGUMENT(1, a);                                                     \
+               PROBE_ARGUMENT(2, b); PROBE_ARGUMENT(3, c);                               \
+               PROBE_ARGUMENT(4, d), "8@%0 8@%1 8@%2 8@%3", "r"(r1), "r"(r2), "r"(r3), "r"(r4))
 
 #endif

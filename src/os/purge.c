@@ -14,17 +14,17 @@
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
-/* linux/pidfd.h of Linux 6.14: "the calling process", with no descriptor to open, keep or inherit by mistake.
- */
+/* linux/pidfd.h of Linux 6.14: the calling process, without a descriptor that could be kept or inherited. */
 #define PIDFD_SELF_PROCESS (-10001)
 
-static _Atomic(int) allowed = VECTORED_AUTO;
+static _Atomic(int) allowed = PURGE_VECTORED_AUTO;
 static _Atomic(int) method = PURGE_UNKNOWN;
 static _Atomic(bool) needs_descriptor; /* a kernel with process_madvise on oneself, but without PIDFD_SELF */
 
 static bool may_try_vectored(void) {
     int how = atomic_load_explicit(&allowed, memory_order_relaxed);
-    return how == VECTORED_ON ? filters_now() != FILTERS_ADDED : how == VECTORED_AUTO && filters_allow_all();
+    return how == PURGE_VECTORED_ON ? filters_now() != FILTERS_ADDED
+                                    : how == PURGE_VECTORED_AUTO && filters_allow_all();
 }
 
 enum purge_method purge_current_method(void) {
@@ -37,30 +37,27 @@ void purge_allow_vectored(enum purge_vectored allow) {
     atomic_store_explicit(&method, PURGE_UNKNOWN, memory_order_relaxed);
 }
 
-/*
- * Bytes advised, or -errno. A pidfd is opened anew each time: a kept one would name the parent after
- * fork, and the application may close any descriptor it finds.
- */
+/* Bytes advised, or -errno. A pidfd is opened anew each time: after fork, a kept one would refer to the
+ * parent, and the application may close any descriptor that it finds. */
 static long advise_vector(const struct iovec *ranges, size_t count) {
     if (!atomic_load_explicit(&needs_descriptor, memory_order_relaxed)) {
-        long done = os_syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, (long)ranges, (long)count,
-                               MADV_DONTNEED, 0, 0);
+        long done = os_syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, ranges, count, MADV_DONTNEED);
         if (done != -EBADF) {
             return done;
         }
         atomic_store_explicit(&needs_descriptor, true, memory_order_relaxed);
     }
-    long process = os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
-    long pidfd = os_syscall(SYS_pidfd_open, process, 0, 0, 0, 0, 0);
+    long process = os_syscall(SYS_getpid);
+    long pidfd = os_syscall(SYS_pidfd_open, process);
     if (pidfd < 0) {
         return pidfd;
     }
-    long done = os_syscall(SYS_process_madvise, pidfd, (long)ranges, (long)count, MADV_DONTNEED, 0, 0);
-    os_syscall(SYS_close, pidfd, 0, 0, 0, 0, 0);
+    long done = os_syscall(SYS_process_madvise, pidfd, ranges, count, MADV_DONTNEED);
+    os_syscall(SYS_close, pidfd);
     return done;
 }
 
-/* Purges from the front by the vectored call; returns how many ranges that purged whole. */
+/* Purges from the front by the vectored call; returns the number of ranges that were purged whole. */
 static size_t purge_vectored(const struct iovec *ranges, size_t count, struct purge_result *result) {
     long advised = advise_vector(ranges, count);
     if (advised <= 0) {
@@ -85,14 +82,11 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
             atomic_store_explicit(&method, PURGE_VECTORED, memory_order_relaxed);
         }
     }
-    /*
-     * What is left, one by one: all of it where the vectored call is refused, nothing where it worked. A
-     * range that is refused here too is refused for its own sake, and says nothing about the vectored call.
-     */
+    /* The rest, one by one: all ranges where the vectored call is refused, none where it worked. A range that
+     * is refused here, too, says nothing about the vectored call. */
     while (result.ranges_done < count) {
         const struct iovec *range = &ranges[result.ranges_done];
-        long refused =
-            os_syscall(SYS_madvise, (long)range->iov_base, (long)range->iov_len, MADV_DONTNEED, 0, 0, 0);
+        long refused = os_syscall(SYS_madvise, range->iov_base, range->iov_len, MADV_DONTNEED);
         if (refused != 0) {
             result.error = (int)-refused;
             break;

@@ -1,9 +1,10 @@
 /*
- * Giving ranges of memory back to the system with as few TLB shootdowns as the kernel allows.
+ * Purging: giving ranges of memory back to the system with as few TLB shootdowns as the kernel allows. Called
+ * by the governors of both allocators and by the server's overflow.
  *
  * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself, which Linux 6.13 and later
- * grant and Linux 6.16 and later flush once. Where it is refused (an older kernel), or may not be tried (a
- * seccomp filter), each range is one madvise. Which of the two works is learned by trying, once.
+ * allow and Linux 6.16 and later flush once. Where it is refused (an older kernel), or may not be tried (a
+ * seccomp filter), each range is one madvise. The first purge tries which of the two works.
  */
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
@@ -12,12 +13,12 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#define PURGE_MAX_RANGES 1024 /* in one call: the kernel takes no more, and flushes once for so many */
+#define PURGE_MAX_RANGES 1024 /* in one call: the kernel takes no more, and flushes once for all of them */
 
 struct purge_result {
     size_t ranges_done;      /* purged whole, counted from the first */
-    unsigned vectored_calls; /* process_madvise calls that purged something */
-    unsigned single_calls;   /* madvise calls that purged something */
+    unsigned vectored_calls; /* process_madvise calls that purged at least a page */
+    unsigned single_calls;   /* madvise calls likewise */
     int error;               /* errno of the range that stopped it, 0 if all are done */
 };
 
@@ -29,12 +30,12 @@ struct purge_result {
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count);
 
 enum purge_vectored {
-    VECTORED_OFF,
-    VECTORED_AUTO, /* where no seccomp filter can end the process for it */
-    VECTORED_ON,   /* also under a filter that was there before the process */
+    PURGE_VECTORED_OFF,
+    PURGE_VECTORED_AUTO, /* where no seccomp filter can kill the process for it */
+    PURGE_VECTORED_ON,   /* also under a filter that is older than the process */
 };
 
-/* Whether process_madvise may be tried from now on; at first VECTORED_AUTO. Thread-safe. */
+/* Whether process_madvise may be tried from now on; at first PURGE_VECTORED_AUTO. Thread-safe. */
 void purge_allow_vectored(enum purge_vectored allowed);
 
 enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };

@@ -1,11 +1,14 @@
-/* How much of a range of memory is resident, so that work on it can be cut into slices of known cost. */
+/*
+ * How much of a range of memory is resident, so that purges can be cut into slices of known cost. Called by
+ * the governors of both allocators. Thread-safe; preserves errno; allocates nothing; causes no shootdown.
+ */
 #ifndef CALM_OS_RESIDENCY_H
 #define CALM_OS_RESIDENCY_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#define RESIDENCY_WINDOW_PAGES 4096 /* looked at in one system call */
+#define RESIDENCY_CHUNK_PAGES 4096 /* examined by one system call */
 
 struct residency {
     size_t suffix_bytes;   /* the longest tail of the range with at most the wanted resident bytes */
@@ -13,10 +16,9 @@ struct residency {
 };
 
 /*
- * Looks from the end of the page-aligned range [start, start + bytes) downwards and stops once the tail holds
+ * Examines the page-aligned range [start, start + bytes) from its end and stops once the tail holds
  * max_resident_bytes. Where the kernel does not say, every page counts as resident. `scratch` is
- * RESIDENCY_WINDOW_PAGES bytes of the caller's. Thread-safe; preserves errno; allocates nothing. Causes no
- * shootdown.
+ * RESIDENCY_CHUNK_PAGES bytes of the caller's.
  */
 struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
                                    size_t max_resident_bytes, unsigned char *scratch);
@@ -24,7 +26,7 @@ struct residency residency_of_tail(const void *start, size_t bytes, size_t page_
 #define RESIDENCY_SAMPLE_BYTES ((size_t)256 << 10)
 
 /* Whether all pages of a page-aligned range of at most RESIDENCY_SAMPLE_BYTES are resident; false where the
- * kernel does not say. The same holds. */
+ * kernel does not say. */
 bool residency_is_full(const void *start, size_t bytes, size_t page_bytes);
 
 #endif

@@ -12,14 +12,14 @@ struct search {
     any_function found;
 };
 
-/* What a library's dynamic section says of its symbols. */
+/* The tables that a library's dynamic section refers to. */
 struct symbols {
     const ElfW(Sym) * table;
     const char *names;
     const uint32_t *hash; /* DT_GNU_HASH */
 };
 
-/* Some C libraries put addresses into the section, some leave the offsets there. */
+/* Some C libraries replace the offsets in the section by addresses. */
 static const void *address(const struct dl_phdr_info *module, ElfW(Addr) value) {
     return (const void *)(value < module->dlpi_addr ? value + module->dlpi_addr : value);
 }
@@ -52,9 +52,9 @@ static uint32_t hash_of(const char *name) {
     return hash;
 }
 
-/* The table: numbers of buckets and of symbols that are not in it, words and shift of a filter; the filter;
- * the buckets, each with its first symbol; and the symbols' hashes, the last of a bucket with the lowest bit
- * set. */
+/* The hash table: the numbers of buckets and of symbols that are not in it, words and shift of a filter; the
+ * filter; the buckets, each with its first symbol; and the symbols' hashes, the last of a bucket with the
+ * lowest bit set. */
 static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name) {
     uint32_t buckets = symbols->hash[0];
     uint32_t offset = symbols->hash[1];
@@ -87,7 +87,7 @@ static any_function function_of(const struct dl_phdr_info *module, const char *n
     return symbol == NULL ? NULL : (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
 }
 
-static int look_at(struct dl_phdr_info *module, size_t size, void *data) {
+static int search_module(struct dl_phdr_info *module, size_t size, void *data) {
     (void)size;
     struct search *search = data;
     const char *slash = strrchr(module->dlpi_name, '/');
@@ -99,13 +99,13 @@ static int look_at(struct dl_phdr_info *module, size_t size, void *data) {
     return search->found != NULL;
 }
 
-any_function symbol_find(const char *library, const char *name) {
+any_function symbols_find(const char *library, const char *name) {
     struct search search = {library, name, NULL};
-    dl_iterate_phdr(look_at, &search);
+    dl_iterate_phdr(search_module, &search);
     return search.found;
 }
 
-any_function symbol_in_image(const void *header, const char *name) {
+any_function symbols_find_in_image(const void *header, const char *name) {
     const ElfW(Ehdr) *elf = header;
     if (elf == NULL) {
         return NULL;
@@ -117,8 +117,7 @@ any_function symbol_in_image(const void *header, const char *name) {
     for (size_t i = 0; i < module.dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &module.dlpi_phdr[i];
         if (part->p_type == PT_LOAD && part->p_offset == 0) {
-            /* The vDSO that qemu-user gives is written for the address where it lies: nothing is to be added.
-             */
+            /* 0 for the vDSO of qemu-user, whose addresses are relocated already. */
             module.dlpi_addr = (uintptr_t)header - part->p_vaddr;
             return function_of(&module, name);
         }

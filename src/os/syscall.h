@@ -1,6 +1,6 @@
 /*
- * System calls without libc's wrappers: they return -errno and touch no thread-local storage, so that errno
- * is the application's alone, and a thread without one (the governor's helper) can make them.
+ * System calls without the C library's wrappers: they return -errno and touch no thread-local storage, so
+ * that the application's errno is preserved, and bare threads (thread.h) can make them.
  */
 #ifndef CALM_OS_SYSCALL_H
 #define CALM_OS_SYSCALL_H
@@ -9,7 +9,12 @@
 #include <stdint.h>
 #include <sys/syscall.h>
 
-static inline long os_syscall(long number, long a, long b, long c, long d, long e, long f) {
+/* The number and up to six arguments, integers or pointers. */
+#define os_syscall(...) OS_SYSCALL_OF(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0)
+#define OS_SYSCALL_OF(number, a, b, c, d, e, f, ...) \
+    os_syscall_6(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
+
+static inline long os_syscall_6(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
     long result;
     register long r10 __asm__("r10") = d;

@@ -2,58 +2,89 @@
 
 #include "os/file.h"
 
-static void put(struct text *text, char byte) {
-    if (text->length < TEXT_MAX_BYTES) {
-        text->bytes[text->length++] = byte;
+#include <stdarg.h>
+
+#define MAX_DIGITS 23 /* "0x", 20 digits, NUL */
+
+/* At the end of the buffer. */
+static const char *digits_of(char *buffer, uint64_t number, bool hexadecimal) {
+    unsigned base = hexadecimal ? 16 : 10;
+    char *first = buffer + MAX_DIGITS - 1;
+    *first = '\0';
+    do {
+        *--first = "0123456789abcdef"[number % base];
+        number /= base;
+    } while (number > 0);
+    if (hexadecimal) {
+        *--first = 'x';
+        *--first = '0';
     }
+    return first;
+}
+
+/* Returns the length of all, which is `size` if it is cut off. */
+static size_t print(char *bytes, size_t size, size_t length, const char *format, va_list arguments) {
+    char digits[MAX_DIGITS];
+    for (; *format != '\0'; format++) {
+        const char *part = (char[]){*format, '\0'};
+        if (*format == '%') {
+            bool is_long = *++format == 'l' || *format == 'z';
+            format += is_long;
+            if (*format == 's') {
+                part = va_arg(arguments, const char *);
+            } else if (*format == 'p') {
+                part = digits_of(digits, va_arg(arguments, uintptr_t), true);
+            } else if (*format == 'u') {
+                uint64_t number = is_long ? va_arg(arguments, unsigned long) : va_arg(arguments, unsigned);
+                part = digits_of(digits, number, false);
+            }
+        }
+        for (; *part != '\0' && length < size; part++) {
+            bytes[length++] = *part;
+        }
+    }
+    return length;
+}
+
+void text_format(struct text *text, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    text->length = print(text->bytes, TEXT_MAX_BYTES, text->length, format, arguments);
+    va_end(arguments);
+}
+
+const char *text_print(char *buffer, size_t bytes, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = print(buffer, bytes, 0, format, arguments);
+    va_end(arguments);
+    buffer[length < bytes ? length : 0] = '\0';
+    return buffer;
 }
 
 void text_string(struct text *text, const char *string) {
-    while (*string != '\0') {
-        put(text, *string++);
-    }
+    text_format(text, "%s", string);
 }
 
 void text_json_string(struct text *text, const char *string) {
-    put(text, '"');
+    text_string(text, "\"");
     for (; *string != '\0'; string++) {
-        if (*string == '"' || *string == '\\') {
-            put(text, '\\');
-        }
-        put(text, (char)((unsigned char)*string < ' ' ? ' ' : *string));
+        const char byte[] = {(char)((unsigned char)*string < ' ' ? ' ' : *string), '\0'};
+        text_format(text, *string == '"' || *string == '\\' ? "\\%s" : "%s", byte);
     }
-    put(text, '"');
+    text_string(text, "\"");
 }
 
 void text_number(struct text *text, uint64_t number) {
-    char digits[20];
-    size_t count = 0;
-    do {
-        digits[count++] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number > 0);
-    while (count > 0) {
-        put(text, digits[--count]);
-    }
+    text_format(text, "%lu", number);
 }
 
 void text_pointer(struct text *text, const void *pointer) {
-    uintptr_t value = (uintptr_t)pointer;
-    unsigned digits = 1;
-    while (digits < 2 * sizeof value && value >> (4 * digits) != 0) {
-        digits++;
-    }
-    text_string(text, "0x");
-    while (digits > 0) {
-        put(text, "0123456789abcdef"[value >> (4 * --digits) & 15]);
-    }
+    text_format(text, "%p", pointer);
 }
 
 void text_hundredths(struct text *text, uint64_t hundredths) {
-    text_number(text, hundredths / 100);
-    put(text, '.');
-    put(text, (char)('0' + hundredths / 10 % 10));
-    put(text, (char)('0' + hundredths % 10));
+    text_format(text, "%lu.%lu%lu", hundredths / 100, hundredths / 10 % 10, hundredths % 10);
 }
 
 bool text_end(struct text *text) {
@@ -66,4 +97,13 @@ bool text_end(struct text *text) {
 
 void text_write(const struct text *text, int descriptor) {
     file_write(descriptor, text->bytes, text->length);
+}
+
+void text_write_line(int descriptor, const char *const *parts) {
+    struct text line = {0};
+    while (*parts != NULL) {
+        text_string(&line, *parts++);
+    }
+    text_string(&line, "\n");
+    text_write(&line, descriptor);
 }

@@ -1,9 +1,10 @@
 #include "os/thread.h"
 
-#include "os/address_space.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/parse.h"
 #include "os/syscall.h"
+#include "os/vm.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <pthread.h>
@@ -17,20 +18,11 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-uint64_t thread_block_signals(void) {
-    uint64_t all = ~(uint64_t)0;
-    uint64_t before = 0;
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
-    return before;
-}
-
-void thread_restore_signals(uint64_t mask) {
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof mask, 0, 0);
-}
+_Atomic(uint32_t) thread_start_holds;
 
 #if defined(__SANITIZE_THREAD__)
 
-/* Watched as any other: by its runtime, which must know of each thread. Never in what is preloaded. */
+/* A thread of the C library's, since the sanitizer must know each thread. Never in what is preloaded. */
 struct body {
     struct thread *thread;
     void (*body)(void *argument);
@@ -42,7 +34,7 @@ static void *enter_watched(void *argument) {
     free(argument);
     this.body(this.argument);
     atomic_store_explicit(&this.thread->id, 0, memory_order_release);
-    os_syscall(SYS_futex, (long)&this.thread->id, FUTEX_WAKE, 1, 0, 0, 0);
+    os_syscall(SYS_futex, &this.thread->id, FUTEX_WAKE, 1);
     return NULL;
 }
 
@@ -85,26 +77,21 @@ extern const ptrdiff_t __rseq_offset __attribute__((weak));
 
 static size_t local_bytes(void) {
     ptrdiff_t below = &__rseq_offset == NULL ? 0 : -__rseq_offset;
-    size_t page = os_page_size();
-    return below <= 0 ? LOCAL_BYTES : LOCAL_BYTES + (((size_t)below + page - 1) & ~(page - 1));
-}
-
-/* By itself: whoever started it may not come to that before it has ended. */
-static void note_id(struct thread *thread) {
-    uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
-    atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
+    return LOCAL_BYTES + (below <= 0 ? 0 : vm_round_up((size_t)below));
 }
 
 static void enter(void (*body)(void *argument), void *argument, uintptr_t unused, struct thread *thread) {
     (void)unused;
-    note_id(thread);
-    os_syscall(SYS_prctl, PR_SET_NAME, (long)"calmalloc", 0, 0, 0, 0);
+    /* Here, since the starter may not get to run before the thread has ended. */
+    uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
+    atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
+    os_syscall(SYS_prctl, PR_SET_NAME, "calmalloc");
     body(argument);
-    os_syscall(SYS_exit, 0, 0, 0, 0, 0, 0);
+    os_syscall(SYS_exit);
 }
 
-/* The new thread starts with nothing but its stack: what it is to do lies there, and is in the registers of
- * enter's arguments. The kernel keeps id, from before the thread runs until it has ended. */
+/* The new thread starts with nothing but its stack, from which it takes enter and its arguments. The kernel
+ * sets id before the thread runs, and clears it when the thread has ended. */
 static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
 #if defined(__x86_64__)
@@ -151,17 +138,11 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
 
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes) {
     size_t below = local_bytes();
-    size_t bytes = stack_bytes + below + LOCAL_BYTES;
     if (thread->memory == NULL) {
-        char *memory = os_reserve(bytes, os_page_size());
-        if (memory != NULL && !os_commit(memory, bytes)) {
-            os_release(memory, bytes);
-            memory = NULL;
-        }
-        if (memory == NULL) {
-            return false;
-        }
-        thread->memory = memory;
+        thread->memory = vm_map(stack_bytes + below + LOCAL_BYTES);
+    }
+    if (thread->memory == NULL) {
+        return false;
     }
     /* A thread pointer points to itself. */
     void **local = (void **)(void *)(thread->memory + stack_bytes + below);
@@ -182,49 +163,30 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
 
 void thread_wait(struct thread *thread, uint64_t ns) {
     uint32_t id = atomic_load_explicit(&thread->id, memory_order_acquire);
-    struct timespec timeout = {(time_t)(ns / 1000000000U), (long)(ns % 1000000000U)};
+    struct timespec timeout = clock_timespec(ns);
     if (id != 0) {
-        /* As the kernel wakes: not as within one process. */
-        os_syscall(SYS_futex, (long)&thread->id, FUTEX_WAIT, (long)id, ns == 0 ? 0 : (long)&timeout, 0, 0);
+        /* Not FUTEX_WAIT_PRIVATE: the kernel's wake-up at the end of a thread is not private. */
+        os_syscall(SYS_futex, &thread->id, FUTEX_WAIT, id, ns == 0 ? NULL : &timeout);
     }
 }
-
-_Atomic(uint32_t) thread_stops;
-
-static const char not_known;
-const char *thread_alone = &not_known;
 
 void thread_wait_uncounted(struct thread *thread, uint64_t ns) {
     uint32_t id = atomic_load_explicit(&thread->last_id, memory_order_relaxed);
     if (id == 0) {
         return;
     }
-    long process = os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    long process = os_syscall(SYS_getpid);
     uint64_t start = clock_now_ns();
-    while (os_syscall(SYS_tgkill, process, (long)id, 0, 0, 0, 0) == 0) {
+    while (os_syscall(SYS_tgkill, process, id) == 0) {
         if (ns == 0) {
             return;
         }
         if (clock_now_ns() - start >= ns) {
             break; /* a thread of the program's may have its number by now */
         }
-        os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+        os_syscall(SYS_sched_yield);
     }
     atomic_store_explicit(&thread->last_id, 0, memory_order_relaxed);
-}
-
-unsigned thread_count(void) {
-    enum { AFTER_NAME = 18 }; /* fields from the name, which may hold anything, to the number of threads */
-    char text[1024];
-    const char *at = file_read("/proc/self/stat", text, sizeof text) > 0 ? strrchr(text, ')') : NULL;
-    for (int field = 0; at != NULL && field < AFTER_NAME; field++) {
-        at = strchr(at + 1, ' ');
-    }
-    unsigned count = 0;
-    for (; at != NULL && at[1] >= '0' && at[1] <= '9'; at++) {
-        count = count * 10 + (unsigned)(at[1] - '0');
-    }
-    return count;
 }
 
 void thread_forget(struct thread *thread) {
@@ -236,6 +198,19 @@ void thread_forget(struct thread *thread) {
     }
 }
 
+/* ---- what the calling thread gives up ---- */
+
+uint64_t thread_block_signals(void) {
+    uint64_t all = ~(uint64_t)0;
+    uint64_t before = 0;
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
+    return before;
+}
+
+void thread_restore_signals(uint64_t mask) {
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, sizeof mask);
+}
+
 /* linux/close_range.h */
 #define RANGE_UNSHARED 2
 
@@ -243,23 +218,38 @@ bool thread_leave_files(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* which report from any thread */
     return false;
 #else
-    return os_syscall(SYS_close_range, 0, ~0U, RANGE_UNSHARED, 0, 0, 0) == 0;
+    return os_syscall(SYS_close_range, 0, ~0U, RANGE_UNSHARED) == 0;
 #endif
 }
 
 void thread_drop_capabilities(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
-    os_syscall(SYS_capset, (long)&header, (long)none, 0, 0, 0, 0);
+    os_syscall(SYS_capset, &header, none);
 }
 
-void thread_schedule_normally(const struct cpu_mask *mask) {
-    long policy = os_syscall(SYS_sched_getscheduler, 0, 0, 0, 0, 0, 0) & ~SCHED_RESET_ON_FORK;
+void thread_schedule_normally(const struct cpu_set *cpus) {
+    long policy = os_syscall(SYS_sched_getscheduler) & ~SCHED_RESET_ON_FORK;
     if (policy == SCHED_FIFO || policy == SCHED_RR) {
         const struct sched_param param = {0};
-        os_syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, (long)&param, 0, 0, 0);
+        os_syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &param);
     }
-    if (mask->bytes > 0) {
-        os_syscall(SYS_sched_setaffinity, 0, (long)mask->bytes, (long)mask->words, 0, 0, 0);
+    os_syscall(SYS_sched_setaffinity, 0, sizeof *cpus, cpus); /* refused if it is empty */
+}
+
+/* ---- the program's threads ---- */
+
+static const char unknown;
+const char *thread_alone = &unknown;
+
+unsigned thread_count(void) {
+    enum { FIELD_THREADS = 17 };
+    char text[1024];
+    uint64_t count = 0;
+    const char *field =
+        file_read("/proc/self/stat", text, sizeof text) > 0 ? parse_stat_field(text, FIELD_THREADS) : NULL;
+    if (field != NULL) {
+        parse_number(field, &count);
     }
+    return (unsigned)count;
 }

@@ -2,8 +2,7 @@
  * Global hysteresis: when, for the whole process, free memory is worth giving back.
  *
  * Pure: numbers in, thresholds out; no system call, no lock, no global, safe from any thread and any signal
- * handler. Called by the governors of both allocators, by the tests, and by anyone who wants to foretell
- * them.
+ * handler. Called by the governors of both allocators, by the tests, and by whoever wants to predict them.
  *
  * Source: Schildermans et al., "Ptlbmalloc2", sections 5.1 and 6.2.1, table 1. One kB is 1000 bytes, and a
  * value on an edge of the table belongs to the row of larger memory.
@@ -12,6 +11,7 @@
 #define CALM_POLICY_HYSTERESIS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct hysteresis_input {
     size_t footprint_bytes; /* held from the system by all arenas, free or not */
@@ -40,10 +40,16 @@ static inline size_t hysteresis_base_bytes(size_t footprint_bytes) {
     return 100000000;
 }
 
-/* What that is multiplied by: (1 + CPUs / 100) * sensitivity. Never fails, and is above zero. */
+/* Base * factor, in bytes. Saturates at PTRDIFF_MAX. Never fails. */
+static inline size_t hysteresis_threshold_bytes(size_t footprint_bytes, double factor) {
+    double bytes = (double)hysteresis_base_bytes(footprint_bytes) * factor;
+    return bytes < (double)PTRDIFF_MAX ? (size_t)bytes : (size_t)PTRDIFF_MAX;
+}
+
+/* The factor: (1 + CPUs / 100) * sensitivity. Never fails, and is above zero. */
 double hysteresis_factor(double cpus_used, double sensitivity);
 
-/* Section 6.2.1: base * factor. Saturates at PTRDIFF_MAX. Never fails. */
+/* Section 6.2.1. Never fails. */
 struct hysteresis_thresholds hysteresis_decide(struct hysteresis_input in);
 
 #endif

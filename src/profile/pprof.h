@@ -1,6 +1,5 @@
 /*
- * A profile as a file for pprof (profile.proto, uncompressed), put together in a small buffer and written by
- * plain system calls.
+ * The profile as a file for pprof (profile.proto, uncompressed). Called by heap_profile.c.
  */
 #ifndef CALM_PROFILE_PPROF_H
 #define CALM_PROFILE_PPROF_H
@@ -11,10 +10,10 @@
 #include <stdint.h>
 
 /*
- * Writes to the file, or makes it. anew: instead of what has that name, a link not followed, since anybody
- * could have foreseen it. Returns 0 or an errno. Any thread, while others sample; takes the loader's lock for
- * a moment, so not from within malloc. Allocates nothing.
+ * Writes the file, and creates it if need be. replace: a file or link of this name is removed first, since
+ * anyone could have foreseen the name. Returns 0 or an errno. Any thread, while others sample; not from
+ * within malloc: takes the loader's lock. Allocates nothing.
  */
-int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool anew);
+int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool replace);
 
 #endif

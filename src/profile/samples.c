@@ -1,15 +1,17 @@
 #include "profile/samples.h"
 
 #include "os/clock.h"
+#include "os/random.h"
 #include "os/syscall.h"
 
 #include <signal.h>
 #include <string.h>
 
-#define ADDRESSES_MOST ((size_t)1 << 21) /* 32 deep on average */
-#define STACK_HEADS    SAMPLE_STACKS_MOST
-#define BLOCK_HEADS    SAMPLE_BLOCKS_MOST
+#define MAX_ADDRESSES ((size_t)1 << 21) /* 32 for each stack on average */
+#define STACK_HEADS   MAX_SAMPLE_STACKS
+#define BLOCK_HEADS   MAX_SAMPLE_BLOCKS
 
+/* Blocks signals, and returns those that were blocked before. */
 static uint64_t enter(struct samples *samples) {
     uint64_t all = ~(uint64_t)0;
     uint64_t before = 0;
@@ -23,50 +25,44 @@ static void leave(struct samples *samples, uint64_t before) {
     os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof before, 0, 0);
 }
 
-static bool reserve(struct os_region *region, size_t bytes) {
-    size_t page = os_page_size();
-    region->reserved = (bytes + page - 1) & ~(page - 1);
-    region->base = os_reserve(region->reserved, page);
-    return region->base != NULL;
-}
-
 bool samples_init(struct samples *samples) {
-    size_t heads = (STACK_HEADS + BLOCK_HEADS) * sizeof(uint32_t);
-    if (!reserve(&samples->stacks_region, SAMPLE_STACKS_MOST * sizeof(struct sample_stack)) ||
-        !reserve(&samples->addresses_region, ADDRESSES_MOST * sizeof(uintptr_t)) ||
-        !reserve(&samples->blocks_region, SAMPLE_BLOCKS_MOST * sizeof(struct sample_block)) ||
-        !reserve(&samples->heads_region, heads) || !os_region_reach(&samples->heads_region, heads)) {
-        struct os_region *regions[] = {&samples->stacks_region, &samples->addresses_region,
-                                       &samples->blocks_region, &samples->heads_region};
-        for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
-            if (regions[i]->base != NULL) {
-                os_release(regions[i]->base, regions[i]->reserved);
-            }
-            *regions[i] = (struct os_region){0};
-        }
+    /* Multiples of any page size. */
+    const size_t stacks_bytes = MAX_SAMPLE_STACKS * sizeof(struct sample_stack);
+    const size_t addresses_bytes = MAX_ADDRESSES * sizeof(uintptr_t);
+    const size_t blocks_bytes = MAX_SAMPLE_BLOCKS * sizeof(struct sample_block);
+    const size_t heads_bytes = (STACK_HEADS + BLOCK_HEADS) * sizeof(uint32_t);
+    const size_t bytes = stacks_bytes + addresses_bytes + blocks_bytes + heads_bytes;
+    char *base = vm_reserve(bytes, vm_page_size());
+    if (base == NULL) {
         return false;
     }
-    samples->stacks = (struct sample_stack *)(void *)samples->stacks_region.base;
-    samples->addresses = (uintptr_t *)(void *)samples->addresses_region.base;
-    samples->blocks = (struct sample_block *)(void *)samples->blocks_region.base;
-    samples->stack_heads = (uint32_t *)(void *)samples->heads_region.base;
+    samples->stacks_region = (struct address_range){.base = base, .reserved = stacks_bytes};
+    base += stacks_bytes;
+    samples->addresses_region = (struct address_range){.base = base, .reserved = addresses_bytes};
+    base += addresses_bytes;
+    samples->blocks_region = (struct address_range){.base = base, .reserved = blocks_bytes};
+    base += blocks_bytes;
+    samples->heads_region = (struct address_range){.base = base, .reserved = heads_bytes};
+    if (!address_range_reach(&samples->heads_region, heads_bytes)) {
+        vm_release(samples->stacks_region.base, bytes);
+        return false;
+    }
+    samples->stacks = (void *)samples->stacks_region.base;
+    samples->addresses = (void *)samples->addresses_region.base;
+    samples->blocks = (void *)samples->blocks_region.base;
+    samples->stack_heads = (void *)samples->heads_region.base;
     samples->block_heads = samples->stack_heads + STACK_HEADS;
     atomic_store_explicit(&samples->stacks_end, 1, memory_order_relaxed);
     samples->blocks_end = 1;
     return true;
 }
 
-static uint64_t hash_of(const uintptr_t *addresses, size_t depth) {
+/* The number of the stack, which is added if it is new; 0 if there is no room. */
+static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, size_t depth) {
     uint64_t hash = depth;
     for (size_t i = 0; i < depth; i++) {
-        hash = sampling_mix(hash + addresses[i] + SAMPLING_STEP);
+        hash = random_mix(hash + addresses[i] + RANDOM_GOLDEN_RATIO);
     }
-    return hash;
-}
-
-/* The stack's number, new or known; 0 if there is no room. */
-static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, size_t depth) {
-    uint64_t hash = hash_of(addresses, depth);
     uint32_t *head = &samples->stack_heads[hash % STACK_HEADS];
     for (uint32_t number = *head; number != 0; number = samples->stacks[number].next) {
         const struct sample_stack *stack = &samples->stacks[number];
@@ -77,9 +73,9 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
     }
     uint32_t number = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed);
     size_t addresses_end = samples->addresses_end + depth;
-    if (number == SAMPLE_STACKS_MOST || addresses_end > ADDRESSES_MOST ||
-        !os_region_reach(&samples->stacks_region, (number + 1) * sizeof *samples->stacks) ||
-        !os_region_reach(&samples->addresses_region, addresses_end * sizeof *addresses)) {
+    if (number == MAX_SAMPLE_STACKS || addresses_end > MAX_ADDRESSES ||
+        !address_range_reach(&samples->stacks_region, (number + 1) * sizeof *samples->stacks) ||
+        !address_range_reach(&samples->addresses_region, addresses_end * sizeof *addresses)) {
         return 0;
     }
     memcpy(&samples->addresses[samples->addresses_end], addresses, depth * sizeof *addresses);
@@ -89,13 +85,13 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
     stack->depth = (uint32_t)depth;
     stack->next = *head;
     samples->addresses_end = (uint32_t)addresses_end;
-    /* Release: a reader outside finds it whole. */
+    /* Release: a process outside finds it complete. */
     atomic_store_explicit(&samples->stacks_end, number + 1, memory_order_release);
     *head = number;
     return number;
 }
 
-/* A place for a block; 0 if there is no room. */
+/* The number of a block that is not in use; 0 if there is no room. */
 static uint32_t new_block(struct samples *samples) {
     uint32_t number = samples->blocks_free;
     if (number != 0) {
@@ -103,8 +99,8 @@ static uint32_t new_block(struct samples *samples) {
         return number;
     }
     number = samples->blocks_end;
-    if (number == SAMPLE_BLOCKS_MOST ||
-        !os_region_reach(&samples->blocks_region, (number + 1) * sizeof *samples->blocks)) {
+    if (number == MAX_SAMPLE_BLOCKS ||
+        !address_range_reach(&samples->blocks_region, (number + 1) * sizeof *samples->blocks)) {
         return 0;
     }
     samples->blocks_end++;
@@ -112,7 +108,7 @@ static uint32_t new_block(struct samples *samples) {
 }
 
 static uint32_t *block_head(struct samples *samples, const void *block) {
-    return &samples->block_heads[sampling_mix((uintptr_t)block) % BLOCK_HEADS];
+    return &samples->block_heads[random_mix((uintptr_t)block) % BLOCK_HEADS];
 }
 
 static void add(struct sample_weight *sum, struct sample_weight weight) {
@@ -120,16 +116,11 @@ static void add(struct sample_weight *sum, struct sample_weight weight) {
     sum->bytes += weight.bytes;
 }
 
-static void subtract(struct sample_weight *sum, struct sample_weight weight) {
-    sum->count -= weight.count;
-    sum->bytes -= weight.bytes;
-}
-
-/* Before and after a change: a reader outside sees an odd number in between. */
+/* A process outside sees an odd number between begin_change and end_change. */
 static void begin_change(struct samples *samples, struct sample_stack *stack) {
     uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
     atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_relaxed);
-#ifndef __SANITIZE_THREAD__ /* it knows no fences, and this process's threads read under the lock */
+#ifndef __SANITIZE_THREAD__ /* does not know fences; threads of this process read under the lock */
     atomic_thread_fence(memory_order_release);
 #endif
     if (stack->epoch != samples->peak_epoch) {
@@ -143,50 +134,33 @@ static void end_change(struct sample_stack *stack) {
     atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_release);
 }
 
-static void note_birth(struct samples *samples, struct sample_stack *stack, struct sample_weight weight,
-                       uint64_t now_ns) {
-    begin_change(samples, stack);
-    add(&stack->allocated, weight);
-    add(&stack->in_use, weight);
-    stack->births += (double)weight.count * (double)now_ns;
-    end_change(stack);
-    samples->in_use_bytes += weight.bytes;
-    if (samples->in_use_bytes > samples->peak_bytes) {
-        samples->peak_bytes = samples->in_use_bytes;
-        samples->peak_ns = now_ns;
-        samples->peak_epoch++;
-    }
-}
-
-static void note_death(struct samples *samples, const struct sample_block *block, uint64_t now_ns) {
-    struct sample_stack *stack = &samples->stacks[block->stack];
-    double count = (double)block->weight.count;
-    begin_change(samples, stack);
-    subtract(&stack->in_use, block->weight);
-    stack->lifetimes += count * (double)clock_elapsed_ns(now_ns, block->born_ns);
-    /* What rounding has left goes with the last block. */
-    stack->births = stack->in_use.count == 0 ? 0 : stack->births - count * (double)block->born_ns;
-    end_change(stack);
-    samples->in_use_bytes -= block->weight.bytes;
-}
-
 bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
                  const uintptr_t *addresses, size_t depth, uint64_t now_ns) {
     uint64_t signals = enter(samples);
-    uint32_t stack = find_stack(samples, addresses, depth);
-    uint32_t number = stack == 0 ? 0 : new_block(samples);
+    uint32_t stack_number = find_stack(samples, addresses, depth);
+    uint32_t number = stack_number == 0 ? 0 : new_block(samples);
     if (number != 0) {
         uint32_t *head = block_head(samples, block);
-        samples->blocks[number] = (struct sample_block){
-            .block = (uintptr_t)block, .weight = weight, .born_ns = now_ns, .stack = stack, .next = *head};
+        samples->blocks[number] =
+            (struct sample_block){(uintptr_t)block, weight, now_ns, stack_number, *head};
         *head = number;
-        note_birth(samples, &samples->stacks[stack], weight, now_ns);
+        struct sample_stack *stack = &samples->stacks[stack_number];
+        begin_change(samples, stack);
+        add(&stack->allocated, weight);
+        add(&stack->in_use, weight);
+        stack->births += (double)weight.count * (double)now_ns;
+        end_change(stack);
+        samples->in_use_bytes += weight.bytes;
+        if (samples->in_use_bytes > samples->peak_bytes) {
+            samples->peak_bytes = samples->in_use_bytes;
+            samples->peak_ns = now_ns;
+            samples->peak_epoch++;
+        }
         atomic_fetch_add_explicit(&samples->live, 1, memory_order_relaxed);
-    }
-    leave(samples, signals);
-    if (number == 0) {
+    } else {
         samples_drop(samples);
     }
+    leave(samples, signals);
     return number != 0;
 }
 
@@ -199,8 +173,17 @@ bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns)
     uint32_t number = *link;
     if (number != 0) {
         struct sample_block *found = &samples->blocks[number];
+        struct sample_stack *stack = &samples->stacks[found->stack];
+        double count = (double)found->weight.count;
         *link = found->next;
-        note_death(samples, found, now_ns);
+        begin_change(samples, stack);
+        stack->in_use.count -= found->weight.count;
+        stack->in_use.bytes -= found->weight.bytes;
+        stack->lifetimes += count * (double)clock_elapsed_ns(now_ns, found->born_ns);
+        /* The last block takes the error of rounding with it. */
+        stack->births = stack->in_use.count == 0 ? 0 : stack->births - count * (double)found->born_ns;
+        end_change(stack);
+        samples->in_use_bytes -= found->weight.bytes;
         found->next = samples->blocks_free;
         samples->blocks_free = number;
         atomic_fetch_sub_explicit(&samples->live, 1, memory_order_relaxed);
@@ -213,16 +196,10 @@ void samples_drop(struct samples *samples) {
     atomic_fetch_add_explicit(&samples->dropped, 1, memory_order_relaxed);
 }
 
-size_t samples_stack_count(struct samples *samples) {
+size_t samples_count(struct samples *samples, size_t *addresses) {
     uint64_t signals = enter(samples);
     size_t count = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed) - 1;
-    leave(samples, signals);
-    return count;
-}
-
-size_t samples_address_count(struct samples *samples) {
-    uint64_t signals = enter(samples);
-    size_t count = samples->addresses_end;
+    *addresses = samples->addresses_end;
     leave(samples, signals);
     return count;
 }

@@ -2,7 +2,7 @@
 
 #define LN_2 0.69314718055994530942
 
-/* The math library is not libc's: the series here are good for twelve digits. */
+/* By series exact to twelve digits: the math library is not a part of libc. */
 
 /* -ln(x) for x in (0, 1]. */
 static double minus_ln(double x) {
@@ -11,7 +11,7 @@ static double minus_ln(double x) {
         x *= 2;
         halvings++;
     }
-    /* ln(x) = 2 atanh((x - 1) / (x + 1)); of at most a third here. */
+    /* ln(x) = 2 atanh((x - 1) / (x + 1)), whose argument is at most a third here. */
     double t = (x - 1) / (x + 1);
     double sum = 0;
     for (int power = 23; power >= 1; power -= 2) {
@@ -20,7 +20,7 @@ static double minus_ln(double x) {
     return halvings * LN_2 - 2 * t * sum;
 }
 
-/* 1 - exp(-x) for x >= 0: exact to the last digits near zero, too, where small blocks are. */
+/* 1 - exp(-x) for x >= 0, without cancellation near zero, where small blocks are. */
 static double one_minus_exp(double x) {
     if (x > 40) {
         return 1;

@@ -1,24 +1,21 @@
 /*
- * The arithmetic of sampling, pure: which byte of all that are allocated is the next to be looked at, and
- * what a block that was hit stands for.
+ * The arithmetic of sampling, pure: how many bytes to allocate until the next sample, and what a sampled
+ * block stands for. Called by heap_profile.c.
  *
- * Samples are a Poisson process on the bytes: the gaps between them are exponentially distributed, so a block
- * is hit with probability 1 - exp(-size / mean), wherever it lies in the program's rhythm; and one that is
- * hit stands for the inverse of that many. Sums over what was hit then are right on average, of any mix of
- * sizes.
+ * Samples are a Poisson process on the allocated bytes: the gaps between them are exponentially distributed,
+ * so that a block is sampled with probability 1 - exp(-size / mean), whatever the rhythm of the program. Each
+ * sampled block stands for the inverse of that many. So sums over samples are unbiased, for any mix of sizes.
  */
 #ifndef CALM_PROFILE_SAMPLING_H
 #define CALM_PROFILE_SAMPLING_H
-
-#include "os/mix.h"
 
 #include <stdint.h>
 
 #define SAMPLE_COUNT_UNIT 1024 /* counts of blocks are kept in this part of one */
 
-/* What one block stands for. The same for the same arguments, so that what was added can be taken off. */
+/* The same for the same arguments, so that what was added can be subtracted. */
 struct sample_weight {
-    uint64_t count; /* of SAMPLE_COUNT_UNIT */
+    uint64_t count; /* in units of 1 / SAMPLE_COUNT_UNIT */
     uint64_t bytes;
 };
 
@@ -27,11 +24,5 @@ int64_t sampling_gap(uint64_t random, uint64_t mean_bytes);
 
 /* size and mean_bytes: at least 1. */
 struct sample_weight sampling_weight(uint64_t size, uint64_t mean_bytes);
-
-/* One number after another that looks random, of a counter that each caller moves on by one step. */
-#define SAMPLING_STEP OS_MIX_STEP
-static inline uint64_t sampling_mix(uint64_t counter) {
-    return os_mixed(counter);
-}
 
 #endif

@@ -1,30 +1,31 @@
 /*
- * The stack of calls of the thread that asks, without anything that allocates, waits or faults.
+ * The call stack of the calling thread. Called by heap_profile.c within malloc, and by pprof.c.
  *
- * On x86-64 by the unwind tables that every program and library carries (.eh_frame, System V ABI and DWARF 5,
- * section 6.4), read by a small interpreter (cfi.c); where code has none, and on aarch64, by frame pointers.
- * Whatever is read off the stack is first asked of the kernel, page by page: a broken stack gives a short
- * trace, never a fault.
+ * On x86-64 by the unwind tables that every program and library carries (cfi.h), and by frame pointers where
+ * code has none; on aarch64 by frame pointers. All addresses that are read off the stack are checked with the
+ * kernel first, page by page: a broken stack gives a short trace, never a fault.
  *
- * Which module's tables tell of an address is what the C library knows: glibc 2.35 and later say at any time,
- * without a lock (_dl_find_object). For others, unwind_learn_modules keeps a table of those loaded by then.
+ * glibc 2.35 and later find an address's module at any time, without a lock (_dl_find_object). For other C
+ * libraries, unwind_learn_modules keeps a table of the modules that are loaded when it is called.
  */
 #ifndef CALM_PROFILE_UNWIND_H
 #define CALM_PROFILE_UNWIND_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /*
- * Up to most return addresses, the innermost call first; those within this very library are left out if it is
- * a shared one. Async-signal-safe; preserves errno. Returns how many.
+ * Up to max return addresses, the innermost call first, without those within this library if it is a shared
+ * one. Returns how many. Async-signal-safe; preserves errno; allocates nothing.
  */
-size_t unwind_here(uintptr_t *addresses, size_t most);
+size_t unwind_here(uintptr_t *addresses, size_t max);
 
-/* Not from within malloc: takes the loader's lock. Any number of times. */
+/* In a constructor, and whenever modules may have been loaded since. Not from within malloc: takes the
+ * loader's lock. */
 void unwind_learn_modules(void);
 
-/* Whether this library's own frames are left out. */
-int unwind_hides_itself(void);
+/* Whether unwind_here leaves out this library's own frames. */
+bool unwind_hides_itself(void);
 
 #endif

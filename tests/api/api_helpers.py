@@ -31,7 +31,7 @@ OURS = [PRELOAD, LINKED, STATIC]
 
 # How blocks get from the heap to threads and back: options of which one is in force at a time.
 OFFLOAD = "offload=on"
-MODES = ["cache=auto", "cache=locked", "cache=off", OFFLOAD]
+MODES = ["test_cache=auto", "test_cache=locked", "test_cache=off", OFFLOAD]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wshadow"]
 C_FLAGS = ["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-fno-builtin", "-pthread", *WARNINGS]

@@ -89,7 +89,7 @@ static void say_stats(void) {
     say("metadata", stats.metadata);
     say("dirtied", stats.dirtied);
     say("purged", stats.purged);
-    say("purges", stats.purges);
+    say("purges", stats.purges_limit);
     say("purge_failures", stats.purge_failures);
     say("purge_vectored_calls", stats.purge_vectored_calls);
     say("purge_single_calls", stats.purge_single_calls);

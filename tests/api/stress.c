@@ -362,9 +362,10 @@ static void check_trim(uint64_t *random) {
     size_t given = calm_trim(keep);
     struct calm_stats after = stats_now();
     CHECK(after.retained <= keep);
-    CHECK(after.purged - before.purged >= given || after.offload_lost > 0);
-    uint64_t asked = after.purges_asked - before.purges_asked;
-    CHECK(asked == 1 || given == 0 || (asked == 2 && after.offload_lost > 0)); /* of the second heap, too */
+    CHECK(after.purged - before.purged >= given || after.offload_unresponsive > 0);
+    uint64_t asked = after.purges_request - before.purges_request;
+    CHECK(asked == 1 || given == 0 ||
+          (asked == 2 && after.offload_unresponsive > 0)); /* of the second heap, too */
     CHECK(given > 0 || before.retained + before.cached <= keep + before.cached_limit);
 }
 
@@ -468,7 +469,8 @@ int main(int argc, char **argv) {
         live_most = live > live_most ? live : live_most;
         if (account) {
             struct calm_stats now = check_quiet(rounds);
-            CHECK(now.in_use >= live || now.offload_lost > 0); /* then some of it is in a second heap */
+            CHECK(now.in_use >= live ||
+                  now.offload_unresponsive > 0); /* then some of it is in a second heap */
             check_counts_up(&last, &now);
             last = now;
             uint64_t threshold = threshold_of(now.footprint);
@@ -515,7 +517,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     last = check_quiet(rounds);
-    uint64_t purges = last.purges - first.purges, dirtied = last.dirtied - first.dirtied;
+    uint64_t purges = last.purges_limit - first.purges_limit, dirtied = last.dirtied - first.dirtied;
     /* A purge gives back a quarter of the threshold, at least; the least seen may not be the least there was.
      */
     uint64_t worth = least_threshold / 2 / 4, most = worth == 0 ? UINT64_MAX : dirtied / worth + 16;
@@ -525,7 +527,7 @@ int main(int argc, char **argv) {
     say("purged", last.purged - first.purged);
     say("least_threshold", least_threshold);
     /* Those whom the server keeps waiting have a heap of their own, with a bound of its own. */
-    CHECK(purges <= most || last.offload_lost > 0);
+    CHECK(purges <= most || last.offload_unresponsive > 0);
     calm_trim(0);
     last = stats_now();
     say("in_use_first", first.in_use);

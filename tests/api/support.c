@@ -39,7 +39,7 @@ bool account(bool holds) {
         return true;
     }
     struct calm_stats stats = stats_now();
-    bool excused = stats.offload_lost > 0 || stats.purges_timed > 0;
+    bool excused = stats.offload_unresponsive > 0 || stats.purges_epoch > 0;
     accounts_excused += excused;
     return excused;
 }

@@ -53,7 +53,7 @@ ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "trim", "calm-tri
 QUIET = "background=off"
 ATTEMPTS = 3
 # No timed purges, and a wait for the server, however busy the machine is.
-STEADY = "policy=paper,offload_patience=3600000"
+STEADY = "test_policy=paper,test_offload_timeout=3600000"
 
 
 def run_case(programs: Programs, case: str, mode: str) -> None:
@@ -83,10 +83,11 @@ def test_contract_in_each_mode(programs: Programs, case: str, mode: str) -> None
 
 
 # With more messages than the rest: what allocates most is left out.
-TALKATIVE = [f"{OFFLOAD},cache=locked", f"{OFFLOAD},cache=off", "offload=sync"]
+TALKATIVE = [f"{OFFLOAD},test_cache=locked", f"{OFFLOAD},test_cache=off", "offload=on,test_sync=on"]
 MANY_BLOCKS = ["trim", "mallinfo", "calm-trim-small"]
 
 
+@pytest.mark.feature("offload")
 @pytest.mark.parametrize("mode", TALKATIVE)
 @pytest.mark.parametrize("case", [case for case in [*SHARED, *OWN] if case not in MANY_BLOCKS])
 def test_contract_with_many_messages(programs: Programs, case: str, mode: str) -> None:
@@ -128,14 +129,14 @@ def test_statistics_are_json(programs: Programs, way: str) -> None:
     assert len(fields) >= 22
     for name in fields:
         assert isinstance(found.get(name), int), f"{name} is missing"
-    for name in ("policy", "background", "cache", "misuse", "slack", "purge_time", "huge_pages"):
+    for name in ("test_policy", "background", "test_cache", "misuse", "slack", "purge_time", "huge_pages"):
         assert name in found, f"the option {name} is missing"
 
 
 def test_options_are_set_and_read(programs: Programs) -> None:
     for way in OURS:
         ran = programs.run(way, "contracts", "calm-set")
-        assert ran["policy"] == 0
+        assert ran["test_policy"] == 0
         assert len(ran.figures) == 10
 
 

@@ -164,17 +164,18 @@ def test_address_space_is_limited_for_glibc(programs: Programs) -> None:
     assert ran["first"] > 200 * MIB
 
 
+@pytest.mark.feature("offload")
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [3000, 100 * KIB])
 def test_address_space_is_limited_with_a_server(programs: Programs, way: str, block: int) -> None:
     """With a long timeout, because a second heap would find no address space."""
     space = limit(resource.RLIMIT_AS, 256 * MIB)
-    options = f"{OFFLOAD},offload_patience=600000"
+    options = f"{OFFLOAD},test_offload_timeout=600000"
     ran = programs.run(way, "faults", "limit", str(block), options=options, prepare=space)
     assert min(ran["first"], ran["second"], ran["other"], ran["again"]) >= 32 * MIB, ran.stdout
 
 
-@pytest.mark.parametrize("options", ["", "cache=locked", "cache=off"])
+@pytest.mark.parametrize("options", ["", "test_cache=locked", "test_cache=off"])
 def test_address_space_is_limited_with_threads(programs: Programs, options: str) -> None:
     for block in (200, 50 * KIB):
         ran = programs.run(

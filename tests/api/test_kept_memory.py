@@ -29,7 +29,7 @@ def assert_bounded(ran: Ran, block: int) -> None:
 @pytest.mark.parametrize("block", [64, 1000, 9000, 100_000, 3_000_000])
 def test_idle_threads_keep_little(programs: Programs, block: int, order: str, policy: str) -> None:
     ran = programs.run(
-        PRELOAD, "retention", "plain", f"{block},{order}", options=f"background=off,policy={policy}"
+        PRELOAD, "retention", "plain", f"{block},{order}", options=f"background=off,test_policy={policy}"
     )
     assert_bounded(ran, block)
     assert ran["purge_failures"] == 0
@@ -39,14 +39,14 @@ def test_idle_threads_keep_little(programs: Programs, block: int, order: str, po
 @pytest.mark.parametrize("cache", ["locked", "off"])
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_threads_keep_little_with_other_caches(programs: Programs, block: int, cache: str) -> None:
-    options = f"background=off,cache={cache}"
+    options = f"background=off,test_cache={cache}"
     assert_bounded(programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options), block)
 
 
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) -> None:
     """After the server has processed all frees. If it waited for a CPU, a second heap keeps as much again."""
-    options = f"{OFFLOAD},policy=paper"
+    options = f"{OFFLOAD},test_policy=paper"
     ran = programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options)
     assert ran["peak"] > PEAK
     assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
@@ -107,7 +107,7 @@ def test_purges_are_worth_their_cost(programs: Programs, block: int, policy: str
     While they are freed, the limit shrinks with the footprint, and a purge returns three quarters of a tenth
     of that. This makes 26 purges.
     """
-    options = f"background=off,policy={policy}"
+    options = f"background=off,test_policy={policy}"
     ran = programs.run(PRELOAD, "retention", "steady", f"{block},reversed", options=options)
     assert (0 if policy == "adaptive" else 1) <= ran["purges"] <= 40 * most
     assert ran["purged"] <= ran["dirtied"]

@@ -78,7 +78,7 @@ def test_glibc_is_killed(programs: Programs, limited: Callable[[int], Path]) -> 
     assert run_in(limited(160 * MIB), programs, GLIBC) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("options", ["", "background=off", "cache=off"])
+@pytest.mark.parametrize("options", ["", "background=off", "test_cache=off"])
 def test_lives(programs: Programs, limited: Callable[[int], Path], options: str) -> None:
     assert run_in(limited(160 * MIB), programs, PRELOAD, options) == 0
 
@@ -106,7 +106,7 @@ KILLED = 128 + signal.SIGKILL
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("allocator", "options", "status"),
-    [("glibc", "", KILLED), ("calmalloc", "cgroup=off", KILLED), ("calmalloc", "cgroup=on", 0)],
+    [("glibc", "", KILLED), ("calmalloc", "test_cgroup=off", KILLED), ("calmalloc", "test_cgroup=on", 0)],
 )
 def test_version_2(programs: Programs, tmp_path: Path, allocator: str, options: str, status: int) -> None:
     """On an emulated machine, since this one may have no memory controller of version 2."""

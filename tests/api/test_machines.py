@@ -92,7 +92,7 @@ class TestPages:
 
     @pytest.mark.parametrize("policy", ["adaptive", "paper"])
     def test_stress(self, pages: int, policy: str) -> None:
-        out = emulate(pages, "stress", "rounds=3", "live_mib=60", options=f"policy={policy}")
+        out = emulate(pages, "stress", "rounds=3", "live_mib=60", options=f"test_policy={policy}")
         assert "operations" in out
 
     def test_server(self, pages: int) -> None:
@@ -160,9 +160,9 @@ def test_on_valgrinds_machine(programs: Programs, cache: str) -> None:
     """valgrind has no restartable sequences. Here the library serves malloc."""
     valgrind = [tool("valgrind", "valgrind"), "-q", "--tool=none"]
     for case in ("zero-bytes", "errno", "calm-family", "usable-sizes"):
-        programs.run(PRELOAD, "contracts", case, wrapper=valgrind, options=f"cache={cache}")
+        programs.run(PRELOAD, "contracts", case, wrapper=valgrind, options=f"test_cache={cache}")
     ran = programs.run(
-        STATIC, "stress", "rounds=9", "live_mib=40", wrapper=valgrind, options=f"cache={cache}"
+        STATIC, "stress", "rounds=9", "live_mib=40", wrapper=valgrind, options=f"test_cache={cache}"
     )
     assert ran["operations"] > 100
 

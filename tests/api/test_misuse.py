@@ -60,7 +60,7 @@ def test_named_and_survived(programs: Programs, case: str, what: str, mode: str)
     assert_named(ran, case, pointer_of(ran))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "offload=sync"])
+@pytest.mark.parametrize("mode", [*MODES, "offload=on,test_sync=on"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["double-free-now", "unaligned"])
 def test_named_before_it_is_handed_out_again(programs: Programs, case: str, size: str, mode: str) -> None:
@@ -69,7 +69,7 @@ def test_named_before_it_is_handed_out_again(programs: Programs, case: str, size
     assert_named(ran, case, pointer_of(ran))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "offload=sync"])
+@pytest.mark.parametrize("mode", [*MODES, "offload=on,test_sync=on"])
 @pytest.mark.parametrize("size", ["run", "large"])
 def test_named_at_the_end(programs: Programs, size: str, mode: str) -> None:
     """For blocks that no cache holds: at the library's destructor, at the latest."""

@@ -33,21 +33,21 @@ CPUS = sorted(os.sched_getaffinity(0))
 ENDS = sorted({CPUS[0], CPUS[-1]})
 NOBODY = 65534
 
+pytestmark = pytest.mark.feature("offload")
+
 needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a server needs a CPU beside its clients'")
 
 
 @needs_two_cpus
 def test_stopped_for_seconds(programs: Programs) -> None:
     """Twice, while threads and children allocate, and a million frees return. It is reported once."""
-    ran = programs.run(
-        PRELOAD, "offload", "stopped", "1.3,1000000", options=f"{OFFLOAD},offload_cpu={CPUS[-1]}"
-    )
+    ran = programs.run(PRELOAD, "offload", "stopped", "1.3,1000000", options=f"offload={CPUS[-1]}")
     assert complaints(ran.stderr, lost=True) == [LOST]
     assert ran["resident_left"] < 24 * MIB
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("mode", [OFFLOAD, "offload=sync"])
+@pytest.mark.parametrize("mode", [OFFLOAD, "offload=on,test_sync=on"])
 def test_stopped_at_any_moment(programs: Programs, mode: str) -> None:
     ran = programs.run(PRELOAD, "offload", "stops", options=mode)
     assert complaints(ran.stderr, lost=True) in ([], [LOST])
@@ -55,13 +55,13 @@ def test_stopped_at_any_moment(programs: Programs, mode: str) -> None:
 
 @needs_two_cpus
 def test_the_second_heap_is_tidied(programs: Programs) -> None:
-    programs.run(PRELOAD, "offload", "tidied", options=f"{OFFLOAD},offload_cpu={CPUS[-1]}")
+    programs.run(PRELOAD, "offload", "tidied", options=f"offload={CPUS[-1]}")
 
 
 @needs_two_cpus
 @pytest.mark.parametrize("case", [["limited"], ["full", "first"], ["full", "second"]])
 def test_two_heaps_in_little_space(programs: Programs, case: list[str]) -> None:
-    programs.run(PRELOAD, "offload", *case, options=f"{OFFLOAD},offload_cpu={CPUS[-1]}")
+    programs.run(PRELOAD, "offload", *case, options=f"offload={CPUS[-1]}")
 
 
 @needs_two_cpus
@@ -92,7 +92,7 @@ def test_one_thread_for_each_process(programs: Programs, way: str, options: str)
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},policy=paper"])
+@pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},test_policy=paper"])
 def test_idle_it_sleeps(programs: Programs, options: str) -> None:
     programs.run(PRELOAD, "offload", "idle", options=options)
 
@@ -102,7 +102,11 @@ def test_settings_change(programs: Programs, tmp_path: Path) -> None:
     programs.run(PRELOAD, "offload", "settings", options=f"{OFFLOAD},profile_file={tmp_path / 'own'}")
 
 
-COMBINED = ["profile=64k", "policy=paper,cache=locked,profile=64k", "cache=off,slack=20,populate=never"]
+COMBINED = [
+    "profile=64k",
+    "test_policy=paper,test_cache=locked,profile=64k",
+    "test_cache=off,slack=20,test_populate=never",
+]
 
 
 @needs_two_cpus
@@ -114,7 +118,7 @@ def test_with_other_options(programs: Programs, tmp_path: Path, options: str) ->
 
 def where_it_is(programs: Programs, wanted: int | str, client: int) -> tuple[int, list[str]]:
     """The server's CPU, and the message about it, if the program is busy on the client's CPU."""
-    options = f"{OFFLOAD},offload_cpu={wanted}"
+    options = f"offload={wanted}"
     ran = programs.run(PRELOAD, "offload", "placed", str(client), options=options)
     return ran["server_cpu"], complaints(ran.stderr)
 
@@ -131,7 +135,7 @@ def fitting(kind: str, client: int) -> list[int]:
     found = []
     for cpu in CPUS:
         lies_so = {
-            "auto": True,
+            "on": True,
             "sibling": cores[cpu] == cores[client],
             "core": cores[cpu] != cores[client] and sockets[cpu] == sockets[client],
             "socket": sockets[cpu] != sockets[client],
@@ -143,7 +147,7 @@ def fitting(kind: str, client: int) -> list[int]:
 
 @needs_two_cpus
 @pytest.mark.parametrize("client", ENDS)
-@pytest.mark.parametrize("kind", ["auto", "sibling", "core", "socket"])
+@pytest.mark.parametrize("kind", ["on", "sibling", "core", "socket"])
 def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: int) -> None:
     """Or, if there is no such CPU, on another than the client's, with a message."""
     found = fitting(kind, client)
@@ -152,9 +156,9 @@ def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: in
         assert cpu in found
         assert said == []
     else:
-        assert cpu in fitting("auto", client)
+        assert cpu in fitting("on", client)
         assert len(said) == 1
-        assert said[0].startswith(f"calmalloc: offload_cpu={kind}, but there is no ")
+        assert said[0].startswith(f"calmalloc: offload={kind}, but there is no ")
 
 
 @needs_two_cpus
@@ -169,12 +173,12 @@ def test_on_the_cpu_of_that_number(programs: Programs, number: int, client: int)
 def test_on_no_cpu_that_is_not_allowed(programs: Programs) -> None:
     number = min(set(range(len(CPUS) + 1)) - set(CPUS))
     cpu, (said,) = where_it_is(programs, number, CPUS[0])
-    assert cpu in fitting("auto", CPUS[0])
-    assert "not a CPU that the process may run on" in said
+    assert cpu in fitting("on", CPUS[0])
+    assert "a CPU that the process may not run on" in said
 
 
 @pytest.mark.parametrize("way", OURS)
-@pytest.mark.parametrize("mode", [OFFLOAD, "offload=sync"])
+@pytest.mark.parametrize("mode", [OFFLOAD, "offload=on,test_sync=on"])
 def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
     """With one message; the program runs as without offload mode."""
     one = [tool("taskset", "util-linux"), "-c", str(CPUS[0])]

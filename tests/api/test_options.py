@@ -6,18 +6,20 @@ import pytest
 from api_helpers import GLIBC, MIB, OURS, PRELOAD, Programs, complaints
 
 VALID = {
-    "policy": ["adaptive", "paper"],
     "background": ["on", "off"],
-    "cache": ["auto", "locked", "off"],
     "misuse": ["abort", "warn"],
     "slack": ["1", "50", "100", "400"],
     "purge_time": ["1", "2", "10"],
-    "cgroup": ["on", "off"],
     "huge_pages": ["never", "earned"],
-    "populate": ["never", "calloc"],
     "vectored_purge": ["auto", "on", "off"],
-    "offload": ["off", "sync", "on"],
-    "offload_cpu": ["8191", "0", "sibling", "core", "socket", "auto"],
+    "offload": ["off", "on"],
+    "test_policy": ["adaptive", "paper"],
+    "test_cgroup": ["on", "off"],
+    "test_placement": ["off", "lines", "random", "colors"],
+    "test_populate": ["never", "calloc"],
+    "test_cache": ["auto", "locked", "off"],
+    "test_sync": ["on", "off"],
+    "test_offload_timeout": ["1", "3600000", "10"],
 }
 EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
 
@@ -42,24 +44,25 @@ def test_all_at_once(programs: Programs) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ("polcy=paper", ["polcy"]),
-        ("policy", ["policy"]),
-        ("policy=", ["policy"]),
-        ("policy=papers", ["papers"]),
+        ("test_polcy=paper", ["test_polcy"]),
+        ("policy=paper", ["policy"]),
+        ("test_policy", ["test_policy"]),
+        ("test_policy=", ["test_policy"]),
+        ("test_policy=papers", ["papers"]),
         ("slack=abc", ["slack"]),
         ("slack=-5", ["slack"]),
         ("slack=10x", ["slack"]),
-        ("cache=sometimes", ["cache"]),
+        ("test_cache=sometimes", ["cache"]),
         ("background=1", ["background"]),
         ("offload=maybe", ["offload"]),
-        ("offload=1,offload_cpu=far", ["offload", "offload_cpu"]),
-        ("offload_cpu=-1,offload_cpu=8192", ["offload_cpu", "offload_cpu"]),
-        ("offload_cpu=1x,offload_cpu=", ["offload_cpu", "offload_cpu"]),
-        ("Policy=paper", ["Policy"]),
+        ("offload=sync,offload_cpu=1", ["offload", "offload_cpu"]),
+        ("offload=-1,offload=8192", ["offload", "offload"]),
+        ("offload=1x,offload=", ["offload", "offload"]),
+        ("test_Policy=paper", ["test_Policy"]),
         ("nonsense", ["nonsense"]),
         ("=paper", ["calmalloc:"]),
-        ("first=1,policy=paper,second=2", ["first", "second"]),
-        ("policy=paper,cache=bad,misuse=bad", ["cache", "misuse"]),
+        ("first=1,test_policy=paper,second=2", ["first", "second"]),
+        ("test_policy=paper,test_cache=bad,misuse=bad", ["cache", "misuse"]),
         ("x" * 5000 + "=1", ["xxx"]),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
@@ -72,11 +75,11 @@ def test_bad_option(programs: Programs, way: str, options: str, named: list[str]
     for line, name in zip(lines, named, strict=True):
         assert line.startswith("calmalloc:")
         assert name in line
-    expected = "paper" if ",policy=paper" in options or options.startswith("policy=paper,") else "adaptive"
-    assert {**ran.report, **ran.report.get("options", {})}["policy"] == expected
+    is_paper = "test_policy=paper" in options.split(",")
+    assert ran.report["options"]["test_policy"] == ("paper" if is_paper else "adaptive")
 
 
-@pytest.mark.parametrize("options", ["", "policy=paper"])
+@pytest.mark.parametrize("options", ["", "test_policy=paper"])
 def test_silent(programs: Programs, options: str) -> None:
     for way in OURS:
         assert programs.run(way, "stress", "rounds=2", CALM_OPTIONS=options).stderr == ""
@@ -136,7 +139,7 @@ def test_slack_is_what_is_kept(programs: Programs) -> None:
 
 
 def test_without_a_cache_nothing_is_cached(programs: Programs) -> None:
-    ran = programs.run(PRELOAD, "retention", "plain", "100,reversed", options="cache=off,background=off")
+    ran = programs.run(PRELOAD, "retention", "plain", "100,reversed", options="test_cache=off,background=off")
     assert ran["cached"] == 0
     ran = programs.run(PRELOAD, "retention", "plain", "100,reversed", options="background=off")
     assert 0 < ran["cached"] <= ran["cached_limit"]

@@ -9,7 +9,7 @@ import pytest
 from api_helpers import GLIBC, LINKED, OFFLOAD, OURS, PRELOAD, Programs
 
 SHARED = [PRELOAD, LINKED]
-EVERYWHERE = [(GLIBC, ""), *itertools.product(OURS, ["", "cache=locked", OFFLOAD])]
+EVERYWHERE = [(GLIBC, ""), *itertools.product(OURS, ["", "test_cache=locked", OFFLOAD])]
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has what is given up")
 
@@ -52,7 +52,7 @@ def test_filter_alone(programs: Programs, way: str, options: str, how: str) -> N
     programs.run(way, "privileges", "filtered-alone", how, options=options)
 
 
-@pytest.mark.parametrize("options", ["", "cache=locked", OFFLOAD])
+@pytest.mark.parametrize("options", ["", "test_cache=locked", OFFLOAD])
 @pytest.mark.parametrize("way", OURS)
 def test_filter_at_once(programs: Programs, way: str, options: str) -> None:
     """Before the allocator has a thread. (glibc then queries the CPUs, and is killed.)"""

@@ -18,15 +18,16 @@ import pytest
 from api_helpers import BUILD, BUILD_AARCH64, INCLUDE, REPOSITORY, archive, built, compile_program, tool
 from commanded import Commanded, commanded
 from elftools.elf.elffile import ELFFile
+from features import lacks
 from waiting import wait_until
 
 from calm.core import control, counters
 
 MIB = 1 << 20
 MEAN = 512 << 10
+HEAP_PROFILE = {"otel_memory:alloc": 3, "otel_memory:free": 1}
 OURS = {
-    "otel_memory:alloc": 3,
-    "otel_memory:free": 1,
+    **({} if lacks("profile") else HEAP_PROFILE),
     "calmalloc:purge__begin": 2,
     "calmalloc:purge__end": 4,
     "calmalloc:limit": 1,
@@ -238,6 +239,7 @@ PROFILE = {
 }
 
 
+@pytest.mark.feature("profile")
 @pytest.mark.parametrize("options", ["", "offload=on", "profile=64k"])
 def test_heap_profile(library: Path, options: str) -> None:
     """Weights add up to what was allocated; what is freed are blocks whose allocation was seen."""
@@ -262,6 +264,7 @@ def test_heap_profile(library: Path, options: str) -> None:
     assert abs(maps["@frees"][f"{pid}"] - seen) <= 1 + seen // 100
 
 
+@pytest.mark.feature("profile")
 def test_listener_goes(library: Path) -> None:
     """Sampling is on while a tracer listens; also one that is killed leaves nothing behind."""
     with commanded(preload=library) as program:
@@ -279,6 +282,7 @@ def test_listener_goes(library: Path) -> None:
         assert program.end() == 0
 
 
+@pytest.mark.feature("profile")
 def test_forks(library: Path) -> None:
     """A child of a process that is traced is traced as well, and no longer once the tracer goes."""
     with commanded(preload=library) as program:
@@ -302,7 +306,7 @@ def test_governor(library: Path) -> None:
         "@ends[arg0] = count();",
         "calmalloc:limit": "@limit = count(); if (arg0 == @last) { @same = count(); } @last = arg0;",
     }
-    with commanded(preload=library, options="policy=paper,slack=1000,background=off") as program:
+    with commanded(preload=library, options="test_policy=paper,slack=1000,background=off") as program:
         program.do("hold 200 1000000")
         with traced(program, probes, library) as tracer:
             program.do("free-every 2", "busy")

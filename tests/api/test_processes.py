@@ -60,7 +60,7 @@ def test_ends_while_busy(programs: Programs, end: str, status: int, mode: str) -
 @pytest.mark.parametrize("mode", MODES)
 def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
     """While three other threads allocate."""
-    forks = "100" if mode == "cache=auto" else "40"
+    forks = "100" if mode == "test_cache=auto" else "40"
     programs.run(PRELOAD, "processes", "fork-storm", forks, options=f"{mode},background={background}")
 
 
@@ -75,7 +75,7 @@ def test_processes_linked(programs: Programs, way: str, case: str) -> None:
 @pytest.mark.parametrize(("policy", "most"), [("paper", 16 * MIB), ("adaptive", 40 * MIB)])
 def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: int) -> None:
     """Twelve children of a parent that holds 64 MiB. Each child allocated and freed 20 MiB five times."""
-    ran = programs.run(PRELOAD, "processes", "prefork", "12", options=f"background=off,policy={policy}")
+    ran = programs.run(PRELOAD, "processes", "prefork", "12", options=f"background=off,test_policy={policy}")
     assert 0 < ran["dirty_most"] < most
     assert ran["above_most"] < 6 * MIB
 
@@ -83,7 +83,7 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
     """In waves of 50. The memory kept does not grow with their number; little slack makes growth visible."""
-    options = f"{mode},background=off,policy=paper,slack=20"
+    options = f"{mode},background=off,test_policy=paper,slack=20"
     ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
     # The memory prepared for threads, or in a second heap, differs from wave to wave.
     assert ran["grown_late"] <= ran["grown_early"] + (8 if mode == OFFLOAD else 2) * MIB
@@ -109,7 +109,7 @@ def hogs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-@pytest.mark.parametrize("options", ["", "cache=locked", "background=off", OFFLOAD])
+@pytest.mark.parametrize("options", ["", "test_cache=locked", "background=off", OFFLOAD])
 def test_opened_late(programs: Programs, hogs: list[Path], options: str) -> None:
     """Beside glibc's malloc, with no thread-local memory left for libraries that need a fixed offset."""
     ran = programs.run(GLIBC, "late_open", shared_library(), *hogs, options=options)

@@ -30,6 +30,8 @@ from api_helpers import (
 
 from calm.core.protobuf import fields
 
+pytestmark = pytest.mark.feature("profile")
+
 MB = 1_000_000
 TOOLCHAIN = Path("/usr/local/go/bin/go")  # where Go's own archives go
 # Go's pprof names nothing in .text.startup, where gcc puts what only main calls.

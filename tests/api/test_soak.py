@@ -45,7 +45,7 @@ def assert_steady(ran: Ran) -> None:
 
 
 # Where giving back may cost all CPU time, memory that waves leave is gone soon after each.
-@pytest.mark.parametrize("mode", ["cache=auto", OFFLOAD])
+@pytest.mark.parametrize("mode", ["test_cache=auto", OFFLOAD])
 def test_soak(programs: Programs, mode: str) -> None:
     ran = programs.run(PRELOAD, "soak", "0", "9", options=f"{mode},purge_time=100")
     assert_steady(ran)
@@ -71,7 +71,7 @@ def test_a_creep_would_be_found() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(20000)
-@pytest.mark.parametrize("options", ["purge_time=100", "policy=paper", f"{OFFLOAD},purge_time=100"])
+@pytest.mark.parametrize("options", ["purge_time=100", "test_policy=paper", f"{OFFLOAD},purge_time=100"])
 def test_soak_long(programs: Programs, options: str) -> None:
     """CALM_SOAK_SECONDS each, half an hour by default; ten times that counts as a hang."""
     seconds = os.environ.get("CALM_SOAK_SECONDS", "1800")

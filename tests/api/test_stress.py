@@ -28,12 +28,15 @@ SEED = int(os.environ["CALM_TEST_SEED"])
 ROUNDS = "rounds=9"
 
 SETTINGS = [
-    f"policy={policy},background={background},cache={cache}"
+    f"test_policy={policy},background={background},test_cache={cache}"
     for policy in ("paper", "adaptive")
     for background in ("on", "off")
     for cache in ("auto", "locked", "off")
 ]
-SETTINGS += [f"{OFFLOAD},{more}" for more in ("policy=paper", "cache=locked", "cache=off,background=off")]
+SETTINGS += [
+    f"{OFFLOAD},{more}"
+    for more in ("test_policy=paper", "test_cache=locked", "test_cache=off,background=off")
+]
 
 
 def seed(offset: int) -> str:
@@ -51,13 +54,20 @@ def test_stress(programs: Programs, settings: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    ["vectored_purge=off", "slack=10", "slack=1000", "purge_time=0", "huge_pages=never", "offload=sync"],
+    [
+        "vectored_purge=off",
+        "slack=10",
+        "slack=1000",
+        "purge_time=0",
+        "huge_pages=never",
+        "offload=on,test_sync=on",
+    ],
 )
 def test_stress_with_other_settings(programs: Programs, settings: str) -> None:
     programs.run(PRELOAD, "stress", seed(20), ROUNDS, options=settings)
 
 
-@pytest.mark.parametrize("mode", ["cache=auto", OFFLOAD])
+@pytest.mark.parametrize("mode", ["test_cache=auto", OFFLOAD])
 @pytest.mark.parametrize("threads", [1, 16, 64])
 def test_stress_with_threads(programs: Programs, threads: int, mode: str) -> None:
     ran = programs.run(PRELOAD, "stress", seed(30), ROUNDS, f"threads={threads}", options=mode)
@@ -94,13 +104,13 @@ def test_the_model_finds_what_is_wrong(fault: int) -> None:
 
 # ThreadSanitizer sees neither restartable sequences, nor a helper that it did not start itself.
 SANITIZED = [
-    ("tsan", "cache=locked,background=off"),
-    ("tsan", "cache=off,background=off,policy=paper"),
-    ("tsan", "cache=locked,background=off,vectored_purge=off,slack=20"),
-    ("tsan", f"{OFFLOAD},cache=locked"),
-    ("asan", "cache=auto"),
-    ("asan", "cache=locked,policy=paper"),
-    ("asan", "cache=off,background=off,slack=20"),
+    ("tsan", "test_cache=locked,background=off"),
+    ("tsan", "test_cache=off,background=off,test_policy=paper"),
+    ("tsan", "test_cache=locked,background=off,vectored_purge=off,slack=20"),
+    ("tsan", f"{OFFLOAD},test_cache=locked"),
+    ("asan", "test_cache=auto"),
+    ("asan", "test_cache=locked,test_policy=paper"),
+    ("asan", "test_cache=off,background=off,slack=20"),
     ("asan", OFFLOAD),
 ]
 

@@ -7,8 +7,10 @@
 #ifndef CALM_TESTS_HEAP_WALK_H
 #define CALM_TESTS_HEAP_WALK_H
 
-#include "heap/heap.h"
+#include "heap/large_blocks.h"
+#include "heap/purge_batch.h"
 #include "heap/slab.h"
+#include "heap/slab_blocks.h"
 
 #include <string.h>
 
@@ -18,7 +20,7 @@
 struct heap_walk {
     size_t spans;
     size_t runs[RUN_KINDS], run_pages[RUN_KINDS];
-    size_t purging_pages, large_pages, large_blocks, moved_blocks, ahead_pages, slabs;
+    size_t purging_pages, large_pages, large_blocks, moved_blocks, calloc_populated_pages, slabs;
     size_t slab_used_pages, slab_dirty_pages, slabs_with_dirty, used_blocks;
 };
 
@@ -47,16 +49,20 @@ static inline size_t walk_order(const struct span *root, void (*each)(void *cont
     return count;
 }
 
+static inline bool slab_in_use(const struct span *slab, size_t block) {
+    return (slab->allocated[block / 64] >> (block % 64) & 1) != 0;
+}
+
 static inline void walk_slab(const struct heap *heap, const struct span *slab, struct heap_walk *walk) {
     const struct space *space = &heap->space;
     const struct size_class *class = &heap->classes->of[slab->class];
     static uint16_t users[UINT16_MAX];
-    uint32_t number = space_span_number(space, slab);
+    uint32_t number = span_number(&space->spans, slab);
     CHECK(slab->class >= 1 && slab->class < heap->classes->count);
     CHECK_EQUAL(slab->pages, class->slab_pages);
     memset(users, 0, slab->pages * sizeof *users);
     size_t used = 0;
-    size_t bits = (space->span_bytes - sizeof *slab) * 8;
+    size_t bits = (space->spans.span_bytes - sizeof *slab) * 8;
     for (size_t block = 0; block < bits; block++) {
         if (!slab_in_use(slab, block)) {
             continue;
@@ -100,7 +106,7 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
     case SPAN_LARGE:
         walk->large_blocks++;
         walk->moved_blocks += span->moved;
-        walk->ahead_pages += span->ahead ? span->pages : 0;
+        walk->calloc_populated_pages += span->calloc_populated ? span->pages : 0;
         walk->large_pages += span->pages;
         break;
     case SPAN_SLAB:
@@ -111,13 +117,13 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
     }
 }
 
-/* Neighbours that should be one run. Whole huge regions may lie side by side: nothing is lost by it. */
+/* Neighbours that should be one run. Whole huge-page regions may be adjacent: nothing is lost by it. */
 static inline bool walk_may_join(const struct heap *heap, const struct span *before,
                                  const struct span *span) {
     if (!walk_is_free(before) || !walk_is_free(span) || walk_kind(before) != walk_kind(span)) {
         return false;
     }
-    size_t region = heap->runs.huge_pages << heap->space.page_shift;
+    size_t region = heap->runs.region_pages << heap->space.page_shift;
     return !span->huge || (uintptr_t)span->base % region != 0;
 }
 
@@ -194,8 +200,8 @@ static inline void walk_bins(const struct heap *heap) {
         found += walk_order(heap->bins[class].part_used, walk_part_used, &bin);
         found += current != NULL && current->used_blocks < heap->classes->of[class].slab_blocks;
     }
-    for (uint32_t number = 1; number < heap->space.spans_end; number++) {
-        const struct span *span = space_span(&heap->space, number);
+    for (uint32_t number = 1; number < heap->space.spans.end; number++) {
+        const struct span *span = span_at(&heap->space.spans, number);
         wanted += span->state == SPAN_SLAB && span->used_blocks < heap->classes->of[span->class].slab_blocks;
     }
     CHECK_EQUAL(found, wanted);
@@ -224,31 +230,32 @@ static inline bool walk_is_dirty_slab(const struct span *span) {
 
 /* The bits of unused descriptors, and the bits that say where those are. */
 static inline void walk_descriptors(const struct heap *heap, size_t spans, size_t idle) {
-    const struct space *space = &heap->space;
-    const uint64_t *words = (const uint64_t *)(const void *)space->free_words_region.base;
-    const uint64_t *bits = (const uint64_t *)(const void *)space->free_spans_region.base;
+    const struct span_table *table = &heap->space.spans;
+    const struct address_range *free_spans = &table->memory[TABLE_FREE_SPANS];
+    const uint64_t *words = (const uint64_t *)(const void *)table->memory[TABLE_FREE_WORDS].base;
+    const uint64_t *bits = (const uint64_t *)(const void *)free_spans->base;
     size_t unused = 0;
-    for (size_t row = 0; row * 64 < space->spans_end && row * 8 < space->free_spans_region.committed; row++) {
+    for (size_t row = 0; row * 64 < table->end && row * 8 < free_spans->committed; row++) {
         unused += (size_t)__builtin_popcountll(bits[row]);
         CHECK_EQUAL(words[row / 64] >> (row % 64) & 1, bits[row] != 0);
-        CHECK(bits[row] == 0 || space->lowest_free_word <= row / 64);
+        CHECK(bits[row] == 0 || table->lowest_free_word <= row / 64);
         for (uint64_t left = bits[row]; left != 0; left &= left - 1) {
             size_t number = row * 64 + (size_t)__builtin_ctzll(left);
-            CHECK(number > 0 && number < space->spans_end);
-            CHECK_EQUAL(space_span(space, (uint32_t)number)->state, SPAN_UNUSED);
+            CHECK(number > 0 && number < table->end);
+            CHECK_EQUAL(span_at(table, (uint32_t)number)->state, SPAN_UNUSED);
         }
     }
-    CHECK_EQUAL(space->spans_unused, unused);
-    CHECK_EQUAL(space->spans_end - 1, spans + unused + idle);
+    CHECK_EQUAL(table->unused, unused);
+    CHECK_EQUAL(table->end - 1, spans + unused + idle);
 }
 
 /* Where colors are known, those of the blocks that are there, and of no others. */
 static inline void walk_colors(const struct heap *heap) {
-    static size_t blocks[CACHES_MOST][COLORS_MOST];
+    static size_t blocks[MAX_HARDWARE_CACHES][MAX_COLORS];
     size_t all = 0;
     memset(blocks, 0, sizeof blocks);
-    for (uint32_t number = 1; number < heap->space.spans_end; number++) {
-        const struct span *span = space_span(&heap->space, number);
+    for (uint32_t number = 1; number < heap->space.spans.end; number++) {
+        const struct span *span = span_at(&heap->space.spans, number);
         if (span->state == SPAN_LARGE && span->colored) {
             CHECK(span->huge);
             for (size_t i = 0; i < heap->colors.count; i++) {
@@ -266,7 +273,7 @@ static inline void walk_colors(const struct heap *heap) {
     }
 }
 
-/* idle: descriptors that space_take_idle holds. batch: ranges handed out, or NULL. */
+/* idle: descriptors that span_table_take_idle holds. batch: ranges handed out, or NULL. */
 static inline struct heap_walk heap_walk(const struct heap *heap, const struct purge_batch *batch,
                                          size_t idle) {
     struct heap_walk walk = {0};
@@ -301,7 +308,7 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
                 walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);
     CHECK_EQUAL(heap->purging_pages, walk.purging_pages);
     CHECK_EQUAL(heap->moved_spans, walk.moved_blocks);
-    CHECK_EQUAL(heap->ahead_pages, walk.ahead_pages);
+    CHECK_EQUAL(heap->calloc_populated_pages, walk.calloc_populated_pages);
     return walk;
 }
 

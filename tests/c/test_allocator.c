@@ -11,9 +11,12 @@
 #include "api/options.h"
 #include "governor/governor.h"
 #include "heap_walk.h"
+#include "test_clock.h"
+
+#ifdef CALM_OFFLOAD
 #include "offload/backend_offload.h"
 #include "offload/client.h"
-#include "test_clock.h"
+#endif
 
 #include <errno.h>
 #include <pthread.h>
@@ -229,7 +232,11 @@ static void *run_briefly(void *argument) {
 }
 
 static bool is_offloaded(void) {
+#ifdef CALM_OFFLOAD
     return calm_allocator.backend == &calm_offload.backend;
+#else
+    return false;
+#endif
 }
 
 /* Of a server that does not answer in time they are read as they happen to be, one after the other. */
@@ -249,14 +256,18 @@ static struct calm_stats stats_now(void) {
 
 /* Has what be done until the server did not miss it. Where nobody else is its client. */
 static void have_served(void (*what)(void)) {
+#ifdef CALM_OFFLOAD
     uint64_t losses;
     do {
-        while (is_offloaded() && atomic_load(&calm_offload.server.starved)) {
+        while (is_offloaded() && atomic_load(&calm_offload.server.is_unresponsive)) {
             check_nap(1000000);
         }
-        losses = atomic_load(&calm_offload.server.losses);
+        losses = atomic_load(&calm_offload.server.unresponsive);
         what();
-    } while (atomic_load(&calm_offload.server.losses) != losses);
+    } while (atomic_load(&calm_offload.server.unresponsive) != losses);
+#else
+    what();
+#endif
 }
 
 /* Trims, reads the counters, changes settings, and lets short threads come and go. */
@@ -297,6 +308,7 @@ static void walk(void *unused) {
     heap_walk(&calm_governor.heap, NULL, 0);
 }
 
+#ifdef CALM_OFFLOAD
 /* Of a server that the machine keeps from its work, again: a heap that it may be in the midst of is in no
  * order.
  */
@@ -304,8 +316,8 @@ static enum answer run_by_server(enum call_kind kind, void (*work)(void *subject
     enum answer answer;
     do {
         answer = client_run(&calm_offload.server, 0, kind, work, subject);
-        check_nap(answer == ANSWER_LOST ? 1000000 : 0);
-    } while (answer == ANSWER_LOST && !calm_offload.server.left_behind);
+        check_nap(answer == ANSWER_UNRESPONSIVE ? 1000000 : 0);
+    } while (answer == ANSWER_UNRESPONSIVE && !calm_offload.server.orphaned);
     return answer;
 }
 
@@ -313,18 +325,27 @@ static enum answer run_by_server(enum call_kind kind, void (*work)(void *subject
 static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
                     void *subject) {
     while (is_offloaded()) {
-        if (run_by_server(kind, by_server, subject) != ANSWER_LENT) {
+        if (run_by_server(kind, by_server, subject) != ANSWER_SHARED) {
             return;
         }
-        struct endpoint *borrowed = client_borrow(&calm_offload.server, 0);
+        struct endpoint *borrowed = client_enter_shared(&calm_offload.server, 0);
         if (borrowed != NULL) {
             work(subject);
-            client_return(borrowed);
+            client_leave_shared(borrowed);
             return;
         }
     }
     work(subject);
 }
+#else
+enum call_kind { CALL_SHORT, CALL_LONG };
+
+static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
+                    void *subject) {
+    (void)kind, (void)by_server;
+    work(subject);
+}
+#endif
 
 /* A helper may be at work all the same: under its lock it is not. */
 static void walk_by_lock(void *unused) {
@@ -417,7 +438,7 @@ static void read_stats(void) {
 static void read_excess(void *subject) {
     const struct governor *governor = &calm_governor;
     governor_lock(&calm_governor);
-    size_t retained = (heap_dirty_pages(&governor->heap) + governor->heap.purging_pages) * os_page_size();
+    size_t retained = (heap_dirty_pages(&governor->heap) + governor->heap.purging_pages) * vm_page_size();
     size_t limit = governor_limit_bytes(governor);
     governor_unlock(&calm_governor);
     *(size_t *)subject = retained > limit ? retained - limit : 0;
@@ -437,8 +458,8 @@ static void check_parked(void) {
     if (excess > 0) {
         fprintf(stderr, "retained %llu, limit %llu, footprint %llu, purges %llu, timed %llu, asked %llu\n",
                 (unsigned long long)stats.retained, (unsigned long long)stats.retained_limit,
-                (unsigned long long)stats.footprint, (unsigned long long)stats.purges,
-                (unsigned long long)stats.purges_timed, (unsigned long long)stats.purges_asked);
+                (unsigned long long)stats.footprint, (unsigned long long)stats.purges_limit,
+                (unsigned long long)stats.purges_epoch, (unsigned long long)stats.purges_request);
     }
     CHECK_EQUAL(excess, 0);
     CHECK(stats.reserved >= stats.footprint);
@@ -489,17 +510,17 @@ static void run(void) {
     printf("%llu operations, %llu rounds, %llu forks, %llu purges, %llu timed, %llu asked, %llu moves, %llu "
            "drains\n",
            (unsigned long long)operations, (unsigned long long)rounds, (unsigned long long)forks_done,
-           (unsigned long long)stats.purges, (unsigned long long)stats.purges_timed,
-           (unsigned long long)stats.purges_asked, (unsigned long long)stats.large_moves,
-           (unsigned long long)stats.cache_drains);
-    CHECK(stats.purges_asked > 0);
-    CHECK(is_offloaded() || stats.purges + stats.purges_timed > 0);
+           (unsigned long long)stats.purges_limit, (unsigned long long)stats.purges_epoch,
+           (unsigned long long)stats.purges_request, (unsigned long long)stats.large_moves,
+           (unsigned long long)stats.cache_flushes);
+    CHECK(stats.purges_request > 0);
+    CHECK(is_offloaded() || stats.purges_limit + stats.purges_epoch > 0);
     if (is_offloaded()) {
         printf("%llu hits, %llu misses, %llu calls, %llu records, %llu stocked, %llu unused, %llu lost\n",
                (unsigned long long)stats.offload_hits, (unsigned long long)stats.offload_misses,
-               (unsigned long long)stats.offload_calls, (unsigned long long)stats.offload_records,
-               (unsigned long long)stats.offload_stocked, (unsigned long long)stats.offload_unused,
-               (unsigned long long)stats.offload_lost);
+               (unsigned long long)stats.offload_calls, (unsigned long long)stats.offload_messages,
+               (unsigned long long)stats.offload_prefilled, (unsigned long long)stats.offload_prefill_unused,
+               (unsigned long long)stats.offload_unresponsive);
     }
 }
 
@@ -527,14 +548,16 @@ static void check_empty(void) {
     CHECK_EQUAL(parked_stats.cached, 0);
     CHECK_EQUAL(parked_stats.in_use, 0);
     CHECK_EQUAL(parked_stats.retained, 0);
-    if (is_offloaded() && parked_stats.offload_lent == 0) {
+    if (is_offloaded() && parked_stats.offload_shared_switches == 0) {
         CHECK_EQUAL(parked_stats.heap_locks, 0);
     }
+#ifdef CALM_OFFLOAD
     struct governor *second = atomic_load(&calm_offload.second_made) > 0 ? &calm_offload.second : NULL;
     if (second != NULL) {
         heap_walk(&second->heap, NULL, 0);
         CHECK_EQUAL(heap_used_pages(&second->heap), 0);
     }
+#endif
 }
 
 /* test_allocator [rounds] */
@@ -544,7 +567,7 @@ int main(int argc, char **argv) {
     rounds = check_rounds(argc > 1 ? strtoull(argv[1], NULL, 10) : rounds);
     /* A thread without the C library's is none to ThreadSanitizer. */
     CHECK(!WATCHES_THREADS || calm_set("background", "off") == 0);
-    if (options_offload() != OPTION_OFFLOAD_OFF && !is_offloaded()) {
+    if (calm_options.offload != OPTION_OFFLOAD_OFF && !is_offloaded()) {
         return SKIPPED; /* it said why */
     }
     if (!is_offloaded()) { /* whose threads wait for each other by the time, too */

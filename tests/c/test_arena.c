@@ -5,8 +5,9 @@
 
 #include "arena.h"
 #include "check.h"
+#include "os/vm.h"
 
-#define PAGE     4096UL
+#define PAGE     vm_page_size()
 #define HUGE     (2UL << 20)
 #define MIB      (1UL << 20)
 #define KEEP_ALL (1UL << 30)
@@ -38,22 +39,22 @@ static struct heap *map_heap(void) {
 static void test_claims(struct heap *heap) {
     struct arena *arena = make_arena(heap, 64 * PAGE, 64 * PAGE);
     size_t usable = arena_usable_bytes(arena);
-    CHECK(arena_claim(arena, usable, PAGE, 0) == 0);
-    CHECK(arena_claim(arena, usable + 1, PAGE, 0) == PAGE);
+    CHECK(arena_claim(arena, usable, 0) == 0);
+    CHECK(arena_claim(arena, usable + 1, 0) == PAGE);
     CHECK(heap->mprotect_size == 65 * PAGE && heap->size == 64 * PAGE);
     ((char *)heap)[65 * PAGE - 1] = 1; /* is writable */
-    CHECK(arena_claim(arena, MIB, PAGE, 0) > 0);
+    CHECK(arena_claim(arena, MIB, 0) > 0);
     CHECK(arena_usable_bytes(arena) >= MIB && arena_usable_bytes(arena) < MIB + PAGE);
 }
 
 static void test_claims_end_with_the_heap(struct heap *heap) {
     for (size_t huge = 0; huge <= HUGE; huge += HUGE) {
         struct arena *arena = make_arena(heap, 64 * PAGE, HEAP_MAX_BYTES - 3 * PAGE);
-        arena_claim(arena, KEEP_ALL, PAGE, huge);
+        arena_claim(arena, KEEP_ALL, huge);
         CHECK(heap->mprotect_size == HEAP_MAX_BYTES - (huge > 0 ? PAGE : 0));
         arena = make_arena(heap, HEAP_MAX_BYTES, HEAP_MAX_BYTES);
         /* Little enough that what lies behind the heap could be claimed by mistake. */
-        CHECK(arena_claim(arena, arena_usable_bytes(arena) + MIB, PAGE, huge) == 0);
+        CHECK(arena_claim(arena, arena_usable_bytes(arena) + MIB, huge) == 0);
         CHECK(heap->mprotect_size == HEAP_MAX_BYTES);
     }
 }
@@ -61,24 +62,24 @@ static void test_claims_end_with_the_heap(struct heap *heap) {
 /* No claim makes a huge page's place usable whole: its last page is left to glibc. */
 static void test_claims_stop_short_of_huge_pages(struct heap *heap) {
     struct arena *arena = make_arena(heap, 64 * PAGE, 64 * PAGE);
-    CHECK(arena_claim(arena, KEEP_ALL, PAGE, HUGE) == HUGE - PAGE - 64 * PAGE);
+    CHECK(arena_claim(arena, KEEP_ALL, HUGE) == HUGE - PAGE - 64 * PAGE);
     CHECK(heap->mprotect_size == HUGE - PAGE);
-    CHECK(arena_claim(arena, KEEP_ALL, PAGE, HUGE) == 0);
+    CHECK(arena_claim(arena, KEEP_ALL, HUGE) == 0);
     arena = make_arena(heap, 64 * PAGE, HUGE);
-    CHECK(arena_claim(arena, KEEP_ALL, PAGE, HUGE) == HUGE - PAGE);
+    CHECK(arena_claim(arena, KEEP_ALL, HUGE) == HUGE - PAGE);
 }
 
 static void test_excess_and_cut(struct heap *heap) {
     struct arena *arena = make_arena(heap, 4 * MIB, 4 * MIB);
     size_t top = arena_top_bytes(arena);
-    CHECK(arena_excess_bytes(arena, false, top, PAGE) == 0);
-    CHECK(arena_excess_bytes(arena, false, KEEP_ALL, PAGE) == 0);
-    size_t excess = arena_excess_bytes(arena, false, MIB, PAGE);
+    CHECK(arena_excess_bytes(arena, top) == 0);
+    CHECK(arena_excess_bytes(arena, KEEP_ALL) == 0);
+    size_t excess = arena_excess_bytes(arena, MIB);
     CHECK(excess % PAGE == 0 && excess > 0);
     CHECK(top - excess >= MIB + CHUNK_MIN_BYTES);
     CHECK(top - excess < MIB + CHUNK_MIN_BYTES + 2 * PAGE);
     /* With nothing to keep, the top's header still stays. */
-    CHECK(top - arena_excess_bytes(arena, false, 0, PAGE) >= CHUNK_MIN_BYTES);
+    CHECK(top - arena_excess_bytes(arena, 0) >= CHUNK_MIN_BYTES);
 
     char *end = arena_top_end(arena);
     arena_cut_purged(arena, excess);
@@ -95,7 +96,7 @@ static void test_lock(struct heap *heap) {
     CHECK(!arena_trylock(arena));
     arena_unlock(arena);
     CHECK(arena_trylock(arena));
-    arena->mutex = 2; /* somebody waits: unlocking wakes it, and frees the lock all the same */
+    arena->mutex = 2; /* a thread waits: unlocking wakes it, and frees the lock all the same */
     arena_unlock(arena);
     CHECK(arena_trylock(arena));
 }

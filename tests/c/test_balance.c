@@ -1,12 +1,12 @@
 /* The selection of pages for colored memory from a surplus, compared with every possible choice. */
-#include "placement/balance.h"
+#include "colored/balance.h"
 
 #include <stdbool.h>
 #include <string.h>
 
 #include "check.h"
 
-#define COLORS_MOST 3
+#define MAX_COLORS  3
 #define PAGES_MOST  6
 #define PLACES_MOST 4
 
@@ -20,7 +20,7 @@ struct cost {
 static struct cost cost_of(const uint16_t *color_of, size_t colors, size_t first, size_t places,
                            const uint32_t *chosen) {
     struct cost cost = {0, 0, 0};
-    size_t used[COLORS_MOST] = {0};
+    size_t used[MAX_COLORS] = {0};
     for (size_t i = 0; i < places; i++) {
         uint16_t color = color_of[chosen[i]];
         cost.misplaced += color != (first + i) % colors;
@@ -67,7 +67,7 @@ static void check_choice(const uint16_t *color_of, size_t pages, size_t colors, 
     uint32_t chosen[PAGES_MOST];
     uint32_t next[PAGES_MOST];
     struct balance balance = balance_choose(color_of, pages, colors, first, places, chosen, next);
-    size_t used[COLORS_MOST] = {0};
+    size_t used[MAX_COLORS] = {0};
     for (size_t i = 0; i < places; i++) {
         CHECK(chosen[i] < pages);
         for (size_t other = 0; other < i; other++) {
@@ -94,7 +94,7 @@ static void check_choice(const uint16_t *color_of, size_t pages, size_t colors, 
 }
 
 static void test_no_choice_is_better(void) {
-    for (size_t colors = 1; colors <= COLORS_MOST; colors++) {
+    for (size_t colors = 1; colors <= MAX_COLORS; colors++) {
         for (size_t pages = 1; pages <= PAGES_MOST; pages++) {
             size_t kinds = colors + 1; /* one of them unknown */
             size_t all = 1;
@@ -133,7 +133,7 @@ static void test_the_order_is_regular(void) {
 
 /* Of one color alone, all but its own places are others', and all beyond an even share crowd it. */
 static void test_one_color(void) {
-    enum { COLORS = BALANCE_COLORS_MOST, PAGES = 2 * COLORS };
+    enum { COLORS = BALANCE_MAX_COLORS, PAGES = 2 * COLORS };
     static uint16_t color_of[PAGES];
     static uint32_t chosen[PAGES];
     static uint32_t next[PAGES];

@@ -1,5 +1,5 @@
 /* Cache geometry: read from machines simulated by files, and from this machine. */
-#include "os/caches.h"
+#include "os/hardware_caches.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -29,11 +29,11 @@ static void test_nehalem(void) {
     put_cache(1, "1\n", "Instruction\n", "32K\n", "4\n", "0,8\n");
     put_cache(2, "2\n", "Unified\n", "256K\n", "8\n", "0,8\n");
     put_cache(3, "3\n", "Unified\n", "8192K\n", "16\n", "0-3,8-11\n");
-    struct os_cache caches[CACHES_MOST];
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
     errno = 1234;
-    CHECK_EQUAL(os_caches(root, caches, CACHES_MOST), 3);
+    CHECK_EQUAL(hardware_caches_read(root, caches, MAX_HARDWARE_CACHES), 3);
     CHECK_EQUAL(errno, 1234);
-    const struct os_cache expected[] = {
+    const struct hardware_cache expected[] = {
         {1, 32 << 10, 8, 64, 64, 2}, {2, 256 << 10, 8, 64, 512, 2}, {3, 8 << 20, 16, 64, 8192, 8}};
     for (size_t i = 0; i < 3; i++) {
         CHECK_EQUAL(caches[i].level, expected[i].level);
@@ -43,21 +43,21 @@ static void test_nehalem(void) {
         CHECK_EQUAL(caches[i].sets, expected[i].sets);
         CHECK_EQUAL(caches[i].cpus, expected[i].cpus);
     }
-    CHECK_EQUAL(os_cache_way_bytes(&caches[2]), 512 << 10);
-    CHECK_EQUAL(os_caches(root, caches, 2), 2);
+    CHECK_EQUAL(hardware_cache_way_bytes(&caches[2]), 512 << 10);
+    CHECK_EQUAL(hardware_caches_read(root, caches, 2), 2);
     clear_machine();
 }
 
 /* What is not told, or makes no sense, is no cache; and none is made up for a machine that is not this one.
  */
 static void test_odd(void) {
-    struct os_cache caches[CACHES_MOST];
-    CHECK_EQUAL(os_caches(root, caches, CACHES_MOST), 0);
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    CHECK_EQUAL(hardware_caches_read(root, caches, MAX_HARDWARE_CACHES), 0);
     put_cache(0, "1\n", "Data\n", "32K\n", "0\n", "0\n"); /* fully associative */
     put_cache(1, "2\n", "Unified\n", "", "8\n", "0\n");
     put_cache(2, "3\n", "Unified\n", "99999999999999999999999K\n", "16\n", "");
     put_cache(3, "x\n", "Unified\n", "8M\n", "16\n", "0\n");
-    size_t count = os_caches(root, caches, CACHES_MOST);
+    size_t count = hardware_caches_read(root, caches, MAX_HARDWARE_CACHES);
     CHECK(count >= 1 && count <= 2);
     CHECK_EQUAL(caches[0].ways, 512);
     CHECK_EQUAL(caches[0].sets, 1);
@@ -69,18 +69,18 @@ static void test_odd(void) {
 
 /* A unit, a line and a list that are not as usual. */
 static void test_what_is_written_otherwise(void) {
-    struct os_cache caches[CACHES_MOST];
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
     put_cache(0, "1\n", "Data\n", "32768\n", "8\n", "5-3\n"); /* no range */
     put_cache(1, "2\n", "Unified\n", "8M\n", "16\n", "1,3-4,9\n");
     put_cache(2, "3\n", "Unified\n", "48K\n", "16\n", "0\n");
     put("48\n", "/sys/devices/system/cpu/cpu0/cache/index2/coherency_line_size"); /* no power of two */
     put_cache(3, "4\n", "Unified\n", "1K\n", "64\n", "0\n");                      /* less than a line a way */
-    CHECK_EQUAL(os_caches(root, caches, CACHES_MOST), 2);
+    CHECK_EQUAL(hardware_caches_read(root, caches, MAX_HARDWARE_CACHES), 2);
     CHECK_EQUAL(caches[0].bytes, 32768);
     CHECK_EQUAL(caches[0].cpus, 1);
     CHECK_EQUAL(caches[1].bytes, 8 << 20);
     CHECK_EQUAL(caches[1].cpus, 4);
-    CHECK_EQUAL(os_caches(root, caches, 1), 1);
+    CHECK_EQUAL(hardware_caches_read(root, caches, 1), 1);
     clear_machine();
 }
 
@@ -104,8 +104,8 @@ static void test_end_of_a_text(void) {
 
 /* As the C library was told. Not every machine tells. */
 static void test_this_machine(void) {
-    struct os_cache caches[CACHES_MOST];
-    size_t count = os_caches("", caches, CACHES_MOST);
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     long line = sysconf(_SC_LEVEL1_DCACHE_LINESIZE);
     long ways = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
     CHECK(count > 0 || line <= 0);
@@ -124,14 +124,14 @@ static void test_this_machine(void) {
 /* What the processor says itself is what the kernel has from it, where there are both; but for the CPUs that
  * share a cache, of which it only knows how many there may be. */
 static void test_processor(void) {
-    struct os_cache said[CACHES_MOST];
-    struct os_cache asked[CACHES_MOST];
-    size_t count = os_caches("", said, CACHES_MOST);
+    struct hardware_cache said[MAX_HARDWARE_CACHES];
+    struct hardware_cache asked[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", said, MAX_HARDWARE_CACHES);
     files_are_hidden = true;
-    size_t found = os_caches("", asked, CACHES_MOST);
-    CHECK_EQUAL(os_caches(root, asked, CACHES_MOST), 0);
-    CHECK_EQUAL(os_caches("", asked, found < 2 ? found : 2), found < 2 ? found : 2);
-    CHECK_EQUAL(os_caches("", asked, CACHES_MOST), found);
+    size_t found = hardware_caches_read("", asked, MAX_HARDWARE_CACHES);
+    CHECK_EQUAL(hardware_caches_read(root, asked, MAX_HARDWARE_CACHES), 0);
+    CHECK_EQUAL(hardware_caches_read("", asked, found < 2 ? found : 2), found < 2 ? found : 2);
+    CHECK_EQUAL(hardware_caches_read("", asked, MAX_HARDWARE_CACHES), found);
     files_are_hidden = false;
     for (size_t i = 0; i < found; i++) {
         CHECK(asked[i].cpus >= 1);

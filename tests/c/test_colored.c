@@ -3,16 +3,16 @@
  *
  * Checks that need frame numbers are skipped, with a message, if the kernel hides them.
  */
-#include "api/colored.h"
+#include "colored/colored.h"
 
 #include "calmalloc.h"
-#include "os/address_space.h"
+#include "colored/eviction.h"
+#include "colored/page_mover.h"
+#include "colored/pagemap.h"
 #include "os/cgroup.h"
-#include "os/eviction.h"
-#include "os/mix.h"
 #include "os/mman.h"
-#include "os/pagemap.h"
-#include "os/small_pages.h"
+#include "os/random.h"
+#include "os/vm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -47,9 +47,9 @@ static bool frames_are_shown;
 bool __real_eviction_can_time(void);
 bool __wrap_eviction_can_time(void);
 bool __real_eviction_open(struct eviction *eviction, const void *base, size_t pages, size_t bytes_of_page,
-                          const struct os_cache *cache, size_t colors);
+                          const struct hardware_cache *cache, size_t colors);
 bool __wrap_eviction_open(struct eviction *eviction, const void *base, size_t pages, size_t bytes_of_page,
-                          const struct os_cache *cache, size_t colors);
+                          const struct hardware_cache *cache, size_t colors);
 bool __real_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walked, size_t count);
 bool __wrap_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walked, size_t count);
 
@@ -65,7 +65,7 @@ static size_t by_frame(uint64_t frame) {
 
 /* As behind a hypervisor that deals out its own frames. */
 static size_t by_another_number(uint64_t frame) {
-    return os_mixed(frame) % COLORS;
+    return random_mix(frame) % COLORS;
 }
 
 /* A page of its own color each: none drives another out. */
@@ -78,7 +78,7 @@ bool __wrap_eviction_can_time(void) {
 }
 
 bool __wrap_eviction_open(struct eviction *eviction, const void *base, size_t pages, size_t bytes_of_page,
-                          const struct os_cache *cache, size_t colors) {
+                          const struct hardware_cache *cache, size_t colors) {
     times_opened++;
     if (simulated == NULL) {
         return __real_eviction_open(eviction, base, pages, bytes_of_page, cache, colors);
@@ -103,13 +103,13 @@ bool __wrap_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walke
 
 /* ---- a control group that is short of memory ---- */
 
-uint64_t __real_cgroup_memory_room(void);
-uint64_t __wrap_cgroup_memory_room(void);
+uint64_t __real_cgroup_available_bytes_in(const char *where);
+uint64_t __wrap_cgroup_available_bytes_in(const char *where);
 
 static bool group_is_short;
 
-uint64_t __wrap_cgroup_memory_room(void) {
-    return group_is_short ? 0 : __real_cgroup_memory_room();
+uint64_t __wrap_cgroup_available_bytes_in(const char *where) {
+    return group_is_short ? 0 : __real_cgroup_available_bytes_in(where);
 }
 
 /* ---- machines of files ---- */
@@ -150,7 +150,7 @@ static void put_empty_pagemap_anew(const char *machine) {
 
 static void put_memory(const char *machine, size_t bytes) {
     char text[64];
-    snprintf(text, sizeof text, "MemTotal: 9999999 kB\nMemAvailable:   %zu kB\n", bytes >> 10);
+    snprintf(text, sizeof text, "MemAvailable:   %zu kB\n", bytes >> 10);
     put_at(machine, text, "/proc/meminfo");
 }
 
@@ -194,24 +194,28 @@ static unsigned color_now(const char *page) {
     return (unsigned)((entry & (((uint64_t)1 << 55) - 1)) % COLORS);
 }
 
-static char *take(size_t bytes, unsigned cache) {
-    int error = 0;
+static char *take_from(const char *where, size_t bytes, unsigned cache) {
+    void *block = NULL;
     errno = KEPT_ERRNO;
-    char *block = colored_alloc(root, bytes, cache, &error);
+    int error = colored_alloc(where, bytes, cache, &block);
     CHECK_EQUAL(errno, KEPT_ERRNO);
-    CHECK((block == NULL) == (error != 0));
-    if (block == NULL) {
+    if (error != 0) {
         fprintf(stderr, "%s\n", strerror(error));
     }
-    CHECK(block != NULL);
+    CHECK(error == 0 && block != NULL);
     return block;
 }
 
+static char *take(size_t bytes, unsigned cache) {
+    return take_from(root, bytes, cache);
+}
+
 static int why_not(const char *where, size_t bytes, unsigned cache) {
-    int error = 0;
+    void *block = NULL;
     errno = KEPT_ERRNO;
-    CHECK(colored_alloc(where, bytes, cache, &error) == NULL);
+    int error = colored_alloc(where, bytes, cache, &block);
     CHECK_EQUAL(errno, KEPT_ERRNO);
+    CHECK(block == NULL && error != 0);
     return error;
 }
 
@@ -280,12 +284,7 @@ static void test_errors(void) {
     CHECK_EQUAL(why_not(root, SIZE_MAX, 2), ENOMEM);
     CHECK_EQUAL(why_not(root, SIZE_MAX / 2, 2), ENOMEM);
 
-    /* Where nobody says, there is no bound. */
-    CHECK_EQUAL(small_pages_available("/nowhere"), SIZE_MAX);
-    put_at(poor_root, "MemTotal: 9999999 kB\n", "/proc/meminfo");
-    CHECK_EQUAL(small_pages_available(poor_root), SIZE_MAX);
     put_memory(poor_root, (size_t)1000000 << 10);
-    CHECK_EQUAL(small_pages_available(poor_root), (size_t)1000000 << 10);
     CHECK_EQUAL(why_not(poor_root, 1, 2 | CALM_COLORED_FRAMES), ENOTSUP); /* there is no pagemap */
     CHECK_EQUAL(why_not(poor_root, 1, 4), ENOTSUP);                       /* nor can it be timed */
     put_empty_pagemap(poor_root);
@@ -333,7 +332,7 @@ static void test_pagemap(void) {
 static void test_a_root_that_is_too_long(void) {
     static char name[5000];
     uint64_t frame;
-    struct os_cache caches[CACHES_MOST];
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
     for (size_t length = 4000; length < sizeof name; length++) {
         name[length - 1] = 'a';
         if (length == 4000) {
@@ -341,8 +340,7 @@ static void test_a_root_that_is_too_long(void) {
             name[0] = '/';
         }
         CHECK_EQUAL(pagemap_frames(name, NULL, 1, &frame), ENAMETOOLONG);
-        CHECK_EQUAL(small_pages_available(name), SIZE_MAX);
-        CHECK_EQUAL(os_caches(name, caches, CACHES_MOST), 0);
+        CHECK_EQUAL(hardware_caches_read(name, caches, MAX_HARDWARE_CACHES), 0);
     }
 }
 
@@ -412,9 +410,7 @@ static void test_memory_that_ends_midway(void) {
     enum { PAGES = 64, FIRST = PAGES + PAGES / 4 + 4 * COLORS };
     put_memory(poor_root, 2 * FIRST * page_bytes);
     give_up_root();
-    int error = 0;
-    char *block = colored_alloc(poor_root, PAGES * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
-    CHECK_EQUAL(error, 0);
+    char *block = take_from(poor_root, PAGES * page_bytes, 2 | CALM_COLORED_FRAMES);
     struct calm_colored stats = stats_of(block);
     CHECK(stats.pages_examined >= FIRST && stats.pages_examined < 4 * PAGES + 16 * COLORS);
     CHECK_EQUAL(stats.pages_misplaced, PAGES);
@@ -427,9 +423,7 @@ static void test_memory_that_ends_midway(void) {
 /* With memory enough, as much as may be is looked at. */
 static void test_what_is_not_found(void) {
     put_memory(poor_root, (size_t)1 << 40);
-    int error = 0;
-    char *block = colored_alloc(poor_root, 64 * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
-    CHECK_EQUAL(error, 0);
+    char *block = take_from(poor_root, 64 * page_bytes, 2 | CALM_COLORED_FRAMES);
     CHECK_EQUAL(stats_of(block).pages_examined, 4 * 64 + 16 * COLORS);
     calm_colored_free(block);
 }
@@ -531,10 +525,9 @@ static void test_blocks_begin_apart(void) {
 /* Blocks of a page, until there are no more, or most. Returns how many. */
 static size_t take_all(char **blocks, size_t most) {
     size_t count = 0;
-    int error = 0;
-    while (count < most &&
-           (blocks[count] = colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &error)) != NULL) {
-        count++;
+    void *block;
+    while (count < most && colored_alloc(root, 1, 2 | CALM_COLORED_FRAMES, &block) == 0) {
+        blocks[count++] = block;
     }
     return count;
 }
@@ -638,7 +631,7 @@ static void test_without_userfaultfd(void) {
 
 /* All blocks together, not each, have so many mappings; what fails, and what is freed, gives its own back. */
 static void test_mappings_end(void) {
-    enum { BLOCKS = 4, PAGES = PAGE_MAPPINGS_MOST / BLOCKS };
+    enum { BLOCKS = 4, PAGES = MAX_PAGE_MAPPINGS / BLOCKS };
     char *blocks[BLOCKS];
     deny(SYS_userfaultfd, SYS_userfaultfd, EPERM);
     for (size_t i = 0; i < BLOCKS - 1; i++) {
@@ -692,7 +685,7 @@ static void test_moves_of_pages(void) {
     unsigned char resident[2];
     CHECK(mincore(pages, 2 * page_bytes, resident) == 0); /* ENOMEM, if a part is not mapped */
     CHECK((resident[0] & 1) == 0 && (resident[1] & 1) == 1);
-    for (size_t i = 0; i < PAGE_MAPPINGS_MOST + 1; i++) {
+    for (size_t i = 0; i < MAX_PAGE_MAPPINGS + 1; i++) {
         CHECK_EQUAL(page_mover_move(&mover, pages + 1, home), ENOTSUP); /* no page begins there */
     }
     CHECK_EQUAL(mover.mappings, 1);
@@ -763,9 +756,7 @@ static size_t reserved_before;
 
 static void *make_and_free(void *unused) {
     (void)unused;
-    int error = 0;
-    char *block = colored_alloc(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES, &error);
-    CHECK_EQUAL(error, 0);
+    char *block = take_from(poor_root, PAGES_IN_THE_MAKING * page_bytes, 2 | CALM_COLORED_FRAMES);
     memset(block, 1, PAGES_IN_THE_MAKING * page_bytes);
     CHECK_EQUAL(stats_of(block).pages, PAGES_IN_THE_MAKING);
     calm_colored_free(block);
@@ -941,9 +932,7 @@ static void test_whom_to_believe(void) {
     /* Where frames say nothing. */
     put_empty_pagemap_anew(poor_root);
     put_memory(poor_root, (size_t)1 << 40);
-    int error = 0;
-    block = colored_alloc(poor_root, PAGES * page_bytes, 2, &error);
-    CHECK(block != NULL);
+    block = take_from(poor_root, PAGES * page_bytes, 2);
     check_timed(block, PAGES);
     calm_colored_free(block);
 
@@ -984,9 +973,9 @@ static void test_a_group_that_is_short(void) {
 static void test_votes(void) {
     static char page[4096];
     struct eviction eviction = {.base = page, .page_bytes = sizeof page, .line_bytes = 64};
-    eviction.missed = UINT64_MAX;
+    eviction.miss_cycles = UINT64_MAX;
     CHECK(!eviction_evicts(&eviction, 0, NULL, 0));
-    eviction.missed = 0;
+    eviction.miss_cycles = 0;
     CHECK(eviction_evicts(&eviction, 0, NULL, 0));
 }
 
@@ -995,13 +984,13 @@ static void test_votes(void) {
  * whoever asks does it anew then, and so does this. */
 static void test_evictions(void) {
     enum { ASKED = 20, ROUNDS = 50 };
-    struct os_cache caches[CACHES_MOST];
-    size_t count = os_caches("", caches, CACHES_MOST);
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     size_t at = 0;
     while (at < count && caches[at].level != 2) {
         at++;
     }
-    size_t colors = at < count ? os_cache_way_bytes(&caches[at]) / page_bytes : 0;
+    size_t colors = at < count ? hardware_cache_way_bytes(&caches[at]) / page_bytes : 0;
     if (!eviction_can_time() || colors == 0 || colors > 64) {
         puts("left out: evictions cannot be timed");
         return;
@@ -1076,7 +1065,7 @@ static void test_time_is_bounded(void) {
 }
 
 int main(void) {
-    page_bytes = os_page_size();
+    page_bytes = vm_page_size();
     make_machine(root);
     make_machine(poor_root);
     char link[64];

@@ -1,7 +1,7 @@
 /* Colors derived from conflicts alone, in simulated caches that occasionally give wrong answers. */
-#include "placement/conflicts.h"
+#include "colored/conflicts.h"
 
-#include "placement/balance.h"
+#include "colored/balance.h"
 
 #include <string.h>
 
@@ -94,7 +94,7 @@ static void test_all_are_found(void) {
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
         size_t colors = shapes[shape][0];
         size_t ways = shapes[shape][1];
-        size_t pages = conflicts_pages_least(colors, ways);
+        size_t pages = conflicts_min_pages(colors, ways);
         for (uint64_t seed = first_seed; seed < first_seed + 3; seed++) {
             struct conflicts conflicts = question(colors, ways);
             size_t unknown;
@@ -201,7 +201,7 @@ static bool is_over(const void *allowed) {
 /* None of the loops goes on asking, wherever it was. */
 static void test_it_ends_when_told_to(void) {
     enum { COLORS = 8, WAYS = 8 };
-    const size_t pages = conflicts_pages_least(COLORS, WAYS);
+    const size_t pages = conflicts_min_pages(COLORS, WAYS);
     struct conflicts conflicts = question(COLORS, WAYS);
     conflicts.evicts = counted;
     set_up(COLORS, pages, WAYS, 0, 3);

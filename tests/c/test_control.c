@@ -5,9 +5,9 @@
  */
 #include "calmalloc.h"
 #include "check.h"
-#include "figures_reader.h"
+#include "counter_reader.h"
 
-#include "api/profiling.h"
+#include "api/features.h"
 #include "os/control.h"
 #include "profile/samples.h"
 
@@ -34,48 +34,48 @@ static void ask_block(uint32_t number, uint32_t request, uint64_t argument) {
     atomic_store_explicit(&block.ticket, number, memory_order_relaxed);
     atomic_store_explicit(&block.request, request, memory_order_relaxed);
     atomic_store_explicit(&block.argument, argument, memory_order_relaxed);
-    atomic_store_explicit(&block.asked, number, memory_order_release);
+    atomic_store_explicit(&block.pending, number, memory_order_release);
 }
 
 static void test_protocol(void) {
     struct control_claim claim;
     struct control_claim other;
-    CHECK(!control_is_asked(&block) && !control_take(&block, &claim));
+    CHECK(!control_is_pending(&block) && !control_claim(&block, &claim));
     ask_block(7, CONTROL_TRIM, 100);
-    CHECK(control_is_asked(&block) && control_take(&block, &claim));
+    CHECK(control_is_pending(&block) && control_claim(&block, &claim));
     CHECK_EQUAL(claim.number, 7);
     CHECK_EQUAL(claim.request, CONTROL_TRIM);
     CHECK_EQUAL(claim.argument, 100);
-    CHECK(!control_take(&block, &other)); /* by another thread, or by this one on its way */
-    CHECK_EQUAL(atomic_load(&block.done), 0);
-    control_finish(&block, &claim, EPERM, 55);
-    CHECK(!control_is_asked(&block));
-    CHECK_EQUAL(atomic_load(&block.done), 7);
+    CHECK(!control_claim(&block, &other)); /* by another thread, or by this one on its way */
+    CHECK_EQUAL(atomic_load(&block.completed), 0);
+    control_complete(&block, &claim, EPERM, 55);
+    CHECK(!control_is_pending(&block));
+    CHECK_EQUAL(atomic_load(&block.completed), 7);
     CHECK_EQUAL(atomic_load(&block.error), EPERM);
     CHECK_EQUAL(atomic_load(&block.result), 55);
 
     /* A number that was read half-written, or whose ticket another asker has replaced, is nobody's. */
     ask_block(0x1234, CONTROL_TRIM, 0);
-    atomic_store(&block.asked, 0x34);
-    CHECK(control_is_asked(&block) && !control_take(&block, &claim));
-    atomic_store(&block.asked, 0x1234);
-    CHECK(control_take(&block, &claim));
+    atomic_store(&block.pending, 0x34);
+    CHECK(control_is_pending(&block) && !control_claim(&block, &claim));
+    atomic_store(&block.pending, 0x1234);
+    CHECK(control_claim(&block, &claim));
     /* One that is given up while it is carried out, and followed by the next. */
     ask_block(9, CONTROL_PROFILE, 1);
-    control_finish(&block, &claim, 0, 1);
-    CHECK(control_is_asked(&block) && control_take(&block, &claim));
+    control_complete(&block, &claim, 0, 1);
+    CHECK(control_is_pending(&block) && control_claim(&block, &claim));
     CHECK_EQUAL(claim.number, 9);
 
-    control_clear(&block);
-    CHECK(!control_is_asked(&block));
+    control_cancel(&block);
+    CHECK(!control_is_pending(&block));
 }
 
 static void *take(void *unused) {
     struct control_claim claim;
     while (!atomic_load_explicit(&over, memory_order_relaxed)) {
-        if (control_is_asked(&block) && control_take(&block, &claim)) {
+        if (control_is_pending(&block) && control_claim(&block, &claim)) {
             atomic_fetch_add_explicit(&carried_out, 1, memory_order_relaxed);
-            control_finish(&block, &claim, 0, claim.argument + claim.number);
+            control_complete(&block, &claim, 0, claim.argument + claim.number);
         }
         sched_yield();
     }
@@ -91,11 +91,11 @@ static void test_takers(void) {
     const uint32_t requests = 2000;
     for (uint32_t number = 100; number < 100 + requests; number++) {
         ask_block(number, CONTROL_TRIM, number * 3);
-        while (atomic_load_explicit(&block.done, memory_order_acquire) != number) {
+        while (atomic_load_explicit(&block.completed, memory_order_acquire) != number) {
             sched_yield();
         }
         CHECK_EQUAL(atomic_load_explicit(&block.result, memory_order_relaxed), number * 4);
-        while (atomic_load_explicit(&block.asked, memory_order_acquire) != 0) {
+        while (atomic_load_explicit(&block.pending, memory_order_acquire) != 0) {
             sched_yield();
         }
     }
@@ -130,9 +130,9 @@ static struct control ask(uint32_t request, uint64_t argument) {
     } wish = {++last_number, request, argument};
     _Static_assert(offsetof(struct control, argument) - offsetof(struct control, ticket) == 8, "one write");
     write_at(offsetof(struct control, ticket), &wish, sizeof wish);
-    write_at(offsetof(struct control, asked), &last_number, sizeof last_number);
+    write_at(offsetof(struct control, pending), &last_number, sizeof last_number);
     struct control now = read_control();
-    for (; now.done != last_number; now = read_control()) {
+    for (; now.completed != last_number; now = read_control()) {
         sched_yield();
     }
     CHECK(now.error == 0 || now.error == ENOSYS || now.error == EINVAL);
@@ -183,7 +183,7 @@ static void handle(int signal) {
     }
     pid_t child = fork();
     if (child == 0) {
-        _Exit(atomic_load(&os_control.asked) == 0 ? 0 : 1);
+        _Exit(atomic_load(&os_control.pending) == 0 ? 0 : 1);
     }
     int status = 0;
     CHECK(child < 0 || (waitpid(child, &status, 0) == child && status == 0));
@@ -201,11 +201,12 @@ static void *interrupt(void *unused) {
 /* The child was asked for nothing, and answers for itself. */
 static void test_fork(void) {
     uint32_t number = ++last_number;
-    write_at(offsetof(struct control, asked), &number, sizeof number); /* without a ticket: it stays asked */
+    write_at(offsetof(struct control, pending), &number,
+             sizeof number); /* without a ticket: it stays asked */
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        CHECK_EQUAL(atomic_load(&os_control.asked), 0);
+        CHECK_EQUAL(atomic_load(&os_control.pending), 0);
         allocate_some(1);
         _Exit(0);
     }
@@ -213,13 +214,13 @@ static void test_fork(void) {
     CHECK(waitpid(child, &status, 0) == child);
     CHECK_EQUAL(status, 0);
     uint32_t none = 0;
-    write_at(offsetof(struct control, asked), &none, sizeof none);
+    write_at(offsetof(struct control, pending), &none, sizeof none);
 }
 
-static uint64_t purges_asked(void) {
+static uint64_t purges_request(void) {
     struct calm_stats stats;
     CHECK(calm_stats(&stats, sizeof stats) == 0);
-    return stats.purges_asked;
+    return stats.purges_request;
 }
 
 static void test_requests(bool interrupted, unsigned rounds) {
@@ -229,7 +230,7 @@ static void test_requests(bool interrupted, unsigned rounds) {
     }
     pthread_t interrupter;
     CHECK(!interrupted || pthread_create(&interrupter, NULL, interrupt, NULL) == 0);
-    uint64_t before = purges_asked();
+    uint64_t before = purges_request();
     for (unsigned round = 0; round < rounds; round++) {
         ask(CONTROL_TRIM, round % 2 == 0 ? 0 : 1 << 20);
         struct control on = ask(CONTROL_PROFILE, 16 << 10);
@@ -242,7 +243,7 @@ static void test_requests(bool interrupted, unsigned rounds) {
             test_fork();
         }
     }
-    CHECK(purges_asked() > before);
+    CHECK(purges_request() > before);
     atomic_store(&stop, true);
     if (interrupted) {
         CHECK(pthread_join(interrupter, NULL) == 0);
@@ -256,7 +257,7 @@ static void test_requests(bool interrupted, unsigned rounds) {
 static void test_results(void) {
     atomic_store(&stop, false);
     CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
-    CHECK(calm_set("policy", "paper") == 0 && calm_set("slack", "1000") == 0);
+    CHECK(calm_set("test_policy", "paper") == 0 && calm_set("slack", "1000") == 0);
     static void *blocks[256];
     for (int i = 0; i < 256; i++) {
         blocks[i] = calm_malloc(1 << 18);
@@ -277,7 +278,7 @@ static void test_results(void) {
     }
     atomic_store(&stop, true);
     CHECK(pthread_join(workers[0], NULL) == 0);
-    CHECK(calm_set("policy", "adaptive") == 0 && calm_set("slack", "100") == 0);
+    CHECK(calm_set("test_policy", "adaptive") == 0 && calm_set("slack", "100") == 0);
 }
 
 /* A profile ends by itself after the seconds that it was asked for; asked again, it goes on. */
@@ -285,14 +286,14 @@ static void test_lease(void) {
     atomic_store(&stop, false);
     CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
     CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 32 | 4096).result, 4096);
-    while (atomic_load(&profiling_mean) != 0) {
+    while (atomic_load(&heap_profile_mean) != 0) {
         usleep(1000);
     }
     CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)1 << 32 | 4096).result, 4096);
     CHECK_EQUAL(ask(CONTROL_PROFILE, 8192).result, 8192);
     struct timespec two_seconds = {.tv_sec = 2};
     CHECK(nanosleep(&two_seconds, NULL) == 0);
-    CHECK_EQUAL(atomic_load(&profiling_mean), 8192);
+    CHECK_EQUAL(atomic_load(&heap_profile_mean), 8192);
     CHECK_EQUAL(ask(CONTROL_PROFILE, 0).result, 0);
     atomic_store(&stop, true);
     CHECK(pthread_join(workers[0], NULL) == 0);
@@ -300,29 +301,29 @@ static void test_lease(void) {
 
 /* Also where there is no room for the block of another sample, as long as the program frees nothing. */
 static void test_lease_without_room(void) {
-    static void *blocks[SAMPLE_BLOCKS_MOST];
+    static void *blocks[MAX_SAMPLE_BLOCKS];
     atomic_store(&stop, false);
     CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
     CHECK_EQUAL(ask(CONTROL_PROFILE, (uint64_t)3 << 32 | 1).result, 1);
     atomic_store(&stop, true);
     CHECK(pthread_join(workers[0], NULL) == 0);
-    for (size_t i = 0; i < SAMPLE_BLOCKS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SAMPLE_BLOCKS; i++) {
         blocks[i] = calm_malloc(64);
     }
     void *last = NULL;
-    for (int i = 0; i < 20000 && atomic_load(&profiling_mean) != 0; i++) {
+    for (int i = 0; i < 20000 && atomic_load(&heap_profile_mean) != 0; i++) {
         void **next = calm_malloc(64);
         *next = last;
         last = next;
         usleep(1000);
     }
-    CHECK_EQUAL(atomic_load(&profiling_mean), 0);
+    CHECK_EQUAL(atomic_load(&heap_profile_mean), 0);
     while (last != NULL) {
         void *next = *(void **)last;
         calm_free(last);
         last = next;
     }
-    for (size_t i = 0; i < SAMPLE_BLOCKS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SAMPLE_BLOCKS; i++) {
         calm_free(blocks[i]);
     }
 }
@@ -339,11 +340,11 @@ int main(int count, char **arguments) {
     test_protocol();
     test_takers();
     calm_free(calm_malloc(1));
-    const struct figures *figures = figures_of("calmalloc");
-    CHECK(figures->control == &os_control);
+    const struct counter_table *table = counter_table_of("calmalloc");
+    CHECK(table->control == &os_control);
     own_memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
     CHECK(own_memory >= 0);
-    control_at = (uintptr_t)figures->control;
+    control_at = (uintptr_t)table->control;
     struct control now = read_control();
     CHECK(memcmp(now.magic, "calmctrl", 8) == 0);
     CHECK_EQUAL(now.version, CONTROL_VERSION);

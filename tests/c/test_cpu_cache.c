@@ -5,7 +5,7 @@
  */
 #include "cache/cpu_cache.h"
 #include "cache/rseq.h"
-#include "os/address_space.h"
+#include "os/vm.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -18,14 +18,15 @@
 
 #define TOKENS      8192
 #define CLASSES     5
-#define THREADS_MAX 64
-#define DRAINER     THREADS_MAX /* its name among the owners */
-#define STASH_MOST  400
+#define MAX_THREADS 64
+#define FLUSHER     MAX_THREADS /* its name among the owners */
+#define MAX_STASH   400
 #define RSEQ_CPU_ID 4
 
 static const uint32_t some_classes[CLASSES] = {1, 5, 17, 40, 72};
 
 static struct size_classes classes;
+static struct cpu_caches caches = CPU_CACHES_UNREADY;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static uint64_t enough_operations = 600000;
 #else
@@ -35,10 +36,10 @@ static uint64_t seed;
 static size_t threads;
 static cpu_set_t allowed;
 static _Atomic(bool) stop;
-static _Atomic(uint64_t) signals, operations, batches, drained, moves, grown;
+static _Atomic(uint64_t) signals, operations, batches, flushed, moves, grown;
 static _Atomic(int) place_of[TOKENS]; /* 0: in a cache; -1: in the pool; else who has it */
 
-/* Where what was drained waits for those that find their cache empty. */
+/* What was flushed waits here for threads that find their cache empty. */
 static struct {
     pthread_mutex_t mutex;
     void *tokens[TOKENS];
@@ -49,11 +50,11 @@ struct worker {
     pthread_t thread;
     uint64_t random;
     int name;
-    void *stash[STASH_MOST + MAGAZINE_BLOCKS_MOST];
+    void *stash[MAX_STASH + MAX_MAGAZINE_BLOCKS];
     size_t count;
 };
 
-static struct worker workers[THREADS_MAX];
+static struct worker workers[MAX_THREADS];
 
 static void *token(size_t number) {
     return (void *)((number + 1) * 16);
@@ -114,11 +115,13 @@ static size_t pool_take(void **tokens, size_t count, int name) {
 
 /* As the fast paths do it. */
 static bool pop_one(uint32_t class, void **popped) {
-    return cpu_cache_is_rseq() ? rseq_pop(class, popped) : cpu_cache_pop_some(class, popped, 1) == 1;
+    return cpu_cache_is_rseq(&caches) ? rseq_pop(&caches, class, popped)
+                                      : cpu_cache_pop_some(&caches, class, popped, 1) == 1;
 }
 
 static bool push_one(uint32_t class, void *block) {
-    return cpu_cache_is_rseq() ? rseq_push(class, block) : cpu_cache_push_some(class, &block, 1) == 1;
+    return cpu_cache_is_rseq(&caches) ? rseq_push(&caches, class, block)
+                                      : cpu_cache_push_some(&caches, class, &block, 1) == 1;
 }
 
 static void change_cpu(struct worker *worker) {
@@ -141,7 +144,7 @@ static void push_last(struct worker *worker) {
         worker->count--;
     } else {
         claim(last, worker->name);
-        cpu_cache_open(&calm_caches, class_of(last));
+        cpu_cache_open(&caches, class_of(last));
     }
 }
 
@@ -156,7 +159,7 @@ static void pop_to_stash(struct worker *worker, uint32_t class) {
 
 /* Tokens of one class from the end of the stash on, as far as they lie together. */
 static void push_batch(struct worker *worker, uint32_t class) {
-    void *batch[MAGAZINE_BLOCKS_MOST];
+    void *batch[MAX_MAGAZINE_BLOCKS];
     size_t count = 0;
     size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
     for (size_t i = worker->count; i-- > 0 && count < wanted;) {
@@ -166,7 +169,7 @@ static void push_batch(struct worker *worker, uint32_t class) {
             leave(batch[count - 1], worker->name);
         }
     }
-    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(class, batch, count);
+    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(&caches, class, batch, count);
     CHECK(pushed <= count);
     for (size_t i = pushed; i < count; i++) {
         claim(batch[i], worker->name);
@@ -176,9 +179,9 @@ static void push_batch(struct worker *worker, uint32_t class) {
 }
 
 static void pop_batch(struct worker *worker, uint32_t class) {
-    void *batch[MAGAZINE_BLOCKS_MOST];
+    void *batch[MAX_MAGAZINE_BLOCKS];
     size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
-    size_t popped = cpu_cache_pop_some(class, batch, wanted);
+    size_t popped = cpu_cache_pop_some(&caches, class, batch, wanted);
     CHECK(popped <= wanted);
     for (size_t i = 0; i < popped; i++) {
         CHECK_EQUAL(class_of(batch[i]), class);
@@ -188,9 +191,9 @@ static void pop_batch(struct worker *worker, uint32_t class) {
 }
 
 static void use_pool(struct worker *worker) {
-    if (worker->count < STASH_MOST / 4) {
+    if (worker->count < MAX_STASH / 4) {
         worker->count += pool_take(&worker->stash[worker->count], 64, worker->name);
-    } else if (worker->count > STASH_MOST) {
+    } else if (worker->count > MAX_STASH) {
         worker->count -= 64;
         pool_put(&worker->stash[worker->count], 64, worker->name);
     }
@@ -215,7 +218,7 @@ static void *work(void *argument) {
             push_batch(worker, class);
             break;
         case 1:
-            if (worker->count < STASH_MOST) {
+            if (worker->count < MAX_STASH) {
                 pop_batch(worker, class);
             }
             break;
@@ -225,17 +228,17 @@ static void *work(void *argument) {
         default:
             if (round / 100 % 2 == 0 && worker->count > 0) {
                 push_last(worker);
-            } else if (worker->count < STASH_MOST) {
+            } else if (worker->count < MAX_STASH) {
                 pop_to_stash(worker, class);
             }
         }
         if (round % 64 == 0) {
-            cpu_cache_ran_empty(class);
-            grown += cpu_cache_ran_full(class);
+            cpu_cache_ran_empty(&caches, class);
+            grown += cpu_cache_ran_full(&caches, class);
         }
         if (round % 8192 == 0) {
             change_cpu(worker);
-            cpu_cache_open(&calm_caches, class);
+            cpu_cache_open(&caches, class);
         }
         if (round % 1024 == 0) {
             atomic_fetch_add_explicit(&operations, 1024, memory_order_relaxed);
@@ -248,21 +251,22 @@ static void to_pool(void *context, void *const *blocks, size_t count) {
     (void)context;
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(class_of(blocks[i]), class_of(blocks[0]));
-        claim(blocks[i], DRAINER);
+        claim(blocks[i], FLUSHER);
     }
-    pool_put(blocks, count, DRAINER);
-    atomic_fetch_add(&drained, count);
+    pool_put(blocks, count, FLUSHER);
+    atomic_fetch_add(&flushed, count);
 }
 
-static void *drain(void *unused) {
+static void *flush(void *unused) {
     (void)unused;
     uint64_t random = seed * 4242;
     while (!atomic_load(&stop)) {
-        unsigned region = (unsigned)(next_random(&random) % calm_caches.count);
-        cpu_cache_drain(&calm_caches, region, next_random(&random) % 8 == 0, to_pool, NULL);
+        unsigned number = (unsigned)(next_random(&random) % caches.count);
+        cpu_cache_flush(&caches, number, next_random(&random) % 8 == 0, to_pool, NULL);
         size_t bytes;
-        CHECK(cpu_caches_blocks(&calm_caches, &bytes) <= cpu_caches_most_blocks(&calm_caches));
-        CHECK(bytes <= cpu_caches_most_bytes(&calm_caches));
+        size_t max_bytes;
+        CHECK(cpu_caches_blocks(&caches, &bytes) <= cpu_caches_max_blocks(&caches, &max_bytes));
+        CHECK(bytes <= max_bytes);
         if (next_random(&random) % 16 == 0) {
             check_nap(100000);
         }
@@ -278,11 +282,11 @@ static void on_signal(int number) {
 static void check_all_tokens(void) {
     static bool found[TOKENS];
     size_t total = 0;
-    for (unsigned region = 0; region < calm_caches.count; region++) {
-        cpu_cache_drain(&calm_caches, region, false, to_pool, NULL);
+    for (unsigned number = 0; number < caches.count; number++) {
+        cpu_cache_flush(&caches, number, false, to_pool, NULL);
     }
     size_t bytes;
-    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes), 0);
+    CHECK_EQUAL(cpu_caches_blocks(&caches, &bytes), 0);
     for (size_t i = 0; i < threads; i++) {
         pool_put(workers[i].stash, workers[i].count, workers[i].name);
     }
@@ -296,14 +300,14 @@ static void check_all_tokens(void) {
 }
 
 static bool has_done_enough(void) {
-    return operations >= enough_operations && drained > 1000 && moves > 50 && signals > 1000 && grown > 100;
+    return operations >= enough_operations && flushed > 1000 && moves > 50 && signals > 1000 && grown > 100;
 }
 
-static void run_mode(const char *name, struct rseq_place place, enum cache_mode mode) {
-    pthread_t drainers[2];
-    CHECK(cpu_caches_init(&calm_caches, &classes, place));
-    cpu_caches_start(&calm_caches, mode, true);
-    CHECK_EQUAL(cpu_cache_is_rseq(), mode == CACHE_RSEQ);
+static void run_mode(const char *name, struct rseq_offsets place, enum cache_mode mode) {
+    pthread_t flushers[2];
+    CHECK(cpu_caches_init(&caches, &classes, place));
+    cpu_caches_start(&caches, mode, true);
+    CHECK_EQUAL(cpu_cache_is_rseq(&caches), mode == CACHE_RSEQ);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     for (size_t i = 0; i < TOKENS; i++) {
@@ -316,7 +320,7 @@ static void run_mode(const char *name, struct rseq_place place, enum cache_mode 
         CHECK(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0);
     }
     for (size_t i = 0; i < 2; i++) {
-        CHECK(pthread_create(&drainers[i], NULL, drain, NULL) == 0);
+        CHECK(pthread_create(&flushers[i], NULL, flush, NULL) == 0);
     }
     WAIT_UNTIL(has_done_enough());
     atomic_store(&stop, true);
@@ -324,18 +328,18 @@ static void run_mode(const char *name, struct rseq_place place, enum cache_mode 
         CHECK(pthread_join(workers[i].thread, NULL) == 0);
     }
     for (size_t i = 0; i < 2; i++) {
-        CHECK(pthread_join(drainers[i], NULL) == 0);
+        CHECK(pthread_join(flushers[i], NULL) == 0);
     }
-    printf("%s: %llu operations, %llu batches, %llu drained in %llu drains, %llu signals, %llu moves, "
+    printf("%s: %llu operations, %llu batches, %llu flushed in %llu flushes, %llu signals, %llu moves, "
            "%llu grown\n",
-           name, (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)drained,
-           (unsigned long long)calm_caches.drains, (unsigned long long)signals, (unsigned long long)moves,
+           name, (unsigned long long)operations, (unsigned long long)batches, (unsigned long long)flushed,
+           (unsigned long long)caches.flushes, (unsigned long long)signals, (unsigned long long)moves,
            (unsigned long long)grown);
     check_all_tokens();
 }
 
 static void run_locked(void) {
-    run_mode("locked", (struct rseq_place){0}, CACHE_LOCKED);
+    run_mode("locked", (struct rseq_offsets){0}, CACHE_LOCKED);
 }
 
 static void run_rseq(void) {
@@ -344,7 +348,7 @@ static void run_rseq(void) {
 
 /* As on kernels without virtual CPU numbers. */
 static void run_rseq_by_cpu(void) {
-    struct rseq_place place = rseq_find();
+    struct rseq_offsets place = rseq_find();
     place.cpu_number = place.area + RSEQ_CPU_ID;
     run_mode("restartable sequences by CPU", place, CACHE_RSEQ);
 }
@@ -372,18 +376,18 @@ static size_t room(uint32_t class) {
     return count;
 }
 
-static void look(void) {
-    for (unsigned region = 0; region < calm_caches.count; region++) {
-        cpu_cache_drain(&calm_caches, region, true, count_blocks, NULL);
+static void check_caches(void) {
+    for (unsigned number = 0; number < caches.count; number++) {
+        cpu_cache_flush(&caches, number, true, count_blocks, NULL);
     }
 }
 
 static void turn(uint32_t class, unsigned times, bool both_ways) {
     for (unsigned i = 0; i < times; i++) {
         if (both_ways) {
-            cpu_cache_ran_empty(class);
+            cpu_cache_ran_empty(&caches, class);
         }
-        cpu_cache_ran_full(class);
+        cpu_cache_ran_full(&caches, class);
     }
 }
 
@@ -391,39 +395,39 @@ static void turn(uint32_t class, unsigned times, bool both_ways) {
  * more. */
 static void check_growth(void) {
     const uint32_t class = 4;
-    cpu_cache_open(&calm_caches, class);
-    cpu_cache_open(&calm_caches, class + 1);
-    size_t least = classes.of[class].cache_most;
-    size_t most = classes.of[class].grown_most;
+    cpu_cache_open(&caches, class);
+    cpu_cache_open(&caches, class + 1);
+    size_t least = classes.of[class].max_cached;
+    size_t most = classes.of[class].max_grown;
     CHECK(most >= least * 2);
-    look();
+    check_caches();
     turn(class, 100, false); /* one that only frees */
     CHECK_EQUAL(room(class), least);
-    look();
-    turn(class, CACHE_TURNS - 1, true);
+    check_caches();
+    turn(class, GROWTH_TURNS - 1, true);
     CHECK_EQUAL(room(class), least);
-    look(); /* counts anew */
-    turn(class, CACHE_TURNS - 1, true);
+    check_caches(); /* counts anew */
+    turn(class, GROWTH_TURNS - 1, true);
     CHECK_EQUAL(room(class), least);
     turn(class, 1, true);
     CHECK_EQUAL(room(class), least * 2);
     turn(class, 100, true);
     CHECK_EQUAL(room(class), most);
-    CHECK_EQUAL(room(class + 1), classes.of[class + 1].cache_most);
+    CHECK_EQUAL(room(class + 1), classes.of[class + 1].max_cached);
 
     /* No lower than what is in it. */
     for (size_t i = 0; i < most; i++) {
         CHECK(push_one(class, token(i)));
     }
-    look();
-    look();
+    check_caches();
+    check_caches();
     void *block;
     CHECK(!push_one(class, token(most)));
     for (size_t i = most; i-- > 0;) {
         CHECK(pop_one(class, &block) && block == token(i));
     }
     for (int i = 0; i < 4; i++) {
-        look();
+        check_caches();
     }
     CHECK_EQUAL(room(class), least);
 
@@ -432,96 +436,96 @@ static void check_growth(void) {
         CHECK(push_one(class, token(i)));
     }
     counted = 0;
-    for (unsigned region = 0; region < calm_caches.count; region++) {
-        cpu_cache_drain(&calm_caches, region, false, count_blocks, NULL);
+    for (unsigned number = 0; number < caches.count; number++) {
+        cpu_cache_flush(&caches, number, false, count_blocks, NULL);
     }
     CHECK_EQUAL(counted, most);
-    CHECK(cpu_cache_open(&calm_caches, class));
+    CHECK(cpu_cache_open(&caches, class));
     CHECK_EQUAL(room(class), least);
 
     /* All together no further than they may. */
     size_t grown_bytes = 0;
     for (uint32_t each = 1; each < classes.count; ++each) {
-        cpu_cache_open(&calm_caches, each);
+        cpu_cache_open(&caches, each);
         turn(each, 100, true);
-        size_t more = room(each) - classes.of[each].cache_most;
-        CHECK(room(each) <= classes.of[each].grown_most);
+        size_t more = room(each) - classes.of[each].max_cached;
+        CHECK(room(each) <= classes.of[each].max_grown);
         grown_bytes += more * classes.of[each].size;
     }
-    CHECK(grown_bytes <= GROWN_BYTES_MOST && grown_bytes > GROWN_BYTES_MOST / 2);
+    CHECK(grown_bytes <= MAX_GROWN_BYTES && grown_bytes > MAX_GROWN_BYTES / 2);
 }
 
 /* Small blocks move by the class's batch; of medium ones, half of what there is room for, if that is more. */
 static void check_magazine(uint32_t class) {
     size_t batch = classes.of[class].batch;
-    size_t half = room(class) / 2 < MAGAZINE_BLOCKS_MOST ? room(class) / 2 : MAGAZINE_BLOCKS_MOST - 1;
-    bool more = classes.of[class].size >= SIZE_MEDIUM_LEAST && half > batch;
-    CHECK_EQUAL(cpu_cache_magazine(class), more ? half : batch);
+    size_t half = room(class) / 2 < MAX_MAGAZINE_BLOCKS ? room(class) / 2 : MAX_MAGAZINE_BLOCKS - 1;
+    bool more = classes.of[class].size >= MIN_MEDIUM_SIZE && half > batch;
+    CHECK_EQUAL(cpu_cache_magazine(&caches, class), more ? half : batch);
 }
 
 static void check_magazines(void) {
     size_t more = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
-        cpu_cache_open(&calm_caches, class);
-        CHECK(push_one(class, token(0))); /* an empty region is left as it is */
-        for (unsigned region = 0; region < calm_caches.count; region++) {
-            cpu_cache_drain(&calm_caches, region, false, count_blocks, NULL);
+        cpu_cache_open(&caches, class);
+        CHECK(push_one(class, token(0))); /* an empty cache is left as it is */
+        for (unsigned number = 0; number < caches.count; number++) {
+            cpu_cache_flush(&caches, number, false, count_blocks, NULL);
         }
-        CHECK_EQUAL(cpu_cache_magazine(class), classes.of[class].batch); /* without room */
-        cpu_cache_open(&calm_caches, class);
+        CHECK_EQUAL(cpu_cache_magazine(&caches, class), classes.of[class].batch); /* without room */
+        cpu_cache_open(&caches, class);
         check_magazine(class);
-        size_t before = cpu_cache_magazine(class);
+        size_t before = cpu_cache_magazine(&caches, class);
         turn(class, 100, true);
         check_magazine(class);
-        more += cpu_cache_magazine(class) > before;
+        more += cpu_cache_magazine(&caches, class) > before;
     }
     CHECK(more > 8);
 }
 
 /* Each stack holds exactly what its class may, the last in is the first out, and closed is closed. */
 static void check_stacks(void) {
-    void *blocks[CACHE_BLOCKS_MOST + 10];
-    void *back[CACHE_BLOCKS_MOST + 10];
-    for (size_t i = 0; i < CACHE_BLOCKS_MOST + 10; i++) {
+    void *blocks[MAX_CACHE_BLOCKS + 10];
+    void *back[MAX_CACHE_BLOCKS + 10];
+    for (size_t i = 0; i < MAX_CACHE_BLOCKS + 10; i++) {
         blocks[i] = token(i);
     }
-    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 0); /* not open yet */
-    CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 0);
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, blocks, 1), 0); /* not open yet */
+    CHECK_EQUAL(cpu_cache_pop_some(&caches, 1, back, 1), 0);
     size_t total = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
-        size_t most = classes.of[class].cache_most;
-        CHECK_EQUAL(cpu_cache_push_some(class, blocks, 1), 0); /* without room */
-        CHECK(cpu_cache_open(&calm_caches, class));
-        CHECK(!cpu_cache_open(&calm_caches, class));
-        CHECK_EQUAL(cpu_cache_pop_some(class, back, 3), 0);
-        CHECK_EQUAL(cpu_cache_push_some(class, blocks, most + 5), most);
-        CHECK_EQUAL(cpu_cache_push_some(class, blocks, 1), 0);
+        size_t most = classes.of[class].max_cached;
+        CHECK_EQUAL(cpu_cache_push_some(&caches, class, blocks, 1), 0); /* without room */
+        CHECK(cpu_cache_open(&caches, class));
+        CHECK(!cpu_cache_open(&caches, class));
+        CHECK_EQUAL(cpu_cache_pop_some(&caches, class, back, 3), 0);
+        CHECK_EQUAL(cpu_cache_push_some(&caches, class, blocks, most + 5), most);
+        CHECK_EQUAL(cpu_cache_push_some(&caches, class, blocks, 1), 0);
         CHECK(!push_one(class, blocks[0]));
         CHECK(pop_one(class, &back[0]) && back[0] == blocks[most - 1]);
         CHECK(push_one(class, back[0]));
-        CHECK_EQUAL(cpu_cache_pop_some(class, back, most + 5), most);
+        CHECK_EQUAL(cpu_cache_pop_some(&caches, class, back, most + 5), most);
         CHECK(memcmp(back, blocks, most * sizeof *back) == 0);
-        CHECK_EQUAL(cpu_cache_push_some(class, blocks, most / 2), most / 2);
+        CHECK_EQUAL(cpu_cache_push_some(&caches, class, blocks, most / 2), most / 2);
         total += most / 2;
     }
     CHECK(!push_one(0, blocks[0])); /* class 0 is that of what has no class */
     CHECK(!pop_one(0, &back[0]));
     size_t bytes;
-    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes), total);
-    /* Used until just now: the first look notes how it is, and some like it later it is idle. */
-    for (unsigned look = 0; counted == 0; look++) {
-        CHECK(look <= CACHE_IDLE_LOOKS);
-        for (unsigned region = 0; region < calm_caches.count; region++) {
-            cpu_cache_drain(&calm_caches, region, true, count_blocks, NULL);
+    CHECK_EQUAL(cpu_caches_blocks(&caches, &bytes), total);
+    /* Used until just now: the first check notes its digest, and it is idle after some that find the same. */
+    for (unsigned checks = 0; counted == 0; checks++) {
+        CHECK(checks <= CACHE_IDLE_CHECKS);
+        for (unsigned number = 0; number < caches.count; number++) {
+            cpu_cache_flush(&caches, number, true, count_blocks, NULL);
         }
-        CHECK(look == CACHE_IDLE_LOOKS || counted == 0);
+        CHECK(checks == CACHE_IDLE_CHECKS || counted == 0);
     }
     CHECK_EQUAL(counted, total);
-    CHECK_EQUAL(cpu_caches_blocks(&calm_caches, &bytes) + bytes, 0);
-    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 0); /* without room again */
-    CHECK(cpu_cache_open(&calm_caches, 1));
-    CHECK_EQUAL(cpu_cache_push_some(1, blocks, 1), 1);
-    CHECK_EQUAL(cpu_cache_pop_some(1, back, 1), 1);
+    CHECK_EQUAL(cpu_caches_blocks(&caches, &bytes) + bytes, 0);
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, blocks, 1), 0); /* without room again */
+    CHECK(cpu_cache_open(&caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, blocks, 1), 1);
+    CHECK_EQUAL(cpu_cache_pop_some(&caches, 1, back, 1), 1);
     check_magazines();
     check_growth();
 }
@@ -530,37 +534,39 @@ static void check_stacks(void) {
 static void check_newest(void) {
     for (uint32_t class = 1; class < classes.count; ++class) {
         void *block;
-        cpu_cache_open(&calm_caches, class);
-        CHECK(!cpu_cache_is_newest(class, token(0)));
+        cpu_cache_open(&caches, class);
+        CHECK(!cpu_cache_is_newest(&caches, class, token(0)));
         CHECK(push_one(class, token(0)));
         CHECK(!push_one(class, token(0)));
         CHECK(push_one(class, token(1)));
         CHECK(!push_one(class, token(1)));
-        CHECK(cpu_cache_is_newest(class, token(1)) && !cpu_cache_is_newest(class, token(0)));
+        CHECK(cpu_cache_is_newest(&caches, class, token(1)) &&
+              !cpu_cache_is_newest(&caches, class, token(0)));
         CHECK(pop_one(class, &block) && block == token(1));
         CHECK(pop_one(class, &block) && block == token(0));
-        CHECK(!cpu_cache_is_newest(class, token(0)) && !cpu_cache_is_newest(class, token(1)));
-        uint32_t below = class == 1 ? 2 * SIZE_CLASSES
-                                    : calm_caches.start_of[class - 1] + classes.of[class - 1].grown_most;
-        CHECK_EQUAL(calm_caches.start_of[class] - below, 1);
+        CHECK(!cpu_cache_is_newest(&caches, class, token(0)) &&
+              !cpu_cache_is_newest(&caches, class, token(1)));
+        uint32_t below =
+            class == 1 ? 2 * SIZE_CLASSES : caches.start_of[class - 1] + classes.of[class - 1].max_grown;
+        CHECK_EQUAL(caches.start_of[class] - below, 1);
     }
-    CHECK(!cpu_cache_is_newest(0, token(0)));
+    CHECK(!cpu_cache_is_newest(&caches, 0, token(0)));
 }
 
-/* A sequence reads a stack's bounds, another thread opens the region for the first time, and the sequence
+/* A sequence reads a stack's bounds, another thread opens the cache for the first time, and the sequence
  * reads the top. */
 static void check_half_opened(void) {
     enum { CLASS = 2 };
     void *block = token(4);
-    cpu_cache_open(&calm_caches, CLASS);
-    CHECK_EQUAL(cpu_cache_push_some(CLASS, &block, 1), 1);
-    char *region = calm_caches.regions + ((size_t)cpu_cache_number() << REGION_SHIFT);
-    struct stack_bounds *bounds = stack_bounds_of(region, CLASS);
+    cpu_cache_open(&caches, CLASS);
+    CHECK_EQUAL(cpu_cache_push_some(&caches, CLASS, &block, 1), 1);
+    char *cache = caches.base + ((size_t)cpu_cache_number(&caches) << CPU_CACHE_SHIFT);
+    struct stack_bounds *bounds = stack_bounds_of(cache, CLASS);
     uint64_t opened;
     memcpy(&opened, bounds, sizeof opened);
     memset(bounds, 0, sizeof opened);
-    CHECK(!pop_one(CLASS, &block) && cpu_cache_pop_some(CLASS, &block, 1) == 0);
-    CHECK(!push_one(CLASS, token(5)) && cpu_cache_push_some(CLASS, &block, 1) == 0);
+    CHECK(!pop_one(CLASS, &block) && cpu_cache_pop_some(&caches, CLASS, &block, 1) == 0);
+    CHECK(!push_one(CLASS, token(5)) && cpu_cache_push_some(&caches, CLASS, &block, 1) == 0);
     memcpy(bounds, &opened, sizeof opened);
     CHECK(pop_one(CLASS, &block) && block == token(4));
 }
@@ -574,87 +580,87 @@ static void stay_on_one_cpu(void) {
 
 static void check_stacks_rseq(void) {
     stay_on_one_cpu();
-    CHECK(cpu_caches_init(&calm_caches, &classes, rseq_find()));
-    cpu_caches_start(&calm_caches, CACHE_RSEQ, true);
+    CHECK(cpu_caches_init(&caches, &classes, rseq_find()));
+    cpu_caches_start(&caches, CACHE_RSEQ, true);
     check_stacks();
 }
 
 static void check_newest_rseq(void) {
     stay_on_one_cpu();
-    CHECK(cpu_caches_init(&calm_caches, &classes, rseq_find()));
-    cpu_caches_start(&calm_caches, CACHE_RSEQ, true);
+    CHECK(cpu_caches_init(&caches, &classes, rseq_find()));
+    cpu_caches_start(&caches, CACHE_RSEQ, true);
     check_half_opened();
     check_newest();
 }
 
 static void check_stacks_locked(void) {
-    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
-    cpu_caches_start(&calm_caches, CACHE_LOCKED, true);
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
+    cpu_caches_start(&caches, CACHE_LOCKED, true);
     check_stacks();
     check_half_opened();
-    if (cpu_cache_is_alone()) {
+    if (cpu_cache_is_alone(&caches)) {
         void *block;
-        CHECK(region_push(calm_caches.regions, 3, token(3)));
-        CHECK(!region_push(calm_caches.regions, 3, token(3)));
-        CHECK(cpu_cache_is_newest(3, token(3)));
-        CHECK(region_pop(calm_caches.regions, 3, &block) && block == token(3));
-        CHECK(!region_pop(calm_caches.regions, 3, &block));
+        CHECK(alone_push(&caches, 3, token(3)));
+        CHECK(!alone_push(&caches, 3, token(3)));
+        CHECK(cpu_cache_is_newest(&caches, 3, token(3)));
+        CHECK(alone_pop(&caches, 3, &block) && block == token(3));
+        CHECK(!alone_pop(&caches, 3, &block));
     }
 }
 
 static void *hold_all_locks(void *unused) {
-    for (unsigned number = 0; number < calm_caches.count; number++) {
-        lock_acquire(&calm_caches.states[number].lock);
+    for (unsigned number = 0; number < caches.count; number++) {
+        lock_acquire(&caches.states[number].lock);
     }
     return unused;
 }
 
 /* A fork that may not wait for a thread that holds every lock: the parent's stay held, and in the child all
- * regions are usable, those that were open empty; those that never were are not writable. */
+ * caches are usable, those that were open empty; those that never were are not writable. */
 static void check_fork_beside_a_holder(void) {
     pthread_t holder;
     void *block = token(1);
-    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
-    cpu_caches_start(&calm_caches, CACHE_LOCKED, false);
-    CHECK(calm_caches.count > 1 && cpu_cache_open(&calm_caches, 1));
-    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1), 1);
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
+    cpu_caches_start(&caches, CACHE_LOCKED, false);
+    CHECK(caches.count > 1 && cpu_cache_open(&caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1), 1);
     CHECK(pthread_create(&holder, NULL, hold_all_locks, NULL) == 0);
     CHECK(pthread_join(holder, NULL) == 0);
-    cpu_caches_before_fork(&calm_caches, false);
-    cpu_caches_after_fork(&calm_caches, false);
-    for (unsigned number = 0; number < calm_caches.count; number++) {
-        CHECK(atomic_load(&calm_caches.states[number].lock.state) != LOCK_FREE);
+    cpu_caches_before_fork(&caches, false);
+    cpu_caches_after_fork(&caches, false);
+    for (unsigned number = 0; number < caches.count; number++) {
+        CHECK(atomic_load(&caches.states[number].lock.state) != LOCK_FREE);
     }
-    cpu_caches_before_fork(&calm_caches, false);
-    cpu_caches_after_fork(&calm_caches, true);
-    for (unsigned number = 0; number < calm_caches.count; number++) {
-        CHECK_EQUAL(atomic_load(&calm_caches.states[number].lock.state), LOCK_FREE);
+    cpu_caches_before_fork(&caches, false);
+    cpu_caches_after_fork(&caches, true);
+    for (unsigned number = 0; number < caches.count; number++) {
+        CHECK_EQUAL(atomic_load(&caches.states[number].lock.state), LOCK_FREE);
     }
-    CHECK_EQUAL(cpu_cache_pop_some(1, &block, 1) + cpu_cache_push_some(1, &block, 1), 0);
-    CHECK(cpu_cache_open(&calm_caches, 1));
-    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1), 1);
-    CHECK_EQUAL(cpu_cache_pop_some(1, &block, 1), 1);
+    CHECK_EQUAL(cpu_cache_pop_some(&caches, 1, &block, 1) + cpu_cache_push_some(&caches, 1, &block, 1), 0);
+    CHECK(cpu_cache_open(&caches, 1));
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1), 1);
+    CHECK_EQUAL(cpu_cache_pop_some(&caches, 1, &block, 1), 1);
     CHECK(block == token(1));
 }
 
 static void check_off(void) {
     void *block = token(0);
-    CHECK(!cpu_cache_is_rseq());
-    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
-    CHECK(cpu_caches_init(&calm_caches, &classes, (struct rseq_place){0}));
-    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
-    cpu_caches_start(&calm_caches, CACHE_OFF, true);
-    CHECK_EQUAL(cpu_cache_push_some(1, &block, 1) + cpu_cache_pop_some(1, &block, 1), 0);
+    CHECK(!cpu_cache_is_rseq(&caches));
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
+    CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
+    cpu_caches_start(&caches, CACHE_OFF, true);
+    CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1) + cpu_cache_pop_some(&caches, 1, &block, 1), 0);
 }
 
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     seed = check_seed(1);
     enough_operations = check_rounds(enough_operations);
-    size_classes_fill(&classes, os_page_size());
+    size_classes_fill(&classes, vm_page_size());
     CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     threads = (size_t)CPU_COUNT(&allowed) * 3;
-    threads = threads < 6 ? 6 : threads > THREADS_MAX - 1 ? THREADS_MAX - 1 : threads;
+    threads = threads < 6 ? 6 : threads > MAX_THREADS - 1 ? MAX_THREADS - 1 : threads;
 
     in_child(check_off);
     in_child(check_stacks_locked);

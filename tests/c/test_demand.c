@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WINDOW_NS ((double)DEMAND_WINDOW_NS)
+#define WINDOW_NS ((double)DEMAND_EPOCH_NS)
 #define LONGEST   ((size_t)1 << (DEMAND_PERIODS - 1))
 
 static struct demand demand;
@@ -20,14 +20,14 @@ static void start(void) {
 }
 
 /* A program that uses one CPU. */
-static struct demand_window window(size_t used) {
-    return (struct demand_window){
+static struct demand_epoch window(size_t used) {
+    return (struct demand_epoch){
         .ns = WINDOW_NS, .cpu_ns = WINDOW_NS, .max_used = used, .used_last = used, .max_held = used};
 }
 
-static void pass(struct demand_window last, size_t times) {
+static void pass(struct demand_epoch last, size_t times) {
     for (size_t i = 0; i < times; i++) {
-        demand_note(&demand, &last, price);
+        demand_record(&demand, &last, price);
     }
 }
 
@@ -40,7 +40,7 @@ static void tooth(size_t pages, size_t gap) {
 static void test_begins_short(void) {
     start();
     CHECK(demand_peak_pages(&demand) == 0 && demand_unused_pages(&demand, 1000, 0) == 0 &&
-          !demand_is_spent(&demand));
+          !demand_is_over_budget(&demand));
     pass(window(1000), 1);
     CHECK_EQUAL(demand_period(&demand), 2);
     CHECK_EQUAL(demand_peak_pages(&demand), 1000);
@@ -82,7 +82,7 @@ static void test_growth_is_no_gap(void) {
     CHECK_EQUAL(demand_period(&demand), 2);
     start();
     for (int i = 0; i < 3; i++) {
-        tooth(1000000, 2 * DEMAND_WINDOWS);
+        tooth(1000000, 2 * DEMAND_EPOCHS);
     }
     CHECK_EQUAL(demand_period(&demand), 2);
 }
@@ -97,16 +97,16 @@ static void test_forgets(void) {
     size_t windows = 0;
     for (; demand_period(&demand) > 2; windows++) {
         pass(window(0), 1);
-        CHECK(windows < 100 * DEMAND_WINDOWS);
+        CHECK(windows < 100 * DEMAND_EPOCHS);
     }
-    CHECK(windows > DEMAND_WINDOWS / 4);
+    CHECK(windows > DEMAND_EPOCHS / 4);
 }
 
 /* A purge that was measured to cost a thousand times too much makes a long period, in which nothing is purged
  * that would show what it costs; yet it does not last. */
 static void test_forgets_a_wrong_price(void) {
     start();
-    struct demand_window last = window(1000);
+    struct demand_epoch last = window(1000);
     last.purged_pages = 1000;
     last.purge_ns = 5e8;
     pass(last, 1);
@@ -114,27 +114,27 @@ static void test_forgets_a_wrong_price(void) {
     for (; teeth < 3 || demand_period(&demand) > 2; teeth++) {
         tooth(1000, 9);
         CHECK(teeth != 2 || demand_period(&demand) > 10);
-        CHECK(teeth < DEMAND_WINDOWS);
+        CHECK(teeth < DEMAND_EPOCHS);
     }
 }
 
 /* Nothing may cost anything: all is kept for as long as can be. */
 static void test_no_share(void) {
     start();
-    struct demand_window last = window(1000);
-    demand_note(&demand, &last, (struct demand_price){500, 0});
+    struct demand_epoch last = window(1000);
+    demand_record(&demand, &last, (struct demand_price){500, 0});
     CHECK_EQUAL(demand_period(&demand), LONGEST);
     /* It cannot be spent, either: or what is unused would never go. */
     last.purged_pages = last.faulted_pages = 100000;
-    CHECK(demand_note(&demand, &last, (struct demand_price){500, 0}) > 0);
-    CHECK(!demand_is_spent(&demand));
+    CHECK(demand_record(&demand, &last, (struct demand_price){500, 0}) > 0);
+    CHECK(!demand_is_over_budget(&demand));
 }
 
 /* A window that no tick ended in time counts as many. */
 static void test_long_windows(void) {
     start();
     pass(window(1000), 1);
-    struct demand_window last = window(1000);
+    struct demand_epoch last = window(1000);
     last.used_last = 10;
     last.ns = 5 * WINDOW_NS;
     pass(last, 1);
@@ -142,14 +142,14 @@ static void test_long_windows(void) {
     last.ns = 1e18; /* a century */
     pass(last, 1);
     CHECK_EQUAL(demand_peak_pages(&demand), 10);
-    CHECK(!demand_is_spent(&demand));
+    CHECK(!demand_is_over_budget(&demand));
 }
 
 static void test_unused_pages(void) {
     start();
     static const size_t min_free[] = {700, 500, 900};
     for (size_t i = 0; i < 3; i++) {
-        struct demand_window last = window(0);
+        struct demand_epoch last = window(0);
         last.min_free = min_free[i];
         CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), i < 2 ? 0 : 500);
         pass(last, 1);
@@ -158,7 +158,7 @@ static void test_unused_pages(void) {
     CHECK_EQUAL(demand_unused_pages(&demand, 400, 0), 400); /* of which some are in use again */
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 450), 50);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 501), 0);
-    struct demand_window last = window(0);
+    struct demand_epoch last = window(0);
     last.min_free = 800;
     pass(last, 1);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), 800);
@@ -166,46 +166,46 @@ static void test_unused_pages(void) {
 
 /* So many pages were given back, and so many were faulted in. */
 static double churn(size_t purged, size_t faulted) {
-    struct demand_window last = window(1000);
+    struct demand_epoch last = window(1000);
     last.purged_pages = purged;
     last.purge_ns = (double)purged * 500;
     last.faulted_pages = faulted;
     last.max_held = 5000;
-    return demand_note(&demand, &last, price);
+    return demand_record(&demand, &last, price);
 }
 
 /* Giving back in vain spends the budget; faults of what was never given back do not. */
 static void test_spends(void) {
     start();
-    CHECK(churn(0, 100000) == 0 && !demand_is_spent(&demand));
-    CHECK(churn(100000, 0) == 0 && !demand_is_spent(&demand));
+    CHECK(churn(0, 100000) == 0 && !demand_is_over_budget(&demand));
+    CHECK(churn(100000, 0) == 0 && !demand_is_over_budget(&demand));
     double cost = churn(0, 5000);
     CHECK(cost > 4.9e6 && cost < 5.1e6);
-    CHECK(demand_is_spent(&demand)); /* of 300 ms of CPU time, 3 */
+    CHECK(demand_is_over_budget(&demand)); /* of 300 ms of CPU time, 3 */
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), 0);
     CHECK_EQUAL(demand_peak_pages(&demand), 1000);
     CHECK_EQUAL(demand_held_pages(&demand), 5000);
 
     /* A program that rests is given no respite. */
-    struct demand_window last = window(0);
+    struct demand_epoch last = window(0);
     last.cpu_ns = 0;
     size_t windows = 0;
-    for (; demand_is_spent(&demand); windows++) {
+    for (; demand_is_over_budget(&demand); windows++) {
         pass(last, 1);
         CHECK(windows < 10);
     }
     CHECK(windows >= 2);
     pass(window(0), 1);
-    CHECK(demand_is_spent(&demand));
-    pass(window(0), DEMAND_WINDOWS);
-    CHECK(!demand_is_spent(&demand));
+    CHECK(demand_is_over_budget(&demand));
+    pass(window(0), DEMAND_EPOCHS);
+    CHECK(!demand_is_over_budget(&demand));
 }
 
 /* What was given back long ago counts the less. */
 static void test_old_purges_fade(void) {
     start();
     churn(100000, 0);
-    pass(window(0), 10 * DEMAND_WINDOWS);
+    pass(window(0), 10 * DEMAND_EPOCHS);
     CHECK(churn(0, 100000) < 1e6);
 }
 
@@ -243,12 +243,12 @@ static void test_any_past(void) {
             pending -= vain;
             cost += (double)vain * 1000;
             cpu += WINDOW_NS;
-            struct demand_window last = window(used);
+            struct demand_epoch last = window(used);
             last.purged_pages = purged;
             last.purge_ns = (double)purged * 500;
             last.faulted_pages = faulted;
             last.max_held = held;
-            demand_note(&demand, &last, price);
+            demand_record(&demand, &last, price);
             size_t peak = demand_peak_pages(&demand);
             size_t held_before = demand_held_pages(&demand);
             size_t keep = peak > held_before ? peak : held_before;

@@ -7,12 +7,12 @@
 
 #include "check.h"
 
-#define SMALL_MOST  ((size_t)600 << 10)
-#define MEDIUM      ((size_t)400 << 10)
-#define MEDIUM_MOST ((size_t)8000 << 10)
-#define TOKENS      60000
-#define THREADS     6
-#define CLASSES     6
+#define MAX_SMALL  ((size_t)600 << 10)
+#define MEDIUM     ((size_t)400 << 10)
+#define MAX_MEDIUM ((size_t)8000 << 10)
+#define TOKENS     60000
+#define THREADS    6
+#define CLASSES    6
 
 static const uint32_t some_classes[CLASSES] = {1, 2, 9, 20, 40, 72};
 
@@ -20,7 +20,7 @@ static struct size_classes classes;
 static struct depot depot;
 static size_t rounds = 40000;
 static uint64_t seed;
-static bool is_owned; /* by this thread: then its locks are held by nobody who would release them */
+static bool is_exclusive; /* by this thread: then its locks are held by nobody who would release them */
 
 /* A token is no memory: only its number counts, and its class by it. */
 static _Atomic(int) place_of[TOKENS]; /* 0: in the depot; else who has it */
@@ -46,35 +46,34 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
-static void lock_shelves(void) {
+static void lock_bins(void) {
     for (uint32_t class = 1; class < classes.count; ++class) {
-        lock_acquire(&depot.shelves[class].lock);
+        lock_acquire(&depot.bins[class].lock);
     }
 }
 
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
-    CHECK(depot_init(&depot, &classes, SMALL_MOST, MEDIUM, MEDIUM_MOST));
-    depot.owned = is_owned;
-    if (is_owned) {
-        lock_shelves();
+    CHECK(depot_init(&depot, &classes, MAX_SMALL, MEDIUM, MAX_MEDIUM));
+    depot.exclusive = is_exclusive;
+    if (is_exclusive) {
+        lock_bins();
     }
 }
 
-static size_t shelf_count(uint32_t class) {
-    return atomic_load(&depot.shelves[class].count);
+static size_t bin_count(uint32_t class) {
+    return atomic_load(&depot.bins[class].count);
 }
 
 static bool is_medium(uint32_t class) {
-    return classes.of[class].size >= SIZE_MEDIUM_LEAST;
+    return classes.of[class].size >= MIN_MEDIUM_SIZE;
 }
 
-static size_t charge_of_shelves(bool medium) {
+static size_t charge_of_bins(bool medium) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
         if (is_medium(class) == medium) {
-            charge +=
-                depot_charge(&depot, class, shelf_count(class)) + atomic_load(&depot.shelves[class].credit);
+            charge += depot_charge(&depot, class, bin_count(class)) + atomic_load(&depot.bins[class].credit);
         }
     }
     return charge;
@@ -85,8 +84,8 @@ static size_t charge(bool medium) {
 }
 
 static void check_charges(void) {
-    CHECK_EQUAL(charge(false), charge_of_shelves(false));
-    CHECK_EQUAL(charge(true), charge_of_shelves(true));
+    CHECK_EQUAL(charge(false), charge_of_bins(false));
+    CHECK_EQUAL(charge(true), charge_of_bins(true));
 }
 
 static size_t bound(void) {
@@ -95,32 +94,31 @@ static size_t bound(void) {
 
 /* ---- one thread ---- */
 
-struct shed {
+struct flushed {
     void **expected; /* in any order between classes; of one class from the bottom */
     size_t count;
 };
 
-static void expect_shed(void *context, void *const *blocks, size_t count) {
-    struct shed *shed = context;
+static void expect_flush(void *context, void *const *blocks, size_t count) {
+    struct flushed *flushed = context;
     CHECK(count > 0);
-    memcpy(shed->expected + shed->count, blocks, count * sizeof *blocks);
-    shed->count += count;
+    memcpy(flushed->expected + flushed->count, blocks, count * sizeof *blocks);
+    flushed->count += count;
 }
 
 static void test_charge(void) {
     start_depot();
     for (uint32_t class = 1; class < classes.count; ++class) {
         size_t size = classes.of[class].size;
-        CHECK_EQUAL(depot_charge(&depot, class, 7),
-                    7 * (size < DEPOT_CHARGE_LEAST ? DEPOT_CHARGE_LEAST : size));
+        CHECK_EQUAL(depot_charge(&depot, class, 7), 7 * (size < MIN_DEPOT_CHARGE ? MIN_DEPOT_CHARGE : size));
     }
     CHECK_EQUAL(depot_charge(&depot, 1, 0), 0);
 }
 
 /* Magazines of one class up to the bound: all of one or none, and the last in comes out first. */
 static void test_fills_up(uint32_t class) {
-    static void *magazine[MAGAZINE_BLOCKS_MOST];
-    static void *back[MAGAZINE_BLOCKS_MOST];
+    static void *magazine[MAX_MAGAZINE_BLOCKS];
+    static void *back[MAX_MAGAZINE_BLOCKS];
     start_depot();
     size_t batch = classes.of[class].batch;
     size_t held = 0;
@@ -133,12 +131,12 @@ static void test_fills_up(uint32_t class) {
             break;
         }
         held += batch;
-        CHECK_EQUAL(shelf_count(class), held);
+        CHECK_EQUAL(bin_count(class), held);
         CHECK_EQUAL(charge(is_medium(class)), depot_charge(&depot, class, held));
     }
-    CHECK(held <= DEPOT_SHELF_BLOCKS &&
-          depot_charge(&depot, class, held) <= (is_medium(class) ? MEDIUM : SMALL_MOST));
-    CHECK_EQUAL(shelf_count(class), held); /* the refused left no trace */
+    CHECK(held <= DEPOT_BIN_BLOCKS &&
+          depot_charge(&depot, class, held) <= (is_medium(class) ? MEDIUM : MAX_SMALL));
+    CHECK_EQUAL(bin_count(class), held); /* the refused left no trace */
     CHECK_EQUAL(charge(is_medium(class)), depot_charge(&depot, class, held));
     CHECK_EQUAL(charge(!is_medium(class)), 0);
     size_t bytes;
@@ -153,13 +151,13 @@ static void test_fills_up(uint32_t class) {
         }
     }
     check_charges();
-    struct shed nothing = {NULL, 0};
-    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &nothing), 0);
-    CHECK_EQUAL(charge(is_medium(class)), 0); /* no credit outlives a look */
+    struct flushed nothing = {NULL, 0};
+    CHECK_EQUAL(depot_flush(&depot, false, expect_flush, &nothing), 0);
+    CHECK_EQUAL(charge(is_medium(class)), 0); /* no credit outlives a check */
 }
 
 /* What has lain there since the last time goes, from the bottom; what was put meanwhile stays. */
-static void test_shed(void) {
+static void test_flush(void) {
     static void *blocks[600];
     static void *got[600];
     start_depot();
@@ -167,27 +165,27 @@ static void test_shed(void) {
         blocks[i] = token(i);
     }
     CHECK(depot_put(&depot, 1, blocks, 300));
-    struct shed shed = {got, 0};
-    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &shed), 0); /* just come */
+    struct flushed flushed = {got, 0};
+    CHECK_EQUAL(depot_flush(&depot, false, expect_flush, &flushed), 0); /* just come */
     CHECK(depot_put(&depot, 1, blocks + 300, 100));
     CHECK_EQUAL(depot_take(&depot, 1, got, 150), 150); /* 250 left: 250 nobody wanted */
     CHECK(depot_put(&depot, 1, blocks + 400, 200));
-    CHECK_EQUAL(depot_shed(&depot, false, expect_shed, &shed), 250);
-    CHECK_EQUAL(shed.count, 250);
+    CHECK_EQUAL(depot_flush(&depot, false, expect_flush, &flushed), 250);
+    CHECK_EQUAL(flushed.count, 250);
     for (size_t i = 0; i < 250; i++) {
         CHECK(got[i] == blocks[i]);
     }
-    CHECK_EQUAL(shelf_count(1), 200);
+    CHECK_EQUAL(bin_count(1), 200);
     check_charges();
-    shed.count = 0;
+    flushed.count = 0;
     CHECK(depot_put(&depot, 9, blocks, 10));
-    CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 210);
+    CHECK_EQUAL(depot_flush(&depot, true, expect_flush, &flushed), 210);
     CHECK_EQUAL(charge(false) + charge(true), 0);
-    CHECK_EQUAL(depot_shed(&depot, true, expect_shed, &shed), 0);
+    CHECK_EQUAL(depot_flush(&depot, true, expect_flush, &flushed), 0);
 }
 
 static void fill(uint32_t class) {
-    static void *magazine[MAGAZINE_BLOCKS_MOST];
+    static void *magazine[MAX_MAGAZINE_BLOCKS];
     size_t batch = classes.of[class].batch;
     for (size_t i = 0; i < batch; i++) {
         magazine[i] = token(i);
@@ -196,14 +194,14 @@ static void fill(uint32_t class) {
     }
 }
 
-/* Full, refused, asked to grow, and empty, so many times. Returns the most that the shelf held. */
+/* Full, refused, asked to grow, and empty, so many times. Returns the most that the bin held. */
 static size_t turn(uint32_t class, size_t turns, size_t wanted) {
-    static void *magazine[MAGAZINE_BLOCKS_MOST];
+    static void *magazine[MAX_MAGAZINE_BLOCKS];
     size_t batch = classes.of[class].batch;
     size_t most = 0;
     while (turns-- > 0) {
         fill(class);
-        most = shelf_count(class) > most ? shelf_count(class) : most;
+        most = bin_count(class) > most ? bin_count(class) : most;
         depot_grow(&depot, class, wanted);
         while (depot_take(&depot, class, magazine, batch) > 0) {
         }
@@ -223,47 +221,47 @@ static void test_grows(void) {
     const uint32_t small = 20;
     const uint32_t medium = 40;
     start_depot();
-    size_t at_first = turn(medium, 1, MEDIUM_MOST);
+    size_t at_first = turn(medium, 1, MAX_MEDIUM);
     for (int i = 0; i < 100; i++) {
         fill(medium);
-        depot_grow(&depot, medium, MEDIUM_MOST); /* full, and never empty */
+        depot_grow(&depot, medium, MAX_MEDIUM); /* full, and never empty */
     }
     CHECK_EQUAL(bound(), MEDIUM);
     (void)turn(medium, 100, MEDIUM / 2);
-    (void)turn(small, 100, MEDIUM_MOST);
+    (void)turn(small, 100, MAX_MEDIUM);
     CHECK_EQUAL(bound(), MEDIUM);
-    CHECK_EQUAL(atomic_load(&depot.small.bound), SMALL_MOST);
+    CHECK_EQUAL(atomic_load(&depot.small.bound), MAX_SMALL);
     (void)turn(medium, 100, MEDIUM + 1000);
     CHECK_EQUAL(bound(), MEDIUM + 1000);
     size_t grown = turn(medium, 200, SIZE_MAX);
-    CHECK_EQUAL(bound(), MEDIUM_MOST);
+    CHECK_EQUAL(bound(), MAX_MEDIUM);
     CHECK(grown > at_first);
-    depot_shed(&depot, false, put_nowhere, NULL);
-    CHECK_EQUAL(bound(), MEDIUM_MOST); /* all was wanted */
+    depot_flush(&depot, false, put_nowhere, NULL);
+    CHECK_EQUAL(bound(), MAX_MEDIUM); /* all was wanted */
 
     /* It falls by what was not, and no lower than it was at first. */
     void *four[4] = {token(0), token(1), token(2), token(3)};
     CHECK(depot_put(&depot, medium, four, 4));
-    depot_shed(&depot, false, put_nowhere, NULL);
-    CHECK_EQUAL(depot_shed(&depot, false, put_nowhere, NULL), 4);
-    CHECK_EQUAL(bound(), MEDIUM_MOST - depot_charge(&depot, medium, 4));
+    depot_flush(&depot, false, put_nowhere, NULL);
+    CHECK_EQUAL(depot_flush(&depot, false, put_nowhere, NULL), 4);
+    CHECK_EQUAL(bound(), MAX_MEDIUM - depot_charge(&depot, medium, 4));
     for (int i = 0; i < 100; i++) {
         fill(medium);
-        depot_shed(&depot, true, put_nowhere, NULL);
+        depot_flush(&depot, true, put_nowhere, NULL);
     }
     CHECK_EQUAL(bound(), MEDIUM);
 
-    /* Turns that are few between two looks are none. */
+    /* Turns that are few between two checks are none. */
     for (int i = 0; i < 100; i++) {
-        (void)turn(medium, 3, MEDIUM_MOST);
-        depot_shed(&depot, false, put_nowhere, NULL);
+        (void)turn(medium, 3, MAX_MEDIUM);
+        depot_flush(&depot, false, put_nowhere, NULL);
     }
     CHECK_EQUAL(bound(), MEDIUM);
     check_charges();
     size_t bytes;
-    CHECK_EQUAL(depot_blocks_most(&depot, &bytes),
-                SMALL_MOST / DEPOT_CHARGE_LEAST + MEDIUM_MOST / SIZE_MEDIUM_LEAST);
-    CHECK_EQUAL(bytes, SMALL_MOST + MEDIUM_MOST);
+    CHECK_EQUAL(depot_max_blocks(&depot, &bytes),
+                MAX_SMALL / MIN_DEPOT_CHARGE + MAX_MEDIUM / MIN_MEDIUM_SIZE);
+    CHECK_EQUAL(bytes, MAX_SMALL + MAX_MEDIUM);
 }
 
 /* One for which there was no memory takes nothing, and hurts nobody. */
@@ -274,52 +272,52 @@ static void test_none(void) {
     CHECK(!depot_put(&none, 1, &block, 1));
     depot_grow(&none, 1, SIZE_MAX);
     CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
-    CHECK_EQUAL(depot_shed(&none, true, expect_shed, NULL), 0);
+    CHECK_EQUAL(depot_flush(&none, true, expect_flush, NULL), 0);
     CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
     depot_before_fork(&none, true);
     depot_after_fork(&none, false);
 }
 
-static void *hold_a_shelf(void *class) {
-    lock_acquire(&depot.shelves[(uintptr_t) class].lock);
+static void *hold_a_bin(void *class) {
+    lock_acquire(&depot.bins[(uintptr_t) class].lock);
     return NULL;
 }
 
-/* A fork that may not wait for a thread that holds a shelf: that shelf is empty in the child, the others are
+/* A fork that may not wait for a thread that holds a bin: that bin is empty in the child, the others are
  * whole. */
 static void test_fork_beside_a_holder(void) {
     pthread_t holder;
     void *block = token(1);
     start_depot();
     CHECK(depot_put(&depot, 1, &block, 1) && depot_put(&depot, 2, &block, 1));
-    CHECK(pthread_create(&holder, NULL, hold_a_shelf, (void *)1) == 0);
+    CHECK(pthread_create(&holder, NULL, hold_a_bin, (void *)1) == 0);
     CHECK(pthread_join(holder, NULL) == 0);
     depot_before_fork(&depot, false);
     depot_after_fork(&depot, false);
-    CHECK(shelf_count(1) == 1 && atomic_load(&depot.shelves[1].lock.state) != LOCK_FREE);
+    CHECK(bin_count(1) == 1 && atomic_load(&depot.bins[1].lock.state) != LOCK_FREE);
     depot_before_fork(&depot, false);
     depot_after_fork(&depot, true);
-    CHECK_EQUAL(shelf_count(1), 0);
+    CHECK_EQUAL(bin_count(1), 0);
     for (uint32_t class = 1; class < classes.count; ++class) {
-        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), LOCK_FREE);
+        CHECK_EQUAL(atomic_load(&depot.bins[class].lock.state), LOCK_FREE);
     }
     CHECK_EQUAL(depot_take(&depot, 2, &block, 1), 1);
     CHECK(depot_put(&depot, 1, &block, 1));
     CHECK_EQUAL(depot_take(&depot, 1, &block, 1), 1);
 }
 
-/* The same, whether it has an owner or not; and who has it alone waits for no lock. */
-static void test_one_thread(bool owned) {
-    is_owned = owned;
+/* The same, whether it is for one thread or for all; and in the first case no lock is taken. */
+static void test_one_thread(bool exclusive) {
+    is_exclusive = exclusive;
     for (uint32_t class = 1; class < classes.count; ++class) {
         test_fills_up(class);
     }
-    test_shed();
+    test_flush();
     test_grows();
     for (uint32_t class = 1; class < classes.count; ++class) {
-        CHECK_EQUAL(atomic_load(&depot.shelves[class].lock.state), owned ? lock_self() : LOCK_FREE);
+        CHECK_EQUAL(atomic_load(&depot.bins[class].lock.state), exclusive ? lock_self() : LOCK_FREE);
     }
-    is_owned = false;
+    is_exclusive = false;
 }
 
 /* ---- many threads ---- */
@@ -356,7 +354,7 @@ static void disown(struct owner *owner, size_t kind, size_t count) {
         return;
     }
     owner->refusals++;
-    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * MEDIUM_MOST));
+    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * MAX_MEDIUM));
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], owner->name), 0);
     }
@@ -364,10 +362,10 @@ static void disown(struct owner *owner, size_t kind, size_t count) {
 
 static void *exchange(void *argument) {
     struct owner *owner = argument;
-    void *tokens[MAGAZINE_BLOCKS_MOST];
+    void *tokens[MAX_MAGAZINE_BLOCKS];
     for (size_t round = 0; round < rounds; round++) {
         size_t kind = next_random(&owner->random) % CLASSES;
-        size_t count = 1 + next_random(&owner->random) % (MAGAZINE_BLOCKS_MOST - 1);
+        size_t count = 1 + next_random(&owner->random) % (MAX_MAGAZINE_BLOCKS - 1);
         if (next_random(&owner->random) % 2 == 0 && owner->count[kind] >= count) {
             disown(owner, kind, count);
         } else {
@@ -379,17 +377,17 @@ static void *exchange(void *argument) {
     return NULL;
 }
 
-static void own_shed(void *context, void *const *blocks, size_t count) {
+static void own_flushed(void *context, void *const *blocks, size_t count) {
     for (size_t i = 0; i < count; i++) {
         own(context, number_of(blocks[i]) % CLASSES, &blocks[i], 1);
     }
 }
 
-/* Sheds all the while, and puts back what it got. */
-static void *shed_and_return(void *argument) {
+/* Flushes all the while, and puts back what it got. */
+static void *flush_and_return(void *argument) {
     struct owner *owner = argument;
     while (!atomic_load(&stop)) {
-        depot_shed(&depot, next_random(&owner->random) % 4 == 0, own_shed, owner);
+        depot_flush(&depot, next_random(&owner->random) % 4 == 0, own_flushed, owner);
         for (size_t kind = 0; kind < CLASSES; kind++) {
             while (owner->count[kind] > 0) {
                 size_t before = owner->count[kind];
@@ -403,9 +401,9 @@ static void *shed_and_return(void *argument) {
         depot_blocks(&depot, &bytes);
         if (next_random(&owner->random) % 8 == 0) {
             depot_before_fork(&depot, true);
-            CHECK(charge_of_shelves(false) <= SMALL_MOST);
-            CHECK(charge_of_shelves(true) <= MEDIUM_MOST);
-            CHECK(bound() >= MEDIUM && bound() <= MEDIUM_MOST);
+            CHECK(charge_of_bins(false) <= MAX_SMALL);
+            CHECK(charge_of_bins(true) <= MAX_MEDIUM);
+            CHECK(bound() >= MEDIUM && bound() <= MAX_MEDIUM);
             depot_after_fork(&depot, false);
         }
     }
@@ -424,7 +422,7 @@ static void test_many_threads(void) {
         own(&owners[i / 64 % (THREADS - 1)], i % CLASSES, &one, 1);
     }
     for (size_t i = 0; i < THREADS; i++) {
-        CHECK(pthread_create(&owners[i].thread, NULL, i < THREADS - 1 ? exchange : shed_and_return,
+        CHECK(pthread_create(&owners[i].thread, NULL, i < THREADS - 1 ? exchange : flush_and_return,
                              &owners[i]) == 0);
     }
     for (size_t i = 0; i < THREADS; i++) {
@@ -434,7 +432,7 @@ static void test_many_threads(void) {
         CHECK(pthread_join(owners[i].thread, NULL) == 0);
     }
     check_charges();
-    depot_shed(&depot, true, own_shed, &owners[0]);
+    depot_flush(&depot, true, own_flushed, &owners[0]);
     CHECK_EQUAL(charge(false) + charge(true), 0);
     size_t total = 0;
     size_t puts = 0;

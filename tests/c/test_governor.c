@@ -2,9 +2,10 @@
  * The governor on glibc's arenas, under other names, so that sanitizers can check it: threads allocate at
  * random, exchange blocks, start and end, while the process forks.
  */
+#include "activation.h"
 #include "arena.h"
-#include "governor.h"
 #include "os/residency.h"
+#include "state.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "figures_reader.h"
+#include "counter_reader.h"
 
 void *governed_malloc(size_t bytes);
 void *governed_calloc(size_t count, size_t bytes);
@@ -34,7 +35,7 @@ void governed_free(void *block);
 #endif
 
 #define THREADS        4
-#define MOST_BYTES     (200UL << 10)
+#define MAX_BYTES      (200UL << 10)
 #define BLOCKS         600 /* of each thread: 60 MB on average */
 #define EXCHANGE_SLOTS 64
 #define FORKS          20
@@ -42,15 +43,16 @@ void governed_free(void *block);
 #define TALL_BLOCKS    1200 /* of 100 KB: nearly two heaps */
 #define TALL_BYTES     100000
 
+static const struct counters *const counters = &state.counters;
 static _Atomic(int) stop;
 static _Atomic(unsigned) waves;
 static uint64_t seed;
 
-static unsigned next_random(unsigned *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 17;
-    *state ^= *state << 5;
-    return *state;
+static unsigned next_random(unsigned *last) {
+    *last ^= *last << 13;
+    *last ^= *last >> 17;
+    *last ^= *last << 5;
+    return *last;
 }
 
 /*
@@ -103,7 +105,7 @@ static void release(struct block *block) {
 /* Mostly small, sometimes up to the most. */
 static size_t random_bytes(unsigned *random) {
     unsigned kind = next_random(random) % 4;
-    size_t most = kind == 0 ? 256 : kind == 1 ? 8192 : MOST_BYTES;
+    size_t most = kind == 0 ? 256 : kind == 1 ? 8192 : MAX_BYTES;
     return 16 + next_random(random) % (most - 15);
 }
 
@@ -216,11 +218,10 @@ static void *run_churn(void *unused) {
 }
 
 /* What a process outside would read; with no other thread at work. */
-static void check_figures(void) {
-    const struct figures *figures = figures_of("ptlbmalloc2");
-    struct governor_stats stats = governor_read_stats();
-    CHECK_EQUAL(figure_now(figures, "state"), stats.active ? 1 : 2);
-#define SAME(name) CHECK_EQUAL(figure_now(figures, #name), stats.name)
+static void check_counters(void) {
+    const struct counter_table *table = counter_table_of("ptlbmalloc2");
+    CHECK_EQUAL(counter_now(table, "state"), activation_is_on() ? 1 : 2);
+#define SAME(name) CHECK_EQUAL(counter_now(table, #name), counters->name)
     SAME(threshold_bytes);
     SAME(pad_each_bytes);
     SAME(footprint_bytes);
@@ -231,6 +232,8 @@ static void check_figures(void) {
     SAME(bytes_trimmed);
     SAME(bytes_purged);
     SAME(ranges);
+    SAME(process_madvise_calls);
+    SAME(madvise_calls);
     SAME(break_calls);
     SAME(failed_purges);
     SAME(busy_arenas);
@@ -240,18 +243,14 @@ static void check_figures(void) {
     SAME(threshold_changes);
     SAME(mmap_threshold_raises);
 #undef SAME
-    CHECK_EQUAL(figure_now(figures, "process_madvise_calls"), stats.vectored_calls);
-    CHECK_EQUAL(figure_now(figures, "process_madvise_calls") + figure_now(figures, "madvise_calls"),
-                stats.purge_calls);
 }
 
 static void live_as_child(void) {
     static void *blocks[400];
-    struct governor_stats born = governor_read_stats();
-    CHECK(born.active);
-    CHECK_EQUAL(born.trims, 0);
-    CHECK_EQUAL(born.arenas, 0);
-    check_figures();
+    CHECK(activation_is_on());
+    CHECK_EQUAL(counters->trims, 0);
+    CHECK_EQUAL(counters->arenas, 0);
+    check_counters();
     for (size_t i = 0; i < 400; i++) {
         blocks[i] = governed_malloc(100000);
         CHECK(blocks[i] != NULL);
@@ -260,8 +259,7 @@ static void live_as_child(void) {
     for (size_t i = 0; i < 400; i++) {
         governed_free(blocks[i]);
     }
-    struct governor_stats now = governor_read_stats();
-    CHECK(now.active && now.walks > 0 && now.arenas > 0 && now.failed_purges == 0);
+    CHECK(activation_is_on() && counters->walks > 0 && counters->arenas > 0 && counters->failed_purges == 0);
 }
 
 /* From GCC 13 on, TSan's fork holds TSan's runtime while glibc's waits for each arena, and who has the arena
@@ -282,8 +280,7 @@ static void *run_forks(void *unused) {
 }
 
 static bool has_done_enough(void) {
-    struct governor_stats stats = governor_read_stats();
-    return waves >= check_rounds(WAVES) && stats.trims >= 5 && stats.bytes_purged > 0;
+    return waves >= check_rounds(WAVES) && counters->trims >= 5 && counters->bytes_purged > 0;
 }
 
 static void stress(void) {
@@ -314,18 +311,17 @@ static void stress(void) {
 static void compare_with_mallinfo(void) {
     static void *blocks[20000];
     size_t count = 0;
-    uint64_t walks = governor_read_stats().walks;
-    while (governor_read_stats().walks == walks) {
+    size_t walks = counters->walks;
+    while (counters->walks == walks) {
         CHECK(count < sizeof blocks / sizeof blocks[0]);
         blocks[count] = governed_malloc(100000);
         CHECK(blocks[count] != NULL);
         count++;
     }
-    struct governor_stats stats = governor_read_stats();
     struct mallinfo2 info = mallinfo2();
-    CHECK_EQUAL(stats.footprint_bytes, info.arena);
-    CHECK(stats.free_top_bytes >= info.keepcost);
-    CHECK(stats.free_top_bytes <= info.fordblks);
+    CHECK_EQUAL(counters->footprint_bytes, info.arena);
+    CHECK(counters->free_top_bytes >= info.keepcost);
+    CHECK(counters->free_top_bytes <= info.fordblks);
     while (count > 0) {
         governed_free(blocks[--count]);
     }
@@ -362,7 +358,7 @@ static void check_malloc_info(void) {
         heaps++;
         heap = end;
     }
-    CHECK_EQUAL(heaps, governor_read_stats().arenas);
+    CHECK_EQUAL(heaps, counters->arenas);
     const char *total = text;
     for (const char *at = text; (at = strstr(at, "</heap>")) != NULL; at++) {
         total = at;
@@ -387,21 +383,18 @@ struct tops {
 };
 
 /* As they are now, whatever the governor has noted. Only while no other thread runs. */
-static struct tops look_at_tops(void) {
-    static unsigned char scratch[RESIDENCY_WINDOW_PAGES];
+static struct tops measure_tops(void) {
+    static unsigned char scratch[RESIDENCY_CHUNK_PAGES];
     size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     struct tops tops = {0};
-    struct arena *main_arena = atomic_load(&governor_view.main_arena);
-    struct arena *arena = main_arena;
-    do {
+    for (struct arena *arena = glibc_main_arena; arena != NULL; arena = arena_after(arena)) {
         size_t bytes = arena_top_bytes(arena);
         size_t pages = bytes & ~(page_bytes - 1);
         tops.free_bytes += bytes;
         tops.resident_bytes +=
             residency_of_tail(arena_top_end(arena) - pages, pages, page_bytes, SIZE_MAX, scratch)
                 .resident_bytes;
-        arena = arena_next(arena);
-    } while (arena != main_arena);
+    }
     return tops;
 }
 
@@ -425,11 +418,11 @@ static void *run_settle(void *unused) {
 
 /*
  * Each arena is used once more, by a thread of its own. A thread that ends leaves its cache to glibc, which
- * frees it behind the library's back: should that merge with a top, it shows at the arena's next look.
+ * frees it unseen by the library: should that merge with a top, the arena's next check finds it.
  */
 static void settle(void) {
     pthread_t threads[64];
-    size_t count = governor_read_stats().arenas;
+    size_t count = counters->arenas;
     CHECK(count <= 64);
     CHECK(pthread_barrier_init(&settling, NULL, (unsigned)count) == 0);
     for (size_t i = 0; i < count; i++) {
@@ -442,24 +435,23 @@ static void settle(void) {
 
 /*
  * What is free but not at an arena's end is out of the governor's reach, by the paper's design. Of the rest
- * at most the threshold may stay, and what threads may free between two looks.
+ * at most the threshold may stay, and what threads may free between two checks.
  */
 static void check_retention(size_t resident_before) {
-    struct governor_stats stats = governor_read_stats();
     size_t resident = process_resident_bytes();
     size_t grown = resident > resident_before ? resident - resident_before : 0;
-    struct tops tops = look_at_tops();
+    struct tops tops = measure_tops();
     size_t inside = mallinfo2().fordblks - tops.free_bytes;
     size_t padding =
-        stats.pad_each_bytes * stats.arenas; /* of the footprint when memory was last given back */
-    size_t may_stay = stats.threshold_bytes > padding ? stats.threshold_bytes : padding;
+        counters->pad_each_bytes * counters->arenas; /* of the footprint when memory was last given back */
+    size_t may_stay = counters->threshold_bytes > padding ? counters->threshold_bytes : padding;
     size_t merged =
-        (8UL << 20) / 100 * stats.cpus_hundredths; /* what a merge may leave for each CPU in use */
+        (8UL << 20) / 100 * counters->cpus_hundredths; /* what a merge may leave for each CPU in use */
     size_t bound = may_stay + merged + (size_t)(THREADS + 4) * (256UL << 10) + (1UL << 20);
     printf("resident: %zu KiB more than before; tops: %zu KiB of %zu KiB; free inside heaps: %zu KiB; "
-           "threshold: %llu KiB; bound: %zu KiB\n",
+           "threshold: %zu KiB; bound: %zu KiB\n",
            grown >> 10, tops.resident_bytes >> 10, tops.free_bytes >> 10, inside >> 10,
-           (unsigned long long)stats.threshold_bytes >> 10, bound >> 10);
+           counters->threshold_bytes >> 10, bound >> 10);
     CHECK(tops.resident_bytes <= bound);
     if (!SANITIZED) { /* their shadow memory counts, too */
         CHECK(grown <= inside + bound + (4UL << 20));
@@ -467,28 +459,25 @@ static void check_retention(size_t resident_before) {
 }
 
 int main(void) {
-    CHECK(governor_is_active());
+    CHECK(activation_is_on());
     size_t resident_before = process_resident_bytes();
     setvbuf(stdout, NULL, _IOLBF, 0);
     seed = check_seed(1);
     stress();
 
-    struct governor_stats stats = governor_read_stats();
-    printf("%llu walks, %llu trims of %llu MiB in %llu ranges, %llu arenas busy, %llu claims, %llu arenas\n",
-           (unsigned long long)stats.walks, (unsigned long long)stats.trims,
-           (unsigned long long)stats.bytes_trimmed >> 20, (unsigned long long)stats.ranges,
-           (unsigned long long)stats.busy_arenas, (unsigned long long)stats.claims,
-           (unsigned long long)stats.arenas);
-    CHECK(stats.active);
-    CHECK(stats.trims > 0 && stats.walks >= stats.trims);
-    CHECK_EQUAL(stats.failed_purges, 0);
-    CHECK(stats.bytes_trimmed >= stats.bytes_purged && stats.bytes_purged > 0);
-    CHECK(stats.ranges >= stats.purge_calls && stats.purge_calls >= stats.vectored_calls);
-    CHECK(stats.arenas >= 3);
-    CHECK(stats.bytes_claimed >= stats.claims * 4096);
+    printf("%zu walks, %zu trims of %zu MiB in %zu ranges, %zu arenas busy, %zu claims, %zu arenas\n",
+           counters->walks, counters->trims, counters->bytes_trimmed >> 20, counters->ranges,
+           counters->busy_arenas, counters->claims, counters->arenas);
+    CHECK(activation_is_on());
+    CHECK(counters->trims > 0 && counters->walks >= counters->trims);
+    CHECK_EQUAL(counters->failed_purges, 0);
+    CHECK(counters->bytes_trimmed >= counters->bytes_purged && counters->bytes_purged > 0);
+    CHECK(counters->ranges >= counters->process_madvise_calls + counters->madvise_calls);
+    CHECK(counters->arenas >= 3);
+    CHECK(counters->bytes_claimed >= counters->claims * 4096);
 
     settle();
-    check_figures();
+    check_counters();
     check_retention(resident_before);
     compare_with_mallinfo();
     check_malloc_info();

@@ -15,8 +15,8 @@
 #define SLOTS        1200
 #define SMALL_SLOTS  1000 /* the others are for large blocks */
 #define MIB          ((size_t)1 << 20)
-#define LARGE_MOST   96 /* pages */
-#define HUGE_PAGES   16 /* in a huge region: no system's, but regions are many and small then */
+#define MAX_LARGE    96 /* pages */
+#define HUGE_PAGES   16 /* in a huge-page region: no system's, but regions are many and small then */
 #define FILLED_WHOLE 1024
 
 struct slot {
@@ -34,10 +34,10 @@ static bool batch_out;
 static size_t page_size;
 static uint64_t random_state;
 static size_t steps = 20000;
+static const struct take_options anywhere = {.new_slabs = RUN_FOR_ANY};
 
-static unsigned misuses;
-static enum misuse last_misuse;
-static const void *last_misused;
+static size_t misuses_expected;
+static bool colored; /* whether large blocks are spread by their colors */
 
 /* What a run should have come across. */
 static struct {
@@ -55,17 +55,20 @@ static size_t below(size_t bound) {
     return next_random() % bound;
 }
 
-static void note_misuse(enum misuse kind, const void *pointer) {
-    misuses++;
-    last_misuse = kind;
-    last_misused = pointer;
+/* That no test has expected yet. */
+static size_t new_misuses(void) {
+    return heap.misuses - misuses_expected;
+}
+
+static enum misuse last_misuse(void) {
+    return heap.misuse[(heap.misuses - 1) % MISUSE_RECORDS].kind;
 }
 
 static void expect_misuse(enum misuse kind, const void *pointer) {
-    CHECK_EQUAL(misuses, 1);
-    CHECK_EQUAL(last_misuse, kind);
-    CHECK(last_misused == pointer);
-    misuses = 0;
+    CHECK_EQUAL(new_misuses(), 1);
+    CHECK_EQUAL(last_misuse(), kind);
+    CHECK(heap.misuse[misuses_expected % MISUSE_RECORDS].pointer == pointer);
+    misuses_expected++;
     seen.misuses++;
 }
 
@@ -73,19 +76,19 @@ static bool start_heap(size_t address_space) {
     memset(&heap, 0, sizeof heap);
     memset(slots, 0, sizeof slots);
     batch_out = false;
-    return heap_init(&heap, &classes, address_space, note_misuse);
+    misuses_expected = 0;
+    colored = false;
+    return heap_init(&heap, &classes, address_space);
 }
 
 static void end_heap(void) {
     struct space *space = &heap.space;
-    struct os_region *regions[] = {&space->classes_region,    &space->spans_of_region,
-                                   &space->users_region,      &space->spans_region,
-                                   &space->free_spans_region, &space->free_words_region};
-    for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
-        os_release(regions[i]->base, regions[i]->reserved);
+    span_table_release(&space->spans);
+    for (size_t i = 0; i < PAGE_TABLES; i++) {
+        address_range_release(&space->page_tables[i]);
     }
     for (size_t i = 0; i < atomic_load(&space->segments); i++) {
-        os_release(space->segment[i].region.base, space->segment[i].region.reserved);
+        vm_release(space->segment[i].region.base, space->segment[i].region.reserved);
     }
 }
 
@@ -161,7 +164,7 @@ static void check_no_overlap(void) {
 
 static void check_heap(void) {
     static size_t walks;
-    CHECK_EQUAL(misuses, 0);
+    CHECK_EQUAL(new_misuses(), 0);
     if (walks++ % WALKS_PER_ORDER == 0) {
         check_no_overlap();
     }
@@ -192,9 +195,9 @@ static void take_small(void) {
         empty += slots[i].block == NULL;
     }
     wanted = empty < wanted ? empty : wanted;
-    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_DENSE};
-    heap.slab_choice = choices[below(heap.runs.huge_pages > 0 ? 3 : 1)];
-    size_t got = heap_take_blocks(&heap, class, blocks, wanted);
+    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_HUGE_PAGES};
+    struct take_options options = {.new_slabs = choices[below(heap.runs.region_pages > 0 ? 3 : 1)]};
+    size_t got = heap_take_blocks(&heap, class, blocks, wanted, &options);
     CHECK(got <= wanted);
     seen.refusals += got < wanted;
     seen.blocks += got;
@@ -207,12 +210,12 @@ static void take_small(void) {
 }
 
 static void take_large(struct slot *slot) {
-    size_t pages = 1 + below(below(4) == 0 ? LARGE_MOST : 12);
+    size_t pages = 1 + below(below(4) == 0 ? MAX_LARGE : 12);
     size_t align_pages = below(4) == 0 ? (size_t)1 << below(6) : 1;
-    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_MOVE, RUN_FOR_DENSE};
-    enum run_choice choice = choices[below(heap.runs.huge_pages > 0 ? 4 : 3)];
+    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_MOVE, RUN_FOR_HUGE_PAGES};
+    enum run_choice choice = choices[below(heap.runs.region_pages > 0 ? 4 : 3)];
     bool zero = false;
-    unsigned char *block = heap_take_large(&heap, pages, align_pages, choice, &zero);
+    unsigned char *block = heap_take_large(&heap, pages, align_pages, choice, colored, &zero);
     if (block == NULL) {
         seen.refusals++;
         return;
@@ -228,21 +231,18 @@ static void take_large(struct slot *slot) {
         check_zero(block, slot->bytes);
     }
     if (zero && below(2) == 0) {
-        heap_note_ahead(&heap, block);
+        heap_note_calloc_populated(&heap, block);
     }
     seen.large++;
     fill(slot);
 }
 
 static void put_large(struct slot *slot) {
-    struct span *renew = NULL;
-    enum put_large left = heap_put_large(&heap, slot->block, &renew);
-    if (left == PUT_RENEW) {
+    struct span *renew = heap_put_large(&heap, slot->block);
+    if (renew != NULL) {
         heap_walk(&heap, batch_out ? &batch : NULL, 0);
-        bool renewed = below(4) != 0 && os_renew(renew->base, renew->pages * page_size);
+        bool renewed = below(4) != 0 && vm_replace(renew->base, renew->pages * page_size);
         heap_put_renewed(&heap, renew, renewed);
-    } else {
-        CHECK_EQUAL(left, PUT_DONE);
     }
 }
 
@@ -269,7 +269,7 @@ static void put_some(size_t count) {
 static void resize(struct slot *slot) {
     struct span *span = heap_large_span(&heap, slot->block);
     CHECK(span != NULL);
-    size_t pages = 1 + below(LARGE_MOST);
+    size_t pages = 1 + below(MAX_LARGE);
     size_t held = slot->bytes;
     bool resized = heap_resize_large(&heap, span, pages);
     CHECK(heap_large_span(&heap, slot->block) == span);
@@ -290,14 +290,14 @@ static void move(struct slot *slot) {
     struct span *span = heap_large_span(&heap, slot->block);
     bool zero = false;
     size_t pages = span->pages + below(4);
-    unsigned char *to = heap_may_move(&heap) ? heap_take_large(&heap, pages, 1, RUN_FOR_MOVE, &zero) : NULL;
+    unsigned char *to =
+        heap_may_move(&heap) ? heap_take_large(&heap, pages, 1, RUN_FOR_MOVE, colored, &zero) : NULL;
     if (to == NULL) {
         seen.refusals++;
         return;
     }
-    if (!os_move_pages(slot->block, to, slot->bytes)) {
-        struct span *renew = NULL;
-        CHECK(heap_put_large(&heap, to, &renew) == PUT_DONE);
+    if (!vm_move_pages(slot->block, to, slot->bytes)) {
+        CHECK(heap_put_large(&heap, to) == NULL);
         return;
     }
     heap_moved(&heap, span, heap_large_span(&heap, to));
@@ -341,20 +341,19 @@ static void purge(void) {
 /* Frees that name no block in use: each is reported, and changes nothing. */
 static void misuse(void) {
     struct slot *slot = any_slot();
-    struct span *renew = NULL;
     if (slot->block == NULL) {
         void *foreign[] = {NULL, &heap, slot};
         void *one = foreign[below(3)];
         heap_put_blocks(&heap, &one, 1);
         expect_misuse(MISUSE_INVALID_FREE, one);
-        CHECK(heap_put_large(&heap, one, &renew) == PUT_MISUSED);
+        CHECK(heap_put_large(&heap, one) == NULL);
         expect_misuse(MISUSE_INVALID_FREE, one);
         return;
     }
     void *inside = slot->block + 1 + below(slot->bytes - 1);
     heap_put_blocks(&heap, &inside, 1);
     expect_misuse(MISUSE_INVALID_FREE, inside);
-    CHECK(heap_put_large(&heap, inside, &renew) == PUT_MISUSED);
+    CHECK(heap_put_large(&heap, inside) == NULL);
     expect_misuse(MISUSE_INVALID_FREE, inside);
     if (batch_out) {
         return; /* what a batch holds counts as in use */
@@ -364,17 +363,17 @@ static void misuse(void) {
     slot->block = NULL;
     if (slot->class == 0) {
         put_large(&(struct slot){.block = block});
-        CHECK(heap_put_large(&heap, block, &renew) == PUT_MISUSED);
+        CHECK(heap_put_large(&heap, block) == NULL);
         /* The page may be in the middle of a free run by now: then nothing is known of it. */
-        expect_misuse(last_misuse, block);
+        expect_misuse(last_misuse(), block);
         heap_put_blocks(&heap, &block, 1);
-        expect_misuse(last_misuse, block);
+        expect_misuse(last_misuse(), block);
     } else {
         heap_put_blocks(&heap, &block, 1);
-        CHECK_EQUAL(misuses, 0);
+        CHECK_EQUAL(new_misuses(), 0);
         bool open = heap.space.class_of[space_page(&heap.space, block)] != 0;
         heap_put_blocks(&heap, &block, 1);
-        expect_misuse(open ? MISUSE_DOUBLE_FREE : last_misuse, block);
+        expect_misuse(open ? MISUSE_DOUBLE_FREE : last_misuse(), block);
     }
 }
 
@@ -398,7 +397,7 @@ static void step(size_t number) {
     } else {
         put_some(1 + below(grow ? 12 : 40));
     }
-    CHECK_EQUAL(misuses, 0);
+    CHECK_EQUAL(new_misuses(), 0);
 }
 
 static void put_everything(void) {
@@ -433,25 +432,25 @@ static void check_all_given_back(void) {
     CHECK_EQUAL(heap_dirty_pages(&heap) + walk.purging_pages, 0);
     CHECK_EQUAL(walk.slabs + walk.large_blocks, 0);
     size_t segments = atomic_load(&heap.space.segments);
-    CHECK(heap.runs.huge_regions > 0 || walk.runs[RUN_CLEAN] <= segments);
+    CHECK(heap.runs.regions > 0 || walk.runs[RUN_CLEAN] <= segments);
     for (size_t i = 0; i < segments; i++) {
-        const struct os_region *region = &heap.space.segment[i].region;
+        const struct address_range *region = &heap.space.segment[i].region;
         check_zero((const unsigned char *)region->base, region->committed);
     }
 }
 
-enum { COLORS = 8 }; /* half of a huge region */
+enum { COLORS = 8 }; /* half of a huge-page region */
 
-/* Blocks of huge regions are spread over the colors of a cache, of each of which it holds so many. */
+/* Blocks of huge-page regions are spread over the colors of a cache, of each of which it holds so many. */
 static void spread(unsigned ways) {
-    const struct os_cache cache = {.level = 2,
-                                   .bytes = ways * COLORS * page_size,
-                                   .ways = ways,
-                                   .line_bytes = 64,
-                                   .sets = COLORS * page_size / 64,
-                                   .cpus = 1};
+    const struct hardware_cache cache = {.level = 2,
+                                         .bytes = ways * COLORS * page_size,
+                                         .ways = ways,
+                                         .line_bytes = 64,
+                                         .sets = COLORS * page_size / 64,
+                                         .cpus = 1};
     colors_init(&heap.colors, &cache, 1, page_size, HUGE_PAGES * page_size, 0);
-    heap.spreads = true;
+    colored = true;
 }
 
 /* ways: of the cache by whose colors blocks are spread; 0: none. */
@@ -459,7 +458,7 @@ static void run_model(uint64_t seed, size_t address_space, bool huge, unsigned w
     random_state = seed * 0x9e3779b97f4a7c15U | 1;
     memset(&seen, 0, sizeof seen);
     CHECK(start_heap(address_space));
-    heap.runs.huge_pages = huge ? HUGE_PAGES : 0;
+    heap.runs.region_pages = huge ? HUGE_PAGES : 0;
     if (ways > 0) {
         spread(ways);
     }
@@ -492,19 +491,19 @@ static void test_descriptors_run_out(void) {
     CHECK(start_heap(8 * MIB));
     bool zero;
     size_t count = 0;
-    while (count < MANY && (many[count] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, &zero)) != NULL) {
+    while (count < MANY &&
+           (many[count] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, colored, &zero)) != NULL) {
         count++;
     }
     CHECK(count >= 1000 && count < MANY);
     heap_walk(&heap, NULL, 0);
-    struct span *renew;
     /* Every second one: each free page is a run of its own. */
     for (size_t i = 0; i < count; i += 2) {
-        CHECK(heap_put_large(&heap, many[i], &renew) == PUT_DONE);
+        CHECK(heap_put_large(&heap, many[i]) == NULL);
     }
     heap_walk(&heap, NULL, 0);
     void *blocks[300];
-    size_t got = heap_take_blocks(&heap, 1, blocks, 300);
+    size_t got = heap_take_blocks(&heap, 1, blocks, 300, &anywhere);
     heap_walk(&heap, NULL, 0);
     heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT);
     heap_walk(&heap, &batch, 0);
@@ -513,9 +512,9 @@ static void test_descriptors_run_out(void) {
     heap_walk(&heap, NULL, 0);
     heap_put_blocks(&heap, blocks, got);
     for (size_t i = 1; i < count; i += 2) {
-        CHECK(heap_put_large(&heap, many[i], &renew) == PUT_DONE);
+        CHECK(heap_put_large(&heap, many[i]) == NULL);
     }
-    CHECK_EQUAL(misuses, 0);
+    CHECK_EQUAL(new_misuses(), 0);
     check_all_given_back();
     end_heap();
 }
@@ -529,7 +528,7 @@ static void take_all_twice(void) {
         bool zero;
         for (size_t size = 256; size > 0; size /= 2) {
             while (count < MANY &&
-                   (many[count] = heap_take_large(&heap, size, 1, RUN_FOR_ANY, &zero)) != NULL) {
+                   (many[count] = heap_take_large(&heap, size, 1, RUN_FOR_ANY, colored, &zero)) != NULL) {
                 memset(many[count++], 0xA5, size * page_size);
                 pages += size;
             }
@@ -540,11 +539,10 @@ static void take_all_twice(void) {
         CHECK(round == 0 || pages == before);
         before = pages;
         void *block;
-        CHECK_EQUAL(heap_take_blocks(&heap, 20, &block, 1), 0);
+        CHECK_EQUAL(heap_take_blocks(&heap, 20, &block, 1, &anywhere), 0);
         CHECK(!heap_resize_large(&heap, heap_large_span(&heap, many[0]), 100000));
-        struct span *renew;
         while (count > 0) {
-            CHECK(heap_put_large(&heap, many[--count], &renew) == PUT_DONE);
+            CHECK(heap_put_large(&heap, many[--count]) == NULL);
         }
     }
     check_all_given_back();
@@ -572,14 +570,13 @@ static void purge_all(void) {
 }
 
 static char *take_pages(size_t pages, bool *zero) {
-    char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, zero);
+    char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, colored, zero);
     CHECK(block != NULL);
     return block;
 }
 
 static void put_pages(char *block) {
-    struct span *renew;
-    CHECK_EQUAL(heap_put_large(&heap, block, &renew), PUT_DONE);
+    CHECK(heap_put_large(&heap, block) == NULL);
 }
 
 /* What is resident is used, even where it takes clean pages beside it to be long enough; unless it is too
@@ -617,7 +614,7 @@ static void test_short_runs_are_extended(void) {
         put_pages(after);
         purge_all();
         put_pages(part);
-        CHECK(heap_take_large(&heap, SIZE_MAX / page_size, 1, RUN_FOR_ANY, &zero) == NULL);
+        CHECK(heap_take_large(&heap, SIZE_MAX / page_size, 1, RUN_FOR_ANY, colored, &zero) == NULL);
         char *elsewhere = take_pages(210, &zero);
         CHECK(zero && elsewhere != part);
         CHECK_EQUAL(heap_dirty_pages(&heap), 20);
@@ -691,7 +688,7 @@ static void *look_up(void *argument) {
 
 static void *take_pages_of(size_t pages) {
     bool zero;
-    unsigned char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, &zero);
+    unsigned char *block = heap_take_large(&heap, pages, 1, RUN_FOR_ANY, colored, &zero);
     if (block != NULL) {
         block[0] = block[pages * page_size - 1] = 1;
     }
@@ -763,11 +760,12 @@ static void test_limited_data(void) {
 static size_t idle_descriptors(const struct iovec *ranges, size_t count) {
     size_t found = 0;
     for (size_t i = 0; i < count; i++) {
-        size_t offset = (size_t)((char *)ranges[i].iov_base - heap.space.spans_region.base);
-        size_t first = offset / heap.space.span_bytes;
-        size_t end = (offset + ranges[i].iov_len + heap.space.span_bytes - 1) / heap.space.span_bytes;
+        size_t offset = (size_t)((char *)ranges[i].iov_base - heap.space.spans.memory[TABLE_SPANS].base);
+        size_t first = offset / heap.space.spans.span_bytes;
+        size_t end =
+            (offset + ranges[i].iov_len + heap.space.spans.span_bytes - 1) / heap.space.spans.span_bytes;
         for (size_t number = first; number < end; number++) {
-            CHECK_EQUAL(space_span(&heap.space, (uint32_t)number)->state, SPAN_UNUSED);
+            CHECK_EQUAL(span_at(&heap.space.spans, (uint32_t)number)->state, SPAN_UNUSED);
         }
         found += end - first;
     }
@@ -781,34 +779,32 @@ static void *each_page[PAGES_EACH];
 /* Many small runs, and then none: what described them is idle, apart from a few that are strewn about. */
 static void fill_descriptors(void) {
     bool zero;
-    struct span *renew;
     for (size_t i = 0; i < PAGES_EACH; i++) {
-        each_page[i] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, &zero);
+        each_page[i] = heap_take_large(&heap, 1, 1, RUN_FOR_ANY, colored, &zero);
         CHECK(each_page[i] != NULL);
     }
     for (size_t i = 0; i < PAGES_EACH; i++) {
         if (i % 5000 != 0) {
-            CHECK(heap_put_large(&heap, each_page[i], &renew) == PUT_DONE);
+            CHECK(heap_put_large(&heap, each_page[i]) == NULL);
         }
     }
 }
 
 static void empty_descriptors(void) {
-    struct span *renew;
     for (size_t i = 0; i < PAGES_EACH; i += 5000) {
-        CHECK(heap_put_large(&heap, each_page[i], &renew) == PUT_DONE);
+        CHECK(heap_put_large(&heap, each_page[i]) == NULL);
     }
 }
 
 static void test_idle_descriptors(void) {
     struct iovec ranges[8];
     CHECK(start_heap((size_t)1 << 30));
-    CHECK_EQUAL(space_take_idle(&heap.space, ranges, 8), 0);
+    CHECK_EQUAL(span_table_take_idle(&heap.space.spans, ranges, 8), 0);
     for (int round = 0; round < 4; round++) {
         fill_descriptors();
         heap_walk(&heap, NULL, 0);
         size_t most = round == 0 ? 8 : 1 + below(8);
-        size_t count = space_take_idle(&heap.space, ranges, most);
+        size_t count = span_table_take_idle(&heap.space.spans, ranges, most);
         CHECK(count > 0 && count <= most);
         size_t idle = idle_descriptors(ranges, count);
         size_t bytes = 0;
@@ -816,10 +812,10 @@ static void test_idle_descriptors(void) {
             CHECK_EQUAL((uintptr_t)ranges[i].iov_base % page_size + ranges[i].iov_len % page_size, 0);
             bytes += ranges[i].iov_len;
         }
-        CHECK(idle * heap.space.span_bytes >= bytes);
-        CHECK(round > 0 || bytes >= PAGES_EACH * heap.space.span_bytes / 2);
+        CHECK(idle * heap.space.spans.span_bytes >= bytes);
+        CHECK(round > 0 || bytes >= PAGES_EACH * heap.space.spans.span_bytes / 2);
         heap_walk(&heap, NULL, idle);
-        CHECK_EQUAL(space_take_idle(&heap.space, ranges, 0), 0); /* nothing was dropped since */
+        CHECK_EQUAL(span_table_take_idle(&heap.space.spans, ranges, 0), 0); /* nothing was dropped since */
         /* Meanwhile the heap goes on, with other descriptors. */
         for (size_t number = 0; number < 2000; number++) {
             size_t dice = below(3);
@@ -839,7 +835,7 @@ static void test_idle_descriptors(void) {
         if (round % 2 == 0) {
             CHECK_EQUAL(purge_ranges(ranges, count).ranges_done, count);
         }
-        space_put_idle(&heap.space, ranges, count);
+        span_table_put_idle(&heap.space.spans, ranges, count);
         heap_walk(&heap, NULL, 0);
         empty_descriptors();
         put_everything();
@@ -874,15 +870,14 @@ static void test_moves_leave_no_mappings(void) {
     size_t before = 2; /* what is usable, and the rest */
     struct slot *slot = &slots[0];
     bool zero;
-    struct span *renew;
     for (size_t round = 0; round < 50; round++) {
-        *slot = (struct slot){heap_take_large(&heap, 8, 1, RUN_FOR_ANY, &zero), 8 * page_size, 0, 0};
+        *slot = (struct slot){heap_take_large(&heap, 8, 1, RUN_FOR_ANY, colored, &zero), 8 * page_size, 0, 0};
         fill(slot);
         /* Something behind it that stays, so that nothing merges. */
-        void *stays = heap_take_large(&heap, 3, 1, RUN_FOR_ANY, &zero);
+        void *stays = heap_take_large(&heap, 3, 1, RUN_FOR_ANY, colored, &zero);
         for (size_t moves = 0; moves < 4; moves++) {
-            void *to = heap_take_large(&heap, 8 + 8 * moves, 1, RUN_FOR_MOVE, &zero);
-            CHECK(os_move_pages(slot->block, to, slot->bytes));
+            void *to = heap_take_large(&heap, 8 + 8 * moves, 1, RUN_FOR_MOVE, colored, &zero);
+            CHECK(vm_move_pages(slot->block, to, slot->bytes));
             heap_moved(&heap, heap_large_span(&heap, slot->block), heap_large_span(&heap, to));
             slot->block = to;
             check_filled(slot);
@@ -895,8 +890,9 @@ static void test_moves_leave_no_mappings(void) {
             CHECK_EQUAL(heap_large_span(&heap, slot->block)->pages, 32);
             CHECK(!heap_resize_large(&heap, heap_large_span(&heap, slot->block), 5));
         }
-        if (heap_put_large(&heap, slot->block, &renew) == PUT_RENEW) {
-            CHECK(os_renew(renew->base, renew->pages * page_size));
+        struct span *renew = heap_put_large(&heap, slot->block);
+        if (renew != NULL) {
+            CHECK(vm_replace(renew->base, renew->pages * page_size));
             heap_put_renewed(&heap, renew, true);
         }
         (void)stays;
@@ -910,10 +906,10 @@ static void test_moves_leave_no_mappings(void) {
 
 /* ---- pages that are made resident ahead ---- */
 
-enum { READY_SLOTS = 400, READY_ROUNDS = 3000 };
+enum { PREFAULT_SLOTS = 400, PREFAULT_ROUNDS = 3000 };
 
-static size_t pages_made_ready;
-static size_t calls_made_ready;
+static size_t pages_prefaulted;
+static size_t calls_prefaulted;
 
 static size_t resident_pages(const void *start, size_t pages) {
     static unsigned char resident[512];
@@ -927,15 +923,15 @@ static size_t resident_pages(const void *start, size_t pages) {
 }
 
 /* None of them was before; what it does is only what a first touch does. */
-static void note_ready(void *base, size_t bytes) {
+static void note_prefault(void *base, size_t bytes) {
     size_t pages = bytes / page_size;
     CHECK(pages > 0 && bytes % page_size == 0 && (uintptr_t)base % page_size == 0);
     CHECK_EQUAL(resident_pages(base, pages), 0);
     for (size_t i = 0; i < pages; i++) {
         *(volatile char *)((char *)base + i * page_size) = 0;
     }
-    pages_made_ready += pages;
-    calls_made_ready++;
+    pages_prefaulted += pages;
+    calls_prefaulted++;
 }
 
 static size_t pages_of(const void *block, size_t bytes, char **first) {
@@ -946,25 +942,25 @@ static size_t pages_of(const void *block, size_t bytes, char **first) {
 
 /* Blocks that come back whole, in part, and after a purge: all of their pages are resident before who took
  * them touches any, and no page is asked for that is there. */
-static void test_made_ready(void) {
+static void test_prefaults(void) {
     /* A huge page would be more than was touched. */
     CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
     CHECK(start_heap((size_t)1 << 40));
-    heap.make_ready = note_ready;
+    static const struct take_options prefaulted = {.prefault = note_prefault};
     random_state = 88172645463325252U;
-    static void *held[READY_SLOTS][16];
-    static size_t count_held[READY_SLOTS];
+    static void *held[PREFAULT_SLOTS][16];
+    static size_t count_held[PREFAULT_SLOTS];
     size_t purges = 0;
     size_t at_first = 0;
-    for (size_t round = 0; round < READY_ROUNDS; round++) {
-        size_t i = below(READY_SLOTS);
+    for (size_t round = 0; round < PREFAULT_ROUNDS; round++) {
+        size_t i = below(PREFAULT_SLOTS);
         if (count_held[i] > 0) {
             heap_put_blocks(&heap, held[i], count_held[i]);
             count_held[i] = 0;
         } else {
             uint32_t class = 1 + (uint32_t)below(classes.count - 1);
             size_t bytes = classes.of[class].size;
-            count_held[i] = heap_take_blocks(&heap, class, held[i], 1 + below(16));
+            count_held[i] = heap_take_blocks(&heap, class, held[i], 1 + below(16), &prefaulted);
             CHECK(count_held[i] > 0);
             for (size_t j = 0; j < count_held[i]; j++) {
                 char *first;
@@ -976,29 +972,28 @@ static void test_made_ready(void) {
             purge_all();
             purges++;
         }
-        at_first = purges == 0 ? pages_made_ready : at_first;
+        at_first = purges == 0 ? pages_prefaulted : at_first;
     }
-    CHECK(purges > 0 && calls_made_ready < pages_made_ready);
-    CHECK(pages_made_ready > at_first); /* again, after a purge */
-    heap.make_ready = NULL;
-    size_t before = pages_made_ready;
+    CHECK(purges > 0 && calls_prefaulted < pages_prefaulted);
+    CHECK(pages_prefaulted > at_first); /* again, after a purge */
+    size_t before = pages_prefaulted;
     purge_all();
-    CHECK(heap_take_blocks(&heap, 40, held[0], 16) > 0);
-    CHECK_EQUAL(pages_made_ready, before);
-    printf("%zu pages made resident ahead in %zu steps, %zu purges\n", pages_made_ready, calls_made_ready,
+    CHECK(heap_take_blocks(&heap, 40, held[0], 16, &anywhere) > 0);
+    CHECK_EQUAL(pages_prefaulted, before);
+    printf("%zu pages made resident ahead in %zu steps, %zu purges\n", pages_prefaulted, calls_prefaulted,
            purges);
 }
 
-/* Pages of slabs in huge regions are given back last: the kernel must split a huge page for them. */
-static void test_slabs_in_huge_regions(void) {
+/* Pages of slabs in huge-page regions are given back last: the kernel must split a huge page for them. */
+static void test_slabs_in_regions(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
-    heap.slab_choice = RUN_FOR_DENSE;
+    heap.runs.region_pages = HUGE_PAGES;
+    const struct take_options dense = {.new_slabs = RUN_FOR_HUGE_PAGES};
     /* All but the first and the last block of some slabs, so that these stay. */
     enum { BLOCKS = 512 };
     uint32_t class = size_class_of(&classes, 1024);
     static void *blocks[BLOCKS];
-    CHECK_EQUAL(heap_take_blocks(&heap, class, blocks, BLOCKS), BLOCKS);
+    CHECK_EQUAL(heap_take_blocks(&heap, class, blocks, BLOCKS, &dense), BLOCKS);
     size_t each = classes.of[class].slab_blocks;
     for (size_t i = 0; i < BLOCKS; i++) {
         const struct span *slab = space_span_of(&heap.space, space_page(&heap.space, blocks[i]));
@@ -1020,10 +1015,10 @@ static void test_slabs_in_huge_regions(void) {
     end_heap();
 }
 
-/* A block of exactly a huge region, or more, that would have one. */
+/* A block of exactly a huge-page region, or more, that would have one. */
 static char *take_dense(size_t pages, size_t align_pages, enum run_choice choice) {
     bool zero;
-    char *block = heap_take_large(&heap, pages, align_pages, choice, &zero);
+    char *block = heap_take_large(&heap, pages, align_pages, choice, colored, &zero);
     CHECK(block != NULL);
     CHECK_EQUAL(heap_large_span(&heap, block)->pages, pages);
     heap_walk(&heap, NULL, 0);
@@ -1034,12 +1029,12 @@ static size_t color_of(const char *block) {
     return (uintptr_t)block / page_size % COLORS;
 }
 
-/* Two free runs in huge regions, both of which begin at the first color: of one region, and of two. */
+/* Two free runs in huge-page regions, both of which begin at the first color: of one region, and of two. */
 static void leave_huge_runs(char **one, char **two) {
     char *blocks[4];
-    heap.spreads = false;
+    colored = false;
     for (size_t i = 0; i < 4; i++) {
-        blocks[i] = take_dense(i == 2 ? 2 * HUGE_PAGES : HUGE_PAGES, 1, RUN_FOR_DENSE);
+        blocks[i] = take_dense(i == 2 ? 2 * HUGE_PAGES : HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES);
         CHECK(heap_large_span(&heap, blocks[i])->huge);
         CHECK_EQUAL(color_of(blocks[i]), 0);
     }
@@ -1047,33 +1042,33 @@ static void leave_huge_runs(char **one, char **two) {
     *two = blocks[2];
     put_pages(*one);
     put_pages(*two);
-    heap.spreads = true;
+    colored = true;
 }
 
 static void test_huge_runs_are_chosen_by_color(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
+    heap.runs.region_pages = HUGE_PAGES;
     spread(1);
     char *one;
     char *two;
     leave_huge_runs(&one, &two);
-    size_t regions = heap.runs.huge_regions;
+    size_t regions = heap.runs.regions;
     /* Best fit, while there is room for its color. */
-    CHECK(take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE) == one);
+    CHECK(take_dense(HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES) == one);
     put_pages(one);
     /* One that is long enough to begin at another, once there is none; and no new region. */
     bool zero;
     colors_add(&heap.colors, 0);
-    char *moved = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_DENSE, &zero);
+    char *moved = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES, colored, &zero);
     CHECK(moved == two + page_size);
-    CHECK_EQUAL(heap.runs.huge_regions, regions);
+    CHECK_EQUAL(heap.runs.regions, regions);
     put_pages(moved);
     /* What would have huge pages only where nothing else is resident: at whatever color, where it must. */
-    char *any = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_LARGE, &zero);
+    char *any = heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_LARGE, colored, &zero);
     CHECK(any == one);
     put_pages(any);
     /* And what is aligned stays so. */
-    char *aligned = heap_take_large(&heap, HUGE_PAGES, HUGE_PAGES, RUN_FOR_DENSE, &zero);
+    char *aligned = heap_take_large(&heap, HUGE_PAGES, HUGE_PAGES, RUN_FOR_HUGE_PAGES, colored, &zero);
     CHECK(aligned != NULL && (uintptr_t)aligned % (HUGE_PAGES * page_size) == 0);
     put_pages(aligned);
     colors_remove(&heap.colors, 0);
@@ -1084,34 +1079,34 @@ static void test_huge_runs_are_chosen_by_color(void) {
 /* No more regions than a block and the pages before it take. */
 static void test_new_regions_are_few(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
+    heap.runs.region_pages = HUGE_PAGES;
     spread(1);
-    char *first = take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE);
+    char *first = take_dense(HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES);
     CHECK_EQUAL(color_of(first), 0);
-    CHECK_EQUAL(heap.runs.huge_regions, 1);
-    char *second = take_dense(2 * HUGE_PAGES, 1, RUN_FOR_DENSE);
+    CHECK_EQUAL(heap.runs.regions, 1);
+    char *second = take_dense(2 * HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES);
     CHECK_EQUAL(color_of(second), 1);
-    CHECK_EQUAL(heap.runs.huge_regions, 4);
-    char *third = take_dense(2 * HUGE_PAGES - 2, 1, RUN_FOR_DENSE);
+    CHECK_EQUAL(heap.runs.regions, 4);
+    char *third = take_dense(2 * HUGE_PAGES - 2, 1, RUN_FOR_HUGE_PAGES);
     CHECK_EQUAL(color_of(third), 2);
-    CHECK_EQUAL(heap.runs.huge_regions, 6);
+    CHECK_EQUAL(heap.runs.regions, 6);
     end_heap();
 }
 
 /* Where all colors are full, none is better, and blocks have huge pages as ever. */
 static void test_full_colors(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
+    heap.runs.region_pages = HUGE_PAGES;
     spread(1);
     for (size_t i = 0; i < COLORS; i++) {
-        take_dense(HUGE_PAGES, 1, RUN_FOR_DENSE);
+        take_dense(HUGE_PAGES, 1, RUN_FOR_HUGE_PAGES);
     }
     purge_all();
-    size_t regions = heap.runs.huge_regions;
+    size_t regions = heap.runs.regions;
     for (size_t i = 1; i <= 3; i++) {
-        char *block = take_dense(2 * HUGE_PAGES + 1, 1, RUN_FOR_DENSE);
+        char *block = take_dense(2 * HUGE_PAGES + 1, 1, RUN_FOR_HUGE_PAGES);
         CHECK(heap_large_span(&heap, block)->huge);
-        CHECK(heap.runs.huge_regions <= regions + 3 * i);
+        CHECK(heap.runs.regions <= regions + 3 * i);
     }
     end_heap();
 }
@@ -1119,12 +1114,12 @@ static void test_full_colors(void) {
 /* Among blocks of less than a huge page, the pages left out would fit nothing. */
 static void test_smaller_blocks_are_not_spread(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
+    heap.runs.region_pages = HUGE_PAGES;
     spread(1);
     for (size_t i = 0; i < 3; i++) {
-        char *block = take_dense(HUGE_PAGES - 1, 1, RUN_FOR_DENSE);
+        char *block = take_dense(HUGE_PAGES - 1, 1, RUN_FOR_HUGE_PAGES);
         CHECK(heap_large_span(&heap, block)->huge && !heap_large_span(&heap, block)->colored);
-        CHECK_EQUAL(heap.runs.huge_regions, i + 1);
+        CHECK_EQUAL(heap.runs.regions, i + 1);
     }
     end_heap();
 }
@@ -1132,7 +1127,7 @@ static void test_smaller_blocks_are_not_spread(void) {
 /* Small pages have no color that anybody knows. */
 static void test_small_pages_are_not_spread(void) {
     CHECK(start_heap((size_t)1 << 40));
-    heap.runs.huge_pages = HUGE_PAGES;
+    heap.runs.region_pages = HUGE_PAGES;
     spread(1);
     char *block = take_dense(HUGE_PAGES, 1, RUN_FOR_ANY);
     CHECK(!heap_large_span(&heap, block)->huge && !heap_large_span(&heap, block)->colored);
@@ -1140,7 +1135,7 @@ static void test_small_pages_are_not_spread(void) {
     purge_all();
     colors_add(&heap.colors, (uintptr_t)block / page_size);
     bool zero;
-    CHECK(heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_ANY, &zero) == block);
+    CHECK(heap_take_large(&heap, HUGE_PAGES, 1, RUN_FOR_ANY, colored, &zero) == block);
     end_heap();
 }
 
@@ -1157,7 +1152,7 @@ static void test_plan_of_many_slabs(void) {
     static void *all[BLOCKS];
     CHECK(start_heap((size_t)1 << 40));
     uint32_t class = size_class_of(&classes, 500);
-    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS), BLOCKS);
+    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS, &anywhere), BLOCKS);
     for (size_t i = BLOCKS - 1; i > 0; i--) {
         size_t other = below(i + 1);
         void *block = all[i];
@@ -1171,7 +1166,7 @@ static void test_plan_of_many_slabs(void) {
         CHECK(puts.planned < count || count < AT_ONCE);
         put_planned(all + i, count, &puts);
     }
-    CHECK_EQUAL(misuses, 0);
+    CHECK_EQUAL(new_misuses(), 0);
     CHECK_EQUAL(heap_used_pages(&heap), 0);
     end_heap();
 }
@@ -1182,7 +1177,7 @@ static void test_plan_of_neighbours(void) {
     void *all[BLOCKS];
     for (uint32_t class = 1; class < classes.count; class ++) {
         CHECK(start_heap((size_t)1 << 40));
-        CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS), BLOCKS);
+        CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS, &anywhere), BLOCKS);
         size_t slabs = (BLOCKS + classes.of[class].slab_blocks - 1) / classes.of[class].slab_blocks;
         void *half[BLOCKS];
         size_t count = 0;
@@ -1192,7 +1187,7 @@ static void test_plan_of_neighbours(void) {
         }
         struct heap_puts puts;
         heap_plan_puts(&heap, &puts, half, count);
-        CHECK(puts.planned == count ? puts.count <= slabs : puts.count == HEAP_PUTS_MOST);
+        CHECK(puts.planned == count ? puts.count <= slabs : puts.count == MAX_HEAP_PUTS);
         put_planned(half, count, &puts);
         count = 0;
         for (size_t i = 0; i < BLOCKS; i++) {
@@ -1200,7 +1195,7 @@ static void test_plan_of_neighbours(void) {
             count += all[i] != NULL;
         }
         heap_put_blocks(&heap, half, count);
-        CHECK_EQUAL(misuses, 0);
+        CHECK_EQUAL(new_misuses(), 0);
         CHECK_EQUAL(heap_used_pages(&heap), 0);
         end_heap();
     }
@@ -1212,7 +1207,7 @@ static void test_plan_that_fails(void) {
     uint32_t class = size_class_of(&classes, 64);
     enum { BLOCKS = 256 };
     void *all[BLOCKS];
-    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS), BLOCKS);
+    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS, &anywhere), BLOCKS);
     struct heap_puts puts;
 
     /* Its neighbours are freed all the same. */
@@ -1241,21 +1236,21 @@ static void test_plan_that_fails(void) {
     expect_misuse(MISUSE_DOUBLE_FREE, last);
     void *others[BLOCKS];
     for (uint32_t other = class + 1; other < class + 9; other++) {
-        CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS), BLOCKS);
+        CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS, &anywhere), BLOCKS);
         void *second = all[BLOCKS - 2]; /* the lowest are the last; nothing of the other class begins there */
         heap_plan_puts(&heap, &puts, &second, 1);
         heap_put_blocks(&heap, all, BLOCKS);
-        CHECK_EQUAL(heap_take_blocks(&heap, other, others, BLOCKS), BLOCKS);
+        CHECK_EQUAL(heap_take_blocks(&heap, other, others, BLOCKS, &anywhere), BLOCKS);
         CHECK(space_span_of(&heap.space, space_page(&heap.space, second)) == puts.of[0].slab);
         put_planned(&second, 1, &puts);
         expect_misuse(MISUSE_INVALID_FREE, second);
         heap_put_blocks(&heap, others, BLOCKS);
-        CHECK_EQUAL(misuses, 0);
+        CHECK_EQUAL(new_misuses(), 0);
     }
     CHECK_EQUAL(heap_used_pages(&heap), 0);
 
     /* A purge has it. */
-    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS), BLOCKS);
+    CHECK_EQUAL(heap_take_blocks(&heap, class, all, BLOCKS, &anywhere), BLOCKS);
     heap_put_blocks(&heap, all, BLOCKS - 1);
     CHECK(heap_take_dirty(&heap, &batch, 64, PURGE_SLABS) > 0);
     size_t claimed = 0;
@@ -1279,7 +1274,7 @@ int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     uint64_t seed = check_seed(1);
     steps = check_rounds(steps);
-    page_size = os_page_size();
+    page_size = vm_page_size();
     size_classes_fill(&classes, page_size);
 
     run_model(seed, (size_t)1 << 40, false, 0, false);
@@ -1299,12 +1294,12 @@ int main(void) {
     in_child(test_limited_data);
     test_idle_descriptors();
     test_moves_leave_no_mappings();
-    test_slabs_in_huge_regions();
+    test_slabs_in_regions();
     test_huge_runs_are_chosen_by_color();
     test_new_regions_are_few();
     test_full_colors();
     test_smaller_blocks_are_not_spread();
     test_small_pages_are_not_spread();
-    in_child(test_made_ready);
+    in_child(test_prefaults);
     return 0;
 }

@@ -1,17 +1,20 @@
 /* The system calls of src/os/: their results, and their effects on memory. */
-#include "os/address_space.h"
+#include "os/address_range.h"
 #include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/cpu_usage.h"
 #include "os/cpus.h"
 #include "os/file.h"
 #include "os/filters.h"
-#include "os/memory_room.h"
+#include "os/memory.h"
+#include "os/parse.h"
 #include "os/purge.h"
 #include "os/residency.h"
+#include "os/rseq.h"
 #include "os/syscall.h"
 #include "os/text.h"
 #include "os/thread.h"
+#include "os/vm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,7 +87,7 @@ static void test_stopwatch(void) {
     clock_use_cpu(0, 5 * CLOCK_MS);
     clock_advance(100 * CLOCK_MS);
     CHECK_EQUAL(stopwatch_ns(&watch), 5 * CLOCK_MS);
-    filters_note(FILTERS_ADDED);
+    filters_set(FILTERS_ADDED);
     CHECK_EQUAL(stopwatch_ns(&watch), 0);
     watch = stopwatch_start();
     clock_advance(7 * CLOCK_MS);
@@ -395,9 +398,9 @@ static bool kernel_has_vectored(void) {
     return has;
 }
 
-#define FIELD_PAGES (2 * RESIDENCY_WINDOW_PAGES + 5)
+#define FIELD_PAGES (2 * RESIDENCY_CHUNK_PAGES + 5)
 
-static unsigned char scratch[RESIDENCY_WINDOW_PAGES];
+static unsigned char scratch[RESIDENCY_CHUNK_PAGES];
 
 static struct residency tail_of(const unsigned char *start, size_t pages, size_t max_resident) {
     errno = KEPT_ERRNO;
@@ -439,7 +442,7 @@ static void test_residency(void) {
     size_t resident = 0;
     for (size_t i = 0; i < FIELD_PAGES; i++) {
         /* Irregular, on both sides of each edge of a window, and with long gaps. */
-        bool edge = i % RESIDENCY_WINDOW_PAGES < 2 || (FIELD_PAGES - i) % RESIDENCY_WINDOW_PAGES < 2;
+        bool edge = i % RESIDENCY_CHUNK_PAGES < 2 || (FIELD_PAGES - i) % RESIDENCY_CHUNK_PAGES < 2;
         touched[i] = edge || i * i % 97 == 4 || (i > 5000 && i < 5300);
         if (touched[i]) {
             pages[i * page_bytes] = 1;
@@ -507,32 +510,40 @@ static size_t count_mappings(const void *base, size_t bytes) {
 
 static void test_reserve(void) {
     errno = KEPT_ERRNO;
-    CHECK_EQUAL(os_page_size(), page_bytes);
+    CHECK_EQUAL(vm_page_size(), page_bytes);
     for (size_t alignment = page_bytes; alignment <= 64 * MIB; alignment *= 4) {
-        char *base = os_reserve(8 * MIB, alignment);
+        char *base = vm_reserve(8 * MIB, alignment);
         CHECK(base != NULL);
         CHECK_EQUAL((uintptr_t)base % alignment, 0);
         CHECK(!is_readable(base) && !is_readable(base + 8 * MIB - 1));
-        CHECK(os_commit(base + MIB, page_bytes));
+        CHECK(vm_commit(base + MIB, page_bytes));
         CHECK(!is_readable(base + MIB - 1) && is_readable(base + MIB) &&
               !is_readable(base + MIB + page_bytes));
         base[MIB] = 1;
-        os_release(base, 8 * MIB);
+        vm_release(base, 8 * MIB);
         CHECK(!is_readable(base + MIB));
     }
-    CHECK(os_reserve((size_t)1 << 60, page_bytes) == NULL);
-    CHECK(os_reserve(SIZE_MAX - page_bytes + 1, MIB) == NULL);
-    CHECK(!os_commit(NULL, page_bytes));
+    CHECK(vm_reserve((size_t)1 << 60, page_bytes) == NULL);
+    CHECK(vm_reserve(SIZE_MAX - page_bytes + 1, MIB) == NULL);
+    CHECK(!vm_commit(NULL, page_bytes));
+    /* Sizes are rounded up to pages, between two that are not accessible. */
+    char *base = vm_map(page_bytes + 1);
+    CHECK(base != NULL && is_readable(base) && is_readable(base + page_bytes));
+    CHECK(!is_readable(base - 1) && !is_readable(base + 2 * page_bytes));
+    base[2 * page_bytes - 1] = 1;
+    vm_release(base, page_bytes + 1);
+    CHECK(!is_readable(base) && !is_readable(base + page_bytes));
+    CHECK(vm_map((size_t)1 << 60) == NULL);
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
 
 static void test_region(void) {
-    struct os_region region = {.base = os_reserve(64 * MIB, page_bytes), .reserved = 64 * MIB};
-    CHECK(region.base != NULL);
+    struct address_range region;
+    CHECK(address_range_reserve(&region, 64 * MIB - 1) && region.reserved == 64 * MIB);
     errno = KEPT_ERRNO;
     size_t committed = 0;
     for (size_t bytes = 1; bytes < 64 * MIB; bytes += bytes / 3 + 1000) {
-        CHECK(os_region_reach(&region, bytes));
+        CHECK(address_range_reach(&region, bytes));
         CHECK(region.committed >= bytes && region.committed <= region.reserved);
         CHECK(region.committed >= committed && region.committed % page_bytes == 0);
         committed = region.committed;
@@ -541,12 +552,16 @@ static void test_region(void) {
         CHECK(committed == region.reserved || !is_readable(region.base + committed));
         CHECK(count_mappings(region.base, region.reserved) <= 2);
     }
-    CHECK(!os_region_reach(&region, 64 * MIB + 1));
+    CHECK(!address_range_reach(&region, 64 * MIB + 1));
     CHECK_EQUAL(region.committed, committed);
-    CHECK(os_region_reach(&region, 64 * MIB));
+    CHECK(address_range_reach(&region, 64 * MIB));
     CHECK_EQUAL(region.committed, 64 * MIB);
+    char *base = region.base;
+    address_range_release(&region);
+    CHECK(region.base == NULL && region.reserved == 0 && !is_readable(base));
+    address_range_release(&region);
+    CHECK(!address_range_reserve(&region, (size_t)1 << 60) && region.base == NULL && region.reserved == 0);
     CHECK_EQUAL(errno, KEPT_ERRNO);
-    os_release(region.base, region.reserved);
 }
 
 static size_t data_bytes(void) {
@@ -560,27 +575,28 @@ static size_t data_bytes(void) {
 /* Where memory is short, what is needed may still be had, though not a large step; and what may not is
  * refused. */
 static void test_region_short_of_memory(void) {
-    struct os_region region = {.base = os_reserve(64 * MIB, page_bytes), .reserved = 64 * MIB};
-    CHECK(os_region_reach(&region, 8 * MIB));
+    struct address_range region;
+    CHECK(address_range_reserve(&region, 64 * MIB));
+    CHECK(address_range_reach(&region, 8 * MIB));
     size_t committed = region.committed;
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_DATA, &limit) == 0);
     limit.rlim_cur = data_bytes() + 16 * page_bytes;
     CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
-    CHECK(os_region_reach(&region, committed + 1));
+    CHECK(address_range_reach(&region, committed + 1));
     CHECK_EQUAL(region.committed, committed + page_bytes);
     region.base[committed] = 1;
-    CHECK(!os_region_reach(&region, committed + MIB));
+    CHECK(!address_range_reach(&region, committed + MIB));
     CHECK_EQUAL(region.committed, committed + page_bytes);
 }
 
 static void test_address_space_limit(void) {
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_AS, &limit) == 0);
-    CHECK_EQUAL(os_address_space_limit(), limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur);
+    CHECK_EQUAL(vm_limit_bytes(), limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur);
     limit.rlim_cur = (rlim_t)1 << 50;
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
-    CHECK_EQUAL(os_address_space_limit(), (size_t)1 << 50);
+    CHECK_EQUAL(vm_limit_bytes(), (size_t)1 << 50);
 }
 
 #define MOVED_PAGES 40
@@ -600,14 +616,14 @@ static void fill_pages(unsigned char *pages, size_t count, int first) {
 /* Both ranges within one mapping, as in a heap. */
 static void test_move_and_renew(void) {
     size_t bytes = MOVED_PAGES * page_bytes;
-    unsigned char *base = os_reserve(10 * bytes, page_bytes);
-    CHECK(base != NULL && os_commit(base, 10 * bytes));
+    unsigned char *base = vm_reserve(10 * bytes, page_bytes);
+    CHECK(base != NULL && vm_commit(base, 10 * bytes));
     unsigned char *from = base + bytes;
     unsigned char *to = base + 5 * bytes;
     fill_pages(base, 3 * MOVED_PAGES, 1);
     fill_pages(base + 4 * bytes, 3 * MOVED_PAGES, 101);
     errno = KEPT_ERRNO;
-    CHECK(os_move_pages(from, to, bytes));
+    CHECK(vm_move_pages(from, to, bytes));
     check_pages(to, MOVED_PAGES, MOVED_PAGES + 1);
     check_pages(from, MOVED_PAGES, 0);
     check_pages(base, MOVED_PAGES, 1);
@@ -618,36 +634,36 @@ static void test_move_and_renew(void) {
     check_pages(to, MOVED_PAGES, MOVED_PAGES + 1);
 
     /* Back, and once more: from where pages came from, to where others lie. */
-    CHECK(os_move_pages(to, from, bytes));
+    CHECK(vm_move_pages(to, from, bytes));
     check_pages(from, MOVED_PAGES, MOVED_PAGES + 1);
-    CHECK(os_move_pages(from, to, bytes));
-    CHECK(os_renew(to, bytes));
+    CHECK(vm_move_pages(from, to, bytes));
+    CHECK(vm_replace(to, bytes));
     check_pages(to, MOVED_PAGES, 0);
     fill_pages(to, MOVED_PAGES, 9);
-    CHECK(os_renew(from, bytes));
+    CHECK(vm_replace(from, bytes));
     check_pages(from, MOVED_PAGES, 0);
-    CHECK(os_renew(to, bytes));
+    CHECK(vm_replace(to, bytes));
     CHECK(count_mappings(base, 10 * bytes) <= 3);
     CHECK_EQUAL(errno, KEPT_ERRNO);
-    os_release(base, 10 * bytes);
+    vm_release(base, 10 * bytes);
 }
 
 /* From pages that are of several mappings (some of them locked, say): moved, or nothing changed at all. */
 static void test_move_across_mappings(void) {
     size_t bytes = MOVED_PAGES * page_bytes;
-    unsigned char *base = os_reserve(4 * bytes, page_bytes);
-    CHECK(base != NULL && os_commit(base, 4 * bytes));
+    unsigned char *base = vm_reserve(4 * bytes, page_bytes);
+    CHECK(base != NULL && vm_commit(base, 4 * bytes));
     unsigned char *to = base + 2 * bytes;
     fill_pages(base, MOVED_PAGES, 1);
     fill_pages(to, MOVED_PAGES, 101);
     CHECK(madvise(base + 9 * page_bytes, page_bytes, MADV_DONTFORK) == 0);
     CHECK(count_mappings(base, bytes) > 1);
-    bool moved = os_move_pages(base, to, bytes);
+    bool moved = vm_move_pages(base, to, bytes);
     printf("pages of several mappings are moved: %s\n", moved ? "yes" : "no");
     CHECK(is_readable(to) && is_readable(to + bytes - 1));
     check_pages(to, MOVED_PAGES, moved ? 1 : 101);
     check_pages(base, MOVED_PAGES, moved ? 0 : 1);
-    os_release(base, 4 * bytes);
+    vm_release(base, 4 * bytes);
 }
 
 /* ---- files, text, CPUs ---- */
@@ -721,6 +737,100 @@ static void test_text(void) {
     }
     text_number(&text, 1);
     CHECK_EQUAL(text.length, TEXT_MAX_BYTES);
+
+    text.length = 0;
+    text_format(&text, "%s: %u of %lu, %zu%% at %p\n", "part", 7U, UINT64_MAX, (size_t)12, (void *)0xabc);
+    static const char formatted[] = "part: 7 of 18446744073709551615, 12% at 0xabc\n";
+    CHECK_EQUAL(text.length, sizeof formatted - 1);
+    CHECK(memcmp(text.bytes, formatted, text.length) == 0);
+}
+
+static void test_print(void) {
+    char path[8];
+    CHECK(text_print(path, sizeof path, "/a/%u", 123U) == path && strcmp(path, "/a/123") == 0);
+    CHECK(strcmp(text_print(path, sizeof path, "/%s", "123456"), "/123456") == 0);
+    CHECK(strcmp(text_print(path, sizeof path, "/%s", "1234567"), "") == 0);
+    CHECK(strcmp(text_print(path, sizeof path, "/%s%u", "1234567", 8U), "") == 0);
+}
+
+static void test_parse(void) {
+    uint64_t number;
+    static const char *const rests[] = {"", "x", "-1", " 2", "\n"};
+    static const uint64_t values[] = {0, 9, 10, 4711, UINT64_MAX - 1, UINT64_MAX};
+    for (size_t i = 0; i < sizeof rests / sizeof rests[0]; i++) {
+        for (size_t j = 0; j < sizeof values / sizeof values[0]; j++) {
+            char text[64];
+            int digits = snprintf(text, sizeof text, "%llu", (unsigned long long)values[j]);
+            strcpy(text + digits, rests[i]);
+            CHECK(parse_number(text, &number) == text + digits);
+            CHECK_EQUAL(number, values[j]);
+        }
+        if (rests[i][0] != '4') {
+            CHECK(parse_number(rests[i], &number) == rests[i] && number == 0);
+        }
+    }
+    static const char *const large[] = {"18446744073709551616", "18446744073709551620",
+                                        "99999999999999999999999"};
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        CHECK(*parse_number(large[i], &number) == '\0' && number == UINT64_MAX);
+    }
+    CHECK_EQUAL(parse_named_number("MemTotal:   12 kB", "MemTotal"), 12);
+    CHECK_EQUAL(parse_named_number("anon 34", "anon"), 34);
+    CHECK_EQUAL(parse_named_number("anon_thp 34", "anon"), UINT64_MAX);
+    CHECK_EQUAL(parse_named_number("ano", "anon"), UINT64_MAX);
+    static const char stat[] = "12 (a) b) (c) S 1 22 333\n";
+    CHECK(strcmp(parse_stat_field(stat, 0), "S 1 22 333\n") == 0);
+    CHECK(strcmp(parse_stat_field(stat, 2), "22 333\n") == 0);
+    CHECK(parse_stat_field(stat, 4) == NULL && parse_stat_field("12 (a", 0) == NULL);
+}
+
+static bool join_part(void *context, const char *part) {
+    char *all = context;
+    strcat(strcat(all, part), "|");
+    return strcmp(part, "stop") != 0;
+}
+
+static void check_parts(const char *content, const char *expected) {
+    char all[3000] = "";
+    write_whole("file", content);
+    errno = KEPT_ERRNO;
+    CHECK(file_each_part(path_in_folder("file"), ',', join_part, all));
+    CHECK_EQUAL(errno, KEPT_ERRNO);
+    CHECK(strcmp(all, expected) == 0);
+}
+
+static void test_parts(void) {
+    char all[8] = "";
+    int lowest = lowest_free_descriptor();
+    CHECK(!file_each_part(path_in_folder("none"), ',', join_part, all) && *all == '\0');
+    CHECK(!file_each_part(folder, ',', join_part, all) && *all == '\0');
+    check_parts("", "");
+    check_parts("a", "a|");
+    check_parts("a,b,,c\n", "a|b||c\n|");
+    check_parts(",a,", "|a|");
+    check_parts("a,stop,b", "a|stop|");
+    static char content[8 * FILE_MAX_PART];
+    static char expected[8 * FILE_MAX_PART];
+    for (size_t length = FILE_MAX_PART - 3; length < FILE_MAX_PART + 3; length++) {
+        /* Those that fit are whole wherever they begin, and those that do not are left out. */
+        bool fits = length < FILE_MAX_PART - 1;
+        memset(content, 'x', length);
+        strcpy(content + length, ",y,stop,z");
+        memset(expected, 'x', length);
+        strcpy(expected + (fits ? length : 0), fits ? "|y|stop|" : "y|stop|");
+        check_parts(content, expected);
+    }
+    memset(content, 'x', sizeof content - 1);
+    check_parts(content, "");
+    strcpy(content + sizeof content - 3, ",y");
+    check_parts(content, "y|");
+    write_whole("file", "4711 9\n");
+    CHECK_EQUAL(file_read_number(path_in_folder("file")), 4711);
+    write_whole("file", "max\n");
+    CHECK_EQUAL(file_read_number(path_in_folder("file")), UINT64_MAX);
+    CHECK_EQUAL(file_read_number(path_in_folder("none")), UINT64_MAX);
+    CHECK_EQUAL(lowest_free_descriptor(), lowest);
+    remove_file("file");
 }
 
 static void test_cpus(void) {
@@ -733,7 +843,7 @@ static void test_cpus(void) {
     }
     CHECK(possible <= 8192);
     CHECK(nodes_possible() >= 1 && nodes_possible() <= 1024);
-    struct rseq_place place = rseq_find();
+    struct rseq_offsets place = rseq_find();
     if (place.usable) {
         for (int i = 0; i < 1000; i++) {
             const char *number = (const char *)thread_pointer() + place.cpu_number;
@@ -799,7 +909,7 @@ static void set_group(const char *group, const char *name, const char *text) {
 
 static uint64_t group_room(void) {
     errno = KEPT_ERRNO;
-    uint64_t room = cgroup_memory_room_in(folder);
+    uint64_t room = cgroup_available_bytes_in(folder);
     CHECK_EQUAL(errno, KEPT_ERRNO);
     return room;
 }
@@ -913,14 +1023,14 @@ static size_t room_of(const char *meminfo, const char *pressure) {
     write_whole("proc/meminfo", meminfo);
     write_whole("proc/pressure/memory", pressure);
     errno = KEPT_ERRNO;
-    size_t room = memory_room_bytes_in(folder);
+    size_t room = memory_available_bytes_in(folder);
     CHECK_EQUAL(errno, KEPT_ERRNO);
     return room;
 }
 
 static void test_memory_of_machine(void) {
     make_groups();
-    CHECK_EQUAL(memory_room_bytes_in(folder), SIZE_MAX);
+    CHECK_EQUAL(memory_available_bytes_in(folder), SIZE_MAX);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemFree: 3 kB\nMemAvailable:   500 kB\n", ""), 450 << 10);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemAvailable:   50 kB\n", ""), 0);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\n", ""), SIZE_MAX);
@@ -934,7 +1044,7 @@ static void test_memory_of_machine(void) {
     set_group("a", "memory.max", "10000\n");
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", ""), 8000);
     remove_groups();
-    CHECK(memory_room_bytes() > 0); /* whatever it says of this machine */
+    CHECK(memory_available_bytes() > 0); /* whatever it says of this machine */
 }
 
 /* ---- CPU time of control groups ---- */
@@ -1071,7 +1181,7 @@ static struct {
     uint32_t id, free_descriptor, capabilities;
     bool own_files;
     int policy;
-    struct cpu_mask cpus;
+    struct cpu_set cpus;
 } left;
 
 static void leave_all(void *argument) {
@@ -1084,16 +1194,16 @@ static void leave_all(void *argument) {
     struct __user_cap_data_struct held[_LINUX_CAPABILITY_U32S_3];
     os_syscall(SYS_capget, (long)&header, (long)held, 0, 0, 0, 0);
     left.capabilities = held[0].effective | held[0].permitted | held[1].effective | held[1].permitted;
-    thread_schedule_normally((const struct cpu_mask *)argument);
+    thread_schedule_normally((const struct cpu_set *)argument);
     left.policy = (int)os_syscall(SYS_sched_getscheduler, 0, 0, 0, 0, 0, 0);
-    cpu_mask_read(&left.cpus);
+    cpu_affinity(0, &left.cpus);
 }
 
 /* Its stack serves the next; what it leaves is still the program's. */
 static void test_thread_leaves(void) {
     struct thread thread = {0};
-    struct cpu_mask all;
-    cpu_mask_read(&all);
+    struct cpu_set all;
+    cpu_affinity(0, &all);
     int before = dup(0);
     CHECK(before >= 0 && close(before) == 0);
     cpu_set_t one;
@@ -1116,15 +1226,15 @@ static void test_thread_leaves(void) {
 #endif
         CHECK_EQUAL(left.capabilities, 0);
         CHECK_EQUAL(left.policy, SCHED_OTHER);
-        CHECK(left.cpus.bytes == all.bytes && memcmp(left.cpus.words, all.words, all.bytes) == 0);
+        CHECK(memcmp(&left.cpus, &all, sizeof all) == 0);
     }
 #ifndef __SANITIZE_ADDRESS__
     int after = dup(0);
     CHECK(after == before && close(after) == 0);
 #endif
-    struct cpu_mask still;
-    cpu_mask_read(&still);
-    CHECK(memcmp(still.words, &one, still.bytes) == 0);
+    struct cpu_set still;
+    cpu_affinity(0, &still);
+    CHECK(memcmp(&still, &one, sizeof one) == 0);
 }
 
 static void test_thread_refused(void) {
@@ -1151,7 +1261,7 @@ static void test_thread_refused(void) {
 
 int main(void) {
     page_bytes = (size_t)sysconf(_SC_PAGESIZE);
-    filters_look();
+    filters_detect();
     has_vectored = kernel_has_vectored();
     printf("process_madvise on oneself: %s\n", has_vectored ? "yes" : "no");
 
@@ -1182,6 +1292,9 @@ int main(void) {
     CHECK(mkdtemp(folder) != NULL);
     test_file();
     test_text();
+    test_print();
+    test_parse();
+    test_parts();
     test_cpus();
     test_memory_of_groups();
     test_memory_of_first_groups();

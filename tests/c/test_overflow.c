@@ -49,7 +49,7 @@ static size_t resident_pages(void) {
     size_t bytes = overflow.region.committed;
     CHECK(mincore(overflow.region.base, bytes, pages) == 0);
     size_t resident = 0;
-    for (size_t i = 0; i < bytes / os_page_size(); i++) {
+    for (size_t i = 0; i < bytes / vm_page_size(); i++) {
         resident += pages[i] & 1;
     }
     return resident;

@@ -116,7 +116,7 @@ static void test_random_differs(void) {
 /* ---- colors ---- */
 
 /* 2 MiB of 16 ways: 32 colors of 16 blocks; and one that is shared, of 8 ways by 4 CPUs: 64 of 2. */
-static const struct os_cache two_caches[] = {
+static const struct hardware_cache two_caches[] = {
     {.level = 2, .bytes = 2U << 20, .ways = 16, .line_bytes = 64, .sets = 2048, .cpus = 1},
     {.level = 3, .bytes = 2U << 20, .ways = 8, .line_bytes = 64, .sets = 4096, .cpus = 4},
 };
@@ -131,18 +131,18 @@ static void test_capacities(void) {
     CHECK_EQUAL(colors.caches[1].colors, 64);
     CHECK_EQUAL(colors.caches[1].capacity, 2);
     /* An L1 that a page covers has none. */
-    const struct os_cache covered = {
+    const struct hardware_cache covered = {
         .level = 1, .bytes = 32768, .ways = 8, .line_bytes = 64, .sets = 64, .cpus = 1};
     colors_init(&colors, &covered, 1, PAGE, HUGE, 0);
     CHECK_EQUAL(colors.count, 0);
     /* More CPUs than ways leave room for one. */
-    const struct os_cache crowded = {
+    const struct hardware_cache crowded = {
         .level = 3, .bytes = 8U << 20, .ways = 16, .line_bytes = 64, .sets = 8192, .cpus = 64};
     colors_init(&colors, &crowded, 1, PAGE, HUGE, 0);
     CHECK_EQUAL(colors.caches[0].colors, 128);
     CHECK_EQUAL(colors.caches[0].capacity, 1);
     /* A way of 30 MiB: 15 huge pages may each have blocks at a color. */
-    const struct os_cache vast = {
+    const struct hardware_cache vast = {
         .level = 3, .bytes = 480U << 20, .ways = 16, .line_bytes = 64, .sets = 491520, .cpus = 2};
     colors_init(&colors, &vast, 1, PAGE, HUGE, 0);
     CHECK_EQUAL(colors.caches[0].colors, 512);
@@ -197,7 +197,7 @@ static void test_never_too_many(void) {
         colors_remove(&colors, pages[--living]);
     }
     CHECK_EQUAL(colors.blocks, 0);
-    for (size_t i = 0; i < COLORS_MOST; i++) {
+    for (size_t i = 0; i < MAX_COLORS; i++) {
         CHECK_EQUAL(colors.caches[0].blocks[i] + colors.caches[1].blocks[i], 0);
     }
 }

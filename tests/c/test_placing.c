@@ -7,7 +7,7 @@
 #include "api/allocator.h"
 #include "calmalloc.h"
 #include "check.h"
-#include "os/address_space.h"
+#include "os/vm.h"
 
 #define KIB  ((size_t)1 << 10)
 #define MIB  ((size_t)1 << 20)
@@ -18,17 +18,17 @@ static uint64_t random_state;
 
 /* ---- a machine of other caches ---- */
 
-size_t __real_os_caches(const char *root, struct os_cache *caches, size_t most);
-size_t __wrap_os_caches(const char *root, struct os_cache *caches, size_t most);
+size_t __real_hardware_caches_read(const char *root, struct hardware_cache *caches, size_t most);
+size_t __wrap_hardware_caches_read(const char *root, struct hardware_cache *caches, size_t most);
 
-static const struct os_cache *other_caches; /* NULL: this machine's */
+static const struct hardware_cache *other_caches; /* NULL: this machine's */
 static size_t other_count;
 static size_t times_asked;
 
-size_t __wrap_os_caches(const char *root, struct os_cache *caches, size_t most) {
+size_t __wrap_hardware_caches_read(const char *root, struct hardware_cache *caches, size_t most) {
     times_asked++;
     if (other_caches == NULL) {
-        return __real_os_caches(root, caches, most);
+        return __real_hardware_caches_read(root, caches, most);
     }
     size_t count = other_count < most ? other_count : most;
     memcpy(caches, other_caches, count * sizeof *caches);
@@ -37,7 +37,7 @@ size_t __wrap_os_caches(const char *root, struct os_cache *caches, size_t most) 
 
 /* Lines of 128 bytes; and a nearest cache whose way is larger than a page. */
 static void be_another_machine(void) {
-    static const struct os_cache caches[] = {
+    static const struct hardware_cache caches[] = {
         {.level = 1, .bytes = 128 * KIB, .ways = 8, .line_bytes = 128, .sets = 128, .cpus = 1},
         {.level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 128, .sets = 1024, .cpus = 1}};
     other_caches = caches;
@@ -69,7 +69,7 @@ static unsigned char *obtain(size_t size) {
 
 /* Bytes that a block of a size takes of the heap, in whole pages. */
 static size_t cost_of(const char *placement, size_t size) {
-    set("placement", placement);
+    set("test_placement", placement);
     size_t before = stats_now().in_use;
     void *block = obtain(size);
     size_t cost = stats_now().in_use - before;
@@ -83,10 +83,10 @@ static size_t start_of(const void *block) {
 
 static void test_default(void) {
     char value[16];
-    CHECK(calm_get("placement", value, sizeof value) > 0);
+    CHECK(calm_get("test_placement", value, sizeof value) > 0);
     CHECK(strcmp(value, "colors") == 0);
-    CHECK(calm_set("placement", "huge") == -1 && errno == EINVAL);
-    set("placement", "off");
+    CHECK(calm_set("test_placement", "huge") == -1 && errno == EINVAL);
+    set("test_placement", "off");
     for (int i = 0; i < 100; i++) {
         CHECK_EQUAL(start_of(obtain(40 * KIB + draw() % MIB)), 0);
     }
@@ -113,7 +113,7 @@ static void test_cost_of_alignment(void) {
     for (size_t alignment = 2 * LINE; alignment <= 2 * page_size; alignment *= 2) {
         for (size_t mode = 0; mode < sizeof modes / sizeof modes[0]; mode++) {
             void *block = NULL;
-            set("placement", modes[mode]);
+            set("test_placement", modes[mode]);
             size_t before = stats_now().in_use;
             CHECK_EQUAL(calm_posix_memalign(&block, alignment, MIB), 0);
             CHECK_EQUAL(stats_now().in_use - before, MIB);
@@ -143,16 +143,16 @@ static size_t nearest_neighbours(void) {
 /* Of 64 neighbours at random all are a third of a page apart once in 4^63. */
 static void test_chance(void) {
     const size_t third = page_size / 8 * 3 - LINE;
-    set("placement", "lines");
+    set("test_placement", "lines");
     CHECK(nearest_neighbours() >= third);
-    set("placement", "random");
+    set("test_placement", "random");
     CHECK(nearest_neighbours() < third);
 }
 
 /* After a few blocks, which need not wait for it, lines are those of the machine. */
 static void test_lines_of_the_machine(void) {
     be_another_machine();
-    set("placement", "lines");
+    set("test_placement", "lines");
     for (size_t i = 0; i < 8; i++) {
         obtain(MIB);
     }
@@ -180,7 +180,7 @@ static void test_contents(void) {
     static size_t sizes[BLOCKS];
     const char *modes[] = {"off", "lines", "colors", "random"};
     for (int round = 0; round < 6000; round++) {
-        set("placement", modes[draw() % 4]);
+        set("test_placement", modes[draw() % 4]);
         size_t i = draw() % BLOCKS;
         size_t size = 33 * KIB + draw() % (draw() % 20 == 0 ? 2 * MIB : 200 * KIB);
         if (blocks[i] == NULL) {
@@ -221,7 +221,7 @@ static void test_contents(void) {
 
 /* Growth by moving pages keeps the bytes where they are in their pages. */
 static void test_moves(void) {
-    set("placement", "lines");
+    set("test_placement", "lines");
     uint64_t moves = stats_now().large_moves;
     for (int i = 0; i < 50; i++) {
         size_t size = 300 * KIB + draw() % MIB;
@@ -246,7 +246,7 @@ static void test_moves(void) {
 /* The arrays of a numerical program: equal, of whole pages, from one loop. */
 static void test_arrays_differ(void) {
     enum { ARRAYS = 16 };
-    set("placement", "colors");
+    set("test_placement", "colors");
     for (size_t size = 64 * KIB; size <= 4 * MIB; size *= 2) {
         unsigned char *arrays[ARRAYS];
         for (int i = 0; i < ARRAYS; i++) {
@@ -265,7 +265,7 @@ static void test_arrays_differ(void) {
 /* An end that a block's place in its page has no part in, or that no memory reaches, is refused, and the
  * block kept. */
 static void test_resizing_to_too_much(void) {
-    set("placement", "lines");
+    set("test_placement", "lines");
     unsigned char *block;
     do {
         block = obtain(MIB);
@@ -287,7 +287,7 @@ static void test_resizing_to_too_much(void) {
 
 static void test_misuse(void) {
     set("misuse", "warn");
-    set("placement", "lines");
+    set("test_placement", "lines");
     size_t misuses = calm_governor.heap.misuses;
     unsigned char *block;
     do {
@@ -302,7 +302,7 @@ static void test_misuse(void) {
     CHECK_EQUAL(calm_governor.heap.misuses, misuses);
     calm_free(block);
     CHECK_EQUAL(calm_governor.heap.misuses, ++misuses);
-    CHECK_EQUAL(calm_governor.heap.misuse[(misuses - 1) % MISUSE_NOTES].kind, MISUSE_DOUBLE_FREE);
+    CHECK_EQUAL(calm_governor.heap.misuse[(misuses - 1) % MISUSE_RECORDS].kind, MISUSE_DOUBLE_FREE);
 }
 
 /* What the colors know of the blocks is what is there: at least so many are at the fullest. */
@@ -329,16 +329,16 @@ static unsigned char *obtain_dense(size_t size) {
 /* Blocks of exactly a huge page would all begin where huge pages do. */
 static void test_colors_of_huge_blocks(void) {
     enum { BLOCKS = 60 };
-    size_t huge = calm_governor.heap.runs.huge_pages * page_size;
+    size_t huge = calm_governor.heap.runs.region_pages * page_size;
     if (huge == 0 || huge > 2 * MIB) {
         printf("no huge pages to be had here, or too large ones\n");
         return;
     }
-    set("placement", "colors");
+    set("test_placement", "colors");
     void *ballast = calm_calloc(1, 1024 * MIB); /* the bound that it brings allows huge regions */
     struct heap *heap = &calm_governor.heap;
     /* 2 ways of 128 KiB: 32 colors, 64 blocks. */
-    const struct os_cache cache = {
+    const struct hardware_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
     calm_governor.has_colors = true;
@@ -375,14 +375,14 @@ static void test_colors_of_huge_blocks(void) {
 /* Where a color is full, a block takes no more than the pages that it leaves out, and makes none of what is
  * free look used. */
 static void test_colors_cost_little(void) {
-    size_t unit = calm_governor.heap.runs.huge_pages;
+    size_t unit = calm_governor.heap.runs.region_pages;
     size_t huge = unit * page_size;
     if (huge == 0 || huge > 2 * MIB) {
         return;
     }
-    set("placement", "colors");
+    set("test_placement", "colors");
     struct heap *heap = &calm_governor.heap;
-    const struct os_cache cache = {
+    const struct hardware_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
     calm_governor.has_colors = true;
@@ -392,10 +392,10 @@ static void test_colors_cost_little(void) {
         size_t size = regions * huge - LINE; /* it has room, and needs no page for that */
         void *first = obtain_dense(size);
         void *second = obtain_dense(size);
-        size_t made = heap->runs.huge_regions;
+        size_t made = heap->runs.regions;
         size_t dirty = heap_dirty_pages(heap);
         void *third = obtain_dense(size); /* two begin where huge pages do: it may not */
-        CHECK(heap->runs.huge_regions <= made + regions + 1);
+        CHECK(heap->runs.regions <= made + regions + 1);
         CHECK(heap_dirty_pages(heap) <= dirty + unit);
         /* Where small pages were at hand, they were taken. */
         bool all_huge = heap_large_span(heap, first)->huge && heap_large_span(heap, second)->huge;
@@ -412,9 +412,9 @@ static void test_colors_cost_little(void) {
 
 /* The machine is asked for its caches with the first huge pages, and the nearest one is left out. */
 static void test_machine_is_asked(void) {
-    size_t huge = calm_governor.heap.runs.huge_pages * page_size;
-    struct os_cache caches[CACHES_MOST];
-    size_t count = os_caches("", caches, CACHES_MOST);
+    size_t huge = calm_governor.heap.runs.region_pages * page_size;
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
     const struct colors *colors = &calm_governor.heap.colors;
     void *ballast = calm_calloc(1, 1024 * MIB);
     CHECK_EQUAL(colors->count, 0);
@@ -447,7 +447,7 @@ static void test_machine_is_asked(void) {
 
 /* Once, and as soon as a block can lie in a huge page, whatever blocks were before. */
 static void test_machine_is_asked_once(void) {
-    if (calm_governor.heap.runs.huge_pages * page_size != 2 * MIB) {
+    if (calm_governor.heap.runs.region_pages * page_size != 2 * MIB) {
         return;
     }
     struct heap *heap = &calm_governor.heap;
@@ -457,11 +457,11 @@ static void test_machine_is_asked_once(void) {
     calm_governor.thp.score = 0;
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 0);
-    set("placement", "off");
+    set("test_placement", "off");
     unsigned char *first = obtain_dense(3 * MIB);
-    CHECK(heap->runs.huge_regions > 0);
+    CHECK(heap->runs.regions > 0);
     CHECK_EQUAL(times_asked, 0);
-    set("placement", "colors");
+    set("test_placement", "colors");
     calm_governor.thp.score = 0;
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 1);
@@ -486,7 +486,7 @@ static void test_lines_alone_have_no_colors(void) {
     void *ballast = calm_calloc(1, 1024 * MIB);
     const char *others[] = {"off", "lines", "random"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        set("placement", others[i]);
+        set("test_placement", others[i]);
         unsigned char *block = obtain_dense(3 * MIB);
         CHECK(!heap_large_span(&calm_governor.heap, block)->colored);
     }
@@ -496,7 +496,7 @@ static void test_lines_alone_have_no_colors(void) {
 
 /* A huge page that is not filled is much to a program that uses little, whatever slack it may have. */
 static void test_small_programs_have_no_huge_pages(void) {
-    if (calm_governor.heap.runs.huge_pages * page_size != 2 * MIB) {
+    if (calm_governor.heap.runs.region_pages * page_size != 2 * MIB) {
         return;
     }
     set("slack", "10000");
@@ -504,7 +504,7 @@ static void test_small_programs_have_no_huge_pages(void) {
         CHECK(!heap_large_span(&calm_governor.heap, obtain_dense(2 * MIB))->huge);
         obtain(8 * KIB);
     }
-    CHECK_EQUAL(calm_governor.heap.runs.huge_regions, 0);
+    CHECK_EQUAL(calm_governor.heap.runs.regions, 0);
     /* What it asks for now counts. */
     CHECK(heap_large_span(&calm_governor.heap, obtain_dense(6 * MIB))->huge);
 }
@@ -512,7 +512,7 @@ static void test_small_programs_have_no_huge_pages(void) {
 /* Blocks are looked at wherever in their pages they begin. */
 static void test_placed_blocks_are_judged(void) {
     enum { BLOCKS = 100 };
-    set("placement", "lines");
+    set("test_placement", "lines");
     for (size_t i = 0; i < BLOCKS; i++) {
         unsigned char *block = obtain(MIB);
         memset(block, 1, MIB);
@@ -531,7 +531,7 @@ static unsigned long signature(void) {
 
 static void test_children_differ(void) {
     enum { CHILDREN = 6 };
-    set("placement", "lines");
+    set("test_placement", "lines");
     signature();
     unsigned long signatures[CHILDREN];
     for (int i = 0; i < CHILDREN; i++) {
@@ -558,7 +558,7 @@ static void test_children_differ(void) {
 
 int main(void) {
     random_state = check_seed(1);
-    page_size = os_page_size();
+    page_size = vm_page_size();
     in_child(test_default);
     in_child(test_cost);
     in_child(test_cost_of_alignment);

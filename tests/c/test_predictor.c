@@ -15,7 +15,7 @@ static uint32_t least(uint32_t a, uint32_t b) {
 static void test_nothing_is_expected(void) {
     struct predictor predictor = {0};
     CHECK(predictor_is_quiet(&predictor));
-    CHECK_EQUAL(predictor_end_window(&predictor, 0), 0);
+    CHECK_EQUAL(predictor_end_epoch(&predictor, 0), 0);
     CHECK(predictor_is_quiet(&predictor));
 }
 
@@ -52,14 +52,14 @@ static void test_falls_by_what_lay_ready_throughout(void) {
     predictor_took(&predictor, 7);
     predictor_took(&predictor, 5);
     predictor_took(&predictor, 6);
-    CHECK_EQUAL(predictor_end_window(&predictor, 8), 5);
+    CHECK_EQUAL(predictor_end_epoch(&predictor, 8), 5);
     CHECK_EQUAL(predictor.target, 3);
     /* The next window begins with what is left. */
     CHECK_EQUAL(predictor.lowest, 3);
     predictor_took(&predictor, 2);
     predictor_missed(&predictor, MOST);
     CHECK_EQUAL(predictor.target, 6);
-    CHECK_EQUAL(predictor_end_window(&predictor, 6), 0);
+    CHECK_EQUAL(predictor_end_epoch(&predictor, 6), 0);
     CHECK_EQUAL(predictor.target, 6);
 }
 
@@ -67,10 +67,10 @@ static void test_falls_by_what_lay_ready_throughout(void) {
 static void test_one_stays_while_any_is_wanted(void) {
     struct predictor predictor = {.target = 4, .lowest = 4};
     predictor_took(&predictor, 4);
-    CHECK_EQUAL(predictor_end_window(&predictor, 4), 3);
+    CHECK_EQUAL(predictor_end_epoch(&predictor, 4), 3);
     CHECK_EQUAL(predictor.target, 1);
     predictor_took(&predictor, 1);
-    CHECK_EQUAL(predictor_end_window(&predictor, 0), 0);
+    CHECK_EQUAL(predictor_end_epoch(&predictor, 0), 0);
     CHECK_EQUAL(predictor.target, 1);
     CHECK(!predictor_is_quiet(&predictor));
 }
@@ -81,9 +81,9 @@ static void test_quiet_after_a_window_without_demand(void) {
         for (int miss = 0; miss < 4; miss++) {
             predictor_missed(&predictor, MOST);
         }
-        predictor_end_window(&predictor, ready);
+        predictor_end_epoch(&predictor, ready);
         CHECK(!predictor_is_quiet(&predictor));
-        CHECK_EQUAL(predictor_end_window(&predictor, ready), ready);
+        CHECK_EQUAL(predictor_end_epoch(&predictor, ready), ready);
         CHECK(predictor_is_quiet(&predictor));
         CHECK_EQUAL(predictor.lowest, 0);
         /* As new. */
@@ -100,7 +100,7 @@ static void test_every_state(void) {
             for (uint32_t wanted = 0; wanted <= 2; wanted++) {
                 for (uint32_t ready = 0; ready <= MOST; ready++) {
                     struct predictor predictor = {(uint16_t)target, (uint16_t)lowest, (uint16_t)wanted, 0};
-                    uint32_t surplus = predictor_end_window(&predictor, ready);
+                    uint32_t surplus = predictor_end_epoch(&predictor, ready);
                     CHECK(surplus <= ready);
                     CHECK(wanted == 0 || surplus <= lowest ||
                           (predictor.target == 1 && ready - surplus == 1));
@@ -132,7 +132,7 @@ static void test_converges(void) {
                     }
                 }
             }
-            predictor_end_window(&predictor, predictor.target);
+            predictor_end_epoch(&predictor, predictor.target);
         }
         CHECK_EQUAL(missed, 0);
         CHECK(predictor.target >= each && predictor.target <= 2 * each);

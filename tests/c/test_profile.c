@@ -6,6 +6,7 @@
 #include "calmalloc.h"
 #include "check.h"
 
+#include "os/random.h"
 #include "profile/pprof.h"
 #include "profile/sampling.h"
 #include "profile/unwind.h"
@@ -60,7 +61,7 @@ static void test_gaps(void) {
     int above_mean = 0;
     int below_hundredth = 0;
     for (int i = 0; i < draws; i++) {
-        int64_t gap = sampling_gap(sampling_mix((uint64_t)i * SAMPLING_STEP), mean);
+        int64_t gap = sampling_gap(random_mix((uint64_t)i * RANDOM_GOLDEN_RATIO), mean);
         CHECK(gap >= 1);
         sum += (double)gap;
         above_mean += gap > (int64_t)mean;
@@ -342,14 +343,14 @@ static void test_table_and_file(void) {
     static struct samples samples;
     CHECK(samples_init(&samples));
     static char blocks[1000];
-    uintptr_t stack[SAMPLE_DEPTH_MOST];
-    for (size_t i = 0; i < SAMPLE_DEPTH_MOST; i++) {
+    uintptr_t stack[MAX_SAMPLE_DEPTH];
+    for (size_t i = 0; i < MAX_SAMPLE_DEPTH; i++) {
         stack[i] = UINTPTR_MAX - i; /* whose numbers are the longest to write */
     }
     for (size_t i = 0; i < sizeof blocks; i++) {
         struct sample_weight weight = {.count = 3 * SAMPLE_COUNT_UNIT, .bytes = 100};
         stack[0] = 1000 + i % 7;
-        samples_add(&samples, &blocks[i], weight, stack, 1 + i % SAMPLE_DEPTH_MOST, i);
+        samples_add(&samples, &blocks[i], weight, stack, 1 + i % MAX_SAMPLE_DEPTH, i);
     }
     for (size_t i = 0; i < sizeof blocks; i += 2) {
         samples_remove(&samples, &blocks[i], i + 1000);
@@ -361,7 +362,7 @@ static void test_table_and_file(void) {
     close(file);
     CHECK_EQUAL(pprof_write(&samples, 12345, path, false), 0);
     parse(&profile, path);
-    CHECK_EQUAL(profile.samples, 7 * SAMPLE_DEPTH_MOST);
+    CHECK_EQUAL(profile.samples, 7 * MAX_SAMPLE_DEPTH);
     CHECK_EQUAL(profile.values[0], 3000);
     CHECK_EQUAL(profile.values[1], 100000);
     CHECK_EQUAL(profile.values[2], 1500);
@@ -369,8 +370,8 @@ static void test_table_and_file(void) {
     CHECK_EQUAL(profile.values[4], 3000);
     CHECK_EQUAL(profile.values[5], 100000);
     CHECK_EQUAL(profile.values[6], 1500 * 1000);
-    CHECK_EQUAL(profile.deepest, SAMPLE_DEPTH_MOST);
-    CHECK_EQUAL(profile.locations, 7 + SAMPLE_DEPTH_MOST - 1);
+    CHECK_EQUAL(profile.deepest, MAX_SAMPLE_DEPTH);
+    CHECK_EQUAL(profile.locations, 7 + MAX_SAMPLE_DEPTH - 1);
     CHECK_EQUAL(profile.period, 12345);
     CHECK(profile.mappings > 0 && profile.build_ids > 0);
     CHECK(profile.default_type > 0 && profile.default_type < profile.strings);
@@ -388,13 +389,13 @@ static void test_table_and_file(void) {
     CHECK_EQUAL(pprof_write(&samples, 1, "/dev/full", false), ENOSPC);
 
     /* As many as there is room for: the rest is counted, and room comes back. */
-    static char many[SAMPLE_BLOCKS_MOST];
+    static char many[MAX_SAMPLE_BLOCKS];
     struct sample_weight one = {.count = SAMPLE_COUNT_UNIT, .bytes = 1};
     for (size_t i = 0; i < sizeof many; i++) {
         samples_add(&samples, &many[i], one, stack, 5, 0);
     }
     CHECK(!samples_have_room(&samples));
-    CHECK(samples.dropped > 0 && samples.live == SAMPLE_BLOCKS_MOST - 1);
+    CHECK(samples.dropped > 0 && samples.live == MAX_SAMPLE_BLOCKS - 1);
     for (size_t i = 0; i < sizeof many; i++) {
         samples_remove(&samples, &many[i], 0);
     }
@@ -589,7 +590,7 @@ static void *work(void *argument) {
     uint64_t state = (uint64_t)(uintptr_t)argument * 0x9e3779b97f4a7c15ULL + 1;
     void *held[64] = {0};
     while (!atomic_load(&stop)) {
-        state = sampling_mix(state + SAMPLING_STEP);
+        state = random_mix(state + RANDOM_GOLDEN_RATIO);
         void **slot = &held[state % 64];
         size_t size = state >> 20 & ((state >> 8 & 15) == 0 ? 0x3ffff : 0x7ff);
         if ((state >> 12 & 3) == 0) {

@@ -13,10 +13,10 @@
 static struct retention_terms half_free(void) {
     return (struct retention_terms){
         .adaptive = true,
-        .tended = true,
+        .background_purge = true,
         .factor = hysteresis_factor(1, 1),
         .share = 1,
-        .room_bytes = SIZE_MAX,
+        .available_bytes = SIZE_MAX,
     };
 }
 
@@ -38,7 +38,7 @@ static void test_paper(void) {
     struct retention_terms in = half_free();
     in.adaptive = false;
     in.peak_bytes = 1000 * MIB;
-    in.room_bytes = 0;
+    in.available_bytes = 0;
     struct retention retention = retention_decide(&in, used, free_now);
     CHECK_EQUAL(retention.limit_bytes, threshold_of(in));
     CHECK_EQUAL(retention.keep_bytes, threshold_of(in) / 4);
@@ -68,21 +68,21 @@ static void test_held(void) {
         free_now = limit_of(in);
         in.held_bytes = used + free_now;
     }
-    CHECK_EQUAL(limit_of(in), retention_ahead_bytes(&in, used, free_now) + 50 * MIB);
+    CHECK_EQUAL(limit_of(in), retention_prefault_bytes(&in, used, free_now) + 50 * MIB);
     CHECK(free_now < 300 * MIB);
     free_now = 100 * MIB;
 }
 
-static void test_untended(void) {
+static void test_foreground(void) {
     struct retention_terms in = half_free();
     in.peak_bytes = 1000 * MIB;
-    in.tended = false;
-    CHECK_EQUAL(limit_of(in), RETENTION_UNTENDED_FACTOR * threshold_of(in));
-    CHECK_EQUAL(retention_ahead_bytes(&in, used, free_now), limit_of(in));
+    in.background_purge = false;
+    CHECK_EQUAL(limit_of(in), RETENTION_FOREGROUND_FACTOR * threshold_of(in));
+    CHECK_EQUAL(retention_prefault_bytes(&in, used, free_now), limit_of(in));
     /* Little is as well kept as given back. */
     used = 1000;
     free_now = 100000;
-    CHECK_EQUAL(limit_of(in), RETENTION_UNTENDED_BYTES);
+    CHECK_EQUAL(limit_of(in), RETENTION_FOREGROUND_BYTES);
     in.peak_bytes = MIB;
     CHECK_EQUAL(limit_of(in), threshold_of(in) + MIB - 1000);
     used = free_now = 100 * MIB;
@@ -91,11 +91,11 @@ static void test_untended(void) {
 static void test_room(void) {
     struct retention_terms in = half_free();
     in.peak_bytes = 1000 * MIB;
-    in.room_bytes = 400 * MIB;
+    in.available_bytes = 400 * MIB;
     CHECK_EQUAL(limit_of(in), 100 * MIB);
-    in.room_bytes = 100 * MIB;
+    in.available_bytes = 100 * MIB;
     CHECK_EQUAL(limit_of(in), 0);
-    in.room_bytes = 0;
+    in.available_bytes = 0;
     CHECK_EQUAL(limit_of(in), 0);
 }
 
@@ -110,15 +110,15 @@ static void test_extremes(void) {
         used = sizes[n % SIZES], n /= SIZES;
         free_now = sizes[n % SIZES], n /= SIZES;
         in.peak_bytes = sizes[n % SIZES], n /= SIZES;
-        in.room_bytes = sizes[n % SIZES], n /= SIZES;
+        in.available_bytes = sizes[n % SIZES], n /= SIZES;
         in.factor = factors[n % 4];
         in.share = in.factor < 1 ? in.factor : 1, n /= 4;
-        in.tended = n % 2 == 0;
+        in.background_purge = n % 2 == 0;
         size_t limit = limit_of(in);
-        size_t room = in.room_bytes > used ? in.room_bytes - used : 0;
-        CHECK(in.room_bytes == SIZE_MAX || limit <= room);
-        CHECK(in.tended || limit <= RETENTION_UNTENDED_BYTES ||
-              limit <= retention_ahead_bytes(&in, used, free_now));
+        size_t room = in.available_bytes > used ? in.available_bytes - used : 0;
+        CHECK(in.available_bytes == SIZE_MAX || limit <= room);
+        CHECK(in.background_purge || limit <= RETENTION_FOREGROUND_BYTES ||
+              limit <= retention_prefault_bytes(&in, used, free_now));
     }
 }
 
@@ -126,7 +126,7 @@ int main(void) {
     test_paper();
     test_peak();
     test_held();
-    test_untended();
+    test_foreground();
     test_room();
     test_extremes();
     return 0;

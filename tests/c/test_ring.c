@@ -11,7 +11,7 @@
 #include "check.h"
 #include "heap/size_class.h"
 
-#define PAYLOAD_MOST MAGAZINE_BLOCKS_MOST
+#define PAYLOAD_MOST MAX_MAGAZINE_BLOCKS
 
 static struct ring ring;
 static uint32_t records = 200000;

@@ -13,13 +13,17 @@
 
 #include "check.h"
 #include "offload/client.h"
-#include "offload/stock.h"
-#include "os/address_space.h"
+#include "offload/heap_mode.h"
+#include "offload/lifecycle.h"
+#include "offload/prefill.h"
+#include "offload/serve.h"
+#include "offload/sync.h"
 #include "os/clock.h"
 #include "os/futex.h"
 #include "os/syscall.h"
 #include "os/text.h"
 #include "os/thread.h"
+#include "os/vm.h"
 #include "test_clock.h"
 
 #define MAGAZINES   20 /* of each class that there are blocks for */
@@ -128,7 +132,7 @@ static struct {
     uint64_t operations;
     bool lent; /* plain, as what a heap's owner is: ThreadSanitizer sees whether it is handed over */
     struct lock lock;
-    unsigned lendings[LEND_FOR_GOOD + 1];
+    unsigned lendings[SHARING_FOR_GOOD + 1];
     unsigned takings;
     uint64_t works;
     bool serving; /* between two pieces */
@@ -160,18 +164,18 @@ bool __wrap_thread_start(struct thread *thread, void (*body)(void *argument), vo
     return !atomic_load(&refuses_threads) && __real_thread_start(thread, body, argument, stack_bytes);
 }
 
-bool __wrap_crowd_is_there(struct crowd *crowd, uint64_t now_ns);
-bool __wrap_crowd_has_room(struct crowd *crowd, uint64_t now_ns);
+bool __wrap_contention_check(struct contention *contention, uint64_t now_ns);
+bool __wrap_contention_is_over(struct contention *contention, uint64_t now_ns);
 
-bool __wrap_crowd_is_there(struct crowd *crowd, uint64_t now_ns) {
-    (void)crowd, (void)now_ns;
+bool __wrap_contention_check(struct contention *contention, uint64_t now_ns) {
+    (void)contention, (void)now_ns;
     bool is_there = atomic_load(&crowded);
     atomic_fetch_add(&told_crowded, is_there);
     return is_there;
 }
 
-bool __wrap_crowd_has_room(struct crowd *crowd, uint64_t now_ns) {
-    (void)crowd, (void)now_ns;
+bool __wrap_contention_is_over(struct contention *contention, uint64_t now_ns) {
+    (void)contention, (void)now_ns;
     return atomic_load(&has_room);
 }
 
@@ -188,7 +192,7 @@ static long this_thread(void) {
 
 static size_t class_charge(uint32_t class) {
     size_t size = classes.of[class].size;
-    return (size < STOCK_CHARGE_LEAST ? STOCK_CHARGE_LEAST : size) * classes.of[class].batch;
+    return (size < MIN_PREFILL_CHARGE ? MIN_PREFILL_CHARGE : size) * classes.of[class].batch;
 }
 
 /* What lies ready at an endpoint but for the first magazine of each class, which may always be there; by the
@@ -197,21 +201,20 @@ static size_t stock_charge(struct endpoint *endpoint) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
         uint32_t level = atomic_load(&endpoint->put[class]) - atomic_load(&endpoint->taken[class]);
-        SERVER_CHECK(level <= STOCK_MAGAZINES && level <= server.stock_most[class]);
+        SERVER_CHECK(level <= MAX_PREFILLED_MAGAZINES && level <= server.layout.max_magazines[class]);
         charge += (level > 0 ? level - 1 : 0) * class_charge(class);
     }
-    for (uint32_t place = 0; place < LARGE_PLACES; place++) {
-        const struct large_stock *stock = &endpoint->large[place];
-        uint32_t level = atomic_load(&stock->put) - atomic_load(&stock->taken);
-        SERVER_CHECK(level <= LARGE_BLOCKS);
-        charge += level * stock->pages * os_page_size();
+    for (uint32_t queue = SIZE_CLASSES; queue < QUEUES; queue++) {
+        uint32_t level = atomic_load(&endpoint->put[queue]) - atomic_load(&endpoint->taken[queue]);
+        SERVER_CHECK(level <= LARGE_QUEUE_BLOCKS);
+        charge += level * atomic_load(&endpoint->large_pages[queue - SIZE_CLASSES]) * vm_page_size();
     }
     return charge;
 }
 
 static void check_stock(void) {
     for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
-        SERVER_CHECK(stock_charge(server_endpoint(&server, server.open[i])) <= STOCK_BYTES_MOST);
+        SERVER_CHECK(stock_charge(server_endpoint(&server, server.open[i])) <= MAX_PREFILL_BYTES);
     }
 }
 
@@ -269,7 +272,7 @@ static void push(struct block *block) {
 
 static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
     SERVER_CHECK((flags & ~(unsigned)TAKE_AT_ONCE) == 0);
-    SERVER_CHECK(context == &heap && class > 0 && class < classes.count && count <= MAGAZINE_BLOCKS_MOST);
+    SERVER_CHECK(context == &heap && class > 0 && class < classes.count && count <= MAX_MAGAZINE_BLOCKS);
     enter();
     size_t taken = 0;
     while (taken < count && heap.free[class] != NULL) {
@@ -281,7 +284,7 @@ static size_t take(void *context, uint32_t class, void **blocks, size_t count, u
 }
 
 static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
-    SERVER_CHECK(context == &heap && count > 0 && count <= MAGAZINE_BLOCKS_MOST);
+    SERVER_CHECK(context == &heap && count > 0 && count <= MAX_MAGAZINE_BLOCKS);
     enter();
     for (size_t i = 0; i < count; i++) {
         struct block *block = blocks[i];
@@ -330,7 +333,7 @@ static bool tick(void *context) {
 /* Nothing is under way then: all of it would be out of the borrowers' reach. */
 static void check_nothing_sent(void) {
     size_t bytes;
-    SERVER_CHECK(stock_blocks(&server, &bytes) == 0 && bytes == 0);
+    SERVER_CHECK(prefill_blocks(&server, &bytes) == 0 && bytes == 0);
     for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
         const struct ring *ring = &server_endpoint(&server, server.open[i])->ring;
         SERVER_CHECK(atomic_load(&ring->head) == atomic_load(&ring->tail));
@@ -341,16 +344,13 @@ static void check_nothing_sent(void) {
 static void check_nothing_expected(void) {
     for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
         const struct endpoint *endpoint = server_endpoint(&server, server.open[i]);
-        for (uint32_t class = 1; class < classes.count; ++class) {
-            SERVER_CHECK(endpoint->predictors[class].target == 0);
-        }
-        for (uint32_t place = 0; place < LARGE_PLACES; place++) {
-            SERVER_CHECK(endpoint->large[place].predictor.target == 0);
+        for (uint32_t queue = 1; queue < QUEUES; queue++) {
+            SERVER_CHECK(endpoint->predictors[queue].target == 0);
         }
     }
 }
 
-static void lend(void *context, enum lending lending) {
+static void lend(void *context, enum sharing lending) {
     SERVER_CHECK(context == &heap && !is_borrowed());
     SERVER_CHECK(heap.lent || this_thread() == atomic_load(&owner_thread));
     check_nothing_sent();
@@ -367,12 +367,12 @@ static void take_back(void *context) {
 }
 
 static void settle(void *context) {
-    (void)context;
+    SERVER_CHECK(context == &heap);
     atomic_fetch_add(&settled, 1);
 }
 
 static void lost(void *context) {
-    (void)context;
+    CHECK(context == &heap);
     atomic_fetch_add(&losts, 1);
 }
 
@@ -396,7 +396,7 @@ static void set_up(unsigned endpoints) {
         }
     }
     heap.random = seed * 88172645463325252U;
-    server.owner = (struct owner){
+    server.hooks = (struct server_hooks){
         .context = &heap,
         .classes = &classes,
         .take = take,
@@ -405,22 +405,22 @@ static void set_up(unsigned endpoints) {
         .put_large = put_large,
         .class_of = class_of,
         .tick = tick,
-        .lend = lend,
-        .take_back = take_back,
-        .page_size = os_page_size(),
+        .switch_to_shared = lend,
+        .switch_to_exclusive = take_back,
+        .page_size = vm_page_size(),
     };
-    server.settle = settle;
-    server.lost = lost;
-    server.keeps = true; /* where nothing else is said: whatever else the machine does */
-    server.patience_ns = SHORT_PATIENCE_NS;
-    server.crowd.cpus = 2;
+    server.hooks.choose_cpu = settle;
+    server.hooks.report_unresponsive = lost;
+    server.always_exclusive = true; /* where nothing else is said: whatever else the machine does */
+    server.timeout_ns = SHORT_PATIENCE_NS;
+    server.contention.cpus = 2;
     /* Whoever begins is alone with the heap until it is lent. */
     atomic_store(&owner_thread, this_thread());
     CHECK(server_init(&server, endpoints, spare_bytes));
 }
 
 static bool is_running(void) {
-    return atomic_load(&server.phase) == PHASE_RUNNING;
+    return atomic_load(&server.heap_mode) == HEAP_MODE_EXCLUSIVE;
 }
 
 /* The server has the heap. */
@@ -440,7 +440,7 @@ static void set_up_running(unsigned endpoints) {
 struct taken_magazine {
     uint32_t class;
     size_t count;
-    void *blocks[MAGAZINE_BLOCKS_MOST];
+    void *blocks[MAX_MAGAZINE_BLOCKS];
 };
 
 struct client {
@@ -483,7 +483,7 @@ static void hold_all(const struct client *client, const struct taken_magazine *m
 
 /* As the allocator's door does: with the server, or at the heap while it is lent. False if that is over. */
 static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *subject) {
-    struct endpoint *borrowed = client_borrow(&server, number);
+    struct endpoint *borrowed = client_enter_shared(&server, number);
     if (borrowed == NULL) {
         return false;
     }
@@ -492,7 +492,7 @@ static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *sub
     work(subject);
     CHECK(heap.lent);
     atomic_fetch_sub_explicit(&borrowers, 1, memory_order_relaxed);
-    client_return(borrowed);
+    client_leave_shared(borrowed);
     return true;
 }
 
@@ -515,9 +515,9 @@ static enum answer take_magazine(struct client *client, unsigned number, uint32_
         answer = client_take(&server, number, class, magazine->blocks, batch, &magazine->count);
         CHECK(magazine->count <= batch);
         CHECK(answer == ANSWER_DONE || magazine->count == 0);
-    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_lent, magazine));
+    } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_lent, magazine));
     hold_all(client, magazine);
-    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+    return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
 
 static void put_magazine(struct client *client, unsigned number, struct taken_magazine *magazine) {
@@ -556,19 +556,19 @@ static enum answer take_one_large(struct client *client, unsigned number, size_t
     do {
         answer = client_take_large(&server, number, pages, align, 0, &large.block, &large.zero);
         CHECK(answer == ANSWER_DONE || large.block == NULL);
-    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_large_lent, &large));
+    } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_large_lent, &large));
     *block = large.block;
     if (large.block != NULL) {
         CHECK_EQUAL(((const struct block *)large.block)->pages, pages);
         CHECK_EQUAL(large.zero, pages % 2 == 0);
         hold(client, large.block);
     }
-    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+    return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
 
 static void put_one_large(struct client *client, unsigned number, void **large) {
     give(client, *large);
-    size_t bytes = ((struct block *)*large)->pages * os_page_size();
+    size_t bytes = ((struct block *)*large)->pages * vm_page_size();
     while (!client_put_large(&server, number, *large, bytes) &&
            !at_lent_heap(number, put_large_lent, *large)) {
     }
@@ -581,8 +581,8 @@ static enum answer run_at_heap(unsigned number, enum call_kind kind, void (*work
     enum answer answer;
     do {
         answer = client_run(&server, number, kind, work, subject);
-    } while (answer == ANSWER_LENT && !at_lent_heap(number, work, subject));
-    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+    } while (answer == ANSWER_SHARED && !at_lent_heap(number, work, subject));
+    return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
 
 struct one {
@@ -606,16 +606,16 @@ static enum answer take_sync(unsigned number, struct one *one) {
     enum answer answer;
     do {
         answer = client_take_sync(&server, one->class, &one->block);
-    } while (answer == ANSWER_LENT && !at_lent_heap(number, take_one_lent, one));
-    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+    } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_one_lent, one));
+    return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
 
 static enum answer put_sync(unsigned number, struct one *one) {
     enum answer answer;
     do {
         answer = client_put_sync(&server, one->class, one->block);
-    } while (answer == ANSWER_LENT && !at_lent_heap(number, put_one_lent, one));
-    return answer == ANSWER_LENT ? ANSWER_DONE : answer;
+    } while (answer == ANSWER_SHARED && !at_lent_heap(number, put_one_lent, one));
+    return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
 
 struct work {
@@ -632,10 +632,10 @@ static void do_work(void *subject) {
 }
 
 static void note(struct client *client, enum answer answer) {
-    CHECK(answer != ANSWER_LENT);
+    CHECK(answer != ANSWER_SHARED);
     client->done += answer == ANSWER_DONE;
-    client->lost += answer == ANSWER_LOST;
-    if (answer == ANSWER_LOST) {
+    client->lost += answer == ANSWER_UNRESPONSIVE;
+    if (answer == ANSWER_UNRESPONSIVE) {
         check_nap(100000);
     }
 }
@@ -708,13 +708,13 @@ static void join_clients(void) {
 /* As often as the machine keeps the server from its work. */
 static void have_run(enum call_kind kind, void (*work)(void *subject), void *subject) {
     enum answer answer;
-    WAIT_UNTIL((answer = run_at_heap(0, kind, work, subject)) != ANSWER_LOST);
+    WAIT_UNTIL((answer = run_at_heap(0, kind, work, subject)) != ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(answer, ANSWER_DONE);
 }
 
 static void have_taken(uint32_t class, struct taken_magazine *magazine) {
     enum answer answer;
-    WAIT_UNTIL((answer = take_magazine(&me, 0, class, magazine)) != ANSWER_LOST);
+    WAIT_UNTIL((answer = take_magazine(&me, 0, class, magazine)) != ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(answer, ANSWER_DONE);
     CHECK_EQUAL(magazine->count, classes.of[class].batch);
 }
@@ -744,7 +744,7 @@ static struct server_counts counts_now(void) {
 
 static uint64_t stocked_now(void) {
     struct server_counts counts = counts_now();
-    return counts.stocked;
+    return counts.prefilled;
 }
 
 /* ---- the end ---- */
@@ -754,11 +754,11 @@ static void stop_server(void) {
     lock_acquire(&server.fork_lock);
     CHECK(!server_stop(&server, UINT64_MAX));
     lock_release(&server.fork_lock);
-    WAIT_UNTIL(server_stop(&server, PATIENCES * server.patience_ns));
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
+    WAIT_UNTIL(server_stop(&server, server_long_timeout_ns(&server)));
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_SHARED);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
-    CHECK_EQUAL(heap.lendings[LEND_FOR_GOOD], 1);
-    CHECK(server_stop(&server, PATIENCES * server.patience_ns));
+    CHECK_EQUAL(heap.lendings[SHARING_FOR_GOOD], 1);
+    CHECK(server_stop(&server, server_long_timeout_ns(&server)));
 }
 
 static void check_slots_free(void) {
@@ -783,18 +783,18 @@ static void check_lent(void) {
     void *large;
     bool zero;
     struct work work = {0};
-    CHECK_EQUAL(client_take(&server, 0, 1, magazine.blocks, 1, &magazine.count), ANSWER_LENT);
-    CHECK_EQUAL(client_take_large(&server, 0, 1, 1, 0, &large, &zero), ANSWER_LENT);
+    CHECK_EQUAL(client_take(&server, 0, 1, magazine.blocks, 1, &magazine.count), ANSWER_SHARED);
+    CHECK_EQUAL(client_take_large(&server, 0, 1, 1, 0, &large, &zero), ANSWER_SHARED);
     CHECK(large == NULL);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LENT);
-    CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LENT);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_SHARED);
+    CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_SHARED);
     CHECK_EQUAL(work.ran, 0);
     void *block = NULL;
-    CHECK_EQUAL(client_take_sync(&server, 1, &block), ANSWER_LENT);
+    CHECK_EQUAL(client_take_sync(&server, 1, &block), ANSWER_SHARED);
     CHECK(block == NULL);
     CHECK(at_lent_heap(0, take_lent, &magazine));
     CHECK_EQUAL(magazine.count, classes.of[1].batch);
-    CHECK_EQUAL(client_put_sync(&server, 1, magazine.blocks[0]), ANSWER_LENT);
+    CHECK_EQUAL(client_put_sync(&server, 1, magazine.blocks[0]), ANSWER_SHARED);
     CHECK(!client_put(&server, 0, 1, magazine.blocks, magazine.count));
     CHECK(at_lent_heap(0, put_lent, &magazine));
 }
@@ -823,10 +823,10 @@ static void test_many_clients(void) {
     struct endpoint_sums counts = client_counts(&server);
     CHECK(counts.misses > 0);
     finish();
-    CHECK(server.counts.records > 0 && server.counts.calls > 0 && server.counts.stocked > 0);
+    CHECK(server.counts.records > 0 && server.counts.calls > 0 && server.counts.prefilled > 0);
     printf("%llu served, %llu hits, %llu misses, %llu losses\n", (unsigned long long)done,
            (unsigned long long)counts.hits, (unsigned long long)counts.misses,
-           (unsigned long long)atomic_load(&server.losses));
+           (unsigned long long)atomic_load(&server.unresponsive));
 }
 
 /* A heap that has not enough: who asks gets what there is, or nothing, and it is not a loss. */
@@ -877,9 +877,9 @@ static void test_short_of_memory(void) {
 static void withdraw(void *subject) {
     (void)subject;
     enter();
-    stock_withdraw_all(&server);
+    prefill_withdraw_all(&server);
     size_t bytes;
-    SERVER_CHECK(stock_blocks(&server, &bytes) == 0 && bytes == 0);
+    SERVER_CHECK(prefill_blocks(&server, &bytes) == 0 && bytes == 0);
     leave();
 }
 
@@ -905,18 +905,18 @@ static void test_stock_bounds(void) {
         }
     }
     size_t most_bytes;
-    size_t most = stock_blocks_most(&server, &most_bytes);
+    size_t most = prefill_max_blocks(&server, &most_bytes);
     size_t firsts = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
         firsts += (size_t)classes.of[class].size * classes.of[class].batch;
     }
-    CHECK_EQUAL(most_bytes, STOCK_BYTES_MOST + firsts);
+    CHECK_EQUAL(most_bytes, MAX_PREFILL_BYTES + firsts);
     size_t bytes;
-    CHECK(stock_blocks(&server, &bytes) <= most);
+    CHECK(prefill_blocks(&server, &bytes) <= most);
     CHECK(bytes <= most_bytes);
     CHECK(stocked_now() > 0);
     have_run(CALL_LONG, withdraw, NULL);
-    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
     finish();
 }
 
@@ -945,11 +945,11 @@ static void test_withdrawal(void) {
     WAIT_UNTIL(take_one_large(&me, 0, 3, 1, &large) == ANSWER_DONE);
     have_taken(9, &magazine);
     WAIT_UNTIL(stocked_now() > 0);
-    CHECK(stock_blocks(&server, &bytes) > 0);
-    PASS_TIME_UNTIL(stock_blocks(&server, &bytes) == 0 && blocks_out() == magazine.count + 1);
+    CHECK(prefill_blocks(&server, &bytes) > 0);
+    PASS_TIME_UNTIL(prefill_blocks(&server, &bytes) == 0 && blocks_out() == magazine.count + 1);
     CHECK_EQUAL(bytes, 0);
     struct server_counts counts = counts_now();
-    CHECK_EQUAL(counts.unused + client_counts(&server).hits, counts.stocked);
+    CHECK_EQUAL(counts.prefill_unused + client_counts(&server).hits, counts.prefilled);
     put_magazine(&me, 0, &magazine);
     put_one_large(&me, 0, &large);
     finish();
@@ -970,8 +970,8 @@ static void test_spares(void) {
     CHECK_EQUAL(after.records - before.records, 1); /* the call that counts them */
     put_magazine(&me, 0, &magazine);
     size_t bytes;
-    CHECK(stock_blocks(&server, &bytes) > 0);
-    PASS_TIME_UNTIL(stock_blocks(&server, &bytes) == 0 && blocks_out() == 0);
+    CHECK(prefill_blocks(&server, &bytes) > 0);
+    PASS_TIME_UNTIL(prefill_blocks(&server, &bytes) == 0 && blocks_out() == 0);
     CHECK_EQUAL(bytes, 0);
     finish();
 }
@@ -981,7 +981,7 @@ static void test_spares(void) {
 /* For good: naps are over by themselves. The clock is stopped. */
 static void wait_until_asleep(void) {
     atomic_store(&tidy, true);
-    PASS_TIME_UNTIL(clock_sleep_of(&server.bell) == ASLEEP_FOR_GOOD);
+    PASS_TIME_UNTIL(clock_sleep_of(&server.wakeup) == ASLEEP_FOR_GOOD);
     CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
 }
 
@@ -1005,9 +1005,9 @@ static void test_sleep_leaves_nothing_ready(void) {
     put_magazine(&me, 0, &magazine);
     WAIT_UNTIL(stocked_now() > 0);
     size_t bytes;
-    CHECK(stock_blocks(&server, &bytes) > 0);
-    WAIT_UNTIL(after_half_a_ms(clock_sleep_of(&server.bell) == ASLEEP_FOR_GOOD));
-    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK(prefill_blocks(&server, &bytes) > 0);
+    WAIT_UNTIL(after_half_a_ms(clock_sleep_of(&server.wakeup) == ASLEEP_FOR_GOOD));
+    CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
     CHECK_EQUAL(blocks_out(), kept.count + 1);
     put_magazine(&me, 0, &kept);
     put_one_large(&me, 0, &large);
@@ -1037,7 +1037,7 @@ static void keep_server(void) {
     CHECK(pthread_create(&keeper, NULL, run_stand, NULL) == 0);
     WAIT_UNTIL(atomic_load(&at_work.waiting) != 0);
     /* Who waited in vain before this. */
-    atomic_store(&server.starved, false);
+    atomic_store(&server.is_unresponsive, false);
 }
 
 static void let_server_go(void) {
@@ -1119,13 +1119,13 @@ static void *put_early(void *unused) {
 /* More than the ring and the overflow have room for together, while the server serves nobody. */
 static pthread_t fill_overflow(uint64_t patience_ns) {
     set_up(1);
-    server.overflow.region.reserved = os_page_size();
-    server.patience_ns = patience_ns;
+    server.overflow.region.reserved = vm_page_size();
+    server.timeout_ns = patience_ns;
     for (size_t i = 0; i < EARLY; i++) {
         take_early(1, &early[i]);
     }
     size_t count = early[0].count;
-    size_t room = os_page_size() / sizeof(void *) / count * count;
+    size_t room = vm_page_size() / sizeof(void *) / count * count;
     CHECK(room + RING_WORDS < EARLY * count);
     launch();
     keep_server();
@@ -1163,13 +1163,13 @@ static void test_no_slot_left(void) {
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store(&server.calls[i].state, CALL_CLAIMED);
     }
-    uint64_t losses = atomic_load(&server.losses);
-    CHECK_EQUAL(take_magazine(&me, 0, 1, &magazine), ANSWER_LOST);
-    CHECK_EQUAL(take_one_large(&me, 0, 1, 1, &large), ANSWER_LOST);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LOST);
+    uint64_t losses = atomic_load(&server.unresponsive);
+    CHECK_EQUAL(take_magazine(&me, 0, 1, &magazine), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(take_one_large(&me, 0, 1, 1, &large), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(work.ran, 1);
-    CHECK_EQUAL(atomic_load(&server.losses), losses);
-    CHECK(!atomic_load(&server.starved));
+    CHECK_EQUAL(atomic_load(&server.unresponsive), losses);
+    CHECK(!atomic_load(&server.is_unresponsive));
     atomic_store(&server.calls[CALLS / 2].state, CALL_FREE);
     have_run(CALL_SHORT, do_work, &work);
     CHECK_EQUAL(work.ran, 2);
@@ -1189,7 +1189,7 @@ static void *free_one_slot(void *unused) {
 /* Who finds no slot waits for one, as long as for the server. */
 static void test_slot_is_waited_for(void) {
     set_up(1);
-    server.patience_ns = PATIENCE_NS;
+    server.timeout_ns = PATIENCE_NS;
     launch();
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store(&server.calls[i].state, CALL_CLAIMED);
@@ -1213,24 +1213,24 @@ static void expect_lost(void) {
     struct taken_magazine magazine;
     void *large;
     struct work work = {0};
-    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
-    CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_LOST);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_LOST);
+    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(work.ran, 0);
 }
 
 /* A call that the server begins, and does not end in time. */
 static void abandon_one(bool large) {
     do {
-        WAIT_UNTIL(!atomic_load(&server.starved));
+        WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
         struct taken_magazine magazine;
         void *block;
-        uint64_t losses = atomic_load(&server.losses);
+        uint64_t losses = atomic_load(&server.unresponsive);
         CHECK_EQUAL(large ? take_one_large(&me, 0, 2, 2, &block) : take_magazine(&me, 0, 7, &magazine),
-                    ANSWER_LOST);
-        CHECK_EQUAL(atomic_load(&server.losses), losses + 1);
+                    ANSWER_UNRESPONSIVE);
+        CHECK_EQUAL(atomic_load(&server.unresponsive), losses + 1);
         /* On a machine that kept it from its work it finds the call given up before it began. */
-        WAIT_UNTIL(atomic_load(&at_take.waiting) != 0 || !atomic_load(&server.starved));
+        WAIT_UNTIL(atomic_load(&at_take.waiting) != 0 || !atomic_load(&server.is_unresponsive));
     } while (atomic_load(&at_take.waiting) == 0);
 }
 
@@ -1244,16 +1244,16 @@ static void test_abandoned_in_the_midst(void) {
         have_run(CALL_SHORT, do_work, &work);
         gate_close(&at_take);
         abandon_one(large);
-        CHECK(atomic_load(&server.starved));
+        CHECK(atomic_load(&server.is_unresponsive));
         CHECK(heap.out > 0);
         /* From here on nobody waits. */
-        uint64_t losses = atomic_load(&server.losses);
+        uint64_t losses = atomic_load(&server.unresponsive);
         expect_lost();
-        CHECK_EQUAL(atomic_load(&server.losses), losses);
+        CHECK_EQUAL(atomic_load(&server.unresponsive), losses);
         /* It is said when it has been so for long, once. */
         WAIT_UNTIL((expect_lost(), atomic_load(&losts) == 1));
         gate_open(&at_take);
-        WAIT_UNTIL(!atomic_load(&server.starved));
+        WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
         WAIT_UNTIL(blocks_out() == 0);
     }
     have_taken(7, &magazine);
@@ -1267,19 +1267,20 @@ static void test_abandoned_before_it_began(void) {
     let_time_fly();
     set_up_running(1);
     keep_server();
-    uint64_t losses = atomic_load(&server.losses);
+    uint64_t losses = atomic_load(&server.unresponsive);
     struct taken_magazine magazine;
     void *large;
     struct work work = {0};
     for (int i = 0; i < 4; i++) {
-        CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
-        atomic_store(&server.starved, false);
-        CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_LOST);
-        atomic_store(&server.starved, false);
-        CHECK_EQUAL(client_run(&server, 0, i < 3 ? CALL_SHORT : CALL_LONG, do_work, &work), ANSWER_LOST);
-        atomic_store(&server.starved, false);
+        CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
+        atomic_store(&server.is_unresponsive, false);
+        CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_UNRESPONSIVE);
+        atomic_store(&server.is_unresponsive, false);
+        CHECK_EQUAL(client_run(&server, 0, i < 3 ? CALL_SHORT : CALL_LONG, do_work, &work),
+                    ANSWER_UNRESPONSIVE);
+        atomic_store(&server.is_unresponsive, false);
     }
-    CHECK_EQUAL(atomic_load(&server.losses), losses + 12);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), losses + 12);
     unsigned abandoned = 0;
     for (size_t i = 0; i < CALLS; i++) {
         abandoned += atomic_load(&server.calls[i].state) == CALL_ABANDONED;
@@ -1321,12 +1322,12 @@ static void test_own_work_is_waited_for(void) {
     gate_close(&at_work);
     CHECK(pthread_create(&patient, NULL, run_patient, &work) == 0);
     WAIT_UNTIL(atomic_load(&at_work.waiting) != 0);
-    uint64_t losses = atomic_load(&server.losses);
+    uint64_t losses = atomic_load(&server.unresponsive);
     pass_patience();
     gate_open(&at_work);
     CHECK(pthread_join(patient, NULL) == 0);
     CHECK_EQUAL(work.ran, 1);
-    CHECK_EQUAL(atomic_load(&server.losses), losses);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), losses);
     finish();
 }
 
@@ -1338,18 +1339,18 @@ static void *run_long_work(void *argument) {
 
 static void test_long_work_is_patient(void) {
     set_up(1);
-    server.patience_ns = PATIENCE_NS / PATIENCES;
+    server.timeout_ns = PATIENCE_NS / LONG_TIMEOUT_FACTOR;
     launch();
     struct work work = {0};
     keep_server();
-    atomic_store(&server.starved, true);
+    atomic_store(&server.is_unresponsive, true);
     pthread_t patient;
     CHECK(pthread_create(&patient, NULL, run_long_work, &work) == 0);
     WAIT_UNTIL(server_endpoint(&server, 0)->ring.tail != server_endpoint(&server, 0)->ring.head);
     let_server_go();
     CHECK(pthread_join(patient, NULL) == 0);
     CHECK_EQUAL(work.ran, 1);
-    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), 0);
     finish();
 }
 
@@ -1361,7 +1362,7 @@ static void test_call_that_cannot_be_sent(void) {
     while (ring_push(ring, stale_call(0), NULL, 0, false)) {
     }
     struct taken_magazine magazine;
-    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_LOST);
+    CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
     unsigned free = 0;
     for (size_t i = 0; i < CALLS; i++) {
         free += atomic_load(&server.calls[i].state) == CALL_FREE;
@@ -1381,8 +1382,8 @@ static void test_late_to_give_up(void) {
     struct work work = {0};
     have_run(CALL_SHORT, do_work, &work);
     wait_until_asleep();
-    client_give_up(&server);
-    WAIT_UNTIL(!atomic_load(&server.starved));
+    server_mark_unresponsive(&server);
+    WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
     have_run(CALL_SHORT, do_work, &work);
     finish();
 }
@@ -1496,7 +1497,7 @@ static void test_sleep_and_wake(void) {
     uint64_t wakes = atomic_load(&server.wakes);
     size_t out = heap.out;
     give(&me, large);
-    client_put_large(&server, 0, large, BACKLOG_BYTES_MOST - 4 * each);
+    client_put_large(&server, 0, large, MAX_BACKLOG_BYTES - 4 * each);
     given(&me, large);
     for (size_t i = 0; i < 4; i++) {
         put_magazine(&me, 0, &small[i]);
@@ -1563,11 +1564,11 @@ static void test_refused_start(void) {
     join_clients();
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
     CHECK_EQUAL(atomic_load(&settled), 0);
-    CHECK_EQUAL(heap.lendings[LEND_UNTENDED], 1);
+    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], 1);
     for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQUAL(clients[i].lost, 0);
     }
-    CHECK(server_stop(&server, PATIENCES * server.patience_ns));
+    CHECK(server_stop(&server, server_long_timeout_ns(&server)));
     check_all_back();
     check_lent();
 }
@@ -1648,11 +1649,11 @@ static void test_sync_is_lost(void) {
     set_up_running(1);
     keep_server();
     void *block = NULL;
-    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
+    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_UNRESPONSIVE);
     CHECK(block == NULL);
-    CHECK(atomic_load(&server.starved));
-    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_LOST);
-    CHECK_EQUAL(atomic_load(&server.sync.ready), SYNC_NONE);
+    CHECK(atomic_load(&server.is_unresponsive));
+    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(atomic_load(&server.mailbox.ready), MAILBOX_EMPTY);
     let_time_stand();
     let_server_go();
     CHECK_EQUAL(blocks_out(), 0);
@@ -1661,11 +1662,11 @@ static void test_sync_is_lost(void) {
     gate_close(&at_take);
     CHECK(pthread_create(&client.thread, NULL, run_one_sync, &client) == 0);
     WAIT_UNTIL(atomic_load(&at_take.waiting) != 0);
-    uint64_t losses = atomic_load(&server.losses);
+    uint64_t losses = atomic_load(&server.unresponsive);
     pass_patience();
     gate_open(&at_take);
     CHECK(pthread_join(client.thread, NULL) == 0);
-    CHECK_EQUAL(atomic_load(&server.losses), losses);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), losses);
     finish();
 }
 
@@ -1695,7 +1696,7 @@ static void *run_parker(void *unused) {
     (void)unused;
     for (int i = 0; i < 40; i++) {
         before_fork();
-        if (!server.left_behind) {
+        if (!server.orphaned) {
             uint64_t operations = heap.operations;
             size_t out = heap.out;
             for (int look = 0; look < 50; look++) {
@@ -1762,7 +1763,7 @@ static void test_no_start_during_a_fork(void) {
     pthread_t other;
     CHECK(pthread_create(&other, NULL, run_first_calls, NULL) == 0);
     WAIT_UNTIL((atomic_load(&server.begin_lock.state) & LOCK_WAITED) != 0);
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_UNSET);
     server_after_fork(&server, false);
     WAIT_UNTIL(atomic_load(&operations) > 0);
     lock_acquire(&server.fork_lock); /* all that it takes of a fork that borrowers do not wait for */
@@ -1802,11 +1803,11 @@ static void start_threads_elsewhere(void) {
  */
 static void live_as_child(bool refused) {
     start_threads_elsewhere();
-    CHECK_EQUAL(atomic_load(&server.phase), heap.lent ? PHASE_LENT : PHASE_NONE);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), heap.lent ? HEAP_MODE_SHARED : HEAP_MODE_UNSET);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_NONE);
     check_slots_free();
     unsigned settled_before = atomic_load(&settled);
-    unsigned lent_before = heap.lendings[LEND_UNTENDED];
+    unsigned lent_before = heap.lendings[SHARING_UNTIL_START];
     bool was_lent = heap.lent;
     atomic_store(&refuses_threads, refused);
     me.done = 0;
@@ -1816,12 +1817,12 @@ static void live_as_child(bool refused) {
     put_everything(&me);
     if (refused) {
         CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
-        CHECK(server_stop(&server, PATIENCES * server.patience_ns));
+        CHECK(server_stop(&server, server_long_timeout_ns(&server)));
     } else {
         stop_server();
     }
     CHECK_EQUAL(atomic_load(&settled), settled_before + !refused);
-    CHECK_EQUAL(heap.lendings[LEND_UNTENDED], lent_before + !was_lent);
+    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lent_before + !was_lent);
     size_t out = 0;
     size_t on_the_way = 0;
     for (size_t i = 0; i < heap.count; i++) {
@@ -1832,7 +1833,7 @@ static void live_as_child(bool refused) {
         on_the_way += block->out && held != HELD_BY;
     }
     CHECK_EQUAL(out, heap.out);
-    CHECK(on_the_way <= (size_t)THREADS * MAGAZINE_BLOCKS_MOST);
+    CHECK(on_the_way <= (size_t)THREADS * MAX_MAGAZINE_BLOCKS);
     check_slots_free();
     CHECK(overflow_is_empty(&server.overflow));
     check_lent();
@@ -1849,7 +1850,7 @@ static void test_fork(void) {
         check_nap(5000000);
         before_fork();
         /* A server that the machine keeps from its work is left behind: another time. */
-        bool forks = !server.left_behind;
+        bool forks = !server.orphaned;
         pid_t child = forks ? fork() : -1;
         CHECK(child >= 0 || !forks);
         after_fork(child == 0);
@@ -1874,14 +1875,14 @@ static void test_fork_without_work(void) {
         bool done = false;
         while (!done) {
             before_fork();
-            done = !server.left_behind;
+            done = !server.orphaned;
             pid_t child = done ? fork() : -1;
             after_fork(child == 0);
             if (child == 0) {
                 start_threads_elsewhere();
                 struct taken_magazine magazine;
                 have_taken(3, &magazine); /* at the heap, which is lent at first */
-                CHECK_EQUAL(heap.lendings[LEND_UNTENDED], i + 1);
+                CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], i + 1);
                 put_magazine(&me, 0, &magazine);
                 launch();
                 have_taken(3, &magazine);
@@ -1905,7 +1906,7 @@ static void test_fork_without_work(void) {
 
 static void *stay_with_the_clients(void *unused) {
     endpoint_enter(server_endpoint(&server, 0));
-    lock_acquire(&server.sync.clients);
+    lock_acquire(&server.mailbox.clients);
     return unused;
 }
 
@@ -1919,23 +1920,23 @@ static void test_fork_with_a_lost_client(void) {
     CHECK(pthread_create(&client, NULL, stay_with_the_clients, NULL) == 0);
     CHECK(pthread_join(client, NULL) == 0);
     before_fork();
-    CHECK(server.left_behind);
+    CHECK(server.orphaned);
     pid_t child = fork();
     CHECK(child >= 0);
     after_fork(child == 0);
     if (child == 0) {
         expect_lost();
         struct work work = {0};
-        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LOST);
-        CHECK(endpoint_try(server_endpoint(&server, 0)) && lock_try(&server.sync.clients));
+        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
+        CHECK(endpoint_try(server_endpoint(&server, 0)) && lock_try(&server.mailbox.clients));
         _exit(0);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(!server.left_behind);
-    CHECK(!endpoint_try(server_endpoint(&server, 0)) && !lock_try(&server.sync.clients));
-    lock_release(&server.sync.clients);
+    CHECK(!server.orphaned);
+    CHECK(!endpoint_try(server_endpoint(&server, 0)) && !lock_try(&server.mailbox.clients));
+    lock_release(&server.mailbox.clients);
     endpoint_leave(server_endpoint(&server, 0));
     let_server_go();
     let_time_stand();
@@ -1951,24 +1952,24 @@ static void test_fork_with_a_lost_server(void) {
     launch();
     keep_server();
     before_fork();
-    CHECK(server.left_behind);
+    CHECK(server.orphaned);
     pid_t child = fork();
     CHECK(child >= 0);
     after_fork(child == 0);
     if (child == 0) {
-        CHECK(atomic_load(&server.starved));
+        CHECK(atomic_load(&server.is_unresponsive));
         expect_lost();
         struct work work = {0};
-        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_LOST);
+        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
         CHECK_EQUAL(work.ran, 0);
         put_magazine(&me, 0, &magazine);
-        CHECK(!server_stop(&server, PATIENCES * server.patience_ns));
+        CHECK(!server_stop(&server, server_long_timeout_ns(&server)));
         _exit(0);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(!server.left_behind);
+    CHECK(!server.orphaned);
     let_server_go();
     let_time_stand();
     put_magazine(&me, 0, &magazine);
@@ -1981,7 +1982,7 @@ static void test_fork_with_a_lost_server(void) {
 static void *run_to_the_end(void *argument) {
     struct client *client = argument;
     enum answer answer = ANSWER_DONE;
-    while (answer != ANSWER_LENT) {
+    while (answer != ANSWER_SHARED) {
         struct work work = {0};
         answer = client_run(&server, client->number, CALL_SHORT, do_work, &work);
         CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
@@ -2004,18 +2005,18 @@ static void test_stop_among_clients(void) {
 
 static void set_up_lending(unsigned endpoints) {
     set_up(endpoints);
-    server.keeps = false;
-    server.patience_ns = PATIENCE_NS / PATIENCES; /* nobody has a reason to give up */
+    server.always_exclusive = false;
+    server.timeout_ns = PATIENCE_NS / LONG_TIMEOUT_FACTOR; /* nobody has a reason to give up */
     serves_between = true;
     watches_stock = true;
 }
 
 static bool is_lent(void) {
-    return atomic_load(&server.phase) == PHASE_LENT;
+    return atomic_load(&server.heap_mode) == HEAP_MODE_SHARED;
 }
 
 static bool rings_until(bool (*is_so)(void)) {
-    server_ring(&server);
+    server_wake_always(&server);
     return is_so();
 }
 
@@ -2048,7 +2049,7 @@ static void test_sync_beside_forks(void) {
     start_clients(run_sync_until_stopped);
     for (int i = 0; i < 100; i++) {
         before_fork();
-        CHECK(!server.left_behind);
+        CHECK(!server.orphaned);
         after_fork(false);
         check_nap(100000);
     }
@@ -2058,7 +2059,7 @@ static void test_sync_beside_forks(void) {
         CHECK_EQUAL(clients[i].lost, 0);
         CHECK(clients[i].done > 0);
     }
-    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), 0);
     finish();
 }
 
@@ -2078,7 +2079,7 @@ static void stop_all(void) {
         CHECK_EQUAL(clients[i].lost, 0);
         CHECK(clients[i].done > 0);
     }
-    CHECK_EQUAL(atomic_load(&server.losses), 0);
+    CHECK_EQUAL(atomic_load(&server.unresponsive), 0);
 }
 
 #define LENDINGS 40
@@ -2097,11 +2098,11 @@ static void test_lent_and_taken_back(void) {
     }
     stop_all();
     finish();
-    CHECK_EQUAL(heap.lendings[LEND_TENDED], LENDINGS);
+    CHECK_EQUAL(heap.lendings[SHARING_FOR_NOW], LENDINGS);
     CHECK_EQUAL(heap.takings, 1 + LENDINGS);
     CHECK_EQUAL(atomic_load(&settled), 1 + LENDINGS); /* it looks each time which CPU is idle */
     CHECK(server.counts.calls > 0);
-    CHECK_EQUAL(server.counts.lent, LENDINGS);
+    CHECK_EQUAL(server.counts.shared_switches, LENDINGS);
 }
 
 /* The same as fast as the server can, and as often as it took the heap back twice. */
@@ -2112,15 +2113,15 @@ static void test_lent_and_taken_back_at_once(void) {
     atomic_store(&crowded, true);
     atomic_store(&has_room, true);
     for (int i = 0; i < 400 || atomic_load(&settled) < 3; i++) {
-        server_ring(&server);
+        server_wake_always(&server);
         check_nap(500000);
     }
     atomic_store(&crowded, false);
     have_taken_back();
     stop_all();
     finish();
-    CHECK(heap.lendings[LEND_TENDED] > 1);
-    CHECK_EQUAL(heap.takings, 1 + heap.lendings[LEND_TENDED]);
+    CHECK(heap.lendings[SHARING_FOR_NOW] > 1);
+    CHECK_EQUAL(heap.takings, 1 + heap.lendings[SHARING_FOR_NOW]);
 }
 
 /* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is lent. */
@@ -2136,19 +2137,19 @@ static void test_lent_beside_a_client(void) {
     struct taken_magazine magazine;
     size_t bytes;
     have_taken(9, &magazine);
-    WAIT_UNTIL(stock_blocks(&server, &bytes) > 0);
+    WAIT_UNTIL(prefill_blocks(&server, &bytes) > 0);
     endpoint_enter(server_endpoint(&server, 0));
-    bool had_stock = stock_blocks(&server, &bytes) > 0; /* unless a window ended meanwhile */
+    bool had_stock = prefill_blocks(&server, &bytes) > 0; /* unless a window ended meanwhile */
     pthread_t lender;
     CHECK(pthread_create(&lender, NULL, run_lend, NULL) == 0);
     WAIT_UNTIL(atomic_load(&told_crowded) > 0);
     check_nap(1000000);
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_EXCLUSIVE);
     endpoint_leave(server_endpoint(&server, 0));
     CHECK(pthread_join(lender, NULL) == 0);
-    CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+    CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
     CHECK_EQUAL(heap.out, magazine.count);
-    CHECK(!had_stock || server.counts.unused > 0);
+    CHECK(!had_stock || server.counts.prefill_unused > 0);
     put_magazine(&me, 0, &magazine);
     CHECK_EQUAL(heap.out, 0);
     finish();
@@ -2170,7 +2171,7 @@ static void test_lent_beside_a_push(void) {
     let_server_go();
     WAIT_UNTIL(atomic_load(&told_crowded) > 0);
     check_nap(1000000);
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_EXCLUSIVE);
     CHECK_EQUAL(atomic_load(&server.overflow.count), magazine.count);
     lock_release(&server.overflow.lock);
     have_lent();
@@ -2201,7 +2202,7 @@ static void test_lent_heap_is_tidied(void) {
     have_lent();
     unsigned before = atomic_load(&ticks);
     WAIT_UNTIL(atomic_load(&ticks) > before + 2);
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_LENT);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_SHARED);
     finish();
 }
 
@@ -2211,8 +2212,8 @@ static void test_kept_in_a_crowd(void) {
     atomic_store(&crowded, true);
     unsigned before = atomic_load(&ticks);
     WAIT_UNTIL(atomic_load(&ticks) > before);
-    CHECK_EQUAL(atomic_load(&server.phase), PHASE_RUNNING);
-    CHECK_EQUAL(heap.lendings[LEND_TENDED], 0);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_EXCLUSIVE);
+    CHECK_EQUAL(heap.lendings[SHARING_FOR_NOW], 0);
     finish();
 }
 
@@ -2239,14 +2240,14 @@ static void test_fork_while_lent(void) {
         have_lent();
         check_nap(2000000);
         atomic_store(&has_room, i % 2 == 1); /* it may be just taking the heap back */
-        server_ring(&server);
+        server_wake_always(&server);
         before_fork();
-        CHECK(!server.left_behind);
+        CHECK(!server.orphaned);
         pid_t child = fork();
         CHECK(child >= 0);
         after_fork(child == 0);
         if (child == 0) {
-            server.keeps = true;
+            server.always_exclusive = true;
             live_as_child(i % 3 == 2);
             _exit(0);
         }
@@ -2270,7 +2271,7 @@ static unsigned operations_before_start(void) {
         count += 2;
         CHECK_EQUAL(take_magazine(&me, 0, 1 + count % 40, &magazine), ANSWER_DONE);
         put_magazine(&me, 0, &magazine);
-        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], 1);
+        CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], 1);
     }
     WAIT_UNTIL(is_running());
     return count;
@@ -2285,13 +2286,13 @@ static void test_start_after_operations(void) {
     CHECK(before > 20);
     CHECK_EQUAL(atomic_load(&settled), 1);
     before_fork();
-    if (!server.left_behind) {
+    if (!server.orphaned) {
         pid_t child = fork();
         CHECK(child >= 0);
         after_fork(child == 0);
         if (child == 0) {
             start_threads_elsewhere();
-            heap.lendings[LEND_UNTENDED] = 0;
+            heap.lendings[SHARING_UNTIL_START] = 0;
             CHECK_EQUAL(operations_before_start(), before);
             finish();
             _exit(0);
@@ -2346,7 +2347,7 @@ static void test_begin_with_records_in_flight(void) {
     CHECK(out >= 3 * magazines[0].count + 2 + kept.count);
 
     before_fork();
-    CHECK(!server.left_behind);
+    CHECK(!server.orphaned);
     bool in_flight = endpoint->ring.tail != endpoint->ring.head;
     pid_t child = fork();
     CHECK(child >= 0);
@@ -2355,12 +2356,12 @@ static void test_begin_with_records_in_flight(void) {
         start_threads_elsewhere();
         CHECK(in_flight);
         CHECK_EQUAL(heap.out, out);
-        CHECK_EQUAL(atomic_load(&server.phase), PHASE_NONE);
-        unsigned lendings = heap.lendings[LEND_UNTENDED];
+        CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_UNSET);
+        unsigned lendings = heap.lendings[SHARING_UNTIL_START];
         put_magazine(&me, 0, &kept); /* who comes first begins */
-        CHECK_EQUAL(heap.lendings[LEND_UNTENDED], lendings + 1);
+        CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lendings + 1);
         CHECK_EQUAL(heap.out, 0);
-        CHECK_EQUAL(stock_blocks(&server, &bytes), 0);
+        CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
         CHECK_EQUAL(work.ran, 0);
         check_all_back();
         launch();
@@ -2386,7 +2387,7 @@ struct test {
 #define TEST(name) \
     { #name, test_##name, 0 }
 #define TEST_WITH_SPARES(name) \
-    { #name "_with_spares", test_##name, SPARE_CLASS_BYTES }
+    { #name "_with_spares", test_##name, CLIENT_CACHE_CLASS_BYTES }
 
 static const struct test tests[] = {
     TEST(many_clients),
@@ -2448,7 +2449,7 @@ int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
     seed = check_seed(1);
     rounds = (unsigned)check_rounds(rounds);
-    size_classes_fill(&classes, os_page_size());
+    size_classes_fill(&classes, vm_page_size());
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         if (strstr(tests[i].name, part) != NULL) {
             double start = check_seconds();

@@ -11,7 +11,7 @@ static size_t page_size;
 
 static void test_every_size(void) {
     uint32_t last = 1;
-    for (size_t size = 0; size <= classes.size_most; size++) {
+    for (size_t size = 0; size <= classes.max_size; size++) {
         uint32_t class = size_class_of(&classes, size);
         CHECK(class >= 1 && class < classes.count);
         size_t usable = classes.of[class].size;
@@ -31,8 +31,8 @@ static void test_every_size(void) {
         last = class;
     }
     CHECK_EQUAL(last, classes.count - 1);
-    CHECK_EQUAL(classes.of[last].size, classes.size_most);
-    CHECK_EQUAL(classes.size_most, 8 * page_size);
+    CHECK_EQUAL(classes.of[last].size, classes.max_size);
+    CHECK_EQUAL(classes.max_size, 8 * page_size);
 }
 
 /* A block is numbered by its first byte, and by its last. */
@@ -48,7 +48,7 @@ static void test_every_class(void) {
     CHECK(classes.count <= SIZE_CLASSES);
     CHECK(classes.count <= UINT8_MAX + 1U);
     CHECK_EQUAL(classes.of[0].size, 0);
-    uint32_t blocks_most = 0;
+    uint32_t max_slab_blocks = 0;
     for (uint32_t i = 1; i < classes.count; i++) {
         const struct size_class *class = &classes.of[i];
         CHECK(class->size > classes.of[i - 1].size);
@@ -60,15 +60,15 @@ static void test_every_class(void) {
         CHECK(bytes % class->size * 16 <= bytes); /* waste at its end */
         /* What is counted in 16 bits fits: blocks of a slab, and blocks on one page beside PAGE_DIRTY. */
         CHECK(page_size / class->size + 2 <= PAGE_USERS);
-        blocks_most = class->slab_blocks > blocks_most ? class->slab_blocks : blocks_most;
+        max_slab_blocks = class->slab_blocks > max_slab_blocks ? class->slab_blocks : max_slab_blocks;
         check_inverse(class);
     }
-    CHECK_EQUAL(classes.blocks_most, blocks_most);
+    CHECK_EQUAL(classes.max_slab_blocks, max_slab_blocks);
 }
 
 /* Any power of two up to a page is a class, so that what is aligned to one needs no pages of its own. */
 static void test_powers_of_two(void) {
-    for (size_t size = SIZE_QUANTUM; size <= classes.size_most; size *= 2) {
+    for (size_t size = SIZE_QUANTUM; size <= classes.max_size; size *= 2) {
         CHECK_EQUAL(classes.of[size_class_of(&classes, size)].size, size);
     }
 }
@@ -78,15 +78,15 @@ static void test_caches(void) {
     size_t bytes = 0;
     for (uint32_t i = 1; i < classes.count; i++) {
         const struct size_class *class = &classes.of[i];
-        CHECK(class->cache_most >= 2 && class->cache_most <= CACHE_BLOCKS_MOST);
-        CHECK(class->batch >= 1 && class->batch + 1 <= MAGAZINE_BLOCKS_MOST);
-        CHECK(class->batch * 2 <= class->cache_most);
-        CHECK(class->cache_most <= classes.of[i > 1 ? i - 1 : 1].cache_most);
-        CHECK(class->grown_most >= class->cache_most && class->grown_most <= GROWN_BLOCKS_MOST);
-        words += 1 + class->grown_most; /* and one below that is never written */
-        bytes += (size_t) class->cache_most * class->size;
+        CHECK(class->max_cached >= 2 && class->max_cached <= MAX_CACHE_BLOCKS);
+        CHECK(class->batch >= 1 && class->batch + 1 <= MAX_MAGAZINE_BLOCKS);
+        CHECK(class->batch * 2 <= class->max_cached);
+        CHECK(class->max_cached <= classes.of[i > 1 ? i - 1 : 1].max_cached);
+        CHECK(class->max_grown >= class->max_cached && class->max_grown <= MAX_GROWN_BLOCKS);
+        words += 1 + class->max_grown; /* and one below that is never written */
+        bytes += (size_t) class->max_cached * class->size;
     }
-    CHECK(words <= REGION_BYTES / 8 && words <= UINT16_MAX); /* rseq_pop loads so much of a top */
+    CHECK(words <= CPU_CACHE_BYTES / 8 && words <= UINT16_MAX); /* rseq_pop loads so much of a top */
     printf("pages of %zu KiB: %u classes, %zu words and at most %zu KiB in a region\n", page_size >> 10,
            classes.count - 1, words, bytes >> 10);
     CHECK(page_size > 4096 || bytes <= (size_t)1792 << 10);

@@ -1,6 +1,6 @@
 /* The address space: segments are added and removed while other threads look up addresses in the others. */
 #include "heap/space.h"
-#include "os/mix.h"
+#include "os/random.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -23,7 +23,7 @@ static struct {
 
 static void check_found(const char *base, uint32_t page) {
     CHECK_EQUAL(space_page(&space, base), page);
-    CHECK_EQUAL(space_page(&space, base + os_page_size() - 1), page);
+    CHECK_EQUAL(space_page(&space, base + vm_page_size() - 1), page);
     CHECK(space_is_usable(&space, page));
     CHECK(space_address(&space, page) == base);
 }
@@ -60,8 +60,8 @@ static uint32_t add_segment(size_t pages, size_t *got) {
 }
 
 static uint64_t next_random(uint64_t *random) {
-    *random += OS_MIX_STEP;
-    return os_mixed(*random);
+    *random += RANDOM_GOLDEN_RATIO;
+    return random_mix(*random);
 }
 
 /* The next segment often lies where the last one lay, and is longer or shorter. */
@@ -77,7 +77,7 @@ static void come_and_go(uint64_t *random, size_t rounds) {
         char *base = space_address(&space, first);
         check_found(base, first);
         check_index();
-        base[0] = base[got * os_page_size() - 1] = 1;
+        base[0] = base[got * vm_page_size() - 1] = 1;
         uint32_t end;
         CHECK_EQUAL(space_last(&space, &end), first);
         CHECK_EQUAL(end, first + got);
@@ -90,7 +90,7 @@ static void come_and_go(uint64_t *random, size_t rounds) {
         if (in_the_way != MAP_FAILED) {
             CHECK(munmap(in_the_way, bytes) == 0);
         }
-        bytes = (1 + next_random(random) % 64) * os_page_size();
+        bytes = (1 + next_random(random) % 64) * vm_page_size();
         in_the_way = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
 }

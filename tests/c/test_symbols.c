@@ -60,26 +60,26 @@ static struct image image;
 
 static void test_image(uintptr_t base) {
     make_image(&image, base);
-    CHECK_EQUAL((uintptr_t)symbol_in_image(&image, NAME), (uintptr_t)&image + FUNCTION_AT);
-    CHECK(symbol_in_image(&image, "clock_of_san") == NULL);
+    CHECK_EQUAL((uintptr_t)symbols_find_in_image(&image, NAME), (uintptr_t)&image + FUNCTION_AT);
+    CHECK(symbols_find_in_image(&image, "clock_of_san") == NULL);
     image.symbol[1].st_shndx = SHN_UNDEF;
-    CHECK(symbol_in_image(&image, NAME) == NULL);
+    CHECK(symbols_find_in_image(&image, NAME) == NULL);
     make_image(&image, base);
     image.part[1].p_type = PT_NOTE;
-    CHECK(symbol_in_image(&image, NAME) == NULL);
+    CHECK(symbols_find_in_image(&image, NAME) == NULL);
 }
 
 int main(void) {
     test_image(0);
     test_image((uintptr_t)&image);
-    CHECK(symbol_in_image(NULL, NAME) == NULL);
+    CHECK(symbols_find_in_image(NULL, NAME) == NULL);
     const void *vdso = (const void *)getauxval(AT_SYSINFO_EHDR);
-    CHECK(symbol_in_image(vdso, NAME) == NULL);
+    CHECK(symbols_find_in_image(vdso, NAME) == NULL);
 #ifdef __x86_64__
-    CHECK((vdso == NULL) == (symbol_in_image(vdso, "__vdso_clock_gettime") == NULL));
+    CHECK((vdso == NULL) == (symbols_find_in_image(vdso, "__vdso_clock_gettime") == NULL));
 #endif
-    CHECK(symbol_find("libc.so", "getauxval") == (any_function)getauxval);
-    CHECK(symbol_find("libc.so", NAME) == NULL);
-    CHECK(symbol_find("libsand.so", "getauxval") == NULL);
+    CHECK(symbols_find("libc.so", "getauxval") == (any_function)getauxval);
+    CHECK(symbols_find("libc.so", NAME) == NULL);
+    CHECK(symbols_find("libsand.so", "getauxval") == NULL);
     return 0;
 }

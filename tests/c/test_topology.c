@@ -1,8 +1,9 @@
 /* CPUs: read from this machine, and from machines simulated by files. */
 #include "os/topology.h"
 
-#include "os/cpus.h"
+#include "os/cpu_times.h"
 #include "os/syscall.h"
+#include "os/task_times.h"
 #include "os/thread.h"
 
 #include <errno.h>
@@ -56,8 +57,8 @@ static int lowest_free_descriptor(void) {
 static void test_sets(void) {
     static struct cpu_set set;
     CHECK_EQUAL(cpu_set_count(&set), 0);
-    CHECK_EQUAL(cpu_set_next(&set, 0), CPUS_MOST);
-    static const unsigned members[] = {0, 1, 63, 64, 127, 128, 1023, 1024, CPUS_MOST - 1};
+    CHECK_EQUAL(cpu_set_next(&set, 0), MAX_CPUS);
+    static const unsigned members[] = {0, 1, 63, 64, 127, 128, 1023, 1024, MAX_CPUS - 1};
     size_t count = sizeof members / sizeof members[0];
     for (size_t i = 0; i < count; i++) {
         CHECK(!cpu_set_has(&set, members[i]));
@@ -66,18 +67,18 @@ static void test_sets(void) {
         CHECK_EQUAL(cpu_set_count(&set), i + 1);
     }
     size_t next = 0;
-    for (unsigned cpu = 0; cpu < CPUS_MOST; cpu++) {
+    for (unsigned cpu = 0; cpu < MAX_CPUS; cpu++) {
         next += next < count && members[next] < cpu;
         CHECK_EQUAL(cpu_set_next(&set, cpu), members[next]);
         CHECK_EQUAL(cpu_set_has(&set, cpu), cpu == members[next]);
     }
-    CHECK_EQUAL(cpu_set_next(&set, CPUS_MOST), CPUS_MOST);
-    CHECK_EQUAL(cpu_set_next(&set, UINT32_MAX), CPUS_MOST);
-    cpu_set_add(&set, CPUS_MOST);
+    CHECK_EQUAL(cpu_set_next(&set, MAX_CPUS), MAX_CPUS);
+    CHECK_EQUAL(cpu_set_next(&set, UINT32_MAX), MAX_CPUS);
+    cpu_set_add(&set, MAX_CPUS);
     cpu_set_add(&set, UINT32_MAX);
     CHECK_EQUAL(cpu_set_count(&set), count);
-    CHECK(!cpu_set_has(&set, CPUS_MOST) && !cpu_set_has(&set, UINT32_MAX));
-    CHECK(cpus_possible() <= CPUS_MOST);
+    CHECK(!cpu_set_has(&set, MAX_CPUS) && !cpu_set_has(&set, UINT32_MAX));
+    CHECK(cpus_possible() <= MAX_CPUS);
 }
 
 /* ---- threads ---- */
@@ -85,7 +86,7 @@ static void test_sets(void) {
 static void check_as_glibc(const struct cpu_set *set) {
     cpu_set_t expected;
     CHECK(sched_getaffinity(0, sizeof expected, &expected) == 0);
-    for (unsigned cpu = 0; cpu < CPUS_MOST; cpu++) {
+    for (unsigned cpu = 0; cpu < MAX_CPUS; cpu++) {
         CHECK_EQUAL(cpu_set_has(set, cpu), cpu < CPU_SETSIZE && CPU_ISSET(cpu, &expected));
     }
 }
@@ -98,13 +99,13 @@ static void test_pinning(void) {
     check_as_glibc(&all);
     CHECK(cpu_affinity(getpid(), &now));
     CHECK(memcmp(&all, &now, sizeof all) == 0);
-    CHECK(!cpu_pin(CPUS_MOST) && !cpu_pin(UINT32_MAX));
-    if (cpus_possible() < CPUS_MOST) {
-        CHECK(!cpu_pin(CPUS_MOST - 1));
+    CHECK(!cpu_pin(MAX_CPUS) && !cpu_pin(UINT32_MAX));
+    if (cpus_possible() < MAX_CPUS) {
+        CHECK(!cpu_pin(MAX_CPUS - 1));
     }
     CHECK(cpu_affinity(0, &now));
     CHECK(memcmp(&all, &now, sizeof all) == 0);
-    for (unsigned cpu = cpu_set_next(&all, 0); cpu < CPUS_MOST; cpu = cpu_set_next(&all, cpu + 1)) {
+    for (unsigned cpu = cpu_set_next(&all, 0); cpu < MAX_CPUS; cpu = cpu_set_next(&all, cpu + 1)) {
         CHECK(cpu_pin(cpu));
         CHECK_EQUAL(current_cpu(), cpu);
         CHECK(cpu_affinity(0, &now));
@@ -199,7 +200,7 @@ static void test_lists(void) {
     /* Longer than any buffer. */
     static char every_other[1 << 15];
     size_t length = 0;
-    for (unsigned cpu = 1; cpu < CPUS_MOST; cpu += 2) {
+    for (unsigned cpu = 1; cpu < MAX_CPUS; cpu += 2) {
         length += (size_t)snprintf(every_other + length, sizeof every_other - length, "%u,", cpu);
     }
     CHECK(length < sizeof every_other - 1);
@@ -207,8 +208,8 @@ static void test_lists(void) {
     put(every_other, CPU "/topology/thread_siblings_list", 3U);
     struct cpu_set siblings;
     CHECK(topology_siblings(root, 3, &siblings));
-    CHECK_EQUAL(cpu_set_count(&siblings), CPUS_MOST / 2);
-    for (unsigned cpu = 0; cpu < CPUS_MOST; cpu++) {
+    CHECK_EQUAL(cpu_set_count(&siblings), MAX_CPUS / 2);
+    for (unsigned cpu = 0; cpu < MAX_CPUS; cpu++) {
         CHECK_EQUAL(cpu_set_has(&siblings, cpu), cpu % 2);
     }
     clear_machine();
@@ -218,9 +219,9 @@ static void test_missing(void) {
     struct cpu_set siblings;
     int lowest = lowest_free_descriptor();
     /* Nothing at all; then a CPU that is offline, which has a folder but no topology. */
-    check_site(5, 5, CPUS_MOST, 0);
+    check_site(5, 5, MAX_CPUS, 0);
     put("0\n", CPU "/online", 5U);
-    check_site(5, 5, CPUS_MOST, 0);
+    check_site(5, 5, MAX_CPUS, 0);
     CHECK(!topology_siblings(root, 5, &siblings));
     CHECK(cpu_set_count(&siblings) == 1 && cpu_set_has(&siblings, 5));
     /* A virtual machine that knows of no packages, and of no caches beyond the core's. */
@@ -229,10 +230,10 @@ static void test_missing(void) {
     put("4-5\n", CPU "/cache/index1/shared_cpu_list", 5U);
     check_site(5, 4, 4, 0);
     put("1\n", CPU "/topology/physical_package_id", 6U);
-    check_site(6, 6, CPUS_MOST + 1, 1);
+    check_site(6, 6, MAX_CPUS + 1, 1);
     put("99999999999999999999\n", CPU "/topology/physical_package_id", 6U);
-    check_site(6, 6, CPUS_MOST, 0);
-    check_site(CPUS_MOST - 1, CPUS_MOST - 1, CPUS_MOST, 0);
+    check_site(6, 6, MAX_CPUS, 0);
+    check_site(MAX_CPUS - 1, MAX_CPUS - 1, MAX_CPUS, 0);
     CHECK_EQUAL(lowest_free_descriptor(), lowest);
 
     /* A root too long to be looked below. */
@@ -242,7 +243,7 @@ static void test_missing(void) {
     static struct task_times tasks;
     CHECK_EQUAL(topology_site(far, 1).core, 1);
     CHECK(!topology_siblings(far, 1, &siblings));
-    CHECK(!cpu_times_look(far, &times) && !task_times_look(far, 0, &tasks));
+    CHECK(!cpu_times_sample(far, &times) && !task_times_sample(far, 0, &tasks));
     clear_machine();
 }
 
@@ -254,7 +255,7 @@ static struct cpu_times after;
 static void look(const char *stat, struct cpu_times *times) {
     put(stat, "/proc/stat");
     errno = KEPT_ERRNO;
-    CHECK(cpu_times_look(root, times));
+    CHECK(cpu_times_sample(root, times));
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
 
@@ -277,42 +278,42 @@ static void test_idle(void) {
          "cpu2 10 0 0 30 0 0 0 0 0 0\n"
          "intr 359427 0 0 0\n",
          &after);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 0), 50);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 1), 0);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 2), 75);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 3), CPU_IDLE_UNKNOWN);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 4), CPU_IDLE_UNKNOWN);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, CPUS_MOST), CPU_IDLE_UNKNOWN);
-    CHECK_EQUAL(cpu_idle_percent(&after, &after, 0), CPU_IDLE_UNKNOWN);
-    CHECK_EQUAL(cpu_idle_percent(&after, &before, 0), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 0), 50);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 1), 0);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 2), 75);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 3), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 4), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, MAX_CPUS), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&after, &after, 0), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&after, &before, 0), CPU_IDLE_UNKNOWN);
     /* Since the machine's start. */
     static const struct cpu_times start;
-    CHECK_EQUAL(cpu_idle_percent(&start, &before, 0), 82);
-    CHECK_EQUAL(cpu_idle_percent(&start, &before, 1), 100);
-    CHECK_EQUAL(cpu_idle_percent(&start, &before, 2), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&start, &before, 0), 82);
+    CHECK_EQUAL(cpu_times_idle_percent(&start, &before, 1), 100);
+    CHECK_EQUAL(cpu_times_idle_percent(&start, &before, 2), CPU_IDLE_UNKNOWN);
 
     /* Four ticks say nothing, five do. Idle time that goes back, and such that runs ahead. */
     look("cpu0 100 0 0 100\ncpu1 100 0 0 100\ncpu2 100 0 0 100 50 0 0 0\ncpu3 100 0 0 100 50 0 0 0\n",
          &before);
     look("cpu0 101 0 0 103\ncpu1 102 0 0 103\ncpu2 200 0 0 101 40 0 0 0\ncpu3 90 0 0 200 50 0 0 0\n", &after);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 0), CPU_IDLE_UNKNOWN);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 1), 60);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 2), 0);
-    CHECK_EQUAL(cpu_idle_percent(&before, &after, 3), 100);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 0), CPU_IDLE_UNKNOWN);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 1), 60);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 2), 0);
+    CHECK_EQUAL(cpu_times_idle_percent(&before, &after, 3), 100);
     clear_machine();
 }
 
 static void test_odd_stat(void) {
     static char text[1 << 19];
     size_t length = 0;
-    for (unsigned cpu = 0; cpu < CPUS_MOST + 10; cpu++) {
+    for (unsigned cpu = 0; cpu < MAX_CPUS + 10; cpu++) {
         length += (size_t)snprintf(text + length, sizeof text - length, "cpu%u %u 0 0 %u 0 0 0 0 0 0\n", cpu,
                                    cpu, 2 * cpu);
     }
     CHECK(length < sizeof text - 1);
     look(text, &after);
-    CHECK_EQUAL(after.cpus, CPUS_MOST);
-    for (unsigned cpu = 0; cpu < CPUS_MOST; cpu++) {
+    CHECK_EQUAL(after.cpus, MAX_CPUS);
+    for (unsigned cpu = 0; cpu < MAX_CPUS; cpu++) {
         CHECK(after.of[cpu].total == 3 * cpu && after.of[cpu].idle == 2 * cpu);
     }
     /* A later look with fewer CPUs has nothing left of those. */
@@ -333,7 +334,7 @@ static void test_odd_stat(void) {
                                         "cpu18446744073709551616 1 1 1 1\n"};
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         put(empty[i], "/proc/stat");
-        CHECK(!cpu_times_look(root, &after));
+        CHECK(!cpu_times_sample(root, &after));
         CHECK_EQUAL(after.cpus, 0);
     }
     look("cpu0\ncpu1 nonsense\ncpu1 7 7 7 7\ncpu0 1 1 1 1\ncpu2 1 2", &after);
@@ -341,7 +342,7 @@ static void test_odd_stat(void) {
     CHECK(after.of[0].total == 0 && after.of[1].total == 0 && after.of[2].total == 3);
     clear_machine();
     errno = KEPT_ERRNO;
-    CHECK(!cpu_times_look(root, &after));
+    CHECK(!cpu_times_sample(root, &after));
     CHECK_EQUAL(after.cpus, 0);
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
@@ -363,13 +364,13 @@ static void put_task(unsigned thread, const char *name, char state, unsigned use
 
 static void look_at_tasks(int without, struct task_times *times) {
     errno = KEPT_ERRNO;
-    CHECK(task_times_look(root, without, times));
+    CHECK(task_times_sample(root, without, times));
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
 
 static void check_busiest(size_t most, const uint32_t *expected, size_t count) {
     uint32_t cpus[16];
-    CHECK_EQUAL(task_busiest_cpus(&tasks_before, &tasks_after, cpus, most), count);
+    CHECK_EQUAL(task_times_busiest_cpus(&tasks_before, &tasks_after, cpus, most), count);
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(cpus[i], expected[i]);
     }
@@ -427,30 +428,30 @@ static void test_tasks(void) {
     check_busiest(16, NULL, 0);
     clear_machine();
     errno = KEPT_ERRNO;
-    CHECK(!task_times_look(root, 0, &tasks_after));
+    CHECK(!task_times_sample(root, 0, &tasks_after));
     CHECK_EQUAL(tasks_after.count, 0);
     CHECK_EQUAL(errno, KEPT_ERRNO);
 }
 
 static void test_many_tasks(void) {
-    for (unsigned i = 0; i < TASKS_MOST + 20; i++) {
+    for (unsigned i = 0; i < MAX_TASKS + 20; i++) {
         put_task(1000 + i, "many", 'S', i + 1, 0, i);
     }
     int lowest = lowest_free_descriptor();
     look_at_tasks(0, &tasks_after);
-    CHECK_EQUAL(tasks_after.count, TASKS_MOST);
+    CHECK_EQUAL(tasks_after.count, MAX_TASKS);
     CHECK_EQUAL(lowest_free_descriptor(), lowest);
-    static bool seen[TASKS_MOST + 20];
-    for (uint32_t i = 0; i < TASKS_MOST; i++) {
+    static bool seen[MAX_TASKS + 20];
+    for (uint32_t i = 0; i < MAX_TASKS; i++) {
         uint32_t cpu = tasks_after.tasks[i].cpu;
-        CHECK(cpu < TASKS_MOST + 20 && !seen[cpu]);
+        CHECK(cpu < MAX_TASKS + 20 && !seen[cpu]);
         seen[cpu] = true;
         CHECK(tasks_after.tasks[i].ticks == cpu + 1 && tasks_after.tasks[i].thread == (int32_t)(1000 + cpu));
     }
-    uint32_t cpus[TASKS_MOST];
+    uint32_t cpus[MAX_TASKS];
     memset(&tasks_before, 0, sizeof tasks_before);
-    size_t count = task_busiest_cpus(&tasks_before, &tasks_after, cpus, TASKS_MOST);
-    CHECK(count > TASKS_MOST / 2 && count < TASKS_MOST);
+    size_t count = task_times_busiest_cpus(&tasks_before, &tasks_after, cpus, MAX_TASKS);
+    CHECK(count > MAX_TASKS / 2 && count < MAX_TASKS);
     for (size_t i = 1; i < count; i++) {
         CHECK(cpus[i] < cpus[i - 1]);
     }
@@ -462,23 +463,23 @@ static void test_many_tasks(void) {
 static void look_at_this_machine(void) {
     static struct cpu_set all;
     CHECK(cpu_affinity(0, &all));
-    CHECK(cpu_times_look(TOPOLOGY_MACHINE, &before));
-    for (unsigned cpu = cpu_set_next(&all, 0); cpu < CPUS_MOST; cpu = cpu_set_next(&all, cpu + 1)) {
+    CHECK(cpu_times_sample(TOPOLOGY_MACHINE, &before));
+    for (unsigned cpu = cpu_set_next(&all, 0); cpu < MAX_CPUS; cpu = cpu_set_next(&all, cpu + 1)) {
         struct cpu_site site = topology_site(TOPOLOGY_MACHINE, cpu);
         CHECK(site.core <= cpu);
-        CHECK(site.cache <= cpu || site.cache == CPUS_MOST + site.socket);
+        CHECK(site.cache <= cpu || site.cache == MAX_CPUS + site.socket);
         struct cpu_set siblings;
         topology_siblings(TOPOLOGY_MACHINE, cpu, &siblings);
         CHECK(cpu_set_has(&siblings, cpu) && cpu_set_has(&siblings, site.core));
     }
-    CHECK(task_times_look(TOPOLOGY_MACHINE, 0, &tasks_after));
+    CHECK(task_times_sample(TOPOLOGY_MACHINE, 0, &tasks_after));
     int caller = (int)os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
     uint32_t i = 0;
     while (i < tasks_after.count && tasks_after.tasks[i].thread != caller) {
         i++;
     }
     CHECK(i < tasks_after.count && tasks_after.tasks[i].running);
-    CHECK(task_times_look(TOPOLOGY_MACHINE, caller, &tasks_before));
+    CHECK(task_times_sample(TOPOLOGY_MACHINE, caller, &tasks_before));
     CHECK_EQUAL(tasks_before.count + 1, tasks_after.count);
 }
 

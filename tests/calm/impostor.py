@@ -4,18 +4,18 @@ from calm_helpers import ROOT
 
 FLAGS = f"-I{ROOT / 'src'}"
 _SOURCE = r"""
-    #include "os/figures.h"
+    #include "os/counter_table.h"
     #include <stdio.h>
     #include <string.h>
     #include <unistd.h>
-    static struct { struct figures head; struct figure one; } table = {
-        .head = FIGURES_HEAD("impostor", table)};
+    static struct counter_term one[1];
+    static struct counter_table table = COUNTER_TABLE("impostor", one);
     uint64_t word = 42;
     extern int64_t distance;
     __asm__(".pushsection .note.calmalloc,\"aw\",%note\n.balign 4\n.long 10, 8, 1\n.asciz \"calmalloc\"\n"
             ".balign 4\n.globl distance\ndistance: .quad 0\n.popsection\n");
     int main(void) {
-        table.one = (struct figure){.name = "figure", .at = &word, .bytes = 8};
+        one[0] = (struct counter_term){.name = "counter", .at = &word, .bytes = 8};
         distance = (char *)&table - (char *)&distance;
         CHANGE
         puts("0 {}");

@@ -142,7 +142,10 @@ def prometheus() -> Iterator[Prometheus]:
         pytest.skip("prometheus is not installed: scripts/setup check installs it")
     # It frees memory, so that purges are needed, at once and whenever it is idle.
     words = ["--bytes", "20000000", "--rest", "0.2", "--rounds", "1000000"]
-    environment = os.environ | {"LD_PRELOAD": str(BUILT / "libcalmalloc.so"), "CALM_OPTIONS": "policy=paper"}
+    environment = os.environ | {
+        "LD_PRELOAD": str(BUILT / "libcalmalloc.so"),
+        "CALM_OPTIONS": "test_policy=paper",
+    }
     with subprocess.Popen(
         [BUILT / "sawtooth", *words], env=environment, stdout=subprocess.DEVNULL
     ) as program:

@@ -131,7 +131,7 @@ def test_a_layout_of_another_version(troubled: Path) -> None:
     """The counters remain, which every release has."""
 
     def newer(_address: int, data: bytes) -> bytes:
-        return data[:8] + b"\2" + data[9:] if data.startswith(b"calmblks") else data
+        return data[:8] + b"\3" + data[9:] if data.startswith(b"calmblks") else data
 
     with running(troubled, "leak", "calmalloc") as found, sample(found.pid) as process:
         heap = calmalloc.read(damaged(process, newer))
@@ -308,6 +308,7 @@ def test_the_document(troubled: Path, calm: Calm, tmp_path: Path) -> None:
 
 
 @needs_calmalloc
+@pytest.mark.feature("profile")
 def test_stacks_that_hold_the_memory(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALM_OPTIONS", "profile=64k")
     with running(troubled, "leak", "calmalloc") as found:

@@ -307,7 +307,7 @@ def test_values_are_those_that_the_library_reports(start: Start, opened: Callabl
 
 def test_the_options_are_exported(opened: Callable[..., Reader]) -> None:
     env = os.environ | {"LD_PRELOAD": str(CALMALLOC)}
-    env["CALM_OPTIONS"] = "policy=paper,slack=50,purge_time=10,background=off"
+    env["CALM_OPTIONS"] = "test_policy=paper,slack=50,purge_time=10,background=off"
     with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as process:
         wait_until(lambda: opened(process.pid).read().processes[0].libraries)
         found = by_name(exposition.text(opened(process.pid).read()).decode())
@@ -746,13 +746,13 @@ def test_a_process_without_a_library_is_reported(
 
 
 FOREIGN = {
-    "version": "table.head.version = 2;",
-    "damaged": 'memcpy(table.one.name, "a\\033[31m", 7);',
+    "version": "table.version = 1;",
+    "damaged": 'memcpy(one[0].name, "a\\033[31m", 7);',
     "other library": "",
     "same library": """
-        strcpy(table.head.library, "calmalloc");
-        strcpy(table.head.release, "1\\"\\n{");
-        strcpy(table.one.name, "footprint");
+        strcpy(table.library, "calmalloc");
+        strcpy(table.release, "1\\"\\n{");
+        strcpy(one[0].name, "footprint");
     """,
 }
 

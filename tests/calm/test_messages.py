@@ -45,6 +45,7 @@ def test_of_complaints_without_an_end_the_first_are_kept() -> None:
     assert len(heard["a"]) < 10
 
 
+@pytest.mark.feature("offload")
 def test_compare_tells_that_offload_was_declined(
     calm: Calm, one_cpu: Callable[[], None], tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_tune_tells_whose_words_they_are(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.feature("offload")
 def test_tune_tells_that_offload_was_declined(calm: Calm, one_cpu: Callable[[], None]) -> None:
     pytest.importorskip("optuna")
     result = calm(

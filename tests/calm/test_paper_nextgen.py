@@ -502,9 +502,11 @@ def test_threads_are_summed_by_whose_they_are() -> None:
 
 
 def test_the_server_gets_a_cpu_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_server, without = (Allocator("one", option=option) for option in ("offload=on", None))
     for cpus in ({0, 1}, {4, 2}, {7}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
-        assert nextgen_trace.patient().split(",")[1] == f"offload_cpu={max(cpus)}"
+        assert nextgen_trace.patient(with_server).split(",")[1] == f"offload={max(cpus)}"
+        assert "offload=" not in nextgen_trace.patient(without)
 
 
 # Each prints nothing; argument 1 is what to do.

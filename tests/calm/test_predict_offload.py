@@ -141,7 +141,8 @@ def test_no_cpu_to_spare(work: Work, cpus: Cpus, reason: str) -> None:
         offload.judge_sync(work, offload.sync(work, LATENCY), cpus),
     ):
         assert verdict.pays is False
-        assert verdict.text.startswith(f"offload={verdict.way} will not pay because {reason}")
+        setting = {"on": "offload=on", "sync": "offload=on,test_sync=on"}[verdict.way]
+        assert verdict.text.startswith(f"{setting} will not pay because {reason}")
 
 
 @pytest.mark.parametrize("cpus", [Cpus(2), Cpus(8, 2.0), Cpus(2, 64.0)])
@@ -615,7 +616,9 @@ def test_the_papers_figures_as_options(inside: Calm) -> None:
     ):
         assert re.search(f"^{row}", result.stdout, re.MULTILINE), row
     last = result.stdout.splitlines()[-2:]
-    assert last[0] == "offload=sync pays only if it saves 1.87 misses a call, which are not counted"
+    assert (
+        last[0] == "offload=on,test_sync=on pays only if it saves 1.87 misses a call, which are not counted"
+    )
     assert last[1].startswith("offload=on: unknown, because no figures of its messages are given")
 
 
@@ -635,8 +638,8 @@ def test_all_of_it_as_json(inside: Calm) -> None:
 
 def test_other_cpus_than_there_are(inside: Calm) -> None:
     result = inside("--figures", "mallocs=1,frees=1", "--cpus", "1")
-    for way in ("sync", "on"):
-        assert f"offload={way} will not pay because there is one CPU to run on" in result.stdout
+    for setting in ("offload=on,test_sync=on", "offload=on"):
+        assert f"{setting} will not pay because there is one CPU to run on" in result.stdout
 
 
 def test_from_a_profile(inside: Calm, tmp_path: Path) -> None:

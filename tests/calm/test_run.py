@@ -15,7 +15,7 @@ from calm.commands.tune import space
 from calm.core import allocators, paths
 from calm.core.errors import USAGE, CalmError
 
-VARIANTS = {"calmalloc-offload": "offload=on", "calmalloc-offload-sync": "offload=sync"}
+VARIANTS = {"calmalloc-offload": "offload=on", "calmalloc-offload-sync": "offload=on,test_sync=on"}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm
     for inherited, written, options in (
         ("", "", option),
         ("slack=50", "", f"slack=50,{option}"),
-        ("", ":CALM_OPTIONS=policy=paper,slack=2", f"policy=paper,slack=2,{option}"),
+        ("", ":CALM_OPTIONS=test_policy=paper,slack=2", f"test_policy=paper,slack=2,{option}"),
         # As of calmalloc itself: what stands beside the name is in the place of what is inherited.
-        ("slack=50", ":CALM_OPTIONS=policy=paper", f"policy=paper,{option}"),
+        ("slack=50", ":CALM_OPTIONS=test_policy=paper", f"test_policy=paper,{option}"),
         (option, "", option),
     ):
         environment = library | ({"CALM_OPTIONS": inherited} if inherited else {})
@@ -89,9 +89,15 @@ def test_a_variant_that_the_environment_contradicts_is_refused(
 
 
 def test_a_variant_that_contradicts_itself_is_refused(own_library: Path) -> None:
-    with pytest.raises(CalmError, match="means offload=sync, but CALM_OPTIONS has offload=on") as caught:
-        allocators.parse("calmalloc-offload-sync:CALM_OPTIONS=slack=1,offload=on")
+    with pytest.raises(CalmError, match="means test_sync=on, but CALM_OPTIONS has test_sync=off") as caught:
+        allocators.parse("calmalloc-offload-sync:CALM_OPTIONS=slack=1,test_sync=off")
     assert caught.value.exit_code == USAGE
+
+
+def test_a_variant_may_have_its_server_on_a_cpu(own_library: Path) -> None:
+    for cpu in ("sibling", "3"):
+        allocator = allocators.parse(f"calmalloc-offload-sync:CALM_OPTIONS=offload={cpu},slack=1")
+        assert allocator.variables({})["CALM_OPTIONS"] == f"offload={cpu},slack=1,test_sync=on"
 
 
 def test_variants_in_lists(own_library: Path) -> None:
@@ -99,7 +105,7 @@ def test_variants_in_lists(own_library: Path) -> None:
     assert [(spec.label, spec.library, spec.variables({}).get("CALM_OPTIONS")) for spec in specs] == [
         ("calmalloc", own_library, None),
         ("calmalloc-offload:CALM_OPTIONS=a=1,b=2", own_library, "a=1,b=2,offload=on"),
-        ("calmalloc-offload-sync", own_library, "offload=sync"),
+        ("calmalloc-offload-sync", own_library, "offload=on,test_sync=on"),
     ]
 
 
@@ -118,7 +124,7 @@ def test_a_variant_is_searched_with_its_option(name: str, own_library: Path) -> 
     assert space.parse_names([f"{name},calmalloc"]) == ["calmalloc", name]
     found, _ = space.spaces(["calmalloc", name], {})
     assert found[name] == found["calmalloc"]
-    for inherited, before in (({}, ""), ({"CALM_OPTIONS": "cache=locked"}, "cache=locked,")):
+    for inherited, before in (({}, ""), ({"CALM_OPTIONS": "test_cache=locked"}, "test_cache=locked,")):
         setting = space.Setting(name, {"slack": "50"})
         assert space.variables(setting, inherited) == {
             "LD_PRELOAD": str(own_library),

@@ -199,8 +199,8 @@ def test_the_fields_of_stat(tmp_path: Path) -> None:
 
 def test_what_the_libraries_gave_back() -> None:
     row = Row(1, "x", [], 1, 0)
-    before = {"purges": 1, "purges_timed": 5, "purges_asked": 0, "purged": 1000}
-    now = {"purges": 2, "purges_timed": 9, "purges_asked": 1, "purged": 5000}
+    before = {"purges_limit": 1, "purges_epoch": 5, "purges_request": 0, "purged": 1000}
+    now = {"purges_limit": 2, "purges_epoch": 9, "purges_request": 1, "purged": 5000}
     sampler.summarize(row, "calmalloc", now | {"retained": 70, "retained_limit": 90}, before, 2.0)
     assert (row.purges, row.purged_bytes, row.retained_bytes, row.limit_bytes) == (3, 2000, 70, 90)
     row = Row(1, "x", [], 1, 0, allocator="ptlbmalloc2")

@@ -19,7 +19,7 @@ from calm.core.control import Memory
 from calm.core.counters import Table
 
 MIB = 1 << 20
-PAPER = "policy=paper,slack=1000,background=off"
+PAPER = "test_policy=paper,slack=1000,background=off"
 ASKED = 16
 
 
@@ -54,6 +54,7 @@ def test_keeps(calm: Calm) -> None:
         assert " before, " in done.stdout
 
 
+@pytest.mark.feature("offload")
 def test_offload(calm: Calm) -> None:
     with commanded(preload="calmalloc", options=PAPER + ",offload=on") as program:
         program.do("hold 200 1000000", "free-every 2", "busy")
@@ -252,7 +253,7 @@ def test_withdrawn() -> None:
 @pytest.mark.parametrize(
     ("fields", "at", "message"),
     [
-        ({"magic": b"calmfigs"}, 1000, "does not begin as one"),
+        ({"magic": b"calmstat"}, 1000, "does not begin as one"),
         ({"version": 2}, 1000, "of version 2; this calm writes 1"),
         ({"size": 1 << 20}, 1000, "does not begin as one"),
         ({}, 0, "older than this calm"),

@@ -674,8 +674,8 @@ def test_what_is_set_already_stays_and_is_not_searched(monkeypatch: pytest.Monke
     setting = Setting(GLIBC, {TCACHE: "0"})
     variables = space.variables(setting, inherited)
     assert variables == {"GLIBC_TUNABLES": f"{inherited['GLIBC_TUNABLES']}:{TCACHE}=0"}
-    options = space.variables(Setting("calmalloc", {"policy": "paper"}), inherited)
-    assert options["CALM_OPTIONS"] == "slack=50,report=exit,policy=paper"
+    options = space.variables(Setting("calmalloc", {"background": "off"}), inherited)
+    assert options["CALM_OPTIONS"] == "slack=50,report=exit,background=off"
 
 
 @pytest.mark.parametrize("name", ["calmalloc", "ptlbmalloc2"])

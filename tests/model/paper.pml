@@ -1,5 +1,5 @@
 /*
- * The mailbox of NextGen-Malloc's pseudo code 1, mended as offload=sync has it: one mailbox for the process, a
+ * The mailbox of NextGen-Malloc's pseudo code 1, mended as test_sync=on has it: one mailbox for the process, a
  * synchronous message for every malloc and every free. As printed it has two bugs, both of which are mutations here:
  * malloc_done is set and never cleared, so that the second call returns at once with the first one's block; and two
  * threads may both find malloc_ready clear, and then share one answer.

@@ -100,8 +100,8 @@ def test_one_path_everywhere() -> None:
 
 
 def test_options_exist() -> None:
-    table = (REPOSITORY / "src/api/options.c").read_text()
-    known = set(re.findall(r'^ {4}\{"(\w+)",', table, re.MULTILINE))
+    table = (REPOSITORY / "src/api/options.def").read_text()
+    known = set(re.findall(r"^(?:TEXT_)?OPTION\((\w+),", table, re.MULTILINE))
     texts = [variables()[OPTIONS], *re.findall(rf"{OPTIONS}=([\w=,]+)", PAGE.read_text())]
     named = {each.partition("=")[0] for text in texts for each in text.split(",")}
     assert named

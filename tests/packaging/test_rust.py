@@ -66,7 +66,9 @@ def test_the_crates_own_tests(features: str) -> None:
 
 @pytest.mark.parametrize("cache_mode", ["auto", "locked", "off"])
 def test_a_threaded_program_at_work(cache_mode: str) -> None:
-    found = succeed("run", "--quiet", "--release", "--example", "churn", CALM_OPTIONS=f"cache={cache_mode}")
+    found = succeed(
+        "run", "--quiet", "--release", "--example", "churn", CALM_OPTIONS=f"test_cache={cache_mode}"
+    )
     figures = {name: int(value) for name, value in (line.split() for line in found.splitlines())}
     assert figures["rounds"] == 3
     assert figures["wrong"] == 0
@@ -109,8 +111,10 @@ def test_the_package_is_whole(tmp_path: Path) -> None:
     archive = TARGET / "package" / f"{name}.crate"
     subprocess.run(["tar", "-xzf", archive, "-C", tmp_path], check=True)
     unpacked = tmp_path / name
-    carried = {path.relative_to(unpacked / "csrc") for path in (unpacked / "csrc").rglob("*.[ch]")}
-    sources = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "src").rglob("*.[ch]")}
+    packed = unpacked / "csrc"
+    carried = {path.relative_to(packed) for path in packed.rglob("*.*") if path.is_file()}
+    sources = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "src").rglob("*.*")}
+    sources -= {Path("src/CMakeLists.txt")}
     assert carried == sources | {Path("include/calmalloc.h")}
     assert not any(path.is_symlink() for path in unpacked.rglob("*"))
     assert (unpacked / "LICENSE").read_text() == (REPOSITORY / "LICENSE").read_text()

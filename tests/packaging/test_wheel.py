@@ -115,7 +115,7 @@ def test_packed_sources_have_all_that_cmake_builds(tmp_path: Path) -> None:
     sources = tmp_path / f"calmalloc-{VERSION}"
     configure(sources, "-DCALMALLOC_TESTS=OFF")
     for folder in ("include", "ptlbmalloc2", "src", "workloads"):
-        for path in (REPOSITORY / folder).rglob("*.[ch]"):
+        for path in (REPOSITORY / folder).rglob("*.*"):
             assert (sources / path.relative_to(REPOSITORY)).is_file(), path
 
 

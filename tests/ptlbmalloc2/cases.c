@@ -236,7 +236,7 @@ extern void *__libc_malloc(size_t bytes); /* glibc's own, which a preloaded libr
 
 static pthread_barrier_t both_have_arenas;
 
-/* Both threads have an arena before the library looks at the older one; glibc lists the newest first. */
+/* Both threads have an arena before the library checks the older one; glibc lists the newest first. */
 static void fill_and_empty_the_older(size_t thread) {
     for (size_t turn = 0; turn < 2; turn++) {
         if (turn == thread) {

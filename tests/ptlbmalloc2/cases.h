@@ -41,7 +41,7 @@ struct blocks allocate_blocks(size_t count, size_t bytes);
 void free_blocks(struct blocks *blocks, enum order order);
 
 /*
- * To be called by a thread whose own arena is not what is looked at: it allocates.
+ * To be called by a thread whose own arena is not the one that is measured: it allocates.
  *
  * glibc's own figures agree with each other: every heap's in malloc_info(3), its total, mallinfo2(3).
  */

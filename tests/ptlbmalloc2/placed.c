@@ -250,7 +250,7 @@ static void pages_of_larger(void) {
     count_pages(256 * KIB, 256 * KIB + 2 * PAGE);
 }
 
-/* Blocks whose chunks are of exactly the threshold, which are the least that are mapped, among others that an
+/* Blocks whose chunks are of exactly the threshold, the smallest that are mapped, among others that an
  * arena has. */
 static void place_among_others(size_t threshold) {
     void *blocks[2 * LINES];

@@ -19,7 +19,7 @@ void say(const char *name, size_t value) {
     printf("%s %zu\n", name, value);
 }
 
-/* Without a stream: its buffer would lie on top of the heap that is being looked at. */
+/* Without a stream: its buffer would lie on top of the heap that is being measured. */
 size_t resident_bytes(void) {
     char text[128] = "";
     int descriptor = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);

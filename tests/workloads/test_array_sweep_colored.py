@@ -16,6 +16,7 @@ def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
     return start(*SWEEP, *arguments, preload=LIBRARY)
 
 
+@pytest.mark.feature("colored")
 @pytest.mark.parametrize("walk", ["stride", "chase", "pages"])
 @pytest.mark.parametrize("colors", ["auto", "frames", "timed"])
 def test_it_reads_every_place(colors: str, walk: str) -> None:
@@ -38,6 +39,7 @@ def test_without_calmalloc() -> None:
     assert done.stderr == "array-sweep: --memory colored is calmalloc's, which is not loaded\n"
 
 
+@pytest.mark.feature("colored")
 def test_a_cache_that_is_not_there() -> None:
     done = sweep("--cache", "9")
     assert done.returncode == 1

@@ -21,8 +21,8 @@ from lib.results import RESULTS, Store, compact, summarize, text_of  # noqa: E40
 LARGEST_BYTES = 400_000
 # Measured, and in no table.
 ON_NO_PAGE = {"program-python3-malloc", "emulated-16cpu-locks"}
-# From the allocator's own table of options.
-OF_THE_CODE = ("options", "metrics")
+# From the tables of the code.
+OF_THE_CODE = ("options", "counters", "metrics")
 BLOCK = re.compile(r"(<!-- ([\w-]+): begin -->\n)(.*?)(<!-- \2: end -->\n)", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # Identifiers of elements, from a hash of their numbers.

@@ -25,9 +25,10 @@ from calm.commands.explain.model import (
 from calm.core.counters import NotATableError, Table, images, table_addresses
 
 _MAGIC = b"calmblks"
-_VERSION = 1
-_LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q16Q")
-_POINTERS = 16
+_VERSION = 2
+_LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q8Q3Q")
+_POINTERS = slice(-11, -3)
+_MAX_DEPOTS = 64
 _READS = 4
 _CHUNK = 4 << 20
 # Reads of a heap that changes meanwhile differ by about what changes in a millisecond or two.
@@ -61,6 +62,9 @@ class _Layout(NamedTuple):
     segment_count: int
     segment_bytes: int
     records: tuple[int, ...]
+    depots: int
+    depot_count: int
+    depot_bytes: int
 
 
 class _UnreadableError(Exception):
@@ -96,7 +100,7 @@ def _layout(process: Process, address: int) -> _Layout:
     if data is None:
         raise _UnreadableError
     fields = _LAYOUT.unpack(data)
-    layout = _Layout._make((*fields[:-_POINTERS], fields[-_POINTERS:]))
+    layout = _Layout._make((*fields[: _POINTERS.start], fields[_POINTERS], *fields[_POINTERS.stop :]))
     if _word(process, layout.page_bytes) not in (0, process.page):
         raise _UnreadableError
     if layout.magic != _MAGIC or layout.version != _VERSION or layout.bytes < _LAYOUT.size:
@@ -242,7 +246,8 @@ def _heap(process: Process, table: Table) -> Heap:
         layout.segments + i * layout.segment_bytes
         for i in range(min(256, _word(process, layout.segment_count)))
     ]
-    records = _extents(process, list(layout.records))
+    depots = [layout.depots + i * layout.depot_bytes for i in range(min(_MAX_DEPOTS, layout.depot_count))]
+    records = _extents(process, [*layout.records, *depots])
     sizes = [process.resident(*each) for each in records]
     metadata = UNKNOWN if None in sizes else exact(sum(each or 0 for each in sizes))
     notes = []

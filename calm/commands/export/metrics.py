@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from calm.core.library_tables import COUNTERS, OPTIONS
+
 PROCESS = "process"
 """In the place of a library's name: what the kernel counts."""
 CALMALLOC, PTLBMALLOC2 = "calmalloc", "ptlbmalloc2"
 LIBRARIES = (CALMALLOC, PTLBMALLOC2)
-POLICIES = ("adaptive", "paper")
+POLICIES = OPTIONS["test_policy"]
 GOVERNS = "state = 1"
 """1 where ptlbmalloc2's counter `state` says that it governs, otherwise 0."""
 
@@ -96,6 +98,20 @@ def _of_both(calmalloc: str = "", ptlbmalloc2: str = "", value: str = "") -> tup
     return tuple(Source(library, counter, value) for library, counter in pairs if counter)
 
 
+def _library(name: str, counter: str, ptlbmalloc2: str = "", there: str = "") -> Metric:
+    """The metric of one of calmalloc's counters; and the counter of ptlbmalloc2, and what it is `there`."""
+    unit, is_total, text = COUNTERS[counter]
+    return Metric(
+        name,
+        {"bytes": "By", "ns": "s"}.get(unit, f"{{{unit}}}"),
+        Kind.COUNTER if is_total else Kind.UP_DOWN,
+        text.replace("`", "") if not there else f"{text[:-1].replace('`', '')}; ptlbmalloc2: {there}.",
+        _of_both(counter, ptlbmalloc2),
+        scale=1e-9 if unit == "ns" else 1,
+        may_be_unused=counter.startswith("offload_"),
+    )
+
+
 def _of_kernel(counter: str, value: str = "") -> tuple[Source, ...]:
     return (Source(PROCESS, counter, value),)
 
@@ -134,39 +150,15 @@ METRICS: tuple[Metric, ...] = (
         _of_kernel("shootdowns"),
     ),
     Metric("calmalloc.info", "", Kind.INFO, "The library, its release, and its policy."),
-    Metric(
-        "calmalloc.footprint",
-        "By",
-        _NOW,
-        "Memory that is, or may be, resident for the heap; ptlbmalloc2: memory of all arenas.",
-        _of_both("footprint", "footprint_bytes"),
+    _library("calmalloc.footprint", "footprint", "footprint_bytes", "memory of all arenas"),
+    _library("calmalloc.in_use", "in_use"),
+    _library(
+        "calmalloc.retained", "retained", "free_top_bytes", "free memory at the arenas' tops, resident or not"
     ),
-    Metric(
-        "calmalloc.in_use",
-        "By",
-        _NOW,
-        "Pages that contain any part of a block, cached blocks included.",
-        _of_both("in_use"),
-    ),
-    Metric(
-        "calmalloc.retained",
-        "By",
-        _NOW,
-        "Free memory that may be resident; ptlbmalloc2: free memory at the arenas' tops, resident or not.",
-        _of_both("retained", "free_top_bytes"),
-    ),
-    Metric(
-        "calmalloc.retained_limit",
-        "By",
-        _NOW,
-        "The limit on retained memory; ptlbmalloc2: the trim threshold.",
-        _of_both("retained_limit", "threshold_bytes"),
-    ),
-    Metric("calmalloc.cached", "By", _NOW, "Free blocks in CPU caches and depots.", _of_both("cached")),
-    Metric("calmalloc.dirtied", "By", _COUNT, "Memory that became free.", _of_both("dirtied")),
-    Metric(
-        "calmalloc.purged", "By", _COUNT, "Memory returned to the kernel.", _of_both("purged", "bytes_purged")
-    ),
+    _library("calmalloc.retained_limit", "retained_limit", "threshold_bytes", "the trim threshold"),
+    _library("calmalloc.cached", "cached"),
+    _library("calmalloc.dirtied", "dirtied"),
+    _library("calmalloc.purged", "purged", "bytes_purged"),
     Metric(
         "calmalloc.purges",
         "{purge}",
@@ -174,9 +166,9 @@ METRICS: tuple[Metric, ...] = (
         "Purges because free memory exceeded the limit, because it was unused or memory is scarce, and on "
         "request; ptlbmalloc2: trims.",
         (
-            *_of_both("purges", "trims", value="limit"),
-            *_of_both("purges_timed", value="timed"),
-            *_of_both("purges_asked", value="request"),
+            *_of_both("purges_limit", "trims", value="limit"),
+            *_of_both("purges_epoch", value="epoch"),
+            *_of_both("purges_request", value="request"),
         ),
         _PURGE_REASON,
     ),
@@ -192,36 +184,15 @@ METRICS: tuple[Metric, ...] = (
         ),
         _CALL,
     ),
-    Metric(
-        "calmalloc.purge.ranges",
-        "{range}",
-        _COUNT,
-        "Address ranges returned to the kernel.",
-        _of_both("purge_ranges", "ranges"),
-    ),
-    Metric(
-        "calmalloc.purge.failures",
-        "{range}",
-        _COUNT,
-        "Address ranges that the kernel refused to purge.",
-        _of_both("purge_failures", "failed_purges"),
-    ),
-    Metric(
-        "calmalloc.purge.time", "s", _COUNT, "CPU time spent in purges.", _of_both("purge_ns"), scale=1e-9
-    ),
-    Metric(
-        "calmalloc.purge.vain_time",
-        "s",
-        _COUNT,
-        "Estimated cost of purging memory that was needed again, faults included.",
-        _of_both("purge_vain_ns"),
-        scale=1e-9,
-    ),
+    _library("calmalloc.purge.ranges", "purge_ranges", "ranges"),
+    _library("calmalloc.purge.failures", "purge_failures", "failed_purges"),
+    _library("calmalloc.purge.time", "purge_ns"),
+    _library("calmalloc.purge.wasted_time", "purge_wasted_ns"),
     Metric(
         "calmalloc.purge.time_budget",
         "1",
         Kind.GAUGE,
-        "Option purge_time: the share of CPU time that purges in vain may cost.",
+        "Option purge_time: the share of CPU time that wasted purges may cost.",
         _of_both("purge_time"),
         scale=0.01,
     ),
@@ -233,56 +204,20 @@ METRICS: tuple[Metric, ...] = (
         "Option background: 1 if a helper thread may purge, 0 if not.",
         _of_both("background"),
     ),
-    Metric(
-        "calmalloc.cache.misses",
-        "{operation}",
-        _COUNT,
-        "Operations that left the fast path.",
-        _of_both("cache_misses"),
-    ),
-    Metric(
-        "calmalloc.cache.drains",
-        "{drain}",
-        _COUNT,
-        "Times that one CPU flushed another CPU's cache.",
-        _of_both("cache_drains"),
-    ),
-    Metric(
-        "calmalloc.heap.locks", "{lock}", _COUNT, "Acquisitions of the heap's lock.", _of_both("heap_locks")
-    ),
-    Metric(
-        "calmalloc.limit.checks",
-        "{check}",
-        _COUNT,
-        "Checks of the limit; ptlbmalloc2: walks over all arenas.",
-        _of_both("looks", "walks"),
-    ),
-    Metric(
-        "calmalloc.large.allocations",
-        "{allocation}",
-        _COUNT,
-        "Allocations above 32 KiB.",
-        _of_both("large_allocations"),
-    ),
-    Metric(
-        "calmalloc.large.moves",
-        "{move}",
-        _COUNT,
-        "Calls of realloc that moved pages.",
-        _of_both("large_moves"),
-    ),
-    *(
-        Metric(f"calmalloc.offload.{name}", unit, _COUNT, text, _of_both(counter), may_be_unused=True)
-        for name, unit, text, counter in (
-            ("calls", "{call}", "Requests for which a thread waited for the server.", "offload_calls"),
-            ("messages", "{message}", "Messages to the server.", "offload_records"),
-            ("prepared", "{item}", "Magazines and large blocks prepared.", "offload_stocked"),
-            ("unused", "{item}", "Magazines and large blocks prepared in vain.", "offload_unused"),
-            ("wakeups", "{wakeup}", "Times that a thread woke the server.", "offload_wakes"),
-            ("sleeps", "{sleep}", "Times that the server slept.", "offload_naps"),
-            ("without_cpu", "{switch}", "Times that the server found no CPU for itself.", "offload_lent"),
-        )
-    ),
+    _library("calmalloc.cache.misses", "cache_misses"),
+    _library("calmalloc.cache.flushes", "cache_flushes"),
+    _library("calmalloc.heap.locks", "heap_locks"),
+    _library("calmalloc.limit.checks", "limit_checks", "walks", "walks over all arenas"),
+    _library("calmalloc.large.allocations", "large_allocations"),
+    _library("calmalloc.large.moves", "large_moves"),
+    _library("calmalloc.offload.calls", "offload_calls"),
+    _library("calmalloc.offload.messages", "offload_messages"),
+    _library("calmalloc.offload.prefilled", "offload_prefilled"),
+    _library("calmalloc.offload.prefill_unused", "offload_prefill_unused"),
+    _library("calmalloc.offload.wakeups", "offload_wakeups"),
+    _library("calmalloc.offload.sleeps", "offload_sleeps"),
+    _library("calmalloc.offload.unresponsive", "offload_unresponsive"),
+    _library("calmalloc.offload.shared_switches", "offload_shared_switches"),
     Metric(
         "ptlbmalloc2.active",
         "",

@@ -33,7 +33,7 @@ class Library(NamedTuple):
 
 LIBRARIES = {
     "calmalloc": Library(
-        ("purges", "purges_timed", "purges_asked"),
+        ("purges_limit", "purges_epoch", "purges_request"),
         *("purged", "retained", "retained_limit", "kept free", "limit"),
     ),
     "ptlbmalloc2": Library(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from calm.commands.top.sampler import LIBRARIES, Row, Snapshot
 from calm.core import counters, report
+from calm.core.library_tables import COUNTERS, OPTIONS
 
 HISTORY = 600
 _BARS = "▁▂▃▄▅▆▇█"
@@ -263,16 +264,14 @@ def detail(row: Row, state: State, width: int) -> list[Text]:
     return lines
 
 
-_BYTES = {"footprint", "in_use", "retained", "retained_limit", "cached", "dirtied", "purged"}
-
-
 def counter(name: str, value: int) -> str:
     """A library's counter in its unit."""
     if name == "state":
         return counters.STATES.get(value, str(value))
-    if name == "policy":
-        return ("adaptive", "paper")[value] if value < 2 else str(value)
-    if name in _BYTES or name.endswith("_bytes") or name.startswith("bytes_"):
+    if words := OPTIONS.get("test_policy" if name == "policy" else name):
+        return words[value] if value < len(words) else str(value)
+    own = COUNTERS.get(name)
+    if (own and own.unit == "bytes") or name.endswith("_bytes") or name.startswith("bytes_"):
         return _bytes(value)
     if name.endswith("_ns"):
         return report.duration(value * 1e-9)

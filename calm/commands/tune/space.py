@@ -107,11 +107,9 @@ def _knobs() -> dict[str, Knobs]:
         # Those that trade time for memory, without those for debugging and for sandboxes.
         "calmalloc": {
             "slack": ("10", "25", "50", "200", "400", "800", "1600", "3200"),
-            "policy": ("paper",),
             "purge_time": ("0", "2", "5", "10", "20"),
             "background": ("off",),
             "huge_pages": ("never",),
-            "populate": ("never",),
         },
         # Its own, and those of glibc's that do not disable it.
         "ptlbmalloc2": {

@@ -1,0 +1,81 @@
+#include "api/counters.h"
+
+#include "api/features.h"
+#include "api/state.h"
+#include "governor/blocks.h"
+#include "governor/flush.h"
+#include "governor/governor.h"
+#include "os/counter_table.h"
+
+#include <string.h>
+
+/* Here, where it makes the linker of a static program add counter_terms.c. */
+COUNTER_TABLE_NOTE(calm_counter_table);
+
+/* The constant limit: each block that a cache or depot may hold is alone on its pages at worst. */
+static size_t cached_limit(const struct governor *governor) {
+    size_t bytes;
+    size_t blocks = cpu_caches_max_blocks(governor->caches, &bytes);
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        size_t more;
+        blocks += depot_max_blocks(&governor->depots[i], &more);
+        bytes += more;
+    }
+    return bytes + blocks * heap_page_size(&governor->heap);
+}
+
+/* Adds the counters of a heap, of which there may be a second one. */
+static void add_heap(struct calm_stats *stats, struct governor *governor) {
+    governor_lock(governor);
+    const struct heap *heap = &governor->heap;
+    uint64_t page = heap_page_size(heap);
+    stats->in_use += heap_used_pages(heap) * page;
+    stats->retained += (heap_dirty_pages(heap) + heap->purging_pages) * page;
+    stats->reserved += space_reserved_bytes(&heap->space);
+    stats->metadata += space_metadata_bytes(&heap->space);
+    stats->retained_limit += governor_limit_bytes(governor);
+#define GOVERNOR(name, word)       stats->name += governor->word;
+#define GOVERNOR_PAGES(name, word) stats->name += governor->word * page;
+#define CACHES(name, word)         stats->name = calm_caches.word;
+#ifdef CALM_OFFLOAD
+#define SERVER(name, word) stats->name = calm_offload.server.word;
+#else
+#define SERVER(name, word)
+#endif
+#define COMPUTED(name, word)
+#define COUNTER(name, unit, kind, place, word, ...) place(name, word)
+#include "api/counters.def"
+    governor_unlock(governor);
+}
+
+static void fill(struct governor *governor, void *subject) {
+    struct calm_stats *stats = subject;
+    add_heap(stats, governor);
+    if (governor != &calm_governor) {
+        return;
+    }
+    governor_cached(governor, &stats->cached);
+    stats->cached_limit = cached_limit(governor);
+    stats->cache_misses = governor_cache_misses(governor);
+    calm_allocator.backend->functions->add_counters(calm_allocator.backend, stats);
+}
+
+/* Of a server that does not answer, counters are read while they change: each is a moment's value. Apart,
+ * since ThreadSanitizer is told to ignore it by this name. */
+static __attribute__((noinline)) void fill_past_server(struct calm_stats *stats) {
+    fill(&calm_governor, stats);
+}
+
+void counters_fill(struct calm_stats *stats) {
+    memset(stats, 0, sizeof *stats);
+    stats->version = CALM_STATS_VERSION;
+    stats->size = sizeof *stats;
+    if (allocator_is_ready()) {
+        struct backend *backend = calm_allocator.backend;
+        if (!backend->functions->run(backend, fill, stats)) {
+            fill_past_server(stats);
+        }
+        stats->footprint = stats->in_use + stats->retained;
+        stats->metadata += heap_profile_bytes();
+    }
+}

@@ -1,0 +1,80 @@
+/* What glibc reports of its malloc, of this one: mallinfo(3), malloc_stats(3) and malloc_info(3). */
+#include "api/counters.h"
+#include "os/text.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stdio.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+#ifndef CALM_WITHOUT_MALLOC
+
+#if defined(__GLIBC__)
+
+EXPORT struct mallinfo2 mallinfo2(void) {
+    struct calm_stats stats;
+    counters_fill(&stats);
+    return (struct mallinfo2){
+        .arena = stats.footprint,
+        .ordblks = 1,
+        .uordblks = stats.in_use - (stats.cached < stats.in_use ? stats.cached : stats.in_use),
+        .fordblks = stats.retained + stats.cached,
+        .keepcost = stats.retained,
+    };
+}
+
+/* As an int, or the greatest there is. */
+static int clamped(size_t number) {
+    return number > __INT_MAX__ ? __INT_MAX__ : (int)number;
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+EXPORT struct mallinfo mallinfo(void) {
+    struct mallinfo2 info = mallinfo2();
+    return (struct mallinfo){
+        .arena = clamped(info.arena),
+        .ordblks = clamped(info.ordblks),
+        .uordblks = clamped(info.uordblks),
+        .fordblks = clamped(info.fordblks),
+        .keepcost = clamped(info.keepcost),
+    };
+}
+#pragma GCC diagnostic pop
+
+#endif
+
+EXPORT void malloc_stats(void) {
+    struct calm_stats stats;
+    counters_fill(&stats);
+    struct text page = {0};
+    text_string(&page, "calmalloc:");
+#define COUNTER(name, ...)                 \
+    text_string(&page, "\n  " #name ": "); \
+    text_number(&page, stats.name);
+#include "api/counters.def"
+    text_string(&page, "\n");
+    text_write(&page, 2);
+}
+
+EXPORT int malloc_info(int options, FILE *stream);
+EXPORT int malloc_info(int options, FILE *stream) {
+    if (options != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    struct calm_stats stats;
+    counters_fill(&stats);
+    struct text page = {0};
+    text_string(&page, "<malloc version=\"calmalloc-1\">\n");
+#define COUNTER(name, ...)             \
+    text_string(&page, "<" #name ">"); \
+    text_number(&page, stats.name);    \
+    text_string(&page, "</" #name ">\n");
+#include "api/counters.def"
+    text_string(&page, "</malloc>\n");
+    return fwrite(page.bytes, 1, page.length, stream) == page.length ? 0 : -1;
+}
+
+#endif

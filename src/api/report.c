@@ -1,0 +1,59 @@
+#include "api/report.h"
+
+#include "api/counters.h"
+#include "api/options.h"
+#include "os/syscall.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+void report_json(struct text *text) {
+    struct calm_stats stats;
+    counters_fill(&stats);
+    text_string(text, "{\"allocator\": \"calmalloc\", \"version\": ");
+    text_number(text, stats.version);
+#define COUNTER(name, ...)                  \
+    text_string(text, ", \"" #name "\": "); \
+    text_number(text, stats.name);
+#include "api/counters.def"
+    text_string(text, ", \"options\": {");
+    for (enum option which = 0; which < OPTION_COUNT; which++) {
+        struct text value = {0};
+        bool is_number = options_print(which, &value);
+        text_end(&value);
+        text_string(text, which == 0 ? "\"" : ", \"");
+        text_string(text, options_name(which));
+        text_string(text, "\": ");
+        (is_number ? text_string : text_json_string)(text, value.bytes);
+    }
+    text_string(text, "}}");
+}
+
+/* Programs close their stderr before the last destructors run: the report has a descriptor of its own, unless
+ * the program closed that one too and uses its number. */
+static int report_descriptor = -1;
+static struct stat report_file;
+
+static bool is_report_file(int descriptor) {
+    struct stat file = {0};
+    return os_syscall(SYS_fstat, descriptor, (long)&file, 0, 0, 0, 0) == 0 &&
+           file.st_dev == report_file.st_dev && file.st_ino == report_file.st_ino;
+}
+
+void report_prepare(void) {
+    if (calm_options.report == OPTION_REPORT_EXIT && report_descriptor < 0 &&
+        os_syscall(SYS_fstat, 2, (long)&report_file, 0, 0, 0, 0) == 0) {
+        long copy = os_syscall(SYS_fcntl, 2, F_DUPFD_CLOEXEC, 64, 0, 0, 0);
+        report_descriptor = copy >= 0 ? (int)copy : 2;
+    }
+}
+
+void report_write(void) {
+    if (calm_options.report == OPTION_REPORT_EXIT && report_descriptor >= 0 &&
+        is_report_file(report_descriptor)) {
+        struct text line = {0};
+        report_json(&line);
+        text_string(&line, "\n");
+        text_write(&line, report_descriptor);
+    }
+}

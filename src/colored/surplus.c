@@ -1,0 +1,191 @@
+#include "colored/surplus.h"
+
+#include "calmalloc.h"
+#include "colored/conflicts.h"
+#include "colored/eviction.h"
+#include "colored/pagemap.h"
+#include "os/clock.h"
+#include "os/filters.h"
+#include "os/memory.h"
+#include "os/mman.h"
+#include "os/syscall.h"
+#include "os/vm.h"
+
+#include <errno.h>
+
+/* More take too long to tell apart: each page is tested for one color after the other. */
+#define MAX_TIMED_COLORS 64
+#define MAX_TIMED_TRIES  5
+
+/* Several times what it takes on a quiet CPU, which grows with the block. */
+#define TIMED_NS       10000000000U
+#define TIMED_NS_BYTES ((size_t)32 << 20)
+
+/* ---- resident pages ---- */
+
+static bool populate(char *base, size_t bytes) {
+    long result;
+    do {
+        result = os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_POPULATE_WRITE, 0, 0, 0);
+    } while (result == -EINTR || result == -EAGAIN);
+    if (result == -EINVAL) { /* before Linux 5.14 */
+        size_t page_bytes = vm_page_size();
+        for (size_t at = 0; at < bytes; at += page_bytes) {
+            *((volatile char *)base + at) = 0;
+        }
+        return true;
+    }
+    return result == 0;
+}
+
+/* Reserves address space for max_pages, with the scratch behind them. */
+static bool reserve(struct surplus *surplus, struct mapping *mapping) {
+    size_t timed = conflicts_min_pages(surplus->colors, surplus->cache.ways);
+    size_t pages = surplus->source == CALM_COLORED_FRAMES ? 4 * surplus->positions + 16 * surplus->colors
+                   : timed > 2 * surplus->positions       ? timed
+                                                          : 2 * surplus->positions;
+    size_t bytes = pages * surplus->page_bytes;
+    size_t scratch_bytes = pages * (sizeof *surplus->frames + sizeof *surplus->chosen +
+                                    sizeof *surplus->next + sizeof *surplus->color_of);
+    scratch_bytes += surplus->page_bytes - scratch_bytes % surplus->page_bytes;
+    surplus->base = mapping_reserve(mapping, bytes + scratch_bytes);
+    if (surplus->base == NULL || !vm_commit(surplus->base + bytes, scratch_bytes)) {
+        return false;
+    }
+    surplus->max_pages = pages;
+    surplus->frames = (uint64_t *)(void *)(surplus->base + bytes);
+    surplus->chosen = (uint32_t *)(surplus->frames + pages);
+    surplus->next = surplus->chosen + pages;
+    surplus->color_of = (uint16_t *)(surplus->next + pages);
+    return true;
+}
+
+/* Makes as many pages resident, of at most max_pages. */
+static int grow(struct surplus *surplus, size_t pages) {
+    pages = pages < surplus->max_pages ? pages : surplus->max_pages;
+    if (pages <= surplus->pages) {
+        return 0;
+    }
+    char *fresh = surplus->base + surplus->pages * surplus->page_bytes;
+    size_t bytes = (pages - surplus->pages) * surplus->page_bytes;
+    /* A surplus must not make the kernel kill a process for lack of memory. */
+    if (filters_now() == FILTERS_ADDED || bytes > memory_available_bytes_in(surplus->root) / 2 ||
+        !vm_commit(fresh, bytes) || !populate(fresh, bytes)) {
+        return ENOMEM;
+    }
+    surplus->pages = pages;
+    return 0;
+}
+
+/* ---- colors ---- */
+
+static int color_by_frames(struct surplus *surplus) {
+    int error = pagemap_frames(surplus->root, surplus->base, surplus->pages, surplus->frames);
+    for (size_t i = 0; error == 0 && i < surplus->pages; i++) {
+        uint64_t frame = surplus->frames[i];
+        surplus->color_of[i] =
+            frame == PAGEMAP_ABSENT ? BALANCE_UNKNOWN : (uint16_t)(frame % surplus->colors);
+    }
+    return error;
+}
+
+static bool is_past(const void *deadline) {
+    return clock_now_ns() >= *(const uint64_t *)deadline;
+}
+
+static bool open_timing(const struct surplus *surplus, struct eviction *eviction,
+                        struct conflicts *conflicts) {
+    *conflicts = (struct conflicts){.evicts = eviction_evicts,
+                                    .cache = eviction,
+                                    .is_over = is_past,
+                                    .bound = &surplus->deadline,
+                                    .colors = surplus->colors,
+                                    .ways = surplus->cache.ways};
+    return eviction_open(eviction, surplus->base, surplus->pages, surplus->page_bytes, &surplus->cache,
+                         surplus->colors);
+}
+
+static int color_by_time(struct surplus *surplus) {
+    struct eviction eviction;
+    struct conflicts conflicts;
+    for (int tries = 0; tries < MAX_TIMED_TRIES && !is_past(&surplus->deadline); tries++) {
+        /* Frames, not needed now, have room for two numbers a page. */
+        if (open_timing(surplus, &eviction, &conflicts) &&
+            conflicts_find(&conflicts, surplus->pages, clock_now_ns(), surplus->color_of,
+                           (uint32_t *)(void *)surplus->frames)) {
+            return 0;
+        }
+    }
+    return EAGAIN;
+}
+
+/* Whether pages evict each other as their frames say. */
+static bool frames_are_confirmed(struct surplus *surplus) {
+    struct eviction eviction;
+    struct conflicts conflicts;
+    return open_timing(surplus, &eviction, &conflicts) &&
+           conflicts_confirm(&conflicts, surplus->color_of, surplus->pages, surplus->next);
+}
+
+/* ---- the choice ---- */
+
+static void choose(struct surplus *surplus) {
+    surplus->balance =
+        balance_choose(surplus->color_of, surplus->pages, surplus->colors, surplus->first_color,
+                       surplus->positions, surplus->chosen, surplus->next);
+}
+
+/* Makes so many pages resident, and determines their colors. */
+static int grow_by_frames(struct surplus *surplus, size_t pages) {
+    int error = grow(surplus, pages);
+    error = error != 0 ? error : color_by_frames(surplus);
+    return error == 0 || error == EPERM || error == ENOMEM ? error : ENOTSUP;
+}
+
+/* Begins with a quarter more pages than needed, and adds pages while some colors are short: where memory has
+ * been in use for long, some are rare. */
+static int choose_by_frames(struct surplus *surplus) {
+    /* One page shows whether frames are hidden. */
+    int error = grow_by_frames(surplus, 1);
+    size_t pages = surplus->positions + surplus->positions / 4 + 4 * surplus->colors;
+    while (error == 0 && (error = grow_by_frames(surplus, pages)) == 0) {
+        choose(surplus);
+        pages += pages / 2;
+        /* If there can be no more pages, the best choice of these stands. */
+        if (surplus->balance.misplaced == 0 || surplus->pages == surplus->max_pages ||
+            grow(surplus, pages) != 0) {
+            break;
+        }
+    }
+    return error;
+}
+
+/* Timing needs all pages at once. By default, frames are used if timing confirms them. */
+static int choose_by_timing(struct surplus *surplus) {
+    int error = grow(surplus, surplus->max_pages);
+    if (error != 0) {
+        return error;
+    }
+    bool frames = surplus->source == 0 && color_by_frames(surplus) == 0 && frames_are_confirmed(surplus);
+    surplus->source = frames ? CALM_COLORED_FRAMES : CALM_COLORED_TIMED;
+    error = frames ? 0 : color_by_time(surplus);
+    if (error == 0) {
+        choose(surplus);
+    }
+    return error;
+}
+
+int surplus_choose(struct surplus *surplus, struct mapping *mapping) {
+    if (!eviction_can_time() || surplus->colors > MAX_TIMED_COLORS) {
+        if (surplus->source == CALM_COLORED_TIMED) {
+            return ENOTSUP;
+        }
+        surplus->source = CALM_COLORED_FRAMES; /* which nothing can confirm */
+    }
+    if (!reserve(surplus, mapping)) {
+        return ENOMEM;
+    }
+    size_t block_bytes = surplus->positions * surplus->page_bytes;
+    surplus->deadline = clock_now_ns() + TIMED_NS * (1 + (uint64_t)(block_bytes / TIMED_NS_BYTES));
+    return surplus->source == CALM_COLORED_FRAMES ? choose_by_frames(surplus) : choose_by_timing(surplus);
+}

@@ -1,0 +1,42 @@
+/*
+ * The surplus of pages from which a colored block is made: how many are made resident, how their colors are
+ * determined, and which are chosen. One owner; preserves errno; allocates nothing.
+ */
+#ifndef CALM_COLORED_SURPLUS_H
+#define CALM_COLORED_SURPLUS_H
+
+#include "colored/balance.h"
+#include "colored/block_table.h"
+#include "os/hardware_caches.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct surplus {
+    /* Set by the caller. */
+    const char *root; /* stands for "/" */
+    size_t page_bytes;
+    struct hardware_cache cache;
+    size_t colors;    /* of the cache */
+    size_t positions; /* pages of the block */
+    size_t first_color;
+    unsigned source; /* CALM_COLORED_FRAMES, CALM_COLORED_TIMED or 0; the choice replaces 0 by one of them */
+
+    char *base;
+    size_t pages; /* resident */
+    size_t max_pages;
+    uint64_t deadline; /* of timing */
+    uint32_t *chosen;  /* the page for each position */
+    struct balance balance;
+
+    /* Scratch; these and `chosen` have an element for each of max_pages. */
+    uint32_t *next;
+    uint64_t *frames;
+    uint16_t *color_of;
+};
+
+/* Makes pages of the mapping resident, and chooses one for each position; the caller releases the mapping.
+ * Returns 0, or an errno value as calm_colored_alloc. */
+int surplus_choose(struct surplus *surplus, struct mapping *mapping);
+
+#endif

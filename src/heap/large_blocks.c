@@ -1,0 +1,165 @@
+#include "heap/large_blocks.h"
+
+/* Each moved block keeps a mapping; half of what a process may have is the application's. */
+#define MAX_MOVED_SPANS 16384
+
+void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
+                      bool colored, bool *zero) {
+    uint64_t made = heap->runs.huge_pages_made;
+    /* Among smaller blocks the skipped pages would be holes that nothing fits: docs/experiments.md. */
+    colored = colored && pages >= heap->runs.region_pages;
+    struct span *span =
+        runs_take(&heap->runs, pages, align_pages, choice, colored ? &heap->colors : NULL, zero);
+    heap->dirtied_pages += heap->runs.huge_pages_made - made;
+    if (span == NULL) {
+        return NULL;
+    }
+    /* Moved pages are not faulted in. */
+    heap->runs.faulted_pages += *zero && choice != RUN_FOR_MOVE ? pages : 0;
+    span->state = SPAN_LARGE;
+    span->offset = 0;
+    span->colored = span->huge && colored;
+    if (span->colored) {
+        colors_add(&heap->colors, runs_address_page(&heap->runs, span));
+    }
+    span->moved = false;
+    span->calloc_populated = false;
+    span->prefaulted = false;
+    heap->used_pages += pages;
+    heap->large_allocations++;
+    return span->base;
+}
+
+/* Before the block's size changes. */
+static void end_calloc_populated(struct heap *heap, struct span *span) {
+    heap->calloc_populated_pages -= span->calloc_populated ? span->pages : 0;
+    span->calloc_populated = false;
+}
+
+/* The block leaves its span. */
+static void leave_span(struct heap *heap, struct span *span) {
+    end_calloc_populated(heap, span);
+    if (span->colored) {
+        colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
+    }
+    span->colored = false;
+    span->state = SPAN_PURGING;
+    heap->used_pages -= span->pages;
+    heap->moved_spans -= span->moved;
+}
+
+/* The span of a large block whose first page an address is on. */
+static struct span *large_on_page(const struct heap *heap, const void *address) {
+    uint32_t page = space_page(&heap->space, address);
+    if (page == 0 || !space_is_usable(&heap->space, page)) {
+        return NULL;
+    }
+    struct span *span = space_span_of(&heap->space, page);
+    return span->state == SPAN_LARGE && span->page == page ? span : NULL;
+}
+
+struct span *heap_large_span(const struct heap *heap, const void *block) {
+    struct span *span = large_on_page(heap, block);
+    return span != NULL && span->base + span->offset == block ? span : NULL;
+}
+
+struct span *heap_large_span_at(const struct heap *heap, const void *base) {
+    struct span *span = large_on_page(heap, base);
+    return span != NULL && span->base == base ? span : NULL;
+}
+
+void *heap_place_large(struct span *span, size_t offset) {
+    span->offset = offset;
+    return span->base + offset;
+}
+
+void heap_note_calloc_populated(struct heap *heap, void *block) {
+    struct span *span = heap_large_span(heap, block);
+    span->calloc_populated = true;
+    heap->calloc_populated_pages += span->pages;
+}
+
+struct span *heap_put_large(struct heap *heap, void *block) {
+    struct span *span = heap_large_span(heap, block);
+    if (span == NULL) {
+        heap_note_wild_free(heap, block);
+        return NULL;
+    }
+    leave_span(heap, span);
+    heap->dirtied_pages += span->pages;
+    if (span->moved) {
+        heap->purging_pages += span->pages;
+        return span;
+    }
+    runs_put(&heap->runs, span, false);
+    return NULL;
+}
+
+void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
+    heap->purging_pages -= span->pages;
+    runs_put(&heap->runs, span, renewed);
+}
+
+/* Moved pages are given back as a whole: a moved block that shrinks is copied elsewhere, or keeps its size.
+ */
+static bool shrink(struct heap *heap, struct span *span, size_t pages) {
+    if (span->moved) {
+        return pages > span->pages / 2;
+    }
+    struct span *rest = runs_split(&heap->runs, span, pages);
+    if (rest == NULL) {
+        return true; /* keeps its size, which is no less than was asked */
+    }
+    heap->used_pages -= rest->pages;
+    heap->dirtied_pages += rest->pages;
+    space_mark_ends(&heap->space, span);
+    rest->state = SPAN_PURGING;
+    runs_put(&heap->runs, rest, false);
+    return true;
+}
+
+static bool extend(struct heap *heap, struct span *span, size_t more) {
+    struct span *next = runs_next(&heap->runs, span);
+    uint32_t end = next == NULL ? span->page + span->pages : next->page + next->pages;
+    if ((next == NULL || next->pages < more) && space_ends_at(&heap->space, end) &&
+        runs_extend(&heap->runs, more)) {
+        next = runs_next(&heap->runs, span);
+    }
+    /* Clean pages of a huge-page region would become resident by more than the block takes. */
+    bool clean = next != NULL && next->state == SPAN_CLEAN;
+    if (next == NULL || next->pages < more || next->huge != span->huge || (next->huge && clean)) {
+        return false;
+    }
+    next = runs_carve(&heap->runs, next, 0, more);
+    if (next == NULL) {
+        return false;
+    }
+    span->pages += next->pages;
+    heap->used_pages += more;
+    heap->runs.faulted_pages += clean ? more : 0;
+    span_table_drop(&heap->space.spans, next);
+    space_mark_ends(&heap->space, span);
+    return true;
+}
+
+bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
+    if (pages == span->pages) {
+        return true;
+    }
+    end_calloc_populated(heap, span);
+    return pages < span->pages ? shrink(heap, span, pages) : extend(heap, span, pages - span->pages);
+}
+
+void heap_moved(struct heap *heap, struct span *from, struct span *to) {
+    leave_span(heap, from);
+    to->moved = true;
+    to->offset = from->offset;
+    heap->moves++;
+    heap->moved_spans++;
+    from->moved = false;
+    runs_put(&heap->runs, from, true);
+}
+
+bool heap_may_move(const struct heap *heap) {
+    return heap->moved_spans < MAX_MOVED_SPANS;
+}

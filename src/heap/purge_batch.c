@@ -1,0 +1,120 @@
+#include "heap/purge_batch.h"
+
+#include "heap/slab.h"
+
+static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, const char *base,
+                      size_t pages) {
+    batch->ranges[batch->count] = (struct iovec){(void *)base, pages << heap->space.page_shift};
+    batch->spans[batch->count++] = span;
+    batch->pages += pages;
+    heap->purging_pages += pages;
+}
+
+/*
+ * Runs, the coldest first; of the last one its end, so that the rest has low addresses. Of a huge-page region
+ * all or nothing, unless split: a huge page that is purged in part stays whole until the kernel is short of
+ * memory.
+ */
+static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split) {
+    struct span *next;
+    for (struct span *run = heap->runs.dirty_ages.coldest; run != NULL; run = next) {
+        if (batch->pages >= pages || batch->count == PURGE_RANGES) {
+            return;
+        }
+        next = run->age.hotter;
+        size_t wanted = pages - batch->pages;
+        size_t skip = run->pages > wanted ? run->pages - wanted : 0;
+        size_t count = run->pages - skip;
+        if (run->huge && !split) {
+            size_t whole = runs_whole_regions(&heap->runs, run, &skip);
+            if (whole == 0) {
+                continue;
+            }
+            size_t unit = heap->runs.region_pages;
+            count = (wanted + unit - 1) / unit * unit;
+            count = count < whole ? count : whole;
+        }
+        run = runs_carve_dirty(&heap->runs, run, skip, count);
+        add_range(heap, batch, run, run->base, run->pages);
+    }
+}
+
+static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages, bool huge) {
+    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->slab_ages[huge].coldest != NULL) {
+        struct span *slab = heap->slab_ages[huge].coldest;
+        bool was_full = slab_is_full(heap, slab);
+        size_t from = 0;
+        size_t first;
+        size_t count;
+        size_t used = heap->used_pages;
+        while (batch->count < PURGE_RANGES && slab_claim(heap, slab, &from, &first, &count)) {
+            batch->claimed[batch->count] = (uint16_t)(heap->used_pages - used);
+            heap->claimed_pages += heap->used_pages - used;
+            used = heap->used_pages;
+            heap->claims = batch;
+            slab->claimed = true;
+            add_range(heap, batch, slab, slab->base + (first << heap->space.page_shift), count);
+        }
+        /* Claimed blocks are in use: a slab that they make full leaves the order, as when blocks are taken.
+         */
+        if (!was_full && slab_is_full(heap, slab) && heap->bins[slab->class].current != slab) {
+            address_order_remove(&heap->bins[slab->class].part_used, slab);
+        }
+    }
+}
+
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth) {
+    batch->count = 0;
+    batch->pages = 0;
+    size_t max_pages = PURGE_BYTES >> heap->space.page_shift;
+    pages = pages < max_pages ? pages : max_pages;
+    take_runs(heap, batch, pages, false);
+    if (depth >= PURGE_SLABS) {
+        take_from_slabs(heap, batch, pages, false);
+    }
+    if (depth >= PURGE_SPLIT) {
+        take_runs(heap, batch, pages, true);
+        take_from_slabs(heap, batch, pages, true);
+    }
+    return batch->pages;
+}
+
+void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
+    heap->claims = NULL;
+    for (size_t i = 0; i < batch->count; i++) {
+        struct span *span = batch->spans[i];
+        size_t pages = batch->ranges[i].iov_len >> heap->space.page_shift;
+        heap->purging_pages -= pages;
+        if (span->state == SPAN_SLAB) {
+            size_t offset = (size_t)((char *)batch->ranges[i].iov_base - span->base);
+            heap->claimed_pages -= batch->claimed[i];
+            span->claimed = false;
+            slab_return(heap, span, offset >> heap->space.page_shift, pages, i < purged);
+        } else {
+            runs_put(&heap->runs, span, i < purged);
+        }
+    }
+}
+
+void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b) {
+    struct iovec range = batch->ranges[a];
+    struct span *span = batch->spans[a];
+    uint16_t claimed = batch->claimed[a];
+    batch->ranges[a] = batch->ranges[b];
+    batch->spans[a] = batch->spans[b];
+    batch->claimed[a] = batch->claimed[b];
+    batch->ranges[b] = range;
+    batch->spans[b] = span;
+    batch->claimed[b] = claimed;
+}
+
+bool purge_batch_claims(const struct purge_batch *batch, const struct span *slab, const char *block,
+                        size_t size) {
+    for (size_t i = 0; batch != NULL && i < batch->count; i++) {
+        const char *start = batch->ranges[i].iov_base;
+        if (batch->spans[i] == slab && block + size > start && block < start + batch->ranges[i].iov_len) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,48 @@
+/*
+ * Free pages on their way to the kernel: taken out of the heap in a batch, so that the system calls need no
+ * lock, and put back when they are purged, or not.
+ *
+ * Single-owner; a batch that was taken belongs to the caller until it is put back.
+ */
+#ifndef CALM_HEAP_PURGE_BATCH_H
+#define CALM_HEAP_PURGE_BATCH_H
+
+#include "heap/heap.h"
+
+#include <sys/uio.h>
+
+#define PURGE_RANGES 1024
+#define PURGE_BYTES  ((size_t)16 << 20)
+
+/* Ranges to be purged, at most about 16 MiB. */
+struct purge_batch {
+    size_t count;
+    size_t pages;
+    struct iovec ranges[PURGE_RANGES];
+    uint16_t claimed[PURGE_RANGES];   /* pages that count as used by the claim alone */
+    struct span *spans[PURGE_RANGES]; /* the run, or the slab, that a range is part of */
+};
+
+enum purge_depth {
+    PURGE_RUNS,  /* free runs, and of huge-page regions only whole ones */
+    PURGE_SLABS, /* then pages within slabs */
+    PURGE_SPLIT, /* then parts of huge-page regions, slabs too: the kernel splits huge pages for them */
+};
+
+/*
+ * Takes up to so many dirty pages out of the free set, the coldest first. Returns how many: a little more
+ * where pages within slabs or whole huge-page regions are among them, and at most about 16 MiB.
+ */
+size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth);
+
+/* The first purged ranges of the batch are clean now; the others are as dirty as before. */
+void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);
+
+/* Exchanges two ranges of a batch. */
+void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b);
+
+/* Whether a batch, or NULL, has claimed a block of a slab, which then is free. */
+bool purge_batch_claims(const struct purge_batch *batch, const struct span *slab, const char *block,
+                        size_t size);
+
+#endif

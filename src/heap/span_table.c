@@ -1,0 +1,150 @@
+#include "heap/span_table.h"
+
+#include <string.h>
+
+#define MIN_IDLE_BYTES ((size_t)256 << 10) /* of descriptors, before they are worth a purge */
+
+/* Of a part, for so many spans. */
+static size_t bytes_for(const struct span_table *table, int part, size_t spans) {
+    return part == TABLE_SPANS        ? spans * table->span_bytes
+           : part == TABLE_FREE_SPANS ? (spans / 64 + 1) * sizeof(uint64_t)
+                                      : (spans / 4096 + 1) * sizeof(uint64_t);
+}
+
+static uint64_t *words_of(const struct span_table *table, enum table_part part) {
+    return (uint64_t *)(void *)table->memory[part].base;
+}
+
+static bool reach(struct span_table *table, size_t spans) {
+    bool reached = true;
+    for (int part = 0; part < TABLE_PARTS; part++) {
+        reached = reached && address_range_reach(&table->memory[part], bytes_for(table, part, spans));
+    }
+    return reached;
+}
+
+bool span_table_init(struct span_table *table, size_t max_spans, size_t bitmap_words) {
+    table->page_size = vm_page_size();
+    table->span_bytes = sizeof(struct span) + bitmap_words * sizeof(uint64_t);
+    table->max_spans = max_spans;
+    table->end = 1;
+    bool reserved = true;
+    for (int part = 0; part < TABLE_PARTS; part++) {
+        reserved = reserved && address_range_reserve(&table->memory[part], bytes_for(table, part, max_spans));
+    }
+    return reserved && reach(table, 1);
+}
+
+void span_table_release(struct span_table *table) {
+    for (int part = 0; part < TABLE_PARTS; part++) {
+        address_range_release(&table->memory[part]);
+    }
+}
+
+void span_table_trim(struct span_table *table, size_t max_spans) {
+    table->max_spans = max_spans < table->max_spans ? max_spans : table->max_spans;
+    for (int part = 0; part < TABLE_PARTS; part++) {
+        address_range_trim(&table->memory[part], bytes_for(table, part, table->max_spans));
+    }
+}
+
+static bool is_unused(const struct span_table *table, size_t number) {
+    return (words_of(table, TABLE_FREE_SPANS)[number / 64] >> (number % 64) & 1) != 0;
+}
+
+/* Marks a descriptor as unused or as in use, without touching it. */
+static void mark(struct span_table *table, size_t number, bool unused) {
+    uint64_t *bits = &words_of(table, TABLE_FREE_SPANS)[number / 64];
+    uint64_t *word = &words_of(table, TABLE_FREE_WORDS)[number / 4096];
+    uint64_t row = (uint64_t)1 << (number / 64 % 64);
+    if (unused) {
+        *bits |= (uint64_t)1 << (number % 64);
+        *word |= row;
+        table->unused++;
+        if (number / 4096 < table->lowest_free_word) {
+            table->lowest_free_word = number / 4096;
+        }
+    } else {
+        *bits &= ~((uint64_t)1 << (number % 64));
+        *word &= *bits == 0 ? ~row : ~(uint64_t)0;
+        table->unused--;
+    }
+}
+
+struct span *span_table_take(struct span_table *table) {
+    const uint64_t *words = words_of(table, TABLE_FREE_WORDS);
+    size_t committed = table->memory[TABLE_FREE_WORDS].committed / sizeof *words;
+    size_t word = table->lowest_free_word;
+    while (word < committed && words[word] == 0) {
+        word++;
+    }
+    table->lowest_free_word = word;
+    size_t number = table->end;
+    if (word < committed) {
+        size_t row = word * 64 + (size_t)__builtin_ctzll(words[word]);
+        number = row * 64 + (size_t)__builtin_ctzll(words_of(table, TABLE_FREE_SPANS)[row]);
+        mark(table, number, false);
+    } else if (number < table->max_spans && reach(table, number + 1)) {
+        table->end++;
+    } else {
+        return NULL;
+    }
+    struct span *span = span_at(table, (uint32_t)number);
+    memset(span, 0, table->span_bytes);
+    return span;
+}
+
+void span_table_drop(struct span_table *table, struct span *span) {
+    span->state = SPAN_UNUSED;
+    table->dropped++;
+    mark(table, span_number(table, span), true);
+}
+
+/* The descriptors on a range, in part or whole: numbers first to *end - 1. */
+static size_t spans_on(const struct span_table *table, const struct iovec *range, size_t *end) {
+    size_t offset = (size_t)((const char *)range->iov_base - table->memory[TABLE_SPANS].base);
+    *end = (offset + range->iov_len + table->span_bytes - 1) / table->span_bytes;
+    return offset / table->span_bytes;
+}
+
+static void mark_ranges(struct span_table *table, const struct iovec *ranges, size_t count, bool unused) {
+    for (size_t i = 0; i < count; i++) {
+        size_t end;
+        for (size_t number = spans_on(table, &ranges[i], &end); number < end; number++) {
+            mark(table, number, unused);
+        }
+    }
+}
+
+size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size_t max_ranges) {
+    size_t fewer = table->dropped < table->unused ? table->dropped : table->unused;
+    if (fewer * table->span_bytes < MIN_IDLE_BYTES || table->unused < table->end / 2) {
+        return 0;
+    }
+    table->dropped = 0;
+    size_t count = 0;
+    size_t pages = table->end * table->span_bytes / table->page_size;
+    for (size_t page = 0; page < pages; page++) {
+        struct iovec one = {table->memory[TABLE_SPANS].base + page * table->page_size, table->page_size};
+        size_t end;
+        size_t number = spans_on(table, &one, &end);
+        while (number < end && is_unused(table, number)) {
+            number++;
+        }
+        if (number < end) {
+            continue;
+        }
+        struct iovec *last = count == 0 ? NULL : &ranges[count - 1];
+        if (last != NULL && (char *)last->iov_base + last->iov_len == one.iov_base) {
+            last->iov_len += one.iov_len;
+        } else if (count < max_ranges) {
+            ranges[count++] = one;
+        }
+    }
+    mark_ranges(table, ranges, count, false);
+    return count;
+}
+
+void span_table_put_idle(struct span_table *table, const struct iovec *ranges, size_t count) {
+    mark_ranges(table, ranges, count, true);
+}

@@ -1,0 +1,29 @@
+#include "offload/client_cache.h"
+
+#include "base/size.h"
+
+#define MAX_BLOCKS 1024
+
+void client_cache_lay_out(struct endpoint_layout *layout, size_t class_bytes) {
+    for (uint32_t class = 1; class < layout->classes->count; ++class) {
+        size_t blocks = class_bytes / layout->classes->of[class].size;
+        layout->cache_start[class] = layout->words;
+        layout->max_cached[class] = (uint16_t)size_min(blocks, MAX_BLOCKS);
+        layout->words += layout->max_cached[class];
+    }
+}
+
+size_t client_cache_take_unused(const struct endpoint_layout *layout, struct endpoint *endpoint,
+                                uint32_t class, void **blocks) {
+    struct client_cache *cache = &endpoint->caches[class];
+    void **stack = client_cache_stack(layout, endpoint, class);
+    uint32_t got = cache->min_count < MAX_MAGAZINE_BLOCKS ? cache->min_count : MAX_MAGAZINE_BLOCKS;
+    if (got > 0) {
+        uint32_t left = client_cache_level(endpoint, class) - got;
+        memcpy(blocks, stack, got * sizeof *blocks);
+        memmove(stack, stack + got, left * sizeof *stack);
+        client_cache_set(endpoint, class, left);
+        cache->min_count -= got;
+    }
+    return got;
+}

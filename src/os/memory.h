@@ -1,0 +1,25 @@
+/*
+ * How much memory the machine has, and how much the process may still take before any task must wait for
+ * memory. Called by the governor once per epoch at most.
+ *
+ * Reads files of /proc and /sys. Thread-safe; preserves errno; allocates nothing; takes up to 4 KiB of stack.
+ */
+#ifndef CALM_OS_MEMORY_H
+#define CALM_OS_MEMORY_H
+
+#include <stddef.h>
+
+/* The machine's memory. One system call; reads no file. */
+size_t memory_total_bytes(void);
+
+/*
+ * Bytes until nine tenths of a control group's limit are used (cgroup.h), or 95 % of the machine's memory
+ * (huge pages set aside by hugetlbfs not counted). 0 while tasks of the group wait for memory, or tasks of
+ * the machine while less than a fifth of its memory is available. SIZE_MAX if nothing is known.
+ */
+size_t memory_available_bytes(void);
+
+/* The same below another folder than "/". For tests. */
+size_t memory_available_bytes_in(const char *root);
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * The thread pointer, and what the C library keeps at an offset from it: the area that it registered for
+ * restartable sequences (rseq(2)). Preserves errno; allocates nothing.
+ */
+#ifndef CALM_OS_RSEQ_H
+#define CALM_OS_RSEQ_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static inline void *thread_pointer(void) {
+    void *pointer;
+#if defined(__x86_64__)
+    __asm__("mov %%fs:0, %0" : "=r"(pointer));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
+#endif
+    return pointer;
+}
+
+/*
+ * Offsets from the thread pointer, the same for every thread. A virtual CPU number (mm_cid, Linux 6.3) is
+ * below both the CPUs and the threads of the process, and like a CPU's number belongs to one running thread
+ * at a time.
+ */
+struct rseq_offsets {
+    bool usable;
+    ptrdiff_t area;
+    ptrdiff_t cpu_number; /* of a virtual CPU where there are those, else of a CPU: uint32_t */
+    ptrdiff_t node;       /* uint32_t; 0 where the kernel does not say */
+};
+
+/* Any thread. Not usable where the C library registers no areas (before glibc 2.35, musl). */
+struct rseq_offsets rseq_find(void);
+
+/*
+ * Restarts every restartable sequence that runs on any CPU of this process, and orders memory with it: once
+ * it returns true, no sequence is under way that began before. Costs an interrupt for each other CPU that
+ * runs the process. False where the kernel cannot, or may not be asked. Any thread.
+ */
+bool rseq_restart_all(void);
+
+#endif

@@ -1,0 +1,274 @@
+#include "profile/heap_profile.h"
+
+#include "os/clock.h"
+#include "os/filters.h"
+#include "os/random.h"
+#include "os/syscall.h"
+#include "os/text.h"
+#include "profile/pprof.h"
+#include "profile/samples_layout.h"
+#include "profile/unwind.h"
+
+#include <errno.h>
+
+#define MAX_REQUESTED_MEAN ((uint64_t)1 << 30)
+#define SECOND_NS          ((uint64_t)1000000000)
+
+_Atomic(uint64_t) heap_profile_mean;
+_Atomic(bool) heap_profile_listened;
+
+static unsigned cpu_count;
+static unsigned (*current_cpu)(void);
+static void (*use_fast_path)(bool use);
+static struct samples samples;
+static _Atomic(bool) was_on;
+static _Atomic(bool) was_chosen; /* by the program or its user */
+
+/* Serializes switching, and protects what follows. */
+static struct lock switch_lock;
+static uint64_t last_mean; /* the mean when the profile was last on */
+static uint64_t chosen_mean;
+static const char *chosen_prefix;
+static uint64_t requested_mean;
+static _Atomic(uint64_t) requested_until_ns; /* 0: until the next request */
+
+const struct samples_layout heap_profile_layout = SAMPLES_LAYOUT(&samples, &heap_profile_mean, &last_mean);
+
+/* Of a CPU, or of the threads that share its number. */
+struct countdown {
+    _Alignas(64) _Atomic(int64_t) left; /* bytes to the next sample */
+    _Atomic(uint64_t) random;
+};
+
+static struct countdown *countdowns;
+
+void heap_profile_start(unsigned cpus, unsigned (*current)(void), void (*use)(bool)) {
+    cpu_count = cpus;
+    current_cpu = current;
+    use_fast_path = use;
+}
+
+void heap_profile_learn_modules(void) {
+    unwind_learn_modules();
+}
+
+static int64_t next_gap(struct countdown *countdown, uint64_t mean) {
+    uint64_t counter =
+        atomic_fetch_add_explicit(&countdown->random, RANDOM_GOLDEN_RATIO, memory_order_relaxed);
+    return sampling_gap(random_mix(counter), mean);
+}
+
+static bool make_ready(void) {
+    if (countdowns != NULL) {
+        return true;
+    }
+    size_t page = vm_page_size();
+    size_t bytes = (cpu_count * sizeof(struct countdown) + page - 1) & ~(page - 1);
+    struct countdown *made = vm_reserve(bytes, page);
+    if (made == NULL) {
+        return false;
+    }
+    if (!vm_commit(made, bytes) || !samples_init(&samples)) {
+        vm_release(made, bytes);
+        return false;
+    }
+    countdowns = made;
+    return true;
+}
+
+/* Another process cannot make this one call what a filter that the program added may forbid. */
+static uint64_t wanted_mean(void) {
+    bool listened = probe_alloc_is_enabled() || probe_free_is_enabled();
+    atomic_store_explicit(&heap_profile_listened, listened, memory_order_relaxed);
+    if (chosen_mean != 0) {
+        atomic_store_explicit(&was_chosen, true, memory_order_relaxed);
+        return chosen_mean;
+    }
+    if (filters_now() == FILTERS_ADDED) {
+        return 0;
+    }
+    return requested_mean != 0 ? requested_mean : listened ? PROBES_MEAN_BYTES : 0;
+}
+
+/* Under switch_lock. */
+static bool apply(void) {
+    uint64_t mean = wanted_mean();
+    bool able = mean == 0 || make_ready();
+    mean = able ? mean : 0;
+    if (mean == atomic_load_explicit(&heap_profile_mean, memory_order_relaxed)) {
+        return able;
+    }
+    if (mean != 0) {
+        /* Differs from run to run: by the time, and by where the kernel puts the counters. */
+        uint64_t seed = random_mix(clock_now_ns() ^ (uint64_t)(uintptr_t)countdowns);
+        for (unsigned i = 0; i < cpu_count; i++) {
+            atomic_store_explicit(&countdowns[i].random, random_mix(seed + i), memory_order_relaxed);
+            atomic_store_explicit(&countdowns[i].left, next_gap(&countdowns[i], mean), memory_order_relaxed);
+        }
+        last_mean = mean;
+        atomic_store_explicit(&was_on, true, memory_order_release);
+    }
+    /* Release: a thread that reads the mean finds the counters. */
+    atomic_store_explicit(&heap_profile_mean, mean, memory_order_release);
+    use_fast_path(mean == 0);
+    return able;
+}
+
+bool heap_profile_is_locked(void) {
+    return lock_is_mine(&switch_lock) || lock_is_mine(&samples.lock);
+}
+
+void heap_profile_apply(void) {
+    if (!heap_profile_is_locked()) {
+        lock_acquire(&switch_lock);
+        apply();
+        lock_release(&switch_lock);
+    }
+}
+
+bool heap_profile_configure(uint64_t mean_bytes, const char *file_prefix) {
+    lock_acquire(&switch_lock);
+    chosen_mean = mean_bytes;
+    chosen_prefix = file_prefix;
+    bool able = apply();
+    lock_release(&switch_lock);
+    return able;
+}
+
+static void set_request(uint64_t mean, uint64_t until_ns) {
+    requested_mean = mean;
+    atomic_store_explicit(&requested_until_ns, until_ns, memory_order_relaxed);
+}
+
+int heap_profile_request(uint64_t mean_bytes, uint32_t seconds, uint64_t *in_force) {
+    int error = 0;
+    lock_acquire(&switch_lock);
+    if (mean_bytes > MAX_REQUESTED_MEAN) {
+        error = EINVAL;
+    } else if (mean_bytes != 0 && filters_now() == FILTERS_ADDED) {
+        error = EPERM;
+    } else {
+        set_request(mean_bytes, seconds == 0 ? 0 : clock_now_ns() + seconds * SECOND_NS);
+        if (!apply()) {
+            requested_mean = 0;
+            error = ENOMEM;
+        }
+    }
+    *in_force = atomic_load_explicit(&heap_profile_mean, memory_order_relaxed);
+    lock_release(&switch_lock);
+    return error;
+}
+
+/* Ends a request whose time is over. Within malloc: if the lock is taken, that is left to the next sample. */
+static void end_overdue_request(uint64_t now_ns) {
+    uint64_t until_ns = atomic_load_explicit(&requested_until_ns, memory_order_relaxed);
+    if (until_ns != 0 && now_ns >= until_ns && lock_try(&switch_lock)) {
+        if (atomic_load_explicit(&requested_until_ns, memory_order_relaxed) == until_ns) {
+            set_request(0, 0);
+            apply();
+        }
+        lock_release(&switch_lock);
+    }
+}
+
+/*
+ * The thread whose allocation takes the counter to zero takes the sample, and sets the counter anew from the
+ * end of its block: the next gap does not depend on the last one. It does both in one store, so that a thread
+ * that is interrupted before does not keep others on the same CPU from sampling.
+ */
+bool heap_profile_should_sample(size_t size) {
+    /* Acquire: pairs with the release in apply. */
+    uint64_t mean = atomic_load_explicit(&heap_profile_mean, memory_order_acquire);
+    if (mean == 0 || size > PTRDIFF_MAX / 2) {
+        return false;
+    }
+    unsigned cpu = current_cpu();
+    struct countdown *countdown = &countdowns[cpu < cpu_count ? cpu : 0];
+    int64_t bytes = size == 0 ? 1 : (int64_t)size;
+    int64_t before = atomic_load_explicit(&countdown->left, memory_order_relaxed);
+    int64_t after;
+    do {
+        after = before > bytes ? before - bytes : next_gap(countdown, mean);
+    } while (!atomic_compare_exchange_weak_explicit(&countdown->left, &before, after, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    if (before > bytes) {
+        return false;
+    }
+    if (!samples_have_room(&samples)) {
+        samples_drop(&samples);
+        end_overdue_request(clock_now_ns());
+        return false;
+    }
+    return true;
+}
+
+__attribute__((noinline)) void heap_profile_add(const void *block, size_t size) {
+    uint64_t mean = atomic_load_explicit(&heap_profile_mean, memory_order_relaxed);
+    if (mean == 0) {
+        return;
+    }
+    uintptr_t addresses[MAX_SAMPLE_DEPTH];
+    size_t depth = unwind_here(addresses, MAX_SAMPLE_DEPTH);
+    struct sample_weight weight = sampling_weight(size == 0 ? 1 : size, mean);
+    uint64_t now_ns = clock_now_ns();
+    if (samples_add(&samples, block, weight, addresses, depth, now_ns) && probe_alloc_is_enabled()) {
+        probe_alloc((uintptr_t)block, size, weight.bytes);
+    }
+    end_overdue_request(now_ns);
+}
+
+/* Under a filter of the program's, blocks that were sampled only for another process stay in the profile. */
+void heap_profile_remove(const void *block) {
+    if (samples_any_live(&samples) &&
+        (filters_now() != FILTERS_ADDED || atomic_load_explicit(&was_chosen, memory_order_relaxed)) &&
+        samples_remove(&samples, block, clock_now_ns()) && probe_free_is_enabled()) {
+        probe_free((uintptr_t)block);
+    }
+}
+
+size_t heap_profile_bytes(void) {
+    return atomic_load_explicit(&was_on, memory_order_acquire) ? samples_bytes(&samples) : 0;
+}
+
+int heap_profile_write(const char *path, bool replace) {
+    if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
+        return ENODATA;
+    }
+    lock_acquire(&switch_lock);
+    uint64_t mean = last_mean;
+    lock_release(&switch_lock);
+    return pprof_write(&samples, mean, path, replace);
+}
+
+/* The process's number keeps the files of a program and its children apart. */
+void heap_profile_end(void) {
+    if (!atomic_load_explicit(&was_chosen, memory_order_relaxed)) {
+        return;
+    }
+    struct text path = {0};
+    text_string(&path, *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix);
+    text_string(&path, ".");
+    text_number(&path, (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
+    text_string(&path, ".heap");
+    text_end(&path);
+    int error = heap_profile_write(path.bytes, true);
+    if (error != 0 && error != ENODATA) {
+        struct text line = {0};
+        text_string(&line, "calmalloc: profile not written to ");
+        text_string(&line, path.bytes);
+        text_string(&line, ": error ");
+        text_number(&line, (uint64_t)error);
+        text_string(&line, "\n");
+        text_write(&line, 2);
+    }
+}
+
+void heap_profile_before_fork(void) {
+    lock_acquire_for_fork(&switch_lock, true);
+    samples_before_fork(&samples);
+}
+
+void heap_profile_after_fork(void) {
+    samples_after_fork(&samples);
+    lock_release_after_fork(&switch_lock);
+}

@@ -1,0 +1,206 @@
+"""The floors of src/ and ptlbmalloc2/: no circles, and no use of what lies above (scripts/structure)."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging_helpers import BUILD, REPOSITORY, run, tool
+
+SCRIPT = REPOSITORY / "scripts/structure"
+
+
+@pytest.fixture(scope="module")
+def structure() -> Any:
+    loader = importlib.machinery.SourceFileLoader("structure_script", str(SCRIPT))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # where its dataclass looks for names
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tree(structure: Any) -> Any:
+    return structure.read(REPOSITORY, BUILD)
+
+
+def none(findings: list[str]) -> None:
+    assert not findings, "\n".join(findings)
+
+
+def test_files_form_no_circle(tree: Any) -> None:
+    none(tree.in_circles())
+
+
+def test_folders_form_no_circle(tree: Any, structure: Any) -> None:
+    none(tree.in_circles(structure.folder_of))
+
+
+def test_no_floor_uses_one_above_it(tree: Any) -> None:
+    none(tree.upwards())
+
+
+def test_optional_features_are_used_by_their_plug_ins_only(tree: Any) -> None:
+    none(tree.unplugged())
+
+
+def test_the_list_of_floors_is_complete(tree: Any) -> None:
+    none(tree.unlisted())
+
+
+# ---- what the script finds ----
+
+PAGE = """\
+1. `low/` the ground
+2. `extra/` a feature
+3. `high/` the roof
+
+| feature | left out by | plugged in by |
+| --- | --- | --- |
+| `extra/` | `EXTRA=OFF` | `high/plug` |
+"""
+SOUND = {
+    "src/low/ground.h": "int ground(void);\n",
+    "src/low/ground.c": '#include "low/ground.h"\nint ground(void) { return 1; }\n',
+    "src/low/cellar.h": "static inline int cellar(void) { return 0; }\n",
+    "src/extra/extra.h": "int extra(void);\n",
+    "src/extra/extra.c": '#include "low/ground.h"\nint extra(void);\nint extra(void) { return ground(); }\n',
+    "src/high/plug.c": '#include "extra/extra.h"\nint plug(void);\nint plug(void) { return extra(); }\n',
+    "src/high/roof.c": '#include "low/ground.h"\nint roof(void);\nint roof(void) { return ground(); }\n',
+    "ptlbmalloc2/roof.c": '#include "low/ground.h"\nint roof(void);\nint roof(void) { return ground(); }\n',
+    "ptlbmalloc2/user.c": "int roof(void);\nint user(void);\nint user(void) { return roof(); }\n",
+}
+
+
+def calls(name: str, called: str) -> str:
+    """A source that defines a function, which calls another."""
+    return f"int {called}(void);\nint {name}(void);\nint {name}(void) {{ return {called}(); }}\n"
+
+
+def make(root: Path, changes: dict[str, str]) -> Path:
+    """A tree of small files, compiled."""
+    files = SOUND | {"src/README.md": PAGE} | changes
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    folder, entries = root / "build/release", []
+    for name in files:
+        if name.endswith(".c"):
+            made = str(Path(name).with_suffix(".o"))
+            command = [tool("cc", "gcc"), "-O0", f"-I{root}/src", "-c", f"{root}/{name}", "-o", made]
+            (folder / made).parent.mkdir(parents=True, exist_ok=True)
+            run(*command, cwd=folder)
+            entries.append({"directory": str(folder), "command": " ".join(command), "file": f"{root}/{name}"})
+    (folder / "compile_commands.json").write_text(json.dumps(entries))
+    return root
+
+
+def test_a_sound_tree(tmp_path: Path) -> None:
+    found = run(SCRIPT, "--root", make(tmp_path, {})).stdout.splitlines()
+    assert [line.split() for line in found] == [
+        ["floor", "files", "lines", "circles", "largest"],
+        ["low", "2", "4", "0", "0"],
+        ["extra", "1", "4", "0", "0"],
+        ["high", "2", "6", "0", "0"],
+        ["ptlbmalloc2", "2", "6", "0", "0"],
+        ["all", "7", "20", "0", "0"],
+    ]
+
+
+INCLUDES_ROOF = '#include "high/roof.h"\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {"src/low/ground.c": calls("ground", "deep"), "src/low/deep.c": calls("deep", "ground")},
+            [
+                "circle of low/deep, low/ground",
+                "    low/deep uses low/ground: ground",
+                "    low/ground uses low/deep: deep",
+            ],
+            id="files that call each other",
+        ),
+        pytest.param(
+            {"src/low/cellar.h": '#include "low/ground.h"\n', "src/low/ground.c": '#include "cellar.h"\n'},
+            [
+                "circle of low/cellar, low/ground",
+                "    low/cellar uses low/ground: low/ground.h",
+                "    low/ground uses low/cellar: cellar.h",
+            ],
+            id="headers and sources that include each other",
+        ),
+        pytest.param(
+            {
+                "src/low/one.c": calls("one", "two"),
+                "src/low/two.c": calls("two", "three"),
+                "src/low/three.h": '#include "low/one.h"\n',
+                "src/low/one.h": "",
+                "src/low/three.c": "int three;\n",
+            },
+            ["circle of low/one, low/three, low/two"],
+            id="a circle of includes and calls",
+        ),
+        pytest.param(
+            {"src/low/deep.c": calls("deep", "roof")},
+            [
+                "circle of extra, high, low",
+                "    high/roof uses low/ground: low/ground.h, ground",
+                "    low/deep uses high/roof: roof",
+                "upwards: low/deep uses high/roof: roof",
+            ],
+            id="a call upwards",
+        ),
+        pytest.param(
+            {"src/low/cellar.h": INCLUDES_ROOF, "src/high/roof.h": ""},
+            ["upwards: low/cellar uses high/roof: high/roof.h"],
+            id="an include upwards",
+        ),
+        pytest.param(
+            {"src/high/deep.c": calls("deep", "user")},
+            ["upwards: high/deep uses ptlbmalloc2/user: user"],
+            id="a use of ptlbmalloc2",
+        ),
+        pytest.param(
+            {"src/high/other.c": calls("other", "extra")},
+            ["no plug-in: high/other uses extra/extra: extra"],
+            id="a feature that is called",
+        ),
+        pytest.param(
+            {"src/high/other.c": '#include "extra/extra.h"\n'},
+            ["no plug-in: high/other uses extra/extra: extra/extra.h"],
+            id="a feature that is included",
+        ),
+        pytest.param(
+            {"src/new/new.c": "int new;\n"}, ["new/ is not listed in src/README.md"], id="a new folder"
+        ),
+        pytest.param(
+            {"src/README.md": PAGE.replace("high/plug", "high/plug`, `high/gone") + "4. `sky/` none\n"},
+            [
+                "sky/, listed in src/README.md, is not there",
+                "high/gone, listed in src/README.md, is not there",
+            ],
+            id="lines without files",
+        ),
+    ],
+)
+def test_findings(changes: dict[str, str], expected: list[str], tmp_path: Path) -> None:
+    found = run(SCRIPT, "--root", make(tmp_path, changes), fails=True).stdout.splitlines()
+    for line in expected:
+        assert line in found, found
+
+
+def test_a_tree_that_is_not_built(tmp_path: Path) -> None:
+    root = make(tmp_path, {})
+    (root / "build/release/src/low/ground.o").unlink()
+    assert "no object of low/ground: run make" in run(SCRIPT, "--root", root, fails=True).stderr
+    (root / "build/release/compile_commands.json").unlink()
+    assert "is not built: run make" in run(SCRIPT, "--root", root, fails=True).stderr
