@@ -8,7 +8,6 @@ struct retention_terms new_terms(const struct governor *governor) {
     double slack = (double)setting_value(&governor->settings.slack) / 100;
     return (struct retention_terms){
         .adaptive = is_adaptive(governor),
-        .background_purge = governor->background_purge,
         .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
         .share = slack < 1 ? slack : 1,
         .peak_bytes = demand_peak_pages(demand) << shift,
