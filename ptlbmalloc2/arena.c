@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "numbers.h"
 #include "os/syscall.h"
 #include "os/vm.h"
@@ -37,10 +38,10 @@ size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t huge_p
     size_t room = HEAP_MAX_BYTES - heap->mprotect_size;
     if (huge_page_bytes > 0) {
         size_t to_huge_end = huge_page_bytes - (heap->mprotect_size & (huge_page_bytes - 1));
-        room = smaller(room, to_huge_end);
+        room = size_min(room, to_huge_end);
         room = room > page_bytes ? room - page_bytes : 0;
     }
-    claim = smaller(claim, room);
+    claim = size_min(claim, room);
     if (claim == 0 || mprotect((char *)heap + heap->mprotect_size, claim, PROT_READ | PROT_WRITE) != 0) {
         return 0;
     }

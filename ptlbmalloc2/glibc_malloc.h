@@ -1,4 +1,4 @@
-/* The names under which glibc exports its own malloc, whoever else has taken the usual ones. */
+/* The names under which glibc exports its own malloc, also where another library has taken the usual ones. */
 #ifndef PTLBMALLOC2_GLIBC_MALLOC_H
 #define PTLBMALLOC2_GLIBC_MALLOC_H
 

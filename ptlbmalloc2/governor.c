@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "arena.h"
 #include "arenas.h"
+#include "base/size.h"
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
 #include "glibc_settings.h"
@@ -34,7 +35,7 @@ static void carry_out_request(void) {
         return;
     }
     bool known = claim.request == CONTROL_TRIM;
-    size_t keep_bytes = (size_t)claim.argument / larger(LOAD(&state.counters.arenas), 1);
+    size_t keep_bytes = (size_t)claim.argument / size_max(LOAD(&state.counters.arenas), 1);
     size_t purged = known ? trim_arenas(keep_bytes) : 0;
     control_complete(&os_control, &claim, known ? 0 : ENOSYS, purged);
 }
@@ -103,7 +104,7 @@ struct allowance governor_check(struct arena *arena, enum check_reason reason, s
         return (struct allowance){SIZE_MAX, SIZE_MAX};
     }
     ADD(&state.freed_bytes, freed_bytes);
-    size_t check_bytes = larger(LOAD(&state.counters.pad_each_bytes), MIN_CHECK_BYTES);
+    size_t check_bytes = size_max(LOAD(&state.counters.pad_each_bytes), MIN_CHECK_BYTES);
     struct allowance allowance = {check_bytes, check_bytes};
     int saved_errno = errno;
     bool top_grew = false;
@@ -112,7 +113,7 @@ struct allowance governor_check(struct arena *arena, enum check_reason reason, s
         bool proved = arenas_record_change(arena, check_bytes / 2, &top_grew);
         if (proved) {
             size_t padding = thresholds_claim_padding(arena);
-            allowance.alloc_bytes = larger(smaller(padding, check_bytes), MIN_ALLOC_CHECK_BYTES);
+            allowance.alloc_bytes = size_max(size_min(padding, check_bytes), MIN_ALLOC_CHECK_BYTES);
         }
         arena_unlock(arena);
         if (!proved) {

@@ -16,6 +16,7 @@
 
 #include "activation.h"
 #include "api/sanitizer.h"
+#include "base/size.h"
 #include "glibc_layout.h"
 #include "glibc_malloc.h"
 #include "glibc_settings.h"
@@ -108,7 +109,7 @@ __attribute__((noinline)) static void *after_allocation(void *block, size_t byte
         bool in_arena = block != NULL && !is_mmapped(block);
         granted = in_arena ? check(governor_arena_of(block), CHECK_ALLOCATED, 0).alloc_bytes : 0;
     }
-    allowance.alloc_bytes = placement_is_on() ? smaller(granted, placement_min_bytes() - 1) : granted;
+    allowance.alloc_bytes = placement_is_on() ? size_min(granted, placement_min_bytes() - 1) : granted;
     withheld_alloc_bytes = granted - allowance.alloc_bytes;
     return block;
 }
@@ -231,7 +232,7 @@ static size_t usable_bytes(const void *block) {
 __attribute__((noinline)) static void *realloc_mmapped(void *block, size_t bytes) {
     void *own = placement_original(block);
     size_t shift = (size_t)((char *)block - (char *)own);
-    size_t kept = smaller(usable_bytes(block), bytes);
+    size_t kept = size_min(usable_bytes(block), bytes);
     /* A size of 0, which frees the block, and too large a size are left to glibc. */
     void *moved = __libc_realloc(own, bytes == 0 || bytes > PTRDIFF_MAX ? bytes : bytes + shift);
     return allocated(placement_restore(moved, shift, kept), bytes);
@@ -254,7 +255,7 @@ EXPORT void *realloc(void *block, size_t bytes) {
         grant_free(check(old_arena, CHECK_FREED, freed_since_check(old_bytes)).free_bytes);
     }
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
-        size_t kept = smaller(old_bytes - sizeof(size_t), bytes);
+        size_t kept = size_min(old_bytes - sizeof(size_t), bytes);
         return after_allocation(placement_place(moved, bytes, kept), bytes);
     }
     return moved;
@@ -297,7 +298,7 @@ EXPORT void *valloc(size_t bytes) {
 
 EXPORT void *pvalloc(size_t bytes) {
     size_t page = vm_page_size();
-    return memalign(page, bytes > PTRDIFF_MAX ? bytes : (larger(bytes, 1) + page - 1) & ~(page - 1));
+    return memalign(page, bytes > PTRDIFF_MAX ? bytes : (size_max(bytes, 1) + page - 1) & ~(page - 1));
 }
 
 EXPORT size_t malloc_usable_size(void *block) {

@@ -10,7 +10,7 @@
 struct options options = {.sensitivity = 1};
 
 static void complain(const char *name, const char *value, const char *wanted) {
-    text_write_line(STDERR_FILENO, TEXT_PARTS("ptlbmalloc2: ", name, "='", value, "' ignored: ", wanted));
+    text_write_line(STDERR_FILENO, "ptlbmalloc2: %s='%s' ignored: %s", name, value, wanted);
 }
 
 static bool is_on(const char *value) {

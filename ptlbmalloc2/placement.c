@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "activation.h"
+#include "base/size.h"
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
 #include "glibc_settings.h"
@@ -68,7 +69,7 @@ static void *shifted(void *block, size_t shift) {
 /* A chunk is 8 to 23 bytes larger than its block, and mapped if it reaches the threshold. */
 size_t placement_min_bytes(void) {
     size_t max_overhead = CHUNK_HEADER_BYTES + CHUNK_ALIGN_MASK;
-    return larger(LOAD(&glibc_settings.mmap_threshold_bytes), MIN_BYTES + max_overhead) - max_overhead;
+    return size_max(LOAD(&glibc_settings.mmap_threshold_bytes), MIN_BYTES + max_overhead) - max_overhead;
 }
 
 size_t placement_request_bytes(size_t bytes) {
@@ -141,7 +142,7 @@ static bool resizes(unsigned char **block, size_t bytes, size_t new_bytes) {
     if (resized == NULL) {
         return false;
     }
-    size_t kept = smaller(bytes, new_bytes);
+    size_t kept = size_min(bytes, new_bytes);
     *block = placement_restore(resized, shift, kept);
     bool right = *block == resized + shift && placement_original(*block) == resized &&
                  usable_bytes(*block) >= new_bytes && (*block)[0] == marks[0] &&

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "activation.h"
+#include "base/size.h"
 #include "calmalloc.h"
 #include "glibc_settings.h"
 #include "options.h"
@@ -19,13 +20,11 @@
 
 void report_start(void) {
     bool on = activation_is_on();
-    text_write_line(STDERR_FILENO,
-                    TEXT_PARTS("ptlbmalloc2: glibc ", gnu_get_libc_version(),
-                               on ? " is governed" : " is left as it is: ", on ? "" : activation_why_not));
+    text_write_line(STDERR_FILENO, "ptlbmalloc2: glibc %s %s%s", gnu_get_libc_version(),
+                    on ? "is governed" : "is left as it is: ", on ? "" : activation_why_not);
     if (options.placement) {
-        on = placement_is_on();
-        text_write_line(STDERR_FILENO, TEXT_PARTS("ptlbmalloc2: mapped blocks are ",
-                                                  on ? "placed" : "not placed: ", placement_why_not));
+        text_write_line(STDERR_FILENO, "ptlbmalloc2: mapped blocks are %s%s",
+                        placement_is_on() ? "placed" : "not placed: ", placement_why_not);
     }
 }
 
@@ -39,33 +38,38 @@ struct report {
 static struct text *key(struct report *report, const char *name) {
     struct text *text = &report->text;
     if (report->json) {
-        text_string(text, text->length == 0 ? "{" : ", ");
-        text_json_string(text, name);
-        text_string(text, ": ");
-        return text;
-    }
-    text_string(text, text->length == 0 ? "ptlbmalloc2: statistics at exit" : "");
-    text_string(text, "\nptlbmalloc2:   ");
-    text_string(text, name);
-    for (size_t column = strlen(name); column < 24; column++) {
-        text_string(text, " ");
+        text_format(text, "%s\"%s\": ", text->length == 0 ? "{" : ", ", name);
+    } else {
+        static const char blanks[] = "                        "; /* up to the values' column */
+        const char *begin = text->length == 0 ? "ptlbmalloc2: statistics at exit" : "";
+        text_format(text, "%s\nptlbmalloc2:   %s%s", begin, name,
+                    blanks + size_min(strlen(name), sizeof blanks - 1));
     }
     return text;
 }
 
 static void put_string(struct report *report, const char *name, const char *value) {
-    (report->json ? text_json_string : text_string)(key(report, name), value);
+    struct text *text = key(report, name);
+    if (report->json) {
+        text_json_string(text, value);
+    } else {
+        text_format(text, "%s", value);
+    }
 }
 
 static void put_bool(struct report *report, const char *name, bool value) {
-    text_string(key(report, name), value ? "true" : "false");
+    text_format(key(report, name), "%s", value ? "true" : "false");
+}
+
+static void put_number(struct report *report, const char *name, uint64_t value) {
+    text_format(key(report, name), "%lu", value);
 }
 
 static void put_all(struct report *report) {
     static const char *const methods[] = {
         [PURGE_UNKNOWN] = "none yet", [PURGE_VECTORED] = "process_madvise", [PURGE_SINGLE] = "madvise"};
     struct counters *counters = &state.counters;
-    text_number(key(report, "pid"), (uint64_t)getpid());
+    put_number(report, "pid", (uint64_t)getpid());
     put_bool(report, "active", activation_is_on());
     put_string(report, "why_not", activation_is_on() ? "" : activation_why_not);
     put_string(report, "glibc", gnu_get_libc_version());
@@ -73,14 +77,14 @@ static void put_all(struct report *report) {
     put_bool(report, "user_trim_threshold", LOAD(&glibc_settings.trim_threshold));
     put_bool(report, "user_top_pad", LOAD(&glibc_settings.top_pad));
     put_bool(report, "user_mmap_threshold", LOAD(&glibc_settings.mmap_threshold));
-#define X(name) text_number(key(report, #name), state_sum(&counters->name));
+#define X(name) put_number(report, #name, state_sum(&counters->name));
     COUNTERS(X)
 #undef X
     text_hundredths(key(report, "cpus"), counters->cpus_hundredths);
     text_hundredths(key(report, "ranges_per_trim"),
                     counters->trims > 0 ? counters->ranges * 100 / counters->trims : 0);
     put_string(report, "purge_method", methods[purge_current_method()]);
-    text_number(key(report, "purge_calls"), counters->process_madvise_calls + counters->madvise_calls);
+    put_number(report, "purge_calls", counters->process_madvise_calls + counters->madvise_calls);
     put_bool(report, "placement", placement_is_on());
     put_string(report, "why_no_placement", placement_why_not);
 }
@@ -91,16 +95,15 @@ void report_stats(void) {
     }
     struct report report = {.json = options.stats_format == STATS_JSON};
     put_all(&report);
-    text_string(&report.text, report.json ? "}\n" : "\n");
+    text_format(&report.text, report.json ? "}\n" : "\n");
     if (options.stats_path[0] == '\0') {
         text_write(&report.text, STDERR_FILENO);
         return;
     }
     int descriptor = open(options.stats_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (descriptor < 0) {
-        text_write_line(STDERR_FILENO,
-                        TEXT_PARTS("ptlbmalloc2: statistics not written: cannot open ", options.stats_path,
-                                   errno == EACCES ? " (permission denied)" : ""));
+        text_write_line(STDERR_FILENO, "ptlbmalloc2: statistics not written: cannot open %s%s",
+                        options.stats_path, errno == EACCES ? " (permission denied)" : "");
         return;
     }
     text_write(&report.text, descriptor);

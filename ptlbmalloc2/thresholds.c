@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include "arena.h"
+#include "base/size.h"
 #include "glibc_malloc.h"
 #include "glibc_settings.h"
 #include "options.h"
@@ -54,7 +55,7 @@ void thresholds_update(void) {
         ADD(&state.counters.threshold_changes, 1);
         STORE(&state.counters.pad_each_bytes, now.pad_each_bytes);
         size_t max_pad = huge_page_bytes > 0 ? DEFAULT_TOP_PAD : INT_MAX;
-        __libc_mallopt(M_TOP_PAD, (int)smaller(now.pad_each_bytes, max_pad));
+        __libc_mallopt(M_TOP_PAD, (int)size_min(now.pad_each_bytes, max_pad));
     }
 }
 
@@ -66,8 +67,8 @@ size_t thresholds_claim_padding(const struct arena *arena) {
     size_t low = pad_each / 4;
     size_t usable = arena_usable_bytes(arena);
     if (usable < low) {
-        size_t doubling = smaller(heap_of(arena_body(arena)->top)->size, MAX_DOUBLING_BYTES);
-        size_t wanted = larger(pad_each, larger(doubling, MIN_CLAIM_BYTES));
+        size_t doubling = size_min(heap_of(arena_body(arena)->top)->size, MAX_DOUBLING_BYTES);
+        size_t wanted = size_max(pad_each, size_max(doubling, MIN_CLAIM_BYTES));
         size_t claimed = arena_claim(arena, wanted, huge_page_bytes);
         if (claimed > 0) {
             ADD(&state.counters.claims, 1);

@@ -1,6 +1,7 @@
 #include "trim_decision.h"
 
 #include "arenas.h"
+#include "base/size.h"
 #include "glibc_settings.h"
 #include "state.h"
 #include "trim.h"
@@ -21,7 +22,7 @@ bool trim_is_due(bool top_grew) {
     size_t top = state_sum(&state.counters.free_top_bytes);
     size_t threshold = LOAD(&state.counters.threshold_bytes);
     /* The slack was calculated from a threshold that may have fallen since, with the footprint. */
-    size_t slack = smaller(LOAD(&state.slack_bytes), larger(threshold, MIN_SLACK_BYTES));
+    size_t slack = size_min(LOAD(&state.slack_bytes), size_max(threshold, MIN_SLACK_BYTES));
     return top > threshold + (top_grew ? 0 : margin) &&
            (LOAD(&state.freed_bytes) - LOAD(&state.freed_bytes_then) >= slack ||
             top >= LOAD(&state.free_top_bytes_then) + slack);
@@ -34,11 +35,11 @@ void trim_if_needed(void) {
         size_t keep_bytes = LOAD(&state.counters.pad_each_bytes);
         resident = arenas_resident_bytes(keep_bytes);
         if (resident > threshold) {
-            resident -= smaller(trim_arenas(keep_bytes), resident);
+            resident -= size_min(trim_arenas(keep_bytes), resident);
         }
     }
     size_t slack = threshold > resident ? threshold - resident : 0;
-    STORE(&state.slack_bytes, larger(larger(slack, threshold / 16), MIN_SLACK_BYTES));
+    STORE(&state.slack_bytes, size_max(size_max(slack, threshold / 16), MIN_SLACK_BYTES));
     STORE(&state.free_top_bytes_then, state_sum(&state.counters.free_top_bytes));
     STORE(&state.freed_bytes_then, LOAD(&state.freed_bytes));
 }

@@ -5,6 +5,7 @@
 #include "api/placing.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
+#include "base/size.h"
 #include "os/vm.h"
 
 #include <errno.h>
@@ -241,7 +242,7 @@ void release_slow(void *block) {
  * the alignment. */
 static uint32_t aligned_class(size_t alignment, size_t size) {
     const struct size_classes *classes = &calm_allocator.classes;
-    uint32_t class = class_of(&calm_allocator, size < alignment ? alignment : size);
+    uint32_t class = class_of(&calm_allocator, size_max(size, alignment));
     while (class != 0 && class < classes->count && classes->of[class].size % alignment != 0) {
         ++class;
     }
@@ -344,7 +345,7 @@ void *reallocate(void *block, size_t size) {
     }
     void *other = allocate(size);
     if (other != NULL) {
-        memcpy(other, block, held < size ? held : size);
+        memcpy(other, block, size_min(held, size));
         release(block);
     } else if (size <= held) {
         return block; /* shrinking cannot fail */

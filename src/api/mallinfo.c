@@ -1,5 +1,6 @@
 /* What glibc reports of its malloc, of this one: mallinfo(3), malloc_stats(3) and malloc_info(3). */
 #include "api/counters.h"
+#include "base/size.h"
 #include "os/text.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ EXPORT struct mallinfo2 mallinfo2(void) {
     return (struct mallinfo2){
         .arena = stats.footprint,
         .ordblks = 1,
-        .uordblks = stats.in_use - (stats.cached < stats.in_use ? stats.cached : stats.in_use),
+        .uordblks = stats.in_use - size_min(stats.cached, stats.in_use),
         .fordblks = stats.retained + stats.cached,
         .keepcost = stats.retained,
     };
@@ -49,12 +50,9 @@ EXPORT void malloc_stats(void) {
     struct calm_stats stats;
     counters_fill(&stats);
     struct text page = {0};
-    text_string(&page, "calmalloc:");
-#define COUNTER(name, ...)                 \
-    text_string(&page, "\n  " #name ": "); \
-    text_number(&page, stats.name);
+    text_format(&page, "calmalloc:\n");
+#define COUNTER(name, ...) text_format(&page, "  " #name ": %lu\n", stats.name);
 #include "api/counters.def"
-    text_string(&page, "\n");
     text_write(&page, 2);
 }
 
@@ -67,13 +65,10 @@ EXPORT int malloc_info(int options, FILE *stream) {
     struct calm_stats stats;
     counters_fill(&stats);
     struct text page = {0};
-    text_string(&page, "<malloc version=\"calmalloc-1\">\n");
-#define COUNTER(name, ...)             \
-    text_string(&page, "<" #name ">"); \
-    text_number(&page, stats.name);    \
-    text_string(&page, "</" #name ">\n");
+    text_format(&page, "<malloc version=\"calmalloc-1\">\n");
+#define COUNTER(name, ...) text_format(&page, "<" #name ">%lu</" #name ">\n", stats.name);
 #include "api/counters.def"
-    text_string(&page, "</malloc>\n");
+    text_format(&page, "</malloc>\n");
     return fwrite(page.bytes, 1, page.length, stream) == page.length ? 0 : -1;
 }
 

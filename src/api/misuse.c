@@ -6,12 +6,11 @@
 #include <stdlib.h>
 
 void misuse_report(enum misuse kind, const void *pointer) {
-    struct text line = {0};
-    text_string(&line, kind == MISUSE_DOUBLE_FREE ? "calmalloc: double free: " : "calmalloc: invalid free: ");
-    text_pointer(&line, pointer);
-    text_string(&line, kind == MISUSE_DOUBLE_FREE ? " was freed before\n"
-                                                  : " is not the start of an allocated block\n");
-    text_write(&line, 2);
+    text_write_line(2,
+                    kind == MISUSE_DOUBLE_FREE
+                        ? "calmalloc: double free: %p was freed before"
+                        : "calmalloc: invalid free: %p is not the start of an allocated block",
+                    pointer);
     if (calm_options.misuse == OPTION_MISUSE_ABORT) {
         abort();
     }

@@ -94,8 +94,8 @@ static bool set(const struct entry *entry, const char *value, size_t length) {
         memcpy(entry->text, value, length);
         entry->text[length] = '\0';
     } else if (number >= 0) {
-        *entry->number =
-            number; /* in the order that all threads see: who copies it looks whether it changed */
+        /* In the order that all threads see: code that copies it checks whether it changed. */
+        *entry->number = number;
     }
     return number >= 0;
 }
@@ -128,7 +128,7 @@ const char *options_name(enum option which) {
 bool options_print(enum option which, struct text *text) {
     const struct entry *entry = &entries[which];
     if (entry->kind == KIND_TEXT) {
-        text_string(text, entry->text);
+        text_format(text, "%s", entry->text);
         return false;
     }
     int number = atomic_load_explicit(entry->number, memory_order_relaxed);
@@ -138,45 +138,28 @@ bool options_print(enum option which, struct text *text) {
         word += *word == '|';
     }
     if (*word == '\0') {
-        text_number(text, (uint64_t)number);
+        text_format(text, "%u", (unsigned)number);
         return true;
     }
-    size_t end = text->length + strcspn(word, "|");
-    text_string(text, word);
-    text->length = end < text->length ? end : text->length;
+    text_format(text, "%.*s", (int)strcspn(word, "|"), word);
     return false;
 }
 
 /* Of the text, which may be of any length, not all is repeated. */
 static void complain(const char *what, const char *text, size_t length, const char *wanted) {
-    struct text line = {0};
-    text_string(&line, "calmalloc: ");
-    text_string(&line, what);
-    text_string(&line, " '");
-    size_t end = line.length + (length < 64 ? length : 64);
-    text_string(&line, text);
-    line.length = end;
-    text_string(&line, "' in CALM_OPTIONS ignored");
-    text_string(&line, wanted);
-    text_string(&line, "\n");
-    text_write(&line, 2);
+    text_write_line(2, "calmalloc: %s '%.*s' in CALM_OPTIONS ignored%s", what, length < 64 ? (int)length : 64,
+                    text, wanted);
 }
 
 static void complain_of_value(const struct entry *entry, const char *text, size_t length) {
     static const char *const forms[] = {"", "", " bytes; k, m or g may follow", ", or a CPU's number",
                                         " bytes of text"};
     struct text wanted = {0};
-    text_string(&wanted, ": ");
-    text_string(&wanted, entry->name);
-    text_string(&wanted, " takes ");
-    text_string(&wanted, entry->words);
+    text_format(&wanted, ": %s takes %s", entry->name, entry->words);
     if (*entry->words == '\0') {
-        text_number(&wanted, (uint64_t)entry->min);
-        text_string(&wanted, " to ");
-        text_number(&wanted, (uint64_t)entry->max);
+        text_format(&wanted, "%u to %u", (unsigned)entry->min, (unsigned)entry->max);
     }
-    text_string(&wanted, forms[entry->kind]);
-    text_end(&wanted);
+    text_format(&wanted, "%s", forms[entry->kind]);
     complain("value of option", text, length, wanted.bytes);
 }
 

@@ -2,7 +2,7 @@
  * The options' values, and how they are set by name: from CALM_OPTIONS=name=value,... at the start, by
  * calm_set later. options.def lists the options.
  *
- * This only parses, stores and prints. What an option does is up to whoever sets it: see api/calm.h. Values
+ * This only parses, stores and prints. settings.h applies the values, which
  * may be read at any time, by any thread; texts change only at the start.
  */
 #ifndef CALM_API_OPTIONS_H

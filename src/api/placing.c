@@ -3,6 +3,7 @@
 #include "os/cpus.h"
 #include "os/hardware_caches.h"
 #include "os/random.h"
+#include "os/rseq.h"
 #include "placement/lines.h"
 
 #include <stdatomic.h>
@@ -18,9 +19,8 @@
 #define TURNS_BEFORE_READING 8
 
 /*
- * The numbers of blocks that were placed: each thread counts in the line that its thread pointer hashes to,
- * so that CPUs share none. Threads that share one may lose a count, and then two blocks begin at the same
- * line.
+ * The numbers of blocks that were placed: each thread counts in one line of its own, or of few threads, so
+ * that CPUs share none. Threads that share one may lose a count, and then two blocks begin at the same line.
  */
 #define TURN_COUNTERS 32
 static struct { _Alignas(64) _Atomic(uint32_t) turns; } counters[TURN_COUNTERS];
@@ -52,16 +52,15 @@ static uint64_t process_seed(void) {
     return known;
 }
 
-/* Different threads begin at different turns. */
+/* Lines begin at different turns. */
 static uint64_t next_turn(void) {
-    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
-    size_t number = mixed >> 32 & (TURN_COUNTERS - 1);
+    unsigned number = thread_slot(TURN_COUNTERS);
     uint32_t turn = atomic_load_explicit(&counters[number].turns, memory_order_relaxed);
     atomic_store_explicit(&counters[number].turns, turn + 1, memory_order_relaxed);
     if (turn >= TURNS_BEFORE_READING && atomic_load_explicit(&line_bytes, memory_order_relaxed) == 0) {
         read_caches();
     }
-    return turn + (mixed >> 40);
+    return turn + random_mix(number);
 }
 
 static struct line_spread current_spread(size_t page_bytes) {

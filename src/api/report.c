@@ -10,23 +10,20 @@
 void report_json(struct text *text) {
     struct calm_stats stats;
     counters_fill(&stats);
-    text_string(text, "{\"allocator\": \"calmalloc\", \"version\": ");
-    text_number(text, stats.version);
-#define COUNTER(name, ...)                  \
-    text_string(text, ", \"" #name "\": "); \
-    text_number(text, stats.name);
+    text_format(text, "{\"allocator\": \"calmalloc\", \"version\": %lu", (unsigned long)stats.version);
+#define COUNTER(name, ...) text_format(text, ", \"" #name "\": %lu", stats.name);
 #include "api/counters.def"
-    text_string(text, ", \"options\": {");
+    text_format(text, ", \"options\": {");
     for (enum option which = 0; which < OPTION_COUNT; which++) {
         struct text value = {0};
         bool is_number = options_print(which, &value);
-        text_end(&value);
-        text_string(text, which == 0 ? "\"" : ", \"");
-        text_string(text, options_name(which));
-        text_string(text, "\": ");
-        (is_number ? text_string : text_json_string)(text, value.bytes);
+        text_format(text, "%s\"%s\": %s", which == 0 ? "" : ", ", options_name(which),
+                    is_number ? value.bytes : "");
+        if (!is_number) {
+            text_json_string(text, value.bytes);
+        }
     }
-    text_string(text, "}}");
+    text_format(text, "}}");
 }
 
 /* Programs close their stderr before the last destructors run: the report has a descriptor of its own, unless
@@ -53,7 +50,7 @@ void report_write(void) {
         is_report_file(report_descriptor)) {
         struct text line = {0};
         report_json(&line);
-        text_string(&line, "\n");
+        text_format(&line, "\n");
         text_write(&line, report_descriptor);
     }
 }

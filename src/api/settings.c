@@ -68,9 +68,7 @@ void settings_read(void) {
 
 void settings_apply_profile(void) {
     if (!heap_profile_configure((uint64_t)calm_options.profile, calm_options.profile_file)) {
-        struct text line = {0};
-        text_string(&line, "calmalloc: no memory for a profile: option 'profile' ignored\n");
-        text_write(&line, 2);
+        text_write_line(2, "calmalloc: no memory for a profile: option 'profile' ignored");
     }
 }
 

@@ -1,5 +1,6 @@
 #include "cache/cpu_cache.h"
 
+#include "base/size.h"
 #include "cache/rseq.h"
 #include "os/thread.h"
 #include "os/vm.h"
@@ -149,8 +150,7 @@ unsigned cpu_cache_number(const struct cpu_caches *caches) {
     if (cpu_cache_is_rseq(caches)) {
         return read_rseq(caches->cpu_number);
     }
-    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
-    return cpu_cache_is_alone(caches) ? 0 : (unsigned)((mixed >> 32) * caches->count >> 32);
+    return cpu_cache_is_alone(caches) ? 0 : thread_slot(caches->count);
 }
 
 unsigned cpu_cache_node(const struct cpu_caches *caches) {
@@ -240,7 +240,7 @@ static size_t pop_exclusive(char *cache, uint32_t class, void **blocks, size_t c
     uint64_t top = get_top(cache, class);
     uint64_t bottom = (uint32_t)~get(&stack_bounds_of(cache, class)->not_bottom);
     size_t held = top > bottom ? top - bottom : 0;
-    size_t taken = held < count ? held : count;
+    size_t taken = size_min(held, count);
     if (taken > 0) {
         memcpy(blocks, (void **)(void *)cache + top - taken, taken * sizeof *blocks);
         set_top(cache, class, top - taken);
@@ -252,7 +252,7 @@ static size_t push_exclusive(char *cache, uint32_t class, void *const *blocks, s
     uint64_t top = get_top(cache, class);
     uint64_t end = get(&stack_bounds_of(cache, class)->end);
     size_t room = end > top ? end - top : 0;
-    size_t given = room < count ? room : count;
+    size_t given = size_min(room, count);
     if (given > 0) {
         memcpy((void **)(void *)cache + top, blocks, given * sizeof *blocks);
         set_top(cache, class, top + given);
@@ -346,7 +346,7 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
     int64_t room =
         (int64_t)get(&stack_bounds_of(words_of(caches, state), class)->end) - caches->start_of[class];
     size_t half = room > 0 ? (size_t)room / 2 : 0;
-    return half < of->batch ? of->batch : half < MAX_MAGAZINE_BLOCKS ? half : MAX_MAGAZINE_BLOCKS - 1;
+    return size_max(size_min(half, MAX_MAGAZINE_BLOCKS - 1), of->batch);
 }
 
 /*
@@ -362,7 +362,7 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
         uint32_t room = get(end) - start;
         uint32_t held = (uint32_t)get_top(cache, class) - start;
         uint32_t wanted = room / 2 > of->max_cached ? room / 2 : of->max_cached;
-        wanted = wanted > held ? wanted : held;
+        wanted = size_max(wanted, held);
         if (turns_get(&state->turns[class].empty) == 0 && room > wanted) {
             set(end, start + wanted);
             state->grown_bytes -= (size_t)(room - wanted) * of->size;
@@ -378,7 +378,7 @@ static uint64_t digest(const struct cpu_caches *caches, char *cache, uint64_t *b
     *blocks = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         uint64_t held = get_top(cache, class) - caches->start_of[class];
-        digest = digest * 0x9e3779b97f4a7c15ULL + held;
+        digest = digest * RANDOM_GOLDEN_RATIO + held;
         *blocks += held;
     }
     return digest;
@@ -392,7 +392,7 @@ static size_t empty_stacks(const struct cpu_caches *caches, char *cache,
         for (uint64_t top; (top = get_top(cache, class)) > caches->start_of[class];) {
             void *blocks[FLUSHED_AT_ONCE];
             uint64_t held = top - caches->start_of[class];
-            uint64_t count = held < FLUSHED_AT_ONCE ? held : FLUSHED_AT_ONCE;
+            uint64_t count = size_min(held, FLUSHED_AT_ONCE);
             memcpy(blocks, (void **)(void *)cache + top - count, count * sizeof *blocks);
             set_top(cache, class, top - count);
             put(context, blocks, count);

@@ -1,5 +1,6 @@
 #include "cache/depot.h"
 
+#include "base/size.h"
 #include "os/vm.h"
 
 #include <string.h>
@@ -44,7 +45,7 @@ static void leave(const struct depot *depot, struct depot_bin *bin) {
 
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count) {
     size_t size = depot->classes->of[class].size;
-    return count * (size < MIN_DEPOT_CHARGE ? MIN_DEPOT_CHARGE : size);
+    return count * size_max(size, MIN_DEPOT_CHARGE);
 }
 
 size_t depot_blocks(const struct depot *depot, size_t *bytes) {
@@ -87,8 +88,8 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
 
 static size_t max_count(const struct depot_budget *budget, const struct size_class *class) {
     size_t bytes = get(&budget->bound) / BIN_DIVISOR;
-    size_t blocks = (bytes > MIN_BIN_BYTES ? bytes : MIN_BIN_BYTES) / class->size;
-    return blocks > DEPOT_BIN_BLOCKS ? DEPOT_BIN_BLOCKS : blocks;
+    size_t blocks = size_max(bytes, MIN_BIN_BYTES) / class->size;
+    return size_min(blocks, DEPOT_BIN_BLOCKS);
 }
 
 /* Returns the sum. */
@@ -142,7 +143,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     }
     enter(depot, bin);
     size_t held = get(&bin->count);
-    size_t taken = held < count ? held : count;
+    size_t taken = size_min(held, count);
     held -= taken;
     memcpy(blocks, blocks_of(depot, class) + held, taken * sizeof *blocks);
     set(&bin->count, held);
@@ -179,7 +180,7 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
     }
     struct depot_budget *budget = budget_of(depot, class);
     size_t bound = get(&budget->bound);
-    size_t max_bound = wanted < budget->max_bound ? wanted : budget->max_bound;
+    size_t max_bound = size_min(wanted, budget->max_bound);
     if (bound < max_bound) {
         /* One of two concurrent steps may be lost, or one beside a fall: the bound stays within its limits.
          */
@@ -207,8 +208,8 @@ static size_t flush_bin(struct depot *depot, uint32_t class, bool all,
             left = all ? held : bin->min_count;
         }
         /* From the bottom: the oldest. */
-        size_t count = left < FLUSHED_AT_ONCE ? left : FLUSHED_AT_ONCE;
-        count = count < held ? count : held;
+        size_t count = size_min(left, FLUSHED_AT_ONCE);
+        count = size_min(count, held);
         void **held_blocks = blocks_of(depot, class);
         memcpy(blocks, held_blocks, count * sizeof *blocks);
         memmove(held_blocks, held_blocks + count, (held - count) * sizeof *blocks);

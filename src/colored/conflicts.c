@@ -1,5 +1,6 @@
 #include "colored/conflicts.h"
 
+#include "base/size.h"
 #include "colored/balance.h"
 
 #include <string.h>
@@ -64,7 +65,7 @@ static void gather(struct search *search, uint32_t page, size_t most) {
         }
     }
     shuffle(search);
-    search->count = search->count < most ? search->count : most;
+    search->count = size_min(search->count, most);
 }
 
 /* Removes a group of the set without which it evicts the page as well. False if there is none. */

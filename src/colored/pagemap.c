@@ -1,5 +1,6 @@
 #include "colored/pagemap.h"
 
+#include "os/file.h"
 #include "os/syscall.h"
 #include "os/text.h"
 #include "os/vm.h"
@@ -40,14 +41,11 @@ static int to_frames(uint64_t *entries, size_t pages) {
 }
 
 int pagemap_frames(const char *root, const void *start, size_t pages, uint64_t *frames) {
-    struct text path;
-    path.length = 0;
-    text_string(&path, root);
-    text_string(&path, "/proc/self/pagemap");
-    if (!text_end(&path)) {
+    char path[FILE_MAX_PATH];
+    if (*text_print(path, sizeof path, "%s/proc/self/pagemap", root) == '\0') {
         return ENAMETOOLONG;
     }
-    long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path.bytes, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
     if (descriptor < 0) {
         return descriptor == -EACCES ? EPERM : (int)-descriptor;
     }

@@ -1,5 +1,6 @@
 #include "colored/surplus.h"
 
+#include "base/size.h"
 #include "calmalloc.h"
 #include "colored/conflicts.h"
 #include "colored/eviction.h"
@@ -62,7 +63,7 @@ static bool reserve(struct surplus *surplus, struct mapping *mapping) {
 
 /* Makes as many pages resident, of at most max_pages. */
 static int grow(struct surplus *surplus, size_t pages) {
-    pages = pages < surplus->max_pages ? pages : surplus->max_pages;
+    pages = size_min(pages, surplus->max_pages);
     if (pages <= surplus->pages) {
         return 0;
     }

@@ -5,6 +5,7 @@
 #include "governor/limit.h"
 #include "os/clock.h"
 #include "os/cpus.h"
+#include "os/rseq.h"
 #include "os/vm.h"
 
 /* Grown depots hold no more than this part of all pages. */
@@ -42,9 +43,7 @@ static bool put_into_depots(struct governor *governor, uint32_t class, void *con
  * magazine. Several threads may share one.
  */
 static void count_miss(struct governor *governor) {
-    uint64_t mixed = (uint64_t)(uintptr_t)thread_pointer() * 0x9e3779b97f4a7c15ULL;
-    atomic_fetch_add_explicit(&governor->misses[mixed >> 32 & (MISS_COUNTERS - 1)].count, 1,
-                              memory_order_relaxed);
+    atomic_fetch_add_explicit(&governor->misses[thread_slot(MISS_COUNTERS)].count, 1, memory_order_relaxed);
 }
 
 uint64_t governor_cache_misses(const struct governor *governor) {

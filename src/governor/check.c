@@ -1,5 +1,6 @@
 #include "governor/check.h"
 
+#include "base/size.h"
 #include "governor/epoch.h"
 #include "governor/flush.h"
 #include "governor/helper.h"
@@ -55,15 +56,10 @@ static void note_levels(struct governor *governor) {
     if (used > governor->max_used) {
         governor->max_used = used;
         size_t bytes = used << governor->heap.space.page_shift;
-        governor->terms.peak_bytes = governor->terms.peak_bytes > bytes ? governor->terms.peak_bytes : bytes;
+        governor->terms.peak_bytes = size_max(governor->terms.peak_bytes, bytes);
     }
-    if (used + dirty > governor->max_held) {
-        governor->max_held = used + dirty;
-    }
-    size_t free_pages = free_and_purged_pages(governor);
-    if (free_pages < governor->min_free) {
-        governor->min_free = free_pages;
-    }
+    governor->max_held = size_max(governor->max_held, used + dirty);
+    governor->min_free = size_min(governor->min_free, free_and_purged_pages(governor));
 }
 
 void heap_unlock_and_check(struct governor *governor) {

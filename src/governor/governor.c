@@ -1,5 +1,6 @@
 #include "governor/governor.h"
 
+#include "base/size.h"
 #include "governor/check.h"
 #include "governor/flush.h"
 #include "governor/helper.h"
@@ -49,11 +50,10 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     }
     unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
     size_t cpus = cpu_affinity_count();
-    size_t each = cpus / nodes / DEPOT_CPUS;
-    each = each * nodes > MAX_DEPOTS ? MAX_DEPOTS / nodes : each;
-    governor->depots_per_node = each == 0 ? 1 : (unsigned)each;
-    unsigned depots = nodes * governor->depots_per_node;
-    governor->depot_count = !with_depots ? 0 : depots < MAX_DEPOTS ? depots : MAX_DEPOTS;
+    size_t each = size_min(cpus / nodes / DEPOT_CPUS, MAX_DEPOTS / nodes);
+    governor->depots_per_node = (unsigned)size_max(each, 1);
+    size_t depots = size_min(nodes * governor->depots_per_node, MAX_DEPOTS);
+    governor->depot_count = with_depots ? (unsigned)depots : 0;
     governor->depots_to_fill = governor->depot_count > 0;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,

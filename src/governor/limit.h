@@ -6,6 +6,7 @@
 #ifndef CALM_GOVERNOR_LIMIT_H
 #define CALM_GOVERNOR_LIMIT_H
 
+#include "base/size.h"
 #include "governor/probes.h"
 #include "governor/state.h"
 #include "os/clock.h"
@@ -47,7 +48,7 @@ static inline struct limit limit_by(const struct governor *governor, const struc
     struct retention retention = retention_decide(terms, used_bytes(governor), free_bytes(governor));
     size_t max = retention.limit_bytes >> governor->heap.space.page_shift;
     size_t keep = retention.keep_bytes >> governor->heap.space.page_shift;
-    return (struct limit){max < MIN_LIMIT_PAGES ? MIN_LIMIT_PAGES : max, keep};
+    return (struct limit){size_max(max, MIN_LIMIT_PAGES), keep};
 }
 
 static inline struct limit limit_now(const struct governor *governor) {

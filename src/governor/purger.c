@@ -1,5 +1,6 @@
 #include "governor/purger.h"
 
+#include "base/size.h"
 #include "governor/limit.h"
 #include "governor/probes.h"
 #include "os/clock.h"
@@ -186,7 +187,7 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
         size_t dirty = heap_dirty_pages(&governor->heap);
         heap_unlock(governor);
         size_t excess = dirty > keep ? dirty - keep : 0;
-        budget = budget < excess ? budget : excess;
+        budget = size_min(budget, excess);
         if (budget == 0) {
             break;
         }
@@ -195,7 +196,7 @@ bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason
         enum slice slice = purge_slice(governor, budget, depth);
         governor->ops->between_slices(governor->ops->context);
         size_t given = governor->epoch_purged_pages - before;
-        budget -= given < budget ? given : budget;
+        budget -= size_min(given, budget);
         purged |= slice == SLICE_PURGED;
         if (slice == SLICE_EMPTY && depth < PURGE_SPLIT && dirty > bear) {
             depth++;

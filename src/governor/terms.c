@@ -1,5 +1,6 @@
 #include "governor/terms.h"
 
+#include "base/size.h"
 #include "governor/limit.h"
 
 struct retention_terms new_terms(const struct governor *governor) {
@@ -21,7 +22,7 @@ void update_terms(struct governor *governor, enum reason reason) {
     for (bool purged = true;;) {
         heap_lock(governor);
         size_t max_used = governor->max_used << governor->heap.space.page_shift;
-        terms.peak_bytes = terms.peak_bytes > max_used ? terms.peak_bytes : max_used;
+        terms.peak_bytes = size_max(terms.peak_bytes, max_used);
         terms.background_purge = governor->background_purge;
         struct limit limit = limit_by(governor, &terms);
         bool over = is_over(governor, limit.max);

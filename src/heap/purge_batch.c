@@ -1,5 +1,6 @@
 #include "heap/purge_batch.h"
 
+#include "base/size.h"
 #include "heap/slab.h"
 
 static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, const char *base,
@@ -32,7 +33,7 @@ static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages
             }
             size_t unit = heap->runs.region_pages;
             count = (wanted + unit - 1) / unit * unit;
-            count = count < whole ? count : whole;
+            count = size_min(count, whole);
         }
         run = runs_carve_dirty(&heap->runs, run, skip, count);
         add_range(heap, batch, run, run->base, run->pages);
@@ -67,7 +68,7 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
     batch->count = 0;
     batch->pages = 0;
     size_t max_pages = PURGE_BYTES >> heap->space.page_shift;
-    pages = pages < max_pages ? pages : max_pages;
+    pages = size_min(pages, max_pages);
     take_runs(heap, batch, pages, false);
     if (depth >= PURGE_SLABS) {
         take_from_slabs(heap, batch, pages, false);

@@ -1,5 +1,7 @@
 #include "heap/slab.h"
 
+#include "base/size.h"
+
 #include <string.h>
 
 static const struct size_class *class_of(const struct heap *heap, const struct span *slab) {
@@ -135,7 +137,7 @@ size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count,
     size_t taken = 0;
     for (size_t word = 0; word * 64 < class->slab_blocks && taken < count; word++) {
         size_t left = class->slab_blocks - word * 64;
-        uint64_t bits = ~slab->allocated[word] & bits_between(0, left < 64 ? left : 64);
+        uint64_t bits = ~slab->allocated[word] & bits_between(0, size_min(left, 64));
         if (bits == 0) {
             continue;
         }
@@ -236,7 +238,7 @@ static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_
     uint32_t shift = heap->space.page_shift;
     size_t block = size_class_block_at(class, first_page << shift);
     size_t end = size_class_block_at(class, ((first_page + pages) << shift) - 1) + 1;
-    end = end < class->slab_blocks ? end : class->slab_blocks;
+    end = size_min(end, class->slab_blocks);
     while (block < end) {
         size_t word = block / 64;
         size_t stop = end < word * 64 + 64 ? end : word * 64 + 64;

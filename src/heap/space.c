@@ -1,4 +1,5 @@
 #include "heap/space.h"
+#include "base/size.h"
 #include "os/memory.h"
 
 #define MIN_SPACE_BYTES   ((size_t)1 << 30) /* below this, segments do better */
@@ -16,16 +17,8 @@ static const size_t entry_bytes[] = {
     [CLASS_TABLE] = sizeof(uint8_t), [SPAN_TABLE] = sizeof(uint32_t), [USER_TABLE] = sizeof(uint16_t)};
 #define PAGE_METADATA_BYTES (sizeof(uint8_t) + sizeof(uint32_t) + sizeof(uint16_t))
 
-static size_t min(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-static size_t max(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
 static size_t spans_for(size_t pages) {
-    return max(pages / PAGES_PER_SPAN, MIN_SPANS);
+    return size_max(pages / PAGES_PER_SPAN, MIN_SPANS);
 }
 
 static bool reserve_metadata(struct space *space, size_t bitmap_words) {
@@ -166,7 +159,7 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->page_end = 1;
 
     size_t limit = vm_limit_bytes();
-    size_t pages = min(limit, bytes) >> space->page_shift;
+    size_t pages = size_min(limit, bytes) >> space->page_shift;
     for (;; pages /= 2) {
         bytes = pages << space->page_shift;
         if (bytes < MIN_SEGMENT_BYTES) {
@@ -175,7 +168,7 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
         space->max_pages = pages + 2 + MAX_SEGMENTS;
         bool whole = limit == SIZE_MAX && bytes >= MIN_SPACE_BYTES;
         if (reserve_metadata(space, bitmap_words) &&
-            (!whole || add_segment(space, min(bytes, first_segment_bytes())))) {
+            (!whole || add_segment(space, size_min(bytes, first_segment_bytes())))) {
             break;
         }
         release_metadata(space);
@@ -204,7 +197,8 @@ void space_limit(struct space *space, size_t bytes) {
     __atomic_store_n(&space->quanta, reserved >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
     space->page_end = first_page_of(first) + (reserved >> space->page_shift);
     size_t each = PAGE_METADATA_BYTES + space->spans.span_bytes / PAGES_PER_SPAN;
-    space->max_pages = min(space->max_pages, space->page_end + bytes / LIMIT_SHARE / each + MAX_SEGMENTS);
+    space->max_pages =
+        size_min(space->max_pages, space->page_end + bytes / LIMIT_SHARE / each + MAX_SEGMENTS);
     for (int i = 0; i < PAGE_TABLES; i++) {
         address_range_trim(&space->page_tables[i], (space->max_pages + 1) * entry_bytes[i]);
     }
@@ -224,8 +218,9 @@ static uint32_t extend_last(struct space *space, size_t pages, size_t *extended)
         return 0;
     }
     uint32_t first = usable_end(space, segment);
-    size_t step = min(max(region->committed / 4, MIN_STEP_BYTES), MAX_STEP_BYTES) >> space->page_shift;
-    size_t tries[] = {min(max(pages, step), left), pages};
+    size_t step =
+        size_min(size_max(region->committed / 4, MIN_STEP_BYTES), MAX_STEP_BYTES) >> space->page_shift;
+    size_t tries[] = {size_min(size_max(pages, step), left), pages};
     for (int i = 0; i < 2; i++) {
         size_t bytes = tries[i] << space->page_shift;
         if (reach_metadata(space, first + tries[i]) && vm_commit(region->base + region->committed, bytes)) {
@@ -248,8 +243,8 @@ uint32_t space_extend(struct space *space, size_t pages, size_t *extended) {
     }
     /* Segments grow with the space, so that few are needed; where that is too much, as little as will do. */
     size_t all = space->page_end << space->page_shift;
-    size_t needed = max(pages << space->page_shift, MIN_SEGMENT_BYTES);
-    if (add_segment(space, max(needed, all / 4 / space->page_size * space->page_size)) ||
+    size_t needed = size_max(pages << space->page_shift, MIN_SEGMENT_BYTES);
+    if (add_segment(space, size_max(needed, all / 4 / space->page_size * space->page_size)) ||
         add_segment(space, needed) || add_segment(space, pages << space->page_shift)) {
         return extend_last(space, pages, extended);
     }

@@ -1,5 +1,7 @@
 #include "heap/span_table.h"
 
+#include "base/size.h"
+
 #include <string.h>
 
 #define MIN_IDLE_BYTES ((size_t)256 << 10) /* of descriptors, before they are worth a purge */
@@ -42,7 +44,7 @@ void span_table_release(struct span_table *table) {
 }
 
 void span_table_trim(struct span_table *table, size_t max_spans) {
-    table->max_spans = max_spans < table->max_spans ? max_spans : table->max_spans;
+    table->max_spans = size_min(max_spans, table->max_spans);
     for (int part = 0; part < TABLE_PARTS; part++) {
         address_range_trim(&table->memory[part], bytes_for(table, part, table->max_spans));
     }
@@ -117,7 +119,7 @@ static void mark_ranges(struct span_table *table, const struct iovec *ranges, si
 }
 
 size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size_t max_ranges) {
-    size_t fewer = table->dropped < table->unused ? table->dropped : table->unused;
+    size_t fewer = size_min(table->dropped, table->unused);
     if (fewer * table->span_bytes < MIN_IDLE_BYTES || table->unused < table->end / 2) {
         return 0;
     }

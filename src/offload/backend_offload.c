@@ -14,6 +14,7 @@
 #include "offload/sync.h"
 #include "os/cgroup.h"
 #include "os/lock.h"
+#include "os/random.h"
 #include "os/syscall.h"
 #include "os/text.h"
 #include "os/thread.h"
@@ -28,7 +29,7 @@ static struct offload *offload_of(struct backend *backend) {
 }
 
 static void print(const char *message) {
-    text_write_line(2, TEXT_PARTS("calmalloc: ", message));
+    text_write_line(2, "calmalloc: %s", message);
 }
 
 /* ---- the second heap ---- */
@@ -494,7 +495,7 @@ static void choose_cpu(void *context) {
     struct offload *offload = context;
     /* Differs for processes that start together, also where each is the first of its container: the end of
      * the address space is randomized. */
-    uint64_t seed = (uint64_t)os_syscall(SYS_getpid) * 0x9e3779b97f4a7c15ULL ^ lock_self();
+    uint64_t seed = (uint64_t)os_syscall(SYS_getpid) * RANDOM_GOLDEN_RATIO ^ lock_self();
     affinity_update(&offload->survey, TOPOLOGY_MACHINE, (int)os_syscall(SYS_gettid), MAX_CPUS);
     struct affinity_choice choice = affinity_choose(&offload->survey.view, offload->options.cpu, seed);
     if (!offload->reported && choice.reason != AFFINITY_MET && choice.reason != AFFINITY_ONE_CPU) {

@@ -143,14 +143,10 @@ static void note_memory(struct walk *walk) {
     available->bytes = size_min(available->bytes, size_minus(limit / 10 * 9, used));
 }
 
-uint64_t cgroup_available_bytes_in(const char *root) {
+uint64_t cgroup_available_bytes(const char *root) {
     struct available available = {false, UINT64_MAX};
     visit_groups(root, "memory", note_memory, &available);
     return available.bytes;
-}
-
-uint64_t cgroup_available_bytes(void) {
-    return cgroup_available_bytes_in("");
 }
 
 /* ---- CPU time ---- */

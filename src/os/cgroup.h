@@ -17,8 +17,7 @@
  * kernel reclaims it before any task has to wait. 0 also while the group is under pressure. UINT64_MAX if
  * there is no limit, or none is known.
  */
-uint64_t cgroup_available_bytes(void);
-uint64_t cgroup_available_bytes_in(const char *root);
+uint64_t cgroup_available_bytes(const char *root);
 
 /* Whether a file such as memory.pressure says that some task waited for a tenth of the last ten seconds. */
 bool cgroup_is_under_pressure(const char *path);

@@ -44,7 +44,7 @@ static size_t machine_available_bytes(const char *root) {
 }
 
 size_t memory_available_bytes_in(const char *root) {
-    return size_min(cgroup_available_bytes_in(root), machine_available_bytes(root));
+    return size_min(cgroup_available_bytes(root), machine_available_bytes(root));
 }
 
 size_t memory_available_bytes(void) {

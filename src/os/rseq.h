@@ -5,6 +5,8 @@
 #ifndef CALM_OS_RSEQ_H
 #define CALM_OS_RSEQ_H
 
+#include "os/random.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +19,13 @@ static inline void *thread_pointer(void) {
     __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
 #endif
     return pointer;
+}
+
+/* A number below `count` that goes with the calling thread, by Fibonacci hashing of its thread pointer.
+ * Several threads may have the same. */
+static inline unsigned thread_slot(unsigned count) {
+    uint64_t hash = (uint64_t)(uintptr_t)thread_pointer() * RANDOM_GOLDEN_RATIO;
+    return (unsigned)((hash >> 32) * count >> 32);
 }
 
 /*

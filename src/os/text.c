@@ -1,5 +1,6 @@
 #include "os/text.h"
 
+#include "base/size.h"
 #include "os/file.h"
 
 #include <stdarg.h>
@@ -22,13 +23,18 @@ static const char *digits_of(char *buffer, uint64_t number, bool hexadecimal) {
     return first;
 }
 
-/* Returns the length of all, which is `size` if it is cut off. */
+/* Appends to `length` bytes what fits, and NUL. Returns the length that all of it has. */
 static size_t print(char *bytes, size_t size, size_t length, const char *format, va_list arguments) {
     char digits[MAX_DIGITS];
     for (; *format != '\0'; format++) {
         const char *part = (char[]){*format, '\0'};
+        size_t part_bytes = SIZE_MAX;
         if (*format == '%') {
-            bool is_long = *++format == 'l' || *format == 'z';
+            if (*++format == '.') {
+                part_bytes = (size_t)va_arg(arguments, int);
+                format += 2;
+            }
+            bool is_long = *format == 'l' || *format == 'z';
             format += is_long;
             if (*format == 's') {
                 part = va_arg(arguments, const char *);
@@ -39,17 +45,21 @@ static size_t print(char *bytes, size_t size, size_t length, const char *format,
                 part = digits_of(digits, number, false);
             }
         }
-        for (; *part != '\0' && length < size; part++) {
-            bytes[length++] = *part;
+        for (; part_bytes > 0 && *part != '\0'; part_bytes--, part++, length++) {
+            if (length < size - 1) {
+                bytes[length] = *part;
+            }
         }
     }
+    bytes[size_min(length, size - 1)] = '\0';
     return length;
 }
 
 void text_format(struct text *text, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    text->length = print(text->bytes, TEXT_MAX_BYTES, text->length, format, arguments);
+    size_t length = print(text->bytes, sizeof text->bytes, text->length, format, arguments);
+    text->length = size_min(length, TEXT_MAX_BYTES);
     va_end(arguments);
 }
 
@@ -62,48 +72,30 @@ const char *text_print(char *buffer, size_t bytes, const char *format, ...) {
     return buffer;
 }
 
-void text_string(struct text *text, const char *string) {
-    text_format(text, "%s", string);
-}
-
 void text_json_string(struct text *text, const char *string) {
-    text_string(text, "\"");
+    text_format(text, "\"");
     for (; *string != '\0'; string++) {
         const char byte[] = {(char)((unsigned char)*string < ' ' ? ' ' : *string), '\0'};
         text_format(text, *string == '"' || *string == '\\' ? "\\%s" : "%s", byte);
     }
-    text_string(text, "\"");
-}
-
-void text_number(struct text *text, uint64_t number) {
-    text_format(text, "%lu", number);
-}
-
-void text_pointer(struct text *text, const void *pointer) {
-    text_format(text, "%p", pointer);
+    text_format(text, "\"");
 }
 
 void text_hundredths(struct text *text, uint64_t hundredths) {
     text_format(text, "%lu.%lu%lu", hundredths / 100, hundredths / 10 % 10, hundredths % 10);
 }
 
-bool text_end(struct text *text) {
-    if (text->length >= TEXT_MAX_BYTES) {
-        return false;
-    }
-    text->bytes[text->length] = '\0';
-    return true;
-}
-
 void text_write(const struct text *text, int descriptor) {
     file_write(descriptor, text->bytes, text->length);
 }
 
-void text_write_line(int descriptor, const char *const *parts) {
+void text_write_line(int descriptor, const char *format, ...) {
     struct text line = {0};
-    while (*parts != NULL) {
-        text_string(&line, *parts++);
-    }
-    text_string(&line, "\n");
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = print(line.bytes, TEXT_MAX_BYTES, 0, format, arguments);
+    line.length = size_min(length, TEXT_MAX_BYTES - 1); /* there is room for the line's end */
+    va_end(arguments);
+    text_format(&line, "\n");
     text_write(&line, descriptor);
 }

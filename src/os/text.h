@@ -14,20 +14,14 @@
 /* All zero is the empty text. What does not fit is cut off. */
 struct text {
     size_t length;
-    char bytes[TEXT_MAX_BYTES]; /* without NUL */
+    char bytes[TEXT_MAX_BYTES + 1]; /* a string: NUL follows what is in it */
 };
 
-/* Appends like printf, which has more conversions: here are %s, %u, %lu, %zu, %p and %%. */
+/* Appends like printf, which has more conversions: here are %s, %.*s, %u, %lu, %zu, %p and %%. */
 void text_format(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void text_string(struct text *text, const char *string);
 void text_json_string(struct text *text, const char *string); /* quoted and escaped */
-void text_number(struct text *text, uint64_t number);
-void text_pointer(struct text *text, const void *pointer);    /* as printf's %p */
 void text_hundredths(struct text *text, uint64_t hundredths); /* 250 as "2.50" */
-
-/* Ends it as a string of C's. False if it was, or would be, cut off. */
-bool text_end(struct text *text);
 
 /* Writes all of it, or as much as the descriptor takes. */
 void text_write(const struct text *text, int descriptor);
@@ -37,8 +31,7 @@ void text_write(const struct text *text, int descriptor);
 const char *text_print(char *buffer, size_t bytes, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Writes strings, up to a NULL, and a line's end at once. */
-void text_write_line(int descriptor, const char *const *parts);
-#define TEXT_PARTS(...) ((const char *const[]){__VA_ARGS__, NULL})
+/* Like text_format, to a descriptor, and a line's end with it, in one write. */
+void text_write_line(int descriptor, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

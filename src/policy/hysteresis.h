@@ -2,7 +2,7 @@
  * Global hysteresis: when, for the whole process, free memory is worth giving back.
  *
  * Pure: numbers in, thresholds out; no system call, no lock, no global, safe from any thread and any signal
- * handler. Called by the governors of both allocators, by the tests, and by whoever wants to predict them.
+ * handler. Called by the governors of both allocators, by the tests, and by programs that predict them.
  *
  * Source: Schildermans et al., "Ptlbmalloc2", sections 5.1 and 6.2.1, table 1. One kB is 1000 bytes, and a
  * value on an edge of the table belongs to the row of larger memory.

@@ -246,20 +246,11 @@ void heap_profile_end(void) {
         return;
     }
     struct text path = {0};
-    text_string(&path, *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix);
-    text_string(&path, ".");
-    text_number(&path, (uint64_t)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
-    text_string(&path, ".heap");
-    text_end(&path);
+    text_format(&path, "%s.%lu.heap", *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix,
+                (unsigned long)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
     int error = heap_profile_write(path.bytes, true);
     if (error != 0 && error != ENODATA) {
-        struct text line = {0};
-        text_string(&line, "calmalloc: profile not written to ");
-        text_string(&line, path.bytes);
-        text_string(&line, ": error ");
-        text_number(&line, (uint64_t)error);
-        text_string(&line, "\n");
-        text_write(&line, 2);
+        text_write_line(2, "calmalloc: profile not written to %s: error %u", path.bytes, (unsigned)error);
     }
 }
 

@@ -130,10 +130,7 @@ static void write_head(struct pprof *pprof, uint64_t mean_bytes, uint64_t droppe
     }
     if (dropped > 0) {
         struct text comment = {0};
-        text_string(&comment, "calmalloc: ");
-        text_number(&comment, dropped);
-        text_string(&comment, " samples dropped for want of room");
-        text_end(&comment);
+        text_format(&comment, "calmalloc: %lu samples dropped for want of room", dropped);
         add_number(&numbers, PROFILE_COMMENT, write_string(pprof, comment.bytes));
     }
     write_bytes(pprof, numbers.bytes, numbers.length);

@@ -7,7 +7,7 @@
  *   switched FILE what during_site has, between two settings of the option, is written to FILE
  *   forked        the child has 10 MB more, of child_site
  *   signalled     signal_site allocates in a handler, on a stack of its own
- *   crowd         3.2 GB by churn_site in 64 threads, which share a CPU
+ *   many          3.2 GB by churn_site in 64 threads, which share a CPU
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -193,7 +193,7 @@ static void *join_crowd(void *argument) {
     return argument;
 }
 
-static int crowd(void) {
+static int many(void) {
     cpu_set_t allowed;
     CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     int first = 0;
@@ -227,9 +227,9 @@ int main(int count, char **arguments) {
     if (strcmp(which, "signalled") == 0) {
         return signalled();
     }
-    if (strcmp(which, "crowd") == 0) {
-        return crowd();
+    if (strcmp(which, "many") == 0) {
+        return many();
     }
-    fprintf(stderr, "usage: profiled sites|switched FILE|forked|signalled|crowd\n");
+    fprintf(stderr, "usage: profiled sites|switched FILE|forked|signalled|many\n");
     return 2;
 }

@@ -134,7 +134,7 @@ def test_sites(profiled: Path, tmp_path: Path, mode: str) -> None:
 
 def test_crowd(profiled: Path, tmp_path: Path) -> None:
     """A thread interrupted while it takes a sample does not block the samples of other threads on its CPU."""
-    run_command([profiled, "crowd"], environment(tmp_path, "profile=16k"))
+    run_command([profiled, "many"], environment(tmp_path, "profile=16k"))
     allocated = top(profiled, only_profile(tmp_path), "alloc_space")
     assert allocated["churn_site"].flat == pytest.approx(3200 * MB, rel=0.02), allocated
 

@@ -321,17 +321,17 @@ static enum answer run_by_server(enum call_kind kind, void (*work)(void *subject
     return answer;
 }
 
-/* At the heap: by its server, or, of a heap that has none, or is lent, by this thread. */
+/* At the heap: by its server, or, of a heap that has none, or is shared, by this thread. */
 static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
                     void *subject) {
     while (is_offloaded()) {
         if (run_by_server(kind, by_server, subject) != ANSWER_SHARED) {
             return;
         }
-        struct endpoint *borrowed = client_enter_shared(&calm_offload.server, 0);
-        if (borrowed != NULL) {
+        struct endpoint *shared = client_enter_shared(&calm_offload.server, 0);
+        if (shared != NULL) {
             work(subject);
-            client_leave_shared(borrowed);
+            client_leave_shared(shared);
             return;
         }
     }

@@ -84,7 +84,7 @@ static void test_what_is_written_otherwise(void) {
     clear_machine();
 }
 
-/* A text that is a path has room for its end, or is none. */
+/* What does not fit is cut off, and NUL follows. */
 static void test_end_of_a_text(void) {
     static struct {
         struct text text;
@@ -92,13 +92,12 @@ static void test_end_of_a_text(void) {
     } guarded;
     guarded.behind = 'b';
     while (guarded.text.length < TEXT_MAX_BYTES - 1) {
-        text_string(&guarded.text, "a");
+        text_format(&guarded.text, "a");
     }
-    CHECK(text_end(&guarded.text));
     CHECK_EQUAL(strlen(guarded.text.bytes), TEXT_MAX_BYTES - 1);
-    text_string(&guarded.text, "aa");
-    CHECK(!text_end(&guarded.text));
+    text_format(&guarded.text, "bb");
     CHECK_EQUAL(guarded.text.length, TEXT_MAX_BYTES);
+    CHECK_EQUAL(strlen(guarded.text.bytes), TEXT_MAX_BYTES);
     CHECK_EQUAL(guarded.behind, 'b');
 }
 

@@ -103,13 +103,13 @@ bool __wrap_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walke
 
 /* ---- a control group that is short of memory ---- */
 
-uint64_t __real_cgroup_available_bytes_in(const char *where);
-uint64_t __wrap_cgroup_available_bytes_in(const char *where);
+uint64_t __real_cgroup_available_bytes(const char *where);
+uint64_t __wrap_cgroup_available_bytes(const char *where);
 
 static bool group_is_short;
 
-uint64_t __wrap_cgroup_available_bytes_in(const char *where) {
-    return group_is_short ? 0 : __real_cgroup_available_bytes_in(where);
+uint64_t __wrap_cgroup_available_bytes(const char *where) {
+    return group_is_short ? 0 : __real_cgroup_available_bytes(where);
 }
 
 /* ---- machines of files ---- */

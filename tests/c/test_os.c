@@ -713,29 +713,26 @@ static void test_text(void) {
     char expected[64];
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         text.length = 0;
-        text_pointer(&text, (void *)values[i]);
+        text_format(&text, "%p", (void *)values[i]);
         int length = snprintf(expected, sizeof expected, "%p", (void *)values[i]);
         CHECK_EQUAL(text.length, length);
         CHECK(memcmp(text.bytes, expected, text.length) == 0);
     }
     text.length = 0;
-    text_pointer(&text, NULL);
+    text_format(&text, "%p", NULL);
     CHECK(text.length == 3 && memcmp(text.bytes, "0x0", 3) == 0);
 
     text.length = 0;
-    text_number(&text, 0);
-    text_string(&text, ",");
-    text_number(&text, UINT64_MAX);
-    text_string(&text, ",");
+    text_format(&text, "%u,%lu,", 0U, UINT64_MAX);
     text_hundredths(&text, 1205);
     text_json_string(&text, "a\"b\\c\nd");
     static const char all[] = "0,18446744073709551615,12.05\"a\\\"b\\\\c d\"";
     CHECK_EQUAL(text.length, sizeof all - 1);
     CHECK(memcmp(text.bytes, all, text.length) == 0);
     while (text.length < TEXT_MAX_BYTES) {
-        text_string(&text, "no more than fits ");
+        text_format(&text, "no more than fits ");
     }
-    text_number(&text, 1);
+    text_format(&text, "%u", 1U);
     CHECK_EQUAL(text.length, TEXT_MAX_BYTES);
 
     text.length = 0;
@@ -743,6 +740,9 @@ static void test_text(void) {
     static const char formatted[] = "part: 7 of 18446744073709551615, 12% at 0xabc\n";
     CHECK_EQUAL(text.length, sizeof formatted - 1);
     CHECK(memcmp(text.bytes, formatted, text.length) == 0);
+    text.length = 0;
+    text_format(&text, "%.*s|%.*s|%.*s", 2, "cut", 9, "whole", 0, "none");
+    CHECK(strcmp(text.bytes, "cu|whole|") == 0);
 }
 
 static void test_print(void) {
@@ -909,7 +909,7 @@ static void set_group(const char *group, const char *name, const char *text) {
 
 static uint64_t group_room(void) {
     errno = KEPT_ERRNO;
-    uint64_t room = cgroup_available_bytes_in(folder);
+    uint64_t room = cgroup_available_bytes(folder);
     CHECK_EQUAL(errno, KEPT_ERRNO);
     return room;
 }

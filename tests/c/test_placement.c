@@ -153,7 +153,7 @@ static void test_capacities(void) {
     CHECK_EQUAL(colors.caches[0].capacity, 32);
 }
 
-static size_t crowd_of(const size_t *counts, size_t colors) {
+static size_t fullest(const size_t *counts, size_t colors) {
     size_t most = 0;
     for (size_t i = 0; i < colors; i++) {
         most = counts[i] > most ? counts[i] : most;
@@ -189,8 +189,8 @@ static void test_never_too_many(void) {
             second[pages[i] % 32]++;
             third[pages[i] % 64]++;
         }
-        CHECK(crowd_of(second, 32) <= 16);
-        CHECK(crowd_of(third, 64) <= 2);
+        CHECK(fullest(second, 32) <= 16);
+        CHECK(fullest(third, 64) <= 2);
     }
     CHECK(skipped > 0);
     while (living > 0) {
@@ -236,7 +236,7 @@ static void test_processes_differ(void) {
         firsts[colors_skip(&colors, 0, SIZE_MAX)]++;
         CHECK(colors_skip(&colors, 0, 9) <= 9);
     }
-    CHECK(crowd_of(firsts, 64) < 40); /* 10 each, and more than nine standard deviations */
+    CHECK(fullest(firsts, 64) < 40); /* 10 each, and more than nine standard deviations */
 }
 
 int main(void) {

@@ -306,7 +306,7 @@ static void test_misuse(void) {
 }
 
 /* What the colors know of the blocks is what is there: at least so many are at the fullest. */
-static size_t crowd(const struct colors *colors, size_t *most) {
+static size_t over_even_share(const struct colors *colors, size_t *most) {
     size_t sum = 0;
     *most = 0;
     for (size_t i = 0; i < colors->caches[0].colors; i++) {
@@ -351,7 +351,7 @@ static void test_colors_of_huge_blocks(void) {
         CHECK_EQUAL(heap_large_span(heap, blocks[i])->colored, heap_large_span(heap, blocks[i])->huge);
     }
     size_t most;
-    CHECK_EQUAL(crowd(&heap->colors, &most), in_huge);
+    CHECK_EQUAL(over_even_share(&heap->colors, &most), in_huge);
     CHECK(in_huge > BLOCKS / 2);
     CHECK(most <= 2);
     /* In place of those that go come others, of sizes that a page more would not move. */
@@ -359,7 +359,7 @@ static void test_colors_of_huge_blocks(void) {
         size_t i = draw() % BLOCKS;
         calm_free(blocks[i]);
         blocks[i] = obtain_dense((1 + draw() % 2) * huge - 2 * page_size + LINE + draw() % page_size);
-        CHECK(crowd(&heap->colors, &most) > 0);
+        CHECK(over_even_share(&heap->colors, &most) > 0);
     }
     CHECK(most <= 2);
     /* Grown blocks that move to small pages are no longer counted. */
@@ -368,7 +368,7 @@ static void test_colors_of_huge_blocks(void) {
         CHECK(blocks[i] != NULL);
         calm_free(blocks[i]);
     }
-    CHECK_EQUAL(crowd(&heap->colors, &most), 0);
+    CHECK_EQUAL(over_even_share(&heap->colors, &most), 0);
     calm_free(ballast);
 }
 
@@ -474,7 +474,7 @@ static void test_machine_is_asked_once(void) {
         colored += heap_large_span(heap, obtain_dense(3 * MIB))->colored;
     }
     CHECK_EQUAL(times_asked, 1);
-    CHECK_EQUAL(crowd(&heap->colors, &most), colored);
+    CHECK_EQUAL(over_even_share(&heap->colors, &most), colored);
     CHECK(colored > 0);
     calm_free(first);
     CHECK_EQUAL(heap->colors.blocks, colored);

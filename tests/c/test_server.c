@@ -46,13 +46,7 @@ static size_t spare_bytes; /* 0, where what is freed is to come to the server */
 #define SERVER_CHECK(condition) ((condition) ? (void)0 : fail(#condition, __LINE__))
 
 static void fail(const char *condition, unsigned line) {
-    struct text text = {0};
-    text_string(&text, __FILE__ ":");
-    text_number(&text, line);
-    text_string(&text, ", on the server: ");
-    text_string(&text, condition);
-    text_string(&text, "\n");
-    text_write(&text, 2);
+    text_write_line(2, __FILE__ ":%u, on the server: %s", line, condition);
     os_syscall(SYS_exit_group, 1, 0, 0, 0, 0, 0);
 }
 
@@ -130,7 +124,7 @@ static struct {
     size_t count;
     size_t out;
     uint64_t operations;
-    bool lent; /* plain, as what a heap's owner is: ThreadSanitizer sees whether it is handed over */
+    bool shared; /* plain, as what a heap's owner is: ThreadSanitizer sees whether it is handed over */
     struct lock lock;
     unsigned lendings[SHARING_FOR_GOOD + 1];
     unsigned takings;
@@ -140,8 +134,8 @@ static struct {
 } heap;
 
 static struct gate at_take;
-static _Atomic(long) owner_thread; /* while the heap is not lent: who alone may be in it */
-static _Atomic(int) borrowers;
+static _Atomic(long) owner_thread; /* while the heap is not shared: who alone may be in it */
+static _Atomic(int) sharers;
 static _Atomic(unsigned) settled;
 static _Atomic(unsigned) losts;
 static _Atomic(bool) tidy; /* what a tick says */
@@ -218,17 +212,17 @@ static void check_stock(void) {
     }
 }
 
-/* What tells that there are borrowers orders nothing, so that what should does. */
-static bool is_borrowed(void) {
-    return atomic_load_explicit(&borrowers, memory_order_relaxed) != 0;
+/* What tells that there are sharers orders nothing, so that what should does. */
+static bool has_sharers(void) {
+    return atomic_load_explicit(&sharers, memory_order_relaxed) != 0;
 }
 
 static void enter(void) {
-    if (heap.lent) {
+    if (heap.shared) {
         lock_acquire(&heap.lock);
     } else {
         SERVER_CHECK(this_thread() == atomic_load_explicit(&owner_thread, memory_order_relaxed));
-        SERVER_CHECK(!is_borrowed());
+        SERVER_CHECK(!has_sharers());
         if (watches_stock) {
             check_stock();
         }
@@ -238,7 +232,7 @@ static void enter(void) {
 
 /* As a purge would. */
 static void leave(void) {
-    if (heap.lent) {
+    if (heap.shared) {
         lock_release(&heap.lock);
         return;
     }
@@ -247,7 +241,7 @@ static void leave(void) {
         server_serve_between(&server);
         heap.serving = false;
     }
-    SERVER_CHECK(!heap.lent && !is_borrowed());
+    SERVER_CHECK(!heap.shared && !has_sharers());
 }
 
 static struct block *pop(uint32_t class) {
@@ -330,7 +324,7 @@ static bool tick(void *context) {
     return atomic_load(&tidy);
 }
 
-/* Nothing is under way then: all of it would be out of the borrowers' reach. */
+/* Nothing is under way then: all of it would be out of the sharers' reach. */
 static void check_nothing_sent(void) {
     size_t bytes;
     SERVER_CHECK(prefill_blocks(&server, &bytes) == 0 && bytes == 0);
@@ -351,18 +345,18 @@ static void check_nothing_expected(void) {
 }
 
 static void lend(void *context, enum sharing lending) {
-    SERVER_CHECK(context == &heap && !is_borrowed());
-    SERVER_CHECK(heap.lent || this_thread() == atomic_load(&owner_thread));
+    SERVER_CHECK(context == &heap && !has_sharers());
+    SERVER_CHECK(heap.shared || this_thread() == atomic_load(&owner_thread));
     check_nothing_sent();
     check_nothing_expected();
     heap.lendings[lending]++;
-    heap.lent = true;
+    heap.shared = true;
 }
 
 static void take_back(void *context) {
-    SERVER_CHECK(context == &heap && heap.lent && !is_borrowed());
+    SERVER_CHECK(context == &heap && heap.shared && !has_sharers());
     heap.takings++;
-    heap.lent = false;
+    heap.shared = false;
     atomic_store_explicit(&owner_thread, this_thread(), memory_order_relaxed);
 }
 
@@ -414,7 +408,7 @@ static void set_up(unsigned endpoints) {
     server.always_exclusive = true; /* where nothing else is said: whatever else the machine does */
     server.timeout_ns = SHORT_PATIENCE_NS;
     server.contention.cpus = 2;
-    /* Whoever begins is alone with the heap until it is lent. */
+    /* Whoever begins is alone with the heap until it is shared. */
     atomic_store(&owner_thread, this_thread());
     CHECK(server_init(&server, endpoints, spare_bytes));
 }
@@ -481,18 +475,18 @@ static void hold_all(const struct client *client, const struct taken_magazine *m
     }
 }
 
-/* As the allocator's door does: with the server, or at the heap while it is lent. False if that is over. */
+/* As the allocator's door does: with the server, or at the heap while it is shared. False if that is over. */
 static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *subject) {
-    struct endpoint *borrowed = client_enter_shared(&server, number);
-    if (borrowed == NULL) {
+    struct endpoint *shared = client_enter_shared(&server, number);
+    if (shared == NULL) {
         return false;
     }
-    atomic_fetch_add_explicit(&borrowers, 1, memory_order_relaxed);
-    CHECK(heap.lent);
+    atomic_fetch_add_explicit(&sharers, 1, memory_order_relaxed);
+    CHECK(heap.shared);
     work(subject);
-    CHECK(heap.lent);
-    atomic_fetch_sub_explicit(&borrowers, 1, memory_order_relaxed);
-    client_leave_shared(borrowed);
+    CHECK(heap.shared);
+    atomic_fetch_sub_explicit(&sharers, 1, memory_order_relaxed);
+    client_leave_shared(shared);
     return true;
 }
 
@@ -1672,20 +1666,20 @@ static void test_sync_is_lost(void) {
 
 /* ---- forks ---- */
 
-/* As the heap's owner does around a fork: of a heap that is lent, its lock. */
+/* As the heap's owner does around a fork: of a heap that is shared, its lock. */
 static void before_fork(void) {
     server_before_fork(&server, false);
-    if (heap.lent) {
+    if (heap.shared) {
         lock_acquire(&heap.lock);
     }
 }
 
 static void after_fork(bool child) {
-    if (heap.lent) {
+    if (heap.shared) {
         lock_release(&heap.lock);
     }
     if (child) {
-        atomic_store(&borrowers, 0);
+        atomic_store(&sharers, 0);
         atomic_store(&owner_thread, this_thread());
     }
     server_after_fork(&server, child);
@@ -1742,7 +1736,7 @@ static void test_parking(void) {
 }
 
 /* While a thread forks nobody starts a server, whose first steps the child would have half; nor is the heap
- * lent. */
+ * shared. */
 static _Atomic(unsigned) operations;
 
 static void *run_first_calls(void *unused) {
@@ -1766,7 +1760,7 @@ static void test_no_start_during_a_fork(void) {
     CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_UNSET);
     server_after_fork(&server, false);
     WAIT_UNTIL(atomic_load(&operations) > 0);
-    lock_acquire(&server.fork_lock); /* all that it takes of a fork that borrowers do not wait for */
+    lock_acquire(&server.fork_lock); /* all that it takes of a fork that sharers do not wait for */
     uint32_t before = atomic_load(&operations);
     bool started = atomic_load(&server.thread) != THREAD_NONE;
     WAIT_UNTIL(started || atomic_load(&operations) > before + 1000);
@@ -1803,12 +1797,12 @@ static void start_threads_elsewhere(void) {
  */
 static void live_as_child(bool refused) {
     start_threads_elsewhere();
-    CHECK_EQUAL(atomic_load(&server.heap_mode), heap.lent ? HEAP_MODE_SHARED : HEAP_MODE_UNSET);
+    CHECK_EQUAL(atomic_load(&server.heap_mode), heap.shared ? HEAP_MODE_SHARED : HEAP_MODE_UNSET);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_NONE);
     check_slots_free();
     unsigned settled_before = atomic_load(&settled);
     unsigned lent_before = heap.lendings[SHARING_UNTIL_START];
-    bool was_lent = heap.lent;
+    bool was_shared = heap.shared;
     atomic_store(&refuses_threads, refused);
     me.done = 0;
     for (unsigned round = 0; round < 200 || me.done == 0; round++) {
@@ -1822,7 +1816,7 @@ static void live_as_child(bool refused) {
         stop_server();
     }
     CHECK_EQUAL(atomic_load(&settled), settled_before + !refused);
-    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lent_before + !was_lent);
+    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lent_before + !was_shared);
     size_t out = 0;
     size_t on_the_way = 0;
     for (size_t i = 0; i < heap.count; i++) {
@@ -1881,7 +1875,7 @@ static void test_fork_without_work(void) {
             if (child == 0) {
                 start_threads_elsewhere();
                 struct taken_magazine magazine;
-                have_taken(3, &magazine); /* at the heap, which is lent at first */
+                have_taken(3, &magazine); /* at the heap, which is shared at first */
                 CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], i + 1);
                 put_magazine(&me, 0, &magazine);
                 launch();
@@ -2001,7 +1995,7 @@ static void test_stop_among_clients(void) {
     check_lent();
 }
 
-/* ---- the heap is lent ---- */
+/* ---- the heap is shared ---- */
 
 static void set_up_lending(unsigned endpoints) {
     set_up(endpoints);
@@ -2124,7 +2118,7 @@ static void test_lent_and_taken_back_at_once(void) {
     CHECK_EQUAL(heap.takings, 1 + heap.lendings[SHARING_FOR_NOW]);
 }
 
-/* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is lent. */
+/* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is shared. */
 static void *run_lend(void *unused) {
     (void)unused;
     have_lent();
@@ -2183,7 +2177,7 @@ static void test_lent_beside_a_push(void) {
     finish();
 }
 
-/* A heap that is lent has all of its blocks. */
+/* A heap that is shared has all of its blocks. */
 static void test_spares_when_lent(void) {
     set_up_lending(1);
     launch();
@@ -2195,7 +2189,7 @@ static void test_spares_when_lent(void) {
     finish();
 }
 
-/* While the heap is lent the server tidies it. */
+/* While the heap is shared the server tidies it. */
 static void test_lent_heap_is_tidied(void) {
     set_up_lending(1);
     launch();
@@ -2207,7 +2201,7 @@ static void test_lent_heap_is_tidied(void) {
 }
 
 /* A server that is to keep the heap does, however many others there are. */
-static void test_kept_in_a_crowd(void) {
+static void test_kept_under_contention(void) {
     set_up_running(1);
     atomic_store(&crowded, true);
     unsigned before = atomic_load(&ticks);
@@ -2217,7 +2211,7 @@ static void test_kept_in_a_crowd(void) {
     finish();
 }
 
-/* At its end the heap is given away for good; also if it is lent, among borrowers. */
+/* At its end the heap is given away for good; also if it is shared, among sharers. */
 static void test_stop_while_lent(void) {
     set_up_lending(2);
     launch();
@@ -2231,7 +2225,7 @@ static void test_stop_while_lent(void) {
     check_lent();
 }
 
-/* Of a heap that is lent a fork leaves nothing half done, whatever borrowers and server are at. */
+/* Of a heap that is shared a fork leaves nothing half done, whatever sharers and server are at. */
 static void test_fork_while_lent(void) {
     set_up_lending(3);
     launch();
@@ -2435,7 +2429,7 @@ static const struct test tests[] = {
     TEST(lent_beside_a_client),
     TEST(lent_beside_a_push),
     TEST(lent_heap_is_tidied),
-    TEST(kept_in_a_crowd),
+    TEST(kept_under_contention),
     TEST(stop_while_lent),
     TEST(fork_while_lent),
     TEST_WITH_SPARES(fork_while_lent),

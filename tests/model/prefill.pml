@@ -189,7 +189,7 @@ end:
         fi
 #endif
     :: !emptied ->
-        /* The heap is to be lent: nothing is put meanwhile. */
+        /* The heap is to be shared: nothing is put meanwhile. */
         do
         :: put != taken ->
 #ifdef WITHDRAW_ALL_TRIES

@@ -9,11 +9,11 @@
  *       phase LENT? be at the heap
  *       count itself no more
  *
- * While it is lent, who is at the heap holds its locks, against the others who are; here that is left out: several
+ * While it is shared, who is at the heap holds its locks, against the others who are; here that is left out: several
  * clients may be there at once, the server never with them.
  *
  * Abstracted: a ring is the number of its records (ring.pml). The count and the phase are sequentially consistent, as
- * is SPIN; entering is one exchange. The server's tidying of a lent heap, under the heap's locks, is left out.
+ * is SPIN; entering is one exchange. The server's tidying of a shared heap, under the heap's locks, is left out.
  *
  * @claim alone safety: the server and a client are never at the heap together; what was sent while the heap was the
  *   server's is served before anybody else is there; asleep, nothing is left in a ring
