@@ -8,6 +8,8 @@
 #ifndef CALM_API_FEATURES_H
 #define CALM_API_FEATURES_H
 
+#include "api/options.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -22,6 +24,9 @@ struct backend *offload_start(struct governor *governor);
 struct backend;
 struct governor;
 static inline bool offload_is_wanted(void) {
+    if (calm_options.offload != OPTION_OFFLOAD_OFF) {
+        text_write_line(2, "calmalloc: option 'offload' ignored: built without that feature");
+    }
     return false;
 }
 static inline struct backend *offload_start(struct governor *governor) {
@@ -31,7 +36,8 @@ static inline struct backend *offload_start(struct governor *governor) {
 
 #ifdef CALM_PROFILE
 #include "profile/heap_profile.h"
-#define HEAP_PROFILE_LAYOUT (&heap_profile_layout)
+#define HEAP_PROFILE_LAYOUT  (&heap_profile_layout)
+#define HEAP_PROFILE_REFUSED "no memory for a profile"
 #else
 #include <errno.h>
 #include <stdint.h>
@@ -80,7 +86,8 @@ static inline void heap_profile_before_fork(void) {
 }
 static inline void heap_profile_after_fork(void) {
 }
-#define HEAP_PROFILE_LAYOUT NULL
+#define HEAP_PROFILE_LAYOUT  NULL
+#define HEAP_PROFILE_REFUSED "built without that feature"
 #endif
 
 #ifdef CALM_COLORED

@@ -68,7 +68,7 @@ void settings_read(void) {
 
 void settings_apply_profile(void) {
     if (!heap_profile_configure((uint64_t)calm_options.profile, calm_options.profile_file)) {
-        text_write_line(2, "calmalloc: no memory for a profile: option 'profile' ignored");
+        text_write_line(2, "calmalloc: option 'profile' ignored: %s", HEAP_PROFILE_REFUSED);
     }
 }
 

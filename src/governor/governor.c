@@ -52,7 +52,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     size_t cpus = cpu_affinity_count();
     size_t each = size_min(cpus / nodes / DEPOT_CPUS, MAX_DEPOTS / nodes);
     governor->depots_per_node = (unsigned)size_max(each, 1);
-    size_t depots = size_min(nodes * governor->depots_per_node, MAX_DEPOTS);
+    size_t depots = size_min((size_t)nodes * governor->depots_per_node, MAX_DEPOTS);
     governor->depot_count = with_depots ? (unsigned)depots : 0;
     governor->depots_to_fill = governor->depot_count > 0;
     for (unsigned i = 0; i < governor->depot_count; i++) {

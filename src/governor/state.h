@@ -35,8 +35,8 @@ enum placement { PLACEMENT_OFF, PLACEMENT_LINES, PLACEMENT_COLORS, PLACEMENT_RAN
 struct governor_settings {
     _Atomic(int) policy;
     _Atomic(int) background; /* whether a helper thread may purge */
-    _Atomic(int)
-        watch_cgroup; /* whether the control group's and the machine's free memory limit what is kept */
+    /* Whether free memory, of the machine and of the cgroup, limits what is kept. */
+    _Atomic(int) watch_cgroup;
     _Atomic(int) huge_pages; /* whether they may be requested */
     _Atomic(int) placement;  /* enum placement: where large blocks begin */
     _Atomic(int) populate;   /* whether blocks of calloc may be made resident before use */
@@ -76,10 +76,9 @@ struct miss_counter {
  * mode each does nothing. */
 struct heap_ops {
     void *context;
-    void (*between_slices)(void *context); /* of a purge: clients wait */
-    size_t (*cached)(const void *context,
-                     size_t *bytes); /* blocks that it keeps ready, and their bytes, about */
-    void (*flush)(void *context);    /* puts those into the heap, by governor_put_blocks */
+    void (*between_slices)(void *context);                /* of a purge: clients wait */
+    size_t (*cached)(const void *context, size_t *bytes); /* blocks that it keeps ready, about */
+    void (*flush)(void *context); /* puts those into the heap, by governor_put_blocks */
 };
 
 struct governor {

@@ -77,13 +77,6 @@ void client_leave_shared(struct endpoint *endpoint) {
     heap_mode_leave(endpoint);
 }
 
-/* Whether the timeout has passed since the first call; *start is 0 then. */
-static bool has_passed(uint64_t *start, uint64_t timeout_ns) {
-    uint64_t now = clock_now_ns();
-    *start = *start == 0 ? now : *start;
-    return now - *start > timeout_ns;
-}
-
 /* ---- frees ---- */
 
 /* Where the overflow is full, a server that takes from it makes room. Blocks for which no server does so
@@ -91,7 +84,7 @@ static bool has_passed(uint64_t *start, uint64_t timeout_ns) {
 static void overflow(struct server *server, void *const *blocks, size_t count) {
     uint64_t start = 0;
     while (!overflow_push(&server->overflow, blocks, count) && !server_forks_here(server)) {
-        if (has_passed(&start, server->timeout_ns)) {
+        if (clock_has_passed(&start, server->timeout_ns)) {
             return;
         }
         server_wake(server);
@@ -158,7 +151,8 @@ static struct call *claim(struct server *server, unsigned from) {
     _Atomic(uint32_t) *state = &server->calls[from % CALLS].state;
     struct call *call;
     uint64_t start = 0;
-    while ((call = call_claim(server->calls, from)) == NULL && !has_passed(&start, server->timeout_ns)) {
+    while ((call = call_claim(server->calls, from)) == NULL &&
+           !clock_has_passed(&start, server->timeout_ns)) {
         futex_wait(state, atomic_load_explicit(state, memory_order_relaxed), FULL_NS);
     }
     return call;
@@ -180,7 +174,7 @@ static enum answer send_call(struct server *server, unsigned number, struct call
         if (sent) {
             return ANSWER_DONE;
         }
-        if (has_passed(&start, timeout_ns(server, call))) {
+        if (clock_has_passed(&start, timeout_ns(server, call))) {
             return ANSWER_UNRESPONSIVE;
         }
         futex_wait(&call->state, CALL_PENDING, FULL_NS);

@@ -54,8 +54,8 @@ void heap_mode_take_exclusive(struct server *server) {
         struct endpoint *endpoint = server_open_endpoint(server, i);
         while (atomic_load_explicit(&endpoint->inside, memory_order_seq_cst) != 0) {
             if (atomic_load_explicit(&server->parking, memory_order_relaxed) != PARKING_REQUESTED) {
-                count_one(
-                    &server->heartbeat); /* no progress if the thread inside may be the one that forks */
+                /* There is no progress if the thread inside may be the one that forks. */
+                count_one(&server->heartbeat);
             }
             os_syscall(SYS_sched_yield);
         }

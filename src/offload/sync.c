@@ -27,9 +27,7 @@ static bool exchange(struct server *server, struct mailbox *mailbox) {
             if (server_is_orphaned(server)) {
                 return false; /* the waiting thread forked, in a signal handler, and this is the child */
             }
-            uint64_t now = clock_now_ns();
-            start = start == 0 ? now : start;
-            if (now - start > server->timeout_ns && mailbox_retract(mailbox)) {
+            if (clock_has_passed(&start, server->timeout_ns) && mailbox_retract(mailbox)) {
                 server_mark_unresponsive(server);
                 return false;
             }

@@ -32,6 +32,13 @@ static inline uint64_t clock_now_ns(void) {
     return clock_read_ns(CLOCK_MONOTONIC);
 }
 
+/* Whether more than so much time has passed since the first call, at which *start is 0. */
+static inline bool clock_has_passed(uint64_t *start, uint64_t ns) {
+    uint64_t now = clock_now_ns();
+    *start = *start == 0 ? now : *start;
+    return now - *start > ns;
+}
+
 /* Measures the CPU time of the calling thread; elapsed time where a filter may forbid the system call. */
 struct stopwatch {
     clockid_t clock;
