@@ -77,7 +77,7 @@ struct calm_stats {
     uint64_t purge_vectored_calls; /* calls of process_madvise to purge */
     uint64_t purge_single_calls;   /* calls of madvise to purge */
     uint64_t purge_ranges;         /* address ranges purged */
-    uint64_t cache_flushes;        /* times that a thread flushed the cache of another CPU */
+    uint64_t cache_flushes;        /* times that a CPU's cache was flushed */
     uint64_t cache_misses;         /* operations on a size class that left the fast path */
     uint64_t heap_locks;           /* acquisitions of a heap's lock */
     uint64_t large_allocations;    /* allocations of runs of pages: above 32 KiB */

@@ -2,6 +2,7 @@
 
 #include <gnu/libc-version.h>
 #include <malloc.h>
+#include <sys/mman.h>
 
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
@@ -25,8 +26,7 @@ struct governed governed = {.main_arena = &no_arena.arena};
 
 /* Then glibc returns address space, which the system counts, and a trim does not. */
 static bool overcommits_strictly(void) {
-    char mode[4];
-    return file_read("/proc/sys/vm/overcommit_memory", mode, sizeof mode) > 0 && mode[0] == '2';
+    return file_read_number("/proc/sys/vm/overcommit_memory") == 2;
 }
 
 /* NULL if nothing stands against governing; then glibc_main_arena is set. */
@@ -40,7 +40,10 @@ static const char *prepare(void) {
         : overcommits_strictly()
             ? "under strict overcommit (vm.overcommit_memory=2) glibc gives address space back itself"
             : glibc_prove_main_arena();
-    return why_not != NULL || state_wipe_on_fork() ? why_not : "the kernel has no MADV_WIPEONFORK";
+    if (why_not == NULL && madvise(&state, sizeof state, MADV_WIPEONFORK) != 0) {
+        return "the kernel has no MADV_WIPEONFORK"; /* before Linux 4.14 */
+    }
+    return why_not;
 }
 
 bool activation_start(void) {

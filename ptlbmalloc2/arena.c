@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "base/size.h"
-#include "numbers.h"
 #include "os/syscall.h"
 #include "os/vm.h"
 
@@ -29,17 +28,15 @@ size_t arena_usable_bytes(const struct arena *arena) {
 
 size_t arena_claim(const struct arena *arena, size_t wanted_bytes, size_t huge_page_bytes) {
     struct heap *heap = heap_of(arena_body(arena)->top);
-    size_t page_bytes = vm_page_size();
     size_t usable = arena_usable_bytes(arena);
     if (usable >= wanted_bytes) {
         return 0;
     }
-    size_t claim = (wanted_bytes - usable + page_bytes - 1) & ~(page_bytes - 1);
+    size_t claim = vm_round_up(wanted_bytes - usable);
     size_t room = HEAP_MAX_BYTES - heap->mprotect_size;
     if (huge_page_bytes > 0) {
         size_t to_huge_end = huge_page_bytes - (heap->mprotect_size & (huge_page_bytes - 1));
-        room = size_min(room, to_huge_end);
-        room = room > page_bytes ? room - page_bytes : 0;
+        room = size_minus(size_min(room, to_huge_end), vm_page_size());
     }
     claim = size_min(claim, room);
     if (claim == 0 || mprotect((char *)heap + heap->mprotect_size, claim, PROT_READ | PROT_WRITE) != 0) {
@@ -55,11 +52,8 @@ size_t arena_trimmable_bytes(const struct arena *arena) {
 }
 
 size_t arena_excess_bytes(const struct arena *arena, size_t keep_bytes) {
-    size_t top = arena_trimmable_bytes(arena);
-    if (top <= CHUNK_MIN_BYTES + 1 + keep_bytes) {
-        return 0;
-    }
-    return (top - CHUNK_MIN_BYTES - 1 - keep_bytes) & ~(vm_page_size() - 1);
+    size_t excess = size_minus(arena_trimmable_bytes(arena), CHUNK_MIN_BYTES + 1 + keep_bytes);
+    return excess & ~(vm_page_size() - 1);
 }
 
 /* The last step of a cut. */

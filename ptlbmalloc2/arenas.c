@@ -4,7 +4,6 @@
 
 #include "arena.h"
 #include "glibc_proof.h"
-#include "os/vm.h"
 #include "state.h"
 
 /*
@@ -13,23 +12,20 @@
  */
 static struct arena_record *find(struct arena *arena, bool *proved) {
     *proved = true;
-    size_t i = 0;
-    for (; i < MAX_ARENAS; i++) {
-        const struct arena *known = atomic_load_explicit(&state.records[i].arena, memory_order_acquire);
+    for (size_t i = 0; *proved && i < MAX_ARENAS; i++) {
+        struct arena_record *record = &state.records[i];
+        struct arena *known = atomic_load_explicit(&record->arena, memory_order_acquire);
         if (known == arena) {
-            return &state.records[i];
+            return record;
         }
         if (known == NULL) {
-            break;
-        }
-    }
-    *proved = arena == glibc_main_arena || glibc_prove_arena(arena);
-    /* The arena's lock lets one thread at a time make its record. Different arenas compete for a slot. */
-    for (; *proved && i < MAX_ARENAS; i++) {
-        struct arena *empty = NULL;
-        if (atomic_compare_exchange_strong(&state.records[i].arena, &empty, arena)) {
-            ADD(&state.counters.arenas, 1);
-            return &state.records[i];
+            *proved = arena == glibc_main_arena || glibc_prove_arena(arena);
+            /* The arena's lock lets one thread at a time make its record. Different arenas compete for one.
+             */
+            if (*proved && atomic_compare_exchange_strong(&record->arena, &known, arena)) {
+                ADD(&state.counters.arenas, 1);
+                return record;
+            }
         }
     }
     return NULL;
@@ -108,7 +104,7 @@ static size_t resident_bytes_of(const struct arena *arena, size_t keep_bytes) {
     }
     size_t pages = arena_excess_bytes(arena, 0);
     struct residency residency =
-        residency_of_tail(arena_top_end(arena) - pages, pages, vm_page_size(), SIZE_MAX, state.scratch);
+        residency_of_tail(arena_top_end(arena) - pages, pages, SIZE_MAX, state.scratch);
     return top - pages + residency.resident_bytes;
 }
 

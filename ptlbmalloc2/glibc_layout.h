@@ -106,6 +106,16 @@ static inline size_t chunk_bytes(const struct chunk *chunk) {
     return chunk->size_flags & ~CHUNK_FLAGS;
 }
 
+static inline bool block_is_mmapped(const void *block) {
+    return (chunk_of_block(block)->size_flags & CHUNK_IS_MMAPPED) != 0;
+}
+
+/* A block in an arena may use the next chunk's prev_size; an mmapped one has no next. */
+static inline size_t block_usable_bytes(const void *block) {
+    return chunk_bytes(chunk_of_block(block)) -
+           (block_is_mmapped(block) ? glibc_layout.mmapped_overhead_bytes : sizeof(size_t));
+}
+
 static inline struct heap *heap_of(const void *address) {
     return (struct heap *)((uintptr_t)address & ~(HEAP_MAX_BYTES - 1));
 }

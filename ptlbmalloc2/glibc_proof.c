@@ -1,11 +1,10 @@
 #include "glibc_proof.h"
 
-#include <errno.h>
 #include <link.h>
-#include <sys/mman.h>
 
 #include "glibc_malloc.h"
 #include "os/filters.h"
+#include "os/syscall.h"
 #include "os/vm.h"
 
 /* No process has that many threads, and so arenas. A longer ring is none. */
@@ -50,11 +49,8 @@ static unsigned count_empty_bins(const struct arena *arena) {
 
 bool glibc_is_mapped(const void *address) {
     unsigned char resident;
-    int saved_errno = errno;
-    bool mapped = filters_now() != FILTERS_ADDED &&
-                  mincore((void *)((uintptr_t)address & ~((uintptr_t)vm_page_size() - 1)), 1, &resident) == 0;
-    errno = saved_errno;
-    return mapped;
+    uintptr_t page = (uintptr_t)address & ~((uintptr_t)vm_page_size() - 1);
+    return filters_now() != FILTERS_ADDED && os_syscall(SYS_mincore, page, 1, &resident) == 0;
 }
 
 static bool heap_is_sane(const struct heap *heap) {

@@ -16,7 +16,6 @@
 #include "state.h"
 #include "thresholds.h"
 #include "trim.h"
-#include "trim_decision.h"
 
 /* What a thread frees or allocates before its next check, at least; the frees add to what may be retained. */
 #define MIN_CHECK_BYTES (256UL << 10)
@@ -99,13 +98,13 @@ static bool may_trim(enum check_reason reason, bool top_grew) {
     return reason != CHECK_ALLOCATED && trim_is_due(reason == CHECK_FREED && top_grew);
 }
 
-struct allowance governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
+size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
     if (!activation_is_on()) {
-        return (struct allowance){SIZE_MAX, SIZE_MAX};
+        return SIZE_MAX;
     }
     ADD(&state.freed_bytes, freed_bytes);
     size_t check_bytes = size_max(LOAD(&state.counters.pad_each_bytes), MIN_CHECK_BYTES);
-    struct allowance allowance = {check_bytes, check_bytes};
+    size_t allowance = check_bytes;
     int saved_errno = errno;
     bool top_grew = false;
 
@@ -113,7 +112,9 @@ struct allowance governor_check(struct arena *arena, enum check_reason reason, s
         bool proved = arenas_record_change(arena, check_bytes / 2, &top_grew);
         if (proved) {
             size_t padding = thresholds_claim_padding(arena);
-            allowance.alloc_bytes = size_max(size_min(padding, check_bytes), MIN_ALLOC_CHECK_BYTES);
+            if (reason == CHECK_ALLOCATED) {
+                allowance = size_max(size_min(padding, check_bytes), MIN_ALLOC_CHECK_BYTES);
+            }
         }
         arena_unlock(arena);
         if (!proved) {

@@ -12,7 +12,6 @@
 #ifndef PTLBMALLOC2_GOVERNOR_H
 #define PTLBMALLOC2_GOVERNOR_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 struct arena;
@@ -26,12 +25,6 @@ void governor_start(void);
  */
 struct arena *governor_arena_of(const void *block);
 
-/* What a check lets the calling thread do before the next one. */
-struct allowance {
-    size_t alloc_bytes;
-    size_t free_bytes;
-};
-
 enum check_reason {
     CHECK_ALLOCATED, /* the allowance for allocating is used up */
     CHECK_FREED,     /* the allowance for freeing is used up */
@@ -41,10 +34,10 @@ enum check_reason {
 #define GOVERNOR_MERGE_BYTES (1UL << 20)
 
 /*
- * Checks an arena, for a thread that has freed so many bytes, in any arena, since its last check.
- * Thread-safe. The caller holds no arena.
+ * Checks an arena, for a thread that has freed so many bytes, in any arena, since its last check. Returns how
+ * much it may allocate (CHECK_ALLOCATED) or free before the next one. Thread-safe. The caller holds no arena.
  */
-struct allowance governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes);
+size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes);
 
 /* An mmapped chunk of this size is about to be freed. Thread-safe. */
 void governor_note_mmapped_free(size_t chunk_bytes);

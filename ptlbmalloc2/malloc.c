@@ -11,7 +11,6 @@
  */
 #include <errno.h>
 #include <malloc.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "activation.h"
@@ -35,19 +34,16 @@
 #define THREAD_CACHE_MAX_BYTES 1040UL
 
 /* Zero at first: a thread's first call of each kind checks, and so learns whether glibc is governed. */
-static __thread struct allowance allowance __attribute__((tls_model("initial-exec")));
-
-static __thread size_t granted_free_bytes __attribute__((tls_model("initial-exec"))); /* at the last check */
-
-/* What the thread has freed since its last check, a block of now_bytes included. */
-static size_t freed_since_check(size_t now_bytes) {
-    return granted_free_bytes - allowance.free_bytes + now_bytes;
-}
-
-static void grant_free(size_t bytes) {
-    granted_free_bytes = bytes;
-    allowance.free_bytes = bytes;
-}
+static __thread struct allowance {
+    size_t alloc_bytes;
+    size_t free_bytes;
+    size_t granted_free_bytes; /* at the last check */
+    /*
+     * With placement on, alloc_bytes never covers a block that glibc may map, so that the fast path needs no
+     * comparison: this much of the thread's last grant is withheld.
+     */
+    size_t withheld_alloc_bytes;
+} allowance __attribute__((tls_model("initial-exec")));
 
 __attribute__((constructor(101))) static void start(void) {
     if (sanitizer_is_there()) {
@@ -57,8 +53,7 @@ __attribute__((constructor(101))) static void start(void) {
     options_read();
     governor_start();
     placement_start();
-    allowance.alloc_bytes = 0;
-    grant_free(0);
+    allowance = (struct allowance){0};
     if (options.verbose) {
         report_start();
     }
@@ -83,34 +78,31 @@ static inline bool pay(size_t *left, size_t bytes) {
     return true;
 }
 
-static struct allowance check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
+/* Returns what the thread may allocate or free, by the reason, before its next check. */
+static size_t check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
     if (arena != NULL) {
         return governor_check(arena, reason, freed_bytes);
     }
     /* Check again soon before the start, and never if glibc is not governed. */
-    size_t left = LOAD(&activation) == ACTIVATION_PENDING ? 0 : NOT_GOVERNED;
-    return (struct allowance){left, left};
+    return LOAD(&activation) == ACTIVATION_PENDING ? 0 : NOT_GOVERNED;
 }
 
-static bool is_mmapped(const void *block) {
-    return (chunk_of_block(block)->size_flags & CHUNK_IS_MMAPPED) != 0;
+/* After a free, of a block of now_bytes if the allowance did not cover that. */
+static void after_free(struct arena *arena, enum check_reason reason, size_t now_bytes) {
+    size_t freed_bytes = allowance.granted_free_bytes - allowance.free_bytes + now_bytes;
+    allowance.granted_free_bytes = check(arena, reason, freed_bytes);
+    allowance.free_bytes = allowance.granted_free_bytes;
 }
-
-/*
- * With placement on, the allowance never covers a block that glibc may map, so that the fast path needs no
- * comparison: this much of the thread's last grant is withheld.
- */
-static __thread size_t withheld_alloc_bytes __attribute__((tls_model("initial-exec")));
 
 /* After an allocation that the allowance did not cover. Returns the block. */
 __attribute__((noinline)) static void *after_allocation(void *block, size_t bytes) {
-    size_t granted = allowance.alloc_bytes + withheld_alloc_bytes;
-    if (withheld_alloc_bytes == 0 || !pay(&granted, bytes)) {
-        bool in_arena = block != NULL && !is_mmapped(block);
-        granted = in_arena ? check(governor_arena_of(block), CHECK_ALLOCATED, 0).alloc_bytes : 0;
+    size_t granted = allowance.alloc_bytes + allowance.withheld_alloc_bytes;
+    if (allowance.withheld_alloc_bytes == 0 || !pay(&granted, bytes)) {
+        bool in_arena = block != NULL && !block_is_mmapped(block);
+        granted = in_arena ? check(governor_arena_of(block), CHECK_ALLOCATED, 0) : 0;
     }
     allowance.alloc_bytes = placement_is_on() ? size_min(granted, placement_min_bytes() - 1) : granted;
-    withheld_alloc_bytes = granted - allowance.alloc_bytes;
+    allowance.withheld_alloc_bytes = granted - allowance.alloc_bytes;
     return block;
 }
 
@@ -135,8 +127,7 @@ __attribute__((noinline)) static void *calloc_and_check(size_t count, size_t byt
 }
 
 __attribute__((noinline)) static void free_and_check(void *block) {
-    struct chunk *chunk = chunk_of_block(block);
-    if (is_mmapped(block)) {
+    if (block_is_mmapped(block)) {
         void *own = placement_original(block);
         governor_note_mmapped_free(chunk_bytes(chunk_of_block(own)));
         __libc_free(own);
@@ -144,9 +135,9 @@ __attribute__((noinline)) static void free_and_check(void *block) {
     }
     /* Both before the free: the block's heap may vanish with it. */
     struct arena *arena = governor_arena_of(block);
-    size_t freed_bytes = freed_since_check(chunk_bytes(chunk));
+    size_t bytes = chunk_bytes(chunk_of_block(block));
     __libc_free(block);
-    grant_free(check(arena, CHECK_FREED, freed_bytes).free_bytes);
+    after_free(arena, CHECK_FREED, bytes);
 }
 
 /* The arena's top. Never dereferenced: the top may move, or vanish with a heap, at any time. */
@@ -176,7 +167,7 @@ __attribute__((noinline)) static void free_and_watch_top(void *block, size_t siz
     uintptr_t before = top_of(arena);
     __libc_free(block);
     if (UNLIKELY(has_merged(before, top_of(arena)))) {
-        grant_free(check(arena, CHECK_MERGED, freed_since_check(0)).free_bytes);
+        after_free(arena, CHECK_MERGED, 0);
     }
 }
 
@@ -222,17 +213,11 @@ static void *allocated(void *block, size_t bytes) {
     return pay(&allowance.alloc_bytes, bytes) ? block : after_allocation(block, bytes);
 }
 
-/* A block in an arena may use the next chunk's prev_size; an mmapped one has no next. */
-static size_t usable_bytes(const void *block) {
-    return chunk_bytes(chunk_of_block(block)) -
-           (is_mmapped(block) ? glibc_layout.mmapped_overhead_bytes : sizeof(size_t));
-}
-
 /* A placed block keeps its shift: its mapping is resized, or all of it is copied. */
 __attribute__((noinline)) static void *realloc_mmapped(void *block, size_t bytes) {
     void *own = placement_original(block);
     size_t shift = (size_t)((char *)block - (char *)own);
-    size_t kept = size_min(usable_bytes(block), bytes);
+    size_t kept = size_min(block_usable_bytes(block), bytes);
     /* A size of 0, which frees the block, and too large a size are left to glibc. */
     void *moved = __libc_realloc(own, bytes == 0 || bytes > PTRDIFF_MAX ? bytes : bytes + shift);
     return allocated(placement_restore(moved, shift, kept), bytes);
@@ -245,14 +230,14 @@ EXPORT void *realloc(void *block, size_t bytes) {
     if (UNLIKELY(sanitizer_is_there())) {
         return __interceptor_realloc(block, bytes);
     }
-    if (is_mmapped(block)) {
+    if (block_is_mmapped(block)) {
         return realloc_mmapped(block, bytes);
     }
     size_t old_bytes = chunk_bytes(chunk_of_block(block));
     struct arena *old_arena = governor_arena_of(block);
     void *moved = __libc_realloc(block, bytes);
     if (UNLIKELY(!pay(&allowance.free_bytes, old_bytes)) && old_arena != NULL) {
-        grant_free(check(old_arena, CHECK_FREED, freed_since_check(old_bytes)).free_bytes);
+        after_free(old_arena, CHECK_FREED, old_bytes);
     }
     if (UNLIKELY(!pay(&allowance.alloc_bytes, bytes))) {
         size_t kept = size_min(old_bytes - sizeof(size_t), bytes);
@@ -297,15 +282,14 @@ EXPORT void *valloc(size_t bytes) {
 }
 
 EXPORT void *pvalloc(size_t bytes) {
-    size_t page = vm_page_size();
-    return memalign(page, bytes > PTRDIFF_MAX ? bytes : (size_max(bytes, 1) + page - 1) & ~(page - 1));
+    return memalign(vm_page_size(), bytes > PTRDIFF_MAX ? bytes : vm_round_up(size_max(bytes, 1)));
 }
 
 EXPORT size_t malloc_usable_size(void *block) {
     if (UNLIKELY(sanitizer_is_there())) {
         return __interceptor_malloc_usable_size(block);
     }
-    return block == NULL ? 0 : usable_bytes(block);
+    return block == NULL ? 0 : block_usable_bytes(block);
 }
 
 EXPORT int mallopt(int parameter, int value) {

@@ -9,61 +9,55 @@
 
 struct options options = {.sensitivity = 1};
 
-static void complain(const char *name, const char *value, const char *wanted) {
-    text_write_line(STDERR_FILENO, "ptlbmalloc2: %s='%s' ignored: %s", name, value, wanted);
-}
-
 static bool is_on(const char *value) {
-    return value != NULL && strcmp(value, "1") == 0;
+    return strcmp(value, "1") == 0;
 }
 
 static bool is_off(const char *value) {
-    return value == NULL || *value == '\0' || strcmp(value, "0") == 0;
+    return *value == '\0' || strcmp(value, "0") == 0;
 }
 
-static void read_sensitivity(const char *name) {
-    const char *value = secure_getenv(name);
-    if (value == NULL) {
-        return;
-    }
+/* Each of these sets its option; false, and nothing set, for an invalid value. */
+
+static bool set_sensitivity(const char *value) {
     char *end;
     double sensitivity = strtod(value, &end);
-    if (end == value || *end != '\0' || !isfinite(sensitivity) || sensitivity <= 0) {
-        complain(name, value, "a number above 0 is wanted");
-    } else {
-        options.sensitivity = sensitivity;
-    }
+    bool valid = end != value && *end == '\0' && isfinite(sensitivity) && sensitivity > 0;
+    options.sensitivity = valid ? sensitivity : options.sensitivity;
+    return valid;
 }
 
-static void read_stats(const char *name) {
-    const char *value = secure_getenv(name);
-    if (is_off(value)) {
-        return;
-    }
+static bool set_stats(const char *value) {
     bool to_file = strncmp(value, "json:", 5) == 0 && value[5] != '\0' && strlen(value + 5) < PATH_MAX;
-    if (is_on(value)) {
-        options.stats_format = STATS_TEXT;
-    } else if (to_file || strcmp(value, "json") == 0) {
-        options.stats_format = STATS_JSON;
-    } else {
-        complain(name, value, "1, json or json:FILE is wanted");
-    }
     if (to_file) {
         memcpy(options.stats_path, value + 5, strlen(value + 5) + 1);
     }
+    options.stats_format = is_on(value)                            ? STATS_TEXT
+                           : to_file || strcmp(value, "json") == 0 ? STATS_JSON
+                                                                   : STATS_OFF;
+    return options.stats_format != STATS_OFF || is_off(value);
 }
 
-static void read_placement(const char *name) {
-    const char *value = secure_getenv(name);
+static bool set_placement(const char *value) {
     options.placement = is_on(value);
-    if (!options.placement && !is_off(value)) {
-        complain(name, value, "0 or 1 is wanted");
+    return options.placement || is_off(value);
+}
+
+static bool set_verbose(const char *value) {
+    options.verbose = is_on(value);
+    return true;
+}
+
+static void read_one(const char *name, bool (*set)(const char *value), const char *wanted) {
+    const char *value = secure_getenv(name);
+    if (value != NULL && !set(value)) {
+        text_write_line(STDERR_FILENO, "ptlbmalloc2: %s='%s' ignored: %s is wanted", name, value, wanted);
     }
 }
 
 void options_read(void) {
-    read_sensitivity("PTLBMALLOC2_SENSITIVITY");
-    read_stats("PTLBMALLOC2_STATS");
-    read_placement("PTLBMALLOC2_PLACEMENT");
-    options.verbose = is_on(secure_getenv("PTLBMALLOC2_VERBOSE"));
+    read_one("PTLBMALLOC2_SENSITIVITY", set_sensitivity, "a number above 0");
+    read_one("PTLBMALLOC2_STATS", set_stats, "1, json or json:FILE");
+    read_one("PTLBMALLOC2_PLACEMENT", set_placement, "0 or 1");
+    read_one("PTLBMALLOC2_VERBOSE", set_verbose, "");
 }

@@ -2,7 +2,6 @@
 
 #include <stdint.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "activation.h"
 #include "base/size.h"
@@ -51,10 +50,6 @@ static size_t next_shift(size_t room_bytes) {
                        room_bytes, LINE_BYTES);
 }
 
-static size_t usable_bytes(const void *block) {
-    return chunk_bytes(chunk_of_block(block)) - glibc_layout.mmapped_overhead_bytes;
-}
-
 static void *shifted(void *block, size_t shift) {
     if (shift == 0) {
         return block;
@@ -84,7 +79,7 @@ void *placement_place(void *block, size_t bytes, size_t kept) {
     if (!placement_is_on() || block == NULL || bytes < MIN_BYTES || !begins_page(block)) {
         return block;
     }
-    size_t usable = usable_bytes(block);
+    size_t usable = block_usable_bytes(block);
     if (usable < bytes) {
         return block;
     }
@@ -145,7 +140,7 @@ static bool resizes(unsigned char **block, size_t bytes, size_t new_bytes) {
     size_t kept = size_min(bytes, new_bytes);
     *block = placement_restore(resized, shift, kept);
     bool right = *block == resized + shift && placement_original(*block) == resized &&
-                 usable_bytes(*block) >= new_bytes && (*block)[0] == marks[0] &&
+                 block_usable_bytes(*block) >= new_bytes && (*block)[0] == marks[0] &&
                  (kept < bytes || (*block)[kept - 1] == marks[1]);
     mark(*block, new_bytes);
     return right;
@@ -154,8 +149,9 @@ static bool resizes(unsigned char **block, size_t bytes, size_t new_bytes) {
 /* Whether the block has the pages that glibc counts for it, and no room beyond them. */
 static bool adds_up(void *own, size_t bytes, size_t mapped) {
     const struct chunk *chunk = chunk_of_block(own);
-    return mapped == ((chunk_bytes(chunk) + PAGE_BYTES - 1) & -PAGE_BYTES) && usable_bytes(own) >= bytes &&
-           (char *)own + usable_bytes(own) <= (char *)chunk + mapped;
+    return mapped == ((chunk_bytes(chunk) + PAGE_BYTES - 1) & -PAGE_BYTES) &&
+           block_usable_bytes(own) >= bytes &&
+           (char *)own + block_usable_bytes(own) <= (char *)chunk + mapped;
 }
 
 /* Whether it can be shifted as far as any block, grown, shrunk and freed. Frees it in any case. */

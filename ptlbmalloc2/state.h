@@ -2,9 +2,9 @@
  * Everything of the library's that changes while it runs: counters, the records of the arenas, and what the
  * governor remembers from one check to the next.
  *
- * The kernel wipes it in a forked child (MADV_WIPEONFORK). A child of a threaded parent thus starts with no
- * lock taken, no record and its own statistics, and records all arenas at its first check. All zero is the
- * valid initial state.
+ * The kernel wipes it in a forked child (MADV_WIPEONFORK: activation.c). A child of a threaded parent thus
+ * starts with no lock taken, no record and its own statistics, and records all arenas at its first check. All
+ * zero is the valid initial state.
  */
 #ifndef PTLBMALLOC2_STATE_H
 #define PTLBMALLOC2_STATE_H
@@ -14,7 +14,7 @@
 #include <stddef.h>
 
 #include "numbers.h"
-#include "os/cpu_usage.h"
+#include "os/cpus.h"
 #include "os/residency.h"
 
 struct arena;
@@ -80,9 +80,6 @@ struct state {
 };
 
 extern struct state state;
-
-/* Has the kernel wipe the state in forked children. False if it cannot (before Linux 4.14). At start-up. */
-bool state_wipe_on_fork(void);
 
 /* A sum of records may pass through a value below zero for an instant. */
 static inline size_t state_sum(_Atomic(size_t) *counter) {

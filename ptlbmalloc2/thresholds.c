@@ -8,7 +8,7 @@
 #include "glibc_malloc.h"
 #include "glibc_settings.h"
 #include "options.h"
-#include "os/huge_pages.h"
+#include "os/vm.h"
 #include "policy/hysteresis.h"
 #include "state.h"
 
@@ -76,5 +76,5 @@ size_t thresholds_claim_padding(const struct arena *arena) {
             usable += claimed;
         }
     }
-    return usable > low ? usable - low : 0;
+    return size_minus(usable, low);
 }

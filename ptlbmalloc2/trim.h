@@ -1,10 +1,12 @@
 /*
  * Trimming: cuts the free top off every arena that has too much of it, with as few shootdowns as possible.
- * Called by the trim decision, and for a request from outside.
+ * Also the decision when a check is to look at all arenas, and whether a trim then gains anything. Called by
+ * the governor.
  */
 #ifndef PTLBMALLOC2_TRIM_H
 #define PTLBMALLOC2_TRIM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /*
@@ -13,5 +15,18 @@
  * back.
  */
 size_t trim_arenas(size_t keep_bytes);
+
+/*
+ * Whether a walk may find more to trim than the threshold allows to stay, by the records. top_grew: the frees
+ * of the checking thread have made its arena's top grow by much, as opposed to a merge. Any thread.
+ */
+bool trim_is_due(bool top_grew);
+
+/*
+ * After a walk: trims if more than the threshold is free and resident. Then sets how much more must be freed,
+ * or become free by merging with a top, before the next walk is due. The caller holds state.busy and no
+ * arena.
+ */
+void trim_if_needed(void);
 
 #endif

@@ -74,7 +74,7 @@ sample() {{
 # programs, and these take from the last CPU what it has cached.
 count() {{
     dmesg -c | grep -E '{_COMPLAINTS}' | tell complaint || :
-    # Records that nobody uses are kept for the next one, but not for ours.
+    # The kernel keeps unused records for the next process; ours must not get them.
     if [ -e {_SLAB}/shrink ]; then
         echo 1 >{_SLAB}/shrink
     fi

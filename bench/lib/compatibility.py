@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TRIES = 3
-PATIENCE_S = 3600
+TIMEOUT_S = 3600
 FOLDER = REPOSITORY / "build/compatibility"
 NAME = "compatibility"
 # Relative to the root.
@@ -159,7 +159,7 @@ class Root:
             again = "again=" + shlex.quote("\n".join(tests)) + "\n"
             done = subprocess.run(
                 self._command(check + again + program.run, work), stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=PATIENCE_S,
+                capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
             )  # fmt: skip
         finally:
             self._preload.unlink(missing_ok=True)

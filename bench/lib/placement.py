@@ -35,7 +35,7 @@ _ROUNDS = 7
 # The limit for "as good as padded by hand".
 _AS_PADDED = 1.03
 
-# ---- streams: compared with placement=off ----
+# ---- streams: compared with test_placement=off ----
 
 
 def _streams(arrays: int, at_most: float) -> Row:
@@ -137,7 +137,7 @@ def _measure_alias(store: Store, runs: int | None) -> None:
     store.save(ALIAS, {"rows": rows, "outcome": outcome})
 
 
-# ---- the suite: compared with placement=off ----
+# ---- the suite: compared with test_placement=off ----
 
 _SUITE_GOALS = ((TIME, 1.0), (PEAK, 1.005))
 

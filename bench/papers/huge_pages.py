@@ -28,7 +28,7 @@ INTERVAL_S = 0.05
 PEAK = "peak_anon_huge_kib"
 
 # How long a run that has just ended may take to put its mode back.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 # A background job's input would be /dev/null, were it not named.
 _GUARD = 'exec 3<&0; (cat <&3 >/dev/null; echo "$0" >"$1") & '
 
@@ -49,7 +49,7 @@ def _alone(path: Path) -> Iterator[int]:
         # Higher than those that the guard's shell uses itself.
         held = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 10)
     try:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def of_programs(root: int) -> int | None:
 
 
 class Sampler:
-    """Looks every 50 ms, in a thread that takes no signal: whoever waits for the program is to have them."""
+    """Samples every 50 ms, in a thread that blocks all signals: the waiting thread gets them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ _GAIN = "gain: how much less time than glibc's with standard pages takes"
 
 
 def shown(label: str) -> str:
-    return label.replace(":CALM_OPTIONS=test_", ", ").replace(":PTLBMALLOC2_PLACEMENT=1", ", placement")
+    return label.replace(":CALM_OPTIONS=", ", ").replace(":PTLBMALLOC2_PLACEMENT=1", ", placement")
 
 
 def _number(value: float | None) -> str:
@@ -246,7 +246,7 @@ def _figure_10(results: Results) -> list[Grid]:
                 continue
             headings = ["arrays", *(gap_name(gap, between[0]) for gap in between)]
             headings += [f"malloc, {shown(label)}" for label in labels]
-            headings.append("calmalloc to placement=off (95 %)")
+            headings.append("calmalloc to test_placement=off (95 %)")
             plural = "s" if threads > 1 else ""
             title = f"figure 10: {work}, {threads} thread{plural}, ns for an element, by the number of arrays"
             grid = Grid(title, headings)

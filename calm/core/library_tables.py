@@ -54,7 +54,7 @@ COUNTERS: Mapping[str, Counter] = {
     "purge_vectored_calls": Counter("call", True, "Calls of `process_madvise` to purge."),
     "purge_single_calls": Counter("call", True, "Calls of `madvise` to purge."),
     "purge_ranges": Counter("range", True, "Address ranges purged."),
-    "cache_flushes": Counter("flush", True, "Times that a thread flushed the cache of another CPU."),
+    "cache_flushes": Counter("flush", True, "Times that a CPU's cache was flushed."),
     "cache_misses": Counter("operation", True, "Operations on a size class that left the fast path."),
     "heap_locks": Counter("lock", True, "Acquisitions of a heap's lock."),
     "large_allocations": Counter("allocation", True, "Allocations of runs of pages: above 32 KiB."),

@@ -48,7 +48,7 @@ pub struct Stats {
     pub purge_single_calls: u64,
     /// Address ranges purged.
     pub purge_ranges: u64,
-    /// Times that a thread flushed the cache of another CPU.
+    /// Times that a CPU's cache was flushed.
     pub cache_flushes: u64,
     /// Operations on a size class that left the fast path.
     pub cache_misses: u64,

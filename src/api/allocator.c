@@ -25,7 +25,7 @@ static uint32_t class_of(const struct allocator *allocator, size_t size) {
 }
 
 static size_t pages_for(const struct allocator *allocator, size_t size) {
-    size_t shift = heap_page_shift(&allocator->governor->heap);
+    uint32_t shift = allocator->governor->heap.space.page_shift;
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
@@ -52,10 +52,12 @@ static void put_blocks(struct allocator *allocator, uint32_t class, void *const 
     backend->functions->put_blocks(backend, class, blocks, count);
 }
 
-static void *take_large(struct allocator *allocator, size_t pages, size_t align_pages, bool zeroed,
-                        bool *zero) {
+/* zero: whether it is known to be zero; NULL if the caller needs no zeros. */
+static void *take_large(struct allocator *allocator, size_t pages, size_t align_pages, bool *zero) {
     struct backend *backend = backend_of(allocator);
-    return backend->functions->take_large(backend, pages, align_pages, zeroed, zero);
+    bool ignored;
+    return backend->functions->take_large(backend, pages, align_pages, zero != NULL,
+                                          zero != NULL ? zero : &ignored);
 }
 
 static void put_large(struct allocator *allocator, void *block) {
@@ -74,35 +76,36 @@ static void trim_all(struct allocator *allocator) {
 
 /* ---- allocation ---- */
 
-static void *take_pages(struct allocator *allocator, size_t size, size_t alignment, bool zeroed, bool *zero) {
+static void *take_pages(struct allocator *allocator, size_t size, size_t alignment, bool *zero) {
     if (is_too_large(allocator, size)) {
         return out_of_memory();
     }
-    size_t page = heap_page_size(&allocator->governor->heap);
+    size_t page = page_bytes(allocator->governor);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
     size_t pages = pages_for(allocator, size);
-    void *base =
-        take_large(allocator, pages + placing_pages(allocator, size, alignment), align_pages, zeroed, zero);
+    void *base = take_large(allocator, pages + placing_pages(allocator, size, alignment), align_pages, zero);
     if (base == NULL) {
         trim_all(allocator);
-        base = take_large(allocator, pages, align_pages, zeroed, zero);
+        base = take_large(allocator, pages, align_pages, zero);
     }
     return base == NULL ? out_of_memory()
                         : placing_place(allocator, heap_of(allocator, base), base, size, alignment);
 }
 
-static void *allocate_large(struct allocator *allocator, size_t size, size_t alignment, bool zeroed,
+static bool is_sampled(size_t size) {
+    return heap_profile_is_on() && heap_profile_should_sample(size);
+}
+
+static void *allocate_large(struct allocator *allocator, size_t size, size_t alignment, bool sampled,
                             bool *zero) {
-    bool sampled = heap_profile_is_on() && heap_profile_should_sample(size);
-    void *block = take_pages(allocator, size, alignment, zeroed, zero);
+    void *block = take_pages(allocator, size == 0 ? 1 : size, alignment, zero);
     if (sampled && block != NULL) {
         heap_profile_add(block, size);
     }
     return block;
 }
 
-/* Puts blocks into the cache of whichever CPU this is, and those that find no room there back into the heap.
- */
+/* Puts blocks into the cache of whichever CPU this is, and those that it has no room for into the heap. */
 static void cache_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
     size_t pushed = count == 0 ? 0 : cpu_cache_push_some(allocator->caches, class, blocks, count);
     if (pushed < count) {
@@ -118,9 +121,7 @@ static void *refill(struct allocator *allocator, uint32_t class) {
         return blocks[0];
     }
     cpu_cache_ran_empty(allocator->caches, class);
-    bool cached = atomic_load_explicit(&allocator->caches->mode, memory_order_relaxed) != CACHE_OFF;
-    size_t wanted = cached ? cpu_cache_magazine(allocator->caches, class) : 1;
-    struct taken taken = take_blocks(allocator, class, blocks, wanted);
+    struct taken taken = take_blocks(allocator, class, blocks, cpu_cache_magazine(allocator->caches, class));
     if (taken.count == 0) {
         trim_all(allocator);
         taken = take_blocks(allocator, class, blocks, 1);
@@ -137,12 +138,7 @@ static void *refill(struct allocator *allocator, uint32_t class) {
  * block of its class may be. */
 static void *allocate_counted(struct allocator *allocator, size_t size, uint32_t class) {
     if (heap_profile_should_sample(size)) {
-        bool zero;
-        void *block = take_pages(allocator, size == 0 ? 1 : size, vm_page_size(), false, &zero);
-        if (block != NULL) {
-            heap_profile_add(block, size);
-        }
-        return block;
+        return allocate_large(allocator, size, vm_page_size(), true, NULL);
     }
     void *block;
     return cpu_cache_pop_some(allocator->caches, class, &block, 1) == 1 ? block : refill(allocator, class);
@@ -150,9 +146,8 @@ static void *allocate_counted(struct allocator *allocator, size_t size, uint32_t
 
 void *allocator_allocate(struct allocator *allocator, size_t size) {
     uint32_t class = class_of(allocator, size);
-    bool zero;
     if (class == 0) {
-        return allocate_large(allocator, size, SIZE_QUANTUM, false, &zero);
+        return allocate_large(allocator, size, SIZE_QUANTUM, is_sampled(size), NULL);
     }
     return heap_profile_is_on() ? allocate_counted(allocator, size, class) : refill(allocator, class);
 }
@@ -202,7 +197,8 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
     put_blocks(allocator, class, blocks, count);
 }
 
-static void release_from(struct allocator *allocator, struct heap *heap, void *block) {
+void allocator_release(struct allocator *allocator, void *block) {
+    struct heap *heap = heap_of(allocator, block);
     int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class < 0 || (class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
         allocator->governor->misused(MISUSE_INVALID_FREE, block);
@@ -216,23 +212,16 @@ static void release_from(struct allocator *allocator, struct heap *heap, void *b
     }
 }
 
-void allocator_release(struct allocator *allocator, void *block) {
-    if (block != NULL) {
-        release_from(allocator, heap_of(allocator, block), block);
-    }
-}
-
 void release_slow(void *block) {
     if (block == NULL) {
         return;
     }
-    struct heap *heap = allocator_ready() ? heap_of(&calm_allocator, block) : NULL;
-    if (heap == NULL && sanitizer_is_there()) {
+    if (allocator_ready()) {
+        allocator_release(&calm_allocator, block);
+    } else if (sanitizer_is_there()) {
         __interceptor_free(block);
-    } else if (heap == NULL) {
-        misuse_report(MISUSE_INVALID_FREE, block);
     } else {
-        release_from(&calm_allocator, heap, block);
+        misuse_report(MISUSE_INVALID_FREE, block);
     }
 }
 
@@ -253,19 +242,18 @@ void *allocate_aligned(size_t alignment, size_t size) {
     if (alignment <= SIZE_QUANTUM) {
         return allocate(size);
     }
-    if (!allocator_ready() && sanitizer_is_there()) {
+    if (sanitizer_is_there()) {
         return __interceptor_memalign(alignment, size);
     }
     if (!allocator_ready() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    size_t page = heap_page_size(&calm_governor.heap);
+    size_t page = page_bytes(&calm_governor);
     uint32_t class = alignment <= page ? aligned_class(alignment, size) : 0;
     if (class != 0) {
         return allocate(calm_allocator.classes.of[class].size);
     }
-    bool zero;
-    return allocate_large(&calm_allocator, size == 0 ? 1 : size, alignment, false, &zero);
+    return allocate_large(&calm_allocator, size, alignment, is_sampled(size), NULL);
 }
 
 void *allocate_zeroed(size_t count, size_t size) {
@@ -279,7 +267,7 @@ void *allocate_zeroed(size_t count, size_t size) {
     bool zero = false;
     void *block = class_for(bytes) != 0 || class_of(&calm_allocator, bytes) != 0
                       ? allocate(bytes)
-                      : allocate_large(&calm_allocator, bytes, SIZE_QUANTUM, true, &zero);
+                      : allocate_large(&calm_allocator, bytes, SIZE_QUANTUM, is_sampled(bytes), &zero);
     if (block != NULL && !zero) {
         memset(block, 0, bytes);
     }
@@ -287,21 +275,33 @@ void *allocate_zeroed(size_t count, size_t size) {
 }
 
 size_t usable_size(const void *block) {
-    const struct heap *heap = block == NULL || !allocator_ready() ? NULL : heap_of(&calm_allocator, block);
-    if (heap == NULL && sanitizer_is_there()) {
+    if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
+    const struct heap *heap = block == NULL || !allocator_ready() ? NULL : heap_of(&calm_allocator, block);
     int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class != 0) {
         return class < 0 ? 0 : calm_allocator.classes.of[class].size;
     }
     const struct span *span = heap_large_span(heap, block);
-    return span == NULL ? 0 : ((size_t)span->pages << heap_page_shift(heap)) - span->offset;
+    return span == NULL ? 0 : ((size_t)span->pages << heap->space.page_shift) - span->offset;
 }
 
 /* Whether a block may stay: no smaller than asked, and less than twice as large. */
 static bool fits(size_t held, size_t size) {
     return size <= held && size > held / 2;
+}
+
+/* NULL if the block cannot be resized where it is, or by moving its pages. */
+static void *resize_large(void *block, size_t size, size_t pages) {
+    /* To the profile one block ends and another begins; the old address may soon be another thread's. */
+    heap_profile_remove(block);
+    struct backend *backend = calm_allocator.backend;
+    void *resized = backend->functions->resize_large(backend, block, pages);
+    if (resized != NULL && is_sampled(size)) {
+        heap_profile_add(resized, size);
+    }
+    return resized;
 }
 
 void *reallocate(void *block, size_t size) {
@@ -313,7 +313,7 @@ void *reallocate(void *block, size_t size) {
         return NULL;
     }
     size_t held = usable_size(block);
-    if (!allocator_is_ready() && sanitizer_is_there()) {
+    if (sanitizer_is_there()) {
         return __interceptor_realloc(block, size);
     }
     if (held == 0) {
@@ -324,22 +324,14 @@ void *reallocate(void *block, size_t size) {
         return out_of_memory();
     }
     const struct span *span = heap_large_span(heap_of(&calm_allocator, block), block);
-    if (span == NULL ? fits(held, size) || class_of(&calm_allocator, held) == class_of(&calm_allocator, size)
-                     : class_of(&calm_allocator, size) == 0 &&
-                           pages_for(&calm_allocator, span->offset + size) == span->pages) {
+    uint32_t class = class_of(&calm_allocator, size);
+    if (span == NULL && (fits(held, size) || class == class_of(&calm_allocator, held))) {
         return block;
     }
-    if (span != NULL && class_of(&calm_allocator, size) == 0) {
-        /* To the profile one block ends and another begins; the old address may be another thread's at once.
-         */
-        heap_profile_remove(block);
-        struct backend *backend = calm_allocator.backend;
-        void *resized =
-            backend->functions->resize_large(backend, block, pages_for(&calm_allocator, span->offset + size));
+    if (span != NULL && class == 0) {
+        size_t pages = pages_for(&calm_allocator, span->offset + size);
+        void *resized = pages == span->pages ? block : resize_large(block, size, pages);
         if (resized != NULL) {
-            if (heap_profile_is_on() && heap_profile_should_sample(size)) {
-                heap_profile_add(resized, size);
-            }
             return resized;
         }
     }

@@ -7,7 +7,6 @@
 #ifndef CALM_API_ALLOCATOR_H
 #define CALM_API_ALLOCATOR_H
 
-#include "api/init.h"
 #include "api/state.h"
 #include "cache/rseq.h"
 
@@ -25,7 +24,8 @@ size_t allocator_trim(size_t keep_bytes);
 /* Sets errno; returns NULL. */
 void *out_of_memory(void);
 
-/* The slow paths of any instance: every block comes from, and goes back to, its caches and backend. */
+/* The slow paths of any instance: every block comes from, and goes back to, its caches and backend. A block
+ * is not NULL. */
 void *allocator_allocate(struct allocator *allocator, size_t size);
 void allocator_release(struct allocator *allocator, void *block);
 
@@ -38,8 +38,7 @@ void allocator_release(struct allocator *allocator, void *block);
 #define FAST_READ(word) (word)
 #endif
 
-/* The class of a size; 0 for a size without one, before the start, and while the fast path is switched off.
- */
+/* The class of a size; 0 for a size without one, before the start, and while the fast path is off. */
 static inline uint32_t class_for(size_t size) {
     if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
         return FAST_READ(calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);

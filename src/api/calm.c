@@ -7,6 +7,7 @@
 #include "api/options.h"
 #include "api/report.h"
 #include "api/settings.h"
+#include "os/syscall.h"
 
 #include <errno.h>
 #include <string.h>
@@ -68,14 +69,18 @@ size_t calm_malloc_usable_size(const void *block) {
     return usable_size(block);
 }
 
+/* 0, or -1 with errno. */
+static int result_of(int error) {
+    return (int)libc_result(-error);
+}
+
 size_t calm_trim(size_t keep_bytes) {
     return allocator_trim(keep_bytes);
 }
 
 int calm_stats(struct calm_stats *stats, size_t size) {
     if (stats == NULL || size < offsetof(struct calm_stats, footprint)) {
-        errno = EINVAL;
-        return -1;
+        return result_of(EINVAL);
     }
     struct calm_stats all;
     counters_fill(&all);
@@ -101,21 +106,12 @@ int calm_stats_json(char *buffer, size_t size) {
 }
 
 int calm_set(const char *name, const char *value) {
-    int error = name == NULL || value == NULL || !allocator_ready() ? EINVAL : settings_set(name, value);
-    if (error != 0) {
-        errno = error;
-        return -1;
-    }
-    return 0;
+    bool valid = name != NULL && value != NULL && allocator_ready();
+    return result_of(valid ? settings_set(name, value) : EINVAL);
 }
 
 int calm_profile_write(const char *path) {
-    int error = path == NULL ? EINVAL : heap_profile_write(path, false);
-    if (error != 0) {
-        errno = error;
-        return -1;
-    }
-    return 0;
+    return result_of(path == NULL ? EINVAL : heap_profile_write(path, false));
 }
 
 int calm_get(const char *name, char *buffer, size_t size) {
@@ -126,6 +122,5 @@ int calm_get(const char *name, char *buffer, size_t size) {
             return copy_out(text.bytes, text.length, buffer, size);
         }
     }
-    errno = ENOENT;
-    return -1;
+    return result_of(ENOENT);
 }

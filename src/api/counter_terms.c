@@ -1,13 +1,12 @@
 /*
  * The table that other processes read (os/counter_table.h): the counters of counters.def that are words of
- * the first heap, of the caches and of the server, or sums of such; and some options. The note that leads to
- * the table is in counters.c.
+ * the first heap, of the caches and of the server, or sums of such; some options; and where the heap has its
+ * records (heap/blocks_layout.h). The note that leads to the table is in counters.c.
  */
 #include "api/features.h"
-#include "api/layout.h"
-#include "api/options.h"
 #include "api/state.h"
 #include "calmalloc.h"
+#include "heap/blocks_layout.h"
 #include "os/control.h"
 #include "os/counter_table.h"
 
@@ -78,12 +77,48 @@ static const struct counter_term terms[] = {
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(#name, word)
 #include "api/counters.def"
-    {"slack", WORD(calm_options.slack)},
-    {"purge_time", WORD(calm_options.purge_time)},
-    {"policy", WORD(calm_options.test_policy)},
-    {"background", WORD(calm_options.background)},
+    {"slack", WORD(calm_governor.settings.slack)},
+    {"purge_time", WORD(calm_governor.settings.purge_time)},
+    {"policy", WORD(calm_governor.settings.policy)},
+    {"background", WORD(calm_governor.settings.background)},
 };
+
+#define SPACE HEAP.space
+
+static const struct blocks_layout blocks = {
+    .magic = {'c', 'a', 'l', 'm', 'b', 'l', 'k', 's'},
+    .version = BLOCKS_LAYOUT_VERSION,
+    .bytes = sizeof(struct blocks_layout),
+    .page_bytes = &SPACE.page_size,
+    .spans = &SPACE.spans.memory[TABLE_SPANS].base,
+    .spans_end = &SPACE.spans.end,
+    .span_bytes = &SPACE.spans.span_bytes,
+    .span_page = offsetof(struct span, page),
+    .span_pages = offsetof(struct span, pages),
+    .span_used_blocks = offsetof(struct span, used_blocks),
+    .span_class = offsetof(struct span, class),
+    .span_state = offsetof(struct span, state),
+    .slab = SPAN_SLAB,
+    .large = SPAN_LARGE,
+    .pages = &SPACE.users_of,
+    .page_users = PAGE_USERS,
+    .page_dirty = PAGE_DIRTY,
+    .class_bytes = sizeof(struct size_class),
+    .classes = &calm_classes.of[0],
+    .class_count = &calm_classes.count,
+    .segments = &SPACE.segment[0].region.base,
+    .segment_count = &SPACE.segments,
+    .segment_bytes = sizeof(struct segment),
+    .records = {&SPACE.page_tables[CLASS_TABLE].base, &SPACE.page_tables[SPAN_TABLE].base,
+                &SPACE.page_tables[USER_TABLE].base, &SPACE.spans.memory[TABLE_SPANS].base,
+                &SPACE.spans.memory[TABLE_FREE_SPANS].base, &SPACE.spans.memory[TABLE_FREE_WORDS].base,
+                &calm_caches.base, &calm_caches.states},
+    .depots = &calm_governor.depots[0].bins,
+    .depot_count = MAX_DEPOTS,
+    .depot_bytes = sizeof(struct depot),
+};
+_Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
 
 __attribute__((used, visibility("hidden"))) const struct counter_table calm_counter_table =
     COUNTER_TABLE("calmalloc", terms, .release = CALM_RELEASE, .control = &os_control,
-                  .samples = HEAP_PROFILE_LAYOUT, .blocks = &calm_blocks);
+                  .samples = HEAP_PROFILE_LAYOUT, .blocks = &blocks);

@@ -5,6 +5,7 @@
 #include "governor/blocks.h"
 #include "governor/flush.h"
 #include "governor/governor.h"
+#include "governor/limit.h"
 #include "os/counter_table.h"
 
 #include <string.h>
@@ -21,19 +22,22 @@ static size_t cached_limit(const struct governor *governor) {
         blocks += depot_max_blocks(&governor->depots[i], &more);
         bytes += more;
     }
-    return bytes + blocks * heap_page_size(&governor->heap);
+    return bytes + blocks * page_bytes(governor);
 }
 
-/* Adds the counters of a heap, of which there may be a second one. */
-static void add_heap(struct calm_stats *stats, struct governor *governor) {
-    governor_lock(governor);
+/* Adds the counters of a heap, of which there may be a second one; with the first, what there is one of. They
+ * are consistent in shared mode, or on the thread of exclusive mode: it takes no lock, but the mode may
+ * change before the release. */
+static void fill(struct governor *governor, void *subject) {
+    struct calm_stats *stats = subject;
+    lock_acquire(&governor->lock);
     const struct heap *heap = &governor->heap;
-    uint64_t page = heap_page_size(heap);
+    uint64_t page = page_bytes(governor);
     stats->in_use += heap_used_pages(heap) * page;
     stats->retained += (heap_dirty_pages(heap) + heap->purging_pages) * page;
     stats->reserved += space_reserved_bytes(&heap->space);
     stats->metadata += space_metadata_bytes(&heap->space);
-    stats->retained_limit += governor_limit_bytes(governor);
+    stats->retained_limit += limit_now(governor).max * page;
 #define GOVERNOR(name, word)       stats->name += governor->word;
 #define GOVERNOR_PAGES(name, word) stats->name += governor->word * page;
 #define CACHES(name, word)         stats->name = calm_caches.word;
@@ -45,12 +49,7 @@ static void add_heap(struct calm_stats *stats, struct governor *governor) {
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
-    governor_unlock(governor);
-}
-
-static void fill(struct governor *governor, void *subject) {
-    struct calm_stats *stats = subject;
-    add_heap(stats, governor);
+    lock_release(&governor->lock);
     if (governor != &calm_governor) {
         return;
     }
@@ -78,4 +77,11 @@ void counters_fill(struct calm_stats *stats) {
         stats->footprint = stats->in_use + stats->retained;
         stats->metadata += heap_profile_bytes();
     }
+}
+
+void counters_print(struct text *text, const char *format) {
+    struct calm_stats stats;
+    counters_fill(&stats);
+#define COUNTER(name, ...) text_format(text, format, #name, stats.name, #name);
+#include "api/counters.def"
 }

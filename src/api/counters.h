@@ -3,8 +3,12 @@
 #define CALM_API_COUNTERS_H
 
 #include "calmalloc.h"
+#include "os/text.h"
 
 /* All zero before the allocator is ready. */
 void counters_fill(struct calm_stats *stats);
+
+/* Appends each, by a format for its name, its value (%lu), and its name once more. */
+void counters_print(struct text *text, const char *format);
 
 #endif

@@ -6,6 +6,8 @@
  * on to the next definition. Not in static programs, where the C library's own cannot be asked for.
  */
 #include "api/own_threads.h"
+#include "os/symbols.h"
+#include "os/syscall.h"
 
 #ifdef CALM_SHARED_LIBRARY
 
@@ -20,45 +22,28 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef void (*any_function)(void);
-
-/* Known from the start: the C library does not look symbols up in a signal handler, which may fork. */
-static _Atomic(any_function) next_fork;
-static _Atomic(any_function) next_clone;
-
 static any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
-        union {
-            void *object;
-            any_function function;
-        } found = {dlsym(RTLD_NEXT, name)};
-        next = found.function;
+        next = (any_function)(uintptr_t)dlsym(RTLD_NEXT, name);
         atomic_store_explicit(known, next, memory_order_relaxed);
     }
     return next;
 }
 
-static int unknown(void) {
-    errno = ENOSYS;
-    return -1;
-}
-
 /* NOLINTBEGIN(bugprone-macro-parentheses): parameters and arguments have their own */
-#define PASS_ON_BY(known, name, parameters, arguments)                     \
-    EXPORT int name parameters {                                           \
-        int(*next) parameters = (int(*) parameters)next_of(&known, #name); \
-        if (next == NULL) {                                                \
-            return unknown();                                              \
-        }                                                                  \
-        bool stopped = own_threads_stop();                                 \
-        int result = next arguments;                                       \
-        own_threads_resume(stopped);                                       \
-        return result;                                                     \
+#define PASS_ON(name, parameters, arguments)                                     \
+    static _Atomic(any_function) next_##name;                                    \
+    EXPORT int name parameters {                                                 \
+        int(*next) parameters = (int(*) parameters)next_of(&next_##name, #name); \
+        if (next == NULL) {                                                      \
+            return (int)libc_result(-ENOSYS);                                    \
+        }                                                                        \
+        bool stopped = own_threads_stop();                                       \
+        int result = next arguments;                                             \
+        own_threads_resume(stopped);                                             \
+        return result;                                                           \
     }
-#define PASS_ON(name, parameters, arguments)  \
-    static _Atomic(any_function) next_##name; \
-    PASS_ON_BY(next_##name, name, parameters, arguments)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 PASS_ON(setuid, (uid_t user), (user))
@@ -74,17 +59,17 @@ PASS_ON(initgroups, (const char *user, gid_t group), (user, group))
 PASS_ON(capset, (void *header, const void *data), (header, data))
 PASS_ON(unshare, (int flags), (flags))
 PASS_ON(setns, (int descriptor, int kind), (descriptor, kind))
-PASS_ON_BY(next_fork, _Fork, (void), ())
+PASS_ON(_Fork, (void), ())
 
 typedef int clone_function(int (*run)(void *), void *stack, int flags, void *argument, ...);
 
-EXPORT clone_function clone;
+static _Atomic(any_function) next_clone;
 
 /* Of the arguments that are optional all are passed on: which of them are there the flags say. */
 EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...) {
     clone_function *next = (clone_function *)next_of(&next_clone, "clone");
     if (next == NULL) {
-        return unknown();
+        return (int)libc_result(-ENOSYS);
     }
     va_list list;
     va_start(list, argument);
@@ -98,10 +83,10 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
     return result;
 }
 
+/* At the start: the C library does not look symbols up in a signal handler, which may fork. */
 __attribute__((constructor)) static void look_up(void) {
-    bool known = next_of(&next_fork, "_Fork") != NULL;
-    known &= next_of(&next_clone, "clone") != NULL;
-    if (!known) {
+    next_of(&next_clone, "clone");
+    if (next_of(&next__Fork, "_Fork") == NULL) {
         dlerror(); /* before glibc 2.34; the program is to find no error that is not its own */
     }
 }

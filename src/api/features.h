@@ -42,50 +42,31 @@ static inline struct backend *offload_start(struct governor *governor) {
 #include <errno.h>
 #include <stdint.h>
 
-static inline void heap_profile_start(unsigned cpus, unsigned (*current_cpu)(void),
-                                      void (*use_fast_path)(bool)) {
-    (void)cpus, (void)current_cpu, (void)use_fast_path;
-}
-static inline void heap_profile_learn_modules(void) {
-}
-static inline bool heap_profile_configure(uint64_t mean_bytes, const char *file_prefix) {
-    return (void)file_prefix, mean_bytes == 0;
-}
-static inline int heap_profile_request(uint64_t mean_bytes, uint32_t seconds, uint64_t *in_force) {
-    return (void)mean_bytes, (void)seconds, (void)in_force, ENOSYS;
-}
-static inline bool heap_profile_should_switch(void) {
-    return false;
-}
-static inline void heap_profile_apply(void) {
-}
-static inline bool heap_profile_is_locked(void) {
-    return false;
-}
-static inline bool heap_profile_is_on(void) {
-    return false;
-}
-static inline bool heap_profile_should_sample(size_t size) {
-    return (void)size, false;
-}
-static inline void heap_profile_add(const void *block, size_t size) {
-    (void)block, (void)size;
-}
-static inline void heap_profile_remove(const void *block) {
-    (void)block;
-}
-static inline size_t heap_profile_bytes(void) {
-    return 0;
-}
-static inline int heap_profile_write(const char *path, bool replace) {
-    return (void)path, (void)replace, ENOSYS;
-}
-static inline void heap_profile_end(void) {
-}
-static inline void heap_profile_before_fork(void) {
-}
-static inline void heap_profile_after_fork(void) {
-}
+#define LEFT_OUT(type, name, parameters, result) \
+    static inline type name parameters {         \
+        return result;                           \
+    }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+/* NOLINTBEGIN(misc-unused-parameters) */
+LEFT_OUT(void, heap_profile_start, (unsigned cpus, unsigned (*current)(void), void (*use)(bool)), )
+LEFT_OUT(void, heap_profile_learn_modules, (void), )
+LEFT_OUT(bool, heap_profile_configure, (uint64_t mean_bytes, const char *prefix), mean_bytes == 0)
+LEFT_OUT(int, heap_profile_request, (uint64_t mean_bytes, uint32_t seconds, uint64_t *mean), ENOSYS)
+LEFT_OUT(bool, heap_profile_should_switch, (void), false)
+LEFT_OUT(void, heap_profile_apply, (void), )
+LEFT_OUT(bool, heap_profile_is_locked, (void), false)
+LEFT_OUT(bool, heap_profile_is_on, (void), false)
+LEFT_OUT(bool, heap_profile_should_sample, (size_t size), false)
+LEFT_OUT(void, heap_profile_add, (const void *block, size_t size), )
+LEFT_OUT(void, heap_profile_remove, (const void *block), )
+LEFT_OUT(size_t, heap_profile_bytes, (void), 0)
+LEFT_OUT(int, heap_profile_write, (const char *path, bool replace), ENOSYS)
+LEFT_OUT(void, heap_profile_end, (void), )
+LEFT_OUT(void, heap_profile_before_fork, (void), )
+LEFT_OUT(void, heap_profile_after_fork, (void), )
+/* NOLINTEND(misc-unused-parameters) */
+#pragma GCC diagnostic pop
 #define HEAP_PROFILE_LAYOUT  NULL
 #define HEAP_PROFILE_REFUSED "built without that feature"
 #endif

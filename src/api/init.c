@@ -7,12 +7,13 @@
  *  3 whether there is a server                       3 heap profile                 3 threads end
  *  4 governor and heap                               4 backend: server, heaps
  *  5 backend                                         after it, the same backwards;
- *  6 mode of the caches: the fast paths may run      in the child also placing and
- *  7 fork handlers                                   requests start anew
+ *  6 mode of the caches: the fast paths may run      in the child also placing,
+ *  7 fork handlers                                   requests and colored memory
  *  8 heap profile, if an option asks for it
+ *
+ * A process without other threads holds nothing over a fork but the start of a helper. ready_lock is not
+ * held: the handlers are registered after the start.
  */
-#include "api/init.h"
-
 #include "api/features.h"
 #include "api/misuse.h"
 #include "api/options.h"
@@ -21,6 +22,7 @@
 #include "api/requests.h"
 #include "api/sanitizer.h"
 #include "api/settings.h"
+#include "api/state.h"
 #include "api/vfork.h"
 #include "cache/rseq.h"
 #include "governor/epoch.h"
@@ -49,7 +51,8 @@ static struct backend direct;
  * nothing to wait for, and the fewer pages are written around a fork, the fewer are copied.
  */
 static bool forks_alone(void) {
-    return thread_is_alone() && !calm_allocator.backend->functions->has_threads(calm_allocator.backend);
+    const struct backend *backend = calm_allocator.backend;
+    return thread_is_alone() && !backend->has_server && !governor_has_helper(backend->governor);
 }
 
 /* As before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn. */
@@ -86,13 +89,13 @@ static void after_fork_in_parent(void) {
     calm_allocator.backend->functions->after_fork(calm_allocator.backend, false);
     heap_profile_after_fork();
     if (forked_with_files) {
-        stdio_after_fork_in_parent();
+        stdio_after_fork(false);
     }
 }
 
 static void after_fork_in_child(void) {
     placing_after_fork();
-    requests_after_fork();
+    control_cancel(&os_control); /* what was asked of the parent */
     if (forked_alone) {
         governor_start_child(&calm_governor);
         return;
@@ -102,7 +105,7 @@ static void after_fork_in_child(void) {
     heap_profile_after_fork();
     colored_after_fork();
     if (forked_with_files) {
-        stdio_after_fork_in_child();
+        stdio_after_fork(true);
     }
 }
 
@@ -150,19 +153,18 @@ static bool start(void) {
         this->backend = offload_start(this->governor);
     }
     if (this->backend == NULL) {
-        offloads = false;
         backend_direct_open(&direct, this->governor);
         this->backend = &direct;
     }
     /*
-     * Only now the fast paths learn of it, the mode last: until then they find class 0, or no cache. The
-     * release on calm_ready is for the slow paths; a fast path that sees the mode without the rest would need
-     * a processor that reorders stores, and those have no restartable sequences here.
+     * Only now the fast paths learn of it: until both the mode and calm_classes are set they find class 0, or
+     * no cache. The release on calm_ready is for the slow paths; a fast path that sees these without the rest
+     * would need a processor that reorders stores, and those have no restartable sequences here.
      */
-    cpu_caches_start(this->caches, mode, !offloads);
+    cpu_caches_start(this->caches, mode, this->backend == &direct);
     vfork_prepare();
     if (!filters_allow_all()) {
-        governor_read_max_footprint(this->governor); /* which later may not be read any more */
+        governor_read_max_footprint(this->governor, true); /* which later may not be read any more */
     }
     heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
     calm_classes = this->classes;

@@ -3,11 +3,10 @@
  * own, all else that maps memory would fail while malloc went on. So what is reserved is let go then, and the
  * heap grows by segments, which the limit holds for.
  */
-#include "api/init.h"
-#include "governor/governor.h"
+#include "api/state.h"
+#include "governor/state.h"
 #include "os/syscall.h"
 
-#include <errno.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -16,33 +15,25 @@
 #define EXPORT __attribute__((visibility("default")))
 
 static void limit_space(struct governor *governor, void *bytes) {
-    governor_limit_space(governor, *(const size_t *)bytes);
+    heap_lock(governor);
+    space_limit(&governor->heap.space, *(const size_t *)bytes);
+    heap_unlock(governor);
 }
 
 static int change_limit(pid_t process, unsigned resource, const struct rlimit *wanted,
                         struct rlimit *before) {
-    long result = os_syscall(SYS_prlimit64, process, (long)resource, (long)wanted, (long)before, 0, 0);
-    if (result < 0) {
-        errno = (int)-result;
-        return -1;
-    }
-    if (wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
+    long result = os_syscall(SYS_prlimit64, process, resource, wanted, before);
+    if (result == 0 && wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
         (process == 0 || process == getpid()) && allocator_ready()) {
         size_t bytes = wanted->rlim_cur;
         calm_allocator.backend->functions->run(calm_allocator.backend, limit_space, &bytes);
     }
-    return 0;
+    return (int)libc_result(result);
 }
 
-/* With 64 bits both kinds of limits are the same. Under other names here, as the headers' have types of their
- * own. */
+/* Under other names here, as the headers' have types of their own. */
 EXPORT int set_limit(unsigned resource, const struct rlimit *limit) __asm__("setrlimit");
 EXPORT int set_limit(unsigned resource, const struct rlimit *limit) {
-    return change_limit(0, resource, limit, NULL);
-}
-
-EXPORT int set_limit_64(unsigned resource, const struct rlimit *limit) __asm__("setrlimit64");
-EXPORT int set_limit_64(unsigned resource, const struct rlimit *limit) {
     return change_limit(0, resource, limit, NULL);
 }
 
@@ -53,11 +44,10 @@ EXPORT int process_limit(pid_t process, unsigned resource, const struct rlimit *
     return change_limit(process, resource, wanted, before);
 }
 
+/* With 64 bits both kinds of limits are the same. */
+EXPORT int set_limit_64(unsigned resource, const struct rlimit *limit) __asm__("setrlimit64")
+    __attribute__((alias("setrlimit")));
 EXPORT int process_limit_64(pid_t process, unsigned resource, const struct rlimit *wanted,
-                            struct rlimit *before) __asm__("prlimit64");
-EXPORT int process_limit_64(pid_t process, unsigned resource, const struct rlimit *wanted,
-                            struct rlimit *before) {
-    return change_limit(process, resource, wanted, before);
-}
+                            struct rlimit *before) __asm__("prlimit64") __attribute__((alias("prlimit")));
 
 #endif

@@ -1,7 +1,6 @@
 /* What glibc reports of its malloc, of this one: mallinfo(3), malloc_stats(3) and malloc_info(3). */
 #include "api/counters.h"
 #include "base/size.h"
-#include "os/text.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -47,27 +46,20 @@ EXPORT struct mallinfo mallinfo(void) {
 #endif
 
 EXPORT void malloc_stats(void) {
-    struct calm_stats stats;
-    counters_fill(&stats);
     struct text page = {0};
     text_format(&page, "calmalloc:\n");
-#define COUNTER(name, ...) text_format(&page, "  " #name ": %lu\n", stats.name);
-#include "api/counters.def"
+    counters_print(&page, "  %s: %lu\n");
     text_write(&page, 2);
 }
 
-EXPORT int malloc_info(int options, FILE *stream);
 EXPORT int malloc_info(int options, FILE *stream) {
     if (options != 0) {
         errno = EINVAL;
         return -1;
     }
-    struct calm_stats stats;
-    counters_fill(&stats);
     struct text page = {0};
     text_format(&page, "<malloc version=\"calmalloc-1\">\n");
-#define COUNTER(name, ...) text_format(&page, "<" #name ">%lu</" #name ">\n", stats.name);
-#include "api/counters.def"
+    counters_print(&page, "<%s>%lu</%s>\n");
     text_format(&page, "</malloc>\n");
     return fwrite(page.bytes, 1, page.length, stream) == page.length ? 0 : -1;
 }

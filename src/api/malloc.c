@@ -3,21 +3,17 @@
  * silent is what programs have come to expect.
  */
 #include "api/allocator.h"
+#include "calmalloc.h"
 
 #include <errno.h>
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef CALM_WITHOUT_MALLOC
-/* Built beside another malloc, for tests: only calm_malloc and its kin are there. */
-#else
+/* Otherwise built beside another malloc, for tests: only calm_malloc and its kin are there. */
+#ifndef CALM_WITHOUT_MALLOC
 
 #define EXPORT __attribute__((visibility("default")))
-
-static bool is_power_of_two(size_t number) {
-    return number != 0 && (number & (number - 1)) == 0;
-}
 
 /* At the start of a cache line: the fewest lines to run through. */
 EXPORT __attribute__((aligned(64))) void *malloc(size_t size) {
@@ -44,11 +40,7 @@ EXPORT void *reallocarray(void *block, size_t count, size_t size) {
 }
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size) {
-    if (!is_power_of_two(alignment)) {
-        errno = EINVAL;
-        return NULL;
-    }
-    return allocate_aligned(alignment, size);
+    return calm_aligned_alloc(alignment, size);
 }
 
 /* As glibc does: the next power of two is meant. */
@@ -65,15 +57,11 @@ EXPORT void *memalign(size_t alignment, size_t size) {
 }
 
 EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
-    if (!is_power_of_two(alignment) || alignment % sizeof(void *) != 0) {
-        return EINVAL;
+    int error = calm_posix_memalign(block, alignment, size);
+    if (error == ENOMEM) {
+        errno = ENOMEM; /* too, as under glibc */
     }
-    void *aligned = allocate_aligned(alignment, size);
-    if (aligned == NULL) {
-        return ENOMEM; /* errno too, as under glibc */
-    }
-    *block = aligned;
-    return 0;
+    return error;
 }
 
 EXPORT void *valloc(size_t size) {
@@ -90,20 +78,17 @@ EXPORT size_t malloc_usable_size(void *block) {
 }
 
 /* The size tells us nothing that the address does not. */
-EXPORT void free_sized(void *block, size_t size);
 EXPORT void free_sized(void *block, size_t size) {
     (void)size;
     free(block);
 }
 
-EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size);
 EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size) {
     (void)alignment, (void)size;
     free(block);
 }
 
 /* Of old programs; glibc took it out of its headers. */
-EXPORT void cfree(void *block);
 EXPORT void cfree(void *block) {
     free(block);
 }

@@ -1,5 +1,8 @@
 #include "api/options.h"
 
+#include "api/state.h"
+#include "os/file.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -7,26 +10,28 @@
 
 struct options calm_options;
 
-enum kind { KIND_WORDS, KIND_NUMBER, KIND_BYTES, KIND_WORDS_OR_CPU, KIND_TEXT };
-
 static const struct entry {
     const char *name;
-    enum kind kind;
-    const char *words; /* "first|second": the values 0 and 1 */
+    const char *words; /* "first|second": the values 0 and 1; a number is stored beyond them */
     int min;
-    int max; /* of a text: bytes */
+    int max; /* below min: no number; of a text: bytes */
+    bool has_unit;
+    const char *remark; /* what to say of the values besides these */
     const char *initial;
     enum { ANY_TIME, AT_START } change;
     _Atomic(int) *number;
-    char *text;
+    char *text; /* NULL: a number */
 } entries[] = {
-#define WORDS(words)                               KIND_WORDS, words, 0, 0
-#define WORDS_OR_CPU(words, max)                   KIND_WORDS_OR_CPU, words, 0, max
-#define NUMBER(min, max)                           KIND_NUMBER, "", min, max
-#define BYTES(max)                                 KIND_BYTES, "", 0, max
-#define OPTION(name, values, initial, change, ...) {#name, values, initial, change, &calm_options.name, NULL},
+#define WORDS(words)             words, 1, 0, false, ""
+#define WORDS_OR_CPU(words, max) words, 0, max, false, ", or a CPU's number"
+#define NUMBER(min, max)         "", min, max, false, ""
+#define BYTES(max)               "", 0, max, true, " bytes; k, m or g may follow"
+#define HERE(name, field)        &calm_options.name
+#define GOVERNOR(name, field)    &calm_governor.settings.field
+#define OPTION(name, values, initial, change, place, field, ...) \
+    {#name, values, initial, change, place(name, field), NULL},
 #define TEXT_OPTION(name, max, change, ...) \
-    {#name, KIND_TEXT, "", 0, max, "", change, NULL, calm_options.name},
+    {#name, "", 0, max, false, " bytes of text", "", change, NULL, calm_options.name},
 #include "api/options.def"
 };
 
@@ -43,58 +48,35 @@ static int find_word(const char *words, const char *word, size_t length) {
     return word == NULL ? number : -1;
 }
 
-/* A decimal number in [min, max]; -1 for anything else. */
-static int parse_number(const char *text, size_t length, int min, int max) {
-    long number = 0;
-    if (length == 0 || length > 10) {
-        return -1;
-    }
-    for (size_t i = 0; i < length; i++) {
-        if (text[i] < '0' || text[i] > '9') {
-            return -1;
-        }
-        number = number * 10 + (text[i] - '0');
-    }
-    return number >= min && number <= max ? (int)number : -1;
-}
-
-/* The same, with an optional unit. */
-static int parse_bytes(const char *text, size_t length, int max) {
+/* A decimal number of at most ten digits, with a unit where one may follow; -1 for anything else. */
+static int find_number(const struct entry *entry, const char *text, size_t length) {
     static const char units[] = "kKmMgG";
-    const char *unit = length == 0 ? NULL : memchr(units, text[length - 1], sizeof units - 1);
+    bool may_have_unit = entry->has_unit && length > 0;
+    const char *unit = may_have_unit ? memchr(units, text[length - 1], sizeof units - 1) : NULL;
     int shift = unit == NULL ? 0 : 10 * (1 + (int)(unit - units) / 2);
-    int number = parse_number(text, length - (unit != NULL), 0, max >> shift);
-    return number < 0 ? -1 : number << shift;
+    length -= unit != NULL;
+    uint64_t number;
+    bool is_number = parse_number(text, &number) == text + length && length > 0 && length <= 10;
+    bool in_range = number >= (uint64_t)entry->min && number <= (uint64_t)entry->max >> shift;
+    return is_number && in_range ? (int)number << shift : -1;
 }
 
 /* The number that is stored for a value (of a text its length), or -1 if it is invalid. */
 static int parse(const struct entry *entry, const char *value, size_t length) {
-    int number = find_word(entry->words, value, length);
-    switch (entry->kind) {
-    case KIND_WORDS:
-        return number;
-    case KIND_NUMBER:
-        return parse_number(value, length, entry->min, entry->max);
-    case KIND_BYTES:
-        return parse_bytes(value, length, entry->max);
-    case KIND_WORDS_OR_CPU:
-        if (number < 0 && (number = parse_number(value, length, 0, entry->max)) >= 0) {
-            number += find_word(entry->words, NULL, 0);
-        }
-        return number;
-    case KIND_TEXT:
-        break;
+    if (entry->text != NULL) {
+        return length <= (size_t)entry->max ? (int)length : -1;
     }
-    return length <= (size_t)entry->max ? (int)length : -1;
+    int word = find_word(entry->words, value, length);
+    int number = find_number(entry, value, length);
+    return word >= 0 || number < 0 ? word : find_word(entry->words, NULL, 0) + number;
 }
 
 static bool set(const struct entry *entry, const char *value, size_t length) {
     int number = parse(entry, value, length);
-    if (number >= 0 && entry->kind == KIND_TEXT) {
+    if (number >= 0 && entry->text != NULL) {
         memcpy(entry->text, value, length);
         entry->text[length] = '\0';
     } else if (number >= 0) {
-        /* In the order that all threads see: code that copies it checks whether it changed. */
         *entry->number = number;
     }
     return number >= 0;
@@ -109,12 +91,13 @@ static const struct entry *find(const char *name, size_t length) {
     return NULL;
 }
 
-int options_set(const char *name, const char *value, size_t length, enum option *which) {
+int options_set(const char *name, const char *value, enum option *which) {
     const struct entry *entry = find(name, strlen(name));
     if (entry == NULL) {
         return ENOENT;
     }
     *which = (enum option)(entry - entries);
+    size_t length = strlen(value);
     if (entry->change == AT_START) {
         return parse(entry, value, length) >= 0 ? EBUSY : EINVAL;
     }
@@ -127,7 +110,7 @@ const char *options_name(enum option which) {
 
 bool options_print(enum option which, struct text *text) {
     const struct entry *entry = &entries[which];
-    if (entry->kind == KIND_TEXT) {
+    if (entry->text != NULL) {
         text_format(text, "%s", entry->text);
         return false;
     }
@@ -152,14 +135,12 @@ static void complain(const char *what, const char *text, size_t length, const ch
 }
 
 static void complain_of_value(const struct entry *entry, const char *text, size_t length) {
-    static const char *const forms[] = {"", "", " bytes; k, m or g may follow", ", or a CPU's number",
-                                        " bytes of text"};
     struct text wanted = {0};
     text_format(&wanted, ": %s takes %s", entry->name, entry->words);
     if (*entry->words == '\0') {
         text_format(&wanted, "%u to %u", (unsigned)entry->min, (unsigned)entry->max);
     }
-    text_format(&wanted, "%s", forms[entry->kind]);
+    text_format(&wanted, "%s", entry->remark);
     complain("value of option", text, length, wanted.bytes);
 }
 

@@ -1,9 +1,9 @@
 /*
  * The options' values, and how they are set by name: from CALM_OPTIONS=name=value,... at the start, by
- * calm_set later. options.def lists the options.
+ * calm_set later. options.def lists the options, and which of them the governor has.
  *
- * This only parses, stores and prints. settings.h applies the values, which
- * may be read at any time, by any thread; texts change only at the start.
+ * This only parses, stores and prints; what else follows from a value is in settings.h. Values may be read at
+ * any time, by any thread; texts change only at the start.
  */
 #ifndef CALM_API_OPTIONS_H
 #define CALM_API_OPTIONS_H
@@ -13,9 +13,13 @@
 #include <stdatomic.h>
 
 struct options {
-#define OPTION(name, ...)                 _Atomic(int) name;
-#define TEXT_OPTION(name, max_bytes, ...) char name[(max_bytes) + 1];
+#define HERE(name, ...)                                   _Atomic(int) name;
+#define GOVERNOR(name, ...)                               /* in calm_governor.settings */
+#define OPTION(name, values, initial, change, place, ...) place(name, )
+#define TEXT_OPTION(name, max_bytes, ...)                 char name[(max_bytes) + 1];
 #include "api/options.def"
+#undef HERE
+#undef GOVERNOR
 };
 
 extern struct options calm_options __attribute__((visibility("hidden")));
@@ -47,7 +51,7 @@ void options_keep_environment(char **environment);
 bool options_read(void);
 
 /* Returns 0, with the option that was set; ENOENT, EINVAL, or EBUSY if it is fixed after the start. */
-int options_set(const char *name, const char *value, size_t length, enum option *which);
+int options_set(const char *name, const char *value, enum option *which);
 
 const char *options_name(enum option which);
 

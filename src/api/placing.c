@@ -1,6 +1,5 @@
 #include "api/placing.h"
 
-#include "os/cpus.h"
 #include "os/hardware_caches.h"
 #include "os/random.h"
 #include "os/rseq.h"
@@ -37,8 +36,7 @@ static int placement(const struct allocator *allocator) {
 /* Threads that come at once find the same. */
 static void read_caches(void) {
     struct hardware_cache caches[MAX_HARDWARE_CACHES];
-    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
-    bool known = count > 0 && caches[0].level == 1;
+    bool known = hardware_caches_read("", caches, MAX_HARDWARE_CACHES) > 0 && caches[0].level == 1;
     atomic_store_explicit(&way_bytes, known ? hardware_cache_way_bytes(&caches[0]) : 0, memory_order_relaxed);
     atomic_store_explicit(&line_bytes, known ? caches[0].line_bytes : 64, memory_order_relaxed);
 }
@@ -87,7 +85,8 @@ void *placing_place(const struct allocator *allocator, const struct heap *heap, 
     uint64_t turn = next_turn();
     struct line_spread spread = current_spread(page);
     bool spreads = placement(allocator) != PLACEMENT_RANDOM;
-    return heap_place_large(span, line_offset(&spread, spreads, turn, process_seed(), room, alignment));
+    span->offset = line_offset(&spread, spreads, turn, process_seed(), room, alignment);
+    return span->base + span->offset;
 }
 
 void placing_after_fork(void) {

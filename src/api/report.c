@@ -8,11 +8,8 @@
 #include <sys/stat.h>
 
 void report_json(struct text *text) {
-    struct calm_stats stats;
-    counters_fill(&stats);
-    text_format(text, "{\"allocator\": \"calmalloc\", \"version\": %lu", (unsigned long)stats.version);
-#define COUNTER(name, ...) text_format(text, ", \"" #name "\": %lu", stats.name);
-#include "api/counters.def"
+    text_format(text, "{\"allocator\": \"calmalloc\", \"version\": %u", CALM_STATS_VERSION);
+    counters_print(text, ", \"%s\": %lu");
     text_format(text, ", \"options\": {");
     for (enum option which = 0; which < OPTION_COUNT; which++) {
         struct text value = {0};
@@ -33,14 +30,14 @@ static struct stat report_file;
 
 static bool is_report_file(int descriptor) {
     struct stat file = {0};
-    return os_syscall(SYS_fstat, descriptor, (long)&file, 0, 0, 0, 0) == 0 &&
-           file.st_dev == report_file.st_dev && file.st_ino == report_file.st_ino;
+    return os_syscall(SYS_fstat, descriptor, &file) == 0 && file.st_dev == report_file.st_dev &&
+           file.st_ino == report_file.st_ino;
 }
 
 void report_prepare(void) {
     if (calm_options.report == OPTION_REPORT_EXIT && report_descriptor < 0 &&
-        os_syscall(SYS_fstat, 2, (long)&report_file, 0, 0, 0, 0) == 0) {
-        long copy = os_syscall(SYS_fcntl, 2, F_DUPFD_CLOEXEC, 64, 0, 0, 0);
+        os_syscall(SYS_fstat, 2, &report_file) == 0) {
+        long copy = os_syscall(SYS_fcntl, 2, F_DUPFD_CLOEXEC, 64);
         report_descriptor = copy >= 0 ? (int)copy : 2;
     }
 }

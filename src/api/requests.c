@@ -40,7 +40,3 @@ void requests_carry_out(trim_function *trim) {
     }
     control_complete(&os_control, &claim, error, result);
 }
-
-void requests_after_fork(void) {
-    control_cancel(&os_control);
-}

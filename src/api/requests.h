@@ -10,7 +10,6 @@
 #include "backend/backend.h"
 #include "os/control.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 
 /* Of a backend. */
@@ -26,8 +25,5 @@ static inline void requests_notice(trim_function *trim) {
         requests_carry_out(trim);
     }
 }
-
-/* In a forked child, which drops its parent's requests. */
-void requests_after_fork(void);
 
 #endif

@@ -1,7 +1,4 @@
-/*
- * What setting an option does beyond storing its value (options.h): it is copied to the governor's settings,
- * and takes effect.
- */
+/* What setting an option does beyond storing its value (options.h). */
 #ifndef CALM_API_SETTINGS_H
 #define CALM_API_SETTINGS_H
 
@@ -12,12 +9,10 @@ void settings_read(void);
  * one. */
 void settings_apply_profile(void);
 
-/* In a constructor, not within malloc: reads the options if there was no environment before, and applies all.
- */
+/* In a constructor, not within malloc: reads the options if there was no environment, and applies all. */
 void settings_read_late(void);
 
-/* Sets an option, once the allocator is ready. Returns 0, or an errno as options_set, or ENOMEM. Any thread.
- */
+/* Sets an option, once the allocator is ready. Returns 0, an errno as options_set, or ENOMEM. Any thread. */
 int settings_set(const char *name, const char *value);
 
 #endif

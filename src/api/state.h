@@ -31,12 +31,16 @@ extern struct governor calm_governor __attribute__((visibility("hidden")));
 /* All of the instance. Constant once allocator_is_ready. */
 extern struct allocator calm_allocator __attribute__((visibility("hidden")));
 
-/* Set by the start (init.h), once everything above is filled. */
+/* Set by the start, once everything above is filled. */
 extern _Atomic(bool) calm_ready __attribute__((visibility("hidden")));
 
 static inline bool allocator_is_ready(void) {
     return atomic_load_explicit(&calm_ready, memory_order_acquire);
 }
+
+/* init.c: starts the allocator at the first call; any number of calls, from any thread. False if there is no
+ * memory at all, or a sanitizer brings an allocator of its own. Preserves errno. */
+bool allocator_ready(void);
 
 /*
  * Whether malloc's fast path finds the size classes: with false each call comes to allocate_slow, where all

@@ -12,7 +12,6 @@
 #include "os/filters.h"
 #include "os/syscall.h"
 
-#include <errno.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <stdarg.h>
@@ -46,6 +45,11 @@ static void heap_profile_apply(void) {
 }
 #endif
 
+static long call(long number, const long *arguments) {
+    return os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+                      arguments[5]);
+}
+
 /* Filters that were added: another thread's may be one while this thread's is refused. */
 static _Atomic(unsigned) filters_added;
 
@@ -58,8 +62,7 @@ static long make(bool filters, long number, const long *arguments) {
         filters_set(FILTERS_ADDED);
         heap_profile_apply();
     }
-    long result = os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
-                             arguments[5]);
+    long result = call(number, arguments);
     if (filters && result >= 0) {
         atomic_fetch_add_explicit(&filters_added, 1, memory_order_relaxed);
         filters_set(FILTERS_ADDED);
@@ -67,14 +70,6 @@ static long make(bool filters, long number, const long *arguments) {
         filters_set(before);
     }
     own_threads_resume(stopped);
-    return result;
-}
-
-static long finish(long result) {
-    if (result < 0 && result >= -4095) {
-        errno = (int)-result;
-        return -1;
-    }
     return result;
 }
 
@@ -92,10 +87,9 @@ EXPORT int prctl(int option, ...) {
     case PR_SET_SECUREBITS:
     case PR_CAPBSET_DROP:
     case PR_CAP_AMBIENT:
-        return (int)finish(make(option == PR_SET_SECCOMP, SYS_prctl, arguments));
+        return (int)libc_result(make(option == PR_SET_SECCOMP, SYS_prctl, arguments));
     default:
-        return (int)finish(
-            os_syscall(SYS_prctl, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], 0));
+        return (int)libc_result(call(SYS_prctl, arguments));
     }
 }
 
@@ -128,7 +122,7 @@ EXPORT long syscall(long number, ...) {
     }
     va_end(list);
     if (copies_process(number, arguments)) {
-        return finish(make(false, number, arguments));
+        return libc_result(make(false, number, arguments));
     }
     if (number == SYS_exit && thread_is_alone()) {
         own_threads_resume(own_threads_stop()); /* the last thread's status is the process's */
@@ -138,16 +132,15 @@ EXPORT long syscall(long number, ...) {
         return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
     case SYS_seccomp: {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
-        return finish(make(adds, number, arguments));
+        return libc_result(make(adds, number, arguments));
     }
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:
     case SYS_capset:
-        return finish(make(false, number, arguments));
+        return libc_result(make(false, number, arguments));
     default:
-        return finish(os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
-                                 arguments[5]));
+        return libc_result(call(number, arguments));
     }
 }
 

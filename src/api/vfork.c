@@ -13,8 +13,7 @@
 
 #include "api/state.h"
 #include "cache/cpu_cache.h"
-
-#include <errno.h>
+#include "os/syscall.h"
 
 /* Named by the instructions below. */
 struct vfork_number {
@@ -23,7 +22,7 @@ struct vfork_number {
 } calm_vfork __attribute__((used, visibility("hidden")));
 
 void vfork_prepare(void) {
-    calm_vfork.number = cpu_cache_is_rseq(&calm_caches) ? calm_caches.cpu_number : 0;
+    calm_vfork.number = cpu_cache_is_rseq(&calm_caches) ? calm_caches.rseq.cpu_number : 0;
     calm_vfork.caches = calm_caches.count;
 }
 
@@ -33,9 +32,9 @@ bool vfork_is_child(void) {
 
 #if !defined(CALM_WITHOUT_MALLOC) && defined(__x86_64__)
 
-__attribute__((used, visibility("hidden"))) int vfork_failed(int error) {
-    errno = error;
-    return -1;
+/* In the child, too: in its frame there is nothing of the parent's. */
+__attribute__((used, visibility("hidden"))) int vfork_result(long result) {
+    return (int)libc_result(result);
 }
 
 /* rdi: the return address; rdx: where the number is, 0 without; ecx: how many there are. */
@@ -78,13 +77,8 @@ __asm__(".pushsection .text\n\t"
         "6:\n\t"
         "movq %r8, %rax\n"
         "3:\n\t"
-        "cmpq $-4095, %rax\n\t"
-        "jae 4f\n\t"
-        "ret\n"
-        "4:\n\t"
-        "negl %eax\n\t"
-        "movl %eax, %edi\n\t"
-        "jmp vfork_failed\n\t"
+        "movq %rax, %rdi\n\t"
+        "jmp vfork_result\n\t"
         ".cfi_endproc\n\t"
         ".size vfork, .-vfork\n\t"
         ".popsection");

@@ -7,8 +7,7 @@
 /* Once, when the mode of calm_caches is known. */
 void vfork_prepare(void);
 
-/* Whether the caller is a child of vfork. It may be one, and not known to be, without restartable sequences.
- */
+/* Whether the caller is a child of vfork. Without restartable sequences it may be one unknown. */
 bool vfork_is_child(void);
 
 #endif

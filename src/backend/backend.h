@@ -1,6 +1,7 @@
 /*
- * A backend: how caches reach a heap. A table of functions, chosen once at the start: backend_direct.c works
- * on the heap under its locks; offload/backend_offload.c has a server thread do so.
+ * A backend: how a thread reaches its governor's heap. A table of functions, chosen once at the start:
+ * backend_direct.c works on the heap under its locks; offload/backend_offload.c has a server thread do so.
+ * Where the heap's memory comes from is none of its business (os/vm.h).
  *
  * Thread-safe. NULL and 0 mean that memory is short. The caller holds no lock of the allocator, unless it is
  * a signal handler that interrupted a thread that does.
@@ -14,6 +15,9 @@
 #include <stddef.h>
 
 struct calm_stats;
+
+/* Work on a heap. */
+typedef void heap_work(struct governor *governor, void *subject);
 
 struct taken {
     size_t count;
@@ -30,10 +34,11 @@ enum interrupted {
 struct backend {
     const struct backend_functions *functions;
     struct governor *governor; /* of the heap that the caches are in front of */
+    bool has_server;           /* or may soon have one */
 };
 
 struct backend_functions {
-    /* Blocks of one class: up to count, or as many as there are. */
+    /* Blocks of one class: 1 to MAX_MAGAZINE_BLOCKS. Those that are put are all of one heap. */
     struct taken (*take_blocks)(struct backend *backend, uint32_t class, void **blocks, size_t count);
     void (*put_blocks)(struct backend *backend, uint32_t class, void *const *blocks, size_t count);
 
@@ -50,8 +55,7 @@ struct backend_functions {
     /* Runs work(governor, subject) for each heap, where it may read and change all of it, after what the
      * caller freed. Returns false if the first heap's server does not answer: then work did not run for that
      * heap. */
-    bool (*run)(struct backend *backend, void (*work)(struct governor *governor, void *subject),
-                void *subject);
+    bool (*run)(struct backend *backend, heap_work *work, void *subject);
 
     /* Purges all but keep_bytes of free memory; returns the bytes purged. trim_by_helper: for the thread that
      * calls governor->visited. */
@@ -61,8 +65,6 @@ struct backend_functions {
     /* Adds what this backend alone counts. Called as by run, for the first heap. */
     void (*add_counters)(const struct backend *backend, struct calm_stats *stats);
 
-    /* Whether the process has, or may soon have, threads of the allocator. */
-    bool (*has_threads)(const struct backend *backend);
     enum interrupted (*interrupted)(const struct backend *backend);
 
     /* Around fork: in between, no other thread is within a heap or a cache. */

@@ -7,7 +7,7 @@
 #include "governor/large.h"
 
 static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
-    return (struct taken){governor_take_blocks(backend->governor, class, blocks, count), true};
+    return (struct taken){governor_take_blocks(backend->governor, class, blocks, count, false), true};
 }
 
 static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
@@ -16,7 +16,7 @@ static void put_blocks(struct backend *backend, uint32_t class, void *const *blo
 
 static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
     struct governor *governor = backend->governor;
-    void *block = governor_take_large(governor, pages, align_pages, zero);
+    void *block = governor_take_large(governor, pages, align_pages, zero, false);
     if (block != NULL && zeroed && *zero && governor_may_populate(governor, block, pages)) {
         governor_populate(governor, block, pages);
     }
@@ -37,8 +37,7 @@ static struct heap *heap_of(struct backend *backend, const void *block) {
     return space_page(&heap->space, block) != 0 ? heap : NULL;
 }
 
-static bool run(struct backend *backend, void (*work)(struct governor *governor, void *subject),
-                void *subject) {
+static bool run(struct backend *backend, heap_work *work, void *subject) {
     work(backend->governor, subject);
     return true;
 }
@@ -53,10 +52,6 @@ static size_t trim_by_helper(struct backend *backend, size_t keep_bytes) {
 
 static void add_counters(const struct backend *backend, struct calm_stats *stats) {
     (void)backend, (void)stats;
-}
-
-static bool has_threads(const struct backend *backend) {
-    return governor_has_helper(backend->governor);
 }
 
 static enum interrupted interrupted(const struct backend *backend) {
@@ -81,10 +76,23 @@ static void end(struct backend *backend) {
 }
 
 static const struct backend_functions functions = {
-    take_blocks,    put_blocks,   take_large,  put_large,   resize_large, heap_of,    run,          trim,
-    trim_by_helper, add_counters, has_threads, interrupted, before_fork,  after_fork, stop_threads, end,
+    .take_blocks = take_blocks,
+    .put_blocks = put_blocks,
+    .take_large = take_large,
+    .put_large = put_large,
+    .resize_large = resize_large,
+    .heap_of = heap_of,
+    .run = run,
+    .trim = trim,
+    .trim_by_helper = trim_by_helper,
+    .add_counters = add_counters,
+    .interrupted = interrupted,
+    .before_fork = before_fork,
+    .after_fork = after_fork,
+    .stop_threads = stop_threads,
+    .end = end,
 };
 
 void backend_direct_open(struct backend *backend, struct governor *governor) {
-    *backend = (struct backend){&functions, governor};
+    *backend = (struct backend){&functions, governor, false};
 }

@@ -12,8 +12,6 @@
 /* Where address space is limited, the caches take at most one part in so many of it. */
 #define LIMIT_SHARE 8
 
-const char cpu_cache_not_alone;
-
 /* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
 
@@ -52,15 +50,12 @@ static int mode_of(const struct cpu_caches *caches) {
 }
 
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
-                     struct rseq_offsets place) {
-    size_t page = vm_page_size();
+                     struct rseq_offsets rseq) {
     if (&__libc_single_threaded != NULL) {
         thread_alone = &__libc_single_threaded;
     }
     caches->classes = classes;
-    caches->rseq_area = place.area;
-    caches->cpu_number = place.cpu_number;
-    caches->node = place.node;
+    caches->rseq = rseq;
     caches->count = cpus_possible();
     size_t max_count = vm_limit_bytes() / LIMIT_SHARE / CPU_CACHE_BYTES;
     caches->one_per_cpu = caches->count <= max_count;
@@ -77,17 +72,15 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (next > CPU_CACHE_BYTES / 8) {
         return false;
     }
-    size_t states_bytes = (caches->count * sizeof *caches->states + page - 1) & ~(page - 1);
-    size_t bytes = ((size_t)caches->count * 2 * CPU_CACHE_BYTES + page - 1) & ~(page - 1);
-    char *states = vm_reserve(states_bytes, page);
-    caches->base = vm_reserve(bytes, page);
-    if (states == NULL || caches->base == NULL || !vm_commit(states, states_bytes)) {
+    size_t bytes = (size_t)caches->count * 2 * CPU_CACHE_BYTES;
+    caches->base = vm_reserve(bytes);
+    if (caches->base == NULL) {
         return false;
     }
     /* The fast path reads closed caches. */
     vm_make_readable(caches->base, bytes);
-    caches->states = (struct cpu_cache_state *)(void *)states;
-    return true;
+    caches->states = vm_map(caches->count * sizeof *caches->states);
+    return caches->states != NULL;
 }
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
@@ -100,7 +93,7 @@ void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_
 }
 
 void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
-    const char *alone = runs ? &cpu_cache_not_alone : caches->alone_without_helper;
+    const char *alone = runs ? &thread_not_alone : caches->alone_without_helper;
     if (atomic_load_explicit(&caches->alone, memory_order_relaxed) != alone) {
         atomic_store_explicit(&caches->alone, alone, memory_order_release);
     }
@@ -148,13 +141,13 @@ static uint32_t read_rseq(ptrdiff_t offset) {
  * a few instructions. A lone thread has the first. */
 unsigned cpu_cache_number(const struct cpu_caches *caches) {
     if (cpu_cache_is_rseq(caches)) {
-        return read_rseq(caches->cpu_number);
+        return read_rseq(caches->rseq.cpu_number);
     }
     return cpu_cache_is_alone(caches) ? 0 : thread_slot(caches->count);
 }
 
 unsigned cpu_cache_node(const struct cpu_caches *caches) {
-    return caches->node != 0 && cpu_cache_is_rseq(caches) ? read_rseq(caches->node) : 0;
+    return caches->rseq.node != 0 && cpu_cache_is_rseq(caches) ? read_rseq(caches->rseq.node) : 0;
 }
 
 /* The caller's cache; NULL in a child of vfork, or without memory. */
@@ -239,8 +232,7 @@ static void leave(struct lock *lock) {
 static size_t pop_exclusive(char *cache, uint32_t class, void **blocks, size_t count) {
     uint64_t top = get_top(cache, class);
     uint64_t bottom = (uint32_t)~get(&stack_bounds_of(cache, class)->not_bottom);
-    size_t held = top > bottom ? top - bottom : 0;
-    size_t taken = size_min(held, count);
+    size_t taken = size_min(size_minus(top, bottom), count);
     if (taken > 0) {
         memcpy(blocks, (void **)(void *)cache + top - taken, taken * sizeof *blocks);
         set_top(cache, class, top - taken);
@@ -251,8 +243,7 @@ static size_t pop_exclusive(char *cache, uint32_t class, void **blocks, size_t c
 static size_t push_exclusive(char *cache, uint32_t class, void *const *blocks, size_t count) {
     uint64_t top = get_top(cache, class);
     uint64_t end = get(&stack_bounds_of(cache, class)->end);
-    size_t room = end > top ? end - top : 0;
-    size_t given = size_min(room, count);
+    size_t given = size_min(size_minus(end, top), count);
     if (given > 0) {
         memcpy((void **)(void *)cache + top, blocks, given * sizeof *blocks);
         set_top(cache, class, top + given);
@@ -337,6 +328,9 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
 }
 
 size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
+    if (mode_of(caches) == CACHE_OFF) {
+        return 1;
+    }
     const struct size_class *of = &caches->classes->of[class];
     const struct cpu_cache_state *state = of->size < MIN_MEDIUM_SIZE ? NULL : own_state(caches);
     if (state == NULL) {
@@ -372,22 +366,18 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
 }
 
 /* The same digest as before means a cache that was not used, or used evenly, which is near enough. That of an
- * empty cache is 0. */
-static uint64_t digest(const struct cpu_caches *caches, char *cache, uint64_t *blocks) {
+ * empty cache is 0; any other is with a chance of one in 2^64. */
+static uint64_t digest(const struct cpu_caches *caches, char *cache) {
     uint64_t digest = 0;
-    *blocks = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         uint64_t held = get_top(cache, class) - caches->start_of[class];
         digest = digest * RANDOM_GOLDEN_RATIO + held;
-        *blocks += held;
     }
     return digest;
 }
 
 /* Empties the stacks of a closed cache that no sequence uses. */
-static size_t empty_stacks(const struct cpu_caches *caches, char *cache,
-                           void (*put)(void *context, void *const *blocks, size_t count), void *context) {
-    size_t total = 0;
+static void empty_stacks(const struct cpu_caches *caches, char *cache, put_flushed *put, void *context) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         for (uint64_t top; (top = get_top(cache, class)) > caches->start_of[class];) {
             void *blocks[FLUSHED_AT_ONCE];
@@ -396,42 +386,37 @@ static size_t empty_stacks(const struct cpu_caches *caches, char *cache,
             memcpy(blocks, (void **)(void *)cache + top - count, count * sizeof *blocks);
             set_top(cache, class, top - count);
             put(context, blocks, count);
-            total += count;
         }
     }
-    return total;
 }
 
 /* Closes the cache first, so that no sequence that begins from now on changes a stack; then restarts those
  * under way. What threads free meanwhile goes past the closed cache. */
-size_t cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle,
-                       void (*put)(void *context, void *const *blocks, size_t count), void *context) {
+void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle, put_flushed *put,
+                     void *context) {
     struct cpu_cache_state *state = &caches->states[number];
     char *cache = words_of(caches, state);
     if (!is_open(state)) {
-        return 0;
+        return;
     }
     lock_acquire(&state->lock);
-    uint64_t blocks;
-    uint64_t found = digest(caches, cache, &blocks);
+    uint64_t found = digest(caches, cache);
     state->idle_checks = found == state->digest ? state->idle_checks + 1 : 0;
     state->digest = found;
     if (only_if_idle) {
         shrink(caches, state);
     }
-    size_t total = 0;
-    if ((!only_if_idle || state->idle_checks >= CACHE_IDLE_CHECKS) && blocks > 0) {
+    if ((!only_if_idle || state->idle_checks >= CACHE_IDLE_CHECKS) && found != 0) {
         close_stacks(caches, cache);
         bool restarted = !cpu_cache_is_rseq(caches) || rseq_restart_all();
         if (restarted) {
-            total = empty_stacks(caches, cache, put, context);
+            empty_stacks(caches, cache, put, context);
             state->digest = 0;
             atomic_fetch_add_explicit(&caches->flushes, 1, memory_order_relaxed);
         }
         open_stacks(caches, state, restarted);
     }
     lock_release(&state->lock);
-    return total;
 }
 
 bool cpu_caches_are_held(const struct cpu_caches *caches) {

@@ -23,8 +23,7 @@
 #define MAX_GROWN_BYTES ((size_t)2 << 20)
 
 /* Prepares everything but the mode. False if memory is short: then the mode must be CACHE_OFF. */
-bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
-                     struct rseq_offsets place);
+bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes, struct rseq_offsets rseq);
 
 /* Once, when everything that the fast paths need is ready. may_be_alone: no server thread will use the
  * caches, of which the C library does not know; so a lone thread of the program may omit locks. */
@@ -67,16 +66,16 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class);
 bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class);
 
 /* Blocks to move at once from or to the caller's cache: the class's batch, or for medium blocks half of the
- * stack's capacity. */
+ * stack's capacity; 1 without caches. */
 size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class);
 
 /*
  * Takes all blocks out of a cache, whichever CPU's it is, and passes them to put, class by class.
  * only_if_idle: a check, which does so only if the last CACHE_IDLE_CHECKS checks found the cache unchanged.
- * Returns the number of blocks. Any thread; put is called with the cache's lock held.
+ * Any thread; put is called with the cache's lock held.
  */
-size_t cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle,
-                       void (*put)(void *context, void *const *blocks, size_t count), void *context);
+void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle, put_flushed *put,
+                     void *context);
 
 /*
  * Around fork: holds the locks of all open caches, except those that the fork may not wait for. A cache whose

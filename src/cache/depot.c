@@ -70,12 +70,9 @@ static struct depot_budget *budget_of(struct depot *depot, uint32_t class) {
 
 bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t medium,
                 size_t max_medium) {
-    size_t page = vm_page_size();
-    size_t bins_bytes = (classes->count * sizeof *depot->bins + page - 1) & ~(page - 1);
-    size_t blocks_bytes = sizeof(void *) * DEPOT_BIN_BLOCKS * classes->count;
-    size_t bytes = (bins_bytes + blocks_bytes + page - 1) & ~(page - 1);
-    char *memory = vm_reserve(bytes, page);
-    if (memory == NULL || !vm_commit(memory, bytes)) {
+    size_t bins_bytes = vm_round_up(classes->count * sizeof *depot->bins);
+    char *memory = vm_map(bins_bytes + sizeof(void *) * DEPOT_BIN_BLOCKS * classes->count);
+    if (memory == NULL) {
         return false;
     }
     depot->bins = (struct depot_bin *)(void *)memory;
@@ -147,9 +144,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     held -= taken;
     memcpy(blocks, blocks_of(depot, class) + held, taken * sizeof *blocks);
     set(&bin->count, held);
-    if (held < bin->min_count) {
-        bin->min_count = held;
-    }
+    bin->min_count = size_min(bin->min_count, held);
     give_credit(depot, class, taken, MAX_CREDIT);
     leave(depot, bin);
     return taken;
@@ -182,8 +177,7 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
     size_t bound = get(&budget->bound);
     size_t max_bound = size_min(wanted, budget->max_bound);
     if (bound < max_bound) {
-        /* One of two concurrent steps may be lost, or one beside a fall: the bound stays within its limits.
-         */
+        /* Of two concurrent steps one may be lost, or one beside a fall: the bound keeps its limits. */
         turns_restart(&depot->bins[class].turns);
         set(&budget->bound, max_bound - bound < GROWTH_STEP ? max_bound : bound + GROWTH_STEP);
     }
@@ -192,13 +186,11 @@ void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
 /* Lowers a bound by the charge of blocks that were not needed. */
 static void shrink(struct depot_budget *budget, size_t charge) {
     size_t grown = get(&budget->bound) - budget->min_bound;
-    set(&budget->bound, budget->min_bound + (charge < grown ? grown - charge : 0));
+    set(&budget->bound, budget->min_bound + size_minus(grown, charge));
 }
 
-static size_t flush_bin(struct depot *depot, uint32_t class, bool all,
-                        void (*put)(void *context, void *const *blocks, size_t count), void *context) {
+static void flush_bin(struct depot *depot, uint32_t class, bool all, put_flushed *put, void *context) {
     struct depot_bin *bin = &depot->bins[class];
-    size_t flushed = 0;
     size_t left = SIZE_MAX;
     do {
         void *blocks[FLUSHED_AT_ONCE];
@@ -222,24 +214,19 @@ static size_t flush_bin(struct depot *depot, uint32_t class, bool all,
         }
         shrink(budget_of(depot, class), depot_charge(depot, class, count));
         put(context, blocks, count);
-        flushed += count;
         left -= count;
     } while (left > 0);
-    return flushed;
 }
 
-size_t depot_flush(struct depot *depot, bool all,
-                   void (*put)(void *context, void *const *blocks, size_t count), void *context) {
-    size_t flushed = 0;
+void depot_flush(struct depot *depot, bool all, put_flushed *put, void *context) {
     for (uint32_t class = 1; class < class_end(depot); ++class) {
         struct depot_bin *bin = &depot->bins[class];
         turns_restart(&bin->turns);
         /* A bin that was never used holds no memory, and is not written. */
         if (get(&bin->count) > 0 || get(&bin->credit) > 0) {
-            flushed += flush_bin(depot, class, all, put, context);
+            flush_bin(depot, class, all, put, context);
         }
     }
-    return flushed;
 }
 
 bool depot_is_held(const struct depot *depot) {
@@ -261,8 +248,7 @@ void depot_after_fork(struct depot *depot, bool child) {
         struct depot_bin *bin = &depot->bins[class];
         lock_release_after_fork(&bin->lock);
         if (child && lock_reset_in_child(&bin->lock)) {
-            /* The charge stays: from now on the depot may hold at most a bin's contents less than the bound.
-             */
+            /* The charge stays: from now on the depot may hold less, by at most a bin's contents. */
             set(&bin->count, 0);
             bin->min_count = 0;
         }

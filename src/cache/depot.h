@@ -72,9 +72,8 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
 /* After a refusal: raises the class's bound by a step, but not above wanted, if its bin should grow. */
 void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
 
-/* Passes the blocks to put that were not needed since the last call, or all of them. Returns their number. */
-size_t depot_flush(struct depot *depot, bool all,
-                   void (*put)(void *context, void *const *blocks, size_t count), void *context);
+/* Passes the blocks to put that were not needed since the last call, or all of them. */
+void depot_flush(struct depot *depot, bool all, put_flushed *put, void *context);
 
 /* Around fork: holds all locks, except those that the fork may not wait for. A bin whose lock another thread
  * held is empty in the child. */

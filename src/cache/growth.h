@@ -10,9 +10,13 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define GROWTH_TURNS 4
+
+/* Takes the blocks of a flush. */
+typedef void put_flushed(void *context, void *const *blocks, size_t count);
 
 struct turns {
     _Atomic(uint8_t) full;
@@ -35,8 +39,7 @@ static inline void turns_note(_Atomic(uint8_t) *count) {
     turns_set(count, value < UINT8_MAX ? value + 1 : value);
 }
 
-/* The same, counted only where it alternates: of a bin, which many threads in a row may find full or empty.
- */
+/* The same where it alternates: of a bin, which many threads in a row may find full, or empty. */
 static inline void turns_note_alternation(struct turns *turns, bool full) {
     if ((turns_get(&turns->full) > turns_get(&turns->empty)) != full) {
         turns_note(full ? &turns->full : &turns->empty);

@@ -48,8 +48,8 @@
     ".popsection\n"                               \
     "6:\n\t"
 
-#define RSEQ_INPUTS                                                                            \
-    [area] "r"(caches->rseq_area), [number] "r"(caches->cpu_number), [base] "r"(caches->base), \
+#define RSEQ_INPUTS                                                                                 \
+    [area] "r"(caches->rseq.area), [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base), \
         [class] "r"((uint64_t) class), [shift] "i"(CPU_CACHE_SHIFT), [bounds] "i"(STACK_BOUNDS_AT)
 
 static inline __attribute__((always_inline)) bool rseq_pop(const struct cpu_caches *caches, uint32_t class,
@@ -113,8 +113,7 @@ static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_cac
     "jnz 5b\n"                                   \
     "8:\n\t"
 
-/* Copies before it commits: an interrupted copy is made again. moved stays 0 where there is nothing to copy.
- */
+/* Copies before it commits: an interrupted copy is made again. moved stays 0 if there is nothing to copy. */
 static inline size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t class, void **blocks,
                                    uint64_t count) {
     uint64_t cache;
@@ -177,24 +176,10 @@ static inline size_t rseq_push_some(const struct cpu_caches *caches, uint32_t cl
 #else
 
 /* Never called: rseq_find reports that there are none. */
-static inline bool rseq_pop(const struct cpu_caches *caches, uint32_t class, void **popped) {
-    (void)caches, (void)class, (void)popped;
-    return false;
-}
-static inline bool rseq_push(const struct cpu_caches *caches, uint32_t class, void *block) {
-    (void)caches, (void)class, (void)block;
-    return false;
-}
-static inline size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t class, void **blocks,
-                                   uint64_t count) {
-    (void)caches, (void)class, (void)blocks, (void)count;
-    return 0;
-}
-static inline size_t rseq_push_some(const struct cpu_caches *caches, uint32_t class, void *const *blocks,
-                                    uint64_t count) {
-    (void)caches, (void)class, (void)blocks, (void)count;
-    return 0;
-}
+#define rseq_pop(caches, class, popped)              false
+#define rseq_push(caches, class, block)              false
+#define rseq_pop_some(caches, class, blocks, count)  0
+#define rseq_push_some(caches, class, blocks, count) 0
 
 #endif
 

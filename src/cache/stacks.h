@@ -14,6 +14,7 @@
 #include "cache/growth.h"
 #include "heap/size_class.h"
 #include "os/lock.h"
+#include "os/thread.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -49,8 +50,7 @@ struct cpu_cache_state {
 
 struct cpu_caches {
     char *base; /* of the first cache's words; the others follow */
-    ptrdiff_t rseq_area;
-    ptrdiff_t cpu_number;
+    struct rseq_offsets rseq;
     bool in_rseq_mode;
     /* In CACHE_LOCKED: where the C library says (glibc 2.32) that the process has but one thread, which then
      * needs no lock. Elsewhere, and while there is a helper, a byte that never says so. */
@@ -58,7 +58,6 @@ struct cpu_caches {
     const char *alone_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
-    ptrdiff_t node;
     unsigned count;   /* of caches; as many more, with higher numbers, are never opened */
     bool one_per_cpu; /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
     const struct size_classes *classes;
@@ -68,9 +67,8 @@ struct cpu_caches {
 };
 
 /* How each instance begins: the fast paths may use it before cpu_caches_init. */
-extern const char cpu_cache_not_alone __attribute__((visibility("hidden")));
 #define CPU_CACHES_UNREADY \
-    { .alone = &cpu_cache_not_alone, .alone_without_helper = &cpu_cache_not_alone }
+    { .alone = &thread_not_alone, .alone_without_helper = &thread_not_alone }
 
 static inline bool cpu_cache_is_rseq(const struct cpu_caches *caches) {
     return __builtin_expect(caches->in_rseq_mode, 1);

@@ -81,7 +81,7 @@ void block_table_after_fork(void) {
 }
 
 char *mapping_reserve(struct mapping *mapping, size_t bytes) {
-    char *base = vm_reserve(bytes, vm_page_size());
+    char *base = vm_reserve(bytes);
     if (base != NULL) {
         vm_disable_huge_pages(base, bytes);
     }

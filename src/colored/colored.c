@@ -1,5 +1,7 @@
 #include "colored/colored.h"
 
+#include "base/size.h"
+#include "colored/balance.h"
 #include "colored/block_table.h"
 #include "colored/page_mover.h"
 #include "colored/pagemap.h"
@@ -17,15 +19,15 @@
 /* ---- making a block ---- */
 
 /* Returns 0, or ENOTSUP if there is no such cache, or it has no colors. */
-static int find_cache(struct surplus *surplus, unsigned level) {
+static int find_cache(struct surplus *surplus) {
     struct hardware_cache caches[MAX_HARDWARE_CACHES];
     size_t count = hardware_caches_read(surplus->root, caches, MAX_HARDWARE_CACHES);
     for (size_t i = 0; i < count; i++) {
         size_t colors = hardware_cache_way_bytes(&caches[i]) / surplus->page_bytes;
-        if (caches[i].level == level && (caches[i].sets & (caches[i].sets - 1)) == 0 && colors > 1 &&
-            colors <= BALANCE_MAX_COLORS) {
+        if (caches[i].level == surplus->stats.level && (caches[i].sets & (caches[i].sets - 1)) == 0 &&
+            colors > 1 && colors <= BALANCE_MAX_COLORS) {
             surplus->cache = caches[i];
-            surplus->colors = colors;
+            surplus->stats.colors = (uint32_t)colors;
             return 0;
         }
     }
@@ -34,15 +36,15 @@ static int find_cache(struct surplus *surplus, unsigned level) {
 
 /* Successive blocks begin at colors far apart: the step is odd, so with a power of two of colors, all have
  * their turn. */
-static size_t next_first_color(size_t colors) {
+static uint32_t next_first_color(size_t colors) {
     static _Atomic(size_t) blocks;
     size_t turn = atomic_fetch_add_explicit(&blocks, 1, memory_order_relaxed);
-    return turn * ((colors / 2 + colors / 8) | 1) % colors;
+    return (uint32_t)(turn * ((colors / 2 + colors / 8) | 1) % colors);
 }
 
 /* Moves the chosen pages, in order, to the block's own mapping. */
 static int move_chosen(const struct surplus *surplus, struct block *block) {
-    size_t bytes = surplus->positions * surplus->page_bytes;
+    size_t bytes = surplus->stats.pages * surplus->page_bytes;
     char *pages = mapping_reserve(&block->pages, bytes);
     if (pages == NULL || !vm_commit(pages, bytes)) {
         return ENOMEM;
@@ -50,7 +52,7 @@ static int move_chosen(const struct surplus *surplus, struct block *block) {
     struct page_mover mover;
     int error = 0;
     page_mover_open(&mover, pages, bytes);
-    for (size_t i = 0; i < surplus->positions && error == 0; i++) {
+    for (size_t i = 0; i < surplus->stats.pages && error == 0; i++) {
         error = page_mover_move(&mover, surplus->base + surplus->chosen[i] * surplus->page_bytes,
                                 pages + i * surplus->page_bytes);
     }
@@ -59,36 +61,21 @@ static int move_chosen(const struct surplus *surplus, struct block *block) {
     return error;
 }
 
-static int make(struct surplus *surplus, struct block *block) {
-    surplus->first_color = next_first_color(surplus->colors);
-    int error = surplus_choose(surplus, &block->surplus);
-    error = error != 0 ? error : move_chosen(surplus, block);
-    block->stats = (struct calm_colored){
-        .version = CALM_COLORED_VERSION,
-        .level = surplus->cache.level,
-        .colors = (uint32_t)surplus->colors,
-        .source = surplus->source,
-        .first_color = (uint32_t)surplus->first_color,
-        .pages = surplus->positions,
-        .pages_examined = surplus->pages,
-        .pages_misplaced = surplus->balance.misplaced,
-        .pages_crowded = surplus->balance.crowded,
-    };
-    return error;
-}
-
 int colored_alloc(const char *root, size_t bytes, unsigned cache, void **address) {
     const unsigned sources = CALM_COLORED_FRAMES | CALM_COLORED_TIMED;
-    const unsigned level = cache & ~sources;
-    struct surplus surplus = {.root = root, .page_bytes = vm_page_size(), .source = cache & sources};
-    surplus.positions = bytes / surplus.page_bytes + (bytes % surplus.page_bytes != 0);
-    if (bytes == 0 || level == 0 || level > MAX_LEVEL || surplus.source == sources) {
+    struct surplus surplus = {.root = root, .page_bytes = vm_page_size()};
+    struct calm_colored *stats = &surplus.stats;
+    stats->version = CALM_COLORED_VERSION;
+    stats->level = cache & ~sources;
+    stats->source = cache & sources;
+    stats->pages = bytes / surplus.page_bytes + (bytes % surplus.page_bytes != 0);
+    if (bytes == 0 || stats->level == 0 || stats->level > MAX_LEVEL || stats->source == sources) {
         return EINVAL;
     }
-    if (surplus.positions > MAX_PAGES) {
+    if (stats->pages > MAX_PAGES) {
         return ENOMEM;
     }
-    int error = find_cache(&surplus, level);
+    int error = find_cache(&surplus);
     if (error != 0) {
         return error;
     }
@@ -96,11 +83,14 @@ int colored_alloc(const char *root, size_t bytes, unsigned cache, void **address
     if (block == NULL) {
         return ENOMEM;
     }
-    error = make(&surplus, block);
+    stats->first_color = next_first_color(stats->colors);
+    error = surplus_choose(&surplus, &block->surplus);
+    error = error != 0 ? error : move_chosen(&surplus, block);
     if (error != 0) {
         block_discard(block);
         return error;
     }
+    block->stats = *stats;
     *address = block_publish(block);
     return 0;
 }
@@ -122,7 +112,7 @@ static void count_misplaced(const char *address, struct calm_colored *stats) {
     uint64_t frames[FRAMES];
     size_t misplaced = 0;
     for (size_t page = 0; page < stats->pages; page += FRAMES) {
-        size_t count = stats->pages - page < FRAMES ? stats->pages - page : FRAMES;
+        size_t count = size_min(stats->pages - page, FRAMES);
         if (pagemap_frames("", address + page * vm_page_size(), count, frames) != 0) {
             return;
         }

@@ -3,7 +3,7 @@
  * map to the same sets of a cache.
  *
  * A block is a mapping of its own, outside of all heaps. api/calm_colored.c exports these functions, and
- * api/allocator.c calls the one for a fork. Thread-safe without a lock; errno is preserved.
+ * api/init.c calls the one for a fork. Thread-safe without a lock; errno is preserved.
  */
 #ifndef CALM_COLORED_COLORED_H
 #define CALM_COLORED_COLORED_H

@@ -2,6 +2,7 @@
 
 #include "base/size.h"
 #include "colored/balance.h"
+#include "os/random.h"
 
 #include <string.h>
 
@@ -19,12 +20,9 @@ struct search {
     bool over;       /* is_over said so */
 };
 
-/* Marsaglia's xorshift. */
 static uint64_t draw(struct search *search, uint64_t below) {
-    search->random ^= search->random << 13;
-    search->random ^= search->random >> 7;
-    search->random ^= search->random << 17;
-    return search->random % below;
+    search->random += RANDOM_GOLDEN_RATIO;
+    return random_mix(search->random) % below;
 }
 
 /* False once the search is over: then nothing is found, and the loops below end soon. */
@@ -163,7 +161,7 @@ bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t se
                     uint32_t *scratch) {
     struct search search = {
         .conflicts = conflicts,
-        .random = seed | 1,
+        .random = seed,
         .color_of = color_of,
         .pages = pages,
     };
@@ -180,7 +178,7 @@ bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t se
         if (!find_set(&search, conflicts->colors - color)) {
             return false;
         }
-        size_t members = search.count < 3 * conflicts->ways ? search.count : 3 * conflicts->ways;
+        size_t members = size_min(search.count, 3 * conflicts->ways);
         for (uint32_t i = 0; i < pages; i++) {
             if (color_of[i] == BALANCE_UNKNOWN && set_evicts(&search, i, members)) {
                 color_of[i] = (uint16_t)color;

@@ -1,5 +1,7 @@
 #include "colored/eviction.h"
 
+#include "base/size.h"
+
 #define TRIALS 64 /* a hit and a miss each take the median of these */
 #define VOTES  9  /* loads of which the majority decides */
 
@@ -101,7 +103,7 @@ bool eviction_open(struct eviction *eviction, const void *base, size_t pages, si
      * no set has. */
     size_t room = cache->ways * colors;
     uint64_t hit = typical_after(eviction, pages, room / 4);
-    uint64_t miss = typical_after(eviction, pages, pages - 1 < 4 * room ? pages - 1 : 4 * room);
+    uint64_t miss = typical_after(eviction, pages, size_min(pages - 1, 4 * room));
     /* Nearer to the hits, because misses vary more. */
     eviction->miss_cycles = hit + (miss - hit) / 3;
     return miss > hit + hit / 5;

@@ -26,13 +26,13 @@
 #define UFFDIO_MOVE                  _IOWR(0xAA, 0x05, uint64_t[5]) /* to, from, bytes, mode, moved (answer) */
 
 static long control(int descriptor, unsigned long request, uint64_t *arguments) {
-    return os_syscall(SYS_ioctl, descriptor, (long)request, (long)arguments, 0, 0, 0);
+    return os_syscall(SYS_ioctl, descriptor, request, arguments);
 }
 
 void page_mover_open(struct page_mover *mover, void *base, size_t bytes) {
     mover->mappings = 0;
     /* Limited to faults of user mode, it needs no privilege. */
-    mover->descriptor = (int)os_syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0);
+    mover->descriptor = (int)os_syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     uint64_t api[3] = {UFFD_API, UFFD_FEATURE_MOVE};
     uint64_t range[4] = {(uintptr_t)base, bytes, UFFDIO_REGISTER_MODE_MISSING};
     if (mover->descriptor < 0 || control(mover->descriptor, UFFDIO_API, api) != 0 ||
@@ -43,7 +43,7 @@ void page_mover_open(struct page_mover *mover, void *base, size_t bytes) {
 
 void page_mover_close(struct page_mover *mover) {
     if (mover->descriptor >= 0) {
-        os_syscall(SYS_close, mover->descriptor, 0, 0, 0, 0, 0);
+        os_syscall(SYS_close, mover->descriptor);
     }
     mover->descriptor = -1;
 }
@@ -88,8 +88,8 @@ int page_mover_move(struct page_mover *mover, void *from, void *to) {
     }
     /* MREMAP_DONTUNMAP: another thread's mapping could take the address that the page leaves. */
     size_t page_bytes = vm_page_size();
-    long result = os_syscall(SYS_mremap, (long)from, (long)page_bytes, (long)page_bytes,
-                             MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (long)to, 0);
+    long result = os_syscall(SYS_mremap, from, page_bytes, page_bytes,
+                             MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to);
     if (result != (long)to) {
         page_mappings_return(1);
         return result == -ENOMEM ? ENOMEM : ENOTSUP;

@@ -6,7 +6,6 @@
 #include "os/vm.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 
 #define PRESENT    ((uint64_t)1 << 63)
@@ -15,8 +14,7 @@
 /* Returns 0 if all of it was read, else an errno value. */
 static int read_at(long descriptor, void *buffer, size_t bytes, uint64_t offset) {
     for (size_t done = 0; done < bytes;) {
-        long length = os_syscall(SYS_pread64, descriptor, (long)((char *)buffer + done), (long)(bytes - done),
-                                 (long)(offset + done), 0, 0);
+        long length = os_syscall(SYS_pread64, descriptor, (char *)buffer + done, bytes - done, offset + done);
         if (length > 0) {
             done += (size_t)length;
         } else if (length != -EINTR) {
@@ -45,12 +43,12 @@ int pagemap_frames(const char *root, const void *start, size_t pages, uint64_t *
     if (*text_print(path, sizeof path, "%s/proc/self/pagemap", root) == '\0') {
         return ENAMETOOLONG;
     }
-    long descriptor = os_syscall(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    long descriptor = file_open(path);
     if (descriptor < 0) {
         return descriptor == -EACCES ? EPERM : (int)-descriptor;
     }
     uint64_t offset = (uintptr_t)start / vm_page_size() * sizeof *frames;
     int error = read_at(descriptor, frames, pages * sizeof *frames, offset);
-    os_syscall(SYS_close, descriptor, 0, 0, 0, 0, 0);
+    os_syscall(SYS_close, descriptor);
     return error != 0 ? error : to_frames(frames, pages);
 }

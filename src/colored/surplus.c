@@ -1,7 +1,7 @@
 #include "colored/surplus.h"
 
 #include "base/size.h"
-#include "calmalloc.h"
+#include "colored/balance.h"
 #include "colored/conflicts.h"
 #include "colored/eviction.h"
 #include "colored/pagemap.h"
@@ -27,7 +27,7 @@
 static bool populate(char *base, size_t bytes) {
     long result;
     do {
-        result = os_syscall(SYS_madvise, (long)base, (long)bytes, MADV_POPULATE_WRITE, 0, 0, 0);
+        result = os_syscall(SYS_madvise, base, bytes, MADV_POPULATE_WRITE);
     } while (result == -EINTR || result == -EAGAIN);
     if (result == -EINVAL) { /* before Linux 5.14 */
         size_t page_bytes = vm_page_size();
@@ -41,10 +41,10 @@ static bool populate(char *base, size_t bytes) {
 
 /* Reserves address space for max_pages, with the scratch behind them. */
 static bool reserve(struct surplus *surplus, struct mapping *mapping) {
-    size_t timed = conflicts_min_pages(surplus->colors, surplus->cache.ways);
-    size_t pages = surplus->source == CALM_COLORED_FRAMES ? 4 * surplus->positions + 16 * surplus->colors
-                   : timed > 2 * surplus->positions       ? timed
-                                                          : 2 * surplus->positions;
+    size_t timed = conflicts_min_pages(surplus->stats.colors, surplus->cache.ways);
+    size_t pages = surplus->stats.source == CALM_COLORED_FRAMES
+                       ? 4 * surplus->stats.pages + (size_t)16 * surplus->stats.colors
+                       : size_max(timed, 2 * surplus->stats.pages);
     size_t bytes = pages * surplus->page_bytes;
     size_t scratch_bytes = pages * (sizeof *surplus->frames + sizeof *surplus->chosen +
                                     sizeof *surplus->next + sizeof *surplus->color_of);
@@ -64,28 +64,28 @@ static bool reserve(struct surplus *surplus, struct mapping *mapping) {
 /* Makes as many pages resident, of at most max_pages. */
 static int grow(struct surplus *surplus, size_t pages) {
     pages = size_min(pages, surplus->max_pages);
-    if (pages <= surplus->pages) {
+    if (pages <= surplus->stats.pages_examined) {
         return 0;
     }
-    char *fresh = surplus->base + surplus->pages * surplus->page_bytes;
-    size_t bytes = (pages - surplus->pages) * surplus->page_bytes;
+    char *fresh = surplus->base + surplus->stats.pages_examined * surplus->page_bytes;
+    size_t bytes = (pages - surplus->stats.pages_examined) * surplus->page_bytes;
     /* A surplus must not make the kernel kill a process for lack of memory. */
-    if (filters_now() == FILTERS_ADDED || bytes > memory_available_bytes_in(surplus->root) / 2 ||
+    if (filters_now() == FILTERS_ADDED || bytes > memory_available_bytes(surplus->root) / 2 ||
         !vm_commit(fresh, bytes) || !populate(fresh, bytes)) {
         return ENOMEM;
     }
-    surplus->pages = pages;
+    surplus->stats.pages_examined = pages;
     return 0;
 }
 
 /* ---- colors ---- */
 
 static int color_by_frames(struct surplus *surplus) {
-    int error = pagemap_frames(surplus->root, surplus->base, surplus->pages, surplus->frames);
-    for (size_t i = 0; error == 0 && i < surplus->pages; i++) {
+    int error = pagemap_frames(surplus->root, surplus->base, surplus->stats.pages_examined, surplus->frames);
+    for (size_t i = 0; error == 0 && i < surplus->stats.pages_examined; i++) {
         uint64_t frame = surplus->frames[i];
         surplus->color_of[i] =
-            frame == PAGEMAP_ABSENT ? BALANCE_UNKNOWN : (uint16_t)(frame % surplus->colors);
+            frame == PAGEMAP_ABSENT ? BALANCE_UNKNOWN : (uint16_t)(frame % surplus->stats.colors);
     }
     return error;
 }
@@ -100,10 +100,10 @@ static bool open_timing(const struct surplus *surplus, struct eviction *eviction
                                     .cache = eviction,
                                     .is_over = is_past,
                                     .bound = &surplus->deadline,
-                                    .colors = surplus->colors,
+                                    .colors = surplus->stats.colors,
                                     .ways = surplus->cache.ways};
-    return eviction_open(eviction, surplus->base, surplus->pages, surplus->page_bytes, &surplus->cache,
-                         surplus->colors);
+    return eviction_open(eviction, surplus->base, surplus->stats.pages_examined, surplus->page_bytes,
+                         &surplus->cache, surplus->stats.colors);
 }
 
 static int color_by_time(struct surplus *surplus) {
@@ -112,7 +112,7 @@ static int color_by_time(struct surplus *surplus) {
     for (int tries = 0; tries < MAX_TIMED_TRIES && !is_past(&surplus->deadline); tries++) {
         /* Frames, not needed now, have room for two numbers a page. */
         if (open_timing(surplus, &eviction, &conflicts) &&
-            conflicts_find(&conflicts, surplus->pages, clock_now_ns(), surplus->color_of,
+            conflicts_find(&conflicts, surplus->stats.pages_examined, clock_now_ns(), surplus->color_of,
                            (uint32_t *)(void *)surplus->frames)) {
             return 0;
         }
@@ -125,15 +125,17 @@ static bool frames_are_confirmed(struct surplus *surplus) {
     struct eviction eviction;
     struct conflicts conflicts;
     return open_timing(surplus, &eviction, &conflicts) &&
-           conflicts_confirm(&conflicts, surplus->color_of, surplus->pages, surplus->next);
+           conflicts_confirm(&conflicts, surplus->color_of, surplus->stats.pages_examined, surplus->next);
 }
 
 /* ---- the choice ---- */
 
 static void choose(struct surplus *surplus) {
-    surplus->balance =
-        balance_choose(surplus->color_of, surplus->pages, surplus->colors, surplus->first_color,
-                       surplus->positions, surplus->chosen, surplus->next);
+    struct calm_colored *stats = &surplus->stats;
+    struct balance balance = balance_choose(surplus->color_of, stats->pages_examined, stats->colors,
+                                            stats->first_color, stats->pages, surplus->chosen, surplus->next);
+    stats->pages_misplaced = balance.misplaced;
+    stats->pages_crowded = balance.crowded;
 }
 
 /* Makes so many pages resident, and determines their colors. */
@@ -148,12 +150,12 @@ static int grow_by_frames(struct surplus *surplus, size_t pages) {
 static int choose_by_frames(struct surplus *surplus) {
     /* One page shows whether frames are hidden. */
     int error = grow_by_frames(surplus, 1);
-    size_t pages = surplus->positions + surplus->positions / 4 + 4 * surplus->colors;
+    size_t pages = surplus->stats.pages + surplus->stats.pages / 4 + (size_t)4 * surplus->stats.colors;
     while (error == 0 && (error = grow_by_frames(surplus, pages)) == 0) {
         choose(surplus);
         pages += pages / 2;
         /* If there can be no more pages, the best choice of these stands. */
-        if (surplus->balance.misplaced == 0 || surplus->pages == surplus->max_pages ||
+        if (surplus->stats.pages_misplaced == 0 || surplus->stats.pages_examined == surplus->max_pages ||
             grow(surplus, pages) != 0) {
             break;
         }
@@ -167,8 +169,9 @@ static int choose_by_timing(struct surplus *surplus) {
     if (error != 0) {
         return error;
     }
-    bool frames = surplus->source == 0 && color_by_frames(surplus) == 0 && frames_are_confirmed(surplus);
-    surplus->source = frames ? CALM_COLORED_FRAMES : CALM_COLORED_TIMED;
+    bool frames =
+        surplus->stats.source == 0 && color_by_frames(surplus) == 0 && frames_are_confirmed(surplus);
+    surplus->stats.source = frames ? CALM_COLORED_FRAMES : CALM_COLORED_TIMED;
     error = frames ? 0 : color_by_time(surplus);
     if (error == 0) {
         choose(surplus);
@@ -177,16 +180,17 @@ static int choose_by_timing(struct surplus *surplus) {
 }
 
 int surplus_choose(struct surplus *surplus, struct mapping *mapping) {
-    if (!eviction_can_time() || surplus->colors > MAX_TIMED_COLORS) {
-        if (surplus->source == CALM_COLORED_TIMED) {
+    if (!eviction_can_time() || surplus->stats.colors > MAX_TIMED_COLORS) {
+        if (surplus->stats.source == CALM_COLORED_TIMED) {
             return ENOTSUP;
         }
-        surplus->source = CALM_COLORED_FRAMES; /* which nothing can confirm */
+        surplus->stats.source = CALM_COLORED_FRAMES; /* which nothing can confirm */
     }
     if (!reserve(surplus, mapping)) {
         return ENOMEM;
     }
-    size_t block_bytes = surplus->positions * surplus->page_bytes;
+    size_t block_bytes = surplus->stats.pages * surplus->page_bytes;
     surplus->deadline = clock_now_ns() + TIMED_NS * (1 + (uint64_t)(block_bytes / TIMED_NS_BYTES));
-    return surplus->source == CALM_COLORED_FRAMES ? choose_by_frames(surplus) : choose_by_timing(surplus);
+    return surplus->stats.source == CALM_COLORED_FRAMES ? choose_by_frames(surplus)
+                                                        : choose_by_timing(surplus);
 }

@@ -5,7 +5,7 @@
 #ifndef CALM_COLORED_SURPLUS_H
 #define CALM_COLORED_SURPLUS_H
 
-#include "colored/balance.h"
+#include "calmalloc.h"
 #include "colored/block_table.h"
 #include "os/hardware_caches.h"
 
@@ -17,17 +17,14 @@ struct surplus {
     const char *root; /* stands for "/" */
     size_t page_bytes;
     struct hardware_cache cache;
-    size_t colors;    /* of the cache */
-    size_t positions; /* pages of the block */
-    size_t first_color;
-    unsigned source; /* CALM_COLORED_FRAMES, CALM_COLORED_TIMED or 0; the choice replaces 0 by one of them */
+    /* All but what the choice fills in: pages_examined, the pages that are resident; pages_misplaced and
+     * pages_crowded; and a source of 0, which it replaces by CALM_COLORED_FRAMES or CALM_COLORED_TIMED. */
+    struct calm_colored stats;
 
     char *base;
-    size_t pages; /* resident */
     size_t max_pages;
     uint64_t deadline; /* of timing */
     uint32_t *chosen;  /* the page for each position */
-    struct balance balance;
 
     /* Scratch; these and `chosen` have an element for each of max_pages. */
     uint32_t *next;

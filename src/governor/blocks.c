@@ -1,9 +1,9 @@
 #include "governor/blocks.h"
 
+#include "base/size.h"
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
-#include "os/clock.h"
 #include "os/cpus.h"
 #include "os/rseq.h"
 #include "os/vm.h"
@@ -24,7 +24,7 @@ static unsigned depot_near(const struct governor *governor, unsigned further) {
 
 static size_t take_from_depots(struct governor *governor, uint32_t class, void **blocks, size_t count) {
     size_t taken = 0;
-    for (unsigned i = 0; governor->depot_count > 0 && i < governor->depots_per_node && taken == 0; i++) {
+    for (unsigned i = 0; i < governor->depots_per_node && taken == 0; i++) {
         taken = depot_take(&governor->depots[depot_near(governor, i)], class, blocks, count);
     }
     return taken;
@@ -32,7 +32,9 @@ static size_t take_from_depots(struct governor *governor, uint32_t class, void *
 
 static bool put_into_depots(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     bool put = false;
-    for (unsigned i = 0; i < governor->depots_to_fill && !put; i++) {
+    /* A thread that no other is in the way of uses all depots of its node. */
+    size_t tries = governor->exclusive ? MAX_DEPOTS : 1;
+    for (unsigned i = 0; i < size_min(governor->depots_per_node, tries) && !put; i++) {
         put = depot_put(&governor->depots[depot_near(governor, i)], class, blocks, count);
     }
     return put;
@@ -54,64 +56,40 @@ uint64_t governor_cache_misses(const struct governor *governor) {
     return misses;
 }
 
-static void prefault(void *base, size_t bytes) {
-    vm_populate(base, bytes);
-}
-
 /*
  * The thread of exclusive mode has slabs in huge-page regions too, once the program uses enough memory: it
  * touches their pages before clients need them, and spares clients TLB misses. Under the heap's lock.
  */
-static enum run_choice choose_slab_run(const struct governor *governor) {
-    size_t region = heap_region_pages(&governor->heap);
-    bool dense = region != 0 && governor->settings.huge_pages != 0 &&
-                 uses_enough_for_huge_pages(governor, 0) && !thp_policy_is_costly(&governor->thp) &&
-                 heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
+static enum run_choice choose_run(const struct governor *governor, bool prefaults) {
+    if (!governor->exclusive) {
+        return RUN_FOR_ANY;
+    }
+    bool dense = prefaults && allows_region(governor, 0) && !thp_policy_is_costly(&governor->thp);
     return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 
-/* Under the heap's lock, which it releases. */
-static size_t take_from_heap(struct governor *governor, uint32_t class, void **blocks, size_t count,
-                             enum run_choice choice, bool prefaults) {
-    struct take_options options = {.new_slabs = choice, .prefault = prefaults ? prefault : NULL};
-    uint64_t made = heap_huge_pages_made(&governor->heap);
-    size_t taken = heap_take_blocks(&governor->heap, class, blocks, count, &options);
-    if (heap_huge_pages_made(&governor->heap) != made && taken > 0) {
-        struct stopwatch watch = stopwatch_start();
-        *(volatile char *)blocks[taken - 1] = 0; /* of the newest slab */
-        thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
-                             (double)heap_region_pages(&governor->heap) * fault_ns(governor));
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                            bool prefaults) {
+    count_miss(governor);
+    size_t taken = take_from_depots(governor, class, blocks, count);
+    if (taken == count || (taken > 0 && !governor->exclusive)) {
+        return taken;
+    }
+    heap_lock(governor);
+    struct take_options options = {choose_run(governor, prefaults), prefaults ? vm_populate : NULL};
+    uint64_t made = governor->heap.runs.huge_pages_made;
+    size_t from_heap = heap_take_blocks(&governor->heap, class, blocks + taken, count - taken, &options);
+    taken += from_heap;
+    if (governor->heap.runs.huge_pages_made != made && from_heap > 0) {
+        touch_huge_page(governor, blocks[taken - 1]); /* of the newest slab */
     }
     heap_unlock_and_check(governor);
     return taken;
 }
 
-size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count) {
-    count_miss(governor);
-    size_t taken = take_from_depots(governor, class, blocks, count);
-    if (taken > 0) {
-        return taken;
-    }
-    heap_lock(governor);
-    return take_from_heap(governor, class, blocks, count, RUN_FOR_ANY, false);
-}
-
-size_t governor_take_blocks_exclusive(struct governor *governor, uint32_t class, void **blocks, size_t count,
-                                      bool prefaults) {
-    count_miss(governor);
-    size_t taken = take_from_depots(governor, class, blocks, count);
-    if (taken == count) {
-        return taken;
-    }
-    heap_lock(governor);
-    enum run_choice choice = prefaults ? choose_slab_run(governor) : RUN_FOR_LARGE;
-    return taken + take_from_heap(governor, class, blocks + taken, count - taken, choice, prefaults);
-}
-
 /* What the depots may grow to. Under the heap's lock. */
 static size_t depot_wanted(const struct governor *governor) {
-    size_t pages = heap_used_pages(&governor->heap) + heap_dirty_pages(&governor->heap);
-    return pages * page_bytes(governor) / DEPOT_GROWN_DIVISOR / governor->depot_count;
+    return footprint_pages(governor) * page_bytes(governor) / DEPOT_GROWN_DIVISOR / governor->depot_count;
 }
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {

@@ -7,13 +7,11 @@
 
 #include "governor/state.h"
 
-/* Up to count blocks of a class; returns how many: 0 if memory is short. */
-size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count);
-
-/* The same for the thread of exclusive mode: fewer than count only if memory is short. prefault: pages that
- * may not be resident are made so first. */
-size_t governor_take_blocks_exclusive(struct governor *governor, uint32_t class, void **blocks, size_t count,
-                                      bool prefault);
+/* Up to count blocks of a class; returns how many: 0 if memory is short. The thread of exclusive mode gets
+ * fewer than count only if memory is short. prefaults: for it alone, pages that may not be resident are made
+ * so first. */
+size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count,
+                            bool prefaults);
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count);
 

@@ -24,10 +24,7 @@ size_t governor_take_misuse(struct governor *governor, struct misuse_record *not
     size_t count = 0;
     heap_lock(governor);
     const struct heap *heap = &governor->heap;
-    size_t number = governor->misuses_reported;
-    if (heap->misuses - number > MISUSE_RECORDS) {
-        number = heap->misuses - MISUSE_RECORDS;
-    }
+    size_t number = size_max(governor->misuses_reported, size_minus(heap->misuses, MISUSE_RECORDS));
     while (number < heap->misuses) {
         notes[count++] = heap->misuse[number++ % MISUSE_RECORDS];
     }

@@ -21,7 +21,8 @@
 /* Holds no lock, since a file may be slow to read and threads that allocate or fork would wait for the lock.
  * One thread at a time reads files: the helper, the server, or the only thread of a program without a helper.
  */
-static void read_max_footprint(struct governor *governor, uint64_t now, bool own_files) {
+void governor_read_max_footprint(struct governor *governor, bool own_files) {
+    uint64_t now = clock_coarse_ns();
     /* A helper that shares the program's file table opens nothing, even where the program has only one
      * thread. */
     bool may_open = own_files || (thread_may_open_files() && !governor_has_helper(governor));
@@ -35,14 +36,10 @@ static void read_max_footprint(struct governor *governor, uint64_t now, bool own
         heap_lock(governor);
         size_t held = footprint_pages(governor) * page_bytes(governor);
         heap_unlock(governor);
-        size_t room = memory_available_bytes();
+        size_t room = memory_available_bytes("");
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
     }
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
-}
-
-void governor_read_max_footprint(struct governor *governor) {
-    read_max_footprint(governor, clock_coarse_ns(), true);
 }
 
 /* CPU time of all threads, in an epoch of so many ns. */
@@ -59,7 +56,7 @@ static double cpu_ns_used(struct governor *governor, double ns) {
 static struct demand_epoch read_epoch(struct governor *governor, double ns) {
     heap_lock(governor);
     end_backoff(governor);
-    size_t faulted = heap_faulted_pages(&governor->heap);
+    size_t faulted = governor->heap.runs.faulted_pages;
     struct demand_epoch epoch = {
         .ns = ns,
         .max_used = governor->max_used,
@@ -135,7 +132,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
     if (clock_elapsed_ns(now, start) < DEMAND_EPOCH_NS - TICK_NS) {
         return false;
     }
-    read_max_footprint(governor, now, own_files);
+    governor_read_max_footprint(governor, own_files);
     now = clock_coarse_ns(); /* reading files may take long */
     if (!purger_try(governor)) {
         return false;

@@ -11,8 +11,9 @@
  * whether the thread has a table of open files of its own. True if nothing is left to purge. */
 bool governor_tick(struct governor *governor, bool own_files);
 
-/* Reads how much memory the process may take, at its start, where that may not be read later. */
-void governor_read_max_footprint(struct governor *governor);
+/* Reads how much memory the process may take, once a second; also at its start, where that may not be read
+ * later. own_files: as above, or no other thread is there yet. */
+void governor_read_max_footprint(struct governor *governor, bool own_files);
 
 /* Whether no thread came to the heap since the last epoch ended. */
 bool governor_is_untouched(struct governor *governor);

@@ -7,8 +7,8 @@
 
 static double measure_fault_ns(void) {
     size_t page = vm_page_size();
-    char *memory = vm_reserve(FAULT_PAGES * page, page);
-    if (memory == NULL || !vm_commit(memory, FAULT_PAGES * page)) {
+    char *memory = vm_map(FAULT_PAGES * page);
+    if (memory == NULL) {
         return 1000;
     }
     struct stopwatch watch = stopwatch_start();
@@ -27,4 +27,11 @@ double fault_ns(struct governor *governor) {
         atomic_store_explicit(&governor->fault_ns, ns, memory_order_relaxed);
     }
     return ns;
+}
+
+void touch_huge_page(struct governor *governor, void *address) {
+    struct stopwatch watch = stopwatch_start();
+    *(volatile char *)address = 0;
+    thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
+                         (double)governor->heap.runs.region_pages * fault_ns(governor));
 }

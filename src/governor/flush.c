@@ -22,7 +22,7 @@ void flush_caches(struct governor *governor, bool all) {
     for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
         cpu_cache_flush(governor->caches, i, !all, put_and_purge, governor);
     }
-    if (all) {
+    if (all && governor->exclusive) {
         governor->ops->flush(governor->ops->context);
     }
     for (unsigned i = 0; i < governor->depot_count; i++) {
@@ -31,9 +31,11 @@ void flush_caches(struct governor *governor, bool all) {
 }
 
 size_t governor_cached(const struct governor *governor, size_t *bytes) {
-    size_t more;
+    size_t more = 0;
     size_t blocks = cpu_caches_blocks(governor->caches, bytes);
-    blocks += governor->ops->cached(governor->ops->context, &more);
+    if (governor->exclusive) {
+        blocks += governor->ops->cached(governor->ops->context, &more);
+    }
     *bytes += more;
     for (unsigned i = 0; i < governor->depot_count; i++) {
         blocks += depot_blocks(&governor->depots[i], &more);

@@ -9,7 +9,6 @@
 #include "governor/terms.h"
 #include "os/clock.h"
 #include "os/cpus.h"
-#include "os/huge_pages.h"
 #include "os/random.h"
 #include "os/rseq.h"
 #include "os/syscall.h"
@@ -19,42 +18,26 @@
 #define DEPOT_MEDIUM_PER_CPU ((size_t)256 << 10)
 #define DEPOT_GROWN_PER_CPU  ((size_t)4 << 20)
 
-/* Of shared mode: no thread keeps blocks besides the caches and depots. */
-static void do_nothing(void *context) {
-    (void)context;
-}
-
-static size_t none_cached(const void *context, size_t *bytes) {
-    (void)context;
-    *bytes = 0;
-    return 0;
-}
-
-static const struct heap_ops shared_ops = {NULL, do_nothing, none_cached, do_nothing};
-
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, bool with_depots,
                    void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
-    governor->ops = &shared_ops;
     governor->misused = misused;
     governor->first_thread = thread_pointer();
-    governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+    governor->process = (int)os_syscall(SYS_getpid);
     cpu_affinity(0, &governor->cpus);
     if (!heap_init(&governor->heap, classes, address_space)) {
         return false;
     }
     /* Segments are too short to spend on alignment. */
     if (governor->heap.space.quanta > 0) {
-        heap_set_region_pages(&governor->heap, huge_pages_request_bytes() / page_bytes(governor));
+        governor->heap.runs.region_pages = huge_pages_request_bytes() / page_bytes(governor);
     }
-    unsigned nodes = caches->node != 0 ? nodes_possible() : 1;
+    unsigned nodes = caches->rseq.node != 0 ? nodes_possible() : 1;
     size_t cpus = cpu_affinity_count();
     size_t each = size_min(cpus / nodes / DEPOT_CPUS, MAX_DEPOTS / nodes);
-    governor->depots_per_node = (unsigned)size_max(each, 1);
-    size_t depots = size_min((size_t)nodes * governor->depots_per_node, MAX_DEPOTS);
-    governor->depot_count = with_depots ? (unsigned)depots : 0;
-    governor->depots_to_fill = governor->depot_count > 0;
+    governor->depots_per_node = with_depots ? (unsigned)size_max(each, 1) : 0;
+    governor->depot_count = (unsigned)size_min((size_t)nodes * governor->depots_per_node, MAX_DEPOTS);
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
                    DEPOT_MEDIUM_PER_CPU * cpus / governor->depot_count,
@@ -73,13 +56,7 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
         return 0;
     }
     flush_caches(governor, true);
-    heap_lock(governor);
-    uint64_t before = governor->counts.purged_pages;
-    heap_unlock(governor);
-    purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
-    heap_lock(governor);
-    uint64_t purged = governor->counts.purged_pages - before;
-    heap_unlock(governor);
+    size_t purged = purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
     purge_to_limit(governor);
     purger_leave(governor);
     return purged * page_bytes(governor);
@@ -92,14 +69,14 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes) {
     return bytes;
 }
 
-size_t governor_limit_bytes(const struct governor *governor) {
-    return limit_now(governor).max * page_bytes(governor);
+static void copy_setting(_Atomic(int) *to, const _Atomic(int) *from) {
+    atomic_store_explicit(to, setting_value(from), memory_order_relaxed);
 }
 
-void governor_limit_space(struct governor *governor, size_t bytes) {
-    heap_lock(governor);
-    space_limit(&governor->heap.space, bytes);
-    heap_unlock(governor);
+void governor_copy_settings(struct governor *governor, const struct governor_settings *from) {
+    copy_setting(&governor->settings.policy, &from->policy);
+    copy_setting(&governor->settings.slack, &from->slack);
+    copy_setting(&governor->settings.purge_time, &from->purge_time);
 }
 
 void governor_refresh(struct governor *governor) {
@@ -110,44 +87,22 @@ void governor_refresh(struct governor *governor) {
     }
 }
 
-static void set_mode(struct governor *governor, const struct heap_ops *ops, bool exclusive) {
-    governor->exclusive = exclusive;
-    governor->ops = ops;
-    for (unsigned i = 0; i < governor->depot_count; i++) {
-        governor->depots[i].exclusive = exclusive;
-    }
-    /* A thread that no other is in the way of uses all depots. */
-    governor->depots_to_fill = governor->depot_count == 0 ? 0 : exclusive ? governor->depots_per_node : 1;
-}
-
-void governor_set_exclusive(struct governor *governor, const struct heap_ops *ops) {
-    set_mode(governor, ops, true);
-    governor->has_clients = true;
-    atomic_store_explicit(&governor->helper, HELPER_ELSEWHERE, memory_order_relaxed);
-    set_background_purge(governor, true);
-}
-
-void governor_set_shared(struct governor *governor, enum shared_mode mode) {
-    static const int helpers[] = {[SHARED_BACKGROUND] = HELPER_ELSEWHERE,
+void governor_set_mode(struct governor *governor, enum governor_mode mode) {
+    static const int helpers[] = {[MODE_EXCLUSIVE] = HELPER_ELSEWHERE,
+                                  [SHARED_BACKGROUND] = HELPER_ELSEWHERE,
                                   [SHARED_FOREGROUND] = HELPER_REFUSED,
                                   [SHARED_FOR_GOOD] = HELPER_NONE};
-    set_mode(governor, &shared_ops, false);
+    governor->exclusive = mode == MODE_EXCLUSIVE;
+    for (unsigned i = 0; i < governor->depot_count; i++) {
+        governor->depots[i].exclusive = governor->exclusive;
+    }
     governor->has_clients = mode != SHARED_FOR_GOOD;
     atomic_store_explicit(&governor->helper, helpers[mode], memory_order_relaxed);
-    set_background_purge(governor, mode == SHARED_BACKGROUND);
-}
-
-/* Also in exclusive mode, where its thread does not take the lock: the mode may change before the unlock. */
-void governor_lock(struct governor *governor) {
-    lock_acquire(&governor->heap_lock);
-}
-
-void governor_unlock(struct governor *governor) {
-    lock_release(&governor->heap_lock);
+    set_background_purge(governor, helpers[mode] == HELPER_ELSEWHERE);
 }
 
 bool governor_is_held(const struct governor *governor) {
-    bool held = lock_is_mine(&governor->purge_lock) || lock_is_mine(&governor->heap_lock) ||
+    bool held = lock_is_mine(&governor->purge_lock) || lock_is_mine(&governor->lock) ||
                 cpu_caches_are_held(governor->caches);
     for (unsigned i = 0; i < governor->depot_count; i++) {
         held |= depot_is_held(&governor->depots[i]);
@@ -178,7 +133,7 @@ void governor_shrink_for_fork(struct governor *governor) {
  * purging is lost to the child.
  */
 void governor_before_fork(struct governor *governor) {
-    bool waits = !lock_is_mine(&governor->heap_lock);
+    bool waits = !lock_is_mine(&governor->lock);
     for (unsigned i = 0; i < governor->depot_count; i++) {
         waits &= !depot_is_held(&governor->depots[i]);
     }
@@ -192,7 +147,7 @@ void governor_before_fork(struct governor *governor) {
     for (unsigned i = 0; i < governor->depot_count; i++) {
         depot_before_fork(&governor->depots[i], waits_for_depots);
     }
-    lock_acquire_for_fork(&governor->heap_lock, true);
+    lock_acquire_for_fork(&governor->lock, true);
 }
 
 /* The child has no helper, and a first thread of its own. Words that keep their value are not written: a page
@@ -223,7 +178,7 @@ void governor_after_fork(struct governor *governor, bool child) {
     if (child) {
         governor_start_child(governor);
     }
-    lock_release_after_fork(&governor->heap_lock);
+    lock_release_after_fork(&governor->lock);
     for (unsigned i = governor->depot_count; i-- > 0;) {
         depot_after_fork(&governor->depots[i], child);
     }

@@ -3,8 +3,8 @@
  * depots and the CPUs' caches, asks the policy how much free memory may stay, and purges the rest.
  *
  * Blocks are handed out by blocks.h and large.h; each thread checks the limit when it leaves the heap
- * (check.h); a purge (purger.h) takes its ranges out of the free set first, and asks the kernel without a
- * lock but the purger's own.
+ * (check.h); a purge (purger.h) takes its ranges out of the free set first, and asks the kernel without the
+ * heap's lock.
  */
 #ifndef CALM_GOVERNOR_GOVERNOR_H
 #define CALM_GOVERNOR_GOVERNOR_H
@@ -19,21 +19,16 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
                    size_t address_space, bool with_depots,
                    void (*misused)(enum misuse kind, const void *pointer));
 
-/* What shared mode means for a heap that is in exclusive mode at other times. */
-enum shared_mode {
-    SHARED_BACKGROUND, /* a server calls governor_tick */
+/* Exclusive mode, and what shared mode means for a heap that is in exclusive mode at other times. */
+enum governor_mode {
+    MODE_EXCLUSIVE,    /* its thread calls governor_tick */
+    SHARED_BACKGROUND, /* a server does */
     SHARED_FOREGROUND, /* the threads that come to the heap do */
     SHARED_FOR_GOOD,   /* they do, and report misuse themselves: there are no clients any more */
 };
 
-/* From now on the heap is in exclusive mode, and its thread calls governor_tick; or in shared mode. Only
- * while no thread is within the heap. */
-void governor_set_exclusive(struct governor *governor, const struct heap_ops *ops);
-void governor_set_shared(struct governor *governor, enum shared_mode mode);
-
-/* Around reading the heap's counters: consistent in shared mode, or on the thread of exclusive mode. */
-void governor_lock(struct governor *governor);
-void governor_unlock(struct governor *governor);
+/* Only while no thread is within the heap; governor->ops must be set before the first exclusive mode. */
+void governor_set_mode(struct governor *governor, enum governor_mode mode);
 
 /* Purges all but keep_bytes of free memory, that of caches and depots included. Returns the bytes purged. Any
  * thread. */
@@ -42,14 +37,12 @@ size_t governor_trim(struct governor *governor, size_t keep_bytes);
 /* The same for the helper or server, which leaves misuse that comes to light to the program's threads. */
 size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes);
 
-/* The limit on free memory in the heap, in bytes, for the current footprint. Under the heap's lock. */
-size_t governor_limit_bytes(const struct governor *governor);
-
-/* See space_limit. */
-void governor_limit_space(struct governor *governor, size_t bytes);
-
 /* Settings changed: the limit follows. */
 void governor_refresh(struct governor *governor);
+
+/* Copies the policy, the slack and the purge time. The others are off for offload mode's second heap, which
+ * has no helper, huge pages, placement or populated pages. */
+void governor_copy_settings(struct governor *governor, const struct governor_settings *from);
 
 /* Whether the caller holds a lock of the heap, of depots or of caches. */
 bool governor_is_held(const struct governor *governor);

@@ -24,13 +24,17 @@ static int state_without(bool own_files) {
     return own_files && thread_count() > 2 ? HELPER_AWAY : HELPER_ALONE;
 }
 
+static void stand_down(struct governor *governor, int state) {
+    governor_stop_background(governor);
+    atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
+}
+
 /*
  * True if the helper is to end. A thread that leaves the heap from here on finds the helper away, and starts
  * another once this one is gone; a thread that left before is seen in the count of checks.
  */
 static bool leave(struct governor *governor, int state) {
-    governor_stop_background(governor);
-    atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
+    stand_down(governor, state);
     return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
 }
 
@@ -65,8 +69,7 @@ static void purge_in_background(struct governor *governor) {
     for (;;) {
         uint32_t seen = atomic_load_explicit(&governor->helper_wakeup, memory_order_seq_cst);
         if (is_stopped() || is_alone_again(governor, own_files, &checks, &epochs)) {
-            governor_stop_background(governor);
-            atomic_store_explicit(&governor->helper, state_without(own_files), memory_order_seq_cst);
+            stand_down(governor, state_without(own_files));
             return;
         }
         if (probe_helper_wakeup_is_enabled()) {
@@ -78,8 +81,7 @@ static void purge_in_background(struct governor *governor) {
             governor->visited();
         }
         if (!governor_wants_helper(governor)) {
-            governor_stop_background(governor);
-            atomic_store_explicit(&governor->helper, HELPER_NONE, memory_order_seq_cst);
+            stand_down(governor, HELPER_NONE);
             return;
         }
         if (atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed) >= QUIET_EPOCHS &&
@@ -98,7 +100,7 @@ static void run(void *argument) {
 }
 
 bool helper_is_of_this_process(const struct governor *governor) {
-    return os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0) == governor->process;
+    return os_syscall(SYS_getpid) == governor->process;
 }
 
 static bool start(struct governor *governor, enum helper_state seen) {
@@ -124,15 +126,14 @@ static bool start(struct governor *governor, enum helper_state seen) {
     return true;
 }
 
-/* Signals are blocked: a handler that stops the helper, or forks, would wait for one that is never started.
- */
+/* Signals are blocked: a handler that stops the helper, or forks, would wait for one that never starts. */
 bool helper_start(struct governor *governor, enum helper_state seen) {
     if (filters_now() == FILTERS_ADDED || is_stopped()) {
         return false;
     }
     uint64_t before = thread_block_signals();
     bool started = start(governor, seen);
-    thread_restore_signals(before);
+    thread_set_signals(before);
     return started;
 }
 
@@ -147,9 +148,7 @@ bool helper_stop(struct governor *governor, uint64_t timeout_ns) {
            !thread_is_gone(&governor->helper_thread)) {
         atomic_fetch_add_explicit(&governor->helper_wakeup, 1, memory_order_seq_cst);
         futex_wake_all(&governor->helper_wakeup);
-        uint64_t now = clock_now_ns();
-        start = start == 0 ? now : start;
-        if (now - start >= timeout_ns) {
+        if (clock_has_passed(&start, timeout_ns)) {
             return false;
         }
         thread_wait(&governor->helper_thread, STOP_CHECK_NS);
@@ -168,7 +167,7 @@ void helper_resume(void) {
 
 void helper_forget(struct governor *governor) {
     if (filters_now() != FILTERS_ADDED) { /* after which no helper starts */
-        governor->process = (int)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0);
+        governor->process = (int)os_syscall(SYS_getpid);
     }
     thread_forget(&governor->helper_thread);
     cpu_caches_set_helper(governor->caches, false);
@@ -186,10 +185,8 @@ bool governor_wants_helper(const struct governor *governor) {
 
 void governor_end(struct governor *governor) {
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
-    while (helper != HELPER_RUNS && helper != HELPER_ELSEWHERE) {
-        if (change(governor, helper, HELPER_ELSEWHERE)) {
-            return;
-        }
-        helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
+    while (helper != HELPER_RUNS && helper != HELPER_ELSEWHERE &&
+           !atomic_compare_exchange_weak_explicit(&governor->helper, &helper, HELPER_ELSEWHERE,
+                                                  memory_order_seq_cst, memory_order_seq_cst)) {
     }
 }

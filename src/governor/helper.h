@@ -1,10 +1,11 @@
 /*
  * The helper: a thread of the allocator that purges after a program that went idle.
  *
- * It has no thread-local storage, no C library and no signals: it runs governor_tick between waits. It exists
- * only while there is something to purge: a thread of the program other than the first starts it when it
- * comes to the heap, and it ends after half a second without work, and in a forked child. It has a file table
- * of its own, no capabilities, and is stopped around calls that change what the process may do.
+ * It has no thread-local storage, no C library and no signals: it runs governor_tick between waits. A thread
+ * that leaves the heap starts it: any but the first, or the first if more memory may be kept with a helper.
+ * It ends after half a second without work, once the first thread is alone and keeps little, and in a forked
+ * child. It has a file table of its own, no capabilities, and is stopped around calls that change what the
+ * process may do.
  */
 #ifndef CALM_GOVERNOR_HELPER_H
 #define CALM_GOVERNOR_HELPER_H

@@ -3,7 +3,6 @@
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
-#include "os/clock.h"
 #include "os/hardware_caches.h"
 #include "os/random.h"
 #include "os/vm.h"
@@ -11,18 +10,12 @@
 /* Smaller blocks cost more to move than to copy: see docs/experiments.md. */
 #define MIN_MOVE_BYTES ((size_t)256 << 10)
 
-/*
- * In a huge-page region, if the program touches its large blocks, and the rest of the region, which is free
- * but will be resident, is well within the limit. Under the heap's lock.
- */
+/* In a huge-page region, if the program touches its large blocks. Under the heap's lock. */
 static enum run_choice choose_run(const struct governor *governor, size_t pages) {
-    size_t region = heap_region_pages(&governor->heap);
-    if (region == 0 || pages < THP_MIN_PAGES) {
+    if (governor->heap.runs.region_pages == 0 || pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    bool dense = governor->settings.huge_pages != 0 && thp_policy_allows(&governor->thp) &&
-                 uses_enough_for_huge_pages(governor, pages) &&
-                 heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
+    bool dense = thp_policy_allows(&governor->thp) && allows_region(governor, pages);
     return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 
@@ -32,7 +25,7 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages)
  * before it was taken.
  */
 static bool is_to_be_prefaulted(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
-    bool fresh = zero || heap_clean_pages(&governor->heap) < clean_pages;
+    bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
     return fresh && thp_policy_expects_touch(&governor->thp) &&
            !heap_large_span(&governor->heap, block)->huge;
 }
@@ -42,7 +35,7 @@ static bool is_to_be_prefaulted(const struct governor *governor, void *block, bo
 static bool prepare_colors(struct governor *governor, enum run_choice choice) {
     struct heap *heap = &governor->heap;
     bool colored = setting_value(&governor->settings.placement) == PLACEMENT_COLORS;
-    if (!colored || governor->has_colors || (choice != RUN_FOR_HUGE_PAGES && heap_regions(heap) == 0)) {
+    if (!colored || governor->has_colors || (choice != RUN_FOR_HUGE_PAGES && heap->runs.regions == 0)) {
         return colored;
     }
     governor->has_colors = true;
@@ -54,55 +47,38 @@ static bool prepare_colors(struct governor *governor, enum run_choice choice) {
         outer++;
     }
     colors_init(&heap->colors, caches + outer, count - outer, page_bytes(governor),
-                heap_region_pages(heap) * page_bytes(governor), random_process_seed());
+                heap->runs.region_pages * page_bytes(governor), random_process_seed());
     return colored;
 }
 
-/* notes: whether the block counts as one whose first touch the THP policy may learn from. */
-static void *take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero, bool notes,
-                        bool prefaults) {
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
+                          bool prefaults) {
     heap_lock(governor);
     enum run_choice choice = choose_run(governor, pages);
-    uint64_t made = heap_huge_pages_made(&governor->heap);
-    size_t clean_pages = heap_clean_pages(&governor->heap);
+    uint64_t made = governor->heap.runs.huge_pages_made;
+    size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
     bool colored = prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);
-    made = heap_huge_pages_made(&governor->heap) - made;
+    made = governor->heap.runs.huge_pages_made - made;
     prefaults = prefaults && block != NULL && is_to_be_prefaulted(governor, block, *zero, clean_pages);
-    const char *sampled = NULL;
-    size_t sampled_pages = 0;
+    struct iovec sampled = {0};
     if (prefaults) {
         heap_large_span(&governor->heap, block)->prefaulted = true;
     }
-    if ((choice != RUN_FOR_ANY || notes) && block != NULL) {
-        const struct span *older = thp_policy_note(&governor->thp, &governor->heap, block);
-        sampled = older == NULL ? NULL : older->base;
-        sampled_pages = older == NULL ? 0 : older->pages;
+    if ((choice != RUN_FOR_ANY || governor->exclusive) && block != NULL) {
+        sampled = thp_policy_note(&governor->thp, &governor->heap, block);
     }
     heap_unlock_and_check(governor);
     if (made > 0 && block != NULL) {
-        struct stopwatch watch = stopwatch_start();
-        *(volatile char *)block = 0; /* faults in the whole huge page */
-        thp_policy_note_cost(&governor->thp, stopwatch_ns(&watch),
-                             (double)heap_region_pages(&governor->heap) * fault_ns(governor));
+        touch_huge_page(governor, block);
     }
-    if (sampled != NULL) {
-        thp_policy_sample(&governor->thp, sampled, sampled_pages * page_bytes(governor),
-                          page_bytes(governor));
+    if (sampled.iov_len > 0) {
+        thp_policy_sample(&governor->thp, sampled.iov_base, sampled.iov_len, page_bytes(governor));
     }
     if (prefaults) {
         vm_populate(block, pages * page_bytes(governor));
     }
     return block;
-}
-
-void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero) {
-    return take_large(governor, pages, align_pages, zero, false, false);
-}
-
-void *governor_take_large_exclusive(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
-                                    bool prefault) {
-    return take_large(governor, pages, align_pages, zero, true, prefault);
 }
 
 /*

@@ -7,12 +7,10 @@
 
 #include "governor/state.h"
 
-/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. */
-void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero);
-
-/* The same for the thread of exclusive mode, which may prefault the block, if all such blocks are touched. */
-void *governor_take_large_exclusive(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
-                                    bool prefault);
+/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. prefaults: the
+ * thread of exclusive mode may prefault the block, if all such blocks are touched. */
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
+                          bool prefaults);
 
 /* Whether a new block of calloc, which is clean, is to be made resident, since it is small beside what is
  * used: then by governor_populate. */

@@ -30,39 +30,36 @@ void purger_leave(struct governor *governor) {
     lock_release(&governor->purge_lock);
 }
 
-/* After the kernel refused a purge: the next is tried later, or once much more is free. Under the heap's
- * lock. */
+/* After the kernel refused a whole slice: the next purge is tried later, or once much more is free. Under the
+ * heap's lock. */
 static void back_off(struct governor *governor) {
-    uint64_t after = governor->retry_after_ns * 2;
-    governor->retry_after_ns = after < MIN_RETRY_NS   ? MIN_RETRY_NS
-                               : after > MAX_RETRY_NS ? MAX_RETRY_NS
-                                                      : after;
+    governor->retry_after_ns = size_min(size_max(governor->retry_after_ns * 2, MIN_RETRY_NS), MAX_RETRY_NS);
     governor->retry_ns = clock_now_ns() + governor->retry_after_ns;
     governor->retry_above_pages = heap_dirty_pages(&governor->heap) * 2;
 }
-
-enum slice { SLICE_PURGED, SLICE_EMPTY, SLICE_REFUSED };
 
 /* Of one slice: where the kernel refuses so many ranges, the rest is not tried. */
 #define MAX_REFUSALS 16
 
 /* Purges a batch. Ranges that the kernel refuses are moved to its end. Returns how many were purged. Under
  * the purger's lock. */
-static size_t purge_batch(struct governor *governor, struct purge_batch *batch) {
+static size_t ask_kernel(struct governor *governor, struct purge_batch *batch) {
     size_t done = 0;
     size_t end = batch->count;
-    struct governor_counts counts = {0};
+    struct purge_result all = {0};
     struct stopwatch watch = stopwatch_start();
     while (done < end && batch->count - end < MAX_REFUSALS) {
         struct purge_result result = purge_ranges(batch->ranges + done, end - done);
         done += result.ranges_done;
-        counts.vectored_calls += result.vectored_calls;
-        counts.single_calls += result.single_calls;
+        all.vectored_calls += result.vectored_calls;
+        all.single_calls += result.single_calls;
         if (done < end) {
             heap_lock(governor); /* under which blocks are looked up in the batch */
-            purge_batch_swap(batch, done, --end);
+            struct iovec refused = batch->ranges[done];
+            batch->ranges[done] = batch->ranges[--end];
+            batch->ranges[end] = refused;
+            governor->counts.failures++;
             heap_unlock(governor);
-            counts.failures++;
         }
     }
     uint64_t spent = stopwatch_ns(&watch);
@@ -70,9 +67,8 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
     heap_lock(governor);
     governor->counts.purge_ns += spent;
     governor->counts.ranges += done;
-    governor->counts.vectored_calls += counts.vectored_calls;
-    governor->counts.single_calls += counts.single_calls;
-    governor->counts.failures += counts.failures;
+    governor->counts.vectored_calls += all.vectored_calls;
+    governor->counts.single_calls += all.single_calls;
     heap_unlock(governor);
     return done;
 }
@@ -84,10 +80,10 @@ static size_t purge_batch(struct governor *governor, struct purge_batch *batch) 
  */
 static void withdraw_huge_pages(const struct governor *governor, const struct purge_batch *batch,
                                 size_t done) {
-    size_t unit = heap_region_pages(&governor->heap) * page_bytes(governor);
+    size_t unit = governor->heap.runs.region_pages * page_bytes(governor);
     char *last = NULL;
     for (size_t i = 0; i < done; i++) {
-        if (!batch->spans[i]->huge) {
+        if (!purge_batch_span(&governor->heap, &batch->ranges[i])->huge) {
             continue;
         }
         char *base = batch->ranges[i].iov_base;
@@ -102,16 +98,16 @@ static void withdraw_huge_pages(const struct governor *governor, const struct pu
     }
 }
 
-/* Under the purger's lock. */
-static enum slice purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
+/* Returns how many pages were purged: 0 if none are dirty, or all are refused. Under the purger's lock. */
+static size_t purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &governor->batch;
     heap_lock(governor);
     heap_take_dirty(&governor->heap, batch, pages, depth);
     heap_unlock(governor);
     if (batch->count == 0) {
-        return SLICE_EMPTY;
+        return 0;
     }
-    size_t done = purge_batch(governor, batch);
+    size_t done = ask_kernel(governor, batch);
     withdraw_huge_pages(governor, batch, done);
     size_t purged = 0;
     for (size_t i = 0; i < done; i++) {
@@ -124,19 +120,19 @@ static enum slice purge_slice(struct governor *governor, size_t pages, enum purg
     publish_limit(governor);
     if (done == 0) {
         back_off(governor);
-    } else if (done == batch->count) {
+    } else if (done == batch->count) { /* a back-off goes on while some ranges are refused */
         governor->retry_above_pages = 0;
         governor->retry_after_ns = 0;
     }
     heap_unlock(governor);
-    return done == 0 ? SLICE_REFUSED : SLICE_PURGED;
+    return purged;
 }
 
 /* Purges metadata that describes nothing any more. Under the purger's lock; its batch is free. */
 static void purge_metadata(struct governor *governor) {
     struct iovec *ranges = governor->batch.ranges;
     heap_lock(governor);
-    size_t count = span_table_take_idle(&governor->heap.space.spans, ranges, PURGE_RANGES);
+    size_t count = span_table_take_idle(&governor->heap.space.spans, ranges, PURGE_MAX_RANGES);
     heap_unlock(governor);
     if (count == 0) {
         return;
@@ -150,69 +146,57 @@ static void purge_metadata(struct governor *governor) {
     heap_unlock(governor);
 }
 
-/* One call of purge_down, for tracers. */
-struct traced {
-    bool begun;
-    uint64_t pages, ranges, ns; /* as counted before it */
-};
-
-/* Before each slice. Under the purger's lock. */
-static void trace_begin(struct traced *traced, const struct governor *governor, size_t pages,
-                        enum reason reason) {
-    if (traced->begun) {
-        return;
-    }
-    *traced = (struct traced){true, governor->epoch_purged_pages, governor->counts.ranges,
-                              governor->counts.purge_ns};
-    if (probe_purge_begin_is_enabled()) {
-        probe_purge_begin(reason, pages * page_bytes(governor));
-    }
+/* How much more than so many pages is free. */
+static size_t excess_over(struct governor *governor, size_t pages) {
+    heap_lock(governor);
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    heap_unlock(governor);
+    return size_minus(dirty, pages);
 }
 
-static void trace_end(const struct traced *traced, const struct governor *governor, enum reason reason) {
-    if (traced->begun && probe_purge_end_is_enabled()) {
-        probe_purge_end(reason, (governor->epoch_purged_pages - traced->pages) * page_bytes(governor),
-                        governor->counts.ranges - traced->ranges, governor->counts.purge_ns - traced->ns);
-    }
-}
-
-bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
-    bool purged = false;
-    struct traced traced = {0};
+/* Purges so many pages or fewer, in slices, as long as more than keep are free. Returns how many. */
+static size_t purge_slices(struct governor *governor, size_t budget, size_t keep, size_t bear) {
+    size_t purged = 0;
     enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
-    /* No more than is free now: other threads may free as fast as this purges. */
-    size_t budget = SIZE_MAX;
-    for (;;) {
-        heap_lock(governor);
-        size_t dirty = heap_dirty_pages(&governor->heap);
-        heap_unlock(governor);
-        size_t excess = dirty > keep ? dirty - keep : 0;
-        budget = size_min(budget, excess);
-        if (budget == 0) {
-            break;
+    for (size_t excess = budget; budget > 0; budget = size_min(budget, excess)) {
+        size_t slice = purge_slice(governor, budget, depth);
+        if (governor->exclusive) {
+            governor->ops->between_slices(governor->ops->context);
         }
-        trace_begin(&traced, governor, budget, reason);
-        uint64_t before = governor->epoch_purged_pages;
-        enum slice slice = purge_slice(governor, budget, depth);
-        governor->ops->between_slices(governor->ops->context);
-        size_t given = governor->epoch_purged_pages - before;
-        budget -= size_min(given, budget);
-        purged |= slice == SLICE_PURGED;
-        if (slice == SLICE_EMPTY && depth < PURGE_SPLIT && dirty > bear) {
+        budget = size_minus(budget, slice);
+        purged += slice;
+        if (governor->batch.count == 0 && depth < PURGE_SPLIT && keep + excess > bear) {
             depth++;
-        } else if (slice != SLICE_PURGED) {
+        } else if (slice == 0) {
             break;
         }
+        excess = excess_over(governor, keep);
     }
-    if (purged) {
+    return purged;
+}
+
+size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
+    /* No more than is free now: other threads may free as fast as this purges. */
+    size_t budget = excess_over(governor, keep);
+    if (budget == 0) {
+        return 0;
+    }
+    uint64_t ranges = governor->counts.ranges;
+    uint64_t ns = governor->counts.purge_ns;
+    if (probe_purge_begin_is_enabled()) {
+        probe_purge_begin(reason, budget * page_bytes(governor));
+    }
+    size_t purged = purge_slices(governor, budget, keep, bear);
+    if (purged > 0) {
         purge_metadata(governor);
         heap_lock(governor);
-        governor->counts.purges += reason == REASON_LIMIT;
-        governor->counts.purges_epoch += reason == REASON_TIME;
-        governor->counts.purges_request += reason == REASON_ASKED;
+        governor->counts.purges[reason]++;
         heap_unlock(governor);
     }
-    trace_end(&traced, governor, reason);
+    if (probe_purge_end_is_enabled()) {
+        probe_purge_end(reason, purged * page_bytes(governor), governor->counts.ranges - ranges,
+                        governor->counts.purge_ns - ns);
+    }
     return purged;
 }
 
@@ -222,6 +206,6 @@ void purge_to_limit(struct governor *governor) {
         struct limit limit = limit_now(governor);
         bool over = is_over(governor, limit.max);
         heap_unlock(governor);
-        purged = over && purge_down(governor, limit.keep, limit.max, REASON_LIMIT);
+        purged = over && purge_down(governor, limit.keep, limit.max, REASON_LIMIT) > 0;
     }
 }

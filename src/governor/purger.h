@@ -1,13 +1,12 @@
 /*
  * The purger: gives free memory of the heap back to the kernel, slice by slice. A slice is taken out of the
- * heap's free set first, and the kernel is asked without any lock but the purger's own.
+ * heap's free set first, and the kernel is asked without the heap's lock. The caller holds the purger's, also
+ * a CPU cache's where a flush of that cache purges, and the profile's before a fork.
  */
 #ifndef CALM_GOVERNOR_PURGER_H
 #define CALM_GOVERNOR_PURGER_H
 
 #include "governor/state.h"
-
-enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED };
 
 /*
  * One purger at a time. purger_enter waits for another thread's purge, unless the heap is in exclusive mode
@@ -25,9 +24,9 @@ bool purger_may_wait(const struct governor *governor);
 /*
  * Purges until at most keep pages stay free. What costs more than it is worth stays while it is no more than
  * bear pages: short ranges within slabs where each range is a shootdown, and parts of huge pages. Returns
- * whether anything was purged. Under the purger's lock.
+ * the number of pages purged. Under the purger's lock.
  */
-bool purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason);
+size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason);
 
 /* Purges until free memory is within the limit, which sinks with the footprint: so it is checked again. Under
  * the purger's lock. */

@@ -15,7 +15,7 @@
 #include "heap/large_blocks.h"
 #include "heap/purge_batch.h"
 #include "heap/slab_blocks.h"
-#include "os/cpu_usage.h"
+#include "os/cpus.h"
 #include "os/lock.h"
 #include "os/thread.h"
 #include "policy/demand.h"
@@ -24,8 +24,7 @@
 #include <stdatomic.h>
 
 #define MAX_DEPOTS 8
-/* One depot for so many CPUs, up to MAX_DEPOTS, so that a program of few threads uses the depots of few CPUs.
- */
+/* One depot for so many CPUs, up to MAX_DEPOTS: a program of few threads uses the depots of few CPUs. */
 #define DEPOT_CPUS 4
 
 enum policy { POLICY_ADAPTIVE, POLICY_PAPER };
@@ -44,11 +43,12 @@ struct governor_settings {
     _Atomic(int) purge_time; /* per cent of CPU time that purging in vain may cost */
 };
 
+/* Of a purge. */
+enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED, REASONS };
+
 struct governor_counts {
     uint64_t purged_pages;
-    uint64_t purges;
-    uint64_t purges_epoch;
-    uint64_t purges_request;
+    uint64_t purges[REASONS];
     uint64_t failures;
     uint64_t vectored_calls;
     uint64_t single_calls;
@@ -72,8 +72,8 @@ struct miss_counter {
     _Alignas(64) _Atomic(uint64_t) count;
 };
 
-/* What the one thread of exclusive mode keeps and does besides the heap. Called on that thread; in shared
- * mode each does nothing. */
+/* What the one thread of exclusive mode keeps and does besides the heap. Called in that mode alone, on that
+ * thread. */
 struct heap_ops {
     void *context;
     void (*between_slices)(void *context);                /* of a purge: clients wait */
@@ -82,22 +82,22 @@ struct heap_ops {
 };
 
 struct governor {
+    /* Fixed at the start, or changed only while no thread is within the heap. */
     bool exclusive; /* the heap's mode */
     const struct heap_ops *ops;
     bool purger_may_stop; /* its purging thread may be stopped by a debugger: no other thread waits for it */
     bool has_clients;     /* threads that report misuse when they see misuse_waits */
     _Atomic(bool) misuse_waits;
-    struct lock heap_lock;
+    struct lock lock; /* the heap's */
     struct heap heap;
     uint64_t heap_locks;
     size_t misuses_reported;
-    void (*misused)(enum misuse kind, const void *pointer);
+    void (*misused)(enum misuse kind, const void *pointer); /* fixed at the start, as is visited */
     void (*visited)(void); /* called by the helper in each epoch, without a lock; may be NULL */
 
-    /* Under the heap's lock. */
+    /* Under the heap's lock, as are heap, heap_locks and misuses_reported. */
     struct retention_terms terms; /* of the limit; the peak rises with what is in use */
-    bool background_purge; /* a helper or server calls governor_tick; terms follow once memory is within them
-                            */
+    bool background_purge; /* a helper or server calls governor_tick; terms follow once it is within them */
     size_t limit_pages;    /* the limit at the last check, for readers without the lock */
     size_t max_used;       /* pages in use in this epoch */
     size_t max_held;       /* the same with free ones */
@@ -110,28 +110,29 @@ struct governor {
     _Atomic(uint64_t) checks_by_others; /* than the first thread */
     struct governor_counts counts;
 
+    /* Fixed at the start; each has locks of its own, and settings are atomic. */
     struct cpu_caches *caches;
     struct depot depots[MAX_DEPOTS];
     unsigned depot_count;
-    unsigned depots_per_node;
-    unsigned depots_to_fill; /* how many of a node's depots a thread tries when it puts blocks */
+    unsigned depots_per_node; /* 0: there are none */
     struct governor_settings settings;
 
     /* Under the purger's lock. */
     struct lock purge_lock;
-    struct purge_batch batch;
+    struct purge_batch batch; /* once it is filled, written under both locks: heap.claims */
     struct cpu_usage cpu_usage;
     struct demand demand;
-    uint64_t epoch_checks;
+    uint64_t epoch_checks;   /* written under both locks, read under either */
     size_t untouched_epochs; /* in a row in which no thread came to the heap */
     size_t fork_purge_epoch; /* 1 + the number of the epoch in which a fork last purged */
     uint64_t epoch_cpu_ns;
     uint64_t epoch_purge_ns;
     uint64_t epoch_purged_pages;
     size_t epoch_faulted_pages;
-    uint64_t retry_ns;
+    uint64_t retry_ns; /* as epoch_checks; when retry_above_pages ends */
     uint64_t retry_after_ns;
 
+    /* Atomic, or of the thread that starts or stops the helper. */
     _Atomic(uint64_t) epoch_start_ns;
     _Atomic(uint64_t) max_footprint_read_ns;
     _Atomic(size_t) max_footprint; /* bytes that the process may come to hold */
@@ -148,7 +149,7 @@ struct governor {
 };
 
 static inline size_t page_bytes(const struct governor *governor) {
-    return heap_page_size(&governor->heap);
+    return governor->heap.space.page_size;
 }
 
 static inline bool governor_has_helper(const struct governor *governor) {
@@ -164,14 +165,14 @@ static inline int setting_value(const _Atomic(int) *setting) {
  * leaves without a check of the limit; see check.h. */
 static inline void heap_lock(struct governor *governor) {
     if (!governor->exclusive) {
-        lock_acquire(&governor->heap_lock);
+        lock_acquire(&governor->lock);
         governor->heap_locks++;
     }
 }
 
 static inline void heap_unlock(struct governor *governor) {
     if (!governor->exclusive) {
-        lock_release(&governor->heap_lock);
+        lock_release(&governor->lock);
     }
 }
 

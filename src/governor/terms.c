@@ -19,22 +19,20 @@ struct retention_terms new_terms(const struct governor *governor) {
 
 void update_terms(struct governor *governor, enum reason reason) {
     struct retention_terms terms = new_terms(governor);
-    for (bool purged = true;;) {
+    bool over = true;
+    for (bool purged = true; over;) {
         heap_lock(governor);
         size_t max_used = governor->max_used << governor->heap.space.page_shift;
         terms.peak_bytes = size_max(terms.peak_bytes, max_used);
         terms.background_purge = governor->background_purge;
         struct limit limit = limit_by(governor, &terms);
-        bool over = is_over(governor, limit.max);
-        if (!purged || !over) {
+        over = purged && is_over(governor, limit.max);
+        if (!over) {
             governor->terms = terms;
             publish_limit(governor);
         }
         heap_unlock(governor);
-        if (!purged || !over) {
-            return;
-        }
-        purged = purge_down(governor, limit.keep, limit.max, reason);
+        purged = over && purge_down(governor, limit.keep, limit.max, reason) > 0;
     }
 }
 

@@ -43,13 +43,13 @@ void thp_policy_note_cost(struct thp_policy *policy, uint64_t ns, double small_n
                           memory_order_relaxed);
 }
 
-const struct span *thp_policy_note(struct thp_policy *policy, const struct heap *heap, void *base) {
+struct iovec thp_policy_note(struct thp_policy *policy, const struct heap *heap, void *base) {
     /* The ring has only blocks that can be sampled, so that it reaches back equally far whatever their share
      * is. */
     uint64_t number = policy->blocks++;
     const struct span *span = heap_large_span_at(heap, base);
     if (span->huge || span->moved || span->prefaulted) {
-        return NULL;
+        return (struct iovec){0};
     }
     void **place = &policy->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
                                    THP_RECENT_BLOCKS];
@@ -59,10 +59,10 @@ const struct span *thp_policy_note(struct thp_policy *policy, const struct heap 
     bool sample = number - policy->sampled_at >= between && older != NULL && !older->huge && !older->moved &&
                   !older->prefaulted;
     if (!sample) {
-        return NULL;
+        return (struct iovec){0};
     }
     policy->sampled_at = number;
-    return older;
+    return (struct iovec){older->base, (size_t)older->pages << heap->space.page_shift};
 }
 
 void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes, size_t page_size) {
@@ -70,7 +70,7 @@ void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes
      * may have added. */
     bytes -= bytes > page_size ? page_size : 0;
     size_t sampled = bytes < RESIDENCY_SAMPLE_BYTES ? bytes : RESIDENCY_SAMPLE_BYTES;
-    bool touched = residency_is_full(base + bytes - sampled, sampled, page_size);
+    bool touched = residency_is_full(base + bytes - sampled, sampled);
     int score = atomic_load_explicit(&policy->score, memory_order_relaxed);
     score = touched ? score + 1 : score - SCORE_SPARSE;
     score = score < 0 ? 0 : score > MAX_SCORE ? MAX_SCORE : score;

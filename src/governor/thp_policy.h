@@ -15,6 +15,7 @@
 #include "heap/large_blocks.h"
 
 #include <stdatomic.h>
+#include <sys/uio.h>
 
 #define THP_RECENT_BLOCKS 64
 /* Blocks of fewer pages are never in a huge-page region. */
@@ -41,9 +42,9 @@ bool thp_policy_expects_touch(const struct thp_policy *policy);
 /* Whether the pause lasts that follows a new huge-page region that cost more than small pages would have. */
 bool thp_policy_is_costly(const struct thp_policy *policy);
 
-/* Notes a new large block by its first page. Returns an older one to be sampled, or NULL. Under the heap's
- * lock. */
-const struct span *thp_policy_note(struct thp_policy *policy, const struct heap *heap, void *base);
+/* Notes a new large block by its first page. Returns the pages of an older one to be sampled; none: 0 bytes.
+ * Under the heap's lock. */
+struct iovec thp_policy_note(struct thp_policy *policy, const struct heap *heap, void *base);
 
 /* What the first touch of a new huge-page region took, and what small pages would have taken. Any thread. */
 void thp_policy_note_cost(struct thp_policy *policy, uint64_t ns, double small_ns);

@@ -11,13 +11,12 @@
 
 #include <stdint.h>
 
-#define BLOCKS_LAYOUT_MAGIC   "calmblks" /* without its NUL */
 #define BLOCKS_LAYOUT_VERSION 2
 #define BLOCKS_LAYOUT_RANGES  8
 
 /* New fields go to the end, and with them the size; a change of meaning changes the version. */
 struct blocks_layout {
-    char magic[8];
+    char magic[8]; /* "calmblks", without its NUL */
     uint32_t version;
     uint32_t bytes;         /* of this struct */
     const void *page_bytes; /* a size_t */

@@ -15,7 +15,7 @@ void heap_note_wild_free(struct heap *heap, const void *pointer) {
     bool freed = false;
     if (page != 0 && space_is_usable(&heap->space, page)) {
         const struct span *span = space_span_of(&heap->space, page);
-        freed = page - span->page < span->pages && span->state >= SPAN_DIRTY && span->state <= SPAN_PURGING;
+        freed = page - span->page < span->pages && span->state >= SPAN_DIRTY && span->state <= SPAN_TAKEN;
     }
     heap_note_misuse(heap, freed ? MISUSE_DOUBLE_FREE : MISUSE_INVALID_FREE, pointer);
 }

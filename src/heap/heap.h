@@ -78,25 +78,8 @@ static inline size_t heap_used_pages(const struct heap *heap) {
 
 /* Pages that hold no block and may be resident. */
 static inline size_t heap_dirty_pages(const struct heap *heap) {
-    return runs_dirty_pages(&heap->runs) + heap->slab_dirty_pages;
-}
-
-/* Free pages that are known to be zero. */
-static inline size_t heap_clean_pages(const struct heap *heap) {
-    return heap->runs.sets[RUN_CLEAN].pages;
-}
-
-/* Pages that became in use or dirty although they held no memory: each is a page fault. */
-static inline size_t heap_faulted_pages(const struct heap *heap) {
-    return heap->runs.faulted_pages;
-}
-
-static inline size_t heap_page_size(const struct heap *heap) {
-    return heap->space.page_size;
-}
-
-static inline uint32_t heap_page_shift(const struct heap *heap) {
-    return heap->space.page_shift;
+    const struct run_set *sets = heap->runs.sets;
+    return sets[RUN_DIRTY].pages + sets[RUN_HUGE_DIRTY].pages + heap->slab_dirty_pages;
 }
 
 /* The size class of the slab that an address is in; 0 for other pages of the heap; -1 if it is not the
@@ -104,24 +87,6 @@ static inline uint32_t heap_page_shift(const struct heap *heap) {
 static inline int heap_class_at(const struct heap *heap, const void *address) {
     uint32_t page = space_page(&heap->space, address);
     return page == 0 || !space_is_usable(&heap->space, page) ? -1 : heap->space.class_of[page];
-}
-
-/* The pages of a huge-page region; 0: none are made, which is so until it is set. */
-static inline size_t heap_region_pages(const struct heap *heap) {
-    return heap->runs.region_pages;
-}
-
-static inline void heap_set_region_pages(struct heap *heap, size_t pages) {
-    heap->runs.region_pages = pages;
-}
-
-/* Huge-page regions asked for so far, and the pages of them that became dirty at once, since the start. */
-static inline size_t heap_regions(const struct heap *heap) {
-    return heap->runs.regions;
-}
-
-static inline uint64_t heap_huge_pages_made(const struct heap *heap) {
-    return heap->runs.huge_pages_made;
 }
 
 #endif

@@ -43,13 +43,12 @@ static void leave_span(struct heap *heap, struct span *span) {
         colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
     }
     span->colored = false;
-    span->state = SPAN_PURGING;
+    span->state = SPAN_TAKEN;
     heap->used_pages -= span->pages;
     heap->moved_spans -= span->moved;
 }
 
-/* The span of a large block whose first page an address is on. */
-static struct span *large_on_page(const struct heap *heap, const void *address) {
+struct span *heap_large_span_at(const struct heap *heap, const void *address) {
     uint32_t page = space_page(&heap->space, address);
     if (page == 0 || !space_is_usable(&heap->space, page)) {
         return NULL;
@@ -59,18 +58,8 @@ static struct span *large_on_page(const struct heap *heap, const void *address) 
 }
 
 struct span *heap_large_span(const struct heap *heap, const void *block) {
-    struct span *span = large_on_page(heap, block);
+    struct span *span = heap_large_span_at(heap, block);
     return span != NULL && span->base + span->offset == block ? span : NULL;
-}
-
-struct span *heap_large_span_at(const struct heap *heap, const void *base) {
-    struct span *span = large_on_page(heap, base);
-    return span != NULL && span->base == base ? span : NULL;
-}
-
-void *heap_place_large(struct span *span, size_t offset) {
-    span->offset = offset;
-    return span->base + offset;
 }
 
 void heap_note_calloc_populated(struct heap *heap, void *block) {
@@ -100,8 +89,7 @@ void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
     runs_put(&heap->runs, span, renewed);
 }
 
-/* Moved pages are given back as a whole: a moved block that shrinks is copied elsewhere, or keeps its size.
- */
+/* Moved pages are given back as a whole: a moved block that shrinks is copied, or keeps its size. */
 static bool shrink(struct heap *heap, struct span *span, size_t pages) {
     if (span->moved) {
         return pages > span->pages / 2;
@@ -113,7 +101,7 @@ static bool shrink(struct heap *heap, struct span *span, size_t pages) {
     heap->used_pages -= rest->pages;
     heap->dirtied_pages += rest->pages;
     space_mark_ends(&heap->space, span);
-    rest->state = SPAN_PURGING;
+    rest->state = SPAN_TAKEN;
     runs_put(&heap->runs, rest, false);
     return true;
 }

@@ -11,7 +11,7 @@
 /*
  * A block of so many pages, or NULL if memory is short; *zero says whether it is known to be zero. colored:
  * whether a block of a huge page or more begins where heap->colors have room. Its owner may let it begin
- * later in its first page: heap_place_large.
+ * later in its first page (span->offset), before another thread knows the block.
  */
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool colored, bool *zero);
@@ -19,10 +19,6 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
 /* Counts a new block as one that is made resident for calloc before its owner touches it, until it is freed
  * or resized. */
 void heap_note_calloc_populated(struct heap *heap, void *block);
-
-/* From now on the block begins so many bytes into its first page. Returns where. Any thread, before another
- * knows the block. */
-void *heap_place_large(struct span *span, size_t offset);
 
 /* Frees a block, or records the misuse. Returns NULL, or a span of moved pages that is out of the heap: the
  * caller renews its range (vm_replace), and gives it back by heap_put_renewed. */
@@ -32,8 +28,8 @@ void heap_put_renewed(struct heap *heap, struct span *span, bool renewed);
 /* The span of a large block in use that begins at block; NULL if there is none. Any thread. */
 struct span *heap_large_span(const struct heap *heap, const void *block);
 
-/* The same by the beginning of its span. */
-struct span *heap_large_span_at(const struct heap *heap, const void *base);
+/* The same by any address on its first page. */
+struct span *heap_large_span_at(const struct heap *heap, const void *address);
 
 /* Gives a large block's span so many pages in place. False, and nothing changed, if that cannot be. */
 bool heap_resize_large(struct heap *heap, struct span *span, size_t pages);

@@ -3,10 +3,8 @@
 #include "base/size.h"
 #include "heap/slab.h"
 
-static void add_range(struct heap *heap, struct purge_batch *batch, struct span *span, const char *base,
-                      size_t pages) {
-    batch->ranges[batch->count] = (struct iovec){(void *)base, pages << heap->space.page_shift};
-    batch->spans[batch->count++] = span;
+static void add_range(struct heap *heap, struct purge_batch *batch, const char *base, size_t pages) {
+    batch->ranges[batch->count++] = (struct iovec){(void *)base, pages << heap->space.page_shift};
     batch->pages += pages;
     heap->purging_pages += pages;
 }
@@ -19,12 +17,12 @@ static void add_range(struct heap *heap, struct purge_batch *batch, struct span 
 static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split) {
     struct span *next;
     for (struct span *run = heap->runs.dirty_ages.coldest; run != NULL; run = next) {
-        if (batch->pages >= pages || batch->count == PURGE_RANGES) {
+        if (batch->pages >= pages || batch->count == PURGE_MAX_RANGES) {
             return;
         }
         next = run->age.hotter;
         size_t wanted = pages - batch->pages;
-        size_t skip = run->pages > wanted ? run->pages - wanted : 0;
+        size_t skip = size_minus(run->pages, wanted);
         size_t count = run->pages - skip;
         if (run->huge && !split) {
             size_t whole = runs_whole_regions(&heap->runs, run, &skip);
@@ -36,28 +34,24 @@ static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages
             count = size_min(count, whole);
         }
         run = runs_carve_dirty(&heap->runs, run, skip, count);
-        add_range(heap, batch, run, run->base, run->pages);
+        add_range(heap, batch, run->base, run->pages);
     }
 }
 
 static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages, bool huge) {
-    while (batch->pages < pages && batch->count < PURGE_RANGES && heap->slab_ages[huge].coldest != NULL) {
+    while (batch->pages < pages && batch->count < PURGE_MAX_RANGES && heap->slab_ages[huge].coldest != NULL) {
         struct span *slab = heap->slab_ages[huge].coldest;
         bool was_full = slab_is_full(heap, slab);
-        size_t from = 0;
         size_t first;
-        size_t count;
+        size_t end = 0;
         size_t used = heap->used_pages;
-        while (batch->count < PURGE_RANGES && slab_claim(heap, slab, &from, &first, &count)) {
-            batch->claimed[batch->count] = (uint16_t)(heap->used_pages - used);
-            heap->claimed_pages += heap->used_pages - used;
-            used = heap->used_pages;
-            heap->claims = batch;
-            slab->claimed = true;
-            add_range(heap, batch, slab, slab->base + (first << heap->space.page_shift), count);
+        while (batch->count < PURGE_MAX_RANGES && slab_claim(heap, slab, &first, &end)) {
+            add_range(heap, batch, slab->base + (first << heap->space.page_shift), end - first);
         }
-        /* Claimed blocks are in use: a slab that they make full leaves the order, as when blocks are taken.
-         */
+        heap->claimed_pages += heap->used_pages - used;
+        heap->claims = batch;
+        slab->claimed = true;
+        /* Claimed blocks are in use: a slab that they fill leaves the order, as when blocks are taken. */
         if (!was_full && slab_is_full(heap, slab) && heap->bins[slab->class].current != slab) {
             address_order_remove(&heap->bins[slab->class].part_used, slab);
         }
@@ -82,13 +76,13 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
 
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
     heap->claims = NULL;
+    heap->claimed_pages = 0;
     for (size_t i = 0; i < batch->count; i++) {
-        struct span *span = batch->spans[i];
+        struct span *span = purge_batch_span(heap, &batch->ranges[i]);
         size_t pages = batch->ranges[i].iov_len >> heap->space.page_shift;
         heap->purging_pages -= pages;
         if (span->state == SPAN_SLAB) {
             size_t offset = (size_t)((char *)batch->ranges[i].iov_base - span->base);
-            heap->claimed_pages -= batch->claimed[i];
             span->claimed = false;
             slab_return(heap, span, offset >> heap->space.page_shift, pages, i < purged);
         } else {
@@ -97,23 +91,10 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
     }
 }
 
-void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b) {
-    struct iovec range = batch->ranges[a];
-    struct span *span = batch->spans[a];
-    uint16_t claimed = batch->claimed[a];
-    batch->ranges[a] = batch->ranges[b];
-    batch->spans[a] = batch->spans[b];
-    batch->claimed[a] = batch->claimed[b];
-    batch->ranges[b] = range;
-    batch->spans[b] = span;
-    batch->claimed[b] = claimed;
-}
-
-bool purge_batch_claims(const struct purge_batch *batch, const struct span *slab, const char *block,
-                        size_t size) {
+bool purge_batch_claims(const struct purge_batch *batch, const char *block, size_t size) {
     for (size_t i = 0; batch != NULL && i < batch->count; i++) {
         const char *start = batch->ranges[i].iov_base;
-        if (batch->spans[i] == slab && block + size > start && block < start + batch->ranges[i].iov_len) {
+        if (block + size > start && block < start + batch->ranges[i].iov_len) {
             return true;
         }
     }

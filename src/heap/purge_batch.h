@@ -8,19 +8,17 @@
 #define CALM_HEAP_PURGE_BATCH_H
 
 #include "heap/heap.h"
+#include "os/purge.h"
 
 #include <sys/uio.h>
 
-#define PURGE_RANGES 1024
-#define PURGE_BYTES  ((size_t)16 << 20)
+#define PURGE_BYTES ((size_t)16 << 20)
 
 /* Ranges to be purged, at most about 16 MiB. */
 struct purge_batch {
     size_t count;
     size_t pages;
-    struct iovec ranges[PURGE_RANGES];
-    uint16_t claimed[PURGE_RANGES];   /* pages that count as used by the claim alone */
-    struct span *spans[PURGE_RANGES]; /* the run, or the slab, that a range is part of */
+    struct iovec ranges[PURGE_MAX_RANGES];
 };
 
 enum purge_depth {
@@ -35,14 +33,16 @@ enum purge_depth {
  */
 size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth);
 
-/* The first purged ranges of the batch are clean now; the others are as dirty as before. */
+/* The first purged ranges of the batch are clean now; the others stay dirty, and are the last to be tried
+ * again. */
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);
 
-/* Exchanges two ranges of a batch. */
-void purge_batch_swap(struct purge_batch *batch, size_t a, size_t b);
+/* The run, or the slab, that a range of a batch is part of. Neither changes meanwhile: no lock is needed. */
+static inline struct span *purge_batch_span(const struct heap *heap, const struct iovec *range) {
+    return space_span_of(&heap->space, space_page(&heap->space, range->iov_base));
+}
 
 /* Whether a batch, or NULL, has claimed a block of a slab, which then is free. */
-bool purge_batch_claims(const struct purge_batch *batch, const struct span *slab, const char *block,
-                        size_t size);
+bool purge_batch_claims(const struct purge_batch *batch, const char *block, size_t size);
 
 #endif

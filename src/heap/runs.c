@@ -51,7 +51,7 @@ static void remove_run(struct runs *runs, struct span *span) {
     if (span->state == SPAN_DIRTY) {
         span_ages_remove(&runs->dirty_ages, span);
     }
-    span->state = SPAN_PURGING;
+    span->state = SPAN_TAKEN;
 }
 
 struct span *runs_next(const struct runs *runs, const struct span *span) {
@@ -101,29 +101,24 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
 
 struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t pages) {
     bool clean = run->state == SPAN_CLEAN;
+    struct span *taken = run;
     remove_run(runs, run);
     if (skip > 0) {
-        struct span *rest = runs_split(runs, run, skip);
+        taken = runs_split(runs, run, skip);
         insert(runs, run, clean);
-        if (rest == NULL) {
-            return NULL;
-        }
-        run = rest;
     }
-    if (run->pages > pages) {
-        struct span *rest = runs_split(runs, run, pages);
+    if (taken != NULL && taken->pages > pages) {
+        struct span *rest = runs_split(runs, taken, pages);
         if (rest == NULL) {
-            if (skip > 0) {
-                runs_put(runs, run, clean);
-            } else {
-                insert(runs, run, clean);
-            }
+            runs_put(runs, taken, clean);
             return NULL;
         }
         insert(runs, rest, clean);
     }
-    space_mark_ends(runs->space, run);
-    return run;
+    if (taken != NULL) {
+        space_mark_ends(runs->space, taken);
+    }
+    return taken;
 }
 
 struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, size_t pages) {

@@ -30,7 +30,7 @@ struct runs {
     struct run_set sets[RUN_KINDS];
     struct span_ages dirty_ages; /* of both kinds of dirty runs */
     size_t faulted_pages; /* that were clean, and are in use or dirty since: their next touch is a fault */
-    size_t region_pages;  /* of a huge-page region; 0: huge pages are not available */
+    size_t region_pages;  /* of a huge-page region; 0, as until the owner sets it: none are made */
     size_t regions;       /* asked for so far */
     uint64_t huge_pages_made; /* pages of regions, counted as dirty before they were in use */
 };
@@ -43,12 +43,8 @@ enum run_choice {
     RUN_FOR_MOVE,       /* clean, and not in a region: other pages will be moved there */
 };
 
-static inline size_t runs_dirty_pages(const struct runs *runs) {
-    return runs->sets[RUN_DIRTY].pages + runs->sets[RUN_HUGE_DIRTY].pages;
-}
-
 /*
- * A span of so many pages, of state SPAN_PURGING, whose first page's address is a multiple of align_pages
+ * A span of so many pages, of state SPAN_TAKEN, whose first page's address is a multiple of align_pages
  * pages. *clean says whether it is known to be zero. In a huge-page region it begins where colors have room;
  * NULL: anywhere. NULL if memory is short.
  */
@@ -60,7 +56,7 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
 struct span *runs_put(struct runs *runs, struct span *span, bool clean);
 
 /* Takes the pages after the first skip out of a free run; the rest of it stays free. The state of what is
- * taken is SPAN_PURGING. NULL, and the run stays free, if there is no descriptor. */
+ * taken is SPAN_TAKEN. NULL, and the run stays free, if there is no descriptor. */
 struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t pages);
 
 /* The same for a purge, of a dirty run: the pages before those stay as cold as the run was. All of it without

@@ -1,10 +1,13 @@
 #include "heap/size_class.h"
 
+#include "base/size.h"
+
 #include <stdbool.h>
 
 /*
  * What one CPU cache may hold of a class: so many bytes, but a bounded number of small blocks, and at least a
- * few large ones. All classes together stay below 1.75 MiB, and grow by at most MAX_GROWN_BYTES.
+ * few large ones. With pages of 4 KiB all classes together stay below 1.75 MiB, and grow by at most
+ * MAX_GROWN_BYTES.
  */
 #define MAX_CACHE_BYTES       ((size_t)16 << 10)
 #define MAX_SMALL_CACHE_BYTES ((size_t)32 << 10) /* of a class of up to a KiB */
@@ -13,13 +16,14 @@
 
 #define MIN_SLAB_BYTES   ((size_t)16 << 10)
 #define GOOD_SLAB_BLOCKS 64
-#define MAX_SLAB_BLOCKS  512 /* as many bits as fill a descriptor's second cache line */
+#define MAX_SLAB_BLOCKS  512 /* of several pages: as many bits as fill a descriptor's second cache line */
 #define GOOD_SLAB_PAGES  8
 #define MAX_SLAB_PAGES   16
 
 /*
  * The fewest pages that hold enough blocks to be worth a descriptor, and waste at most a sixteenth at their
- * end. Small slabs keep free pages within reach of all classes.
+ * end; if there are none below MAX_SLAB_BLOCKS, those that waste the least. Small slabs keep free pages
+ * within reach of all classes.
  */
 static uint32_t slab_pages_for(size_t size, size_t page_size) {
     uint32_t best = 1;
@@ -46,10 +50,6 @@ static uint32_t slab_pages_for(size_t size, size_t page_size) {
     return best;
 }
 
-static size_t clamp(size_t value, size_t low, size_t high) {
-    return value > high ? high : value < low ? low : value;
-}
-
 static void fill_class(struct size_class *class, size_t size, size_t page_size) {
     class->size = (uint32_t)size;
     class->inverse = (uint32_t)((((uint64_t)1 << 32) + size - 1) / size);
@@ -57,9 +57,10 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     class->slab_blocks = (uint16_t)(class->slab_pages * page_size / size);
     size_t blocks = size <= 64 ? MAX_CACHE_BLOCKS : size <= 128 ? MAX_CACHE_BLOCKS / 2 : MAX_CACHE_BLOCKS / 4;
     size_t bytes = size <= 1024 ? MAX_SMALL_CACHE_BYTES : MAX_CACHE_BYTES;
-    class->max_cached = (uint16_t)clamp(bytes / size, MIN_CACHE_BLOCKS, blocks);
+    class->max_cached = (uint16_t)size_min(size_max(bytes / size, MIN_CACHE_BLOCKS), blocks);
     size_t grown_blocks = size <= 128 ? MAX_GROWN_BLOCKS : MAX_GROWN_BLOCKS / 8;
-    class->max_grown = (uint16_t)clamp(MAX_GROWN_CLASS_BYTES / size, class->max_cached, grown_blocks);
+    class->max_grown =
+        (uint16_t)size_min(size_max(MAX_GROWN_CLASS_BYTES / size, class->max_cached), grown_blocks);
     class->batch = class->max_cached / 2;
 }
 
@@ -78,9 +79,7 @@ void size_classes_fill(struct size_classes *classes, size_t page_size) {
     classes->max_size = (uint32_t)max_size;
     classes->max_slab_blocks = 0;
     for (uint32_t i = 1; i < count; i++) {
-        if (classes->of[i].slab_blocks > classes->max_slab_blocks) {
-            classes->max_slab_blocks = classes->of[i].slab_blocks;
-        }
+        classes->max_slab_blocks = (uint32_t)size_max(classes->max_slab_blocks, classes->of[i].slab_blocks);
     }
     for (size_t i = 0; i <= SIZE_TABLE_BYTES / SIZE_QUANTUM; i++) {
         size_t size = i * SIZE_QUANTUM;

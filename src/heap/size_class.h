@@ -15,7 +15,7 @@
 /* The smallest medium block: whether such blocks are adjacent matters less than the way to the heap. */
 #define MIN_MEDIUM_SIZE 1024
 
-/* Blocks of one class in one CPU cache; half of them move at once, and one more. */
+/* Blocks of one class in one CPU cache before it grows; half of them move at once, and one more. */
 #define MAX_CACHE_BLOCKS    256
 #define MAX_MAGAZINE_BLOCKS (MAX_CACHE_BLOCKS / 2 + 1)
 #define MAX_GROWN_BLOCKS    1024
@@ -26,7 +26,7 @@ struct size_class {
     uint16_t slab_pages;
     uint16_t slab_blocks;
     uint16_t batch;      /* blocks that move between a CPU cache, the depot and the heap at once */
-    uint16_t max_cached; /* blocks in one CPU cache */
+    uint16_t max_cached; /* blocks in one CPU cache at first */
     uint16_t max_grown;  /* the same once it has grown: cache/growth.h */
 };
 

@@ -14,7 +14,6 @@ static void add_free_dirty(struct heap *heap, struct span *slab) {
         span_ages_append(&heap->slab_ages[slab->huge], slab);
     }
     heap->slab_dirty_pages++;
-    heap->dirtied_pages++;
 }
 
 static void drop_free_dirty(struct heap *heap, struct span *slab) {
@@ -24,20 +23,19 @@ static void drop_free_dirty(struct heap *heap, struct span *slab) {
     heap->slab_dirty_pages--;
 }
 
-void prefault_finish(const struct heap *heap, struct prefault *prefault) {
-    if (prefault->pages > 0) {
-        prefault->populate(space_address(&heap->space, prefault->page),
-                           (size_t)prefault->pages << heap->space.page_shift);
-        prefault->pages = 0;
+void prefault_finish(struct prefault *prefault) {
+    if (prefault->bytes > 0) {
+        prefault->populate(prefault->base, prefault->bytes);
+        prefault->bytes = 0;
     }
 }
 
-static void prefault_add(const struct heap *heap, struct prefault *prefault, uint32_t page) {
-    if (page != prefault->page + prefault->pages) {
-        prefault_finish(heap, prefault);
-        prefault->page = page;
+static void prefault_add(struct prefault *prefault, char *page, size_t page_size) {
+    if (page != prefault->base + prefault->bytes) {
+        prefault_finish(prefault);
+        prefault->base = page;
     }
-    prefault->pages++;
+    prefault->bytes += page_size;
 }
 
 /* So many more blocks in use touch the page. touched: their owners will write to it. */
@@ -53,7 +51,7 @@ static void use_page(struct heap *heap, struct span *slab, size_t page, size_t b
     if (touched && (*users & PAGE_DIRTY) == 0) {
         heap->runs.faulted_pages++;
         if (prefault != NULL) {
-            prefault_add(heap, prefault, slab->page + (uint32_t)page);
+            prefault_add(prefault, slab->base + (page << heap->space.page_shift), heap->space.page_size);
         }
     }
     *users = (uint16_t)((*users + blocks) | (touched ? PAGE_DIRTY : 0));
@@ -65,6 +63,7 @@ static void leave_page(struct heap *heap, struct span *slab, size_t page, size_t
     if ((*users & PAGE_USERS) == 0) {
         heap->used_pages--;
         if ((*users & PAGE_DIRTY) != 0) {
+            heap->dirtied_pages++;
             add_free_dirty(heap, slab);
         }
     }
@@ -155,9 +154,6 @@ void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean)
     struct space *space = &heap->space;
     span->state = SPAN_SLAB;
     span->class = (uint8_t) class;
-    span->used_blocks = 0;
-    span->free_dirty_pages = 0;
-    memset(span->allocated, 0, space->spans.span_bytes - sizeof *span);
     uint32_t number = span_number(&space->spans, span);
     for (uint32_t page = span->page; page < span->page + span->pages; page++) {
         space->span_of[page] = number;
@@ -165,7 +161,6 @@ void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean)
         space->users_of[page] = clean ? 0 : PAGE_DIRTY;
         if (!clean) {
             add_free_dirty(heap, span);
-            heap->dirtied_pages--; /* counted when it became free */
         }
     }
 }
@@ -179,7 +174,7 @@ static size_t stretch_end(const uint16_t *users, size_t first, size_t end) {
     return page;
 }
 
-/* An empty slab becomes free runs. */
+/* An empty slab becomes free runs, whose descriptor is as a slab's at first: all counts and bits are 0. */
 static void close_slab(struct heap *heap, struct span *slab) {
     struct space *space = &heap->space;
     if (slab->free_dirty_pages > 0) {
@@ -190,7 +185,7 @@ static void close_slab(struct heap *heap, struct span *slab) {
     uint16_t *users = &space->users_of[slab->page];
     size_t pages = slab->pages;
     memset(&space->class_of[slab->page], 0, pages);
-    slab->state = SPAN_PURGING;
+    slab->state = SPAN_TAKEN;
     struct span *rest = slab;
     for (size_t page = 0; page < pages;) {
         bool clean = (users[page] & PAGE_DIRTY) == 0;
@@ -241,15 +236,15 @@ static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_
     end = size_min(end, class->slab_blocks);
     while (block < end) {
         size_t word = block / 64;
-        size_t stop = end < word * 64 + 64 ? end : word * 64 + 64;
+        size_t stop = size_min(end, word * 64 + 64);
         change_bits(heap, slab, word, bits_between(block % 64, stop - word * 64), change, NULL);
         block = stop;
     }
 }
 
-bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *first, size_t *pages) {
+bool slab_claim(struct heap *heap, struct span *slab, size_t *first, size_t *end) {
     const uint16_t *users = &heap->space.users_of[slab->page];
-    size_t page = *from;
+    size_t page = *end;
     while (page < slab->pages && users[page] != PAGE_DIRTY) {
         page++;
     }
@@ -257,9 +252,8 @@ bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *firs
         return false;
     }
     *first = page;
-    *from = stretch_end(users, page, slab->pages);
-    *pages = *from - page;
-    change_blocks_of(heap, slab, *first, *pages, CHANGE_CLAIMED);
+    *end = stretch_end(users, page, slab->pages);
+    change_blocks_of(heap, slab, page, *end - page, CHANGE_CLAIMED);
     return true;
 }
 

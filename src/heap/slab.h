@@ -11,9 +11,9 @@
 
 /* Pages to be made resident before their blocks are handed out: one stretch at a time. */
 struct prefault {
-    void (*populate)(void *base, size_t bytes);
-    uint32_t page;
-    uint32_t pages;
+    bool (*populate)(void *base, size_t bytes);
+    char *base;
+    size_t bytes;
 };
 
 /* Takes up to count free blocks, the lowest, and returns how many. Stores them backwards from end, since a
@@ -22,7 +22,7 @@ struct prefault {
 size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count, struct prefault *prefault);
 
 /* Populates the pages that wait for it. */
-void prefault_finish(const struct heap *heap, struct prefault *prefault);
+void prefault_finish(struct prefault *prefault);
 
 static inline bool slab_is_full(const struct heap *heap, const struct span *slab) {
     return slab->used_blocks == heap->classes->of[slab->class].slab_blocks;
@@ -35,10 +35,10 @@ void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits);
 void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean);
 
 /*
- * For a purge: finds the next stretch of free dirty pages from page *from of the slab on, takes the blocks
- * that touch it, and returns which pages they are. False if there is none. slab_return gives the blocks back.
+ * For a purge: finds the next stretch of free dirty pages from page *end of the slab on, and takes the blocks
+ * that touch it: pages *first to *end - 1. False if there is none. slab_return gives the blocks back.
  */
-bool slab_claim(struct heap *heap, struct span *slab, size_t *from, size_t *first, size_t *pages);
+bool slab_claim(struct heap *heap, struct span *slab, size_t *first, size_t *end);
 void slab_return(struct heap *heap, struct span *slab, size_t first, size_t pages, bool purged);
 
 #endif

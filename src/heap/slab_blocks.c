@@ -43,7 +43,7 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
         taken += slab_take(heap, slab, blocks + count - taken, count - taken,
                            options->prefault == NULL ? NULL : &prefault);
     }
-    prefault_finish(heap, &prefault);
+    prefault_finish(&prefault);
     if (taken < count) {
         memmove(blocks, blocks + count - taken, taken * sizeof *blocks);
     }
@@ -116,7 +116,7 @@ static void put_block(struct heap *heap, void *pointer) {
         heap_note_wild_free(heap, pointer);
     } else if ((slab->allocated[put->word] & put->bits) == 0 ||
                (slab->claimed &&
-                purge_batch_claims(heap->claims, slab, pointer, heap->classes->of[put->class].size))) {
+                purge_batch_claims(heap->claims, pointer, heap->classes->of[put->class].size))) {
         heap_note_misuse(heap, MISUSE_DOUBLE_FREE, pointer);
     } else {
         slab_put(heap, slab, put->word, put->bits);

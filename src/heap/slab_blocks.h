@@ -11,7 +11,7 @@
 struct take_options {
     enum run_choice new_slabs; /* where they are to be */
     /* Makes pages resident before their blocks are handed out; NULL: their first use does. */
-    void (*prefault)(void *base, size_t bytes);
+    bool (*prefault)(void *base, size_t bytes);
 };
 
 /* Up to count blocks of a class; returns how many there was memory for. */

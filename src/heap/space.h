@@ -71,8 +71,7 @@ struct space {
     struct segment segment[MAX_SEGMENTS];
 };
 
-/* Reserves at most so many bytes. bitmap_words: of each descriptor. False if even the metadata cannot be had.
- */
+/* Reserves at most so many bytes. bitmap_words: of each descriptor. False if there is not even metadata. */
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
 
 /* Makes at least so many pages more usable, in one piece. Returns the number of the first, and how many they

@@ -12,12 +12,12 @@
 #include <stdint.h>
 
 enum span_state {
-    SPAN_UNUSED,  /* the descriptor describes nothing */
-    SPAN_DIRTY,   /* a free run that may be resident */
-    SPAN_CLEAN,   /* a free run that is known to be zero, and holds no memory */
-    SPAN_PURGING, /* a free run in no set: on its way from dirty to clean, or just taken */
-    SPAN_SLAB,    /* blocks of one size class */
-    SPAN_LARGE,   /* one block */
+    SPAN_UNUSED, /* the descriptor describes nothing */
+    SPAN_DIRTY,  /* a free run that may be resident */
+    SPAN_CLEAN,  /* a free run that is known to be zero, and holds no memory */
+    SPAN_TAKEN,  /* in no set: its taker decides what it becomes; during a purge the purger */
+    SPAN_SLAB,   /* blocks of one size class */
+    SPAN_LARGE,  /* one block */
 };
 
 /* In a list from cold to hot. */

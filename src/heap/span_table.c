@@ -26,7 +26,6 @@ static bool reach(struct span_table *table, size_t spans) {
 }
 
 bool span_table_init(struct span_table *table, size_t max_spans, size_t bitmap_words) {
-    table->page_size = vm_page_size();
     table->span_bytes = sizeof(struct span) + bitmap_words * sizeof(uint64_t);
     table->max_spans = max_spans;
     table->end = 1;
@@ -63,9 +62,7 @@ static void mark(struct span_table *table, size_t number, bool unused) {
         *bits |= (uint64_t)1 << (number % 64);
         *word |= row;
         table->unused++;
-        if (number / 4096 < table->lowest_free_word) {
-            table->lowest_free_word = number / 4096;
-        }
+        table->lowest_free_word = size_min(table->lowest_free_word, number / 4096);
     } else {
         *bits &= ~((uint64_t)1 << (number % 64));
         *word &= *bits == 0 ? ~row : ~(uint64_t)0;
@@ -125,9 +122,10 @@ size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size
     }
     table->dropped = 0;
     size_t count = 0;
-    size_t pages = table->end * table->span_bytes / table->page_size;
+    size_t page_size = vm_page_size();
+    size_t pages = table->end * table->span_bytes / page_size;
     for (size_t page = 0; page < pages; page++) {
-        struct iovec one = {table->memory[TABLE_SPANS].base + page * table->page_size, table->page_size};
+        struct iovec one = {table->memory[TABLE_SPANS].base + page * page_size, page_size};
         size_t end;
         size_t number = spans_on(table, &one, &end);
         while (number < end && is_unused(table, number)) {

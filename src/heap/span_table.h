@@ -19,7 +19,6 @@ enum table_part { TABLE_SPANS, TABLE_FREE_SPANS, TABLE_FREE_WORDS, TABLE_PARTS }
 
 struct span_table {
     struct address_range memory[TABLE_PARTS];
-    size_t page_size;
     size_t span_bytes; /* from one descriptor to the next */
     size_t max_spans;
     size_t lowest_free_word; /* of TABLE_FREE_WORDS: those below have no bit set */

@@ -1,6 +1,7 @@
 #include "offload/affinity.h"
 
 #include "base/size.h"
+#include "os/random.h"
 
 /* Idle shares are compared in quarters: in finer steps, noise would send every process to the same CPU. */
 #define IDLE_QUARTERS 4
@@ -8,11 +9,14 @@
 /* On a client's core, where the client may have begun only now. */
 #define MAX_QUARTER_AT_CLIENT 1
 
-enum affinity_decline affinity_should_decline(const struct cpu_set *allowed, double quota_cpus) {
-    if (cpu_set_count(allowed) < 2) {
-        return AFFINITY_DECLINE_ONE_CPU;
+const char *affinity_obstacle(const struct cpu_set *allowed, double quota_cpus) {
+    if (cpu_set_count(allowed) < 2) { /* server and clients would wait for each other's time slices */
+        return "offload needs a CPU of its own, and there is but one: running without it";
     }
-    return quota_cpus < 2 ? AFFINITY_DECLINE_QUOTA : AFFINITY_NO_DECLINE;
+    /* Polling would use up the clients' time. */
+    return quota_cpus < 2 ? "offload needs a CPU of its own, and the control group may use less than two: "
+                            "running without it"
+                          : NULL;
 }
 
 /* ---- the order of candidates ---- */
@@ -24,34 +28,28 @@ static unsigned idle_quarter(const struct affinity_view *view, unsigned cpu) {
     return percent >= 100 ? IDLE_QUARTERS - 1 : percent * IDLE_QUARTERS / 100;
 }
 
-/* 2: a core without clients; 1: a hyperthread beside a client's; 0: a client's CPU. */
-static unsigned apartness(const struct affinity_view *view, unsigned cpu) {
-    unsigned apart = 2;
-    for (size_t i = 0; i < view->client_count; i++) {
-        if (view->clients[i] == cpu) {
-            return 0;
-        }
-        if (view->sites[view->clients[i]].core == view->sites[cpu].core) {
-            apart = 1;
-        }
-    }
-    return apart;
+/* What two CPUs share: the first of these that holds. */
+enum nearness { SAME_CPU, SAME_CORE, SAME_CACHE, SAME_SOCKET, OTHER_SOCKET };
+
+static enum nearness nearness(const struct affinity_view *view, unsigned cpu, unsigned other) {
+    const struct cpu_site *site = &view->sites[cpu];
+    const struct cpu_site *other_site = &view->sites[other];
+    return cpu == other                         ? SAME_CPU
+           : site->core == other_site->core     ? SAME_CORE
+           : site->cache == other_site->cache   ? SAME_CACHE
+           : site->socket == other_site->socket ? SAME_SOCKET
+                                                : OTHER_SOCKET;
 }
 
-/* To the busiest client. 2: the same cache; 1: the same socket. */
-static unsigned nearness(const struct affinity_view *view, unsigned cpu) {
-    if (view->client_count == 0) {
-        return 0;
-    }
-    const struct cpu_site *client = &view->sites[view->clients[0]];
-    const struct cpu_site *site = &view->sites[cpu];
-    return site->cache == client->cache ? 2 : site->socket == client->socket ? 1 : 0;
+/* To the busiest client. */
+static enum nearness nearness_to_client(const struct affinity_view *view, unsigned cpu) {
+    return view->client_count == 0 ? OTHER_SOCKET : nearness(view, cpu, view->clients[0]);
 }
 
 static unsigned min_idle_quarter_of_core(const struct affinity_view *view, unsigned cpu) {
     unsigned min = IDLE_QUARTERS - 1;
     for (unsigned other = 0; (other = cpu_set_next(&view->allowed, other)) < MAX_CPUS; other++) {
-        if (other != cpu && view->sites[other].core == view->sites[cpu].core) {
+        if (nearness(view, cpu, other) == SAME_CORE) {
             min = (unsigned)size_min(min, idle_quarter(view, other));
         }
     }
@@ -60,75 +58,52 @@ static unsigned min_idle_quarter_of_core(const struct affinity_view *view, unsig
 
 /* The higher, the better. Its digits are rules 1 to 5 of affinity_choose, the first the highest. */
 static unsigned rank(const struct affinity_view *view, unsigned cpu) {
-    bool is_busiest = view->client_count > 0 && view->clients[0] == cpu;
+    unsigned apart = SAME_CACHE; /* or farther from all clients */
+    for (size_t i = 0; i < view->client_count; i++) {
+        apart = (unsigned)size_min(apart, nearness(view, cpu, view->clients[i]));
+    }
     unsigned idle = idle_quarter(view, cpu);
-    unsigned apart = apartness(view, cpu);
-    idle = apart < 2 ? (unsigned)size_min(idle, MAX_QUARTER_AT_CLIENT) : idle;
-    unsigned rules_1_to_3 = (is_busiest ? 0U : 1U) << 4 | idle << 2 | apart;
-    return rules_1_to_3 << 4 | nearness(view, cpu) << 2 | min_idle_quarter_of_core(view, cpu);
+    idle = apart < SAME_CACHE ? (unsigned)size_min(idle, MAX_QUARTER_AT_CLIENT) : idle;
+    enum nearness client = nearness_to_client(view, cpu);
+    unsigned near = OTHER_SOCKET - (unsigned)size_max(client, SAME_CACHE);
+    unsigned rules_1_to_3 = (client != SAME_CPU) << 4 | idle << 2 | apart;
+    return rules_1_to_3 << 4 | near << 2 | min_idle_quarter_of_core(view, cpu);
 }
 
 /* ---- the choice ---- */
 
 static bool admits(const struct affinity_view *view, enum affinity_kind kind, unsigned cpu) {
-    if (kind == AFFINITY_AUTO) {
-        return true;
-    }
-    if (view->client_count == 0) {
-        return false;
-    }
-    unsigned client = view->clients[0];
-    bool same_core = view->sites[cpu].core == view->sites[client].core;
-    bool same_socket = view->sites[cpu].socket == view->sites[client].socket;
-    return kind == AFFINITY_SIBLING ? same_core && cpu != client
-           : kind == AFFINITY_CORE  ? !same_core && same_socket
-                                    : !same_socket;
-}
-
-/* MurmurHash3's finalizer (Appleby): each bit of the result depends on all bits of the number. Process ids of
- * successive processes differ by a constant, the number of their threads. */
-static uint64_t mix(uint64_t number) {
-    number = (number ^ number >> 33) * 0xFF51AFD7ED558CCDU;
-    number = (number ^ number >> 33) * 0xC4CEB9FE1A85EC53U;
-    return number ^ number >> 33;
+    enum nearness client = nearness_to_client(view, cpu);
+    bool meets = kind == AFFINITY_SIBLING ? client == SAME_CORE
+                 : kind == AFFINITY_CORE  ? client == SAME_CACHE || client == SAME_SOCKET
+                                          : client == OTHER_SOCKET;
+    return kind == AFFINITY_AUTO || (view->client_count > 0 && meets);
 }
 
 /* The best of the CPUs that meet the request; -1 if there is none. */
 static int best(const struct affinity_view *view, enum affinity_kind kind, uint64_t seed) {
-    unsigned highest = 0;
-    unsigned equal = 0;
+    int found = -1;
+    uint64_t highest = 0;
     for (unsigned cpu = 0; (cpu = cpu_set_next(&view->allowed, cpu)) < MAX_CPUS; cpu++) {
-        if (admits(view, kind, cpu)) {
-            unsigned this = rank(view, cpu);
-            equal = this > highest ? 1 : equal + (this == highest);
-            highest = this > highest ? this : highest;
+        uint64_t this = (uint64_t)rank(view, cpu) << 32 | random_mix(random_mix(seed) + cpu) >> 32;
+        if (admits(view, kind, cpu) && (found < 0 || this > highest)) {
+            found = (int)cpu;
+            highest = this;
         }
     }
-    unsigned skip = (unsigned)((mix(seed) >> 32) * equal >> 32);
-    for (unsigned cpu = 0; (cpu = cpu_set_next(&view->allowed, cpu)) < MAX_CPUS; cpu++) {
-        if (admits(view, kind, cpu) && rank(view, cpu) == highest && skip-- == 0) {
-            return (int)cpu;
-        }
-    }
-    return -1;
+    return found;
 }
 
 struct affinity_choice affinity_choose(const struct affinity_view *view, struct affinity_request request,
                                        uint64_t seed) {
     if (cpu_set_count(&view->allowed) < 2) {
-        return (struct affinity_choice){-1, AFFINITY_ONE_CPU};
+        return (struct affinity_choice){-1, false};
     }
-    static const enum affinity_reason unmet[] = {
-        [AFFINITY_NUMBER] = AFFINITY_NOT_ALLOWED,
-        [AFFINITY_SIBLING] = AFFINITY_NO_SIBLING,
-        [AFFINITY_CORE] = AFFINITY_NO_CORE,
-        [AFFINITY_SOCKET] = AFFINITY_NO_SOCKET,
-    };
     int cpu = request.kind != AFFINITY_NUMBER               ? best(view, request.kind, seed)
               : cpu_set_has(&view->allowed, request.number) ? (int)request.number
                                                             : -1;
-    return cpu >= 0 ? (struct affinity_choice){cpu, AFFINITY_MET}
-                    : (struct affinity_choice){best(view, AFFINITY_AUTO, seed), unmet[request.kind]};
+    return cpu >= 0 ? (struct affinity_choice){cpu, true}
+                    : (struct affinity_choice){best(view, AFFINITY_AUTO, seed), false};
 }
 
 /* ---- the view of this machine ---- */
@@ -140,8 +115,7 @@ static void update_cpu(struct affinity_survey *survey, const char *root, unsigne
     survey->view.idle_percent[cpu] = (uint8_t)cpu_times_idle_percent(before, after, cpu);
 }
 
-void affinity_update(struct affinity_survey *survey, const char *root, int server_thread,
-                     unsigned client_cpu) {
+void affinity_update(struct affinity_survey *survey, const char *root, int server_thread) {
     struct affinity_view *view = &survey->view;
     survey->updates++;
     struct task_times *tasks = &survey->tasks[survey->updates % 2];
@@ -149,10 +123,6 @@ void affinity_update(struct affinity_survey *survey, const char *root, int serve
     cpu_times_sample(root, &survey->cpus[survey->updates % 2]);
     task_times_sample(root, server_thread, tasks);
     view->client_count = task_times_busiest_cpus(tasks_before, tasks, view->clients, MAX_AFFINITY_CLIENTS);
-    if (view->client_count == 0 && client_cpu < MAX_CPUS) {
-        view->clients[0] = client_cpu;
-        view->client_count = 1;
-    }
     for (unsigned cpu = 0; (cpu = cpu_set_next(&view->allowed, cpu)) < MAX_CPUS; cpu++) {
         update_cpu(survey, root, cpu);
     }

@@ -10,20 +10,14 @@
 #define CALM_OFFLOAD_AFFINITY_H
 
 #include "os/cpu_times.h"
-#include "os/task_times.h"
 #include "os/topology.h"
 
 /* ---- whether to have a server ---- */
 
-enum affinity_decline {
-    AFFINITY_NO_DECLINE,
-    AFFINITY_DECLINE_ONE_CPU, /* server and clients would wait for each other's time slices */
-    AFFINITY_DECLINE_QUOTA,   /* polling would use up the clients' time */
-};
-
 /* Why there should be no server, given the CPUs that the process may use and the number of CPUs whose time
- * its control group may use (cgroup_cpu_quota; infinity: no limit). Pure. */
-enum affinity_decline affinity_should_decline(const struct cpu_set *allowed, double quota_cpus);
+ * its control group may use (cgroup_cpu_quota; infinity: no limit): a message, NULL if there should be one.
+ * Pure. */
+const char *affinity_obstacle(const struct cpu_set *allowed, double quota_cpus);
 
 /* ---- which CPU ---- */
 
@@ -51,22 +45,13 @@ struct affinity_request {
     unsigned number; /* of AFFINITY_NUMBER */
 };
 
-enum affinity_reason {
-    AFFINITY_MET,
-    AFFINITY_ONE_CPU,     /* fewer than two CPUs: none is chosen */
-    AFFINITY_NOT_ALLOWED, /* the process may not use the CPU with that number, or it does not exist */
-    AFFINITY_NO_SIBLING,
-    AFFINITY_NO_CORE,
-    AFFINITY_NO_SOCKET,
-};
-
 struct affinity_choice {
-    int cpu; /* -1: none */
-    enum affinity_reason reason;
+    int cpu;  /* -1: none, of fewer than two CPUs */
+    bool met; /* the request */
 };
 
 /*
- * The server's CPU. If the request cannot be met, `reason` says why, and the CPU is that of AFFINITY_AUTO.
+ * The server's CPU. If the request cannot be met, the CPU is that of AFFINITY_AUTO.
  *
  * Among the CPUs that meet the request, the first of these rules that distinguishes two of them decides:
  *  1. not the busiest client's own CPU;
@@ -101,10 +86,8 @@ struct affinity_survey {
  * update, since the machine's and each thread's start. Updates should be a tenth of a second or more apart.
  *
  * The caller sets view.allowed first (cpu_affinity), on a thread that is not bound to one CPU. server_thread
- * is the thread that is not a client, or 0. If none of the threads has run, client_cpu is taken for the only
- * client's CPU, unless it is MAX_CPUS.
+ * is the thread that is not a client, or 0.
  */
-void affinity_update(struct affinity_survey *survey, const char *root, int server_thread,
-                     unsigned client_cpu);
+void affinity_update(struct affinity_survey *survey, const char *root, int server_thread);
 
 #endif

@@ -39,10 +39,6 @@ static struct governor *second_if_made(const struct offload *offload) {
     return made ? (struct governor *)(uintptr_t)&offload->second : NULL;
 }
 
-static void copy_setting(_Atomic(int) *to, const _Atomic(int) *from) {
-    atomic_store_explicit(to, atomic_load_explicit(from, memory_order_relaxed), memory_order_relaxed);
-}
-
 /* Makes the second heap when it is first needed, with the first one's settings; NULL if memory is short. */
 static struct governor *second_heap(struct offload *offload) {
     if (atomic_load_explicit(&offload->second_made, memory_order_acquire) == 0) {
@@ -52,9 +48,7 @@ static struct governor *second_heap(struct offload *offload) {
             struct governor *second = &offload->second;
             /* The server purges it, and it is needed while a debugger stops the server. */
             second->purger_may_stop = true;
-            copy_setting(&second->settings.policy, &first->settings.policy);
-            copy_setting(&second->settings.slack, &first->settings.slack);
-            copy_setting(&second->settings.purge_time, &first->settings.purge_time);
+            governor_copy_settings(second, &first->settings);
             bool made = governor_init(second, first->heap.classes, &offload->no_caches, HEAP_SPACE_BYTES,
                                       false, first->misused);
             atomic_store_explicit(&offload->second_made, made ? 1 : -1, memory_order_release);
@@ -75,45 +69,88 @@ static unsigned cpu_number(const struct offload *offload) {
     return cpu_cache_number(offload->backend.governor->caches);
 }
 
-/* Has the server do what `ask` asks for, or does work(subject) itself while the heap is in shared mode. If
- * the server has the heap back by then, it is asked again. False if it does not answer. */
-static bool serve(struct offload *offload, enum answer (*ask)(struct offload *offload, void *subject),
-                  void (*work)(void *subject), void *subject) {
-    for (;;) {
-        enum answer answer = ask(offload, subject);
-        if (answer != ANSWER_SHARED) {
-            return answer == ANSWER_DONE;
-        }
-        struct endpoint *endpoint = client_enter_shared(&offload->server, cpu_number(offload));
-        if (endpoint != NULL) {
-            work(subject);
-            client_leave_shared(endpoint);
-            return true;
+/* Whether the server makes so large a block resident for a calloc; else its caller does, since no other
+ * client is served meanwhile. */
+static bool server_populates(size_t pages) {
+    return pages * vm_page_size() <= MAX_POPULATED_BYTES;
+}
+
+static bool is_clean_for_calloc(const struct request *request) {
+    return request->count > 0 && request->zeroed && request->zero;
+}
+
+static void plan_populate(void *subject) {
+    struct request *this = subject;
+    this->populates = governor_may_populate(this->governor, this->blocks[0], this->pages);
+}
+
+/* Puts blocks of a class, or, if it is 0, a large one. */
+static void put_into(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
+    if (class != 0) {
+        governor_put_blocks(governor, class, blocks, count);
+    } else {
+        governor_put_large(governor, blocks[0]);
+    }
+}
+
+static void take_from(struct governor *governor, struct request *this, bool prefaults) {
+    if (this->class != 0) {
+        this->count = governor_take_blocks(governor, this->class, this->blocks, this->count, prefaults);
+    } else {
+        this->blocks[0] =
+            governor_take_large(governor, this->pages, this->align_pages, &this->zero, prefaults);
+        this->count = this->blocks[0] != NULL;
+    }
+}
+
+/* Does itself what is requested. */
+static void do_request(void *subject) {
+    struct request *this = subject;
+    if (request_runs_work(this)) {
+        this->work(this->subject);
+    } else if (this->kind == REQUEST_PUT) {
+        put_into(this->governor, this->class, this->blocks, this->count);
+    } else {
+        take_from(this->governor, this, false);
+        if (is_clean_for_calloc(this)) {
+            plan_populate(this);
         }
     }
 }
 
-struct task {
-    enum call_kind kind;
-    void (*work)(void *subject);
-    void *subject;
-};
-
-static enum answer ask_task(struct offload *offload, void *subject) {
-    const struct task *this = subject;
-    return client_run(&offload->server, cpu_number(offload), this->kind, this->work, this->subject);
+static enum answer ask(struct offload *offload, struct request *request) {
+    bool takes = request->kind == REQUEST_TAKE;
+    if (offload->options.sync && request->class != 0 && (takes || request->count == 1)) {
+        enum answer answer = client_ask_sync(&offload->server, request);
+        if (takes || answer != ANSWER_UNRESPONSIVE) {
+            return answer;
+        }
+    }
+    return client_ask(&offload->server, cpu_number(offload), request);
 }
 
-static void run_task(void *subject) {
-    const struct task *this = subject;
-    this->work(this->subject);
+/* Has the server do what is requested, or does it itself while the heap is in shared mode; the answer says
+ * which. If the server has the heap back by then, it is asked again. */
+static enum answer serve(struct offload *offload, struct request *request) {
+    for (;;) {
+        enum answer answer = ask(offload, request);
+        if (answer != ANSWER_SHARED) {
+            return answer;
+        }
+        struct endpoint *endpoint = client_enter_shared(&offload->server, cpu_number(offload));
+        if (endpoint != NULL) {
+            do_request(request);
+            client_leave_shared(endpoint);
+            return ANSWER_SHARED;
+        }
+    }
 }
 
 /* Has work(subject) run by the server, or runs it in shared mode. False if the server does not answer. */
-static bool run_at_heap(struct offload *offload, enum call_kind kind, void (*work)(void *subject),
+static bool run_at_heap(struct offload *offload, enum request_kind kind, void (*work)(void *subject),
                         void *subject) {
-    struct task task = {kind, work, subject};
-    return serve(offload, ask_task, run_task, &task);
+    struct request request = {.kind = kind, .work = work, .subject = subject};
+    return serve(offload, &request) != ANSWER_UNRESPONSIVE;
 }
 
 struct misuses {
@@ -135,7 +172,7 @@ static void report_misuse(struct offload *offload) {
         return;
     }
     struct misuses this = {.governor = governor};
-    run_at_heap(offload, CALL_SHORT, collect_misuse, &this);
+    run_at_heap(offload, REQUEST_RUN, collect_misuse, &this);
     for (size_t i = 0; i < this.count; i++) {
         governor->misused(this.notes[i].kind, this.notes[i].pointer);
     }
@@ -143,188 +180,103 @@ static void report_misuse(struct offload *offload) {
 
 /* ---- blocks ---- */
 
-/* Blocks of a class, or one large block: which heap's, and what is asked for or given. */
-struct request {
-    struct governor *governor;
-    uint32_t class;
-    void **blocks;
-    size_t count;
-    void *block;
-    size_t pages;
-    size_t align_pages;
-    bool zeroed;
-    bool zero;
-    bool populates; /* by the caller, once it has left the heap */
-};
-
-static void work_take(void *subject) {
-    struct request *this = subject;
-    this->count = governor_take_blocks(this->governor, this->class, this->blocks, this->count);
-}
-
-static enum answer ask_take(struct offload *offload, void *subject) {
-    struct request *this = subject;
-    struct server *server = &offload->server;
-    size_t got;
-    enum answer answer;
-    if (offload->options.sync) {
-        answer = client_take_sync(server, this->class, this->blocks);
-        got = this->blocks[0] != NULL;
-    } else {
-        answer = client_take(server, cpu_number(offload), this->class, this->blocks, this->count, &got);
+/* Takes from the first heap or the second, which this->governor says then; this->count is 0 if both are short
+ * of memory. The second is asked first while the server does not answer, and then a longer wait for the
+ * server is worth it. */
+static void take(struct offload *offload, struct request *this) {
+    size_t wanted = this->count;
+    report_misuse(offload);
+    enum answer answer = serve(offload, this);
+    report_misuse(offload);
+    bool served = answer != ANSWER_UNRESPONSIVE;
+    if (answer == ANSWER_DONE && is_clean_for_calloc(this) && !server_populates(this->pages)) {
+        run_at_heap(offload, REQUEST_RUN, plan_populate, this);
     }
-    this->count = answer == ANSWER_DONE ? got : this->count;
-    return answer;
+    this->count = served ? this->count : 0;
+    struct governor *first = this->governor;
+    struct governor *second = served ? second_if_made(offload) : second_heap(offload);
+    if (this->count == 0 && second != NULL) {
+        this->governor = second;
+        this->count = 1;
+        do_request(this);
+    }
+    if (this->count == 0 && !served) {
+        this->governor = first;
+        this->count = wanted;
+        bool ran = run_at_heap(offload, REQUEST_RUN_LONG, do_request, this);
+        this->count = ran ? this->count : 0;
+    }
 }
 
-/* As take_large: either heap may have memory where the other has none. */
 static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
-    struct offload *offload = offload_of(backend);
-    struct request this = {.governor = backend->governor, .class = class, .blocks = blocks, .count = count};
-    report_misuse(offload);
-    bool served = serve(offload, ask_take, work_take, &this);
-    report_misuse(offload);
-    if (served && (this.count > 0 || second_if_made(offload) == NULL)) {
-        return (struct taken){this.count, true};
-    }
-    struct governor *second = second_heap(offload);
-    size_t got = second == NULL ? 0 : governor_take_blocks(second, class, blocks, 1);
-    if (got > 0 || served || !run_at_heap(offload, CALL_LONG, work_take, &this)) {
-        return (struct taken){got, false};
-    }
-    return (struct taken){this.count, true};
+    struct request this = request_for(REQUEST_TAKE, backend->governor, class, blocks, count);
+    take(offload_of(backend), &this);
+    return (struct taken){this.count, this.governor == backend->governor};
 }
 
 /* Returns blocks to the heap that has them. */
-static void put(struct offload *offload, enum answer (*ask)(struct offload *offload, void *subject),
-                void (*work)(void *subject), struct request *this, const void *block) {
+static void put(struct offload *offload, struct request *this) {
     report_misuse(offload);
-    if (is_second(offload, block)) {
+    if (is_second(offload, this->blocks[0])) {
         this->governor = &offload->second;
-        work(this);
+        do_request(this);
         server_wake(&offload->server); /* which purges the second heap */
         return;
     }
-    serve(offload, ask, work, this);
+    serve(offload, this);
     report_misuse(offload);
 }
 
-static void work_put(void *subject) {
-    const struct request *this = subject;
-    governor_put_blocks(this->governor, this->class, this->blocks, this->count);
-}
-
-static enum answer ask_put(struct offload *offload, void *subject) {
-    const struct request *this = subject;
-    struct server *server = &offload->server;
-    if (offload->options.sync && this->count == 1) {
-        enum answer answer = client_put_sync(server, this->class, this->blocks[0]);
-        if (answer != ANSWER_UNRESPONSIVE) {
-            return answer;
-        }
-    }
-    bool sent = client_put(server, cpu_number(offload), this->class, this->blocks, this->count);
-    return sent ? ANSWER_DONE : ANSWER_SHARED;
-}
-
 static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
-    struct request this = {backend->governor, class, (void **)(uintptr_t)blocks, .count = count};
-    put(offload_of(backend), ask_put, work_put, &this, blocks[0]);
+    struct request this = request_for(REQUEST_PUT, backend->governor, class, blocks, count);
+    put(offload_of(backend), &this);
 }
 
 /* ---- large blocks ---- */
 
-static void plan_populate(void *subject) {
-    struct request *this = subject;
-    this->populates = governor_may_populate(this->governor, this->block, this->pages);
-}
-
-static void work_take_large(void *subject) {
-    struct request *this = subject;
-    this->block = governor_take_large(this->governor, this->pages, this->align_pages, &this->zero);
-    if (this->block != NULL && this->zeroed && this->zero) {
-        plan_populate(this);
-    }
-}
-
-/* Whether the server makes so large a block resident for a calloc; else its caller does, since no other
- * client is served meanwhile. */
-static bool server_populates(size_t pages) {
-    return pages * vm_page_size() <= MAX_POPULATED_BYTES;
-}
-
-static enum answer ask_take_large(struct offload *offload, void *subject) {
-    struct request *this = subject;
-    enum answer answer =
-        client_take_large(&offload->server, cpu_number(offload), this->pages, this->align_pages,
-                          this->zeroed ? TAKE_ZEROED : 0, &this->block, &this->zero);
-    if (answer == ANSWER_DONE && this->block != NULL && this->zeroed && this->zero &&
-        !server_populates(this->pages)) {
-        run_at_heap(offload, CALL_SHORT, plan_populate, this);
-    }
-    return answer;
-}
-
-/* Each heap may have room where the other has none: the second one is asked first while the server does not
- * answer, and then a longer wait for the server is worth it. */
 static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    struct offload *offload = offload_of(backend);
-    struct request this = {backend->governor, .pages = pages, .align_pages = align_pages, .zeroed = zeroed};
-    report_misuse(offload);
-    bool served = serve(offload, ask_take_large, work_take_large, &this);
-    struct governor *second = served ? second_if_made(offload) : second_heap(offload);
-    if (this.block == NULL && second != NULL) {
-        this.governor = second;
-        work_take_large(&this);
-    }
-    if (this.block == NULL && !served) {
-        this.governor = backend->governor;
-        run_at_heap(offload, CALL_LONG, work_take_large, &this);
-    }
+    void *block = NULL;
+    struct request this = request_for(REQUEST_TAKE, backend->governor, 0, &block, 1);
+    this.pages = pages;
+    this.align_pages = align_pages;
+    this.zeroed = zeroed;
+    take(offload_of(backend), &this);
     if (this.populates) {
-        governor_populate(this.governor, this.block, pages);
+        governor_populate(this.governor, block, pages);
     }
     *zero = this.zero;
-    return this.block;
-}
-
-static void work_put_large(void *subject) {
-    const struct request *this = subject;
-    governor_put_large(this->governor, this->block);
-}
-
-static enum answer ask_put_large(struct offload *offload, void *subject) {
-    struct request *this = subject;
-    struct server *server = &offload->server;
-    const struct span *span = heap_large_span(&this->governor->heap, this->block);
-    if (span == NULL) { /* misuse: the server finds out what kind */
-        return client_run(server, cpu_number(offload), CALL_SHORT, work_put_large, this);
-    }
-    size_t bytes = (size_t)span->pages << this->governor->heap.space.page_shift;
-    bool sent = client_put_large(server, cpu_number(offload), this->block, bytes);
-    return sent ? ANSWER_DONE : ANSWER_SHARED;
+    return block;
 }
 
 static void put_large(struct backend *backend, void *block) {
-    struct request this = {.governor = backend->governor, .block = block};
-    put(offload_of(backend), ask_put_large, work_put_large, &this, block);
+    struct offload *offload = offload_of(backend);
+    struct request this = request_for(REQUEST_PUT, backend->governor, 0, &block, 1);
+    const struct span *span = heap_large_span(&backend->governor->heap, block);
+    if (span != NULL) {
+        this.bytes = (size_t)span->pages << backend->governor->heap.space.page_shift;
+    } else if (!is_second(offload, block)) { /* misuse: the server finds out what kind */
+        run_at_heap(offload, REQUEST_RUN, do_request, &this);
+        report_misuse(offload);
+        return;
+    }
+    put(offload, &this);
 }
 
 static void resize(void *subject) {
     struct request *this = subject;
-    struct span *span = heap_large_span(&this->governor->heap, this->block);
-    this->block = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
+    struct span *span = heap_large_span(&this->governor->heap, this->blocks[0]);
+    this->blocks[0] = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
 }
 
 static void *resize_large(struct backend *backend, void *block, size_t pages) {
     struct offload *offload = offload_of(backend);
-    struct request this = {.governor = backend->governor, .block = block, .pages = pages};
+    struct request this = {.blocks = &block, .pages = pages, .governor = backend->governor};
     if (!is_second(offload, block)) {
-        return run_at_heap(offload, CALL_SHORT, resize, &this) ? this.block : NULL;
+        return run_at_heap(offload, REQUEST_RUN, resize, &this) ? block : NULL;
     }
     this.governor = &offload->second;
     resize(&this);
-    return this.block;
+    return block;
 }
 
 static struct heap *heap_of(struct backend *backend, const void *block) {
@@ -340,7 +292,7 @@ static struct heap *heap_of(struct backend *backend, const void *block) {
 
 struct both {
     struct offload *offload;
-    void (*work)(struct governor *governor, void *subject);
+    heap_work *work;
     void *subject;
 };
 
@@ -354,11 +306,10 @@ static void run_on_first(void *subject) {
     this->work(governor, this->subject);
 }
 
-static bool run(struct backend *backend, void (*work)(struct governor *governor, void *subject),
-                void *subject) {
+static bool run(struct backend *backend, heap_work *work, void *subject) {
     struct offload *offload = offload_of(backend);
     struct both both = {offload, work, subject};
-    bool done = run_at_heap(offload, CALL_LONG, run_on_first, &both);
+    bool done = run_at_heap(offload, REQUEST_RUN_LONG, run_on_first, &both);
     struct governor *second = second_if_made(offload);
     if (second != NULL) {
         work(second, subject);
@@ -397,28 +348,17 @@ static struct governor *governor_of(const void *context) {
     return ((const struct offload *)context)->backend.governor;
 }
 
-static size_t serve_take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
-    return governor_take_blocks_exclusive(governor_of(context), class, blocks, count,
-                                          (flags & TAKE_AT_ONCE) == 0);
+static void serve_take(void *context, struct request *request, bool at_once) {
+    struct governor *governor = governor_of(context);
+    take_from(governor, request, !at_once);
+    if (is_clean_for_calloc(request) && server_populates(request->pages) &&
+        governor_may_populate(governor, request->blocks[0], request->pages)) {
+        governor_populate(governor, request->blocks[0], request->pages);
+    }
 }
 
 static void serve_put(void *context, uint32_t class, void *const *blocks, size_t count) {
-    governor_put_blocks(governor_of(context), class, blocks, count);
-}
-
-static void *serve_take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
-    struct governor *governor = governor_of(context);
-    void *block =
-        governor_take_large_exclusive(governor, pages, align_pages, zero, (flags & TAKE_AT_ONCE) == 0);
-    if (block != NULL && *zero && (flags & TAKE_ZEROED) != 0 && server_populates(pages) &&
-        governor_may_populate(governor, block, pages)) {
-        governor_populate(governor, block, pages);
-    }
-    return block;
-}
-
-static void serve_put_large(void *context, void *block) {
-    governor_put_large(governor_of(context), block);
+    put_into(governor_of(context), class, blocks, count);
 }
 
 static uint32_t class_of(void *context, const void *block) {
@@ -439,16 +379,12 @@ static bool tick(void *context) {
     return governor_tick(governor, true) && idle;
 }
 
-static void set_shared(void *context, enum sharing sharing) {
-    static const enum shared_mode modes[] = {[SHARING_FOR_NOW] = SHARED_BACKGROUND,
-                                             [SHARING_UNTIL_START] = SHARED_FOREGROUND,
-                                             [SHARING_FOR_GOOD] = SHARED_FOR_GOOD};
-    governor_set_shared(governor_of(context), modes[sharing]);
+static void set_shared(void *context, enum governor_mode mode) {
+    governor_set_mode(governor_of(context), mode);
 }
 
 static void set_exclusive(void *context) {
-    struct offload *offload = context;
-    governor_set_exclusive(offload->backend.governor, &offload->heap_ops);
+    governor_set_mode(governor_of(context), MODE_EXCLUSIVE);
 }
 
 static void between_slices(void *context) {
@@ -466,45 +402,38 @@ static void flush(void *context) {
 /* ---- the server's thread ---- */
 
 bool offload_is_possible(struct offload *offload) {
-    static const char *const messages[] = {
-        [AFFINITY_DECLINE_ONE_CPU] =
-            "offload needs a CPU of its own, and there is but one: running without it",
-        [AFFINITY_DECLINE_QUOTA] = "offload needs a CPU of its own, and the control group may use less than "
-                                   "two: running without it",
-    };
     struct cpu_set *allowed = &offload->survey.view.allowed;
     if (!cpu_affinity(0, allowed)) {
         return false;
     }
-    enum affinity_decline decline = affinity_should_decline(allowed, cgroup_cpu_quota());
-    if (decline != AFFINITY_NO_DECLINE) {
-        print(messages[decline]);
+    const char *obstacle = affinity_obstacle(allowed, cgroup_cpu_quota(""));
+    if (obstacle != NULL) {
+        print(obstacle);
     }
-    return decline == AFFINITY_NO_DECLINE;
+    return obstacle == NULL;
 }
 
 /* On the server, when it starts and when it takes the heap back. */
 static void choose_cpu(void *context) {
     static const char *const messages[] = {
-        [AFFINITY_NOT_ALLOWED] = "offload names a CPU that the process may not run on: choosing another",
-        [AFFINITY_NO_SIBLING] =
-            "offload=sibling, but there is no free hyperthread of that core: choosing a CPU",
-        [AFFINITY_NO_CORE] = "offload=core, but there is no other core of that socket: choosing a CPU",
-        [AFFINITY_NO_SOCKET] = "offload=socket, but there is no other socket: choosing a CPU",
+        [AFFINITY_NUMBER] = "offload names a CPU that the process may not run on: choosing another",
+        [AFFINITY_SIBLING] = "offload=sibling, but there is no free hyperthread of that core: choosing a CPU",
+        [AFFINITY_CORE] = "offload=core, but there is no other core of that socket: choosing a CPU",
+        [AFFINITY_SOCKET] = "offload=socket, but there is no other socket: choosing a CPU",
     };
     struct offload *offload = context;
     /* Differs for processes that start together, also where each is the first of its container: the end of
      * the address space is randomized. */
     uint64_t seed = (uint64_t)os_syscall(SYS_getpid) * RANDOM_GOLDEN_RATIO ^ lock_self();
-    affinity_update(&offload->survey, TOPOLOGY_MACHINE, (int)os_syscall(SYS_gettid), MAX_CPUS);
+    affinity_update(&offload->survey, TOPOLOGY_MACHINE, (int)os_syscall(SYS_gettid));
     struct affinity_choice choice = affinity_choose(&offload->survey.view, offload->options.cpu, seed);
-    if (!offload->reported && choice.reason != AFFINITY_MET && choice.reason != AFFINITY_ONE_CPU) {
+    enum affinity_kind kind = offload->options.cpu.kind;
+    if (!offload->reported && choice.cpu >= 0 && !choice.met) {
         offload->reported = true;
-        print(messages[choice.reason]);
+        print(messages[kind]);
     }
     thread_leave_files(); /* so that its files in /proc and /sys are not the program's; it prints no more */
-    offload->server.always_exclusive =
-        offload->options.cpu.kind == AFFINITY_NUMBER && choice.reason == AFFINITY_MET;
+    offload->server.always_exclusive = kind == AFFINITY_NUMBER && choice.met;
     if (choice.cpu >= 0) {
         cpu_pin((unsigned)choice.cpu);
     }
@@ -524,11 +453,6 @@ static void add_counters(const struct backend *backend, struct calm_stats *stats
     stats->cached_limit += prefill_max_blocks(server, &bytes) * vm_page_size() + bytes;
     stats->offload_hits = clients.hits;
     stats->offload_misses = clients.misses;
-}
-
-static bool has_threads(const struct backend *backend) {
-    (void)backend;
-    return true;
 }
 
 /* Whether the caller interrupted itself within a heap. */
@@ -587,32 +511,43 @@ static void end(struct backend *backend) {
 }
 
 static const struct backend_functions functions = {
-    take_blocks,    put_blocks,   take_large,  put_large,   resize_large, heap_of,    run,          trim,
-    trim_by_helper, add_counters, has_threads, interrupted, before_fork,  after_fork, stop_threads, end,
+    .take_blocks = take_blocks,
+    .put_blocks = put_blocks,
+    .take_large = take_large,
+    .put_large = put_large,
+    .resize_large = resize_large,
+    .heap_of = heap_of,
+    .run = run,
+    .trim = trim,
+    .trim_by_helper = trim_by_helper,
+    .add_counters = add_counters,
+    .interrupted = interrupted,
+    .before_fork = before_fork,
+    .after_fork = after_fork,
+    .stop_threads = stop_threads,
+    .end = end,
 };
 
 struct backend *offload_open(struct offload *offload, const struct offload_options *options,
                              struct governor *governor) {
-    offload->backend = (struct backend){&functions, governor};
+    offload->backend = (struct backend){&functions, governor, true};
     offload->options = *options;
     struct server *server = &offload->server;
     server->hooks = (struct server_hooks){
         .context = offload,
-        .classes = &governor->heap.classes[0],
         .take = serve_take,
         .put = serve_put,
-        .take_large = serve_take_large,
-        .put_large = serve_put_large,
         .class_of = class_of,
         .tick = tick,
         .switch_to_shared = set_shared,
         .switch_to_exclusive = set_exclusive,
         .choose_cpu = choose_cpu,
         .report_unresponsive = report_unresponsive,
-        .page_size = vm_page_size(),
     };
+    server->layout.classes = governor->heap.classes;
     server->timeout_ns = (uint64_t)options->timeout_ms * 1000000U;
     server->contention.cpus = cpu_set_count(&offload->survey.view.allowed);
     offload->heap_ops = (struct heap_ops){offload, between_slices, cached, flush};
+    governor->ops = &offload->heap_ops;
     return server_init(server, governor->caches->count, CLIENT_CACHE_CLASS_BYTES) ? &offload->backend : NULL;
 }

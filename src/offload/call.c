@@ -26,7 +26,7 @@ bool call_retract(struct call *call) {
 bool call_abandon(struct call *call) {
     uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed);
     while ((state & CALL_STATE) == CALL_PENDING ||
-           ((state & CALL_STATE) == CALL_TAKEN && !call_runs_work(call))) {
+           ((state & CALL_STATE) == CALL_TAKEN && !request_runs_work(&call->request))) {
         if (atomic_compare_exchange_weak_explicit(&call->state, &state, CALL_ABANDONED, memory_order_acq_rel,
                                                   memory_order_relaxed)) {
             return true;

@@ -1,15 +1,16 @@
 /*
- * A call: a request for which a client waits, in one of the process's slots. Its state goes FREE, CLAIMED (a
- * client fills it), PENDING (the server may begin), TAKEN (the server works on it), DONE (the client reads
- * the answer), FREE. The client may abandon a PENDING or TAKEN call; the server then undoes what it did and
- * frees the slot, which therefore never lies on a client's stack. The ring carries the slot's number; a
- * record whose slot is not PENDING is stale, and ignored. tests/model/call.pml has the proof.
+ * A call: a request for whose answer a client waits, in one of the process's slots. Its state goes FREE,
+ * CLAIMED (a client fills it), PENDING (the server may begin), TAKEN (the server works on it), DONE (the
+ * client reads the answer), FREE. The client may abandon a PENDING or TAKEN call; the server then undoes what
+ * it did and frees the slot, which therefore never lies on a client's stack. The ring carries the slot's
+ * number; a record whose slot is not PENDING is stale, and ignored. tests/model/call.pml has the proof.
  */
 #ifndef CALM_OFFLOAD_CALL_H
 #define CALM_OFFLOAD_CALL_H
 
 #include "heap/size_class.h"
 #include "offload/bits.h"
+#include "offload/request.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,35 +23,11 @@ enum call_state { CALL_FREE, CALL_CLAIMED, CALL_PENDING, CALL_TAKEN, CALL_DONE, 
 #define CALL_STATE    0x7U
 #define CALL_SLEEPING 0x8U /* the client sleeps on the word */
 
-enum call_kind {
-    CALL_BLOCKS,
-    CALL_LARGE,
-    CALL_SHORT, /* runs the client's function */
-    CALL_LONG,  /* the same; does not begin in the middle of other long work */
-};
-
-enum take_flags {
-    TAKE_ZEROED = 1,  /* for calloc */
-    TAKE_AT_ONCE = 2, /* without populating pages first: a client waits */
-};
-
 struct call {
     _Alignas(64) _Atomic(uint32_t) state;
-    enum call_kind kind;
     _Atomic(uint64_t) claimer; /* thread pointer of the last client that claimed the slot */
-    /* CALL_BLOCKS */
-    uint32_t class;
-    size_t count; /* in: wanted; out: taken */
-    /* CALL_LARGE */
-    size_t pages;
-    size_t align_pages;
-    unsigned flags;
-    bool zero;
-    void *block;
-    /* CALL_SHORT, CALL_LONG; subject may lie on the client's stack, so once begun these are not abandoned */
-    void (*work)(void *subject);
-    void *subject;
-    void *blocks[MAX_MAGAZINE_BLOCKS];
+    struct request request;
+    void *blocks[MAX_MAGAZINE_BLOCKS]; /* the request's */
 };
 
 /* ---- the client ---- */
@@ -61,12 +38,9 @@ struct call *call_claim(struct call *calls, unsigned from);
 /* Withdraws a call that was not sent. False if the server has begun it nevertheless, for a stale record. */
 bool call_retract(struct call *call);
 
-/* Leaves the call to the server. False if it is done, or runs the client's function. */
+/* Leaves the call to the server. False if it is done, or has begun to run the client's function: that may use
+ * the client's stack. */
 bool call_abandon(struct call *call);
-
-static inline bool call_runs_work(const struct call *call) {
-    return call->kind == CALL_SHORT || call->kind == CALL_LONG;
-}
 
 /* The client has read the answer, or the server has undone an abandoned call. */
 static inline void call_free(struct call *call) {

@@ -8,8 +8,6 @@
 #include "os/futex.h"
 #include "os/syscall.h"
 
-#include <string.h>
-
 /* A client polls for its answer for so long before it sleeps: the server has a CPU to itself, and a sleep and
  * a wakeup take nearly as long. */
 #define SPIN_NS 60000ULL
@@ -18,54 +16,48 @@
 #define MIN_OPERATIONS 64
 /* Between two tries to send a call while the ring is full. */
 #define FULL_NS 50000ULL
-/* Other endpoints that a client tries when another thread has entered its own. */
+/* Endpoints that a client tries, its own first, before it waits for that. */
 #define TRIES 4
 
 /* ---- endpoints ---- */
 
-/* Whether the server can be asked at all. */
-static enum answer check_server(struct server *server) {
+enum answer client_check(struct server *server) {
     if (atomic_load_explicit(&server->heap_mode, memory_order_acquire) == HEAP_MODE_UNSET) {
-        server_begin(server);
+        heap_mode_begin(server);
     }
     return server_is_shared(server)                                      ? ANSWER_SHARED
            : server_forks_here(server) || server_is_unresponsive(server) ? ANSWER_UNRESPONSIVE
                                                                          : ANSWER_DONE;
 }
 
-/* The number of an open endpoint: 0, which always is, where memory is short. */
-static unsigned open_number(struct server *server, unsigned number) {
-    number %= server->endpoint_count;
-    return server_is_open(server, number) || server_open(server, number) ? number : 0;
-}
-
 /* Enters the endpoint of that number or one next to it, or waits for the first. NULL if the heap is in shared
  * mode; it is in exclusive mode until the caller leaves. */
 static struct endpoint *enter(struct server *server, unsigned number) {
-    number = open_number(server, number);
-    struct endpoint *endpoint = NULL;
-    for (unsigned i = 0; i < TRIES && i < server->endpoint_count && endpoint == NULL; i++) {
-        unsigned other = (number + i) % server->endpoint_count;
-        if (server_is_open(server, other) && endpoint_try(server_endpoint(server, other))) {
-            endpoint = server_endpoint(server, other);
-        }
+    struct endpoint *own = server_open(server, number);
+    struct endpoint *entered = NULL;
+    for (unsigned i = 0; i < TRIES && entered == NULL; i++) {
+        struct endpoint *other = server_endpoint(server, (number + i) % server->endpoint_count);
+        entered = other != NULL && endpoint_try(other) ? other : NULL;
     }
-    if (endpoint == NULL) {
-        endpoint = server_endpoint(server, number);
-        endpoint_enter(endpoint);
+    if (entered == NULL) {
+        endpoint_enter(own, ENTER_ALWAYS);
+        entered = own;
     }
     if (server_is_shared(server)) {
-        endpoint_leave(endpoint);
+        endpoint_leave(entered);
         return NULL;
     }
-    return endpoint;
+    return entered;
 }
 
 struct endpoint *client_enter_shared(struct server *server, unsigned number) {
-    struct endpoint *endpoint = server_endpoint(server, open_number(server, number));
-    if (!heap_mode_enter(server, endpoint)) {
+    struct endpoint *endpoint = server_open(server, number);
+    atomic_fetch_add_explicit(&endpoint->inside, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&server->heap_mode, memory_order_seq_cst) != HEAP_MODE_SHARED) {
+        client_leave_shared(endpoint);
         return NULL;
     }
+    atomic_store_explicit(&endpoint->last_inside, lock_self(), memory_order_relaxed);
     if (atomic_load_explicit(&server->thread, memory_order_relaxed) == THREAD_NONE &&
         atomic_fetch_add_explicit(&server->operations, 1, memory_order_relaxed) >= MIN_OPERATIONS) {
         server_start(server);
@@ -74,7 +66,7 @@ struct endpoint *client_enter_shared(struct server *server, unsigned number) {
 }
 
 void client_leave_shared(struct endpoint *endpoint) {
-    heap_mode_leave(endpoint);
+    atomic_fetch_sub_explicit(&endpoint->inside, 1, memory_order_release);
 }
 
 /* ---- frees ---- */
@@ -101,49 +93,46 @@ static bool is_backlog(struct endpoint *endpoint, size_t bytes) {
     return endpoint->sent_bytes - endpoint->served_seen > MAX_BACKLOG_BYTES;
 }
 
-/* Freed blocks. class 0: a large one. `bytes` is their size, `payload` the record's. False if the heap is in
- * shared mode. */
-static bool put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count,
-                size_t bytes, uint64_t header, const uint64_t *payload) {
+static bool push_freed(struct endpoint *endpoint, const struct request *request, bool urgent) {
+    uint32_t class = request->class;
+    const uint64_t large[] = {(uintptr_t)request->blocks[0], request->bytes};
+    const uint64_t *payload = class != 0 ? (const uint64_t *)(const void *)request->blocks : large;
+    uint64_t header = record_header(REQUEST_PUT, class, class != 0 ? request->count : 2);
+    return ring_push(&endpoint->ring, header, payload, urgent);
+}
+
+static enum answer put(struct server *server, unsigned number, const struct request *request) {
+    uint32_t class = request->class;
     if (server_forks_here(server) && !server_is_shared(server)) { /* it has entered all endpoints */
-        overflow(server, blocks, count);
-        return true;
+        overflow(server, request->blocks, request->count);
+        return ANSWER_DONE;
     }
-    struct endpoint *endpoint = check_server(server) == ANSWER_SHARED ? NULL : enter(server, number);
+    struct endpoint *endpoint = client_check(server) == ANSWER_SHARED ? NULL : enter(server, number);
     if (endpoint == NULL) {
-        return false;
+        return ANSWER_SHARED;
     }
-    if (class != 0 && client_cache_push(&server->layout, endpoint, class, blocks, count)) {
+    if (class != 0 && client_cache_push(endpoint, class, request->blocks, request->count)) {
         endpoint_leave(endpoint);
-        return true;
+        return ANSWER_DONE;
     }
+    size_t bytes = class != 0 ? request->count * server->layout.classes->of[class].size : request->bytes;
     bool urgent = is_backlog(endpoint, bytes);
-    bool sent = ring_push(&endpoint->ring, header, payload, record_count(header), urgent);
+    bool sent = push_freed(endpoint, request, urgent);
     endpoint->sent_bytes -= sent ? 0 : bytes;
     endpoint_leave(endpoint);
     if (!sent) {
-        overflow(server, blocks, count);
+        overflow(server, request->blocks, request->count);
     }
     if (urgent || !sent) {
         server_wake(server);
     }
-    return true;
-}
-
-bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count) {
-    return put(server, number, class, blocks, count, count * server->layout.classes->of[class].size,
-               record_header(RECORD_FREE, class, count), (const uint64_t *)(const void *)blocks);
-}
-
-bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes) {
-    const uint64_t payload[] = {(uintptr_t)block, bytes};
-    return put(server, number, 0, &block, 1, bytes, record_header(RECORD_FREE_LARGE, 0, 2), payload);
+    return ANSWER_DONE;
 }
 
 /* ---- calls ---- */
 
 static uint64_t timeout_ns(const struct server *server, const struct call *call) {
-    return call->kind == CALL_LONG ? server_long_timeout_ns(server) : server->timeout_ns;
+    return call->request.kind == REQUEST_RUN_LONG ? server_long_timeout_ns(server) : server->timeout_ns;
 }
 
 /* A slot, after a wait if more threads call than there are slots; NULL if that takes too long. */
@@ -160,15 +149,14 @@ static struct call *claim(struct server *server, unsigned from) {
 
 /* ANSWER_UNRESPONSIVE if the ring had no room until the timeout. */
 static enum answer send_call(struct server *server, unsigned number, struct call *call) {
-    enum record record = call->kind == CALL_LONG ? RECORD_LONG_CALL : RECORD_CALL;
-    uint64_t header = record_header(record, (uint32_t)(call - server->calls), 0);
+    uint64_t header = record_header(call->request.kind, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
         struct endpoint *endpoint = enter(server, number);
         if (endpoint == NULL) {
             return ANSWER_SHARED;
         }
-        bool sent = ring_push(&endpoint->ring, header, NULL, 0, true);
+        bool sent = ring_push(&endpoint->ring, header, NULL, true);
         endpoint_leave(endpoint);
         server_wake(server);
         if (sent) {
@@ -210,7 +198,7 @@ static bool wait_for(struct server *server, struct call *call) {
         uint64_t waited = clock_now_ns() - start;
         if (waited >= timeout_ns(server, call)) {
             uint64_t now = atomic_load_explicit(&server->heartbeat, memory_order_relaxed);
-            if (call_runs_work(call) && now != heartbeat) {
+            if (request_runs_work(&call->request) && now != heartbeat) {
                 heartbeat = now;
                 start += waited;
                 continue;
@@ -225,12 +213,24 @@ static bool wait_for(struct server *server, struct call *call) {
     }
 }
 
-/* Sends a call whose slot is filled, and waits. */
-static enum answer have_served(struct server *server, unsigned number, struct call *call) {
+/* Has the server answer the request, and waits. */
+static enum answer call_server(struct server *server, unsigned number, struct request *request) {
+    struct call *call = claim(server, number);
+    if (call == NULL) {
+        return ANSWER_UNRESPONSIVE;
+    }
+    call->request = *request;
+    call->request.blocks = call->blocks;
     atomic_store_explicit(&call->state, CALL_PENDING, memory_order_release);
     /* A call that could not be sent may still be served, for an old record that names its slot. */
     enum answer sent = send_call(server, number, call);
     if ((sent == ANSWER_DONE || !call_retract(call)) && wait_for(server, call)) {
+        for (size_t i = 0; i < call->request.count; i++) {
+            request->blocks[i] = call->blocks[i];
+        }
+        request->count = call->request.count;
+        request->zero = call->request.zero;
+        call_free(call);
         return ANSWER_DONE;
     }
     /* The server may have the heap back since: then it is asked again. */
@@ -243,111 +243,62 @@ static enum answer have_served(struct server *server, unsigned number, struct ca
 
 /* ---- allocations ---- */
 
-/* Leaves the endpoint. If the client took the last of a queue: wakes a sleeping server to fill it before the
- * next client misses, which would have to wait. */
-static void leave_queue(struct server *server, struct endpoint *endpoint, uint32_t queue, bool took) {
-    bool wakes = took && atomic_load_explicit(&server->state, memory_order_relaxed) == SERVER_SLEEPS &&
-                 prefill_queue_is_empty(&server->layout, endpoint, queue);
+/* Takes what is ready at the endpoint, and leaves it. If that was the last of a queue: wakes a sleeping
+ * server to fill it before the next client misses, which would have to wait. */
+static size_t take_ready(struct server *server, struct endpoint *endpoint, struct request *request) {
+    uint32_t class = request->class;
+    size_t got = class == 0 ? 0 : client_cache_pop(endpoint, class, request->blocks, request->count);
+    bool wakes = false;
+    if (got == 0) {
+        got = prefill_queue_take(endpoint, request);
+        count_one(got > 0 ? &endpoint->hits : &endpoint->misses);
+        wakes = got > 0 && atomic_load_explicit(&server->state, memory_order_relaxed) == SERVER_SLEEPS &&
+                prefill_queue_is_empty(endpoint, prefill_queue_for(request));
+    }
     endpoint_leave(endpoint);
     if (wakes) {
         server_wake(server);
     }
+    return got;
 }
 
-enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
-                        size_t *got) {
-    *got = 0;
-    enum answer answer = check_server(server);
+static enum answer take(struct server *server, unsigned number, struct request *request) {
+    enum answer answer = client_check(server);
     if (answer == ANSWER_SHARED || server_forks_here(server)) {
         return answer;
     }
-    struct endpoint *endpoint = enter(server, number);
-    if (endpoint == NULL) {
-        return ANSWER_SHARED;
-    }
-    *got = client_cache_pop(&server->layout, endpoint, class, blocks, count);
-    bool cached = *got > 0;
-    *got = cached ? *got : prefill_queue_take(&server->layout, endpoint, class, blocks, count);
-    leave_queue(server, endpoint, class, !cached && *got > 0);
-    if (*got > 0) {
-        return ANSWER_DONE;
-    }
-    struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
-    if (call == NULL) {
-        return ANSWER_UNRESPONSIVE;
-    }
-    call->kind = CALL_BLOCKS;
-    call->class = class;
-    call->count = count;
-    answer = have_served(server, number, call);
-    if (answer == ANSWER_DONE) {
-        memcpy(blocks, call->blocks, call->count * sizeof *blocks);
-        *got = call->count;
-        call_free(call);
-    }
-    return answer;
-}
-
-enum answer client_take_large(struct server *server, unsigned number, size_t pages, size_t align_pages,
-                              unsigned flags, void **block, bool *zero) {
-    *block = NULL;
-    enum answer answer = check_server(server);
-    if (answer == ANSWER_SHARED || server_forks_here(server)) {
-        return answer;
-    }
-    if (align_pages <= 1) {
+    if (request->align_pages <= 1) {
         struct endpoint *endpoint = enter(server, number);
         if (endpoint == NULL) {
             return ANSWER_SHARED;
         }
-        *block = prefill_queue_take_large(endpoint, pages, zero);
-        leave_queue(server, endpoint, prefill_queue_of_pages(pages), *block != NULL);
-        if (*block != NULL) {
+        size_t got = take_ready(server, endpoint, request);
+        if (got > 0) {
+            request->count = got;
             return ANSWER_DONE;
         }
     }
-    struct call *call = answer == ANSWER_DONE ? claim(server, number) : NULL;
-    if (call == NULL) {
-        return ANSWER_UNRESPONSIVE;
-    }
-    call->kind = CALL_LARGE;
-    call->pages = pages;
-    call->align_pages = align_pages;
-    call->flags = flags;
-    answer = have_served(server, number, call);
-    if (answer == ANSWER_DONE) {
-        *block = call->block;
-        *zero = call->zero;
-        call_free(call);
-    }
-    return answer;
+    return answer == ANSWER_DONE ? call_server(server, number, request) : answer;
 }
 
-enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
-                       void (*work)(void *subject), void *subject) {
-    enum answer answer = check_server(server);
-    bool asks = answer == ANSWER_DONE || (answer == ANSWER_UNRESPONSIVE && kind == CALL_LONG &&
-                                          !server_is_orphaned(server) && !server_forks_here(server));
-    struct call *call = asks ? claim(server, number) : NULL;
-    if (call == NULL) {
-        return answer == ANSWER_SHARED ? answer : ANSWER_UNRESPONSIVE;
-    }
-    call->kind = kind;
-    call->work = work;
-    call->subject = subject;
-    answer = have_served(server, number, call);
-    if (answer == ANSWER_DONE) {
-        call_free(call);
-    }
-    return answer;
+static enum answer run(struct server *server, unsigned number, struct request *request) {
+    enum answer answer = client_check(server);
+    bool waits = answer == ANSWER_UNRESPONSIVE && request->kind == REQUEST_RUN_LONG &&
+                 !server_is_orphaned(server) && !server_forks_here(server);
+    return answer == ANSWER_DONE || waits ? call_server(server, number, request) : answer;
+}
+
+enum answer client_ask(struct server *server, unsigned number, struct request *request) {
+    return request->kind == REQUEST_TAKE  ? take(server, number, request)
+           : request->kind == REQUEST_PUT ? put(server, number, request)
+                                          : run(server, number, request);
 }
 
 struct endpoint_sums client_counts(const struct server *server) {
     struct endpoint_sums sum = {0};
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        const struct endpoint_counts *counts = &server_open_endpoint(server, i)->counts;
-        sum.hits += atomic_load_explicit(&counts->hits, memory_order_relaxed);
-        sum.misses += atomic_load_explicit(&counts->misses, memory_order_relaxed);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        sum.hits += atomic_load_explicit(&endpoint->hits, memory_order_relaxed);
+        sum.misses += atomic_load_explicit(&endpoint->misses, memory_order_relaxed);
     }
     return sum;
 }

@@ -2,7 +2,8 @@
  * The clients' side of the server: what a thread does whose CPU cache has no block, or no room.
  *
  * Any thread, at any time once the server was initialized; number selects the endpoint, that of the virtual
- * CPU that runs the caller. None of these functions works on the heap.
+ * CPU that runs the caller. None works on the heap, except that the first request of a new or forked process
+ * begins shared mode (heap_mode_begin). In shared mode the caller works on it itself.
  */
 #ifndef CALM_OFFLOAD_CLIENT_H
 #define CALM_OFFLOAD_CLIENT_H
@@ -15,28 +16,23 @@ enum answer {
     ANSWER_SHARED, /* the caller may work on the heap, between client_enter_shared and client_leave_shared */
 };
 
+/* Whether the server can be asked: ANSWER_DONE, else what client_ask would answer. */
+enum answer client_check(struct server *server);
+
 /* In shared mode: the heap stays so until client_leave_shared. NULL in exclusive mode. */
 struct endpoint *client_enter_shared(struct server *server, unsigned number);
 void client_leave_shared(struct endpoint *endpoint);
 
-/* Blocks of a class: what is prepared, or up to count that the server is asked for. *got is 0 if memory is
- * short. */
-enum answer client_take(struct server *server, unsigned number, uint32_t class, void **blocks, size_t count,
-                        size_t *got);
-
-/* Sends freed blocks of a class to the server; never waits for it. False if the heap is in shared mode. */
-bool client_put(struct server *server, unsigned number, uint32_t class, void *const *blocks, size_t count);
-
-/* A large block; NULL if memory is short. */
-enum answer client_take_large(struct server *server, unsigned number, size_t pages, size_t align_pages,
-                              unsigned flags, void **block, bool *zero);
-
-bool client_put_large(struct server *server, unsigned number, void *block, size_t bytes);
-
-/* Has the server run work(subject), after all that the caller sent before; kind is CALL_SHORT or CALL_LONG.
- * Waits as long as it takes, while the server makes progress. */
-enum answer client_run(struct server *server, unsigned number, enum call_kind kind,
-                       void (*work)(void *subject), void *subject);
+/*
+ * Has the server do what is requested.
+ *
+ * REQUEST_TAKE: takes what is prepared, or else up to count blocks that the server is asked for.
+ * REQUEST_PUT: sends freed blocks, and waits only for room, where ring and overflow are full: up to the
+ * timeout, after which the blocks stay in use for good. Never ANSWER_UNRESPONSIVE. REQUEST_RUN,
+ * REQUEST_RUN_LONG: runs work(subject), after all that the caller sent before. Waits as long as it takes,
+ * while the server makes progress.
+ */
+enum answer client_ask(struct server *server, unsigned number, struct request *request);
 
 struct endpoint_sums {
     uint64_t hits;

@@ -13,17 +13,18 @@ void client_cache_lay_out(struct endpoint_layout *layout, size_t class_bytes) {
     }
 }
 
-size_t client_cache_take_unused(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                uint32_t class, void **blocks) {
+size_t client_cache_take_unused(struct endpoint *endpoint, uint32_t class, void **blocks) {
     struct client_cache *cache = &endpoint->caches[class];
-    void **stack = client_cache_stack(layout, endpoint, class);
-    uint32_t got = cache->min_count < MAX_MAGAZINE_BLOCKS ? cache->min_count : MAX_MAGAZINE_BLOCKS;
-    if (got > 0) {
-        uint32_t left = client_cache_level(endpoint, class) - got;
-        memcpy(blocks, stack, got * sizeof *blocks);
-        memmove(stack, stack + got, left * sizeof *stack);
-        client_cache_set(endpoint, class, left);
-        cache->min_count -= got;
+    void **stack = client_cache_stack(endpoint, class);
+    uint32_t got = (uint32_t)size_min(cache->min_count, MAX_MAGAZINE_BLOCKS);
+    if (got == 0) {
+        cache->min_count = client_cache_level(endpoint, class);
+        return 0;
     }
+    uint32_t left = client_cache_level(endpoint, class) - got;
+    memcpy(blocks, stack, got * sizeof *blocks);
+    memmove(stack, stack + got, left * sizeof *stack);
+    client_cache_set(endpoint, class, left);
+    cache->min_count -= got;
     return got;
 }

@@ -26,9 +26,8 @@ static inline uint32_t client_cache_level(const struct endpoint *endpoint, uint3
     return atomic_load_explicit(&endpoint->caches[class].count, memory_order_relaxed);
 }
 
-static inline void **client_cache_stack(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                        uint32_t class) {
-    return (void **)(void *)(endpoint->words + layout->cache_start[class]);
+static inline void **client_cache_stack(struct endpoint *endpoint, uint32_t class) {
+    return (void **)(void *)(endpoint->words + endpoint->layout->cache_start[class]);
 }
 
 static inline void client_cache_set(struct endpoint *endpoint, uint32_t class, uint32_t count) {
@@ -36,14 +35,14 @@ static inline void client_cache_set(struct endpoint *endpoint, uint32_t class, u
 }
 
 /* Pops up to count blocks, those freed last; returns how many. */
-static inline size_t client_cache_pop(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                      uint32_t class, void **blocks, size_t count) {
+static inline size_t client_cache_pop(struct endpoint *endpoint, uint32_t class, void **blocks,
+                                      size_t count) {
     uint32_t level = client_cache_level(endpoint, class);
     uint32_t got = level < count ? level : (uint32_t)count;
     if (got > 0) {
         struct client_cache *cache = &endpoint->caches[class];
         level -= got;
-        memcpy(blocks, client_cache_stack(layout, endpoint, class) + level, got * sizeof *blocks);
+        memcpy(blocks, client_cache_stack(endpoint, class) + level, got * sizeof *blocks);
         client_cache_set(endpoint, class, level);
         cache->min_count = level < cache->min_count ? level : cache->min_count;
     }
@@ -51,24 +50,19 @@ static inline size_t client_cache_pop(const struct endpoint_layout *layout, stru
 }
 
 /* Pushes all of the blocks, or none if there is no room for all. */
-static inline bool client_cache_push(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                     uint32_t class, void *const *blocks, size_t count) {
+static inline bool client_cache_push(struct endpoint *endpoint, uint32_t class, void *const *blocks,
+                                     size_t count) {
     uint32_t level = client_cache_level(endpoint, class);
-    if (level + count > layout->max_cached[class]) {
+    if (level + count > endpoint->layout->max_cached[class]) {
         return false;
     }
-    memcpy(client_cache_stack(layout, endpoint, class) + level, blocks, count * sizeof *blocks);
+    memcpy(client_cache_stack(endpoint, class) + level, blocks, count * sizeof *blocks);
     client_cache_set(endpoint, class, level + (uint32_t)count);
     return true;
 }
 
-/* Takes the oldest of the blocks that were unused in this epoch, at most a magazine; returns how many. */
-size_t client_cache_take_unused(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                uint32_t class, void **blocks);
-
-/* A new epoch: all blocks count as unused until they are popped. */
-static inline void client_cache_begin_epoch(struct endpoint *endpoint, uint32_t class) {
-    endpoint->caches[class].min_count = client_cache_level(endpoint, class);
-}
+/* Takes the oldest of the blocks that were unused in this epoch, at most a magazine; returns how many. If
+ * there are none, a new epoch begins: all blocks count as unused until they are popped. */
+size_t client_cache_take_unused(struct endpoint *endpoint, uint32_t class, void **blocks);
 
 #endif

@@ -5,12 +5,16 @@
 
 #define SPINS 64
 
-void endpoint_enter(struct endpoint *endpoint) {
-    for (unsigned spins = 0; !endpoint_try(endpoint); spins++) {
+bool endpoint_enter(struct endpoint *endpoint, uint32_t max_yields) {
+    for (uint32_t spins = 0; !endpoint_try(endpoint); spins++) {
+        if (spins / SPINS >= max_yields) {
+            return false;
+        }
         if (spins % SPINS == SPINS - 1) {
             os_syscall(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
         } else {
             cpu_relax();
         }
     }
+    return true;
 }

@@ -13,6 +13,7 @@
 #include "heap/size_class.h"
 #include "offload/bits.h"
 #include "offload/predictor.h"
+#include "offload/request.h"
 #include "offload/ring.h"
 #include "os/lock.h"
 
@@ -22,44 +23,41 @@
 #define QUEUES             (SIZE_CLASSES + LARGE_QUEUES)
 #define QUEUE_WORDS        BITS_WORDS(QUEUES)
 
-/* A record's first word has the kind, the class or the call's slot, and the number of words that follow. */
-enum record {
-    RECORD_FREE,
-    RECORD_FREE_LARGE,
-    RECORD_CALL,
-    RECORD_LONG_CALL, /* does not begin in the middle of other long work */
-};
-
-static inline uint64_t record_header(enum record kind, uint32_t subject, size_t count) {
+/*
+ * A record's first word has the kind of the request, the class or the call's slot, and the number of words
+ * that follow. REQUEST_PUT: the blocks; of class 0 a large one, and its size. The others are calls.
+ */
+static inline uint64_t record_header(enum request_kind kind, uint32_t subject, size_t count) {
     return (uint64_t)kind | (uint64_t)subject << 8 | (uint64_t)count << 32;
 }
 
-static inline enum record record_kind(uint64_t header) {
-    return (enum record)(header & 0xff);
+static inline enum request_kind record_kind(uint64_t header) {
+    return (enum request_kind)(header & 0xff);
 }
 
 static inline uint32_t record_subject(uint64_t header) {
     return (uint32_t)(header >> 8 & 0xffffff);
 }
 
-static inline size_t record_count(uint64_t header) {
-    return (size_t)(header >> 32);
-}
-
-/*
- * A slot of a prefill queue. `filled` is one more than the index of the content: so a client sees whether the
- * slot is filled anew without reading another of the server's cache lines.
- */
-struct magazine {
-    _Atomic(uint64_t) filled;
-    void *blocks[];
-};
-
 struct prefilled_block {
-    _Atomic(uint64_t) filled;
     void *block;
     uint64_t pages;
     bool zero;
+};
+
+/* What a slot of a prefill queue holds: a magazine, or a large block. */
+union prefill_item {
+    void *blocks[MAX_MAGAZINE_BLOCKS];
+    struct prefilled_block large;
+};
+
+/*
+ * `filled` is one more than the index of the item: so a client sees whether the slot is filled anew without
+ * reading another of the server's cache lines. The slots of a queue have as much of the item as it needs.
+ */
+struct prefill_slot {
+    _Atomic(uint64_t) filled;
+    union prefill_item item;
 };
 
 struct client_cache {
@@ -67,21 +65,36 @@ struct client_cache {
     uint32_t min_count; /* in this epoch */
 };
 
-/* Written by the thread that has entered the endpoint; read at any time. */
-struct endpoint_counts {
-    _Atomic(uint64_t) hits; /* requests served from a prefill queue */
-    _Atomic(uint64_t) misses;
+/* Where the slots of a prefill queue lie in `words`. */
+struct queue_layout {
+    uint32_t start;
+    uint16_t content_words; /* of a slot */
+    uint16_t blocks;        /* in a slot */
+    uint8_t depth;          /* slots; a power of two */
+    uint8_t max_ready;      /* to prepare */
+};
+
+/* Where the parts lie in `words`, and their bounds. The same for all endpoints. */
+struct endpoint_layout {
+    const struct size_classes *classes;
+    uint32_t words; /* in all */
+    struct queue_layout queues[QUEUES];
+    uint32_t cache_start[SIZE_CLASSES];
+    uint16_t max_cached[SIZE_CLASSES]; /* blocks */
 };
 
 struct endpoint {
     _Alignas(64) _Atomic(uint32_t) inside; /* threads inside the heap, in shared mode */
     _Atomic(uint64_t) last_inside;         /* thread pointer of the last of them */
+    const struct endpoint_layout *layout;
+    struct endpoint *next; /* the one that was opened before */
 
     /* The thread that has entered. */
     _Alignas(64) _Atomic(uint64_t) entered; /* its thread pointer, or 0 */
     uint64_t sent_bytes;                    /* freed */
     uint64_t served_seen;                   /* served_bytes, when last read */
-    struct endpoint_counts counts;
+    _Atomic(uint64_t) hits;                 /* requests served from a prefill queue */
+    _Atomic(uint64_t) misses;
     _Alignas(64) _Atomic(uint32_t) taken[QUEUES];
     struct client_cache caches[SIZE_CLASSES];
 
@@ -95,20 +108,8 @@ struct endpoint {
     size_t prefilled_bytes;             /* by seen_level */
     _Atomic(uint64_t) large_pages[LARGE_QUEUES];
 
-    _Alignas(64) struct prefilled_block large[LARGE_QUEUES][LARGE_QUEUE_BLOCKS];
     struct ring ring;
-    uint64_t words[]; /* magazines and client caches, as the layout says */
-};
-
-/* Where the parts for each class lie in `words`, and their bounds. The same for all endpoints. */
-struct endpoint_layout {
-    const struct size_classes *classes;
-    uint32_t words; /* in all */
-    uint32_t queue_start[SIZE_CLASSES];
-    uint8_t queue_depth[SIZE_CLASSES];   /* magazines; a power of two */
-    uint8_t max_magazines[SIZE_CLASSES]; /* to prepare */
-    uint32_t cache_start[SIZE_CLASSES];
-    uint16_t max_cached[SIZE_CLASSES]; /* blocks */
+    uint64_t words[]; /* slots and client caches, as the layout says */
 };
 
 /*
@@ -122,8 +123,10 @@ static inline bool endpoint_try(struct endpoint *endpoint) {
                                                    memory_order_acquire, memory_order_relaxed);
 }
 
-/* Enters, after a wait for the few instructions of another thread, which may first have to get a CPU. */
-void endpoint_enter(struct endpoint *endpoint);
+/* Enters, after a wait for the few instructions of another thread, which may first have to get a CPU. False
+ * if the caller has left its CPU to others max_yields times (0: if there is anything to wait for). */
+#define ENTER_ALWAYS UINT32_MAX /* for a caller that must enter */
+bool endpoint_enter(struct endpoint *endpoint, uint32_t max_yields);
 
 static inline void endpoint_leave(struct endpoint *endpoint) {
     atomic_store_explicit(&endpoint->entered, 0, memory_order_release);

@@ -4,27 +4,6 @@
 #include "offload/serve.h"
 #include "os/syscall.h"
 
-/* Until leave_all, no client sends anything or reads the mode. */
-static void enter_all(struct server *server) {
-    lock_acquire(&server->open_lock);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        endpoint_enter(server_open_endpoint(server, i));
-    }
-    atomic_store_explicit(&server->mailbox.closing, true, memory_order_relaxed);
-    lock_acquire(&server->mailbox.clients);
-    atomic_store_explicit(&server->mailbox.closing, false, memory_order_relaxed);
-    server->has_entered_all = true;
-}
-
-static void leave_all(struct server *server) {
-    server->has_entered_all = false;
-    lock_release(&server->mailbox.clients);
-    for (unsigned i = server_opened(server); i-- > 0;) {
-        endpoint_leave(server_open_endpoint(server, i));
-    }
-    lock_release(&server->open_lock);
-}
-
 /* Serves all of the overflow, too: server_serve leaves it while another thread pushes. */
 static void serve_all(struct server *server) {
     while (server_serve(server) || !overflow_is_empty(&server->overflow)) {
@@ -32,26 +11,32 @@ static void serve_all(struct server *server) {
     }
 }
 
-static void switch_to_shared(struct server *server, enum sharing sharing) {
+static void switch_to_shared(struct server *server, enum governor_mode mode) {
     serve_all(server);
     prefill_withdraw_all(server);
-    server->hooks.switch_to_shared(server->hooks.context, sharing);
+    server->hooks.switch_to_shared(server->hooks.context, mode);
     atomic_store_explicit(&server->heap_mode, HEAP_MODE_SHARED, memory_order_release);
 }
 
-void heap_mode_share(struct server *server, enum sharing sharing) {
+void heap_mode_share(struct server *server, enum governor_mode mode) {
     prefill_withdraw_all(server); /* most of the blocks, while clients still run */
-    enter_all(server);
-    switch_to_shared(server, sharing);
-    leave_all(server);
+    lock_acquire(&server->open_lock);
+    /* Until it leaves them, no client sends a record or reads the mode. */
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        endpoint_enter(endpoint, ENTER_ALWAYS);
+    }
+    switch_to_shared(server, mode);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        endpoint_leave(endpoint);
+    }
+    lock_release(&server->open_lock);
 }
 
 void heap_mode_take_exclusive(struct server *server) {
     /* Not while another thread forks: its child needs a heap that is in one of the modes. */
     lock_acquire(&server->open_lock);
     atomic_store_explicit(&server->heap_mode, HEAP_MODE_EXCLUSIVE, memory_order_seq_cst);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        struct endpoint *endpoint = server_open_endpoint(server, i);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
         while (atomic_load_explicit(&endpoint->inside, memory_order_seq_cst) != 0) {
             if (atomic_load_explicit(&server->parking, memory_order_relaxed) != PARKING_REQUESTED) {
                 /* There is no progress if the thread inside may be the one that forks. */
@@ -65,25 +50,11 @@ void heap_mode_take_exclusive(struct server *server) {
     server->contention.checked_ns = 0;
 }
 
-bool heap_mode_enter(struct server *server, struct endpoint *endpoint) {
-    atomic_fetch_add_explicit(&endpoint->inside, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&server->heap_mode, memory_order_seq_cst) != HEAP_MODE_SHARED) {
-        heap_mode_leave(endpoint);
-        return false;
-    }
-    atomic_store_explicit(&endpoint->last_inside, lock_self(), memory_order_relaxed);
-    return true;
-}
-
-void heap_mode_leave(struct endpoint *endpoint) {
-    atomic_fetch_sub_explicit(&endpoint->inside, 1, memory_order_release);
-}
-
-void server_begin(struct server *server) {
-    lock_acquire(&server->begin_lock);
+void heap_mode_begin(struct server *server) {
+    lock_acquire(&server->open_lock);
     if (atomic_load_explicit(&server->heap_mode, memory_order_relaxed) == HEAP_MODE_UNSET) {
         /* In the server's place: there is none, and no other thread is at the heap. */
-        switch_to_shared(server, SHARING_UNTIL_START);
+        switch_to_shared(server, SHARED_FOREGROUND);
     }
-    lock_release(&server->begin_lock);
+    lock_release(&server->open_lock);
 }

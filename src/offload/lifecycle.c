@@ -93,25 +93,13 @@ static bool acquire_for_fork(struct lock *lock, bool waits) {
     return lock_is_mine(lock);
 }
 
-static bool enter_for_fork(struct endpoint *endpoint, bool waits) {
-    bool entered = endpoint_try(endpoint);
-    for (unsigned tries = 0; !entered && (waits || tries < FORK_TRIES); tries++) {
-        os_syscall(SYS_sched_yield);
-        entered = endpoint_try(endpoint);
-    }
-    return entered;
-}
-
 /* Enters all endpoints. An unresponsive server may have entered one itself, or have a client wait there: such
  * an endpoint is left out. True if none is. */
 static bool enter_all(struct server *server, bool waits) {
     bool all = acquire_for_fork(&server->open_lock, waits);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        all &= enter_for_fork(server_open_endpoint(server, i), waits);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        all &= endpoint_enter(endpoint, waits ? ENTER_ALWAYS : FORK_TRIES);
     }
-    atomic_store_explicit(&server->mailbox.closing, true, memory_order_relaxed);
-    all &= acquire_for_fork(&server->mailbox.clients, waits);
-    atomic_store_explicit(&server->mailbox.closing, false, memory_order_relaxed);
     all &= acquire_for_fork(&server->overflow.lock, waits);
     return all;
 }
@@ -138,7 +126,6 @@ void server_before_fork(struct server *server, bool interrupts) {
         return;
     }
     lock_acquire_for_fork(&server->fork_lock, true);
-    lock_acquire_for_fork(&server->begin_lock, true);
     bool parked = park(server);
     server->forks = true;
     bool all = enter_all(server, parked);
@@ -154,23 +141,20 @@ void server_before_fork(struct server *server, bool interrupts) {
 
 /* ---- after a fork ---- */
 
-/* In the child no other thread can be in an endpoint. */
-static void leave_all(struct server *server, bool child) {
+static void leave_all(struct server *server) {
     lock_release_after_fork(&server->overflow.lock);
-    lock_release_after_fork(&server->mailbox.clients);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        struct endpoint *endpoint = server_open_endpoint(server, i);
-        if (child || endpoint_is_mine(endpoint)) {
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        if (endpoint_is_mine(endpoint)) {
             endpoint_leave(endpoint);
         }
     }
     lock_release_after_fork(&server->open_lock);
 }
 
-/* In the child: only the forked thread exists, and what the others did is at an end. */
+/* In the child: only the forked thread exists, and what the others did is at an end. What a signal handler
+ * that forked interrupted, ends there what it began. */
 static void start_over(struct server *server) {
     lock_reset_in_child(&server->fork_lock);
-    lock_reset_in_child(&server->begin_lock);
     lock_reset_in_child(&server->open_lock);
     lock_reset_in_child(&server->mailbox.clients);
     lock_reset_in_child(&server->overflow.lock);
@@ -178,8 +162,11 @@ static void start_over(struct server *server) {
     for (size_t i = 0; i < CALLS; i++) {
         call_free(&server->calls[i]);
     }
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        atomic_store_explicit(&server_open_endpoint(server, i)->inside, 0, memory_order_relaxed);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        atomic_store_explicit(&endpoint->inside, 0, memory_order_relaxed);
+        if (!endpoint_is_mine(endpoint)) {
+            endpoint_leave(endpoint);
+        }
     }
     atomic_store_explicit(&server->mailbox.ready, MAILBOX_EMPTY, memory_order_relaxed);
     atomic_store_explicit(&server->mailbox.done, 0, memory_order_relaxed);
@@ -188,7 +175,7 @@ static void start_over(struct server *server) {
     server->serve_depth = 0;
     server->poll_until_ns = 0;
     server->contention.checked_ns = 0;
-    atomic_store_explicit(&server->is_unresponsive, server_is_orphaned(server), memory_order_relaxed);
+    atomic_store_explicit(&server->unresponsive_from_ns, server_is_orphaned(server), memory_order_relaxed);
     if (server_is_orphaned(server)) {
         atomic_store_explicit(&server->heap_mode, HEAP_MODE_EXCLUSIVE, memory_order_relaxed);
         atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
@@ -201,25 +188,10 @@ static void start_over(struct server *server) {
     }
     if (server_is_shared(server)) {
         bool for_good = atomic_load_explicit(&server->stopping, memory_order_relaxed) == STOPPING_STOPPED;
-        server->hooks.switch_to_shared(server->hooks.context,
-                                       for_good ? SHARING_FOR_GOOD : SHARING_UNTIL_START);
+        server->hooks.switch_to_shared(server->hooks.context, for_good ? SHARED_FOR_GOOD : SHARED_FOREGROUND);
     } else {
         atomic_store_explicit(&server->heap_mode, HEAP_MODE_UNSET, memory_order_relaxed);
     }
-}
-
-/* In the child of a thread that interrupted itself as a client: the interrupted call ends there what it
- * began. */
-static void orphan_heap(struct server *server) {
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        struct endpoint *endpoint = server_open_endpoint(server, i);
-        if (!endpoint_is_mine(endpoint)) {
-            endpoint_leave(endpoint);
-        }
-    }
-    atomic_store_explicit(&server->orphaned, true, memory_order_relaxed);
-    atomic_store_explicit(&server->is_reported, true, memory_order_relaxed); /* nothing to report */
-    start_over(server);
 }
 
 /* Whether server_before_fork waited for the server and its clients. */
@@ -232,11 +204,13 @@ void server_after_fork(struct server *server, bool child) {
     if (!has_waited(server)) {
         lock_release_after_fork(&server->fork_lock);
         if (child) {
-            orphan_heap(server);
+            atomic_store_explicit(&server->orphaned, true, memory_order_relaxed);
+            atomic_store_explicit(&server->is_reported, true, memory_order_relaxed); /* nothing to report */
+            start_over(server);
         }
         return;
     }
-    leave_all(server, child);
+    leave_all(server);
     server->forks = false;
     if (child) {
         start_over(server);
@@ -247,6 +221,5 @@ void server_after_fork(struct server *server, bool child) {
         atomic_store_explicit(&server->parking, PARKING_NONE, memory_order_release);
         futex_wake_all(&server->parking);
     }
-    lock_release_after_fork(&server->begin_lock);
     lock_release_after_fork(&server->fork_lock);
 }

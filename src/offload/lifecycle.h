@@ -2,8 +2,8 @@
  * The server's start, its end, and forks. See loop.h for what the thread does in between.
  *
  * It is started once a process has worked on the heap so often that a thread is worth it; until then the heap
- * is in shared mode. Locks, outermost first: fork_lock, begin_lock, open_lock, the endpoints, the mailbox's,
- * the overflow's.
+ * is in shared mode. Locks, outermost first: fork_lock, open_lock, the endpoints, the overflow's;
+ * and the mailbox's, under which none is acquired.
  */
 #ifndef CALM_OFFLOAD_LIFECYCLE_H
 #define CALM_OFFLOAD_LIFECYCLE_H

@@ -26,10 +26,10 @@ static bool is_wanted(struct server *server) {
                   atomic_load_explicit(&server->mailbox.ready, memory_order_seq_cst) == MAILBOX_REQUEST ||
                   atomic_load_explicit(&server->parking, memory_order_seq_cst) == PARKING_REQUESTED ||
                   atomic_load_explicit(&server->stopping, memory_order_seq_cst) != STOPPING_NONE ||
-                  atomic_load_explicit(&server->is_unresponsive, memory_order_seq_cst) ||
+                  atomic_load_explicit(&server->unresponsive_from_ns, memory_order_seq_cst) != 0 ||
                   !overflow_is_empty(&server->overflow);
-    for (unsigned i = 0, opened = server_opened(server); i < opened && !wanted; i++) {
-        wanted = ring_filled(&server_open_endpoint(server, i)->ring, true) > 0;
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        wanted = wanted || ring_filled(&endpoint->ring, true) > 0;
     }
     return wanted;
 }
@@ -63,13 +63,11 @@ static void end_epoch(struct server *server, uint64_t now) {
     }
     server->epoch_start_ns = now;
     bool remains = false;
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        remains |= prefill_end_epoch(server, server_open_endpoint(server, i));
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        remains |= prefill_end_epoch(server, endpoint);
     }
-    server->serve_depth++; /* calls for long work wait until this is done */
     /* A server that sleeps for good ends no later epoch, and an idle program would keep what is prefilled. */
     server->idle = server->hooks.tick(server->hooks.context) && !remains;
-    server->serve_depth--;
 }
 
 /* Without work: polls for a while, then naps, then sleeps. */
@@ -129,7 +127,7 @@ static void pass(struct server *server, unsigned number) {
     if (!server->always_exclusive && contention_check(&server->contention, now)) {
         count_one(&server->counts.shared_switches);
         contention_back_off(&server->contention, now);
-        heap_mode_share(server, SHARING_FOR_NOW);
+        heap_mode_share(server, SHARED_BACKGROUND);
     } else if (!worked) {
         rest(server, now);
     }
@@ -150,7 +148,7 @@ void server_loop(void *argument) {
     if (server_is_shared(server)) {
         heap_mode_take_exclusive(server); /* waits for the threads inside */
     }
-    heap_mode_share(server, SHARING_FOR_GOOD);
+    heap_mode_share(server, SHARED_FOR_GOOD);
     atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_release);
     atomic_store_explicit(&server->stopping, STOPPING_STOPPED, memory_order_release);
     futex_wake_all(&server->stopping);

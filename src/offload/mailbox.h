@@ -1,8 +1,11 @@
 /*
- * The mailbox of offload=sync: the scheme of "NextGen-Malloc" as printed (section 4.2, pseudo code 1), where
+ * The mailbox of test_sync=on: the scheme of "NextGen-Malloc" as printed (section 4.2, pseudo code 1), where
  * each malloc and each free is a message whose answer the client waits for. Corrected in two points: the
  * client clears `done`, or the second malloc returns the first one's block; and a lock admits one client, or
  * two that find malloc_ready clear overwrite each other's request. tests/model/paper.pml shows both faults.
+ *
+ * Served in exclusive mode only: a client that finds the heap in shared mode retracts its request. So neither
+ * the switch of modes nor a fork waits for the lock; in the child of a fork all of it is reset.
  */
 #ifndef CALM_OFFLOAD_MAILBOX_H
 #define CALM_OFFLOAD_MAILBOX_H
@@ -20,7 +23,6 @@ enum mailbox_request {
 
 struct mailbox {
     struct lock clients;
-    _Atomic(bool) closing; /* a thread that keeps the server from answering wants the lock: clients retract */
     _Alignas(64) _Atomic(uint32_t) ready; /* enum mailbox_request */
     _Atomic(uint32_t) done;               /* the request was served */
     uint32_t class;

@@ -8,13 +8,6 @@
 /* What an empty stack keeps. */
 #define MAX_KEPT_BYTES ((size_t)64 << 10)
 
-bool overflow_init(struct overflow *overflow, size_t max_blocks) {
-    size_t page = vm_page_size();
-    size_t bytes = size_round_up(max_blocks * sizeof(void *), page);
-    overflow->region = (struct address_range){.base = vm_reserve(bytes, page), .reserved = bytes};
-    return overflow->region.base != NULL;
-}
-
 bool overflow_push(struct overflow *overflow, void *const *blocks, size_t count) {
     lock_acquire(&overflow->lock);
     size_t held = atomic_load_explicit(&overflow->count, memory_order_relaxed);

@@ -1,14 +1,13 @@
 /*
- * The overflow stack: freed blocks for which a ring had no room, or that were freed while the server was
- * unresponsive. A stack of pointers in memory of its own, since freed blocks hold no metadata. Any thread
- * pushes; the server pops.
+ * The overflow stack: freed blocks for which a ring had no room, or that a thread freed which forks and
+ * has entered all endpoints. A stack of pointers in memory of its own, since freed blocks hold no metadata.
+ * Any thread pushes; the server pops.
  */
 #ifndef CALM_OFFLOAD_OVERFLOW_H
 #define CALM_OFFLOAD_OVERFLOW_H
 
 #include "os/address_range.h"
 #include "os/lock.h"
-#include "os/vm.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -16,13 +15,10 @@
 
 struct overflow {
     struct lock lock;
-    _Atomic(size_t) count; /* changes under the lock */
-    size_t peak;           /* of count, since the memory was last given back to the system */
-    struct address_range region;
+    _Atomic(size_t) count;       /* changes under the lock */
+    size_t peak;                 /* of count, since the memory was last given back to the system */
+    struct address_range region; /* reserved by the owner */
 };
-
-/* Reserves address space for max_blocks. False if there is none. */
-bool overflow_init(struct overflow *overflow, size_t max_blocks);
 
 /* False, without effect, if there is no room for all of them. */
 bool overflow_push(struct overflow *overflow, void *const *blocks, size_t count);

@@ -14,7 +14,7 @@
 #define PREDICTOR_MIN_BEHIND 8
 
 struct predictor {
-    uint16_t target; /* to keep ready */
+    uint16_t target; /* to keep ready; 0: quiet */
     uint16_t lowest; /* number ready in this epoch */
     uint16_t wanted; /* requests in this epoch, hits and misses, up to UINT16_MAX */
     uint16_t missed; /* the misses among them */
@@ -56,10 +56,6 @@ static inline uint32_t predictor_end_epoch(struct predictor *predictor, uint32_t
 /* Whether clients want more than the server can prepare, and so wait again and again. */
 static inline bool predictor_falls_behind(const struct predictor *predictor) {
     return predictor->missed >= PREDICTOR_MIN_BEHIND && predictor->missed > predictor->wanted / 4;
-}
-
-static inline bool predictor_is_quiet(const struct predictor *predictor) {
-    return predictor->target == 0;
 }
 
 #endif

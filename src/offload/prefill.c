@@ -1,6 +1,6 @@
 #include "offload/prefill.h"
 
-#include <string.h>
+#include "os/vm.h"
 
 /* A large block of more than this part of MAX_PREFILL_BYTES is not predicted. */
 #define LARGE_DIVISOR 6
@@ -11,7 +11,7 @@ static uint64_t large_pages(const struct endpoint *endpoint, uint32_t queue) {
 
 /* The bytes that one magazine or block of a queue counts as. */
 static size_t charge_of(const struct server *server, const struct endpoint *endpoint, uint32_t queue) {
-    return prefill_queue_is_large(queue) ? (size_t)large_pages(endpoint, queue) * server->hooks.page_size
+    return prefill_queue_is_large(queue) ? (size_t)large_pages(endpoint, queue) * vm_page_size()
                                          : prefill_queue_charge(&server->layout.classes->of[queue]);
 }
 
@@ -25,32 +25,35 @@ static uint32_t see_level(const struct server *server, struct endpoint *endpoint
     return level;
 }
 
-/* True if the caller has entered the endpoint. waits: for the thread that is in, if any. */
-static bool enter(const struct server *server, struct endpoint *endpoint, bool waits) {
-    if (waits && !server->has_entered_all) {
-        endpoint_enter(endpoint);
+/* A request for what a queue has. */
+static struct request request_of(const struct endpoint *endpoint, uint32_t queue, void **blocks,
+                                 size_t count) {
+    struct request request = request_for(REQUEST_TAKE, NULL, queue, blocks, count);
+    if (prefill_queue_is_large(queue)) {
+        request.class = 0;
+        request.pages = large_pages(endpoint, queue);
+        request.align_pages = 1;
     }
-    return waits || server->has_entered_all || endpoint_try(endpoint);
+    return request;
 }
 
-static void leave(const struct server *server, struct endpoint *endpoint) {
-    if (!server->has_entered_all) {
-        endpoint_leave(endpoint);
-    }
-}
-
-/* Withdraws up to `count` magazines or large blocks, from the front of the queue. */
+/* Withdraws up to `count` magazines or large blocks, from the front of the queue. Blocks go to the heap while
+ * clients may enter, unless the caller has entered all endpoints. */
 static void withdraw(struct server *server, struct endpoint *endpoint, uint32_t queue, uint32_t count,
-                     bool waits) {
-    for (; count > 0 && enter(server, endpoint, waits); count--) {
+                     uint32_t max_yields) {
+    bool mine = endpoint_is_mine(endpoint);
+    for (; count > 0 && (mine || endpoint_enter(endpoint, max_yields)); count--) {
         void *blocks[MAX_MAGAZINE_BLOCKS];
-        size_t got = prefill_queue_withdraw(&server->layout, endpoint, queue, blocks);
-        leave(server, endpoint);
+        struct request one = request_of(endpoint, queue, blocks, 1);
+        size_t got = prefill_queue_take(endpoint, &one);
+        if (!mine) {
+            endpoint_leave(endpoint);
+        }
         if (got == 0) {
             return;
         }
         count_one(&server->counts.prefill_unused);
-        server_put(server, queue, blocks, got);
+        server_put(server, one.class, blocks, got);
     }
 }
 
@@ -66,7 +69,7 @@ static bool adopt_size(struct server *server, struct endpoint *endpoint, uint32_
         predictor->target /= 2;
         return false;
     }
-    withdraw(server, endpoint, queue, LARGE_QUEUE_BLOCKS, false);
+    withdraw(server, endpoint, queue, LARGE_QUEUE_BLOCKS, 0);
     if (see_level(server, endpoint, queue) != 0) {
         return false;
     }
@@ -75,21 +78,20 @@ static bool adopt_size(struct server *server, struct endpoint *endpoint, uint32_
     return true;
 }
 
-void prefill_missed(struct server *server, struct endpoint *endpoint, uint32_t class, size_t pages) {
-    uint32_t queue = class != 0 ? class : prefill_queue_of_pages(pages);
-    if (class == 0 && (pages * server->hooks.page_size > MAX_PREFILL_BYTES / LARGE_DIVISOR ||
-                       !adopt_size(server, endpoint, queue, pages))) {
+void prefill_missed(struct server *server, struct endpoint *endpoint, const struct request *request) {
+    uint32_t queue = prefill_queue_for(request);
+    if (request->class == 0 && (request->pages * vm_page_size() > MAX_PREFILL_BYTES / LARGE_DIVISOR ||
+                                !adopt_size(server, endpoint, queue, request->pages))) {
         return;
     }
-    predictor_missed(&endpoint->predictors[queue],
-                     class != 0 ? server->layout.max_magazines[class] : LARGE_QUEUE_BLOCKS);
+    predictor_missed(&endpoint->predictors[queue], server->layout.queues[queue].max_ready);
     bits_set(endpoint->predicted, queue);
     bits_set(endpoint->below_target, queue);
 }
 
-bool prefill_falls_behind(const struct endpoint *endpoint, uint32_t class, size_t pages) {
-    uint32_t queue = class != 0 ? class : prefill_queue_of_pages(pages);
-    return (class != 0 || large_pages(endpoint, queue) == pages) &&
+bool prefill_falls_behind(const struct endpoint *endpoint, const struct request *request) {
+    uint32_t queue = prefill_queue_for(request);
+    return (request->class != 0 || large_pages(endpoint, queue) == request->pages) &&
            predictor_falls_behind(&endpoint->predictors[queue]);
 }
 
@@ -108,15 +110,6 @@ bool prefill_sample(const struct server *server, struct endpoint *endpoint) {
 
 /* ---- to the clients ---- */
 
-static size_t take_blocks(struct server *server, uint32_t queue, struct prefill_item *item, size_t count) {
-    const struct server_hooks *hooks = &server->hooks;
-    if (!prefill_queue_is_large(queue)) {
-        return hooks->take(hooks->context, queue, item->blocks, count, 0);
-    }
-    item->blocks[0] = hooks->take_large(hooks->context, item->pages, 1, 0, &item->zero);
-    return item->blocks[0] != NULL;
-}
-
 /* False if the queue needs no more, or has no room, or memory is short. */
 static bool fill(struct server *server, struct endpoint *endpoint, uint32_t queue) {
     bool large = prefill_queue_is_large(queue);
@@ -128,14 +121,14 @@ static bool fill(struct server *server, struct endpoint *endpoint, uint32_t queu
         return false;
     }
     void *blocks[MAX_MAGAZINE_BLOCKS];
-    struct prefill_item item = {.blocks = blocks, .pages = large ? large_pages(endpoint, queue) : 0};
-    size_t count = large ? 1 : server->layout.classes->of[queue].batch;
-    size_t got = take_blocks(server, queue, &item, count);
+    size_t count = server->layout.queues[queue].blocks;
+    struct request request = request_of(endpoint, queue, blocks, count);
+    server->hooks.take(server->hooks.context, &request, false);
     /* The hook may have served clients meanwhile, of this endpoint, too. */
-    bool wanted = got == count && (!large || large_pages(endpoint, queue) == item.pages);
-    if (!wanted || !prefill_queue_put(&server->layout, endpoint, queue, &item)) {
+    bool wanted = request.count == count && (!large || large_pages(endpoint, queue) == request.pages);
+    if (!wanted || !prefill_queue_put(endpoint, &request)) {
         bits_clear(endpoint->below_target, queue);
-        server_put(server, queue, blocks, got);
+        server_put(server, request.class, blocks, request.count);
         return false;
     }
     endpoint->seen_level[queue]++;
@@ -145,32 +138,37 @@ static bool fill(struct server *server, struct endpoint *endpoint, uint32_t queu
 }
 
 bool prefill_one(struct server *server) {
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        unsigned next = (server->next_prefilled + i) % opened;
-        struct endpoint *endpoint = server_open_endpoint(server, next);
+    struct endpoint *last_opened = server_endpoints(server);
+    struct endpoint *start = server->next_prefilled != NULL ? server->next_prefilled : last_opened;
+    struct endpoint *endpoint = start;
+    do {
+        struct endpoint *next = endpoint->next != NULL ? endpoint->next : last_opened;
         uint32_t queue;
         while ((queue = bits_next(endpoint->below_target, 0, QUEUES)) < QUEUES) {
             if (fill(server, endpoint, queue)) {
-                server->next_prefilled = next + 1;
+                server->next_prefilled = next;
                 return true;
             }
         }
-    }
+        endpoint = next;
+    } while (endpoint != start);
     return false;
 }
 
 /* ---- the end of an epoch ---- */
 
 /* Returns the unused part of a client cache, and begins the next epoch. */
-static void end_cache_epoch(struct server *server, struct endpoint *endpoint, uint32_t class, bool waits) {
+static void end_cache_epoch(struct server *server, struct endpoint *endpoint, uint32_t class,
+                            uint32_t max_yields) {
     void *blocks[MAX_MAGAZINE_BLOCKS];
     size_t got = 1;
-    while (got > 0 && client_cache_level(endpoint, class) > 0 && enter(server, endpoint, waits)) {
-        got = client_cache_take_unused(&server->layout, endpoint, class, blocks);
-        if (got == 0) {
-            client_cache_begin_epoch(endpoint, class);
+    bool mine = endpoint_is_mine(endpoint);
+    while (got > 0 && client_cache_level(endpoint, class) > 0 &&
+           (mine || endpoint_enter(endpoint, max_yields))) {
+        got = client_cache_take_unused(endpoint, class, blocks);
+        if (!mine) {
+            endpoint_leave(endpoint);
         }
-        leave(server, endpoint);
         server_put(server, class, blocks, got);
     }
 }
@@ -178,15 +176,15 @@ static void end_cache_epoch(struct server *server, struct endpoint *endpoint, ui
 bool prefill_end_epoch(struct server *server, struct endpoint *endpoint) {
     bool remains = false;
     for (uint32_t class = 1; class < server->layout.classes->count; ++class) {
-        end_cache_epoch(server, endpoint, class, false);
+        end_cache_epoch(server, endpoint, class, 0);
         remains |= client_cache_level(endpoint, class) > 0;
     }
     for (uint32_t queue = 0; (queue = bits_next(endpoint->predicted, queue, QUEUES)) < QUEUES; queue++) {
         struct predictor *predictor = &endpoint->predictors[queue];
         uint32_t surplus = predictor_end_epoch(predictor, see_level(server, endpoint, queue));
-        withdraw(server, endpoint, queue, surplus, false);
+        withdraw(server, endpoint, queue, surplus, 0);
         bits_set(endpoint->below_target, queue);
-        if (see_level(server, endpoint, queue) > 0 || !predictor_is_quiet(predictor)) {
+        if (see_level(server, endpoint, queue) > 0 || predictor->target > 0) {
             remains = true;
         } else {
             bits_clear(endpoint->predicted, queue);
@@ -196,16 +194,16 @@ bool prefill_end_epoch(struct server *server, struct endpoint *endpoint) {
 }
 
 void prefill_withdraw_all(struct server *server) {
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        struct endpoint *endpoint = server_open_endpoint(server, i);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
         for (uint32_t queue = 0; queue < QUEUES; queue++) {
             endpoint->predictors[queue] = (struct predictor){0};
-            withdraw(server, endpoint, queue, prefill_queue_level(endpoint, queue), true);
+            withdraw(server, endpoint, queue, prefill_queue_level(endpoint, queue), ENTER_ALWAYS);
             see_level(server, endpoint, queue);
         }
         for (uint32_t class = 1; class < server->layout.classes->count; ++class) {
-            end_cache_epoch(server, endpoint, class, true); /* what is left counts as unused from now on */
-            end_cache_epoch(server, endpoint, class, true);
+            end_cache_epoch(server, endpoint, class,
+                            ENTER_ALWAYS); /* what is left counts as unused from now on */
+            end_cache_epoch(server, endpoint, class, ENTER_ALWAYS);
         }
     }
 }
@@ -215,8 +213,7 @@ void prefill_withdraw_all(struct server *server) {
 size_t prefill_blocks(const struct server *server, size_t *bytes) {
     size_t blocks = 0;
     *bytes = 0;
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        const struct endpoint *endpoint = server_open_endpoint(server, i);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
         for (uint32_t class = 1; class < server->layout.classes->count; ++class) {
             const struct size_class *of = &server->layout.classes->of[class];
             /* Read while they change, put and taken may not match: the rest bounds the error. */
@@ -229,7 +226,7 @@ size_t prefill_blocks(const struct server *server, size_t *bytes) {
             size_t pages = (size_t)large_pages(endpoint, queue);
             pages *= prefill_queue_level(endpoint, queue) % (LARGE_QUEUE_BLOCKS + 1);
             blocks += pages;
-            *bytes += pages * server->hooks.page_size;
+            *bytes += pages * vm_page_size();
         }
     }
     return blocks;
@@ -244,7 +241,10 @@ size_t prefill_max_blocks(const struct server *server, size_t *bytes) {
         blocks += held;
         *bytes += held * of->size;
     }
-    unsigned opened = server_opened(server);
+    size_t opened = 0;
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        opened++;
+    }
     *bytes *= opened;
     return blocks * opened;
 }

@@ -3,7 +3,7 @@
  * magazines, large blocks and client caches go back to the heap.
  *
  * The server's thread in exclusive mode, except where noted; also a thread that acts in its place while there
- * is no server (server_begin).
+ * is no server (heap_mode_begin).
  */
 #ifndef CALM_OFFLOAD_PREFILL_H
 #define CALM_OFFLOAD_PREFILL_H
@@ -15,11 +15,11 @@
 /* An endpoint's queues hold at most this much, apart from one magazine of each class. */
 #define MAX_PREFILL_BYTES ((size_t)12 << 20)
 
-/* A client's call asked for blocks of a class, or, if it is 0, for a large one: predicts more of them. */
-void prefill_missed(struct server *server, struct endpoint *endpoint, uint32_t class, size_t pages);
+/* A client's call was for what a queue may have: predicts more of it. */
+void prefill_missed(struct server *server, struct endpoint *endpoint, const struct request *request);
 
-/* Whether clients wait again and again for blocks of a class, or, if it is 0, for large ones of that size. */
-bool prefill_falls_behind(const struct endpoint *endpoint, uint32_t class, size_t pages);
+/* Whether clients wait again and again for such blocks. */
+bool prefill_falls_behind(const struct endpoint *endpoint, const struct request *request);
 
 /* Tells the predictors what clients took since the last time. True if they took any. */
 bool prefill_sample(const struct server *server, struct endpoint *endpoint);

@@ -4,132 +4,96 @@
 
 #define CACHE_LINE_BYTES 64
 
-static size_t magazine_words(const struct endpoint_layout *layout, uint32_t class) {
-    return 1 + (size_t)layout->classes->of[class].batch;
+static void lay_out(struct endpoint_layout *layout, uint32_t queue, size_t content_words, size_t blocks,
+                    size_t max_ready) {
+    size_t depth = 2;
+    while (depth < max_ready) {
+        depth *= 2;
+    }
+    layout->queues[queue] = (struct queue_layout){layout->words, (uint16_t)content_words, (uint16_t)blocks,
+                                                  (uint8_t)depth, (uint8_t)max_ready};
+    layout->words += (uint32_t)(depth * (1 + content_words));
 }
 
 void prefill_queue_lay_out(struct endpoint_layout *layout) {
+    /* First, so that each of their slots lies in one cache line. */
+    for (uint32_t queue = SIZE_CLASSES; queue < QUEUES; queue++) {
+        lay_out(layout, queue, sizeof(struct prefilled_block) / sizeof(uint64_t), 1, LARGE_QUEUE_BLOCKS);
+    }
     for (uint32_t class = 1; class < layout->classes->count; ++class) {
-        size_t magazines = MAX_PREFILL_CLASS_BYTES / prefill_queue_charge(&layout->classes->of[class]);
+        const struct size_class *of = &layout->classes->of[class];
+        size_t magazines = MAX_PREFILL_CLASS_BYTES / prefill_queue_charge(of);
         magazines = size_max(size_min(magazines, MAX_PREFILLED_MAGAZINES), 2);
-        size_t depth = 2;
-        while (depth < magazines) {
-            depth *= 2;
-        }
-        layout->queue_start[class] = layout->words;
-        layout->max_magazines[class] = (uint8_t)magazines;
-        layout->queue_depth[class] = (uint8_t)depth;
-        layout->words += (uint32_t)(depth * magazine_words(layout, class));
+        lay_out(layout, class, of->batch, of->batch, magazines);
     }
 }
 
-static struct magazine *magazine_at(const struct endpoint_layout *layout, struct endpoint *endpoint,
-                                    uint32_t class, uint32_t index) {
-    size_t slot = index & (layout->queue_depth[class] - 1U);
-    size_t word = layout->queue_start[class] + slot * magazine_words(layout, class);
-    return (struct magazine *)(void *)(endpoint->words + word);
+static size_t content_bytes(const struct endpoint *endpoint, uint32_t queue) {
+    return endpoint->layout->queues[queue].content_words * sizeof(uint64_t);
 }
 
-static struct prefilled_block *block_at(struct endpoint *endpoint, uint32_t queue, uint32_t index) {
-    return &endpoint->large[queue - SIZE_CLASSES][index % LARGE_QUEUE_BLOCKS];
+static struct prefill_slot *slot_at(struct endpoint *endpoint, uint32_t queue, uint32_t index) {
+    const struct queue_layout *layout = &endpoint->layout->queues[queue];
+    size_t slot = index & (layout->depth - 1U);
+    return (struct prefill_slot *)(void *)(endpoint->words + layout->start +
+                                           slot * (1U + layout->content_words));
 }
 
 static uint32_t load(const _Atomic(uint32_t) *index) {
     return atomic_load_explicit(index, memory_order_relaxed);
 }
 
-static bool is_filled(const _Atomic(uint64_t) *filled, uint32_t index) {
-    return atomic_load_explicit(filled, memory_order_acquire) == (uint64_t)index + 1;
+static bool is_filled(const struct prefill_slot *slot, uint32_t index) {
+    return atomic_load_explicit(&slot->filled, memory_order_acquire) == (uint64_t)index + 1;
 }
 
-bool prefill_queue_put(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue,
-                       const struct prefill_item *item) {
-    bool large = prefill_queue_is_large(queue);
-    if (prefill_queue_level(endpoint, queue) >= (large ? LARGE_QUEUE_BLOCKS : layout->queue_depth[queue])) {
+bool prefill_queue_put(struct endpoint *endpoint, const struct request *request) {
+    uint32_t queue = prefill_queue_for(request);
+    if (prefill_queue_level(endpoint, queue) >= endpoint->layout->queues[queue].depth) {
         return false;
     }
     uint32_t put = load(&endpoint->put[queue]);
-    _Atomic(uint64_t) *filled;
-    if (large) {
-        struct prefilled_block *slot = block_at(endpoint, queue, put);
-        slot->block = item->blocks[0];
-        slot->pages = item->pages;
-        slot->zero = item->zero;
-        filled = &slot->filled;
+    struct prefill_slot *slot = slot_at(endpoint, queue, put);
+    if (prefill_queue_is_large(queue)) {
+        slot->item.large = (struct prefilled_block){request->blocks[0], request->pages, request->zero};
     } else {
-        struct magazine *slot = magazine_at(layout, endpoint, queue, put);
-        memcpy(slot->blocks, item->blocks, layout->classes->of[queue].batch * sizeof *slot->blocks);
-        filled = &slot->filled;
+        memcpy(slot->item.blocks, request->blocks, content_bytes(endpoint, queue));
     }
-    atomic_store_explicit(filled, (uint64_t)put + 1, memory_order_release);
+    atomic_store_explicit(&slot->filled, (uint64_t)put + 1, memory_order_release);
     atomic_store_explicit(&endpoint->put[queue], put + 1, memory_order_release);
     return true;
 }
 
-size_t prefill_queue_withdraw(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue,
-                              void **blocks) {
-    if (prefill_queue_level(endpoint, queue) == 0) {
-        return 0;
-    }
-    uint32_t taken = load(&endpoint->taken[queue]);
-    size_t count = 1;
-    if (prefill_queue_is_large(queue)) {
-        blocks[0] = block_at(endpoint, queue, taken)->block;
-    } else {
-        count = layout->classes->of[queue].batch;
-        memcpy(blocks, magazine_at(layout, endpoint, queue, taken)->blocks, count * sizeof *blocks);
-    }
-    atomic_store_explicit(&endpoint->taken[queue], taken + 1, memory_order_release);
-    return count;
-}
-
 /* The next slot lies in the server's cache, and is transferred while the client uses this one. */
-static void prefetch(const void *slot, size_t bytes) {
-    for (size_t offset = 0; offset < bytes; offset += CACHE_LINE_BYTES) {
+static void prefetch(const struct prefill_slot *slot, size_t content_bytes) {
+    for (size_t offset = 0; offset < sizeof slot->filled + content_bytes; offset += CACHE_LINE_BYTES) {
         __builtin_prefetch((const char *)slot + offset);
     }
 }
 
-size_t prefill_queue_take(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t class,
-                          void **blocks, size_t count) {
-    uint32_t taken = load(&endpoint->taken[class]);
-    size_t batch = layout->classes->of[class].batch;
+size_t prefill_queue_take(struct endpoint *endpoint, struct request *request) {
+    uint32_t queue = prefill_queue_for(request);
+    bool large = prefill_queue_is_large(queue);
+    size_t each = endpoint->layout->queues[queue].blocks;
+    uint32_t taken = load(&endpoint->taken[queue]);
+    const struct prefill_slot *slot = slot_at(endpoint, queue, taken);
     size_t got = 0;
-    const struct magazine *magazine = magazine_at(layout, endpoint, class, taken);
-    while (is_filled(&magazine->filled, taken) && (got == 0 || got + batch <= count)) {
-        memcpy(blocks + got, magazine->blocks, batch * sizeof *blocks);
-        got += batch;
+    while (is_filled(slot, taken) && (got == 0 || got + each <= request->count) &&
+           (!large || slot->item.large.pages == request->pages)) {
+        memcpy(request->blocks + got, slot->item.blocks, each * sizeof *request->blocks);
+        request->zero = large && slot->item.large.zero;
+        got += each;
         taken++;
-        magazine = magazine_at(layout, endpoint, class, taken);
+        slot = slot_at(endpoint, queue, taken);
     }
     if (got > 0) {
-        atomic_store_explicit(&endpoint->taken[class], taken, memory_order_release);
-        prefetch(magazine, magazine_words(layout, class) * sizeof(uint64_t));
+        atomic_store_explicit(&endpoint->taken[queue], taken, memory_order_release);
+        prefetch(slot, content_bytes(endpoint, queue));
     }
-    count_one(got > 0 ? &endpoint->counts.hits : &endpoint->counts.misses);
     return got;
 }
 
-void *prefill_queue_take_large(struct endpoint *endpoint, uint64_t pages, bool *zero) {
-    uint32_t queue = prefill_queue_of_pages(pages);
+bool prefill_queue_is_empty(struct endpoint *endpoint, uint32_t queue) {
     uint32_t taken = load(&endpoint->taken[queue]);
-    const struct prefilled_block *slot = block_at(endpoint, queue, taken);
-    if (!is_filled(&slot->filled, taken) || slot->pages != pages) {
-        count_one(&endpoint->counts.misses);
-        return NULL;
-    }
-    void *block = slot->block;
-    *zero = slot->zero;
-    atomic_store_explicit(&endpoint->taken[queue], taken + 1, memory_order_release);
-    count_one(&endpoint->counts.hits);
-    prefetch(block_at(endpoint, queue, taken + 1), sizeof *slot);
-    return block;
-}
-
-bool prefill_queue_is_empty(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue) {
-    uint32_t taken = load(&endpoint->taken[queue]);
-    bool large = prefill_queue_is_large(queue);
-    return !is_filled(large ? &block_at(endpoint, queue, taken)->filled
-                            : &magazine_at(layout, endpoint, queue, taken)->filled,
-                      taken);
+    return !is_filled(slot_at(endpoint, queue, taken), taken);
 }

@@ -19,13 +19,6 @@
 #define MAX_PREFILL_CLASS_BYTES ((size_t)256 << 10)
 #define MIN_PREFILL_CHARGE      512
 
-/* What prefill_queue_put puts, and prefill_queue_take_large takes. */
-struct prefill_item {
-    void **blocks; /* a magazine, or one large block */
-    uint64_t pages;
-    bool zero;
-};
-
 /* Adds the queues to the layout. */
 void prefill_queue_lay_out(struct endpoint_layout *layout);
 
@@ -33,9 +26,10 @@ static inline bool prefill_queue_is_large(uint32_t queue) {
     return queue >= SIZE_CLASSES;
 }
 
-/* The queue for large blocks of that many pages. Sizes that are near each other have different ones. */
-static inline uint32_t prefill_queue_of_pages(uint64_t pages) {
-    return SIZE_CLASSES + (uint32_t)(pages % LARGE_QUEUES);
+/* The queue that has what a REQUEST_TAKE takes. Of large blocks, sizes near each other have different ones.
+ */
+static inline uint32_t prefill_queue_for(const struct request *request) {
+    return request->class != 0 ? request->class : SIZE_CLASSES + (uint32_t)(request->pages % LARGE_QUEUES);
 }
 
 /* The bytes that a magazine counts as. */
@@ -51,25 +45,16 @@ static inline uint32_t prefill_queue_level(const struct endpoint *endpoint, uint
 
 /* ---- the server ---- */
 
-/* False if the queue is full. */
-bool prefill_queue_put(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue,
-                       const struct prefill_item *item);
+/* Puts a magazine, or a large block. False if the queue is full. */
+bool prefill_queue_put(struct endpoint *endpoint, const struct request *request);
 
 /* ---- the thread that has entered ---- */
 
-/* The server takes a magazine, or a large block. Returns the number of blocks; 0 if the queue is empty. */
-size_t prefill_queue_withdraw(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue,
-                              void **blocks);
-
-/* A client takes a magazine, and more of them as long as `count` blocks hold them. Returns the number of
- * blocks. */
-size_t prefill_queue_take(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t class,
-                          void **blocks, size_t count);
-
-/* A client takes a large block of that many pages. NULL if there is none. */
-void *prefill_queue_take_large(struct endpoint *endpoint, uint64_t pages, bool *zero);
+/* Takes a magazine, and more of them as long as there is room; or a large block. Returns the number of
+ * blocks; 0 if there are none. */
+size_t prefill_queue_take(struct endpoint *endpoint, struct request *request);
 
 /* Whether a client would find nothing. */
-bool prefill_queue_is_empty(const struct endpoint_layout *layout, struct endpoint *endpoint, uint32_t queue);
+bool prefill_queue_is_empty(struct endpoint *endpoint, uint32_t queue);
 
 #endif

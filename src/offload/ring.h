@@ -25,19 +25,21 @@ struct ring {
     _Alignas(64) uint64_t words[RING_WORDS];
 };
 
+/* The number of words of the payload: the upper half of the header. */
+static inline size_t record_count(uint64_t header) {
+    return (size_t)(header >> 32);
+}
+
 /*
- * Adds a record of 1 + count words; false if it does not fit. sequenced: the store that publishes it is
- * sequentially consistent, for a producer that then checks whether the consumer sleeps.
+ * Adds a record; false if it does not fit. sequenced: the store that publishes it is sequentially consistent,
+ * for a producer that then checks whether the consumer sleeps.
  */
-bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, size_t count, bool sequenced);
+bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, bool sequenced);
 
 /* The number of words that may be read. sequenced: for a consumer that has announced that it will sleep. */
 size_t ring_filled(struct ring *ring, bool sequenced);
 
-/* Copies `count` filled words, from the given offset on, and leaves them in the ring. */
-void ring_peek(const struct ring *ring, size_t from, uint64_t *words, size_t count);
-
-/* Removes that many words, which the producer may then overwrite. */
-void ring_take(struct ring *ring, size_t count);
+/* Removes the first record, whose words are filled. Copies its payload, and returns its header. */
+uint64_t ring_pop(struct ring *ring, uint64_t *payload);
 
 #endif

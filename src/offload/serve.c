@@ -8,14 +8,6 @@
 
 /* ---- calls ---- */
 
-/*
- * Flags for a client that waits: it is better served at once than with all pages populated. But a client that
- * waits again and again would then fault again and again.
- */
-static unsigned urgency(const struct endpoint *endpoint, uint32_t class, size_t pages) {
-    return endpoint == NULL || prefill_falls_behind(endpoint, class, pages) ? 0 : TAKE_AT_ONCE;
-}
-
 /* endpoint: where the call came from; NULL if it was deferred. */
 static void serve_call(struct server *server, struct endpoint *endpoint, uint32_t slot) {
     struct call *call = &server->calls[slot];
@@ -23,31 +15,24 @@ static void serve_call(struct server *server, struct endpoint *endpoint, uint32_
         return;
     }
     count_one(&server->counts.calls);
-    const struct server_hooks *hooks = &server->hooks;
     /* Copied, as another client may have the slot once the call is answered. */
-    enum call_kind kind = call->kind;
-    uint32_t class = call->class;
-    size_t pages = call->pages;
-    bool plain = call->align_pages <= 1;
-    if (kind == CALL_BLOCKS) {
-        unsigned flags = urgency(endpoint, class, 0);
-        call->count = hooks->take(hooks->context, class, call->blocks, call->count, flags);
-    } else if (kind == CALL_LARGE) {
-        unsigned flags = call->flags | urgency(endpoint, 0, pages);
-        call->block = hooks->take_large(hooks->context, pages, call->align_pages, flags, &call->zero);
+    struct request request = call->request;
+    if (request_runs_work(&request)) {
+        request.work(request.subject);
     } else {
-        call->work(call->subject);
+        /* A client that waits is better served at once than with all pages populated. But one that waits
+         * again and again would then fault again and again. */
+        bool at_once = endpoint != NULL && !prefill_falls_behind(endpoint, &request);
+        server->hooks.take(server->hooks.context, &request, at_once);
+        call->request.count = request.count;
+        call->request.zero = request.zero;
     }
     if (!call_answer(call)) {
-        if (kind == CALL_BLOCKS) {
-            server_put(server, class, call->blocks, call->count);
-        } else if (kind == CALL_LARGE) {
-            server_put(server, 0, &call->block, call->block != NULL);
-        }
+        server_put(server, request.class, call->blocks, request.count);
         call_free(call);
     }
-    if (endpoint != NULL && (kind == CALL_BLOCKS || (kind == CALL_LARGE && plain))) {
-        prefill_missed(server, endpoint, kind == CALL_BLOCKS ? class : 0, pages);
+    if (endpoint != NULL && request.kind == REQUEST_TAKE && request.align_pages <= 1) {
+        prefill_missed(server, endpoint, &request);
     }
 }
 
@@ -71,20 +56,15 @@ static size_t serve_record(struct server *server, struct endpoint *endpoint, uin
                            const uint64_t *payload) {
     uint32_t subject = record_subject(header);
     size_t count = record_count(header);
-    switch (record_kind(header)) {
-    case RECORD_FREE:
-        server_put(server, subject, (void *const *)(const void *)payload, count);
-        return count * server->layout.classes->of[subject].size;
-    case RECORD_FREE_LARGE:
-        server_put(server, 0, (void *const *)(const void *)payload, 1);
-        return (size_t)payload[1];
-    case RECORD_CALL:
-    case RECORD_LONG_CALL:
-        if (record_kind(header) == RECORD_LONG_CALL && server->serve_depth > 1) {
-            bits_set(server->deferred, subject);
-        } else {
-            serve_call(server, endpoint, subject);
-        }
+    if (record_kind(header) == REQUEST_PUT) {
+        bool large = subject == 0;
+        server_put(server, subject, (void *const *)(const void *)payload, large ? 1 : count);
+        return large ? (size_t)payload[1] : count * server->layout.classes->of[subject].size;
+    }
+    if (record_kind(header) == REQUEST_RUN_LONG && server->serve_depth > 1) {
+        bits_set(server->deferred, subject);
+    } else {
+        serve_call(server, endpoint, subject);
     }
     return 0;
 }
@@ -94,14 +74,10 @@ static size_t serve_record(struct server *server, struct endpoint *endpoint, uin
 static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
     size_t first = ring_filled(&endpoint->ring, false);
     for (size_t filled = first; filled > 0;) {
-        uint64_t header;
-        uint64_t payload[MAX_MAGAZINE_BLOCKS];
-        ring_peek(&endpoint->ring, 0, &header, 1);
-        size_t count = record_count(header);
-        ring_peek(&endpoint->ring, 1, payload, count);
         /* Removed before it is served, as a nested call may serve the same ring. */
-        ring_take(&endpoint->ring, 1 + count);
-        filled -= 1 + count;
+        uint64_t payload[MAX_MAGAZINE_BLOCKS];
+        uint64_t header = ring_pop(&endpoint->ring, payload);
+        filled -= 1 + record_count(header);
         size_t bytes = serve_record(server, endpoint, header, payload);
         uint64_t served = atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed) + bytes;
         atomic_store_explicit(&endpoint->served_bytes, served, memory_order_relaxed);
@@ -134,11 +110,11 @@ static bool serve_mailbox(struct server *server) {
     if (!mailbox_take(mailbox)) {
         return false;
     }
-    const struct server_hooks *hooks = &server->hooks;
     if (mailbox->block != NULL) {
         server_put(server, mailbox->class, &mailbox->block, 1);
-    } else if (hooks->take(hooks->context, mailbox->class, &mailbox->block, 1, 0) == 0) {
-        mailbox->block = NULL;
+    } else {
+        struct request request = {.class = mailbox->class, .blocks = &mailbox->block, .count = 1};
+        server->hooks.take(server->hooks.context, &request, false);
     }
     mailbox_answer(mailbox);
     return true;
@@ -147,12 +123,11 @@ static bool serve_mailbox(struct server *server) {
 bool server_serve(struct server *server) {
     server->serve_depth++;
     count_one(&server->heartbeat);
-    if (atomic_load_explicit(&server->is_unresponsive, memory_order_relaxed)) {
-        atomic_store_explicit(&server->is_unresponsive, false, memory_order_relaxed);
+    if (atomic_load_explicit(&server->unresponsive_from_ns, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&server->unresponsive_from_ns, 0, memory_order_relaxed);
     }
-    bool worked = serve_mailbox(server);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        struct endpoint *endpoint = server_open_endpoint(server, i);
+    bool worked = !server_is_shared(server) && serve_mailbox(server);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
         worked |= serve_endpoint(server, endpoint);
         worked |= prefill_sample(server, endpoint);
     }
@@ -164,9 +139,8 @@ bool server_serve(struct server *server) {
     return worked;
 }
 
-bool server_serve_between(struct server *server) {
+void server_serve_between(struct server *server) {
     server->serve_depth++;
-    bool worked = server_serve(server);
+    server_serve(server);
     server->serve_depth--;
-    return worked;
 }

@@ -1,6 +1,6 @@
 /*
  * Serving: what the server does with the records and calls of its clients. The server's thread alone, in
- * exclusive mode; also a thread that acts in its place while there is no server (server_begin).
+ * exclusive mode; also a thread that acts in its place while there is no server (heap_mode_begin).
  *
  * Nested: a hook that does long work, such as a purge, calls server_serve_between, which serves clients and
  * so calls hooks.
@@ -15,7 +15,7 @@ bool server_serve(struct server *server);
 
 /* The same between two parts of long work, so that clients need not wait for the end of it. Calls for other
  * long work are deferred. */
-bool server_serve_between(struct server *server);
+void server_serve_between(struct server *server);
 
 bool server_has_deferred(const struct server *server);
 

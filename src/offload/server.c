@@ -8,42 +8,40 @@
 #include "os/vm.h"
 
 /* Of the overflow: 8 MiB, or less where address space is limited. */
-#define MAX_OVERFLOW_BLOCKS ((size_t)1 << 20)
-#define OVERFLOW_SHARE      64
+#define MAX_OVERFLOW_BYTES ((size_t)8 << 20)
+#define OVERFLOW_SHARE     64
 
-bool server_open(struct server *server, unsigned number) {
+struct endpoint *server_open(struct server *server, unsigned number) {
+    number %= server->endpoint_count;
+    struct endpoint *endpoint = server_endpoint(server, number);
+    if (endpoint != NULL) {
+        return endpoint;
+    }
     lock_acquire(&server->open_lock);
-    bool open = atomic_load_explicit(&server->is_open[number], memory_order_relaxed);
-    if (!open && vm_commit(server_endpoint(server, number), server->endpoint_bytes)) {
-        unsigned opened = server_opened(server);
-        atomic_store_explicit(&server->open[opened], (uint16_t)number, memory_order_relaxed);
-        atomic_store_explicit(&server->opened, opened + 1, memory_order_seq_cst);
-        atomic_store_explicit(&server->is_open[number], true, memory_order_release);
-        open = true;
+    endpoint = server_endpoint(server, number);
+    void *memory = server->endpoint_memory + number * server->endpoint_bytes;
+    if (endpoint == NULL && vm_commit(memory, server->endpoint_bytes)) {
+        endpoint = memory;
+        endpoint->layout = &server->layout;
+        endpoint->next = server_endpoints(server);
+        atomic_store_explicit(&server->last_opened, endpoint, memory_order_seq_cst);
+        atomic_store_explicit(&server->endpoints[number], endpoint, memory_order_release);
     }
     lock_release(&server->open_lock);
-    return open;
+    return endpoint != NULL ? endpoint : server_endpoint(server, 0);
 }
 
 bool server_init(struct server *server, unsigned endpoint_count, size_t cache_class_bytes) {
-    server->layout.classes = server->hooks.classes;
     prefill_queue_lay_out(&server->layout);
     client_cache_lay_out(&server->layout, cache_class_bytes);
-    size_t page = vm_page_size();
-    size_t bytes = sizeof(struct endpoint) + server->layout.words * sizeof(uint64_t);
-    server->endpoint_bytes = size_round_up(bytes, page);
+    server->endpoint_bytes = vm_round_up(sizeof(struct endpoint) + server->layout.words * sizeof(uint64_t));
     server->endpoint_count = endpoint_count;
-    size_t lists = size_round_up(endpoint_count * (sizeof *server->open + sizeof *server->is_open), page);
-    char *memory = vm_reserve(lists, page);
-    if (memory == NULL || !vm_commit(memory, lists)) {
-        return false;
-    }
-    server->open = (_Atomic(uint16_t) *)(void *)memory;
-    server->is_open = (_Atomic(bool) *)(void *)(memory + endpoint_count * sizeof *server->open);
-    server->endpoints = vm_reserve(endpoint_count * server->endpoint_bytes, page);
-    size_t share = vm_limit_bytes() / OVERFLOW_SHARE / sizeof(void *);
-    return server->endpoints != NULL &&
-           overflow_init(&server->overflow, size_min(share, MAX_OVERFLOW_BLOCKS)) && server_open(server, 0);
+    server->endpoints = vm_map(endpoint_count * sizeof *server->endpoints);
+    server->endpoint_memory = vm_reserve(endpoint_count * server->endpoint_bytes);
+    size_t share = vm_limit_bytes() / OVERFLOW_SHARE;
+    return server->endpoints != NULL && server->endpoint_memory != NULL &&
+           address_range_reserve(&server->overflow.region, size_min(share, MAX_OVERFLOW_BYTES)) &&
+           server_open(server, 0) != NULL;
 }
 
 void server_wake_always(struct server *server) {
@@ -65,24 +63,20 @@ void server_wake(struct server *server) {
 }
 
 void server_mark_unresponsive(struct server *server) {
-    if (!atomic_load_explicit(&server->is_unresponsive, memory_order_relaxed)) {
-        atomic_store_explicit(&server->unresponsive_from_ns, clock_coarse_ns(), memory_order_relaxed);
-    }
     /* With a wakeup: else the server might go to sleep and leave its clients to themselves for good. */
-    atomic_store_explicit(&server->is_unresponsive, true, memory_order_seq_cst);
+    if (atomic_load_explicit(&server->unresponsive_from_ns, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&server->unresponsive_from_ns, clock_coarse_ns(), memory_order_seq_cst);
+    }
     server_wake(server);
     atomic_fetch_add_explicit(&server->unresponsive, 1, memory_order_relaxed);
 }
 
 bool server_is_unresponsive(struct server *server) {
-    if (!atomic_load_explicit(&server->is_unresponsive, memory_order_acquire)) {
-        return false;
-    }
-    uint64_t from = atomic_load_explicit(&server->unresponsive_from_ns, memory_order_relaxed);
-    if (clock_coarse_ns() - from >= server_long_timeout_ns(server)) {
+    uint64_t from = atomic_load_explicit(&server->unresponsive_from_ns, memory_order_acquire);
+    if (from != 0 && clock_coarse_ns() - from >= server_long_timeout_ns(server)) {
         server_report_unresponsive(server);
     }
-    return true;
+    return from != 0;
 }
 
 void server_report_unresponsive(struct server *server) {
@@ -92,19 +86,17 @@ void server_report_unresponsive(struct server *server) {
 }
 
 bool server_is_held(const struct server *server) {
-    bool found = lock_is_mine(&server->fork_lock) || lock_is_mine(&server->begin_lock) ||
-                 lock_is_mine(&server->open_lock) || lock_is_mine(&server->mailbox.clients) ||
-                 lock_is_mine(&server->overflow.lock);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        found |= endpoint_is_mine(server_open_endpoint(server, i));
+    bool found = lock_is_mine(&server->fork_lock) || lock_is_mine(&server->open_lock) ||
+                 lock_is_mine(&server->mailbox.clients) || lock_is_mine(&server->overflow.lock);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
+        found |= endpoint_is_mine(endpoint);
     }
     return found;
 }
 
 bool server_interrupts_client(const struct server *server) {
     bool found = server_is_held(server);
-    for (unsigned i = 0, opened = server_opened(server); i < opened; i++) {
-        const struct endpoint *endpoint = server_open_endpoint(server, i);
+    for (struct endpoint *endpoint = server_endpoints(server); endpoint != NULL; endpoint = endpoint->next) {
         found |= atomic_load_explicit(&endpoint->inside, memory_order_relaxed) != 0 &&
                  atomic_load_explicit(&endpoint->last_inside, memory_order_relaxed) == lock_self();
     }

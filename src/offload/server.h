@@ -9,6 +9,7 @@
 #ifndef CALM_OFFLOAD_SERVER_H
 #define CALM_OFFLOAD_SERVER_H
 
+#include "governor/governor.h"
 #include "offload/call.h"
 #include "offload/contention.h"
 #include "offload/endpoint.h"
@@ -27,26 +28,17 @@ enum heap_mode {
     HEAP_MODE_EXCLUSIVE,
 };
 
-/* Why the heap is in shared mode. */
-enum sharing {
-    SHARING_FOR_NOW,     /* the server has no CPU to itself; it still purges */
-    SHARING_UNTIL_START, /* the server has not started */
-    SHARING_FOR_GOOD,    /* the server has ended */
-};
-
 struct server_hooks {
     void *context;
-    const struct size_classes *classes;
-    size_t (*take)(void *context, uint32_t class, void **blocks, size_t count, unsigned flags);
+    /* Does a REQUEST_TAKE. at_once: a client waits, so pages need not be populated first. */
+    void (*take)(void *context, struct request *request, bool at_once);
+    /* Blocks of a class, or, if it is 0, a large one. */
     void (*put)(void *context, uint32_t class, void *const *blocks, size_t count);
-    void *(*take_large)(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero);
-    void (*put_large)(void *context, void *block);
     uint32_t (*class_of)(void *context, const void *block); /* of a freed block; 0: large */
-    size_t page_size;
     /* Purges, once per epoch. True if nothing is left to purge. */
     bool (*tick)(void *context);
     /* The mode changes. No thread is inside the heap, nor has a block of it in an endpoint. */
-    void (*switch_to_shared)(void *context, enum sharing sharing);
+    void (*switch_to_shared)(void *context, enum governor_mode mode);
     void (*switch_to_exclusive)(void *context);
     /* On the server, before each switch to exclusive mode: binds it to a CPU; may set always_exclusive. */
     void (*choose_cpu)(void *context);
@@ -75,29 +67,26 @@ struct server_counts {
 struct server {
     struct server_hooks hooks;
     struct endpoint_layout layout;
-    char *endpoints;
+    char *endpoint_memory; /* reserved; committed where an endpoint is open */
     size_t endpoint_bytes;
     unsigned endpoint_count;
-    uint64_t timeout_ns;   /* how long a client waits before it serves itself */
+    _Atomic(struct endpoint *) *endpoints; /* by number; NULL: not open */
+    uint64_t timeout_ns;                   /* how long a client waits before it serves itself */
     bool always_exclusive; /* no shared mode while the server runs: its CPU is reserved for it */
 
     _Atomic(int) heap_mode; /* enum heap_mode */
     _Atomic(int) thread;    /* enum server_thread */
     struct thread worker;
-    _Atomic(uint32_t) operations; /* on the heap, before the server was started */
-    _Atomic(uint32_t) opened;     /* endpoints in use */
-    _Atomic(uint16_t) *open;      /* their numbers, in the order of opening */
-    _Atomic(bool) *is_open;       /* by number */
-    struct lock open_lock;        /* to open an endpoint, to enter all, to switch the mode */
+    _Atomic(uint32_t) operations;           /* on the heap, before the server was started */
+    _Atomic(struct endpoint *) last_opened; /* the list of open endpoints */
+    struct lock open_lock;                  /* to open an endpoint, to enter all, to switch the mode */
 
     _Alignas(64) _Atomic(uint32_t) state;   /* enum server_state */
     _Atomic(uint32_t) wakeup;               /* a futex word: the number of wakeups */
-    _Atomic(bool) is_unresponsive;          /* a client timed out, and the server has not served since */
-    _Atomic(uint64_t) unresponsive_from_ns; /* when that began */
+    _Atomic(uint64_t) unresponsive_from_ns; /* 0; or when a client timed out: not served since */
     _Atomic(uint32_t) parking;              /* enum parking */
     _Atomic(uint32_t) stopping;             /* enum stopping */
     _Atomic(bool) is_reported;              /* that it was unresponsive for long */
-    struct lock begin_lock;
     struct lock fork_lock;
     bool forks;             /* under fork_lock: the forking thread has entered all endpoints */
     _Atomic(bool) orphaned; /* a fork did not wait for the server: the child must not use the heap */
@@ -112,51 +101,41 @@ struct server {
     uint64_t nap_ns;        /* length of the next nap */
     uint64_t epoch_start_ns;
     struct contention contention;
-    unsigned serve_depth;          /* of nested calls of server_serve */
-    unsigned next_prefilled;       /* endpoint */
-    bool has_entered_all;          /* all endpoints */
-    bool idle;                     /* the last epoch left nothing to purge or withdraw */
-    uint64_t deferred[CALL_WORDS]; /* slots of long calls that arrived in the middle of long work */
+    unsigned serve_depth;            /* of nested calls of server_serve */
+    struct endpoint *next_prefilled; /* NULL: the last opened */
+    bool idle;                       /* the last epoch left nothing to purge or withdraw */
+    uint64_t deferred[CALL_WORDS];   /* slots of long calls that arrived in the middle of long work */
 
     struct mailbox mailbox;
     struct call calls[CALLS];
 };
 
-/* Reserves endpoint_count endpoints, whose client caches hold cache_class_bytes of each class. The hooks are
- * set. False if memory is short. */
+/* Reserves endpoint_count endpoints, whose client caches hold cache_class_bytes of each class. The hooks and
+ * the layout's size classes are set. False if memory is short. */
 bool server_init(struct server *server, unsigned endpoint_count, size_t cache_class_bytes);
 
-/* Frees blocks of a class, or one large block: class is then 0, or the number of a large block's queue. */
+/* Frees blocks of a class, or, if it is 0, a large one. */
 static inline void server_put(struct server *server, uint32_t class, void *const *blocks, size_t count) {
-    const struct server_hooks *hooks = &server->hooks;
-    if (count > 0 && (class == 0 || class >= SIZE_CLASSES)) {
-        hooks->put_large(hooks->context, blocks[0]);
-    } else if (count > 0) {
-        hooks->put(hooks->context, class, blocks, count);
+    if (count > 0) {
+        server->hooks.put(server->hooks.context, class, blocks, count);
     }
 }
 
 /* ---- endpoints ---- */
 
-/* Makes an endpoint usable. Any thread. False if memory is short; never for number 0. */
-bool server_open(struct server *server, unsigned number);
+/* The endpoint of a number, modulo their count; made usable, or else the first one if memory is short. Any
+ * thread. */
+struct endpoint *server_open(struct server *server, unsigned number);
 
-static inline bool server_is_open(const struct server *server, unsigned number) {
-    return atomic_load_explicit(&server->is_open[number], memory_order_acquire);
-}
-
+/* NULL if it is not open. */
 static inline struct endpoint *server_endpoint(const struct server *server, unsigned number) {
-    return (struct endpoint *)(void *)(server->endpoints + (size_t)number * server->endpoint_bytes);
+    return atomic_load_explicit(&server->endpoints[number], memory_order_acquire);
 }
 
-/* The number of open endpoints. A sequentially consistent load, for the server's check before it sleeps. */
-static inline unsigned server_opened(const struct server *server) {
-    return atomic_load_explicit(&server->opened, memory_order_seq_cst);
-}
-
-/* The i-th of them, in the order of opening. */
-static inline struct endpoint *server_open_endpoint(const struct server *server, unsigned i) {
-    return server_endpoint(server, atomic_load_explicit(&server->open[i], memory_order_relaxed));
+/* The first of all open endpoints, a list, to which others may be added before it. A sequentially consistent
+ * load, for the server's check before it sleeps. */
+static inline struct endpoint *server_endpoints(const struct server *server) {
+    return atomic_load_explicit(&server->last_opened, memory_order_seq_cst);
 }
 
 /* ---- modes ---- */

@@ -7,8 +7,7 @@
 
 #include "offload/client.h"
 
-/* A block of a class, NULL if memory is short; or frees one. Waits for the server's answer. */
-enum answer client_take_sync(struct server *server, uint32_t class, void **block);
-enum answer client_put_sync(struct server *server, uint32_t class, void *block);
+/* Takes or puts one block of a class. Waits for the server's answer. */
+enum answer client_ask_sync(struct server *server, struct request *request);
 
 #endif

@@ -8,7 +8,7 @@
 #define MAX_STEP ((size_t)256 << 20)
 
 bool address_range_reserve(struct address_range *range, size_t bytes) {
-    *range = (struct address_range){.base = vm_reserve(bytes, vm_page_size())};
+    *range = (struct address_range){.base = vm_reserve(bytes)};
     range->reserved = range->base == NULL ? 0 : vm_round_up(bytes);
     return range->base != NULL;
 }
@@ -20,9 +20,9 @@ void address_range_release(struct address_range *range) {
     *range = (struct address_range){0};
 }
 
-bool address_range_grow(struct address_range *range, size_t bytes) {
-    if (bytes > range->reserved) {
-        return false;
+bool address_range_reach(struct address_range *range, size_t bytes) {
+    if (bytes <= range->committed || bytes > range->reserved) {
+        return bytes <= range->committed;
     }
     char *end = range->base + range->committed;
     size_t needed = vm_round_up(bytes - range->committed);

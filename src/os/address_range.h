@@ -23,11 +23,7 @@ bool address_range_reserve(struct address_range *range, size_t bytes);
 void address_range_release(struct address_range *range);
 
 /* Commits at least the first bytes, in large steps. False if it cannot. */
-bool address_range_grow(struct address_range *range, size_t bytes);
-
-static inline bool address_range_reach(struct address_range *range, size_t bytes) {
-    return bytes <= range->committed || address_range_grow(range, bytes);
-}
+bool address_range_reach(struct address_range *range, size_t bytes);
 
 /* Releases what is reserved beyond the first bytes and beyond what is committed. */
 void address_range_trim(struct address_range *range, size_t bytes);

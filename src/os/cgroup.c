@@ -2,7 +2,6 @@
 
 #include "base/size.h"
 #include "os/file.h"
-#include "os/parse.h"
 #include "os/text.h"
 
 #include <string.h>
@@ -99,23 +98,6 @@ bool cgroup_is_under_pressure(const char *path) {
     return average != NULL && average[6] != '0' && average[7] != '.';
 }
 
-/* Memory that the kernel reclaims without waiting. */
-struct reclaimable {
-    uint64_t second; /* by the names of version 2 */
-    uint64_t first;  /* by those of version 1, for a group with those below it */
-};
-
-static bool add_reclaimable(void *context, const char *line) {
-    static const char *const names[] = {"inactive_file", "active_file", "slab_reclaimable",
-                                        "total_inactive_file", "total_active_file"};
-    struct reclaimable *sums = context;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        uint64_t bytes = parse_named_number(line, names[i]);
-        *(i < 3 ? &sums->second : &sums->first) += bytes == UINT64_MAX ? 0 : bytes;
-    }
-    return true;
-}
-
 struct available {
     bool visited; /* the process's own group, of version 2, comes first */
     uint64_t bytes;
@@ -137,9 +119,12 @@ static void note_memory(struct walk *walk) {
     if (current == UINT64_MAX || limit == UINT64_MAX) {
         return;
     }
-    struct reclaimable reclaimable = {0};
-    file_each_part(path_of(walk, "memory.stat"), '\n', add_reclaimable, &reclaimable);
-    uint64_t used = size_minus(current, second ? reclaimable.second : reclaimable.first);
+    /* Memory that the kernel reclaims without waiting: in version 1 that of a group with those below it. */
+    static const char *const names[2][3] = {{"total_inactive_file", "total_active_file"},
+                                            {"inactive_file", "active_file", "slab_reclaimable"}};
+    uint64_t bytes[3] = {0};
+    file_read_named_numbers(path_of(walk, "memory.stat"), names[second], bytes, second ? 3 : 2);
+    uint64_t used = size_minus(current, bytes[0] + bytes[1] + bytes[2]);
     available->bytes = size_min(available->bytes, size_minus(limit / 10 * 9, used));
 }
 
@@ -171,12 +156,8 @@ static void note_quota(struct walk *walk) {
     *min_quota = cpus < *min_quota ? cpus : *min_quota;
 }
 
-double cgroup_cpu_quota_in(const char *root) {
+double cgroup_cpu_quota(const char *root) {
     double quota = __builtin_inf();
     visit_groups(root, "cpu", note_quota, &quota);
     return quota;
-}
-
-double cgroup_cpu_quota(void) {
-    return cgroup_cpu_quota_in("");
 }

@@ -3,7 +3,7 @@
  * once per epoch at most (memory.h), and before the server of offload mode starts.
  *
  * Reads files of /proc and /sys. Thread-safe; preserves errno; allocates nothing, and takes up to 4 KiB of
- * stack. Functions that end in _in read below another folder than "/", for tests.
+ * stack. root stands for "/".
  */
 #ifndef CALM_OS_CGROUP_H
 #define CALM_OS_CGROUP_H
@@ -28,7 +28,6 @@ bool cgroup_is_under_pressure(const char *path);
  * average over the scheduler's period (0.1 s by default), not a number of CPUs that run at a time: a group
  * that has used up its quota waits on all of them.
  */
-double cgroup_cpu_quota(void);
-double cgroup_cpu_quota_in(const char *root);
+double cgroup_cpu_quota(const char *root);
 
 #endif

@@ -1,7 +1,8 @@
 #include "os/cpus.h"
 
+#include "os/clock.h"
 #include "os/file.h"
-#include "os/parse.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 
 #include <string.h>
@@ -46,19 +47,17 @@ bool cpu_set_read(struct cpu_set *set, const char *path) {
     return cpu_set_next(set, 0) < MAX_CPUS;
 }
 
-/* Bytes that the kernel fills: whole words for all CPUs that it could have. */
-static long read_affinity(int thread, struct cpu_set *set) {
+unsigned cpu_affinity(int thread, struct cpu_set *set) {
     memset(set, 0, sizeof *set);
-    return os_syscall(SYS_sched_getaffinity, thread, sizeof *set, set);
-}
-
-bool cpu_affinity(int thread, struct cpu_set *set) {
-    return read_affinity(thread, set) > 0;
+    /* In bytes: the kernel fills whole words for all CPUs that it could have. */
+    long filled = os_syscall(SYS_sched_getaffinity, thread, sizeof *set, set);
+    return filled > 0 ? (unsigned)filled * 8 : 0;
 }
 
 unsigned cpu_affinity_count(void) {
     struct cpu_set set;
-    unsigned count = cpu_affinity(0, &set) ? cpu_set_count(&set) : 0;
+    cpu_affinity(0, &set);
+    unsigned count = cpu_set_count(&set);
     return count > 0 ? count : 1;
 }
 
@@ -83,12 +82,32 @@ unsigned cpus_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
     /* A container may show another list than the kernel's own. */
     struct cpu_set set;
-    long filled = read_affinity(0, &set);
-    unsigned could = filled > 0 ? (unsigned)filled * 8 : MAX_CPUS;
+    unsigned could = cpu_affinity(0, &set);
+    could = could > 0 ? could : MAX_CPUS;
     return listed > could - 64 && listed <= could ? listed : could;
 }
 
 unsigned nodes_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/node/possible");
     return listed > 0 ? listed : 1;
+}
+
+/* ---- how many the process uses ---- */
+
+double cpu_usage_sample(struct cpu_usage *usage) {
+    if (filters_now() == FILTERS_ADDED) { /* which may forbid the system calls below */
+        return usage->cpus > 0 ? usage->cpus : 1;
+    }
+    uint64_t wall = clock_read_ns(CLOCK_MONOTONIC);
+    bool first = usage->sampled_wall_ns == 0;
+    if (!first && wall - usage->sampled_wall_ns < CLOCK_NS_PER_S) {
+        return usage->cpus;
+    }
+    uint64_t cpu = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    bool forward = !first && wall > usage->sampled_wall_ns && cpu >= usage->sampled_cpu_ns;
+    usage->cpus = forward ? (double)(cpu - usage->sampled_cpu_ns) / (double)(wall - usage->sampled_wall_ns)
+                          : cpu_affinity_count();
+    usage->sampled_cpu_ns = cpu;
+    usage->sampled_wall_ns = wall;
+    return usage->cpus;
 }

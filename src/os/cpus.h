@@ -1,8 +1,11 @@
 /*
- * CPUs: sets of them, those that a thread may run on, and how many there may be.
+ * CPUs: sets of them, those that a thread may run on, how many there may be, and how many this process uses,
+ * averaged over about the last second.
  *
  * Thread-safe, each with storage of its own; preserves errno; allocates nothing; needs no thread-local
- * storage. A set takes 1 KiB of stack. All but the operations on sets are system calls.
+ * storage. A set takes 1 KiB of stack. All but the operations on sets are system calls. The CPUs in use are
+ * sampled lazily, on slow paths of both allocators' governors, from the process's own CPU clock: no signal,
+ * no timer and no thread, which all belong to the application.
  */
 #ifndef CALM_OS_CPUS_H
 #define CALM_OS_CPUS_H
@@ -38,8 +41,9 @@ unsigned cpu_set_next(const struct cpu_set *set, unsigned from);
 bool cpu_set_read(struct cpu_set *set, const char *path);
 
 /* The CPUs that a thread may run on and that are online; 0 is the caller, and the process's number its first
- * thread. False, and the empty set, if the kernel does not say. */
-bool cpu_affinity(int thread, struct cpu_set *set);
+ * thread. Returns the number of CPUs that the kernel could have, in whole words; 0, and the empty set, if it
+ * does not say. */
+unsigned cpu_affinity(int thread, struct cpu_set *set);
 
 /* CPUs that the calling thread may run on; 1 if the kernel does not say. */
 unsigned cpu_affinity_count(void);
@@ -53,5 +57,21 @@ unsigned cpus_possible(void);
 
 /* NUMA nodes likewise; 1 if the kernel does not say. */
 unsigned nodes_possible(void);
+
+/* ---- how many the process uses ---- */
+
+/* All zero is the valid initial state. One sampler at a time: the caller serializes. */
+struct cpu_usage {
+    uint64_t sampled_wall_ns; /* zero: never sampled */
+    uint64_t sampled_cpu_ns;
+    double cpus;
+};
+
+/*
+ * CPUs used: the average since the last sample that is at least one second old; until a first full second has
+ * passed, all CPUs of the affinity mask. Costs one clock read (no system call) unless a second has passed.
+ * A clock that cannot be read, or went backwards, restarts the sampling. Preserves errno.
+ */
+double cpu_usage_sample(struct cpu_usage *usage);
 
 #endif

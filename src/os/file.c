@@ -1,27 +1,42 @@
 #include "os/file.h"
 
-#include "os/parse.h"
 #include "os/syscall.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
-static long open_file(const char *path) {
+const char *parse_number(const char *text, uint64_t *number) {
+    uint64_t value = 0;
+    for (; *text >= '0' && *text <= '9'; text++) {
+        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *text - '0', &value)) {
+            value = UINT64_MAX; /* and stays there */
+        }
+    }
+    *number = value;
+    return text;
+}
+
+const char *parse_stat_field(const char *text, unsigned number) {
+    /* The name may hold anything, parentheses too. */
+    const char *at = strrchr(text, ')');
+    for (unsigned blanks = 0; at != NULL && blanks <= number; blanks++) {
+        at = strchr(at + 1, ' ');
+    }
+    return at == NULL ? "" : at + 1;
+}
+
+long file_open(const char *path) {
     return os_syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
 }
 
-static void close_file(long descriptor) {
-    os_syscall(SYS_close, descriptor);
-}
-
 long file_read(const char *path, char *text, size_t size) {
-    long descriptor = open_file(path);
+    long descriptor = file_open(path);
     if (descriptor < 0) {
         return -1;
     }
     long length = os_syscall(SYS_read, descriptor, text, size - 1);
-    close_file(descriptor);
+    os_syscall(SYS_close, descriptor);
     if (length < 0) {
         return -1;
     }
@@ -39,7 +54,7 @@ uint64_t file_read_number(const char *path) {
 bool file_each_part(const char *path, char separator, bool (*take)(void *context, const char *part),
                     void *context) {
     char text[FILE_MAX_PART] = {0};
-    long descriptor = open_file(path);
+    long descriptor = file_open(path);
     long length = descriptor;
     size_t held = 0; /* bytes of a part whose end has not been read yet */
     bool too_long = false;
@@ -63,7 +78,7 @@ bool file_each_part(const char *path, char separator, bool (*take)(void *context
         }
     }
     if (descriptor >= 0) {
-        close_file(descriptor);
+        os_syscall(SYS_close, descriptor);
     }
     if (more && held > 0 && !too_long) {
         text[held] = '\0';
@@ -72,16 +87,40 @@ bool file_each_part(const char *path, char separator, bool (*take)(void *context
     return length >= 0;
 }
 
-void file_write(int descriptor, const char *text, size_t length) {
+struct named_numbers {
+    const char *const *names;
+    uint64_t *numbers;
+    size_t count;
+};
+
+static bool take_named(void *context, const char *line) {
+    const struct named_numbers *named = context;
+    for (size_t i = 0; i < named->count; i++) {
+        size_t length = strlen(named->names[i]);
+        if (strncmp(line, named->names[i], length) == 0 && (line[length] == ' ' || line[length] == ':')) {
+            parse_number(line + length + strspn(line + length, " :"), &named->numbers[i]);
+        }
+    }
+    return true;
+}
+
+void file_read_named_numbers(const char *path, const char *const *names, uint64_t *numbers, size_t count) {
+    struct named_numbers named = {.names = names, .count = count};
+    named.numbers = numbers;
+    file_each_part(path, '\n', take_named, &named);
+}
+
+int file_write(int descriptor, const void *bytes, size_t length) {
     while (length > 0) {
-        long done = os_syscall(SYS_write, descriptor, text, length);
+        long done = os_syscall(SYS_write, descriptor, bytes, length);
         if (done == -EINTR) {
             continue;
         }
         if (done <= 0) {
-            return;
+            return done == 0 ? EIO : (int)-done;
         }
-        text += done;
+        bytes = (const char *)bytes + done;
         length -= (size_t)done;
     }
+    return 0;
 }

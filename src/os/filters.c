@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-_Atomic(int) filters_state = FILTERS_UNKNOWN;
+_Atomic(int) filters_state = FILTERS_INHERITED;
 
 void filters_detect(void) {
     long mode = os_syscall(SYS_prctl, PR_GET_SECCOMP);

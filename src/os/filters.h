@@ -12,9 +12,8 @@
 #include <stdbool.h>
 
 enum filters {
-    FILTERS_UNKNOWN, /* before filters_detect: treated as inherited */
     FILTERS_NONE,
-    FILTERS_INHERITED, /* allow what a program needs to start: threads, and reading files */
+    FILTERS_INHERITED, /* or not known yet; allow what a program needs to start: threads, reading files */
     FILTERS_ADDED,
 };
 

@@ -2,7 +2,6 @@
 
 #include "os/cpus.h"
 #include "os/file.h"
-#include "os/parse.h"
 #include "os/text.h"
 #include "os/thread.h"
 

@@ -14,11 +14,8 @@
 #define SPINS      1024
 #define MAX_PAUSES 32
 
-/* The kernel compares 32 bits: those with the flags. */
-static long futex_word(struct lock *lock) {
-    size_t upper = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? sizeof(uint32_t) : 0;
-    return (long)((uintptr_t)&lock->state + upper);
-}
+/* The kernel compares the first 32 bits: those with the flags. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the flags are in a lock's first bytes");
 
 /* The list of contended locks, by next_contended, which is the end's address in the last one. */
 static struct lock end_of_contended;
@@ -93,14 +90,14 @@ void lock_acquire_contended(struct lock *lock) {
         } else if ((state & LOCK_WAITED) != 0 ||
                    atomic_compare_exchange_weak_explicit(&lock->state, &state, state | LOCK_WAITED,
                                                          memory_order_relaxed, memory_order_relaxed)) {
-            os_syscall(SYS_futex, futex_word(lock), FUTEX_WAIT_PRIVATE, (uint32_t)(state | LOCK_WAITED));
+            os_syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, (uint32_t)(state | LOCK_WAITED));
             state = atomic_load_explicit(&lock->state, memory_order_relaxed);
         }
     }
 }
 
 void lock_wake(struct lock *lock) {
-    os_syscall(SYS_futex, futex_word(lock), FUTEX_WAKE_PRIVATE, 1);
+    os_syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1);
 }
 
 void lock_acquire_for_fork(struct lock *lock, bool waits) {

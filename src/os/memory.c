@@ -3,7 +3,6 @@
 #include "base/size.h"
 #include "os/cgroup.h"
 #include "os/file.h"
-#include "os/parse.h"
 #include "os/syscall.h"
 #include "os/text.h"
 
@@ -15,23 +14,12 @@ size_t memory_total_bytes(void) {
     return (size_t)info.totalram * info.mem_unit;
 }
 
-/* Fields of /proc/meminfo. */
-enum { TOTAL, AVAILABLE, HUGETLB, FIELDS };
-
-static bool note_field(void *context, const char *line) {
-    static const char *const names[FIELDS] = {"MemTotal", "MemAvailable", "Hugetlb"};
-    uint64_t *kib = context;
-    for (int field = 0; field < FIELDS; field++) {
-        uint64_t number = parse_named_number(line, names[field]);
-        kib[field] = number == UINT64_MAX ? kib[field] : number;
-    }
-    return true;
-}
-
 static size_t machine_available_bytes(const char *root) {
-    char path[FILE_MAX_PATH];
+    enum { TOTAL, AVAILABLE, HUGETLB, FIELDS };
+    static const char *const names[FIELDS] = {"MemTotal", "MemAvailable", "Hugetlb"};
     uint64_t kib[FIELDS] = {0, UINT64_MAX, 0};
-    file_each_part(text_print(path, sizeof path, "%s/proc/meminfo", root), '\n', note_field, kib);
+    char path[FILE_MAX_PATH];
+    file_read_named_numbers(text_print(path, sizeof path, "%s/proc/meminfo", root), names, kib, FIELDS);
     if (kib[AVAILABLE] == UINT64_MAX || kib[TOTAL] < kib[HUGETLB]) {
         return SIZE_MAX;
     }
@@ -43,10 +31,6 @@ static size_t machine_available_bytes(const char *root) {
     return size_minus(kib[AVAILABLE], total / 20) << 10;
 }
 
-size_t memory_available_bytes_in(const char *root) {
+size_t memory_available_bytes(const char *root) {
     return size_min(cgroup_available_bytes(root), machine_available_bytes(root));
-}
-
-size_t memory_available_bytes(void) {
-    return memory_available_bytes_in("");
 }

@@ -15,11 +15,9 @@ size_t memory_total_bytes(void);
 /*
  * Bytes until nine tenths of a control group's limit are used (cgroup.h), or 95 % of the machine's memory
  * (huge pages set aside by hugetlbfs not counted). 0 while tasks of the group wait for memory, or tasks of
- * the machine while less than a fifth of its memory is available. SIZE_MAX if nothing is known.
+ * the machine while less than a fifth of its memory is available. SIZE_MAX if nothing is known. root stands
+ * for "/".
  */
-size_t memory_available_bytes(void);
-
-/* The same below another folder than "/". For tests. */
-size_t memory_available_bytes_in(const char *root);
+size_t memory_available_bytes(const char *root);
 
 #endif

@@ -57,27 +57,17 @@ static long advise_vector(const struct iovec *ranges, size_t count) {
     return done;
 }
 
-/* Purges from the front by the vectored call; returns the number of ranges that were purged whole. */
-static size_t purge_vectored(const struct iovec *ranges, size_t count, struct purge_result *result) {
-    long advised = advise_vector(ranges, count);
-    if (advised <= 0) {
-        return 0;
-    }
-    result->vectored_calls++;
-    size_t done = 0;
-    while (done < count && (size_t)advised >= ranges[done].iov_len) {
-        advised -= (long)ranges[done].iov_len;
-        done++;
-    }
-    return done;
-}
-
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     struct purge_result result = {0};
     int known = atomic_load_explicit(&method, memory_order_relaxed);
 
     if (known != PURGE_SINGLE && count > 0 && may_try_vectored()) {
-        result.ranges_done = purge_vectored(ranges, count, &result);
+        long advised = advise_vector(ranges, count);
+        result.vectored_calls = advised > 0;
+        /* A range that was purged in part is not done. */
+        while (result.ranges_done < count && advised >= (long)ranges[result.ranges_done].iov_len) {
+            advised -= (long)ranges[result.ranges_done++].iov_len;
+        }
         if (result.ranges_done > 0 && known == PURGE_UNKNOWN) {
             atomic_store_explicit(&method, PURGE_VECTORED, memory_order_relaxed);
         }

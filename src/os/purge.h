@@ -9,7 +9,6 @@
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/uio.h>
 
@@ -40,7 +39,8 @@ void purge_allow_vectored(enum purge_vectored allowed);
 
 enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };
 
-/* How the last purge was done. PURGE_UNKNOWN before the first. Thread-safe. */
+/* How the next purge is tried first. PURGE_UNKNOWN: by the vectored call, which has not worked yet.
+ * Thread-safe. */
 enum purge_method purge_current_method(void);
 
 #endif

@@ -3,6 +3,7 @@
 #include "base/size.h"
 #include "os/filters.h"
 #include "os/syscall.h"
+#include "os/vm.h"
 
 #include <string.h>
 
@@ -10,8 +11,9 @@ static bool examine(const char *start, size_t bytes, unsigned char *resident) {
     return os_syscall(SYS_mincore, start, bytes, resident) == 0;
 }
 
-struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
-                                   size_t max_resident_bytes, unsigned char *scratch) {
+struct residency residency_of_tail(const void *start, size_t bytes, size_t max_resident_bytes,
+                                   unsigned char *scratch) {
+    size_t page_bytes = vm_page_size();
     struct residency tail = {0};
     while (tail.suffix_bytes < bytes) {
         size_t left = bytes - tail.suffix_bytes;
@@ -32,13 +34,13 @@ struct residency residency_of_tail(const void *start, size_t bytes, size_t page_
     return tail;
 }
 
-bool residency_is_full(const void *start, size_t bytes, size_t page_bytes) {
+bool residency_is_full(const void *start, size_t bytes) {
     /* One for each page, of the smallest there are: an emulator may count the host's. */
     unsigned char resident[RESIDENCY_SAMPLE_BYTES / 4096] = {0};
     if (!filters_allow_all() || !examine(start, bytes, resident)) {
         return false;
     }
-    for (size_t i = 0; i < bytes / page_bytes; i++) {
+    for (size_t i = 0; i < bytes / vm_page_size(); i++) {
         if ((resident[i] & 1) == 0) {
             return false;
         }

@@ -20,13 +20,13 @@ struct residency {
  * max_resident_bytes. Where the kernel does not say, every page counts as resident. `scratch` is
  * RESIDENCY_CHUNK_PAGES bytes of the caller's.
  */
-struct residency residency_of_tail(const void *start, size_t bytes, size_t page_bytes,
-                                   size_t max_resident_bytes, unsigned char *scratch);
+struct residency residency_of_tail(const void *start, size_t bytes, size_t max_resident_bytes,
+                                   unsigned char *scratch);
 
 #define RESIDENCY_SAMPLE_BYTES ((size_t)256 << 10)
 
 /* Whether all pages of a page-aligned range of at most RESIDENCY_SAMPLE_BYTES are resident; false where the
  * kernel does not say. */
-bool residency_is_full(const void *start, size_t bytes, size_t page_bytes);
+bool residency_is_full(const void *start, size_t bytes);
 
 #endif

@@ -17,10 +17,6 @@ void stdio_before_fork(void) {
     call(_IO_list_lock);
 }
 
-void stdio_after_fork_in_parent(void) {
-    call(_IO_list_unlock);
-}
-
-void stdio_after_fork_in_child(void) {
-    call(_IO_list_resetlock);
+void stdio_after_fork(bool child) {
+    call(child ? _IO_list_resetlock : _IO_list_unlock);
 }

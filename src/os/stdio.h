@@ -9,9 +9,10 @@
 #ifndef CALM_OS_STDIO_H
 #define CALM_OS_STDIO_H
 
+#include <stdbool.h>
+
 /* In the forking thread, before any other lock is taken; and after all are released. */
 void stdio_before_fork(void);
-void stdio_after_fork_in_parent(void);
-void stdio_after_fork_in_child(void);
+void stdio_after_fork(bool child);
 
 #endif

@@ -5,6 +5,7 @@
 #ifndef CALM_OS_SYSCALL_H
 #define CALM_OS_SYSCALL_H
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -38,6 +39,15 @@ static inline long os_syscall_6(long number, long a, long b, long c, long d, lon
 #else
 #error "calmalloc runs on x86-64 and aarch64"
 #endif
+}
+
+/* For functions under the C library's names: the result as its own return it, -errno as -1 with errno. */
+static inline long libc_result(long result) {
+    if (result < 0 && result >= -4095) {
+        errno = (int)-result;
+        return -1;
+    }
+    return result;
 }
 
 #endif

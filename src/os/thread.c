@@ -2,62 +2,58 @@
 
 #include "os/clock.h"
 #include "os/file.h"
-#include "os/parse.h"
 #include "os/syscall.h"
 #include "os/vm.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <pthread.h>
-#include <stdlib.h>
 #endif
 #include <linux/capability.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
 _Atomic(uint32_t) thread_start_holds;
 
+uint64_t thread_set_signals(uint64_t mask) {
+    uint64_t before = 0;
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, &before, sizeof mask);
+    return before;
+}
+
+/* setxid: the last signal that the C library keeps to itself (glibc's SIGSETXID, musl's SIGSYNCCALL). */
+uint64_t thread_block_signals(void) {
+    int setxid = SIGRTMIN - 1;
+    return thread_set_signals(~((uint64_t)1 << (setxid - 1)));
+}
+
 #if defined(__SANITIZE_THREAD__)
 
 /* A thread of the C library's, since the sanitizer must know each thread. Never in what is preloaded. */
-struct body {
-    struct thread *thread;
-    void (*body)(void *argument);
-    void *argument;
-};
-
-static void *enter_watched(void *argument) {
-    struct body this = *(struct body *)argument;
-    free(argument);
-    this.body(this.argument);
-    atomic_store_explicit(&this.thread->id, 0, memory_order_release);
-    os_syscall(SYS_futex, &this.thread->id, FUTEX_WAKE, 1);
+static void *enter_watched(void *started) {
+    struct thread *thread = started;
+    thread->body(thread->argument);
+    atomic_store_explicit(&thread->id, 0, memory_order_release);
+    os_syscall(SYS_futex, &thread->id, FUTEX_WAKE, 1);
     return NULL;
 }
 
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes) {
     (void)stack_bytes;
     pthread_t watched;
-    struct body *this = malloc(sizeof *this);
-    if (this == NULL) {
-        return false;
-    }
-    *this = (struct body){thread, body, argument};
+    thread->body = body;
+    thread->argument = argument;
     atomic_store_explicit(&thread->id, 1, memory_order_relaxed);
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&watched, NULL, enter_watched, this) == 0;
+    uint64_t before = thread_block_signals();
+    bool started = pthread_create(&watched, NULL, enter_watched, thread) == 0;
     if (started) {
         pthread_detach(watched);
     } else {
         atomic_store_explicit(&thread->id, 0, memory_order_relaxed);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    thread_set_signals(before);
     return started;
 }
 
@@ -80,18 +76,17 @@ static size_t local_bytes(void) {
     return LOCAL_BYTES + (below <= 0 ? 0 : vm_round_up((size_t)below));
 }
 
-static void enter(void (*body)(void *argument), void *argument, uintptr_t unused, struct thread *thread) {
-    (void)unused;
+static void enter(struct thread *thread) {
     /* Here, since the starter may not get to run before the thread has ended. */
     uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
     atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
     os_syscall(SYS_prctl, PR_SET_NAME, "calmalloc");
-    body(argument);
+    thread->body(thread->argument);
     os_syscall(SYS_exit);
 }
 
-/* The new thread starts with nothing but its stack, from which it takes enter and its arguments. The kernel
- * sets id before the thread runs, and clears it when the thread has ended. */
+/* The new thread starts with nothing but its stack, from which it takes enter and its argument. The
+ * kernel sets id before the thread runs, and clears it when the thread has ended. */
 static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
 #if defined(__x86_64__)
@@ -102,9 +97,7 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
                      "jnz 1f\n\t"
                      "xorl %%ebp, %%ebp\n\t"
                      "popq %%rdi\n\t"
-                     "popq %%rsi\n\t"
                      "popq %%rax\n\t"
-                     "popq %%rcx\n\t"
                      "callq *%%rax\n\t"
                      "ud2\n"
                      "1:"
@@ -122,10 +115,8 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
                      "cbnz x0, 1f\n\t"
                      "mov x29, xzr\n\t"
                      "mov x30, xzr\n\t"
-                     "ldp x0, x1, [sp]\n\t"
-                     "ldp x2, x3, [sp, 16]\n\t"
-                     "add sp, sp, 32\n\t"
-                     "blr x2\n\t"
+                     "ldp x0, x1, [sp], 16\n\t"
+                     "blr x1\n\t"
                      "brk 0\n"
                      "1:"
                      : "+r"(x0)
@@ -148,14 +139,14 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     void **local = (void **)(void *)(thread->memory + stack_bytes + below);
     *local = local;
     uintptr_t *stack = (uintptr_t *)(void *)(thread->memory + stack_bytes - 64);
-    stack[0] = (uintptr_t)body;
-    stack[1] = (uintptr_t)argument;
-    stack[2] = (uintptr_t)enter;
-    stack[3] = (uintptr_t)thread;
+    stack[0] = (uintptr_t)thread;
+    stack[1] = (uintptr_t)enter;
+    thread->body = body;
+    thread->argument = argument;
 
-    uint64_t before = thread_block_signals();
+    uint64_t before = thread_set_signals(~(uint64_t)0);
     long started = clone_thread(stack, local, &thread->id);
-    thread_restore_signals(before);
+    thread_set_signals(before);
     return started > 0;
 }
 
@@ -200,17 +191,6 @@ void thread_forget(struct thread *thread) {
 
 /* ---- what the calling thread gives up ---- */
 
-uint64_t thread_block_signals(void) {
-    uint64_t all = ~(uint64_t)0;
-    uint64_t before = 0;
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
-    return before;
-}
-
-void thread_restore_signals(uint64_t mask) {
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, sizeof mask);
-}
-
 /* linux/close_range.h */
 #define RANGE_UNSHARED 2
 
@@ -239,17 +219,15 @@ void thread_schedule_normally(const struct cpu_set *cpus) {
 
 /* ---- the program's threads ---- */
 
-static const char unknown;
-const char *thread_alone = &unknown;
+const char thread_not_alone;
+const char *thread_alone = &thread_not_alone;
 
 unsigned thread_count(void) {
     enum { FIELD_THREADS = 17 };
     char text[1024];
     uint64_t count = 0;
-    const char *field =
-        file_read("/proc/self/stat", text, sizeof text) > 0 ? parse_stat_field(text, FIELD_THREADS) : NULL;
-    if (field != NULL) {
-        parse_number(field, &count);
+    if (file_read("/proc/self/stat", text, sizeof text) > 0) {
+        parse_number(parse_stat_field(text, FIELD_THREADS), &count);
     }
     return (unsigned)count;
 }

@@ -21,6 +21,8 @@ struct thread {
     _Atomic(uint32_t) id;      /* the kernel's; 0 when there is none, and the stack is not used any more */
     _Atomic(uint32_t) last_id; /* of the last that was started, which may exist a moment longer */
     char *memory;
+    void (*body)(void *argument); /* what it runs */
+    void *argument;
 };
 
 /* The number of callers that hold back the start of bare threads, because the process is about to change its
@@ -50,9 +52,13 @@ void thread_forget(struct thread *thread);
 
 /* ---- what the calling thread gives up ---- */
 
-/* Blocks all signals for the calling thread. Returns the mask of before, for thread_restore_signals. */
+/*
+ * Blocks signals for the calling thread: all but the one by which setuid(2) and its relatives have each
+ * thread change its credentials. The thread that sends it waits for all others, and may hold a lock that the
+ * caller is about to wait for. Returns the mask of before, for thread_set_signals.
+ */
 uint64_t thread_block_signals(void);
-void thread_restore_signals(uint64_t mask);
+uint64_t thread_set_signals(uint64_t mask);
 
 /*
  * From now on the calling thread has a table of open files of its own, an empty one: what it opens takes no
@@ -73,6 +79,7 @@ void thread_schedule_normally(const struct cpu_set *cpus);
 /* Where the C library says whether it knows of no other thread than the caller: set once, at the start, where
  * it does (glibc 2.32). Its name is not used here, for libraries that run with older ones. */
 extern const char *thread_alone __attribute__((visibility("hidden")));
+extern const char thread_not_alone __attribute__((visibility("hidden"))); /* a byte that never says so */
 
 static inline bool thread_is_alone(void) {
     return *thread_alone != 0;

@@ -3,8 +3,6 @@
 #include "os/file.h"
 #include "os/text.h"
 
-#include <string.h>
-
 /* More levels of cache than there are: L1 has two. */
 #define MAX_CACHE_INDEX 5
 

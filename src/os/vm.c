@@ -1,12 +1,12 @@
 #include "os/vm.h"
 
-#include "os/huge_pages.h"
+#include "os/file.h"
 #include "os/mman.h"
 #include "os/syscall.h"
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdint.h>
+#include <string.h>
 #include <sys/auxv.h>
 #include <sys/resource.h>
 
@@ -22,18 +22,33 @@ size_t vm_page_size(void) {
     return known;
 }
 
+/* What the system says of transparent huge pages. */
+#define HUGE_PAGES "/sys/kernel/mm/transparent_hugepage/"
+
+static bool is_chosen(const char *word) {
+    char text[64];
+    return file_read(HUGE_PAGES "enabled", text, sizeof text) > 0 && strstr(text, word) != NULL;
+}
+
+static size_t huge_page_bytes(void) {
+    uint64_t bytes = file_read_number(HUGE_PAGES "hpage_pmd_size"); /* UINT64_MAX if there is none */
+    return (bytes & (bytes - 1)) == 0 ? bytes : 0;
+}
+
+size_t huge_pages_always_bytes(void) {
+    return is_chosen("[always]") ? huge_page_bytes() : 0;
+}
+
+size_t huge_pages_request_bytes(void) {
+    return is_chosen("[always]") || is_chosen("[madvise]") ? huge_page_bytes() : 0;
+}
+
 static bool is_error(long result) {
     return result < 0 && result > -4096;
 }
 
 static long advise(void *base, size_t bytes, int advice) {
     return os_syscall(SYS_madvise, base, bytes, advice);
-}
-
-static void unmap(uintptr_t start, uintptr_t end) {
-    if (end > start) {
-        os_syscall(SYS_munmap, start, end - start);
-    }
 }
 
 /* Where every fault may bring in a huge page, a part-used slab would hold 2 MiB: this declines them once, for
@@ -54,9 +69,9 @@ static void decline_huge_pages(void *base, size_t bytes) {
  * ThreadSanitizer, which sees no system call: each vm_release happens before the next vm_reserve. */
 static _Atomic(size_t) ranges_reserved;
 
-void *vm_reserve(size_t bytes, size_t alignment) {
+void *vm_reserve(size_t bytes) {
     size_t guard = vm_page_size();
-    size_t padded = vm_round_up(bytes) + 2 * guard + (alignment > guard ? alignment : 0);
+    size_t padded = vm_round_up(bytes) + 2 * guard;
     if (padded < bytes) {
         return NULL;
     }
@@ -65,14 +80,11 @@ void *vm_reserve(size_t bytes, size_t alignment) {
         return NULL;
     }
     atomic_fetch_add_explicit(&ranges_reserved, 1, memory_order_acquire);
-    uintptr_t start = (uintptr_t)result;
-    uintptr_t base = size_round_up(start + guard, alignment);
-    unmap(start, base - guard);
-    unmap(base + vm_round_up(bytes) + guard, start + padded);
-    decline_huge_pages((void *)base, bytes);
+    void *base = (char *)result + guard;
+    decline_huge_pages(base, bytes);
     /* Until it is committed: debuggers write what has no access rights to a core file, too. */
-    advise((void *)base, bytes, MADV_DONTDUMP);
-    return (void *)base;
+    advise(base, bytes, MADV_DONTDUMP);
+    return base;
 }
 
 bool vm_commit(void *base, size_t bytes) {
@@ -84,7 +96,7 @@ bool vm_commit(void *base, size_t bytes) {
 }
 
 void *vm_map(size_t bytes) {
-    void *base = vm_reserve(bytes, vm_page_size());
+    void *base = vm_reserve(bytes);
     if (base != NULL && !vm_commit(base, bytes)) {
         vm_release(base, bytes);
         return NULL;
@@ -95,7 +107,7 @@ void *vm_map(size_t bytes) {
 void vm_release(void *base, size_t bytes) {
     atomic_fetch_add_explicit(&ranges_reserved, 0, memory_order_release);
     size_t guard = vm_page_size();
-    unmap((uintptr_t)base - guard, (uintptr_t)base + vm_round_up(bytes) + guard);
+    os_syscall(SYS_munmap, (char *)base - guard, vm_round_up(bytes) + 2 * guard);
 }
 
 void vm_make_readable(void *base, size_t bytes) {
@@ -140,7 +152,7 @@ bool vm_can_map(size_t bytes) {
     if (is_error(base)) {
         return false;
     }
-    unmap((uintptr_t)base, (uintptr_t)base + bytes);
+    os_syscall(SYS_munmap, base, bytes);
     return true;
 }
 

@@ -23,14 +23,13 @@ static inline size_t vm_round_up(size_t bytes) {
     return size_round_up(bytes, vm_page_size());
 }
 
-/* Reserves bytes, aligned to a power of two, between two pages that are never accessible. NULL if there is no
- * room. */
-void *vm_reserve(size_t bytes, size_t alignment);
+/* Reserves bytes between two pages that are never accessible. NULL if there is no room. */
+void *vm_reserve(size_t bytes);
 
 /* Makes reserved pages readable and writable. False if memory is short. */
 bool vm_commit(void *base, size_t bytes);
 
-/* Both, aligned to a page: committed memory of zeros, or NULL. */
+/* Both: committed memory of zeros, or NULL. */
 void *vm_map(size_t bytes);
 
 /* All of what vm_reserve or vm_map returned. */
@@ -56,6 +55,15 @@ bool vm_move_pages(void *from, void *to, size_t bytes);
 
 /* Replaces a range, moved pages included, by a new mapping of zeros that can merge with its neighbours. */
 bool vm_replace(void *base, size_t bytes);
+
+/* ---- the system's policies; what concerns huge pages is read from /sys, at the start ---- */
+
+/* The size, in bytes, of the pages that a fault may bring in wherever one fits; 0 if the system does that on
+ * request only, or never, or does not say. */
+size_t huge_pages_always_bytes(void);
+
+/* The size of the pages that a fault brings in where they were requested; 0 if requests have no effect. */
+size_t huge_pages_request_bytes(void);
 
 /* Whether the kernel would map this much at once, given its policy of overcommitment. */
 bool vm_can_map(size_t bytes);

@@ -22,7 +22,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #define DEMAND_EPOCH_NS 100000000ULL
 #define DEMAND_PERIODS  8   /* candidates: 1, 2, 4 ... 128 epochs, which is 0.1 to 12.8 s */

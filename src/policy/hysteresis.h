@@ -22,8 +22,7 @@ struct hysteresis_input {
 
 struct hysteresis_thresholds {
     size_t trim_bytes;     /* give back once the process's free top space exceeds this */
-    size_t pad_bytes;      /* padding that all arenas keep together: a quarter of trim_bytes */
-    size_t pad_each_bytes; /* one arena's share of it */
+    size_t pad_each_bytes; /* padding that an arena keeps: its share of a quarter of trim_bytes */
 };
 
 /* The row of table 1 for a footprint, in bytes, before any factor. Never fails. */
@@ -47,9 +46,17 @@ static inline size_t hysteresis_threshold_bytes(size_t footprint_bytes, double f
 }
 
 /* The factor: (1 + CPUs / 100) * sensitivity. Never fails, and is above zero. */
-double hysteresis_factor(double cpus_used, double sensitivity);
+static inline double hysteresis_factor(double cpus_used, double sensitivity) {
+    /* The comparisons are written so that a NaN takes the default. */
+    double cpus = cpus_used > 0 ? cpus_used : 0;
+    return (1 + cpus / 100) * (sensitivity > 0 ? sensitivity : 1);
+}
 
 /* Section 6.2.1. Never fails. */
-struct hysteresis_thresholds hysteresis_decide(struct hysteresis_input in);
+static inline struct hysteresis_thresholds hysteresis_decide(struct hysteresis_input in) {
+    double factor = hysteresis_factor(in.cpus_used, in.sensitivity);
+    size_t trim = hysteresis_threshold_bytes(in.footprint_bytes, factor);
+    return (struct hysteresis_thresholds){trim, trim / 4 / (in.arenas > 0 ? in.arenas : 1)};
+}
 
 #endif

@@ -12,7 +12,6 @@
 #include <errno.h>
 
 #define MAX_REQUESTED_MEAN ((uint64_t)1 << 30)
-#define SECOND_NS          ((uint64_t)1000000000)
 
 _Atomic(uint64_t) heap_profile_mean;
 _Atomic(bool) heap_profile_listened;
@@ -21,12 +20,11 @@ static unsigned cpu_count;
 static unsigned (*current_cpu)(void);
 static void (*use_fast_path)(bool use);
 static struct samples samples;
-static _Atomic(bool) was_on;
-static _Atomic(bool) was_chosen; /* by the program or its user */
+static _Atomic(uint64_t) last_mean; /* when the profile was last on; 0: never */
+static _Atomic(bool) was_chosen;    /* by the program or its user */
 
 /* Serializes switching, and protects what follows. */
 static struct lock switch_lock;
-static uint64_t last_mean; /* the mean when the profile was last on */
 static uint64_t chosen_mean;
 static const char *chosen_prefix;
 static uint64_t requested_mean;
@@ -59,21 +57,10 @@ static int64_t next_gap(struct countdown *countdown, uint64_t mean) {
 }
 
 static bool make_ready(void) {
-    if (countdowns != NULL) {
-        return true;
+    if (countdowns == NULL) {
+        countdowns = vm_map(cpu_count * sizeof *countdowns);
     }
-    size_t page = vm_page_size();
-    size_t bytes = (cpu_count * sizeof(struct countdown) + page - 1) & ~(page - 1);
-    struct countdown *made = vm_reserve(bytes, page);
-    if (made == NULL) {
-        return false;
-    }
-    if (!vm_commit(made, bytes) || !samples_init(&samples)) {
-        vm_release(made, bytes);
-        return false;
-    }
-    countdowns = made;
-    return true;
+    return countdowns != NULL && (samples.tables != NULL || samples_init(&samples));
 }
 
 /* Another process cannot make this one call what a filter that the program added may forbid. */
@@ -105,8 +92,7 @@ static bool apply(void) {
             atomic_store_explicit(&countdowns[i].random, random_mix(seed + i), memory_order_relaxed);
             atomic_store_explicit(&countdowns[i].left, next_gap(&countdowns[i], mean), memory_order_relaxed);
         }
-        last_mean = mean;
-        atomic_store_explicit(&was_on, true, memory_order_release);
+        atomic_store_explicit(&last_mean, mean, memory_order_release);
     }
     /* Release: a thread that reads the mean finds the counters. */
     atomic_store_explicit(&heap_profile_mean, mean, memory_order_release);
@@ -148,7 +134,7 @@ int heap_profile_request(uint64_t mean_bytes, uint32_t seconds, uint64_t *in_for
     } else if (mean_bytes != 0 && filters_now() == FILTERS_ADDED) {
         error = EPERM;
     } else {
-        set_request(mean_bytes, seconds == 0 ? 0 : clock_now_ns() + seconds * SECOND_NS);
+        set_request(mean_bytes, seconds == 0 ? 0 : clock_now_ns() + (uint64_t)seconds * CLOCK_NS_PER_S);
         if (!apply()) {
             requested_mean = 0;
             error = ENOMEM;
@@ -227,17 +213,12 @@ void heap_profile_remove(const void *block) {
 }
 
 size_t heap_profile_bytes(void) {
-    return atomic_load_explicit(&was_on, memory_order_acquire) ? samples_bytes(&samples) : 0;
+    return atomic_load_explicit(&last_mean, memory_order_acquire) != 0 ? samples_bytes(&samples) : 0;
 }
 
 int heap_profile_write(const char *path, bool replace) {
-    if (!atomic_load_explicit(&was_on, memory_order_acquire)) {
-        return ENODATA;
-    }
-    lock_acquire(&switch_lock);
-    uint64_t mean = last_mean;
-    lock_release(&switch_lock);
-    return pprof_write(&samples, mean, path, replace);
+    uint64_t mean = atomic_load_explicit(&last_mean, memory_order_acquire);
+    return mean == 0 ? ENODATA : pprof_write(&samples, mean, path, replace);
 }
 
 /* The process's number keeps the files of a program and its children apart. */
@@ -247,7 +228,7 @@ void heap_profile_end(void) {
     }
     struct text path = {0};
     text_format(&path, "%s.%lu.heap", *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix,
-                (unsigned long)os_syscall(SYS_getpid, 0, 0, 0, 0, 0, 0));
+                (unsigned long)os_syscall(SYS_getpid));
     int error = heap_profile_write(path.bytes, true);
     if (error != 0 && error != ENODATA) {
         text_write_line(2, "calmalloc: profile not written to %s: error %u", path.bytes, (unsigned)error);
@@ -256,10 +237,10 @@ void heap_profile_end(void) {
 
 void heap_profile_before_fork(void) {
     lock_acquire_for_fork(&switch_lock, true);
-    samples_before_fork(&samples);
+    lock_acquire_for_fork(&samples.lock, true);
 }
 
 void heap_profile_after_fork(void) {
-    samples_after_fork(&samples);
+    lock_release_after_fork(&samples.lock);
     lock_release_after_fork(&switch_lock);
 }

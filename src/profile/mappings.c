@@ -1,9 +1,8 @@
 #include "profile/mappings.h"
 
+#include "os/file.h"
 #include "os/syscall.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <link.h>
 #include <string.h>
@@ -81,12 +80,11 @@ static int take_build_ids(struct dl_phdr_info *info, size_t size, void *context)
 void mappings_read(struct mappings *mappings, void (*take)(void *context, const char *name), void *context) {
     char lines[PATH_MAX + 256] = {0};
     size_t held = 0;
-    long descriptor =
-        os_syscall(SYS_openat, AT_FDCWD, (long)"/proc/self/maps", O_RDONLY | O_CLOEXEC, 0, 0, 0);
-    long got = -EINTR;
-    while (descriptor >= 0 && (got > 0 || got == -EINTR)) {
-        got = os_syscall(SYS_read, descriptor, (long)(lines + held), (long)(sizeof lines - held), 0, 0, 0);
-        held += got > 0 ? (size_t)got : 0;
+    long descriptor = file_open("/proc/self/maps");
+    long got;
+    while (descriptor >= 0 &&
+           (got = os_syscall(SYS_read, descriptor, lines + held, sizeof lines - held)) > 0) {
+        held += (size_t)got;
         char *line = lines;
         for (char *end; (end = memchr(line, '\n', held)) != NULL; line = end + 1) {
             *end = '\0';
@@ -102,7 +100,7 @@ void mappings_read(struct mappings *mappings, void (*take)(void *context, const 
         held = held == sizeof lines ? 0 : held;
     }
     if (descriptor >= 0) {
-        os_syscall(SYS_close, descriptor, 0, 0, 0, 0, 0);
+        os_syscall(SYS_close, descriptor);
     }
     dl_iterate_phdr(take_build_ids, mappings);
 }

@@ -1,6 +1,7 @@
 #include "profile/pprof.h"
 
 #include "os/clock.h"
+#include "os/file.h"
 #include "os/random.h"
 #include "os/syscall.h"
 #include "os/text.h"
@@ -50,15 +51,8 @@ struct pprof {
 };
 
 static void flush(struct pprof *pprof) {
-    size_t done = 0;
-    while (done < pprof->length && pprof->error == 0) {
-        long wrote = os_syscall(SYS_write, pprof->descriptor, (long)(pprof->bytes + done),
-                                (long)(pprof->length - done), 0, 0, 0);
-        if (wrote > 0) {
-            done += (size_t)wrote;
-        } else if (wrote != -EINTR) {
-            pprof->error = wrote == 0 ? EIO : (int)-wrote;
-        }
+    if (pprof->error == 0) {
+        pprof->error = file_write(pprof->descriptor, pprof->bytes, pprof->length);
     }
     pprof->length = 0;
 }
@@ -207,31 +201,27 @@ static void write_sample(struct pprof *pprof, struct samples *samples, size_t st
 
 static int open_file(const char *path, bool replace) {
     if (replace) {
-        os_syscall(SYS_unlinkat, AT_FDCWD, (long)path, 0, 0, 0, 0);
+        os_syscall(SYS_unlinkat, AT_FDCWD, path, 0);
     }
     int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replace ? O_EXCL | O_NOFOLLOW : O_TRUNC);
-    return (int)os_syscall(SYS_openat, AT_FDCWD, (long)path, flags, 0666, 0, 0);
+    return (int)os_syscall(SYS_openat, AT_FDCWD, path, flags, 0666);
 }
 
 int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool replace) {
-    size_t page = vm_page_size();
     size_t addresses;
     size_t stacks = samples_count(samples, &addresses);
     size_t slots = 2;
     while (slots < 2 * addresses) {
         slots *= 2;
     }
-    size_t bytes = (sizeof(struct pprof) + slots * sizeof(uintptr_t) + page - 1) & ~(page - 1);
-    struct pprof *pprof = vm_reserve(bytes, page);
+    size_t bytes = sizeof(struct pprof) + slots * sizeof(uintptr_t);
+    struct pprof *pprof = vm_map(bytes);
     if (pprof == NULL) {
         return ENOMEM;
     }
-    int error = ENOMEM;
-    if (vm_commit(pprof, bytes)) {
-        pprof->slots = slots;
-        pprof->descriptor = open_file(path, replace);
-        error = -pprof->descriptor;
-    }
+    pprof->slots = slots;
+    pprof->descriptor = open_file(path, replace);
+    int error = -pprof->descriptor;
     if (error <= 0) {
         write_head(pprof, mean_bytes, atomic_load_explicit(&samples->dropped, memory_order_relaxed));
         write_mappings(pprof);
@@ -240,7 +230,7 @@ int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, 
             write_sample(pprof, samples, stack, now_ns);
         }
         flush(pprof);
-        long closed = os_syscall(SYS_close, pprof->descriptor, 0, 0, 0, 0, 0);
+        long closed = os_syscall(SYS_close, pprof->descriptor);
         error = pprof->error != 0 ? pprof->error : (int)-closed;
     }
     vm_release(pprof, bytes);

@@ -2,9 +2,8 @@
 
 #include "os/clock.h"
 #include "os/random.h"
-#include "os/syscall.h"
+#include "os/thread.h"
 
-#include <signal.h>
 #include <string.h>
 
 #define MAX_ADDRESSES ((size_t)1 << 21) /* 32 for each stack on average */
@@ -13,45 +12,42 @@
 
 /* Blocks signals, and returns those that were blocked before. */
 static uint64_t enter(struct samples *samples) {
-    uint64_t all = ~(uint64_t)0;
-    uint64_t before = 0;
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0);
+    uint64_t before = thread_block_signals();
     lock_acquire(&samples->lock);
     return before;
 }
 
 static void leave(struct samples *samples, uint64_t before) {
     lock_release(&samples->lock);
-    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof before, 0, 0);
+    thread_set_signals(before);
 }
 
+/* Reserved at once, and committed as far as it is used. Each array takes a multiple of any page size. */
+struct sample_tables {
+    struct sample_stack stacks[MAX_SAMPLE_STACKS];
+    uintptr_t addresses[MAX_ADDRESSES];
+    struct sample_block blocks[MAX_SAMPLE_BLOCKS];
+    struct heads {
+        uint32_t of_stacks[STACK_HEADS];
+        uint32_t of_blocks[BLOCK_HEADS];
+    } heads;
+};
+
+#define RANGE_OF(array) ((struct address_range){.base = (void *)(array), .reserved = sizeof(array)})
+
 bool samples_init(struct samples *samples) {
-    /* Multiples of any page size. */
-    const size_t stacks_bytes = MAX_SAMPLE_STACKS * sizeof(struct sample_stack);
-    const size_t addresses_bytes = MAX_ADDRESSES * sizeof(uintptr_t);
-    const size_t blocks_bytes = MAX_SAMPLE_BLOCKS * sizeof(struct sample_block);
-    const size_t heads_bytes = (STACK_HEADS + BLOCK_HEADS) * sizeof(uint32_t);
-    const size_t bytes = stacks_bytes + addresses_bytes + blocks_bytes + heads_bytes;
-    char *base = vm_reserve(bytes, vm_page_size());
-    if (base == NULL) {
+    struct sample_tables *tables = vm_reserve(sizeof *tables);
+    if (tables == NULL) {
         return false;
     }
-    samples->stacks_region = (struct address_range){.base = base, .reserved = stacks_bytes};
-    base += stacks_bytes;
-    samples->addresses_region = (struct address_range){.base = base, .reserved = addresses_bytes};
-    base += addresses_bytes;
-    samples->blocks_region = (struct address_range){.base = base, .reserved = blocks_bytes};
-    base += blocks_bytes;
-    samples->heads_region = (struct address_range){.base = base, .reserved = heads_bytes};
-    if (!address_range_reach(&samples->heads_region, heads_bytes)) {
-        vm_release(samples->stacks_region.base, bytes);
+    if (!vm_commit(&tables->heads, sizeof tables->heads)) {
+        vm_release(tables, sizeof *tables);
         return false;
     }
-    samples->stacks = (void *)samples->stacks_region.base;
-    samples->addresses = (void *)samples->addresses_region.base;
-    samples->blocks = (void *)samples->blocks_region.base;
-    samples->stack_heads = (void *)samples->heads_region.base;
-    samples->block_heads = samples->stack_heads + STACK_HEADS;
+    samples->tables = tables;
+    samples->stacks = RANGE_OF(tables->stacks);
+    samples->addresses = RANGE_OF(tables->addresses);
+    samples->blocks = RANGE_OF(tables->blocks);
     atomic_store_explicit(&samples->stacks_end, 1, memory_order_relaxed);
     samples->blocks_end = 1;
     return true;
@@ -63,23 +59,23 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
     for (size_t i = 0; i < depth; i++) {
         hash = random_mix(hash + addresses[i] + RANDOM_GOLDEN_RATIO);
     }
-    uint32_t *head = &samples->stack_heads[hash % STACK_HEADS];
-    for (uint32_t number = *head; number != 0; number = samples->stacks[number].next) {
-        const struct sample_stack *stack = &samples->stacks[number];
+    uint32_t *head = &samples->tables->heads.of_stacks[hash % STACK_HEADS];
+    for (uint32_t number = *head; number != 0; number = samples->tables->stacks[number].next) {
+        const struct sample_stack *stack = &samples->tables->stacks[number];
         if (stack->hash == hash && stack->depth == depth &&
-            memcmp(&samples->addresses[stack->first], addresses, depth * sizeof *addresses) == 0) {
+            memcmp(&samples->tables->addresses[stack->first], addresses, depth * sizeof *addresses) == 0) {
             return number;
         }
     }
     uint32_t number = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed);
     size_t addresses_end = samples->addresses_end + depth;
     if (number == MAX_SAMPLE_STACKS || addresses_end > MAX_ADDRESSES ||
-        !address_range_reach(&samples->stacks_region, (number + 1) * sizeof *samples->stacks) ||
-        !address_range_reach(&samples->addresses_region, addresses_end * sizeof *addresses)) {
+        !address_range_reach(&samples->stacks, (number + 1) * sizeof *samples->tables->stacks) ||
+        !address_range_reach(&samples->addresses, addresses_end * sizeof *addresses)) {
         return 0;
     }
-    memcpy(&samples->addresses[samples->addresses_end], addresses, depth * sizeof *addresses);
-    struct sample_stack *stack = &samples->stacks[number];
+    memcpy(&samples->tables->addresses[samples->addresses_end], addresses, depth * sizeof *addresses);
+    struct sample_stack *stack = &samples->tables->stacks[number];
     stack->hash = hash;
     stack->first = samples->addresses_end;
     stack->depth = (uint32_t)depth;
@@ -95,12 +91,12 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
 static uint32_t new_block(struct samples *samples) {
     uint32_t number = samples->blocks_free;
     if (number != 0) {
-        samples->blocks_free = samples->blocks[number].next;
+        samples->blocks_free = samples->tables->blocks[number].next;
         return number;
     }
     number = samples->blocks_end;
     if (number == MAX_SAMPLE_BLOCKS ||
-        !address_range_reach(&samples->blocks_region, (number + 1) * sizeof *samples->blocks)) {
+        !address_range_reach(&samples->blocks, (number + 1) * sizeof *samples->tables->blocks)) {
         return 0;
     }
     samples->blocks_end++;
@@ -108,7 +104,7 @@ static uint32_t new_block(struct samples *samples) {
 }
 
 static uint32_t *block_head(struct samples *samples, const void *block) {
-    return &samples->block_heads[random_mix((uintptr_t)block) % BLOCK_HEADS];
+    return &samples->tables->heads.of_blocks[random_mix((uintptr_t)block) % BLOCK_HEADS];
 }
 
 static void add(struct sample_weight *sum, struct sample_weight weight) {
@@ -141,10 +137,10 @@ bool samples_add(struct samples *samples, const void *block, struct sample_weigh
     uint32_t number = stack_number == 0 ? 0 : new_block(samples);
     if (number != 0) {
         uint32_t *head = block_head(samples, block);
-        samples->blocks[number] =
+        samples->tables->blocks[number] =
             (struct sample_block){(uintptr_t)block, weight, now_ns, stack_number, *head};
         *head = number;
-        struct sample_stack *stack = &samples->stacks[stack_number];
+        struct sample_stack *stack = &samples->tables->stacks[stack_number];
         begin_change(samples, stack);
         add(&stack->allocated, weight);
         add(&stack->in_use, weight);
@@ -167,13 +163,13 @@ bool samples_add(struct samples *samples, const void *block, struct sample_weigh
 bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns) {
     uint64_t signals = enter(samples);
     uint32_t *link = block_head(samples, block);
-    while (*link != 0 && samples->blocks[*link].block != (uintptr_t)block) {
-        link = &samples->blocks[*link].next;
+    while (*link != 0 && samples->tables->blocks[*link].block != (uintptr_t)block) {
+        link = &samples->tables->blocks[*link].next;
     }
     uint32_t number = *link;
     if (number != 0) {
-        struct sample_block *found = &samples->blocks[number];
-        struct sample_stack *stack = &samples->stacks[found->stack];
+        struct sample_block *found = &samples->tables->blocks[number];
+        struct sample_stack *stack = &samples->tables->stacks[found->stack];
         double count = (double)found->weight.count;
         *link = found->next;
         begin_change(samples, stack);
@@ -213,7 +209,7 @@ static uint64_t to_ns(double sum) {
 struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t now_ns,
                                 const uintptr_t **addresses, size_t *depth) {
     uint64_t signals = enter(samples);
-    const struct sample_stack *found = &samples->stacks[stack];
+    const struct sample_stack *found = &samples->tables->stacks[stack];
     struct sample_sums sums = {
         .allocated = found->allocated,
         .in_use = found->in_use,
@@ -221,7 +217,7 @@ struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t 
         .lifetime_ns = to_ns(found->lifetimes),
         .age_ns = to_ns((double)found->in_use.count * (double)now_ns - found->births),
     };
-    *addresses = &samples->addresses[found->first];
+    *addresses = &samples->tables->addresses[found->first];
     *depth = found->depth;
     leave(samples, signals);
     return sums;
@@ -229,16 +225,8 @@ struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t 
 
 size_t samples_bytes(struct samples *samples) {
     uint64_t signals = enter(samples);
-    size_t bytes = samples->heads_region.committed + samples->stacks_region.committed +
-                   samples->addresses_region.committed + samples->blocks_region.committed;
+    size_t bytes = sizeof samples->tables->heads + samples->stacks.committed + samples->addresses.committed +
+                   samples->blocks.committed;
     leave(samples, signals);
     return bytes;
-}
-
-void samples_before_fork(struct samples *samples) {
-    lock_acquire_for_fork(&samples->lock, true);
-}
-
-void samples_after_fork(struct samples *samples) {
-    lock_release_after_fork(&samples->lock);
 }

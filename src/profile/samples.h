@@ -63,16 +63,11 @@ struct sample_block {
 };
 
 struct samples {
-    struct lock lock;
-    struct address_range stacks_region;
-    struct address_range addresses_region;
-    struct address_range blocks_region;
-    struct address_range heads_region;
-    struct sample_stack *stacks;
-    uintptr_t *addresses;
-    struct sample_block *blocks;
-    uint32_t *stack_heads;
-    uint32_t *block_heads;
+    struct lock lock;             /* held around fork, too: the child has a copy of the table */
+    struct sample_tables *tables; /* samples.c: the arrays, of which the ranges say how much is committed */
+    struct address_range stacks;
+    struct address_range addresses;
+    struct address_range blocks;
     _Atomic(uint32_t) stacks_end; /* number 0 is none; those below the end are complete */
     uint32_t addresses_end;
     uint32_t blocks_end; /* number 0 is none */
@@ -118,9 +113,5 @@ struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t 
 
 /* Bytes of memory that the table takes. */
 size_t samples_bytes(struct samples *samples);
-
-/* Around fork, in the forking thread: the child has a copy of the table. */
-void samples_before_fork(struct samples *samples);
-void samples_after_fork(struct samples *samples);
 
 #endif

@@ -51,12 +51,13 @@ struct samples_layout {
         .magic = {'c', 'a', 'l', 'm', 'h', 'e', 'a', 'p'}, .version = SAMPLES_LAYOUT_VERSION,           \
         .bytes = sizeof(struct samples_layout), .samples = (table), .mean_bytes = (mean),               \
         .last_mean_bytes = (last_mean), .count_unit = SAMPLE_COUNT_UNIT, .max_depth = MAX_SAMPLE_DEPTH, \
-        .max_stacks = MAX_SAMPLE_STACKS, SAMPLES_FIELD(stacks), SAMPLES_FIELD(addresses),               \
-        SAMPLES_FIELD(stacks_end), SAMPLES_FIELD(addresses_end), SAMPLES_FIELD(dropped),                \
-        SAMPLES_FIELD(peak_bytes), SAMPLES_FIELD(peak_ns), SAMPLES_FIELD(peak_epoch),                   \
-        .stack_bytes = sizeof(struct sample_stack), STACK_FIELD(sequence), STACK_FIELD(first),          \
-        STACK_FIELD(depth), STACK_FIELD(allocated), STACK_FIELD(in_use), STACK_FIELD(at_peak),          \
-        STACK_FIELD(epoch), STACK_FIELD(lifetimes), STACK_FIELD(births),                                \
+        .max_stacks = MAX_SAMPLE_STACKS, .stacks = offsetof(struct samples, stacks.base),               \
+        .addresses = offsetof(struct samples, addresses.base), SAMPLES_FIELD(stacks_end),               \
+        SAMPLES_FIELD(addresses_end), SAMPLES_FIELD(dropped), SAMPLES_FIELD(peak_bytes),                \
+        SAMPLES_FIELD(peak_ns), SAMPLES_FIELD(peak_epoch), .stack_bytes = sizeof(struct sample_stack),  \
+        STACK_FIELD(sequence), STACK_FIELD(first), STACK_FIELD(depth), STACK_FIELD(allocated),          \
+        STACK_FIELD(in_use), STACK_FIELD(at_peak), STACK_FIELD(epoch), STACK_FIELD(lifetimes),          \
+        STACK_FIELD(births),                                                                            \
     }
 
 #endif

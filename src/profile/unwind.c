@@ -23,7 +23,7 @@ static bool is_readable(uintptr_t *known_page, uintptr_t address) {
     }
     struct timespec none = {0, 0};
     uintptr_t word = address & ~(uintptr_t)3;
-    if (os_syscall(SYS_futex, (long)word, FUTEX_WAIT_PRIVATE, 0x5a4d9b17, (long)&none, 0, 0) == -EFAULT) {
+    if (os_syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, 0x5a4d9b17, &none) == -EFAULT) {
         return false;
     }
     *known_page = page;
@@ -46,12 +46,10 @@ static struct cfi_module modules[MAX_MODULES];
 static _Atomic(size_t) module_count;
 static _Atomic(bool) learned;
 
-#if defined(__GLIBC__)
-#if __GLIBC_PREREQ(2, 35)
+#ifdef DLFO_STRUCT_HAS_EH_DBASE /* by the headers of glibc 2.35 and later */
 #define HAVE_FIND_OBJECT 1
 /* Weak: the library also runs with older ones. */
 extern __typeof__(_dl_find_object) _dl_find_object __attribute__((weak));
-#endif
 #endif
 
 static bool find_module(uintptr_t address, struct cfi_module *module) {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
@@ -121,7 +121,7 @@ def run_command(
     command: Sequence[str | Path],
     env: dict[str, str],
     *,
-    timeout: float = PATIENCE_S,
+    timeout: float = TIMEOUT_S,
     status: int | None = 0,
     prepare: Callable[[], None] | None = None,
     cwd: Path | None = None,
@@ -173,7 +173,7 @@ class Programs:
         *arguments: str | Path,
         options: str = "",
         wrapper: Sequence[str] = (),
-        timeout: float = PATIENCE_S,
+        timeout: float = TIMEOUT_S,
         status: int | None = 0,
         prepare: Callable[[], None] | None = None,
         **variables: str,

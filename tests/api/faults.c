@@ -114,7 +114,7 @@ static void *use_in_thread(void *thread) {
 
 static void survive(const char *unused) {
     (void)unused;
-    getppid(); /* a mark for whoever traces the calls */
+    getppid(); /* a mark for the tracer of the system calls */
     use_all_sizes(0);
     for (uintptr_t i = 0; i < 2; i++) {
         pthread_t threads[2];

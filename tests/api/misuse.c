@@ -76,7 +76,7 @@ static void double_free_at_exit(const char *size) {
     exit(0);
 }
 
-/* Whoever asks next gets blocks of their own. */
+/* Later calls get blocks of their own. */
 static void ask_for_three(size_t bytes) {
     void *first = malloc(bytes), *second = malloc(bytes), *third = malloc(bytes);
     CHECK(first != NULL && second != NULL && third != NULL);
@@ -242,7 +242,7 @@ static void scribble(const char *size) {
     }
 }
 
-/* A write into a neighbour is not seen, and hits nobody's metadata. */
+/* A write into a neighbour is not detected, and damages no metadata. */
 static void overrun(const char *size) {
     enum { BLOCKS = 64 };
     unsigned char *blocks[BLOCKS];

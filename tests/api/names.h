@@ -1,4 +1,5 @@
-/* With USE_CALM_NAMES the program calls calm_malloc and so on, and leaves malloc to whoever owns it. */
+/* With USE_CALM_NAMES the program calls calm_malloc and so on, and leaves malloc to the allocator that
+ * defines it. */
 #ifndef CALM_TESTS_NAMES_H
 #define CALM_TESTS_NAMES_H
 

@@ -20,8 +20,6 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-#define PATIENCE 30.0 /* seconds, for what takes a moment on an idle machine */
-
 /* Without a stream: this is also read where no block may be had. */
 static size_t read_task(int thread, const char *file, char *text, size_t size) {
     char path[96];
@@ -55,7 +53,7 @@ static size_t servers(int *thread) {
 /* Its name comes a moment after it. */
 static int the_server(void) {
     int thread = 0;
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     while (servers(&thread) != 1) {
         CHECK(seconds_now() < until);
         sleep_seconds(0.001);
@@ -212,7 +210,7 @@ static void free_tiny(size_t thread) {
     }
 }
 
-/* What the parent's server was at is nobody's; everything else is the child's. */
+/* Blocks that the parent's server was moving are lost; the child has everything else. */
 static void fork_without_it(size_t i) {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -241,7 +239,7 @@ static void fork_without_it(size_t i) {
 
 /* Until what threads want of it is had from it. */
 static void wait_until_served(void) {
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     for (;;) {
         uint64_t before = stats_now().offload_calls;
         for (size_t i = 0; i < 20; i++) {
@@ -288,7 +286,7 @@ static void make_all(void) {
 
 /* As far as calm_trim gets: where the server has to wait for a CPU, that takes more than one. */
 static void trim_to(uint64_t in_use) {
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     for (;;) {
         calm_trim(0);
         struct calm_stats stats = stats_now();
@@ -378,7 +376,7 @@ static void stops(const char *unused) {
 /* ---- the second heap ---- */
 
 static void wait_until_tidy(void) {
-    for (double until = seconds_now() + PATIENCE;; sleep_seconds(0.05)) {
+    for (double until = seconds_now() + TIMEOUT_S;; sleep_seconds(0.05)) {
         struct calm_stats stats = stats_now();
         if (stats.retained + stats.cached <= 256 * KIB) {
             return;
@@ -474,7 +472,7 @@ static void full(const char *heap) {
 
 static atomic_int stage;
 
-/* Whoever traces this delays each thread's first clone: here that of a process that is nothing, else fork's.
+/* The tracer delays each thread's first clone: here that of a process that is nothing, else fork's.
  */
 static void *start_server(void *unused) {
     long child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -536,14 +534,14 @@ static void see_run(int thread, uint64_t *ns, uint64_t *times) {
     *times = strtoull(at, &at, 10);
 }
 
-/* With nobody to serve it sleeps, for as long as that is so; and then serves again. */
+/* The server sleeps while no client needs it, and then serves again. */
 static void idle(const char *unused) {
     (void)unused;
     use_blocks(1, 1000);
     run_threads(WORKERS, work_a_little);
     int thread = the_server();
     uint64_t ns = 0, times = 0, ns_before, times_before;
-    double until = seconds_now() + PATIENCE;
+    double until = seconds_now() + TIMEOUT_S;
     do {
         CHECK(seconds_now() < until);
         see_run(thread, &ns_before, &times_before);
@@ -554,7 +552,7 @@ static void idle(const char *unused) {
     wait_until_served();
 }
 
-/* A child has one of its own, once it needs it; and nobody has two. */
+/* A child starts a server of its own once it needs it; no process has two. */
 static void one_each(const char *unused) {
     (void)unused;
     int thread;
@@ -609,7 +607,7 @@ static void placed(const char *cpu) {
     }
     /* Before it serves it has not chosen: till then it may run where the thread does that started it. */
     uint64_t random = 1;
-    for (double until = seconds_now() + PATIENCE; stats_now().offload_calls == 0;) {
+    for (double until = seconds_now() + TIMEOUT_S; stats_now().offload_calls == 0;) {
         CHECK(seconds_now() < until);
         use_blocks(random++, 1000);
     }
@@ -674,7 +672,7 @@ static void settings(const char *unused) {
 
 /* ---- misuse ---- */
 
-/* So many frees that the rings are full, and then one too many, while there is nobody to see it. */
+/* So many frees that the rings are full, and then one too many, while no server takes them. */
 static void misuse_while_stopped(const char *bytes) {
     enum { BLOCKS = 20000 };
     size_t each = strtoul(bytes, NULL, 10);

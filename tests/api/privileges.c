@@ -21,9 +21,8 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
-#define NOBODY    65534
-#define TIMEOUT_S 30.0 /* for what takes a moment on an idle machine */
-#define THREADS   3
+#define NOBODY  65534
+#define THREADS 3
 
 /* ---- threads that come to the heap, and the allocator's own ---- */
 
@@ -307,7 +306,7 @@ static void *use_pinned(void *unused) {
     return unused;
 }
 
-/* Whoever starts the allocator's thread, that is no real-time thread, and not bound to a CPU. */
+/* The allocator's thread has no real-time priority and is bound to no CPU, whichever thread starts it. */
 static void scheduling(const char *unused) {
     (void)unused;
     cpu_set_t all;
@@ -327,7 +326,7 @@ static void scheduling(const char *unused) {
 
 /* ---- filters ---- */
 
-/* What a program that lives long does: waves of blocks of all sizes, for more than some windows. */
+/* What a program that lives long does: waves of blocks of all sizes, for more than some epochs. */
 static void *live_on(void *number) {
     enum { BLOCKS = 2000, WAVES = 12 };
     void **blocks = own_pages(BLOCKS * sizeof *blocks);

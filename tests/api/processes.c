@@ -310,8 +310,8 @@ static void prefork(const char *argument) {
         most.dirty = costs[i].dirty > most.dirty ? costs[i].dirty : most.dirty;
         most.above = costs[i].above > most.above ? costs[i].above : most.above;
     }
-    say("dirty_most", most.dirty);
-    say("above_most", most.above);
+    say("max_dirty", most.dirty);
+    say("max_above", most.above);
     for (size_t i = 0; i < count; i++) {
         CHECK(is_filled(held[i], 4000, i));
         free(held[i]);

@@ -27,17 +27,17 @@
         }                                                  \
     } while (0)
 /* Its own frame, whatever the compiler thinks of it. */
-#define SITE          __attribute__((noinline, noclone))
-#define STAY          __asm__ volatile("" ::: "memory")
-#define KEPT_MOST     200000
-#define CROWD_THREADS 64
-#define CROWD_BLOCKS  3200000
+#define SITE         __attribute__((noinline, noclone))
+#define STAY         __asm__ volatile("" ::: "memory")
+#define MAX_KEPT     200000
+#define MANY_THREADS 64
+#define MANY_BLOCKS  3200000
 
-static void *kept[KEPT_MOST];
+static void *kept[MAX_KEPT];
 static int kept_count;
 
 static void keep(void *block) {
-    CHECK(block != NULL && kept_count < KEPT_MOST);
+    CHECK(block != NULL && kept_count < MAX_KEPT);
     kept[kept_count++] = block;
 }
 
@@ -187,8 +187,8 @@ static int signalled(void) {
     return 0;
 }
 
-static void *join_crowd(void *argument) {
-    churn_site(CROWD_BLOCKS / CROWD_THREADS);
+static void *run_in_thread(void *argument) {
+    churn_site(MANY_BLOCKS / MANY_THREADS);
     STAY;
     return argument;
 }
@@ -203,11 +203,11 @@ static int many(void) {
     CPU_ZERO(&allowed);
     CPU_SET(first, &allowed);
     CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
-    pthread_t threads[CROWD_THREADS];
-    for (int i = 0; i < CROWD_THREADS; i++) {
-        CHECK(pthread_create(&threads[i], NULL, join_crowd, NULL) == 0);
+    pthread_t threads[MANY_THREADS];
+    for (int i = 0; i < MANY_THREADS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, run_in_thread, NULL) == 0);
     }
-    for (int i = 0; i < CROWD_THREADS; i++) {
+    for (int i = 0; i < MANY_THREADS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     }
     return 0;

@@ -16,9 +16,9 @@
 #define SYS_process_madvise 440
 #endif
 
-#define THREADS  8
-#define EACH     (25 * MIB)
-#define PATIENCE 60.0 /* seconds, for what takes one on an idle machine */
+#define THREADS 8
+#define EACH    (25 * MIB)
+
 /* Of free memory, and of cached blocks, once all is tidied. */
 #define SETTLED_BYTES (256 * KIB)
 
@@ -109,7 +109,8 @@ static bool has_settled(size_t before, size_t kept) {
     return stats.retained <= SETTLED_BYTES && stats.cached <= SETTLED_BYTES && grown_since(before) <= kept;
 }
 
-/* idle_kept: what may be resident once the threads have been idle for long enough; 0: nobody waits for that.
+/* idle_kept: what may be resident once the threads have been idle for long enough; 0: the test does not wait
+ * for that.
  */
 static void burst(size_t idle_kept) {
     const unsigned all = THREADS + 1;
@@ -131,7 +132,7 @@ static void burst(size_t idle_kept) {
     say_kept("kept", before);
     say_stats();
     if (idle_kept > 0) {
-        for (double until = seconds_now() + PATIENCE; !has_settled(before, idle_kept);) {
+        for (double until = seconds_now() + TIMEOUT_S; !has_settled(before, idle_kept);) {
             struct calm_stats stats = stats_now();
             if (seconds_now() >= until) {
                 fprintf(stderr, "%llu retained, %llu cached, %zu resident\n",

@@ -22,11 +22,11 @@ struct session {
     unsigned char *blocks[BLOCKS];
 };
 
-static struct shelf {
+static struct table {
     pthread_mutex_t lock;
     struct session *sessions;
     size_t last;
-} shelves[WORKERS];
+} tables[WORKERS];
 
 static const struct {
     uint64_t ticks;
@@ -93,28 +93,28 @@ static void open_session(struct session *session, uint64_t now, uint64_t *random
     atomic_fetch_add(&live, bytes);
 }
 
-/* Of the worker's own shelf, or, as often, of another's. */
-static void close_ended(struct shelf *shelf, uint64_t now) {
-    CHECK(pthread_mutex_lock(&shelf->lock) == 0);
+/* Of the worker's own table, or, as often, of another's. */
+static void close_ended(struct table *table, uint64_t now) {
+    CHECK(pthread_mutex_lock(&table->lock) == 0);
     for (size_t i = 0; i < SESSIONS; i++) {
-        if (shelf->sessions[i].end != 0 && shelf->sessions[i].end <= now) {
-            close_session(&shelf->sessions[i]);
+        if (table->sessions[i].end != 0 && table->sessions[i].end <= now) {
+            close_session(&table->sessions[i]);
         }
     }
-    CHECK(pthread_mutex_unlock(&shelf->lock) == 0);
+    CHECK(pthread_mutex_unlock(&table->lock) == 0);
 }
 
-static void open_some(struct shelf *shelf, size_t count, uint64_t now, uint64_t *random) {
-    CHECK(pthread_mutex_lock(&shelf->lock) == 0);
+static void open_some(struct table *table, size_t count, uint64_t now, uint64_t *random) {
+    CHECK(pthread_mutex_lock(&table->lock) == 0);
     for (size_t i = 0; i < SESSIONS && count > 0; i++) {
-        shelf->last = (shelf->last + 1) % SESSIONS;
-        if (shelf->sessions[shelf->last].end == 0) {
-            open_session(&shelf->sessions[shelf->last], now, random);
+        table->last = (table->last + 1) % SESSIONS;
+        if (table->sessions[table->last].end == 0) {
+            open_session(&table->sessions[table->last], now, random);
             atomic_fetch_add(&opened, 1);
             count--;
         }
     }
-    CHECK(pthread_mutex_unlock(&shelf->lock) == 0);
+    CHECK(pthread_mutex_unlock(&table->lock) == 0);
 }
 
 static void *serve(void *argument) {
@@ -125,9 +125,9 @@ static void *serve(void *argument) {
         if (stop) {
             return NULL;
         }
-        open_some(&shelves[number], opened_each_tick, tick_now, &random);
+        open_some(&tables[number], opened_each_tick, tick_now, &random);
         if (tick_now % 4 == 0) {
-            close_ended(&shelves[(number + tick_now / 4) % WORKERS], tick_now);
+            close_ended(&tables[(number + tick_now / 4) % WORKERS], tick_now);
         }
         pthread_barrier_wait(&done);
     }
@@ -149,7 +149,7 @@ static struct excess excess_now(void) {
 static struct excess excess_once_idle(void) {
     struct excess least = excess_now();
     double start = seconds_now();
-    for (double until = start + IDLE_S; seconds_now() < until && seconds_now() < start + PATIENCE_S;) {
+    for (double until = start + IDLE_S; seconds_now() < until && seconds_now() < start + TIMEOUT_S;) {
         sleep_seconds(0.02);
         struct excess now = excess_now();
         if (now.bytes + SETTLED_B < least.bytes) {
@@ -167,10 +167,10 @@ int main(int argc, char **argv) {
     double seconds = strtod(argv[1], NULL), start = seconds_now();
     pthread_t threads[WORKERS];
     for (size_t i = 0; i < WORKERS; i++) {
-        CHECK(pthread_mutex_init(&shelves[i].lock, NULL) == 0);
-        shelves[i].sessions = own_pages(SESSIONS * sizeof(struct session));
+        CHECK(pthread_mutex_init(&tables[i].lock, NULL) == 0);
+        tables[i].sessions = own_pages(SESSIONS * sizeof(struct session));
         /* Resident before what grows is counted. */
-        memset(shelves[i].sessions, 0, SESSIONS * sizeof(struct session));
+        memset(tables[i].sessions, 0, SESSIONS * sizeof(struct session));
     }
     CHECK(pthread_barrier_init(&begin, NULL, WORKERS + 1) == 0);
     CHECK(pthread_barrier_init(&done, NULL, WORKERS + 1) == 0);
@@ -178,9 +178,9 @@ int main(int argc, char **argv) {
     for (uintptr_t i = 0; i < WORKERS; i++) {
         CHECK(pthread_create(&threads[i], NULL, serve, (void *)i) == 0);
     }
-    uint64_t cycles = 0, busy_worst = 0, live_most = 0;
-    uint64_t cycles_least = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
-    while (seconds_now() - start < seconds || cycles < cycles_least) {
+    uint64_t cycles = 0, busy_worst = 0, max_live = 0;
+    uint64_t min_cycles = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
+    while (seconds_now() - start < seconds || cycles < min_cycles) {
         uint64_t cycle_live = 0, cycle_grown = 0;
         for (size_t at = 0; at < PHASES; at++) {
             opened_each_tick = phases[at].opened;
@@ -197,7 +197,7 @@ int main(int argc, char **argv) {
         struct excess idle = excess_once_idle();
         uint64_t busy = cycle_grown * 100 / (cycle_live + 1);
         busy_worst = busy > busy_worst ? busy : busy_worst;
-        live_most = cycle_live > live_most ? cycle_live : live_most;
+        max_live = cycle_live > max_live ? cycle_live : max_live;
         printf("cycle %llu %llu %llu %llu %llu\n", (unsigned long long)cycles, (unsigned long long)cycle_live,
                (unsigned long long)cycle_grown, (unsigned long long)idle.live,
                (unsigned long long)idle.bytes);
@@ -215,10 +215,10 @@ int main(int argc, char **argv) {
     }
     say("cycles", cycles);
     say("opened", atomic_load(&opened));
-    say("live_most", live_most);
+    say("max_live", max_live);
     say("busy_percent", busy_worst);
     for (size_t i = 0; i < WORKERS; i++) {
-        close_ended(&shelves[i], UINT64_MAX);
+        close_ended(&tables[i], UINT64_MAX);
     }
     CHECK_EQUAL(atomic_load(&live), 0);
     if (governed()) {

@@ -14,12 +14,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define SLOTS            400
-#define MAIL             64
-#define SMALL            (8 * KIB) /* up to here every byte is filled and checked */
-#define SAMPLE           32
-#define ROUNDS_LEAST     3 /* and operations, unless there is a server, which they may have to wait for */
-#define OPERATIONS_LEAST 12000
+#define SLOTS          400
+#define MAIL           64
+#define SMALL          (8 * KIB) /* up to here every byte is filled and checked */
+#define SAMPLE         32
+#define MIN_ROUNDS     3 /* and operations, unless there is a server, which they may have to wait for */
+#define MIN_OPERATIONS 12000
 
 enum kind { PLAIN, ALIGNED };
 
@@ -236,7 +236,7 @@ static void resize(struct worker *worker, struct shadow *shadow) {
     take(worker, shadow);
 }
 
-/* Leaves the block to whoever comes by, and takes what lies there. */
+/* Exchanges the block for the one in the slot, which another thread may have put there. */
 static void exchange(struct worker *worker, struct shadow *shadow) {
     size_t box = random_below(worker, MAIL);
     if (atomic_exchange_explicit(&mail[box].taken, true, memory_order_acquire)) {
@@ -336,7 +336,7 @@ static bool has_helper(void) {
 /* All threads are parked. */
 static struct calm_stats check_quiet(uint64_t round) {
     struct calm_stats now = stats_now();
-    double until = seconds_now() + PATIENCE_S;
+    double until = seconds_now() + TIMEOUT_S;
     while (now.retained > now.retained_limit && has_helper() && seconds_now() < until) {
         sleep_seconds(0.005);
         now = stats_now();
@@ -428,7 +428,7 @@ static bool has_done_enough(uint64_t rounds, bool served) {
     for (size_t i = 0; i < threads; i++) {
         done += workers[i].operations;
     }
-    return done > OPERATIONS_LEAST && (rounds >= ROUNDS_LEAST || served);
+    return done > MIN_OPERATIONS && (rounds >= MIN_ROUNDS || served);
 }
 
 /* Table 1 of "Ptlbmalloc2". */
@@ -446,7 +446,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, out, _IOFBF, sizeof out);
     read_arguments(argc, argv);
     bool account = governed();
-    uint64_t random = seed, rounds = 0, operations = 0, least_threshold = UINT64_MAX, live_most = 0;
+    uint64_t random = seed, rounds = 0, operations = 0, least_threshold = UINT64_MAX, max_live = 0;
     struct calm_stats first = {0}, last = {0};
     if (account) {
         first = last = stats_now();
@@ -466,7 +466,7 @@ int main(int argc, char **argv) {
     for (bool more = true; more; rounds++) {
         pthread_barrier_wait(&parked);
         uint64_t live = live_bytes();
-        live_most = live > live_most ? live : live_most;
+        max_live = live > max_live ? live : max_live;
         if (account) {
             struct calm_stats now = check_quiet(rounds);
             CHECK(now.in_use >= live ||
@@ -512,7 +512,7 @@ int main(int argc, char **argv) {
     }
     say("rounds", rounds);
     say("operations", operations);
-    say("live_most", live_most);
+    say("max_live", max_live);
     if (!account) {
         return 0;
     }
@@ -522,7 +522,7 @@ int main(int argc, char **argv) {
      */
     uint64_t worth = least_threshold / 2 / 4, most = worth == 0 ? UINT64_MAX : dirtied / worth + 16;
     say("purges", purges);
-    say("purges_most", most);
+    say("max_purges", most);
     say("dirtied", dirtied);
     say("purged", last.purged - first.purged);
     say("least_threshold", least_threshold);

@@ -44,7 +44,7 @@ static void check_waste(size_t asked, size_t usable) {
     }
 }
 
-/* Large blocks of calmalloc's begin at all lines of a page, whoever drives the heap. */
+/* Large blocks of calmalloc's begin at all lines of a page, in direct and in offload mode. */
 static void check_spread(const struct piece *pieces, size_t count) {
     size_t large = 0;
     uint64_t lines = 0;
@@ -134,7 +134,7 @@ static void sweep_sizes(const char *argument) {
     say("pieces", count);
 }
 
-/* Large blocks that nobody touches cost no memory. */
+/* Large blocks that the program never touches cost no memory. */
 static void sweep_doublings(const char *argument) {
     size_t largest = 4 * GIB;
     if (*argument != '\0') {

@@ -47,9 +47,10 @@ def test_stopped_for_seconds(programs: Programs) -> None:
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("mode", [OFFLOAD, "offload=on,test_sync=on"])
-def test_stopped_at_any_moment(programs: Programs, mode: str) -> None:
-    ran = programs.run(PRELOAD, "offload", "stops", options=mode)
+@pytest.mark.parametrize("more", ["", ",test_sync=on"])
+def test_stopped_at_any_moment(programs: Programs, more: str) -> None:
+    """Where the server has a CPU of its own: in shared mode it purges under a lock that others wait for."""
+    ran = programs.run(PRELOAD, "offload", "stops", options=f"offload={CPUS[-1]}{more}")
     assert complaints(ran.stderr, lost=True) in ([], [LOST])
 
 

@@ -76,8 +76,8 @@ def test_processes_linked(programs: Programs, way: str, case: str) -> None:
 def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: int) -> None:
     """Twelve children of a parent that holds 64 MiB. Each child allocated and freed 20 MiB five times."""
     ran = programs.run(PRELOAD, "processes", "prefork", "12", options=f"background=off,test_policy={policy}")
-    assert 0 < ran["dirty_most"] < most
-    assert ran["above_most"] < 6 * MIB
+    assert 0 < ran["max_dirty"] < most
+    assert ran["max_above"] < 6 * MIB
 
 
 @pytest.mark.parametrize("mode", MODES)

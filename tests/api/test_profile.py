@@ -132,7 +132,7 @@ def test_sites(profiled: Path, tmp_path: Path, mode: str) -> None:
     assert re.search(r"small_site\n(\s+nest\n){11}\s+(main|\[profiled\])", stacks(profiled, profile))
 
 
-def test_crowd(profiled: Path, tmp_path: Path) -> None:
+def test_many_threads(profiled: Path, tmp_path: Path) -> None:
     """A thread interrupted while it takes a sample does not block the samples of other threads on its CPU."""
     run_command([profiled, "many"], environment(tmp_path, "profile=16k"))
     allocated = top(profiled, only_profile(tmp_path), "alloc_space")

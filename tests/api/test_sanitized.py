@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from api_helpers import built, program
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 FINDS = {"address": "heap-use-after-free", "thread": "data race", "leak": "12345 byte"}
 
@@ -18,7 +18,7 @@ def run(compiler: str, sanitizer: str, library: Path, *arguments: str) -> subpro
     # gcc's complains of any library that is loaded before its own.
     env = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "verify_asan_link_order=0"}
     command = [program(f"sanitized-{compiler}-{sanitizer}"), *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @pytest.mark.parametrize("library", ["libcalmalloc.so", "libptlbmalloc2.so"])

@@ -15,7 +15,7 @@ def cycles_of(ran: Ran) -> list[tuple[int, ...]]:
     lines = re.finditer(r"^cycle \d+ (\d+) (\d+) (\d+) (\d+)$", ran.stdout, re.MULTILINE)
     cycles = [tuple(int(figure) for figure in line.groups()) for line in lines]
     assert len(cycles) == ran["cycles"]
-    assert ran["live_most"] > 100 * MIB
+    assert ran["max_live"] > 100 * MIB
     return cycles
 
 
@@ -63,7 +63,7 @@ def test_a_creep_would_be_found() -> None:
     live, cycles = 45 * MIB, 10
     lines = [f"cycle {at} {3 * live} {3 * live} {live} {(14 + 3 * at) * MIB}" for at in range(cycles)]
     steady = [re.sub(r"\d+$", str(14 * MIB), line) for line in lines]
-    figures = {"cycles": cycles, "live_most": 3 * live}
+    figures = {"cycles": cycles, "max_live": 3 * live}
     assert_steady(Ran("", 0, "\n".join(steady), "", figures))
     with pytest.raises(AssertionError):
         assert_steady(Ran("", 0, "\n".join(lines), "", figures))

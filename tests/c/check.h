@@ -37,7 +37,7 @@
     } while (0)
 
 /* Seconds to wait for what must become true, times CALM_TEST_FACTOR: many times what it takes if busy. */
-#define PATIENCE_S 300
+#define TIMEOUT_S 300
 
 /* The rounds of a random test: so many as usual, times CALM_TEST_FACTOR. */
 static inline uint64_t check_rounds(uint64_t usual) {
@@ -59,12 +59,12 @@ static inline void check_nap(long ns) {
 }
 
 /* Waits for what another thread or the kernel is to do. */
-#define WAIT_UNTIL(condition)                                                                       \
-    do {                                                                                            \
-        for (double wait_end = check_seconds() + (double)check_rounds(PATIENCE_S); !(condition);) { \
-            check_nap(200000);                                                                      \
-            CHECK(check_seconds() < wait_end);                                                      \
-        }                                                                                           \
+#define WAIT_UNTIL(condition)                                                                      \
+    do {                                                                                           \
+        for (double wait_end = check_seconds() + (double)check_rounds(TIMEOUT_S); !(condition);) { \
+            check_nap(200000);                                                                     \
+            CHECK(check_seconds() < wait_end);                                                     \
+        }                                                                                          \
     } while (0)
 
 /*

@@ -100,7 +100,7 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
         walk->runs[walk_kind(span)]++;
         walk->run_pages[walk_kind(span)] += span->pages;
         break;
-    case SPAN_PURGING:
+    case SPAN_TAKEN:
         walk->purging_pages += span->pages;
         break;
     case SPAN_LARGE:
@@ -281,13 +281,12 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
     for (size_t i = 0; i < segments; i++) {
         walk_segment(heap, &heap->space.segment[i], &walk);
     }
-    size_t claimed = 0;
     for (size_t i = 0; batch != NULL && i < batch->count; i++) {
-        if (batch->spans[i]->state == SPAN_SLAB) {
-            claimed += batch->claimed[i];
+        const struct span *span = purge_batch_span(heap, &batch->ranges[i]);
+        if (span->state == SPAN_SLAB) {
             walk.purging_pages += batch->ranges[i].iov_len >> heap->space.page_shift;
         } else {
-            CHECK_EQUAL(batch->spans[i]->state, SPAN_PURGING);
+            CHECK_EQUAL(span->state, SPAN_TAKEN);
         }
     }
     for (unsigned kind = 0; kind < RUN_KINDS; kind++) {
@@ -302,7 +301,7 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
     walk_colors(heap);
     walk_descriptors(heap, walk.spans, idle);
     CHECK_EQUAL(heap->used_pages, walk.large_pages + walk.slab_used_pages);
-    CHECK_EQUAL(heap->claimed_pages, claimed);
+    CHECK(batch != NULL || heap->claimed_pages == 0);
     CHECK_EQUAL(heap->slab_dirty_pages, walk.slab_dirty_pages);
     CHECK_EQUAL(heap_dirty_pages(heap),
                 walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);

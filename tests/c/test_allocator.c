@@ -10,6 +10,7 @@
 #include "api/allocator.h"
 #include "api/options.h"
 #include "governor/governor.h"
+#include "governor/limit.h"
 #include "heap_walk.h"
 #include "test_clock.h"
 
@@ -30,13 +31,13 @@
 #define ROUND_OPERATIONS 40000
 #endif
 
-#define WORKERS    4
-#define SLOTS      600
-#define EXCHANGE   64
-#define LARGE_MOST ((size_t)1 << 20)
-#define WAVE       200 /* operations */
-#define ROUND_MS   500 /* by the clock that the workers drive */
-#define SKIPPED    77
+#define WORKERS   4
+#define SLOTS     600
+#define EXCHANGE  64
+#define MAX_LARGE ((size_t)1 << 20)
+#define WAVE      200 /* operations */
+#define ROUND_MS  500 /* by the clock that the workers drive */
+#define SKIPPED   77
 
 struct block {
     unsigned char *start;
@@ -101,7 +102,7 @@ static void check(const struct block *block, size_t bytes) {
 /* ---- the operations ---- */
 
 static size_t random_bytes(uint64_t *random) {
-    static const size_t most[] = {64, 256, 1024, 8192, 65536, LARGE_MOST};
+    static const size_t most[] = {64, 256, 1024, 8192, 65536, MAX_LARGE};
     uint64_t dice = next_random(random) % 100;
     size_t kind = dice < 40 ? 0 : dice < 65 ? 1 : dice < 80 ? 2 : dice < 91 ? 3 : dice < 98 ? 4 : 5;
     return next_random(random) % (most[kind] + 1);
@@ -154,7 +155,7 @@ static void resize(struct block *block, uint64_t *random) {
     size_t bytes = random_bytes(random) + 1;
     if (next_random(random) % 4 == 0) {
         bytes = block->bytes + block->bytes / 2 + 1; /* as vectors grow */
-        bytes = bytes < LARGE_MOST ? bytes : LARGE_MOST;
+        bytes = bytes < MAX_LARGE ? bytes : MAX_LARGE;
     }
     size_t kept = bytes < block->bytes ? bytes : block->bytes;
     unsigned char *moved = calm_realloc(block->start, bytes);
@@ -254,12 +255,12 @@ static struct calm_stats stats_now(void) {
     return stats;
 }
 
-/* Has what be done until the server did not miss it. Where nobody else is its client. */
+/* Repeats `what` until it ran without the server being unresponsive. There must be no other client. */
 static void have_served(void (*what)(void)) {
 #ifdef CALM_OFFLOAD
     uint64_t losses;
     do {
-        while (is_offloaded() && atomic_load(&calm_offload.server.is_unresponsive)) {
+        while (is_offloaded() && atomic_load(&calm_offload.server.unresponsive_from_ns)) {
             check_nap(1000000);
         }
         losses = atomic_load(&calm_offload.server.unresponsive);
@@ -312,17 +313,18 @@ static void walk(void *unused) {
 /* Of a server that the machine keeps from its work, again: a heap that it may be in the midst of is in no
  * order.
  */
-static enum answer run_by_server(enum call_kind kind, void (*work)(void *subject), void *subject) {
+static enum answer run_by_server(enum request_kind kind, void (*work)(void *subject), void *subject) {
+    struct request request = {.kind = kind, .work = work, .subject = subject};
     enum answer answer;
     do {
-        answer = client_run(&calm_offload.server, 0, kind, work, subject);
+        answer = client_ask(&calm_offload.server, 0, &request);
         check_nap(answer == ANSWER_UNRESPONSIVE ? 1000000 : 0);
     } while (answer == ANSWER_UNRESPONSIVE && !calm_offload.server.orphaned);
     return answer;
 }
 
 /* At the heap: by its server, or, of a heap that has none, or is shared, by this thread. */
-static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
+static void at_heap(enum request_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
                     void *subject) {
     while (is_offloaded()) {
         if (run_by_server(kind, by_server, subject) != ANSWER_SHARED) {
@@ -338,9 +340,9 @@ static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void 
     work(subject);
 }
 #else
-enum call_kind { CALL_SHORT, CALL_LONG };
+enum request_kind { REQUEST_RUN, REQUEST_RUN_LONG };
 
-static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
+static void at_heap(enum request_kind kind, void (*by_server)(void *subject), void (*work)(void *subject),
                     void *subject) {
     (void)kind, (void)by_server;
     work(subject);
@@ -350,14 +352,14 @@ static void at_heap(enum call_kind kind, void (*by_server)(void *subject), void 
 /* A helper may be at work all the same: under its lock it is not. */
 static void walk_by_lock(void *unused) {
     lock_acquire(&calm_governor.purge_lock);
-    lock_acquire(&calm_governor.heap_lock);
+    lock_acquire(&calm_governor.lock);
     walk(unused);
-    lock_release(&calm_governor.heap_lock);
+    lock_release(&calm_governor.lock);
     lock_release(&calm_governor.purge_lock);
 }
 
 static void check_heap(void) {
-    at_heap(CALL_SHORT, walk, walk_by_lock, NULL);
+    at_heap(REQUEST_RUN, walk, walk_by_lock, NULL);
 }
 
 /* ---- forks ---- */
@@ -437,16 +439,16 @@ static void read_stats(void) {
 /* What is retained above its limit. A server is not in the midst of a purge then: this is long work to it. */
 static void read_excess(void *subject) {
     const struct governor *governor = &calm_governor;
-    governor_lock(&calm_governor);
+    lock_acquire(&calm_governor.lock);
     size_t retained = (heap_dirty_pages(&governor->heap) + governor->heap.purging_pages) * vm_page_size();
-    size_t limit = governor_limit_bytes(governor);
-    governor_unlock(&calm_governor);
+    size_t limit = limit_now(governor).max * page_bytes(governor);
+    lock_release(&calm_governor.lock);
     *(size_t *)subject = retained > limit ? retained - limit : 0;
 }
 
 static size_t excess_now(void) {
     size_t excess = 0;
-    at_heap(CALL_LONG, read_excess, read_excess, &excess);
+    at_heap(REQUEST_RUN_LONG, read_excess, read_excess, &excess);
     return excess;
 }
 
@@ -487,7 +489,7 @@ static void run(void) {
     }
     CHECK(pthread_create(&others, NULL, run_others, NULL) == 0);
     CHECK(pthread_create(&forks, NULL, run_forks, NULL) == 0);
-    double end = check_seconds() + PATIENCE_S * (double)rounds;
+    double end = check_seconds() + TIMEOUT_S * (double)rounds;
     for (uint64_t round = 1; round <= rounds || !is_served(); round++) {
         CHECK(check_seconds() < end);
         while (atomic_load(&operations) < round * ROUND_OPERATIONS) {
@@ -535,7 +537,7 @@ static bool has_settled(void) {
     return !is_offloaded() || parked_stats.cached + parked_stats.in_use + parked_stats.retained == 0;
 }
 
-/* Nothing is left but what nobody asked for: the heap is empty once the caches are. */
+/* Only prefilled blocks are left: the heap is empty once the caches are. */
 static void check_empty(void) {
     uint64_t random = 1;
     for (size_t i = 0; i < EXCHANGE; i++) {

@@ -6,9 +6,9 @@
 
 #include "check.h"
 
-#define MAX_COLORS  3
-#define PAGES_MOST  6
-#define PLACES_MOST 4
+#define MAX_COLORS 3
+#define MAX_PAGES  6
+#define MAX_PLACES 4
 
 /* What a choice costs, in the order of what matters. */
 struct cost {
@@ -64,8 +64,8 @@ static void try_all(const uint16_t *color_of, size_t pages, size_t colors, size_
 }
 
 static void check_choice(const uint16_t *color_of, size_t pages, size_t colors, size_t first, size_t places) {
-    uint32_t chosen[PAGES_MOST];
-    uint32_t next[PAGES_MOST];
+    uint32_t chosen[MAX_PAGES];
+    uint32_t next[MAX_PAGES];
     struct balance balance = balance_choose(color_of, pages, colors, first, places, chosen, next);
     size_t used[MAX_COLORS] = {0};
     for (size_t i = 0; i < places; i++) {
@@ -79,7 +79,7 @@ static void check_choice(const uint16_t *color_of, size_t pages, size_t colors, 
     }
     struct cost cost = cost_of(color_of, colors, first, places, chosen);
     struct cost least = {SIZE_MAX, 0, 0};
-    uint32_t tried[PAGES_MOST];
+    uint32_t tried[MAX_PAGES];
     try_all(color_of, pages, colors, first, places, 0, tried, &least);
     CHECK_EQUAL(cost.misplaced, least.misplaced);
     CHECK_EQUAL(cost.unknown, least.unknown);
@@ -95,19 +95,19 @@ static void check_choice(const uint16_t *color_of, size_t pages, size_t colors, 
 
 static void test_no_choice_is_better(void) {
     for (size_t colors = 1; colors <= MAX_COLORS; colors++) {
-        for (size_t pages = 1; pages <= PAGES_MOST; pages++) {
+        for (size_t pages = 1; pages <= MAX_PAGES; pages++) {
             size_t kinds = colors + 1; /* one of them unknown */
             size_t all = 1;
             for (size_t i = 0; i < pages; i++) {
                 all *= kinds;
             }
             for (size_t number = 0; number < all; number++) {
-                uint16_t color_of[PAGES_MOST];
+                uint16_t color_of[MAX_PAGES];
                 size_t rest = number;
                 for (size_t i = 0; i < pages; i++, rest /= kinds) {
                     color_of[i] = rest % kinds == colors ? BALANCE_UNKNOWN : (uint16_t)(rest % kinds);
                 }
-                size_t most = pages < PLACES_MOST ? pages : PLACES_MOST;
+                size_t most = pages < MAX_PLACES ? pages : MAX_PLACES;
                 check_choice(color_of, pages, colors, number % colors, 1 + number % most);
             }
         }

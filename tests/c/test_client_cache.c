@@ -26,19 +26,20 @@ static void set_up(size_t class_bytes) {
     endpoint = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
     CHECK(endpoint != NULL);
     memset(endpoint, 0, bytes);
+    endpoint->layout = &layout;
     for (size_t i = 0; i < BLOCKS; i++) {
         blocks[i] = &memory[i];
     }
 }
 
 static void push(uint32_t class, size_t first, size_t count) {
-    CHECK(client_cache_push(&layout, endpoint, class, blocks + first, count));
+    CHECK(client_cache_push(endpoint, class, blocks + first, count));
 }
 
 /* The blocks come back from the last one on. */
 static void check_pop(uint32_t class, size_t wanted, size_t first, size_t count) {
-    void *got[MAX_MAGAZINE_BLOCKS];
-    CHECK_EQUAL(client_cache_pop(&layout, endpoint, class, got, wanted), count);
+    void *got[MAX_MAGAZINE_BLOCKS] = {NULL};
+    CHECK_EQUAL(client_cache_pop(endpoint, class, got, wanted), count);
     for (size_t i = 0; i < count; i++) {
         CHECK(got[i] == blocks[first + i]);
     }
@@ -46,7 +47,7 @@ static void check_pop(uint32_t class, size_t wanted, size_t first, size_t count)
 
 static void check_unwanted(uint32_t class, size_t first, size_t count) {
     void *got[MAX_MAGAZINE_BLOCKS];
-    CHECK_EQUAL(client_cache_take_unused(&layout, endpoint, class, got), count);
+    CHECK_EQUAL(client_cache_take_unused(endpoint, class, got), count);
     for (size_t i = 0; i < count; i++) {
         CHECK(got[i] == blocks[first + i]);
     }
@@ -75,7 +76,7 @@ static void test_bounds(void) {
         for (size_t i = 0; i < most; i++) {
             push(class, class + i, 1);
         }
-        CHECK(!client_cache_push(&layout, endpoint, class, blocks, 1));
+        CHECK(!client_cache_push(endpoint, class, blocks, 1));
     }
     for (uint32_t class = 1; class < classes.count; ++class) {
         for (size_t left = layout.max_cached[class]; left > 0; left--) {
@@ -84,7 +85,7 @@ static void test_bounds(void) {
     }
     /* What has no room as a whole is left as it is. */
     push(1, 0, 1000);
-    CHECK(!client_cache_push(&layout, endpoint, 1, blocks, 25));
+    CHECK(!client_cache_push(endpoint, 1, blocks, 25));
     CHECK_EQUAL(client_cache_level(endpoint, 1), 1000);
     push(1, 1000, 24);
 }
@@ -92,17 +93,16 @@ static void test_bounds(void) {
 static void test_none(void) {
     set_up(0);
     for (uint32_t class = 1; class < classes.count; ++class) {
-        CHECK(!client_cache_push(&layout, endpoint, class, blocks, 1));
+        CHECK(!client_cache_push(endpoint, class, blocks, 1));
         check_pop(class, 1, 0, 0);
     }
 }
 
-/* Of what lies there at a window's end, as much is unwanted as lay there all the time. */
+/* At an epoch's end those blocks are unwanted that stayed in the cache all the time. */
 static void test_unwanted(void) {
     set_up(CLIENT_CACHE_CLASS_BYTES);
     push(3, 0, 100);
-    check_unwanted(3, 0, 0); /* it came in this window */
-    client_cache_begin_epoch(endpoint, 3);
+    check_unwanted(3, 0, 0); /* it came in this epoch; the next one begins */
     check_pop(3, 60, 40, 60);
     push(3, 200, 30);
     check_unwanted(3, 0, 40);
@@ -115,7 +115,7 @@ static void test_unwanted_magazines(void) {
     set_up(CLIENT_CACHE_CLASS_BYTES);
     size_t count = 2 * MAX_MAGAZINE_BLOCKS + 7;
     push(2, 0, count);
-    client_cache_begin_epoch(endpoint, 2);
+    check_unwanted(2, 0, 0);
     check_unwanted(2, 0, MAX_MAGAZINE_BLOCKS);
     check_unwanted(2, MAX_MAGAZINE_BLOCKS, MAX_MAGAZINE_BLOCKS);
     check_unwanted(2, 2 * MAX_MAGAZINE_BLOCKS, 7);

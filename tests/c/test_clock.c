@@ -21,7 +21,7 @@ void __wrap_futex_wait(_Atomic(uint32_t) *word, uint32_t seen, uint64_t ns);
 void __real_futex_wake_all(_Atomic(uint32_t) *word);
 void __wrap_futex_wake_all(_Atomic(uint32_t) *word);
 
-#define SLEEPERS_MOST 64
+#define MAX_SLEEPERS 64
 
 static _Atomic(bool) stopped;
 static _Atomic(uint64_t) now_ns;
@@ -39,7 +39,7 @@ struct sleeper {
     _Atomic(uint32_t) woken;       /* what it really sleeps on */
 };
 
-static struct sleeper sleepers[SLEEPERS_MOST];
+static struct sleeper sleepers[MAX_SLEEPERS];
 static _Atomic(bool) held;
 
 static void lock_sleepers(void) {
@@ -53,7 +53,7 @@ static void unlock_sleepers(void) {
 }
 
 static void forget_sleepers(void) {
-    for (size_t i = 0; i < SLEEPERS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SLEEPERS; i++) {
         sleepers[i].used = false;
         sleepers[i].word = NULL;
     }
@@ -68,7 +68,7 @@ static void wake(struct sleeper *sleeper) {
 }
 
 static struct sleeper *new_sleeper(void) {
-    for (size_t i = 0; i < SLEEPERS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SLEEPERS; i++) {
         if (!sleepers[i].used) {
             return &sleepers[i];
         }
@@ -107,7 +107,7 @@ void __wrap_futex_wake_all(_Atomic(uint32_t) *word) {
         return;
     }
     lock_sleepers();
-    for (size_t i = 0; i < SLEEPERS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SLEEPERS; i++) {
         if (sleepers[i].used && sleepers[i].word == word) {
             wake(&sleepers[i]);
         }
@@ -150,7 +150,7 @@ void clock_stop(void) {
 void clock_advance(uint64_t ns) {
     lock_sleepers();
     uint64_t now = atomic_fetch_add(&now_ns, ns) + ns;
-    for (size_t i = 0; i < SLEEPERS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SLEEPERS; i++) {
         if (sleepers[i].used && sleepers[i].word != NULL && sleepers[i].until_ns <= now) {
             wake(&sleepers[i]);
         }
@@ -178,7 +178,7 @@ uint64_t clock_readings(void) {
 enum clock_sleep clock_sleep_of(const _Atomic(uint32_t) *word) {
     enum clock_sleep sleep = AWAKE;
     lock_sleepers();
-    for (size_t i = 0; i < SLEEPERS_MOST; i++) {
+    for (size_t i = 0; i < MAX_SLEEPERS; i++) {
         if (sleepers[i].used && sleepers[i].word == word) {
             sleep = sleepers[i].until_ns == UINT64_MAX ? ASLEEP_FOR_GOOD : ASLEEP_FOR_A_WHILE;
         }

@@ -7,14 +7,14 @@
 
 #include "check.h"
 
-#define PAGES_MOST 4096
+#define MAX_PAGES 4096
 
 /* A cache with a set for each color, of which the least recently read goes first. */
 struct cache {
     size_t ways;
     uint32_t wrong; /* one answer of so many, at random; 0: none */
     uint64_t random;
-    uint16_t color_of[PAGES_MOST];
+    uint16_t color_of[MAX_PAGES];
 };
 
 static uint64_t draw(uint64_t *state) {
@@ -46,8 +46,8 @@ static bool never(void *argument, uint32_t page, const uint32_t *walked, size_t 
 }
 
 static struct cache cache;
-static uint16_t found[PAGES_MOST];
-static uint32_t scratch[2 * PAGES_MOST];
+static uint16_t found[MAX_PAGES];
+static uint32_t scratch[2 * MAX_PAGES];
 
 static void set_up(size_t colors, size_t pages, size_t ways, uint32_t wrong, uint64_t seed) {
     cache = (struct cache){.ways = ways, .wrong = wrong, .random = seed};
@@ -98,7 +98,7 @@ static void test_all_are_found(void) {
         for (uint64_t seed = first_seed; seed < first_seed + 3; seed++) {
             struct conflicts conflicts = question(colors, ways);
             size_t unknown;
-            CHECK(pages <= PAGES_MOST);
+            CHECK(pages <= MAX_PAGES);
             set_up(colors, pages, ways, 0, seed);
             CHECK(conflicts_find(&conflicts, pages, seed, found, scratch));
             CHECK_EQUAL(count_wrong(colors, pages, &unknown), 0);

@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WINDOW_NS ((double)DEMAND_EPOCH_NS)
-#define LONGEST   ((size_t)1 << (DEMAND_PERIODS - 1))
+#define EPOCH_NS ((double)DEMAND_EPOCH_NS)
+#define LONGEST  ((size_t)1 << (DEMAND_PERIODS - 1))
 
 static struct demand demand;
 
@@ -20,9 +20,9 @@ static void start(void) {
 }
 
 /* A program that uses one CPU. */
-static struct demand_epoch window(size_t used) {
+static struct demand_epoch epoch(size_t used) {
     return (struct demand_epoch){
-        .ns = WINDOW_NS, .cpu_ns = WINDOW_NS, .max_used = used, .used_last = used, .max_held = used};
+        .ns = EPOCH_NS, .cpu_ns = EPOCH_NS, .max_used = used, .used_last = used, .max_held = used};
 }
 
 static void pass(struct demand_epoch last, size_t times) {
@@ -31,22 +31,22 @@ static void pass(struct demand_epoch last, size_t times) {
     }
 }
 
-/* So many pages in one window, and in none for so many more. */
+/* So many pages in one epoch, and in none for so many more. */
 static void tooth(size_t pages, size_t gap) {
-    pass(window(pages), 1);
-    pass(window(0), gap);
+    pass(epoch(pages), 1);
+    pass(epoch(0), gap);
 }
 
 static void test_begins_short(void) {
     start();
     CHECK(demand_peak_pages(&demand) == 0 && demand_unused_pages(&demand, 1000, 0) == 0 &&
           !demand_is_over_budget(&demand));
-    pass(window(1000), 1);
+    pass(epoch(1000), 1);
     CHECK_EQUAL(demand_period(&demand), 2);
     CHECK_EQUAL(demand_peak_pages(&demand), 1000);
-    pass(window(0), 1);
+    pass(epoch(0), 1);
     CHECK_EQUAL(demand_peak_pages(&demand), 1000);
-    pass(window(0), 1);
+    pass(epoch(0), 1);
     CHECK_EQUAL(demand_peak_pages(&demand), 0);
 }
 
@@ -77,7 +77,7 @@ static void test_pays_for_gaps(void) {
 static void test_growth_is_no_gap(void) {
     start();
     for (size_t i = 0; i < 1000; i++) {
-        pass(window(i * 1000), 1);
+        pass(epoch(i * 1000), 1);
     }
     CHECK_EQUAL(demand_period(&demand), 2);
     start();
@@ -94,19 +94,19 @@ static void test_forgets(void) {
         tooth(100000, 20);
     }
     CHECK(demand_period(&demand) >= 32);
-    size_t windows = 0;
-    for (; demand_period(&demand) > 2; windows++) {
-        pass(window(0), 1);
-        CHECK(windows < 100 * DEMAND_EPOCHS);
+    size_t epochs = 0;
+    for (; demand_period(&demand) > 2; epochs++) {
+        pass(epoch(0), 1);
+        CHECK(epochs < 100 * DEMAND_EPOCHS);
     }
-    CHECK(windows > DEMAND_EPOCHS / 4);
+    CHECK(epochs > DEMAND_EPOCHS / 4);
 }
 
 /* A purge that was measured to cost a thousand times too much makes a long period, in which nothing is purged
  * that would show what it costs; yet it does not last. */
 static void test_forgets_a_wrong_price(void) {
     start();
-    struct demand_epoch last = window(1000);
+    struct demand_epoch last = epoch(1000);
     last.purged_pages = 1000;
     last.purge_ns = 5e8;
     pass(last, 1);
@@ -121,7 +121,7 @@ static void test_forgets_a_wrong_price(void) {
 /* Nothing may cost anything: all is kept for as long as can be. */
 static void test_no_share(void) {
     start();
-    struct demand_epoch last = window(1000);
+    struct demand_epoch last = epoch(1000);
     demand_record(&demand, &last, (struct demand_price){500, 0});
     CHECK_EQUAL(demand_period(&demand), LONGEST);
     /* It cannot be spent, either: or what is unused would never go. */
@@ -130,13 +130,13 @@ static void test_no_share(void) {
     CHECK(!demand_is_over_budget(&demand));
 }
 
-/* A window that no tick ended in time counts as many. */
-static void test_long_windows(void) {
+/* An epoch that no tick ended in time counts as many. */
+static void test_long_epochs(void) {
     start();
-    pass(window(1000), 1);
-    struct demand_epoch last = window(1000);
+    pass(epoch(1000), 1);
+    struct demand_epoch last = epoch(1000);
     last.used_last = 10;
-    last.ns = 5 * WINDOW_NS;
+    last.ns = 5 * EPOCH_NS;
     pass(last, 1);
     CHECK_EQUAL(demand_peak_pages(&demand), 10);
     last.ns = 1e18; /* a century */
@@ -149,7 +149,7 @@ static void test_unused_pages(void) {
     start();
     static const size_t min_free[] = {700, 500, 900};
     for (size_t i = 0; i < 3; i++) {
-        struct demand_epoch last = window(0);
+        struct demand_epoch last = epoch(0);
         last.min_free = min_free[i];
         CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), i < 2 ? 0 : 500);
         pass(last, 1);
@@ -158,7 +158,7 @@ static void test_unused_pages(void) {
     CHECK_EQUAL(demand_unused_pages(&demand, 400, 0), 400); /* of which some are in use again */
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 450), 50);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 501), 0);
-    struct demand_epoch last = window(0);
+    struct demand_epoch last = epoch(0);
     last.min_free = 800;
     pass(last, 1);
     CHECK_EQUAL(demand_unused_pages(&demand, 1000, 0), 800);
@@ -166,7 +166,7 @@ static void test_unused_pages(void) {
 
 /* So many pages were given back, and so many were faulted in. */
 static double churn(size_t purged, size_t faulted) {
-    struct demand_epoch last = window(1000);
+    struct demand_epoch last = epoch(1000);
     last.purged_pages = purged;
     last.purge_ns = (double)purged * 500;
     last.faulted_pages = faulted;
@@ -187,17 +187,17 @@ static void test_spends(void) {
     CHECK_EQUAL(demand_held_pages(&demand), 5000);
 
     /* A program that rests is given no respite. */
-    struct demand_epoch last = window(0);
+    struct demand_epoch last = epoch(0);
     last.cpu_ns = 0;
-    size_t windows = 0;
-    for (; demand_is_over_budget(&demand); windows++) {
+    size_t epochs = 0;
+    for (; demand_is_over_budget(&demand); epochs++) {
         pass(last, 1);
-        CHECK(windows < 10);
+        CHECK(epochs < 10);
     }
-    CHECK(windows >= 2);
-    pass(window(0), 1);
+    CHECK(epochs >= 2);
+    pass(epoch(0), 1);
     CHECK(demand_is_over_budget(&demand));
-    pass(window(0), DEMAND_EPOCHS);
+    pass(epoch(0), DEMAND_EPOCHS);
     CHECK(!demand_is_over_budget(&demand));
 }
 
@@ -205,7 +205,7 @@ static void test_spends(void) {
 static void test_old_purges_fade(void) {
     start();
     churn(100000, 0);
-    pass(window(0), 10 * DEMAND_EPOCHS);
+    pass(epoch(0), 10 * DEMAND_EPOCHS);
     CHECK(churn(0, 100000) < 1e6);
 }
 
@@ -226,13 +226,13 @@ static void test_any_past(void) {
     for (int kind = 0; kind < 20; kind++) {
         start();
         size_t held = 0, used = 0;
-        size_t gap = 0, gaps_most = 1 + below(200);
+        size_t gap = 0, max_gaps = 1 + below(200);
         double cost = 0, cpu = 0;
         size_t purged = 0, faulted = 0, pending = 0;
         for (int i = 0; i < 20000; i++) {
             if (gap == 0) {
                 used = below(100000);
-                gap = 1 + below(gaps_most);
+                gap = 1 + below(max_gaps);
             } else {
                 gap--;
                 used = below(4) == 0 ? used / 2 : used;
@@ -242,8 +242,8 @@ static void test_any_past(void) {
             size_t vain = faulted < pending ? faulted : pending;
             pending -= vain;
             cost += (double)vain * 1000;
-            cpu += WINDOW_NS;
-            struct demand_epoch last = window(used);
+            cpu += EPOCH_NS;
+            struct demand_epoch last = epoch(used);
             last.purged_pages = purged;
             last.purge_ns = (double)purged * 500;
             last.faulted_pages = faulted;
@@ -256,8 +256,8 @@ static void test_any_past(void) {
             pending += purged;
             held -= purged;
         }
-        printf("gaps of up to %zu windows: %.2f %% of the CPU time, period %zu\n", gaps_most,
-               100 * cost / cpu, demand_period(&demand));
+        printf("gaps of up to %zu epochs: %.2f %% of the CPU time, period %zu\n", max_gaps, 100 * cost / cpu,
+               demand_period(&demand));
         CHECK(cost <= 0.02 * cpu);
     }
 }
@@ -271,7 +271,7 @@ int main(void) {
     test_forgets();
     test_forgets_a_wrong_price();
     test_no_share();
-    test_long_windows();
+    test_long_epochs();
     test_unused_pages();
     test_spends();
     test_old_purges_fade();

@@ -392,8 +392,7 @@ static struct tops measure_tops(void) {
         size_t pages = bytes & ~(page_bytes - 1);
         tops.free_bytes += bytes;
         tops.resident_bytes +=
-            residency_of_tail(arena_top_end(arena) - pages, pages, page_bytes, SIZE_MAX, scratch)
-                .resident_bytes;
+            residency_of_tail(arena_top_end(arena) - pages, pages, SIZE_MAX, scratch).resident_bytes;
     }
     return tops;
 }

@@ -53,7 +53,7 @@
 /* How long locked memory cannot be given back, and what is done in each millisecond. */
 #define LOCKED_MS     500
 #define LOCKED_ROUNDS 40
-/* What one step of a program takes: several windows pass in a run. */
+/* What one step of a program takes: several epochs pass in a run. */
 #define STEP_NS 20000U
 
 static size_t steps = 60000;
@@ -81,17 +81,17 @@ static struct calm_stats stats_now(void) {
 static _Atomic(int) room_reads;
 static _Atomic(int) room_reads_locked;
 
-size_t __real_memory_available_bytes(void);
-size_t __wrap_memory_available_bytes(void);
+size_t __real_memory_available_bytes(const char *root);
+size_t __wrap_memory_available_bytes(const char *root);
 
-size_t __wrap_memory_available_bytes(void) {
+size_t __wrap_memory_available_bytes(const char *root) {
     room_reads++;
     if (lock_try(&calm_governor.purge_lock)) {
         lock_release(&calm_governor.purge_lock);
     } else {
         room_reads_locked++;
     }
-    return __real_memory_available_bytes();
+    return __real_memory_available_bytes(root);
 }
 
 static void set(const char *name, const char *value) {
@@ -136,36 +136,36 @@ static size_t most(size_t a, size_t b) {
 #define TENDED   1e9 /* as much as the program used of late */
 
 /* Table 1 times the band, and the CPUs' hundredths; nobody is asked for less than 16 pages. */
-static void check_limit(const struct calm_stats *stats, double band_least, double band_most, double slack) {
+static void check_limit(const struct calm_stats *stats, double min_band, double max_band, double slack) {
     double base = (double)hysteresis_base_bytes(stats->footprint) * slack;
     double cpus = 1 + (double)all_cpus / 100;
-    size_t little = band_most > 1 ? RETENTION_FOREGROUND_BYTES : 16 * page_size;
-    CHECK((double)stats->retained_limit <= (double)most((size_t)(base * band_most * cpus), little));
-    CHECK((double)stats->retained_limit + (double)page_size >= base * band_least);
+    size_t little = max_band > 1 ? RETENTION_FOREGROUND_BYTES : 16 * page_size;
+    CHECK((double)stats->retained_limit <= (double)most((size_t)(base * max_band * cpus), little));
+    CHECK((double)stats->retained_limit + (double)page_size >= base * min_band);
     CHECK(stats->retained <= stats->retained_limit);
     CHECK(stats->cached <= stats->cached_limit);
 }
 
-static void run_for(size_t count, double band_least, double band_most, double slack) {
+static void run_for(size_t count, double min_band, double max_band, double slack) {
     uint64_t failures = stats_now().purge_failures;
     for (size_t number = 0; number < count; number++) {
         step(number);
         struct calm_stats stats = stats_now();
-        check_limit(&stats, band_least, band_most, slack);
+        check_limit(&stats, min_band, max_band, slack);
     }
     free_all();
     struct calm_stats stats = stats_now();
-    check_limit(&stats, band_least, band_most, slack);
+    check_limit(&stats, min_band, max_band, slack);
     CHECK(stats.purged > 0 && stats.purge_failures == failures);
 }
 
-static void run_within(double band_least, double band_most, double slack) {
-    run_for(steps, band_least, band_most, slack);
+static void run_within(double min_band, double max_band, double slack) {
+    run_for(steps, min_band, max_band, slack);
 }
 
 /* Before or after what a test is about: one wave. */
-static void run_briefly_within(double band_least, double band_most, double slack) {
-    run_for(steps / 5, band_least, band_most, slack);
+static void run_briefly_within(double min_band, double max_band, double slack) {
+    run_for(steps / 5, min_band, max_band, slack);
 }
 
 static void test_paper_bound(void) {
@@ -388,7 +388,8 @@ static void test_preempted_purge(void) {
     CHECK_EQUAL(calm_governor.counts.purge_ns, 0);
 }
 
-/* What nobody touches is gone after a window or two of looks, though it is within the bound. */
+/* Free memory that the program does not touch is purged after an epoch or two, though it is within the limit.
+ */
 static void test_unused_goes(void) {
     void *kept = obtain(8 * MIB);
     for (size_t i = 0; i < 8; i++) {
@@ -396,7 +397,7 @@ static void test_unused_goes(void) {
     }
     free_all();
     CHECK(stats_now().retained >= 300 * KIB);
-    for (int window = 0; window < 4; window++) {
+    for (int epoch = 0; epoch < 4; epoch++) {
         clock_advance(120 * CLOCK_MS);
         for (size_t i = 0; i < 40; i++) {
             calm_free(obtain(33 * KIB));
@@ -425,21 +426,21 @@ static bool helper_is_gone(void) {
     return thread_is_gone(&calm_governor.helper_thread);
 }
 
-/* A window passes, and the helper has done what it does then. */
-static void pass_window(void) {
+/* An epoch passes, and the helper has done what it does then. */
+static void pass_epoch(void) {
     clock_advance(DEMAND_EPOCH_NS);
     WAIT_UNTIL(helper_is_gone() || helper_sleep() == ASLEEP_FOR_A_WHILE);
 }
 
-/* Windows until the helper ends. */
-static unsigned windows_to_end(void) {
-    unsigned windows = 0;
+/* Epochs until the helper ends. */
+static unsigned epochs_to_end(void) {
+    unsigned epochs = 0;
     while (!helper_is_gone()) {
-        CHECK(windows < 100);
-        pass_window();
-        windows++;
+        CHECK(epochs < 100);
+        pass_epoch();
+        epochs++;
     }
-    return windows;
+    return epochs;
 }
 
 static void come_from_other_thread(void *(*body)(void *)) {
@@ -455,7 +456,7 @@ static void *come_once(void *unused) {
 
 /* Tidies up after a program that has threads and went idle, for as long as there is anything to tidy. */
 static void test_helper(void) {
-    enum { WINDOWS_MOST = 5 /* half a second */, SECOND = 10 };
+    enum { MAX_EPOCHS = 5 /* half a second */, SECOND = 10 };
     set("test_placement", "off");
     void *kept = obtain(64 * MIB); /* beside which more may stay */
     use_heap(NULL);
@@ -471,14 +472,14 @@ static void test_helper(void) {
     struct calm_stats stats = stats_now();
     CHECK(stats.retained > 5 * MIB);
     CHECK_EQUAL(stats.purges_epoch, 0);
-    for (int window = 0; window < WINDOWS_MOST; window++) {
-        pass_window();
+    for (int epoch = 0; epoch < MAX_EPOCHS; epoch++) {
+        pass_epoch();
     }
     stats = stats_now();
     CHECK(stats.retained + stats.cached <= 5 * MIB);
-    CHECK(stats.purges_epoch > 0 && stats.purges_epoch <= 2 * WINDOWS_MOST);
+    CHECK(stats.purges_epoch > 0 && stats.purges_epoch <= 2 * MAX_EPOCHS);
 
-    CHECK(WINDOWS_MOST + windows_to_end() <= SECOND);
+    CHECK(MAX_EPOCHS + epochs_to_end() <= SECOND);
     CHECK_EQUAL(calm_governor.helper, HELPER_ALONE);
     stats = stats_now();
     CHECK_EQUAL(stats.retained + stats.cached, 0);
@@ -493,7 +494,7 @@ static void test_helper(void) {
     CHECK(stats_now().retained > 0);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
     CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
-    CHECK(windows_to_end() <= SECOND);
+    CHECK(epochs_to_end() <= SECOND);
     CHECK_EQUAL(stats_now().retained, 0);
     CHECK(calm_governor.helper_thread.memory == memory);
 
@@ -511,12 +512,12 @@ static void test_helper(void) {
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
 
     /* One that waits for who stops it is left, and ends as soon as it can; until then there is no other. */
-    lock_acquire(&calm_governor.heap_lock);
+    lock_acquire(&calm_governor.lock);
     clock_advance(DEMAND_EPOCH_NS);
-    WAIT_UNTIL((atomic_load(&calm_governor.heap_lock.state) & LOCK_WAITED) != 0);
+    WAIT_UNTIL((atomic_load(&calm_governor.lock.state) & LOCK_WAITED) != 0);
     CHECK(!helper_stop(&calm_governor, 0));
     CHECK(!helper_is_gone());
-    lock_release(&calm_governor.heap_lock);
+    lock_release(&calm_governor.lock);
     WAIT_UNTIL(helper_is_gone());
     come_from_other_thread(come_once);
     CHECK(helper_is_gone());
@@ -524,7 +525,7 @@ static void test_helper(void) {
     come_from_other_thread(come_once);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
 
-    /* One that is not wanted any more is gone after its next window. */
+    /* One that is not wanted any more is gone after its next epoch. */
     set("background", "off");
     clock_advance(DEMAND_EPOCH_NS);
     WAIT_UNTIL(helper_is_gone());
@@ -609,9 +610,9 @@ static bool wants_huge_pages(const void *address) {
 
 static char *take_dense(size_t pages) {
     bool zero;
-    governor_lock(&calm_governor);
+    lock_acquire(&calm_governor.lock);
     char *block = heap_take_large(&calm_governor.heap, pages, 1, RUN_FOR_HUGE_PAGES, false, &zero);
-    governor_unlock(&calm_governor);
+    lock_release(&calm_governor.lock);
     CHECK(block != NULL);
     memset(block, 1, pages * page_size);
     return block;
@@ -742,7 +743,7 @@ static void test_depots_of_other_cpus(void) {
     governor.depot_count = governor.depots_per_node = 3;
     uint32_t class = size_class_of(&calm_classes, BYTES);
     void *taken[BLOCKS];
-    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, BLOCKS), BLOCKS);
+    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, BLOCKS, false), BLOCKS);
     size_t each = calm_classes.of[class].batch;
     for (unsigned i = 0; i < 3; i++) {
         CHECK(depot_put(&governor.depots[i], class, taken + i * each, each));
@@ -751,7 +752,7 @@ static void test_depots_of_other_cpus(void) {
     bool seen[BLOCKS] = {false};
     for (unsigned i = 0; i < 3; i++) {
         void *again[BLOCKS];
-        CHECK_EQUAL(governor_take_blocks(&governor, class, again, each), each);
+        CHECK_EQUAL(governor_take_blocks(&governor, class, again, each, false), each);
         for (size_t k = 0; k < each; k++) {
             size_t at = 0;
             while (at < 3 * each && taken[at] != again[k]) {
@@ -762,7 +763,7 @@ static void test_depots_of_other_cpus(void) {
         }
     }
     CHECK_EQUAL(governor.heap_locks, locks);
-    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, 1), 1);
+    CHECK_EQUAL(governor_take_blocks(&governor, class, taken, 1, false), 1);
     CHECK_EQUAL(governor.heap_locks, locks + 1);
 }
 
@@ -777,10 +778,10 @@ static void build(void) {
 }
 
 /* So much CPU time is used, and the helper looks at the clock. */
-static void pass_windows(size_t count, uint64_t cpu_ns) {
+static void pass_epochs(size_t count, uint64_t cpu_ns) {
     for (size_t i = 0; i < count; i++) {
         clock_use_cpu(cpu_ns, 0);
-        pass_window();
+        pass_epoch();
     }
 }
 
@@ -797,9 +798,9 @@ static void test_lone_thread(void) {
         CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
         clock_await_sleep(&calm_governor.helper_wakeup);
         CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
-        pass_windows(5, 0); /* half a second */
+        pass_epochs(5, 0); /* half a second */
         CHECK_EQUAL(stats_now().retained, 0);
-        CHECK(windows_to_end() <= 10);
+        CHECK(epochs_to_end() <= 10);
         CHECK_EQUAL(calm_governor.helper, HELPER_ALONE);
     }
 }
@@ -821,21 +822,21 @@ static void test_waves(void) {
         uint64_t known = 0;
         for (int wave = 0; wave < 12; wave++) {
             build();
-            pass_windows(1, DEMAND_EPOCH_NS / 10);
+            pass_epochs(1, DEMAND_EPOCH_NS / 10);
             free_all();
             clock_await_sleep(&calm_governor.helper_wakeup);
-            pass_windows(gap, DEMAND_EPOCH_NS / 10);
+            pass_epochs(gap, DEMAND_EPOCH_NS / 10);
             known = wave == 2 ? stats_now().purged : known;
         }
         CHECK_EQUAL(stats_now().purged, known);
         CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
-        size_t windows = 0;
-        for (; stats_now().retained > 0; windows++) {
-            pass_windows(1, 0);
-            CHECK(windows < 128);
+        size_t epochs = 0;
+        for (; stats_now().retained > 0; epochs++) {
+            pass_epochs(1, 0);
+            CHECK(epochs < 128);
         }
-        printf("waves %zu windows apart: gone after %zu\n", gap, windows);
-        CHECK(windows > gap);
+        printf("waves %zu epochs apart: gone after %zu\n", gap, epochs);
+        CHECK(epochs > gap);
         memset(&calm_governor.demand, 0, sizeof calm_governor.demand);
     }
 }
@@ -860,7 +861,7 @@ static void test_waves_of_two_kinds(void) {
         build();
         free_all();
         clock_await_sleep(&calm_governor.helper_wakeup);
-        pass_windows(1, DEMAND_EPOCH_NS);
+        pass_epochs(1, DEMAND_EPOCH_NS);
         purged = wave == 9 ? stats_now().purged : purged;
     }
     /* In 20 waves less than 2 would have been given back and taken again. */
@@ -923,14 +924,14 @@ static void test_refused_helper(void) {
     CHECK_EQUAL(calm_governor.helper, HELPER_RUNS);
 }
 
-/* A thread that read the clock, and was preempted until another had ended the window, ends none of -1 ns. */
-static void test_window_of_the_future(void) {
+/* A thread that read the clock, and was preempted until another had ended the epoch, ends none of -1 ns. */
+static void test_epoch_of_the_future(void) {
     obtain(3 * MIB);
-    size_t windows = calm_governor.demand.epochs;
+    size_t epochs = calm_governor.demand.epochs;
     uint64_t start = clock_coarse_ns() + DEMAND_EPOCH_NS;
     atomic_store(&calm_governor.epoch_start_ns, start);
     CHECK(!governor_tick(&calm_governor, false));
-    CHECK_EQUAL(calm_governor.demand.epochs, windows);
+    CHECK_EQUAL(calm_governor.demand.epochs, epochs);
     CHECK_EQUAL(calm_governor.epoch_start_ns, start);
 }
 
@@ -997,7 +998,7 @@ static void test_lone_thread_beside_helper(void) {
     free_all();
     clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK(!cpu_cache_is_alone(&calm_caches));
-    windows_to_end();
+    epochs_to_end();
     CHECK(!thread_is_alone() || cpu_cache_is_alone(&calm_caches));
 }
 
@@ -1024,7 +1025,7 @@ static void test_helper_opens_no_files(void) {
 static void test_room_read_at_start(void) {
     atomic_store(&calm_governor.settings.watch_cgroup, 1);
     filters_set(FILTERS_INHERITED);
-    governor_read_max_footprint(&calm_governor);
+    governor_read_max_footprint(&calm_governor, true);
     CHECK_EQUAL(room_reads, 1);
     calm_governor.max_footprint = 30 * MIB;
     build();
@@ -1038,8 +1039,8 @@ static void test_room_read_at_start(void) {
     CHECK(stats_now().retained_limit <= 10 * MIB);
 }
 
-/* More forks within a window give nothing back: what the first one's cost is known at its end. */
-static void test_fork_gives_back_once_a_window(void) {
+/* More forks within an epoch give nothing back: what the first one's cost is known at its end. */
+static void test_fork_gives_back_once_an_epoch(void) {
     for (int fork_number = 0; fork_number < 2; fork_number++) {
         build();
         free_all();
@@ -1139,7 +1140,8 @@ static void flush(void *context) {
 static const struct heap_ops owner = {&owner_state, between, cached, flush};
 
 static void own(void) {
-    governor_set_exclusive(&calm_governor, &owner);
+    calm_governor.ops = &owner;
+    governor_set_mode(&calm_governor, MODE_EXCLUSIVE);
     owner_state.heap_locks = calm_governor.heap_locks;
     for (unsigned i = 0; i < calm_governor.depot_count; i++) {
         for (uint32_t class = 1; class < calm_governor.heap.classes->count; ++class) {
@@ -1155,7 +1157,7 @@ static void disown(void) {
         }
     }
     CHECK_EQUAL(calm_governor.heap_locks, owner_state.heap_locks);
-    governor_set_shared(&calm_governor, SHARED_FOR_GOOD);
+    governor_set_mode(&calm_governor, SHARED_FOR_GOOD);
 }
 
 static void test_owner_takes_no_lock(void) {
@@ -1197,12 +1199,12 @@ static void test_owner_has_whole_magazines(void) {
     void *rest[1];
     size_t batch = calm_governor.heap.classes->of[class].batch;
     CHECK(batch > 1);
-    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, rest, 1, false), 1);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1, false), 1);
     governor_put_blocks(&calm_governor, class, rest, 1);
     for (int again = 0; again < 3; again++) {
-        CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, whole, batch, false), batch);
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, whole, batch, false), batch);
         governor_put_blocks(&calm_governor, class, whole, 1);
-        CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, class, rest, 1, false), 1);
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, rest, 1, false), 1);
         governor_put_blocks(&calm_governor, class, whole + 1, batch - 1);
         governor_put_blocks(&calm_governor, class, rest, 1);
     }
@@ -1260,7 +1262,7 @@ static void test_frees_between_slices_of_a_tick(void) {
         prepare_late();
         calm_free(obtain(256 * KIB));
         CHECK_EQUAL(owner_state.between, 0);
-        /* What nobody wanted for a window goes, or some of it. */
+        /* What nobody wanted for an epoch goes, or some of it. */
         while (owner_state.between == 0) {
             clock_advance(60 * CLOCK_MS);
             governor_tick(&calm_governor, false);
@@ -1309,7 +1311,7 @@ static void test_owner_keeps_misuse(void) {
     }
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 0);
     void *block;
-    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(), &block, 1, false), 1);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), &block, 1, false), 1);
     heap_put_blocks(&calm_governor.heap, &block, 1);
     heap_put_blocks(&calm_governor.heap, &block, 1);
     CHECK_EQUAL(governor_take_misuse(&calm_governor, notes), 1);
@@ -1359,7 +1361,7 @@ static size_t take_fresh(bool touches) {
     own();
     for (size_t i = 0; i < FRESH; i++) {
         bool zero;
-        char *block = governor_take_large_exclusive(&calm_governor, pages, 1, &zero, true);
+        char *block = governor_take_large(&calm_governor, pages, 1, &zero, true);
         CHECK(block != NULL && zero);
         bool is_ready = heap_large_span(&calm_governor.heap, block)->prefaulted;
         CHECK_EQUAL(resident_pages(block, FRESH_BYTES), is_ready ? pages : 0);
@@ -1384,13 +1386,13 @@ static void test_owner_makes_nothing_ready_in_vain(void) {
 }
 
 /* What an owner keeps ready counts, stays while time passes, and goes with a trim. */
-static void test_owner_sheds_its_stock(void) {
+static void test_exclusive_thread_flushes_prefilled(void) {
     own();
-    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks,
-                                               READY / 2, false),
-                READY / 2);
-    CHECK_EQUAL(governor_take_blocks_exclusive(&calm_governor, ready_class(),
-                                               owner_state.ready_blocks + READY / 2, READY / 2, false),
+    CHECK_EQUAL(
+        governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, READY / 2, false),
+        READY / 2);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks + READY / 2,
+                                     READY / 2, false),
                 READY / 2);
     owner_state.ready = READY;
     void *kept = obtain(64 * MIB); /* beside which it is little */
@@ -1415,21 +1417,19 @@ static void test_owner_sheds_its_stock(void) {
 /* An owner that has nothing to tidy is told so; not while it keeps anything ready. */
 static void test_owner_is_idle(void) {
     own();
-    CHECK_EQUAL(
-        governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
     owner_state.ready = 1;
     calm_trim(SIZE_MAX);
     CHECK_EQUAL(owner_state.ready, 0);
-    CHECK_EQUAL(
-        governor_take_blocks_exclusive(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
+    CHECK_EQUAL(governor_take_blocks(&calm_governor, ready_class(), owner_state.ready_blocks, 1, false), 1);
     owner_state.ready = 1;
-    for (int window = 0; window < 3; window++) {
+    for (int epoch = 0; epoch < 3; epoch++) {
         clock_advance(120 * CLOCK_MS);
         CHECK(!governor_tick(&calm_governor, false));
     }
     flush(&owner_state);
     bool idle = false;
-    for (int window = 0; window < 20 && !idle; window++) {
+    for (int epoch = 0; epoch < 20 && !idle; epoch++) {
         clock_advance(120 * CLOCK_MS);
         idle = governor_tick(&calm_governor, false);
     }
@@ -1452,12 +1452,12 @@ static void check_counters(void) {
     }
 #include "api/counters.def"
     CHECK_EQUAL(skipped, 5);
-#define SAME(name) CHECK_EQUAL(counter_now(table, #name), (unsigned)calm_options.name)
+#define SAME(name) CHECK_EQUAL(counter_now(table, #name), (unsigned)calm_governor.settings.name)
     SAME(slack);
     SAME(purge_time);
     SAME(background);
 #undef SAME
-    CHECK_EQUAL(counter_now(table, "policy"), (unsigned)calm_options.test_policy);
+    CHECK_EQUAL(counter_now(table, "policy"), (unsigned)calm_governor.settings.policy);
 }
 
 /* What this machine need not show: it may have one depot, and rows read in vain give the same sum. */
@@ -1520,11 +1520,11 @@ static void test_counters(void) {
     check_counters();
     if (child == 0) {
         /* Only to tell them apart: nobody looks at them before they are what they were. */
-        atomic_store(&calm_options.test_policy, 1);
-        atomic_store(&calm_options.background, 2);
+        atomic_store(&calm_governor.settings.policy, 1);
+        atomic_store(&calm_governor.settings.background, 2);
         check_counters();
-        atomic_store(&calm_options.test_policy, 0);
-        atomic_store(&calm_options.background, 0);
+        atomic_store(&calm_governor.settings.policy, 0);
+        atomic_store(&calm_governor.settings.background, 0);
         CHECK(counter_now(table, "retained_limit") < limit);
         obtain(5 * MIB);
         check_counters();
@@ -1543,7 +1543,7 @@ static void *miss(void *unused) {
     uint32_t class = size_class_of(calm_governor.heap.classes, 64);
     void *block;
     for (size_t i = 0; i < MISSES_EACH / 2; i++) {
-        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, &block, 1), 1);
+        CHECK_EQUAL(governor_take_blocks(&calm_governor, class, &block, 1, false), 1);
         governor_put_blocks(&calm_governor, class, &block, 1);
     }
     return unused;
@@ -1581,12 +1581,12 @@ int main(void) {
     in_child(test_waves_of_two_kinds);
     in_child(test_room);
     in_child(test_overdue);
-    in_child(test_window_of_the_future);
+    in_child(test_epoch_of_the_future);
     in_child(test_refused_helper);
     in_child(test_lone_thread_beside_helper);
     in_child(test_helper_opens_no_files);
     in_child(test_room_read_at_start);
-    in_child(test_fork_gives_back_once_a_window);
+    in_child(test_fork_gives_back_once_an_epoch);
     in_child(test_child_keeps_little);
     in_child(test_fork_gives_back);
     set("background", "off"); /* the rest would be done by a helper, too, in its own time */
@@ -1619,7 +1619,7 @@ int main(void) {
     in_child(test_owner_keeps_misuse);
     in_child(test_owner_makes_large_blocks_ready);
     in_child(test_owner_makes_nothing_ready_in_vain);
-    in_child(test_owner_sheds_its_stock);
+    in_child(test_exclusive_thread_flushes_prefilled);
     in_child(test_owner_is_idle);
     in_child(test_misses_of_many_threads);
     in_child(test_counters);

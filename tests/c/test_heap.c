@@ -31,6 +31,7 @@ static struct heap heap;
 static struct slot slots[SLOTS];
 static struct purge_batch batch;
 static bool batch_out;
+static size_t claimed_pages; /* by it */
 static size_t page_size;
 static uint64_t random_state;
 static size_t steps = 20000;
@@ -169,6 +170,7 @@ static void check_heap(void) {
         check_no_overlap();
     }
     struct heap_walk walk = heap_walk(&heap, batch_out ? &batch : NULL, 0);
+    CHECK_EQUAL(heap.claimed_pages, batch_out ? claimed_pages : 0);
     size_t large = 0;
     size_t small = 0;
     for (size_t i = 0; i < SLOTS; i++) {
@@ -312,6 +314,7 @@ static void purge(void) {
     if (!batch_out) {
         size_t before = heap_dirty_pages(&heap);
         size_t in_slabs = heap.slab_dirty_pages;
+        size_t used = heap_used_pages(&heap);
         size_t pages = below(2) == 0 ? SIZE_MAX : below(before + 2);
         enum purge_depth depth = (enum purge_depth)below(3);
         size_t taken = heap_take_dirty(&heap, &batch, pages, depth);
@@ -322,7 +325,9 @@ static void purge(void) {
         CHECK(depth >= PURGE_SLABS || heap.slab_dirty_pages == in_slabs);
         CHECK(taken < pages + HUGE_PAGES + classes.of[classes.count - 1].slab_pages || pages == SIZE_MAX);
         CHECK(depth < PURGE_SPLIT || taken >= pages || heap_dirty_pages(&heap) == 0 ||
-              taken * page_size >= PURGE_BYTES || batch.count == PURGE_RANGES);
+              taken * page_size >= PURGE_BYTES || batch.count == PURGE_MAX_RANGES);
+        CHECK_EQUAL(heap_used_pages(&heap), used);
+        claimed_pages = heap.claimed_pages;
         batch_out = true;
         return;
     }
@@ -923,7 +928,7 @@ static size_t resident_pages(const void *start, size_t pages) {
 }
 
 /* None of them was before; what it does is only what a first touch does. */
-static void note_prefault(void *base, size_t bytes) {
+static bool note_prefault(void *base, size_t bytes) {
     size_t pages = bytes / page_size;
     CHECK(pages > 0 && bytes % page_size == 0 && (uintptr_t)base % page_size == 0);
     CHECK_EQUAL(resident_pages(base, pages), 0);
@@ -932,6 +937,7 @@ static void note_prefault(void *base, size_t bytes) {
     }
     pages_prefaulted += pages;
     calls_prefaulted++;
+    return true;
 }
 
 static size_t pages_of(const void *block, size_t bytes, char **first) {

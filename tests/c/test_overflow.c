@@ -2,6 +2,8 @@
  * not overrun. */
 #include "offload/overflow.h"
 
+#include "os/vm.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -23,7 +25,7 @@ static void *block(size_t number) {
 /* Last in, first out; a push that does not fit changes nothing. */
 static void test_alone(void) {
     void *blocks[BATCH];
-    CHECK(overflow_init(&overflow, MOST));
+    CHECK(address_range_reserve(&overflow.region, MOST * sizeof(void *)));
     CHECK(overflow_is_empty(&overflow));
     CHECK_EQUAL(overflow_pop(&overflow, blocks, BATCH), 0);
     for (size_t i = 0; i < MOST; i++) {

@@ -14,9 +14,9 @@ static uint32_t least(uint32_t a, uint32_t b) {
 
 static void test_nothing_is_expected(void) {
     struct predictor predictor = {0};
-    CHECK(predictor_is_quiet(&predictor));
+    CHECK(predictor.target == 0);
     CHECK_EQUAL(predictor_end_epoch(&predictor, 0), 0);
-    CHECK(predictor_is_quiet(&predictor));
+    CHECK(predictor.target == 0);
 }
 
 static void test_doubles_with_each_miss(void) {
@@ -26,7 +26,7 @@ static void test_doubles_with_each_miss(void) {
         for (int miss = 0; miss < 6; miss++) {
             predictor_missed(&predictor, most);
             CHECK_EQUAL(predictor.target, least(expected, most));
-            CHECK(!predictor_is_quiet(&predictor));
+            CHECK(predictor.target > 0);
             expected *= 2;
         }
     }
@@ -43,10 +43,10 @@ static void test_does_not_overflow(void) {
         predictor_took(&predictor, 3);
     }
     CHECK_EQUAL(predictor.wanted, UINT16_MAX);
-    CHECK(!predictor_is_quiet(&predictor));
+    CHECK(predictor.target > 0);
 }
 
-/* Within a window the least that lay ready counts; a miss says that it was none. */
+/* Within an epoch the smallest number of ready magazines counts; a miss sets it to zero. */
 static void test_falls_by_what_lay_ready_throughout(void) {
     struct predictor predictor = {.target = 8, .lowest = 8};
     predictor_took(&predictor, 7);
@@ -54,7 +54,7 @@ static void test_falls_by_what_lay_ready_throughout(void) {
     predictor_took(&predictor, 6);
     CHECK_EQUAL(predictor_end_epoch(&predictor, 8), 5);
     CHECK_EQUAL(predictor.target, 3);
-    /* The next window begins with what is left. */
+    /* The next epoch begins with what is left. */
     CHECK_EQUAL(predictor.lowest, 3);
     predictor_took(&predictor, 2);
     predictor_missed(&predictor, MOST);
@@ -72,19 +72,19 @@ static void test_one_stays_while_any_is_wanted(void) {
     predictor_took(&predictor, 1);
     CHECK_EQUAL(predictor_end_epoch(&predictor, 0), 0);
     CHECK_EQUAL(predictor.target, 1);
-    CHECK(!predictor_is_quiet(&predictor));
+    CHECK(predictor.target > 0);
 }
 
-static void test_quiet_after_a_window_without_demand(void) {
+static void test_quiet_after_an_epoch_without_demand(void) {
     for (uint32_t ready = 0; ready <= MOST; ready++) {
         struct predictor predictor = {0};
         for (int miss = 0; miss < 4; miss++) {
             predictor_missed(&predictor, MOST);
         }
         predictor_end_epoch(&predictor, ready);
-        CHECK(!predictor_is_quiet(&predictor));
+        CHECK(predictor.target > 0);
         CHECK_EQUAL(predictor_end_epoch(&predictor, ready), ready);
-        CHECK(predictor_is_quiet(&predictor));
+        CHECK(predictor.target == 0);
         CHECK_EQUAL(predictor.lowest, 0);
         /* As new. */
         predictor_missed(&predictor, MOST);
@@ -104,7 +104,7 @@ static void test_every_state(void) {
                     CHECK(surplus <= ready);
                     CHECK(wanted == 0 || surplus <= lowest ||
                           (predictor.target == 1 && ready - surplus == 1));
-                    CHECK_EQUAL(predictor_is_quiet(&predictor), wanted == 0);
+                    CHECK_EQUAL(predictor.target == 0, wanted == 0);
                     CHECK(predictor.target <= (target > 1 ? target : 1));
                     CHECK_EQUAL(predictor.lowest, ready - surplus);
                     CHECK_EQUAL(predictor.wanted, 0);
@@ -119,7 +119,7 @@ static void test_converges(void) {
     for (uint32_t each = 1; each <= MOST; each++) {
         struct predictor predictor = {0};
         uint32_t missed = 0;
-        for (int window = 0; window < 10; window++) {
+        for (int epoch = 0; epoch < 10; epoch++) {
             missed = 0;
             for (int round = 0; round < 4; round++) {
                 uint32_t ready = predictor.target; /* fed */
@@ -145,7 +145,7 @@ int main(void) {
     test_does_not_overflow();
     test_falls_by_what_lay_ready_throughout();
     test_one_stays_while_any_is_wanted();
-    test_quiet_after_a_window_without_demand();
+    test_quiet_after_an_epoch_without_demand();
     test_every_state();
     test_converges();
     return 0;

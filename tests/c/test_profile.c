@@ -504,12 +504,12 @@ static void test_estimate(void) {
     char text[16];
     CHECK(calm_get("profile", text, sizeof text) == 5 && strcmp(text, "32768") == 0);
     const int count = 1000000;
-    const int kept_most = 1000;
+    const int max_kept = 1000;
     static void *kept[1000];
     double bytes = 0;
     for (int i = 0; i < count; i++) {
         size_t size = 1 + next_random() % 1000;
-        void **slot = &kept[next_random() % (unsigned)kept_most];
+        void **slot = &kept[next_random() % (unsigned)max_kept];
         calm_free(*slot);
         *slot = calm_malloc(size);
         CHECK(*slot != NULL && calm_malloc_usable_size(*slot) >= size);
@@ -519,8 +519,8 @@ static void test_estimate(void) {
     write_and_parse();
     CHECK(fabs((double)profile.values[0] / count - 1) < 0.1);
     CHECK(fabs((double)profile.values[1] / bytes - 1) < 0.05);
-    CHECK(profile.values[2] < (uint64_t)kept_most * 5);
-    for (int i = 0; i < kept_most; i++) {
+    CHECK(profile.values[2] < (uint64_t)max_kept * 5);
+    for (int i = 0; i < max_kept; i++) {
         calm_free(kept[i]);
         kept[i] = NULL;
     }

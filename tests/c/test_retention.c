@@ -64,7 +64,7 @@ static void test_held(void) {
     CHECK_EQUAL(limit_of(in), threshold_of(in) + 50 * MIB);
     in.held_bytes = 160 * MIB;
     CHECK_EQUAL(limit_of(in), threshold_of(in) + 60 * MIB);
-    for (int window = 0; window < 1000; window++) {
+    for (int epoch = 0; epoch < 1000; epoch++) {
         free_now = limit_of(in);
         in.held_bytes = used + free_now;
     }

@@ -11,7 +11,7 @@
 #include "check.h"
 #include "heap/size_class.h"
 
-#define PAYLOAD_MOST MAX_MAGAZINE_BLOCKS
+#define MAX_PAYLOAD MAX_MAGAZINE_BLOCKS
 
 static struct ring ring;
 static uint32_t records = 200000;
@@ -44,26 +44,23 @@ static uint64_t word_of(uint32_t number, size_t place) {
 }
 
 static bool push(uint32_t number, size_t count, bool sequenced) {
-    uint64_t payload[PAYLOAD_MOST];
+    uint64_t payload[MAX_PAYLOAD];
     for (size_t i = 0; i < count; i++) {
         payload[i] = word_of(number, i);
     }
-    return ring_push(&ring, header_of(number, count), count == 0 ? NULL : payload, count, sequenced);
+    return ring_push(&ring, header_of(number, count), count == 0 ? NULL : payload, sequenced);
 }
 
 /* Takes the next record, as the server does. Returns its length. */
 static size_t pull(uint32_t number) {
-    uint64_t header;
-    uint64_t payload[PAYLOAD_MOST];
-    ring_peek(&ring, 0, &header, 1);
+    uint64_t payload[MAX_PAYLOAD];
+    uint64_t header = ring_pop(&ring, payload);
     CHECK_EQUAL((uint32_t)header, number);
     size_t count = header >> 32;
-    CHECK(count <= PAYLOAD_MOST);
-    ring_peek(&ring, 1, payload, count);
+    CHECK(count <= MAX_PAYLOAD);
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(payload[i], word_of(number, i));
     }
-    ring_take(&ring, 1 + count);
     return count;
 }
 
@@ -85,7 +82,7 @@ static void test_zero_is_empty(void) {
 
 /* Each length at each place around the end of the words, where the indices' own end is, too. */
 static void test_every_length_across_the_end(uint32_t end) {
-    for (size_t count = 0; count <= PAYLOAD_MOST; count++) {
+    for (size_t count = 0; count <= MAX_PAYLOAD; count++) {
         for (uint32_t before = 0; before <= count + 1; before++) {
             start_at(end - before);
             CHECK(push(7, count, before % 2 == 0));
@@ -98,7 +95,7 @@ static void test_every_length_across_the_end(uint32_t end) {
 
 /* What does not fit leaves no trace; the last word does. */
 static void test_whole_or_not_at_all(void) {
-    for (size_t count = 0; count <= PAYLOAD_MOST; count++) {
+    for (size_t count = 0; count <= MAX_PAYLOAD; count++) {
         start_at(UINT32_MAX - (uint32_t)(count * 37));
         uint32_t pushed = 0;
         size_t left = RING_WORDS;
@@ -115,7 +112,7 @@ static void test_whole_or_not_at_all(void) {
         CHECK(!push(pushed, 0, false));
         /* Room for what was taken, and no more. */
         size_t room = pull(0) + 1;
-        CHECK(room > PAYLOAD_MOST || !push(pushed, room, false));
+        CHECK(room > MAX_PAYLOAD || !push(pushed, room, false));
         CHECK(push(pushed++, room - 1, false));
         for (uint32_t number = 1; number < pushed; number++) {
             CHECK(ring_filled(&ring, false) > 0);
@@ -125,24 +122,15 @@ static void test_whole_or_not_at_all(void) {
     }
 }
 
-/* Of what is there a part may be looked at twice, and in any order. */
-static void test_peek_takes_nothing(void) {
+/* A record is taken alone, and whole. */
+static void test_one_at_a_time(void) {
     start_at(UINT32_MAX - 2);
     CHECK(push(1, 5, false));
     CHECK(push(2, 6, false));
-    uint64_t words[13];
-    ring_peek(&ring, 0, words, 13);
-    CHECK_EQUAL(words[0], header_of(1, 5));
-    CHECK_EQUAL(words[5], word_of(1, 4));
-    CHECK_EQUAL(words[6], header_of(2, 6));
-    CHECK_EQUAL(words[12], word_of(2, 5));
-    uint64_t word;
-    ring_peek(&ring, 3, &word, 1);
-    CHECK_EQUAL(word, word_of(1, 2));
     CHECK_EQUAL(ring_filled(&ring, false), 13);
-    pull(1);
+    CHECK_EQUAL(pull(1), 5);
     CHECK_EQUAL(ring_filled(&ring, false), 7);
-    pull(2);
+    CHECK_EQUAL(pull(2), 6);
     expect_empty();
 }
 
@@ -162,7 +150,7 @@ static void *produce(void *argument) {
     struct sums *sums = argument;
     uint64_t random = seed * 4711;
     for (uint32_t number = 0; number < records; number++) {
-        size_t count = next_random(&random) % (PAYLOAD_MOST + 1);
+        size_t count = next_random(&random) % (MAX_PAYLOAD + 1);
         count = number / 1000 % 2 == 0 ? count : count % 4;
         while (!push(number, count, number % 3 == 0)) {
             sched_yield();
@@ -216,7 +204,7 @@ int main(void) {
     test_every_length_across_the_end(RING_WORDS);
     test_every_length_across_the_end(0);
     test_whole_or_not_at_all();
-    test_peek_takes_nothing();
+    test_one_at_a_time();
     test_two_threads();
     return 0;
 }

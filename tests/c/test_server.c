@@ -32,9 +32,9 @@
 #define THREADS     6
 #define HELD        6
 #define AGAIN       100
-#define PATIENCE_NS 600000000000ULL
+#define TIMEOUT_NS  600000000000ULL
 /* Of clients that are to lose the server. */
-#define SHORT_PATIENCE_NS 10000000ULL
+#define SHORT_TIMEOUT_NS 10000000ULL
 
 static struct size_classes classes;
 static struct server server;
@@ -126,7 +126,7 @@ static struct {
     uint64_t operations;
     bool shared; /* plain, as what a heap's owner is: ThreadSanitizer sees whether it is handed over */
     struct lock lock;
-    unsigned lendings[SHARING_FOR_GOOD + 1];
+    unsigned lendings[SHARED_FOR_GOOD + 1];
     unsigned takings;
     uint64_t works;
     bool serving; /* between two pieces */
@@ -142,7 +142,7 @@ static _Atomic(bool) tidy; /* what a tick says */
 static _Atomic(unsigned) ticks;
 static void (*on_tick)(void);
 static bool serves_between;
-static bool watches_stock;
+static bool watches_prefilled;
 static _Atomic(bool) refuses_threads;
 static _Atomic(bool) crowded;          /* what the server is told, of others on its CPU */
 static _Atomic(unsigned) told_crowded; /* so often */
@@ -195,7 +195,7 @@ static size_t stock_charge(struct endpoint *endpoint) {
     size_t charge = 0;
     for (uint32_t class = 1; class < classes.count; ++class) {
         uint32_t level = atomic_load(&endpoint->put[class]) - atomic_load(&endpoint->taken[class]);
-        SERVER_CHECK(level <= MAX_PREFILLED_MAGAZINES && level <= server.layout.max_magazines[class]);
+        SERVER_CHECK(level <= MAX_PREFILLED_MAGAZINES && level <= server.layout.queues[class].max_ready);
         charge += (level > 0 ? level - 1 : 0) * class_charge(class);
     }
     for (uint32_t queue = SIZE_CLASSES; queue < QUEUES; queue++) {
@@ -206,9 +206,9 @@ static size_t stock_charge(struct endpoint *endpoint) {
     return charge;
 }
 
-static void check_stock(void) {
-    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
-        SERVER_CHECK(stock_charge(server_endpoint(&server, server.open[i])) <= MAX_PREFILL_BYTES);
+static void check_prefilled(void) {
+    for (struct endpoint *endpoint = server_endpoints(&server); endpoint != NULL; endpoint = endpoint->next) {
+        SERVER_CHECK(stock_charge(endpoint) <= MAX_PREFILL_BYTES);
     }
 }
 
@@ -223,8 +223,8 @@ static void enter(void) {
     } else {
         SERVER_CHECK(this_thread() == atomic_load_explicit(&owner_thread, memory_order_relaxed));
         SERVER_CHECK(!has_sharers());
-        if (watches_stock) {
-            check_stock();
+        if (watches_prefilled) {
+            check_prefilled();
         }
     }
     heap.operations++;
@@ -264,9 +264,8 @@ static void push(struct block *block) {
     heap.out--;
 }
 
-static size_t take(void *context, uint32_t class, void **blocks, size_t count, unsigned flags) {
-    SERVER_CHECK((flags & ~(unsigned)TAKE_AT_ONCE) == 0);
-    SERVER_CHECK(context == &heap && class > 0 && class < classes.count && count <= MAX_MAGAZINE_BLOCKS);
+static size_t take(uint32_t class, void **blocks, size_t count) {
+    SERVER_CHECK(class > 0 && class < classes.count && count <= MAX_MAGAZINE_BLOCKS);
     enter();
     size_t taken = 0;
     while (taken < count && heap.free[class] != NULL) {
@@ -277,8 +276,8 @@ static size_t take(void *context, uint32_t class, void **blocks, size_t count, u
     return taken;
 }
 
-static void put(void *context, uint32_t class, void *const *blocks, size_t count) {
-    SERVER_CHECK(context == &heap && count > 0 && count <= MAX_MAGAZINE_BLOCKS);
+static void put(uint32_t class, void *const *blocks, size_t count) {
+    SERVER_CHECK(count > 0 && count <= MAX_MAGAZINE_BLOCKS);
     enter();
     for (size_t i = 0; i < count; i++) {
         struct block *block = blocks[i];
@@ -288,8 +287,8 @@ static void put(void *context, uint32_t class, void *const *blocks, size_t count
     leave();
 }
 
-static void *take_large(void *context, size_t pages, size_t align_pages, unsigned flags, bool *zero) {
-    SERVER_CHECK(context == &heap && align_pages > 0 && flags <= (TAKE_ZEROED | TAKE_AT_ONCE));
+static void *take_large(size_t pages, size_t align_pages, bool *zero) {
+    SERVER_CHECK(align_pages > 0);
     enter();
     struct block *block = pop(0);
     if (block != NULL) {
@@ -301,11 +300,33 @@ static void *take_large(void *context, size_t pages, size_t align_pages, unsigne
     return block;
 }
 
-static void put_large(void *context, void *block) {
-    SERVER_CHECK(context == &heap && ((struct block *)block)->class == 0);
+static void put_large(void *block) {
+    SERVER_CHECK(((struct block *)block)->class == 0);
     enter();
     push(block);
     leave();
+}
+
+static void take_for(void *context, struct request *request, bool at_once) {
+    (void)at_once;
+    SERVER_CHECK(context == &heap && request->kind == REQUEST_TAKE);
+    if (request->class != 0) {
+        request->count = take(request->class, request->blocks, request->count);
+    } else {
+        SERVER_CHECK(request->count == 1);
+        request->blocks[0] = take_large(request->pages, request->align_pages, &request->zero);
+        request->count = request->blocks[0] != NULL;
+    }
+}
+
+static void put_for(void *context, uint32_t class, void *const *blocks, size_t count) {
+    SERVER_CHECK(context == &heap);
+    if (class != 0) {
+        put(class, blocks, count);
+    } else {
+        SERVER_CHECK(count == 1);
+        put_large(blocks[0]);
+    }
 }
 
 static uint32_t class_of(void *context, const void *block) {
@@ -328,23 +349,22 @@ static bool tick(void *context) {
 static void check_nothing_sent(void) {
     size_t bytes;
     SERVER_CHECK(prefill_blocks(&server, &bytes) == 0 && bytes == 0);
-    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
-        const struct ring *ring = &server_endpoint(&server, server.open[i])->ring;
+    for (struct endpoint *endpoint = server_endpoints(&server); endpoint != NULL; endpoint = endpoint->next) {
+        const struct ring *ring = &endpoint->ring;
         SERVER_CHECK(atomic_load(&ring->head) == atomic_load(&ring->tail));
     }
 }
 
 /* Nor is anything expected, which would be made ready again once the heap is taken back. */
 static void check_nothing_expected(void) {
-    for (unsigned i = 0; i < atomic_load(&server.opened); i++) {
-        const struct endpoint *endpoint = server_endpoint(&server, server.open[i]);
+    for (struct endpoint *endpoint = server_endpoints(&server); endpoint != NULL; endpoint = endpoint->next) {
         for (uint32_t queue = 1; queue < QUEUES; queue++) {
             SERVER_CHECK(endpoint->predictors[queue].target == 0);
         }
     }
 }
 
-static void lend(void *context, enum sharing lending) {
+static void lend(void *context, enum governor_mode lending) {
     SERVER_CHECK(context == &heap && !has_sharers());
     SERVER_CHECK(heap.shared || this_thread() == atomic_load(&owner_thread));
     check_nothing_sent();
@@ -392,21 +412,18 @@ static void set_up(unsigned endpoints) {
     heap.random = seed * 88172645463325252U;
     server.hooks = (struct server_hooks){
         .context = &heap,
-        .classes = &classes,
-        .take = take,
-        .put = put,
-        .take_large = take_large,
-        .put_large = put_large,
+        .take = take_for,
+        .put = put_for,
         .class_of = class_of,
         .tick = tick,
         .switch_to_shared = lend,
         .switch_to_exclusive = take_back,
-        .page_size = vm_page_size(),
     };
+    server.layout.classes = &classes;
     server.hooks.choose_cpu = settle;
     server.hooks.report_unresponsive = lost;
     server.always_exclusive = true; /* where nothing else is said: whatever else the machine does */
-    server.timeout_ns = SHORT_PATIENCE_NS;
+    server.timeout_ns = SHORT_TIMEOUT_NS;
     server.contention.cpus = 2;
     /* Whoever begins is alone with the heap until it is shared. */
     atomic_store(&owner_thread, this_thread());
@@ -419,7 +436,7 @@ static bool is_running(void) {
 
 /* The server has the heap. */
 static void launch(void) {
-    server_begin(&server);
+    heap_mode_begin(&server);
     server_start(&server);
     WAIT_UNTIL(is_running());
 }
@@ -475,6 +492,59 @@ static void hold_all(const struct client *client, const struct taken_magazine *m
     }
 }
 
+/* ---- what clients ask for ---- */
+
+static enum answer ask_take(unsigned number, uint32_t class, void **blocks, size_t count, size_t *got) {
+    struct request request = request_for(REQUEST_TAKE, NULL, class, blocks, count);
+    enum answer answer = client_ask(&server, number, &request);
+    *got = answer == ANSWER_DONE ? request.count : 0;
+    return answer;
+}
+
+static bool ask_put(unsigned number, uint32_t class, void **blocks, size_t count) {
+    struct request request = request_for(REQUEST_PUT, NULL, class, blocks, count);
+    enum answer answer = client_ask(&server, number, &request);
+    CHECK(answer != ANSWER_UNRESPONSIVE);
+    return answer == ANSWER_DONE;
+}
+
+static enum answer ask_take_large(unsigned number, size_t pages, size_t align_pages, void **block,
+                                  bool *zero) {
+    struct request request = {
+        .kind = REQUEST_TAKE, .blocks = block, .count = 1, .pages = pages, .align_pages = align_pages};
+    *block = NULL;
+    enum answer answer = client_ask(&server, number, &request);
+    CHECK(answer != ANSWER_DONE || request.count == (*block != NULL));
+    *zero = request.zero;
+    return answer;
+}
+
+static bool ask_put_large(unsigned number, void *block, size_t bytes) {
+    struct request request = {.kind = REQUEST_PUT, .blocks = &block, .count = 1, .bytes = bytes};
+    enum answer answer = client_ask(&server, number, &request);
+    CHECK(answer != ANSWER_UNRESPONSIVE);
+    return answer == ANSWER_DONE;
+}
+
+static enum answer ask_run(unsigned number, enum request_kind kind, void (*work)(void *subject),
+                           void *subject) {
+    struct request request = {.kind = kind, .work = work, .subject = subject};
+    return client_ask(&server, number, &request);
+}
+
+static enum answer ask_take_sync(uint32_t class, void **block) {
+    struct request request = request_for(REQUEST_TAKE, NULL, class, block, 1);
+    *block = NULL;
+    enum answer answer = client_ask_sync(&server, &request);
+    CHECK(answer != ANSWER_DONE || request.count == (*block != NULL));
+    return answer;
+}
+
+static enum answer ask_put_sync(uint32_t class, void *block) {
+    struct request request = request_for(REQUEST_PUT, NULL, class, &block, 1);
+    return client_ask_sync(&server, &request);
+}
+
 /* As the allocator's door does: with the server, or at the heap while it is shared. False if that is over. */
 static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *subject) {
     struct endpoint *shared = client_enter_shared(&server, number);
@@ -492,12 +562,12 @@ static bool at_lent_heap(unsigned number, void (*work)(void *subject), void *sub
 
 static void take_lent(void *subject) {
     struct taken_magazine *magazine = subject;
-    magazine->count = take(&heap, magazine->class, magazine->blocks, classes.of[magazine->class].batch, 0);
+    magazine->count = take(magazine->class, magazine->blocks, classes.of[magazine->class].batch);
 }
 
 static void put_lent(void *subject) {
     const struct taken_magazine *magazine = subject;
-    put(&heap, magazine->class, magazine->blocks, magazine->count);
+    put(magazine->class, magazine->blocks, magazine->count);
 }
 
 static enum answer take_magazine(struct client *client, unsigned number, uint32_t class,
@@ -506,7 +576,7 @@ static enum answer take_magazine(struct client *client, unsigned number, uint32_
     magazine->class = class;
     enum answer answer;
     do {
-        answer = client_take(&server, number, class, magazine->blocks, batch, &magazine->count);
+        answer = ask_take(number, class, magazine->blocks, batch, &magazine->count);
         CHECK(magazine->count <= batch);
         CHECK(answer == ANSWER_DONE || magazine->count == 0);
     } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_lent, magazine));
@@ -518,7 +588,7 @@ static void put_magazine(struct client *client, unsigned number, struct taken_ma
     for (size_t i = 0; i < magazine->count; i++) {
         give(client, magazine->blocks[i]);
     }
-    while (!client_put(&server, number, magazine->class, magazine->blocks, magazine->count) &&
+    while (!ask_put(number, magazine->class, magazine->blocks, magazine->count) &&
            !at_lent_heap(number, put_lent, magazine)) {
     }
     for (size_t i = 0; i < magazine->count; i++) {
@@ -536,11 +606,11 @@ struct large {
 
 static void take_large_lent(void *subject) {
     struct large *large = subject;
-    large->block = take_large(&heap, large->pages, large->align, 0, &large->zero);
+    large->block = take_large(large->pages, large->align, &large->zero);
 }
 
 static void put_large_lent(void *block) {
-    put_large(&heap, block);
+    put_large(block);
 }
 
 static enum answer take_one_large(struct client *client, unsigned number, size_t pages, size_t align,
@@ -548,7 +618,7 @@ static enum answer take_one_large(struct client *client, unsigned number, size_t
     struct large large = {NULL, pages, align, false};
     enum answer answer;
     do {
-        answer = client_take_large(&server, number, pages, align, 0, &large.block, &large.zero);
+        answer = ask_take_large(number, pages, align, &large.block, &large.zero);
         CHECK(answer == ANSWER_DONE || large.block == NULL);
     } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_large_lent, &large));
     *block = large.block;
@@ -563,18 +633,17 @@ static enum answer take_one_large(struct client *client, unsigned number, size_t
 static void put_one_large(struct client *client, unsigned number, void **large) {
     give(client, *large);
     size_t bytes = ((struct block *)*large)->pages * vm_page_size();
-    while (!client_put_large(&server, number, *large, bytes) &&
-           !at_lent_heap(number, put_large_lent, *large)) {
+    while (!ask_put_large(number, *large, bytes) && !at_lent_heap(number, put_large_lent, *large)) {
     }
     given(client, *large);
     *large = NULL;
 }
 
-static enum answer run_at_heap(unsigned number, enum call_kind kind, void (*work)(void *subject),
+static enum answer run_at_heap(unsigned number, enum request_kind kind, void (*work)(void *subject),
                                void *subject) {
     enum answer answer;
     do {
-        answer = client_run(&server, number, kind, work, subject);
+        answer = ask_run(number, kind, work, subject);
     } while (answer == ANSWER_SHARED && !at_lent_heap(number, work, subject));
     return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
@@ -586,20 +655,20 @@ struct one {
 
 static void take_one_lent(void *subject) {
     struct one *one = subject;
-    if (take(&heap, one->class, &one->block, 1, 0) == 0) {
+    if (take(one->class, &one->block, 1) == 0) {
         one->block = NULL;
     }
 }
 
 static void put_one_lent(void *subject) {
     struct one *one = subject;
-    put(&heap, one->class, &one->block, 1);
+    put(one->class, &one->block, 1);
 }
 
 static enum answer take_sync(unsigned number, struct one *one) {
     enum answer answer;
     do {
-        answer = client_take_sync(&server, one->class, &one->block);
+        answer = ask_take_sync(one->class, &one->block);
     } while (answer == ANSWER_SHARED && !at_lent_heap(number, take_one_lent, one));
     return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
@@ -607,7 +676,7 @@ static enum answer take_sync(unsigned number, struct one *one) {
 static enum answer put_sync(unsigned number, struct one *one) {
     enum answer answer;
     do {
-        answer = client_put_sync(&server, one->class, one->block);
+        answer = ask_put_sync(one->class, one->block);
     } while (answer == ANSWER_SHARED && !at_lent_heap(number, put_one_lent, one));
     return answer == ANSWER_SHARED ? ANSWER_DONE : answer;
 }
@@ -649,7 +718,7 @@ static void step(struct client *client) {
         break;
     case 1: {
         struct work work = {0};
-        enum call_kind kind = next_random(&client->random) % 4 == 0 ? CALL_LONG : CALL_SHORT;
+        enum request_kind kind = next_random(&client->random) % 4 == 0 ? REQUEST_RUN_LONG : REQUEST_RUN;
         enum answer answer = run_at_heap(number, kind, do_work, &work);
         note(client, answer);
         CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
@@ -700,7 +769,7 @@ static void join_clients(void) {
 }
 
 /* As often as the machine keeps the server from its work. */
-static void have_run(enum call_kind kind, void (*work)(void *subject), void *subject) {
+static void have_run(enum request_kind kind, void (*work)(void *subject), void *subject) {
     enum answer answer;
     WAIT_UNTIL((answer = run_at_heap(0, kind, work, subject)) != ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(answer, ANSWER_DONE);
@@ -722,7 +791,7 @@ static void copy_out(void *subject) {
 /* Blocks that are not in the heap. */
 static size_t blocks_out(void) {
     size_t out;
-    have_run(CALL_SHORT, copy_out, &out);
+    have_run(REQUEST_RUN, copy_out, &out);
     return out;
 }
 
@@ -732,7 +801,7 @@ static void copy_counts(void *subject) {
 
 static struct server_counts counts_now(void) {
     struct server_counts counts;
-    have_run(CALL_SHORT, copy_counts, &counts);
+    have_run(REQUEST_RUN, copy_counts, &counts);
     return counts;
 }
 
@@ -751,7 +820,7 @@ static void stop_server(void) {
     WAIT_UNTIL(server_stop(&server, server_long_timeout_ns(&server)));
     CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_SHARED);
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
-    CHECK_EQUAL(heap.lendings[SHARING_FOR_GOOD], 1);
+    CHECK_EQUAL(heap.lendings[SHARED_FOR_GOOD], 1);
     CHECK(server_stop(&server, server_long_timeout_ns(&server)));
 }
 
@@ -777,19 +846,19 @@ static void check_lent(void) {
     void *large;
     bool zero;
     struct work work = {0};
-    CHECK_EQUAL(client_take(&server, 0, 1, magazine.blocks, 1, &magazine.count), ANSWER_SHARED);
-    CHECK_EQUAL(client_take_large(&server, 0, 1, 1, 0, &large, &zero), ANSWER_SHARED);
+    CHECK_EQUAL(ask_take(0, 1, magazine.blocks, 1, &magazine.count), ANSWER_SHARED);
+    CHECK_EQUAL(ask_take_large(0, 1, 1, &large, &zero), ANSWER_SHARED);
     CHECK(large == NULL);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_SHARED);
-    CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_SHARED);
+    CHECK_EQUAL(ask_run(0, REQUEST_RUN, do_work, &work), ANSWER_SHARED);
+    CHECK_EQUAL(ask_run(0, REQUEST_RUN_LONG, do_work, &work), ANSWER_SHARED);
     CHECK_EQUAL(work.ran, 0);
     void *block = NULL;
-    CHECK_EQUAL(client_take_sync(&server, 1, &block), ANSWER_SHARED);
+    CHECK_EQUAL(ask_take_sync(1, &block), ANSWER_SHARED);
     CHECK(block == NULL);
     CHECK(at_lent_heap(0, take_lent, &magazine));
     CHECK_EQUAL(magazine.count, classes.of[1].batch);
-    CHECK_EQUAL(client_put_sync(&server, 1, magazine.blocks[0]), ANSWER_SHARED);
-    CHECK(!client_put(&server, 0, 1, magazine.blocks, magazine.count));
+    CHECK_EQUAL(ask_put_sync(1, magazine.blocks[0]), ANSWER_SHARED);
+    CHECK(!ask_put(0, 1, magazine.blocks, magazine.count));
     CHECK(at_lent_heap(0, put_lent, &magazine));
 }
 
@@ -804,7 +873,7 @@ static void finish(void) {
 static void test_many_clients(void) {
     set_up(3);
     serves_between = true;
-    watches_stock = true;
+    watches_prefilled = true;
     launch();
     start_clients(run_client);
     join_clients();
@@ -859,14 +928,14 @@ static void test_short_of_memory(void) {
         if (atomic_load(&block->held) != NOBODYS) {
             void *one = block;
             give(&me, block);
-            client_put(&server, 0, class, &one, 1);
+            ask_put(0, class, &one, 1);
             given(&me, block);
         }
     }
     finish();
 }
 
-/* ---- the stock ---- */
+/* ---- prefill queues ---- */
 
 static void withdraw(void *subject) {
     (void)subject;
@@ -880,7 +949,7 @@ static void withdraw(void *subject) {
 /* More is wanted than may lie ready: of each class as much as there may be, and of all together, too. */
 static void test_stock_bounds(void) {
     set_up(1);
-    watches_stock = true;
+    watches_prefilled = true;
     launch();
     static struct taken_magazine taken[SIZE_CLASSES];
     for (int turn = 0; turn < 5; turn++) {
@@ -909,7 +978,7 @@ static void test_stock_bounds(void) {
     CHECK(prefill_blocks(&server, &bytes) <= most);
     CHECK(bytes <= most_bytes);
     CHECK(stocked_now() > 0);
-    have_run(CALL_LONG, withdraw, NULL);
+    have_run(REQUEST_RUN_LONG, withdraw, NULL);
     CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
     finish();
 }
@@ -919,7 +988,7 @@ static void test_stock_serves(void) {
     set_up_running(1);
     struct taken_magazine magazine;
     bool served = false;
-    for (double end = check_seconds() + PATIENCE_S; !served;) {
+    for (double end = check_seconds() + TIMEOUT_S; !served;) {
         uint64_t hits = client_counts(&server).hits;
         have_taken(5, &magazine);
         put_magazine(&me, 0, &magazine);
@@ -972,7 +1041,7 @@ static void test_spares(void) {
 
 /* ---- a server that sleeps, or is kept ---- */
 
-/* For good: naps are over by themselves. The clock is stopped. */
+/* For good: its sleeps end by themselves. The clock is stopped. */
 static void wait_until_asleep(void) {
     atomic_store(&tidy, true);
     PASS_TIME_UNTIL(clock_sleep_of(&server.wakeup) == ASLEEP_FOR_GOOD);
@@ -984,8 +1053,8 @@ static bool after_half_a_ms(bool is_so) {
     return is_so;
 }
 
-/* A server that sleeps for good leaves no stock behind: no later window would return it. Time moves in steps
- * shorter than most of its naps, so that as few windows as possible end before it sleeps. */
+/* A server that sleeps for good leaves no prefilled blocks behind: no later epoch would return it. Time moves
+ * in steps shorter than most of its sleeps, so that as few epochs as possible end before it sleeps. */
 static void test_sleep_leaves_nothing_ready(void) {
     clock_stop();
     set_up_running(1);
@@ -1019,7 +1088,7 @@ static void stand(void *subject) {
 
 static void *run_stand(void *unused) {
     (void)unused;
-    have_run(CALL_SHORT, stand, NULL);
+    have_run(REQUEST_RUN, stand, NULL);
     return NULL;
 }
 
@@ -1031,7 +1100,7 @@ static void keep_server(void) {
     CHECK(pthread_create(&keeper, NULL, run_stand, NULL) == 0);
     WAIT_UNTIL(atomic_load(&at_work.waiting) != 0);
     /* Who waited in vain before this. */
-    atomic_store(&server.is_unresponsive, false);
+    atomic_store(&server.unresponsive_from_ns, 0);
 }
 
 static void let_server_go(void) {
@@ -1053,7 +1122,7 @@ static void take_early(uint32_t class, struct taken_magazine *magazine) {
 
 /* A record that the server skips: nobody comes to claim the last slot here. */
 static uint64_t stale_call(size_t payload) {
-    return record_header(RECORD_CALL, CALLS - 1, payload);
+    return record_header(REQUEST_RUN, CALLS - 1, payload);
 }
 
 static void test_full_ring_overflows(void) {
@@ -1087,7 +1156,7 @@ static void test_full_ring_overflows(void) {
         full += !fits;
     }
     for (; filled >= 3; filled -= 3) { /* no room for large ones either */
-        ring_push(&server_endpoint(&server, 0)->ring, stale_call(2), (uint64_t[]){0, 0}, 2, false);
+        ring_push(&server_endpoint(&server, 0)->ring, stale_call(2), (uint64_t[]){0, 0}, false);
     }
     for (size_t i = 0; i < 4; i++) {
         size_t overflown = atomic_load(&server.overflow.count);
@@ -1130,7 +1199,7 @@ static pthread_t fill_overflow(uint64_t patience_ns) {
 }
 
 static void test_full_overflow_waits(void) {
-    pthread_t putter = fill_overflow(PATIENCE_NS);
+    pthread_t putter = fill_overflow(TIMEOUT_NS);
     let_server_go();
     CHECK(pthread_join(putter, NULL) == 0);
     WAIT_UNTIL(blocks_out() == 0);
@@ -1139,7 +1208,7 @@ static void test_full_overflow_waits(void) {
 
 /* A thread waits no longer than that, and what it freed is lost. */
 static void test_full_overflow_is_given_up(void) {
-    pthread_t putter = fill_overflow(SHORT_PATIENCE_NS);
+    pthread_t putter = fill_overflow(SHORT_TIMEOUT_NS);
     CHECK(pthread_join(putter, NULL) == 0);
     CHECK(atomic_load(&server.overflow.count) > 0);
     let_server_go();
@@ -1153,19 +1222,19 @@ static void test_no_slot_left(void) {
     struct taken_magazine magazine;
     void *large;
     struct work work = {0};
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store(&server.calls[i].state, CALL_CLAIMED);
     }
     uint64_t losses = atomic_load(&server.unresponsive);
     CHECK_EQUAL(take_magazine(&me, 0, 1, &magazine), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(take_one_large(&me, 0, 1, 1, &large), ANSWER_UNRESPONSIVE);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(ask_run(0, REQUEST_RUN, do_work, &work), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(work.ran, 1);
     CHECK_EQUAL(atomic_load(&server.unresponsive), losses);
-    CHECK(!atomic_load(&server.is_unresponsive));
+    CHECK(!atomic_load(&server.unresponsive_from_ns));
     atomic_store(&server.calls[CALLS / 2].state, CALL_FREE);
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     CHECK_EQUAL(work.ran, 2);
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store(&server.calls[i].state, CALL_FREE);
@@ -1183,7 +1252,7 @@ static void *free_one_slot(void *unused) {
 /* Who finds no slot waits for one, as long as for the server. */
 static void test_slot_is_waited_for(void) {
     set_up(1);
-    server.timeout_ns = PATIENCE_NS;
+    server.timeout_ns = TIMEOUT_NS;
     launch();
     for (size_t i = 0; i < CALLS; i++) {
         atomic_store(&server.calls[i].state, CALL_CLAIMED);
@@ -1209,14 +1278,14 @@ static void expect_lost(void) {
     struct work work = {0};
     CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_UNRESPONSIVE);
-    CHECK_EQUAL(client_run(&server, 0, CALL_SHORT, do_work, &work), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(ask_run(0, REQUEST_RUN, do_work, &work), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(work.ran, 0);
 }
 
 /* A call that the server begins, and does not end in time. */
 static void abandon_one(bool large) {
     do {
-        WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
+        WAIT_UNTIL(!atomic_load(&server.unresponsive_from_ns));
         struct taken_magazine magazine;
         void *block;
         uint64_t losses = atomic_load(&server.unresponsive);
@@ -1224,7 +1293,7 @@ static void abandon_one(bool large) {
                     ANSWER_UNRESPONSIVE);
         CHECK_EQUAL(atomic_load(&server.unresponsive), losses + 1);
         /* On a machine that kept it from its work it finds the call given up before it began. */
-        WAIT_UNTIL(atomic_load(&at_take.waiting) != 0 || !atomic_load(&server.is_unresponsive));
+        WAIT_UNTIL(atomic_load(&at_take.waiting) != 0 || !atomic_load(&server.unresponsive_from_ns));
     } while (atomic_load(&at_take.waiting) == 0);
 }
 
@@ -1235,10 +1304,10 @@ static void test_abandoned_in_the_midst(void) {
     struct work work = {0};
     struct taken_magazine magazine;
     for (int large = 0; large < 2; large++) {
-        have_run(CALL_SHORT, do_work, &work);
+        have_run(REQUEST_RUN, do_work, &work);
         gate_close(&at_take);
         abandon_one(large);
-        CHECK(atomic_load(&server.is_unresponsive));
+        CHECK(atomic_load(&server.unresponsive_from_ns));
         CHECK(heap.out > 0);
         /* From here on nobody waits. */
         uint64_t losses = atomic_load(&server.unresponsive);
@@ -1247,7 +1316,7 @@ static void test_abandoned_in_the_midst(void) {
         /* It is said when it has been so for long, once. */
         WAIT_UNTIL((expect_lost(), atomic_load(&losts) == 1));
         gate_open(&at_take);
-        WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
+        WAIT_UNTIL(!atomic_load(&server.unresponsive_from_ns));
         WAIT_UNTIL(blocks_out() == 0);
     }
     have_taken(7, &magazine);
@@ -1267,12 +1336,11 @@ static void test_abandoned_before_it_began(void) {
     struct work work = {0};
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
-        atomic_store(&server.is_unresponsive, false);
+        atomic_store(&server.unresponsive_from_ns, 0);
         CHECK_EQUAL(take_one_large(&me, 0, 7, 1, &large), ANSWER_UNRESPONSIVE);
-        atomic_store(&server.is_unresponsive, false);
-        CHECK_EQUAL(client_run(&server, 0, i < 3 ? CALL_SHORT : CALL_LONG, do_work, &work),
-                    ANSWER_UNRESPONSIVE);
-        atomic_store(&server.is_unresponsive, false);
+        atomic_store(&server.unresponsive_from_ns, 0);
+        CHECK_EQUAL(ask_run(0, i < 3 ? REQUEST_RUN : REQUEST_RUN_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
+        atomic_store(&server.unresponsive_from_ns, 0);
     }
     CHECK_EQUAL(atomic_load(&server.unresponsive), losses + 12);
     unsigned abandoned = 0;
@@ -1295,7 +1363,7 @@ static void stand_and_work(void *subject) {
 }
 
 static void *run_patient(void *argument) {
-    have_run(CALL_SHORT, stand_and_work, argument);
+    have_run(REQUEST_RUN, stand_and_work, argument);
     return NULL;
 }
 
@@ -1304,7 +1372,7 @@ static void pass_patience(void) {
     for (int i = 0; i < 5; i++) {
         uint64_t readings = clock_readings();
         WAIT_UNTIL(clock_readings() > readings + 1);
-        clock_advance(2 * SHORT_PATIENCE_NS);
+        clock_advance(2 * SHORT_TIMEOUT_NS);
     }
 }
 
@@ -1325,19 +1393,19 @@ static void test_own_work_is_waited_for(void) {
     finish();
 }
 
-/* Long work is asked for also while others do not wait any more: it has the patience. */
+/* Long work is still requested once short calls no longer wait: it has its own, longer timeout. */
 static void *run_long_work(void *argument) {
-    have_run(CALL_LONG, do_work, argument);
+    have_run(REQUEST_RUN_LONG, do_work, argument);
     return NULL;
 }
 
 static void test_long_work_is_patient(void) {
     set_up(1);
-    server.timeout_ns = PATIENCE_NS / LONG_TIMEOUT_FACTOR;
+    server.timeout_ns = TIMEOUT_NS / LONG_TIMEOUT_FACTOR;
     launch();
     struct work work = {0};
     keep_server();
-    atomic_store(&server.is_unresponsive, true);
+    atomic_store(&server.unresponsive_from_ns, 1);
     pthread_t patient;
     CHECK(pthread_create(&patient, NULL, run_long_work, &work) == 0);
     WAIT_UNTIL(server_endpoint(&server, 0)->ring.tail != server_endpoint(&server, 0)->ring.head);
@@ -1353,7 +1421,7 @@ static void test_call_that_cannot_be_sent(void) {
     set_up_running(1);
     keep_server();
     struct ring *ring = &server_endpoint(&server, 0)->ring;
-    while (ring_push(ring, stale_call(0), NULL, 0, false)) {
+    while (ring_push(ring, stale_call(0), NULL, false)) {
     }
     struct taken_magazine magazine;
     CHECK_EQUAL(take_magazine(&me, 0, 7, &magazine), ANSWER_UNRESPONSIVE);
@@ -1374,11 +1442,11 @@ static void test_late_to_give_up(void) {
     clock_stop();
     set_up_running(1);
     struct work work = {0};
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     wait_until_asleep();
     server_mark_unresponsive(&server);
-    WAIT_UNTIL(!atomic_load(&server.is_unresponsive));
-    have_run(CALL_SHORT, do_work, &work);
+    WAIT_UNTIL(!atomic_load(&server.unresponsive_from_ns));
+    have_run(REQUEST_RUN, do_work, &work);
     finish();
 }
 
@@ -1414,12 +1482,12 @@ static void other_long_work(void *subject) {
 
 static void *run_long(void *unused) {
     (void)unused;
-    have_run(CALL_LONG, long_work, NULL);
+    have_run(REQUEST_RUN_LONG, long_work, NULL);
     return NULL;
 }
 
 static void *run_other_long(void *argument) {
-    have_run(CALL_LONG, other_long_work, argument);
+    have_run(REQUEST_RUN_LONG, other_long_work, argument);
     return NULL;
 }
 
@@ -1431,7 +1499,7 @@ static void test_long_work_waits_for_long_work(void) {
     CHECK(pthread_create(&first, NULL, run_long, NULL) == 0);
     WAIT_UNTIL(atomic_load(&long_under_way) == 1);
     CHECK(pthread_create(&second, NULL, run_other_long, &work) == 0);
-    have_run(CALL_SHORT, short_between, NULL);
+    have_run(REQUEST_RUN, short_between, NULL);
     CHECK(pthread_join(first, NULL) == 0);
     CHECK(pthread_join(second, NULL) == 0);
     CHECK_EQUAL(work.ran, 1);
@@ -1458,10 +1526,10 @@ static void test_put_off_by_a_tick(void) {
     on_tick = tick_until_deferred;
     launch();
     struct work work = {0};
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     atomic_store(&tick_waits, 1);
     PASS_TIME_UNTIL(atomic_load(&tick_waits) == 2);
-    CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_DONE);
+    CHECK_EQUAL(ask_run(0, REQUEST_RUN_LONG, do_work, &work), ANSWER_DONE);
     CHECK_EQUAL(atomic_load(&tick_waits), 0);
     CHECK_EQUAL(work.ran, 2);
     finish();
@@ -1484,14 +1552,14 @@ static void test_sleep_and_wake(void) {
     struct block *large = pop(0);
     hold(&me, large);
     launch();
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     wait_until_asleep();
 
     /* Up to the bound nobody is woken; what passes it wakes. */
     uint64_t wakes = atomic_load(&server.wakes);
     size_t out = heap.out;
     give(&me, large);
-    client_put_large(&server, 0, large, MAX_BACKLOG_BYTES - 4 * each);
+    ask_put_large(0, large, MAX_BACKLOG_BYTES - 4 * each);
     given(&me, large);
     for (size_t i = 0; i < 4; i++) {
         put_magazine(&me, 0, &small[i]);
@@ -1519,7 +1587,7 @@ static void test_sleep_and_wake(void) {
     }
     CHECK_EQUAL(atomic_load(&server.wakes), wakes);
     CHECK_EQUAL(atomic_load(&server.state), SERVER_SLEEPS);
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     CHECK(atomic_load(&server.wakes) > wakes);
     WAIT_UNTIL(blocks_out() == 0);
     wait_until_asleep();
@@ -1531,7 +1599,7 @@ static void *run_sleepy(void *argument) {
     struct client *client = argument;
     for (unsigned round = 0; round < 40 || client->done == 0; round++) {
         struct work work = {0};
-        note(client, run_at_heap(client->number, CALL_SHORT, do_work, &work));
+        note(client, run_at_heap(client->number, REQUEST_RUN, do_work, &work));
         check_nap((long)(next_random(&client->random) % 2000000));
     }
     return NULL;
@@ -1553,12 +1621,12 @@ static void test_naps(void) {
 static void test_refused_start(void) {
     set_up(2);
     atomic_store(&refuses_threads, true);
-    server_begin(&server);
+    heap_mode_begin(&server);
     start_clients(run_client);
     join_clients();
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_REFUSED);
     CHECK_EQUAL(atomic_load(&settled), 0);
-    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], 1);
+    CHECK_EQUAL(heap.lendings[SHARED_FOREGROUND], 1);
     for (uint32_t i = 0; i < THREADS; i++) {
         CHECK_EQUAL(clients[i].lost, 0);
     }
@@ -1629,11 +1697,11 @@ static void test_sync(void) {
 static void *run_one_sync(void *argument) {
     const struct client *client = argument;
     void *block = NULL;
-    WAIT_UNTIL(client_take_sync(&server, 4, &block) == ANSWER_DONE);
+    WAIT_UNTIL(ask_take_sync(4, &block) == ANSWER_DONE);
     CHECK(block != NULL);
     hold(client, block);
     give(client, block);
-    client_put(&server, 0, 4, &block, 1);
+    ask_put(0, 4, &block, 1);
     given(client, block);
     return NULL;
 }
@@ -1643,10 +1711,10 @@ static void test_sync_is_lost(void) {
     set_up_running(1);
     keep_server();
     void *block = NULL;
-    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_UNRESPONSIVE);
+    CHECK_EQUAL(ask_take_sync(4, &block), ANSWER_UNRESPONSIVE);
     CHECK(block == NULL);
-    CHECK(atomic_load(&server.is_unresponsive));
-    CHECK_EQUAL(client_take_sync(&server, 4, &block), ANSWER_UNRESPONSIVE);
+    CHECK(atomic_load(&server.unresponsive_from_ns));
+    CHECK_EQUAL(ask_take_sync(4, &block), ANSWER_UNRESPONSIVE);
     CHECK_EQUAL(atomic_load(&server.mailbox.ready), MAILBOX_EMPTY);
     let_time_stand();
     let_server_go();
@@ -1720,7 +1788,7 @@ static void test_parking(void) {
     serves_between = true;
     launch();
     struct work work = {0};
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     start_clients(run_until_stopped);
     pthread_t parkers[2];
     for (int i = 0; i < 2; i++) {
@@ -1744,7 +1812,7 @@ static void *run_first_calls(void *unused) {
     atomic_store(&owner_thread, this_thread());
     while (atomic_load(&server.thread) == THREAD_NONE) {
         struct work work = {0};
-        have_run(CALL_SHORT, do_work, &work);
+        have_run(REQUEST_RUN, do_work, &work);
         CHECK_EQUAL(work.ran, 1);
         atomic_fetch_add(&operations, 1);
     }
@@ -1756,7 +1824,7 @@ static void test_no_start_during_a_fork(void) {
     server_before_fork(&server, false);
     pthread_t other;
     CHECK(pthread_create(&other, NULL, run_first_calls, NULL) == 0);
-    WAIT_UNTIL((atomic_load(&server.begin_lock.state) & LOCK_WAITED) != 0);
+    WAIT_UNTIL((atomic_load(&server.open_lock.state) & LOCK_WAITED) != 0);
     CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_UNSET);
     server_after_fork(&server, false);
     WAIT_UNTIL(atomic_load(&operations) > 0);
@@ -1801,7 +1869,7 @@ static void live_as_child(bool refused) {
     CHECK_EQUAL(atomic_load(&server.thread), THREAD_NONE);
     check_slots_free();
     unsigned settled_before = atomic_load(&settled);
-    unsigned lent_before = heap.lendings[SHARING_UNTIL_START];
+    unsigned lent_before = heap.lendings[SHARED_FOREGROUND];
     bool was_shared = heap.shared;
     atomic_store(&refuses_threads, refused);
     me.done = 0;
@@ -1816,7 +1884,7 @@ static void live_as_child(bool refused) {
         stop_server();
     }
     CHECK_EQUAL(atomic_load(&settled), settled_before + !refused);
-    CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lent_before + !was_shared);
+    CHECK_EQUAL(heap.lendings[SHARED_FOREGROUND], lent_before + !was_shared);
     size_t out = 0;
     size_t on_the_way = 0;
     for (size_t i = 0; i < heap.count; i++) {
@@ -1838,7 +1906,7 @@ static void test_fork(void) {
     serves_between = true;
     launch();
     struct work work = {0};
-    have_run(CALL_SHORT, do_work, &work);
+    have_run(REQUEST_RUN, do_work, &work);
     start_clients(run_until_stopped);
     for (int i = 0; i < 6; i++) {
         check_nap(5000000);
@@ -1876,7 +1944,7 @@ static void test_fork_without_work(void) {
                 start_threads_elsewhere();
                 struct taken_magazine magazine;
                 have_taken(3, &magazine); /* at the heap, which is shared at first */
-                CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], i + 1);
+                CHECK_EQUAL(heap.lendings[SHARED_FOREGROUND], i + 1);
                 put_magazine(&me, 0, &magazine);
                 launch();
                 have_taken(3, &magazine);
@@ -1892,14 +1960,14 @@ static void test_fork_without_work(void) {
         if (i == 0) {
             launch();
         }
-        have_run(CALL_SHORT, do_work, &work);
+        have_run(REQUEST_RUN, do_work, &work);
         wait_until_asleep();
     }
     finish();
 }
 
 static void *stay_with_the_clients(void *unused) {
-    endpoint_enter(server_endpoint(&server, 0));
+    CHECK(endpoint_enter(server_endpoint(&server, 0), ENTER_ALWAYS));
     lock_acquire(&server.mailbox.clients);
     return unused;
 }
@@ -1921,7 +1989,7 @@ static void test_fork_with_a_lost_client(void) {
     if (child == 0) {
         expect_lost();
         struct work work = {0};
-        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
+        CHECK_EQUAL(ask_run(0, REQUEST_RUN_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
         CHECK(endpoint_try(server_endpoint(&server, 0)) && lock_try(&server.mailbox.clients));
         _exit(0);
     }
@@ -1951,10 +2019,10 @@ static void test_fork_with_a_lost_server(void) {
     CHECK(child >= 0);
     after_fork(child == 0);
     if (child == 0) {
-        CHECK(atomic_load(&server.is_unresponsive));
+        CHECK(atomic_load(&server.unresponsive_from_ns));
         expect_lost();
         struct work work = {0};
-        CHECK_EQUAL(client_run(&server, 0, CALL_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
+        CHECK_EQUAL(ask_run(0, REQUEST_RUN_LONG, do_work, &work), ANSWER_UNRESPONSIVE);
         CHECK_EQUAL(work.ran, 0);
         put_magazine(&me, 0, &magazine);
         CHECK(!server_stop(&server, server_long_timeout_ns(&server)));
@@ -1978,7 +2046,7 @@ static void *run_to_the_end(void *argument) {
     enum answer answer = ANSWER_DONE;
     while (answer != ANSWER_SHARED) {
         struct work work = {0};
-        answer = client_run(&server, client->number, CALL_SHORT, do_work, &work);
+        answer = ask_run(client->number, REQUEST_RUN, do_work, &work);
         CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
         client->done += work.ran;
     }
@@ -2000,9 +2068,9 @@ static void test_stop_among_clients(void) {
 static void set_up_lending(unsigned endpoints) {
     set_up(endpoints);
     server.always_exclusive = false;
-    server.timeout_ns = PATIENCE_NS / LONG_TIMEOUT_FACTOR; /* nobody has a reason to give up */
+    server.timeout_ns = TIMEOUT_NS / LONG_TIMEOUT_FACTOR; /* nobody has a reason to give up */
     serves_between = true;
-    watches_stock = true;
+    watches_prefilled = true;
 }
 
 static bool is_lent(void) {
@@ -2092,7 +2160,7 @@ static void test_lent_and_taken_back(void) {
     }
     stop_all();
     finish();
-    CHECK_EQUAL(heap.lendings[SHARING_FOR_NOW], LENDINGS);
+    CHECK_EQUAL(heap.lendings[SHARED_BACKGROUND], LENDINGS);
     CHECK_EQUAL(heap.takings, 1 + LENDINGS);
     CHECK_EQUAL(atomic_load(&settled), 1 + LENDINGS); /* it looks each time which CPU is idle */
     CHECK(server.counts.calls > 0);
@@ -2114,8 +2182,8 @@ static void test_lent_and_taken_back_at_once(void) {
     have_taken_back();
     stop_all();
     finish();
-    CHECK(heap.lendings[SHARING_FOR_NOW] > 1);
-    CHECK_EQUAL(heap.takings, 1 + heap.lendings[SHARING_FOR_NOW]);
+    CHECK(heap.lendings[SHARED_BACKGROUND] > 1);
+    CHECK_EQUAL(heap.takings, 1 + heap.lendings[SHARED_BACKGROUND]);
 }
 
 /* A thread in an endpoint is waited for: the stock there goes back, too, before the heap is shared. */
@@ -2132,8 +2200,8 @@ static void test_lent_beside_a_client(void) {
     size_t bytes;
     have_taken(9, &magazine);
     WAIT_UNTIL(prefill_blocks(&server, &bytes) > 0);
-    endpoint_enter(server_endpoint(&server, 0));
-    bool had_stock = prefill_blocks(&server, &bytes) > 0; /* unless a window ended meanwhile */
+    CHECK(endpoint_enter(server_endpoint(&server, 0), ENTER_ALWAYS));
+    bool had_prefilled = prefill_blocks(&server, &bytes) > 0; /* unless an epoch ended meanwhile */
     pthread_t lender;
     CHECK(pthread_create(&lender, NULL, run_lend, NULL) == 0);
     WAIT_UNTIL(atomic_load(&told_crowded) > 0);
@@ -2143,7 +2211,7 @@ static void test_lent_beside_a_client(void) {
     CHECK(pthread_join(lender, NULL) == 0);
     CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
     CHECK_EQUAL(heap.out, magazine.count);
-    CHECK(!had_stock || server.counts.prefill_unused > 0);
+    CHECK(!had_prefilled || server.counts.prefill_unused > 0);
     put_magazine(&me, 0, &magazine);
     CHECK_EQUAL(heap.out, 0);
     finish();
@@ -2207,7 +2275,7 @@ static void test_kept_under_contention(void) {
     unsigned before = atomic_load(&ticks);
     WAIT_UNTIL(atomic_load(&ticks) > before);
     CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_EXCLUSIVE);
-    CHECK_EQUAL(heap.lendings[SHARING_FOR_NOW], 0);
+    CHECK_EQUAL(heap.lendings[SHARED_BACKGROUND], 0);
     finish();
 }
 
@@ -2265,7 +2333,7 @@ static unsigned operations_before_start(void) {
         count += 2;
         CHECK_EQUAL(take_magazine(&me, 0, 1 + count % 40, &magazine), ANSWER_DONE);
         put_magazine(&me, 0, &magazine);
-        CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], 1);
+        CHECK_EQUAL(heap.lendings[SHARED_FOREGROUND], 1);
     }
     WAIT_UNTIL(is_running());
     return count;
@@ -2286,7 +2354,7 @@ static void test_start_after_operations(void) {
         after_fork(child == 0);
         if (child == 0) {
             start_threads_elsewhere();
-            heap.lendings[SHARING_UNTIL_START] = 0;
+            heap.lendings[SHARED_FOREGROUND] = 0;
             CHECK_EQUAL(operations_before_start(), before);
             finish();
             _exit(0);
@@ -2328,11 +2396,11 @@ static void test_begin_with_records_in_flight(void) {
     put_one_large(&me, 0, &large_block);
     struct work work = {0};
     struct call *call = &server.calls[CALLS - 1];
-    call->kind = CALL_SHORT;
-    call->work = do_work;
-    call->subject = &work;
+    call->request.kind = REQUEST_RUN;
+    call->request.work = do_work;
+    call->request.subject = &work;
     atomic_store(&call->state, CALL_PENDING);
-    CHECK(ring_push(&endpoint->ring, stale_call(0), NULL, 0, true));
+    CHECK(ring_push(&endpoint->ring, stale_call(0), NULL, true));
     give(&me, overflown);
     CHECK(overflow_push(&server.overflow, (void *[]){overflown}, 1));
     given(&me, overflown);
@@ -2351,9 +2419,9 @@ static void test_begin_with_records_in_flight(void) {
         CHECK(in_flight);
         CHECK_EQUAL(heap.out, out);
         CHECK_EQUAL(atomic_load(&server.heap_mode), HEAP_MODE_UNSET);
-        unsigned lendings = heap.lendings[SHARING_UNTIL_START];
+        unsigned lendings = heap.lendings[SHARED_FOREGROUND];
         put_magazine(&me, 0, &kept); /* who comes first begins */
-        CHECK_EQUAL(heap.lendings[SHARING_UNTIL_START], lendings + 1);
+        CHECK_EQUAL(heap.lendings[SHARED_FOREGROUND], lendings + 1);
         CHECK_EQUAL(heap.out, 0);
         CHECK_EQUAL(prefill_blocks(&server, &bytes), 0);
         CHECK_EQUAL(work.ran, 0);

@@ -9,10 +9,10 @@
 #include "os/clock.h"
 #include "test_clock.h"
 
-#define SMALL_NS 600000.0 /* what small pages would take */
-#define CHEAP_NS 100000
-#define DEAR_NS  4000000
-#define MS       CLOCK_MS
+#define SMALL_NS  600000.0 /* what small pages would take */
+#define CHEAP_NS  100000
+#define COSTLY_NS 4000000
+#define MS        CLOCK_MS
 
 static struct thp_policy earned(void) {
     return (struct thp_policy){.blocks = 1, .score = 16};
@@ -27,7 +27,7 @@ static void test_dear_ones_pause(void) {
     CHECK(thp_policy_allows(&density));
     thp_policy_note_cost(&density, CHEAP_NS, SMALL_NS);
     CHECK(thp_policy_allows(&density));
-    thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
+    thp_policy_note_cost(&density, COSTLY_NS, SMALL_NS);
     CHECK(!thp_policy_allows(&density));
     CHECK_EQUAL(pause_ms(&density), 100);
     clock_advance(100 * MS - 1);
@@ -39,16 +39,16 @@ static void test_dear_ones_pause(void) {
 static void test_pauses_double_and_end(void) {
     struct thp_policy density = earned();
     for (uint64_t expected = 100; expected <= 6400; expected *= 2) {
-        thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
+        thp_policy_note_cost(&density, COSTLY_NS, SMALL_NS);
         CHECK_EQUAL(pause_ms(&density), expected);
     }
     for (int i = 0; i < 10; i++) {
-        thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
+        thp_policy_note_cost(&density, COSTLY_NS, SMALL_NS);
         CHECK_EQUAL(pause_ms(&density), 10000);
     }
     thp_policy_note_cost(&density, CHEAP_NS, SMALL_NS);
     CHECK(thp_policy_allows(&density));
-    thp_policy_note_cost(&density, DEAR_NS, SMALL_NS);
+    thp_policy_note_cost(&density, COSTLY_NS, SMALL_NS);
     CHECK_EQUAL(pause_ms(&density), 100);
 }
 

@@ -3,7 +3,6 @@
 
 #include "os/cpu_times.h"
 #include "os/syscall.h"
-#include "os/task_times.h"
 #include "os/thread.h"
 
 #include <errno.h>

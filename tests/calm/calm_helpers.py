@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import click
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 from calm.cli import cli
 from calm.core import measure
@@ -168,7 +168,7 @@ def probe(*arguments: str | Path, prefix: Sequence[str] = ()) -> dict[str, Any]:
 
 def wait_for(path: Path, text: str) -> None:
     """Until a file has it: written by somebody who is not waited for."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not path.exists() or text not in path.read_text():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)

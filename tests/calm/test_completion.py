@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from calm_helpers import ROOT, Calm, leaves
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 SHELLS = ("bash", "zsh", "fish")
 INSTALLED = ROOT / "packaging/completions"
@@ -66,7 +66,7 @@ def typed(environment: dict[str, str], command: list[str], load: str, line: str,
         # The shell's answer holds the sum, and its echo of what was typed does not.
         os.write(terminal, f"{load}; echo ready-$((40 + 2))\n".encode())
         for text, then in (("ready-42", f"{line}\t"), (wanted, "")):
-            seen, deadline = "", time.monotonic() + PATIENCE_S
+            seen, deadline = "", time.monotonic() + TIMEOUT_S
             while text not in seen:
                 assert time.monotonic() < deadline, seen
                 if select.select([terminal], [], [], 0.5)[0]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -158,19 +158,19 @@ def prometheus() -> Iterator[Prometheus]:
 
 def test_each_query_finds_something(dashboard: dict[str, Any], prometheus: Prometheus) -> None:
     purges = "sum(increase(calmalloc_purges_total[10s])) > 0"
-    prometheus.wait(lambda: prometheus.query(purges), PATIENCE_S)
+    prometheus.wait(lambda: prometheus.query(purges), TIMEOUT_S)
     for query in queries(dashboard):
         expression = substituted(query.expression, VARIABLES)
         if "shootdowns" in expression and not prometheus.query("calmalloc_tlb_shootdowns_total"):
             continue  # For want of permission.
-        found = prometheus.wait(lambda expression=expression: prometheus.query(expression), PATIENCE_S)
+        found = prometheus.wait(lambda expression=expression: prometheus.query(expression), TIMEOUT_S)
         labels = re.findall(r"\{\{(\w+)\}\}", query.legend)
         assert all(label in series["metric"] for series in found for label in labels), query
         assert len(found) == 1 or labels, query
 
 
 def test_each_variable_has_values(dashboard: dict[str, Any], prometheus: Prometheus) -> None:
-    prometheus.wait(lambda: prometheus.query("calmalloc_info"), PATIENCE_S)
+    prometheus.wait(lambda: prometheus.query("calmalloc_info"), TIMEOUT_S)
     for variable in dashboard["templating"]["list"][1:]:
         expression = substituted(variable["query"]["query"], VARIABLES)
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", expression)

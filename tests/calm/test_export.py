@@ -31,7 +31,7 @@ import yaml
 from calm_helpers import ROOT, Calm, Compile
 from impostor import FLAGS, impostor
 from unprivileged import NOBODY, readable_by_all, unprivileged
-from waiting import PATIENCE_S, wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from calm.commands.export import metrics, otlp, reader, textfile
 from calm.commands.export.command import PORT
@@ -177,7 +177,7 @@ class Exporter:
         return line
 
     def request(self, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         body = answer.read()
@@ -451,7 +451,7 @@ def test_what_is_no_request_is_refused(start: Start, export: Callable[..., Expor
         b"GET /metrics HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\0\xff" * 9,
     ):
-        with socket.create_connection(("127.0.0.1", exporter.port), timeout=PATIENCE_S) as client:
+        with socket.create_connection(("127.0.0.1", exporter.port), timeout=TIMEOUT_S) as client:
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
             answer = client.recv(1 << 16)
@@ -464,8 +464,8 @@ def test_what_is_no_request_is_refused(start: Start, export: Callable[..., Expor
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[exposition.Server]:
     """A server in this process. It does not run into a timeout."""
-    monkeypatch.setattr(exposition, "_IDLE_S", PATIENCE_S)
-    monkeypatch.setattr(reader, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(exposition, "_IDLE_S", TIMEOUT_S)
+    monkeypatch.setattr(reader, "_TIMEOUT_S", TIMEOUT_S)
     server = exposition.Server("127.0.0.1", 0, Reader(list, every=False, shootdowns=False))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -474,7 +474,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[exposition.Server]:
 
 
 def client_of(server: exposition.Server, sent: bytes) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S)
+    client = socket.create_connection(("127.0.0.1", server.server_port), timeout=TIMEOUT_S)
     client.sendall(sent)
     return client
 
@@ -566,10 +566,10 @@ def test_more_scrapers_than_it_serves(served: exposition.Server) -> None:
 def test_a_scrape_that_does_not_end_is_not_waited_for(
     served: exposition.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(reader, "_TIMEOUT_S", 0.01)
     with served.reader._lock, pytest.raises(urllib.error.HTTPError, match="503"):
         urllib.request.urlopen(served.url)
-    monkeypatch.setattr(reader, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(reader, "_TIMEOUT_S", TIMEOUT_S)
     with urllib.request.urlopen(served.url) as answer:
         assert answer.status == 200
 

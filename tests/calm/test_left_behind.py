@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 from calm.core import proc, processes
 
@@ -48,7 +48,7 @@ def test_the_nearest_come_first_and_all_are_ended() -> None:
         assert processes.kill_descendants(top.pid) == below
         top.kill()
     # The signal is sent, and the process ends when it next gets to run.
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while (left := command_line(leaf)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left

@@ -13,7 +13,7 @@ from calm_helpers import ROOT, wait_for, without_runs
 from paper_helpers import code, paper
 from papers import huge_pages, model, oracle, ptlbmalloc2, published, rerun
 from papers.model import About, PaperResults
-from waiting import PATIENCE_S, wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from calm.commands.bench import tables, workloads
 from calm.commands.bench.cases import Case, Prepared
@@ -417,13 +417,13 @@ def test_one_run_at_a_time_sets_huge_pages(tmp_path: Path, monkeypatch: pytest.M
     mode.write_text("always [madvise] never\n")
     with huge_pages.always(mode):
         mode.write_text("[always] madvise never\n")  # as the kernel tells it
-        monkeypatch.setattr(huge_pages, "_PATIENCE_S", 0.1)
+        monkeypatch.setattr(huge_pages, "_TIMEOUT_S", 0.1)
         with pytest.raises(CalmError, match="another run"), huge_pages.always(mode):
             pass
         assert mode.read_text() == "[always] madvise never\n"
     wait_for(mode, "madvise\n")
     # The next one waits for the guard of the last to be gone.
-    monkeypatch.setattr(huge_pages, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(huge_pages, "_TIMEOUT_S", TIMEOUT_S)
     mode.write_text("always [madvise] never\n")
     with huge_pages.always(mode):
         assert mode.read_text() == "always"
@@ -439,11 +439,11 @@ def test_the_lock_is_kept_until_the_mode_is_back(tmp_path: Path, monkeypatch: py
     with huge_pages.always(mode):
         pass
     mode.write_text("always [madvise] never\n")
-    monkeypatch.setattr(huge_pages, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(huge_pages, "_TIMEOUT_S", 0.2)
     with pytest.raises(CalmError, match="another run"), huge_pages.always(mode):
         pass
     (tmp_path / "go-on").touch()
-    monkeypatch.setattr(huge_pages, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(huge_pages, "_TIMEOUT_S", TIMEOUT_S)
     with huge_pages.always(mode):
         pass
 

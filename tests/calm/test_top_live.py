@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 from calm_helpers import ROOT
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 from calm.commands.top.terminal import keys_of
 
@@ -67,7 +67,7 @@ class Terminal:
 
     def until(self, pattern: str) -> list[str]:
         """Waits for a frame in which a line is so."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             self.read(0.05)
             frame = self.frame()
@@ -78,7 +78,7 @@ class Terminal:
 
     def ends(self) -> int:
         """Waits for the end, and sees that the terminal is as it was."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             self.read(0.05)
             assert time.monotonic() < deadline
@@ -165,7 +165,7 @@ def test_keys(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -
 def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[bytes]) -> None:
     top = open_terminal("-p", f"{sleeper.pid},{os.getpid()}", "-d", "30s", size=(24, 170))
     top.process.send_signal(signal.SIGWINCH)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while "sampling" not in "".join(top.frame()):
         top.read(0.05)
         assert time.monotonic() < deadline
@@ -174,7 +174,7 @@ def test_size_changes(open_terminal: type[Terminal], sleeper: subprocess.Popen[b
     frame = top.until("KEPT/LIMIT")
     for lines, columns in ((10, 60), (3, 20), (40, 90)):
         top.resize(lines, columns)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not (frame := top.frame()):
             top.read(0.05)
             assert time.monotonic() < deadline
@@ -270,7 +270,7 @@ def test_stopped_and_continued(open_terminal: type[Terminal], sleeper: subproces
     top.read(0.2)
     assert top.output.count(IN) == top.output.count(OUT) == 1
     top.process.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while top.output.count(IN) < 2 and time.monotonic() < deadline:
         top.read(0.05)
     top.until(r"^RSS ")

@@ -214,7 +214,7 @@ def test_patience_and_samples_go_by_the_baseline(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_without_an_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_PATIENCE", 0.0)
+    monkeypatch.setattr(trial, "_TIMEOUT_TIMES", 0.0)
     script = 'test -z "$GLIBC_TUNABLES" || exec sleep 1000'
     runner = trial.ProgramRunner(("sh", "-c", script))
     runner.calibrate(None)

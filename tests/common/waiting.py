@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 1200.0
+TIMEOUT_S = 1200.0
 """More than ten times what anything here takes; less than pytest's own limit, which has no better message."""
 
 
 def wait_until(condition: Callable[[], object], what: object = "") -> None:
     """Looks again and again."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
 
 from preload import REPOSITORY, environment, library, read_stats
 from ran import Ran, Run
-from waiting import PATIENCE_S
+from waiting import TIMEOUT_S
 
 SOURCES = Path(__file__).parent
 CANNOT = 77  # what the programs exit with where the machine does not allow what the case is about
@@ -28,7 +28,7 @@ def built(name: str) -> str:
     return str(path)
 
 
-def run_program(command: list[str], env: dict[str, str], stats: Path, timeout: float = PATIENCE_S) -> Ran:
+def run_program(command: list[str], env: dict[str, str], stats: Path, timeout: float = TIMEOUT_S) -> Ran:
     stats.unlink(missing_ok=True)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)

@@ -8,7 +8,7 @@
  * warm: the first N instructions fill the caches and count nowhere. limit: after N more the program is ended.
  * The server's, in calmalloc's offload mode, count in neither, nor do those of a waiting thread, which are
  * told apart: a stretch from one instruction that is there for such loops (x86's pause, Arm's yield) to the
- * next, short, and without a miss of this CPU's caches, so that nobody had news for it.
+ * next, short, and without a miss of this CPU's caches, so that no other thread had news for it.
  *
  * Children of fork are not followed. The program sees no restartable sequences: QEMU has none. */
 #include <inttypes.h>
@@ -408,7 +408,7 @@ static void thread_ended(qemu_plugin_id_t id, unsigned int cpu) {
 
 static void program_ended(qemu_plugin_id_t id, void *data) {
     (void)id, (void)data;
-    /* In a child nobody may be there to let go of the lock. */
+    /* In a child no thread may be left that would release the lock. */
     if (off) {
         return;
     }

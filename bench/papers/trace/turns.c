@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-enum { NOBODY = -1, PATIENCE_MS = 20 };
+enum { NO_THREAD = -1, TIMEOUT_MS = 20 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t called[TURNS_THREADS] = {
@@ -13,7 +13,7 @@ static pthread_cond_t called[TURNS_THREADS] = {
 };
 static uint64_t waiting; /* a bit for each; under the lock, as lost is */
 static uint64_t lost;
-static atomic_int turn = NOBODY; /* changed under the lock */
+static atomic_int turn = NO_THREAD; /* changed under the lock */
 static atomic_uint progress;
 
 bool turns_mine(unsigned thread) {
@@ -36,10 +36,10 @@ static struct timespec in_ms(long ms) {
 void turns_take(unsigned thread) {
     (void)pthread_mutex_lock(&lock);
     waiting |= 1ULL << thread;
-    while (turn != NOBODY && turn != (int)thread) {
+    while (turn != NO_THREAD && turn != (int)thread) {
         unsigned seen = progress;
         int holder = turn;
-        struct timespec until = in_ms(PATIENCE_MS);
+        struct timespec until = in_ms(TIMEOUT_MS);
         if (pthread_cond_timedwait(&called[thread], &lock, &until) == ETIMEDOUT && turn == holder &&
             progress == seen) {
             lost++;
@@ -58,7 +58,7 @@ void turns_pass(unsigned thread) {
         /* The next in order after this one, and the first again after the last. */
         uint64_t after = thread + 1 < TURNS_THREADS ? waiting & (~0ULL << (thread + 1)) : 0;
         uint64_t among = after != 0 ? after : waiting;
-        turn = NOBODY;
+        turn = NO_THREAD;
         if (among != 0) {
             turn = __builtin_ctzll(among);
             turns_progress();

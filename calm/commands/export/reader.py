@@ -26,7 +26,7 @@ _YOUNG_S = 10.0
 _MAX_NAME = 64
 _CAP_SYS_PTRACE = 1 << 19
 # A scrape that finds another one still under way after this time is refused.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class BusyError(Exception):
@@ -94,7 +94,7 @@ class Reader:
     def read(self) -> Snapshot:
         """One scrape. Several threads may call it; those that wait share the next one. Raises BusyError."""
         called = time.monotonic()
-        if not self._lock.acquire(timeout=_PATIENCE_S):
+        if not self._lock.acquire(timeout=_TIMEOUT_S):
             raise BusyError
         try:
             if self._latest is None or self._latest_begin < called:

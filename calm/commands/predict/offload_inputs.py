@@ -33,7 +33,7 @@ CALMALLOC = "calmalloc"
 # Functions of the library (src/api) on the stack of whatever left the fast path: those of free, of large
 # blocks, and of all else. The first set that has one decides.
 SLOW_FUNCTIONS = {
-    "free_s": {"release_slow", "release_from", "spill"},
+    "free_s": {"release_slow", "spill"},
     "large_s": {"allocate_large", "take_pages", "governor_resize_large", "governor_populate"},
     "refill_s": {"allocate_slow", "allocator_allocate", "allocate_counted", "refill"},
 }

@@ -23,8 +23,8 @@ from calm.core.rounds import RunFailedError, StoppedError
 SHORT_S = 0.05
 _MAX_REPEATS = 20
 # A run is killed after this many times the baseline's time and a second more: the baseline later than others.
-_PATIENCE = 5.0
-_BASELINE_PATIENCE = 4.0
+_TIMEOUT_TIMES = 5.0
+_BASELINE_TIMEOUT_TIMES = 4.0
 _SAMPLES = 100
 _MIN_AVERAGE_S = 0.02
 # The baseline, which runs under whatever allocator the environment sets.
@@ -123,8 +123,8 @@ class ProgramRunner:
             if self.stop_signal is not None:
                 raise StoppedError(self.stop_signal)
             # A machine that is busy for a while slows the baseline, too.
-            limit_s = _PATIENCE * self._slowest_s + 1.0
-            run, failure = self._measure(setting, limit_s if setting else _BASELINE_PATIENCE * limit_s)
+            limit_s = _TIMEOUT_TIMES * self._slowest_s + 1.0
+            run, failure = self._measure(setting, limit_s if setting else _BASELINE_TIMEOUT_TIMES * limit_s)
             if failure:
                 raise RunFailedError(failure) if setting else BaselineError(failure)
             if setting is None:
