@@ -17,7 +17,7 @@ struct search {
     uint32_t *set; /* at first many pages of all colors, at last some of one */
     size_t count;
     uint32_t *other; /* scratch */
-    bool over;       /* is_over said so */
+    bool over;       /* is_over returned true */
 };
 
 static uint64_t draw(struct search *search, uint64_t below) {

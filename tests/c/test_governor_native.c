@@ -1262,7 +1262,7 @@ static void test_frees_between_slices_of_a_tick(void) {
         prepare_late();
         calm_free(obtain(256 * KIB));
         CHECK_EQUAL(owner_state.between, 0);
-        /* What nobody wanted for an epoch goes, or some of it. */
+        /* Free memory that was not used for an epoch is purged, or some of it. */
         while (owner_state.between == 0) {
             clock_advance(60 * CLOCK_MS);
             governor_tick(&calm_governor, false);

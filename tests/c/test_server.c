@@ -425,7 +425,7 @@ static void set_up(unsigned endpoints) {
     server.always_exclusive = true; /* where nothing else is said: whatever else the machine does */
     server.timeout_ns = SHORT_TIMEOUT_NS;
     server.contention.cpus = 2;
-    /* Whoever begins is alone with the heap until it is shared. */
+    /* The thread that begins shared mode is alone with the heap until then. */
     atomic_store(&owner_thread, this_thread());
     CHECK(server_init(&server, endpoints, spare_bytes));
 }
@@ -2068,7 +2068,7 @@ static void test_stop_among_clients(void) {
 static void set_up_lending(unsigned endpoints) {
     set_up(endpoints);
     server.always_exclusive = false;
-    server.timeout_ns = TIMEOUT_NS / LONG_TIMEOUT_FACTOR; /* nobody has a reason to give up */
+    server.timeout_ns = TIMEOUT_NS / LONG_TIMEOUT_FACTOR; /* no client gives up */
     serves_between = true;
     watches_prefilled = true;
 }
