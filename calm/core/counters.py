@@ -15,15 +15,16 @@ from typing import NamedTuple
 from calm.core import proc
 from calm.core.proc import Mapping
 
-VERSION = 2
+VERSION = 3
 STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 """Values of ptlbmalloc2's counter `state`."""
 
 _MAGIC = b"calmstat"
 _HEAD = struct.Struct("<8sIHHQQ24s16sQQQ")
-_TERM = struct.Struct("<24s5Q8IHBBI")
+_TERM = struct.Struct("<24s4Q9IHBBI")
 _SUBTRACT = 1
 _PAGES = 1
+_WORD32 = 0xFFFFFFFF
 _WIDTHS = (1, 2, 4, 8)
 _NAME = re.compile(rb"([a-z][a-z0-9_]*)\0+")
 
@@ -65,7 +66,6 @@ class _Term(NamedTuple):
     at: int
     rows: int
     present: int
-    less: int
     weights: int
     pointers: int
     pointer_stride: int
@@ -75,6 +75,7 @@ class _Term(NamedTuple):
     weight_stride: int
     present_offset: int
     present_stride: int
+    base_offset: int
     words: int
     width: int
     unit: int
@@ -88,7 +89,9 @@ class _Term(NamedTuple):
     @property
     def cost(self) -> int:
         """Of a row, in bytes: words that overlap are read one by one, too."""
-        return max(self.span, self.words * self.width) * max(1, self.pointers)
+        return (
+            max(self.span, self.words * self.width) * max(1, self.pointers) * (2 if self.base_offset else 1)
+        )
 
 
 def _text(field: bytes) -> str:
@@ -109,6 +112,7 @@ def _term(data: bytes) -> _Term:
         term.words * term.weight_stride,
         term.present_stride,
         term.pointers * term.pointer_stride,
+        term.base_offset,
     )
     if max(spans) > _MAX_SPAN_BYTES or term.pointers > _MAX_POINTERS:
         raise NotATableError("a counter in it is too large")
@@ -211,12 +215,14 @@ def _weighted(read: Read, term: _Term, rows: Sequence[int]) -> tuple[list[int], 
     )
     sums = [0] * term.words
     starts = [start for start in starts if start]
-    less = _words(read, term.less, 2, term.words, 2) if term.less and starts else sums
     for start in starts:
         for row in rows:
             at = start + term.offset + row * term.row_stride
             words = _words(read, at, term.width, term.words, term.stride)
-            sums = [sum_ + max(0, word - off) for sum_, word, off in zip(sums, words, less, strict=True)]
+            if term.base_offset:
+                bases = _words(read, at + term.base_offset, 4, term.words, term.stride)
+                words = [max(0, word - (base ^ _WORD32)) for word, base in zip(words, bases, strict=True)]
+            sums = [sum_ + word for sum_, word in zip(sums, words, strict=True)]
     return sums, weights
 
 

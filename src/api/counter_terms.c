@@ -46,7 +46,7 @@ static const struct counter_term terms[] = {
         .row_stride = CPU_CACHE_BYTES,
         .stride = sizeof(uint64_t),
         .bytes = sizeof(uint64_t),
-        .less = calm_caches.start_of,
+        .base_offset = STACK_BOUNDS_AT + offsetof(struct stack_bounds, not_bottom),
         BY_CLASS,
     },
     {

@@ -119,7 +119,7 @@ static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_ca
     }
     /* Without a way to stop the sequences, caches could not be emptied. */
     bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_per_cpu && place.usable;
-    return restartable && rseq_restart_all() ? CACHE_RSEQ : CACHE_LOCKED;
+    return restartable && rseq_can_restart() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
 static unsigned current_cpu(void) {

@@ -37,6 +37,11 @@ static void set(_Atomic(uint32_t) *word, uint32_t value) {
     atomic_store_explicit(word, value, memory_order_release);
 }
 
+/* Of a closed stack: above any top. */
+static uint32_t get_bottom(char *cache, uint32_t class) {
+    return ~get(&stack_bounds_of(cache, class)->not_bottom);
+}
+
 static void set_bottom(char *cache, uint32_t class, uint32_t bottom) {
     set(&stack_bounds_of(cache, class)->not_bottom, ~bottom);
 }
@@ -63,11 +68,15 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
         caches->count = max_count == 0 ? 1 : (unsigned)max_count;
     }
 
+    /* Between stacks is a word that is never written: what a push to an empty one compares its block with. */
     uint32_t next = 2 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
-        ++next; /* never written: what a push to an empty stack compares its block with */
-        caches->start_of[class] = (uint16_t)next;
-        next += classes->of[class].max_grown;
+        caches->start_of[class] = (uint16_t)(next + 1);
+        next += 1 + classes->of[class].max_cached;
+    }
+    for (uint32_t class = 1; class < classes->count; ++class) {
+        caches->grown_start_of[class] = (uint16_t)(next + 1);
+        next += 1 + classes->of[class].max_grown;
     }
     if (next > CPU_CACHE_BYTES / 8) {
         return false;
@@ -125,9 +134,13 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     for (unsigned number = 0; number < usable(caches); number++) {
         const struct cpu_cache_state *state = &caches->states[number];
         for (uint32_t class = 1; is_open(state) && class < caches->classes->count; ++class) {
-            size_t held = (size_t)get_top(words_of(caches, state), class) - caches->start_of[class];
+            const struct size_class *of = &caches->classes->of[class];
+            char *cache = words_of(caches, state);
+            /* Of two moments, if the stack is being moved. */
+            size_t held =
+                size_min(size_minus(get_top(cache, class), get_bottom(cache, class)), of->max_grown);
             blocks += held;
-            *bytes += held * caches->classes->of[class].size;
+            *bytes += held * of->size;
         }
     }
     return blocks;
@@ -156,10 +169,20 @@ static struct cpu_cache_state *own_state(const struct cpu_caches *caches) {
     return number < usable(caches) ? &caches->states[number] : NULL;
 }
 
+/* Of a stack, whether it is open or closed. Under the cache's lock. */
+static uint32_t start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state,
+                         uint32_t class) {
+    return state->moved[class] ? caches->grown_start_of[class] : caches->start_of[class];
+}
+
+static void close_stack(char *cache, uint32_t class) {
+    set_bottom(cache, class, UINT32_MAX);
+    set(&stack_bounds_of(cache, class)->end, 0);
+}
+
 static void close_stacks(const struct cpu_caches *caches, char *cache) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        set_bottom(cache, class, UINT32_MAX);
-        set(&stack_bounds_of(cache, class)->end, 0);
+        close_stack(cache, class);
     }
 }
 
@@ -171,7 +194,8 @@ static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state 
     char *cache = words_of(caches, state);
     state->grown_bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        uint32_t start = caches->start_of[class];
+        state->moved[class] = state->moved[class] && !are_empty;
+        uint32_t start = start_of(caches, state, class);
         if (are_empty) {
             /* A first opening: in this order a sequence finds either nothing to pop or no room to push. */
             set_bottom(cache, class, UINT32_MAX);
@@ -231,8 +255,7 @@ static void leave(struct lock *lock) {
 
 static size_t pop_exclusive(char *cache, uint32_t class, void **blocks, size_t count) {
     uint64_t top = get_top(cache, class);
-    uint64_t bottom = (uint32_t)~get(&stack_bounds_of(cache, class)->not_bottom);
-    size_t taken = size_min(size_minus(top, bottom), count);
+    size_t taken = size_min(size_minus(top, get_bottom(cache, class)), count);
     if (taken > 0) {
         memcpy(blocks, (void **)(void *)cache + top - taken, taken * sizeof *blocks);
         set_top(cache, class, top - taken);
@@ -300,6 +323,30 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class) {
     }
 }
 
+/*
+ * Moves an open stack to where it may grow: stacks that do not grow are close to each other, so that a
+ * program that needs little touches few pages. As in cpu_cache_flush, the stack is closed meanwhile, and no
+ * sequence is under way on it. False, and it stays, if those cannot be restarted. Under the cache's lock.
+ */
+static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t class) {
+    char *cache = words_of(caches, state);
+    uint32_t from = start_of(caches, state, class);
+    uint32_t room = get(&stack_bounds_of(cache, class)->end) - from;
+    close_stack(cache, class);
+    bool restarted = !cpu_cache_is_rseq(caches) || rseq_restart_all();
+    if (restarted) {
+        uint32_t to = caches->grown_start_of[class];
+        void **words = (void **)(void *)cache;
+        uint64_t held = get_top(cache, class) - from;
+        memcpy(words + to, words + from, held * sizeof *words);
+        set_top(cache, class, to + held);
+        state->moved[class] = true;
+    }
+    set_bottom(cache, class, start_of(caches, state, class));
+    set(&stack_bounds_of(cache, class)->end, start_of(caches, state, class) + room);
+    return restarted;
+}
+
 /* Sequences under way need not be restarted for a higher end: one that read the lower end finds its cache
  * full, as it was. */
 bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
@@ -313,16 +360,16 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
     }
     const struct size_class *of = &caches->classes->of[class];
     _Atomic(uint32_t) *end = &stack_bounds_of(words_of(caches, state), class)->end;
-    uint32_t start = caches->start_of[class];
-    uint32_t room = get(end) - start;
+    uint32_t room = get(end) - start_of(caches, state, class);
     uint32_t wanted = room * 2 < of->max_grown ? room * 2 : of->max_grown;
     size_t bytes = (size_t)(wanted - room) * of->size;
-    bool grows = is_open(state) && wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES;
+    bool grows = is_open(state) && wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES &&
+                 (state->moved[class] || move_stack(caches, state, class));
     if (grows) {
         state->grown_bytes += bytes;
-        set(end, start + wanted);
-        turns_restart(&state->turns[class]);
+        set(end, start_of(caches, state, class) + wanted);
     }
+    turns_restart(&state->turns[class]);
     lock_release(&state->lock);
     return grows;
 }
@@ -332,14 +379,12 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
         return 1;
     }
     const struct size_class *of = &caches->classes->of[class];
-    const struct cpu_cache_state *state = of->size < MIN_MEDIUM_SIZE ? NULL : own_state(caches);
+    const struct cpu_cache_state *state = own_state(caches);
     if (state == NULL) {
         return of->batch;
     }
-    /* A closed stack's end is 0: the difference is negative. */
-    int64_t room =
-        (int64_t)get(&stack_bounds_of(words_of(caches, state), class)->end) - caches->start_of[class];
-    size_t half = room > 0 ? (size_t)room / 2 : 0;
+    char *cache = words_of(caches, state);
+    size_t half = size_minus(get(&stack_bounds_of(cache, class)->end), get_bottom(cache, class)) / 2;
     return size_max(size_min(half, MAX_MAGAZINE_BLOCKS - 1), of->batch);
 }
 
@@ -352,7 +397,7 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         const struct size_class *of = &caches->classes->of[class];
         _Atomic(uint32_t) *end = &stack_bounds_of(cache, class)->end;
-        uint32_t start = caches->start_of[class];
+        uint32_t start = start_of(caches, state, class);
         uint32_t room = get(end) - start;
         uint32_t held = (uint32_t)get_top(cache, class) - start;
         uint32_t wanted = room / 2 > of->max_cached ? room / 2 : of->max_cached;
@@ -367,21 +412,24 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
 
 /* The same digest as before means a cache that was not used, or used evenly, which is near enough. That of an
  * empty cache is 0; any other is with a chance of one in 2^64. */
-static uint64_t digest(const struct cpu_caches *caches, char *cache) {
+static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     uint64_t digest = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        uint64_t held = get_top(cache, class) - caches->start_of[class];
+        uint64_t held = get_top(words_of(caches, state), class) - start_of(caches, state, class);
         digest = digest * RANDOM_GOLDEN_RATIO + held;
     }
     return digest;
 }
 
 /* Empties the stacks of a closed cache that no sequence uses. */
-static void empty_stacks(const struct cpu_caches *caches, char *cache, put_flushed *put, void *context) {
+static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache_state *state,
+                         put_flushed *put, void *context) {
+    char *cache = words_of(caches, state);
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        for (uint64_t top; (top = get_top(cache, class)) > caches->start_of[class];) {
+        uint32_t start = start_of(caches, state, class);
+        for (uint64_t top; (top = get_top(cache, class)) > start;) {
             void *blocks[FLUSHED_AT_ONCE];
-            uint64_t held = top - caches->start_of[class];
+            uint64_t held = top - start;
             uint64_t count = size_min(held, FLUSHED_AT_ONCE);
             memcpy(blocks, (void **)(void *)cache + top - count, count * sizeof *blocks);
             set_top(cache, class, top - count);
@@ -400,7 +448,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
         return;
     }
     lock_acquire(&state->lock);
-    uint64_t found = digest(caches, cache);
+    uint64_t found = digest(caches, state);
     state->idle_checks = found == state->digest ? state->idle_checks + 1 : 0;
     state->digest = found;
     if (only_if_idle) {
@@ -410,7 +458,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
         close_stacks(caches, cache);
         bool restarted = !cpu_cache_is_rseq(caches) || rseq_restart_all();
         if (restarted) {
-            empty_stacks(caches, cache, put, context);
+            empty_stacks(caches, state, put, context);
             state->digest = 0;
             atomic_fetch_add_explicit(&caches->flushes, 1, memory_order_relaxed);
         }

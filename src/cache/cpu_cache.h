@@ -61,12 +61,13 @@ bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t class, const void *
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t class);
 
 /* The caller's cache had no block, or no room. cpu_cache_ran_full: true if it has room now, by growth
- * (growth.h); a check that finds that it did not run empty shrinks it. */
+ * (growth.h), which at first moves it, and restarts the sequences under way; a check that finds that it did
+ * not run empty shrinks it. */
 void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class);
 bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class);
 
-/* Blocks to move at once from or to the caller's cache: the class's batch, or for medium blocks half of the
- * stack's capacity; 1 without caches. */
+/* Blocks to move at once from or to the caller's cache: the class's batch, or half of the stack's
+ * capacity if that is more; 1 without caches. */
 size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class);
 
 /*
@@ -79,8 +80,8 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
 
 /*
  * Around fork: holds the locks of all open caches, except those that the fork may not wait for. A cache whose
- * lock another thread held is empty in the child, and opened anew: the other thread was about to open or
- * flush it.
+ * lock another thread held is empty in the child, and opened anew: the other thread was about to open, flush
+ * or change it.
  */
 void cpu_caches_before_fork(struct cpu_caches *caches, bool waits);
 void cpu_caches_after_fork(struct cpu_caches *caches, bool child);

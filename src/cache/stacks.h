@@ -2,9 +2,10 @@
  * What CPU caches are made of, and what a lone thread does with them.
  *
  * A cache consists of 8-byte words: for each class a top, the index of the word that the next block goes to;
- * for each class a stack_bounds; then the stacks. What each call writes is apart from what it only reads, and
- * is a whole word, which processors forward from a store to the next load faster than a part of one. A closed
- * cache looks empty to pop and full to push; all zero is one.
+ * for each class a stack_bounds; then the stacks, close to each other; then room for those that grow. What
+ * each call writes is apart from what it only reads, and is a whole word, which processors forward from a
+ * store to the next load faster than a part of one. A closed cache looks empty to pop and full to push; all
+ * zero is one.
  *
  * For rseq.h and cpu_cache.c, and for the fast paths of malloc and free.
  */
@@ -19,7 +20,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#define CPU_CACHE_SHIFT 17
+#define CPU_CACHE_SHIFT 18
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
 
 enum cache_mode {
@@ -46,6 +47,7 @@ struct cpu_cache_state {
     unsigned idle_checks; /* in a row that found the same digest */
     struct turns turns[SIZE_CLASSES];
     size_t grown_bytes;
+    bool moved[SIZE_CLASSES]; /* to where it may grow, until the cache is flushed */
 };
 
 struct cpu_caches {
@@ -63,6 +65,7 @@ struct cpu_caches {
     const struct size_classes *classes;
     struct cpu_cache_state *states;
     uint16_t start_of[SIZE_CLASSES];
+    uint16_t grown_start_of[SIZE_CLASSES];
     _Atomic(uint64_t) flushes;
 };
 

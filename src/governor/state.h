@@ -89,7 +89,6 @@ struct governor {
     bool has_clients;     /* threads that report misuse when they see misuse_waits */
     _Atomic(bool) misuse_waits;
     struct lock lock; /* the heap's */
-    struct heap heap;
     uint64_t heap_locks;
     size_t misuses_reported;
     void (*misused)(enum misuse kind, const void *pointer); /* fixed at the start, as is visited */
@@ -119,7 +118,6 @@ struct governor {
 
     /* Under the purger's lock. */
     struct lock purge_lock;
-    struct purge_batch batch; /* once it is filled, written under both locks: heap.claims */
     struct cpu_usage cpu_usage;
     struct demand demand;
     uint64_t epoch_checks;   /* written under both locks, read under either */
@@ -146,6 +144,11 @@ struct governor {
     struct cpu_set cpus;             /* that the process could use at its start */
     int process;                     /* that the helper belongs to */
     struct miss_counter misses[MISS_COUNTERS];
+
+    /* The large ones, so that what comes before is on few pages. */
+    struct heap heap; /* under its lock */
+    struct purge_batch
+        batch; /* under the purger's lock; once it is filled, written under both: heap.claims */
 };
 
 static inline size_t page_bytes(const struct governor *governor) {

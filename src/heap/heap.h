@@ -40,9 +40,8 @@ struct slab_bin {
 
 struct purge_batch;
 
+/* The large tables are last: a program that needs little touches few pages. */
 struct heap {
-    struct space space;
-    struct runs runs;
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages[2]; /* slabs with free dirty pages; those in huge-page regions apart */
@@ -61,6 +60,8 @@ struct heap {
     uint64_t moves;                /* of large blocks' pages */
     size_t moved_spans;            /* large blocks for each of which the kernel keeps a mapping */
     size_t calloc_populated_pages; /* of large blocks made resident before their owners touched them */
+    struct runs runs;
+    struct space space;
 };
 
 /* Reserves at most so much address space. classes must outlive the heap. False if there is no memory. */

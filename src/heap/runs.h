@@ -18,21 +18,21 @@
 #define RUN_BINS 256
 
 struct run_set {
-    struct span *bins[RUN_BINS];
-    uint64_t filled[RUN_BINS / 64]; /* bit b: bin b is not empty */
     size_t pages;
+    uint64_t filled[RUN_BINS / 64]; /* bit b: bin b is not empty */
+    struct span *bins[RUN_BINS];
 };
 
 enum run_kind { RUN_DIRTY, RUN_CLEAN, RUN_HUGE_DIRTY, RUN_HUGE_CLEAN, RUN_KINDS };
 
 struct runs {
     struct space *space;
-    struct run_set sets[RUN_KINDS];
     struct span_ages dirty_ages; /* of both kinds of dirty runs */
     size_t faulted_pages; /* that were clean, and are in use or dirty since: their next touch is a fault */
     size_t region_pages;  /* of a huge-page region; 0, as until the owner sets it: none are made */
     size_t regions;       /* asked for so far */
     uint64_t huge_pages_made; /* pages of regions, counted as dirty before they were in use */
+    struct run_set sets[RUN_KINDS];
 };
 
 /* Where a taker wants its pages, first choice first. */

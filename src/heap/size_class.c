@@ -58,9 +58,8 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     size_t blocks = size <= 64 ? MAX_CACHE_BLOCKS : size <= 128 ? MAX_CACHE_BLOCKS / 2 : MAX_CACHE_BLOCKS / 4;
     size_t bytes = size <= 1024 ? MAX_SMALL_CACHE_BYTES : MAX_CACHE_BYTES;
     class->max_cached = (uint16_t)size_min(size_max(bytes / size, MIN_CACHE_BLOCKS), blocks);
-    size_t grown_blocks = size <= 128 ? MAX_GROWN_BLOCKS : MAX_GROWN_BLOCKS / 8;
     class->max_grown =
-        (uint16_t)size_min(size_max(MAX_GROWN_CLASS_BYTES / size, class->max_cached), grown_blocks);
+        (uint16_t)size_min(size_max(MAX_GROWN_CLASS_BYTES / size, class->max_cached), MAX_GROWN_BLOCKS);
     class->batch = class->max_cached / 2;
 }
 

@@ -98,14 +98,14 @@ static inline __attribute__((always_inline)) void change_bits(struct heap *heap,
         if (touching == 0) {
             continue;
         }
-        size_t blocks = (size_t)__builtin_popcountll(touching);
+        size_t blocks = count_bits(touching);
         if (change == CHANGE_FREED) {
             leave_page(heap, slab, page, blocks);
         } else {
             use_page(heap, slab, page, blocks, change == CHANGE_USED, prefault);
         }
     }
-    uint16_t count = (uint16_t)__builtin_popcountll(bits);
+    uint16_t count = (uint16_t)count_bits(bits);
     if (change == CHANGE_FREED) {
         slab->allocated[word] &= ~bits;
         slab->used_blocks = (uint16_t)(slab->used_blocks - count);

@@ -22,12 +22,12 @@ static size_t spans_for(size_t pages) {
 }
 
 static bool reserve_metadata(struct space *space, size_t bitmap_words) {
-    bool reserved = span_table_init(&space->spans, spans_for(space->max_pages), bitmap_words);
+    size_t bytes[PAGE_TABLES];
     for (int i = 0; i < PAGE_TABLES; i++) {
-        reserved = reserved &&
-                   address_range_reserve(&space->page_tables[i], (space->max_pages + 1) * entry_bytes[i]);
+        bytes[i] = (space->max_pages + 1) * entry_bytes[i];
     }
-    return reserved;
+    return span_table_init(&space->spans, spans_for(space->max_pages), bitmap_words) &&
+           address_ranges_reserve(space->page_tables, bytes, PAGE_TABLES);
 }
 
 static void release_metadata(struct space *space) {

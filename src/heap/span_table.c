@@ -29,11 +29,11 @@ bool span_table_init(struct span_table *table, size_t max_spans, size_t bitmap_w
     table->span_bytes = sizeof(struct span) + bitmap_words * sizeof(uint64_t);
     table->max_spans = max_spans;
     table->end = 1;
-    bool reserved = true;
+    size_t bytes[TABLE_PARTS];
     for (int part = 0; part < TABLE_PARTS; part++) {
-        reserved = reserved && address_range_reserve(&table->memory[part], bytes_for(table, part, max_spans));
+        bytes[part] = bytes_for(table, part, max_spans);
     }
-    return reserved && reach(table, 1);
+    return address_ranges_reserve(table->memory, bytes, TABLE_PARTS) && reach(table, 1);
 }
 
 void span_table_release(struct span_table *table) {

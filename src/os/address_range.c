@@ -8,9 +8,23 @@
 #define MAX_STEP ((size_t)256 << 20)
 
 bool address_range_reserve(struct address_range *range, size_t bytes) {
-    *range = (struct address_range){.base = vm_reserve(bytes)};
-    range->reserved = range->base == NULL ? 0 : vm_round_up(bytes);
-    return range->base != NULL;
+    return address_ranges_reserve(range, &bytes, 1);
+}
+
+/* Each has a guard on either side, as if it were reserved alone, and may be released alone. */
+bool address_ranges_reserve(struct address_range *ranges, const size_t *bytes, size_t count) {
+    size_t guards = 2 * vm_page_size();
+    size_t all = 0;
+    for (size_t i = 0; i < count; i++) {
+        all = size_plus(all, size_plus(vm_round_up(bytes[i]), i == 0 ? 0 : guards));
+    }
+    char *base = vm_reserve(all);
+    for (size_t i = 0; i < count; i++) {
+        size_t reserved = base == NULL ? 0 : vm_round_up(bytes[i]);
+        ranges[i] = (struct address_range){.base = base, .reserved = reserved};
+        base = base == NULL ? NULL : base + reserved + guards;
+    }
+    return base != NULL;
 }
 
 void address_range_release(struct address_range *range) {

@@ -19,6 +19,9 @@ struct address_range {
 /* Reserves bytes, rounded up to pages. False, and an empty range, if there is no room. */
 bool address_range_reserve(struct address_range *range, size_t bytes);
 
+/* The same for several, side by side. False, and all of them empty, if there is no room for all. */
+bool address_ranges_reserve(struct address_range *ranges, const size_t *bytes, size_t count);
+
 /* The range is empty then. It may have been before. */
 void address_range_release(struct address_range *range);
 

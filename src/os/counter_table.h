@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define COUNTER_TABLE_MAGIC   "calmstat" /* without its NUL */
-#define COUNTER_TABLE_VERSION 2
+#define COUNTER_TABLE_VERSION 3
 
 enum counter_unit {
     COUNTER_PLAIN, /* counts and bytes */
@@ -38,7 +38,6 @@ struct counter_term {
     const void *rows;    /* a uint32_t; NULL: one row */
     const void *present; /* a pointer to bytes, the first at present_offset, then present_stride apart: a row
                             whose byte is 0 does not count; NULL: all rows do */
-    const void *less;    /* a uint16_t for each i, subtracted from its word, down to 0; NULL: none */
     const void *weights; /* a uint32_t for each i, by which its word is multiplied; NULL: 1 each */
     uint32_t pointers;   /* 0: the words are at `at`. Otherwise `at` is the first of so many pointers, ... */
     uint32_t pointer_stride; /* ... so far apart, to words that add up; of those at NULL none is read */
@@ -48,10 +47,12 @@ struct counter_term {
     uint32_t weight_stride;
     uint32_t present_offset;
     uint32_t present_stride;
-    uint16_t count; /* 0 is 1 */
-    uint8_t bytes;  /* of a word: 1, 2, 4 or 8, unsigned */
-    uint8_t unit;   /* enum counter_unit */
-    uint32_t flags; /* enum counter_flags */
+    uint32_t base_offset; /* from a word to a uint32_t, whose complement is subtracted from it, down to 0; 0:
+                             none */
+    uint16_t count;       /* 0 is 1 */
+    uint8_t bytes;        /* of a word: 1, 2, 4 or 8, unsigned */
+    uint8_t unit;         /* enum counter_unit */
+    uint32_t flags;       /* enum counter_flags */
 };
 
 /* New fields are added at the end, which the sizes show; a change of meaning changes the version. */

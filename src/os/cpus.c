@@ -1,5 +1,6 @@
 #include "os/cpus.h"
 
+#include "base/size.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/filters.h"
@@ -10,7 +11,7 @@
 unsigned cpu_set_count(const struct cpu_set *set) {
     unsigned count = 0;
     for (unsigned i = 0; i < MAX_CPUS / 64; i++) {
-        count += (unsigned)__builtin_popcountll(set->words[i]);
+        count += count_bits(set->words[i]);
     }
     return count;
 }
@@ -79,12 +80,9 @@ static unsigned end_of_list(const char *path) {
 }
 
 unsigned cpus_possible(void) {
-    unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
-    /* A container may show another list than the kernel's own. */
     struct cpu_set set;
-    unsigned could = cpu_affinity(0, &set);
-    could = could > 0 ? could : MAX_CPUS;
-    return listed > could - 64 && listed <= could ? listed : could;
+    unsigned possible = cpu_affinity(0, &set);
+    return possible > 0 ? possible : MAX_CPUS;
 }
 
 unsigned nodes_possible(void) {

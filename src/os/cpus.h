@@ -52,7 +52,8 @@ unsigned cpu_affinity_count(void);
  * outside of the control group's cpuset, or does not exist. */
 bool cpu_pin(unsigned cpu);
 
-/* One more than the highest number that the kernel may give a CPU. */
+/* More than the highest number that the kernel may give a CPU: by less than a machine word has bits on a
+ * kernel that allocates its sets of CPUs by size. One system call. */
 unsigned cpus_possible(void);
 
 /* NUMA nodes likewise; 1 if the kernel does not say. */

@@ -6,12 +6,19 @@
 #include "os/syscall.h"
 #include "os/text.h"
 
+#include <stdatomic.h>
 #include <sys/sysinfo.h>
 
 size_t memory_total_bytes(void) {
-    struct sysinfo info = {0};
-    os_syscall(SYS_sysinfo, &info);
-    return (size_t)info.totalram * info.mem_unit;
+    static _Atomic(size_t) total; /* every thread stores the same */
+    size_t known = atomic_load_explicit(&total, memory_order_relaxed);
+    if (known == 0) {
+        struct sysinfo info = {0};
+        os_syscall(SYS_sysinfo, &info);
+        known = (size_t)info.totalram * info.mem_unit;
+        atomic_store_explicit(&total, known, memory_order_relaxed);
+    }
+    return known;
 }
 
 static size_t machine_available_bytes(const char *root) {

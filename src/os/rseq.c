@@ -44,6 +44,10 @@ static bool membarrier(long command) {
     return os_syscall(SYS_membarrier, command) == 0;
 }
 
+bool rseq_can_restart(void) {
+    return membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED_RSEQ);
+}
+
 bool rseq_restart_all(void) {
     if (filters_now() == FILTERS_ADDED) {
         return false;

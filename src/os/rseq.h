@@ -43,6 +43,9 @@ struct rseq_offsets {
 /* Any thread. Not usable where the C library registers no areas (before glibc 2.35, musl). */
 struct rseq_offsets rseq_find(void);
 
+/* Once, at the start: whether the kernel lets this process call rseq_restart_all. */
+bool rseq_can_restart(void);
+
 /*
  * Restarts every restartable sequence that runs on any CPU of this process, and orders memory with it: once
  * it returns true, no sequence is under way that began before. Costs an interrupt for each other CPU that

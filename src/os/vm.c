@@ -25,9 +25,20 @@ size_t vm_page_size(void) {
 /* What the system says of transparent huge pages. */
 #define HUGE_PAGES "/sys/kernel/mm/transparent_hugepage/"
 
-static bool is_chosen(const char *word) {
-    char text[64];
-    return file_read(HUGE_PAGES "enabled", text, sizeof text) > 0 && strstr(text, word) != NULL;
+enum when { HUGE_UNREAD, HUGE_NEVER, HUGE_ON_REQUEST, HUGE_ALWAYS };
+
+static enum when huge_pages_when(void) {
+    static _Atomic(int) when; /* every thread stores the same */
+    int known = atomic_load_explicit(&when, memory_order_relaxed);
+    if (known == HUGE_UNREAD) {
+        char text[64];
+        bool read = file_read(HUGE_PAGES "enabled", text, sizeof text) > 0;
+        known = read && strstr(text, "[always]") != NULL    ? HUGE_ALWAYS
+                : read && strstr(text, "[madvise]") != NULL ? HUGE_ON_REQUEST
+                                                            : HUGE_NEVER;
+        atomic_store_explicit(&when, known, memory_order_relaxed);
+    }
+    return (enum when)known;
 }
 
 static size_t huge_page_bytes(void) {
@@ -36,11 +47,11 @@ static size_t huge_page_bytes(void) {
 }
 
 size_t huge_pages_always_bytes(void) {
-    return is_chosen("[always]") ? huge_page_bytes() : 0;
+    return huge_pages_when() == HUGE_ALWAYS ? huge_page_bytes() : 0;
 }
 
 size_t huge_pages_request_bytes(void) {
-    return is_chosen("[always]") || is_chosen("[madvise]") ? huge_page_bytes() : 0;
+    return huge_pages_when() >= HUGE_ON_REQUEST ? huge_page_bytes() : 0;
 }
 
 static bool is_error(long result) {
@@ -54,13 +65,7 @@ static long advise(void *base, size_t bytes, int advice) {
 /* Where every fault may bring in a huge page, a part-used slab would hold 2 MiB: this declines them once, for
  * the whole mapping. */
 static void decline_huge_pages(void *base, size_t bytes) {
-    static _Atomic(int) everywhere = -1; /* every thread stores the same */
-    int known = atomic_load_explicit(&everywhere, memory_order_relaxed);
-    if (known < 0) {
-        known = huge_pages_always_bytes() != 0;
-        atomic_store_explicit(&everywhere, known, memory_order_relaxed);
-    }
-    if (known) {
+    if (huge_pages_when() == HUGE_ALWAYS) {
         vm_disable_huge_pages(base, bytes);
     }
 }
@@ -69,7 +74,7 @@ static void decline_huge_pages(void *base, size_t bytes) {
  * ThreadSanitizer, which sees no system call: each vm_release happens before the next vm_reserve. */
 static _Atomic(size_t) ranges_reserved;
 
-void *vm_reserve(size_t bytes) {
+static void *map_between_guards(size_t bytes) {
     size_t guard = vm_page_size();
     size_t padded = vm_round_up(bytes) + 2 * guard;
     if (padded < bytes) {
@@ -80,15 +85,25 @@ void *vm_reserve(size_t bytes) {
         return NULL;
     }
     atomic_fetch_add_explicit(&ranges_reserved, 1, memory_order_acquire);
-    void *base = (char *)result + guard;
-    decline_huge_pages(base, bytes);
-    /* Until it is committed: debuggers write what has no access rights to a core file, too. */
-    advise(base, bytes, MADV_DONTDUMP);
+    return (char *)result + guard;
+}
+
+void *vm_reserve(size_t bytes) {
+    void *base = map_between_guards(bytes);
+    if (base != NULL) {
+        decline_huge_pages(base, bytes);
+        /* Until it is committed: debuggers write what has no access rights to a core file, too. */
+        advise(base, bytes, MADV_DONTDUMP);
+    }
     return base;
 }
 
+static bool make_writable(void *base, size_t bytes) {
+    return !is_error(os_syscall(SYS_mprotect, base, bytes, PROT_READ | PROT_WRITE));
+}
+
 bool vm_commit(void *base, size_t bytes) {
-    if (is_error(os_syscall(SYS_mprotect, base, bytes, PROT_READ | PROT_WRITE))) {
+    if (!make_writable(base, bytes)) {
         return false;
     }
     advise(base, bytes, MADV_DODUMP);
@@ -96,10 +111,13 @@ bool vm_commit(void *base, size_t bytes) {
 }
 
 void *vm_map(size_t bytes) {
-    void *base = vm_reserve(bytes);
-    if (base != NULL && !vm_commit(base, bytes)) {
+    void *base = map_between_guards(bytes);
+    if (base != NULL && !make_writable(base, bytes)) {
         vm_release(base, bytes);
         return NULL;
+    }
+    if (base != NULL) {
+        decline_huge_pages(base, bytes);
     }
     return base;
 }

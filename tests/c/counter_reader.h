@@ -93,18 +93,16 @@ static inline uint64_t counter_words(const struct counter_term *term, const char
             continue;
         }
         for (uint32_t i = 0; i < (term->count > 0 ? term->count : 1); i++) {
-            uint64_t word =
-                counter_word(start + term->offset + (size_t)row * term->row_stride + (size_t)i * term->stride,
-                             term->bytes);
-            uint16_t less = 0;
+            const char *at = start + term->offset + (size_t)row * term->row_stride + (size_t)i * term->stride;
+            uint64_t word = counter_word(at, term->bytes);
+            uint64_t base = term->base_offset == 0
+                                ? 0
+                                : UINT32_MAX - counter_word(at + term->base_offset, sizeof(uint32_t));
             uint32_t weight = 1;
-            if (term->less != NULL) {
-                memcpy(&less, (const char *)term->less + 2 * i, sizeof less);
-            }
             if (term->weights != NULL) {
                 memcpy(&weight, (const char *)term->weights + (size_t)i * term->weight_stride, sizeof weight);
             }
-            sum += word > less ? (word - less) * weight : 0;
+            sum += word > base ? (word - base) * weight : 0;
         }
     }
     return sum;

@@ -455,12 +455,39 @@ static void check_growth(void) {
     CHECK(grown_bytes <= MAX_GROWN_BYTES && grown_bytes > MAX_GROWN_BYTES / 2);
 }
 
-/* Small blocks move by the class's batch; of medium ones, half of what there is room for, if that is more. */
+/* A stack that grows for the first time moves, with what is in it. */
+static void check_move(void) {
+    const uint32_t class = 6;
+    cpu_cache_open(&caches, class);
+    CHECK(push_one(class, token(0))); /* an empty cache is left as it is */
+    for (unsigned number = 0; number < caches.count; number++) {
+        cpu_cache_flush(&caches, number, false, count_blocks, NULL);
+    }
+    cpu_cache_open(&caches, class);
+    size_t count = 0;
+    while (push_one(class, token(count))) {
+        count++;
+    }
+    CHECK_EQUAL(count, classes.of[class].max_cached);
+    size_t bytes;
+    size_t held = cpu_caches_blocks(&caches, &bytes);
+    size_t held_bytes = bytes;
+    turn(class, GROWTH_TURNS, true);
+    CHECK_EQUAL(cpu_caches_blocks(&caches, &bytes), held);
+    CHECK_EQUAL(bytes, held_bytes);
+    CHECK(push_one(class, token(count)));
+    void *block;
+    for (size_t i = count + 1; i-- > 0;) {
+        CHECK(pop_one(class, &block) && block == token(i));
+    }
+    CHECK(!pop_one(class, &block));
+}
+
+/* The class's batch; half of what there is room for, if that is more. */
 static void check_magazine(uint32_t class) {
     size_t batch = classes.of[class].batch;
     size_t half = room(class) / 2 < MAX_MAGAZINE_BLOCKS ? room(class) / 2 : MAX_MAGAZINE_BLOCKS - 1;
-    bool more = classes.of[class].size >= MIN_MEDIUM_SIZE && half > batch;
-    CHECK_EQUAL(cpu_cache_magazine(&caches, class), more ? half : batch);
+    CHECK_EQUAL(cpu_cache_magazine(&caches, class), half > batch ? half : batch);
 }
 
 static void check_magazines(void) {
@@ -528,10 +555,12 @@ static void check_stacks(void) {
     CHECK_EQUAL(cpu_cache_pop_some(&caches, 1, back, 1), 1);
     check_magazines();
     check_growth();
+    check_move();
 }
 
 /* A push compares with the newest; below a stack's bottom lies nobody's. */
 static void check_newest(void) {
+    const uint32_t last = classes.count - 1;
     for (uint32_t class = 1; class < classes.count; ++class) {
         void *block;
         cpu_cache_open(&caches, class);
@@ -547,8 +576,12 @@ static void check_newest(void) {
         CHECK(!cpu_cache_is_newest(&caches, class, token(0)) &&
               !cpu_cache_is_newest(&caches, class, token(1)));
         uint32_t below =
-            class == 1 ? 2 * SIZE_CLASSES : caches.start_of[class - 1] + classes.of[class - 1].max_grown;
+            class == 1 ? 2 * SIZE_CLASSES : caches.start_of[class - 1] + classes.of[class - 1].max_cached;
         CHECK_EQUAL(caches.start_of[class] - below, 1);
+        uint32_t grown_below = class == 1
+                                   ? caches.start_of[last] + classes.of[last].max_cached
+                                   : caches.grown_start_of[class - 1] + classes.of[class - 1].max_grown;
+        CHECK_EQUAL(caches.grown_start_of[class] - grown_below, 1);
     }
     CHECK(!cpu_cache_is_newest(&caches, 0, token(0)));
 }
@@ -600,6 +633,7 @@ static void check_stacks_locked(void) {
     check_half_opened();
     if (cpu_cache_is_alone(&caches)) {
         void *block;
+        cpu_cache_open(&caches, 3);
         CHECK(alone_push(&caches, 3, token(3)));
         CHECK(!alone_push(&caches, 3, token(3)));
         CHECK(cpu_cache_is_newest(&caches, 3, token(3)));

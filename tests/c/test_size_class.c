@@ -83,7 +83,8 @@ static void test_caches(void) {
         CHECK(class->batch * 2 <= class->max_cached);
         CHECK(class->max_cached <= classes.of[i > 1 ? i - 1 : 1].max_cached);
         CHECK(class->max_grown >= class->max_cached && class->max_grown <= MAX_GROWN_BLOCKS);
-        words += 1 + class->max_grown; /* and one below that is never written */
+        /* A place at first, and one to grow in; below each, a word that is never written. */
+        words += 1 + class->max_cached + 1 + class->max_grown;
         bytes += (size_t) class->max_cached * class->size;
     }
     CHECK(words <= CPU_CACHE_BYTES / 8 && words <= UINT16_MAX); /* rseq_pop loads so much of a top */

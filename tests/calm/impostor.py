@@ -7,6 +7,7 @@ _SOURCE = r"""
     #include "os/counter_table.h"
     #include <stdio.h>
     #include <string.h>
+    #include <sys/mman.h>
     #include <unistd.h>
     static struct counter_term one[1];
     static struct counter_table table = COUNTER_TABLE("impostor", one);

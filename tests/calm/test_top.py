@@ -232,6 +232,7 @@ FOREIGN = {
     "pointer-stride": ("one[0].pointers = 2; one[0].pointer_stride = 1u << 31;", "too large"),
     "weights": ("one[0].count = 65535; one[0].weight_stride = 1u << 31;", "too large"),
     "present-stride": ("one[0].present = &word; one[0].present_stride = 1u << 31;", "too large"),
+    "base-offset": ("one[0].base_offset = 1u << 31;", "too large"),
     "wild": ("distance = 0x123456789;", "cannot be read"),
 }
 # Tables with a figure that cannot be had: the table is good, the figure is left out.
@@ -244,7 +245,8 @@ HOSTILE = {
     "rows-address": "one[0].rows = (void *)0xdead000;",
     "much": "static uint32_t rows = 8000; one[0].rows = &rows; one[0].count = 1000; one[0].stride = 1000;",
     "much-at-one-place": "static uint32_t rows = 8000; one[0].rows = &rows; one[0].count = 65535;",
-    "less": "one[0].less = (void *)0xdead000;",
+    "base": "char *half = mmap(NULL, 131072, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); "
+    "munmap(half + 65536, 65536); one[0].at = half; one[0].base_offset = 65536;",
     "present": "static uint32_t rows = 5; one[0].rows = &rows; one[0].present = (void *)0xdead000;",
     "present-bytes": "static uint32_t rows = 5; one[0].rows = &rows; word = 0xdead000; "
     "one[0].present = &word;",
@@ -304,7 +306,10 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
         static uint64_t words[3][4] = {{1, 20, 30, 0}, {500, 600, 700, 0}, {4, 50, 60, 0}};
         static struct { int other; char present; } state[3] = {{9, 1}, {9, 0}, {9, 1}};
         static void *states = state, *through = words, *nothing;
-        static uint16_t less[3] = {2, 0, 10};
+        static struct { uint64_t words[3]; struct { uint32_t other, not_base; } bounds[3]; } stacks[3] = {
+            {{1, 20, 30}, {{9, ~2U}, {9, ~0U}, {9, ~10U}}},
+            {{500, 600, 700}},
+            {{4, 50, 60}, {{9, ~2U}, {9, ~0U}, {9, ~10U}}}};
         static struct { uint32_t weight, other; } weights[3] = {{7, 1}, {10, 1}, {100, 1}};
         static struct { int other; void *words; } places[3] = {{1, words[0]}, {2, NULL}, {3, words[1]}};
         static uint8_t small = 200;
@@ -313,8 +318,9 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
                 {.name = "all", .at = &through, .pointers = 1, .offset = 8, .rows = &rows,
                  .row_stride = sizeof words[0], .stride = 8, .count = 2, .bytes = 8},
                 {.name = "all", .at = &small, .bytes = 1, .flags = COUNTER_SUBTRACT},
-                {.name = "weighed", .at = words, .rows = &rows, .row_stride = sizeof words[0], .stride = 8,
-                 .count = 3, .bytes = 8, .less = less, .weights = weights, .weight_stride = 8,
+                {.name = "weighed", .at = stacks, .rows = &rows, .row_stride = sizeof stacks[0], .stride = 8,
+                 .count = 3, .bytes = 8, .base_offset = offsetof(__typeof__(*stacks), bounds[0].not_base),
+                 .weights = weights, .weight_stride = 8,
                  .present = &states, .present_offset = offsetof(__typeof__(*state), present),
                  .present_stride = sizeof *state},
                 {.name = "paged", .at = &pages, .bytes = 4, .unit = COUNTER_PAGES},
