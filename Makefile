@@ -23,15 +23,16 @@ demo: ## install missing packages, build, and compare allocators on this machine
 	$(MAKE) --no-print-directory all
 	scripts/demo
 
-# See bench/peers.
+# See bench/peers. PEER_SOURCES="NAME=DIR …" builds peers from source trees.
+PEER_SOURCES :=
 peers: ## build the newest releases of other allocators, for comparison
-	scripts/peers
+	scripts/peers $(PEER_SOURCES:%=--source %)
 
 # Nothing else should run on the machine meanwhile.
 bench: ## run the whole suite under every allocator (one to two hours)
 	scripts/setup bench
 	$(MAKE) --no-print-directory all
-	scripts/peers
+	scripts/peers $(PEER_SOURCES:%=--source %)
 	bin/calm bench run --suite full --json build/bench.json --plot build/bench.png
 
 # Compares the patched kernel with an unpatched one on emulated machines, and tests the coherence of its TLBs: see

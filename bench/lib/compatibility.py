@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calm.core.allocators import dated
+
 from .results import REPOSITORY, Store
 
 if TYPE_CHECKING:
@@ -203,7 +205,11 @@ def measure(program: Program, root: Root, wanted: list[str]) -> Result:
 def _versions() -> dict[str, str]:
     path = REPOSITORY / "build/peers/lib/versions.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    return {label: known[label]["version"] for label in LIBRARIES if label in known}
+    return {
+        label: str(dated(known[label]["version"], known[label].get("date")))
+        for label in LIBRARIES
+        if label in known
+    }
 
 
 def keep(store: Store, result: Result) -> None:

@@ -15,6 +15,7 @@ from . import (
     papers,
     placement,
     policy,
+    published,
     sawtooth,
     scaling,
     suite,
@@ -41,6 +42,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     put(docs / "figures.md", tables.figures(store), "figures")
     put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")
     put(docs / "figures.md", suite.tables(store.folder, suite.SUMMARY), suite.NAME)
+    put(docs / "figures.md", published.tables(store.folder), published.NAME)
     put(docs / "figures.md", scaling.table(store), scaling.NAME)
     put(docs / "comparison.md", comparison.table(store), comparison.NAME)
     put(docs / "suite.md", suite.tables(store.folder, suite.DETAILS), suite.NAME)

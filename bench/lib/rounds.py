@@ -84,12 +84,12 @@ def note(errors: str) -> dict[str, Any]:
 
 
 def origin(allocator: Allocator) -> dict[str, str | None]:
-    """An allocator's version, and its package or crate."""
+    """An allocator's version with its date, and its package or crate."""
     name = allocator.label.partition(":")[0]
     if name not in allocators.KNOWN:
         return {}
     found = allocators.origin(name)
-    kept = ("version", "package", "package_version", "crate", "crate_version")
+    kept = ("version", "date", "package", "package_version", "crate", "crate_version")
     return {key: getattr(found, key) for key in kept}
 
 
@@ -99,7 +99,7 @@ def version_of(side: Mapping[str, Any]) -> str:
     for kind in ("crate", "package"):
         if known.get(kind):
             return f"{known['version']}, {kind} {known[kind]} {known[f'{kind}_version']}"
-    return known.get("version") or "version not known"
+    return allocators.dated(known.get("version"), known.get("date")) or "version not known"
 
 
 def interleaved(

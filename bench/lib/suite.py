@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from calm.commands.bench import picture
 from calm.commands.bench.analysis import analyse
@@ -15,7 +16,7 @@ from calm.core import documents
 from calm.core.environment import clean_environment
 from calm.core.suite_results import Results
 
-from .results import REPOSITORY, Store
+from .results import REPOSITORY, Store, compact
 
 NAME = "suite"
 _CALM = str(REPOSITORY / "bin/calm")
@@ -23,33 +24,45 @@ SUMMARY = ("summary",)
 DETAILS = ("time", "peak", "average", "shootdowns", "worst")
 
 
-def result(folder: Path) -> Path:
-    """The path of the suite's result."""
-    return folder / f"{NAME}.json"
+def result(folder: Path, name: str = NAME) -> Path:
+    """The path of a suite's result."""
+    return folder / f"{name}.json"
 
 
-def load(folder: Path) -> Results:
-    """The suite's result."""
-    return documents.read(str(result(folder)), Results)
+def load(folder: Path, name: str = NAME) -> Results:
+    """A suite's result."""
+    return documents.read(str(result(folder, name)), Results)
 
 
-def measure(store: Store, runs: int | None) -> None:
-    """Runs the suite and saves its result."""
-    path = store.runs(NAME)
-    command = [_CALM, "bench", "run", "--suite", "full", "--json", str(path)]
+def run(path: Path, runs: int | None, *options: str) -> None:
+    """Runs a suite, which writes its document to the path."""
+    command = [_CALM, "bench", "run", *options, "--json", str(path)]
     command += ["-n", str(runs)] if runs else []
     done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment())
     # 1: a program failed under an allocator, which the tables show.
     if done.returncode not in (0, 1):
         sys.exit(f"bench/figures: calm bench ended with {done.returncode}")
-    store.keep(NAME, json.loads(path.read_text()))
 
 
-def tables(folder: Path, kinds: Sequence[str]) -> str:
+def keep(store: Store, name: str, found: dict[str, Any]) -> None:
+    """Writes a suite's document without its runs, and without the allocators of rows that have all."""
+    every = [{"label": each["label"]} for each in found["allocators"]]
+    rows = [row | {"sides": [] if compact(row["sides"]) == every else row["sides"]} for row in found["rows"]]
+    store.keep(name, found | {"rows": rows})
+
+
+def measure(store: Store, runs: int | None) -> None:
+    """Runs the full suite and saves its result."""
+    path = store.runs(NAME)
+    run(path, runs, "--suite", "full")
+    keep(store, NAME, json.loads(path.read_text()))
+
+
+def tables(folder: Path, kinds: Sequence[str], name: str = NAME) -> str:
     """The given tables of `calm bench` for a page; empty if the suite was not measured."""
-    if not result(folder).exists():
+    if not result(folder, name).exists():
         return ""
-    analysis = analyse(load(folder))
+    analysis = analyse(load(folder, name))
     return to_markdown(grids(analysis, kinds), findings(analysis), analysis.results).strip() + "\n"
 
 

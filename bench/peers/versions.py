@@ -1,57 +1,45 @@
-"""Prints versions.json: which version of each allocator is built, and of the crate that carries it."""
+"""The versions of allocators, as their sources state them; None where they state none."""
 
-import json
 import re
-import sys
 from pathlib import Path
 
-CRATES = {
-    "jemalloc": "tikv-jemalloc-sys",
-    "mimalloc": "libmimalloc-sys",
-    "snmalloc": "snmalloc-sys",
-    "rpmalloc": "rpmalloc-sys",
-    "tcmalloc": "libtcmalloc-sys",
-}
 
-
-def _first(pattern: str, path: Path) -> str | None:
-    match = re.search(pattern, path.read_text(), re.MULTILINE)
+def first(pattern: str, path: Path) -> str | None:
+    """The first group of the first match in a file; None if there is no match, or no file."""
+    try:
+        match = re.search(pattern, path.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
     return match[1] if match else None
 
 
-def allocator_version(name: str, crate_version: str, crate: Path) -> str | None:
-    """What the crate's sources say; None where they say nothing."""
-    match name:
-        case "jemalloc":  # 0.7.1+5.3.1-0-g0123…
-            return re.sub(r"-.*", "", crate_version.partition("+")[2]) or None
-        case "mimalloc":  # 30302, and five digits before version 3.3
-            header = crate / "c_src/mimalloc/v3/include/mimalloc.h"
-            number = int(_first(r"^#define MI_MALLOC_VERSION\s+(\d+)", header) or 0)
-            parts = (number // 10000, number // 100 % 100, number % 100)
-            return ".".join(map(str, parts)) if number else None
-        case "rpmalloc":
-            return _first(r"\A(\d+\.\d+\.\d+)$", crate / "rpmalloc/CHANGELOG")
-        case "snmalloc":  # The crate is a directory of snmalloc, and has its number.
-            return crate_version
-        case _:  # Google's has no numbers: the day on which the crate took it.
-            day = r"\d{4}-\d\d-\d\d"
-            return _first(rf"^## \[{re.escape(crate_version)}\].*({day})$", crate / "CHANGELOG.md")
+def jemalloc(tree: Path) -> str | None:
+    """A release has a file VERSION: 5.3.1-0-g0123…"""
+    return first(r"\A(\d+(?:\.\d+)+)", tree / "VERSION") or first(r"^\* (\d+(?:\.\d+)+) ", tree / "ChangeLog")
 
 
-def main() -> None:
-    """Reads what `cargo metadata` says on standard input."""
-    packages = {package["name"]: package for package in json.load(sys.stdin)["packages"]}
-    versions = {}
-    for name, crate in CRATES.items():
-        package = packages[crate]
-        directory = Path(package["manifest_path"]).parent
-        versions[name] = {
-            "version": allocator_version(name, package["version"], directory),
-            "crate": crate,
-            "crate_version": package["version"].partition("+")[0],
-        }
-    print(json.dumps(versions, indent=2))
+def mimalloc(tree: Path) -> str | None:
+    """Digits of major, minor and patch: 30403 of 3.4.3, 3206 of 3.2.6, 316 of 3.1.6."""
+    digits = first(r"^#define MI_MALLOC_VERSION\s+(\d{3,5})\b", tree / "include/mimalloc.h")
+    if digits is None:
+        return None
+    end_of_minor = 3 if len(digits) == 5 else 2
+    return f"{digits[0]}.{int(digits[1:end_of_minor])}.{int(digits[end_of_minor:])}"
 
 
-if __name__ == "__main__":
-    main()
+def snmalloc(tree: Path) -> str | None:
+    return first(r'"version-semver": "([\d.]+)"', tree / "vcpkg.json")
+
+
+def rpmalloc(tree: Path) -> str | None:
+    return first(r"\A(\d+\.\d+\.\d+)$", tree / "CHANGELOG")
+
+
+def gperftools(tree: Path) -> str | None:
+    return first(r"^AC_INIT\(\[gperftools\],\[([\d.]+)", tree / "configure.ac")
+
+
+def llvm(tree: Path) -> str | None:
+    file = tree / "cmake/Modules/LLVMVersion.cmake"
+    parts = [first(rf"LLVM_VERSION_{part} (\d+)", file) for part in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(part for part in parts if part) or None

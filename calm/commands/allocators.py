@@ -3,7 +3,7 @@
 import click
 
 from calm.core import options, report
-from calm.core.allocators import GLIBC, KNOWN, Origin, origin
+from calm.core.allocators import GLIBC, KNOWN, Origin, dated, origin
 from calm.core.documents import Document
 from calm.core.options import Output
 
@@ -19,6 +19,8 @@ def _source(each: Origin) -> str:
         return f"{KNOWN[each.name].variant_of}, {each.option}"
     if each.crate:
         return f"crate {each.crate} {each.crate_version}"
+    if each.tree:
+        return "source tree"
     return f"{each.package} {each.package_version}" if each.package else "not packaged"
 
 
@@ -27,11 +29,11 @@ def _source(each: Origin) -> str:
 def command(output: Output) -> None:
     """List the allocators on this machine: version, origin, path."""
     origins = [origin(name) for name in KNOWN]
-    table = report.table("allocator", "version", "from", "library")
+    table = report.table("allocator", "version", "from", "library", wrap=("from", "library"))
     for each in origins:
         library = "nothing is preloaded" if each.name == GLIBC else each.library
         if each.present:
-            table.add_row(each.name, each.version or "unknown", _source(each), library)
+            table.add_row(each.name, dated(each.version, each.date) or "unknown", _source(each), library)
         else:
             table.add_row(each.name, "-", f"not found: {KNOWN[each.name].hint}", "", style="dim")
     # The table says the same as the document, and is left out beside it.

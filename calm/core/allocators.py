@@ -4,6 +4,7 @@ import ctypes.util
 import functools
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from calm.core.errors import USAGE, CalmError
 GLIBC = "glibc"
 TUNABLES = "GLIBC_TUNABLES"
 CALM_OPTIONS = "CALM_OPTIONS"
+MALLOC_CONF = "MALLOC_CONF"
 # What this project builds; their version is calm's own.
 OWN = ("calmalloc", "ptlbmalloc2")
 
@@ -36,37 +38,79 @@ class Known:
     hint: str = ""
     # What its own documentation asks for, unless the user sets it.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Another's library, with these options in CALM_OPTIONS: measured only where the user names it.
+    # Measured only where the user names it, as are all variants.
+    only_by_name: bool = False
+    # Another's library, with more options in the variable that it reads them from.
     variant_of: str | None = None
     option: str | None = None
+    variable: str = CALM_OPTIONS
+    # A text in the library, without which it does not know a variant's option.
+    needs: str = ""
 
 
-def _own(name: str, option: str | None = None, variant_of: str | None = None) -> Known:
-    library = (f"lib{variant_of or name}.so",)
-    return Known(library, library, "`make` builds it", variant_of=variant_of, option=option)
+def _own(name: str, only_by_name: bool = False) -> Known:
+    library = (f"lib{name}.so",)
+    return Known(library, library, "`make` builds it", only_by_name=only_by_name)
+
+
+def _variant(of: str, known: Known, option: str, variable: str = CALM_OPTIONS) -> Known:
+    return replace(known, variant_of=of, option=option, variable=variable)
+
+
+def _debian(library: tuple[str, ...], package: str) -> Known:
+    return Known((), library, f"install Debian's package {package}", only_by_name=True)
 
 
 _PEERS = "`make peers` builds it"
+_TREE = "`scripts/peers --source {}=DIR` builds it"
 _JEMALLOC = ("libjemalloc.so.2", "libjemalloc.so")
 _MIMALLOC = ("libmimalloc.so.3", "libmimalloc.so.2", "libmimalloc.so.2.0", "libmimalloc.so")
 _GPERFTOOLS = ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so")
 
+_CALM = _own("calmalloc")
+_JE = Known(tuple(reversed(_JEMALLOC)), _JEMALLOC, _PEERS)
+_DEVELOPED_JE = replace(
+    _JE,
+    hint=f"jemalloc's development branch has this option: {_TREE.format('jemalloc')}",
+    needs="process_madvise_max_batch",
+)
+
 KNOWN: Mapping[str, Known] = {
     GLIBC: Known(),
-    "calmalloc": _own("calmalloc"),
-    "ptlbmalloc2": _own("ptlbmalloc2"),
-    "jemalloc": Known(tuple(reversed(_JEMALLOC)), _JEMALLOC, _PEERS),
+    "calmalloc": _CALM,
+    "ptlbmalloc2": _own("ptlbmalloc2", only_by_name=True),
+    "jemalloc": _JE,
     "mimalloc": Known(tuple(reversed(_MIMALLOC)), _MIMALLOC, _PEERS),
     "snmalloc": Known(("libsnmalloc.so",), hint=_PEERS),
     "rpmalloc": Known(("librpmalloc.so",), hint=_PEERS),
     # Google's. A system's libtcmalloc.so is of gperftools. Its per-CPU caches register rseq themselves, which
     # glibc does otherwise.
     "tcmalloc": Known(("libtcmalloc.so",), hint=_PEERS, environment={TUNABLES: "glibc.pthread.rseq=0"}),
-    "gperftools": Known(_GPERFTOOLS, _GPERFTOOLS, "install Debian's package libtcmalloc-minimal4"),
-    "jemalloc-debian": Known((), _JEMALLOC, "install Debian's package libjemalloc2"),
-    "mimalloc-debian": Known((), _MIMALLOC, "install Debian's package libmimalloc2.0"),
-    "calmalloc-offload": _own("calmalloc-offload", "offload=on", "calmalloc"),
-    "calmalloc-offload-sync": _own("calmalloc-offload-sync", "offload=on,test_sync=on", "calmalloc"),
+    "gperftools": Known(
+        ("libgperftools.so", *_GPERFTOOLS),
+        _GPERFTOOLS,
+        f"install Debian's package libtcmalloc-minimal4, or {_TREE.format('gperftools')}",
+    ),
+    # These two are made for safety, not for speed.
+    "scudo": Known(
+        ("libscudo.so",),
+        (f"libclang_rt.scudo_standalone-{platform.machine()}.so",),
+        f"install Debian's package libclang-rt-dev, or {_TREE.format('scudo')}",
+        only_by_name=True,
+    ),
+    "hardened_malloc": Known(
+        ("libhardened_malloc.so",), hint=_TREE.format("hardened_malloc"), only_by_name=True
+    ),
+    "jemalloc-debian": _debian(_JEMALLOC, "libjemalloc2"),
+    "mimalloc-debian": _debian(_MIMALLOC, "libmimalloc2.0"),
+    "gperftools-debian": _debian(_GPERFTOOLS, "libtcmalloc-minimal4"),
+    # As servers often have it: memory goes back within a second, also while the program is idle.
+    "jemalloc-tuned": _variant("jemalloc", _JE, "background_thread:true,dirty_decay_ms:1000", MALLOC_CONF),
+    "jemalloc-process-madvise": _variant(
+        "jemalloc", _DEVELOPED_JE, "process_madvise_max_batch:128", MALLOC_CONF
+    ),
+    "calmalloc-offload": _variant("calmalloc", _CALM, "offload=on"),
+    "calmalloc-offload-sync": _variant("calmalloc", _CALM, "offload=on,test_sync=on"),
 }
 
 # A colon that environment variables follow; a path may contain others.
@@ -81,13 +125,14 @@ class Allocator:
     library: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     option: str | None = None
-    """What makes it a variant of another: added to CALM_OPTIONS."""
+    """What makes it a variant of another: added to the variable."""
+    variable: str = CALM_OPTIONS
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What to set in the program's environment.
 
         An inherited preload follows the library. Inherited tunables come first, as glibc takes the last of
-        two that contradict each other. Raises CalmError if the inherited CALM_OPTIONS contradict a variant.
+        two that contradict each other. Raises CalmError if inherited options contradict a variant.
         """
         preload = [str(self.library)] if self.library else []
         if existing := inherited.get("LD_PRELOAD"):
@@ -96,25 +141,30 @@ class Allocator:
         if TUNABLES in variables and (existing := inherited.get(TUNABLES)):
             variables[TUNABLES] = f"{existing}:{variables[TUNABLES]}"
         if self.option:
-            given = variables.get(CALM_OPTIONS, inherited.get(CALM_OPTIONS, ""))
-            variables[CALM_OPTIONS] = with_options(given, self.option, self.label)
+            given = variables.get(self.variable, inherited.get(self.variable, ""))
+            variables[self.variable] = with_options(given, self.option, self.label, self.variable)
         return variables
 
 
-def with_options(given: str, options: str, label: str) -> str:
-    """CALM_OPTIONS with more of them. Raises CalmError where they have other values for these.
+def _option_name(text: str) -> str:
+    """Of name=value, as calmalloc has it, or name:value, as jemalloc has it."""
+    return re.split("[=:]", text, maxsplit=1)[0]
+
+
+def with_options(given: str, options: str, label: str, variable: str = CALM_OPTIONS) -> str:
+    """A variable's options with more of them. Raises CalmError where it has other values for these.
 
     An `offload` that names the server's CPU will do for offload=on.
     """
     items = [item for item in given.split(",") if item]
     for option in options.split(","):
-        name = option.partition("=")[0]
-        others = [item for item in items if item.partition("=")[0] == name]
+        name = _option_name(option)
+        others = [item for item in items if _option_name(item) == name]
         if name == "offload" and others and f"{name}=off" not in others:
             continue
         if other := next((item for item in others if item != option), None):
             raise CalmError(
-                f"{label} means {option}, but {CALM_OPTIONS} has {other}: leave one of them out", USAGE
+                f"{label} means {option}, but {variable} has {other}: leave one of them out", USAGE
             )
         items += [] if others else [option]
     return ",".join(items)
@@ -124,7 +174,8 @@ def find_library(name: str) -> Path | None:
     known = KNOWN[name]
     candidates = [directory / file for directory in paths.built_directories() for file in known.built]
     candidates += [directory / file for directory in paths.system_directories() for file in known.system]
-    return next((path for path in candidates if path.is_file()), None)
+    found = next((path for path in candidates if path.is_file()), None)
+    return found if found and known.needs.encode() in found.read_bytes() else None
 
 
 def is_here(name: str) -> bool:
@@ -175,7 +226,7 @@ def parse(text: str) -> Allocator:
         if not label or "/" not in path:
             raise CalmError(f"{text!r}: LABEL=PATH needs a label and a path with a slash", USAGE)
         return Allocator(label + text[len(name) :], _library(path), environment)
-    allocator = Allocator(text, _library(name), environment, known.option)
+    allocator = Allocator(text, _library(name), environment, known.option, known.variable)
     # Raises CalmError for a contradiction before anything runs.
     allocator.variables({})
     return allocator
@@ -225,7 +276,7 @@ def complete_list(
 
 @dataclass(frozen=True)
 class Origin:
-    """The version of an allocator on this machine, and its origin: a package, a crate, or neither."""
+    """The version of an allocator on this machine, and its origin: a package, a crate, a tree, or neither."""
 
     name: str
     library: str | None
@@ -234,10 +285,18 @@ class Origin:
     package_version: str | None = None
     crate: str | None = None
     crate_version: str | None = None
+    tree: str | None = None
+    date: str | None = None
+    """The day of the last commit, if the tree is a checkout."""
     option: str | None = None
-    """What a variant adds to CALM_OPTIONS."""
+    """What a variant adds to CALM_OPTIONS or MALLOC_CONF."""
     present: bool = True
     preloaded: bool = True
+
+
+def dated(version: str | None, date: str | None) -> str | None:
+    """A version, and the day of the last commit, if it is of a checkout: 5.3.1-47-g0123abcd (2026-05-18)."""
+    return f"{version} ({date})" if version and date else version
 
 
 def _dpkg(*arguments: str) -> str | None:
@@ -276,12 +335,12 @@ def _glibc_path() -> Path | None:
     return Path(path) if path else None
 
 
-def _crate(name: str, library: Path) -> dict[str, str | None] | None:
-    """What `make peers` wrote beside the libraries that it built."""
+def _built(name: str, library: Path) -> dict[str, str | None] | None:
+    """What `scripts/peers` wrote beside the libraries that it built."""
     try:
-        versions = json.loads((library.parent / "versions.json").read_text())
-        return {key: versions[name][key] for key in ("version", "crate", "crate_version")}
-    except (OSError, ValueError, LookupError, TypeError):
+        found = json.loads((library.parent / "versions.json").read_text())[name]
+        return {key: found.get(key) for key in ("version", "crate", "crate_version", "tree", "date")}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
@@ -290,13 +349,13 @@ def _malloc_file(name: str) -> Path | None:
 
 
 def origin(name: str) -> Origin:
-    if variant_of := KNOWN[name].variant_of:
-        return replace(origin(variant_of), name=name, option=KNOWN[name].option)
     library = _malloc_file(name)
     if library is None:
-        return Origin(name, None, None, present=False)
-    if crate := _crate(name, library):
-        return Origin(name, str(library), **crate)  # type: ignore[arg-type]
+        return Origin(name, None, None, option=KNOWN[name].option, present=False)
+    if variant_of := KNOWN[name].variant_of:
+        return replace(origin(variant_of), name=name, option=KNOWN[name].option)
+    if built := _built(name, library):
+        return Origin(name, str(library), **built)  # type: ignore[arg-type]
     package, package_version = _packages(tuple(filter(None, map(_malloc_file, KNOWN)))).get(
         library, (None, None)
     )

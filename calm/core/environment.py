@@ -23,7 +23,7 @@ ALIASES: Mapping[str, str] = {
 # Settings of allocators and the dynamic linker: removed from what calm measures by itself.
 SETTINGS = (
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "CALM_OPTIONS", "PTLBMALLOC2_", "MIMALLOC_", "TCMALLOC_"),
-    *("JE_MALLOC_", "_RJEM_", "SNMALLOC_", "RPMALLOC_"),
+    *("JE_MALLOC_", "_RJEM_", "SNMALLOC_", "RPMALLOC_", "SCUDO_"),
 )
 _LINKER = re.compile(r"/ld(?:-linux[^/]*|64|-[\d.]+)\.so[.\d]*$")
 _LISTED = re.compile(r"^(glibc\.[\w.]+): *(?:\S+ \(min: (\w+), max: (\w+)\))?$", re.MULTILINE)

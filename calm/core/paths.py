@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,13 @@ def system_directories() -> list[Path]:
     """Directories with the system's shared libraries, the most particular first."""
     triple = f"{platform.machine()}-linux-gnu"
     system = ["/usr/local/lib", f"/usr/local/lib/{triple}", f"/usr/lib/{triple}", "/usr/lib64", "/usr/lib"]
-    return [Path(directory) for directory in system]
+    return [*map(Path, system), *_clang_directories()]
+
+
+def _clang_directories() -> list[Path]:
+    """Those of clang's own libraries, of the newest clang first."""
+    found = Path("/usr/lib").glob("llvm-*/lib/clang/*/lib/linux")
+    return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", str(path))], reverse=True)
 
 
 def user_cache() -> Path:

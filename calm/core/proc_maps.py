@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from calm.core.allocators import GLIBC, OWN
 
 # TBB's own libtbbmalloc.so leaves malloc as it is; its proxy does not.
-_PEERS = ("jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "scudo", "hoard", "tbbmalloc_proxy")
+_PEERS = (
+    *("jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gperftools", "scudo", "hardened_malloc"),
+    *("hoard", "tbbmalloc_proxy"),
+)
 # libsnmallocshim.so, librpmallocwrap.so, libtcmalloc_minimal_debug.so.4: a name goes on as its builders like.
-_LIBRARY = re.compile(rf"(?:^|/)lib({'|'.join((*OWN, *_PEERS))})([^/]*)\.so[^/]*$")
+_LIBRARY = re.compile(rf"(?:^|/)lib(?:clang_rt\.)?({'|'.join((*OWN, *_PEERS))})([^/]*)\.so[^/]*$")
 _GLIBC = re.compile(r"(?:^|/)libc(?:\.so\.6|-2\.\d+\.so)(?: \(deleted\))?$")
 _MUSL = re.compile(r"(?:^|/)(?:ld-musl-|libc\.musl-)[^/]*$")
 # Words in the text of a program that one of them is linked into.

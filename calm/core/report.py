@@ -60,7 +60,12 @@ def table(
 
     made = Table(box=None, pad_edge=False, show_header=show_header, header_style="bold", padding=padding)
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in wrap)
+        made.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            no_wrap=heading not in wrap,
+            overflow="fold" if heading in wrap else "ellipsis",
+        )
     return made
 
 

@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound="Results")
 
 
 class Metric(msgspec.Struct, frozen=True, array_like=True):
-    """The figure of a program of fixed duration: a key of the line of JSON that it prints."""
+    """The figure that a program prints: a key of its line of JSON, or a name for what its pattern finds."""
 
     key: str
     unit: str
@@ -73,20 +73,17 @@ class Row(msgspec.Struct):
     client: list[str] = []
     environment: dict[str, str] = {}
     sides: list[Side] = []
+    """In a file: left out if there are only medians, and every allocator has them."""
     medians: dict[str, list[float | None]] = {}
     """By figure, one for each side."""
     ratios: dict[str, RatioFields] = {}
     """Of its sides' figures to others'."""
     to_best: dict[str, dict[str, RatioFields]] = {}
-    """By measure, each allocator that finished to the best of them."""
+    """By measure, each allocator that finished to the best of them; if left out, the medians have them."""
     spans: dict[str, Span | None] = {}
     """By measure, the span of the allocators' medians, and of what would be chance."""
     curves: dict[str, list[float]] = {}
     """Of a row without a program."""
-
-    def __post_init__(self) -> None:
-        if any(len(column) > len(self.sides) for column in self.medians.values()):
-            raise ValueError(f"{self.name} has more medians than allocators")
 
     @property
     def has_runs(self) -> bool:
@@ -126,6 +123,18 @@ class Subject(msgspec.Struct):
     package: str | None = None
     package_version: str | None = None
     environment: dict[str, str] = {}
+    date: str | None = None
+    """The day of its last commit, if it was built from a checkout."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A tree of published programs that were built for the suite."""
+
+    name: str
+    version: str | None = None
+    """Its git revision; None if it is no git checkout."""
+    date: str | None = None
+    """Of its last commit."""
 
 
 class Worst(msgspec.Struct, frozen=True):
@@ -176,6 +185,7 @@ class Results(Document, kw_only=True, tag="calm-suite"):
     """By figure, how it was measured, or why not."""
     notes: list[str] = msgspec.field(default_factory=list)
     allocators: list[Subject]
+    sources: list[Source] = msgspec.field(default_factory=list)
     rows: list[Row]
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
     """Cases that cannot be run on this machine, and why."""
@@ -189,6 +199,10 @@ class Results(Document, kw_only=True, tag="calm-suite"):
 
     def __post_init__(self) -> None:
         for row in self.rows:
+            if row.medians and not row.sides:
+                row.sides = [Side(label) for label in self.labels]
+            if any(len(column) > len(row.sides) for column in row.medians.values()):
+                raise ValueError(f"{row.name} has more medians than allocators")
             if unknown := {side.label for side in row.sides} - set(self.labels):
                 raise ValueError(f"{row.name} has {', '.join(unknown)}, which is not listed")
 

@@ -174,12 +174,19 @@ def wait_for(path: Path, text: str) -> None:
         time.sleep(0.02)
 
 
-def without_runs(text: str) -> str:
-    """A file of `calm bench run --json` with what the tables took from the runs in their place."""
+def without_runs(text: str, *, medians_only: bool = False) -> str:
+    """A file of `calm bench run --json` with what the tables took from the runs in their place.
+
+    medians_only: without what can be calculated from the medians, or from the list of allocators.
+    """
     data = json.loads(text)
     for row in data["rows"]:
         for side in row["sides"]:
             del side["runs"]
+        if medians_only:
+            del row["to_best"]
+            if not any(side["failure"] for side in row["sides"]):
+                del row["sides"]
     return json.dumps(data)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from bench_helpers import LABELS, RATE, by_time, made_up, markdown, row, side
 from calm_helpers import ROOT, Calm, without_runs
 from rich.console import Console
 from waiting import wait_until
@@ -27,57 +28,9 @@ from calm.core.errors import CalmError
 from calm.core.progress import RoundsBar
 from calm.core.rounds import orders, williams_square
 from calm.core.statistics import geometric_mean_of_ratios, span_of_medians
-from calm.core.suite_results import Metric, Results, Row, Run, Side, Subject, saved
+from calm.core.suite_results import Metric, Results, Run, Side, Subject, saved
 
-LABELS = ("glibc", "calmalloc", "jemalloc")
-RATE = Metric("rate", "/s", higher_is_better=True)
 LATENCY = Metric("ns", "ns", higher_is_better=False)
-# Steady to a tenth of a percent, in three rounds.
-STEADY = (0.999, 1.0, 1.001)
-
-
-def side(
-    label: str, time_s: float, peak: float = 1000.0, spread: Sequence[float] = STEADY, **more: Any
-) -> Side:
-    figures = {"wall_s": time_s, "peak_rss_kib": peak, "average_rss_kib": peak / 2, "shootdowns": 10.0}
-    figures |= more
-    return Side(
-        label,
-        [
-            Run(number, {key: value * factor for key, value in figures.items()})
-            for number, factor in enumerate(spread, 1)
-        ],
-    )
-
-
-def row(name: str, *sides: Side, family: str = "workload", metric: Metric | None = None) -> Row:
-    return Row(name, family, metric, [name], sides=list(sides))
-
-
-def made_up(*rows: Row, labels: Sequence[str] = LABELS) -> Results:
-    return Results(
-        date="2026-01-02T03:04:05+00:00",
-        calm="0",
-        machine={"cpus": 2, "cpu": "a CPU", "memory_kib": 1 << 20},
-        suite="quick",
-        rounds=3,
-        seed=1,
-        timeout_s=120,
-        touched_kib=0,
-        how={"shootdowns": "counted so"},
-        allocators=[Subject(label, version="1.0") for label in labels],
-        rows=list(rows),
-        left_out={"absent": "it is not on this machine"},
-    )
-
-
-def by_time(name: str, glibc: float, calmalloc: float, jemalloc: float, **more: Any) -> Row:
-    values = zip(LABELS, (glibc, calmalloc, jemalloc), strict=True)
-    return row(name, *(side(label, value) for label, value in values), **more)
-
-
-def markdown(found: analysis.Analysis, kinds: Sequence[str]) -> str:
-    return tables.to_markdown(tables.grids(found, kinds), tables.findings(found), found.results)
 
 
 def test_ratios_are_to_the_best_of_the_row() -> None:
@@ -203,6 +156,15 @@ def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[
     assert ("jemalloc is both faster and smaller" in text) == bool(expected)
 
 
+def test_a_version_that_was_built_from_a_checkout_has_its_date() -> None:
+    results = made_up(by_time("a", 2.0, 1.0, 3.0))
+    results.allocators = [
+        Subject("glibc", version="2.36"),
+        Subject("jemalloc", version="5.3.1-47-g1", date="2026-05-18"),
+    ]
+    assert tables.conditions(results)[0] == "glibc 2.36, jemalloc 5.3.1-47-g1 (2026-05-18)."
+
+
 def test_own_variants_are_no_peers() -> None:
     labels = ("glibc", "calmalloc", "calmalloc:CALM_OPTIONS=slack=1", "ptlbmalloc2")
     found = analyse(made_up(row("a", *(side(label, 1.0) for label in labels)), labels=labels))
@@ -312,13 +274,14 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
     assert read == made
 
 
-def test_a_file_without_runs_is_shown_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["ratios", "medians"])
+def test_a_file_without_runs_is_shown_alike(tmp_path: Path, kept: str) -> None:
     failed = by_time("b", 1.0, 2.0, 3.0)
     failed.sides[2] = Side("jemalloc", failed.sides[2].runs, "killed by SIGSEGV (11)", 2)
     made = made_up(by_time("a", 3.0, 1.0, 2.0, metric=LATENCY), failed, by_time("c", 1.0, 1.3, 1.0))
     shown = markdown(analyse(made), tables.KINDS)
     path = tmp_path / "out.json"
-    path.write_text(without_runs(documents.text(saved(made, {}))))
+    path.write_text(without_runs(documents.text(saved(made, {})), medians_only=kept == "medians"))
     read = documents.read(str(path), Results)
     assert not any(each.runs for row in read.rows for each in row.sides)
     assert markdown(analyse(read), tables.KINDS) == shown
@@ -607,6 +570,10 @@ def test_bad_input_gets_one_line(calm: Calm, arguments: tuple[str, ...], code: i
         ({"schema": None}, "no document of calm"),
         ({"rows": None}, "not a whole calm-suite"),
         ({"allocators": []}, "not a whole calm-suite: a has .*, which is not listed"),
+        (
+            {"rows": [{"name": "a", "family": "", "medians": {"wall_s": [1, 2, 3, 4]}}]},
+            "not a whole calm-suite: a has more medians than allocators",
+        ),
         ({"rounds": "3"}, "not a whole calm-suite"),
         ({"messages": {"calmalloc": [1]}}, "not a whole calm-suite"),
     ],

@@ -142,13 +142,16 @@ def test_compare_takes_it(peer: Allocator, calm: Calm) -> None:
     assert [len(side["runs"]) for side in json.loads(result.stdout)["allocators"]] == [1, 1]
 
 
-def test_is_listed_with_its_crate(peer: Allocator, calm: Calm) -> None:
+def test_is_listed_with_its_origin(peer: Allocator, calm: Calm, tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(calm("allocators", "--json").stdout)["allocators"]}
     row = rows[peer.label]
-    locked = (ROOT / "bench/peers/Cargo.lock").read_text()
-    assert f'name = "{row["crate"]}"\nversion = "{row["crate_version"]}' in locked
     assert row["version"]
-    assert f"crate {row['crate']} {row['crate_version']}" in calm("allocators").stdout
+    if row["crate"]:
+        locked = (ROOT / "bench/peers/Cargo.lock").read_text()
+        assert f'name = "{row["crate"]}"\nversion = "{row["crate_version"]}' in locked
+        assert f"crate {row['crate']} {row['crate_version']}" in calm("allocators").stdout
+    else:
+        assert row["tree"]
 
 
 def test_tcmalloc_has_its_caches_for_each_cpu(calm: Calm, tmp_path: Path) -> None:
@@ -174,58 +177,22 @@ def test_tunables_that_are_set_stay() -> None:
     assert TUNABLES not in Allocator("glibc").variables({TUNABLES: "a.b.c=1"})
 
 
-@pytest.fixture
-def peers_script(tmp_path: Path) -> Path:
-    """In a tree of its own, where nothing is built yet; tools/ is all that it finds in its path."""
-    (tmp_path / "bench/peers").mkdir(parents=True)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "tools").mkdir()
-    for tool in ("sh", "dirname", "find", "cksum", "sort", "cat", "sed"):
-        found = shutil.which(tool)
-        assert found is not None
-        (tmp_path / "tools" / tool).symlink_to(found)
-    return Path(shutil.copy(ROOT / "scripts/peers", tmp_path / "scripts"))
+REMEDIES = {
+    **dict.fromkeys(NAMES, "`make peers` builds it"),
+    "gperftools": "install Debian's package libtcmalloc-minimal4, or `scripts/peers --source gperf",
+    "scudo": "install Debian's package libclang-rt-dev, or `scripts/peers --source scudo=DIR` builds it",
+    "hardened_malloc": "`scripts/peers --source hardened_malloc=DIR` builds it",
+    **{f"{name}-debian": "install Debian's package lib" for name in ("jemalloc", "mimalloc", "gperftools")},
+    "jemalloc-tuned": "`make peers` builds it",
+    "jemalloc-process-madvise": "jemalloc's development branch has this option: `scripts/peers",
+}
 
 
-def run_peers_script(script: Path) -> subprocess.CompletedProcess[str]:
-    root = script.parents[1]
-    environment = {"PATH": str(root / "tools"), "HOME": str(root)}
-    return subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
-
-
-def put_rust(folder: Path, version: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("cargo", "rustc"):
-        (folder / name).write_text(f"#!/bin/sh\necho 'release: {version}'\n")
-        (folder / name).chmod(0o755)
-
-
-@pytest.mark.parametrize("version", [None, "1.63.0", "1.89.0"])
-def test_without_a_cargo_that_is_new_enough_a_line_says_so(peers_script: Path, version: str | None) -> None:
-    if version is not None:
-        put_rust(peers_script.parents[1] / "tools", version)
-    result = run_peers_script(peers_script)
-    assert (result.returncode, result.stderr) == (0, "")
-    (line,) = result.stdout.splitlines()
-    assert line.startswith("scripts/peers: there is no cargo of Rust 1.90 or later: Debian's libraries")
-    assert not (peers_script.parents[1] / "build").exists()
-
-
-@pytest.mark.parametrize("where", ["tools", ".cargo/bin"])
-def test_the_newer_of_two_cargos_is_taken(peers_script: Path, where: str) -> None:
-    """It gets as far as looking for the other compiler, which is not there."""
-    put_rust(peers_script.parents[1] / "tools", "1.63.0")
-    put_rust(peers_script.parents[1] / where, "1.90.0-beta.1")
-    result = run_peers_script(peers_script)
-    assert result.returncode == 1
-    assert result.stderr == "scripts/peers: there is no C++ compiler (Debian's package g++)\n"
-
-
-@pytest.mark.parametrize("name", [*NAMES, "gperftools", "jemalloc-debian", "mimalloc-debian"])
+@pytest.mark.parametrize("name", REMEDIES)
 def test_where_it_is_missing_a_line_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "built_directories", list)
     monkeypatch.setattr(places, "system_directories", list)
-    remedy = "`make peers` builds it" if name in NAMES else "install Debian's package lib"
+    remedy = REMEDIES[name]
     with pytest.raises(CalmError, match=f"{name} is not on this machine: {remedy}"):
         allocators.parse(name)
 
@@ -234,8 +201,9 @@ def test_debian_is_not_what_was_built(tmp_path: Path, monkeypatch: pytest.Monkey
     built, system = tmp_path / "built", tmp_path / "system"
     for folder in (built, system):
         folder.mkdir()
-        for library in ("libjemalloc.so", "libmimalloc.so", "libtcmalloc.so"):
+        for library in ("libjemalloc.so", "libmimalloc.so", "libtcmalloc.so", "libtcmalloc_minimal.so"):
             (folder / library).touch()
+    (built / "libgperftools.so").touch()
     monkeypatch.setattr(places, "built_directories", lambda: [built])
     monkeypatch.setattr(places, "system_directories", lambda: [system])
     for name in ("jemalloc", "mimalloc"):
@@ -243,6 +211,38 @@ def test_debian_is_not_what_was_built(tmp_path: Path, monkeypatch: pytest.Monkey
         assert allocators.find_library(f"{name}-debian") == system / f"lib{name}.so"
         (built / f"lib{name}.so").unlink()
         assert allocators.find_library(name) == system / f"lib{name}.so"
+    assert allocators.find_library("gperftools") == built / "libgperftools.so"
+    assert allocators.find_library("gperftools-debian") == system / "libtcmalloc_minimal.so"
     # A system's library of that name is of gperftools.
     (built / "libtcmalloc.so").unlink()
     assert allocators.find_library("tcmalloc") is None
+
+
+def test_the_newest_clang_has_the_newest_scudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [tmp_path / f"llvm-{number}/lib/clang/{release}/lib/linux" for number, release in
+             ((9, "9.0.1"), (14, "14.0.6"), (19, "19"))]  # fmt: skip
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(found[1:] + found[:1]))
+    assert [path for path in places.system_directories() if path in found] == found[::-1]
+
+
+@pytest.mark.parametrize("name", ["scudo", "hardened_malloc", "gperftools"])
+def test_it_serves_what_programs_call(name: str, where: Path, calm: Calm) -> None:
+    library = allocators.find_library(name)
+    if library is None:
+        pytest.skip(f"{name} is not on this machine")
+    result = calm(
+        "run", "-a", name, "--", where, "malloc", "free", "calloc", "realloc", "posix_memalign", "_Znwm"
+    )
+    assert result.returncode == 0, result.stderr
+    served = dict(line.split() for line in result.stdout.splitlines())
+    assert {Path(file).resolve() for file in served.values()} == {library.resolve()}
+
+
+def test_jemalloc_takes_the_options_of_its_variants(calm: Calm) -> None:
+    variants = [name for name, known in allocators.KNOWN.items() if known.variant_of == "jemalloc"]
+    here = [name for name in variants if allocators.is_here(name)]
+    if not here:
+        pytest.skip("jemalloc is not on this machine")
+    for name in here:
+        result = calm("run", "-a", f"{name}:MALLOC_CONF=abort_conf:true", "--", "true")
+        assert (result.returncode, result.stderr) == (0, ""), name

@@ -417,6 +417,7 @@ def test_results_of_the_suite(inside: Calm) -> None:
 def test_a_case_that_some_allocator_has_no_figures_of_is_left_out(inside: Calm, tmp_path: Path) -> None:
     data = json.loads(SUITE.read_text())
     (row,) = [row for row in data["rows"] if row["name"] == "listing1"]
+    row["sides"] = [{"label": each["label"]} for each in data["allocators"]]
     row["sides"][-1]["failure"] = "exit code 1"
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(data))

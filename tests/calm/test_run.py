@@ -119,6 +119,70 @@ def test_variants_are_measured_only_where_they_are_asked_for(own_library: Path) 
     assert subject_of(["glibc", "mimalloc", "calmalloc-offload"]) == "calmalloc-offload"
 
 
+JEMALLOC_VARIANTS = {
+    "jemalloc-tuned": "background_thread:true,dirty_decay_ms:1000",
+    "jemalloc-process-madvise": "process_madvise_max_batch:128",
+}
+
+
+@pytest.fixture
+def jemalloc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One of the development branch, by the name of its option, which is all that it has."""
+    library = tmp_path / "libjemalloc.so"
+    source = 'const char option[] = "process_madvise_max_batch";'
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setenv(paths.LIBRARY_PATH, str(tmp_path))
+    return library
+
+
+@pytest.mark.parametrize("name", JEMALLOC_VARIANTS)
+def test_variants_of_jemalloc_have_their_options_in_its_variable(
+    name: str, calm: Calm, jemalloc: Path
+) -> None:
+    options = JEMALLOC_VARIANTS[name]
+    command = ("--", "sh", "-c", "echo $LD_PRELOAD $MALLOC_CONF $CALM_OPTIONS")
+    for inherited, written, expected in (
+        ("", "", options),
+        ("narenas:2", "", f"narenas:2,{options}"),
+        ("narenas:2", ":MALLOC_CONF=tcache:false,lg_chunk:3", f"tcache:false,lg_chunk:3,{options}"),
+    ):
+        environment = {paths.LIBRARY_PATH: str(jemalloc.parent)}
+        environment |= {"MALLOC_CONF": inherited} if inherited else {}
+        result = calm("run", "-a", name + written, *command, env=environment)
+        assert result.stdout == f"{jemalloc} {expected}\n", result.stderr
+    rows = {row["name"]: row for row in json.loads(calm("allocators", "--json").stdout)["allocators"]}
+    assert (rows[name]["option"], rows[name]["library"]) == (options, str(jemalloc))
+    assert name not in default_allocators()
+
+
+def test_a_variant_of_jemalloc_that_is_contradicted_is_refused(jemalloc: Path) -> None:
+    text = "means dirty_decay_ms:1000, but MALLOC_CONF has dirty_decay_ms:0: leave one of them out"
+    with pytest.raises(CalmError, match=text):
+        allocators.parse("jemalloc-tuned:MALLOC_CONF=dirty_decay_ms:0")
+
+
+def test_a_jemalloc_without_the_option_has_not_the_variant(jemalloc: Path, calm: Calm) -> None:
+    jemalloc.write_bytes(jemalloc.read_bytes().replace(b"process_madvise", b"process_nothing"))
+    assert allocators.find_library("jemalloc-tuned") == jemalloc
+    with pytest.raises(CalmError, match="jemalloc-process-madvise is not on this machine: jemalloc's"):
+        allocators.parse("jemalloc-process-madvise")
+    rows = {row["name"]: row for row in json.loads(calm("allocators", "--json").stdout)["allocators"]}
+    assert not rows["jemalloc-process-madvise"]["present"]
+
+
+def test_a_variant_of_another_is_a_peer(jemalloc: Path) -> None:
+    assert not set(JEMALLOC_VARIANTS) & set(OWN)
+    assert subject_of(["glibc", "jemalloc-tuned", "calmalloc-offload"]) == "calmalloc-offload"
+
+
+@pytest.mark.parametrize("name", ["scudo", "hardened_malloc", "ptlbmalloc2", "jemalloc-debian"])
+def test_some_are_measured_only_where_they_are_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocators, "is_here", lambda _: True)
+    assert name not in default_allocators()
+    assert {"glibc", "calmalloc", "jemalloc", "gperftools", "tcmalloc"} <= set(default_allocators())
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_is_searched_with_its_option(name: str, own_library: Path) -> None:
     assert space.parse_names([f"{name},calmalloc"]) == ["calmalloc", name]

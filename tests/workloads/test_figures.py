@@ -30,19 +30,24 @@ from lib import (  # noqa: E402
     instructions,
     judged,
     offload,
+    published,
     ratios,
     rounds,
     scaling,
     server_time,
+    suite,
     tables,
 )
 from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
 
 from calm import __version__  # noqa: E402
-from calm.core import allocators  # noqa: E402
+from calm.commands.bench import command  # noqa: E402
+from calm.commands.bench.analysis import analyse  # noqa: E402
+from calm.commands.bench.source_tree import SourceTree  # noqa: E402
+from calm.core import allocators, documents  # noqa: E402
 from calm.core.profile_model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
-from calm.core.suite_results import METRIC, Metric, Row, Run, Side  # noqa: E402
+from calm.core.suite_results import METRIC, Metric, Results, Row, Run, Side, Source, Subject  # noqa: E402
 
 BUILD = ROOT / "build/release"
 
@@ -154,15 +159,18 @@ def test_results_say_which_version_took_part(tmp_path: Path, monkeypatch: pytest
     shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libmimalloc.so")
     shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libcalmalloc.so")
     crate = {"version": "3.3.2", "crate": "libmimalloc-sys", "crate_version": "0.1.49"}
-    (tmp_path / "versions.json").write_text(json.dumps({"mimalloc": crate}))
+    tree = {"version": "2.0.1-1-g5dacae8", "date": "2026-07-15", "tree": "/src/rpmalloc"}
+    shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "librpmalloc.so")
+    (tmp_path / "versions.json").write_text(json.dumps({"mimalloc": crate, "rpmalloc": tree}))
     monkeypatch.setenv("CALM_LIBRARY_PATH", str(tmp_path))
-    labels = ["mimalloc:A=1", "calmalloc-offload", "glibc"]
+    labels = ["mimalloc:A=1", "calmalloc-offload", "glibc", "rpmalloc"]
     sides = rounds.interleaved(labels, lambda _: {}, rounds=1)
-    assert sides[0]["origin"] == crate | {"package": None, "package_version": None}
+    assert sides[0]["origin"] == crate | {"date": None, "package": None, "package_version": None}
     told = [rounds.version_of(side) for side in sides]
     assert told[0] == "3.3.2, crate libmimalloc-sys 0.1.49"
     assert told[1] == __version__
     assert told[2].startswith(os.confstr("CS_GNU_LIBC_VERSION").split()[1])  # type: ignore[union-attr]
+    assert told[3] == "2.0.1-1-g5dacae8 (2026-07-15)"
     assert rounds.version_of({"label": "older results"}) == "version not known"
 
 
@@ -726,3 +734,92 @@ def test_scaling_table(tmp_path: Path) -> None:
     assert "| a rate | 4.00, 2 | 1.00, 1 |" in told
     assert "| **geometric mean, relative to the best** | 2.00, 1.41 | 1.22, 1.00 |" in told
     assert "| TLB shootdowns, sum | 7 | 3 |" in told
+
+
+def published_document(folder: Path) -> dict[str, Any]:
+    """What `calm bench run --suite published` writes, with two programs and a stand-in."""
+    by_name = {case.name: case for case in command.all_cases()}
+    rate, names = by_name["published/larson"].metric, ("published/larson", "larson", "published/cfrac")
+    rows = [
+        Row(
+            name,
+            by_name[name].family,
+            rate if name.endswith("larson") else None,
+            [name],
+            sides=[
+                Side(label, [Run(number, figures(value * number, peak)) for number in (1, 2, 3)])
+                for label, value, peak in (("glibc", 4.0, 1000.0), ("calmalloc", 9.0, 1500.0))
+            ],
+        )
+        for name in names
+    ]
+    found = Results(
+        machine={"cpus": 2, "memory_kib": 1 << 20},
+        suite="published",
+        rounds=3,
+        seed=1,
+        timeout_s=120,
+        allocators=[Subject("glibc", version="2.36"), Subject("calmalloc", version="0.1.0")],
+        sources=[Source("mimalloc-bench", "v1", "2026-07-15")],
+        rows=rows,
+    )
+    found.rows[2].sides[1].failure = "killed by SIGSEGV (11)"
+    analyse(found)
+    path = folder / "whole.json"
+    path.write_text(documents.text(found))
+    written: dict[str, Any] = json.loads(path.read_text())
+    return written
+
+
+def figures(value: float, peak: float) -> dict[str, float | None]:
+    return {METRIC: value, "wall_s": value, "peak_rss_kib": peak, "average_rss_kib": peak, "user_s": 1.0}
+
+
+def test_the_result_of_the_published_programs_has_what_the_tables_need(tmp_path: Path) -> None:
+    store, whole = Store(tmp_path / "kept"), published_document(tmp_path)
+    assert published.tables(store.folder) == ""
+    suite.keep(store, published.NAME, published.kept(whole))
+    kept = store.load(published.NAME)
+    assert kept
+    assert {figure for row in kept["rows"] for figure in row["medians"]} == {METRIC, "wall_s", "peak_rss_kib"}
+    assert [("sides" in row, "to_best" in row) for row in kept["rows"]] == [(False, False)] * 2 + [
+        (True, False)
+    ]
+    # The same tables as from all runs.
+    (store.folder / "all.json").write_text(json.dumps(whole))
+    assert published.tables(store.folder) == suite.tables(store.folder, published.KINDS, "all")
+    assert "| larson | 2.25/2.25 | 1.00/1.00 | 1.00 |" in published.tables(store.folder)
+    assert "mimalloc-bench v1, 2026-07-15." in published.tables(store.folder)
+
+
+def test_the_published_programs_are_measured_by_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(given: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(given)
+        Path(given[given.index("--json") + 1]).write_text(json.dumps(published_document(tmp_path)))
+        return subprocess.CompletedProcess(given, 1)
+
+    monkeypatch.setattr(suite.subprocess, "run", run)
+    tree = SourceTree("mimalloc-bench", Path("/some/tree"))
+    published.measure(Store(tmp_path / "kept"), 2, tree)
+    (given,) = commands
+    assert given[1:7] == ["bench", "run", "--suite", "published", "--source", "mimalloc-bench=/some/tree"]
+    assert given[-2:] == ["-n", "2"]
+    assert published.tables(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("published",), "published needs --source mimalloc-bench=DIR"),
+        (("published", "--source", "other=/"), "no such source: other"),
+        (("--source", "mimalloc-bench=/etc"), "/etc has no bench/CMakeLists.txt"),
+    ],
+)
+def test_figures_of_published_programs_need_their_tree(arguments: tuple[str, ...], message: str) -> None:
+    done = subprocess.run([ROOT / "bench/figures", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -111,7 +111,8 @@ def test_a_table_edited_by_hand_is_found(made: tuple[Path, set[str]]) -> None:
     expected = texts(root)
     for name, text in expected.items():
         for begin, mark, table, end in BLOCK.findall(text):
-            if mark not in OF_THE_CODE:
+            # One without a result yet has no table.
+            if mark not in OF_THE_CODE and table:
                 digit = max(found.start() for found in re.finditer(r"\d", table))
                 other = str((int(table[digit]) + 1) % 10)
                 edited = text.replace(begin + table, begin + table[:digit] + other + table[digit + 1 :])
@@ -163,6 +164,7 @@ def test_what_is_compact() -> None:
         "failure": None,
         "said": [],
         "sides": [{"label": "x", "ratio": [2.0, None, None, 1], "runs": [{"time_s": 1.0}]}],
+        "to_best": {"time": {"x": [1.0, 1.0, 1.0, 1]}},
         "analysis": {"more": 1},
     }
     assert compact(whole) == {

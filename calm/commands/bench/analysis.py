@@ -8,12 +8,14 @@ from dataclasses import astuple, dataclass
 import msgspec
 import numpy as np
 
+from calm.commands.bench.published import FAMILY
 from calm.core import allocators
 from calm.core.statistics import Ratio, Span, ratio_of_medians, span_of_medians
 from calm.core.suite_results import METRIC, Beaten, Conclusions, Results, Rounds, Row, Side, Worst, known
 
 LISTING1 = "listing1"
-_VARIANTS = tuple(name for name, known in allocators.KNOWN.items() if known.variant_of)
+PUBLISHED = "of published programs"
+_VARIANTS = tuple(name for name, known in allocators.KNOWN.items() if known.variant_of in allocators.OWN)
 OWN = (*allocators.OWN, *_VARIANTS)
 # A peer that is by this much both faster and smaller has won a row outright.
 PARETO_MARGIN = 1.02
@@ -42,8 +44,11 @@ def costs(row: Row, side: Side, what: Measure) -> list[float]:
     values = [] if side.failure else known(side.values(what.figure(row)))
     if len(values) != len(side.runs) or any(value <= 0 for value in values):
         return []
-    inverted = what is TIME and row.metric and row.metric.higher_is_better
-    return [1 / value for value in values] if inverted else values
+    return [_cost(row, what, value) for value in values]
+
+
+def _cost(row: Row, what: Measure, value: float) -> float:
+    return 1 / value if what is TIME and row.metric and row.metric.higher_is_better else value
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,18 @@ def rank(row: Row, what: Measure) -> Ranking:
         }
         alike = len(found) > 1 and len(set(map(len, found.values()))) == 1
         row.spans[what.key] = span_of_medians(list(found.values())) if alike else None
-    ratios = {label: Ratio(*ratio) for label, ratio in row.to_best.get(what.key, {}).items()}
+    if row.has_runs or what.key in row.to_best:
+        ratios = {label: Ratio(*ratio) for label, ratio in row.to_best[what.key].items()}
+    else:
+        ratios = _of_medians(row, what)
     return Ranking(row, what, ratios, found, row.spans.get(what.key))
+
+
+def _of_medians(row: Row, what: Measure) -> dict[str, Ratio]:
+    """The ratios to the best of a file that has only medians, without intervals."""
+    medians = {side.label: row.median(side.label, what.figure(row)) for side in row.sides}
+    found = {label: _cost(row, what, value) for label, value in medians.items() if value}
+    return {label: Ratio(cost / min(found.values()), None, None, 0) for label, cost in found.items()}
 
 
 @dataclass(frozen=True)
@@ -207,7 +222,8 @@ def analyse(results: Results) -> Analysis:
     for what in MEASURES:
         sensitive = [each for each in rankings[what.key] if each.ratios and not each.insensitive]
         without = [each for each in sensitive if each.row.family != LISTING1]
-        for scope, rows in (("all", sensitive), ("without listing1", without)):
+        originals = [each for each in sensitive if each.row.family == FAMILY]
+        for scope, rows in (("all", sensitive), ("without listing1", without), (PUBLISHED, originals)):
             if scope == "all" or (rows and len(rows) < len(sensitive)):
                 means.append(_mean(results, what, rows, scope, subject, peers))
     # Each allocator's own where they were counted, or else the system's interrupts.

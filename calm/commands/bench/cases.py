@@ -30,13 +30,15 @@ class Case:
 
     name: str
     family: str
-    """One of workload, stand-in, listing1, program, server."""
+    """One of workload, stand-in, listing1, program, server, published."""
     summary: str
     """One line: what it does, and its authors."""
     prepare: Callable[[Path], Prepared]
     """Its argument is a folder of the case's own, for inputs: written once, and kept between runs."""
     metric: Metric | None = None
     """None: a fixed amount of work, compared by wall time. With one, by that figure."""
+    pattern: str = ""
+    """Of a program that prints no JSON: a regular expression whose group is the figure."""
     package: str | None = None
     """The Debian package that brings the program, for the message when it is missing."""
     program: str | None = None
@@ -47,5 +49,7 @@ class Case:
     """One more key of the client's JSON: bytes resident at the end."""
     more_keys: tuple[str, ...] = ()
     """Further numbers of the line with the metric, kept by their own names."""
+    obstacle: str | None = None
+    """Why it cannot be run, if that is known from the start."""
     runs_under: Callable[[str], bool] | None = None
     """Which allocators it is run under, by their labels; None: all."""

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from calm.commands.bench import programs, runner, tables, workloads
+from calm.commands.bench import programs, published, runner, source_tree, tables, workloads
 from calm.commands.bench.analysis import Analysis, analyse
 from calm.commands.bench.cases import Case
+from calm.commands.bench.source_tree import SourceTree
 from calm.core import allocators, documents, environment, options, paths, report
 from calm.core import suite_results as results
 from calm.core.documents import Document
@@ -43,11 +44,12 @@ class CaseList(Document, kw_only=True, tag="calm-cases"):
     cases: list[ListedCase]
 
 
-_ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5}
+_ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5, published.FAMILY: 3}
 
 
-def all_cases() -> tuple[Case, ...]:
-    return (*workloads.CASES, *programs.CASES)
+def all_cases(tree: SourceTree | None = None) -> tuple[Case, ...]:
+    """Of the published programs, too; these can be run only with a tree that has them."""
+    return (*workloads.CASES, *programs.CASES, *published.cases(tree, inputs_folder()))
 
 
 def choose(cases: Sequence[Case], suite: str, names: Sequence[str]) -> list[Case]:
@@ -60,18 +62,20 @@ def choose(cases: Sequence[Case], suite: str, names: Sequence[str]) -> list[Case
         return [
             case for case in cases if case.family == "stand-in" or case.name in workloads.BESIDE_STAND_INS
         ]
-    return [case for case in cases if case.quick or suite == "full"]
+    if suite == published.FAMILY:
+        # Each followed by its stand-in, so that the two are measured within the same minutes.
+        stand_ins = {published.original_of(case.name): case for case in cases}
+        pairs = ((case, stand_ins.get(case.name)) for case in cases if case.family == published.FAMILY)
+        return [case for pair in pairs for case in pair if case]
+    return [case for case in cases if case.family != published.FAMILY and (case.quick or suite == "full")]
 
 
 def default_allocators() -> list[str]:
-    """Without ptlbmalloc2, which governs glibc, and without Debian's builds and variants of others."""
+    """Without variants of others, and without those that are measured only where the user names them."""
     return [
         name
         for name, known in allocators.KNOWN.items()
-        if name != "ptlbmalloc2"
-        and not name.endswith("-debian")
-        and known.variant_of is None
-        and allocators.is_here(name)
+        if not known.only_by_name and known.variant_of is None and allocators.is_here(name)
     ]
 
 
@@ -120,6 +124,13 @@ def _show(
         picture.draw(plot_path, analysis)
 
 
+_source = click.option(
+    "--source",
+    metavar=source_tree.METAVAR,
+    help="A tree of mimalloc-bench, whose programs are the cases published/NAME.",
+)
+
+
 def _presentation(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--markdown", is_flag=True, help="Print the tables as Markdown."),
@@ -148,19 +159,19 @@ Examples:
   calm bench run
   calm bench run --suite full --json all.json --plot all.svg
   calm bench run -a glibc,calmalloc,jemalloc -n 9 larson redis-set
+  calm bench run --source mimalloc-bench=../mimalloc-bench
 """,
 )
 @click.option(
     "--suite",
     type=click.Choice(tuple(_ROUNDS)),
-    default="quick",
-    show_default=True,
-    help="The cases to run, if none is named.",
+    help="The cases to run, if none is named. Default: quick; with --source, published.",
 )
+@_source
 @options.allocator_list(
     "Allocators, as for `calm compare`. Default: glibc, calmalloc and every peer on this machine."
 )
-@options.rounds(None, "Rounds that count. Default: 3 of quick, 5 of stand-ins, 7 of full.")
+@options.rounds(None, "Rounds that count. Default: 3 of quick and published, 5 of stand-ins, 7 of full.")
 @options.timeout("2min", "Kill a run that takes longer; it has failed.")
 @click.option(
     "--touch/--no-touch",
@@ -171,7 +182,8 @@ Examples:
 @options.output("every run's figures")
 @click.argument("names", nargs=-1, metavar="[CASE]...")
 def run(
-    suite: str,
+    suite: str | None,
+    source: str | None,
     specs: tuple[str, ...],
     rounds: int | None,
     timeout: float,
@@ -186,17 +198,23 @@ def run(
 
     Rounds are interleaved, the first one is discarded as warm-up, and Ctrl-C keeps the rounds that are
     complete. The exit status is 1 if a program failed under an allocator; the report says which.
+
+    The suite published has the programs of a tree of mimalloc-bench, each followed by the stand-in that was
+    written after it. They are built with cmake in the suite's folder for inputs; the tree is only read.
     """
     if output.json_path in {case.name for case in all_cases()}:
         raise CalmError(f"--json {output.json_path}: is a case; give --json after the cases", USAGE)
-    chosen = choose(all_cases(), suite, names)
+    tree = source_tree.open_tree(source) if source is not None else None
+    suite = suite or (published.FAMILY if tree else "quick")
+    chosen = choose(all_cases(tree), suite, names)
     sides = allocators.parse_list(specs or default_allocators())
     environment.tell(*(side.environment for side in sides))
+    built = published.build(tree, chosen, inputs_folder())
     with RoundsBar() as watcher:
         found = runner.run_suite(
             chosen,
             sides,
-            Results,
+            partial(Results, sources=built),
             suite="named" if names else suite,
             count=rounds or _ROUNDS[suite],
             folder=inputs_folder(),
@@ -244,12 +262,14 @@ Examples:
   calm bench list
 """,
 )
+@_source
 @options.output("the cases")
-def list_command(output: Output) -> None:
+def list_command(source: str | None, output: Output) -> None:
     """List the cases of the suite, and why some cannot be run here."""
+    tree = source_tree.open_tree(source) if source is not None else None
     document = CaseList(cases=[])
     table = report.table("case", "family", "quick", "compared by", "what it does", wrap=["what it does"])
-    for case in all_cases():
+    for case in all_cases(tree):
         quick, obstacle = "yes" if case.quick else "", runner.obstacle(case)
         compared_by = case.metric.key if case.metric else "wall_s"
         listed = ListedCase(case.name, case.family, case.summary, case.quick, compared_by, obstacle)

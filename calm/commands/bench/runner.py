@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,8 @@ def touch_memory(free_kib: int) -> int:
 
 def obstacle(case: Case) -> str | None:
     """Why a case cannot be run here at all: a workload was not built, or a program is missing."""
+    if case.obstacle:
+        return case.obstacle
     if case in workloads.CASES:
         try:
             # It has no inputs, so nothing is written.
@@ -95,14 +98,18 @@ def describe(allocator: Allocator) -> Subject:
     if name in allocators.KNOWN:
         origin = allocators.origin(name)
         found.version, found.package = origin.version, origin.package
-        found.package_version = origin.package_version
+        found.package_version, found.date = origin.package_version, origin.date
     return found
 
 
-def _printed(file: IO[bytes]) -> dict[str, Any]:
-    """The last line of JSON that a program or a client printed."""
+def _printed(case: Case, file: IO[bytes]) -> dict[str, Any]:
+    """What a program or a client printed at last: the figure of the case's pattern, or a line of JSON."""
     file.seek(0)
-    for line in reversed(file.read().splitlines()):
+    text = file.read()
+    if case.metric and case.pattern:
+        found = re.findall(case.pattern, text.decode(errors="replace"))
+        return {case.metric.key: float(found[-1])} if found else {}
+    for line in reversed(text.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
             if isinstance(found, dict):
@@ -172,7 +179,7 @@ def run_once(
         elif allocator.library and _refused(errors, allocator.library):
             failure = f"the dynamic linker did not preload it{report.last_words(errors)}"
         elif case.metric:
-            printed = _printed(client_output if prepared.client else output)
+            printed = _printed(case, client_output if prepared.client else output)
             figures[METRIC] = _number(printed, case.metric.key)
             if not figures[METRIC]:
                 failure = f"it printed no {case.metric.key}"

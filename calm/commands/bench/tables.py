@@ -10,6 +10,7 @@ from typing import Literal
 
 from rich.table import Table
 
+from calm.commands.bench import pairs, published
 from calm.commands.bench.analysis import (
     AVERAGE,
     PARETO_MARGIN,
@@ -21,6 +22,7 @@ from calm.commands.bench.analysis import (
     Ranking,
 )
 from calm.core import messages, report
+from calm.core.allocators import dated
 from calm.core.measure import METRIC
 from calm.core.options import Output
 from calm.core.statistics import CONFIDENCE, RESAMPLES, Ratio
@@ -225,6 +227,55 @@ def summary_grid(analysis: Analysis) -> Grid:
     return grid
 
 
+def published_grid(analysis: Analysis) -> Grid:
+    """The published programs alone, by time and by peak."""
+    labels = analysis.results.labels
+    grid = Grid("published programs: time, and peak RSS, each to the best of its row", ["", *labels])
+    rankings = zip(*(analysis.rankings[what.key] for what in _SIDE_BY_SIDE), strict=True)
+    for ranking in rankings:
+        row = ranking[0].row
+        if row.family == published.FAMILY:
+            cells = {label: ", ".join(_mark(each, label) for each in ranking) for label in labels}
+            grid.rows.append([row.name.removeprefix(published.PREFIX), *_cells(row, labels, cells)])
+    # Those over no other rows; if there are no others, that is the mean of all.
+    names = {row.name for row in analysis.results.rows if row.family == published.FAMILY}
+    means = [mean for mean in analysis.means if mean.what in _SIDE_BY_SIDE and names.issuperset(mean.rows)]
+    if grid.rows and len(means) == len(_SIDE_BY_SIDE):
+        values = zip(*(_to_best(mean, labels) for mean in means), strict=True)
+        grid.closing.append(["geometric mean", *map(", ".join, values)])
+        grid.notes += _fewer_rows(means)
+    if any("~" in cell for row in grid.rows for cell in row):
+        grid.notes.append("~ no difference in this row: it is left out of the mean")
+    return grid
+
+
+def _mark(ranking: Ranking, label: str) -> str:
+    return "-" if label not in ranking.ratios else times(ranking.cost(label)) + "~" * ranking.insensitive
+
+
+def pair_grid(analysis: Analysis, what: Measure) -> Grid:
+    """How far the stand-ins are from the published programs."""
+    labels, found = analysis.results.labels, pairs.find(analysis.rankings[what.key])
+    grid = Grid(
+        f"{what.title} of stand-in/published program, each to the best of its row",
+        ["", *labels, "differ by"],
+    )
+
+    def cells(pair: pairs.Pair) -> list[str]:
+        sides = ((pair.stand_in.get(label), pair.original.get(label)) for label in labels)
+        texts = ("/".join("-" if cost is None else times(cost) for cost in both) for both in sides)
+        return [pair.name, *texts, times(pair.discrepancy) if pair.discrepancy else "-"]
+
+    grid.rows += map(cells, found)
+    if found:
+        grid.closing.append(cells(pairs.mean(found)))
+        grid.notes.append(
+            "differ by: the largest factor by which the ratio of two allocators differs between stand-in and "
+            "published program"
+        )
+    return grid
+
+
 _MAKERS: dict[str, Sequence[Callable[[Analysis], Grid]]] = {
     **{
         kind: (partial(ratio_grid, what=what), partial(insensitive_grid, what=what))
@@ -240,6 +291,11 @@ _MAKERS: dict[str, Sequence[Callable[[Analysis], Grid]]] = {
     "peers": (peer_grid,),
     "worst": (worst_grid,),
     "summary": (summary_grid,),
+    "published": (
+        published_grid,
+        partial(pair_grid, what=TIME),
+        partial(pair_grid, what=PEAK),
+    ),
 }
 KINDS = tuple(_MAKERS)
 
@@ -278,7 +334,7 @@ def conditions(results: Results) -> list[str]:
     machine = results.machine
     # One with other variables is no other version.
     named = [
-        f"{each.label.partition(':')[0]} {each.version or '(version not known)'}"
+        f"{each.label.partition(':')[0]} {dated(each.version, each.date) or '(version not known)'}"
         for each in results.allocators
     ]
     versions = ", ".join(dict.fromkeys(named))
@@ -286,8 +342,14 @@ def conditions(results: Results) -> list[str]:
     done = f"{min(rounds, default=0)}" if len(set(rounds)) < 2 else f"{min(rounds)} to {max(rounds)}"
     few = "; with so few rounds the intervals are too narrow" if rounds and 1 < min(rounds) < 5 else ""
     stopped = f", stopped before {results.rounds}" if results.interrupted_by is not None else ""
+    trees = [
+        f"Published programs of {each.name} {each.version or '(version not known)'}"
+        f"{f', {each.date}' if each.date else ''}."
+        for each in results.sources
+    ]
     return [
         f"{versions}.",
+        *trees,
         f"{machine.get('cpus')} CPUs ({machine.get('cpu')}), "
         f"{report.memory(float(machine.get('memory_kib') or 0))}, {machine.get('distribution')}, glibc "
         f"{machine.get('glibc')}, Linux {machine.get('kernel')}, transparent huge pages "
