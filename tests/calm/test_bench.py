@@ -195,6 +195,20 @@ def test_the_summary_says_what_the_tables_close_with() -> None:
     assert "over fewer rows" in text
 
 
+def test_latencies_of_servers_have_their_tables() -> None:
+    sides = [
+        side(label, 1.0, p99_s=0.002 * factor, p99_9_s=0.03 * factor)
+        for factor, label in enumerate(LABELS, 1)
+    ]
+    text = markdown(analyse(made_up(row("nginx", *sides), by_time("b", 9.0, 2.0, 3.0))), ["latency"])
+    assert "P99 latency of requests (medians):" in text
+    assert "P99.9 latency of requests (medians):" in text
+    assert "| nginx | 2.00 ms | 4.00 ms |" in text
+    assert "| nginx | 30.00 ms | 60.00 ms |" in text
+    assert "| b |" not in text
+    assert markdown(analyse(made_up(by_time("b", 9.0, 2.0, 3.0))), ["latency"]).count("|") == 0
+
+
 def test_without_tracepoints_the_systems_interrupts_are_shown() -> None:
     sides = [side(label, 1.0, shootdowns=1.0, interrupts_system_wide=7.0) for label in ("glibc", "calmalloc")]
     for each in sides:

@@ -43,6 +43,10 @@ class Case:
     """The Debian package that brings the program, for the message when it is missing."""
     program: str | None = None
     """The binary that is looked for on PATH; None for one of the project's own."""
+    further_programs: Mapping[str, str] = field(default_factory=dict)
+    """Further binaries, such as a load generator, each with its Debian package."""
+    python_module: str | None = None
+    """A module of /usr/bin/python3 that the case needs; `package` brings it."""
     quick: bool = False
     """Belongs to the quick suite too."""
     resident_key: str | None = None

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from calm.commands.bench import clients, inputs
+from calm.commands.bench import clients, inputs, services
 from calm.commands.bench.cases import Case, Prepared
 from calm.core.errors import USAGE, CalmError
 from calm.core.suite_results import Metric
@@ -26,7 +26,6 @@ REDIS_KEYS = "CALM_BENCH_REDIS_KEYS"
 REDIS_KEYS_DEFAULT = 200_000
 REDIS_KEYS_MOST = 10_000_000
 
-_ROOT = Path(__file__).resolve().parents[3]
 _STAMP = "made-by"
 _THROUGHPUT = Metric("operations_per_second", "/s", higher_is_better=True)
 _BEHIND_THE_PRELOAD = 'LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}libc.so.6" exec "$@"'
@@ -78,9 +77,7 @@ def _server(
         client = (sys.executable, *module, name, "--folder", str(folder), "--keys", keys())
         folder.mkdir(parents=True, exist_ok=True)
         clients.end_stale(folder, protocol)
-        # The client finds calm where this calm is.
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return Prepared(tuple(command), folder, client, {"PYTHONPATH": ":".join(path)})
+        return Prepared(tuple(command), folder, client, clients.environment())
 
     program = "memcached" if protocol is clients.MEMCACHED else "redis-server"
     return Case(
@@ -151,4 +148,5 @@ SERVERS = (
 CASES: tuple[Case, ...] = (
     *(_program(program) for program in (*inputs.PROGRAMS, *inputs.FURTHER_PROGRAMS)),
     *SERVERS,
+    *services.CASES,
 )

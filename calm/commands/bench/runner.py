@@ -69,6 +69,13 @@ def touch_memory(free_kib: int) -> int:
     return size // 1024 if done.returncode == 0 else 0
 
 
+def _has_module(python: str, module: str) -> bool:
+    """Whether a Python would find a module; it is not imported, which would take long."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    # -I: a module of the user's own, or of the current folder, is another one.
+    return subprocess.run([python, "-I", "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def obstacle(case: Case) -> str | None:
     """Why a case cannot be run here at all: a workload was not built, or a program is missing."""
     if case.obstacle:
@@ -84,6 +91,11 @@ def obstacle(case: Case) -> str | None:
     if (found := shutil.which(case.program)) is None:
         hint = f": install the package {case.package}" if case.package else ""
         return f"{case.program} is not on this machine{hint}"
+    for name, package in case.further_programs.items():
+        if shutil.which(name) is None:
+            return f"{name} is not on this machine: install the package {package}"
+    if case.python_module and not _has_module(case.program, case.python_module):
+        return f"{case.program} has no module {case.python_module}: install the package {case.package}"
     # Debian 13's redis-server does: what it gets from jemalloc it would give to the preloaded free().
     if b"\0mallocx\0" in Path(found).read_bytes():
         return f"{case.program} calls functions of jemalloc's own, which a preload does not replace"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from calm.commands.bench import pairs, published
+from calm.commands.bench import load, pairs, published
 from calm.commands.bench.analysis import (
     AVERAGE,
     PARETO_MARGIN,
@@ -158,6 +158,11 @@ def _medians_grid(title: str, results: Results, figure: str, text: Callable[[flo
     return grid
 
 
+def _latency_grid(analysis: Analysis, title: str, figure: str) -> Grid:
+    """Of servers whose load generator reports latencies."""
+    return _medians_grid(f"{title} latency of requests (medians)", analysis.results, figure, report.duration)
+
+
 def shootdown_grid(analysis: Analysis) -> Grid:
     results, key = analysis.results, analysis.shootdown_key
     grid = _medians_grid(f"{METRIC[key].label} (medians)", results, key, "{:,.0f}".format)
@@ -287,6 +292,10 @@ _MAKERS: dict[str, Sequence[Callable[[Analysis], Grid]]] = {
         lambda analysis: _medians_grid(
             "resident at the end (medians)", analysis.results, RESIDENT, report.memory
         ),
+    ),
+    "latency": tuple(
+        partial(_latency_grid, title=title, figure=figure)
+        for title, figure in (("p99", load.P99), ("p99.9", load.P99_9))
     ),
     "peers": (peer_grid,),
     "worst": (worst_grid,),
