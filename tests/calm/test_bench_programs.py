@@ -36,7 +36,7 @@ SHORT = {
     "redis-half": ("--keys", "5000", "--settle", "0.2s"),
     "memcached": ("--keys", "5000"),
 }
-LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc"}  # four to seven seconds each
+LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc", "g++", "rustc", "java"}  # four to seven seconds each
 SOCKETS = {"redis-set": clients.REDIS.socket, "memcached": clients.MEMCACHED.socket}
 PRINTED = {
     "sqlite3": r"\A2\n0\|20619\|",
@@ -44,12 +44,17 @@ PRINTED = {
     "python3-malloc": r"\A([0-9a-f]{64}\n){13}\Z",
     "z3": r"\Asat\n",
     "rocksdb": r"fillrandom .*200000 operations(.|\n)*readrandom .*200000 operations",
+    "pandas": r"\A(1080 \(20000, 10\) \d+ [\d.]+\n){3}100000\n\Z",
+    "java": r"\A(\d+\n){4}\Z",
     "lua": r"\A819100\t262143\t\d+\t\d+\t\d+\n\Z",
 }
 WRITTEN = {
     "xalan": ["report.xml"],
     "ghostscript": [f"page-{page}.ppm" for page in range(1, 9)],
     "gcc": ["big.o"],
+    "g++": ["big.o"],
+    "rustc": ["libbig.rlib"],
+    "pandas": ["orders.csv"],
     "vips": ["sharp.ppm", "edges.ppm", "turned.ppm"],
     "rocksdb": ["database"],
 }

@@ -29,7 +29,9 @@ class Program:
     """The content of each input file, by name."""
     package: str
     needs: str = ""
-    """The binary that a shell or env runs."""
+    """The binary that a shell or env runs, or that the package must bring too."""
+    python_module: str | None = None
+    """A module of /usr/bin/python3 that the program needs."""
     quick: bool = False
     """Belongs to the quick suite too."""
 
@@ -216,6 +218,126 @@ def picture(width: int, height: int) -> Iterator[bytes]:
         yield grain[shade][shift : shift + 3 * width]
 
 
+DATA_FRAME = """
+import numpy, pandas
+
+random = numpy.random.default_rng(9)
+words = numpy.array("able baker charlie delta echo foxtrot golf hotel india juliet".split(), dtype=object)
+rows = 400_000
+orders = pandas.DataFrame({
+    "customer": random.integers(0, 20_000, rows),
+    "region": words[random.integers(0, len(words), rows)],
+    "day": pandas.to_datetime("2024-01-01") + pandas.to_timedelta(random.integers(0, 365, rows), "D"),
+    "price": random.integers(1, 10_000, rows) / 100,
+})
+customers = pandas.DataFrame({"customer": numpy.arange(20_000), "segment": random.integers(0, 9, 20_000)})
+for _ in range(3):
+    joined = orders.merge(customers, on="customer").sort_values(["region", "day", "price"])
+    joined["name"] = joined["region"].str.upper() + "-" + joined["segment"].astype(str)
+    monthly = joined.groupby(["name", joined["day"].dt.month])["price"].agg(["sum", "count", "median"])
+    wide = joined.pivot_table(index="customer", columns="region", values="price", aggfunc="sum", fill_value=0)
+    kept = joined[joined["price"] > joined.groupby("region")["price"].transform("mean")]
+    print(len(monthly), wide.shape, len(kept), round(monthly["sum"].sum(), 2))
+joined.head(100_000).to_csv("orders.csv", index=False)
+print(len(pandas.read_csv("orders.csv", parse_dates=["day"])))
+"""
+
+
+def cxx_source(types: int) -> Iterator[str]:
+    """C++ of much header and many instances of templates."""
+    headers = "algorithm functional iostream map memory regex set string unordered_map variant vector"
+    yield "".join(f"#include <{header}>\n" for header in headers.split())
+    for i in range(types):
+        yield f"struct Type{i} {{ long key; std::string name; std::vector<double> values; }};\n"
+        yield f"bool operator<(const Type{i} &a, const Type{i} &b) {{ return a.key < b.key; }}\n"
+        yield f"std::map<std::string, std::vector<Type{i}>> group{i}(std::vector<Type{i}> all) {{\n"
+        yield f"    std::map<std::string, std::vector<Type{i}>> found;\n"
+        yield "    std::sort(all.begin(), all.end());\n"
+        yield "    for (auto &each : all) found[each.name].push_back(std::move(each));\n"
+        yield f"    std::unordered_map<long, std::shared_ptr<Type{i}>> shared;\n"
+        yield "    for (auto &[name, types] : found)\n"
+        yield f"        shared[{i}] = std::make_shared<Type{i}>(types.front());\n"
+        yield f"    std::function<bool(const Type{i} &)> large = [&](const Type{i} &type) {{\n"
+        yield "        return shared.count(type.key) > 0; };\n"
+        yield "    for (auto &[name, types] : found)\n"
+        yield "        types.erase(std::remove_if(types.begin(), types.end(), large), types.end());\n"
+        yield "    return found;\n}\n"
+
+
+def rust_source(types: int) -> Iterator[str]:
+    """A crate with many types, derived traits and generic collections."""
+    yield "use std::collections::{BTreeMap, HashMap};\n"
+    for i in range(types):
+        yield "#[derive(Clone, Debug, Default, PartialEq, PartialOrd)]\n"
+        yield f"pub struct Type{i} {{ pub key: u64, pub name: String, pub values: Vec<f64> }}\n"
+        yield f"pub fn group{i}(mut all: Vec<Type{i}>) -> BTreeMap<String, Vec<Type{i}>> {{\n"
+        yield "    all.sort_by(|a, b| a.partial_cmp(b).unwrap());\n"
+        yield "    let mut found = BTreeMap::new();\n"
+        yield "    for each in all { found.entry(each.name.clone()).or_insert_with(Vec::new).push(each); }\n"
+        yield "    let counts: HashMap<u64, usize> = found.values().flatten()\n"
+        yield f"        .map(|t: &Type{i}| (t.key, {i})).collect();\n"
+        yield "    for each in found.values_mut() { each.retain(|t| counts.contains_key(&t.key)); }\n"
+        yield "    found\n}\n"
+
+
+# The JVM's own memory: buffers outside of its heap, and zlib's.
+JAVA = """
+import java.nio.ByteBuffer;
+import java.util.ArrayDeque;
+import java.util.Random;
+import java.util.zip.CRC32;
+import java.util.zip.Deflater;
+import java.util.zip.Inflater;
+
+public class Churn {
+    static long work(int seed) throws Exception {
+        Random random = new Random(seed);
+        ArrayDeque<ByteBuffer> kept = new ArrayDeque<>();
+        CRC32 sum = new CRC32();
+        byte[] plain = new byte[16384], packed = new byte[20000], again = new byte[16384];
+        for (int round = 0; round < 3000; round++) {
+            for (int i = 0; i < plain.length; i++) plain[i] = (byte) (97 + (i & 3) + random.nextInt(4));
+            Deflater deflater = new Deflater(1);
+            deflater.setInput(plain);
+            deflater.finish();
+            int length = deflater.deflate(packed);
+            deflater.end();
+            ByteBuffer buffer = ByteBuffer.allocateDirect(length + random.nextInt(60000));
+            buffer.put(packed, 0, length).flip();
+            kept.add(buffer);
+            if (kept.size() < 400) continue;
+            ByteBuffer oldest = kept.remove();
+            byte[] bytes = new byte[oldest.remaining()];
+            oldest.get(bytes);
+            Inflater inflater = new Inflater();
+            inflater.setInput(bytes);
+            sum.update(again, 0, inflater.inflate(again));
+            inflater.end();
+        }
+        return sum.getValue();
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        long[] sums = new long[4];
+        Thread[] threads = new Thread[sums.length];
+        for (int i = 0; i < threads.length; i++) {
+            int number = i;
+            threads[i] = new Thread(() -> {
+                try {
+                    sums[number] = work(number);
+                } catch (Exception error) {
+                    throw new RuntimeException(error);
+                }
+            });
+            threads[i].start();
+        }
+        for (Thread thread : threads) thread.join();
+        for (long sum : sums) System.out.println(sum);
+    }
+}
+"""
+
+
 XALAN = Program(
     "xalan",
     "an XSLT transformation of 150,000 orders, sorted",
@@ -305,5 +427,36 @@ FURTHER_PROGRAMS = (
         {"churn.lua": lambda: [LUA]},
         "lua5.4",
         quick=True,
+    ),
+    Program(
+        "pandas",
+        "a data frame of 400,000 rows joined, sorted, grouped, pivoted and written",
+        "/usr/bin/python3 -I {inputs}/frame.py",
+        {"frame.py": lambda: [DATA_FRAME]},
+        "python3-pandas",
+        python_module="pandas",
+    ),
+    Program(
+        "g++",
+        "a generated C++ file of many headers and templates compiled with -O1",
+        "g++ -std=c++17 -O1 -c -o big.o {inputs}/big.cpp",
+        {"big.cpp": lambda: cxx_source(12)},
+        "g++",
+    ),
+    # Not a version manager's.
+    Program(
+        "rustc",
+        "a generated Rust crate of many types and generic collections compiled with -O",
+        "/usr/bin/rustc --edition 2021 --crate-type rlib --crate-name big -O {inputs}/big.rs",
+        {"big.rs": lambda: rust_source(10)},
+        "rustc",
+    ),
+    Program(
+        "java",
+        "direct buffers and zlib streams made and dropped by four threads of a JVM",
+        "java -Xmx256m -XX:MaxDirectMemorySize=256m {inputs}/Churn.java",
+        {"Churn.java": lambda: [JAVA]},
+        "default-jdk-headless",
+        needs="javac",
     ),
 )

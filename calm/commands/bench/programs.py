@@ -57,6 +57,7 @@ def _program(program: inputs.Program) -> Case:
         prepare,
         package=program.package,
         program=program.needs or program.binary,
+        python_module=program.python_module,
         quick=program.quick,
     )
 
