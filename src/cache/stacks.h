@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#define CPU_CACHE_SHIFT 18
+#define CPU_CACHE_SHIFT 17
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
 
 enum cache_mode {

@@ -12,6 +12,7 @@
 #define MAX_CACHE_BYTES       ((size_t)16 << 10)
 #define MAX_SMALL_CACHE_BYTES ((size_t)32 << 10) /* of a class of up to a KiB */
 #define MAX_GROWN_CLASS_BYTES ((size_t)128 << 10)
+#define MAX_SMALL_GROWN_BYTES ((size_t)64 << 10)
 #define MIN_CACHE_BLOCKS      2
 
 #define MIN_SLAB_BYTES   ((size_t)16 << 10)
@@ -58,8 +59,9 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     size_t blocks = size <= 64 ? MAX_CACHE_BLOCKS : size <= 128 ? MAX_CACHE_BLOCKS / 2 : MAX_CACHE_BLOCKS / 4;
     size_t bytes = size <= 1024 ? MAX_SMALL_CACHE_BYTES : MAX_CACHE_BYTES;
     class->max_cached = (uint16_t)size_min(size_max(bytes / size, MIN_CACHE_BLOCKS), blocks);
-    class->max_grown =
-        (uint16_t)size_min(size_max(MAX_GROWN_CLASS_BYTES / size, class->max_cached), MAX_GROWN_BLOCKS);
+    size_t grown_bytes = size <= 1024 ? MAX_SMALL_GROWN_BYTES : MAX_GROWN_CLASS_BYTES;
+    size_t grown_blocks = size <= 64 ? MAX_GROWN_BLOCKS : MAX_GROWN_BLOCKS / 2;
+    class->max_grown = (uint16_t)size_min(size_max(grown_bytes / size, class->max_cached), grown_blocks);
     class->batch = class->max_cached / 2;
 }
 
