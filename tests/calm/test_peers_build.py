@@ -397,9 +397,15 @@ def test_a_library_that_no_program_runs_with_is_refused(peers: Peers, mimalloc: 
     assert not peers.library("mimalloc").exists()
 
 
+def found(tool: str) -> str:
+    """A tool's path; a compiler's own, not that of a cache which would look for the compiler in its turn."""
+    places = (place for place in os.get_exec_path() if Path(place).name != "ccache")
+    return str(shutil.which(tool, path=os.pathsep.join(places)))
+
+
 def test_a_missing_tool_is_named(peers: Peers, mimalloc: Path) -> None:
     for name in ("git", "cat"):
-        (peers.tools / name).symlink_to(str(shutil.which(name)))
+        (peers.tools / name).symlink_to(found(name))
     peers.path = str(peers.tools)
     result = peers("--source", f"mimalloc={mimalloc}")
     assert (result.returncode, result.stderr) == (1, "scripts/peers: mimalloc needs cmake and make\n")
@@ -409,7 +415,7 @@ def test_only_a_checkout_of_jemalloc_needs_autoconf(peers: Peers) -> None:
     files = {**peer_trees.JEMALLOC, "autogen.sh": peer_trees.JEMALLOC_SCRIPT}
     tree = peers.tree("jemalloc", files, "autogen.sh")
     for name in ("make", "cat", "sh", "mkdir", "cc", "as", "ld"):
-        (peers.tools / name).symlink_to(str(shutil.which(name)))
+        (peers.tools / name).symlink_to(found(name))
     peers.path = str(peers.tools)
     result = peers("--source", f"jemalloc={tree}")
     assert (result.returncode, result.stderr) == (1, "scripts/peers: jemalloc needs autoconf\n")
@@ -422,7 +428,7 @@ def test_without_git_a_checkout_is_built_as_a_release(peers: Peers) -> None:
     rpmalloc = peers.tree("rpmalloc", {"rpmalloc/rpmalloc.c": EMPTY, "CHANGELOG": "2.0.1\n\nA change.\n"})
     check_in(rpmalloc)
     for name in ("cc", "as", "ld", "cat"):
-        (peers.tools / name).symlink_to(str(shutil.which(name)))
+        (peers.tools / name).symlink_to(found(name))
     peers.path = str(peers.tools)
     result = peers("--source", f"rpmalloc={rpmalloc}")
     assert (result.returncode, result.stderr) == (0, "")
