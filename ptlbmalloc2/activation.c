@@ -20,9 +20,11 @@ const char *activation_why_not = "not started";
 static union {
     struct arena arena;
     char bytes[256];
-} no_arena;
+} stand_in;
 
-struct governed governed = {.main_arena = &no_arena.arena};
+struct arena *const no_arena = &stand_in.arena;
+
+struct governed governed = {.main_arena = &stand_in.arena};
 
 /* Then glibc returns address space, which the system counts, and a trim does not. */
 static bool overcommits_strictly(void) {
@@ -67,7 +69,8 @@ void activation_end(const char *why_not) {
         return;
     }
     activation_why_not = why_not;
-    atomic_store(&governed.main_arena, &no_arena.arena);
+    STORE(&governed.main_arena, no_arena);
+    STORE(&governed.heaps_proved, false);
     if (!LOAD(&glibc_settings.trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
     }

@@ -14,10 +14,13 @@ struct arena;
 enum activation { ACTIVATION_PENDING, ACTIVATION_ON, ACTIVATION_OFF };
 extern _Atomic(int) activation;
 
+/* Stands for every arena while nothing is governed: its top never moves. */
+extern struct arena *const no_arena;
+
 /* What the free path may read without a call. */
 extern struct governed {
-    struct arena *_Atomic main_arena; /* if nothing is governed, an arena whose top never moves */
-    _Atomic(bool) heaps_proved;       /* the heaps of blocks from other arenas may be looked up */
+    struct arena *_Atomic main_arena;
+    _Atomic(bool) heaps_proved; /* the heaps of blocks from other arenas may be looked up */
 } governed;
 
 /* Proves glibc, and takes over trimming unless something stands against it. At most once. */

@@ -76,20 +76,15 @@ static void govern(bool trim) {
     }
 }
 
-struct arena *governor_arena_of(const void *block) {
+struct arena *governor_first_arena_of(const void *block) {
     if (!activation_is_on()) {
-        return NULL;
+        return no_arena;
     }
-    if ((chunk_of_block(block)->size_flags & CHUNK_NON_MAIN_ARENA) == 0) {
-        return glibc_main_arena;
+    if (!glibc_prove_heap_of_block(block)) {
+        activation_end("a heap is not laid out as known");
+        return no_arena;
     }
-    if (!LOAD(&governed.heaps_proved)) {
-        if (!glibc_prove_heap_of_block(block)) {
-            activation_end("a heap is not laid out as known");
-            return NULL;
-        }
-        STORE(&governed.heaps_proved, true);
-    }
+    STORE(&governed.heaps_proved, true);
     return heap_of(block)->arena;
 }
 
@@ -99,8 +94,8 @@ static bool may_trim(enum check_reason reason, bool top_grew) {
 }
 
 size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
-    if (!activation_is_on()) {
-        return SIZE_MAX;
+    if (arena == no_arena || !activation_is_on()) {
+        return LOAD(&activation) == ACTIVATION_PENDING ? 0 : SIZE_MAX;
     }
     ADD(&state.freed_bytes, freed_bytes);
     size_t check_bytes = size_max(LOAD(&state.counters.pad_each_bytes), MIN_CHECK_BYTES);

@@ -14,16 +14,26 @@
 
 #include <stddef.h>
 
-struct arena;
+#include "activation.h"
+#include "glibc_layout.h"
+#include "numbers.h"
 
 /* Starts to govern, if it may (activation.h). At most once. */
 void governor_start(void);
 
+/* The same for the first block of an arena other than the main one: proves the layout of its heap. */
+struct arena *governor_first_arena_of(const void *block);
+
 /*
- * The arena of a live block that is not mmapped. NULL: not governed. Thread-safe. The arena stays valid for
- * ever (glibc never destroys one), the block's heap only as long as the block.
+ * The arena of a live block that is not mmapped; no_arena if glibc is not governed. Thread-safe. The arena
+ * stays valid for ever (glibc never destroys one), the block's heap only as long as the block.
  */
-struct arena *governor_arena_of(const void *block);
+static inline struct arena *governor_arena_of(const void *block) {
+    if ((chunk_of_block(block)->size_flags & CHUNK_NON_MAIN_ARENA) == 0) {
+        return LOAD(&governed.main_arena);
+    }
+    return LOAD(&governed.heaps_proved) ? heap_of(block)->arena : governor_first_arena_of(block);
+}
 
 enum check_reason {
     CHECK_ALLOCATED, /* the allowance for allocating is used up */
@@ -35,7 +45,8 @@ enum check_reason {
 
 /*
  * Checks an arena, for a thread that has freed so many bytes, in any arena, since its last check. Returns how
- * much it may allocate (CHECK_ALLOCATED) or free before the next one. Thread-safe. The caller holds no arena.
+ * much it may allocate (CHECK_ALLOCATED) or free before the next one: any amount if glibc is not governed,
+ * and nothing as long as that is not known. Thread-safe. The caller holds no arena.
  */
 size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes);
 

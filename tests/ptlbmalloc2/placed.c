@@ -331,8 +331,8 @@ static void after_a_free(void) {
 /* ---- realloc ---- */
 
 static void resize(void) {
-    static const size_t sizes[] = {MIB,     3 * MIB, 3 * MIB + 1, 200 * KIB, 5 * MIB,  40,
-                                   1000000, 1,       64 * KIB,    9 * MIB,   300 * KIB};
+    static const size_t sizes[] = {MIB,     3 * MIB, 3 * MIB + 1, 200 * KIB, 5 * MIB,   40,
+                                   1000000, 1,       64 * KIB,    9 * MIB,   300 * KIB, 24};
     free(malloc(1));
     size_t pages = all_pages();
     for (size_t round = 0; round < LINES; round++) {
