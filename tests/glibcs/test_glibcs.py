@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -190,3 +191,30 @@ def test_calm_explain_reads_its_heap(glibc: Glibc, folder: Path, trouble: str) -
         process.communicate()
     verdict = {"retention": "retained", "caches": "cached"}.get(trouble, trouble)
     assert (said.verdict, said.certainty) == (verdict, "exact")
+
+
+def test_fetches_no_index_but_packages(tmp_path: Path) -> None:
+    """Others, which tools such as apt-file add to a machine's apt, can fail while a mirror is synchronized."""
+    real = shutil.which("apt-get")
+    if real is None or OFFLINE:
+        pytest.skip("needs apt and its lists")
+    conf = tmp_path / "apt.conf"
+    conf.write_text(
+        'Acquire::IndexTargets::deb::Contents-deb { MetaKey "$(COMPONENT)/Contents-$(ARCHITECTURE)";'
+        ' ShortDescription "Contents"; Description "Contents"; };\n'
+    )
+    # In place of an update, says which indexes it would fetch, and fails.
+    fake = tmp_path / "apt-get"
+    listing = f"'{real}' indextargets --no-release-info --format 'index $(CREATED_BY)'"
+    fake.write_text(
+        "#!/bin/bash\n"
+        f'[[ "$*" != *" update" ]] || {{ echo update; {listing} "${{@:1:$#-1}}"; exit 1; }}\n'
+        f"exec '{real}' \"$@\"\n"
+    )
+    fake.chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "APT_CONFIG": str(conf)}
+    command = [str(REPOSITORY / "scripts/fetch-glibcs"), str(tmp_path / "glibcs")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    indexes = [line for line in done.stdout.splitlines() if line.startswith("index ")]
+    assert "update" in done.stdout.splitlines(), done.stderr
+    assert set(indexes) == {"index Packages"}, done.stdout
