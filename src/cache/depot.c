@@ -5,9 +5,6 @@
 
 #include <string.h>
 
-/* Medium blocks may fill a bin with this much, or this part of the bound; small ones its whole room. */
-#define MIN_BIN_BYTES ((size_t)256 << 10)
-#define BIN_DIVISOR   8
 /* By which a bound grows. */
 #define GROWTH_STEP     ((size_t)256 << 10)
 #define FLUSHED_AT_ONCE 64
@@ -83,12 +80,6 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
     return true;
 }
 
-static size_t max_count(const struct depot_budget *budget, const struct size_class *class) {
-    size_t bytes = get(&budget->bound) / BIN_DIVISOR;
-    size_t blocks = size_max(bytes, MIN_BIN_BYTES) / class->size;
-    return size_min(blocks, DEPOT_BIN_BLOCKS);
-}
-
 /* Returns the sum. */
 static size_t add_charge(const struct depot *depot, struct depot_budget *budget, size_t more) {
     if (!depot->exclusive) {
@@ -157,8 +148,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     struct depot_bin *bin = &depot->bins[class];
     enter(depot, bin);
     size_t held = get(&bin->count);
-    bool fits = held + count <= max_count(budget_of(depot, class), &depot->classes->of[class]) &&
-                take_credit(depot, class, count);
+    bool fits = held + count <= DEPOT_BIN_BLOCKS && take_credit(depot, class, count);
     if (fits) {
         memcpy(blocks_of(depot, class) + held, blocks, count * sizeof *blocks);
         set(&bin->count, held + count);
@@ -169,17 +159,16 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     return fits;
 }
 
-void depot_grow(struct depot *depot, uint32_t class, size_t wanted) {
+void depot_grow(struct depot *depot, uint32_t class) {
     if (depot->bins == NULL || !turns_are_due(&depot->bins[class].turns)) {
         return;
     }
     struct depot_budget *budget = budget_of(depot, class);
     size_t bound = get(&budget->bound);
-    size_t max_bound = size_min(wanted, budget->max_bound);
-    if (bound < max_bound) {
+    if (bound < budget->max_bound) {
         /* Of two concurrent steps one may be lost, or one beside a fall: the bound keeps its limits. */
         turns_restart(&depot->bins[class].turns);
-        set(&budget->bound, max_bound - bound < GROWTH_STEP ? max_bound : bound + GROWTH_STEP);
+        set(&budget->bound, size_min(bound + GROWTH_STEP, budget->max_bound));
     }
 }
 

@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* The most that a bin holds. */
 #define DEPOT_BIN_BLOCKS 4096
 
 struct depot_bin {
@@ -69,8 +70,8 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
 /* Takes all of them, or none if they exceed a bound. */
 bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t count);
 
-/* After a refusal: raises the class's bound by a step, but not above wanted, if its bin should grow. */
-void depot_grow(struct depot *depot, uint32_t class, size_t wanted);
+/* After a refusal: raises the class's bound by a step, if its bin should grow. */
+void depot_grow(struct depot *depot, uint32_t class);
 
 /* Passes the blocks to put that were not needed since the last call, or all of them. */
 void depot_flush(struct depot *depot, bool all, put_flushed *put, void *context);

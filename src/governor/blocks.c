@@ -8,9 +8,6 @@
 #include "os/rseq.h"
 #include "os/vm.h"
 
-/* Grown depots hold no more than this part of all pages. */
-#define DEPOT_GROWN_DIVISOR 4
-
 /* The number of a depot of the thread's node: the near one, or others after it. */
 static unsigned depot_near(const struct governor *governor, unsigned further) {
     /* Not where there is but one: the thread that is asked may have no thread-local storage to tell by. */
@@ -87,11 +84,6 @@ size_t governor_take_blocks(struct governor *governor, uint32_t class, void **bl
     return taken;
 }
 
-/* What the depots may grow to. Under the heap's lock. */
-static size_t depot_wanted(const struct governor *governor) {
-    return footprint_pages(governor) * page_bytes(governor) / DEPOT_GROWN_DIVISOR / governor->depot_count;
-}
-
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     count_miss(governor);
     if (put_into_depots(governor, class, blocks, count)) {
@@ -102,7 +94,7 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
     heap_lock(governor);
     heap_put_planned(&governor->heap, &puts, blocks, count);
     if (governor->depot_count > 0) {
-        depot_grow(&governor->depots[depot_near(governor, 0)], class, depot_wanted(governor));
+        depot_grow(&governor->depots[depot_near(governor, 0)], class);
     }
     heap_unlock_and_check(governor);
 }

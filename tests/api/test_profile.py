@@ -27,6 +27,7 @@ from api_helpers import (
     shared_library,
     tool,
 )
+from callgrind import instructions_of_pair
 
 from calm.core.protobuf import fields
 
@@ -260,22 +261,12 @@ def test_invalid(profiled: Path, tmp_path: Path, value: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def instructions(env: dict[str, str], folder: Path) -> float:
-    """The instructions of a pair of malloc and free of 64 bytes, loop included, counted by callgrind."""
-    counts = []
-    for pairs in (10_000, 20_000):
-        command = [tool("valgrind", "valgrind"), "--tool=callgrind", f"--callgrind-out-file={folder / 'out'}"]
-        command += [str(built("pairs")), str(pairs), "64"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        assert found is not None, done.stderr
-        counts.append(int(found[1]))
-    return (counts[1] - counts[0]) / 10_000
-
-
 def test_free_when_off(tmp_path: Path) -> None:
     """A pair costs what was recorded of a library without profiling."""
     recorded = json.loads((REPOSITORY / "bench/results/instructions.json").read_text())
-    off = instructions(clean_environment() | {"LD_PRELOAD": str(shared_library())}, tmp_path)
+    off = instructions_of_pair(
+        built("pairs"), 64, clean_environment() | {"LD_PRELOAD": str(shared_library())}, tmp_path
+    )
     assert round(off) <= round(recorded["pair_of_malloc_and_free"]["64"]["calmalloc"])
-    assert instructions(environment(tmp_path, "profile=1g"), tmp_path) > off + 1, "on, each block is counted"
+    on = instructions_of_pair(built("pairs"), 64, environment(tmp_path, "profile=1g"), tmp_path)
+    assert on > off + 1, "on, each block is counted"

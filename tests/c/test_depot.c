@@ -203,14 +203,14 @@ static void fill(uint32_t class) {
 }
 
 /* Full, refused, asked to grow, and empty, so many times. Returns the most that the bin held. */
-static size_t turn(uint32_t class, size_t turns, size_t wanted) {
+static size_t turn(uint32_t class, size_t turns) {
     static void *magazine[MAX_MAGAZINE_BLOCKS];
     size_t batch = classes.of[class].batch;
     size_t most = 0;
     while (turns-- > 0) {
         fill(class);
         most = bin_count(class) > most ? bin_count(class) : most;
-        depot_grow(&depot, class, wanted);
+        depot_grow(&depot, class);
         while (depot_take(&depot, class, magazine, batch) > 0) {
         }
     }
@@ -223,25 +223,21 @@ static void put_nowhere(void *context, void *const *blocks, size_t count) {
     (void)count;
 }
 
-/* Only what comes and goes in turn makes the bound grow, only for medium blocks, and only as far as wanted.
- */
+/* Only what comes and goes in turn makes the bound grow, and only for medium blocks. */
 static void test_grows(void) {
     const uint32_t small = 20;
     const uint32_t medium = 40;
     start_depot();
-    size_t at_first = turn(medium, 1, MAX_MEDIUM);
+    size_t at_first = turn(medium, 1);
     for (int i = 0; i < 100; i++) {
         fill(medium);
-        depot_grow(&depot, medium, MAX_MEDIUM); /* full, and never empty */
+        depot_grow(&depot, medium); /* full, and never empty */
     }
     CHECK_EQUAL(bound(), MEDIUM);
-    (void)turn(medium, 100, MEDIUM / 2);
-    (void)turn(small, 100, MAX_MEDIUM);
+    (void)turn(small, 100);
     CHECK_EQUAL(bound(), MEDIUM);
     CHECK_EQUAL(atomic_load(&depot.small.bound), MAX_SMALL);
-    (void)turn(medium, 100, MEDIUM + 1000);
-    CHECK_EQUAL(bound(), MEDIUM + 1000);
-    size_t grown = turn(medium, 200, SIZE_MAX);
+    size_t grown = turn(medium, 200);
     CHECK_EQUAL(bound(), MAX_MEDIUM);
     CHECK(grown > at_first);
     depot_flush(&depot, false, put_nowhere, NULL);
@@ -261,7 +257,7 @@ static void test_grows(void) {
 
     /* Turns that are few between two checks are none. */
     for (int i = 0; i < 100; i++) {
-        (void)turn(medium, 3, MAX_MEDIUM);
+        (void)turn(medium, 3);
         depot_flush(&depot, false, put_nowhere, NULL);
     }
     CHECK_EQUAL(bound(), MEDIUM);
@@ -278,7 +274,7 @@ static void test_none(void) {
     void *block = token(0);
     size_t bytes;
     CHECK(!depot_put(&none, 1, &block, 1));
-    depot_grow(&none, 1, SIZE_MAX);
+    depot_grow(&none, 1);
     CHECK_EQUAL(depot_take(&none, 1, &block, 1), 0);
     CHECK_EQUAL(count_flushed(&none, true, expect_flush, NULL), 0);
     CHECK_EQUAL(depot_blocks(&none, &bytes) + bytes, 0);
@@ -362,7 +358,7 @@ static void disown(struct owner *owner, size_t kind, size_t count) {
         return;
     }
     owner->refusals++;
-    depot_grow(&depot, some_classes[kind], next_random(&owner->random) % (2 * MAX_MEDIUM));
+    depot_grow(&depot, some_classes[kind]);
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(atomic_exchange(&place_of[number_of(last[i])], owner->name), 0);
     }

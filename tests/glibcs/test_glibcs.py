@@ -194,7 +194,7 @@ def test_calm_explain_reads_its_heap(glibc: Glibc, folder: Path, trouble: str) -
 
 
 def test_fetches_no_index_but_packages(tmp_path: Path) -> None:
-    """Others, which tools such as apt-file add to a machine's apt, can fail while a mirror is synchronized."""
+    """What apt-file adds to a machine's apt can fail to verify while a mirror is synchronized."""
     real = shutil.which("apt-get")
     if real is None or OFFLINE:
         pytest.skip("needs apt and its lists")
