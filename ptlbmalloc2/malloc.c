@@ -33,7 +33,7 @@
  * time of a pair of malloc and free. */
 #define FAST_PATH EXPORT __attribute__((aligned(64)))
 
-/* One of these bits is in the header of a block that is mmapped, or that glibc's thread cache may not take. */
+/* Bits in the header of a block that is mmapped, or that glibc's thread cache may not take. */
 #define NOT_CACHED (CHUNK_IS_MMAPPED | ~1023UL)
 
 /*

@@ -39,7 +39,7 @@ static const struct entry {
 static int find_word(const char *words, const char *word, size_t length) {
     int number = 0;
     for (; *words != '\0'; number++) {
-        size_t each = strcspn(words, "|");
+        size_t each = (size_t)(strchrnul(words, '|') - words);
         if (word != NULL && each == length && memcmp(words, word, length) == 0) {
             return number;
         }
@@ -117,14 +117,14 @@ bool options_print(enum option which, struct text *text) {
     int number = atomic_load_explicit(entry->number, memory_order_relaxed);
     const char *word = entry->words;
     for (; number > 0 && *word != '\0'; number--) {
-        word += strcspn(word, "|");
+        word = strchrnul(word, '|');
         word += *word == '|';
     }
     if (*word == '\0') {
         text_format(text, "%u", (unsigned)number);
         return true;
     }
-    text_format(text, "%.*s", (int)strcspn(word, "|"), word);
+    text_format(text, "%.*s", (int)(strchrnul(word, '|') - word), word);
     return false;
 }
 
@@ -185,7 +185,7 @@ bool options_read(void) {
     were_read = true;
     const char *text = find_variable(environment, "CALM_OPTIONS");
     while (text != NULL && *text != '\0') {
-        size_t length = strcspn(text, ",");
+        size_t length = (size_t)(strchrnul(text, ',') - text);
         if (length > 0) {
             read_one(text, length);
         }

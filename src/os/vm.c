@@ -22,9 +22,6 @@ size_t vm_page_size(void) {
     return known;
 }
 
-/* What the system says of transparent huge pages. */
-#define HUGE_PAGES "/sys/kernel/mm/transparent_hugepage/"
-
 enum when { HUGE_UNREAD, HUGE_NEVER, HUGE_ON_REQUEST, HUGE_ALWAYS };
 
 static enum when huge_pages_when(void) {
@@ -32,7 +29,7 @@ static enum when huge_pages_when(void) {
     int known = atomic_load_explicit(&when, memory_order_relaxed);
     if (known == HUGE_UNREAD) {
         char text[64];
-        bool read = file_read(HUGE_PAGES "enabled", text, sizeof text) > 0;
+        bool read = file_read("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) > 0;
         known = read && strstr(text, "[always]") != NULL    ? HUGE_ALWAYS
                 : read && strstr(text, "[madvise]") != NULL ? HUGE_ON_REQUEST
                                                             : HUGE_NEVER;
@@ -41,9 +38,9 @@ static enum when huge_pages_when(void) {
     return (enum when)known;
 }
 
+/* A page of page tables full of pages: not read from sysfs, which would cost a short program a file more. */
 static size_t huge_page_bytes(void) {
-    uint64_t bytes = file_read_number(HUGE_PAGES "hpage_pmd_size"); /* UINT64_MAX if there is none */
-    return (bytes & (bytes - 1)) == 0 ? bytes : 0;
+    return vm_page_size() / sizeof(uint64_t) * vm_page_size();
 }
 
 size_t huge_pages_always_bytes(void) {
