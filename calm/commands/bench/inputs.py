@@ -102,8 +102,8 @@ def postscript(pages: int) -> Iterator[str]:
         yield "showpage\n"
 
 
-# Not with multiples of one number modulo another: rows with the same k % 97 then lie at few distances, and time
-# depends on whether a processor guesses the next distance, which one shorter block in between spoils.
+# Not with multiples of one number modulo another: rows with the same k % 97 then lie at few distances, and
+# time depends on whether a processor guesses the next distance, which one shorter block in between spoils.
 SQL = """
 PRAGMA threads = 2;
 PRAGMA temp_store = memory;
