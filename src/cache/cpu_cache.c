@@ -61,8 +61,11 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     }
     caches->classes = classes;
     caches->rseq = rseq;
-    caches->count = cpus_possible();
     size_t max_count = vm_limit_bytes() / LIMIT_SHARE / CPU_CACHE_BYTES;
+    caches->count = cpus_possible();
+    if (caches->count > max_count) {
+        caches->count = cpus_listed();
+    }
     caches->one_per_cpu = caches->count <= max_count;
     if (!caches->one_per_cpu) {
         caches->count = max_count == 0 ? 1 : (unsigned)max_count;
@@ -93,6 +96,10 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 }
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
+    if (mode == CACHE_LOCKED) {
+        /* By threads: no more than can run at once. */
+        caches->count = (unsigned)size_min(caches->count, cpu_affinity_count());
+    }
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED && may_be_alone) {
         caches->alone_without_helper = thread_alone;
@@ -368,8 +375,11 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
     if (grows) {
         state->grown_bytes += bytes;
         set(end, start_of(caches, state, class) + wanted);
+        turns_restart(&state->turns[class]);
+    } else {
+        /* Tried again after as many more. That it ran empty stays known to the next check. */
+        turns_set(&state->turns[class].full, 0);
     }
-    turns_restart(&state->turns[class]);
     lock_release(&state->lock);
     return grows;
 }

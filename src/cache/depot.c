@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+/* A bin leaves this part of what all may hold to others. */
+#define OTHERS_DIVISOR 4
 /* By which a bound grows. */
 #define GROWTH_STEP     ((size_t)256 << 10)
 #define FLUSHED_AT_ONCE 64
@@ -148,7 +150,10 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     struct depot_bin *bin = &depot->bins[class];
     enter(depot, bin);
     size_t held = get(&bin->count);
-    bool fits = held + count <= DEPOT_BIN_BLOCKS && take_credit(depot, class, count);
+    size_t bound = get(&budget_of(depot, class)->bound);
+    size_t max_charge = bound - bound / OTHERS_DIVISOR;
+    bool fits = held + count <= DEPOT_BIN_BLOCKS && depot_charge(depot, class, held + count) <= max_charge &&
+                take_credit(depot, class, count);
     if (fits) {
         memcpy(blocks_of(depot, class) + held, blocks, count * sizeof *blocks);
         set(&bin->count, held + count);

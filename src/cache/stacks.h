@@ -40,7 +40,8 @@ struct stack_bounds {
 
 /* What is known of a cache, apart from its words. */
 struct cpu_cache_state {
-    /* Held to open, close or flush the cache; in CACHE_LOCKED for every operation. */
+    /* Held to open, close or flush the cache, and for a stack to grow; in CACHE_LOCKED for every operation.
+     */
     _Alignas(64) struct lock lock;
     _Atomic(bool) open;
     uint64_t digest;      /* of its tops at the last check */

@@ -1,5 +1,6 @@
 #include "governor/flush.h"
 
+#include "base/size.h"
 #include "governor/limit.h"
 #include "governor/purger.h"
 
@@ -46,8 +47,8 @@ size_t governor_cached(const struct governor *governor, size_t *bytes) {
 
 /*
  * A program that frees most of its memory leaves the last blocks in the caches, and each may keep a page
- * alive: when that could be a good part of all pages, the caches are flushed. Under the purger's lock, before
- * a purge, which costs more.
+ * alive, or several: when that could be a good part of all pages, the caches are flushed. Under the purger's
+ * lock, before a purge, which costs more.
  */
 static void flush_if_sparse(struct governor *governor) {
     size_t bytes;
@@ -55,7 +56,7 @@ static void flush_if_sparse(struct governor *governor) {
     heap_lock(governor);
     size_t footprint = footprint_pages(governor);
     heap_unlock(governor);
-    if (blocks > footprint / SPARSE_DIVISOR) {
+    if (size_max(blocks, bytes / page_bytes(governor)) > footprint / SPARSE_DIVISOR) {
         flush_caches(governor, true);
     }
 }

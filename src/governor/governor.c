@@ -34,7 +34,7 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
         governor->heap.runs.region_pages = huge_pages_request_bytes() / page_bytes(governor);
     }
     size_t cpus = size_max(cpu_set_count(&governor->cpus), 1);
-    /* So few CPUs share a depot anyway: the nodes are not read from a file. */
+    /* So few CPUs share one depot, even if they are on several nodes: these are not read from a file. */
     unsigned nodes = cpus > DEPOT_CPUS && caches->rseq.node != 0 ? nodes_possible() : 1;
     size_t each = size_min(cpus / nodes / DEPOT_CPUS, MAX_DEPOTS / nodes);
     governor->depots_per_node = with_depots ? (unsigned)size_max(each, 1) : 0;

@@ -85,6 +85,11 @@ unsigned cpus_possible(void) {
     return possible > 0 ? possible : MAX_CPUS;
 }
 
+unsigned cpus_listed(void) {
+    unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
+    return listed > 0 ? listed : cpus_possible();
+}
+
 unsigned nodes_possible(void) {
     unsigned listed = end_of_list("/sys/devices/system/node/possible");
     return listed > 0 ? listed : 1;

@@ -56,6 +56,9 @@ bool cpu_pin(unsigned cpu);
  * kernel that allocates its sets of CPUs by size. One system call. */
 unsigned cpus_possible(void);
 
+/* The same from /sys, where it is exact: three system calls more. */
+unsigned cpus_listed(void);
+
 /* NUMA nodes likewise; 1 if the kernel does not say. */
 unsigned nodes_possible(void);
 

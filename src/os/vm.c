@@ -25,7 +25,7 @@ size_t vm_page_size(void) {
 enum when { HUGE_UNREAD, HUGE_NEVER, HUGE_ON_REQUEST, HUGE_ALWAYS };
 
 static enum when huge_pages_when(void) {
-    static _Atomic(int) when; /* every thread stores the same */
+    static _Atomic(int) when; /* of two threads' answers, either will do */
     int known = atomic_load_explicit(&when, memory_order_relaxed);
     if (known == HUGE_UNREAD) {
         char text[64];

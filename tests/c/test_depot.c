@@ -217,6 +217,17 @@ static size_t turn(uint32_t class, size_t turns) {
     return most;
 }
 
+/* However many blocks of one class come, there is room for another's. */
+static void test_leaves_room(uint32_t one, uint32_t other) {
+    start_depot();
+    size_t room = is_medium(one) ? MEDIUM : MAX_SMALL;
+    fill(one);
+    fill(other);
+    CHECK(depot_charge(&depot, one, bin_count(one)) > room / 2);
+    CHECK(depot_charge(&depot, other, bin_count(other)) > room / 8);
+    check_charges();
+}
+
 static void put_nowhere(void *context, void *const *blocks, size_t count) {
     (void)context;
     (void)blocks;
@@ -318,6 +329,8 @@ static void test_one_thread(bool exclusive) {
     }
     test_flush();
     test_grows();
+    test_leaves_room(10, 20);
+    test_leaves_room(40, 41);
     for (uint32_t class = 1; class < classes.count; ++class) {
         CHECK_EQUAL(atomic_load(&depot.bins[class].lock.state), exclusive ? lock_self() : LOCK_FREE);
     }
