@@ -58,8 +58,8 @@ bool activation_start(void) {
     if (!LOAD(&glibc_settings.trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, -1);
     }
-    atomic_store_explicit(&activation, ACTIVATION_ON, memory_order_release);
     STORE(&governed.main_arena, glibc_main_arena);
+    atomic_store_explicit(&activation, ACTIVATION_ON, memory_order_release);
     return true;
 }
 

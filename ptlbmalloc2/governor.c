@@ -85,6 +85,12 @@ struct arena *governor_first_arena_of(const void *block) {
         return no_arena;
     }
     STORE(&governed.heaps_proved, true);
+    /* Either this sees that activation_end began meanwhile, or the false that it stores comes later. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!activation_is_on()) {
+        STORE(&governed.heaps_proved, false);
+        return no_arena;
+    }
     return heap_of(block)->arena;
 }
 
@@ -95,7 +101,8 @@ static bool may_trim(enum check_reason reason, bool top_grew) {
 
 size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes) {
     if (arena == no_arena || !activation_is_on()) {
-        return LOAD(&activation) == ACTIVATION_PENDING ? 0 : SIZE_MAX;
+        /* An arena that was looked for before governing began is none yet. */
+        return LOAD(&activation) == ACTIVATION_OFF ? SIZE_MAX : 0;
     }
     ADD(&state.freed_bytes, freed_bytes);
     size_t check_bytes = size_max(LOAD(&state.counters.pad_each_bytes), MIN_CHECK_BYTES);

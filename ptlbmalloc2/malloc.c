@@ -4,8 +4,8 @@
  *
  * Each thread has two allowances, the bytes that it may allocate and free before its next check. Nearly every
  * call adds to one count and jumps to glibc: no lock, no atomic operation, and no access to memory other than
- * the thread's own and, on free, the header that glibc is about to read. Only for a block that glibc's thread
- * cache does not take, free also looks at the address of the arena's top.
+ * the thread's own and, on free, the header that glibc is about to read. Only for a block of more than 1,000
+ * bytes, free also looks at the address of the arena's top: glibc's thread cache takes up to 1,032.
  *
  * The family is complete, so that no other allocator that the program may be linked with serves a part of it.
  */
@@ -33,7 +33,7 @@
  * time of a pair of malloc and free. */
 #define FAST_PATH EXPORT __attribute__((aligned(64)))
 
-/* Bits in the header of a block that is mmapped, or that glibc's thread cache may not take. */
+/* Bits in the header of a block that is mmapped, or of at least 1 KiB with its header. */
 #define NOT_CACHED (CHUNK_IS_MMAPPED | ~1023UL)
 
 /*
@@ -55,7 +55,7 @@ static inline bool count(size_t *counted, size_t bytes) {
 
 /*
  * Counts at least one byte, so that the allowance covers no call where the library does not start.
- * A product of calloc that overflows is counted wrongly: glibc refuses that call.
+ * SIZE_MAX, and a product of calloc that overflows, are counted wrongly: glibc refuses these calls.
  */
 static inline bool count_allocated(size_t bytes) {
     return count(&counts.allocated, bytes + 1);
