@@ -90,7 +90,7 @@ class _Term(NamedTuple):
     def cost(self) -> int:
         """Of a row, in bytes: words that overlap are read one by one, too."""
         return (
-            max(self.span, self.words * self.width) * max(1, self.pointers) * (2 if self.base_offset else 1)
+            max(self.span, self.words * self.width) * max(1, self.pointers) * (3 if self.base_offset else 1)
         )
 
 
@@ -217,13 +217,22 @@ def _weighted(read: Read, term: _Term, rows: Sequence[int]) -> tuple[list[int], 
     starts = [start for start in starts if start]
     for start in starts:
         for row in rows:
-            at = start + term.offset + row * term.row_stride
-            words = _words(read, at, term.width, term.words, term.stride)
-            if term.base_offset:
-                bases = _words(read, at + term.base_offset, 4, term.words, term.stride)
-                words = [max(0, word - (base ^ _WORD32)) for word, base in zip(words, bases, strict=True)]
+            words = _row(read, term, start + term.offset + row * term.row_stride)
             sums = [sum_ + word for sum_, word in zip(sums, words, strict=True)]
     return sums, weights
+
+
+def _row(read: Read, term: _Term, at: int) -> list[int]:
+    """The words of a row, each less its base. Words whose bases just changed count 0."""
+    if not term.base_offset:
+        return _words(read, at, term.width, term.words, term.stride)
+    before = _words(read, at + term.base_offset, 4, term.words, term.stride)
+    words = _words(read, at, term.width, term.words, term.stride)
+    after = _words(read, at + term.base_offset, 4, term.words, term.stride)
+    return [
+        max(0, word - (base ^ _WORD32)) if base == then else 0
+        for word, base, then in zip(words, before, after, strict=True)
+    ]
 
 
 def _value(read: Read, term: _Term, rows: Sequence[int]) -> int:

@@ -124,6 +124,13 @@ def test_without_a_cargo_that_is_new_enough_a_line_says_so(peers: Peers, version
     assert not (peers.root / "build").exists()
 
 
+def test_a_crate_that_was_asked_for_needs_cargo(peers: Peers) -> None:
+    result = peers("--source", "mimalloc=crate")
+    assert (result.returncode, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("scripts/peers: mimalloc: cannot be built from a crate: there is no cargo of Rust")
+
+
 @pytest.mark.parametrize("where", ["tools", ".cargo/bin"])
 def test_the_newer_of_two_cargos_is_taken(peers: Peers, where: str) -> None:
     """It gets as far as looking for the other compiler, which is not there."""

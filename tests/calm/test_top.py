@@ -350,6 +350,20 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
         "negative": 0,
     }
 
+    # A stack that moves while it is read: its base is another one afterwards.
+    bases_bytes, seen = 20, set[int]()
+    with proc.memory(process.pid) as read:
+
+        def moving(address: int, size: int) -> bytes | None:
+            data = read(address, size)
+            if data and size == bases_bytes and address in seen:
+                data = bytes([data[0] ^ 1]) + data[1:]
+            seen.add(address)
+            return data
+
+        (table,), _ = counters.Finder().tables(read, counters.images(process.pid))
+        assert table.values(moving)["weighed"] == (20 * 10 + 20 * 100) + (50 * 10 + 50 * 100)
+
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_what_is_not_a_table_is_told(build: Callable[..., Path], start: Start, kind: str) -> None:
