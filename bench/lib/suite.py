@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from .results import REPOSITORY, Store, compact
 NAME = "suite"
 _CALM = str(REPOSITORY / "bin/calm")
 SUMMARY = ("summary",)
-DETAILS = ("time", "peak", "average", "shootdowns", "worst")
+DETAILS = ("time", "peak", "average", "shootdowns", "latency", "worst")
 
 
 def result(folder: Path, name: str = NAME) -> Path:
@@ -44,8 +45,17 @@ def run(path: Path, runs: int | None, *options: str) -> None:
         sys.exit(f"bench/figures: calm bench ended with {done.returncode}")
 
 
+# The folders of an absolute path.
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
+
+
 def keep(store: Store, name: str, found: dict[str, Any]) -> None:
-    """Writes a suite's document without its runs, and without the allocators of rows that have all."""
+    """Writes a suite's document without its runs, and without the allocators of rows that have all.
+
+    What a failed program said names no folders of this machine.
+    """
+    for side in (side for row in found["rows"] for side in row["sides"] if side.get("failure")):
+        side["failure"] = _FOLDERS.sub("", side["failure"])
     every = [{"label": each["label"]} for each in found["allocators"]]
     rows = [row | {"sides": [] if compact(row["sides"]) == every else row["sides"]} for row in found["rows"]]
     store.keep(name, found | {"rows": rows})

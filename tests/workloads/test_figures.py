@@ -763,7 +763,8 @@ def published_document(folder: Path) -> dict[str, Any]:
         sources=[Source("mimalloc-bench", "v1", "2026-07-15")],
         rows=rows,
     )
-    found.rows[2].sides[1].failure = "killed by SIGSEGV (11)"
+    said = "it said: 7 /home/someone/tree/error.cc:20] of a/b"
+    found.rows[2].sides[1].failure = f"killed by SIGSEGV (11) ({said})"
     analyse(found)
     path = folder / "whole.json"
     path.write_text(documents.text(found))
@@ -787,6 +788,7 @@ def test_the_result_of_the_published_programs_has_what_the_tables_need(tmp_path:
     ]
     # The same tables as from all runs.
     (store.folder / "all.json").write_text(json.dumps(whole))
+    assert kept["rows"][2]["sides"][1]["failure"] == "killed by SIGSEGV (11) (it said: 7 error.cc:20] of a/b)"
     assert published.tables(store.folder) == suite.tables(store.folder, published.KINDS, "all")
     assert "| larson | 2.25/2.25 | 1.00/1.00 | 1.00 |" in published.tables(store.folder)
     assert "mimalloc-bench v1, 2026-07-15." in published.tables(store.folder)
