@@ -70,7 +70,7 @@ void activation_end(const char *why_not) {
     }
     activation_why_not = why_not;
     STORE(&governed.main_arena, no_arena);
-    STORE(&governed.heaps_proved, false);
+    atomic_store(&governed.heaps_proved, false); /* see governor_first_arena_of */
     if (!LOAD(&glibc_settings.trim_threshold)) {
         __libc_mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD);
     }

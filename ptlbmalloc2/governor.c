@@ -84,10 +84,9 @@ struct arena *governor_first_arena_of(const void *block) {
         activation_end("a heap is not laid out as known");
         return no_arena;
     }
-    STORE(&governed.heaps_proved, true);
-    /* Either this sees that activation_end began meanwhile, or the false that it stores comes later. */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!activation_is_on()) {
+    /* In the total order either this load sees that activation_end began, or what that stores comes later. */
+    atomic_store(&governed.heaps_proved, true);
+    if (atomic_load(&activation) != ACTIVATION_ON) {
         STORE(&governed.heaps_proved, false);
         return no_arena;
     }

@@ -33,8 +33,9 @@
  * time of a pair of malloc and free. */
 #define FAST_PATH EXPORT __attribute__((aligned(64)))
 
-/* Bits in the header of a block that is mmapped, or of at least 1 KiB with its header. */
-#define NOT_CACHED (CHUNK_IS_MMAPPED | ~1023UL)
+/* Bits in the header of a block that is mmapped, however small it was resized to, or of at least 1 KiB with
+ * its header. Two comparisons would cost seven instructions. */
+#define LOOKS_AT_TOP (CHUNK_IS_MMAPPED | ~1023UL)
 
 /*
  * The bytes that the thread allocates and frees. Each count starts so far below zero that it wraps around
@@ -191,7 +192,7 @@ FAST_PATH void free(void *block) {
         return;
     }
     size_t header = chunk_of_block(block)->size_flags;
-    if (UNLIKELY((header & NOT_CACHED) != 0)) {
+    if (UNLIKELY((header & LOOKS_AT_TOP) != 0)) {
         free_large(block, header);
         return;
     }
