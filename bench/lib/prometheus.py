@@ -103,6 +103,7 @@ class Prometheus:
             )
         try:
             self.url = f"http://{self.wait(self._address)}"
+            self.wait(self._is_ready)
         except BaseException:
             self.close()
             raise
@@ -121,6 +122,14 @@ class Prometheus:
     def _address(self) -> str | None:
         match = re.search(r'msg="Listening on" address=(\S+)', self.log.read_text())
         return match[1] if match else None
+
+    def _is_ready(self) -> bool:
+        """It listens earlier, and until then answers that the service is unavailable."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30):
+                return True
+        except urllib.error.HTTPError:
+            return False
 
     def wait(self, condition: Callable[[], T], seconds: float = 60) -> T:
         """Repeats until the condition is met, as long as the server runs."""
