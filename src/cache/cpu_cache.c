@@ -96,10 +96,6 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
 }
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
-    if (mode == CACHE_LOCKED) {
-        /* By threads: no more than can run at once. */
-        caches->count = (unsigned)size_min(caches->count, cpu_affinity_count());
-    }
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED && may_be_alone) {
         caches->alone_without_helper = thread_alone;

@@ -5,7 +5,8 @@
  * on the CPU that runs it, in a restartable sequence (rseq.h), without a lock, an atomic operation or
  * thread-local storage. So the memory in caches is bounded by CPUs, however many threads come and go. Without
  * restartable sequences (an old kernel or C library, valgrind, an emulator, a sanitizer) each cache has a
- * lock, and a thread uses the cache that its thread pointer hashes to.
+ * lock, and a thread uses the cache that its thread pointer hashes to, of as many as the kernel's sets of
+ * CPUs have room for.
  *
  * To change a cache from elsewhere, a thread takes the cache's lock and closes it; once rseq_restart_all
  * returns no thread is within a sequence on it. Blocks in a cache are in use to the heap.

@@ -40,8 +40,7 @@ struct stack_bounds {
 
 /* What is known of a cache, apart from its words. */
 struct cpu_cache_state {
-    /* Held to open, close or flush the cache, and for a stack to grow; in CACHE_LOCKED for every operation.
-     */
+    /* Held to open, close or flush the cache, and by a stack that grows; in CACHE_LOCKED always. */
     _Alignas(64) struct lock lock;
     _Atomic(bool) open;
     uint64_t digest;      /* of its tops at the last check */

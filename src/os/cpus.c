@@ -87,7 +87,9 @@ unsigned cpus_possible(void) {
 
 unsigned cpus_listed(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
-    return listed > 0 ? listed : cpus_possible();
+    /* A container may show another list than the kernel's own: CPUs may have higher numbers than that. */
+    unsigned possible = cpus_possible();
+    return listed + 64 > possible && listed <= possible ? listed : possible;
 }
 
 unsigned nodes_possible(void) {

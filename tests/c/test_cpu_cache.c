@@ -5,7 +5,6 @@
  */
 #include "cache/cpu_cache.h"
 #include "cache/rseq.h"
-#include "os/cpus.h"
 #include "os/vm.h"
 
 #include <pthread.h>
@@ -657,7 +656,7 @@ static void check_fork_beside_a_holder(void) {
     void *block = token(1);
     CHECK(cpu_caches_init(&caches, &classes, (struct rseq_offsets){0}));
     cpu_caches_start(&caches, CACHE_LOCKED, false);
-    CHECK(caches.count <= cpu_affinity_count() && cpu_cache_open(&caches, 1));
+    CHECK(caches.count > 1 && cpu_cache_open(&caches, 1));
     CHECK_EQUAL(cpu_cache_push_some(&caches, 1, &block, 1), 1);
     CHECK(pthread_create(&holder, NULL, hold_all_locks, NULL) == 0);
     CHECK(pthread_join(holder, NULL) == 0);

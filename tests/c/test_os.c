@@ -852,6 +852,7 @@ static void test_cpus(void) {
     }
     CHECK(possible <= 8192);
     CHECK(nodes_possible() >= 1 && nodes_possible() <= 1024);
+    CHECK(cpus_listed() >= cpu_affinity_count() && cpus_listed() <= cpus_possible());
     struct rseq_offsets place = rseq_find();
     if (place.usable) {
         for (int i = 0; i < 1000; i++) {
