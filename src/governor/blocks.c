@@ -65,6 +65,28 @@ static enum run_choice choose_run(const struct governor *governor, bool prefault
     return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
 }
 
+/*
+ * Whether the pages of new blocks are written before the program sees them: many programs first read a new
+ * block, to change a part of a word. The kernel then maps its zero page, and replaces it at the write that
+ * follows: two faults, and, if other threads run, a shootdown. Not in small programs, whose magazines have
+ * pages that are never used. Under the heap's lock.
+ */
+static bool touches_new_pages(const struct governor *governor) {
+    return !governor->exclusive && used_bytes(governor) >= MIN_AHEAD_USED_BYTES;
+}
+
+/* Writes to the page in which each of the caller's own blocks begins. */
+static void touch_pages(const struct governor *governor, void *const *blocks, size_t count) {
+    uintptr_t last = 0;
+    for (size_t i = 0; i < count; i++) {
+        uintptr_t page = (uintptr_t)blocks[i] >> governor->heap.space.page_shift;
+        if (page != last) {
+            *(volatile char *)blocks[i] = 0;
+            last = page;
+        }
+    }
+}
+
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count,
                             bool prefaults) {
     count_miss(governor);
@@ -75,12 +97,17 @@ size_t governor_take_blocks(struct governor *governor, uint32_t class, void **bl
     heap_lock(governor);
     struct take_options options = {choose_run(governor, prefaults), prefaults ? vm_populate : NULL};
     uint64_t made = governor->heap.runs.huge_pages_made;
+    uint64_t faulted = governor->heap.runs.faulted_pages;
     size_t from_heap = heap_take_blocks(&governor->heap, class, blocks + taken, count - taken, &options);
     taken += from_heap;
     if (governor->heap.runs.huge_pages_made != made && from_heap > 0) {
         touch_huge_page(governor, blocks[taken - 1]); /* of the newest slab */
     }
+    bool touches = governor->heap.runs.faulted_pages != faulted && touches_new_pages(governor);
     heap_unlock_and_check(governor);
+    if (touches) {
+        touch_pages(governor, blocks + taken - from_heap, from_heap);
+    }
     return taken;
 }
 

@@ -97,15 +97,16 @@ static inline bool is_over(const struct governor *governor, size_t limit) {
     return dirty > limit && may_purge(governor, dirty);
 }
 
-/* Below this a huge page that is not filled would be a large part of what the program uses. */
-#define MIN_HUGE_USED_BYTES ((size_t)16 << 20)
+/* Below this, memory that is resident before it is used, and never used, would be a large part of what the
+ * program uses. */
+#define MIN_AHEAD_USED_BYTES ((size_t)16 << 20)
 
 /* Whether a huge-page region may be made: if the program uses enough, with so many pages more, and the
  * region, which is free but will be resident, is well within the limit. */
 static inline bool allows_region(const struct governor *governor, size_t pages) {
     size_t region = governor->heap.runs.region_pages;
     return region != 0 && setting_value(&governor->settings.huge_pages) != 0 &&
-           (heap_used_pages(&governor->heap) + pages) * page_bytes(governor) >= MIN_HUGE_USED_BYTES &&
+           (heap_used_pages(&governor->heap) + pages) * page_bytes(governor) >= MIN_AHEAD_USED_BYTES &&
            heap_dirty_pages(&governor->heap) + region <= max_prefaulted_pages(governor) / 2;
 }
 

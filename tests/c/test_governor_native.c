@@ -647,6 +647,30 @@ static char *zeroed(size_t bytes) {
     return block;
 }
 
+/* Of so many new blocks: those that begin in pages that are not resident. */
+static size_t untouched_blocks(size_t count, size_t bytes) {
+    size_t untouched = 0;
+    for (size_t i = 0; i < count; i++) {
+        char *block = calm_malloc(bytes);
+        CHECK(block != NULL);
+        char *page = (char *)((uintptr_t)block & ~(page_size - 1));
+        untouched += resident_pages(page, page_size) == 0;
+    }
+    return untouched;
+}
+
+/*
+ * A program that first reads a new block finds its page written already, so that its own write copies no zero
+ * page; but not while it uses little, since then the pages of a magazine that it never uses would count.
+ */
+static void test_new_pages_touched(void) {
+    CHECK(untouched_blocks(100, 3000) > 0);
+    obtain(20 * MIB);
+    untouched_blocks(100, 3000); /* the rest of the caches' blocks */
+    CHECK_EQUAL(untouched_blocks(1000, 3000), 0);
+    CHECK_EQUAL(untouched_blocks(1000, 5000), 0);
+}
+
 /* What calloc made resident, of blocks that nobody touches, is within the bound, and given up with them. */
 static void test_populated(void) {
     set("test_placement", "off"); /* so that blocks are the pages that they lie on */
@@ -1603,6 +1627,7 @@ int main(void) {
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
     in_child(test_parts_of_huge_pages);
+    in_child(test_new_pages_touched);
     in_child(test_populated);
     in_child(test_depot_grows);
     in_child(test_depots_of_other_cpus);
