@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bench_helpers import LABELS, RATE, by_time, made_up, markdown, row, side
+from bench_helpers import LABELS, RATE, STEADY, by_time, made_up, markdown, row, side
 from calm_helpers import ROOT, Calm, without_runs
 from rich.console import Console
 from waiting import wait_until
@@ -154,6 +154,20 @@ def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[
     assert [each.peer for each in found.beaten] == expected
     text = "\n".join(tables.findings(found))
     assert ("jemalloc is both faster and smaller" in text) == bool(expected)
+
+
+def test_nobody_is_beaten_by_chance() -> None:
+    def beaten(*spreads: tuple[float, float, float]) -> int:
+        sides = [
+            side(label, time_s, peak, spread)
+            for label, time_s, peak, spread in zip(
+                LABELS, (1.0, 1.0, 0.9), (1000, 1000, 900), spreads, strict=True
+            )
+        ]
+        return len(analyse(made_up(row("a", *sides))).beaten)
+
+    assert beaten(STEADY, STEADY, STEADY) == 1
+    assert beaten((0.7, 1.0, 1.4), (1.4, 1.0, 0.7), (1.0, 0.7, 1.4)) == 0
 
 
 def test_a_version_that_was_built_from_a_checkout_has_its_date() -> None:

@@ -199,9 +199,14 @@ def _worst(rankings: Sequence[Ranking], labels: Sequence[str]) -> list[Worst]:
 
 
 def _beaten(rankings: dict[str, list[Ranking]], subject: str, peers: Sequence[str]) -> list[Beaten]:
-    """Every row where a peer is by more than the margin both faster and smaller at its peak."""
+    """Every row where a peer is by more than the margin both faster and smaller at its peak.
+
+    Not where the allocators cannot be told apart by one of the two.
+    """
     found = []
     for row in zip(*(rankings[what.key] for what in MEASURES), strict=True):
+        if row[0].insensitive or row[1].insensitive:
+            continue
         for peer in peers:
             time, peak, average = (ranking.ratio(subject, peer) for ranking in row)
             if time and peak and min(time, peak) > PARETO_MARGIN:
