@@ -9,7 +9,7 @@
 
 /* Up to count blocks of a class; returns how many: 0 if memory is short. The thread of exclusive mode gets
  * fewer than count only if memory is short. prefaults: for it alone, pages that may not be resident are made
- * so first. */
+ * so first. Any thread may find the first byte of a block written. */
 size_t governor_take_blocks(struct governor *governor, uint32_t class, void **blocks, size_t count,
                             bool prefaults);
 

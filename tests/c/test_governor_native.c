@@ -664,6 +664,7 @@ static size_t untouched_blocks(size_t count, size_t bytes) {
  * page; but not while it uses little, since then the pages of a magazine that it never uses would count.
  */
 static void test_new_pages_touched(void) {
+    CHECK(cpu_pin((unsigned)sched_getcpu())); /* another CPU's cache may have a block from before */
     CHECK(untouched_blocks(100, 3000) > 0);
     obtain(20 * MIB);
     untouched_blocks(100, 3000); /* the rest of the caches' blocks */
