@@ -156,7 +156,7 @@ def test_rows_that_are_lost_outright(time_s: float, peak: float, expected: list[
     assert ("jemalloc is both faster and smaller" in text) == bool(expected)
 
 
-def test_nobody_is_beaten_by_chance() -> None:
+def test_no_row_is_beaten_by_chance() -> None:
     def beaten(*spreads: tuple[float, float, float]) -> int:
         sides = [
             side(label, time_s, peak, spread)
