@@ -674,7 +674,8 @@ def test_pprof(tmp_path: Path) -> None:
     assert "inuse_space/bytes[dflt]" in raw
     for values in EXAMPLE.values():
         assert re.search(rf"^ +{' +'.join(map(str, values))}: ", raw, re.MULTILINE)
-    assert "Cache::store(std::string).c:20:0 s=0(Cache::store(std::string))" in raw
+    # The column after the line is printed by newer releases of Go only.
+    assert re.search(r"Cache::store\(std::string\)\.c:20(:0)? s=0\(Cache::store\(std::string\)\)", raw)
     assert "a note" in tool("-comments")
     assert re.search(r"9MB +100% +100% +9MB +100% +Cache::store", tool("-top"))
     again = pprof.read(str(path))
