@@ -5,6 +5,7 @@
  */
 #ifndef CALM_WITHOUT_THREADS
 #include "api/features.h"
+#include "api/marks.h"
 #include "api/own_threads.h"
 #include "api/vfork.h"
 #include "os/thread.h"
@@ -43,12 +44,12 @@ static bool thread_is_alone(void) {
 }
 static void heap_profile_apply(void) {
 }
-#endif
-
-static long call(long number, const long *arguments) {
+/* glibc unmaps large blocks, so that marks end with them. */
+static long marks_call(long number, const long *arguments) {
     return os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                       arguments[5]);
 }
+#endif
 
 /* Filters that were added: another thread's may be one while this thread's is refused. */
 static _Atomic(unsigned) filters_added;
@@ -62,7 +63,7 @@ static long make(bool filters, long number, const long *arguments) {
         filters_set(FILTERS_ADDED);
         heap_profile_apply();
     }
-    long result = call(number, arguments);
+    long result = marks_call(number, arguments);
     if (filters && result >= 0) {
         atomic_fetch_add_explicit(&filters_added, 1, memory_order_relaxed);
         filters_set(FILTERS_ADDED);
@@ -89,7 +90,7 @@ EXPORT int prctl(int option, ...) {
     case PR_CAP_AMBIENT:
         return (int)libc_result(make(option == PR_SET_SECCOMP, SYS_prctl, arguments));
     default:
-        return (int)libc_result(call(SYS_prctl, arguments));
+        return (int)libc_result(marks_call(SYS_prctl, arguments));
     }
 }
 
@@ -140,7 +141,7 @@ EXPORT long syscall(long number, ...) {
     case SYS_capset:
         return libc_result(make(false, number, arguments));
     default:
-        return libc_result(call(number, arguments));
+        return libc_result(marks_call(number, arguments));
     }
 }
 

@@ -114,7 +114,7 @@ void governor_put_large(struct governor *governor, void *block) {
     struct span *moved = heap_put_large(&governor->heap, block);
     if (moved != NULL) {
         heap_unlock(governor);
-        bool renewed = vm_replace(moved->base, (size_t)moved->pages * page_bytes(governor));
+        enum vm_renewed renewed = vm_renew(moved->base, (size_t)moved->pages * page_bytes(governor));
         heap_lock(governor);
         heap_put_renewed(&governor->heap, moved, renewed);
     }

@@ -3,9 +3,9 @@
  *
  * The folder, from the bottom up; each file uses only files before it: size_class.h; span.h, runs of pages
  * and their orders; span_table.h, their descriptors; space.h, address space and what is known of each page;
- * runs.h, free runs; heap.h; slab.h, one slab; purge_batch.h, free pages on their way to the kernel;
- * slab_blocks.h, blocks of size classes; large_blocks.h, blocks of whole pages. blocks_layout.h is for
- * readers outside the process.
+ * runs.h, free runs; heap.h; marks.h, what the program did to pages of its blocks; large_blocks.h, blocks of
+ * whole pages; slab.h, one slab; purge_batch.h, free pages on their way to the kernel; slab_blocks.h, blocks
+ * of size classes. blocks_layout.h is for readers outside the process.
  *
  * An instance without globals, and single-owner: the caller holds a lock, or is the one thread that owns the
  * heap. Nothing of the heap is stored in, before or between blocks, so that any page without a block in use

@@ -1,5 +1,7 @@
 #include "heap/large_blocks.h"
 
+#include "heap/marks.h"
+
 /* Each moved block keeps a mapping; half of what a process may have is the application's. */
 #define MAX_MOVED_SPANS 16384
 
@@ -43,6 +45,7 @@ static void leave_span(struct heap *heap, struct span *span) {
         colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
     }
     span->colored = false;
+    atomic_store_explicit(&span->marks, 0, memory_order_relaxed);
     span->state = SPAN_TAKEN;
     heap->used_pages -= span->pages;
     heap->moved_spans -= span->moved;
@@ -68,25 +71,42 @@ void heap_note_calloc_populated(struct heap *heap, void *block) {
     heap->calloc_populated_pages += span->pages;
 }
 
+/* Puts a span that may be marked. False, and it is the caller's to renew, if its pages may not be used as
+ * they are. */
+static bool put_marked(struct heap *heap, struct span *span, unsigned marks) {
+    heap->dirtied_pages += span->pages;
+    if ((marks & MARK_ANY) == 0) {
+        if ((marks & MARK_HUGE_PAGES) == 0 || span->huge) {
+            runs_put(&heap->runs, span, false);
+            return true;
+        }
+        if (runs_put_as_regions(&heap->runs, span)) {
+            return true;
+        }
+    }
+    heap->purging_pages += span->pages;
+    return false;
+}
+
 struct span *heap_put_large(struct heap *heap, void *block) {
     struct span *span = heap_large_span(heap, block);
     if (span == NULL) {
         heap_note_wild_free(heap, block);
         return NULL;
     }
+    unsigned marks = atomic_load_explicit(&span->marks, memory_order_relaxed) | (span->moved ? MARK_ANY : 0);
     leave_span(heap, span);
-    heap->dirtied_pages += span->pages;
-    if (span->moved) {
-        heap->purging_pages += span->pages;
-        return span;
-    }
-    runs_put(&heap->runs, span, false);
-    return NULL;
+    return put_marked(heap, span, marks) ? NULL : span;
 }
 
-void heap_put_renewed(struct heap *heap, struct span *span, bool renewed) {
+/* What is unusable is lost: its span stays taken. */
+void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed) {
+    if (renewed == VM_UNUSABLE) {
+        return;
+    }
     heap->purging_pages -= span->pages;
-    runs_put(&heap->runs, span, renewed);
+    span->huge = false;
+    runs_put(&heap->runs, span, renewed == VM_RENEWED);
 }
 
 /* Moved pages are given back as a whole: a moved block that shrinks is copied, or keeps its size. */
@@ -99,10 +119,12 @@ static bool shrink(struct heap *heap, struct span *span, size_t pages) {
         return true; /* keeps its size, which is no less than was asked */
     }
     heap->used_pages -= rest->pages;
-    heap->dirtied_pages += rest->pages;
     space_mark_ends(&heap->space, span);
     rest->state = SPAN_TAKEN;
-    runs_put(&heap->runs, rest, false);
+    if (!put_marked(heap, rest, atomic_load_explicit(&span->marks, memory_order_relaxed))) {
+        size_t bytes = (size_t)rest->pages << heap->space.page_shift;
+        heap_put_renewed(heap, rest, vm_renew(rest->base, bytes));
+    }
     return true;
 }
 

@@ -20,10 +20,10 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
  * or resized. */
 void heap_note_calloc_populated(struct heap *heap, void *block);
 
-/* Frees a block, or records the misuse. Returns NULL, or a span of moved pages that is out of the heap: the
- * caller renews its range (vm_replace), and gives it back by heap_put_renewed. */
+/* Frees a block, or records the misuse. Returns NULL, or a span of pages that were moved or marked, which is
+ * out of the heap: the caller renews its range (vm_renew), and gives it back by heap_put_renewed. */
 struct span *heap_put_large(struct heap *heap, void *block);
-void heap_put_renewed(struct heap *heap, struct span *span, bool renewed);
+void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed);
 
 /* The span of a large block in use that begins at block; NULL if there is none. Any thread. */
 struct span *heap_large_span(const struct heap *heap, const void *block);

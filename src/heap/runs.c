@@ -215,10 +215,56 @@ size_t runs_whole_regions(const struct runs *runs, const struct span *span, size
     return *skip >= span->pages ? 0 : (span->pages - *skip) / runs->region_pages * runs->region_pages;
 }
 
-/* May make more of the space usable. */
+bool runs_put_as_regions(struct runs *runs, struct span *span) {
+    size_t skip;
+    size_t whole = runs_whole_regions(runs, span, &skip);
+    if (whole == 0) {
+        runs_put(runs, span, false);
+        return true;
+    }
+    if (runs->regions + whole / runs->region_pages > MAX_REGIONS) {
+        return false;
+    }
+    struct span *regions = skip == 0 ? span : runs_split(runs, span, skip);
+    if (regions == NULL) {
+        return false;
+    }
+    struct span *rest = regions->pages == whole ? NULL : runs_split(runs, regions, whole);
+    if (rest != NULL) {
+        runs_put(runs, rest, false);
+    }
+    runs->regions += regions->pages / runs->region_pages;
+    regions->huge = true;
+    runs_put(runs, regions, false);
+    if (regions != span) {
+        runs_put(runs, span, false);
+    }
+    return true;
+}
+
+/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. */
+static bool dissolve_regions(struct runs *runs, size_t pages) {
+    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], pages);
+    size_t skip = 0;
+    size_t whole = run == NULL ? 0 : runs_whole_regions(runs, run, &skip);
+    run = whole < pages ? NULL : runs_carve(runs, run, skip, whole);
+    if (run == NULL) {
+        return false;
+    }
+    bool renewed = vm_replace(run->base, whole << runs->space->page_shift);
+    if (renewed) {
+        run->huge = false;
+        runs->regions -= size_min(runs->regions, whole / runs->region_pages);
+    }
+    runs_put(runs, run, true);
+    return renewed;
+}
+
+/* May make more of the space usable: not before what is usable is used, or address space would be needed
+ * without end. */
 static struct span *find_clean(struct runs *runs, size_t pages) {
     struct span *run = find(&runs->sets[RUN_CLEAN], pages);
-    if (run == NULL && runs_extend(runs, pages)) {
+    if (run == NULL && (dissolve_regions(runs, pages) || runs_extend(runs, pages))) {
         run = find(&runs->sets[RUN_CLEAN], pages);
     }
     return run;

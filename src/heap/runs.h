@@ -55,6 +55,10 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
  * it is, or is part of. */
 struct span *runs_put(struct runs *runs, struct span *span, bool clean);
 
+/* The same for a dirty span for whose whole huge pages the program requested them: these become huge-page
+ * regions. False, and the span is the caller's still, if there can be no more of those. */
+bool runs_put_as_regions(struct runs *runs, struct span *span);
+
 /* Takes the pages after the first skip out of a free run; the rest of it stays free. The state of what is
  * taken is SPAN_TAKEN. NULL, and the run stays free, if there is no descriptor. */
 struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t pages);

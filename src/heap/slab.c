@@ -1,6 +1,8 @@
 #include "heap/slab.h"
 
 #include "base/size.h"
+#include "heap/large_blocks.h"
+#include "heap/marks.h"
 
 #include <string.h>
 
@@ -186,6 +188,14 @@ static void close_slab(struct heap *heap, struct span *slab) {
     size_t pages = slab->pages;
     memset(&space->class_of[slab->page], 0, pages);
     slab->state = SPAN_TAKEN;
+    if (marks_has(slab, MARK_ANY)) {
+        enum vm_renewed renewed = vm_renew(slab->base, pages << space->page_shift);
+        memset(users, 0, pages * sizeof *users);
+        atomic_store_explicit(&slab->marks, 0, memory_order_relaxed);
+        heap->purging_pages += pages;
+        heap_put_renewed(heap, slab, renewed);
+        return;
+    }
     struct span *rest = slab;
     for (size_t page = 0; page < pages;) {
         bool clean = (users[page] & PAGE_DIRTY) == 0;

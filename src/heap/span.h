@@ -7,6 +7,7 @@
 #ifndef CALM_HEAP_SPAN_H
 #define CALM_HEAP_SPAN_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,6 +49,7 @@ struct span {
     bool prefaulted : 1;       /* large: made resident because its owner was expected to touch all of it */
     bool colored : 1;          /* large: counted among those that begin at its color */
     bool huge : 1;             /* in a huge-page region: one touch makes all of it resident */
+    _Atomic(uint8_t) marks;    /* slabs, large: what the program did to pages of its blocks: marks.h */
     uint64_t allocated[];      /* slabs: one bit a block; as many words as a slab of any class needs */
 };
 

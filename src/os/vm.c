@@ -5,6 +5,7 @@
 #include "os/syscall.h"
 
 #include <errno.h>
+#include <linux/mempolicy.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -142,13 +143,41 @@ void vm_disable_huge_pages(void *base, size_t bytes) {
     advise(base, bytes, MADV_NOHUGEPAGE);
 }
 
+static _Atomic(bool) locks_mappings;
+
+void vm_note_locked_mappings(bool locked) {
+    atomic_store_explicit(&locks_mappings, locked, memory_order_relaxed);
+}
+
+/* A mapping that the kernel locks has no access rights until it is unlocked: else all of it would be made
+ * resident. */
 bool vm_replace(void *base, size_t bytes) {
-    if (is_error(os_syscall(SYS_mmap, base, bytes, PROT_READ | PROT_WRITE,
-                            PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED, -1))) {
+    bool locks = atomic_load_explicit(&locks_mappings, memory_order_relaxed);
+    int rights = locks ? PROT_NONE : PROT_READ | PROT_WRITE;
+    if (is_error(os_syscall(SYS_mmap, base, bytes, rights, PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED, -1))) {
         return false;
     }
     decline_huge_pages(base, bytes);
-    return true;
+    return !locks || (os_syscall(SYS_munlock, base, bytes) == 0 && make_writable(base, bytes));
+}
+
+enum vm_renewed vm_renew(void *base, size_t bytes) {
+    static const int undoing[] = {MADV_GUARD_REMOVE, MADV_NORMAL,      MADV_DOFORK,    MADV_KEEPONFORK,
+                                  MADV_DODUMP,       MADV_UNMERGEABLE, MADV_NOHUGEPAGE};
+    if (vm_replace(base, bytes)) {
+        return VM_RENEWED;
+    }
+    /* mprotect alone keeps a protection key. */
+    if (os_syscall(SYS_pkey_mprotect, base, bytes, PROT_READ | PROT_WRITE, 0) != 0 &&
+        !make_writable(base, bytes)) {
+        return VM_UNUSABLE;
+    }
+    os_syscall(SYS_munlock, base, bytes);
+    os_syscall(SYS_mbind, base, bytes, MPOL_DEFAULT, 0, 0, 0);
+    for (size_t i = 0; i < sizeof undoing / sizeof *undoing; i++) {
+        advise(base, bytes, undoing[i]);
+    }
+    return VM_RESTORED;
 }
 
 bool vm_move_pages(void *from, void *to, size_t bytes) {

@@ -53,8 +53,23 @@ void vm_disable_huge_pages(void *base, size_t bytes);
  * is zero. False, and nothing changed, if the kernel cannot. */
 bool vm_move_pages(void *from, void *to, size_t bytes);
 
-/* Replaces a range, moved pages included, by a new mapping of zeros that can merge with its neighbours. */
+/* Replaces a range, moved pages included, by a new mapping of zeros that can merge with its neighbours, and
+ * has none of the flags, locks, policies and access rights of before. */
 bool vm_replace(void *base, size_t bytes);
+
+/* The process has every new mapping locked in memory (mlockall) from now on, or none: vm_replace undoes that.
+ */
+void vm_note_locked_mappings(bool locked);
+
+enum vm_renewed {
+    VM_RENEWED,  /* a new mapping, of zeros */
+    VM_RESTORED, /* the old one, readable and writable, with its content, and as far as possible with the
+                    flags of a new one */
+    VM_UNUSABLE,
+};
+
+/* As vm_replace; where that is refused, undoes what a program may have done to the range. */
+enum vm_renewed vm_renew(void *base, size_t bytes);
 
 /* ---- the system's policies; what concerns huge pages is read from /sys, at the start ---- */
 

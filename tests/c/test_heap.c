@@ -3,6 +3,7 @@
  * resized and moved at random, while ranges are taken out to be purged and returned, purged or not. The
  * heap's counters are compared with a walk over all its pages.
  */
+#include "heap/marks.h"
 #include "heap_walk.h"
 #include "os/file.h"
 #include "os/purge.h"
@@ -31,6 +32,7 @@ static struct heap heap;
 static struct slot slots[SLOTS];
 static struct purge_batch batch;
 static bool batch_out;
+static bool marks_blocks;
 static size_t claimed_pages; /* by it */
 static size_t page_size;
 static uint64_t random_state;
@@ -239,11 +241,22 @@ static void take_large(struct slot *slot) {
     fill(slot);
 }
 
+/* As a program does it, of blocks of slabs too; what the kernel refuses is noted all the same. */
+static void mark(const struct slot *slot) {
+    if (below(16) == 0 && marks_blocks) {
+        marks_note(&heap, slot->block, slot->bytes);
+    }
+    if (below(4) == 0 && marks_blocks && heap.runs.region_pages > 0) {
+        marks_request_huge_pages(&heap, slot->block, slot->bytes);
+    }
+}
+
 static void put_large(struct slot *slot) {
     struct span *renew = heap_put_large(&heap, slot->block);
     if (renew != NULL) {
         heap_walk(&heap, batch_out ? &batch : NULL, 0);
-        bool renewed = below(4) != 0 && vm_replace(renew->base, renew->pages * page_size);
+        enum vm_renewed renewed =
+            below(4) == 0 ? VM_RESTORED : vm_renew(renew->base, renew->pages * page_size);
         heap_put_renewed(&heap, renew, renewed);
     }
 }
@@ -258,6 +271,7 @@ static void put_some(size_t count) {
             continue;
         }
         check_filled(slot);
+        mark(slot);
         if (slot->class == 0) {
             put_large(slot);
         } else {
@@ -460,6 +474,7 @@ static void spread(unsigned ways) {
 
 /* ways: of the cache by whose colors blocks are spread; 0: none. */
 static void run_model(uint64_t seed, size_t address_space, bool huge, unsigned ways, bool refuses) {
+    marks_blocks = true;
     random_state = seed * 0x9e3779b97f4a7c15U | 1;
     memset(&seen, 0, sizeof seen);
     CHECK(start_heap(address_space));
@@ -482,6 +497,7 @@ static void run_model(uint64_t seed, size_t address_space, bool huge, unsigned w
     CHECK(seen.misuses > 0 && seen.kept > 0);
     CHECK(!refuses || seen.refusals > steps / 100);
     end_heap();
+    marks_blocks = false;
 }
 
 /* ---- memory that runs out ---- */
@@ -898,7 +914,7 @@ static void test_moves_leave_no_mappings(void) {
         struct span *renew = heap_put_large(&heap, slot->block);
         if (renew != NULL) {
             CHECK(vm_replace(renew->base, renew->pages * page_size));
-            heap_put_renewed(&heap, renew, true);
+            heap_put_renewed(&heap, renew, VM_RENEWED);
         }
         (void)stays;
     }
@@ -1096,6 +1112,40 @@ static void test_new_regions_are_few(void) {
     char *third = take_dense(2 * HUGE_PAGES - 2, 1, RUN_FOR_HUGE_PAGES);
     CHECK_EQUAL(color_of(third), 2);
     CHECK_EQUAL(heap.runs.regions, 6);
+    end_heap();
+}
+
+/* A block for whose pages the program requested huge ones leaves whole regions, and usual pages at both ends;
+ * purged, they are of use for everything again, before address space is. */
+static void test_requested_huge_pages(void) {
+    static char *others[4096];
+    CHECK(start_heap((size_t)1 << 40));
+    heap.runs.region_pages = HUGE_PAGES;
+    colored = false;
+    for (int round = 0; round < 3; round++) {
+        char *before = take_dense(3, 1, RUN_FOR_ANY);
+        char *block = take_dense(5 * HUGE_PAGES, 1, RUN_FOR_LARGE);
+        marks_request_huge_pages(&heap, block, 5 * HUGE_PAGES * page_size);
+        put_pages(block);
+        heap_walk(&heap, NULL, 0);
+        CHECK_EQUAL(heap.runs.sets[RUN_HUGE_DIRTY].pages, 4 * HUGE_PAGES);
+        CHECK_EQUAL(heap.runs.regions, 4);
+        purge_all();
+        CHECK_EQUAL(heap.runs.sets[RUN_HUGE_CLEAN].pages, 4 * HUGE_PAGES);
+        size_t usable = heap.space.segment[0].region.committed;
+        size_t count = 0;
+        while (heap.runs.regions > 0) {
+            others[count++] = take_dense(2 * HUGE_PAGES, 1, RUN_FOR_ANY);
+            CHECK_EQUAL(heap.space.segment[0].region.committed, usable);
+        }
+        CHECK(!heap_large_span(&heap, others[count - 1])->huge);
+        while (count > 0) {
+            put_pages(others[--count]);
+        }
+        put_pages(before);
+        purge_all();
+        heap_walk(&heap, NULL, 0);
+    }
     end_heap();
 }
 
@@ -1303,6 +1353,7 @@ int main(void) {
     test_slabs_in_regions();
     test_huge_runs_are_chosen_by_color();
     test_new_regions_are_few();
+    test_requested_huge_pages();
     test_full_colors();
     test_smaller_blocks_are_not_spread();
     test_small_pages_are_not_spread();

@@ -1,0 +1,93 @@
+#include "heap/marks.h"
+
+static void add(struct span *span, enum mark mark) {
+    if (!marks_has(span, mark)) {
+        atomic_fetch_or_explicit(&span->marks, mark, memory_order_relaxed);
+    }
+}
+
+/*
+ * The block that a page belongs to, or the slab; NULL if there is none. Pages within a large span have
+ * arbitrary entries, so that the search goes back to its first page, at worst; the next one from there finds
+ * what this one notes. Other spans may change meanwhile, but the caller's block does not, and no two spans in
+ * use overlap.
+ */
+static __attribute__((no_sanitize("thread"))) struct span *block_at(const struct heap *heap, uint32_t page) {
+    const struct space *space = &heap->space;
+    for (uint32_t at = page; at > 0; at--) {
+        struct span *span = space_span_of(space, at);
+        if (span->state == SPAN_UNUSED || page - span->page >= span->pages) {
+            continue;
+        }
+        if (span->state != SPAN_LARGE && span->state != SPAN_SLAB) {
+            return NULL;
+        }
+        if (at != page && span->state == SPAN_LARGE) {
+            space->span_of[page] = span_number(&space->spans, span);
+        }
+        return span;
+    }
+    return NULL;
+}
+
+/* What is done with each block of a range: the part of it that is within the range. */
+typedef bool on_block(const struct heap *heap, struct span *span, const char *start, const char *end);
+
+static const char *min_of(const char *a, const char *b) {
+    return a < b ? a : b;
+}
+
+static bool each_in_segment(const struct heap *heap, const char *start, const char *end, on_block *act) {
+    const struct space *space = &heap->space;
+    bool done = true;
+    while (start < end) {
+        struct span *span = block_at(heap, space_page(space, start));
+        size_t bytes = space->page_size - ((uintptr_t)start & (space->page_size - 1));
+        if (span != NULL) {
+            bytes = (size_t)(span->base + ((size_t)span->pages << space->page_shift) - start);
+            done &= act(heap, span, start, min_of(start + bytes, end));
+        }
+        start += bytes;
+    }
+    return done;
+}
+
+/* True if act was true for all of them. */
+static bool each_block(const struct heap *heap, const char *start, size_t bytes, on_block *act) {
+    const struct space *space = &heap->space;
+    const char *end = start + size_min(bytes, UINTPTR_MAX - (uintptr_t)start);
+    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+    bool done = true;
+    for (size_t i = 0; i < count; i++) {
+        const char *base = (const char *)space->segment[i].base;
+        uint32_t pages = space->segment[i].page_end - space->segment[i].first_page;
+        const char *usable_end = base + ((size_t)pages << space->page_shift);
+        done &= each_in_segment(heap, base > start ? base : start, min_of(end, usable_end), act);
+    }
+    return done;
+}
+
+static bool note(const struct heap *heap, struct span *span, const char *start, const char *end) {
+    (void)heap, (void)start, (void)end;
+    add(span, MARK_ANY);
+    return true;
+}
+
+void marks_note(const struct heap *heap, const void *start, size_t bytes) {
+    each_block(heap, start, bytes, note);
+}
+
+static bool request(const struct heap *heap, struct span *span, const char *start, const char *end) {
+    size_t unit = heap->runs.region_pages << heap->space.page_shift;
+    char *first = (char *)size_round_up((uintptr_t)start, unit);
+    const char *last = (const char *)((uintptr_t)end & ~(unit - 1));
+    if (span->state != SPAN_LARGE || first >= last) {
+        return true;
+    }
+    add(span, MARK_HUGE_PAGES);
+    return vm_enable_huge_pages(first, (size_t)(last - first));
+}
+
+bool marks_request_huge_pages(const struct heap *heap, const void *start, size_t bytes) {
+    return each_block(heap, start, bytes, request);
+}
