@@ -66,8 +66,10 @@ static void put_number(struct report *report, const char *name, uint64_t value) 
 }
 
 static void put_all(struct report *report) {
-    static const char *const methods[] = {
-        [PURGE_UNKNOWN] = "none yet", [PURGE_VECTORED] = "process_madvise", [PURGE_SINGLE] = "madvise"};
+    static const char *const methods[] = {[PURGE_UNKNOWN] = "none yet",
+                                          [PURGE_VECTORED] = "process_madvise",
+                                          [PURGE_SINGLE] = "madvise",
+                                          [PURGE_IMPOSSIBLE] = "none works"};
     struct counters *counters = &state.counters;
     put_number(report, "pid", (uint64_t)getpid());
     put_bool(report, "active", activation_is_on());

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 _Atomic(int) filters_state = FILTERS_INHERITED;
+_Atomic(unsigned) filters_set_calls;
 
 void filters_detect(void) {
     long mode = os_syscall(SYS_prctl, PR_GET_SECCOMP);
@@ -15,4 +16,5 @@ void filters_detect(void) {
 
 void filters_set(enum filters filters) {
     atomic_store_explicit(&filters_state, filters, memory_order_relaxed);
+    atomic_fetch_add_explicit(&filters_set_calls, 1, memory_order_relaxed);
 }

@@ -18,6 +18,7 @@ enum filters {
 };
 
 extern _Atomic(int) filters_state __attribute__((visibility("hidden")));
+extern _Atomic(unsigned) filters_set_calls __attribute__((visibility("hidden")));
 
 /* Asks the kernel, at the start of the process. */
 void filters_detect(void);
@@ -26,6 +27,11 @@ void filters_set(enum filters filters);
 
 static inline enum filters filters_now(void) {
     return (enum filters)atomic_load_explicit(&filters_state, memory_order_relaxed);
+}
+
+/* Another number once filters may have been added. */
+static inline unsigned filters_changes(void) {
+    return atomic_load_explicit(&filters_set_calls, memory_order_relaxed);
 }
 
 /* Whether any system call may be tried. */

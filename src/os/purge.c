@@ -2,6 +2,7 @@
 
 #include "os/filters.h"
 #include "os/syscall.h"
+#include "os/vm.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -19,6 +20,7 @@
 
 static _Atomic(int) allowed = PURGE_VECTORED_AUTO;
 static _Atomic(int) method = PURGE_UNKNOWN;
+static _Atomic(unsigned) method_filters; /* filters_changes when the method was found */
 static _Atomic(bool) needs_descriptor; /* a kernel with process_madvise on oneself, but without PIDFD_SELF */
 
 static bool may_try_vectored(void) {
@@ -28,8 +30,9 @@ static bool may_try_vectored(void) {
 }
 
 enum purge_method purge_current_method(void) {
-    return may_try_vectored() ? (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed)
-                              : PURGE_SINGLE;
+    bool is_current = atomic_load_explicit(&method_filters, memory_order_relaxed) == filters_changes();
+    return is_current ? (enum purge_method)atomic_load_explicit(&method, memory_order_relaxed)
+                      : PURGE_UNKNOWN;
 }
 
 void purge_allow_vectored(enum purge_vectored allow) {
@@ -57,35 +60,67 @@ static long advise_vector(const struct iovec *ranges, size_t count) {
     return done;
 }
 
+static long advise_one(const struct iovec *range) {
+    return os_syscall(SYS_madvise, range->iov_base, range->iov_len, MADV_DONTNEED);
+}
+
+/* What is refused here, as of a page that mlockall locks, says nothing of other pages. */
+static bool single_is_untrue(const struct iovec *page) {
+    volatile char *word = page->iov_base;
+    *word = 1;
+    return advise_one(page) == 0 && *word != 0;
+}
+
+static bool vectored_works(const struct iovec *page) {
+    volatile char *word = page->iov_base;
+    *word = 1;
+    return advise_vector(page, 1) > 0 && *word == 0;
+}
+
+/* Both calls are tried: a single one follows where a vectored one stops. Without memory for a page nothing is
+ * known, nor purged. */
+static enum purge_method find_method(void) {
+    unsigned filters = filters_changes();
+    struct iovec page = {vm_map(vm_page_size()), vm_page_size()};
+    if (page.iov_base == NULL) {
+        return PURGE_UNKNOWN;
+    }
+    enum purge_method found = single_is_untrue(&page)                       ? PURGE_IMPOSSIBLE
+                              : may_try_vectored() && vectored_works(&page) ? PURGE_VECTORED
+                                                                            : PURGE_SINGLE;
+    vm_release(page.iov_base, page.iov_len);
+    atomic_store_explicit(&method, found, memory_order_relaxed);
+    atomic_store_explicit(&method_filters, filters, memory_order_relaxed);
+    return found;
+}
+
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     struct purge_result result = {0};
-    int known = atomic_load_explicit(&method, memory_order_relaxed);
-
-    if (known != PURGE_SINGLE && count > 0 && may_try_vectored()) {
+    enum purge_method by = count == 0 ? PURGE_SINGLE : purge_current_method();
+    if (by == PURGE_UNKNOWN) {
+        by = find_method();
+    }
+    if (by == PURGE_UNKNOWN || by == PURGE_IMPOSSIBLE) {
+        result.error = ENOSYS;
+        return result;
+    }
+    if (by == PURGE_VECTORED) {
         long advised = advise_vector(ranges, count);
         result.vectored_calls = advised > 0;
         /* A range that was purged in part is not done. */
         while (result.ranges_done < count && advised >= (long)ranges[result.ranges_done].iov_len) {
             advised -= (long)ranges[result.ranges_done++].iov_len;
         }
-        if (result.ranges_done > 0 && known == PURGE_UNKNOWN) {
-            atomic_store_explicit(&method, PURGE_VECTORED, memory_order_relaxed);
-        }
     }
-    /* The rest, one by one: all ranges where the vectored call is refused, none where it worked. A range that
-     * is refused here, too, says nothing about the vectored call. */
+    /* The rest, one by one: all ranges where the vectored call is refused, none where it worked. */
     while (result.ranges_done < count) {
-        const struct iovec *range = &ranges[result.ranges_done];
-        long refused = os_syscall(SYS_madvise, range->iov_base, range->iov_len, MADV_DONTNEED);
+        long refused = advise_one(&ranges[result.ranges_done]);
         if (refused != 0) {
             result.error = (int)-refused;
             break;
         }
         result.single_calls++;
         result.ranges_done++;
-        if (known == PURGE_UNKNOWN && result.vectored_calls == 0) {
-            atomic_store_explicit(&method, PURGE_SINGLE, memory_order_relaxed);
-        }
     }
     return result;
 }

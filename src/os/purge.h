@@ -4,7 +4,11 @@
  *
  * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself, which Linux 6.13 and later
  * allow and Linux 6.16 and later flush once. Where it is refused (an older kernel), or may not be tried (a
- * seccomp filter), each range is one madvise. The first purge tries which of the two works.
+ * seccomp filter), each range is one madvise.
+ *
+ * Which of the two works is found out before the first purge, and again once a filter was added, on a page of
+ * the library's own: an emulator or a filter may answer that it purged, and do nothing. Where neither works
+ * nothing is purged, since memory that is taken to be zero would not be.
  */
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
@@ -18,7 +22,7 @@ struct purge_result {
     size_t ranges_done;      /* purged whole, counted from the first */
     unsigned vectored_calls; /* process_madvise calls that purged at least a page */
     unsigned single_calls;   /* madvise calls likewise */
-    int error;               /* errno of the range that stopped it, 0 if all are done */
+    int error; /* errno of the range that stopped it, 0 if all are done; ENOSYS: no purge works */
 };
 
 /*
@@ -37,10 +41,9 @@ enum purge_vectored {
 /* Whether process_madvise may be tried from now on; at first PURGE_VECTORED_AUTO. Thread-safe. */
 void purge_allow_vectored(enum purge_vectored allowed);
 
-enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE };
+enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE, PURGE_IMPOSSIBLE };
 
-/* How the next purge is tried first. PURGE_UNKNOWN: by the vectored call, which has not worked yet.
- * Thread-safe. */
+/* How the next purge is tried first; PURGE_UNKNOWN before the first one. Thread-safe. */
 enum purge_method purge_current_method(void);
 
 #endif

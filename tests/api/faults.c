@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static _Atomic(size_t) refused, granted;
 
@@ -272,8 +274,38 @@ static void lock(const char *unused) {
     free(first);
 }
 
+/* Purges are answered, and do nothing, as by an emulator: from now on, or ("exec") for a program from its
+ * start. */
+static void purged_in_vain(const char *argument) {
+    enum { BLOCKS = 6000 };
+    static void *blocks[BLOCKS];
+    if (strcmp(argument, "after") != 0) {
+        deny_call(SYS_madvise, 0);
+        deny_call(SYS_process_madvise, 0);
+    }
+    if (strcmp(argument, "exec") == 0) {
+        execl("/proc/self/exe", "faults", "purged-in-vain", "after", NULL);
+        _Exit(1);
+    }
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < BLOCKS; i++) {
+            blocks[i] = calloc(1, 100 + i * 7);
+            CHECK(blocks[i] != NULL && is_zero(blocks[i], 100 + i * 7));
+            memset(blocks[i], 0xa5, 100 + i * 7);
+        }
+        for (size_t i = 0; i < BLOCKS; i++) {
+            free(blocks[i]);
+        }
+        malloc_trim(0);
+    }
+    say("zero", 1);
+}
+
 int main(int argc, char **argv) {
-    static const struct test_case cases[] = {
-        {"survive", survive}, {"limit", limit}, {"limit-threads", limit_threads}, {"lock", lock}};
+    static const struct test_case cases[] = {{"survive", survive},
+                                             {"limit", limit},
+                                             {"limit-threads", limit_threads},
+                                             {"lock", lock},
+                                             {"purged-in-vain", purged_in_vain}};
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

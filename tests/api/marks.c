@@ -26,6 +26,10 @@
 #define PR_SET_VMA_ANON_NAME 0
 #endif
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 #define PAGE        ((size_t)sysconf(_SC_PAGESIZE))
 #define SMALL_BYTES ((size_t)4000)
 
@@ -314,8 +318,164 @@ static void lock_future(const char *argument) {
     say("left", resident_bytes());
 }
 
+/* ---- at random ---- */
+
+enum child { COPIED, ABSENT, WIPED };
+
+static struct slot {
+    char *block;
+    size_t bytes;
+    uint64_t mark;
+    enum child in_child;
+    bool no_access, read_only;
+} slots[150];
+
+static uint64_t state;
+static bool
+    only_mapped; /* glibc unmaps blocks of this size, and keeps the pages of smaller ones as they are */
+#define MAPPED_BYTES (33 * MIB)
+
+static uint64_t below(uint64_t end) {
+    return next_random(&state) % end;
+}
+
+static char *first_whole_page(const struct slot *slot) {
+    return (char *)(((uintptr_t)slot->block + PAGE - 1) & -PAGE);
+}
+
+static size_t whole_pages(const struct slot *slot) {
+    char *end = (char *)((uintptr_t)(slot->block + slot->bytes) & -PAGE);
+    return end > first_whole_page(slot) ? (size_t)(end - first_whole_page(slot)) : 0;
+}
+
+static void check_slot(const struct slot *slot, bool in_child) {
+    if (slot->block == NULL || slot->no_access || (in_child && slot->in_child == ABSENT)) {
+        return;
+    }
+    CHECK(in_child && slot->in_child == WIPED ? is_zero(first_whole_page(slot), whole_pages(slot))
+                                              : is_filled(slot->block, slot->bytes, slot->mark));
+}
+
+static void allocate_slot(struct slot *slot) {
+    size_t bytes = below(2) != 0 ? 1 + below(4000)
+                                 : 40 * KIB + below(below(8) == 0 && !only_mapped ? 6 * MIB : 200 * KIB);
+    if (only_mapped && below(64) == 0) {
+        bytes = MAPPED_BYTES + below(MIB);
+    }
+    bool zero = below(3) == 0;
+    *slot = (struct slot){.bytes = bytes, .mark = next_random(&state)};
+    slot->block = zero            ? calloc(1, bytes)
+                  : below(4) == 0 ? aligned_alloc(4 * PAGE, bytes & -(4 * PAGE))
+                                  : malloc(bytes);
+    slot->bytes = malloc_usable_size(slot->block);
+    slot->bytes = slot->bytes < bytes ? slot->bytes : bytes;
+    CHECK(slot->block != NULL || bytes < 4 * PAGE);
+    CHECK(!zero || is_zero(slot->block, slot->bytes));
+    fill(slot->block, slot->bytes, slot->mark);
+}
+
+/* What the kernel refuses, as too many locked pages, marks nothing. */
+static void mark_slot(struct slot *slot) {
+    char *start = first_whole_page(slot);
+    size_t bytes = whole_pages(slot);
+    static const int hints[] = {MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_DONTDUMP, MADV_RANDOM, MADV_COLLAPSE};
+    if (bytes == 0 || slot->bytes < 40 * KIB) {
+        return;
+    }
+    switch (only_mapped && slot->bytes < MAPPED_BYTES ? 0 : below(8)) {
+    case 1:
+        slot->in_child = madvise(start, bytes, MADV_DONTFORK) == 0 ? ABSENT : slot->in_child;
+        break;
+    case 2:
+        slot->in_child =
+            slot->in_child == COPIED && madvise(start, bytes, MADV_WIPEONFORK) == 0 ? WIPED : slot->in_child;
+        break;
+    case 3:
+        slot->no_access = mprotect(start, bytes, PROT_NONE) == 0;
+        break;
+    case 4:
+        slot->read_only = mprotect(start, bytes, PROT_READ) == 0;
+        slot->no_access = false;
+        break;
+    case 5:
+        slot->no_access = slot->read_only = mprotect(start, bytes, PROT_READ | PROT_WRITE) != 0;
+        break;
+    case 6:
+        mlock(start, bytes < MIB ? bytes : MIB);
+        break;
+    default:
+        madvise(start, bytes, hints[below(sizeof hints / sizeof *hints)]);
+    }
+}
+
+static void resize_slot(struct slot *slot) {
+    if (slot->no_access || slot->read_only || slot->in_child != COPIED) {
+        return; /* parts of it would be as they were marked, and others not */
+    }
+    size_t bytes = below(2) != 0 ? 1 + below(2 * slot->bytes) : 1 + below(4000);
+    slot->block = realloc(slot->block, bytes);
+    CHECK(slot->block != NULL);
+    slot->bytes = bytes;
+    fill(slot->block, bytes, slot->mark);
+}
+
+static void check_all(void) {
+    size_t count = sizeof slots / sizeof *slots;
+    int child = fork();
+    for (size_t i = 0; i < count; i++) {
+        check_slot(&slots[i], child == 0);
+    }
+    if (child == 0) {
+        for (size_t i = 0; i < count; i++) {
+            free(slots[i].block);
+            allocate_slot(&slots[i]);
+        }
+        for (size_t i = 0; i < count; i++) {
+            check_slot(&slots[i], false);
+        }
+        _exit(0);
+    }
+    check_child(child);
+}
+
+/* "steps seed": in the state of the machine's huge pages as it is. */
+static void at_random(const char *argument) {
+    size_t steps;
+    char which[16];
+    CHECK_EQUAL(sscanf(argument, "%zu %lu %15s", &steps, &state, which), 3);
+    only_mapped = strcmp(which, "mapped") == 0;
+    for (size_t step = 0; step < steps; step++) {
+        struct slot *slot = &slots[below(sizeof slots / sizeof *slots)];
+        if (slot->block == NULL) {
+            allocate_slot(slot);
+            continue;
+        }
+        check_slot(slot, false);
+        switch (below(8)) {
+        case 0:
+            resize_slot(slot);
+            break;
+        case 1:
+        case 2:
+        case 3:
+            mark_slot(slot);
+            break;
+        default:
+            free(slot->block);
+            slot->block = NULL;
+        }
+        if (step % 100 == 99) {
+            malloc_trim(below(2) * MIB);
+        }
+        if (step % 500 == 499) {
+            check_all();
+        }
+    }
+    say("steps", steps);
+}
+
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
-        {"mark", mark}, {"huge-pages", huge_pages}, {"lock-future", lock_future}};
+        {"mark", mark}, {"huge-pages", huge_pages}, {"lock-future", lock_future}, {"at-random", at_random}};
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

@@ -234,3 +234,10 @@ def test_nobody_may_have_threads(programs: Programs) -> None:
     for when in ("1", "2", "2+"):
         command = [*strace, "-e", f"inject=clone3:error=EAGAIN:when={when}", programs.path("faults", PRELOAD)]
         assert run_command([*command, "survive"], env)["granted"] > 10000
+
+
+@pytest.mark.parametrize("since", ["now", "exec"])
+@pytest.mark.parametrize("way", [GLIBC, *OURS])
+def test_purges_without_effect_are_not_believed(programs: Programs, way: str, since: str) -> None:
+    """calloc's blocks are zero nevertheless."""
+    assert programs.run(way, "faults", "purged-in-vain", since)["zero"] == 1

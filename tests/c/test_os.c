@@ -270,6 +270,48 @@ static void deny_vectored(unsigned error, bool only_pidfd_self) {
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
+/* Calls answer that they purged, and do nothing, as in emulators; from the start, or from a filter on that
+ * the program adds. */
+static void answer_without_purging(bool vectored, bool single) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, vectored ? SYS_process_madvise : UINT32_MAX, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, single ? SYS_madvise : UINT32_MAX, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | 0),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void check_nothing_purged(void) {
+    struct field field = make_field();
+    struct purge_result result = purge_field(&field);
+    CHECK_EQUAL(result.ranges_done, 0);
+    CHECK(result.error != 0);
+    check_purged(&field, 0, 0);
+}
+
+static void test_purge_without_effect(void) {
+    answer_without_purging(true, true);
+    check_nothing_purged();
+    check_nothing_purged();
+    CHECK_EQUAL(purge_current_method(), PURGE_IMPOSSIBLE);
+}
+
+static void test_vectored_purge_without_effect(void) {
+    answer_without_purging(true, false);
+    check_all_purged_one_by_one();
+}
+
+static void test_purge_without_effect_later(void) {
+    check_all_purged();
+    answer_without_purging(true, true);
+    filters_set(FILTERS_ADDED);
+    check_nothing_purged();
+}
+
 static void test_purge_denied_eperm(void) {
     deny_vectored(EPERM, false);
     check_all_purged_one_by_one();
@@ -381,7 +423,7 @@ static void test_purge_locked_first(void) {
     CHECK(lock_page(field.ranges[0].iov_base));
     struct purge_result result = purge_field(&field);
     CHECK(result.ranges_done == 0 && result.error == EINVAL);
-    CHECK_EQUAL(purge_current_method(), PURGE_UNKNOWN);
+    CHECK_EQUAL(purge_current_method(), has_vectored ? PURGE_VECTORED : PURGE_SINGLE);
     check_purged(&field, 0, 0);
     check_all_purged();
 }
@@ -1296,6 +1338,9 @@ int main(void) {
     in_child(test_cpu_usage_of_this_process);
     in_child(test_cpu_clock_backwards);
     in_child(test_purge);
+    in_child(test_purge_without_effect);
+    in_child(test_vectored_purge_without_effect);
+    in_child(test_purge_without_effect_later);
     in_child(test_purge_denied_eperm);
     in_child(test_purge_denied_enosys);
     in_child(test_purge_denied_later);
