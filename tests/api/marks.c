@@ -331,8 +331,9 @@ static struct slot {
 } slots[150];
 
 static uint64_t state;
-static bool
-    only_mapped; /* glibc unmaps blocks of this size, and keeps the pages of smaller ones as they are */
+/* glibc unmaps blocks of this size, and keeps the pages of smaller ones as they are: all of these together
+ * are less, so that it maps each of the large ones. */
+static bool only_mapped;
 #define MAPPED_BYTES (33 * MIB)
 
 static uint64_t below(uint64_t end) {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from api_helpers import GLIBC, MIB, OFFLOAD, PRELOAD, STATIC, Programs
+import os
 
+import pytest
+from api_helpers import GLIBC, MIB, OFFLOAD, PRELOAD, STATIC, Programs, built
+
+SEED = os.environ.get("CALM_TEST_SEED", "1")
 KINDS = [
     "dont-fork",
     "wipe-on-fork",
@@ -36,7 +39,9 @@ KINDS = [
         (STATIC, "", [300000]),
     ],
 )
-def test_next_owner_finds_no_mark(programs: Programs, way: str, options: str, sizes: list[int], kind: str) -> None:
+def test_next_owner_finds_no_mark(
+    programs: Programs, way: str, options: str, sizes: list[int], kind: str
+) -> None:
     for size in sizes:
         assert programs.run(way, "marks", "mark", f"{kind} {size}", options=options)["marked"] == 1
 
@@ -55,3 +60,18 @@ def test_renewed_memory_is_not_locked(programs: Programs, way: str, options: str
     ran = programs.run(way, "marks", "lock-future", when, options=options)
     assert ran["locked"] < 8 * MIB
     assert ran["left"] < 24 * MIB
+
+
+@pytest.mark.parametrize("options", ["", "test_cache=locked", OFFLOAD])
+def test_marks_at_random(programs: Programs, options: str) -> None:
+    """Blocks are marked, freed, resized and purged, and their contents checked in the process and its children."""
+    ran = programs.run(PRELOAD, "marks", "at-random", f"3000 {SEED} all", options=options)
+    assert ran["steps"] == 3000
+
+
+@pytest.mark.parametrize("library", ["", "libptlbmalloc2.so"])
+def test_marks_at_random_with_glibc(programs: Programs, library: str) -> None:
+    """Of blocks that glibc maps alone."""
+    preload = str(built(library)) if library else ""
+    ran = programs.run(GLIBC, "marks", "at-random", f"1000 {SEED} mapped", LD_PRELOAD=preload)
+    assert ran["steps"] == 1000
