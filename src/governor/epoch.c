@@ -9,12 +9,15 @@
 #include "os/file.h"
 #include "os/filters.h"
 #include "os/memory.h"
+#include "os/residency.h"
 
 #define FOOTPRINT_READ_NS 1000000000ULL
 /* The coarse clock is at most so far behind, and an epoch may be shorter by that. */
 #define TICK_NS 10000000ULL
 /* Less is not worth a system call in each epoch. */
 #define MIN_UNUSED_PAGES 16
+/* Clean memory is examined in one epoch of so many. */
+#define EXAMINED_EPOCHS 4
 /* Assumed cost of a page fault until something was purged: then it is measured. */
 #define FAULT_NS 1000.0
 
@@ -82,6 +85,41 @@ static struct demand_epoch read_epoch(struct governor *governor, double ns) {
     return epoch;
 }
 
+/*
+ * Clean memory holds none, unless something made it resident that the allocator does not see, such as huge
+ * pages that a program requested by a system call of its own. So some of it is examined now and then; what is
+ * resident counts as dirty, and is purged again. Under the purger's lock.
+ */
+static void examine_clean(struct governor *governor) {
+    unsigned char scratch[RESIDENCY_CHUNK_PAGES];
+    if (governor->demand.epochs % EXAMINED_EPOCHS != 0 || !filters_allow_all()) {
+        return;
+    }
+    heap_lock(governor);
+    struct runs *runs = &governor->heap.runs;
+    uint32_t number = governor->examined_span;
+    struct span *run = runs_some_clean(runs, &number);
+    uint32_t skip = run == NULL || run->pages <= governor->examined_pages ? 0 : governor->examined_pages;
+    uint32_t pages = run == NULL ? 0 : run->pages - skip;
+    bool whole = pages <= RESIDENCY_CHUNK_PAGES;
+    governor->examined_span = whole ? number : number - 1;
+    governor->examined_pages = whole ? 0 : skip + RESIDENCY_CHUNK_PAGES;
+    size_t offset = 0;
+    size_t bytes = 0;
+    if (run != NULL) {
+        size_t examined = (whole ? pages : RESIDENCY_CHUNK_PAGES) * page_bytes(governor);
+        bytes = residency_first(run->base + skip * page_bytes(governor), examined, scratch, &offset);
+    }
+    struct span *resident = bytes == 0 ? NULL
+                                       : runs_carve(runs, run, skip + offset / page_bytes(governor),
+                                                    bytes / page_bytes(governor));
+    if (resident != NULL) {
+        governor->heap.dirtied_pages += resident->pages;
+        runs_put(runs, resident, false);
+    }
+    heap_unlock(governor);
+}
+
 /* Purges what lay unused through the period. Under the purger's lock. */
 static void purge_unused(struct governor *governor) {
     bool untouched = governor->untouched_epochs >= demand_period(&governor->demand);
@@ -110,6 +148,7 @@ static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
     heap_lock(governor);
     governor->counts.wasted_ns += (uint64_t)wasted_ns;
     heap_unlock(governor);
+    examine_clean(governor);
     if (is_adaptive(governor)) {
         purge_unused(governor);
     }

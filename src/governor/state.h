@@ -129,6 +129,8 @@ struct governor {
     size_t epoch_faulted_pages;
     uint64_t retry_ns; /* as epoch_checks; when retry_above_pages ends */
     uint64_t retry_after_ns;
+    uint32_t examined_span; /* what examine_clean looks at next, and from which of its pages on */
+    uint32_t examined_pages;
 
     /* Atomic, or of the thread that starts or stops the helper. */
     _Atomic(uint64_t) epoch_start_ns;

@@ -7,6 +7,8 @@
 #define MIN_EXTENDED_PAGES 32
 #define EXTENDED_PART      4
 
+#define MAX_CLEAN_TRIES 64
+
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
 
 /* The bin of runs of so many pages. */
@@ -132,6 +134,18 @@ struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, 
         span_ages_prepend(&runs->dirty_ages, run);
     }
     return taken;
+}
+
+struct span *runs_some_clean(const struct runs *runs, uint32_t *number) {
+    const struct span_table *spans = &runs->space->spans;
+    for (int tries = 0; tries < MAX_CLEAN_TRIES; tries++) {
+        *number = *number < spans->end ? *number : 0;
+        struct span *span = span_at(spans, (*number)++);
+        if (span->state == SPAN_CLEAN) {
+            return span;
+        }
+    }
+    return NULL;
 }
 
 /* A run of at least so many pages, of the lowest address in the smallest bin that fits. */

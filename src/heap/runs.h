@@ -67,6 +67,10 @@ struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t
  * descriptors. */
 struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, size_t pages);
 
+/* A clean run of a descriptor from *number on, which becomes the next one's; NULL if none of the next few is
+ * one. */
+struct span *runs_some_clean(const struct runs *runs, uint32_t *number);
+
 /* Splits: span keeps the first pages, and the rest is returned with the same state and flags, in no set. NULL
  * if there is no descriptor. */
 struct span *runs_split(struct runs *runs, struct span *span, size_t pages);

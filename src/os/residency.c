@@ -34,6 +34,24 @@ struct residency residency_of_tail(const void *start, size_t bytes, size_t max_r
     return tail;
 }
 
+size_t residency_first(const void *start, size_t bytes, unsigned char *scratch, size_t *offset) {
+    size_t page_bytes = vm_page_size();
+    size_t pages = bytes / page_bytes;
+    if (!filters_allow_all() || !examine(start, bytes, scratch)) {
+        return 0;
+    }
+    size_t first = 0;
+    while (first < pages && (scratch[first] & 1) == 0) {
+        first++;
+    }
+    size_t end = first;
+    while (end < pages && (scratch[end] & 1) != 0) {
+        end++;
+    }
+    *offset = first * page_bytes;
+    return (end - first) * page_bytes;
+}
+
 bool residency_is_full(const void *start, size_t bytes) {
     /* One for each page, of the smallest there are: an emulator may count the host's. */
     unsigned char resident[RESIDENCY_SAMPLE_BYTES / 4096] = {0};

@@ -23,6 +23,10 @@ struct residency {
 struct residency residency_of_tail(const void *start, size_t bytes, size_t max_resident_bytes,
                                    unsigned char *scratch);
 
+/* The first stretch of resident pages in a page-aligned range of at most RESIDENCY_CHUNK_PAGES pages: its
+ * bytes, 0 if there is none or the kernel does not say, and where it begins. scratch: as above. */
+size_t residency_first(const void *start, size_t bytes, unsigned char *scratch, size_t *offset);
+
 #define RESIDENCY_SAMPLE_BYTES ((size_t)256 << 10)
 
 /* Whether all pages of a page-aligned range of at most RESIDENCY_SAMPLE_BYTES are resident; false where the

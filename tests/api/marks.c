@@ -413,7 +413,7 @@ static void resize_slot(struct slot *slot) {
     if (slot->no_access || slot->read_only || slot->in_child != COPIED) {
         return; /* parts of it would be as they were marked, and others not */
     }
-    size_t bytes = below(2) != 0 ? 1 + below(2 * slot->bytes) : 1 + below(4000);
+    size_t bytes = 1 + below(below(2) == 0 ? 4000 : only_mapped ? 200 * KIB : 2 * slot->bytes);
     slot->block = realloc(slot->block, bytes);
     CHECK(slot->block != NULL);
     slot->bytes = bytes;

@@ -64,7 +64,7 @@ def test_renewed_memory_is_not_locked(programs: Programs, way: str, options: str
 
 @pytest.mark.parametrize("options", ["", "test_cache=locked", OFFLOAD])
 def test_marks_at_random(programs: Programs, options: str) -> None:
-    """Blocks are marked, freed, resized and purged, and their contents checked in the process and its children."""
+    """Contents are checked in the process and its children, whatever is marked, freed, resized and purged."""
     ran = programs.run(PRELOAD, "marks", "at-random", f"3000 {SEED} all", options=options)
     assert ran["steps"] == 3000
 

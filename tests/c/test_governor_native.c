@@ -22,6 +22,7 @@
 #include "os/filters.h"
 #include "os/memory.h"
 #include "os/purge.h"
+#include "os/residency.h"
 #include "os/syscall.h"
 #include "policy/hysteresis.h"
 #include "policy/retention.h"
@@ -58,6 +59,7 @@
 
 static size_t steps = 60000;
 static size_t page_size;
+static unsigned char scratch[RESIDENCY_CHUNK_PAGES];
 static unsigned all_cpus; /* that the system may have */
 static void *blocks[SLOTS];
 static uint64_t random_state = 88172645463325252U;
@@ -620,6 +622,26 @@ static char *take_dense(size_t pages) {
 
 /* Where a part of a huge page was given back, the kernel does not fill it again, as it does in its own time
  * where huge pages are wanted; and where all of it was, it is a huge page again at its next use. */
+/* Memory that something else made resident is found in time, counted, and purged again. */
+static void test_clean_memory_is_examined(void) {
+    enum { BYTES = 64 * MIB };
+    char *block = obtain(BYTES);
+    char *middle = (char *)((uintptr_t)(block + BYTES / 2) & -page_size);
+    calm_free(block);
+    calm_trim(0);
+    CHECK(stats_now().retained < 4 * MIB);
+    for (size_t at = 0; at < 8 * MIB; at += page_size) {
+        middle[at] = 1; /* as khugepaged might; no block is there */
+    }
+    size_t resident = SIZE_MAX;
+    for (int epoch = 0; epoch < 4096 && resident > 0; epoch++) {
+        clock_advance(DEMAND_EPOCH_NS);
+        governor_tick(&calm_governor, false);
+        resident = residency_of_tail(middle, 8 * MIB, SIZE_MAX, scratch).resident_bytes;
+    }
+    CHECK(filters_now() != FILTERS_NONE || resident == 0);
+}
+
 static void test_parts_of_huge_pages(void) {
     size_t region = calm_governor.heap.runs.region_pages;
     if (region == 0) {
@@ -1627,6 +1649,7 @@ int main(void) {
     in_child(test_unused_goes);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
+    in_child(test_clean_memory_is_examined);
     in_child(test_parts_of_huge_pages);
     in_child(test_new_pages_touched);
     in_child(test_populated);
