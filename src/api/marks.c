@@ -51,15 +51,15 @@ static bool is_kept(long advice) {
 }
 
 /* The heap that a range begins in; NULL if it is none of the allocator's. */
-static const struct heap *heap_at(long start) {
+static struct heap *heap_at(long start) {
     struct backend *backend = allocator_is_ready() ? calm_allocator.backend : NULL;
     return backend == NULL ? NULL : backend->functions->heap_of(backend, (const void *)start);
 }
 
 static void note_range(long start, long bytes) {
-    const struct heap *heap = heap_at(start);
+    struct heap *heap = heap_at(start);
     if (heap != NULL) {
-        marks_note(heap, (const void *)start, (size_t)bytes);
+        marks_note(heap, (const void *)start, (size_t)bytes, MARK_ANY);
     }
 }
 
@@ -75,7 +75,7 @@ static long make(long number, const long *arguments) {
 }
 
 /* Without effect where the kernel makes no huge pages, also not on later owners of the memory. */
-static long request_huge_pages(const struct heap *heap, const long *arguments) {
+static long request_huge_pages(struct heap *heap, const long *arguments) {
     long start = arguments[0];
     long refused = os_syscall(SYS_madvise, start, 0, MADV_HUGEPAGE);
     if (refused != 0 || huge_pages_request_bytes() == 0) {
@@ -89,12 +89,13 @@ static long request_huge_pages(const struct heap *heap, const long *arguments) {
 }
 
 static long advise(const long *arguments) {
-    const struct heap *heap = is_kept(arguments[2]) ? heap_at(arguments[0]) : NULL;
+    struct heap *heap = is_kept(arguments[2]) ? heap_at(arguments[0]) : NULL;
     if (heap != NULL && arguments[2] == MADV_HUGEPAGE) {
         return request_huge_pages(heap, arguments);
     }
     if (heap != NULL) {
-        note_range(arguments[0], arguments[1]);
+        unsigned marks = arguments[2] == MADV_DONTFORK ? MARK_ANY | MARK_ABSENT : MARK_ANY;
+        marks_note(heap, (const void *)arguments[0], (size_t)arguments[1], marks);
     }
     return make(SYS_madvise, arguments);
 }

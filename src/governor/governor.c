@@ -7,6 +7,7 @@
 #include "governor/limit.h"
 #include "governor/purger.h"
 #include "governor/terms.h"
+#include "heap/marks.h"
 #include "os/clock.h"
 #include "os/cpus.h"
 #include "os/random.h"
@@ -154,6 +155,7 @@ void governor_before_fork(struct governor *governor) {
 /* The child has no helper, and a first thread of its own. Words that keep their value are not written: a page
  * that the child does not write stays shared with its parent. Under the heap's lock, or alone. */
 void governor_start_child(struct governor *governor) {
+    marks_after_fork(&governor->heap);
     if (governor->has_colors) {
         governor->heap.colors.seed = random_process_seed();
     }

@@ -18,6 +18,7 @@
 #include "heap/size_class.h"
 #include "heap/space.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -59,6 +60,7 @@ struct heap {
     uint64_t large_allocations;
     uint64_t moves;                /* of large blocks' pages */
     size_t moved_spans;            /* large blocks for each of which the kernel keeps a mapping */
+    _Atomic(bool) has_absent;      /* blocks had pages that children do not inherit: marks.h */
     size_t calloc_populated_pages; /* of large blocks made resident before their owners touched them */
     struct runs runs;
     struct space space;

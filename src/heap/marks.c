@@ -1,8 +1,8 @@
 #include "heap/marks.h"
 
-static void add(struct span *span, enum mark mark) {
-    if (!marks_has(span, mark)) {
-        atomic_fetch_or_explicit(&span->marks, mark, memory_order_relaxed);
+static void add(struct span *span, unsigned marks) {
+    if ((atomic_load_explicit(&span->marks, memory_order_relaxed) & marks) != marks) {
+        atomic_fetch_or_explicit(&span->marks, (uint8_t)marks, memory_order_relaxed);
     }
 }
 
@@ -73,8 +73,26 @@ static bool note(const struct heap *heap, struct span *span, const char *start, 
     return true;
 }
 
-void marks_note(const struct heap *heap, const void *start, size_t bytes) {
-    each_block(heap, start, bytes, note);
+static bool note_absent(const struct heap *heap, struct span *span, const char *start, const char *end) {
+    (void)heap, (void)start, (void)end;
+    add(span, MARK_ANY | MARK_ABSENT);
+    return true;
+}
+
+void marks_note(struct heap *heap, const void *start, size_t bytes, unsigned marks) {
+    if ((marks & MARK_ABSENT) != 0) {
+        heap->has_absent = true;
+    }
+    each_block(heap, start, bytes, (marks & MARK_ABSENT) != 0 ? note_absent : note);
+}
+
+void marks_after_fork(struct heap *heap) {
+    for (uint32_t number = 1; heap->has_absent && number < heap->space.spans.end; number++) {
+        const struct span *span = span_at(&heap->space.spans, number);
+        if ((span->state == SPAN_LARGE || span->state == SPAN_SLAB) && marks_has(span, MARK_ABSENT)) {
+            vm_fill_holes(span->base, (size_t)span->pages << heap->space.page_shift);
+        }
+    }
 }
 
 static bool request(const struct heap *heap, struct span *span, const char *start, const char *end) {
@@ -88,6 +106,6 @@ static bool request(const struct heap *heap, struct span *span, const char *star
     return vm_enable_huge_pages(first, (size_t)(last - first));
 }
 
-bool marks_request_huge_pages(const struct heap *heap, const void *start, size_t bytes) {
+bool marks_request_huge_pages(struct heap *heap, const void *start, size_t bytes) {
     return each_block(heap, start, bytes, request);
 }

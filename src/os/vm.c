@@ -161,6 +161,20 @@ bool vm_replace(void *base, size_t bytes) {
     return !locks || (os_syscall(SYS_munlock, base, bytes) == 0 && make_writable(base, bytes));
 }
 
+/* By halves: msync tells whether all of a part is mapped, MAP_FIXED_NOREPLACE whether nothing is. */
+void vm_fill_holes(void *base, size_t bytes) {
+    if (os_syscall(SYS_msync, base, bytes, MS_ASYNC) == 0 ||
+        !is_error(os_syscall(SYS_mmap, base, bytes, PROT_NONE,
+                             PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1))) {
+        return;
+    }
+    size_t half = vm_round_up(bytes / 2);
+    if (half < bytes) {
+        vm_fill_holes(base, half);
+        vm_fill_holes((char *)base + half, bytes - half);
+    }
+}
+
 enum vm_renewed vm_renew(void *base, size_t bytes) {
     static const int undoing[] = {MADV_GUARD_REMOVE, MADV_NORMAL,      MADV_DOFORK,    MADV_KEEPONFORK,
                                   MADV_DODUMP,       MADV_UNMERGEABLE, MADV_NOHUGEPAGE};

@@ -61,6 +61,9 @@ bool vm_replace(void *base, size_t bytes);
  */
 void vm_note_locked_mappings(bool locked);
 
+/* Makes inaccessible what is not mapped of a range, so that no other mapping can come there. */
+void vm_fill_holes(void *base, size_t bytes);
+
 enum vm_renewed {
     VM_RENEWED,  /* a new mapping, of zeros */
     VM_RESTORED, /* the old one, readable and writable, with its content, and as far as possible with the

@@ -318,6 +318,36 @@ static void lock_future(const char *argument) {
     say("left", resident_bytes());
 }
 
+/* What a child maps does not come where pages of a block are absent: it would be lost when the block is
+ * freed. */
+static void absent(const char *argument) {
+    (void)argument;
+    enum { PIECES = 64 };
+    char *pieces[PIECES];
+    char *block = malloc(64 * MIB);
+    fill(block, 64 * MIB, 1);
+    char *start = (char *)(((uintptr_t)block + PAGE - 1) & -PAGE);
+    CHECK(madvise(start, 63 * MIB, MADV_DONTFORK) == 0);
+    int child = fork();
+    if (child == 0) {
+        for (size_t i = 0; i < PIECES; i++) {
+            pieces[i] = own_pages(MIB);
+            CHECK(pieces[i] + MIB <= block || block + 64 * MIB <= pieces[i]);
+            fill(pieces[i], MIB, i);
+        }
+        free(block);
+        malloc_trim(0);
+        fill(malloc(64 * MIB), 64 * MIB, 2);
+        for (size_t i = 0; i < PIECES; i++) {
+            CHECK(is_filled(pieces[i], MIB, i));
+        }
+        _exit(0);
+    }
+    check_child(child);
+    CHECK(is_filled(block, 64 * MIB, 1));
+    say("apart", 1);
+}
+
 /* ---- at random ---- */
 
 enum child { COPIED, ABSENT, WIPED };
@@ -427,8 +457,11 @@ static void check_all(void) {
         check_slot(&slots[i], child == 0);
     }
     if (child == 0) {
+        /* First of all: where a block is absent, the kernel may map something else, which its free unmaps. */
         for (size_t i = 0; i < count; i++) {
             free(slots[i].block);
+        }
+        for (size_t i = 0; i < count; i++) {
             allocate_slot(&slots[i]);
         }
         for (size_t i = 0; i < count; i++) {
@@ -476,7 +509,10 @@ static void at_random(const char *argument) {
 }
 
 int main(int argc, char **argv) {
-    static const struct test_case cases[] = {
-        {"mark", mark}, {"huge-pages", huge_pages}, {"lock-future", lock_future}, {"at-random", at_random}};
+    static const struct test_case cases[] = {{"mark", mark},
+                                             {"huge-pages", huge_pages},
+                                             {"lock-future", lock_future},
+                                             {"absent", absent},
+                                             {"at-random", at_random}};
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

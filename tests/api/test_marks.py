@@ -62,6 +62,11 @@ def test_renewed_memory_is_not_locked(programs: Programs, way: str, options: str
     assert ran["left"] < 24 * MIB
 
 
+@pytest.mark.parametrize("options", ["", OFFLOAD])
+def test_nothing_comes_where_pages_are_absent(programs: Programs, options: str) -> None:
+    assert programs.run(PRELOAD, "marks", "absent", options=options)["apart"] == 1
+
+
 @pytest.mark.parametrize("options", ["", "test_cache=locked", OFFLOAD])
 def test_marks_at_random(programs: Programs, options: str) -> None:
     """Contents are checked in the process and its children, whatever is marked, freed, resized and purged."""

@@ -244,7 +244,7 @@ static void take_large(struct slot *slot) {
 /* As a program does it, of blocks of slabs too; what the kernel refuses is noted all the same. */
 static void mark(const struct slot *slot) {
     if (below(16) == 0 && marks_blocks) {
-        marks_note(&heap, slot->block, slot->bytes);
+        marks_note(&heap, slot->block, slot->bytes, MARK_ANY);
     }
     if (below(4) == 0 && marks_blocks && heap.runs.region_pages > 0) {
         marks_request_huge_pages(&heap, slot->block, slot->bytes);
