@@ -6,6 +6,7 @@
  * on to the next definition. Not in static programs, where the C library's own cannot be asked for.
  */
 #include "api/own_threads.h"
+#include "api/registration.h"
 #include "os/symbols.h"
 #include "os/syscall.h"
 
@@ -78,7 +79,11 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
     void *child = va_arg(list, void *);
     va_end(list);
     bool stopped = (flags & CLONE_VM) == 0 && own_threads_stop();
+    bool unregistered = registration_before_child((unsigned)flags);
     int result = next(run, stack, flags, argument, parent, storage, child);
+    if (unregistered) {
+        registration_after_child(result);
+    }
     own_threads_resume(stopped);
     return result;
 }

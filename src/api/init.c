@@ -18,12 +18,12 @@
 #include "api/misuse.h"
 #include "api/options.h"
 #include "api/placing.h"
+#include "api/registration.h"
 #include "api/report.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
 #include "api/settings.h"
 #include "api/state.h"
-#include "api/vfork.h"
 #include "cache/rseq.h"
 #include "governor/epoch.h"
 #include "governor/governor.h"
@@ -94,6 +94,7 @@ static void after_fork_in_parent(void) {
 }
 
 static void after_fork_in_child(void) {
+    registration_after_fork();
     placing_after_fork();
     control_cancel(&os_control); /* what was asked of the parent */
     if (forked_alone) {
@@ -162,7 +163,6 @@ static bool start(void) {
      * would need a processor that reorders stores, and those have no restartable sequences here.
      */
     cpu_caches_start(this->caches, mode, this->backend == &direct);
-    vfork_prepare();
     if (!filters_allow_all()) {
         governor_read_max_footprint(this->governor, true); /* which later may not be read any more */
     }

@@ -2,12 +2,14 @@
  * prctl and syscall, by which a program adds a seccomp filter, gives up the right to gain privileges, enters
  * other namespaces, or copies itself: no thread of ours is there meanwhile that would be left behind, and
  * from a filter on only such system calls are made as the C library's malloc makes.
+ *
+ * And vfork, which is one of the calls of syscall that return twice on one stack, or on another: see the end.
  */
 #ifndef CALM_WITHOUT_THREADS
 #include "api/features.h"
 #include "api/marks.h"
 #include "api/own_threads.h"
-#include "api/vfork.h"
+#include "api/registration.h"
 #include "os/thread.h"
 #endif
 #include "os/filters.h"
@@ -36,8 +38,18 @@ static bool own_threads_stop(void) {
 static void own_threads_resume(bool stopped) {
     (void)stopped;
 }
-static bool vfork_is_child(void) {
+static bool registration_is_suspended(void) {
     return false;
+}
+static bool registration_before_child(uint64_t flags) {
+    (void)flags;
+    return false;
+}
+static void registration_after_child(long result) {
+    (void)result;
+}
+static long registration_call(const long *arguments) {
+    return os_syscall(SYS_rseq, arguments[0], arguments[1], arguments[2], arguments[3]);
 }
 static bool thread_is_alone(void) {
     return false;
@@ -57,7 +69,8 @@ static _Atomic(unsigned) filters_added;
 static long make(bool filters, long number, const long *arguments) {
     unsigned added = atomic_load_explicit(&filters_added, memory_order_relaxed);
     enum filters before = filters_now();
-    filters = filters && !vfork_is_child(); /* whose memory is that of a process without the filter */
+    filters =
+        filters && !registration_is_suspended(); /* its memory is that of a process without the filter */
     bool stopped = own_threads_stop();
     if (filters) {
         filters_set(FILTERS_ADDED);
@@ -94,27 +107,49 @@ EXPORT int prctl(int option, ...) {
     }
 }
 
-/* Whether a system call copies the process, whose threads would be missing in it. On another stack the caller
- * would not come back from here. */
-static bool copies_process(long number, const long *arguments) {
+/* How a system call makes a process or a thread. */
+struct copying {
+    bool copies;
+    bool own_stack; /* the copy does not return from here */
+    uint64_t flags; /* of clone(2) */
+};
+
+static struct copying copying_by(long number, const long *arguments) {
+    struct copying by = {.copies = true};
 #ifdef SYS_fork
     if (number == SYS_fork) {
-        return true;
+        return by;
+    }
+#endif
+#ifdef SYS_vfork
+    if (number == SYS_vfork) {
+        by.flags = CLONE_VM | CLONE_VFORK;
+        return by;
     }
 #endif
     if (number == SYS_clone) {
-        return (arguments[0] & CLONE_VM) == 0 && arguments[1] == 0;
+        by.flags = (uint32_t)arguments[0];
+        by.own_stack = arguments[1] != 0;
+        return by;
     }
+    /* The kernel refuses shorter arguments. */
     if (number != SYS_clone3 || arguments[0] == 0 || (unsigned long)arguments[1] < CLONE_ARGS_SIZE_VER0) {
-        return false; /* the kernel refuses the latter */
+        return (struct copying){0};
     }
     struct clone_args copied;
     memcpy(&copied, (const void *)arguments[0], CLONE_ARGS_SIZE_VER0);
-    return (copied.flags & CLONE_VM) == 0 && copied.stack == 0;
+    by.flags = copied.flags;
+    by.own_stack = copied.stack != 0;
+    return by;
+}
+
+/* Whether the copy has memory and a stack of its own, which are those of this moment. */
+static bool copies_process(struct copying by) {
+    return by.copies && !by.own_stack && (by.flags & CLONE_VM) == 0;
 }
 
 /* Any system call, as by the C library's: what its arguments are not is passed on as it comes. */
-EXPORT long syscall(long number, ...) {
+__attribute__((used, visibility("hidden"))) long syscall_by_c(long number, ...) {
     va_list list;
     va_start(list, number);
     long arguments[6];
@@ -122,13 +157,15 @@ EXPORT long syscall(long number, ...) {
         arguments[i] = va_arg(list, long);
     }
     va_end(list);
-    if (copies_process(number, arguments)) {
+    if (copies_process(copying_by(number, arguments))) {
         return libc_result(make(false, number, arguments));
     }
     if (number == SYS_exit && thread_is_alone()) {
         own_threads_resume(own_threads_stop()); /* the last thread's status is the process's */
     }
     switch (number) {
+    case SYS_rseq:
+        return libc_result(registration_call(arguments));
     case SYS_prctl:
         return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
     case SYS_seccomp: {
@@ -144,5 +181,159 @@ EXPORT long syscall(long number, ...) {
         return libc_result(marks_call(number, arguments));
     }
 }
+
+/*
+ * Calls that return twice, of which the copy uses its parent's stack or another one, are made by assembly.
+ * The copy on the same stack returns first, and its calls overwrite the stack below: all that the parent
+ * needs is in registers. On another stack the copy finds what the caller has put there, as under the C
+ * library.
+ */
+enum { BY_C, IN_PLACE, IN_PLACE_UNREGISTERED };
+
+__attribute__((used, visibility("hidden"))) int syscall_way(long number, long first, long second) {
+    struct copying by = copying_by(number, (const long[]){first, second});
+    if (!by.copies || copies_process(by)) {
+        return BY_C;
+    }
+    return registration_before_child(by.flags) ? IN_PLACE_UNREGISTERED : IN_PLACE;
+}
+
+__attribute__((used, visibility("hidden"))) long syscall_result(long result) {
+    return libc_result(result);
+}
+
+__attribute__((used, visibility("hidden"))) long syscall_result_unregistered(long result) {
+    registration_after_child(result);
+    return libc_result(result);
+}
+
+#if defined(__x86_64__)
+
+#ifndef CALM_WITHOUT_THREADS
+/* Goes on as syscall(SYS_vfork). */
+__asm__(".pushsection .text\n\t"
+        ".globl vfork\n\t"
+        ".type vfork, @function\n\t"
+        ".balign 16\n"
+        "vfork:\n\t"
+        ".cfi_startproc\n\t"
+        "movl $58, %edi\n\t"
+        "jmp syscall_in_place\n\t"
+        ".cfi_endproc\n\t"
+        ".size vfork, .-vfork\n\t"
+        ".popsection");
+#endif
+
+/* 56, 58, 435: SYS_clone, SYS_vfork, SYS_clone3. The copy returns at once, and its parent by one of the
+ * functions above, to the return address in r9. */
+__asm__(".pushsection .text\n\t"
+        ".globl syscall\n\t"
+        ".type syscall, @function\n\t"
+        ".balign 16\n\t"
+        ".cfi_startproc\n"
+        "syscall:\n\t"
+        "cmpq $58, %rdi\n\t"
+        "je 2f\n\t"
+        "cmpq $56, %rdi\n\t"
+        "je 2f\n\t"
+        "cmpq $435, %rdi\n\t"
+        "je 2f\n"
+        "1:\n\t"
+        "jmp syscall_by_c\n"
+        "2:\n"
+        "syscall_in_place:\n\t"
+        "pushq %rdi; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %rsi; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %rdx; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %rcx; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %r8; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %r9; .cfi_adjust_cfa_offset 8\n\t"
+        "pushq %rax; .cfi_adjust_cfa_offset 8\n\t"
+        "call syscall_way\n\t"
+        "addq $8, %rsp; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %r9; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %r8; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %rcx; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %rdx; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %rsi; .cfi_adjust_cfa_offset -8\n\t"
+        "popq %rdi; .cfi_adjust_cfa_offset -8\n\t"
+        "cmpl $1, %eax\n\t"
+        "jb 1b\n\t"
+        "movq %rdi, %rax\n\t"
+        "movq %rsi, %rdi\n\t"
+        "movq %rdx, %rsi\n\t"
+        "movq %rcx, %rdx\n\t"
+        "movq %r8, %r10\n\t"
+        "movq %r9, %r8\n\t"
+        "ja 3f\n\t"
+        "movq (%rsp), %r9\n\t"
+        "syscall\n\t"
+        "testq %rax, %rax\n\t"
+        "jz 4f\n\t"
+        "movq %r9, (%rsp)\n\t"
+        "movq %rax, %rdi\n\t"
+        "jmp syscall_result\n"
+        "3:\n\t"
+        "movq (%rsp), %r9\n\t"
+        "syscall\n\t"
+        "testq %rax, %rax\n\t"
+        "jz 4f\n\t"
+        "movq %r9, (%rsp)\n\t"
+        "movq %rax, %rdi\n\t"
+        "jmp syscall_result_unregistered\n"
+        "4:\n\t"
+        "ret\n\t"
+        ".cfi_endproc\n\t"
+        ".size syscall, .-syscall\n\t"
+        ".popsection");
+
+#else
+
+__asm__(".pushsection .text\n\t"
+        ".globl syscall\n\t"
+        ".type syscall, %function\n\t"
+        ".balign 16\n"
+        "syscall:\n\t"
+        ".cfi_startproc\n\t"
+        "cmp x0, #220\n\t" /* SYS_clone */
+        "b.eq 1f\n\t"
+        "cmp x0, #435\n\t" /* SYS_clone3 */
+        "b.eq 1f\n"
+        "2:\n\t"
+        "b syscall_by_c\n"
+        "1:\n\t"
+        "stp x29, x30, [sp, #-64]!\n\t"
+        ".cfi_def_cfa_offset 64\n\t"
+        ".cfi_offset x29, -64\n\t"
+        ".cfi_offset x30, -56\n\t"
+        "stp x0, x1, [sp, #16]\n\t"
+        "stp x2, x3, [sp, #32]\n\t"
+        "stp x4, x5, [sp, #48]\n\t"
+        "bl syscall_way\n\t"
+        "mov w9, w0\n\t"
+        "ldp x0, x1, [sp, #16]\n\t"
+        "ldp x2, x3, [sp, #32]\n\t"
+        "ldp x4, x5, [sp, #48]\n\t"
+        "ldp x29, x30, [sp], #64\n\t"
+        ".cfi_restore x29\n\t"
+        ".cfi_restore x30\n\t"
+        ".cfi_def_cfa_offset 0\n\t"
+        "cbz w9, 2b\n\t"
+        "mov x8, x0\n\t"
+        "mov x0, x1\n\t"
+        "mov x1, x2\n\t"
+        "mov x2, x3\n\t"
+        "mov x3, x4\n\t"
+        "mov x4, x5\n\t"
+        "svc 0\n\t"
+        "cbz x0, 3f\n\t"
+        "b syscall_result\n"
+        "3:\n\t"
+        "ret\n\t"
+        ".cfi_endproc\n\t"
+        ".size syscall, .-syscall\n\t"
+        ".popsection");
+
+#endif
 
 #endif

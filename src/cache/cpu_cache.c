@@ -84,7 +84,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (next > CPU_CACHE_BYTES / 8) {
         return false;
     }
-    size_t bytes = (size_t)caches->count * 2 * CPU_CACHE_BYTES;
+    size_t bytes = ((size_t)caches->count + CLOSED_CACHES) * CPU_CACHE_BYTES;
     caches->base = vm_reserve(bytes);
     if (caches->base == NULL) {
         return false;
@@ -166,7 +166,7 @@ unsigned cpu_cache_node(const struct cpu_caches *caches) {
     return caches->rseq.node != 0 && cpu_cache_is_rseq(caches) ? read_rseq(caches->rseq.node) : 0;
 }
 
-/* The caller's cache; NULL in a child of vfork, or without memory. */
+/* The caller's cache; NULL if its thread is not registered, or without memory. */
 static struct cpu_cache_state *own_state(const struct cpu_caches *caches) {
     unsigned number = cpu_cache_number(caches);
     return number < usable(caches) ? &caches->states[number] : NULL;
@@ -387,7 +387,7 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
     const struct size_class *of = &caches->classes->of[class];
     const struct cpu_cache_state *state = own_state(caches);
     if (state == NULL) {
-        return of->batch;
+        return 1;
     }
     char *cache = words_of(caches, state);
     size_t half = size_minus(get(&stack_bounds_of(cache, class)->end), get_bottom(cache, class)) / 2;

@@ -44,8 +44,8 @@ size_t cpu_caches_max_blocks(const struct cpu_caches *caches, size_t *bytes);
 /* Blocks in all caches, and their bytes, approximately: no thread is stopped. */
 size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes);
 
-/* The number of the cache that is the caller's at this moment; caches->count or more in a child of vfork (see
- * api/vfork.c). */
+/* The number of the cache that is the caller's at this moment; caches->count or more if it has no restartable
+ * sequences while others do (see api/registration.c). */
 unsigned cpu_cache_number(const struct cpu_caches *caches);
 
 /* The number of the caller's NUMA node; 0 if the kernel does not say. */

@@ -22,6 +22,7 @@
 
 #define CPU_CACHE_SHIFT 17
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
+#define CLOSED_CACHES   2
 
 enum cache_mode {
     CACHE_UNREADY, /* before the first allocation */
@@ -60,7 +61,7 @@ struct cpu_caches {
     const char *alone_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
-    unsigned count;   /* of caches; as many more, with higher numbers, are never opened */
+    unsigned count;   /* of caches; CLOSED_CACHES more, with higher numbers, are never opened */
     bool one_per_cpu; /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
     const struct size_classes *classes;
     struct cpu_cache_state *states;

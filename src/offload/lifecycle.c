@@ -21,7 +21,7 @@ static bool starts_are_held(void) {
 }
 
 void server_start(struct server *server) {
-    if (filters_now() == FILTERS_ADDED || starts_are_held()) {
+    if (filters_now() == FILTERS_ADDED || starts_are_held() || os_syscall(SYS_getpid) != server->process) {
         return;
     }
     /* Not while another thread forks, whose child would have a heap in the middle of the server's work. */
@@ -159,6 +159,9 @@ static void start_over(struct server *server) {
     lock_reset_in_child(&server->mailbox.clients);
     lock_reset_in_child(&server->overflow.lock);
     thread_forget(&server->worker);
+    if (filters_now() != FILTERS_ADDED) { /* after which no server starts */
+        server->process = (int)os_syscall(SYS_getpid);
+    }
     for (size_t i = 0; i < CALLS; i++) {
         call_free(&server->calls[i]);
     }

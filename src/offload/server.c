@@ -5,6 +5,7 @@
 #include "offload/prefill_queue.h"
 #include "os/clock.h"
 #include "os/futex.h"
+#include "os/syscall.h"
 #include "os/vm.h"
 
 /* Of the overflow: 8 MiB, or less where address space is limited. */
@@ -32,6 +33,7 @@ struct endpoint *server_open(struct server *server, unsigned number) {
 }
 
 bool server_init(struct server *server, unsigned endpoint_count, size_t cache_class_bytes) {
+    server->process = (int)os_syscall(SYS_getpid);
     prefill_queue_lay_out(&server->layout);
     client_cache_lay_out(&server->layout, cache_class_bytes);
     server->endpoint_bytes = vm_round_up(sizeof(struct endpoint) + server->layout.words * sizeof(uint64_t));

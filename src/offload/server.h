@@ -77,6 +77,7 @@ struct server {
     _Atomic(int) heap_mode; /* enum heap_mode */
     _Atomic(int) thread;    /* enum server_thread */
     struct thread worker;
+    int process;                            /* whose thread the server is: not one that shares its memory */
     _Atomic(uint32_t) operations;           /* on the heap, before the server was started */
     _Atomic(struct endpoint *) last_opened; /* the list of open endpoints */
     struct lock open_lock;                  /* to open an endpoint, to enter all, to switch the mode */

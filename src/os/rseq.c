@@ -8,9 +8,10 @@
 #ifndef AT_RSEQ_FEATURE_SIZE
 #define AT_RSEQ_FEATURE_SIZE 27
 #endif
-#define RSEQ_CPU_ID  4
-#define RSEQ_NODE_ID 20
-#define RSEQ_MM_CID  24
+#define RSEQ_CPU_ID         4
+#define RSEQ_NODE_ID        20
+#define RSEQ_MM_CID         24
+#define RSEQ_MIN_AREA_BYTES 32
 
 /* linux/membarrier.h of Linux 5.10 */
 #define MEMBARRIER_PRIVATE_EXPEDITED_RSEQ          128
@@ -28,6 +29,7 @@ struct rseq_offsets rseq_find(void) {
         return offsets;
     }
     offsets.area = __rseq_offset;
+    offsets.area_bytes = __rseq_size > RSEQ_MIN_AREA_BYTES ? __rseq_size : RSEQ_MIN_AREA_BYTES;
     const char *area = (const char *)thread_pointer() + offsets.area;
     if ((int)*(const volatile uint32_t *)(const void *)(area + RSEQ_CPU_ID) < 0) {
         return offsets;

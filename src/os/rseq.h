@@ -11,6 +11,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* linux/rseq.h; the signature that glibc registers on x86-64 */
+#define RSEQ_CS         8
+#define RSEQ_UNREGISTER 1
+#define RSEQ_SIGNATURE  0x53053053
+
 static inline void *thread_pointer(void) {
     void *pointer;
 #if defined(__x86_64__)
@@ -36,6 +41,7 @@ static inline unsigned thread_slot(unsigned count) {
 struct rseq_offsets {
     bool usable;
     ptrdiff_t area;
+    uint32_t area_bytes;  /* as registered */
     ptrdiff_t cpu_number; /* of a virtual CPU where there are those, else of a CPU: uint32_t */
     ptrdiff_t node;       /* uint32_t; 0 where the kernel does not say */
 };

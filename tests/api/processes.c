@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <linux/sched.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -12,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 extern char **environ;
 
@@ -318,9 +321,9 @@ static void prefork(const char *argument) {
     }
 }
 
-/* ---- a child of vfork ---- */
+/* ---- children that share their parent's memory, and threads without restartable sequences ---- */
 
-static atomic_bool vforks_end;
+static atomic_bool children_end;
 
 /* Blocks of a few classes, of which each holds what only its thread wrote. */
 static void mark_blocks(uint64_t mark, size_t rounds) {
@@ -339,39 +342,260 @@ static void mark_blocks(uint64_t mark, size_t rounds) {
     }
 }
 
+static void mark_in_handler(int unused) {
+    (void)unused;
+    mark_blocks(3, 1);
+}
+
 /* Its own work is what such a child may do, and more: it allocates while threads of its parent's do. */
-static void vfork_once(void) {
+static int live_on_shared_memory(void *unused) {
+    (void)unused;
+    mark_blocks(1, 20);
+    CHECK(kill(getpid(), SIGUSR1) == 0);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    mark_blocks(4, 1);
+    return 0;
+}
+
+static pid_t by_vfork(void) {
     pid_t child = vfork();
-    CHECK(child >= 0);
     if (child == 0) {
-        mark_blocks(1, 20);
-        CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        live_on_shared_memory(NULL);
         _exit(0);
     }
-    check_child(child);
-    mark_blocks(2, 2);
+    return child;
 }
 
-static void vfork_or_work(size_t thread) {
-    for (uint64_t mark = thread << 32; thread != 0 && !atomic_load(&vforks_end); mark += 1000) {
+/* A child's child; both share the memory. */
+static pid_t by_vfork_twice(void) {
+    pid_t child = vfork();
+    if (child == 0) {
+        mark_blocks(5, 5);
+        check_child(by_vfork());
+        mark_blocks(6, 5);
+        _exit(0);
+    }
+    return child;
+}
+
+static char *stack_end(void) {
+    enum { STACK = 256 << 10 };
+    static char *stack;
+    stack = stack != NULL ? stack : own_pages(STACK);
+    return stack + STACK;
+}
+
+static pid_t by_clone(void) {
+    return clone(live_on_shared_memory, stack_end(), CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+}
+
+/* The parent's thread goes on, though not in malloc, which glibc's does not expect: it waits for the child.
+ */
+static pid_t by_clone_without_vfork(void) {
+    return clone(live_on_shared_memory, stack_end(), CLONE_VM | SIGCHLD, NULL);
+}
+
+static int be_killed(void *unused) {
+    live_on_shared_memory(unused);
+    return kill(getpid(), SIGKILL);
+}
+
+static pid_t by_clone_and_killed(void) {
+    return clone(be_killed, stack_end(), CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+}
+
+/* The child returns from syscall on its parent's stack, as from vfork, and overwrites what is below. */
+__attribute__((noinline)) static pid_t live_if_child(long child) {
+    if (child == 0) {
+        live_on_shared_memory(NULL);
+        _exit(0);
+    }
+    return (pid_t)child;
+}
+
+static pid_t by_syscall_clone(void) {
+    return live_if_child(syscall(SYS_clone, CLONE_VM | CLONE_VFORK | SIGCHLD, 0, 0, 0, 0));
+}
+
+static pid_t by_syscall_clone3(void) {
+    struct clone_args arguments = {.flags = CLONE_VM | CLONE_VFORK, .exit_signal = SIGCHLD};
+    return live_if_child(syscall(SYS_clone3, &arguments, sizeof arguments));
+}
+
+#ifdef __x86_64__
+static void live_and_exit(void) {
+    live_on_shared_memory(NULL);
+    _exit(0);
+}
+
+/* On another stack the child returns from syscall to the address that it finds there. */
+static pid_t by_syscall_to_stack(void) {
+    uintptr_t *top = (uintptr_t *)(void *)stack_end() - 2;
+    top[0] = (uintptr_t)live_and_exit;
+    return (pid_t)syscall(SYS_clone, CLONE_VM | CLONE_VFORK | SIGCHLD, top, 0, 0, 0);
+}
+#endif
+
+#ifdef SYS_vfork
+static pid_t by_syscall_vfork(void) {
+    return live_if_child(syscall(SYS_vfork));
+}
+#endif
+
+static const struct way {
+    const char *name;
+    pid_t (*make_child)(void);
+} ways[] = {
+    {"vfork", by_vfork},
+    {"vfork-twice", by_vfork_twice},
+    {"clone", by_clone},
+    {"clone-without-vfork", by_clone_without_vfork},
+    {"clone-killed", by_clone_and_killed},
+    {"syscall-clone", by_syscall_clone},
+    {"syscall-clone3", by_syscall_clone3},
+#ifdef __x86_64__
+    {"syscall-to-stack", by_syscall_to_stack},
+#endif
+#ifdef SYS_vfork
+    {"syscall-vfork", by_syscall_vfork},
+#endif
+};
+
+#ifdef __x86_64__
+
+#define RSEQ_AREA_BYTES 32
+#define RSEQ_SIGNATURE  0x53053053
+#define RSEQ_UNREGISTER 1
+
+extern const ptrdiff_t __rseq_offset __attribute__((weak));
+extern const unsigned __rseq_size __attribute__((weak));
+
+/* Whether the kernel keeps a CPU's number for the caller in the C library's area. */
+static bool is_registered(void) {
+    const char *area = (const char *)__builtin_thread_pointer() + __rseq_offset;
+    return (int)*(const volatile uint32_t *)(const void *)(area + 4) >= 0;
+}
+
+static bool have_rseq(void) {
+    return &__rseq_size != NULL && __rseq_size != 0 && is_registered();
+}
+
+static long call_rseq(void *area, int flags) {
+    unsigned bytes = __rseq_size > RSEQ_AREA_BYTES ? __rseq_size : RSEQ_AREA_BYTES;
+    return syscall(SYS_rseq, area, bytes, flags, RSEQ_SIGNATURE);
+}
+
+/* As libraries do that bring an area of their own, and their threads, which may end so. */
+static void *live_unregistered(void *unused) {
+    static const size_t ROUNDS = 200;
+    if (!have_rseq()) {
+        return unused;
+    }
+    void *area = (char *)__builtin_thread_pointer() + __rseq_offset;
+    CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0 && !is_registered());
+    mark_blocks(7, ROUNDS);
+    CHECK(call_rseq(area, RSEQ_UNREGISTER) == -1 && errno == EINVAL);
+    check_child(by_vfork());
+    check_child(by_clone());
+    CHECK(!is_registered());
+    fork_once(1);
+    void *own = own_pages(4096);
+    CHECK(call_rseq(own, 0) == 0);
+    mark_blocks(8, ROUNDS);
+    CHECK(call_rseq(own, RSEQ_UNREGISTER) == 0);
+    mark_blocks(9, ROUNDS);
+    CHECK(call_rseq(area, 0) == 0 && is_registered());
+    mark_blocks(10, ROUNDS);
+    CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0);
+    return unused;
+}
+
+static void live_unregistered_in_threads(void) {
+    for (int i = 0; i < 10; i++) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, live_unregistered, NULL) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+    live_unregistered(NULL);
+}
+
+#else
+
+static bool have_rseq(void) {
+    return false;
+}
+
+static bool is_registered(void) {
+    return false;
+}
+
+static void live_unregistered_in_threads(void) {
+}
+
+#endif
+
+static const struct way *child_way;
+
+static void make_children(void) {
+    bool registered = have_rseq();
+    bool killed = child_way->make_child == by_clone_and_killed;
+    bool resumes = child_way->make_child != by_clone_without_vfork;
+    for (size_t i = 0; i < 200; i++) {
+        pid_t child = child_way->make_child();
+        CHECK(child > 0);
+        if (killed) {
+            int status;
+            CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        } else {
+            check_child(child);
+        }
+        CHECK(!resumes || is_registered() == registered);
+        mark_blocks(2, 2);
+    }
+}
+
+static void make_children_or_work(size_t thread) {
+    for (uint64_t mark = thread << 32; thread != 0 && !atomic_load(&children_end); mark += 1000) {
         mark_blocks(mark, 10);
     }
-    for (size_t i = 0; thread == 0 && i < 300; i++) {
-        vfork_once();
-    }
     if (thread == 0) {
-        atomic_store(&vforks_end, true);
+        if (child_way != NULL) {
+            make_children();
+        } else {
+            live_unregistered_in_threads();
+        }
+        atomic_store(&children_end, true);
     }
 }
 
-static void vforks(const char *unused) {
-    (void)unused;
-    run_threads(4, vfork_or_work);
+static void children(const char *argument) {
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        child_way = strcmp(argument, ways[i].name) == 0 ? &ways[i] : child_way;
+    }
+    CHECK(child_way != NULL);
+    struct sigaction action = {.sa_handler = mark_in_handler};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    run_threads(4, make_children_or_work);
 #ifdef SYS_vfork
     deny_call(SYS_vfork, EAGAIN);
     errno = 0;
     CHECK(vfork() == -1 && errno == EAGAIN);
 #endif
+    deny_call(SYS_clone, EAGAIN);
+    errno = 0;
+    CHECK(by_clone() == -1 && errno == EAGAIN);
+    errno = 0;
+    CHECK(by_clone_without_vfork() == -1 && errno == EAGAIN);
+    errno = 0;
+    CHECK(by_syscall_clone() == -1 && errno == EAGAIN);
+    mark_blocks(2, 2);
+}
+
+static void unregistered(const char *unused) {
+    (void)unused;
+    struct sigaction action = {.sa_handler = mark_in_handler};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    run_threads(4, make_children_or_work);
 }
 
 /* ---- other programs ---- */
@@ -720,7 +944,8 @@ int main(int argc, char **argv) {
         {"fork-handlers", fork_handlers},
         {"prefork", prefork},
         {"spawn", spawn_others},
-        {"vforks", vforks},
+        {"children", children},
+        {"unregistered", unregistered},
         {"become-nobody", become_nobody},
         {"churn", churn_threads},
         {"many-at-once", many_at_once},

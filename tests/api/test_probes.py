@@ -124,19 +124,21 @@ def _newest_source() -> float:
 def test_notes_with_link_time_optimization(tmp_path: Path, compiler: str) -> None:
     library = tmp_path / "libcalmalloc.so"
     sources = [
-        path for path in (REPOSITORY / "src").rglob("*.c") if path.name not in ("credentials.c", "vfork.c")
+        path
+        for path in (REPOSITORY / "src").rglob("*.c")
+        if path.name not in ("credentials.c", "syscall_wrappers.c")
     ]
     flags = ["-std=gnu17", "-D_GNU_SOURCE", "-O2", "-flto", "-fPIC", "-fno-builtin", "-fexceptions"]
     flags += ["-fvisibility=hidden", "-shared", "-pthread", f"-I{REPOSITORY / 'src'}", INCLUDE]
-    # vfork.c is written in assembly, whose names link-time optimization does not see.
-    apart = tmp_path / "vfork.o"
+    # It has assembly, whose names link-time optimization does not see.
+    apart = tmp_path / "syscall_wrappers.o"
     compile_program(
         [
             tool(compiler, compiler),
             *(flag for flag in flags if flag != "-shared"),
             "-fno-lto",
             "-c",
-            REPOSITORY / "src/api/vfork.c",
+            REPOSITORY / "src/api/syscall_wrappers.c",
             "-o",
             apart,
         ]

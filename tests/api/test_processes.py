@@ -28,7 +28,7 @@ CASES = [
     "child-frees",
     "fork-handlers",
     "spawn",
-    "vforks",
+    "unregistered",
     "become-nobody",
     "many-at-once",
     "thread-ends",
@@ -65,11 +65,33 @@ def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn", "vforks"]
+    "case", ["child-frees", "thread-ends", "thread-cancel", "fork-deep", "spawn", "unregistered"]
 )
 @pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
 def test_processes_linked(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "processes", case)
+
+
+# How a child comes to run on the memory and the thread-local storage of its parent. In static programs the
+# C library's own clone is not seen.
+CLONES = ["clone", "clone-without-vfork", "clone-killed"]
+BY_SYSCALL = ["syscall-clone", "syscall-clone3", "syscall-vfork", "syscall-to-stack"]
+CHILDREN = ["vfork", "vfork-twice", *CLONES, *BY_SYSCALL]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("child", CHILDREN)
+def test_child_on_its_parents_memory(programs: Programs, child: str, mode: str) -> None:
+    """While three other threads allocate."""
+    programs.run(PRELOAD, "processes", "children", child, options=mode)
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+@pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
+def test_child_on_its_parents_memory_linked(programs: Programs, way: str, child: str) -> None:
+    if way == STATIC and child in CLONES:
+        pytest.skip("not promised")
+    programs.run(way, "processes", "children", child)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("paper", 16 * MIB), ("adaptive", 40 * MIB)])
