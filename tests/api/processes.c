@@ -11,6 +11,7 @@
 #include <spawn.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -534,6 +535,25 @@ static void live_unregistered_in_threads(void) {
 
 #endif
 
+/*
+ * The kernel may kill a process that changes the numbers of a registered area. So a child that finds the
+ * number of no CPU must find an area without a registration. Before Linux 6.3 the number that malloc reads is
+ * that by which one tells.
+ */
+static void child_has_no_number(const char *unused) {
+    (void)unused;
+    enum { FEATURE_SIZE = 27, WITH_OTHER_NUMBER = 28 };
+    if (!have_rseq() || getauxval(FEATURE_SIZE) < WITH_OTHER_NUMBER) {
+        return;
+    }
+    pid_t child = vfork();
+    if (child == 0) {
+        _exit(is_registered());
+    }
+    check_child(child);
+    CHECK(is_registered());
+}
+
 static const struct way *child_way;
 
 static void make_children(void) {
@@ -945,6 +965,7 @@ int main(int argc, char **argv) {
         {"prefork", prefork},
         {"spawn", spawn_others},
         {"children", children},
+        {"child-has-no-number", child_has_no_number},
         {"unregistered", unregistered},
         {"become-nobody", become_nobody},
         {"churn", churn_threads},

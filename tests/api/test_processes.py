@@ -86,6 +86,11 @@ def test_child_on_its_parents_memory(programs: Programs, child: str, mode: str) 
     programs.run(PRELOAD, "processes", "children", child, options=mode)
 
 
+@pytest.mark.parametrize("way", OURS)
+def test_child_has_no_number(programs: Programs, way: str) -> None:
+    programs.run(way, "processes", "child-has-no-number")
+
+
 @pytest.mark.parametrize("child", CHILDREN)
 @pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
 def test_child_on_its_parents_memory_linked(programs: Programs, way: str, child: str) -> None:

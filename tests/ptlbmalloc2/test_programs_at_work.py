@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 
 import pytest
+from preload import REPOSITORY, environment, library
 from ran import Ran, Run
+from waiting import TIMEOUT_S
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -48,6 +51,15 @@ def test_fork_under_load(run: Run) -> None:
         assert child["trims"] <= 10
         assert child["bytes_trimmed"] < 100 * MIB
     assert ran.stats["bytes_trimmed"] > 100 * MIB
+
+
+@pytest.mark.parametrize("child", ["syscall-clone", "syscall-clone3", "syscall-vfork", "syscall-to-stack"])
+def test_calls_that_return_twice(child: str) -> None:
+    """By the library's `syscall`, on the stack of the caller, or on another one."""
+    program = REPOSITORY / "build/release/tests/api/processes-plain"
+    assert program.is_file(), f"{program} is not built: cmake --build --preset release -t programs"
+    env = environment(None) | {"LD_PRELOAD": str(library())}
+    subprocess.run([program, "children", child], env=env, check=True, timeout=TIMEOUT_S)
 
 
 def test_threads_that_come_and_go(run: Run) -> None:
