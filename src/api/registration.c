@@ -27,24 +27,24 @@
 
 #include <linux/sched.h>
 
-/* Numbers of caches that are never opened: while the kernel suspends the parent, and otherwise. */
-enum { SUSPENDED, ENDED };
+/* Added to the number of caches, this is that of a cache which is never opened. */
+enum closed {
+    SUSPENDED, /* for a child, while the kernel suspends its parent */
+    SHARED,    /* for a child, and its parent for good */
+    ENDED,     /* by the program */
+};
 _Static_assert(ENDED < CLOSED_CACHES, "each has a cache");
 
 static void *own_memory(ptrdiff_t offset) {
     return (char *)thread_pointer() + offset;
 }
 
-static bool has_number(unsigned reason) {
-    return cpu_cache_is_rseq(&calm_caches) && cpu_cache_number(&calm_caches) == calm_caches.count + reason;
-}
-
-static void set_number(unsigned reason) {
-    *(volatile uint32_t *)own_memory(calm_caches.rseq.cpu_number) = calm_caches.count + reason;
+static void set_number(enum closed number) {
+    *(volatile uint32_t *)own_memory(calm_caches.rseq.cpu_number) = calm_caches.count + number;
 }
 
 bool registration_is_suspended(void) {
-    return has_number(SUSPENDED);
+    return cpu_cache_is_rseq(&calm_caches) && cpu_cache_number(&calm_caches) == calm_caches.count + SUSPENDED;
 }
 
 static long call(const long *arguments) {
@@ -52,12 +52,12 @@ static long call(const long *arguments) {
 }
 
 /* The kernel resets the numbers, to that of CPU 0. No signal handler may run before they are set here. */
-static long end_registration(const long *arguments, unsigned reason) {
+static long end_registration(const long *arguments, enum closed number) {
     bool blocks = filters_now() != FILTERS_ADDED;
     uint64_t mask = blocks ? thread_block_signals() : 0;
     long result = call(arguments);
     if (result == 0) {
-        set_number(reason);
+        set_number(number);
     }
     if (blocks) {
         thread_set_signals(mask);
@@ -72,13 +72,10 @@ bool registration_before_child(uint64_t flags) {
     }
     const struct rseq_offsets *rseq = &calm_caches.rseq;
     const long end[] = {(long)own_memory(rseq->area), rseq->area_bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE};
-    return end_registration(end, (flags & CLONE_VFORK) != 0 ? SUSPENDED : ENDED) == 0;
+    return end_registration(end, (flags & CLONE_VFORK) != 0 ? SUSPENDED : SHARED) == 0;
 }
 
-void registration_after_child(long result) {
-    if (result > 0 && !registration_is_suspended()) {
-        return;
-    }
+static void register_again(void) {
     const struct rseq_offsets *rseq = &calm_caches.rseq;
     const long again[] = {(long)own_memory(rseq->area), rseq->area_bytes, 0, RSEQ_SIGNATURE};
     /* The child's last sequence. Older kernels would take it for one that the caller is in. */
@@ -88,9 +85,15 @@ void registration_after_child(long result) {
     }
 }
 
+void registration_after_child(long result) {
+    if (result < 0 || registration_is_suspended()) {
+        register_again();
+    }
+}
+
 void registration_after_fork(void) {
     if (registration_is_suspended()) {
-        registration_after_child(0);
+        register_again();
     }
 }
 
@@ -98,4 +101,21 @@ long registration_call(const long *arguments) {
     bool ends = cpu_cache_is_rseq(&calm_caches) && (arguments[2] & RSEQ_UNREGISTER) != 0 &&
                 arguments[0] == (long)own_memory(calm_caches.rseq.area);
     return ends ? end_registration(arguments, ENDED) : call(arguments);
+}
+
+unsigned registration_of_creator(void) {
+    bool registered = !cpu_cache_is_rseq(&calm_caches) || cpu_cache_number(&calm_caches) < calm_caches.count;
+    return registered ? 0 : cpu_cache_number(&calm_caches) - calm_caches.count + 1;
+}
+
+void registration_begin_thread(unsigned creator) {
+    uint32_t cpu = *(const volatile uint32_t *)own_memory(calm_caches.rseq.area + RSEQ_CPU_ID);
+    if ((int)cpu >= 0) {
+        return;
+    }
+    if (creator == SHARED + 1) {
+        register_again();
+    } else {
+        set_number(ENDED);
+    }
 }

@@ -27,4 +27,11 @@ void registration_after_fork(void);
 /* rseq(2), as called by the program. 0 or -errno. */
 long registration_call(const long *arguments);
 
+/*
+ * The C library registers the area of a new thread only if that of its creator is registered. creator: in the
+ * creator; 0 if the new thread need not begin with begin_thread.
+ */
+unsigned registration_of_creator(void);
+void registration_begin_thread(unsigned creator);
+
 #endif

@@ -22,7 +22,7 @@
 
 #define CPU_CACHE_SHIFT 17
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
-#define CLOSED_CACHES   2
+#define CLOSED_CACHES   3
 
 enum cache_mode {
     CACHE_UNREADY, /* before the first allocation */

@@ -8,7 +8,6 @@
 #ifndef AT_RSEQ_FEATURE_SIZE
 #define AT_RSEQ_FEATURE_SIZE 27
 #endif
-#define RSEQ_CPU_ID         4
 #define RSEQ_NODE_ID        20
 #define RSEQ_MM_CID         24
 #define RSEQ_MIN_AREA_BYTES 32

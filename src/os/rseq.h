@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 /* linux/rseq.h; the signature that glibc registers on x86-64 */
+#define RSEQ_CPU_ID     4
 #define RSEQ_CS         8
 #define RSEQ_UNREGISTER 1
 #define RSEQ_SIGNATURE  0x53053053

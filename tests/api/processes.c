@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <threads.h>
 
 extern char **environ;
 
@@ -486,6 +487,12 @@ static long call_rseq(void *area, int flags) {
     return syscall(SYS_rseq, area, bytes, flags, RSEQ_SIGNATURE);
 }
 
+/* Before Linux 6.3 malloc's number of no CPU stands where that of the CPU does: one cannot tell. */
+static bool tells_registration(void) {
+    enum { FEATURE_SIZE = 27, WITH_OTHER_NUMBER = 28 };
+    return getauxval(FEATURE_SIZE) >= WITH_OTHER_NUMBER;
+}
+
 /* As libraries do that bring an area of their own, and their threads, which may end so. */
 static void *live_unregistered(void *unused) {
     static const size_t ROUNDS = 200;
@@ -493,12 +500,13 @@ static void *live_unregistered(void *unused) {
         return unused;
     }
     void *area = (char *)__builtin_thread_pointer() + __rseq_offset;
-    CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0 && !is_registered());
+    CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0);
+    CHECK(!tells_registration() || !is_registered());
     mark_blocks(7, ROUNDS);
     CHECK(call_rseq(area, RSEQ_UNREGISTER) == -1 && errno == EINVAL);
     check_child(by_vfork());
     check_child(by_clone());
-    CHECK(!is_registered());
+    CHECK(!tells_registration() || !is_registered());
     fork_once(1);
     void *own = own_pages(4096);
     CHECK(call_rseq(own, 0) == 0);
@@ -509,6 +517,40 @@ static void *live_unregistered(void *unused) {
     mark_blocks(10, ROUNDS);
     CHECK(call_rseq(area, RSEQ_UNREGISTER) == 0);
     return unused;
+}
+
+static void *live_as_heir_of_none(void *mark) {
+    mark_blocks((uintptr_t)mark, 100);
+    return NULL;
+}
+
+static int live_as_heir_of_none_c11(void *mark) {
+    live_as_heir_of_none(mark);
+    return 0;
+}
+
+/* Threads of a creator that has no registration: the C library registers none for them either. */
+static void *create_unregistered(void *unused) {
+    if (!have_rseq()) {
+        return unused;
+    }
+    CHECK(call_rseq((char *)__builtin_thread_pointer() + __rseq_offset, RSEQ_UNREGISTER) == 0);
+    for (uintptr_t round = 0; round < 20; round++) {
+        pthread_t thread;
+        thrd_t thread_c11;
+        CHECK(pthread_create(&thread, NULL, live_as_heir_of_none, (void *)(round + 11)) == 0);
+        CHECK(thrd_create(&thread_c11, live_as_heir_of_none_c11, (void *)(round + 99)) == thrd_success);
+        mark_blocks(12, 100);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(thrd_join(thread_c11, NULL) == thrd_success);
+    }
+    return unused;
+}
+
+static void create_in_unregistered_thread(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, create_unregistered, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
 }
 
 static void live_unregistered_in_threads(void) {
@@ -530,7 +572,14 @@ static bool is_registered(void) {
     return false;
 }
 
+static bool tells_registration(void) {
+    return false;
+}
+
 static void live_unregistered_in_threads(void) {
+}
+
+static void create_in_unregistered_thread(void) {
 }
 
 #endif
@@ -542,8 +591,7 @@ static void live_unregistered_in_threads(void) {
  */
 static void child_has_no_number(const char *unused) {
     (void)unused;
-    enum { FEATURE_SIZE = 27, WITH_OTHER_NUMBER = 28 };
-    if (!have_rseq() || getauxval(FEATURE_SIZE) < WITH_OTHER_NUMBER) {
+    if (!have_rseq() || !tells_registration()) {
         return;
     }
     pid_t child = vfork();
@@ -555,6 +603,13 @@ static void child_has_no_number(const char *unused) {
 }
 
 static const struct way *child_way;
+
+/* Of a creator that made children, and for one of them gave up its own registration. */
+static void *check_registration(void *registered) {
+    CHECK(is_registered() == (registered != NULL));
+    mark_blocks(13, 100);
+    return NULL;
+}
 
 static void make_children(void) {
     bool registered = have_rseq();
@@ -572,18 +627,19 @@ static void make_children(void) {
         CHECK(!resumes || is_registered() == registered);
         mark_blocks(2, 2);
     }
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, check_registration, registered ? &children_end : NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
 }
 
-static void make_children_or_work(size_t thread) {
+static void (*body_of_first)(void);
+
+static void run_first_or_work(size_t thread) {
     for (uint64_t mark = thread << 32; thread != 0 && !atomic_load(&children_end); mark += 1000) {
         mark_blocks(mark, 10);
     }
     if (thread == 0) {
-        if (child_way != NULL) {
-            make_children();
-        } else {
-            live_unregistered_in_threads();
-        }
+        body_of_first();
         atomic_store(&children_end, true);
     }
 }
@@ -595,7 +651,8 @@ static void children(const char *argument) {
     CHECK(child_way != NULL);
     struct sigaction action = {.sa_handler = mark_in_handler};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-    run_threads(4, make_children_or_work);
+    body_of_first = make_children;
+    run_threads(4, run_first_or_work);
 #ifdef SYS_vfork
     deny_call(SYS_vfork, EAGAIN);
     errno = 0;
@@ -615,7 +672,14 @@ static void unregistered(const char *unused) {
     (void)unused;
     struct sigaction action = {.sa_handler = mark_in_handler};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-    run_threads(4, make_children_or_work);
+    body_of_first = live_unregistered_in_threads;
+    run_threads(4, run_first_or_work);
+}
+
+static void unregistered_creator(const char *unused) {
+    (void)unused;
+    body_of_first = create_in_unregistered_thread;
+    run_threads(4, run_first_or_work);
 }
 
 /* ---- other programs ---- */
@@ -967,6 +1031,7 @@ int main(int argc, char **argv) {
         {"children", children},
         {"child-has-no-number", child_has_no_number},
         {"unregistered", unregistered},
+        {"unregistered-creator", unregistered_creator},
         {"become-nobody", become_nobody},
         {"churn", churn_threads},
         {"many-at-once", many_at_once},

@@ -72,6 +72,12 @@ def test_processes_linked(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "processes", case)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", [GLIBC, PRELOAD, LINKED])
+def test_threads_of_an_unregistered_creator(programs: Programs, way: str, mode: str) -> None:
+    programs.run(way, "processes", "unregistered-creator", options=mode)
+
+
 # How a child comes to run on the memory and the thread-local storage of its parent. In static programs the
 # C library's own clone is not seen.
 CLONES = ["clone", "clone-without-vfork", "clone-killed"]
