@@ -43,9 +43,9 @@ bool address_range_reach(struct address_range *range, size_t bytes) {
     size_t step = vm_round_up(size_min(size_max(range->committed / 4, MIN_STEP), MAX_STEP));
     step = size_min(step, range->reserved - range->committed);
     /* Where memory is short, the bytes that are needed may still be had. */
-    if (step <= needed || !vm_commit(end, step)) {
+    if (step <= needed || !vm_commit_next(end, step)) {
         step = needed;
-        if (!vm_commit(end, step)) {
+        if (!vm_commit_next(end, step)) {
             return false;
         }
     }

@@ -108,6 +108,23 @@ bool vm_commit(void *base, size_t bytes) {
     return true;
 }
 
+/*
+ * In this order neither call splits a mapping: both take the front off one and add it to that before, which
+ * from here on has the same marks. So it works where a process has as many mappings as it may have.
+ */
+bool vm_commit_next(void *base, size_t bytes) {
+    advise(base, bytes + vm_page_size(), MADV_DODUMP);
+    return make_writable(base, bytes);
+}
+
+bool vm_decommit(void *base, size_t bytes) {
+    if (!is_error(os_syscall(SYS_mprotect, base, bytes, PROT_NONE))) {
+        return true;
+    }
+    make_writable(base, bytes); /* a part may have changed */
+    return false;
+}
+
 void *vm_map(size_t bytes) {
     void *base = map_between_guards(bytes);
     if (base != NULL && !make_writable(base, bytes)) {

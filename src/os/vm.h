@@ -29,10 +29,18 @@ void *vm_reserve(size_t bytes);
 /* Makes reserved pages readable and writable. False if memory is short. */
 bool vm_commit(void *base, size_t bytes);
 
+/* The same for what follows the committed front of a reserved range: without a further mapping, as long as
+ * the front's end is neither a huge-page region nor moved pages. */
+bool vm_commit_next(void *base, size_t bytes);
+
+/* Makes committed pages, which hold nothing, reserved ones again. False, and nothing changed, if mappings are
+ * short. */
+bool vm_decommit(void *base, size_t bytes);
+
 /* Both: committed memory of zeros, or NULL. */
 void *vm_map(size_t bytes);
 
-/* All of what vm_reserve or vm_map returned. */
+/* All of what vm_reserve or vm_map returned; or a part that lies between two reserved pages, and these. */
 void vm_release(void *base, size_t bytes);
 
 /* Makes reserved pages readable, as zeros, at no cost in memory. */

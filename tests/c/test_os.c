@@ -587,7 +587,7 @@ static void test_region(void) {
         region.base[bytes - 1] = 1;
         CHECK(is_readable(region.base + committed - 1));
         CHECK(committed == region.reserved || !is_readable(region.base + committed));
-        CHECK(count_mappings(region.base, region.reserved) <= 2);
+        CHECK(count_mappings(region.base, region.reserved) <= 3); /* one page is between them */
     }
     CHECK(!address_range_reach(&region, 64 * MIB + 1));
     CHECK_EQUAL(region.committed, committed);
