@@ -2,6 +2,7 @@
 
 #include "base/size.h"
 #include "cache/rseq.h"
+#include "os/filters.h"
 #include "os/thread.h"
 #include "os/vm.h"
 
@@ -10,7 +11,7 @@
 /* Threads' stacks may be small. */
 #define FLUSHED_AT_ONCE 256
 /* Where address space is limited, the caches take at most one part in so many of it. */
-#define LIMIT_SHARE 8
+#define LIMIT_SHARE 32
 
 /* glibc 2.32 and later. */
 extern char __libc_single_threaded __attribute__((weak));
@@ -61,11 +62,9 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     }
     caches->classes = classes;
     caches->rseq = rseq;
-    size_t max_count = vm_limit_bytes() / LIMIT_SHARE / CPU_CACHE_BYTES;
-    caches->count = cpus_possible();
-    if (caches->count > max_count) {
-        caches->count = cpus_listed();
-    }
+    size_t limit = vm_limit_bytes();
+    size_t max_count = size_minus(limit / LIMIT_SHARE / CPU_CACHE_BYTES, CLOSED_CACHES);
+    caches->count = limit == SIZE_MAX ? cpus_possible() : cpus_listed(); /* which reads files */
     caches->one_per_cpu = caches->count <= max_count;
     if (!caches->one_per_cpu) {
         caches->count = max_count == 0 ? 1 : (unsigned)max_count;
@@ -114,6 +113,21 @@ void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
 /* The caches that there is memory for. */
 static unsigned usable(const struct cpu_caches *caches) {
     return caches->states == NULL ? 0 : caches->count;
+}
+
+/* Those without a CPU are never read, but where the threads' numbers are not those of CPUs. Pages next to
+ * caches that stay are left as guards. */
+void cpu_caches_limit(struct cpu_caches *caches) {
+    if (usable(caches) == 0 || !cpu_cache_is_rseq(caches) || filters_now() == FILTERS_ADDED ||
+        atomic_exchange_explicit(&caches->limited, true, memory_order_relaxed)) {
+        return;
+    }
+    size_t guard = vm_page_size();
+    size_t listed = cpus_listed();
+    if (listed < caches->count) {
+        size_t bytes = (caches->count - listed) * CPU_CACHE_BYTES;
+        vm_release(caches->base + listed * CPU_CACHE_BYTES + 2 * guard, bytes - 4 * guard);
+    }
 }
 
 size_t cpu_caches_max_blocks(const struct cpu_caches *caches, size_t *bytes) {

@@ -30,6 +30,10 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
  * caches, of which the C library does not know; so a lone thread of the program may omit locks. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 
+/* The program limits its address space: releases what is reserved for CPUs that the machine cannot have. At
+ * any time after the start, any number of times. */
+void cpu_caches_limit(struct cpu_caches *caches);
+
 /*
  * Before a helper starts, which may flush caches and of which the C library does not know: from now on a lone
  * thread takes the locks, too. Called outside all operations on caches, hence a lone thread is not within

@@ -61,8 +61,9 @@ struct cpu_caches {
     const char *alone_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
-    unsigned count;   /* of caches; CLOSED_CACHES more, with higher numbers, are never opened */
-    bool one_per_cpu; /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
+    unsigned count;        /* of caches; CLOSED_CACHES more, with higher numbers, are never opened */
+    bool one_per_cpu;      /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
+    _Atomic(bool) limited; /* those without a CPU are gone: cpu_caches_limit */
     const struct size_classes *classes;
     struct cpu_cache_state *states;
     uint16_t start_of[SIZE_CLASSES];

@@ -85,10 +85,29 @@ unsigned cpus_possible(void) {
     return possible > 0 ? possible : MAX_CPUS;
 }
 
+#define MASK_LABEL "Cpus_allowed:"
+
+/* A mask in hexadecimal digits, of as many CPUs as the kernel could have on this machine, in groups of eight.
+ */
+static bool count_mask_bits(void *context, const char *line) {
+    size_t label = strlen(MASK_LABEL);
+    if (strncmp(line, MASK_LABEL, label) != 0) {
+        return true;
+    }
+    for (const char *at = line + label; *at != '\0'; at++) {
+        bool digit = (*at >= '0' && *at <= '9') || (*at >= 'a' && *at <= 'f');
+        *(unsigned *)context += digit ? 4 : 0;
+    }
+    return false;
+}
+
 unsigned cpus_listed(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
     /* A container may show another list than the kernel's own: CPUs may have higher numbers than that. */
     unsigned possible = cpus_possible();
+    unsigned bits = 0;
+    file_each_part("/proc/self/status", '\n', count_mask_bits, &bits);
+    possible = bits > 0 && bits < possible ? bits : possible;
     return listed + 64 > possible && listed <= possible ? listed : possible;
 }
 

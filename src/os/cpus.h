@@ -56,7 +56,7 @@ bool cpu_pin(unsigned cpu);
  * kernel that allocates its sets of CPUs by size. One system call. */
 unsigned cpus_possible(void);
 
-/* The same from /sys, where it is exact, if that is plausible: four system calls more. */
+/* The same from /sys, where it is exact, if that agrees with /proc: a few system calls more. */
 unsigned cpus_listed(void);
 
 /* NUMA nodes likewise; 1 if the kernel does not say. */
