@@ -2,39 +2,23 @@
  * What changes a process's users, groups, capabilities and namespaces: no thread of ours is there meanwhile,
  * as the C library, which has all of the program's threads change, does not know of ours. Nor is there one
  * while the process is copied in ways that call no fork handler, which a program of one thread may do and
- * allocate in the copy: a lock that a thread of ours held would be held there for ever. And what starts
- * threads: without restartable sequences if their creator has none. Each call is passed on to the next
- * definition. Not in static programs, where the C library's own cannot be asked for.
+ * allocate in the copy: a lock that a thread of ours held would be held there for ever. Each call is passed
+ * on to the next definition. Not in static programs, where the C library's own cannot be asked for.
  */
-#include "api/allocator.h"
+#include "api/next.h"
 #include "api/own_threads.h"
 #include "api/registration.h"
-#include "os/symbols.h"
 #include "os/syscall.h"
 
 #ifdef CALM_SHARED_LIBRARY
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <grp.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <stddef.h>
 #include <sys/types.h>
-#include <threads.h>
 
 #define EXPORT __attribute__((visibility("default")))
-
-static any_function next_of(_Atomic(any_function) *known, const char *name) {
-    any_function next = atomic_load_explicit(known, memory_order_relaxed);
-    if (next == NULL) {
-        next = (any_function)(uintptr_t)dlsym(RTLD_NEXT, name);
-        atomic_store_explicit(known, next, memory_order_relaxed);
-    }
-    return next;
-}
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): parameters and arguments have their own */
 #define PASS_ON(name, parameters, arguments)                                     \
@@ -92,91 +76,11 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
     return result;
 }
 
-/* ---- threads, of a creator without restartable sequences ---- */
-
-typedef int start_posix(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                        void *argument);
-typedef int start_c11(thrd_t *thread, thrd_start_t run, void *argument);
-
-struct start {
-    unsigned creator;
-    void *(*run)(void *);
-    thrd_start_t run_c11;
-    void *argument;
-};
-
-static _Atomic(any_function) next_pthread_create;
-static _Atomic(any_function) next_thrd_create;
-
-static struct start *new_start(unsigned creator, void *argument) {
-    struct start *start = allocate(sizeof *start);
-    if (start != NULL) {
-        *start = (struct start){.creator = creator, .argument = argument};
-    }
-    return start;
-}
-
-/* In the new thread, which frees nothing before its registration is known. */
-static struct start begin_thread(void *started) {
-    struct start start = *(struct start *)started;
-    registration_begin_thread(start.creator);
-    release(started);
-    return start;
-}
-
-static void *begin_posix(void *started) {
-    struct start start = begin_thread(started);
-    return start.run(start.argument);
-}
-
-static int begin_c11(void *started) {
-    struct start start = begin_thread(started);
-    return start.run_c11(start.argument);
-}
-
-EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *argument) {
-    start_posix *next = (start_posix *)next_of(&next_pthread_create, "pthread_create");
-    unsigned creator = registration_of_creator();
-    if (creator == 0 && next != NULL) {
-        return next(thread, attributes, run, argument);
-    }
-    struct start *start = next == NULL ? NULL : new_start(creator, argument);
-    if (start == NULL) {
-        return EAGAIN;
-    }
-    start->run = run;
-    int error = next(thread, attributes, begin_posix, start);
-    if (error != 0) {
-        release(start);
-    }
-    return error;
-}
-
-EXPORT int thrd_create(thrd_t *thread, thrd_start_t run, void *argument) {
-    start_c11 *next = (start_c11 *)next_of(&next_thrd_create, "thrd_create");
-    unsigned creator = registration_of_creator();
-    if (creator == 0 && next != NULL) {
-        return next(thread, run, argument);
-    }
-    struct start *start = next == NULL ? NULL : new_start(creator, argument);
-    if (start == NULL) {
-        return thrd_nomem;
-    }
-    start->run_c11 = run;
-    int status = next(thread, begin_c11, start);
-    if (status != thrd_success) {
-        release(start);
-    }
-    return status;
-}
-
 /* At the start: the C library does not look symbols up in a signal handler, which may fork. */
 __attribute__((constructor)) static void look_up(void) {
     next_of(&next_clone, "clone");
-    next_of(&next_pthread_create, "pthread_create");
-    if (next_of(&next__Fork, "_Fork") == NULL || next_of(&next_thrd_create, "thrd_create") == NULL) {
-        dlerror(); /* before glibc 2.34 and 2.28; the program is to find no error that is not its own */
+    if (next_of(&next__Fork, "_Fork") == NULL) {
+        dlerror(); /* before glibc 2.34; the program is to find no error that is not its own */
     }
 }
 

@@ -3,10 +3,14 @@
  * own, all else that maps memory would fail while malloc went on. So what is reserved is let go then, and the
  * heap grows by segments, which the limit holds for.
  */
+#include "api/limits.h"
+#include "api/registration.h"
 #include "api/state.h"
 #include "governor/state.h"
 #include "os/syscall.h"
+#include "os/vm.h"
 
+#include <errno.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,6 +22,25 @@ static void limit_space(struct governor *governor, void *bytes) {
     heap_lock(governor);
     space_limit(&governor->heap.space, *(const size_t *)bytes);
     heap_unlock(governor);
+    cpu_caches_limit(governor->caches);
+}
+
+/* Another process may have set the limit, or the program by a direct system call. */
+bool limits_make_room(size_t bytes) {
+    if (!allocator_is_ready() || registration_is_suspended()) {
+        return false;
+    }
+    int saved_errno = errno;
+    struct backend *backend = calm_allocator.backend;
+    size_t limit = vm_limit_bytes();
+    bool makes = limit != SIZE_MAX && !vm_can_map(bytes) &&
+                 backend->functions->interrupted(backend) == INTERRUPTED_NOTHING;
+    if (makes) {
+        backend->functions->run(backend, limit_space, &limit);
+        backend->functions->trim(backend, 0);
+    }
+    errno = saved_errno;
+    return makes;
 }
 
 static int change_limit(pid_t process, unsigned resource, const struct rlimit *wanted,

@@ -27,7 +27,7 @@ static uint32_t class_end(const struct depot *depot) {
 
 /* Not kept in the bin: a bin that was never used is not written at the start either. */
 static void **blocks_of(const struct depot *depot, uint32_t class) {
-    return depot->blocks + (size_t) class * DEPOT_BIN_BLOCKS;
+    return depot->blocks + (size_t) class * depot->bin_blocks;
 }
 
 static void enter(const struct depot *depot, struct depot_bin *bin) {
@@ -67,16 +67,17 @@ static struct depot_budget *budget_of(struct depot *depot, uint32_t class) {
     return depot->classes->of[class].size < MIN_MEDIUM_SIZE ? &depot->small : &depot->medium;
 }
 
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t medium,
-                size_t max_medium) {
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bin_blocks, size_t small,
+                size_t medium, size_t max_medium) {
     size_t bins_bytes = vm_round_up(classes->count * sizeof *depot->bins);
-    char *memory = vm_map(bins_bytes + sizeof(void *) * DEPOT_BIN_BLOCKS * classes->count);
+    char *memory = vm_map(bins_bytes + sizeof(void *) * bin_blocks * classes->count);
     if (memory == NULL) {
         return false;
     }
     depot->bins = (struct depot_bin *)(void *)memory;
     depot->blocks = (void **)(void *)(memory + bins_bytes);
     depot->classes = classes;
+    depot->bin_blocks = bin_blocks;
     depot->small = (struct depot_budget){.min_bound = small, .max_bound = small, .bound = small};
     depot->medium = (struct depot_budget){.min_bound = medium, .max_bound = max_medium, .bound = medium};
     return true;
@@ -152,7 +153,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     size_t held = get(&bin->count);
     size_t bound = get(&budget_of(depot, class)->bound);
     size_t max_charge = bound - bound / OTHERS_DIVISOR;
-    bool fits = held + count <= DEPOT_BIN_BLOCKS && depot_charge(depot, class, held + count) <= max_charge &&
+    bool fits = held + count <= depot->bin_blocks && depot_charge(depot, class, held + count) <= max_charge &&
                 take_credit(depot, class, count);
     if (fits) {
         memcpy(blocks_of(depot, class) + held, blocks, count * sizeof *blocks);

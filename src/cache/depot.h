@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* The most that a bin holds. */
+/* The most that a bin holds, where address space is not limited. */
 #define DEPOT_BIN_BLOCKS 4096
 
 struct depot_bin {
@@ -45,7 +45,8 @@ struct depot {
     const struct size_classes *classes;
     struct depot_budget small, medium;
     struct depot_bin *bins; /* by class */
-    void **blocks; /* DEPOT_BIN_BLOCKS of each class, apart: pages that are written before they are read */
+    size_t bin_blocks;
+    void **blocks; /* bin_blocks of each class, apart: pages that are written before they are read */
 };
 
 /* What blocks count for: their bytes, but a small block for MIN_DEPOT_CHARGE, since it may keep a page that
@@ -53,10 +54,10 @@ struct depot {
 #define MIN_DEPOT_CHARGE 512
 size_t depot_charge(const struct depot *depot, uint32_t class, size_t count);
 
-/* The bounds: for small blocks; for medium ones at first, and at most. False, and the depot takes nothing, if
- * memory is short. */
-bool depot_init(struct depot *depot, const struct size_classes *classes, size_t small, size_t medium,
-                size_t max_medium);
+/* bin_blocks: what a bin has room for. The bounds: for small blocks; for medium ones at first, and at most.
+ * False, and the depot takes nothing, if memory is short. */
+bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bin_blocks, size_t small,
+                size_t medium, size_t max_medium);
 
 /* The blocks in it, and their bytes, approximately: no thread is stopped. */
 size_t depot_blocks(const struct depot *depot, size_t *bytes);

@@ -13,11 +13,22 @@
 #include "os/random.h"
 #include "os/rseq.h"
 #include "os/syscall.h"
+#include "os/vm.h"
 
 /* What depots may hold for each CPU: of small blocks; of medium ones at first; and of these grown. */
 #define DEPOT_SMALL_PER_CPU  ((size_t)512 << 10)
 #define DEPOT_MEDIUM_PER_CPU ((size_t)256 << 10)
 #define DEPOT_GROWN_PER_CPU  ((size_t)4 << 20)
+/* Where address space is limited, the depots' tables take at most one part in so many of it. */
+#define DEPOT_LIMIT_SHARE 128
+
+static size_t depot_bin_blocks(const struct governor *governor, const struct size_classes *classes) {
+    if (!governor->heap.space.limited) {
+        return DEPOT_BIN_BLOCKS;
+    }
+    size_t of_all = vm_limit_bytes() / DEPOT_LIMIT_SHARE / sizeof(void *) / classes->count;
+    return size_min(of_all / size_max(governor->depot_count, 1), DEPOT_BIN_BLOCKS);
+}
 
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, bool with_depots,
@@ -41,7 +52,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     governor->depots_per_node = with_depots ? (unsigned)size_max(each, 1) : 0;
     governor->depot_count = (unsigned)size_min((size_t)nodes * governor->depots_per_node, MAX_DEPOTS);
     for (unsigned i = 0; i < governor->depot_count; i++) {
-        depot_init(&governor->depots[i], classes, DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
+        depot_init(&governor->depots[i], classes, depot_bin_blocks(governor, classes),
+                   DEPOT_SMALL_PER_CPU * cpus / governor->depot_count,
                    DEPOT_MEDIUM_PER_CPU * cpus / governor->depot_count,
                    DEPOT_GROWN_PER_CPU * cpus / governor->depot_count);
     }
@@ -60,6 +72,7 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
     flush_caches(governor, true);
     size_t purged = purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
     purge_to_limit(governor);
+    release_clean(governor);
     purger_leave(governor);
     return purged * page_bytes(governor);
 }

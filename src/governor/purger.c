@@ -175,6 +175,12 @@ static size_t purge_slices(struct governor *governor, size_t budget, size_t keep
     return purged;
 }
 
+void release_clean(struct governor *governor) {
+    heap_lock(governor);
+    runs_release(&governor->heap.runs, false);
+    heap_unlock(governor);
+}
+
 size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
     /* No more than is free now: other threads may free as fast as this purges. */
     size_t budget = excess_over(governor, keep);
@@ -189,6 +195,7 @@ size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reas
     size_t purged = purge_slices(governor, budget, keep, bear);
     if (purged > 0) {
         purge_metadata(governor);
+        release_clean(governor);
         heap_lock(governor);
         governor->counts.purges[reason]++;
         heap_unlock(governor);

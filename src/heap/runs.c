@@ -8,6 +8,7 @@
 #define EXTENDED_PART      4
 
 #define MAX_CLEAN_TRIES 64
+#define MIN_RELEASED_PAGES 8 /* two of them may become guards */
 
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
 
@@ -168,40 +169,75 @@ static struct span *find(const struct run_set *set, size_t pages) {
     return NULL;
 }
 
-/* Releases the last segment with usable pages, if all of them are free, and those after it. */
-static bool drop_last_segment(struct runs *runs) {
-    uint32_t end;
-    uint32_t first = space_last(runs->space, &end);
-    while (first != 0 && first == end) {
-        space_drop_last(runs->space);
-        first = space_last(runs->space, &end);
-    }
-    if (first == 0) {
+static bool release_run(struct runs *runs, struct span *run) {
+    if (!space_release(runs->space, run->page, run->pages)) {
         return false;
     }
-    for (uint32_t page = first; page < end;) {
-        const struct span *run = space_span_of(runs->space, page);
-        if (!is_free_run(run) || run->page != page) {
-            return false;
-        }
-        page += run->pages;
-    }
-    for (uint32_t page = first; page < end;) {
-        struct span *run = space_span_of(runs->space, page);
-        page += run->pages;
-        remove_run(runs, run);
-        runs->regions -= run->huge ? run->pages / runs->region_pages : 0;
-        span_table_drop(&runs->space->spans, run);
-    }
-    space_drop_last(runs->space);
+    runs->regions -= run->huge ? run->pages / runs->region_pages : 0;
+    span_table_drop(&runs->space->spans, run);
     return true;
 }
 
-/* Where address space is short, free segments are released to make room for a longer one. */
+/* Releases what it can of one set, the longest first. */
+static size_t release_set(struct runs *runs, enum run_kind kind) {
+    struct run_set *set = &runs->sets[kind];
+    struct span *kept = NULL;
+    size_t pages = set->pages;
+    for (unsigned bin = RUN_BINS; bin-- > bin_of(MIN_RELEASED_PAGES);) {
+        while (set->bins[bin] != NULL) {
+            struct span *run = set->bins[bin];
+            remove_run(runs, run);
+            if (!release_run(runs, run)) {
+                run->next = kept;
+                kept = run;
+            }
+        }
+    }
+    while (kept != NULL) {
+        struct span *run = kept;
+        kept = run->next;
+        insert(runs, run, kind == RUN_CLEAN || kind == RUN_HUGE_CLEAN);
+    }
+    return pages - set->pages;
+}
+
+/* Short segments are what was in use of longer ones. */
+static size_t release_short(struct runs *runs) {
+    size_t released = 0;
+    for (size_t number = 0; number < MAX_SEGMENTS; number++) {
+        uint32_t end;
+        uint32_t first = space_segment(runs->space, number, &end);
+        struct span *run = space_span_of(runs->space, first);
+        size_t pages = first == 0 ? 0 : end - first;
+        if (pages > 0 && pages < MIN_RELEASED_PAGES && is_free_run(run) && run->pages == pages) {
+            bool clean = run->state == SPAN_CLEAN;
+            remove_run(runs, run);
+            if (release_run(runs, run)) {
+                released += pages;
+            } else {
+                insert(runs, run, clean);
+            }
+        }
+    }
+    return released;
+}
+
+size_t runs_release(struct runs *runs, bool dirty) {
+    if (!runs->space->limited) {
+        return 0;
+    }
+    size_t released = release_set(runs, RUN_CLEAN) + release_set(runs, RUN_HUGE_CLEAN);
+    if (dirty) {
+        released += release_set(runs, RUN_DIRTY) + release_set(runs, RUN_HUGE_DIRTY);
+    }
+    return released + release_short(runs);
+}
+
+/* Where address space is short, free runs are released to make room for a longer one. */
 static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) {
     uint32_t page = space_extend(runs->space, pages, extended);
-    while (page == 0 && drop_last_segment(runs)) {
-        page = space_extend(runs->space, pages, extended);
+    for (int dirty = false; page == 0 && dirty <= true; dirty++) {
+        page = runs_release(runs, dirty) > 0 ? space_extend(runs->space, pages, extended) : 0;
     }
     return page;
 }

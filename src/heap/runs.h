@@ -83,6 +83,10 @@ static inline uint64_t runs_address_page(const struct runs *runs, const struct s
 /* The free run that begins where span ends, or NULL. */
 struct span *runs_next(const struct runs *runs, const struct span *span);
 
+/* Where address space is limited, releases the clean runs of some length, and the dirty ones if asked.
+ * Returns how many pages. */
+size_t runs_release(struct runs *runs, bool dirty);
+
 /* Makes more of the space usable, as a clean run. */
 bool runs_extend(struct runs *runs, size_t pages);
 

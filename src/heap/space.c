@@ -9,8 +9,12 @@
 #define MIN_STEP_BYTES    ((size_t)8 << 20)
 #define MAX_STEP_BYTES    ((size_t)1 << 30)
 #define GUARD_BYTES       ((size_t)1 << 20)
-#define LIMIT_SHARE       16 /* one part in so many of a limit may be reserved for metadata */
-#define PAGES_PER_SPAN    2  /* at least, on average: descriptors for half of all pages are enough */
+#define MIN_HOLE_BYTES    ((size_t)256 << 10) /* within a segment: each costs a slot */
+#define NUMBERS_PER_PAGE  2 /* of a limit: segments that come and go leave gaps in the numbers */
+#define NUMBERS_IF_RAISED 3 /* the same, if the limit may be raised */
+#define NO_SEGMENT        MAX_SEGMENTS
+#define MAX_SPLIT         (MAX_SEGMENTS / 2) /* the other slots are for new segments */
+#define PAGES_PER_SPAN    2 /* at least, on average: descriptors for half of all pages are enough */
 #define MIN_SPANS         1024
 
 static const size_t entry_bytes[] = {
@@ -21,12 +25,12 @@ static size_t spans_for(size_t pages) {
     return size_max(pages / PAGES_PER_SPAN, MIN_SPANS);
 }
 
-static bool reserve_metadata(struct space *space, size_t bitmap_words) {
+static bool reserve_metadata(struct space *space, size_t pages, size_t bitmap_words) {
     size_t bytes[PAGE_TABLES];
     for (int i = 0; i < PAGE_TABLES; i++) {
         bytes[i] = (space->max_pages + 1) * entry_bytes[i];
     }
-    return span_table_init(&space->spans, spans_for(space->max_pages), bitmap_words) &&
+    return span_table_init(&space->spans, spans_for(pages), bitmap_words) &&
            address_ranges_reserve(space->page_tables, bytes, PAGE_TABLES);
 }
 
@@ -56,7 +60,7 @@ static uintptr_t segment_base(const struct space *space, size_t number) {
 }
 
 static uint32_t first_page_of(const struct segment *segment) {
-    return atomic_load_explicit(&segment->first_page, memory_order_relaxed);
+    return atomic_load_explicit(&segment->first_page, memory_order_acquire);
 }
 
 /* Where the usable pages of a segment end. */
@@ -64,84 +68,230 @@ static uint32_t usable_end(const struct space *space, const struct segment *segm
     return first_page_of(segment) + (uint32_t)(segment->region.committed >> space->page_shift);
 }
 
-static uint8_t indexed(const struct space *space, size_t at) {
-    return atomic_load_explicit(&space->by_address[at], memory_order_relaxed);
+static bool is_empty(const struct segment *segment) {
+    return segment->region.base == NULL;
 }
 
-static void set_indexed(struct space *space, size_t at, size_t number) {
-    atomic_store_explicit(&space->by_address[at], (uint8_t)number, memory_order_relaxed);
+/* The long first segment, which the fast path of free knows. */
+static bool is_long(const struct space *space, size_t number) {
+    return number == 0 && space->quanta > 0;
 }
 
-/* Inserts the newest segment into the index by address. */
-static void index_segment(struct space *space, size_t number) {
-    size_t at = number;
-    for (; at > 0 && segment_base(space, indexed(space, at - 1)) >= segment_base(space, number); at--) {
-        set_indexed(space, at, indexed(space, at - 1));
-    }
-    set_indexed(space, at, number);
+/* ---- the orders ---- */
+
+static uint8_t ordered(const struct space *space, enum segment_order order, size_t at) {
+    return atomic_load_explicit(&space->order[order][at], memory_order_relaxed);
 }
 
-/* The first has wide guards, since metadata is next to it. The others have little room. */
-static size_t guard_bytes(size_t bytes) {
-    return bytes >= MIN_SPACE_BYTES ? GUARD_BYTES : 0;
+static void set_ordered(struct space *space, enum segment_order order, size_t at, size_t number) {
+    atomic_store_explicit(&space->order[order][at], (uint8_t)number, memory_order_relaxed);
 }
 
-static bool add_segment(struct space *space, size_t bytes) {
+static uintptr_t key_of(const struct space *space, enum segment_order order, size_t number) {
+    return order == BY_ADDRESS ? segment_base(space, number) : first_page_of(&space->segment[number]);
+}
+
+/* Moves a slot to where its keys belong by now. */
+static void reorder(struct space *space, size_t number) {
     size_t count = segment_count(space);
-    size_t pages = bytes >> space->page_shift;
-    if (count == MAX_SEGMENTS || space->page_end + pages + 1 > space->max_pages) {
+    for (enum segment_order order = BY_ADDRESS; order < SEGMENT_ORDERS; order++) {
+        uintptr_t key = key_of(space, order, number);
+        size_t at = 0;
+        while (ordered(space, order, at) != number) {
+            at++;
+        }
+        for (; at > 0 && key_of(space, order, ordered(space, order, at - 1)) > key; at--) {
+            set_ordered(space, order, at, ordered(space, order, at - 1));
+        }
+        for (; at + 1 < count && key_of(space, order, ordered(space, order, at + 1)) < key; at++) {
+            set_ordered(space, order, at, ordered(space, order, at + 1));
+        }
+        set_ordered(space, order, at, number);
+    }
+}
+
+/* The last slot whose key is not above the one that is looked for; NO_SEGMENT if all are. Another thread's
+ * search may find the wrong one while its owner changes the order. */
+static size_t search(const struct space *space, enum segment_order order, size_t count, uintptr_t key) {
+    size_t low = 0;
+    for (size_t high = count; low < high;) {
+        size_t middle = (low + high) / 2;
+        uint8_t number = ordered(space, order, middle);
+        if (number < count && key_of(space, order, number) <= key) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    uint8_t found = low > 0 ? ordered(space, order, low - 1) : 0;
+    return low > 0 && found < count ? found : NO_SEGMENT;
+}
+
+/* ---- slots ---- */
+
+/* NO_SEGMENT if there is none. */
+static size_t empty_slot(struct space *space) {
+    size_t count = segment_count(space);
+    for (size_t number = 0; number < count; number++) {
+        if (is_empty(&space->segment[number])) {
+            return number;
+        }
+    }
+    if (count < MAX_SEGMENTS) {
+        struct segment *segment = &space->segment[count];
+        atomic_store_explicit(&segment->base, UINTPTR_MAX, memory_order_relaxed);
+        atomic_store_explicit(&segment->first_page, UINT32_MAX, memory_order_relaxed);
+        set_ordered(space, BY_ADDRESS, count, count);
+        set_ordered(space, BY_PAGE, count, count);
+        /* Release: a thread that finds a block in it was given the block by one that knew it. */
+        atomic_store_explicit(&space->segments, count + 1, memory_order_release);
+    }
+    return count;
+}
+
+static void drop_empty_slots(struct space *space) {
+    size_t count = segment_count(space);
+    for (; count > 0 && is_empty(&space->segment[count - 1]); count--) {
+        for (enum segment_order order = BY_ADDRESS; order < SEGMENT_ORDERS; order++) {
+            size_t at = 0;
+            while (ordered(space, order, at) != count - 1) {
+                at++;
+            }
+            for (; at + 1 < count; at++) {
+                set_ordered(space, order, at, ordered(space, order, at + 1));
+            }
+        }
+        atomic_store_explicit(&space->segments, count - 1, memory_order_release);
+    }
+}
+
+/* In an order by which another thread finds each page of it, or of what it was, or nothing: page_in_segment.
+ */
+static void fill_slot(struct space *space, size_t number, struct address_range region, uint32_t first) {
+    struct segment *segment = &space->segment[number];
+    segment->region = region;
+    atomic_store_explicit(&segment->first_page, first, memory_order_release);
+    atomic_store_explicit(&segment->page_end, usable_end(space, segment), memory_order_release);
+    atomic_store_explicit(&segment->base, (uintptr_t)region.base, memory_order_release);
+    atomic_store_explicit(&segment->bytes, region.reserved, memory_order_release);
+    reorder(space, number);
+}
+
+/* Other threads may look up a pointer meanwhile, of a block in another segment: see page_in_segment. */
+static void clear_slot(struct space *space, size_t number) {
+    struct segment *segment = &space->segment[number];
+    atomic_store_explicit(&segment->bytes, 0, memory_order_release);
+    atomic_store_explicit(&segment->base, UINTPTR_MAX, memory_order_release);
+    atomic_store_explicit(&segment->page_end, 0, memory_order_release);
+    atomic_store_explicit(&segment->first_page, UINT32_MAX, memory_order_release);
+    segment->region = (struct address_range){0};
+    reorder(space, number);
+    drop_empty_slots(space);
+    if (space->growing == number) {
+        space->growing = space->quanta > 0 ? 0 : NO_SEGMENT;
+    }
+}
+
+static void set_reserved(struct space *space, size_t number, size_t bytes) {
+    atomic_store_explicit(&space->segment[number].bytes, bytes, memory_order_release);
+    if (is_long(space, number)) {
+        __atomic_store_n(&space->quanta, bytes >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
+    }
+}
+
+/* ---- segments come and go ---- */
+
+/* Where the first gap in the page numbers is that has room; the end of all is one. 0: there is none. */
+static uint32_t find_numbers(const struct space *space, size_t pages) {
+    size_t next = 1;
+    for (size_t at = 0; at < segment_count(space); at++) {
+        const struct segment *segment = &space->segment[ordered(space, BY_PAGE, at)];
+        if (next + pages < first_page_of(segment)) {
+            break;
+        }
+        next = first_page_of(segment) + (segment->region.reserved >> space->page_shift) + 1;
+    }
+    return next + pages < space->max_pages ? (uint32_t)next : 0;
+}
+
+/* What is reserved and not used is released before another segment is begun, and comes back with it. */
+static void stop_growing(struct space *space) {
+    size_t number = space->growing;
+    if (number == NO_SEGMENT || is_long(space, number)) {
+        return;
+    }
+    struct address_range region = space->segment[number].region;
+    if (region.committed == 0) {
+        clear_slot(space, number);
+        address_range_release(&region);
+        return;
+    }
+    set_reserved(space, number, region.committed);
+    address_range_trim(&space->segment[number].region, 0);
+    space->growing = NO_SEGMENT;
+}
+
+/* The guards of the long one are wide, since metadata is next to it. The others have little room. */
+static bool add_segment(struct space *space, size_t bytes, size_t guard) {
+    stop_growing(space);
+    uint32_t first = find_numbers(space, bytes >> space->page_shift);
+    struct address_range region;
+    if (first == 0 || !address_range_reserve(&region, bytes + 2 * guard)) {
         return false;
     }
-    struct segment *segment = &space->segment[count];
-    size_t guard = guard_bytes(bytes);
-    if (!address_range_reserve(&segment->region, bytes + 2 * guard)) {
+    size_t number = empty_slot(space);
+    if (number == NO_SEGMENT) {
+        address_range_release(&region);
         return false;
     }
-    segment->region.base += guard;
-    segment->region.reserved -= 2 * guard;
-    uint32_t first = (uint32_t)space->page_end + (count == 0 ? 0 : 1);
-    space->page_end = first + pages;
-    atomic_store_explicit(&segment->first_page, first, memory_order_relaxed);
-    atomic_store_explicit(&segment->page_end, first, memory_order_relaxed);
-    atomic_store_explicit(&segment->base, (uintptr_t)segment->region.base, memory_order_release);
-    atomic_store_explicit(&segment->bytes, bytes, memory_order_release);
-    index_segment(space, count);
-    /* Release: a thread that finds a block in it was given the block by one that knew it. */
-    atomic_store_explicit(&space->segments, count + 1, memory_order_release);
+    region.base += guard;
+    region.reserved -= 2 * guard;
+    fill_slot(space, number, region, first);
+    space->growing = number;
     return true;
 }
 
-uint32_t space_last(const struct space *space, uint32_t *end) {
-    size_t count = segment_count(space);
-    if (count == 0 || (count == 1 && space->quanta > 0)) { /* which the fast path of free knows */
-        return 0;
-    }
-    *end = usable_end(space, &space->segment[count - 1]);
-    return first_page_of(&space->segment[count - 1]);
-}
-
-/*
- * Other threads may look up a pointer meanwhile, of a block in another segment. They may still count this
- * segment, and combine the address of one moment with the length of another: see page_in_segment.
- */
-void space_drop_last(struct space *space) {
-    size_t number = segment_count(space) - 1;
+bool space_release(struct space *space, uint32_t page, size_t pages) {
+    size_t number = search(space, BY_PAGE, segment_count(space), page);
     struct segment *segment = &space->segment[number];
-    atomic_store_explicit(&space->segments, number, memory_order_release);
-    atomic_store_explicit(&segment->bytes, 0, memory_order_release);
-    atomic_store_explicit(&segment->page_end, first_page_of(segment), memory_order_relaxed);
-    size_t at = 0;
-    while (indexed(space, at) != number) {
-        at++;
+    bool before = page > first_page_of(segment);
+    bool after = page + pages < usable_end(space, segment);
+    size_t bytes = pages << space->page_shift;
+    if ((before && after && bytes < MIN_HOLE_BYTES) ||
+        (is_long(space, number) && (!before || after || !space->limited))) {
+        return false;
     }
-    for (; at < number; at++) {
-        set_indexed(space, at, indexed(space, at + 1));
+    if (!after && number == space->growing) {
+        stop_growing(space);
     }
-    space->page_end = first_page_of(segment) - (number == 0 ? 0 : 1);
-    size_t guard = guard_bytes(segment->region.reserved);
-    segment->region.base -= guard;
-    segment->region.reserved += 2 * guard;
-    address_range_release(&segment->region);
+    struct address_range region = segment->region;
+    size_t offset = (size_t)(page - first_page_of(segment)) << space->page_shift;
+    size_t rest = !after ? number : segment_count(space) < MAX_SPLIT ? empty_slot(space) : NO_SEGMENT;
+    if (rest == NO_SEGMENT || ((before || after) && !vm_decommit(region.base + offset, bytes))) {
+        drop_empty_slots(space);
+        return false;
+    }
+    /* At every moment other threads find each page that stays. */
+    if (after) {
+        size_t end = offset + bytes;
+        fill_slot(space, rest,
+                  (struct address_range){region.base + end, region.reserved - end, region.committed - end},
+                  page + (uint32_t)pages);
+        space->growing = space->growing == number ? rest : space->growing;
+        atomic_fetch_add_explicit(&space->splits, 1, memory_order_release);
+    }
+    if (before) {
+        segment->region.reserved = segment->region.committed = offset;
+        atomic_store_explicit(&segment->page_end, page, memory_order_release);
+        set_reserved(space, number, offset);
+    } else {
+        clear_slot(space, number);
+    }
+    /* What is next to a page that stays becomes its guard. */
+    size_t guard = 2 * space->page_size;
+    vm_release(region.base + offset + (before ? guard : 0),
+               bytes - (before ? guard : 0) - (after ? guard : 0));
+    return true;
 }
 
 /* Enough for all memory twice, so that nearly every block is in the first segment. */
@@ -156,7 +306,7 @@ static size_t first_segment_bytes(void) {
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->page_size = vm_page_size();
     space->page_shift = (uint32_t)__builtin_ctzll(space->page_size);
-    space->page_end = 1;
+    space->growing = NO_SEGMENT;
 
     size_t limit = vm_limit_bytes();
     size_t pages = size_min(limit, bytes) >> space->page_shift;
@@ -165,10 +315,11 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
         if (bytes < MIN_SEGMENT_BYTES) {
             return false;
         }
-        space->max_pages = pages + 2 + MAX_SEGMENTS;
         bool whole = limit == SIZE_MAX && bytes >= MIN_SPACE_BYTES;
-        if (reserve_metadata(space, bitmap_words) &&
-            (!whole || add_segment(space, size_min(bytes, first_segment_bytes())))) {
+        space->limited = !whole;
+        space->max_pages = pages * (whole ? 1 : NUMBERS_PER_PAGE) + 2 + MAX_SEGMENTS;
+        if (reserve_metadata(space, pages, bitmap_words) &&
+            (!whole || add_segment(space, size_min(bytes, first_segment_bytes()), GUARD_BYTES))) {
             break;
         }
         release_metadata(space);
@@ -179,7 +330,9 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->users_of = (uint16_t *)(void *)space->page_tables[USER_TABLE].base;
     if (segment_count(space) == 1) {
         /* The fast path of free reads the class of any address in the segment. */
-        vm_make_readable(space->class_of, space->page_end + 1);
+        size_t page_end =
+            first_page_of(&space->segment[0]) + (space->segment[0].region.reserved >> space->page_shift);
+        vm_make_readable(space->class_of, page_end + 1);
         space->base = (uintptr_t)space->segment[0].region.base;
         space->quanta = space->segment[0].region.reserved >> SPACE_QUANTUM_SHIFT;
     }
@@ -188,30 +341,35 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
 
 void space_limit(struct space *space, size_t bytes) {
     struct segment *first = &space->segment[0];
-    if (segment_count(space) != 1 || space->quanta == 0 || bytes / 2 > first->region.reserved) {
+    if (space->quanta == 0 || bytes / 2 > first->region.reserved) {
         return;
     }
+    set_reserved(space, 0, first->region.committed);
+    if (!space->limited) {
+        /* A page of each guard will do. */
+        vm_release(first->region.base - GUARD_BYTES, GUARD_BYTES - 2 * space->page_size);
+        first->region.reserved += GUARD_BYTES;
+    }
+    space->limited = true;
     address_range_trim(&first->region, 0);
-    size_t reserved = first->region.reserved;
-    atomic_store_explicit(&first->bytes, reserved, memory_order_release);
-    __atomic_store_n(&space->quanta, reserved >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
-    space->page_end = first_page_of(first) + (reserved >> space->page_shift);
-    size_t each = PAGE_METADATA_BYTES + space->spans.span_bytes / PAGES_PER_SPAN;
-    space->max_pages =
-        size_min(space->max_pages, space->page_end + bytes / LIMIT_SHARE / each + MAX_SEGMENTS);
+    size_t used = 0;
+    for (size_t i = 0; i < segment_count(space); i++) {
+        used = size_max(used, usable_end(space, &space->segment[i]));
+    }
+    size_t pages = used + (bytes >> space->page_shift);
+    space->max_pages = size_min(space->max_pages, pages * NUMBERS_IF_RAISED + MAX_SEGMENTS);
     for (int i = 0; i < PAGE_TABLES; i++) {
         address_range_trim(&space->page_tables[i], (space->max_pages + 1) * entry_bytes[i]);
     }
-    span_table_trim(&space->spans, spans_for(space->max_pages));
+    span_table_trim(&space->spans, spans_for(pages));
 }
 
-/* Commits from the end of the last segment; *extended pages, or none. */
-static uint32_t extend_last(struct space *space, size_t pages, size_t *extended) {
-    size_t count = segment_count(space);
-    if (count == 0) {
+/* Commits what the growing segment has reserved; *extended pages, or none. */
+static uint32_t extend_growing(struct space *space, size_t pages, size_t *extended) {
+    if (space->growing == NO_SEGMENT) {
         return 0;
     }
-    struct segment *segment = &space->segment[count - 1];
+    struct segment *segment = &space->segment[space->growing];
     struct address_range *region = &segment->region;
     size_t left = (region->reserved - region->committed) >> space->page_shift;
     if (left < pages) {
@@ -223,7 +381,8 @@ static uint32_t extend_last(struct space *space, size_t pages, size_t *extended)
     size_t tries[] = {size_min(size_max(pages, step), left), pages};
     for (int i = 0; i < 2; i++) {
         size_t bytes = tries[i] << space->page_shift;
-        if (reach_metadata(space, first + tries[i]) && vm_commit(region->base + region->committed, bytes)) {
+        if (reach_metadata(space, first + tries[i]) &&
+            vm_commit_next(region->base + region->committed, bytes)) {
             region->committed += bytes;
             atomic_store_explicit(&segment->page_end, first + (uint32_t)tries[i], memory_order_release);
             *extended = tries[i];
@@ -233,51 +392,72 @@ static uint32_t extend_last(struct space *space, size_t pages, size_t *extended)
     return 0;
 }
 
+/* Segments grow with the space, so that few are needed, and have room for a number of blocks like this one;
+ * where that is too much, as much as can be had. */
+static bool add_for(struct space *space, size_t bytes) {
+    size_t wanted = size_max(space_reserved_bytes(space) / 4, MIN_SEGMENT_BYTES);
+    for (; wanted / 2 >= bytes; wanted /= 2) {
+        if (add_segment(space, wanted / bytes * bytes, 0)) {
+            return true;
+        }
+    }
+    return add_segment(space, bytes, 0);
+}
+
 uint32_t space_extend(struct space *space, size_t pages, size_t *extended) {
     if (pages > space->max_pages) {
         return 0;
     }
-    uint32_t first = extend_last(space, pages, extended);
-    if (first != 0) {
-        return first;
+    uint32_t first = extend_growing(space, pages, extended);
+    if (first == 0 && add_for(space, pages << space->page_shift)) {
+        first = extend_growing(space, pages, extended);
     }
-    /* Segments grow with the space, so that few are needed; where that is too much, as little as will do. */
-    size_t all = space->page_end << space->page_shift;
-    size_t needed = size_max(pages << space->page_shift, MIN_SEGMENT_BYTES);
-    if (add_segment(space, size_max(needed, all / 4 / space->page_size * space->page_size)) ||
-        add_segment(space, needed) || add_segment(space, pages << space->page_shift)) {
-        return extend_last(space, pages, extended);
-    }
-    return 0;
+    return first;
 }
 
-/* The last of count segments that begins at or below a page; NULL if all begin above it. */
-static const struct segment *segment_of_page(const struct space *space, size_t count, uint32_t page) {
-    size_t low = 0;
-    for (size_t high = count; low < high;) {
-        size_t middle = (low + high) / 2;
-        if (first_page_of(&space->segment[middle]) <= page) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low > 0 ? &space->segment[low - 1] : NULL;
+static bool holds_page(const struct segment *segment, uint32_t page) {
+    return page >= first_page_of(segment) &&
+           page < atomic_load_explicit(&segment->page_end, memory_order_acquire);
 }
 
+uint32_t space_segment(const struct space *space, size_t number, uint32_t *end) {
+    if (number >= segment_count(space) || space->segment[number].region.committed == 0) {
+        return 0;
+    }
+    *end = usable_end(space, &space->segment[number]);
+    return first_page_of(&space->segment[number]);
+}
+
+static size_t splits_of(const struct space *space) {
+    return atomic_load_explicit(&space->splits, memory_order_acquire);
+}
+
+/*
+ * A search by page or address ends in the wrong segment, or in none, while another thread changes the order.
+ * So a miss looks at each segment. And what is in use of a segment may come to another slot, whereupon its
+ * own may get other contents: what was found, or not found, while a segment was split is looked up again.
+ */
 bool space_is_usable(const struct space *space, uint32_t page) {
-    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-    const struct segment *segment = segment_of_page(space, count, page);
-    return segment != NULL && page < atomic_load_explicit(&segment->page_end, memory_order_acquire);
+    bool usable;
+    size_t splits;
+    do {
+        splits = splits_of(space);
+        size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+        size_t found = search(space, BY_PAGE, count, page);
+        usable = found != NO_SEGMENT && holds_page(&space->segment[found], page);
+        for (size_t number = 0; !usable && number < count; number++) {
+            usable = holds_page(&space->segment[number], page);
+        }
+    } while (splits_of(space) != splits);
+    return usable;
 }
 
 bool space_ends_at(const struct space *space, uint32_t page) {
-    size_t count = segment_count(space);
-    return count > 0 && page == usable_end(space, &space->segment[count - 1]);
+    return space->growing != NO_SEGMENT && page == usable_end(space, &space->segment[space->growing]);
 }
 
 char *space_address(const struct space *space, uint32_t page) {
-    const struct segment *segment = segment_of_page(space, segment_count(space), page);
+    const struct segment *segment = &space->segment[search(space, BY_PAGE, segment_count(space), page)];
     return segment->region.base + ((size_t)(page - first_page_of(segment)) << space->page_shift);
 }
 
@@ -296,28 +476,18 @@ static uint32_t page_in_segment(const struct space *space, size_t number, uintpt
     return first_page_of(segment) + (uint32_t)((address - base) >> space->page_shift);
 }
 
-/*
- * A binary search in the index. While another thread changes the index, the search may end at a segment that
- * does not hold the address. It cannot return a wrong page, since that of a block in use does not change. So
- * only a miss needs the linear search.
- */
 uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
-    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-    size_t low = 0;
-    for (size_t high = count; low < high;) {
-        size_t middle = (low + high) / 2;
-        uint8_t number = indexed(space, middle);
-        if (number < count && segment_base(space, number) <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
+    uint32_t page;
+    size_t splits;
+    do {
+        splits = splits_of(space);
+        size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+        size_t found = search(space, BY_ADDRESS, count, address);
+        page = found != NO_SEGMENT ? page_in_segment(space, found, address) : 0;
+        for (size_t number = 0; page == 0 && number < count; number++) {
+            page = page_in_segment(space, number, address);
         }
-    }
-    uint8_t found = low > 0 ? indexed(space, low - 1) : 0;
-    uint32_t page = found < count ? page_in_segment(space, found, address) : 0;
-    for (size_t number = 0; page == 0 && number < count; number++) {
-        page = page_in_segment(space, number, address);
-    }
+    } while (splits_of(space) != splits);
     return page;
 }
 

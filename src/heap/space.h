@@ -4,11 +4,12 @@
  * One range, of twice the machine's memory, is reserved at the start. A pointer's page number, and by it all
  * metadata, follows by arithmetic; the metadata is in ranges of its own. Where one long range cannot be had
  * (RLIMIT_AS, a locked address space), segments are reserved as they are needed, and a pointer outside the
- * first is looked up among them. The last segment, once it is free as a whole, can be released to make room
- * for a longer one.
+ * first is looked up among them. What is free and clean of them can be released again: a whole segment,
+ * either end of it, or a part within, which leaves two segments.
  *
- * Page numbers count through all segments, with one between two segments that belongs to neither, so that
- * runs of two segments never look adjacent. No page has number 0.
+ * The pages of a segment have consecutive numbers. At least one between those of two segments belongs to
+ * neither, so that runs of two segments never look adjacent. Numbers are given again once their segment is
+ * gone. No page has number 0.
  *
  * Single-owner, except for functions marked "any thread": for those, whose caller has a block that is in use.
  */
@@ -37,6 +38,7 @@
 #define SPACE_PAGE_SHIFT(space) ((space)->page_shift)
 #endif
 
+/* A slot for one: without a region it is empty. */
 struct segment {
     struct address_range region;
     /* For any thread: what is known of it, or nothing, while the segment is added or released. */
@@ -45,6 +47,9 @@ struct segment {
     _Atomic(uint32_t) first_page;
     _Atomic(uint32_t) page_end; /* of those that are usable */
 };
+
+/* In which segments are ordered: by base, and by first_page. Empty slots are last. */
+enum segment_order { BY_ADDRESS, BY_PAGE, SEGMENT_ORDERS };
 
 enum page_table { CLASS_TABLE, SPAN_TABLE, USER_TABLE, PAGE_TABLES };
 
@@ -64,10 +69,12 @@ struct space {
     struct address_range page_tables[PAGE_TABLES];
     struct span_table spans;
 
-    size_t max_pages;
-    size_t page_end; /* numbers below are given to segments */
-    _Atomic(size_t) segments;
-    _Atomic(uint8_t) by_address[MAX_SEGMENTS]; /* the numbers of all segments, by their addresses */
+    size_t max_pages;         /* numbers are below that */
+    bool limited;             /* address space is short: what is free is better released */
+    size_t growing;           /* the slot of the segment whose reserved end may be made usable; or none */
+    _Atomic(size_t) segments; /* slots beyond are empty */
+    _Atomic(size_t) splits;   /* of segments: what is in use of one may be in another slot since */
+    _Atomic(uint8_t) order[SEGMENT_ORDERS][MAX_SEGMENTS]; /* numbers of slots */
     struct segment segment[MAX_SEGMENTS];
 };
 
@@ -80,16 +87,19 @@ uint32_t space_extend(struct space *space, size_t pages, size_t *extended);
 
 /* The program limits its address space to so many bytes: releases what is only reserved, except for the
  * metadata of a few times as much memory, in case the limit is raised. Without effect where the limit is much
- * more than what is reserved, or where there are several segments. */
+ * more than what is reserved, or where segments are short already. */
 void space_limit(struct space *space, size_t bytes);
 
-/* The usable pages of the last segment, up to *end; 0 if there is none that can be released. */
-uint32_t space_last(const struct space *space, uint32_t *end);
+/*
+ * Releases usable pages that are clean and in no run, so that they are no longer the heap's: of a short
+ * segment any, of the long one its end. False, and nothing changed, if that cannot be.
+ */
+bool space_release(struct space *space, uint32_t page, size_t pages);
 
-/* Releases the last segment, of whose pages none is in use or in a run. */
-void space_drop_last(struct space *space);
+/* The usable pages of a slot's segment, up to *end; 0 if it has none. */
+uint32_t space_segment(const struct space *space, size_t number, uint32_t *end);
 
-/* Whether page follows the usable pages of the last segment. */
+/* Whether page follows the usable pages of the segment that grows. */
 bool space_ends_at(const struct space *space, uint32_t page);
 
 char *space_address(const struct space *space, uint32_t page);

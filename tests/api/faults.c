@@ -2,6 +2,7 @@
 #include "api.h"
 #include "names.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -227,6 +228,172 @@ static void limit_threads(const char *bytes) {
     say("again", exhaust(limit_block));
 }
 
+/* ---- what else needs address space, once all blocks are freed ---- */
+
+enum { ROOM = 8 }; /* MiB */
+
+static void *return_argument(void *argument) {
+    return argument;
+}
+
+static bool thread_starts(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, ROOM * MIB) == 0);
+    int error = pthread_create(&thread, &attributes, return_argument, NULL);
+    CHECK(error == 0 || error == EAGAIN);
+    return error == 0 && pthread_join(thread, NULL) == 0;
+}
+
+static bool is_released(void *base) {
+    return base != MAP_FAILED && munmap(base, ROOM * MIB) == 0;
+}
+
+static bool can_map(void) {
+    errno = 5;
+    void *base = mmap(NULL, ROOM * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(base == MAP_FAILED || errno == 5);
+    return is_released(base);
+}
+
+/* Past the wrappers of the library, as the C library itself does. */
+static bool has_room(void) {
+    return is_released((void *)syscall(SYS_mmap, NULL, ROOM * MIB, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+}
+
+static bool has_room_once_trimmed(void) {
+    calm_trim(0);
+    return has_room();
+}
+
+static bool has_room_once_idle(void) {
+    WAIT_UNTIL(has_room());
+    return true;
+}
+
+static bool library_opens(void) {
+    void *library = dlopen("libm.so.6", RTLD_NOW);
+    return library != NULL && dlclose(library) == 0;
+}
+
+/* "HOW BLOCK KEPT LIMIT": fills address space with blocks, and frees all but the KEPT last ones, and but each
+ * 1,000th if KEPT is above 1; LIMIT in MiB is set before, unless it is 0. */
+static void make_room(const char *argument) {
+    static const struct {
+        const char *name;
+        bool (*succeeds)(void);
+    } ways[] = {{"thread", thread_starts},
+                {"map", can_map},
+                {"trim", has_room_once_trimmed},
+                {"idle", has_room_once_idle},
+                {"library", library_opens}};
+    char how[16];
+    size_t bytes, kept, space;
+    CHECK(sscanf(argument, "%15s %zu %zu %zu", how, &bytes, &kept, &space) == 4);
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_AS, &limit) == 0);
+    limit.rlim_cur = space == 0 ? limit.rlim_cur : space * MIB;
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    void **first = NULL, **last = NULL;
+    size_t blocks = 0;
+    for (void **block; (block = malloc(bytes)) != NULL; blocks++) {
+        *block = NULL;
+        *(last == NULL ? (void **)&first : last) = block;
+        last = block;
+    }
+    say("got", blocks * bytes);
+    CHECK(blocks * bytes > ROOM * MIB && !has_room());
+    for (size_t i = 0; first != NULL; i++) {
+        void **block = first;
+        first = *block;
+        if (i + kept < blocks && (kept <= 1 || i % 1000 != 0)) {
+            free(block);
+        }
+    }
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        if (strcmp(ways[i].name, how) == 0) {
+            say("succeeds", ways[i].succeeds());
+        }
+    }
+    /* And the heap goes on. */
+    void *block = malloc(ROOM / 2 * MIB);
+    CHECK(block != NULL);
+    fill(block, MIB, 1);
+    free(block);
+}
+
+/* A limit that the library is not told of: by another process, or as here. */
+static void unseen_limit(const char *unused) {
+    (void)unused;
+    use_blocks(1, 2000);
+    const struct rlimit limit = {GIB, GIB};
+    CHECK(syscall(SYS_prlimit64, 0, RLIMIT_AS, &limit, NULL) == 0);
+    CHECK(!has_room());
+    CHECK(can_map() && has_room());
+    use_blocks(2, 2000);
+}
+
+/* ---- as many mappings as a process may have ---- */
+
+enum { MANY_MAPPINGS = 200000, SMALL_BYTES = 100, SMALL_MIB = 200, FREED_MIB = 500 };
+
+/* Each page by itself, since its neighbours have other rights. */
+static void map_until_refused(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages =
+        mmap(NULL, MANY_MAPPINGS * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    size_t number = 0;
+    while (number < MANY_MAPPINGS && mprotect(pages + number * page, page, PROT_READ) == 0) {
+        number += 2;
+    }
+    size_t single = 0;
+    while (single < MANY_MAPPINGS && mmap(NULL, page, single % 2 == 0 ? PROT_READ : PROT_WRITE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {
+        single++;
+    }
+    if (number >= MANY_MAPPINGS || single >= MANY_MAPPINGS) {
+        fprintf(stderr, "a process may have more mappings here\n");
+        _Exit(CANNOT);
+    }
+}
+
+static void free_large(void) {
+    enum { BLOCKS = 50 };
+    static unsigned char *block[BLOCKS];
+    for (size_t i = 0; i < BLOCKS; i++) {
+        block[i] = malloc(FREED_MIB * MIB / BLOCKS);
+        CHECK(block[i] != NULL);
+        fill_sparsely(block[i], FREED_MIB * MIB / BLOCKS, i);
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        free(block[i]);
+    }
+}
+
+static void take_small(void) {
+    size_t bytes = 0;
+    while (bytes < SMALL_MIB * MIB && malloc(SMALL_BYTES) != NULL) {
+        bytes += SMALL_BYTES;
+    }
+    say("small", bytes);
+}
+
+/* What the heap has then: "freed", 500 MiB of free memory; "trimmed", the same without pages; "little". */
+static void many_mappings(const char *before) {
+    free(malloc(SMALL_BYTES));
+    if (strcmp(before, "little") != 0) {
+        free_large();
+    }
+    if (strcmp(before, "trimmed") == 0 && governed()) {
+        calm_trim(0);
+    }
+    map_until_refused();
+    take_small();
+}
+
 /* ---- locked memory ---- */
 
 enum { LOCKED_BLOCKS = 1500 };
@@ -306,6 +473,9 @@ int main(int argc, char **argv) {
                                              {"limit", limit},
                                              {"limit-threads", limit_threads},
                                              {"lock", lock},
-                                             {"purged-in-vain", purged_in_vain}};
+                                             {"purged-in-vain", purged_in_vain},
+                                             {"make-room", make_room},
+                                             {"unseen-limit", unseen_limit},
+                                             {"many-mappings", many_mappings}};
     return run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

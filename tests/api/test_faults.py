@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,6 +197,93 @@ def test_tiny_address_space(programs: Programs, way: str) -> None:
     """Too little for the allocator's usual reservations, but enough for the program."""
     ran = programs.run(way, "faults", "limit", "3000", prepare=limit(resource.RLIMIT_AS, 24 * MIB))
     assert ran["first"] >= 2 * MIB
+
+
+# From 64 MiB on at least this part of what the C library's own malloc gets, and the other below.
+SHARE, SMALL_SHARE = 0.85, 0.75
+
+
+@pytest.mark.parametrize("space", [24, 48, 64, 128, 512])
+def test_share_of_address_space(programs: Programs, space: int) -> None:
+    for block in (64, 1000, 64 * KIB, MIB):
+        prepare = limit(resource.RLIMIT_AS, space * MIB)
+        ours = programs.run(PRELOAD, "faults", "limit", str(block), prepare=prepare)
+        glibc = programs.run(GLIBC, "faults", "limit", str(block), prepare=prepare)
+        share = SHARE if space >= 64 else SMALL_SHARE
+        assert ours["first"] >= share * glibc["first"], block
+
+
+def make_room(programs: Programs, way: str, how: str, block: int, kept: int, space: int, early: bool) -> bool:
+    """Whether something else succeeds, once as many blocks as there is room for were freed but for a few."""
+    argument = f"{how} {block} {kept} {0 if early else space}"
+    prepare = limit(resource.RLIMIT_AS, space * MIB) if early else None
+    return programs.run(way, "faults", "make-room", argument, prepare=prepare)["succeeds"] == 1
+
+
+# The limits' number is what matters: at some the last segment is small, or what is kept is in a large one.
+ROOM = [round(24 * 1.2**i) for i in range(18)]
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("how", ["thread", "map", "trim", "idle"])
+def test_freed_address_space_serves_others(programs: Programs, how: str, early: bool) -> None:
+    limits = ROOM if how == "thread" else ROOM[::5]
+    for i, space in enumerate(space for space in limits if early or space >= 32):
+        block = (64, 1000, 64 * KIB, MIB)[i % 4]
+        for kept in (0, 1):
+            assert make_room(programs, PRELOAD, how, block, kept, space, early), (space, block, kept)
+
+
+def test_freed_address_space_serves_others_beside_old_blocks(programs: Programs) -> None:
+    """Each thousandth block stays, so that no part of the heap is free as a whole."""
+    for space in ROOM[::6]:
+        assert make_room(programs, PRELOAD, "thread", 2000, 2, space, True), space
+
+
+@pytest.mark.feature("offload")
+def test_freed_address_space_serves_others_with_a_server(programs: Programs) -> None:
+    for space in (128, 512):
+        argument = "thread 1000 1 0"
+        ran = programs.run(
+            PRELOAD,
+            "faults",
+            "make-room",
+            argument,
+            options=OFFLOAD,
+            prepare=limit(resource.RLIMIT_AS, space * MIB),
+        )
+        assert ran["succeeds"] == 1, space
+
+
+def test_limit_that_is_not_announced(programs: Programs) -> None:
+    programs.run(PRELOAD, "faults", "unseen-limit")
+
+
+@pytest.mark.parametrize("background", ["on", "off"])
+def test_python_needs_little_address_space(programs: Programs, background: str) -> None:
+    """At most 4 MiB more than under the C library's own malloc."""
+
+    def runs(way: str, kibibytes: int) -> bool:
+        env = programs.environment(way, f"background={background}")
+        bytes_ = kibibytes * KIB
+        command = [sys.executable, "-I", "-c", "print(1)"]
+        done = subprocess.run(
+            command, env=env, preexec_fn=limit(resource.RLIMIT_AS, bytes_), capture_output=True
+        )
+        return done.returncode == 0
+
+    few, enough = 4 * KIB, 256 * KIB
+    while enough - few > 256:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if runs(GLIBC, middle) else (middle, enough)
+    assert runs(PRELOAD, enough + 4 * KIB)
+
+
+@pytest.mark.parametrize("before", ["freed", "trimmed", "little"])
+@pytest.mark.parametrize("way", OURS)
+def test_as_many_mappings_as_there_may_be(programs: Programs, way: str, before: str) -> None:
+    """The heap grows on, as it needs none for that."""
+    assert programs.run(way, "faults", "many-mappings", before)["small"] >= 200 * MIB
 
 
 @pytest.mark.parametrize("way", OURS)

@@ -54,7 +54,7 @@ static void lock_bins(void) {
 
 static void start_depot(void) {
     memset(&depot, 0, sizeof depot);
-    CHECK(depot_init(&depot, &classes, MAX_SMALL, MEDIUM, MAX_MEDIUM));
+    CHECK(depot_init(&depot, &classes, DEPOT_BIN_BLOCKS, MAX_SMALL, MEDIUM, MAX_MEDIUM));
     depot.exclusive = is_exclusive;
     if (is_exclusive) {
         lock_bins();

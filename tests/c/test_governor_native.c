@@ -781,7 +781,7 @@ static void test_depots_of_other_cpus(void) {
     CHECK(governor_init(&governor, &calm_classes, calm_governor.caches, (size_t)1 << 30, true, NULL));
     CHECK(governor.depot_count >= 1 && governor.depot_count <= MAX_DEPOTS);
     for (unsigned i = governor.depot_count; i < 3; i++) { /* as if there were 12 CPUs */
-        CHECK(depot_init(&governor.depots[i], &calm_classes, MIB, MIB, MIB));
+        CHECK(depot_init(&governor.depots[i], &calm_classes, DEPOT_BIN_BLOCKS, MIB, MIB, MIB));
     }
     governor.depot_count = governor.depots_per_node = 3;
     uint32_t class = size_class_of(&calm_classes, BYTES);

@@ -91,7 +91,7 @@ static void end_heap(void) {
         address_range_release(&space->page_tables[i]);
     }
     for (size_t i = 0; i < atomic_load(&space->segments); i++) {
-        vm_release(space->segment[i].region.base, space->segment[i].region.reserved);
+        address_range_release(&space->segment[i].region);
     }
 }
 
@@ -659,6 +659,9 @@ static void check_segments_are_found(void) {
     for (size_t i = 0; i < segments; i++) {
         const struct segment *segment = &space->segment[i];
         uintptr_t base = (uintptr_t)segment->region.base;
+        if (base == 0) {
+            continue;
+        }
         uintptr_t end = base + segment->region.reserved;
         uint32_t last = segment->first_page + (uint32_t)(segment->region.reserved / space->page_size) - 1;
         CHECK_EQUAL(space_page_elsewhere(space, base), segment->first_page);
@@ -670,8 +673,12 @@ static void check_segments_are_found(void) {
         CHECK(space_is_usable(space, segment->first_page) && !space_is_usable(space, last + 1));
     }
     for (size_t i = 1; i < segments; i++) {
-        CHECK(space->segment[space->by_address[i - 1]].region.base <
-              space->segment[space->by_address[i]].region.base);
+        for (int order = 0; order < SEGMENT_ORDERS; order++) {
+            const struct segment *last = &space->segment[space->order[order][i - 1]];
+            const struct segment *next = &space->segment[space->order[order][i]];
+            CHECK(next->region.base == NULL || (order == BY_ADDRESS ? last->region.base < next->region.base
+                                                                    : last->first_page < next->first_page));
+        }
     }
     CHECK_EQUAL(space_page_elsewhere(space, 0), 0);
     CHECK_EQUAL(space_page_elsewhere(space, (uintptr_t)space), 0);

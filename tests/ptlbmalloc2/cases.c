@@ -2,6 +2,7 @@
 #include "cases.h"
 #include "../c/strict_filter.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -483,6 +484,33 @@ static void run_out(const char *unused) {
     check_accounting();
 }
 
+static void *return_argument(void *argument) {
+    return argument;
+}
+
+/* What glibc has in use and free fills a limit; once all is freed, a thread or a library has room. */
+static void make_room(const char *way) {
+    struct rlimit limit = {64 * MIB, 64 * MIB};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    void **first = NULL, **last = NULL;
+    for (void **block; (block = malloc(1000)) != NULL; last = block) {
+        *block = NULL;
+        *(last == NULL ? (void **)&first : last) = block;
+    }
+    while (first != NULL) {
+        void **block = first;
+        first = *block;
+        free(block);
+    }
+    if (strcmp(way, "thread") == 0) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, return_argument, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    } else {
+        void *library = dlopen("libm.so.6", RTLD_NOW);
+        CHECK(library != NULL && dlclose(library) == 0);
+    }
+}
+
 static void ask_too_much_thread(size_t thread) {
     ask_too_much();
     fill_and_empty(thread);
@@ -675,6 +703,7 @@ int main(int argc, char **argv) {
         {"memalign", align_everywhere},
         {"errno", free_keeps_errno},
         {"oom", run_out},
+        {"room", make_room},
         {"too-much", ask_for_everything},
         {"mlockall", lock_all},
         {"deny", deny},

@@ -26,6 +26,12 @@ def test_right_while_trimming(run: Run, case: str) -> None:
     assert_trimmed(run(case))
 
 
+@pytest.mark.parametrize("way", ["thread", "library"])
+def test_freed_address_space_serves_others(run: Run, run_plain: Run, way: str) -> None:
+    run_plain("room", way)
+    run("room", way)
+
+
 @pytest.mark.parametrize("case", ["calloc", "realloc", "memalign", "errno", "too-much", "oom"])
 def test_the_cases_hold_without_the_library(run_plain: Run, case: str) -> None:
     run_plain(case)

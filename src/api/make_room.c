@@ -1,0 +1,43 @@
+/*
+ * mmap. Where it fails for want of address space that only the allocator's free memory takes, that is given
+ * back, and the call is made again. Passed on to the next definition; not in static programs, where the C
+ * library's own cannot be asked for.
+ */
+#include "api/limits.h"
+#include "api/next.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The program's own mappings. A signal handler may make them, too: the C library's own mappings and the
+ * allocator's do not come here. */
+typedef void *mmap_function(void *, size_t, int, int, int, off_t);
+
+static _Atomic(any_function) next_mmap;
+
+EXPORT void *mmap(void *address, size_t bytes, int access, int flags, int file, off_t offset) {
+    mmap_function *next = (mmap_function *)next_of(&next_mmap, "mmap");
+    if (next == NULL) {
+        errno = ENOSYS;
+        return MAP_FAILED;
+    }
+    int saved_errno = errno;
+    void *base = next(address, bytes, access, flags, file, offset);
+    if (base == MAP_FAILED && errno == ENOMEM && limits_make_room(LIMITS_FAILED)) {
+        base = next(address, bytes, access, flags, file, offset);
+        errno = base == MAP_FAILED ? ENOMEM : saved_errno;
+    }
+    return base;
+}
+
+/* With 64 bits both kinds of offsets are the same. */
+EXPORT void *mmap_64(void *address, size_t bytes, int access, int flags, int file,
+                     off_t offset) __asm__("mmap64") __attribute__((alias("mmap"), nothrow, leaf));
+
+/* At the start: the C library does not look symbols up in a signal handler, which may map memory. */
+__attribute__((constructor)) static void look_up(void) {
+    next_of(&next_mmap, "mmap");
+}
