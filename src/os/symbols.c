@@ -1,7 +1,6 @@
 #include "os/symbols.h"
 
 #include <elf.h>
-#include <link.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,25 +19,19 @@ struct symbols {
 };
 
 /* Some C libraries replace the offsets in the section by addresses. */
-static const void *address(const struct dl_phdr_info *module, ElfW(Addr) value) {
-    return (const void *)(value < module->dlpi_addr ? value + module->dlpi_addr : value);
+static const void *address(ElfW(Addr) base, ElfW(Addr) value) {
+    return (const void *)(value < base ? value + base : value);
 }
 
-static struct symbols symbols_of(const struct dl_phdr_info *module) {
+static struct symbols symbols_of(ElfW(Addr) base, const ElfW(Dyn) * entry) {
     struct symbols symbols = {0};
-    for (size_t i = 0; i < module->dlpi_phnum; i++) {
-        if (module->dlpi_phdr[i].p_type != PT_DYNAMIC) {
-            continue;
-        }
-        const ElfW(Dyn) *entry = (const void *)(module->dlpi_addr + module->dlpi_phdr[i].p_vaddr);
-        for (; entry->d_tag != DT_NULL; entry++) {
-            if (entry->d_tag == DT_SYMTAB) {
-                symbols.table = address(module, entry->d_un.d_ptr);
-            } else if (entry->d_tag == DT_STRTAB) {
-                symbols.names = address(module, entry->d_un.d_ptr);
-            } else if (entry->d_tag == DT_GNU_HASH) {
-                symbols.hash = address(module, entry->d_un.d_ptr);
-            }
+    for (; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB) {
+            symbols.table = address(base, entry->d_un.d_ptr);
+        } else if (entry->d_tag == DT_STRTAB) {
+            symbols.names = address(base, entry->d_un.d_ptr);
+        } else if (entry->d_tag == DT_GNU_HASH) {
+            symbols.hash = address(base, entry->d_un.d_ptr);
         }
     }
     return symbols;
@@ -69,7 +62,7 @@ static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name
         const ElfW(Sym) *symbol = &symbols->table[number];
         uint32_t known = hashes[number - offset];
         if ((known | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF &&
-            strcmp(symbols->names + symbol->st_name, name) == 0) {
+            symbols_same_name(symbols->names + symbol->st_name, name)) {
             return symbol;
         }
         if ((known & 1) != 0) {
@@ -78,13 +71,21 @@ static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name
     }
 }
 
+const ElfW(Sym) * symbols_look_up(ElfW(Addr) base, const ElfW(Dyn) * dynamic, const char *name) {
+    struct symbols symbols = symbols_of(base, dynamic);
+    bool complete = symbols.table != NULL && symbols.names != NULL && symbols.hash != NULL;
+    return complete ? look_up(&symbols, name) : NULL;
+}
+
 static any_function function_of(const struct dl_phdr_info *module, const char *name) {
-    struct symbols symbols = symbols_of(module);
-    if (symbols.table == NULL || symbols.names == NULL || symbols.hash == NULL) {
-        return NULL;
+    for (size_t i = 0; i < module->dlpi_phnum; i++) {
+        if (module->dlpi_phdr[i].p_type == PT_DYNAMIC) {
+            const ElfW(Dyn) *dynamic = (const void *)(module->dlpi_addr + module->dlpi_phdr[i].p_vaddr);
+            const ElfW(Sym) *symbol = symbols_look_up(module->dlpi_addr, dynamic, name);
+            return symbol == NULL ? NULL : (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
+        }
     }
-    const ElfW(Sym) *symbol = look_up(&symbols, name);
-    return symbol == NULL ? NULL : (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
+    return NULL;
 }
 
 static int search_module(struct dl_phdr_info *module, size_t size, void *data) {

@@ -1,0 +1,257 @@
+/*
+ * What the program asks of the dynamic linker: a library must not get past this one to libc's malloc. One
+ * that is opened with RTLD_DEEPBIND finds what it was itself linked with before anything preloaded, and dlsym
+ * with a library's handle looks nowhere else. Blocks would then cross between two heaps.
+ *
+ * So before the first such call the entries of libc's symbol table, in memory, get the addresses of what all
+ * other libraries find under these names. The library's other symbols stay bound as it asks. Where the kernel
+ * refuses to change the table (mappings may be sealed), RTLD_DEEPBIND is left out.
+ *
+ * The functions here end in a jump, not a call: the dynamic linker goes by the address that it will return to
+ * (RUNPATH, $ORIGIN, RTLD_NEXT, the namespace). They allocate nothing, and leave dlerror to the next one.
+ *
+ * In the shared library only, and only for glibc: other C libraries have no RTLD_DEEPBIND.
+ */
+#include <features.h>
+
+#if defined(CALM_SHARED_LIBRARY) && defined(__GLIBC__)
+
+#include "api/sanitizer.h"
+#include "os/symbols.h"
+#include "os/syscall.h"
+#include "os/vm.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/*
+ * The functions under whose names libc has its own, except for those that pass a call on to the next
+ * definition: that may be another library's, which in its turn passes it on to libc.
+ */
+static const char redirected[][24] = {
+    "malloc",          "free",          "calloc",         "realloc",
+    "reallocarray",    "memalign",      "aligned_alloc",  "posix_memalign",
+    "valloc",          "pvalloc",       "cfree",          "malloc_usable_size",
+    "malloc_trim",     "malloc_info",   "malloc_stats",   "mallopt",
+    "mallinfo",        "mallinfo2",     "free_sized",     "free_aligned_sized",
+    "__libc_malloc",   "__libc_free",   "__libc_calloc",  "__libc_realloc",
+    "__libc_memalign", "__libc_valloc", "__libc_pvalloc", "__libc_reallocarray",
+    "prctl",           "syscall",       "vfork",          "setrlimit",
+    "setrlimit64",     "prlimit",       "prlimit64",
+};
+
+enum { NAMES = sizeof redirected / sizeof redirected[0] };
+
+/* The next object that defines a name, in the order in which the dynamic linker looks. What was loaded at the
+ * start is never unloaded, and comes first: no lock is needed up to there. */
+static any_function find(const struct link_map *object, const char *name) {
+    for (; object != NULL; object = object->l_next) {
+        const ElfW(Sym) *symbol = symbols_look_up(object->l_addr, object->l_ld, name);
+        if (symbol != NULL) {
+            return (any_function)(uintptr_t)(object->l_addr + symbol->st_value);
+        }
+    }
+    return NULL;
+}
+
+static void *not_there(void) {
+    return NULL;
+}
+
+/* dlsym cannot be asked: it is one of these itself. */
+static any_function next_of(_Atomic(any_function) *known, const char *name) {
+    any_function next = atomic_load_explicit(known, memory_order_relaxed);
+    if (next == NULL) {
+        const struct link_map *object = _r_debug.r_map;
+        while (object != NULL && object->l_ld != _DYNAMIC) { /* of this library */
+            object = object->l_next;
+        }
+        next = object == NULL ? NULL : find(object->l_next, name);
+        atomic_store_explicit(known, next, memory_order_relaxed);
+    }
+    return next == NULL ? (any_function)not_there : next;
+}
+
+/* ---- libc's symbols ---- */
+
+struct table {
+    ElfW(Addr) base;
+    ElfW(Sym) * symbols[NAMES]; /* NULL if libc has none, or it leads to the right function */
+    ElfW(Addr) values[NAMES];
+    uintptr_t start, end; /* of the pages that hold these */
+};
+
+static void find_symbols(struct table *table, const ElfW(Dyn) * dynamic) {
+    table->start = UINTPTR_MAX;
+    for (size_t i = 0; i < NAMES; i++) {
+        const ElfW(Sym) *symbol = symbols_look_up(table->base, dynamic, redirected[i]);
+        if (symbol == NULL) {
+            continue;
+        }
+        table->values[i] = (uintptr_t)find(_r_debug.r_map, redirected[i]) - table->base;
+        if (table->values[i] != symbol->st_value) {
+            uintptr_t at = (uintptr_t)symbol;
+            table->symbols[i] = (ElfW(Sym) *)at;
+            table->start = at < table->start ? at & ~((uintptr_t)vm_page_size() - 1) : table->start;
+            table->end = at + sizeof *symbol > table->end ? at + sizeof *symbol : table->end;
+        }
+    }
+}
+
+static const ElfW(Phdr) * part_of(const struct dl_phdr_info *object, uintptr_t address) {
+    for (size_t i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        if (part->p_type == PT_LOAD && address - object->dlpi_addr - part->p_vaddr < part->p_memsz) {
+            return part;
+        }
+    }
+    return NULL;
+}
+
+static bool protect(const struct table *table, int access) {
+    size_t bytes = vm_round_up(table->end - table->start);
+    return os_syscall(SYS_mprotect, table->start, bytes, access) == 0;
+}
+
+/* Other threads may be looking symbols up: each finds the old or the new value. */
+static bool redirect_symbols(const struct dl_phdr_info *libc, const ElfW(Dyn) * dynamic) {
+    struct table table = {.base = libc->dlpi_addr};
+    find_symbols(&table, dynamic);
+    const ElfW(Phdr) *part = part_of(libc, table.start);
+    if (table.end == 0) {
+        return true;
+    }
+    int access = part == NULL || (part->p_flags & PF_X) == 0 ? PROT_READ : PROT_READ | PROT_EXEC;
+    if (!protect(&table, access | PROT_WRITE)) {
+        return false;
+    }
+    for (size_t i = 0; i < NAMES; i++) {
+        if (table.symbols[i] != NULL) {
+            __atomic_store_n(&table.symbols[i]->st_value, table.values[i], __ATOMIC_RELAXED);
+        }
+    }
+    protect(&table, access);
+    return true;
+}
+
+static _Atomic(bool) is_redirected;
+
+/* For dl_iterate_phdr, whose lock keeps other threads out. */
+static int redirect_libc(struct dl_phdr_info *object, size_t size, void *unused) {
+    (void)size, (void)unused;
+    const char *slash = strrchr(object->dlpi_name, '/');
+    if (slash == NULL || strncmp(slash, "/libc.so.", strlen("/libc.so.")) != 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < object->dlpi_phnum && !is_redirected; i++) {
+        if (object->dlpi_phdr[i].p_type == PT_DYNAMIC) {
+            is_redirected =
+                redirect_symbols(object, (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr));
+        }
+    }
+    return 1;
+}
+
+/* Whether libc's symbols lead to this library's functions now. A sanitizer's allocator is left alone. */
+static bool redirect(void) {
+    if (!is_redirected && !sanitizer_is_there()) {
+        dl_iterate_phdr(redirect_libc, NULL);
+    }
+    return is_redirected || sanitizer_is_there();
+}
+
+/* ---- before the dynamic linker's functions: each may change the arguments, and returns the next one ---- */
+
+#define BEFORE __attribute__((used, visibility("hidden"))) any_function
+
+static void before_open(uintptr_t *flags) {
+    if ((*flags & RTLD_DEEPBIND) != 0 && !redirect()) {
+        *flags &= ~(uintptr_t)RTLD_DEEPBIND;
+    }
+}
+
+static void before_lookup(void *library, const char *name) {
+    if (library == RTLD_DEFAULT || is_redirected) {
+        return;
+    }
+    for (size_t i = 0; i < NAMES; i++) {
+        if (symbols_same_name(name, redirected[i])) {
+            redirect();
+            return;
+        }
+    }
+}
+
+static _Atomic(any_function) next_dlopen, next_dlmopen, next_dlsym, next_dlvsym;
+
+BEFORE before_dlopen(uintptr_t *arguments) {
+    before_open(&arguments[1]);
+    return next_of(&next_dlopen, "dlopen");
+}
+
+BEFORE before_dlmopen(uintptr_t *arguments) {
+    before_open(&arguments[2]);
+    return next_of(&next_dlmopen, "dlmopen");
+}
+
+BEFORE before_dlsym(uintptr_t *arguments) {
+    before_lookup((void *)arguments[0], (const char *)arguments[1]);
+    return next_of(&next_dlsym, "dlsym");
+}
+
+BEFORE before_dlvsym(uintptr_t *arguments) {
+    before_lookup((void *)arguments[0], (const char *)arguments[1]);
+    return next_of(&next_dlvsym, "dlvsym");
+}
+
+/* Three arguments are kept on the stack meanwhile. */
+#define JUMP(name)                                                                     \
+    __asm__(".pushsection .text\n\t"                                                   \
+            ".globl " #name "\n\t"                                                     \
+            ".type " #name ", %function\n\t"                                           \
+            ".balign 16\n" #name ":\n\t"                                               \
+            ".cfi_startproc\n\t" INSTRUCTIONS(name) ".cfi_endproc\n\t"                 \
+                                                    ".size " #name ", .-" #name "\n\t" \
+                                                    ".popsection")
+
+#if defined(__x86_64__)
+#define INSTRUCTIONS(name)          \
+    "pushq %rdx\n\t"                \
+    ".cfi_adjust_cfa_offset 8\n\t"  \
+    "pushq %rsi\n\t"                \
+    ".cfi_adjust_cfa_offset 8\n\t"  \
+    "pushq %rdi\n\t"                \
+    ".cfi_adjust_cfa_offset 8\n\t"  \
+    "movq %rsp, %rdi\n\t"           \
+    "call before_" #name "\n\t"     \
+    "popq %rdi\n\t"                 \
+    ".cfi_adjust_cfa_offset -8\n\t" \
+    "popq %rsi\n\t"                 \
+    ".cfi_adjust_cfa_offset -8\n\t" \
+    "popq %rdx\n\t"                 \
+    ".cfi_adjust_cfa_offset -8\n\t" \
+    "jmp *%rax\n\t"
+#elif defined(__aarch64__)
+#define INSTRUCTIONS(name)           \
+    "stp x0, x1, [sp, #-32]!\n\t"    \
+    ".cfi_adjust_cfa_offset 32\n\t"  \
+    "stp x2, x30, [sp, #16]\n\t"     \
+    ".cfi_rel_offset 30, 24\n\t"     \
+    "mov x0, sp\n\t"                 \
+    "bl before_" #name "\n\t"        \
+    "mov x16, x0\n\t"                \
+    "ldp x2, x30, [sp, #16]\n\t"     \
+    ".cfi_restore 30\n\t"            \
+    "ldp x0, x1, [sp], #32\n\t"      \
+    ".cfi_adjust_cfa_offset -32\n\t" \
+    "br x16\n\t"
+#endif
+
+JUMP(dlopen);
+JUMP(dlmopen);
+JUMP(dlsym);
+JUMP(dlvsym);
+
+#endif
