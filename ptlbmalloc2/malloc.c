@@ -22,6 +22,7 @@
 #include "governor.h"
 #include "numbers.h"
 #include "options.h"
+#include "os/libc.h"
 #include "os/vm.h"
 #include "placement.h"
 #include "report.h"
@@ -254,8 +255,12 @@ EXPORT void *memalign(size_t alignment, size_t bytes) {
     return allocated(__libc_memalign(alignment, bytes), bytes);
 }
 
-/* As lenient as glibc before 2.38: an alignment that is no power of two is rounded up. */
+/* As glibc's own, which exports no other name for it. */
 EXPORT void *aligned_alloc(size_t alignment, size_t bytes) {
+    if (!is_power_of_two(alignment) && !libc_takes_odd_alignment(alignment)) {
+        errno = EINVAL;
+        return NULL;
+    }
     return memalign(alignment, bytes);
 }
 

@@ -4,6 +4,7 @@
  */
 #include "api/allocator.h"
 #include "calmalloc.h"
+#include "os/libc.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -39,12 +40,8 @@ EXPORT void *reallocarray(void *block, size_t count, size_t size) {
     return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : realloc(block, bytes);
 }
 
-EXPORT void *aligned_alloc(size_t alignment, size_t size) {
-    return calm_aligned_alloc(alignment, size);
-}
-
 /* As glibc does: the next power of two is meant. */
-EXPORT void *memalign(size_t alignment, size_t size) {
+static void *allocate_rounded_up(size_t alignment, size_t size) {
     if (alignment > (size_t)PTRDIFF_MAX + 1) {
         errno = EINVAL;
         return NULL;
@@ -54,6 +51,20 @@ EXPORT void *memalign(size_t alignment, size_t size) {
         power *= 2;
     }
     return allocate_aligned(power, size);
+}
+
+/* As the C library at hand: programs were written for it. */
+EXPORT void *aligned_alloc(size_t alignment, size_t size) {
+    bool rounds_up = !is_power_of_two(alignment) && libc_takes_odd_alignment(alignment);
+    return rounds_up ? allocate_rounded_up(alignment, size) : calm_aligned_alloc(alignment, size);
+}
+
+EXPORT void *memalign(size_t alignment, size_t size) {
+#ifdef __GLIBC__
+    return allocate_rounded_up(alignment, size);
+#else
+    return aligned_alloc(alignment, size);
+#endif
 }
 
 EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {

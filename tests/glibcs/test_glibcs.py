@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -124,13 +125,15 @@ def test_is_that_glibc(glibc: Glibc) -> None:
     assert f"version {glibc.version}." in run(glibc, [str(glibc.libraries / "libc.so.6")], None)
 
 
+def dynamic_symbols(path: Path) -> str:
+    command = ["objdump", "--dynamic-syms", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_needs_no_newer_symbols(glibc: Glibc) -> None:
-    done = subprocess.run(
-        ["objdump", "--dynamic-syms", str(library())], capture_output=True, text=True, check=True
-    )
     needed = {
         tuple(map(int, word.strip("()").removeprefix("GLIBC_").split(".")))
-        for word in done.stdout.split()
+        for word in dynamic_symbols(library()).split()
         if word.strip("()").startswith("GLIBC_2.")
     }
     assert max(needed) <= tuple(map(int, glibc.version.split(".")))
@@ -172,6 +175,40 @@ def test_forks_among_threads(glibc: Glibc, folder: Path, tmp_path: Path) -> None
     stats = tmp_path / "stats.json"
     assert run(glibc, [str(forks)], stats) == "20 forks, status 0\n"
     assert_active_on(glibc, stats)
+
+
+def lacks(glibc: Glibc, path: Path) -> bool:
+    """Whether the library, built here, needs a newer C library."""
+    needed = re.findall(r"\(GLIBC_2\.(\d+)\)", dynamic_symbols(path))
+    return max(map(int, needed)) > int(glibc.version.split(".")[1])
+
+
+@pytest.mark.parametrize("name", ["libcalmalloc.so", "libptlbmalloc2.so"])
+def test_odd_arguments(glibc: Glibc, folder: Path, name: str) -> None:
+    """As each C library answers them: from 2.38 on, aligned_alloc refuses what is no power of two."""
+    preloaded = library().with_name(name)
+    if lacks(glibc, preloaded):
+        pytest.skip(f"{name} was built for a newer glibc")
+    odd = build(glibc, folder, "odd", Path(__file__).parent / "odd_arguments.c")
+    loader = [str(glibc.loader), "--library-path", str(glibc.libraries)]
+    outputs = [
+        subprocess.run([*loader, *preload, str(odd)], capture_output=True, text=True, check=True).stdout
+        for preload in ([], ["--preload", str(preloaded)])
+    ]
+    assert len(outputs[0].splitlines()) > 900
+    assert outputs[1] == outputs[0]
+
+
+@pytest.mark.parametrize("name", ["libcalmalloc.so", "libptlbmalloc2.so"])
+def test_odd_arguments_on_the_machines_own(tmp_path: Path, name: str) -> None:
+    odd = tmp_path / "odd"
+    source = Path(__file__).parent / "odd_arguments.c"
+    subprocess.run(["gcc", "-O1", "-fno-builtin", "-w", "-o", str(odd), str(source)], check=True)
+    outputs = [
+        subprocess.run([str(odd)], env=environment(None) | preload, stdout=subprocess.PIPE, check=True).stdout
+        for preload in ({}, {"LD_PRELOAD": str(library().with_name(name))})
+    ]
+    assert outputs[1] == outputs[0]
 
 
 @pytest.mark.parametrize("trouble", ["retention", "fragmentation", "caches"])
