@@ -217,7 +217,8 @@ def keep(store: Store, result: Result) -> None:
 
     Results of other libraries are kept: each is relative to the run of glibc at that time.
     """
-    programs: dict[str, Any] = (store.load(NAME) or {}).get("programs", {})
+    known: dict[str, Any] = store.load(NAME) or {}
+    programs: dict[str, Any] = known.get("programs", {})
     program = result.program
     before = programs.get(program.name, {})
     programs[program.name] = {
@@ -229,9 +230,9 @@ def keep(store: Store, result: Result) -> None:
         "names": before.get("names", {}) | result.lost,
     }
     order = [each.name for each in read_programs()]
+    versions = known.get("versions", {}) | _versions()  # those of libraries that are not built here stay
     store.save(
-        NAME,
-        {"versions": _versions(), "programs": {name: programs[name] for name in order if name in programs}},
+        NAME, {"versions": versions, "programs": {name: programs[name] for name in order if name in programs}}
     )
 
 
