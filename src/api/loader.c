@@ -16,6 +16,7 @@
 
 #if defined(CALM_SHARED_LIBRARY) && defined(__GLIBC__)
 
+#include "api/limits.h"
 #include "api/sanitizer.h"
 #include "os/symbols.h"
 #include "os/syscall.h"
@@ -25,6 +26,9 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+
+/* A library with all that it is linked with is rarely larger. */
+#define LIBRARY_BYTES ((size_t)256 << 20)
 
 /*
  * The functions under whose names libc has its own, except for those that pass a call on to the next
@@ -39,7 +43,10 @@ static const char redirected[][24] = {
     "__libc_malloc",   "__libc_free",   "__libc_calloc",  "__libc_realloc",
     "__libc_memalign", "__libc_valloc", "__libc_pvalloc", "__libc_reallocarray",
     "prctl",           "syscall",       "vfork",          "setrlimit",
-    "setrlimit64",     "prlimit",       "prlimit64",
+    "setrlimit64",     "prlimit",       "prlimit64",      "madvise",
+    "posix_madvise",   "mprotect",      "pkey_mprotect",  "mlock",
+    "mlock2",          "mlockall",      "munlockall",     "ioctl",
+    "process_madvise",
 };
 
 enum { NAMES = sizeof redirected / sizeof redirected[0] };
@@ -170,6 +177,7 @@ static void before_open(uintptr_t *flags) {
     if ((*flags & RTLD_DEEPBIND) != 0 && !redirect()) {
         *flags &= ~(uintptr_t)RTLD_DEEPBIND;
     }
+    limits_make_room(LIBRARY_BYTES);
 }
 
 static void before_lookup(void *library, const char *name) {

@@ -225,7 +225,7 @@ ROOM = [round(24 * 1.2**i) for i in range(18)]
 
 
 @pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("how", ["thread", "map", "trim", "idle"])
+@pytest.mark.parametrize("how", ["thread", "map", "library", "trim", "idle"])
 def test_freed_address_space_serves_others(programs: Programs, how: str, early: bool) -> None:
     limits = ROOM if how == "thread" else ROOM[::5]
     for i, space in enumerate(space for space in limits if early or space >= 32):
