@@ -1,10 +1,16 @@
 #include "os/file.h"
 
+#include "os/filters.h"
 #include "os/syscall.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
+#include <time.h>
+
+/* In a mask as the kernel has it. */
+#define SIGNAL_BIT(number) ((uint64_t)1 << ((number)-1))
 
 const char *parse_number(const char *text, uint64_t *number) {
     uint64_t value = 0;
@@ -110,7 +116,7 @@ void file_read_named_numbers(const char *path, const char *const *names, uint64_
     file_each_part(path, '\n', take_named, &named);
 }
 
-int file_write(int descriptor, const void *bytes, size_t length) {
+static int write_all(int descriptor, const void *bytes, size_t length) {
     while (length > 0) {
         long done = os_syscall(SYS_write, descriptor, bytes, length);
         if (done == -EINTR) {
@@ -123,4 +129,34 @@ int file_write(int descriptor, const void *bytes, size_t length) {
         length -= (size_t)done;
     }
     return 0;
+}
+
+/*
+ * A write beyond the limit on files raises SIGXFSZ in the writing thread, and one to a pipe without a reader
+ * SIGPIPE. Neither is the program's: both are blocked meanwhile, and what was raised is taken back, unless
+ * one of the program's own was waiting, into which the kernel merges ours. A filter of the program's may
+ * forbid that.
+ */
+int file_write(int descriptor, const void *bytes, size_t length) {
+    const uint64_t signals = SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGPIPE);
+    uint64_t before;
+    if (filters_now() == FILTERS_ADDED ||
+        os_syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signals, &before, sizeof signals) < 0) {
+        return write_all(descriptor, bytes, length);
+    }
+    uint64_t waiting = 0;
+    if ((before & signals) != 0) {
+        os_syscall(SYS_rt_sigpending, &waiting, sizeof waiting);
+    }
+    int error = write_all(descriptor, bytes, length);
+    uint64_t raised = (error == EFBIG   ? SIGNAL_BIT(SIGXFSZ)
+                       : error == EPIPE ? SIGNAL_BIT(SIGPIPE)
+                                        : 0) &
+                      ~waiting;
+    if (raised != 0) {
+        const struct timespec at_once = {0, 0};
+        os_syscall(SYS_rt_sigtimedwait, &raised, NULL, &at_once, sizeof raised);
+    }
+    os_syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
+    return error;
 }

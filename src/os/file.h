@@ -44,7 +44,8 @@ const char *parse_number(const char *text, uint64_t *number);
  * Empty if there is none. */
 const char *parse_stat_field(const char *text, unsigned number);
 
-/* Writes all of it, or as much as the descriptor takes. Returns 0 or an errno. */
+/* Writes all of it, or as much as the descriptor takes; raises no signal where it takes no more (a limit, a
+ * pipe without a reader). Returns 0 or an errno. */
 int file_write(int descriptor, const void *bytes, size_t length);
 
 #endif
