@@ -67,7 +67,7 @@ struct calm_stats {
     uint64_t retained_limit; /* the limit on retained for the current footprint */
     uint64_t cached_limit;   /* the limit on pages kept by cached blocks: a constant per CPU */
 
-    /* Counters since the start of the process. */
+    /* Counters since the start of the process; in a forked child, since the fork. */
     uint64_t dirtied;              /* memory that became free and may be resident */
     uint64_t purged;               /* memory returned to the kernel */
     uint64_t purges_limit;         /* purges because retained exceeded its limit */
@@ -128,9 +128,9 @@ CALM_API int calm_set(const char *name, const char *value);
 CALM_API int calm_get(const char *name, char *buffer, size_t size);
 
 /*
- * Writes the heap profile, as sampled so far by the option profile, to a file for pprof. Returns 0, or -1
- * with ENODATA if the option was never set, ENOSYS if the library was built without the profile, or an error
- * of open or write.
+ * Writes the heap profile, as sampled so far by the option profile, to a file for pprof, whose old contents
+ * are lost. Returns 0, or -1 with ENODATA if the option was never set, ENOSYS if the library was built
+ * without the profile, or an error of open or write; after one of write the file is incomplete.
  */
 CALM_API int calm_profile_write(const char *path);
 

@@ -8,6 +8,7 @@ or stripped. Another process's memory is not trusted: names and sizes are checke
 import os
 import re
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,8 @@ STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 
 _MAGIC = b"calmstat"
 _HEAD = struct.Struct("<8sIHHQQ24s16sQQQ")
+# A field that older tables end before.
+_PROCESS = struct.Struct("<Q")
 _TERM = struct.Struct("<24s4Q9IHBBI")
 _SUBTRACT = 1
 _PAGES = 1
@@ -44,6 +47,9 @@ _MAX_ROWS = 8192
 _MAX_SPAN_BYTES = 1 << 20
 _MAX_FILES = 8192
 MAX_BYTES = 16 << 20
+
+YOUNG_S = 10.0
+"""Of a process that is older, the libraries are loaded and relocated, and its fork is over."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -131,6 +137,7 @@ class Table:
     """Addresses of further tables; 0: there is none."""
     samples: int = 0
     blocks: int = 0
+    process: int = 0
 
     @classmethod
     def read(cls, read: Read, address: int) -> "Table":
@@ -151,7 +158,19 @@ class Table:
         # None in a library that the dynamic linker has not yet relocated.
         body = read(terms_at, count * term_bytes)
         terms = tuple(_term(body[i * term_bytes :]) for i in range(count)) if body else ()
+        more = read(address + _HEAD.size, _PROCESS.size) if size >= _HEAD.size + _PROCESS.size else None
+        addresses += _PROCESS.unpack(more) if more else (0,)
         return cls(_text(library), terms, release.split(b"\0")[0].decode("ascii", "replace"), *addresses)
+
+    def is_of(self, read: Read, pid: int) -> bool:
+        """Whether the counts are this process's own: in one that has just been forked they are its parent's.
+
+        One that was made without fork handlers keeps those. Raises GoneError.
+        """
+        number = read(self.process, 4) if self.process else None
+        # In its own namespace, which is the last one.
+        own = proc.status(pid).get("NSpid", "").split()[-1:]
+        return not number or not own or int.from_bytes(number, "little") in (0, int(own[0]))
 
     def values(self, read: Read) -> dict[str, int]:
         """The counters' values now, without those whose memory cannot be read or that ask for too much."""
@@ -280,6 +299,12 @@ def table_addresses(read: Read, start: int) -> list[int] | None:
             distance = int.from_bytes(note[1], "little", signed=True)
             found.append((bias + address + note.start(1) + distance) % (1 << 64))
     return found
+
+
+def without_parents(read: Read, tables: Sequence[Table], stat: proc.Stat) -> list[Table]:
+    """Those whose counts are the process's own. To an old process all belong: see `Table.is_of`."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_ticks / proc.TICKS
+    return [table for table in tables if age_s > YOUNG_S or table.is_of(read, stat.pid)]
 
 
 class Finder:

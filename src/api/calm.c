@@ -111,7 +111,7 @@ int calm_set(const char *name, const char *value) {
 }
 
 int calm_profile_write(const char *path) {
-    return result_of(path == NULL ? EINVAL : heap_profile_write(path, false));
+    return result_of(path == NULL ? EINVAL : heap_profile_write(path));
 }
 
 int calm_get(const char *name, char *buffer, size_t size) {

@@ -9,6 +9,7 @@
 #include "heap/blocks_layout.h"
 #include "os/control.h"
 #include "os/counter_table.h"
+#include "os/process.h"
 
 #define HEAP         calm_governor.heap
 #define WORD(place)  .at = &(place), .bytes = sizeof(place)
@@ -66,16 +67,20 @@ static const struct counter_term terms[] = {
         .count = MISS_COUNTERS,
         .bytes = sizeof(uint64_t),
     },
-#define GOVERNOR(name, word)       {name, WORD(calm_governor.word)},
-#define GOVERNOR_PAGES(name, word) {name, PAGES(calm_governor.word)},
-#define CACHES(name, word)         {name, WORD(calm_caches.word)},
+/* Less what the parent had counted: no gauge is such a word. */
+#define AT_FORK(name) \
+    { #name, WORD(calm_governor.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
+    AT_FORK(cache_misses),
+#define GOVERNOR(name, word)       {#name, WORD(calm_governor.word)}, AT_FORK(name),
+#define GOVERNOR_PAGES(name, word) {#name, PAGES(calm_governor.word)}, AT_FORK(name),
+#define CACHES(name, word)         {#name, WORD(calm_caches.word)}, AT_FORK(name),
 #ifdef CALM_OFFLOAD
-#define SERVER(name, word) {name, WORD(calm_offload.server.word)},
+#define SERVER(name, word) {#name, WORD(calm_offload.server.word)}, AT_FORK(name),
 #else
-#define SERVER(name, word) {name, WORD(zero)},
+#define SERVER(name, word) {#name, WORD(zero)},
 #endif
 #define COMPUTED(name, word)
-#define COUNTER(name, unit, kind, place, word, ...) place(#name, word)
+#define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
     {"slack", WORD(calm_governor.settings.slack)},
     {"purge_time", WORD(calm_governor.settings.purge_time)},
@@ -121,4 +126,4 @@ _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
 
 __attribute__((used, visibility("hidden"))) const struct counter_table calm_counter_table =
     COUNTER_TABLE("calmalloc", terms, .release = CALM_RELEASE, .control = &os_control,
-                  .samples = HEAP_PROFILE_LAYOUT, .blocks = &blocks);
+                  .samples = HEAP_PROFILE_LAYOUT, .blocks = &blocks, .process = &process_known.number);

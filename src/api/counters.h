@@ -5,6 +5,10 @@
 #include "calmalloc.h"
 #include "os/text.h"
 
+/* In a forked child, before it counts anything: its totals leave out what its parent had counted. Takes no
+ * lock: no other thread is there. */
+void counters_start_child(void);
+
 /* All zero before the allocator is ready. */
 void counters_fill(struct calm_stats *stats);
 

@@ -14,6 +14,7 @@
  * A process without other threads holds nothing over a fork but the start of a helper. ready_lock is not
  * held: the handlers are registered after the start.
  */
+#include "api/counters.h"
 #include "api/features.h"
 #include "api/misuse.h"
 #include "api/options.h"
@@ -31,6 +32,7 @@
 #include "os/filters.h"
 #include "os/lock.h"
 #include "os/memory.h"
+#include "os/process.h"
 #include "os/rseq.h"
 #include "os/stdio.h"
 #include "os/vm.h"
@@ -95,6 +97,8 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
     registration_after_fork();
+    counters_start_child();
+    process_begin();
     placing_after_fork();
     control_cancel(&os_control); /* what was asked of the parent */
     if (forked_alone) {
@@ -136,6 +140,7 @@ static void visited(void) {
 static bool start(void) {
     struct allocator *this = &calm_allocator;
     filters_detect();
+    process_begin();
     struct rseq_offsets place = rseq_find();
     this->memory_bytes = memory_total_bytes();
     settings_read();

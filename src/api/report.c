@@ -2,13 +2,17 @@
 
 #include "api/counters.h"
 #include "api/options.h"
+#include "os/process.h"
 #include "os/syscall.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 
 void report_json(struct text *text) {
+    struct process process = process_now();
     text_format(text, "{\"allocator\": \"calmalloc\", \"version\": %u", CALM_STATS_VERSION);
+    text_format(text, ", \"pid\": %u, \"ppid\": %u, \"started_ns\": %lu", process.number, process.parent,
+                process.started_ns);
     counters_print(text, ", \"%s\": %lu");
     text_format(text, ", \"options\": {");
     for (enum option which = 0; which < OPTION_COUNT; which++) {

@@ -13,6 +13,7 @@
 #include "os/thread.h"
 #endif
 #include "os/filters.h"
+#include "os/process.h"
 #include "os/syscall.h"
 
 #include <linux/sched.h>
@@ -73,6 +74,9 @@ static long make(bool filters, long number, const long *arguments) {
         filters && !registration_is_suspended(); /* its memory is that of a process without the filter */
     bool stopped = own_threads_stop();
     if (filters) {
+        if (before != FILTERS_ADDED) {
+            process_remember();
+        }
         filters_set(FILTERS_ADDED);
         heap_profile_apply();
     }

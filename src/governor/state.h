@@ -9,6 +9,8 @@
 #ifndef CALM_GOVERNOR_STATE_H
 #define CALM_GOVERNOR_STATE_H
 
+#include "calmalloc.h"
+
 #include "cache/cpu_cache.h"
 #include "cache/depot.h"
 #include "governor/thp_policy.h"
@@ -108,6 +110,7 @@ struct governor {
     uint64_t checks;                    /* of the limit */
     _Atomic(uint64_t) checks_by_others; /* than the first thread */
     struct governor_counts counts;
+    struct calm_stats totals_at_fork; /* api/counters.c's, on a page that a forked child writes anyway */
 
     /* Fixed at the start; each has locks of its own, and settings are atomic. */
     struct cpu_caches *caches;

@@ -8,7 +8,8 @@
  * that is loaded, also if the file was deleted or stripped, and if the library is part of a static program.
  *
  * The words are those that the library counts in anyway, read without a lock: each value is of another
- * moment. So a reader is all that costs anything. After fork, the child's words are its own.
+ * moment. So a reader is all that costs anything. After fork, the child's words are its own, and its totals
+ * are counted from the fork on.
  */
 #ifndef CALM_OS_COUNTER_TABLE_H
 #define CALM_OS_COUNTER_TABLE_H
@@ -68,6 +69,9 @@ struct counter_table {
     const void *control; /* a struct control, for requests to the library; NULL: it takes none */
     const void *samples; /* the layout of the heap profile; NULL: the library has none */
     const void *blocks; /* the layout of the heap, for reading which blocks are in use; NULL: not described */
+    /* A uint32_t: the number, in its own PID namespace, of the process whose counts these are. Another one is
+     * that of the parent, from which a child has just been forked. 0, or NULL: not known. */
+    const void *process;
 };
 
 /* The initializer of a table for an array of terms; designated initializers may follow. */

@@ -2,6 +2,7 @@
 
 #include "os/clock.h"
 #include "os/filters.h"
+#include "os/process.h"
 #include "os/random.h"
 #include "os/syscall.h"
 #include "os/text.h"
@@ -10,7 +11,10 @@
 #include "profile/unwind.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
 
+#define MAX_COPIES         100
 #define MAX_REQUESTED_MEAN ((uint64_t)1 << 30)
 
 _Atomic(uint64_t) heap_profile_mean;
@@ -216,20 +220,64 @@ size_t heap_profile_bytes(void) {
     return atomic_load_explicit(&last_mean, memory_order_acquire) != 0 ? samples_bytes(&samples) : 0;
 }
 
-int heap_profile_write(const char *path, bool replace) {
+static int write_file(const char *path, bool is_new) {
     uint64_t mean = atomic_load_explicit(&last_mean, memory_order_acquire);
-    return mean == 0 ? ENODATA : pprof_write(&samples, mean, path, replace);
+    return mean == 0 ? ENODATA : pprof_write(&samples, mean, path, is_new);
 }
 
-/* The process's number keeps the files of a program and its children apart. */
+int heap_profile_write(const char *path) {
+    return write_file(path, false);
+}
+
+/* Returns 0 or an errno; EEXIST where the name is taken. By a link where the kernel or the file system cannot
+ * rename without replacing (before Linux 3.15; NFS). */
+static int rename_new(const char *from, const char *to) {
+    long result = os_syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
+    if (result != -ENOSYS && result != -EINVAL) {
+        return (int)-result;
+    }
+    result = os_syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
+    if (result == 0) {
+        os_syscall(SYS_unlinkat, AT_FDCWD, from, 0);
+    }
+    return (int)-result;
+}
+
+/* Under another name until it is complete. */
+static int write_new(const char *path) {
+    struct text unfinished = {0};
+    text_format(&unfinished, "%s.tmp", path);
+    int error = write_file(unfinished.bytes, true);
+    if (error == 0) {
+        error = rename_new(unfinished.bytes, path);
+        if (error != 0) {
+            os_syscall(SYS_unlinkat, AT_FDCWD, unfinished.bytes, 0);
+        }
+    }
+    return error;
+}
+
+/*
+ * Number and start tell the files of all processes apart, those of other PID namespaces and of restarts too.
+ * Copies of a machine may still agree in both: no file is ever replaced.
+ */
 void heap_profile_end(void) {
     if (!atomic_load_explicit(&was_chosen, memory_order_relaxed)) {
         return;
     }
-    struct text path = {0};
-    text_format(&path, "%s.%lu.heap", *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix,
-                (unsigned long)os_syscall(SYS_getpid));
-    int error = heap_profile_write(path.bytes, true);
+    struct process process = process_now();
+    struct text path;
+    int error = EEXIST;
+    for (unsigned copy = 0; error == EEXIST && copy < MAX_COPIES; copy++) {
+        path = (struct text){0};
+        text_format(&path, "%s.%u.%lu", *chosen_prefix == '\0' ? "calmalloc" : chosen_prefix, process.number,
+                    process.started_ns);
+        if (copy > 0) {
+            text_format(&path, ".%u", copy);
+        }
+        text_format(&path, ".heap");
+        error = write_new(path.bytes);
+    }
     if (error != 0 && error != ENODATA) {
         text_write_line(2, "calmalloc: profile not written to %s: error %u", path.bytes, (unsigned)error);
     }

@@ -81,10 +81,11 @@ void heap_profile_remove(const void *block);
 /* Bytes of memory that the profile takes. */
 size_t heap_profile_bytes(void);
 
-/* As pprof_write. Returns 0 or an errno; ENODATA if the profile was never on. */
-int heap_profile_write(const char *path, bool replace);
+/* Writes the profile so far to this file. Returns 0 or an errno; ENODATA if the profile was never on. */
+int heap_profile_write(const char *path);
 
-/* At the end of the process: writes the file if the program or its user has chosen a profile. */
+/* At the end of the process: writes a file of the process's own if the program or its user has chosen a
+ * profile. It replaces none, follows no link, and has its name only once it is complete. */
 void heap_profile_end(void);
 
 /* Around fork, in the forking thread: the child continues its parent's profile. */

@@ -199,15 +199,7 @@ static void write_sample(struct pprof *pprof, struct samples *samples, size_t st
     write_message(pprof, PROFILE_SAMPLE, &message);
 }
 
-static int open_file(const char *path, bool replace) {
-    if (replace) {
-        os_syscall(SYS_unlinkat, AT_FDCWD, path, 0);
-    }
-    int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replace ? O_EXCL | O_NOFOLLOW : O_TRUNC);
-    return (int)os_syscall(SYS_openat, AT_FDCWD, path, flags, 0666);
-}
-
-int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool replace) {
+int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool is_new) {
     size_t addresses;
     size_t stacks = samples_count(samples, &addresses);
     size_t slots = 2;
@@ -220,7 +212,8 @@ int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, 
         return ENOMEM;
     }
     pprof->slots = slots;
-    pprof->descriptor = open_file(path, replace);
+    int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (is_new ? O_EXCL | O_NOFOLLOW : O_TRUNC);
+    pprof->descriptor = (int)os_syscall(SYS_openat, AT_FDCWD, path, flags, 0666);
     int error = -pprof->descriptor;
     if (error <= 0) {
         write_head(pprof, mean_bytes, atomic_load_explicit(&samples->dropped, memory_order_relaxed));
@@ -232,6 +225,9 @@ int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, 
         flush(pprof);
         long closed = os_syscall(SYS_close, pprof->descriptor);
         error = pprof->error != 0 ? pprof->error : (int)-closed;
+        if (error != 0 && is_new) {
+            os_syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+        }
     }
     vm_release(pprof, bytes);
     return error;

@@ -10,10 +10,10 @@
 #include <stdint.h>
 
 /*
- * Writes the file, and creates it if need be. replace: a file or link of this name is removed first, since
- * anyone could have foreseen the name. Returns 0 or an errno. Any thread, while others sample; not from
- * within malloc: takes the loader's lock. Allocates nothing.
+ * Writes the file, and creates it if need be. is_new: only a new one, which is removed again if not all of it
+ * can be written; EEXIST where there is a file or link of this name. Returns 0 or an errno. Any thread, while
+ * others sample; not from within malloc: takes the loader's lock. Allocates nothing.
  */
-int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool replace);
+int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, bool is_new);
 
 #endif

@@ -242,7 +242,7 @@ def test_default_name(profiled: Path, tmp_path: Path) -> None:
     env = environment(tmp_path, "profile=1m") | {"CALM_OPTIONS": "profile=1m"}
     run_command([profiled, "sites"], env, cwd=tmp_path)
     (profile,) = tmp_path.iterdir()
-    assert re.fullmatch(r"calmalloc\.\d+\.heap", profile.name)
+    assert re.fullmatch(r"calmalloc\.\d+\.\d{19}\.heap", profile.name)
 
 
 def test_unwritable(profiled: Path, tmp_path: Path) -> None:

@@ -1558,10 +1558,17 @@ static void test_counters(void) {
     calm_free(obtain(32 * MIB));
     check_counters();
     uint64_t limit = counter_now(table, "retained_limit");
+    struct calm_stats before = stats_now();
     pid_t child = fork();
     CHECK(child >= 0);
     check_counters();
     if (child == 0) {
+        /* Totals from the fork on, and levels as they were. */
+        struct calm_stats now = stats_now();
+        CHECK_EQUAL(now.in_use, before.in_use);
+        CHECK_EQUAL(now.dirtied + now.purged + now.purges_limit + now.purges_request + now.cache_misses, 0);
+        CHECK_EQUAL(now.large_allocations + now.limit_checks + now.purge_ns + now.purge_ranges, 0);
+        CHECK(before.dirtied > 0 && before.purged > 0 && before.limit_checks > 0);
         /* Only to tell them apart: nobody looks at them before they are what they were. */
         atomic_store(&calm_governor.settings.policy, 1);
         atomic_store(&calm_governor.settings.background, 2);

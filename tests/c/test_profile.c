@@ -375,15 +375,20 @@ static void test_table_and_file(void) {
     CHECK_EQUAL(profile.period, 12345);
     CHECK(profile.mappings > 0 && profile.build_ids > 0);
     CHECK(profile.default_type > 0 && profile.default_type < profile.strings);
-    /* A link in the way is replaced, and what it names is left alone. */
+    /* A link or file in the way stays, and so does what the link names. */
     char link[64];
     struct stat victim;
     snprintf(link, sizeof link, "%s.link", path);
     CHECK(truncate(path, 3) == 0 && symlink(path, link) == 0);
-    CHECK_EQUAL(pprof_write(&samples, 1, link, true), 0);
+    CHECK_EQUAL(pprof_write(&samples, 1, link, true), EEXIST);
+    CHECK_EQUAL(pprof_write(&samples, 1, path, true), EEXIST);
     CHECK(stat(path, &victim) == 0 && victim.st_size == 3);
-    CHECK(lstat(link, &victim) == 0 && S_ISREG(victim.st_mode) && victim.st_size > 3);
+    CHECK(lstat(link, &victim) == 0 && S_ISLNK(victim.st_mode));
+    CHECK(unlink(path) == 0);
+    CHECK_EQUAL(pprof_write(&samples, 1, link, true), EEXIST); /* which now leads nowhere */
     CHECK(unlink(link) == 0);
+    CHECK_EQUAL(pprof_write(&samples, 1, path, true), 0);
+    CHECK(lstat(path, &victim) == 0 && S_ISREG(victim.st_mode) && victim.st_size > 3);
     CHECK(unlink(path) == 0);
     CHECK_EQUAL(pprof_write(&samples, 1, "/nonexistent/profile", true), ENOENT);
     CHECK_EQUAL(pprof_write(&samples, 1, "/dev/full", false), ENOSPC);

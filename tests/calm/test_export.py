@@ -38,6 +38,7 @@ from calm.commands.export.command import PORT
 from calm.commands.export.metrics import Kind
 from calm.commands.export.reader import Reader
 from calm.core import counters, machine, proc, processes
+from calm.core.library_tables import COUNTERS
 
 pytest.importorskip("prometheus_client")
 from prometheus_client import openmetrics, parser
@@ -303,6 +304,108 @@ def test_values_are_those_that_the_library_reports(start: Start, opened: Callabl
     assert found["process_memory_usage_bytes"][str(process.pid)] == proc.rss_kib(process.pid) * 1024
     assert found["calm_export_processes"][""] == 2
     assert set(found["calm_export_unreadable_processes"].values()) == {0}
+
+
+# Counts something, and forks: with fork handlers and without, or child after child.
+FORKS = r"""
+    #define _GNU_SOURCE
+    #include <malloc.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/wait.h>
+    #include <unistd.h>
+    static void churn(size_t bytes) {
+        char *volatile block = malloc(bytes);
+        memset(block, 1, bytes);
+        free(block);
+        malloc_trim(0);
+    }
+    int main(int argc, char **argv) {
+        static char *volatile kept;
+        kept = malloc(100000);
+        for (int i = 0; i < 20; i++) churn(8 << 20);
+        if (argc > 1 && strcmp(argv[1], "storm") == 0) {
+            puts("0 {}");
+            fflush(stdout);
+            for (;;) {
+                pid_t child = fork();
+                if (child == 0) {
+                    for (int i = 0; i < 5; i++) { churn(1 << 20); usleep(500); }
+                    _exit(0);
+                }
+                waitpid(child, NULL, 0);
+            }
+        }
+        int ready[2];
+        char byte = 0;
+        if (pipe(ready) != 0) return 1;
+        pid_t forked = fork();
+        if (forked == 0) { write(ready[1], &byte, 1); pause(); }
+        if (read(ready[0], &byte, 1) != 1) return 1;
+        pid_t copied = _Fork();
+        if (copied == 0) pause();
+        printf("0 {\"forked\": %d, \"copied\": %d}\n", forked, copied);
+        fflush(stdout);
+        while (read(0, &byte, 1) > 0) {}
+        return 0;
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("forking"), "forking", FORKS)
+
+
+def test_a_child_counts_from_its_fork_on(
+    forking: Path, start: Start, opened: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that ran no fork handlers looks like a child in the midst of its fork, with another's counts."""
+    parent, said = start(command=forking)
+    source = opened(parent.pid, said["forked"], said["copied"])
+    try:
+        found = {each.pid: each.libraries for each in source.read().processes}
+        of_parent, of_child = (found[pid]["calmalloc"].counters for pid in (parent.pid, said["forked"]))
+        assert of_parent["purged"] >= 160 << 20
+        assert of_child["in_use"] > 0
+        totals = {name: of_child.get(name, 0) for name, counter in COUNTERS.items() if counter.is_total}
+        assert len(totals) > 20
+        assert set(totals.values()) == {0}, totals
+        assert found[said["copied"]] == {}
+        # If it stays so, they are what there is.
+        monkeypatch.setattr(counters, "YOUNG_S", 0.0)
+        found = {each.pid: each.libraries for each in source.read().processes}
+        assert found[said["copied"]]["calmalloc"].counters["purged"] >= 160 << 20
+    finally:
+        for pid in (said["forked"], said["copied"]):
+            os.kill(pid, signal.SIGKILL)
+
+
+GROWING = ("dirtied", "purged", "purges_request", "large_allocations", "limit_checks", "cache_misses")
+
+
+def test_totals_of_a_process_only_grow(forking: Path, start: Start) -> None:
+    """Of children, too, that are read in the midst of their fork."""
+    parent, _ = start(CALMALLOC, "storm", command=forking)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    source = Reader(
+        lambda: [parent.pid, *map(int, children.read_text().split())], every=True, shootdowns=False
+    )
+    before: dict[tuple[int, float], dict[str, int]] = {}
+
+    def is_enough() -> bool:
+        for each in source.read().processes:
+            now = each.libraries["calmalloc"].counters
+            # Of one that ends meanwhile not all can be read.
+            totals = {name: now[name] for name in GROWING if name in now}
+            earlier = before.setdefault((each.pid, each.started_s), dict.fromkeys(GROWING, 0))
+            assert all(totals[name] >= earlier[name] for name in totals), (totals, earlier)
+            assert each.pid == parent.pid or totals.get("purged", 0) <= 40 << 20
+            earlier.update(totals)
+        return len(before) > 60
+
+    wait_until(is_enough)
 
 
 def test_the_options_are_exported(opened: Callable[..., Reader]) -> None:
@@ -736,7 +839,7 @@ def test_a_process_without_a_library_is_reported(
     start: Start, export: Callable[..., Exporter], monkeypatch: pytest.MonkeyPatch, calm: Calm
 ) -> None:
     process, _ = start(None)
-    monkeypatch.setattr(reader, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(counters, "YOUNG_S", -1.0)
     done = calm("export", process.pid, "-n", "1", "--textfile", "-")
     assert done.returncode == 0
     assert done.stderr == f"calm: neither calmalloc nor ptlbmalloc2 is in process {process.pid}\n"

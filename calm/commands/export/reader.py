@@ -21,8 +21,6 @@ from calm.core.event_counters import SHOOTDOWNS, Counting, Events
 
 MAX_PROCESSES = 1000
 """Bounds the number of series, and the time of a scrape."""
-# Libraries are loaded and relocated by then. A younger process without them is searched again.
-_YOUNG_S = 10.0
 _MAX_NAME = 64
 _CAP_SYS_PTRACE = 1 << 19
 # A scrape that finds another one still under way after this time is refused.
@@ -201,7 +199,8 @@ class Reader:
         try:
             # Opened first: where that is refused, it is cheaper than reading maps.
             with proc.memory(stat.pid) as read:
-                known.tables, known.why = self._finder.tables(read, counters.images(stat.pid))
+                tables, known.why = self._finder.tables(read, counters.images(stat.pid))
+                known.tables = counters.without_parents(read, tables, stat)
         except PermissionError as error:
             known.reason = "permission"
             known.why = "" if self._every else proc.refusal(stat.pid, error)
@@ -209,7 +208,7 @@ class Reader:
         if known.why and not known.tables:
             is_other = known.why.endswith(f"this calm reads {counters.VERSION}")
             known.reason = "version" if is_other else "damaged"
-        known.is_settled = _age_s(stat) > _YOUNG_S
+        known.is_settled = _age_s(stat) > counters.YOUNG_S
 
     def _libraries(self, known: _Known, pid: int) -> dict[str, Library]:
         if not known.tables:

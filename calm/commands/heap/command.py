@@ -97,7 +97,7 @@ def _write(profile: HeapProfile, form: Form, stdout_is_taken: bool = False) -> N
 Examples:
   calm heap run -- ./server --self-test
   calm heap run --pid 1234 --for 30s --html heap.html
-  calm heap show calmalloc.1234.heap
+  calm heap show calmalloc.1234.*.heap
 """,
 )
 def command() -> None:
@@ -195,8 +195,8 @@ def run(
     "show",
     epilog="""\b
 Examples:
-  calm heap show calmalloc.1234.heap
-  calm heap show --type alloc_space --folded stacks.txt calmalloc.1234.heap
+  calm heap show calmalloc.1234.*.heap
+  calm heap show --type alloc_space --folded stacks.txt calmalloc.1234.*.heap
   calm heap show later.pb.gz earlier.pb.gz
 """,
 )

@@ -328,7 +328,7 @@ def from_runs(command: Sequence[str], rounds: int) -> Found:
         work.large = median([sum(line["large_allocations"] for line in each) for each in lines])
         if (processes := max(map(len, lines))) > 1:
             found.notes.append(
-                f"{processes} processes: a child counts again what its parent had when it forked"
+                f"{processes} processes: a child counts again the calls of its parent before the fork"
             )
     else:
         missing = "calmalloc wrote no report at its exit (it ended by _exit, or closed its standard error)"

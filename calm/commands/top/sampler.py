@@ -250,16 +250,18 @@ class Sampler:
 
     def _search(self, known: _Process, pid: int, now: float) -> None:
         begin = time.thread_time()
+        tables: list[counters.Table] = []
         known.tables, known.paths = [], []
         try:
             images = counters.images(pid)
             known.paths = [image.path for image in images]
             with proc.memory(pid) as read:
-                known.tables, known.why_no_counters = self._finder.tables(read, images)
+                tables, known.why_no_counters = self._finder.tables(read, images)
+                known.tables = counters.without_parents(read, tables, known.stat)
         except (proc.GoneError, OSError) as error:
             known.why_no_counters = proc.refusal(pid, error)
         pause = self._pause_s(begin)
-        known.search_at = now + (pause if known.tables else max(_SEARCH_AGAIN_S, pause))
+        known.search_at = now + (pause if tables else max(_SEARCH_AGAIN_S, pause))
 
     def _read_tables(self, known: _Process, row: Row, now: float, elapsed: float) -> None:
         # The libraries of a process that has just begun may not be loaded yet, or not be relocated.
