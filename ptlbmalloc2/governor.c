@@ -13,6 +13,7 @@
 #include "glibc_proof.h"
 #include "glibc_settings.h"
 #include "os/control.h"
+#include "os/process.h"
 #include "state.h"
 #include "thresholds.h"
 #include "trim.h"
@@ -166,16 +167,18 @@ static void before_fork(void) {
     atomic_store_explicit(&state.busy, false, memory_order_release);
 }
 
-/* A request was for the parent. */
+/* A request was for the parent; the counters are wiped (state.h). */
 static void after_fork_in_child(void) {
+    process_begin();
     control_cancel(&os_control);
 }
 
 void governor_start(void) {
     glibc_settings_read();
     thresholds_start();
+    process_begin();
     if (activation_start()) {
         govern(false);
-        pthread_atfork(before_fork, NULL, after_fork_in_child);
     }
+    pthread_atfork(before_fork, NULL, after_fork_in_child);
 }

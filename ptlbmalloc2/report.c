@@ -13,6 +13,7 @@
 #include "options.h"
 #include "os/control.h"
 #include "os/counter_table.h"
+#include "os/process.h"
 #include "os/purge.h"
 #include "os/text.h"
 #include "placement.h"
@@ -71,7 +72,10 @@ static void put_all(struct report *report) {
                                           [PURGE_SINGLE] = "madvise",
                                           [PURGE_IMPOSSIBLE] = "none works"};
     struct counters *counters = &state.counters;
-    put_number(report, "pid", (uint64_t)getpid());
+    struct process process = process_now();
+    put_number(report, "pid", process.number);
+    put_number(report, "ppid", process.parent);
+    put_number(report, "started_ns", process.started_ns);
     put_bool(report, "active", activation_is_on());
     put_string(report, "why_not", activation_is_on() ? "" : activation_why_not);
     put_string(report, "glibc", gnu_get_libc_version());
@@ -91,6 +95,13 @@ static void put_all(struct report *report) {
     put_string(report, "why_no_placement", placement_why_not);
 }
 
+static const char *why_not_opened(int error) {
+    return error == EACCES  ? " (permission denied)"
+           : error == ELOOP ? " (a symbolic link)"
+           : error == ENXIO ? " (a pipe that nobody reads)"
+                            : "";
+}
+
 void report_stats(void) {
     if (options.stats_format == STATS_OFF) {
         return;
@@ -102,10 +113,13 @@ void report_stats(void) {
         text_write(&report.text, STDERR_FILENO);
         return;
     }
-    int descriptor = open(options.stats_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    /* A line of each process is appended. Who may write to the folder must not choose another file by a link,
+     * nor have the program wait at its end for a reader of a pipe. */
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    int descriptor = open(options.stats_path, flags, 0666);
     if (descriptor < 0) {
         text_write_line(STDERR_FILENO, "ptlbmalloc2: statistics not written: cannot open %s%s",
-                        options.stats_path, errno == EACCES ? " (permission denied)" : "");
+                        options.stats_path, why_not_opened(errno));
         return;
     }
     text_write(&report.text, descriptor);

@@ -65,6 +65,11 @@ def run_early_late(tmp_path: Path) -> Callable[..., Ran]:
 
 
 @pytest.fixture
+def cases_program() -> Path:
+    return Path(built("cases"))
+
+
+@pytest.fixture
 def placed_program() -> Path:
     return Path(built("placed"))
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -152,6 +157,68 @@ def test_unwritable_statistics(run: Run, tmp_path: Path, path: str) -> None:
     ran = run("threads", PTLBMALLOC2_STATS=f"json:{tmp_path / path}")
     assert ran.stderr.count("\n") == 1
     assert "statistics not written" in ran.stderr
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_statistics_follow_no_link(run: Run, tmp_path: Path, there: bool) -> None:
+    """What it names stays as it is, whether it is there or not."""
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    if there:
+        victim.write_text("precious")
+    link.symlink_to(victim)
+    ran = run("threads", PTLBMALLOC2_STATS=f"json:{link}")
+    assert ran.stderr == f"ptlbmalloc2: statistics not written: cannot open {link} (a symbolic link)\n"
+    assert link.is_symlink()
+    assert victim.exists() == there
+    assert not there or victim.read_text() == "precious"
+
+
+def test_statistics_wait_for_no_reader(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    stderr = run("threads", PTLBMALLOC2_STATS=f"json:{pipe}").stderr
+    assert stderr == f"ptlbmalloc2: statistics not written: cannot open {pipe} (a pipe that nobody reads)\n"
+
+
+def test_statistics_are_appended(run: Run, tmp_path: Path) -> None:
+    """Each line says of which process it is: the number may be another's, too, and the start is not."""
+    path = tmp_path / "all"
+    for _ in range(2):
+        run("little", PTLBMALLOC2_STATS=f"json:{path}")
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["pid"] != second["pid"]
+    assert first["ppid"] == second["ppid"] == os.getpid()
+    assert 0 < first["started_ns"] < second["started_ns"]
+
+
+@pytest.mark.parametrize("most", [0, 1, 100])
+@pytest.mark.parametrize("target", ["stderr", "file"])
+def test_statistics_beyond_a_limit(tmp_path: Path, cases_program: Path, target: str, most: int) -> None:
+    """The signal that the kernel raises then is not the program's."""
+    from preload import environment, library
+
+    path = tmp_path / "stats"
+    value = "json" if target == "stderr" else f"json:{path}"
+    env = environment(None) | {"LD_PRELOAD": str(library()), "PTLBMALLOC2_STATS": value}
+
+    def prepare() -> None:
+        # Python ignores it, and so would its children.
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    with (tmp_path / "errors").open("wb") as errors:
+        done = subprocess.run(
+            [cases_program, "much"],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            preexec_fn=prepare,
+            restore_signals=False,
+        )
+    assert done.returncode == 0
+    assert b"kept " in done.stdout
+    assert (path if target == "file" else tmp_path / "errors").stat().st_size == most
 
 
 def test_full_disk_is_no_harm(run: Run) -> None:
