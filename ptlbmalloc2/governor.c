@@ -139,6 +139,12 @@ size_t governor_check(struct arena *arena, enum check_reason reason, size_t free
     return allowance;
 }
 
+void governor_note_calloc(const void *block, size_t bytes) {
+    if (block != NULL && !block_is_mmapped(block)) {
+        thresholds_note_calloc(bytes);
+    }
+}
+
 void governor_note_mmapped_free(size_t chunk_bytes) {
     /* Before the start, too: glibc raises its own threshold then, and governing goes on from there. */
     if (glibc_settings_raise_mmap_threshold(chunk_bytes) && activation_is_on()) {

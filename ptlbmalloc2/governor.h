@@ -50,6 +50,9 @@ enum check_reason {
  */
 size_t governor_check(struct arena *arena, enum check_reason reason, size_t freed_bytes);
 
+/* A block of so many bytes is calloc's. For some calls in many: see thresholds_note_calloc. Thread-safe. */
+void governor_note_calloc(const void *block, size_t bytes);
+
 /* An mmapped chunk of this size is about to be freed. Thread-safe. */
 void governor_note_mmapped_free(size_t chunk_bytes);
 

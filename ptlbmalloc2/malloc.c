@@ -126,6 +126,7 @@ __attribute__((noinline)) static void *calloc_and_check(size_t number, size_t by
         return __libc_calloc(number, bytes);
     }
     void *block = __libc_calloc(1, placement_request_bytes(total));
+    governor_note_calloc(block, total);
     return check_after_allocation(placement_place(block, total, 0));
 }
 

@@ -71,9 +71,11 @@ struct state {
     _Atomic(size_t) freed_bytes; /* by all threads, as of their last checks */
     /* At the last trim decision: the first two counters, and how much may become free before the next one. */
     _Atomic(size_t) freed_bytes_then, free_top_bytes_then, slack_bytes;
-    _Atomic(bool) busy;        /* the lock of those who walk and trim; they alone use the last two fields */
-    _Atomic(bool) trim_wanted; /* a thread found a trim due, and may have found `busy` taken */
-    _Atomic(size_t) turn;      /* of the arena whose record is updated next */
+    _Atomic(bool) busy;         /* the lock of those who walk and trim; they alone use the last two fields */
+    _Atomic(bool) trim_wanted;  /* a thread found a trim due, and may have found `busy` taken */
+    _Atomic(bool) clears;       /* large blocks of calloc lie in arenas */
+    _Atomic(bool) pads_bounded; /* as it was when glibc's top_pad was set */
+    _Atomic(size_t) turn;       /* of the arena whose record is updated next */
     struct cpu_usage cpu_usage;
     unsigned char scratch[RESIDENCY_CHUNK_PAGES];
     struct arena_record records[MAX_ARENAS];

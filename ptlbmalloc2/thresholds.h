@@ -14,6 +14,9 @@ struct arena;
 /* At start-up. */
 void thresholds_start(void);
 
+/* A block of so many bytes was cleared in an arena. A few calls in many are noted, by bytes. */
+void thresholds_note_calloc(size_t bytes);
+
 /* Whether a threshold has left the band of a quarter around the one in force. */
 bool thresholds_have_moved(void);
 

@@ -29,7 +29,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "test_policy": ("adaptive", "paper"),
     "test_cgroup": ("off", "on"),
     "test_placement": ("off", "lines", "colors", "random"),
-    "test_populate": ("never", "calloc"),
     "test_cache": ("auto", "locked", "off"),
     "test_sync": ("off", "on"),
     "test_offload_timeout": (),

@@ -15,12 +15,7 @@ static void put_blocks(struct backend *backend, uint32_t class, void *const *blo
 }
 
 static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    struct governor *governor = backend->governor;
-    void *block = governor_take_large(governor, pages, align_pages, zero, false);
-    if (block != NULL && zeroed && *zero && governor_may_populate(governor, block, pages)) {
-        governor_populate(governor, block, pages);
-    }
-    return block;
+    return governor_take_large(backend->governor, pages, align_pages, zeroed, false, zero);
 }
 
 static void put_large(struct backend *backend, void *block) {

@@ -41,7 +41,7 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes);
 void governor_refresh(struct governor *governor);
 
 /* Copies the policy, the slack and the purge time. The others are off for offload mode's second heap, which
- * has no helper, huge pages, placement or populated pages. */
+ * has no helper, huge pages or placement. */
 void governor_copy_settings(struct governor *governor, const struct governor_settings *from);
 
 /* Whether the caller holds a lock of the heap, of depots or of caches. */

@@ -3,31 +3,35 @@
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
+#include "os/filters.h"
 #include "os/hardware_caches.h"
+#include "os/purge.h"
 #include "os/random.h"
 #include "os/vm.h"
 
 /* Smaller blocks cost more to move than to copy: see docs/experiments.md. */
 #define MIN_MOVE_BYTES ((size_t)256 << 10)
 
-/* In a huge-page region, if the program touches its large blocks. Under the heap's lock. */
-static enum run_choice choose_run(const struct governor *governor, size_t pages) {
-    if (governor->heap.runs.region_pages == 0 || pages < THP_MIN_PAGES) {
+/* A smaller block without evidence takes what is resident: memory that is not would cost it more than that.
+ */
+#define MIN_SPARSE_BYTES ((size_t)1 << 20)
+
+/* Where the kernel cannot be asked what was touched, any memory will do. Under the heap's lock. */
+static enum run_choice choose_run(const struct governor *governor, size_t pages, bool zeroed,
+                                  enum thp_evidence evidence) {
+    if (pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    bool dense = thp_policy_allows(&governor->thp) && allows_region(governor, pages);
+    if (evidence == THP_NONE && filters_allow_all() &&
+        (zeroed || pages * page_bytes(governor) >= MIN_SPARSE_BYTES)) {
+        return RUN_FOR_SPARSE;
+    }
+    if (governor->heap.runs.region_pages == 0) {
+        return RUN_FOR_ANY;
+    }
+    bool dense =
+        evidence == THP_SURE && !thp_policy_is_costly(&governor->thp) && allows_region(governor, pages);
     return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
-}
-
-/*
- * Whether to prefault a new block: if its pages are fresh, outside of huge-page regions, and all large blocks
- * are touched, so that the client's first touch finds its pages. Under the heap's lock; clean_pages are those
- * before it was taken.
- */
-static bool is_to_be_prefaulted(const struct governor *governor, void *block, bool zero, size_t clean_pages) {
-    bool fresh = zero || governor->heap.runs.sets[RUN_CLEAN].pages < clean_pages;
-    return fresh && thp_policy_expects_touch(&governor->thp) &&
-           !heap_large_span(&governor->heap, block)->huge;
 }
 
 /* Returns whether large blocks are spread by their colors. Reads what caches the machine has, once huge pages
@@ -51,29 +55,48 @@ static bool prepare_colors(struct governor *governor, enum run_choice choice) {
     return colored;
 }
 
-void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
-                          bool prefaults) {
+/* Purges what will be sampled of a new block, which its owner does not have yet. */
+static void open_control(struct governor *governor, struct span *span) {
+    struct iovec ranges[THP_SAMPLED_RANGES];
+    size_t bytes = (size_t)span->pages * page_bytes(governor);
+    size_t count = thp_policy_sampled(span->base, bytes, page_bytes(governor), ranges);
+    struct purge_result result = purge_ranges(ranges, count);
+    span->fresh = result.ranges_done == count;
     heap_lock(governor);
-    enum run_choice choice = choose_run(governor, pages);
+    governor->counts.ranges += result.ranges_done;
+    governor->counts.vectored_calls += result.vectored_calls;
+    governor->counts.single_calls += result.single_calls;
+    heap_unlock(governor);
+}
+
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool zeroed,
+                          bool prefaults, bool *zero) {
+    heap_lock(governor);
+    enum thp_evidence evidence = pages < THP_MIN_PAGES ? THP_NONE : thp_policy_expect(&governor->thp, pages);
+    enum run_choice choice = choose_run(governor, pages, zeroed, evidence);
     uint64_t made = governor->heap.runs.huge_pages_made;
-    size_t clean_pages = governor->heap.runs.sets[RUN_CLEAN].pages;
     bool colored = prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);
     made = governor->heap.runs.huge_pages_made - made;
-    prefaults = prefaults && block != NULL && is_to_be_prefaulted(governor, block, *zero, clean_pages);
+    struct span *span = heap_large_span(&governor->heap, block);
     struct iovec sampled = {0};
+    prefaults = prefaults && span != NULL && span->fresh && evidence >= THP_TOUCHED;
+    bool is_control = evidence == THP_CONTROL && span != NULL && !span->fresh && !span->huge && !zeroed &&
+                      pages * page_bytes(governor) >= MIN_SPARSE_BYTES;
     if (prefaults) {
-        heap_large_span(&governor->heap, block)->prefaulted = true;
-    }
-    if ((choice != RUN_FOR_ANY || governor->exclusive) && block != NULL) {
-        sampled = thp_policy_note(&governor->thp, &governor->heap, block);
+        span->fresh = false;
+    } else if (span != NULL && pages >= THP_MIN_PAGES) {
+        sampled = thp_policy_note(&governor->thp, &governor->heap, span);
     }
     heap_unlock_and_check(governor);
     if (made > 0 && block != NULL) {
         touch_huge_page(governor, block);
     }
     if (sampled.iov_len > 0) {
-        thp_policy_sample(&governor->thp, sampled.iov_base, sampled.iov_len, page_bytes(governor));
+        thp_policy_sample(&governor->thp, sampled.iov_base, sampled.iov_len, page_bytes(governor), false);
+    }
+    if (is_control) {
+        open_control(governor, span);
     }
     if (prefaults) {
         vm_populate(block, pages * page_bytes(governor));
@@ -81,35 +104,12 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     return block;
 }
 
-/*
- * A program that reads its zeroed memory before it writes, as a hash table does, first maps the kernel's zero
- * page, and each page that it then writes is copied: two faults, and a shootdown. So the whole block is
- * written at once, as by an allocator that cannot know it to be zero; but only while such blocks, most of
- * which a program may never touch, and free memory that is kept are together within the limit.
- */
-bool governor_may_populate(struct governor *governor, void *block, size_t pages) {
-    if (setting_value(&governor->settings.populate) == 0 ||
-        atomic_load_explicit(&governor->cannot_populate, memory_order_relaxed)) {
-        return false;
-    }
-    heap_lock(governor);
-    struct heap *heap = &governor->heap;
-    bool within =
-        heap_dirty_pages(heap) + heap->calloc_populated_pages + pages <= max_prefaulted_pages(governor);
-    if (within) {
-        heap_note_calloc_populated(heap, block);
-    }
-    heap_unlock(governor);
-    return within;
-}
-
-void governor_populate(struct governor *governor, void *block, size_t pages) {
-    if (!vm_populate(block, pages * page_bytes(governor))) {
-        atomic_store_explicit(&governor->cannot_populate, true, memory_order_relaxed);
-    }
-}
-
 void governor_put_large(struct governor *governor, void *block) {
+    const struct span *span = heap_large_span(&governor->heap, block);
+    if (span != NULL && thp_policy_samples_freed(&governor->thp, span)) {
+        thp_policy_sample(&governor->thp, span->base, (size_t)span->pages * page_bytes(governor),
+                          page_bytes(governor), true);
+    }
     heap_lock(governor);
     struct span *moved = heap_put_large(&governor->heap, block);
     if (moved != NULL) {

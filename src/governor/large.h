@@ -1,23 +1,16 @@
 /*
- * Large blocks: where a new one lies, whether its pages are resident before it is used, and how one grows,
- * shrinks or moves. Thread-safe in shared mode; in exclusive mode for its thread alone.
+ * Large blocks: where a new one lies, by what the THP policy expects of it, and how one grows, shrinks or
+ * moves. Thread-safe in shared mode; in exclusive mode for its thread alone.
  */
 #ifndef CALM_GOVERNOR_LARGE_H
 #define CALM_GOVERNOR_LARGE_H
 
 #include "governor/state.h"
 
-/* A block of whole pages; *zero says whether it is known to be zero. NULL if memory is short. prefaults: the
- * thread of exclusive mode may prefault the block, if all such blocks are touched. */
-void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool *zero,
-                          bool prefaults);
-
-/* Whether a new block of calloc, which is clean, is to be made resident, since it is small beside what is
- * used: then by governor_populate. */
-bool governor_may_populate(struct governor *governor, void *block, size_t pages);
-
-/* Makes the block resident, which takes time by its size. Needs nothing of the heap. Any thread. */
-void governor_populate(struct governor *governor, void *block, size_t pages);
+/* A block of whole pages; *zero says whether it is known to be zero, which zeroed asks for. NULL if memory is
+ * short. prefaults: the thread of exclusive mode may prefault the block, if all such blocks are touched. */
+void *governor_take_large(struct governor *governor, size_t pages, size_t align_pages, bool zeroed,
+                          bool prefaults, bool *zero);
 
 void governor_put_large(struct governor *governor, void *block);
 

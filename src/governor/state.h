@@ -40,7 +40,6 @@ struct governor_settings {
     _Atomic(int) watch_cgroup;
     _Atomic(int) huge_pages; /* whether they may be requested */
     _Atomic(int) placement;  /* enum placement: where large blocks begin */
-    _Atomic(int) populate;   /* whether blocks of calloc may be made resident before use */
     _Atomic(int) slack;      /* per cent of the policy's threshold */
     _Atomic(int) purge_time; /* per cent of CPU time that purging in vain may cost */
 };
@@ -141,7 +140,6 @@ struct governor {
     _Atomic(size_t) max_footprint; /* bytes that the process may come to hold */
     _Atomic(double) fault_ns;      /* cost of one page fault, as measured; 0: not yet */
     const void *first_thread;      /* its thread pointer */
-    _Atomic(bool) cannot_populate; /* on this kernel */
     _Atomic(int) helper;           /* enum helper_state */
     struct thread helper_thread;
     _Atomic(uint32_t) helper_wakeup; /* a futex word: counts wakeups */

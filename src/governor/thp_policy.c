@@ -1,21 +1,26 @@
 #include "governor/thp_policy.h"
 
+#include "base/size.h"
 #include "os/clock.h"
 #include "os/residency.h"
 
 #define MAX_BLOCKS_PER_SAMPLE  512 /* while blocks are not touched */
 #define SURE_BLOCKS_PER_SAMPLE 64  /* while all are */
 #define BLOCKS_PER_SAMPLE      4
-#define BLOCKS_PER_CONTROL     16
+#define BLOCKS_PER_CONTROL     32
+#define FREED_PER_SAMPLE       8 /* once the answer is always the same */
 #define MAX_SCORE              16
 #define HIGH_SCORE             8
-/* A block that was not touched weighs as much as four that were: memory costs more than time. */
+/* A block in use that was not touched weighs as much as four that were: memory costs more than time. A freed
+ * one, whose answer is final, earns huge pages if it was touched, and ends all trust if it was not. */
 #define SCORE_SPARSE  4
 #define MIN_COSTLY_NS 100000000ULL
 #define MAX_COSTLY_NS 10000000000ULL
 
-static bool is_control(const struct thp_policy *policy) {
-    return policy->blocks % BLOCKS_PER_CONTROL == 0;
+static struct thp_class *class_of(struct thp_policy *policy, size_t pages) {
+    unsigned exponent = 63 - (unsigned)__builtin_clzll(pages);
+    size_t number = exponent * 2 + (pages >> (exponent - 1) & 1);
+    return &policy->classes[size_min(number, THP_CLASSES - 1)];
 }
 
 bool thp_policy_is_costly(const struct thp_policy *policy) {
@@ -23,12 +28,11 @@ bool thp_policy_is_costly(const struct thp_policy *policy) {
     return until != 0 && clock_coarse_ns() < until;
 }
 
-bool thp_policy_expects_touch(const struct thp_policy *policy) {
-    return atomic_load_explicit(&policy->score, memory_order_relaxed) >= HIGH_SCORE && !is_control(policy);
-}
-
-bool thp_policy_allows(const struct thp_policy *policy) {
-    return thp_policy_expects_touch(policy) && !thp_policy_is_costly(policy);
+enum thp_evidence thp_policy_expect(struct thp_policy *policy, size_t pages) {
+    struct thp_class *class = class_of(policy, pages);
+    uint8_t score = atomic_load_explicit(&class->score, memory_order_relaxed);
+    bool is_control = ++class->handed_out % BLOCKS_PER_CONTROL == 0;
+    return score == 0 ? THP_NONE : is_control ? THP_CONTROL : score < HIGH_SCORE ? THP_TOUCHED : THP_SURE;
 }
 
 /* Two threads at once may both lengthen the pause, or end it: it is an estimate either way. */
@@ -43,43 +47,82 @@ void thp_policy_note_cost(struct thp_policy *policy, uint64_t ns, double small_n
                           memory_order_relaxed);
 }
 
-struct iovec thp_policy_note(struct thp_policy *policy, const struct heap *heap, void *base) {
-    /* The ring has only blocks that can be sampled, so that it reaches back equally far whatever their share
-     * is. */
-    uint64_t number = policy->blocks++;
-    const struct span *span = heap_large_span_at(heap, base);
-    if (span->huge || span->moved || span->prefaulted) {
+/* Whether the residency of its pages tells what its owner did. */
+static bool is_telling(const struct span *span) {
+    return span->fresh && atomic_load_explicit(&span->marks, memory_order_relaxed) == 0;
+}
+
+/* The ring has only blocks that can be sampled, so that it reaches back equally far whatever their share is.
+ */
+struct iovec thp_policy_note(struct thp_policy *policy, const struct heap *heap, const struct span *span) {
+    if (!is_telling(span)) {
         return (struct iovec){0};
     }
-    void **place = &policy->recent[(number / (number % BLOCKS_PER_CONTROL == 0 ? BLOCKS_PER_CONTROL : 1)) %
-                                   THP_RECENT_BLOCKS];
+    uint64_t number = policy->blocks++;
+    void **place = &policy->recent[number % THP_RECENT_BLOCKS];
     const struct span *older = *place == NULL ? NULL : heap_large_span_at(heap, *place);
-    *place = base;
+    *place = span->base;
     unsigned between = BLOCKS_PER_SAMPLE + atomic_load_explicit(&policy->interval, memory_order_relaxed);
-    bool sample = number - policy->sampled_at >= between && older != NULL && !older->huge && !older->moved &&
-                  !older->prefaulted;
-    if (!sample) {
+    if (number - policy->sampled_at < between || older == NULL || !is_telling(older) ||
+        older->pages < THP_MIN_PAGES) {
         return (struct iovec){0};
     }
     policy->sampled_at = number;
     return (struct iovec){older->base, (size_t)older->pages << heap->space.page_shift};
 }
 
-void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes, size_t page_size) {
-    /* The end of the block, since blocks are filled from the front; without the last page, which placement
-     * may have added. */
+bool thp_policy_samples_freed(struct thp_policy *policy, const struct span *span) {
+    if (span->pages < THP_MIN_PAGES || !is_telling(span)) {
+        return false;
+    }
+    struct thp_class *class = class_of(policy, span->pages);
+    uint8_t score = atomic_load_explicit(&class->score, memory_order_relaxed);
+    /* Threads that count at once may lose a count. */
+    uint8_t freed = __atomic_load_n(&class->freed, __ATOMIC_RELAXED);
+    __atomic_store_n(&class->freed, (uint8_t)(freed + 1), __ATOMIC_RELAXED);
+    return (score > 0 && score < MAX_SCORE) || freed % FREED_PER_SAMPLE == 0;
+}
+
+/* The end of the block, since blocks are filled from the front, without the last page, which placement may
+ * have added; and the middle, since a program may touch the ends alone. */
+size_t thp_policy_sampled(char *base, size_t bytes, size_t page_size, struct iovec *ranges) {
     bytes -= bytes > page_size ? page_size : 0;
-    size_t sampled = bytes < RESIDENCY_SAMPLE_BYTES ? bytes : RESIDENCY_SAMPLE_BYTES;
-    bool touched = residency_is_full(base + bytes - sampled, sampled);
-    int score = atomic_load_explicit(&policy->score, memory_order_relaxed);
-    score = touched ? score + 1 : score - SCORE_SPARSE;
-    score = score < 0 ? 0 : score > MAX_SCORE ? MAX_SCORE : score;
-    /* Two threads at once may lose a point, which a later sample makes good. */
-    atomic_store_explicit(&policy->score, score, memory_order_relaxed);
+    size_t end = size_min(bytes, RESIDENCY_SAMPLE_BYTES);
+    ranges[0] = (struct iovec){base + bytes - end, end};
+    ranges[1] = (struct iovec){base + bytes / 2 / page_size * page_size, page_size};
+    return bytes / 2 > end ? 2 : 1;
+}
+
+static bool is_touched(char *base, size_t bytes, size_t page_size) {
+    struct iovec ranges[THP_SAMPLED_RANGES];
+    size_t count = thp_policy_sampled(base, bytes, page_size, ranges);
+    bool touched = true;
+    for (size_t i = 0; i < count; i++) {
+        touched = touched && residency_is_full(ranges[i].iov_base, ranges[i].iov_len);
+    }
+    return touched;
+}
+
+/* The surer the answer, either way, the fewer the samples of blocks in use. */
+static void set_interval(struct thp_policy *policy, bool touched, bool sure) {
     unsigned interval = atomic_load_explicit(&policy->interval, memory_order_relaxed);
-    /* The surer the answer, either way, the fewer the samples. */
     unsigned max = touched ? SURE_BLOCKS_PER_SAMPLE : MAX_BLOCKS_PER_SAMPLE;
-    interval = touched && score < MAX_SCORE ? 0 : interval * 2 + 1;
-    interval = interval < max ? interval : max;
-    atomic_store_explicit(&policy->interval, interval, memory_order_relaxed);
+    interval = touched && !sure ? 0 : interval * 2 + 1;
+    atomic_store_explicit(&policy->interval, interval < max ? interval : max, memory_order_relaxed);
+}
+
+/* Two threads at once may lose a point, which a later sample makes good. */
+void thp_policy_sample(struct thp_policy *policy, char *base, size_t bytes, size_t page_size, bool freed) {
+    struct thp_class *class = class_of(policy, bytes / page_size);
+    bool touched = is_touched(base, bytes, page_size);
+    unsigned score = atomic_load_explicit(&class->score, memory_order_relaxed);
+    if (touched) {
+        score = (unsigned)size_min(score + (freed ? HIGH_SCORE : 1), MAX_SCORE);
+    } else {
+        score = freed || score < SCORE_SPARSE ? 0 : score - SCORE_SPARSE;
+    }
+    atomic_store_explicit(&class->score, (uint8_t)score, memory_order_relaxed);
+    if (!freed) {
+        set_interval(policy, touched, score == MAX_SCORE);
+    }
 }

@@ -58,10 +58,9 @@ struct heap {
     size_t purging_pages;             /* handed out by heap_take_dirty */
     uint64_t dirtied_pages;           /* that became free, since the start */
     uint64_t large_allocations;
-    uint64_t moves;                /* of large blocks' pages */
-    size_t moved_spans;            /* large blocks for each of which the kernel keeps a mapping */
-    _Atomic(bool) has_absent;      /* blocks had pages that children do not inherit: marks.h */
-    size_t calloc_populated_pages; /* of large blocks made resident before their owners touched them */
+    uint64_t moves;           /* of large blocks' pages */
+    size_t moved_spans;       /* large blocks for each of which the kernel keeps a mapping */
+    _Atomic(bool) has_absent; /* blocks had pages that children do not inherit: marks.h */
     struct runs runs;
     struct space space;
 };

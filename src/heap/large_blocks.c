@@ -25,22 +25,14 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
         colors_add(&heap->colors, runs_address_page(&heap->runs, span));
     }
     span->moved = false;
-    span->calloc_populated = false;
-    span->prefaulted = false;
+    span->fresh = *zero && !span->huge && choice != RUN_FOR_MOVE;
     heap->used_pages += pages;
     heap->large_allocations++;
     return span->base;
 }
 
-/* Before the block's size changes. */
-static void end_calloc_populated(struct heap *heap, struct span *span) {
-    heap->calloc_populated_pages -= span->calloc_populated ? span->pages : 0;
-    span->calloc_populated = false;
-}
-
 /* The block leaves its span. */
 static void leave_span(struct heap *heap, struct span *span) {
-    end_calloc_populated(heap, span);
     if (span->colored) {
         colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
     }
@@ -63,12 +55,6 @@ struct span *heap_large_span_at(const struct heap *heap, const void *address) {
 struct span *heap_large_span(const struct heap *heap, const void *block) {
     struct span *span = heap_large_span_at(heap, block);
     return span != NULL && span->base + span->offset == block ? span : NULL;
-}
-
-void heap_note_calloc_populated(struct heap *heap, void *block) {
-    struct span *span = heap_large_span(heap, block);
-    span->calloc_populated = true;
-    heap->calloc_populated_pages += span->pages;
 }
 
 /* Puts a span that may be marked. False, and it is the caller's to renew, if its pages may not be used as
@@ -156,7 +142,7 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
     if (pages == span->pages) {
         return true;
     }
-    end_calloc_populated(heap, span);
+    span->fresh = false;
     return pages < span->pages ? shrink(heap, span, pages) : extend(heap, span, pages - span->pages);
 }
 

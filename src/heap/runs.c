@@ -7,7 +7,7 @@
 #define MIN_EXTENDED_PAGES 32
 #define EXTENDED_PART      4
 
-#define MAX_CLEAN_TRIES 64
+#define MAX_CLEAN_TRIES    64
 #define MIN_RELEASED_PAGES 8 /* two of them may become guards */
 
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
@@ -415,6 +415,9 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     if (choice == RUN_FOR_HUGE_PAGES) {
         run = find_colored(runs, pages, colors);
     }
+    if (choice == RUN_FOR_SPARSE) {
+        run = find_clean(runs, pages);
+    }
     if (run == NULL && choice != RUN_FOR_MOVE) {
         run = find(&runs->sets[RUN_DIRTY], pages);
     }
@@ -425,7 +428,7 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     if (run == NULL && choice == RUN_FOR_HUGE_PAGES) {
         run = make_regions(runs, pages + (colors == NULL ? 0 : colors_skip_in_huge_page(colors)));
     }
-    if (run == NULL && choice == RUN_FOR_LARGE) {
+    if (run == NULL && (choice == RUN_FOR_LARGE || choice == RUN_FOR_SPARSE)) {
         run = find(&runs->sets[RUN_HUGE_DIRTY], pages);
     }
     if (run == NULL) {

@@ -39,6 +39,7 @@ struct runs {
 enum run_choice {
     RUN_FOR_ANY,        /* resident, else clean */
     RUN_FOR_LARGE,      /* the same, and in huge-page regions if nothing else is resident */
+    RUN_FOR_SPARSE,     /* clean, else as RUN_FOR_LARGE: much of it may never be touched */
     RUN_FOR_HUGE_PAGES, /* in huge-page regions, else as RUN_FOR_LARGE; may make a region */
     RUN_FOR_MOVE,       /* clean, and not in a region: other pages will be moved there */
 };

@@ -42,15 +42,14 @@ struct span {
     uint16_t used_blocks; /* slabs */
     uint16_t free_dirty_pages;
     uint8_t class;
-    uint8_t state;             /* enum span_state */
-    bool claimed : 1;          /* slab: a purge has some of its free blocks */
-    bool moved : 1;            /* large: its pages were moved here, and the kernel keeps a mapping for them */
-    bool calloc_populated : 1; /* large: made resident for calloc before its owner touched it, and counted */
-    bool prefaulted : 1;       /* large: made resident because its owner was expected to touch all of it */
-    bool colored : 1;          /* large: counted among those that begin at its color */
-    bool huge : 1;             /* in a huge-page region: one touch makes all of it resident */
-    _Atomic(uint8_t) marks;    /* slabs, large: what the program did to pages of its blocks: marks.h */
-    uint64_t allocated[];      /* slabs: one bit a block; as many words as a slab of any class needs */
+    uint8_t state;          /* enum span_state */
+    bool claimed : 1;       /* slab: a purge has some of its free blocks */
+    bool moved : 1;         /* large: its pages were moved here, and the kernel keeps a mapping for them */
+    bool fresh : 1;         /* large: none but its owner made pages of it resident */
+    bool colored : 1;       /* large: counted among those that begin at its color */
+    bool huge : 1;          /* in a huge-page region: one touch makes all of it resident */
+    _Atomic(uint8_t) marks; /* slabs, large: what the program did to pages of its blocks: marks.h */
+    uint64_t allocated[];   /* slabs: one bit a block; as many words as a slab of any class needs */
 };
 
 /* A priority queue by address, lowest first: a pairing heap (Fredman et al., 1986). */

@@ -19,9 +19,6 @@
 #include "os/text.h"
 #include "os/thread.h"
 
-/* What a server makes resident while its caller waits, about a quarter of a millisecond's work. */
-#define MAX_POPULATED_BYTES ((size_t)1 << 20)
-
 struct offload calm_offload;
 
 static struct offload *offload_of(struct backend *backend) {
@@ -69,21 +66,6 @@ static unsigned cpu_number(const struct offload *offload) {
     return cpu_cache_number(offload->backend.governor->caches);
 }
 
-/* Whether the server makes so large a block resident for a calloc; else its caller does, since no other
- * client is served meanwhile. */
-static bool server_populates(size_t pages) {
-    return pages * vm_page_size() <= MAX_POPULATED_BYTES;
-}
-
-static bool is_clean_for_calloc(const struct request *request) {
-    return request->count > 0 && request->zeroed && request->zero;
-}
-
-static void plan_populate(void *subject) {
-    struct request *this = subject;
-    this->populates = governor_may_populate(this->governor, this->blocks[0], this->pages);
-}
-
 /* Puts blocks of a class, or, if it is 0, a large one. */
 static void put_into(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
     if (class != 0) {
@@ -97,8 +79,8 @@ static void take_from(struct governor *governor, struct request *this, bool pref
     if (this->class != 0) {
         this->count = governor_take_blocks(governor, this->class, this->blocks, this->count, prefaults);
     } else {
-        this->blocks[0] =
-            governor_take_large(governor, this->pages, this->align_pages, &this->zero, prefaults);
+        this->blocks[0] = governor_take_large(governor, this->pages, this->align_pages, this->zeroed,
+                                              prefaults, &this->zero);
         this->count = this->blocks[0] != NULL;
     }
 }
@@ -112,9 +94,6 @@ static void do_request(void *subject) {
         put_into(this->governor, this->class, this->blocks, this->count);
     } else {
         take_from(this->governor, this, false);
-        if (is_clean_for_calloc(this)) {
-            plan_populate(this);
-        }
     }
 }
 
@@ -189,9 +168,6 @@ static void take(struct offload *offload, struct request *this) {
     enum answer answer = serve(offload, this);
     report_misuse(offload);
     bool served = answer != ANSWER_UNRESPONSIVE;
-    if (answer == ANSWER_DONE && is_clean_for_calloc(this) && !server_populates(this->pages)) {
-        run_at_heap(offload, REQUEST_RUN, plan_populate, this);
-    }
     this->count = served ? this->count : 0;
     struct governor *first = this->governor;
     struct governor *second = served ? second_if_made(offload) : second_heap(offload);
@@ -241,9 +217,6 @@ static void *take_large(struct backend *backend, size_t pages, size_t align_page
     this.align_pages = align_pages;
     this.zeroed = zeroed;
     take(offload_of(backend), &this);
-    if (this.populates) {
-        governor_populate(this.governor, block, pages);
-    }
     *zero = this.zero;
     return block;
 }
@@ -349,12 +322,7 @@ static struct governor *governor_of(const void *context) {
 }
 
 static void serve_take(void *context, struct request *request, bool at_once) {
-    struct governor *governor = governor_of(context);
-    take_from(governor, request, !at_once);
-    if (is_clean_for_calloc(request) && server_populates(request->pages) &&
-        governor_may_populate(governor, request->blocks[0], request->pages)) {
-        governor_populate(governor, request->blocks[0], request->pages);
-    }
+    take_from(governor_of(context), request, !at_once);
 }
 
 static void serve_put(void *context, uint32_t class, void *const *blocks, size_t count) {

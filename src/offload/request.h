@@ -28,10 +28,9 @@ struct request {
     /* A large block */
     size_t pages;
     size_t align_pages;
-    size_t bytes;   /* freed */
-    bool zeroed;    /* for calloc */
-    bool zero;      /* out: known to be zero */
-    bool populates; /* out: the client is to make it resident, once it has left the heap */
+    size_t bytes; /* freed */
+    bool zeroed;  /* for calloc */
+    bool zero;    /* out: known to be zero */
     /* REQUEST_RUN, REQUEST_RUN_LONG; subject may lie on the client's stack */
     void (*work)(void *subject);
     void *subject;

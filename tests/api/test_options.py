@@ -17,7 +17,6 @@ VALID = {
     "test_policy": ["adaptive", "paper"],
     "test_cgroup": ["on", "off"],
     "test_placement": ["off", "lines", "random", "colors"],
-    "test_populate": ["never", "calloc"],
     "test_cache": ["auto", "locked", "off"],
     "test_sync": ["on", "off"],
     "test_offload_timeout": ["1", "3600000", "10"],

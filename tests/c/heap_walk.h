@@ -20,7 +20,7 @@
 struct heap_walk {
     size_t spans;
     size_t runs[RUN_KINDS], run_pages[RUN_KINDS];
-    size_t purging_pages, large_pages, large_blocks, moved_blocks, calloc_populated_pages, slabs;
+    size_t purging_pages, large_pages, large_blocks, moved_blocks, slabs;
     size_t slab_used_pages, slab_dirty_pages, slabs_with_dirty, used_blocks;
 };
 
@@ -106,7 +106,6 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
     case SPAN_LARGE:
         walk->large_blocks++;
         walk->moved_blocks += span->moved;
-        walk->calloc_populated_pages += span->calloc_populated ? span->pages : 0;
         walk->large_pages += span->pages;
         break;
     case SPAN_SLAB:
@@ -307,7 +306,6 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
                 walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);
     CHECK_EQUAL(heap->purging_pages, walk.purging_pages);
     CHECK_EQUAL(heap->moved_spans, walk.moved_blocks);
-    CHECK_EQUAL(heap->calloc_populated_pages, walk.calloc_populated_pages);
     return walk;
 }
 

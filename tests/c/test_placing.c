@@ -318,11 +318,18 @@ static size_t over_even_share(const struct colors *colors, size_t *most) {
     return sum;
 }
 
-/* One that gets huge pages, if there are any: as if all blocks before it had been touched, and cheaply. */
-static unsigned char *obtain_dense(size_t size) {
-    calm_governor.thp.score = 16;
+/* As if all blocks before had been touched, and cheaply; or none. No block is a control. */
+static void set_evidence(bool dense) {
+    for (size_t i = 0; i < THP_CLASSES; i++) {
+        calm_governor.thp.classes[i].score = dense ? 16 : 0;
+        calm_governor.thp.classes[i].handed_out = 0;
+    }
     calm_governor.thp.costly_until_ns = 0;
-    calm_governor.thp.blocks |= 1; /* not the one of sixteen that is left out */
+}
+
+/* One that gets huge pages, if there are any. */
+static unsigned char *obtain_dense(size_t size) {
+    set_evidence(true);
     return obtain(size);
 }
 
@@ -454,7 +461,7 @@ static void test_machine_is_asked_once(void) {
     size_t most;
     be_another_machine();
     void *ballast = calm_calloc(1, 1024 * MIB);
-    calm_governor.thp.score = 0;
+    set_evidence(false);
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 0);
     set("test_placement", "off");
@@ -462,7 +469,7 @@ static void test_machine_is_asked_once(void) {
     CHECK(heap->runs.regions > 0);
     CHECK_EQUAL(times_asked, 0);
     set("test_placement", "colors");
-    calm_governor.thp.score = 0;
+    set_evidence(false);
     obtain(3 * MIB);
     CHECK_EQUAL(times_asked, 1);
     /* Not the nearest one: with 32 colors of 2 blocks there is one such cache. */
@@ -517,7 +524,7 @@ static void test_placed_blocks_are_judged(void) {
         unsigned char *block = obtain(MIB);
         memset(block, 1, MIB);
     }
-    CHECK(calm_governor.thp.score > 0);
+    CHECK(thp_policy_expect(&calm_governor.thp, MIB / page_size) != THP_NONE);
 }
 
 /* The first blocks of a process, as where they begin in their pages. */
