@@ -139,7 +139,7 @@ static int write_all(int descriptor, const void *bytes, size_t length) {
  */
 int file_write(int descriptor, const void *bytes, size_t length) {
     const uint64_t signals = SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGPIPE);
-    uint64_t before;
+    uint64_t before = 0;
     if (filters_now() == FILTERS_ADDED ||
         os_syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signals, &before, sizeof signals) < 0) {
         return write_all(descriptor, bytes, length);

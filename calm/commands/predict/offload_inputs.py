@@ -34,7 +34,7 @@ CALMALLOC = "calmalloc"
 # blocks, and of all else. The first set that has one decides.
 SLOW_FUNCTIONS = {
     "free_s": {"release_slow", "spill"},
-    "large_s": {"allocate_large", "take_pages", "governor_resize_large", "governor_populate"},
+    "large_s": {"allocate_large", "take_pages", "governor_resize_large"},
     "refill_s": {"allocate_slow", "allocator_allocate", "allocate_counted", "refill"},
 }
 # Samples of CPU time a second: with ten seconds of a program, a share of 1 % is of 100 of them.
