@@ -183,8 +183,8 @@ bool governor_tick(struct governor *governor, bool own_files) {
         flush_caches(governor, false);
         end_epoch(governor, now, start);
         idle = is_idle(governor);
-        if (idle) {
-            release_clean(governor);
+        if (idle || governor->untouched_epochs >= demand_period(&governor->demand)) {
+            release_clean(governor, true);
         }
         uint32_t quiet = atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed);
         atomic_store_explicit(&governor->quiet_epochs, idle ? quiet + 1 : 0, memory_order_relaxed);

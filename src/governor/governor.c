@@ -72,7 +72,7 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes) {
     flush_caches(governor, true);
     size_t purged = purge_down(governor, keep_bytes / page_bytes(governor), 0, REASON_ASKED);
     purge_to_limit(governor);
-    release_clean(governor);
+    release_clean(governor, true);
     purger_leave(governor);
     return purged * page_bytes(governor);
 }

@@ -175,9 +175,12 @@ static size_t purge_slices(struct governor *governor, size_t budget, size_t keep
     return purged;
 }
 
-void release_clean(struct governor *governor) {
+void release_clean(struct governor *governor, bool retracts) {
     heap_lock(governor);
     runs_release(&governor->heap.runs, false);
+    if (retracts) {
+        runs_retract(&governor->heap.runs);
+    }
     heap_unlock(governor);
 }
 
@@ -195,7 +198,7 @@ size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reas
     size_t purged = purge_slices(governor, budget, keep, bear);
     if (purged > 0) {
         purge_metadata(governor);
-        release_clean(governor);
+        release_clean(governor, false);
         heap_lock(governor);
         governor->counts.purges[reason]++;
         heap_unlock(governor);

@@ -32,7 +32,8 @@ size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reas
  * the purger's lock. */
 void purge_to_limit(struct governor *governor);
 
-/* Where address space is limited, gives back that of clean runs. Under the purger's lock. */
-void release_clean(struct governor *governor);
+/* Where address space is limited, gives back that of clean runs. retracts: no memory is needed for now, so
+ * what is usable at the heap's end becomes reserved again. Under the purger's lock. */
+void release_clean(struct governor *governor, bool retracts);
 
 #endif

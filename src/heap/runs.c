@@ -8,6 +8,8 @@
 #define EXTENDED_PART      4
 
 #define MAX_CLEAN_TRIES    64
+#define RETRACT_KEPT_BYTES ((size_t)8 << 20)
+
 #define MIN_RELEASED_PAGES 8 /* two of them may become guards */
 
 #define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
@@ -242,6 +244,48 @@ static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) 
     return page;
 }
 
+/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. */
+static bool dissolve_run(struct runs *runs, struct span *run, size_t pages) {
+    size_t skip = 0;
+    size_t whole = run == NULL ? 0 : runs_whole_regions(runs, run, &skip);
+    run = whole < pages || whole == 0 ? NULL : runs_carve(runs, run, skip, whole);
+    if (run == NULL) {
+        return false;
+    }
+    bool renewed = vm_replace(run->base, whole << runs->space->page_shift);
+    if (renewed) {
+        run->huge = false;
+        runs->regions -= size_min(runs->regions, whole / runs->region_pages);
+    }
+    runs_put(runs, run, true);
+    return renewed;
+}
+
+static bool dissolve_regions(struct runs *runs, size_t pages) {
+    return dissolve_run(runs, find(&runs->sets[RUN_HUGE_CLEAN], pages), pages);
+}
+
+void runs_retract(struct runs *runs) {
+    while (dissolve_regions(runs, size_max(runs->region_pages, 1))) {
+    }
+    uint32_t end = space_end(runs->space);
+    struct span *run = end == 0 ? NULL : space_span_of(runs->space, end - 1);
+    size_t kept = RETRACT_KEPT_BYTES >> runs->space->page_shift;
+    if (run == NULL || run->state != SPAN_CLEAN || run->huge || run->page + run->pages != end ||
+        run->pages < 2 * kept) {
+        return;
+    }
+    struct span *rest = runs_carve(runs, run, kept, run->pages - kept);
+    if (rest == NULL) {
+        return;
+    }
+    if (space_retract(runs->space, rest->page)) {
+        span_table_drop(&runs->space->spans, rest);
+    } else {
+        runs_put(runs, rest, true);
+    }
+}
+
 bool runs_extend(struct runs *runs, size_t pages) {
     struct span *span = span_table_take(&runs->space->spans);
     if (span == NULL) {
@@ -290,24 +334,6 @@ bool runs_put_as_regions(struct runs *runs, struct span *span) {
         runs_put(runs, span, false);
     }
     return true;
-}
-
-/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. */
-static bool dissolve_regions(struct runs *runs, size_t pages) {
-    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], pages);
-    size_t skip = 0;
-    size_t whole = run == NULL ? 0 : runs_whole_regions(runs, run, &skip);
-    run = whole < pages ? NULL : runs_carve(runs, run, skip, whole);
-    if (run == NULL) {
-        return false;
-    }
-    bool renewed = vm_replace(run->base, whole << runs->space->page_shift);
-    if (renewed) {
-        run->huge = false;
-        runs->regions -= size_min(runs->regions, whole / runs->region_pages);
-    }
-    runs_put(runs, run, true);
-    return renewed;
 }
 
 /* May make more of the space usable: not before what is usable is used, or address space would be needed

@@ -88,6 +88,10 @@ struct span *runs_next(const struct runs *runs, const struct span *span);
  * Returns how many pages. */
 size_t runs_release(struct runs *runs, bool dirty);
 
+/* Makes the clean pages at the space's end reserved ones again, but for a few: what is usable is written to
+ * core files by debuggers, and charged to a process where the kernel does not overcommit. */
+void runs_retract(struct runs *runs);
+
 /* Makes more of the space usable, as a clean run. */
 bool runs_extend(struct runs *runs, size_t pages);
 

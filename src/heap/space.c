@@ -452,8 +452,23 @@ bool space_is_usable(const struct space *space, uint32_t page) {
     return usable;
 }
 
+uint32_t space_end(const struct space *space) {
+    return space->growing == NO_SEGMENT ? 0 : usable_end(space, &space->segment[space->growing]);
+}
+
 bool space_ends_at(const struct space *space, uint32_t page) {
-    return space->growing != NO_SEGMENT && page == usable_end(space, &space->segment[space->growing]);
+    return page != 0 && page == space_end(space);
+}
+
+bool space_retract(struct space *space, uint32_t page) {
+    struct segment *segment = &space->segment[space->growing];
+    size_t offset = (size_t)(page - first_page_of(segment)) << space->page_shift;
+    if (!vm_decommit(segment->region.base + offset, segment->region.committed - offset)) {
+        return false;
+    }
+    segment->region.committed = offset;
+    atomic_store_explicit(&segment->page_end, page, memory_order_release);
+    return true;
 }
 
 char *space_address(const struct space *space, uint32_t page) {

@@ -119,6 +119,8 @@ bool vm_commit_next(void *base, size_t bytes) {
 
 bool vm_decommit(void *base, size_t bytes) {
     if (!is_error(os_syscall(SYS_mprotect, base, bytes, PROT_NONE))) {
+        size_t page = vm_page_size(); /* stays as what is before it: see vm_commit_next */
+        advise((char *)base + page, bytes - page, MADV_DONTDUMP);
         return true;
     }
     make_writable(base, bytes); /* a part may have changed */

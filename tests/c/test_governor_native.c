@@ -622,11 +622,33 @@ static char *take_dense(size_t pages) {
 
 /* Where a part of a huge page was given back, the kernel does not fill it again, as it does in its own time
  * where huge pages are wanted; and where all of it was, it is a huge page again at its next use. */
+/* What is usable at the end of the heap, and was used by no block for a while, is reserved again: trimmed,
+ * and by a governor that has nothing to do. */
+static void test_usable_memory_is_reserved_again(void) {
+    const struct segment *segment = &calm_governor.heap.space.segment[0];
+    size_t before = segment->region.committed;
+    for (int trims = 0; trims < 2; trims++) {
+        calm_free(obtain(256 * MIB));
+        CHECK(segment->region.committed >= before + 200 * MIB);
+        if (trims) {
+            calm_trim(0);
+        }
+        for (int epoch = 0; epoch < 1000; epoch++) {
+            clock_advance(DEMAND_EPOCH_NS);
+            governor_tick(&calm_governor, false);
+        }
+        CHECK(segment->region.committed < before + 32 * MIB);
+    }
+    memset(obtain(256 * MIB), 1, 256 * MIB);
+}
+
 /* Memory that something else made resident is found in time, counted, and purged again. */
 static void test_clean_memory_is_examined(void) {
     enum { BYTES = 64 * MIB };
     char *block = obtain(BYTES);
     char *middle = (char *)((uintptr_t)(block + BYTES / 2) & -page_size);
+    char *behind = obtain(MIB); /* or the memory would be reserved again */
+    CHECK(behind > block);
     calm_free(block);
     calm_trim(0);
     CHECK(stats_now().retained < 4 * MIB);
@@ -640,6 +662,7 @@ static void test_clean_memory_is_examined(void) {
         resident = residency_of_tail(middle, 8 * MIB, SIZE_MAX, scratch).resident_bytes;
     }
     CHECK(filters_now() != FILTERS_NONE || resident == 0);
+    calm_free(behind);
 }
 
 static void test_parts_of_huge_pages(void) {
@@ -654,7 +677,9 @@ static void test_parts_of_huge_pages(void) {
     CHECK(wants_huge_pages(block) && wants_huge_pages(middle));
     governor_put_large(&calm_governor, block);
     CHECK(take_dense(region / 2) == block);
-    calm_trim(0);
+    CHECK(purger_enter(&calm_governor));
+    purge_down(&calm_governor, 0, 0, REASON_ASKED);
+    purger_leave(&calm_governor);
     CHECK_EQUAL(resident_pages(block, 3 * region * page_size), region / 2);
     CHECK(!wants_huge_pages(block) && !wants_huge_pages(middle - 1) && wants_huge_pages(middle));
     governor_put_large(&calm_governor, block);
@@ -1634,6 +1659,7 @@ int main(void) {
     in_child(test_unused_goes);
     in_child(test_bound_after_shedding);
     in_child(test_grown_and_gone);
+    in_child(test_usable_memory_is_reserved_again);
     in_child(test_clean_memory_is_examined);
     in_child(test_parts_of_huge_pages);
     in_child(test_new_pages_touched);
