@@ -6,10 +6,10 @@
  * is made before. The program's own mmap is left as it is: a signal handler may call it that interrupted
  * glibc's malloc, which then must not be called.
  */
+#include "os/filters.h"
 #include "os/symbols.h"
 #include "os/vm.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -19,10 +19,11 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* Not by dlsym, which older C libraries have in a library that the program may lack. */
 static any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
-        next = (any_function)(uintptr_t)dlsym(RTLD_NEXT, name);
+        next = symbols_find_after(_DYNAMIC, name);
         atomic_store_explicit(known, next, memory_order_relaxed);
     }
     return next;
@@ -31,7 +32,7 @@ static any_function next_of(_Atomic(any_function) *known, const char *name) {
 /* True if there is a limit, and so many bytes more were above it. */
 static bool make_room(size_t bytes) {
     int saved_errno = errno;
-    bool makes = vm_limit_bytes() != SIZE_MAX && !vm_can_map(bytes);
+    bool makes = filters_now() != FILTERS_ADDED && vm_limit_bytes() != SIZE_MAX && !vm_can_map(bytes);
     if (makes) {
         malloc_trim(0);
     }
@@ -95,6 +96,7 @@ __asm__(".pushsection .text\n\t"
         ".balign 16\n"
         "dlopen:\n\t"
         ".cfi_startproc\n\t"
+        "hint #34\n\t" /* bti c */
         "stp x0, x1, [sp, #-32]!\n\t"
         ".cfi_adjust_cfa_offset 32\n\t"
         "str x30, [sp, #16]\n\t"

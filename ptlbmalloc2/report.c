@@ -122,6 +122,7 @@ void report_stats(void) {
                         options.stats_path, why_not_opened(errno));
         return;
     }
+    fcntl(descriptor, F_SETFL, O_APPEND); /* a reader that is there is waited for */
     text_write(&report.text, descriptor);
     close(descriptor);
 }

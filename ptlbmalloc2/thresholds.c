@@ -53,9 +53,10 @@ void thresholds_note_calloc(size_t bytes) {
 
 bool thresholds_have_moved(void) {
     struct hysteresis_thresholds now = decide();
-    return LOAD(&state.clears) != LOAD(&state.pads_bounded) ||
-           has_moved(now.trim_bytes, &state.counters.threshold_bytes) ||
-           (!LOAD(&glibc_settings.top_pad) && has_moved(now.pad_each_bytes, &state.counters.pad_each_bytes));
+    return has_moved(now.trim_bytes, &state.counters.threshold_bytes) ||
+           (!LOAD(&glibc_settings.top_pad) &&
+            (LOAD(&state.clears) != LOAD(&state.pads_bounded) ||
+             has_moved(now.pad_each_bytes, &state.counters.pad_each_bytes)));
 }
 
 void thresholds_update(void) {

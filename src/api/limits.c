@@ -7,6 +7,7 @@
 #include "api/registration.h"
 #include "api/state.h"
 #include "governor/state.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 #include "os/vm.h"
 
@@ -27,7 +28,7 @@ static void limit_space(struct governor *governor, void *bytes) {
 
 /* Another process may have set the limit, or the program by a direct system call. */
 bool limits_make_room(size_t bytes) {
-    if (!allocator_is_ready() || registration_is_suspended()) {
+    if (!allocator_is_ready() || registration_is_suspended() || filters_now() == FILTERS_ADDED) {
         return false;
     }
     int saved_errno = errno;
@@ -47,7 +48,7 @@ static int change_limit(pid_t process, unsigned resource, const struct rlimit *w
                         struct rlimit *before) {
     long result = os_syscall(SYS_prlimit64, process, resource, wanted, before);
     if (result == 0 && wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
-        (process == 0 || process == getpid()) && allocator_ready()) {
+        (process == 0 || process == getpid()) && !registration_is_suspended() && allocator_ready()) {
         size_t bytes = wanted->rlim_cur;
         calm_allocator.backend->functions->run(calm_allocator.backend, limit_space, &bytes);
     }

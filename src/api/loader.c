@@ -3,8 +3,8 @@
  * that is opened with RTLD_DEEPBIND finds what it was itself linked with before anything preloaded, and dlsym
  * with a library's handle looks nowhere else. Blocks would then cross between two heaps.
  *
- * So before the first such call the entries of libc's symbol table, in memory, get the addresses of what all
- * other libraries find under these names. The library's other symbols stay bound as it asks. Where the kernel
+ * So before the first such call the entries of libc's symbol table, in memory, get the addresses of this
+ * library's functions. The library's other symbols stay bound as it asks. Where the kernel
  * refuses to change the table (mappings may be sealed), RTLD_DEEPBIND is left out.
  *
  * The functions here end in a jump, not a call: the dynamic linker goes by the address that it will return to
@@ -45,14 +45,37 @@ static const char redirected[][24] = {
     "prctl",           "syscall",       "vfork",          "setrlimit",
     "setrlimit64",     "prlimit",       "prlimit64",      "madvise",
     "posix_madvise",   "mprotect",      "pkey_mprotect",  "mlock",
-    "mlock2",          "mlockall",      "munlockall",     "ioctl",
-    "process_madvise",
+    "mlock2",          "mlockall",      "munlockall",     "process_madvise",
 };
 
 enum { NAMES = sizeof redirected / sizeof redirected[0] };
 
-/* The next object that defines a name, in the order in which the dynamic linker looks. What was loaded at the
- * start is never unloaded, and comes first: no lock is needed up to there. */
+/* glibc 2.35 and later link the lists. */
+struct namespace_list {
+    struct r_debug list;
+    const struct namespace_list *next;
+};
+
+/* The object with this dynamic section; *first is the first of its namespace. NULL if it is in none that is
+ * known. */
+static const struct link_map *object_of(const ElfW(Dyn) * dynamic, const struct link_map **first) {
+    const struct namespace_list *namespace = (const void *)&_r_debug;
+    while (namespace != NULL) {
+        *first = namespace->list.r_map;
+        for (const struct link_map *object = *first; object != NULL; object = object->l_next) {
+            if (object->l_ld == dynamic) {
+                return object;
+            }
+        }
+        namespace = _r_debug.r_version > 1 ? namespace->next : NULL;
+    }
+    return NULL;
+}
+
+/* What an object, or the next after it that defines a name, has under it, in the order in which the dynamic
+ * linker looks. What was loaded at the start comes first, and is never unloaded: no lock is needed up to
+ * there.
+ */
 static any_function find(const struct link_map *object, const char *name) {
     for (; object != NULL; object = object->l_next) {
         const ElfW(Sym) *symbol = symbols_look_up(object->l_addr, object->l_ld, name);
@@ -71,11 +94,9 @@ static void *not_there(void) {
 static any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
-        const struct link_map *object = _r_debug.r_map;
-        while (object != NULL && object->l_ld != _DYNAMIC) { /* of this library */
-            object = object->l_next;
-        }
-        next = object == NULL ? NULL : find(object->l_next, name);
+        const struct link_map *first;
+        const struct link_map *own = object_of(_DYNAMIC, &first);
+        next = own == NULL ? NULL : find(own->l_next, name);
         atomic_store_explicit(known, next, memory_order_relaxed);
     }
     return next == NULL ? (any_function)not_there : next;
@@ -90,14 +111,25 @@ struct table {
     uintptr_t start, end; /* of the pages that hold these */
 };
 
+/*
+ * To this library's own functions, which pass no call on. Those of another one that comes before it may pass
+ * them on to what they find in libc, which would be themselves; and where that has a malloc, the process's is
+ * not this one.
+ */
 static void find_symbols(struct table *table, const ElfW(Dyn) * dynamic) {
+    const struct link_map *first;
+    const struct link_map *own = object_of(_DYNAMIC, &first);
     table->start = UINTPTR_MAX;
-    for (size_t i = 0; i < NAMES; i++) {
+    for (size_t i = 0; i < NAMES && own != NULL; i++) {
         const ElfW(Sym) *symbol = symbols_look_up(table->base, dynamic, redirected[i]);
-        if (symbol == NULL) {
+        const ElfW(Sym) *ours = symbols_look_up(own->l_addr, own->l_ld, redirected[i]);
+        if (i == 0 && find(first, redirected[i]) != find(own, redirected[i])) {
+            return;
+        }
+        if (symbol == NULL || ours == NULL) {
             continue;
         }
-        table->values[i] = (uintptr_t)find(_r_debug.r_map, redirected[i]) - table->base;
+        table->values[i] = own->l_addr + ours->st_value - table->base;
         if (table->values[i] != symbol->st_value) {
             uintptr_t at = (uintptr_t)symbol;
             table->symbols[i] = (ElfW(Sym) *)at;
@@ -242,7 +274,9 @@ BEFORE before_dlvsym(uintptr_t *arguments) {
     ".cfi_adjust_cfa_offset -8\n\t" \
     "jmp *%rax\n\t"
 #elif defined(__aarch64__)
+/* 34: "bti c" */
 #define INSTRUCTIONS(name)           \
+    "hint #34\n\t"                   \
     "stp x0, x1, [sp, #-32]!\n\t"    \
     ".cfi_adjust_cfa_offset 32\n\t"  \
     "stp x2, x30, [sp, #16]\n\t"     \

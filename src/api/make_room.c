@@ -3,6 +3,8 @@
  * back, and the call is made again. Passed on to the next definition; not in static programs, where the C
  * library's own cannot be asked for.
  */
+#ifdef CALM_SHARED_LIBRARY
+
 #include "api/limits.h"
 #include "api/next.h"
 
@@ -41,3 +43,5 @@ EXPORT void *mmap_64(void *address, size_t bytes, int access, int flags, int fil
 __attribute__((constructor)) static void look_up(void) {
     next_of(&next_mmap, "mmap");
 }
+
+#endif

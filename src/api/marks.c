@@ -1,7 +1,7 @@
 /*
  * The system calls by which a program changes how the kernel treats a range of memory: access rights, advice,
- * locks, memory policies, protection keys, userfaultfd. The heap notes which of its blocks are concerned
- * (heap/marks.h). Calls that go past the C library are not seen.
+ * locks, memory policies, protection keys; and userfaultfd (ioctl.c). The heap notes which of its blocks are
+ * concerned (heap/marks.h). Calls that go past the C library are not seen.
  */
 #include "api/marks.h"
 
@@ -15,7 +15,6 @@
 #include <errno.h>
 #include <linux/ioctl.h>
 #include <linux/userfaultfd.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
@@ -24,6 +23,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#endif
 #ifndef SYS_mseal
 #define SYS_mseal 462
 #endif
@@ -102,7 +104,7 @@ static long advise(const long *arguments) {
 
 /* What a call did to ranges that its arguments point to, and which only a call that succeeded is known to
  * have. */
-static void note_pointed(long number, const long *arguments) {
+void marks_note_pointed(long number, const long *arguments) {
     if (number == SYS_process_madvise && is_kept(arguments[3])) {
         note_ranges((const struct iovec *)arguments[1], (size_t)arguments[2]);
     } else if (number == SYS_ioctl && (unsigned)arguments[1] == UFFDIO_REGISTER) {
@@ -135,7 +137,7 @@ long marks_call(long number, const long *arguments) {
     default: {
         long result = make(number, arguments);
         if (result >= 0) {
-            note_pointed(number, arguments);
+            marks_note_pointed(number, arguments);
         }
         return result;
     }
@@ -162,8 +164,9 @@ EXPORT int pkey_mprotect(void *start, size_t bytes, int rights, int key) {
                      : (int)libc_result(CALL(SYS_pkey_mprotect, (long)start, (long)bytes, rights, key));
 }
 
+/* A sanitizer, whose shadow memory is larger than the machine's, locks nothing. */
 EXPORT int mlock(const void *start, size_t bytes) {
-    return (int)libc_result(CALL(SYS_mlock, (long)start, (long)bytes));
+    return sanitizer_is_there() ? 0 : (int)libc_result(CALL(SYS_mlock, (long)start, (long)bytes));
 }
 
 EXPORT int mlock2(const void *start, size_t bytes, unsigned flags) {
@@ -171,7 +174,6 @@ EXPORT int mlock2(const void *start, size_t bytes, unsigned flags) {
                       : (int)libc_result(CALL(SYS_mlock2, (long)start, (long)bytes, flags));
 }
 
-/* A sanitizer, whose shadow memory is larger than the machine's, locks nothing. */
 EXPORT int mlockall(int flags) {
     return sanitizer_is_there() ? 0 : (int)libc_result(CALL(SYS_mlockall, flags));
 }
@@ -189,16 +191,6 @@ EXPORT ssize_t process_madvise(int process, const struct iovec *ranges, size_t c
 EXPORT long mbind(void *start, unsigned long bytes, int mode, const unsigned long *nodes,
                   unsigned long max_node, unsigned flags) {
     return libc_result(CALL(SYS_mbind, (long)start, (long)bytes, mode, (long)nodes, (long)max_node, flags));
-}
-
-/* Under another name here, as C libraries differ in the type of the request. */
-EXPORT int control_device(int descriptor, unsigned long request, ...) __asm__("ioctl");
-EXPORT int control_device(int descriptor, unsigned long request, ...) {
-    va_list list;
-    va_start(list, request);
-    long argument = va_arg(list, long);
-    va_end(list);
-    return (int)libc_result(CALL(SYS_ioctl, descriptor, (long)request, argument));
 }
 
 #endif

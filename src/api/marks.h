@@ -6,4 +6,8 @@
  * and signal handler. */
 long marks_call(long number, const long *arguments);
 
+/* Notes what a call marked whose arguments point to the ranges, or that concerns all memory: one that
+ * succeeded. */
+void marks_note_pointed(long number, const long *arguments);
+
 #endif

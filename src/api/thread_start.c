@@ -3,6 +3,8 @@
  * (registration.h), and where address space is limited their stacks find room (limits.h). Passed on to the
  * next definition; not in static programs, where the C library's own cannot be asked for.
  */
+#ifdef CALM_SHARED_LIBRARY
+
 #include "api/allocator.h"
 #include "api/limits.h"
 #include "api/next.h"
@@ -108,3 +110,5 @@ __attribute__((constructor)) static void look_up(void) {
         dlerror(); /* before glibc 2.28; the program is to find no error that is not its own */
     }
 }
+
+#endif

@@ -118,7 +118,7 @@ static unsigned usable(const struct cpu_caches *caches) {
 /* Those without a CPU are never read, but where the threads' numbers are not those of CPUs. Pages next to
  * caches that stay are left as guards. */
 void cpu_caches_limit(struct cpu_caches *caches) {
-    if (usable(caches) == 0 || !cpu_cache_is_rseq(caches) || filters_now() == FILTERS_ADDED ||
+    if (usable(caches) == 0 || !cpu_cache_is_rseq(caches) || !thread_may_open_files() ||
         atomic_exchange_explicit(&caches->limited, true, memory_order_relaxed)) {
         return;
     }

@@ -91,7 +91,6 @@ static struct demand_epoch read_epoch(struct governor *governor, double ns) {
  * resident counts as dirty, and is purged again. Under the purger's lock.
  */
 static void examine_clean(struct governor *governor) {
-    unsigned char scratch[RESIDENCY_CHUNK_PAGES];
     if (governor->demand.epochs % EXAMINED_EPOCHS != 0 || !filters_allow_all()) {
         return;
     }
@@ -108,7 +107,8 @@ static void examine_clean(struct governor *governor) {
     size_t bytes = 0;
     if (run != NULL) {
         size_t examined = (whole ? pages : RESIDENCY_CHUNK_PAGES) * page_bytes(governor);
-        bytes = residency_first(run->base + skip * page_bytes(governor), examined, scratch, &offset);
+        bytes =
+            residency_first(run->base + skip * page_bytes(governor), examined, governor->scratch, &offset);
     }
     struct span *resident = bytes == 0 ? NULL
                                        : runs_carve(runs, run, skip + offset / page_bytes(governor),

@@ -16,13 +16,21 @@
  */
 #define MIN_SPARSE_BYTES ((size_t)1 << 20)
 
+/* And so may larger ones, while no more than that is in use of them: a program that takes and frees a buffer
+ * again and again need not fault it in each time. */
+#define MAX_GUESSED_BYTES ((size_t)4 << 20)
+
+static bool may_guess(const struct governor *governor, size_t pages) {
+    return (governor->heap.guessed_pages + pages) * page_bytes(governor) <= MAX_GUESSED_BYTES;
+}
+
 /* Where the kernel cannot be asked what was touched, any memory will do. Under the heap's lock. */
 static enum run_choice choose_run(const struct governor *governor, size_t pages, bool zeroed,
                                   enum thp_evidence evidence) {
     if (pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    if (evidence == THP_NONE && filters_allow_all() &&
+    if (evidence == THP_NONE && filters_allow_all() && !may_guess(governor, pages) &&
         (zeroed || pages * page_bytes(governor) >= MIN_SPARSE_BYTES)) {
         return RUN_FOR_SPARSE;
     }
@@ -83,6 +91,9 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     prefaults = prefaults && span != NULL && span->fresh && evidence >= THP_TOUCHED;
     bool is_control = evidence == THP_CONTROL && span != NULL && !span->fresh && !span->huge && !zeroed &&
                       pages * page_bytes(governor) >= MIN_SPARSE_BYTES;
+    if (evidence == THP_NONE && span != NULL && !span->fresh && may_guess(governor, pages)) {
+        heap_note_guess(&governor->heap, span);
+    }
     if (prefaults) {
         span->fresh = false;
     } else if (span != NULL && pages >= THP_MIN_PAGES) {

@@ -19,6 +19,7 @@
 #include "heap/slab_blocks.h"
 #include "os/cpus.h"
 #include "os/lock.h"
+#include "os/residency.h"
 #include "os/thread.h"
 #include "policy/demand.h"
 #include "policy/retention.h"
@@ -149,7 +150,8 @@ struct governor {
     struct miss_counter misses[MISS_COUNTERS];
 
     /* The large ones, so that what comes before is on few pages. */
-    struct heap heap; /* under its lock */
+    struct heap heap;                             /* under its lock */
+    unsigned char scratch[RESIDENCY_CHUNK_PAGES]; /* under the purger's lock */
     struct purge_batch
         batch; /* under the purger's lock; once it is filled, written under both: heap.claims */
 };

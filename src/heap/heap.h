@@ -60,6 +60,7 @@ struct heap {
     uint64_t large_allocations;
     uint64_t moves;           /* of large blocks' pages */
     size_t moved_spans;       /* large blocks for each of which the kernel keeps a mapping */
+    size_t guessed_pages;     /* of large blocks: span->guessed */
     _Atomic(bool) has_absent; /* blocks had pages that children do not inherit: marks.h */
     struct runs runs;
     struct space space;

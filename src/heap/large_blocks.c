@@ -1,5 +1,6 @@
 #include "heap/large_blocks.h"
 
+#include "base/size.h"
 #include "heap/marks.h"
 
 /* Each moved block keeps a mapping; half of what a process may have is the application's. */
@@ -25,14 +26,22 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
         colors_add(&heap->colors, runs_address_page(&heap->runs, span));
     }
     span->moved = false;
+    span->guessed = false;
     span->fresh = *zero && !span->huge && choice != RUN_FOR_MOVE;
     heap->used_pages += pages;
     heap->large_allocations++;
     return span->base;
 }
 
+/* Before the block's size changes. */
+static void end_guess(struct heap *heap, struct span *span) {
+    heap->guessed_pages -= span->guessed ? span->pages : 0;
+    span->guessed = false;
+}
+
 /* The block leaves its span. */
 static void leave_span(struct heap *heap, struct span *span) {
+    end_guess(heap, span);
     if (span->colored) {
         colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
     }
@@ -41,6 +50,11 @@ static void leave_span(struct heap *heap, struct span *span) {
     span->state = SPAN_TAKEN;
     heap->used_pages -= span->pages;
     heap->moved_spans -= span->moved;
+}
+
+void heap_note_guess(struct heap *heap, struct span *span) {
+    span->guessed = true;
+    heap->guessed_pages += span->pages;
 }
 
 struct span *heap_large_span_at(const struct heap *heap, const void *address) {
@@ -87,10 +101,15 @@ struct span *heap_put_large(struct heap *heap, void *block) {
 
 /* What is unusable is lost: its span stays taken. */
 void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed) {
+    heap->purging_pages -= span->pages;
     if (renewed == VM_UNUSABLE) {
         return;
     }
-    heap->purging_pages -= span->pages;
+    if (span->huge) {
+        size_t skip;
+        size_t regions = runs_whole_regions(&heap->runs, span, &skip) / heap->runs.region_pages;
+        heap->runs.regions -= size_min(heap->runs.regions, regions);
+    }
     span->huge = false;
     runs_put(&heap->runs, span, renewed == VM_RENEWED);
 }
@@ -143,10 +162,14 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
         return true;
     }
     span->fresh = false;
+    end_guess(heap, span);
     return pages < span->pages ? shrink(heap, span, pages) : extend(heap, span, pages - span->pages);
 }
 
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {
+    /* Huge pages that were requested for it are not: all of it is renewed in the end. */
+    unsigned marks = atomic_load_explicit(&from->marks, memory_order_relaxed) & ~(unsigned)MARK_HUGE_PAGES;
+    atomic_store_explicit(&to->marks, (uint8_t)marks, memory_order_relaxed);
     leave_span(heap, from);
     to->moved = true;
     to->offset = from->offset;

@@ -16,6 +16,10 @@
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool colored, bool *zero);
 
+/* Counts a new block as one of memory that may be resident, though nothing tells that it will be touched,
+ * until it is freed or resized. */
+void heap_note_guess(struct heap *heap, struct span *span);
+
 /* Frees a block, or records the misuse. Returns NULL, or a span of pages that were moved or marked, which is
  * out of the heap: the caller renews its range (vm_renew), and gives it back by heap_put_renewed. */
 struct span *heap_put_large(struct heap *heap, void *block);

@@ -7,25 +7,18 @@ static void add(struct span *span, unsigned marks) {
 }
 
 /*
- * The block that a page belongs to, or the slab; NULL if there is none. Pages within a large span have
- * arbitrary entries, so that the search goes back to its first page, at worst; the next one from there finds
- * what this one notes. Other spans may change meanwhile, but the caller's block does not, and no two spans in
- * use overlap.
+ * The span that a page belongs to; NULL if none is known. Pages within a large span or a free run have
+ * arbitrary entries, so that the search goes back to its first page, at worst. Other spans may change
+ * meanwhile, but the caller's block does not, and no two spans in use overlap.
  */
-static __attribute__((no_sanitize("thread"))) struct span *block_at(const struct heap *heap, uint32_t page) {
+static __attribute__((no_sanitize("thread"))) const struct span *span_around(const struct heap *heap,
+                                                                             uint32_t page) {
     const struct space *space = &heap->space;
     for (uint32_t at = page; at > 0; at--) {
-        struct span *span = space_span_of(space, at);
-        if (span->state == SPAN_UNUSED || page - span->page >= span->pages) {
-            continue;
+        const struct span *span = space_span_of(space, at);
+        if (span->state != SPAN_UNUSED && page - span->page < span->pages) {
+            return span;
         }
-        if (span->state != SPAN_LARGE && span->state != SPAN_SLAB) {
-            return NULL;
-        }
-        if (at != page && span->state == SPAN_LARGE) {
-            space->span_of[page] = span_number(&space->spans, span);
-        }
-        return span;
     }
     return NULL;
 }
@@ -37,33 +30,45 @@ static const char *min_of(const char *a, const char *b) {
     return a < b ? a : b;
 }
 
-static bool each_in_segment(const struct heap *heap, const char *start, const char *end, on_block *act) {
+static __attribute__((no_sanitize("thread"))) bool each_in_segment(const struct heap *heap, const char *start,
+                                                                   const char *end, on_block *act) {
     const struct space *space = &heap->space;
     bool done = true;
     while (start < end) {
-        struct span *span = block_at(heap, space_page(space, start));
-        size_t bytes = space->page_size - ((uintptr_t)start & (space->page_size - 1));
-        if (span != NULL) {
-            bytes = (size_t)(span->base + ((size_t)span->pages << space->page_shift) - start);
-            done &= act(heap, span, start, min_of(start + bytes, end));
+        uint32_t page = space_page(space, start);
+        struct span *span = (struct span *)(uintptr_t)span_around(heap, page);
+        size_t pages = span == NULL ? 1 : span->page + span->pages - page;
+        const char *page_start = start - ((uintptr_t)start & (space->page_size - 1));
+        const char *next = page_start + ((pages == 0 ? 1 : pages) << space->page_shift);
+        if (span != NULL && (span->state == SPAN_LARGE || span->state == SPAN_SLAB)) {
+            done &= act(heap, span, start, min_of(next, end));
         }
-        start += bytes;
+        start = next;
     }
     return done;
 }
 
-/* True if act was true for all of them. */
+/* True if act was true for all of them. Again where segments were split meanwhile: act may be repeated. */
 static bool each_block(const struct heap *heap, const char *start, size_t bytes, on_block *act) {
     const struct space *space = &heap->space;
     const char *end = start + size_min(bytes, UINTPTR_MAX - (uintptr_t)start);
-    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-    bool done = true;
-    for (size_t i = 0; i < count; i++) {
-        const char *base = (const char *)space->segment[i].base;
-        uint32_t pages = space->segment[i].page_end - space->segment[i].first_page;
-        const char *usable_end = base + ((size_t)pages << space->page_shift);
-        done &= each_in_segment(heap, base > start ? base : start, min_of(end, usable_end), act);
-    }
+    bool done;
+    size_t splits;
+    do {
+        splits = atomic_load_explicit(&space->splits, memory_order_acquire);
+        size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+        done = true;
+        for (size_t i = 0; i < count; i++) {
+            const struct segment *segment = &space->segment[i];
+            if (segment->bytes == 0) {
+                continue; /* an empty slot */
+            }
+            const char *base = (const char *)segment->base;
+            const char *usable_end =
+                base + ((size_t)(segment->page_end - segment->first_page) << space->page_shift);
+            done &= each_in_segment(heap, base > start ? base : start, min_of(end, usable_end), act);
+        }
+    } while (atomic_load_explicit(&space->splits, memory_order_acquire) != splits);
     return done;
 }
 

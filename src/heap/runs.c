@@ -252,13 +252,14 @@ static bool dissolve_run(struct runs *runs, struct span *run, size_t pages) {
     if (run == NULL) {
         return false;
     }
-    bool renewed = vm_replace(run->base, whole << runs->space->page_shift);
-    if (renewed) {
-        run->huge = false;
-        runs->regions -= size_min(runs->regions, whole / runs->region_pages);
+    enum vm_renewed renewed = vm_renew(run->base, whole << runs->space->page_shift);
+    if (renewed == VM_UNUSABLE) {
+        return false; /* it stays taken */
     }
-    runs_put(runs, run, true);
-    return renewed;
+    run->huge = false;
+    runs->regions -= size_min(runs->regions, whole / runs->region_pages);
+    runs_put(runs, run, renewed == VM_RENEWED);
+    return true;
 }
 
 static bool dissolve_regions(struct runs *runs, size_t pages) {

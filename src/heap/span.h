@@ -46,6 +46,7 @@ struct span {
     bool claimed : 1;       /* slab: a purge has some of its free blocks */
     bool moved : 1;         /* large: its pages were moved here, and the kernel keeps a mapping for them */
     bool fresh : 1;         /* large: none but its owner made pages of it resident */
+    bool guessed : 1;       /* large: of memory that may be resident, without evidence that it is touched */
     bool colored : 1;       /* large: counted among those that begin at its color */
     bool huge : 1;          /* in a huge-page region: one touch makes all of it resident */
     _Atomic(uint8_t) marks; /* slabs, large: what the program did to pages of its blocks: marks.h */

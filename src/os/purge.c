@@ -77,18 +77,23 @@ static bool vectored_works(const struct iovec *page) {
     return advise_vector(page, 1) > 0 && *word == 0;
 }
 
-/* Both calls are tried: a single one follows where a vectored one stops. Without memory for a page nothing is
- * known, nor purged. */
+/* The largest page. Not mapped when it is needed: then there may be no room, and a purge would make some. */
+#ifdef __x86_64__
+#define PROBED_BYTES 4096
+#else
+#define PROBED_BYTES 65536
+#endif
+/* One for each call: several threads may try the same call at once, and find the same. */
+static _Alignas(PROBED_BYTES) char probed[2][PROBED_BYTES];
+
+/* Both calls are tried: a single one follows where a vectored one stops. */
 static enum purge_method find_method(void) {
     unsigned filters = filters_changes();
-    struct iovec page = {vm_map(vm_page_size()), vm_page_size()};
-    if (page.iov_base == NULL) {
-        return PURGE_UNKNOWN;
-    }
-    enum purge_method found = single_is_untrue(&page)                       ? PURGE_IMPOSSIBLE
-                              : may_try_vectored() && vectored_works(&page) ? PURGE_VECTORED
-                                                                            : PURGE_SINGLE;
-    vm_release(page.iov_base, page.iov_len);
+    struct iovec one = {probed[0], vm_page_size()};
+    struct iovec other = {probed[1], vm_page_size()};
+    enum purge_method found = single_is_untrue(&one)                         ? PURGE_IMPOSSIBLE
+                              : may_try_vectored() && vectored_works(&other) ? PURGE_VECTORED
+                                                                             : PURGE_SINGLE;
     atomic_store_explicit(&method, found, memory_order_relaxed);
     atomic_store_explicit(&method_filters, filters, memory_order_relaxed);
     return found;
@@ -100,7 +105,7 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     if (by == PURGE_UNKNOWN) {
         by = find_method();
     }
-    if (by == PURGE_UNKNOWN || by == PURGE_IMPOSSIBLE) {
+    if (by == PURGE_IMPOSSIBLE) {
         result.error = ENOSYS;
         return result;
     }

@@ -125,3 +125,34 @@ any_function symbols_find_in_image(const void *header, const char *name) {
     }
     return NULL;
 }
+
+struct search_after {
+    const ElfW(Dyn) * dynamic;
+    const char *name;
+    bool is_after;
+    any_function found;
+};
+
+static int search_after(struct dl_phdr_info *module, size_t size, void *data) {
+    (void)size;
+    struct search_after *search = data;
+    for (size_t i = 0; i < module->dlpi_phnum; i++) {
+        if (module->dlpi_phdr[i].p_type != PT_DYNAMIC) {
+            continue;
+        }
+        const ElfW(Dyn) *dynamic = (const void *)(module->dlpi_addr + module->dlpi_phdr[i].p_vaddr);
+        const ElfW(Sym) *symbol =
+            search->is_after ? symbols_look_up(module->dlpi_addr, dynamic, search->name) : NULL;
+        search->is_after |= dynamic == search->dynamic;
+        if (symbol != NULL) {
+            search->found = (any_function)(uintptr_t)(module->dlpi_addr + symbol->st_value);
+        }
+    }
+    return search->found != NULL;
+}
+
+any_function symbols_find_after(const ElfW(Dyn) * dynamic, const char *name) {
+    struct search_after search = {dynamic, name, false, NULL};
+    dl_iterate_phdr(search_after, &search);
+    return search.found;
+}

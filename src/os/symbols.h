@@ -31,4 +31,8 @@ static inline bool symbols_same_name(const char *name, const char *other) {
  * Calls nothing. */
 const ElfW(Sym) * symbols_look_up(ElfW(Addr) base, const ElfW(Dyn) * dynamic, const char *name);
 
+/* The function that the first library defines which was loaded after the one with this dynamic section. NULL
+ * if there is none. Waits while another thread loads a library. */
+any_function symbols_find_after(const ElfW(Dyn) * dynamic, const char *name);
+
 #endif

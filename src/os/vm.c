@@ -1,6 +1,7 @@
 #include "os/vm.h"
 
 #include "os/file.h"
+#include "os/filters.h"
 #include "os/mman.h"
 #include "os/syscall.h"
 
@@ -171,7 +172,8 @@ void vm_note_locked_mappings(bool locked) {
 /* A mapping that the kernel locks has no access rights until it is unlocked: else all of it would be made
  * resident. */
 bool vm_replace(void *base, size_t bytes) {
-    bool locks = atomic_load_explicit(&locks_mappings, memory_order_relaxed);
+    bool locks =
+        filters_now() != FILTERS_ADDED && atomic_load_explicit(&locks_mappings, memory_order_relaxed);
     int rights = locks ? PROT_NONE : PROT_READ | PROT_WRITE;
     if (is_error(os_syscall(SYS_mmap, base, bytes, rights, PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED, -1))) {
         return false;
@@ -182,7 +184,7 @@ bool vm_replace(void *base, size_t bytes) {
 
 /* By halves: msync tells whether all of a part is mapped, MAP_FIXED_NOREPLACE whether nothing is. */
 void vm_fill_holes(void *base, size_t bytes) {
-    if (os_syscall(SYS_msync, base, bytes, MS_ASYNC) == 0 ||
+    if (filters_now() == FILTERS_ADDED || os_syscall(SYS_msync, base, bytes, MS_ASYNC) == 0 ||
         !is_error(os_syscall(SYS_mmap, base, bytes, PROT_NONE,
                              PRIVATE_MEMORY | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1))) {
         return;
@@ -201,12 +203,15 @@ enum vm_renewed vm_renew(void *base, size_t bytes) {
         return VM_RENEWED;
     }
     /* mprotect alone keeps a protection key. */
-    if (os_syscall(SYS_pkey_mprotect, base, bytes, PROT_READ | PROT_WRITE, 0) != 0 &&
+    bool may_ask = filters_now() != FILTERS_ADDED;
+    if ((!may_ask || os_syscall(SYS_pkey_mprotect, base, bytes, PROT_READ | PROT_WRITE, 0) != 0) &&
         !make_writable(base, bytes)) {
         return VM_UNUSABLE;
     }
-    os_syscall(SYS_munlock, base, bytes);
-    os_syscall(SYS_mbind, base, bytes, MPOL_DEFAULT, 0, 0, 0);
+    if (may_ask) {
+        os_syscall(SYS_munlock, base, bytes);
+        os_syscall(SYS_mbind, base, bytes, MPOL_DEFAULT, 0, 0, 0);
+    }
     for (size_t i = 0; i < sizeof undoing / sizeof *undoing; i++) {
         advise(base, bytes, undoing[i]);
     }

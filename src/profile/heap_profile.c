@@ -239,6 +239,9 @@ static int rename_new(const char *from, const char *to) {
     result = os_syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
     if (result == 0) {
         os_syscall(SYS_unlinkat, AT_FDCWD, from, 0);
+    } else if (result != -EEXIST && os_syscall(SYS_faccessat, AT_FDCWD, to, F_OK) == -ENOENT) {
+        /* Without links, too. A name that is taken from now on is lost. */
+        result = os_syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
     }
     return (int)-result;
 }
