@@ -24,14 +24,22 @@ static bool may_guess(const struct governor *governor, size_t pages) {
     return (governor->heap.guessed_pages + pages) * page_bytes(governor) <= MAX_GUESSED_BYTES;
 }
 
-/* Where the kernel cannot be asked what was touched, any memory will do. Under the heap's lock. */
-static enum run_choice choose_run(const struct governor *governor, size_t pages, bool zeroed,
+/* Whether much of a block may never be touched. Where the kernel cannot be asked what was, any memory will
+ * do.
+ */
+static bool may_be_sparse(const struct governor *governor, size_t pages, bool zeroed,
+                          enum thp_evidence evidence) {
+    return pages >= THP_MIN_PAGES && evidence == THP_NONE && filters_allow_all() &&
+           (zeroed || pages * page_bytes(governor) >= MIN_SPARSE_BYTES);
+}
+
+/* Under the heap's lock. */
+static enum run_choice choose_run(const struct governor *governor, size_t pages, bool sparse,
                                   enum thp_evidence evidence) {
     if (pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    if (evidence == THP_NONE && filters_allow_all() && !may_guess(governor, pages) &&
-        (zeroed || pages * page_bytes(governor) >= MIN_SPARSE_BYTES)) {
+    if (sparse && !may_guess(governor, pages)) {
         return RUN_FOR_SPARSE;
     }
     if (governor->heap.runs.region_pages == 0) {
@@ -81,7 +89,8 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
                           bool prefaults, bool *zero) {
     heap_lock(governor);
     enum thp_evidence evidence = pages < THP_MIN_PAGES ? THP_NONE : thp_policy_expect(&governor->thp, pages);
-    enum run_choice choice = choose_run(governor, pages, zeroed, evidence);
+    bool sparse = may_be_sparse(governor, pages, zeroed, evidence);
+    enum run_choice choice = choose_run(governor, pages, sparse, evidence);
     uint64_t made = governor->heap.runs.huge_pages_made;
     bool colored = prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);
@@ -91,7 +100,7 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     prefaults = prefaults && span != NULL && span->fresh && evidence >= THP_TOUCHED;
     bool is_control = evidence == THP_CONTROL && span != NULL && !span->fresh && !span->huge && !zeroed &&
                       pages * page_bytes(governor) >= MIN_SPARSE_BYTES;
-    if (evidence == THP_NONE && span != NULL && !span->fresh && may_guess(governor, pages)) {
+    if (sparse && span != NULL && !span->fresh) {
         heap_note_guess(&governor->heap, span);
     }
     if (prefaults) {
