@@ -18,7 +18,7 @@
 #define MAX_COSTLY_NS 10000000000ULL
 
 static struct thp_class *class_of(struct thp_policy *policy, size_t pages) {
-    unsigned exponent = 63 - (unsigned)__builtin_clzll(pages);
+    size_t exponent = 63 - (size_t)__builtin_clzll(pages);
     size_t number = exponent * 2 + (pages >> (exponent - 1) & 1);
     return &policy->classes[size_min(number, THP_CLASSES - 1)];
 }
@@ -85,15 +85,15 @@ bool thp_policy_samples_freed(struct thp_policy *policy, const struct span *span
 
 /* The end of the block, since blocks are filled from the front, without the last page, which placement may
  * have added; and the middle, since a program may touch the ends alone. */
-size_t thp_policy_sampled(char *base, size_t bytes, size_t page_size, struct iovec *ranges) {
+size_t thp_policy_sampled(const char *base, size_t bytes, size_t page_size, struct iovec *ranges) {
     bytes -= bytes > page_size ? page_size : 0;
     size_t end = size_min(bytes, RESIDENCY_SAMPLE_BYTES);
-    ranges[0] = (struct iovec){base + bytes - end, end};
-    ranges[1] = (struct iovec){base + bytes / 2 / page_size * page_size, page_size};
+    ranges[0] = (struct iovec){(void *)(base + bytes - end), end};
+    ranges[1] = (struct iovec){(void *)(base + bytes / 2 / page_size * page_size), page_size};
     return bytes / 2 > end ? 2 : 1;
 }
 
-static bool is_touched(char *base, size_t bytes, size_t page_size) {
+static bool is_touched(const char *base, size_t bytes, size_t page_size) {
     struct iovec ranges[THP_SAMPLED_RANGES];
     size_t count = thp_policy_sampled(base, bytes, page_size, ranges);
     bool touched = true;
@@ -112,7 +112,8 @@ static void set_interval(struct thp_policy *policy, bool touched, bool sure) {
 }
 
 /* Two threads at once may lose a point, which a later sample makes good. */
-void thp_policy_sample(struct thp_policy *policy, char *base, size_t bytes, size_t page_size, bool freed) {
+void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes, size_t page_size,
+                       bool freed) {
     struct thp_class *class = class_of(policy, bytes / page_size);
     bool touched = is_touched(base, bytes, page_size);
     unsigned score = atomic_load_explicit(&class->score, memory_order_relaxed);

@@ -73,10 +73,11 @@ void thp_policy_note_cost(struct thp_policy *policy, uint64_t ns, double small_n
 
 /* The page-aligned ranges of a block that are sampled; returns how many. Pure. */
 #define THP_SAMPLED_RANGES 2
-size_t thp_policy_sampled(char *base, size_t bytes, size_t page_size, struct iovec *ranges);
+size_t thp_policy_sampled(const char *base, size_t bytes, size_t page_size, struct iovec *ranges);
 
 /* Samples the residency of some pages of a block, by two system calls at most, without a lock. freed: it will
  * not be touched any more. Any thread. */
-void thp_policy_sample(struct thp_policy *policy, char *base, size_t bytes, size_t page_size, bool freed);
+void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes, size_t page_size,
+                       bool freed);
 
 #endif
