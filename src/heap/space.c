@@ -453,7 +453,8 @@ bool space_is_usable(const struct space *space, uint32_t page) {
 }
 
 uint32_t space_end(const struct space *space) {
-    return space->growing == NO_SEGMENT ? 0 : usable_end(space, &space->segment[space->growing]);
+    const struct segment *segment = space->growing == NO_SEGMENT ? NULL : &space->segment[space->growing];
+    return segment == NULL || segment->region.committed == 0 ? 0 : usable_end(space, segment);
 }
 
 bool space_ends_at(const struct space *space, uint32_t page) {

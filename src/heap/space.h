@@ -99,7 +99,7 @@ bool space_release(struct space *space, uint32_t page, size_t pages);
 /* The usable pages of a slot's segment, up to *end; 0 if it has none. */
 uint32_t space_segment(const struct space *space, size_t number, uint32_t *end);
 
-/* Where the usable pages end that space_extend would extend; 0 if it would add a segment. */
+/* Where the usable pages end that space_extend would extend; 0 if there are none. */
 uint32_t space_end(const struct space *space);
 
 /* Makes usable pages at that end, from page on, reserved ones again. They are in no run, and hold no memory.
