@@ -24,13 +24,15 @@ static bool may_guess(const struct governor *governor, size_t pages) {
     return (governor->heap.guessed_pages + pages) * page_bytes(governor) <= MAX_GUESSED_BYTES;
 }
 
-/* Whether much of a block may never be touched. Where the kernel cannot be asked what was, any memory will
- * do.
- */
+/* Whether much of a block may never be touched. A control that the caller would clear tells nothing unless it
+ * is clean. Where the kernel cannot be asked what was touched, any memory will do. */
 static bool may_be_sparse(const struct governor *governor, size_t pages, bool zeroed,
                           enum thp_evidence evidence) {
-    return pages >= THP_MIN_PAGES && evidence == THP_NONE && filters_allow_all() &&
-           (zeroed || pages * page_bytes(governor) >= MIN_SPARSE_BYTES);
+    if (pages < THP_MIN_PAGES || !filters_allow_all()) {
+        return false;
+    }
+    bool large = pages * page_bytes(governor) >= MIN_SPARSE_BYTES;
+    return (evidence == THP_NONE && (zeroed || large)) || (evidence == THP_CONTROL && zeroed && large);
 }
 
 /* Under the heap's lock. */
@@ -39,7 +41,7 @@ static enum run_choice choose_run(const struct governor *governor, size_t pages,
     if (pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
-    if (sparse && !may_guess(governor, pages)) {
+    if (sparse && (evidence == THP_CONTROL || !may_guess(governor, pages))) {
         return RUN_FOR_SPARSE;
     }
     if (governor->heap.runs.region_pages == 0) {
