@@ -98,7 +98,7 @@ static void put_all(struct report *report) {
 static const char *why_not_opened(int error) {
     return error == EACCES  ? " (permission denied)"
            : error == ELOOP ? " (a symbolic link)"
-           : error == ENXIO ? " (a pipe that nobody reads)"
+           : error == ENXIO ? " (a pipe without a reader)"
                             : "";
 }
 

@@ -177,7 +177,7 @@ def test_statistics_wait_for_no_reader(run: Run, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     stderr = run("threads", PTLBMALLOC2_STATS=f"json:{pipe}").stderr
-    assert stderr == f"ptlbmalloc2: statistics not written: cannot open {pipe} (a pipe that nobody reads)\n"
+    assert stderr == f"ptlbmalloc2: statistics not written: cannot open {pipe} (a pipe without a reader)\n"
 
 
 def test_statistics_are_appended(run: Run, tmp_path: Path) -> None:
