@@ -8,6 +8,7 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +19,12 @@ static const char program_name[] = "sawtooth";
 
 enum order { ORDER_FIFO, ORDER_LIFO, ORDER_RANDOM, ORDER_ALTERNATE };
 enum pause { PAUSE_SLEEP, PAUSE_WORK };
+/* Rests of the given time, or of that time on average (exponential); and every second tooth of a quarter. */
+enum pattern { PATTERN_REGULAR, PATTERN_RANDOM, PATTERN_TWO_SIZES };
 
 static const char *const order_names[] = {"fifo", "lifo", "random", "alternate", NULL};
 static const char *const pause_names[] = {"sleep", "work", NULL};
+static const char *const pattern_names[] = {"regular", "random", "two-sizes", NULL};
 
 struct teeth {
     unsigned long share; /* bytes of a thread at once */
@@ -31,6 +35,7 @@ struct teeth {
     double rest_s;
     enum order order;
     enum pause pause;
+    enum pattern pattern;
     pthread_mutex_t lock;
     pthread_barrier_t end;
     double seconds; /* the longest of any thread */
@@ -69,9 +74,10 @@ static unsigned long max_blocks(const struct teeth *teeth) {
     return (unsigned long)((double)teeth->share / average * 1.2) + 64;
 }
 
-static unsigned long build(const struct teeth *teeth, void **blocks, unsigned long long *random) {
+static unsigned long build(const struct teeth *teeth, unsigned long share, void **blocks,
+                           unsigned long long *random) {
     unsigned long count = 0;
-    for (unsigned long bytes = 0; bytes < teeth->share && count < max_blocks(teeth); count++) {
+    for (unsigned long bytes = 0; bytes < share && count < max_blocks(teeth); count++) {
         size_t size = random_between(random, teeth->least, teeth->most);
         blocks[count] = memset(checked(malloc(size), program_name), 1, size);
         bytes += size;
@@ -106,17 +112,27 @@ static void free_all(const struct teeth *teeth, void **blocks, unsigned long cou
     }
 }
 
+/* All threads have the same rests. */
+static double next_rest_s(const struct teeth *teeth, unsigned long long *random) {
+    if (teeth->pattern != PATTERN_RANDOM) {
+        return teeth->rest_s;
+    }
+    return -log((double)random_between(random, 1, 1000000) / 1e6) * teeth->rest_s;
+}
+
 static void work(unsigned long thread, void *shared) {
     struct teeth *teeth = shared;
+    unsigned long long rests = 1;
     void **blocks = map(max_blocks(teeth) * sizeof(void *));
     unsigned long long random = thread;
     struct thread_cost before = thread_cost_now();
     double begin = now_seconds();
     for (unsigned long round = 0; round < teeth->rounds; round++) {
-        unsigned long count = build(teeth, blocks, &random);
+        bool is_low = teeth->pattern == PATTERN_TWO_SIZES && round % 2 == 1;
+        unsigned long count = build(teeth, is_low ? teeth->share / 4 : teeth->share, blocks, &random);
         take_a_while(teeth->pause, teeth->hold_s);
         free_all(teeth, blocks, count, &random);
-        take_a_while(teeth->pause, round + 1 < teeth->rounds ? teeth->rest_s : 0);
+        take_a_while(teeth->pause, round + 1 < teeth->rounds ? next_rest_s(teeth, &rests) : 0);
     }
     double seconds = now_seconds() - begin;
     (void)pthread_mutex_lock(&teeth->lock);
@@ -181,6 +197,7 @@ int main(int argc, char **argv) {
     unsigned long after_ms = 500;
     unsigned long order = ORDER_FIFO;
     unsigned long pause = PAUSE_SLEEP;
+    unsigned long pattern = PATTERN_REGULAR;
     const struct option_spec options[] = {
         {"threads", "threads that build and free", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"bytes", "maximum total bytes of all threads", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
@@ -192,6 +209,8 @@ int main(int argc, char **argv) {
         {"rest", "seconds from the last free to the next allocation", OPTION_SECONDS, &rest_ms, 0, 1000000000,
          NULL},
         {"pause", "what threads do in these times", OPTION_CHOICE, &pause, 0, 0, pause_names},
+        {"pattern", "rests of one length, or random ones; or every second time a quarter of the bytes",
+         OPTION_CHOICE, &pattern, 0, 0, pattern_names},
         {"order", "free oldest first, newest first, at random, or every second one first", OPTION_CHOICE,
          &order, 0, 0, order_names},
         {"after", "seconds from the last free to the final reading", OPTION_SECONDS, &after_ms, 0, 1000000000,
@@ -217,6 +236,7 @@ int main(int argc, char **argv) {
         .rest_s = (double)rest_ms / 1000,
         .order = (enum order)order,
         .pause = (enum pause)pause,
+        .pattern = (enum pattern)pattern,
         .lock = PTHREAD_MUTEX_INITIALIZER,
     };
     struct readings readings = {.teeth = &teeth, .after_s = (double)after_ms / 1000};

@@ -35,6 +35,20 @@ class Metric(msgspec.Struct, frozen=True, array_like=True):
     higher_is_better: bool
 
 
+COST = Metric("cost_s", "s", higher_is_better=False)
+"""CPU time, and the memory held, multiplied by the time for which it was, at this price."""
+COST_GIB_PER_CPU = 8
+
+
+def cost_s(figures: Mapping[str, float | None]) -> float | None:
+    """What a run cost, in seconds of CPU time: of its whole RSS, in use or not."""
+    found = [figures.get(name) for name in ("user_s", "system_s", "average_rss_kib", "wall_s")]
+    user, system, held_kib, wall = found
+    if user is None or system is None or held_kib is None or wall is None:
+        return None
+    return user + system + held_kib / (1 << 20) * wall / COST_GIB_PER_CPU
+
+
 class Run(msgspec.Struct):
     """One run: its round, and figures by name; None is a figure that could not be measured."""
 

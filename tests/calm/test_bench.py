@@ -28,7 +28,7 @@ from calm.core.errors import CalmError
 from calm.core.progress import RoundsBar
 from calm.core.rounds import orders, williams_square
 from calm.core.statistics import geometric_mean_of_ratios, span_of_medians
-from calm.core.suite_results import Metric, Results, Run, Side, Subject, saved
+from calm.core.suite_results import COST, Metric, Results, Run, Side, Subject, cost_s, saved
 
 LATENCY = Metric("ns", "ns", higher_is_better=False)
 
@@ -180,7 +180,7 @@ def test_a_version_that_was_built_from_a_checkout_has_its_date() -> None:
 
 
 def test_own_variants_are_no_peers() -> None:
-    labels = ("glibc", "calmalloc", "calmalloc:CALM_OPTIONS=slack=1", "ptlbmalloc2")
+    labels = ("glibc", "calmalloc", "calmalloc:CALM_OPTIONS=memory_per_cpu=1", "ptlbmalloc2")
     found = analyse(made_up(row("a", *(side(label, 1.0) for label in labels)), labels=labels))
     assert (found.subject, found.peers) == ("calmalloc", ["glibc"])
 
@@ -330,9 +330,9 @@ def test_every_workload_says_how_it_is_compared(tmp_path: Path) -> None:
     for case in there:
         prepared = case.prepare(tmp_path)
         assert os.access(prepared.command[0], os.X_OK)
-        assert case.family in ("workload", "listing1", "stand-in")
-        # The metric is one that the workload prints: its source names it.
-        if case.metric:
+        assert case.family in ("workload", "listing1", "stand-in", "periodic")
+        # The metric is one that the workload prints, and its source names it; or the runner's own.
+        if case.metric and case.metric != COST:
             name = Path(prepared.command[0]).name
             assert f'\\"{case.metric.key}\\"' in (ROOT / "workloads" / f"{name}.c").read_text()
 
@@ -547,6 +547,20 @@ def test_ctrl_c_keeps_what_is_complete(cases: str, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["interrupted_by"] == signal.SIGINT
     done = [len(each["runs"]) for each in sides_of(out)["endless"]]
     assert done[0] == done[1] >= 2
+
+
+def test_the_cost_of_a_run_is_time_and_memory() -> None:
+    figures = {"user_s": 1.0, "system_s": 0.5, "average_rss_kib": 2.0 * 1024 * 1024, "wall_s": 8.0}
+    assert cost_s(figures) == pytest.approx(1.5 + 2 * 8 / 8)
+    assert cost_s({**figures, "average_rss_kib": None}) is None
+
+
+def test_the_periodic_suite_is_compared_by_cost() -> None:
+    every = command.all_cases()
+    chosen = command.choose(every, "periodic", [])
+    assert len({case.name for case in chosen}) == len(chosen) >= 20
+    assert all(case.metric == COST for case in chosen)
+    assert {case.name for case in chosen}.isdisjoint(case.name for case in command.choose(every, "full", []))
 
 
 def test_the_suite_of_stand_ins_is_they_and_vips() -> None:

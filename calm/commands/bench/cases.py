@@ -30,7 +30,7 @@ class Case:
 
     name: str
     family: str
-    """One of workload, stand-in, listing1, program, server, published."""
+    """One of workload, stand-in, listing1, periodic, program, server, published."""
     summary: str
     """One line: what it does, and its authors."""
     prepare: Callable[[Path], Prepared]

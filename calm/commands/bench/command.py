@@ -44,7 +44,7 @@ class CaseList(Document, kw_only=True, tag="calm-cases"):
     cases: list[ListedCase]
 
 
-_ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5, published.FAMILY: 3}
+_ROUNDS = {"quick": 3, "full": 7, "stand-ins": 5, workloads.PERIODIC: 3, published.FAMILY: 3}
 
 
 def all_cases(tree: SourceTree | None = None) -> tuple[Case, ...]:
@@ -67,7 +67,10 @@ def choose(cases: Sequence[Case], suite: str, names: Sequence[str]) -> list[Case
         stand_ins = {published.original_of(case.name): case for case in cases}
         pairs = ((case, stand_ins.get(case.name)) for case in cases if case.family == published.FAMILY)
         return [case for pair in pairs for case in pair if case]
-    return [case for case in cases if case.family != published.FAMILY and (case.quick or suite == "full")]
+    if suite == workloads.PERIODIC:
+        return [case for case in cases if case.family == workloads.PERIODIC]
+    apart = (published.FAMILY, workloads.PERIODIC)
+    return [case for case in cases if case.family not in apart and (case.quick or suite == "full")]
 
 
 def default_allocators() -> list[str]:
@@ -171,7 +174,9 @@ Examples:
 @options.allocator_list(
     "Allocators, as for `calm compare`. Default: glibc, calmalloc and every peer on this machine."
 )
-@options.rounds(None, "Rounds that count. Default: 3 of quick and published, 5 of stand-ins, 7 of full.")
+@options.rounds(
+    None, "Rounds that count. Default: 3 of quick, periodic and published, 5 of stand-ins, 7 of full."
+)
 @options.timeout("2min", "Kill a run that takes longer; it has failed.")
 @click.option(
     "--touch/--no-touch",

@@ -24,7 +24,7 @@ from calm.core.environment import clean_environment
 from calm.core.errors import CalmError
 from calm.core.progress import RoundsBar
 from calm.core.statistics import SEED
-from calm.core.suite_results import METRIC, RESIDENT, Kind, Results, Row, Run, Side, Subject
+from calm.core.suite_results import COST, METRIC, RESIDENT, Kind, Results, Row, Run, Side, Subject, cost_s
 
 Figures = dict[str, float | None]
 
@@ -174,7 +174,7 @@ def run_once(
             allocator.variables(environment),
             groups=groups,
             stdin=subprocess.DEVNULL,
-            stdout=output if case.metric and not prepared.client else subprocess.DEVNULL,
+            stdout=output if case.metric not in (None, COST) and not prepared.client else subprocess.DEVNULL,
             stderr=errors,
             inherited=environment,
             folder=prepared.folder,
@@ -190,6 +190,8 @@ def run_once(
             failure += words or report.last_words(errors)
         elif allocator.library and _refused(errors, allocator.library):
             failure = f"the dynamic linker did not preload it{report.last_words(errors)}"
+        elif case.metric == COST:
+            figures[METRIC] = cost_s(figures)
         elif case.metric:
             printed = _printed(case, client_output if prepared.client else output)
             figures[METRIC] = _number(printed, case.metric.key)

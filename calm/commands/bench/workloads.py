@@ -5,7 +5,7 @@ from pathlib import Path
 
 from calm.commands.bench.cases import Case, Prepared
 from calm.core import paths
-from calm.core.suite_results import Metric
+from calm.core.suite_results import COST, Metric
 
 # A workload is built to where the probe is.
 find = paths.find_part
@@ -68,6 +68,51 @@ _STAND_INS = {
 }
 
 
+PERIODIC = "periodic"
+_KINDS = {"small": "16 to 512", "medium": "1,000 to 60,000", "large": "100,000 to 1,000,000"}
+_PATTERNS = {
+    "regular": "pauses of {} s",
+    "random": "random pauses of {} s on average",
+    "two-sizes": "pauses of {} s, every second burst a quarter",
+}
+# Bursts, by the pause.
+_BURSTS = {0.1: 20, 0.3: 12, 1: 8, 3: 8, 10: 5, 30: 3}
+
+
+def _periodic(
+    pause: float, mib: int = 200, kind: str = "medium", threads: int = 1, pattern: str = "regular"
+) -> Case:
+    """A program that allocates, writes and frees so much in each burst, and sleeps between the bursts."""
+    sizes = _KINDS[kind]
+    least, most = sizes.replace(",", "").split(" to ")
+    words = (
+        *("sawtooth", "--threads", str(threads), "--bytes", str(mib << 20), "--min", least, "--max", most),
+        *("--rounds", str(_BURSTS[pause]), "--rest", str(pause), "--after", str(pause)),
+        *("--pattern", pattern),
+    )
+    parts = (f"{pause:g}s", f"{mib}m", kind, f"{threads}t", pattern)
+    summary = f"bursts of {mib} MiB in blocks of {sizes} bytes, {_PATTERNS[pattern].format(pause)}"
+    summary += f", {threads} threads" if threads > 1 else ""
+    name = "-".join(("periodic", *parts))
+    return Case(name, PERIODIC, summary, partial(_prepare, words, None), metric=COST)
+
+
+def _all_periodic() -> tuple[Case, ...]:
+    """One thing varied at a time."""
+    regular = [_periodic(pause) for pause in _BURSTS]
+    others = [
+        case
+        for pause in (1, 10)
+        for case in (
+            *(_periodic(pause, mib=mib) for mib in (20, 2000)),
+            *(_periodic(pause, kind=kind) for kind in ("small", "large")),
+            *(_periodic(pause, threads=threads) for threads in (2, 16)),
+            *(_periodic(pause, pattern=pattern) for pattern in ("random", "two-sizes")),
+        )
+    ]
+    return (*regular, *others, _periodic(3, pattern="random"), _periodic(3, pattern="two-sizes"))
+
+
 def _case(family: str, command: str, summary: str, name: str = "", under: str | None = None) -> Case:
     """A case of the program's own name, if no other one is given."""
     words = tuple(command.split())
@@ -101,4 +146,5 @@ CASES: tuple[Case, ...] = (
         for command, summary in _WORKLOADS.items()
     ),
     *(_case("stand-in", command, summary) for command, summary in _STAND_INS.items()),
+    *_all_periodic(),
 )
