@@ -43,7 +43,7 @@ CALM_API size_t calm_malloc_usable_size(const void *block);
  */
 CALM_API size_t calm_trim(size_t keep_bytes);
 
-#define CALM_STATS_VERSION 3
+#define CALM_STATS_VERSION 4
 
 /*
  * A snapshot of the allocator's memory and counters. Fields are never removed or moved. New fields are added
@@ -102,6 +102,10 @@ struct calm_stats {
     /* Since version 3. */
     uint64_t purge_ns;     /* CPU time spent in purges */
     uint64_t limit_checks; /* checks of the limit on retained */
+
+    /* Since version 4. */
+    uint64_t retained_byte_seconds; /* retained, multiplied by the time for which it was that much */
+    uint64_t retained_saved_ns;     /* estimated CPU time saved by keeping memory that was used again */
     /* From src/api/counters.def: end. */
 };
 
@@ -118,9 +122,9 @@ CALM_API int calm_stats(struct calm_stats *stats, size_t size);
 CALM_API int calm_stats_json(char *buffer, size_t size);
 
 /*
- * Sets an option by name ("slack", "50"), as CALM_OPTIONS=name=value,... does at the start. Returns 0,
- * or -1 with ENOENT for an unknown name, EINVAL for an invalid value, EBUSY for an option that is fixed once
- * the first block is allocated, ENOMEM if there is no memory for a profile.
+ * Sets an option by name ("memory_per_cpu", "4"), as CALM_OPTIONS=name=value,... does at the start. Returns
+ * 0, or -1 with ENOENT for an unknown name, EINVAL for an invalid value, EBUSY for an option that is fixed
+ * once the first block is allocated, ENOMEM if there is no memory for a profile.
  */
 CALM_API int calm_set(const char *name, const char *value);
 

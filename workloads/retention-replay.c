@@ -1,5 +1,5 @@
 /* Replays a program's memory use, epoch by epoch, for a retention policy, and computes the memory that the
- * policy keeps and the cost of memory purged in vain. Reads from stdin one line for each epoch of 100 ms:
+ * policy keeps, and what that and purging in vain cost. Reads from stdin one line for each epoch of 100 ms:
  * the highest number of pages in use, the number at its end, and the CPU time in milliseconds. The heap has
  * no fragmentation: any free page fits any request. */
 #include "policy/demand.h"
@@ -68,17 +68,17 @@ static void decide(struct replay *replay, size_t used) {
         .adaptive = replay->policy == POLICY_ADAPTIVE,
         .background_purge = true,
         .factor = 1.01,
-        .share = 1,
         .peak_bytes = demand_peak_pages(&replay->demand) * PAGE,
-        .held_bytes = demand_held_pages(&replay->demand) * PAGE,
+        .surplus_bytes = demand_surplus_pages(&replay->demand) * PAGE,
         .available_bytes = SIZE_MAX,
     };
     struct retention retention = retention_decide(&terms, used * PAGE, free_pages * PAGE);
     if (free_pages * PAGE > retention.limit_bytes) {
         give(replay, free_pages - retention.keep_bytes / PAGE);
     }
-    if (terms.adaptive) {
-        give(replay, demand_unused_pages(&replay->demand, replay->held - used, replay->given));
+    size_t worth = demand_peak_pages(&replay->demand) + demand_surplus_pages(&replay->demand);
+    if (terms.adaptive && replay->held > worth) {
+        give(replay, replay->held - worth);
     }
 }
 
@@ -97,7 +97,6 @@ static void pass_window(struct replay *replay, size_t max_used, size_t used_last
         .max_used = max_used,
         .used_last = used_last,
         .max_held = replay->held,
-        .min_free = min_free + replay->given,
         .purged_pages = replay->purged,
         .faulted_pages = faulted,
         .purge_ns = (double)replay->purged * replay->purge_ns,
@@ -112,15 +111,15 @@ int main(int argc, char **argv) {
     static struct replay replay;
     unsigned long policy = POLICY_ADAPTIVE;
     unsigned long windows = 10;
-    unsigned long purge_time_ms = 1000;
+    unsigned long gib = 8;
     unsigned long fault_ns = 700;
     unsigned long purge_ns = 300;
     const struct option_spec options[] = {
         {"policy", "the policy", OPTION_CHOICE, &policy, 0, 0, policy_names},
         {"windows", "epochs for which `fixed` keeps memory that was in use", OPTION_COUNT, &windows, 0,
          FIXED_MOST, NULL},
-        {"purge-time", "per cent of CPU time that purging in vain may cost", OPTION_SECONDS, &purge_time_ms,
-         0, 100000, NULL},
+        {"memory-per-cpu", "GiB that are worth, for a second, a second of CPU time", OPTION_COUNT, &gib, 0,
+         1000000, NULL},
         {"fault", "nanoseconds for the first touch of a page", OPTION_COUNT, &fault_ns, 0, 1000000, NULL},
         {"purge", "nanoseconds for purging a page", OPTION_COUNT, &purge_ns, 0, 1000000, NULL},
     };
@@ -134,7 +133,8 @@ int main(int argc, char **argv) {
     replay.policy = (enum policy)policy;
     replay.fixed = windows;
     replay.purge_ns = (double)purge_ns;
-    replay.price = (struct demand_price){(double)fault_ns, (double)purge_time_ms / 1000 / 100};
+    double pages_per_cpu = (double)gib * (1 << 30) / PAGE;
+    replay.price = (struct demand_price){(double)fault_ns, pages_per_cpu};
 
     char line[256];
     while (fgets(line, sizeof line, stdin) != NULL) {
@@ -149,11 +149,11 @@ int main(int argc, char **argv) {
         pass_window(&replay, max_used, used_last, cpu_ms * 1e6);
     }
     double wasted_ns = replay.vain * (double)(fault_ns + purge_ns);
-    printf("{\"windows\": %zu, \"cpu_s\": %.3f, \"vain_percent\": %.4f, \"vain_pages\": %.0f, \"kept_mib\": "
-           "%.3f, "
-           "\"given_pages\": %zu}\n",
-           replay.windows, replay.cpu_ns / 1e9, replay.cpu_ns > 0 ? 100 * wasted_ns / replay.cpu_ns : 0,
-           replay.vain, replay.windows > 0 ? replay.kept / (double)replay.windows * PAGE / (1 << 20) : 0,
+    double rent_s = gib > 0 ? replay.kept * DEMAND_EPOCH_NS / 1e9 / pages_per_cpu : 0;
+    printf("{\"windows\": %zu, \"cpu_s\": %.3f, \"vain_s\": %.6f, \"vain_pages\": %.0f, \"kept_mib\": %.3f, "
+           "\"rent_s\": %.6f, \"given_pages\": %zu}\n",
+           replay.windows, replay.cpu_ns / 1e9, wasted_ns / 1e9, replay.vain,
+           replay.windows > 0 ? replay.kept / (double)replay.windows * PAGE / (1 << 20) : 0, rent_s,
            replay.given);
     return 0;
 }

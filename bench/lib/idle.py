@@ -24,6 +24,8 @@ THREADS = (2, 64)
 MAIN = ("busy", "idle")
 METRICS = ("retained_kib", "cgroup_retained_kib")
 ROUNDS = 3
+IDLE_S = 10
+"""Longer than free memory is kept of which nothing is known, whatever memory costs on a machine."""
 
 
 def _own_cgroup() -> str | None:
@@ -97,7 +99,8 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
         if huge_pages:
             stack.enter_context(always())
         for threads, main in product(THREADS, MAIN):
-            command = [str(BUILD / "idle-burst"), "--threads", str(threads), "--main", main, *arguments]
+            command = [str(BUILD / "idle-burst"), "--threads", str(threads), "--main", main]
+            command += [*("--seconds", str(IDLE_S)), *arguments]
             print(f"\n{' '.join(command)}{', huge pages always' if huge_pages else ''}: kept", flush=True)
             run = partial(run_burst, command, parent)
             sides = interleaved(labels, run, runs or ROUNDS, warm_up=0, case=" ".join(command[1:]))

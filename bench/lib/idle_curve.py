@@ -1,11 +1,13 @@
-"""Resident memory over time of `idle-burst` under each allocator: the README's picture."""
+"""Resident memory over time after one burst, and over ten, under each allocator: the README's picture."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,27 @@ from calm.core import plot
 from calm.core.allocators import Allocator, parse
 from calm.core.environment import clean_environment
 
+from .idle import IDLE_S
 from .results import BUILD, REPOSITORY, Store
 from .rounds import CALMALLOC, GLIBC, present
 
 NAME = "idle-curve"
 LABELS = (GLIBC, "jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gperftools", CALMALLOC)
-COMMAND = ("idle-burst", "--threads", "2", "--main", "idle")
-STEP_S = 0.1
+COMMAND = ("idle-burst", "--threads", "2", "--main", "idle", "--seconds", str(IDLE_S))
+BURSTS, REST_S, BURST_MIB = 10, 5, 200
+BURST_COMMAND = (
+    *("sawtooth", "--bytes", str(BURST_MIB << 20), "--min", "1000", "--max", "60000"),
+    *("--rounds", str(BURSTS), "--rest", str(REST_S), "--after", str(REST_S)),
+)
+STEP_S, BURST_STEP_S = 0.3, 1
 _SAMPLE_S = 0.01
 _NOISE_MIB = 1
 
 
-def _resident_kib(process: int) -> float | None:
+def _resident_kib(process: int, program: str) -> float | None:
     """None before the process executes the workload, and after it has ended."""
     try:
-        if Path(f"/proc/{process}/comm").read_text().strip() != COMMAND[0]:
+        if Path(f"/proc/{process}/comm").read_text().strip() != program:
             return None
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, IndexError):
@@ -38,27 +46,55 @@ def _resident_kib(process: int) -> float | None:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
-def follow(command: list[str], allocator: Allocator) -> dict[str, Any]:
-    """One run: its memory at each multiple of STEP_S, in MiB, minus that before the burst."""
+@dataclass(frozen=True)
+class Followed:
+    """One run of a workload."""
+
+    samples: list[tuple[float, float]]
+    """Seconds since the start, and resident KiB."""
+    cpu_s: float
+    """Of all threads."""
+    printed: dict[str, Any]
+
+
+def run(command: list[str], allocator: Allocator) -> Followed:
+    """Runs a workload, and samples its memory."""
     environment = clean_environment()
     environment |= allocator.variables(environment)
     samples: list[tuple[float, float]] = []
     pipe = subprocess.PIPE
+    before_s = _children_s()
     with sessions.whole(
         command, folder=REPOSITORY, environment=environment, output=pipe, errors=pipe, text=True
     ) as process:
         start = time.monotonic()
         while process.poll() is None:
-            if (resident := _resident_kib(process.pid)) is not None:
+            if (resident := _resident_kib(process.pid, Path(command[0]).name)) is not None:
                 samples.append((time.monotonic() - start, resident))
             time.sleep(_SAMPLE_S)
         output, errors = process.communicate()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, output, errors)
-    printed = json.loads(output)
-    before, kept = printed["rss_before_kib"] / 1024, printed["retained_kib"] / 1024
-    above = until_exit([(at, kib / 1024 - before) for at, kib in samples], kept)
-    return {"label": allocator.label, "kept_mib": round(kept, 1), "mib": on_grid(above)}
+    return Followed(samples, _children_s() - before_s, json.loads(output))
+
+
+def follow(command: list[str], allocator: Allocator, step_s: float = STEP_S) -> dict[str, Any]:
+    """One run: its memory at each multiple of step_s, in MiB, minus that before; and its CPU time."""
+    done = run(command, allocator)
+    printed, samples, cpu_s = done.printed, done.samples, done.cpu_s
+    before = printed["rss_before_kib"]
+    kept = printed.get("retained_kib", printed.get("rss_after_kib", 0) - before) / 1024
+    above = until_exit([(at, (kib - before) / 1024) for at, kib in samples], kept)
+    mib = on_grid(above, step_s)
+    average = sum(value for _, value in above) / max(1, len(above))
+    figures = {"kept_mib": round(kept, 1), "average_mib": round(average, 1), "cpu_s": round(cpu_s, 3)}
+    return {"label": allocator.label, **figures, "mib": mib}
+
+
+def _children_s() -> float:
+    """CPU time of processes that have ended, all threads included."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def until_exit(samples: list[tuple[float, float]], kept: float) -> list[tuple[float, float]]:
@@ -69,11 +105,11 @@ def until_exit(samples: list[tuple[float, float]], kept: float) -> list[tuple[fl
     return samples[:count]
 
 
-def on_grid(samples: list[tuple[float, float]]) -> list[int]:
+def on_grid(samples: list[tuple[float, float]], step_s: float = STEP_S) -> list[int]:
     """The highest value within each step; a step without a sample repeats the previous one. Not below 0."""
     highest: dict[int, float] = {}
     for at, value in samples:
-        step = int(at / STEP_S)
+        step = int(at / step_s)
         highest[step] = max(value, highest.get(step, value))
     values = [0]
     for step in range(max(highest, default=-1) + 1):
@@ -84,37 +120,46 @@ def on_grid(samples: list[tuple[float, float]]) -> list[int]:
 def measure(store: Store, arguments: tuple[str, ...] = ()) -> None:
     """One run of each installed allocator."""
     command = [str(BUILD / COMMAND[0]), *COMMAND[1:], *arguments]
-    curves = []
+    burst = [str(BUILD / BURST_COMMAND[0]), *BURST_COMMAND[1:]]
+    curves, bursts = [], []
     for label in present(LABELS):
         curves.append(follow(command, parse(label)))
-        print(f"  {label:<12} {curves[-1]['kept_mib']:,} MiB at the end", flush=True)
-    store.save(NAME, {"command": command, "step_s": STEP_S, "curves": curves})
+        bursts.append(follow(burst, parse(label), BURST_STEP_S))
+        of_bursts = f"{bursts[-1]['average_mib']:,} MiB and {bursts[-1]['cpu_s']} s for {BURSTS} bursts"
+        print(f"  {label:<12} {curves[-1]['kept_mib']:,} MiB at the end; {of_bursts}", flush=True)
+    found = {"command": command, "step_s": STEP_S, "curves": curves}
+    store.save(NAME, {**found, "burst_command": burst, "burst_step_s": BURST_STEP_S, "bursts": bursts})
 
 
 def draw(store: Store, path: Path) -> None:
-    """One line for each allocator; the legend lists them by their last values."""
+    """One line for each allocator; the legend lists them by what they keep after a burst."""
     result = store.load(NAME)
     if result is None:
         return
     pyplot = plot.pyplot()
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, both = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     colors = styles([curve["label"] for curve in result["curves"]])
-    for curve in sorted(result["curves"], key=lambda curve: -curve["kept_mib"]):
-        label, mib = curve["label"], curve["mib"]
-        ours = label == CALMALLOC
-        axes.plot(
-            [number * result["step_s"] for number in range(len(mib))],
-            mib,
-            color=colors[label][0],
-            linewidth=2.6 if ours else 1.3,
-            zorder=3 if ours else 2,
-            label=f"{label}: {curve['kept_mib']:,.0f} MiB",
-        )
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("resident memory (MiB)")
-    axes.set_title("Two threads allocate and free 1 GiB, and then idle", fontsize=10)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    panels = (
+        ("curves", result["step_s"], "Two threads allocate and free 1 GiB, and then idle"),
+        ("bursts", result["burst_step_s"], f"{BURSTS} bursts of {BURST_MIB} MiB, {REST_S} s apart"),
+    )
+    for axes, (key, step_s, title) in zip(both, panels, strict=True):
+        for curve in sorted(result[key], key=lambda curve: -curve["kept_mib"]):
+            label, mib = curve["label"], curve["mib"]
+            ours = label == CALMALLOC
+            axes.plot(
+                [number * step_s for number in range(len(mib))],
+                mib,
+                color=colors[label][0],
+                linewidth=2.6 if ours else 1.3,
+                zorder=3 if ours else 2,
+                label=label if key == "curves" else None,
+            )
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("resident memory (MiB)")
+        axes.set_title(title, fontsize=10)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     plot.save(figure, path)

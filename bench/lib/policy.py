@@ -1,9 +1,9 @@
 """Compares the adaptive policy with the offline optimum, on recorded memory use.
 
 A trace holds a program's memory in use and CPU time in each epoch of 100 ms, read from outside while the
-program runs. `retention-replay` replays it for a policy. The optimum knows the future, and purges memory at
-the start of the longest gaps, for the same cost: a page costs the same in each gap, so that the optimum
-chooses gaps by length alone.
+program runs. `retention-replay` replays it for a policy. A policy costs the memory that it keeps, by the
+price of memory, and the purges in vain. The optimum knows the future: it purges a page at the start of a gap
+where that costs less than keeping it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from papers import sessions
 from calm.core import allocators, counters, proc
 from calm.core.environment import clean_environment
 
-from . import sawtooth, tables
+from . import idle_curve, sawtooth, tables
 from .results import BUILD, REPOSITORY, Store
-from .rounds import CALMALLOC
+from .rounds import CALMALLOC, present
 
 NAME = "policy"
 WINDOW_S = 0.1
 _SAMPLE_S = 0.01
 _PAGE = 4096
-PURGE_TIMES = (1.0, 10.0)
-FIXED = (1, 10)  # epochs
+PRICES = (2, 8, 32)
+"""GiB that are worth, for a second, a second of CPU time."""
+FOREVER = 1 << 16
+FIXED = (0, 10, FOREVER)
+"""Epochs."""
+FAULT_NS, PURGE_NS = 700, 900
+"""Of one page; together about what machines were measured to need."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,7 +110,8 @@ def record(command: Sequence[str]) -> Trace:
 def replay(trace: Trace, *arguments: str) -> dict[str, Any]:
     """The memory that a policy would keep, and its cost."""
     text = "".join(f"{each.most} {each.last} {each.cpu_ms}\n" for each in trace)
-    program = [str(REPOSITORY / BUILD / "retention-replay"), *arguments]
+    cost = ("--fault", str(FAULT_NS), "--purge", str(PURGE_NS))
+    program = [str(REPOSITORY / BUILD / "retention-replay"), *cost, *arguments]
     done = subprocess.run(program, input=text, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -132,14 +138,13 @@ def gaps(levels: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def optimum_mib(trace: Trace, vain_pages: float) -> float:
-    """The memory that the optimum keeps on average if it purges this many pages in vain."""
-    budget, kept = vain_pages, 0.0
-    for windows, pages in sorted(gaps(each.most for each in trace), reverse=True):
-        given = min(budget, pages)
-        budget -= given
-        kept += windows * (pages - given)
-    return kept / max(1, len(trace)) * _PAGE / (1 << 20)
+def optimum_s(trace: Trace, gib_per_cpu: float) -> float:
+    """What the optimum costs, in seconds of CPU time."""
+    page_s = (FAULT_NS + PURGE_NS) * 1e-9
+    window_s = WINDOW_S * _PAGE / (gib_per_cpu * (1 << 30))
+    return sum(
+        pages * min(page_s, windows * window_s) for windows, pages in gaps(each.most for each in trace)
+    )
 
 
 def _short(value: float) -> float:
@@ -147,35 +152,45 @@ def _short(value: float) -> float:
 
 
 def judged(trace: Trace) -> dict[str, Any]:
-    """Replays a trace for the policy, by purge_time, and for fixed periods."""
+    """Replays a trace for the policy, by the price, and for fixed periods."""
 
-    def beside_optimum(*arguments: str) -> dict[str, Any]:
-        found = replay(trace, *arguments)
-        best = optimum_mib(trace, found["vain_pages"])
-        figures = (found["kept_mib"], found["vain_percent"], best)
-        return dict(zip(("kept_mib", "vain_percent", "optimum_mib"), map(_short, figures), strict=True))
+    def costs(gib: int, *arguments: str) -> dict[str, Any]:
+        found = replay(trace, "--memory-per-cpu", str(gib), *arguments)
+        figures = (found["kept_mib"], found["vain_s"], found["vain_s"] + found["rent_s"])
+        return dict(zip(("kept_mib", "vain_s", "cost_s"), map(_short, figures), strict=True))
 
     return {
         "windows": len(trace),
         "peak_mib": max((each.most for each in trace), default=0) * _PAGE / (1 << 20),
-        "adaptive": {str(each): beside_optimum("--purge-time", str(each)) for each in PURGE_TIMES},
-        "fixed": {str(each): beside_optimum("--policy", "fixed", "--windows", str(each)) for each in FIXED},
-        "paper": beside_optimum("--policy", "paper"),
+        "optimum_s": {str(each): _short(optimum_s(trace, each)) for each in PRICES},
+        "adaptive": {str(each): costs(each) for each in PRICES},
+        "fixed": {str(each): costs(8, "--policy", "fixed", "--windows", str(each)) for each in FIXED},
+        "paper": costs(8, "--policy", "paper"),
     }
 
 
+def measured_s(command: Sequence[str], label: str) -> float:
+    """What a run costs under an allocator, at 8 GiB: CPU time, and all memory that is resident."""
+    done = idle_curve.run(list(command), allocators.parse(label))
+    held = [kib for _, kib in done.samples] or [0.0]
+    gib_s = sum(held) / len(held) / (1 << 20) * (done.samples[-1][0] if done.samples else 0)
+    return done.cpu_s + gib_s / 8
+
+
 def measure(store: Store) -> None:
-    """Records all programs, and replays them."""
+    """Records all programs, replays them, and runs them under all allocators."""
     found = []
     for name, command in commands().items():
         trace = record(command)
-        found.append({"name": name, **judged(trace)})
-        print(f"  {name}: {found[-1]['windows']} epochs, {found[-1]['adaptive']['1.0']}", flush=True)
+        under = {label: _short(measured_s(command, label)) for label in present(idle_curve.LABELS)}
+        found.append({"name": name, **judged(trace), "measured_s": under})
+        print(f"  {name}: {found[-1]['windows']} epochs, {found[-1]['adaptive']['8']}", flush=True)
     store.save(NAME, {"traces": found})
 
 
-def _cell(found: dict[str, Any]) -> str:
-    return f"{found['kept_mib']:.1f} ({found['vain_percent']:.2f} %; {found['optimum_mib']:.1f})"
+def _cell(found: dict[str, Any], optimum: float) -> str:
+    ratio = f"; {found['cost_s'] / optimum:.2f}" if optimum else ""
+    return f"{found['kept_mib']:.1f} ({found['cost_s'] * 1e3:.1f} ms{ratio})"
 
 
 def table(store: Store) -> str:
@@ -184,14 +199,21 @@ def table(store: Store) -> str:
     if result is None:
         return ""
     head = ["program", "epochs", "peak"]
-    head += [f"`purge_time={each:g}`" for each in PURGE_TIMES]
-    head += [f"{each * WINDOW_S:g} s" for each in FIXED]
+    head += [f"`memory_per_cpu={each}`" for each in PRICES]
+    head += ["always" if each == FOREVER else f"{each * WINDOW_S:g} s" for each in FIXED]
     head.append("the paper's policy")
     lines = [tables.line(head), tables.line(["---", *["---:"] * (len(head) - 1)])]
     for each in result["traces"]:
         cells = [each["name"], str(each["windows"]), f"{each['peak_mib']:.0f} MiB"]
-        cells += [_cell(each["adaptive"][str(share)]) for share in PURGE_TIMES]
-        cells += [_cell(each["fixed"][str(windows)]) for windows in FIXED]
-        cells.append(_cell(each["paper"]))
+        cells += [_cell(each["adaptive"][str(gib)], each["optimum_s"][str(gib)]) for gib in PRICES]
+        cells += [_cell(each["fixed"][str(windows)], each["optimum_s"]["8"]) for windows in FIXED]
+        cells.append(_cell(each["paper"], each["optimum_s"]["8"]))
         lines.append(tables.line(cells))
+    labels = [label for label in idle_curve.LABELS if label in result["traces"][0]["measured_s"]]
+    text = "What the programs cost in all, at 8 GiB for a CPU: CPU time and all resident memory, measured."
+    lines += ["", text, "", tables.line(["program", *labels]), tables.line(["---", *["---:"] * len(labels)])]
+    for each in result["traces"]:
+        lines.append(
+            tables.line([each["name"], *(f"{each['measured_s'].get(label, 0):.3f} s" for label in labels)])
+        )
     return "\n".join([*lines, *tables.where(store, NAME)]) + "\n"

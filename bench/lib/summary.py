@@ -1,11 +1,11 @@
-"""The README's five rows: the suite's summary, and the memory kept after a burst."""
+"""The README's rows: the suite's summary, and the memory kept after a burst and between bursts."""
 
 from __future__ import annotations
 
 from calm.commands.bench.analysis import PEAK, TIME, Analysis, analyse
 from calm.commands.bench.tables import times
 
-from . import idle_curve, suite
+from . import idle, idle_curve, suite
 from .results import Store
 from .rounds import CALMALLOC, GLIBC
 from .tables import line
@@ -22,15 +22,20 @@ def means(analysis: Analysis, key: str) -> dict[str, str]:
 def table(store: Store) -> str:
     """The table; empty until the suite and the curve have been measured."""
     curve = store.load(idle_curve.NAME)
-    if curve is None or not suite.result(store.folder).exists():
+    if curve is None or "bursts" not in curve or not suite.result(store.folder).exists():
         return ""
     analysis = analyse(suite.load(store.folder))
     left = {each["label"]: f"{each['kept_mib']:,.0f} MiB" for each in curve["curves"]}
+    average = {each["label"]: f"{each['average_mib']:,.0f} MiB" for each in curve["bursts"]}
+    cpu = {each["label"]: f"{each['cpu_s']:.2f} s" for each in curve["bursts"]}
+    bursts = f"{idle_curve.BURSTS} bursts of {idle_curve.BURST_MIB} MiB, {idle_curve.REST_S} s apart"
     worst = {each.label: times(each.ratio) for each in analysis.worst[TIME.key]}
     shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
     count = len(analysis.results.rows)
     rows = (
-        ("memory kept 5 s after 1 GiB was freed", left),
+        (f"memory kept {idle.IDLE_S} s after 1 GiB was freed", left),
+        (f"{bursts}: average memory", average),
+        ("the same: CPU time", cpu),
         (f"time, mean of {count} programs", means(analysis, TIME.key)),
         ("time, worst program", worst),
         (f"peak memory, mean of {count} programs", means(analysis, PEAK.key)),

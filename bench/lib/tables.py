@@ -195,8 +195,8 @@ def idle_table(store: Store) -> list[str]:
     names = [CALMALLOC, "background=off", *PEERS]
     return [
         "",
-        "Memory kept after threads freed 1 GiB and became idle: MiB of resident memory after 5 s, minus that "
-        f"at the start (`idle-burst`, medians).{how}",
+        "Memory kept after threads freed 1 GiB and became idle: MiB of resident memory after "
+        f"{idle.IDLE_S} s, minus that at the start (`idle-burst`, medians).{how}",
         "",
         line(["threads", *names]),
         line(["---", *["---:"] * len(names)]),

@@ -16,8 +16,7 @@ class Counter(NamedTuple):
 
 # From the tables: begin.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "slack": (),
-    "purge_time": (),
+    "memory_per_cpu": ("auto",),
     "background": ("off", "on"),
     "huge_pages": ("never", "earned"),
     "vectored_purge": ("off", "auto", "on"),
@@ -75,5 +74,11 @@ COUNTERS: Mapping[str, Counter] = {
     "purge_wasted_ns": Counter("ns", True, "Estimated cost of purging memory that was needed again."),
     "purge_ns": Counter("ns", True, "CPU time spent in purges."),
     "limit_checks": Counter("check", True, "Checks of the limit on `retained`."),
+    "retained_byte_seconds": Counter(
+        "byte_second", True, "`retained`, multiplied by the time for which it was that much."
+    ),
+    "retained_saved_ns": Counter(
+        "ns", True, "Estimated CPU time saved by keeping memory that was used again."
+    ),
 }
 # From the tables: end.

@@ -31,7 +31,7 @@ impl error::Error for Error {}
 const ENOENT: i32 = 2;
 const EBUSY: i32 = 16;
 
-/// Sets an option for the whole process: `set("slack", "50")`.
+/// Sets an option for the whole process: `set("memory_per_cpu", "4")`.
 ///
 /// Numbers are decimal. The table of options in calmalloc's manual lists units and other values.
 ///

@@ -84,6 +84,10 @@ pub struct Stats {
     pub purge_ns: u64,
     /// Checks of the limit on `retained`.
     pub limit_checks: u64,
+    /// `retained`, multiplied by the time for which it was that much.
+    pub retained_byte_seconds: u64,
+    /// Estimated CPU time saved by keeping memory that was used again.
+    pub retained_saved_ns: u64,
     // From src/api/counters.def: end.
 }
 
@@ -142,7 +146,7 @@ mod tests {
         assert!(fields_in_c().len() >= 24);
         assert_eq!(fields_here(), fields_in_c());
         assert_eq!(stats().size as usize, mem::size_of::<Stats>());
-        assert_eq!(stats().version, 3);
+        assert_eq!(stats().version, 4);
     }
 
     #[test]
@@ -152,6 +156,6 @@ mod tests {
         for (_, name) in fields_here().iter().filter(|(_, name)| name != "size") {
             assert!(json.contains(&format!("\"{name}\": ")), "{name} is missing in {json}");
         }
-        assert!(json.contains("\"slack\": "), "{json}");
+        assert!(json.contains("\"memory_per_cpu\": "), "{json}");
     }
 }

@@ -40,9 +40,9 @@ fn options_are_set_and_read() {
     assert_eq!(set("misuse", "warn"), Ok(()));
     assert_eq!(get("misuse").as_deref(), Ok("warn"));
     assert_eq!(set("misuse", "abort"), Ok(()));
-    assert_eq!(set("slack", "9999"), Ok(()));
-    assert_eq!(get("slack").as_deref(), Ok("9999"));
-    assert_eq!(set("slack", "100"), Ok(()));
+    assert_eq!(set("memory_per_cpu", "9999"), Ok(()));
+    assert_eq!(get("memory_per_cpu").as_deref(), Ok("9999"));
+    assert_eq!(set("memory_per_cpu", "auto"), Ok(()));
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn what_cannot_be_set_is_told_apart() {
     assert_eq!(set("unknown", "wa\0rn"), Err(Error::UnknownOption));
     assert_eq!(set("misuse", "wa\0rn"), Err(Error::InvalidValue));
     assert_eq!(set("misuse", "Warn"), Err(Error::InvalidValue));
-    assert_eq!(set("slack", "0"), Err(Error::InvalidValue));
-    assert_eq!(set("slack", "1 "), Err(Error::InvalidValue));
+    assert_eq!(set("memory_per_cpu", "-1"), Err(Error::InvalidValue));
+    assert_eq!(set("memory_per_cpu", "1 "), Err(Error::InvalidValue));
     assert_eq!(set("offload", "off"), Err(Error::FixedAtStart));
     assert_eq!(set("offload", "auto"), Err(Error::InvalidValue));
     assert_eq!(get("misus"), Err(Error::UnknownOption));
@@ -72,7 +72,7 @@ fn what_cannot_be_set_is_told_apart() {
 #[test]
 fn trim_gives_back_what_it_says() {
     let _alone = ALONE.lock().unwrap();
-    set("slack", "1000").unwrap();
+    set("memory_per_cpu", "160").unwrap();
     let layout = Layout::from_size_align(8 * MIB, 64).unwrap();
     // SAFETY: the block is used within its layout, and freed once by it.
     unsafe {
@@ -83,7 +83,7 @@ fn trim_gives_back_what_it_says() {
     let before = calmalloc::stats();
     let given_back = calmalloc::trim(0);
     let after = calmalloc::stats();
-    set("slack", "100").unwrap();
+    set("memory_per_cpu", "auto").unwrap();
     assert!(after.purged - before.purged >= given_back as u64);
     assert!(after.purged >= 8 * MIB as u64);
     assert!(after.retained < MIB as u64);

@@ -82,8 +82,14 @@ static const struct counter_term terms[] = {
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
-    {"slack", WORD(calm_governor.settings.slack)},
-    {"purge_time", WORD(calm_governor.settings.purge_time)},
+#define OUTLOOK(name) \
+    { #name, WORD(calm_governor.outlook.name) }
+    OUTLOOK(memory_per_cpu_bytes),
+    OUTLOOK(break_even_ns),
+    OUTLOOK(waiting_bytes),
+    OUTLOOK(waiting_unused_ns),
+    OUTLOOK(waiting_reuse_ns),
+    OUTLOOK(waiting_until_ns),
     {"policy", WORD(calm_governor.settings.policy)},
     {"background", WORD(calm_governor.settings.background)},
 };

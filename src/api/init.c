@@ -67,6 +67,7 @@ static void before_fork(void) {
         if (!forked_alone) {
             forked_alone = true;
         }
+        family_before_fork(&calm_governor.family);
         /* No helper starts meanwhile, either: another fork handler may free enough memory for one. */
         helper_hold();
         return;
@@ -78,6 +79,7 @@ static void before_fork(void) {
     }
     heap_profile_before_fork();
     calm_allocator.backend->functions->before_fork(calm_allocator.backend);
+    family_before_fork(&calm_governor.family);
     forks_with_locks++;
     forked_alone = false;
 }
@@ -97,6 +99,7 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
     registration_after_fork();
+    family_start_child(&calm_governor.family);
     counters_start_child();
     process_begin();
     placing_after_fork();

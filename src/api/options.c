@@ -22,12 +22,12 @@ static const struct entry {
     _Atomic(int) *number;
     char *text; /* NULL: a number */
 } entries[] = {
-#define WORDS(words)             words, 1, 0, false, ""
-#define WORDS_OR_CPU(words, max) words, 0, max, false, ", or a CPU's number"
-#define NUMBER(min, max)         "", min, max, false, ""
-#define BYTES(max)               "", 0, max, true, " bytes; k, m or g may follow"
-#define HERE(name, field)        &calm_options.name
-#define GOVERNOR(name, field)    &calm_governor.settings.field
+#define WORDS(words)                      words, 1, 0, false, ""
+#define WORDS_OR_NUMBER(words, max, what) words, 0, max, false, ", or " what
+#define NUMBER(min, max)                  "", min, max, false, ""
+#define BYTES(max)                        "", 0, max, true, " bytes; k, m or g may follow"
+#define HERE(name, field)                 &calm_options.name
+#define GOVERNOR(name, field)             &calm_governor.settings.field
 #define OPTION(name, values, initial, change, place, field, ...) \
     {#name, values, initial, change, place(name, field), NULL},
 #define TEXT_OPTION(name, max, change, ...) \

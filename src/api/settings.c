@@ -28,7 +28,7 @@ static int apply_option(enum option which) {
 
 static void refresh(struct governor *governor, void *nothing) {
     (void)nothing;
-    governor_copy_settings(governor, &calm_governor.settings); /* a backend may have a second heap */
+    governor_copy_settings(governor, &calm_governor); /* a backend may have a second heap */
     governor_refresh(governor);
 }
 

@@ -69,8 +69,9 @@ static int grow(struct surplus *surplus, size_t pages) {
     }
     char *fresh = surplus->base + surplus->stats.pages_examined * surplus->page_bytes;
     size_t bytes = (pages - surplus->stats.pages_examined) * surplus->page_bytes;
+    size_t limit;
     /* A surplus must not make the kernel kill a process for lack of memory. */
-    if (filters_now() == FILTERS_ADDED || bytes > memory_available_bytes(surplus->root) / 2 ||
+    if (filters_now() == FILTERS_ADDED || bytes > memory_available_bytes(surplus->root, &limit) / 2 ||
         !vm_commit(fresh, bytes) || !populate(fresh, bytes)) {
         return ENOMEM;
     }

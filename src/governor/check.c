@@ -56,7 +56,6 @@ static void note_levels(struct governor *governor) {
         governor->terms.peak_bytes = size_max(governor->terms.peak_bytes, bytes);
     }
     governor->max_held = size_max(governor->max_held, used + dirty);
-    governor->min_free = size_min(governor->min_free, free_and_purged_pages(governor));
 }
 
 void heap_unlock_and_check(struct governor *governor) {

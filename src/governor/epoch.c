@@ -5,6 +5,7 @@
 #include "governor/limit.h"
 #include "governor/purger.h"
 #include "governor/terms.h"
+#include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/filters.h"
@@ -18,6 +19,8 @@
 #define MIN_UNUSED_PAGES 16
 /* Clean memory is examined in one epoch of so many. */
 #define EXAMINED_EPOCHS 4
+/* And the cost of a fault is measured. */
+#define MEASURED_EPOCHS 8
 /* Assumed cost of a page fault until something was purged: then it is measured. */
 #define FAULT_NS 1000.0
 
@@ -31,6 +34,7 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
     bool may_open = own_files || (thread_may_open_files() && !governor_has_helper(governor));
     uint64_t read_ns = atomic_load_explicit(&governor->max_footprint_read_ns, memory_order_relaxed);
     size_t bytes = SIZE_MAX;
+    double plenty = 1;
     if (setting_value(&governor->settings.watch_cgroup)) {
         if (!may_open || clock_elapsed_ns(now, read_ns) < FOOTPRINT_READ_NS) {
             return;
@@ -39,9 +43,14 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
         heap_lock(governor);
         size_t held = footprint_pages(governor) * page_bytes(governor);
         heap_unlock(governor);
-        size_t room = memory_available_bytes("");
+        size_t limit;
+        size_t room = memory_available_bytes("", &limit);
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
+        plenty = room < limit / 2 ? 2 * (double)room / (double)limit : 1;
+        governor->cpu_quota = governor->cpu_quota > 0 ? governor->cpu_quota : cgroup_cpu_quota("");
+        note_offer(governor, limit, governor->cpu_quota);
     }
+    atomic_store_explicit(&governor->plenty, plenty, memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
 }
 
@@ -65,14 +74,17 @@ static struct demand_epoch read_epoch(struct governor *governor, double ns) {
         .max_used = governor->max_used,
         .used_last = heap_used_pages(&governor->heap),
         .max_held = governor->max_held,
-        .min_free = governor->min_free,
         .purged_pages = governor->epoch_purged_pages,
         .faulted_pages = faulted - governor->epoch_faulted_pages,
         .purge_ns = (double)governor->epoch_purge_ns,
     };
     governor->max_used = epoch.used_last;
     governor->max_held = footprint_pages(governor);
-    governor->min_free = free_and_purged_pages(governor);
+    /* What was free at both ends was free in between. */
+    size_t dirty = heap_dirty_pages(&governor->heap);
+    double kept = (double)(size_min(governor->epoch_dirty_pages, dirty) * page_bytes(governor));
+    governor->counts.kept_byte_seconds += (uint64_t)(kept * (ns / 1e9));
+    governor->epoch_dirty_pages = dirty;
     /* A heap that no thread came to keeps nothing, not even what is not worth a purge in each epoch. */
     bool untouched = governor->checks == governor->epoch_checks;
     governor->epoch_checks = governor->checks;
@@ -120,18 +132,24 @@ static void examine_clean(struct governor *governor) {
     heap_unlock(governor);
 }
 
-/* Purges what lay unused through the period. Under the purger's lock. */
+/* Whether the heap lies untouched, and no free memory is worth keeping. */
+static bool is_given_up(const struct governor *governor) {
+    const struct demand *demand = &governor->demand;
+    return governor->untouched_epochs > 1 && demand_peak_pages(demand) <= demand->used_last;
+}
+
+/* Purges what is not worth keeping. Under the purger's lock. */
 static void purge_unused(struct governor *governor) {
-    bool untouched = governor->untouched_epochs >= demand_period(&governor->demand);
+    bool given_up = is_given_up(governor);
+    size_t worth = demand_peak_pages(&governor->demand) + demand_surplus_pages(&governor->demand);
     heap_lock(governor);
     size_t dirty = heap_dirty_pages(&governor->heap);
-    size_t unused = demand_unused_pages(&governor->demand, dirty, governor->counts.purged_pages);
-    size_t give = untouched ? dirty : unused;
-    size_t bear = untouched ? 0 : max_prefaulted_pages(governor);
+    size_t keep = given_up ? 0 : size_minus(worth, heap_used_pages(&governor->heap));
+    size_t bear = given_up ? 0 : max_prefaulted_pages(governor);
     bool may = may_purge(governor, dirty);
     heap_unlock(governor);
-    if (may && give >= (untouched ? 1 : MIN_UNUSED_PAGES)) {
-        purge_down(governor, dirty - give, bear, REASON_TIME);
+    if (may && dirty >= keep + (given_up ? 1 : MIN_UNUSED_PAGES)) {
+        purge_down(governor, keep, bear, REASON_TIME);
     }
 }
 
@@ -139,14 +157,29 @@ static void purge_unused(struct governor *governor) {
 static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
     cpu_usage_sample(&governor->cpu_usage);
     struct demand_epoch epoch = read_epoch(governor, (double)(now - start));
+    size_t kept = size_minus(epoch.max_held, epoch.max_used) * page_bytes(governor);
+    governor->family_share = family_share(&governor->family, kept);
+    if (governor->counts.purged_pages > 0 && governor->demand.epochs % MEASURED_EPOCHS == 0) {
+        measure_fault_again(governor);
+    }
     struct demand_price price = {
         .fault_ns = governor->counts.purged_pages > 0 ? fault_ns(governor) : FAULT_NS,
-        .share = (double)setting_value(&governor->settings.purge_time) / 100,
+        .page_seconds = memory_per_cpu_bytes(governor) / (double)page_bytes(governor),
     };
-    double wasted_ns = demand_record(&governor->demand, &epoch, price);
+    struct demand_outcome outcome = demand_record(&governor->demand, &epoch, price);
+    struct demand_forecast forecast = demand_forecast(&governor->demand);
     update_terms(governor, REASON_TIME);
     heap_lock(governor);
-    governor->counts.wasted_ns += (uint64_t)wasted_ns;
+    governor->counts.vain_ns += (uint64_t)outcome.vain_ns;
+    governor->counts.saved_ns += (uint64_t)outcome.saved_ns;
+    governor->outlook = (struct outlook){
+        .memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(governor),
+        .break_even_ns = (uint64_t)(governor->demand.break_even_s * 1e9),
+        .waiting_bytes = forecast.pages * page_bytes(governor),
+        .waiting_unused_ns = (uint64_t)(forecast.unused_s * 1e9),
+        .waiting_reuse_ns = (uint64_t)(forecast.reuse_s * 1e9),
+        .waiting_until_ns = (uint64_t)(forecast.keep_s * 1e9),
+    };
     heap_unlock(governor);
     examine_clean(governor);
     if (is_adaptive(governor)) {
@@ -183,7 +216,7 @@ bool governor_tick(struct governor *governor, bool own_files) {
         flush_caches(governor, false);
         end_epoch(governor, now, start);
         idle = is_idle(governor);
-        if (idle || governor->untouched_epochs >= demand_period(&governor->demand)) {
+        if (idle || is_given_up(governor)) {
             release_clean(governor, true);
         }
         uint32_t quiet = atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed);

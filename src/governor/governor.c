@@ -10,6 +10,7 @@
 #include "heap/marks.h"
 #include "os/clock.h"
 #include "os/cpus.h"
+#include "os/memory.h"
 #include "os/random.h"
 #include "os/rseq.h"
 #include "os/syscall.h"
@@ -60,6 +61,12 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->epoch_start_ns, clock_coarse_ns(), memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, SIZE_MAX, memory_order_relaxed);
+    atomic_store_explicit(&governor->plenty, 1, memory_order_relaxed);
+    governor->family_share = 1;
+    if (atomic_load_explicit(&governor->offered, memory_order_relaxed) == 0) {
+        note_offer(governor, memory_total_bytes(), (double)cpus);
+    }
+    governor->outlook.memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(governor);
     governor->terms = new_terms(governor);
     publish_limit(governor);
     return true;
@@ -88,10 +95,11 @@ static void copy_setting(_Atomic(int) *to, const _Atomic(int) *from) {
     atomic_store_explicit(to, setting_value(from), memory_order_relaxed);
 }
 
-void governor_copy_settings(struct governor *governor, const struct governor_settings *from) {
-    copy_setting(&governor->settings.policy, &from->policy);
-    copy_setting(&governor->settings.slack, &from->slack);
-    copy_setting(&governor->settings.purge_time, &from->purge_time);
+void governor_copy_settings(struct governor *governor, const struct governor *from) {
+    copy_setting(&governor->settings.policy, &from->settings.policy);
+    copy_setting(&governor->settings.memory_per_cpu, &from->settings.memory_per_cpu);
+    atomic_store_explicit(&governor->offered, atomic_load_explicit(&from->offered, memory_order_relaxed),
+                          memory_order_relaxed);
 }
 
 void governor_refresh(struct governor *governor) {
@@ -131,9 +139,9 @@ void governor_shrink_for_fork(struct governor *governor) {
     }
     heap_lock(governor);
     struct limit limit = limit_if_background(governor, false);
-    bool over = is_over(governor, limit.max) && !demand_is_over_budget(&governor->demand);
+    bool over = is_over(governor, limit.max) && !governor->demand.fragmented;
     heap_unlock(governor);
-    /* The budget is examined once an epoch, so one purge an epoch is allowed. */
+    /* Whether it pays is examined once an epoch, so one purge an epoch is allowed. */
     if (over && governor->fork_purge_epoch != governor->demand.epochs + 1) {
         governor->fork_purge_epoch = governor->demand.epochs + 1;
         purge_down(governor, limit.keep, limit.max, REASON_LIMIT);
@@ -182,11 +190,12 @@ void governor_start_child(struct governor *governor) {
     set_background_purge(governor, false);
     /* What the parent used says little of what the child will use; and writing to a free page that it shares
      * costs the child as much as writing to a purged one. */
-    governor->demand.epochs = 0;
+    demand_forget(&governor->demand);
+    governor->outlook = (struct outlook){.memory_per_cpu_bytes = governor->outlook.memory_per_cpu_bytes};
     governor->max_used = heap_used_pages(&governor->heap);
     governor->max_held = governor->max_used + heap_dirty_pages(&governor->heap);
     governor->terms.peak_bytes = used_bytes(governor);
-    governor->terms.held_bytes = 0;
+    governor->terms.surplus_bytes = 0;
     publish_limit(governor);
 }
 

@@ -40,9 +40,9 @@ size_t governor_trim_by_helper(struct governor *governor, size_t keep_bytes);
 /* Settings changed: the limit follows. */
 void governor_refresh(struct governor *governor);
 
-/* Copies the policy, the slack and the purge time. The others are off for offload mode's second heap, which
- * has no helper, huge pages or placement. */
-void governor_copy_settings(struct governor *governor, const struct governor_settings *from);
+/* Copies the policy and the price of memory, as far as it does not change by itself. The others are off for
+ * offload mode's second heap, which has no helper, huge pages or placement. */
+void governor_copy_settings(struct governor *governor, const struct governor *from);
 
 /* Whether the caller holds a lock of the heap, of depots or of caches. */
 bool governor_is_held(const struct governor *governor);
@@ -50,8 +50,8 @@ bool governor_is_held(const struct governor *governor);
 /*
  * Before governor_before_fork, in shared mode. Free memory that is kept for later is worth less over a fork:
  * each of its small pages costs a fault afterwards in any case, and the child has it, too, until it purges
- * it. So what may not stay without a helper is purged, once an epoch, as long as the budget of purge_time is
- * not spent. Does nothing in a signal handler that interrupted the governor.
+ * it. So what may not stay without a helper is purged, once an epoch, as long as purging pays. Does nothing
+ * in a signal handler that interrupted the governor.
  */
 void governor_shrink_for_fork(struct governor *governor);
 

@@ -11,7 +11,7 @@
 #include "governor/state.h"
 #include "os/clock.h"
 
-/* A page for each of a few slabs may stay, however little slack the user allows. */
+/* A page for each of a few slabs may stay, however dear memory is. */
 #define MIN_LIMIT_PAGES 16
 
 /* In pages: free memory above max is purged until keep stays. */
@@ -36,12 +36,6 @@ static inline size_t footprint_pages(const struct governor *governor) {
 static inline size_t free_bytes(const struct governor *governor) {
     const struct heap *heap = &governor->heap;
     return (heap_dirty_pages(heap) + heap->purging_pages) << heap->space.page_shift;
-}
-
-/* Free pages, and all that were ever purged, so that a purge does not look like a use. */
-static inline size_t free_and_purged_pages(const struct governor *governor) {
-    const struct heap *heap = &governor->heap;
-    return heap_dirty_pages(heap) + heap->purging_pages + governor->counts.purged_pages;
 }
 
 static inline struct limit limit_by(const struct governor *governor, const struct retention_terms *terms) {

@@ -13,6 +13,7 @@
 
 #include "cache/cpu_cache.h"
 #include "cache/depot.h"
+#include "governor/family.h"
 #include "governor/thp_policy.h"
 #include "heap/large_blocks.h"
 #include "heap/purge_batch.h"
@@ -33,16 +34,21 @@
 enum policy { POLICY_ADAPTIVE, POLICY_PAPER };
 enum placement { PLACEMENT_OFF, PLACEMENT_LINES, PLACEMENT_COLORS, PLACEMENT_RANDOM };
 
+/* GiB that are worth, for a second, a second of CPU time. */
+enum memory_per_cpu {
+    MEMORY_PER_CPU_AUTO, /* what the machine offers */
+    MEMORY_PER_CPU_0,    /* and so on: numbers */
+};
+
 /* What a user may set, at any time. */
 struct governor_settings {
     _Atomic(int) policy;
     _Atomic(int) background; /* whether a helper thread may purge */
     /* Whether free memory, of the machine and of the cgroup, limits what is kept. */
     _Atomic(int) watch_cgroup;
-    _Atomic(int) huge_pages; /* whether they may be requested */
-    _Atomic(int) placement;  /* enum placement: where large blocks begin */
-    _Atomic(int) slack;      /* per cent of the policy's threshold */
-    _Atomic(int) purge_time; /* per cent of CPU time that purging in vain may cost */
+    _Atomic(int) huge_pages;     /* whether they may be requested */
+    _Atomic(int) placement;      /* enum placement: where large blocks begin */
+    _Atomic(int) memory_per_cpu; /* the price of memory, by enum memory_per_cpu */
 };
 
 /* Of a purge. */
@@ -56,7 +62,19 @@ struct governor_counts {
     uint64_t single_calls;
     uint64_t ranges;
     uint64_t purge_ns;
-    uint64_t wasted_ns; /* cost of purging memory that was needed again */
+    uint64_t vain_ns;           /* cost of purging memory that was needed again */
+    uint64_t saved_ns;          /* by keeping memory that was needed again */
+    uint64_t kept_byte_seconds; /* of free memory */
+};
+
+/* For readers in other processes: as of the last epoch's end. */
+struct outlook {
+    uint64_t memory_per_cpu_bytes; /* the price: kept for a second, worth a second of CPU time */
+    uint64_t break_even_ns;        /* for which free memory is kept of which nothing is known */
+    uint64_t waiting_bytes;        /* the largest part of what is kept: demand_forecast */
+    uint64_t waiting_unused_ns;
+    uint64_t waiting_reuse_ns;
+    uint64_t waiting_until_ns;
 };
 
 enum helper_state {
@@ -102,7 +120,6 @@ struct governor {
     size_t limit_pages;    /* the limit at the last check, for readers without the lock */
     size_t max_used;       /* pages in use in this epoch */
     size_t max_held;       /* the same with free ones */
-    size_t min_free;       /* free pages in this epoch, and all that were purged before */
     size_t retry_above_pages; /* after the kernel refused a purge: none before so many pages are free, or a
                                  while later */
     struct thp_policy thp;
@@ -122,13 +139,18 @@ struct governor {
     /* Under the purger's lock. */
     struct lock purge_lock;
     struct cpu_usage cpu_usage;
-    struct demand demand;
+    unsigned fault_measures;
+    struct family family;
+    double family_share;
+    struct outlook outlook;  /* written under both locks */
     uint64_t epoch_checks;   /* written under both locks, read under either */
     size_t untouched_epochs; /* in a row in which no thread came to the heap */
     size_t fork_purge_epoch; /* 1 + the number of the epoch in which a fork last purged */
     uint64_t epoch_cpu_ns;
     uint64_t epoch_purge_ns;
     uint64_t epoch_purged_pages;
+    size_t epoch_dirty_pages; /* free when it began */
+    double cpu_quota;         /* of the control group; 0: not read yet */
     size_t epoch_faulted_pages;
     uint64_t retry_ns; /* as epoch_checks; when retry_above_pages ends */
     uint64_t retry_after_ns;
@@ -139,6 +161,8 @@ struct governor {
     _Atomic(uint64_t) epoch_start_ns;
     _Atomic(uint64_t) max_footprint_read_ns;
     _Atomic(size_t) max_footprint; /* bytes that the process may come to hold */
+    _Atomic(double) offered;       /* GiB of memory for each CPU that the process may use */
+    _Atomic(double) plenty;        /* in [0, 1]: 1 while half of the memory is available, or more */
     _Atomic(double) fault_ns;      /* cost of one page fault, as measured; 0: not yet */
     const void *first_thread;      /* its thread pointer */
     _Atomic(int) helper;           /* enum helper_state */
@@ -151,6 +175,7 @@ struct governor {
 
     /* The large ones, so that what comes before is on few pages. */
     struct heap heap;                             /* under its lock */
+    struct demand demand;                         /* under the purger's lock */
     unsigned char scratch[RESIDENCY_CHUNK_PAGES]; /* under the purger's lock */
     struct purge_batch
         batch; /* under the purger's lock; once it is filled, written under both: heap.claims */

@@ -2,17 +2,49 @@
 
 #include "base/size.h"
 #include "governor/limit.h"
+#include "os/cpus.h"
+
+#define GIB ((double)((size_t)1 << 30))
+/* GiB of memory for each CPU, as machines are built. */
+#define MIN_OFFERED 2.0
+#define MAX_OFFERED 16.0
+
+void note_offer(struct governor *governor, size_t memory, double cpu_quota) {
+    unsigned set = cpu_set_count(&governor->cpus);
+    double cpus = set > 0 ? set : 1;
+    double offered = (double)memory / GIB / (cpu_quota < cpus ? cpu_quota : cpus);
+    offered = offered < MAX_OFFERED ? offered : MAX_OFFERED;
+    atomic_store_explicit(&governor->offered, offered > MIN_OFFERED ? offered : MIN_OFFERED,
+                          memory_order_relaxed);
+}
+
+static double gib_per_cpu(const struct governor *governor) {
+    int setting = setting_value(&governor->settings.memory_per_cpu);
+    return setting == MEMORY_PER_CPU_AUTO ? atomic_load_explicit(&governor->offered, memory_order_relaxed)
+                                          : setting - MEMORY_PER_CPU_0;
+}
+
+double memory_per_cpu_bytes(const struct governor *governor) {
+    double plenty = atomic_load_explicit(&governor->plenty, memory_order_relaxed);
+    return gib_per_cpu(governor) * GIB * plenty * governor->family_share;
+}
+
+/* The paper's threshold is for a process alone, and for machines as they are built; it follows a price beyond
+ * those. */
+static double sensitivity(const struct governor *governor) {
+    double gib = gib_per_cpu(governor);
+    double times = gib < MIN_OFFERED ? gib / MIN_OFFERED : gib > MAX_OFFERED ? gib / MAX_OFFERED : 1;
+    return times * governor->family_share;
+}
 
 struct retention_terms new_terms(const struct governor *governor) {
     unsigned shift = governor->heap.space.page_shift;
     const struct demand *demand = &governor->demand;
-    double slack = (double)setting_value(&governor->settings.slack) / 100;
     return (struct retention_terms){
         .adaptive = is_adaptive(governor),
-        .factor = hysteresis_factor(governor->cpu_usage.cpus, slack),
-        .share = slack < 1 ? slack : 1,
+        .factor = hysteresis_factor(governor->cpu_usage.cpus, 1) * sensitivity(governor),
         .peak_bytes = demand_peak_pages(demand) << shift,
-        .held_bytes = demand_held_pages(demand) << shift,
+        .surplus_bytes = demand_surplus_pages(demand) << shift,
         .available_bytes = atomic_load_explicit(&governor->max_footprint, memory_order_relaxed),
     };
 }

@@ -9,6 +9,14 @@
 #include "governor/purger.h"
 #include "governor/state.h"
 
+/* What the machine offers: so many bytes of memory, and the time of so many CPUs, as far as those are fewer
+ * than the process may run on. Any thread. */
+void note_offer(struct governor *governor, size_t memory, double cpu_quota);
+
+/* The price of memory: so many bytes, for a second, are worth a second of CPU time. Less while memory is
+ * scarce, or other processes of the family keep some. Under the purger's lock. */
+double memory_per_cpu_bytes(const struct governor *governor);
+
 /* The terms that follow from what is known now. Under the purger's lock, or while no other thread knows the
  * governor. */
 struct retention_terms new_terms(const struct governor *governor);

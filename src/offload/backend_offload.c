@@ -45,7 +45,7 @@ static struct governor *second_heap(struct offload *offload) {
             struct governor *second = &offload->second;
             /* The server purges it, and it is needed while a debugger stops the server. */
             second->purger_may_stop = true;
-            governor_copy_settings(second, &first->settings);
+            governor_copy_settings(second, first);
             bool made = governor_init(second, first->heap.classes, &offload->no_caches, HEAP_SPACE_BYTES,
                                       false, first->misused);
             atomic_store_explicit(&offload->second_made, made ? 1 : -1, memory_order_release);

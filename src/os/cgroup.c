@@ -101,6 +101,7 @@ bool cgroup_is_under_pressure(const char *path) {
 struct available {
     bool visited; /* the process's own group, of version 2, comes first */
     uint64_t bytes;
+    uint64_t limit;
 };
 
 static void note_memory(struct walk *walk) {
@@ -124,13 +125,15 @@ static void note_memory(struct walk *walk) {
                                             {"inactive_file", "active_file", "slab_reclaimable"}};
     uint64_t bytes[3] = {0};
     file_read_named_numbers(path_of(walk, "memory.stat"), names[second], bytes, second ? 3 : 2);
+    available->limit = size_min(available->limit, limit);
     uint64_t used = size_minus(current, bytes[0] + bytes[1] + bytes[2]);
     available->bytes = size_min(available->bytes, size_minus(limit / 10 * 9, used));
 }
 
-uint64_t cgroup_available_bytes(const char *root) {
-    struct available available = {false, UINT64_MAX};
+uint64_t cgroup_available_bytes(const char *root, uint64_t *limit) {
+    struct available available = {false, UINT64_MAX, UINT64_MAX};
     visit_groups(root, "memory", note_memory, &available);
+    *limit = available.limit;
     return available.bytes;
 }
 

@@ -14,10 +14,10 @@
 /*
  * The number of bytes by which the process may grow before its group, or one above it, uses nine tenths of
  * its limit: memory.max and memory.high, or memory.limit_in_bytes. The page cache does not count, since the
- * kernel reclaims it before any task has to wait. 0 also while the group is under pressure. UINT64_MAX if
- * there is no limit, or none is known.
+ * kernel reclaims it before any task has to wait. 0 also while the group is under pressure. Stores the lowest
+ * of these limits. Both are UINT64_MAX if there is no limit, or none is known.
  */
-uint64_t cgroup_available_bytes(const char *root);
+uint64_t cgroup_available_bytes(const char *root, uint64_t *limit);
 
 /* Whether a file such as memory.pressure says that some task waited for a tenth of the last ten seconds. */
 bool cgroup_is_under_pressure(const char *path);

@@ -38,6 +38,9 @@ static size_t machine_available_bytes(const char *root) {
     return size_minus(kib[AVAILABLE], total / 20) << 10;
 }
 
-size_t memory_available_bytes(const char *root) {
-    return size_min(cgroup_available_bytes(root), machine_available_bytes(root));
+size_t memory_available_bytes(const char *root, size_t *limit) {
+    uint64_t group_limit;
+    size_t available = size_min(cgroup_available_bytes(root, &group_limit), machine_available_bytes(root));
+    *limit = size_min(memory_total_bytes(), group_limit);
+    return available;
 }

@@ -15,9 +15,9 @@ size_t memory_total_bytes(void);
 /*
  * Bytes until nine tenths of a control group's limit are used (cgroup.h), or 95 % of the machine's memory
  * (huge pages set aside by hugetlbfs not counted). 0 while tasks of the group wait for memory, or tasks of
- * the machine while less than a fifth of its memory is available. SIZE_MAX if nothing is known. root stands
- * for "/".
+ * the machine while less than a fifth of its memory is available. SIZE_MAX if nothing is known. Stores the
+ * limit of which these are a part: the group's, or the machine's memory. root stands for "/".
  */
-size_t memory_available_bytes(const char *root);
+size_t memory_available_bytes(const char *root, size_t *limit);
 
 #endif

@@ -140,6 +140,11 @@ void *vm_map(size_t bytes) {
     return base;
 }
 
+void *vm_map_shared(size_t bytes) {
+    long result = os_syscall(SYS_mmap, 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1);
+    return is_error(result) ? NULL : (void *)result;
+}
+
 void vm_release(void *base, size_t bytes) {
     atomic_fetch_add_explicit(&ranges_reserved, 0, memory_order_release);
     size_t guard = vm_page_size();

@@ -40,6 +40,9 @@ bool vm_decommit(void *base, size_t bytes);
 /* Both: committed memory of zeros, or NULL. */
 void *vm_map(size_t bytes);
 
+/* Committed memory of zeros that children of fork share; or NULL. Never released. */
+void *vm_map_shared(size_t bytes);
+
 /* All of what vm_reserve or vm_map returned; or a part that lies between two reserved pages, and these. */
 void vm_release(void *base, size_t bytes);
 

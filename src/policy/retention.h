@@ -2,10 +2,10 @@
  * Retention: the limit on free memory at this moment, and the amount to which a purge reduces it.
  *
  * Under the paper's policy the limit is table 1 (hysteresis.h). Under the adaptive policy it is that
- * threshold plus the free memory that the program had in use within the period worth keeping (demand.h).
- * Resident memory therefore exceeds the program's own recent peak by the threshold at most; while purging has
- * cost more than its share, by up to four times the threshold. At most a third of the memory that the process
- * may still take (os/memory.h) is kept free.
+ * threshold plus the free memory that is worth keeping (demand.h). Resident memory therefore exceeds the
+ * program's own recent peak by the threshold at most; while the heap is so fragmented that purging does not
+ * pay, by up to four times the threshold. At most a third of the memory that the process may still take
+ * (os/memory.h) is kept free.
  *
  * Pure: no system call, no lock, no global. Inline, since each thread calls it when it leaves the heap. Also
  * called by retention-replay and by the tests.
@@ -29,10 +29,9 @@
 struct retention_terms {
     bool adaptive;
     bool background_purge;  /* a helper or server thread purges later, even if the program stays idle */
-    double factor;          /* of the threshold: hysteresis_factor */
-    double share;           /* of what else is worth keeping, in [0, 1] */
+    double factor;          /* of the threshold: hysteresis_factor; 0: no free memory is kept */
     size_t peak_bytes;      /* worth keeping, in use or free: demand_peak_pages */
-    size_t held_bytes;      /* the same while purging is over its budget, else 0: demand_held_pages */
+    size_t surplus_bytes;   /* as the heap is fragmented: demand_surplus_pages */
     size_t available_bytes; /* upper bound of resident memory; SIZE_MAX: unknown */
 };
 
@@ -40,10 +39,6 @@ struct retention {
     size_t limit_bytes; /* a purge starts as soon as more is free */
     size_t keep_bytes;  /* and leaves this much */
 };
-
-static inline size_t retention_part(size_t bytes, double share) {
-    return share < 1 ? (size_t)((double)bytes * share) : bytes;
-}
 
 /* The threshold of table 1; saturates at PTRDIFF_MAX. */
 static inline size_t retention_threshold(const struct retention_terms *terms, size_t used_bytes,
@@ -66,18 +61,15 @@ static inline struct retention retention_decide(const struct retention_terms *te
     if (!terms->adaptive) {
         return (struct retention){threshold, threshold / 4}; /* the padding of section 6.2.1 */
     }
-    size_t peak = retention_part(size_minus(terms->peak_bytes, used_bytes), terms->share);
-    size_t wanted = size_plus(threshold, peak);
+    size_t peak = terms->factor > 0 ? size_minus(terms->peak_bytes, used_bytes) : 0;
     size_t several = retention_prefault_bytes(terms, used_bytes, free_bytes);
-    if (terms->held_bytes > 0) {
-        /* held_bytes shows what fragmentation needs, but also what this limit allowed before. The bound keeps
-         * it from growing without end. */
-        size_t held = retention_part(size_minus(terms->held_bytes, used_bytes), terms->share);
-        wanted = size_min(size_plus(threshold, size_max(held, peak)), size_plus(several, peak));
-    }
+    /* surplus_bytes shows what fragmentation needs, but also what this limit allowed before. The bound keeps
+     * it from growing without end. */
+    size_t wanted = size_plus(size_min(size_plus(threshold, terms->surplus_bytes), several), peak);
     size_t limit = wanted;
     if (!terms->background_purge) {
-        size_t little = retention_part(RETENTION_FOREGROUND_BYTES, terms->share);
+        size_t little = terms->factor < 1 ? (size_t)(RETENTION_FOREGROUND_BYTES * terms->factor)
+                                          : RETENTION_FOREGROUND_BYTES;
         limit = size_min(limit, size_max(several, little));
     }
     if (terms->available_bytes != SIZE_MAX) {

@@ -520,7 +520,7 @@ static void trim_all(const char *unused) {
     }
     if (governed()) {
         /* It says whether there was anything to give back. */
-        CHECK(calm_set("slack", "1000") == 0);
+        CHECK(calm_set("memory_per_cpu", "160") == 0);
         void **rows = hold_much(1000);
         drop_much(rows);
         CHECK_ACCOUNT(malloc_trim(0) == 1);
@@ -783,8 +783,8 @@ static void get_as_snprintf(const char *unused) {
     CHECK_EQUAL(calm_get("test_policy", value, 4), 8);
     CHECK(strcmp(value, "ada") == 0 && value[4] == 'x');
     CHECK_EQUAL(calm_get("test_policy", NULL, 0), 8);
-    const char *unknown[] = {
-        "", "slac", "slackk", "SLACK", "slack=", "slack=100", " slack", "policy", "a\nb"};
+    const char *unknown[] = {"",        "misus",  "misusee", "MISUSE", "misuse=", "misuse=warn",
+                             " misuse", "policy", "a\nb"};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         errno = 0;
         CHECK(calm_get(unknown[i], value, sizeof value) == -1 && errno == ENOENT);
@@ -803,8 +803,11 @@ static const struct {
     {"background", false, {"off", "on"}, {"", "yes", "1", "ON", "offf"}},
     {"test_cache", false, {"auto", "locked", "off"}, {"", "on", "rseq ", "Locked", "0"}},
     {"misuse", true, {"warn", "abort"}, {"", "ignore", "WARN", "0"}},
-    {"slack", true, {"50", "200", "100"}, {"", "-1", "abc", "10x", " 10", "99999999999999999999", "1e3"}},
-    {"purge_time", true, {"1", "5", "3"}, {"", "-1", "abc", "1x", "99999999999999999999"}},
+    {"memory_per_cpu",
+     true,
+     {"0", "200", "8"},
+     {"", "-1", "abc", "10x", " 10", "99999999999999999999", "1e3"}},
+    {"memory_per_cpu", false, {"auto", "auto", "auto"}, {"AUTO", "auto "}},
     {"test_cgroup", false, {"off", "on"}, {"", "yes", "2"}},
     {"huge_pages", false, {"never", "earned"}, {"", "always", "on"}},
     {"vectored_purge", false, {"off", "auto"}, {"", "yes", "3"}},
@@ -854,15 +857,15 @@ static void set_and_get(const char *unused) {
     CHECK(calm_set("report", "off") == 0 || errno == EBUSY);
 }
 
-/* The limit follows slack. */
-static void slack_scales(const char *unused) {
+/* The limit follows the price of memory. */
+static void price_scales(const char *unused) {
     (void)unused;
     void *block = malloc(50 * MIB);
     CHECK(block != NULL);
     memset(block, 1, 50 * MIB);
-    CHECK(calm_set("slack", "100") == 0);
+    CHECK(calm_set("memory_per_cpu", "8") == 0);
     uint64_t once = stats_now().retained_limit;
-    CHECK(calm_set("slack", "300") == 0);
+    CHECK(calm_set("memory_per_cpu", "48") == 0);
     uint64_t thrice = stats_now().retained_limit;
     CHECK_ACCOUNT(thrice > 2 * once && thrice < 4 * once);
     free(block);
@@ -872,7 +875,7 @@ static void trim_gives(const char *unused) {
     (void)unused;
     enum { BLOCKS = 160 };
     void *blocks[BLOCKS];
-    CHECK(calm_set("slack", "10000") == 0);
+    CHECK(calm_set("memory_per_cpu", "1600") == 0);
     calm_trim(0);
     size_t before = resident_bytes();
     for (size_t i = 0; i < BLOCKS; i++) {
@@ -907,7 +910,7 @@ static void trim_gives_small(const char *unused) {
     (void)unused;
     enum { BLOCKS = 200000 };
     unsigned char **blocks = own_pages(BLOCKS * sizeof *blocks);
-    CHECK(calm_set("slack", "10000") == 0);
+    CHECK(calm_set("memory_per_cpu", "1600") == 0);
     for (size_t i = 0; i < BLOCKS; i++) {
         blocks[i] = malloc(100);
         CHECK(blocks[i] != NULL);
@@ -978,7 +981,7 @@ int main(int argc, char **argv) {
         {"calm-stats-json", stats_json},
         {"calm-get", get_as_snprintf},
         {"calm-set", set_and_get},
-        {"calm-slack", slack_scales},
+        {"calm-price", price_scales},
         {"calm-trim", trim_gives},
         {"calm-trim-small", trim_gives_small},
     };

@@ -643,9 +643,9 @@ static void change_settings(size_t thread) {
         work_until_stopped(thread);
         return;
     }
-    static const char *const slacks[] = {"1", "1000", "10000", "100"};
+    static const char *const prices[] = {"0", "160", "1600", "auto"};
     for (size_t i = 0; i < 40; i++) {
-        CHECK(calm_set("slack", slacks[i % 4]) == 0);
+        CHECK(calm_set("memory_per_cpu", prices[i % 4]) == 0);
         CHECK(calm_set("test_policy", i % 8 < 4 ? "paper" : "adaptive") == 0);
         CHECK(calm_set("background", i % 2 == 0 ? "off" : "on") == 0);
         CHECK(calm_set("profile", i % 5 == 0 ? "64k" : "0") == 0 || errno == ENOENT); /* CALM_PROFILE=OFF */

@@ -433,12 +433,13 @@ static bool has_done_enough(uint64_t rounds, bool served) {
 
 /* Table 1 of "Ptlbmalloc2". */
 static uint64_t threshold_of(uint64_t footprint) {
-    char slack[32];
-    CHECK(calm_get("slack", slack, sizeof slack) > 0);
+    char text[32];
+    CHECK(calm_get("memory_per_cpu", text, sizeof text) > 0);
+    uint64_t gib = strtoull(strcmp(text, "auto") == 0 ? "8" : text, NULL, 10);
     uint64_t base = footprint < 500000    ? 100000
                     : footprint < 1000000 ? footprint / 2
                                           : footprint / 10 + 400000;
-    return base * strtoull(slack, NULL, 10) / 100;
+    return gib < 2 ? base * gib / 2 : gib > 16 ? base * gib / 16 : base;
 }
 
 int main(int argc, char **argv) {

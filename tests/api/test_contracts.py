@@ -43,12 +43,12 @@ OWN = [
     "calm-stats-sizes",
     "calm-stats-count",
     "calm-get",
-    "calm-slack",
+    "calm-price",
     "calm-trim",
     "calm-trim-small",
 ]
 # Cases that check the memory counters.
-ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-slack", "trim", "calm-trim", "calm-trim-small"]
+ACCOUNTED = ["realloc-zero", "calm-stats-count", "calm-price", "trim", "calm-trim", "calm-trim-small"]
 # For cases that control the time of purges and cache flushes themselves.
 QUIET = "background=off"
 ATTEMPTS = 3
@@ -129,7 +129,7 @@ def test_statistics_are_json(programs: Programs, way: str) -> None:
     assert len(fields) >= 22
     for name in fields:
         assert isinstance(found.get(name), int), f"{name} is missing"
-    for name in ("test_policy", "background", "test_cache", "misuse", "slack", "purge_time", "huge_pages"):
+    for name in ("test_policy", "background", "test_cache", "misuse", "memory_per_cpu", "huge_pages"):
         assert name in found, f"the option {name} is missing"
 
 
@@ -137,7 +137,7 @@ def test_options_are_set_and_read(programs: Programs) -> None:
     for way in OURS:
         ran = programs.run(way, "contracts", "calm-set")
         assert ran["test_policy"] == 0
-        assert len(ran.figures) == 10
+        assert len(ran.figures) == 9
 
 
 @pytest.mark.parametrize("way", [GLIBC, *OURS])

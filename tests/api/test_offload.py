@@ -106,7 +106,7 @@ def test_settings_change(programs: Programs, tmp_path: Path) -> None:
 COMBINED = [
     "profile=64k",
     "test_policy=paper,test_cache=locked,profile=64k",
-    "test_cache=off,slack=20",
+    "test_cache=off,memory_per_cpu=1",
 ]
 
 

@@ -308,7 +308,7 @@ def test_governor(library: Path) -> None:
         "@ends[arg0] = count();",
         "calmalloc:limit": "@limit = count(); if (arg0 == @last) { @same = count(); } @last = arg0;",
     }
-    with commanded(preload=library, options="test_policy=paper,slack=1000,background=off") as program:
+    with commanded(preload=library, options="test_policy=paper,memory_per_cpu=160,background=off") as program:
         program.do("hold 200 1000000")
         with traced(program, probes, library) as tracer:
             program.do("free-every 2", "busy")

@@ -158,7 +158,7 @@ def test_all_of_them(profiled: Path, tmp_path: Path) -> None:
 def test_switched(profiled: Path, tmp_path: Path) -> None:
     """At run time: calloc, realloc and posix_memalign are sampled while it is on, but not before or after."""
     asked = tmp_path / "asked.heap"
-    run_command([profiled, "switched", asked], environment(tmp_path, "slack=100"))
+    run_command([profiled, "switched", asked], environment(tmp_path, "memory_per_cpu=8"))
     in_use = top(profiled, asked, "inuse_space")
     for site in ("during_site", "resized_site", "aligned_site"):
         assert about(in_use[site].flat, 10 * MB), in_use

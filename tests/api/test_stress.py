@@ -56,9 +56,8 @@ def test_stress(programs: Programs, settings: str) -> None:
     "settings",
     [
         "vectored_purge=off",
-        "slack=10",
-        "slack=1000",
-        "purge_time=0",
+        "memory_per_cpu=0",
+        "memory_per_cpu=160",
         "huge_pages=never",
         "offload=on,test_sync=on",
     ],
@@ -106,11 +105,11 @@ def test_the_model_finds_what_is_wrong(fault: int) -> None:
 SANITIZED = [
     ("tsan", "test_cache=locked,background=off"),
     ("tsan", "test_cache=off,background=off,test_policy=paper"),
-    ("tsan", "test_cache=locked,background=off,vectored_purge=off,slack=20"),
+    ("tsan", "test_cache=locked,background=off,vectored_purge=off,memory_per_cpu=1"),
     ("tsan", f"{OFFLOAD},test_cache=locked"),
     ("asan", "test_cache=auto"),
     ("asan", "test_cache=locked,test_policy=paper"),
-    ("asan", "test_cache=off,background=off,slack=20"),
+    ("asan", "test_cache=off,background=off,memory_per_cpu=1"),
     ("asan", OFFLOAD),
 ]
 

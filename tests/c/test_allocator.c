@@ -282,7 +282,7 @@ static void *run_others(void *unused) {
             calm_trim(next_random(&random) % 2 == 0 ? 0 : (size_t)1 << 20);
             break;
         case 1:
-            CHECK_EQUAL(calm_set("slack", next_random(&random) % 2 == 0 ? "100" : "50"), 0);
+            CHECK_EQUAL(calm_set("memory_per_cpu", next_random(&random) % 2 == 0 ? "auto" : "1"), 0);
             break;
         case 2: {
             pthread_t brief;

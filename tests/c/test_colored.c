@@ -103,13 +103,13 @@ bool __wrap_eviction_evicts(void *eviction, uint32_t page, const uint32_t *walke
 
 /* ---- a control group that is short of memory ---- */
 
-uint64_t __real_cgroup_available_bytes(const char *where);
-uint64_t __wrap_cgroup_available_bytes(const char *where);
+uint64_t __real_cgroup_available_bytes(const char *where, uint64_t *limit);
+uint64_t __wrap_cgroup_available_bytes(const char *where, uint64_t *limit);
 
 static bool group_is_short;
 
-uint64_t __wrap_cgroup_available_bytes(const char *where) {
-    return group_is_short ? 0 : __real_cgroup_available_bytes(where);
+uint64_t __wrap_cgroup_available_bytes(const char *where, uint64_t *limit) {
+    return group_is_short ? 0 : __real_cgroup_available_bytes(where, limit);
 }
 
 /* ---- machines of files ---- */

@@ -257,7 +257,7 @@ static void test_requests(bool interrupted, unsigned rounds) {
 static void test_results(void) {
     atomic_store(&stop, false);
     CHECK(pthread_create(&workers[0], NULL, work, NULL) == 0);
-    CHECK(calm_set("test_policy", "paper") == 0 && calm_set("slack", "1000") == 0);
+    CHECK(calm_set("test_policy", "paper") == 0 && calm_set("memory_per_cpu", "160") == 0);
     static void *blocks[256];
     for (int i = 0; i < 256; i++) {
         blocks[i] = calm_malloc(1 << 18);
@@ -278,7 +278,7 @@ static void test_results(void) {
     }
     atomic_store(&stop, true);
     CHECK(pthread_join(workers[0], NULL) == 0);
-    CHECK(calm_set("test_policy", "adaptive") == 0 && calm_set("slack", "100") == 0);
+    CHECK(calm_set("test_policy", "adaptive") == 0 && calm_set("memory_per_cpu", "auto") == 0);
 }
 
 /* A profile ends by itself after the seconds that it was asked for; asked again, it goes on. */

@@ -959,9 +959,11 @@ static void set_group(const char *group, const char *name, const char *text) {
     }
 }
 
+static uint64_t group_limit;
+
 static uint64_t group_room(void) {
     errno = KEPT_ERRNO;
-    uint64_t room = cgroup_available_bytes(folder);
+    uint64_t room = cgroup_available_bytes(folder, &group_limit);
     CHECK_EQUAL(errno, KEPT_ERRNO);
     return room;
 }
@@ -1071,18 +1073,21 @@ static void test_memory_of_first_groups(void) {
     remove_groups();
 }
 
+static size_t room_limit;
+
 static size_t room_of(const char *meminfo, const char *pressure) {
     write_whole("proc/meminfo", meminfo);
     write_whole("proc/pressure/memory", pressure);
     errno = KEPT_ERRNO;
-    size_t room = memory_available_bytes(folder);
+    size_t room = memory_available_bytes(folder, &room_limit);
     CHECK_EQUAL(errno, KEPT_ERRNO);
     return room;
 }
 
 static void test_memory_of_machine(void) {
     make_groups();
-    CHECK_EQUAL(memory_available_bytes(folder), SIZE_MAX);
+    CHECK_EQUAL(memory_available_bytes(folder, &room_limit), SIZE_MAX);
+    CHECK_EQUAL(room_limit, memory_total_bytes());
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemFree: 3 kB\nMemAvailable:   500 kB\n", ""), 450 << 10);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\nMemAvailable:   50 kB\n", ""), 0);
     CHECK_EQUAL(room_of("MemTotal:   1000 kB\n", ""), SIZE_MAX);
@@ -1095,8 +1100,12 @@ static void test_memory_of_machine(void) {
     set_group("a", "memory.current", "1000\n");
     set_group("a", "memory.max", "10000\n");
     CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", ""), 8000);
+    CHECK_EQUAL(room_limit, 10000);
+    set_group("a", "memory.high", "5000\n");
+    CHECK_EQUAL(room_of("MemTotal: 1000 kB\nMemAvailable: 500 kB\n", ""), 3500);
+    CHECK_EQUAL(room_limit, 5000);
     remove_groups();
-    CHECK(memory_available_bytes("") > 0); /* whatever it says of this machine */
+    CHECK(memory_available_bytes("", &room_limit) > 0); /* whatever it says of this machine */
 }
 
 /* ---- CPU time of control groups ---- */

@@ -501,12 +501,12 @@ static void test_lines_alone_have_no_colors(void) {
     calm_free(ballast);
 }
 
-/* A huge page that is not filled is much to a program that uses little, whatever slack it may have. */
+/* A huge page that is not filled is much to a program that uses little, however cheap memory is. */
 static void test_small_programs_have_no_huge_pages(void) {
     if (calm_governor.heap.runs.region_pages * page_size != 2 * MIB) {
         return;
     }
-    set("slack", "10000");
+    set("memory_per_cpu", "1600");
     while (heap_used_pages(&calm_governor.heap) * page_size < 12 * MIB) {
         CHECK(!heap_large_span(&calm_governor.heap, obtain_dense(2 * MIB))->huge);
         obtain(8 * KIB);

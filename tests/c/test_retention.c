@@ -15,7 +15,6 @@ static struct retention_terms half_free(void) {
         .adaptive = true,
         .background_purge = true,
         .factor = hysteresis_factor(1, 1),
-        .share = 1,
         .available_bytes = SIZE_MAX,
     };
 }
@@ -52,21 +51,19 @@ static void test_peak(void) {
     in.peak_bytes = 150 * MIB;
     CHECK_EQUAL(limit_of(in), threshold_of(in) + 50 * MIB);
     CHECK_EQUAL(retention_decide(&in, used, free_now).keep_bytes, limit_of(in) - threshold_of(in) / 4);
-    in.share = 0.5;
-    CHECK_EQUAL(limit_of(in), threshold_of(in) + 25 * MIB);
+    in.factor = 0; /* memory is worth nothing */
+    CHECK_EQUAL(limit_of(in), 0);
 }
 
-/* What was held is kept while the budget is spent, but does not feed itself without end. */
-static void test_held(void) {
+/* What fragmentation needs is kept, but does not feed itself without end. */
+static void test_surplus(void) {
     struct retention_terms in = half_free();
     in.peak_bytes = 150 * MIB;
-    in.held_bytes = 120 * MIB; /* less than what was in use */
-    CHECK_EQUAL(limit_of(in), threshold_of(in) + 50 * MIB);
-    in.held_bytes = 160 * MIB;
+    in.surplus_bytes = 10 * MIB;
     CHECK_EQUAL(limit_of(in), threshold_of(in) + 60 * MIB);
     for (int epoch = 0; epoch < 1000; epoch++) {
         free_now = limit_of(in);
-        in.held_bytes = used + free_now;
+        in.surplus_bytes = free_now - 50 * MIB;
     }
     CHECK_EQUAL(limit_of(in), retention_prefault_bytes(&in, used, free_now) + 50 * MIB);
     CHECK(free_now < 300 * MIB);
@@ -102,7 +99,7 @@ static void test_room(void) {
 /* Whatever the numbers are, nothing wraps. */
 static void test_extremes(void) {
     static const size_t sizes[] = {0, 1, 4096, MIB, (size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
-    static const double factors[] = {1e-9, 0.01, 1, 100};
+    static const double factors[] = {0, 0.01, 1, 100};
     enum { SIZES = sizeof sizes / sizeof sizes[0] };
     for (size_t i = 0; i < (size_t)SIZES * SIZES * SIZES * SIZES * 4 * 2; i++) {
         size_t n = i;
@@ -112,7 +109,7 @@ static void test_extremes(void) {
         in.peak_bytes = sizes[n % SIZES], n /= SIZES;
         in.available_bytes = sizes[n % SIZES], n /= SIZES;
         in.factor = factors[n % 4];
-        in.share = in.factor < 1 ? in.factor : 1, n /= 4;
+        n /= 4;
         in.background_purge = n % 2 == 0;
         size_t limit = limit_of(in);
         size_t room = in.available_bytes > used ? in.available_bytes - used : 0;
@@ -125,7 +122,7 @@ static void test_extremes(void) {
 int main(void) {
     test_paper();
     test_peak();
-    test_held();
+    test_surplus();
     test_foreground();
     test_room();
     test_extremes();

@@ -158,10 +158,10 @@ static void test_large(void) {
 }
 
 static void test_settings(void) {
-    governors[0].settings.slack = 300;
+    governors[0].settings.memory_per_cpu = MEMORY_PER_CPU_0 + 48;
     governors[0].settings.background = 1;
-    governor_copy_settings(&governors[1], &governors[0].settings);
-    CHECK_EQUAL(governors[1].settings.slack, 300);
+    governor_copy_settings(&governors[1], &governors[0]);
+    CHECK_EQUAL(governors[1].settings.memory_per_cpu, MEMORY_PER_CPU_0 + 48);
     CHECK_EQUAL(governors[1].settings.background, 0); /* it has no helper */
     governors[0].settings.background = 0;
 }

@@ -461,3 +461,15 @@ def test_every_verdict_and_allocator_has_steps() -> None:
             steps = advice.steps(verdict_, replace(heap(), allocator=allocator), 1)
             assert steps or verdict_ == "small"
             assert len(set(steps)) == len(steps)
+
+
+def test_free_memory_has_a_date() -> None:
+    """Of calmalloc, as far as the policy knows."""
+    facts = {"limit": 90 * MIB, "waiting_bytes": 80 * MIB, "waiting_unused_ns": 1_200_000_000}
+    facts |= {"waiting_until_ns": 3_300_000_000}
+    found = pictured(100, in_use=10, retained=90)
+    cases = ((1_000_000_000, "usually needed again after 1.0 s"), (0, "never needed again so far"))
+    for reuse, words in cases:
+        known = replace(heap(retained=90), facts={**facts, "waiting_reuse_ns": reuse})
+        said = rules.explain([replace(found, heaps=(known,))])
+        assert f"80.0 MiB, last needed 1.2 s ago, {words}, goes at 3.3 s" in " ".join(said.evidence)

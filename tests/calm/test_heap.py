@@ -608,7 +608,7 @@ def test_run_refusals(calm: Calm, program: Path, tmp_path: Path) -> None:
     assert "2g is not in the range 1 to 1G" in refused("--every", "2g", "--", program)
     assert "0 is not in the range 1 to 1G" in refused("--every", "0", "--", program)
     assert "--type nothing: there is alloc_objects, " in refused("--type", "nothing", "--", program)
-    options = {"CALM_OPTIONS": "slack=200,profile=1m"}
+    options = {"CALM_OPTIONS": "memory_per_cpu=32,profile=1m"}
     assert "CALM_OPTIONS has profile=1m" in refused("--", program, env=options)
     done = calm("heap", "run", "--", tmp_path / "missing")
     assert done.returncode == 127

@@ -170,7 +170,7 @@ def test_the_guest_is_told_all(lab: Lab, fake: Fake) -> None:
     result = lab(
         *(
             "-a",
-            "glibc,calmalloc:CALM_OPTIONS=slack=7",
+            "glibc,calmalloc:CALM_OPTIONS=memory_per_cpu=7",
             "-n",
             "2",
             "--pin",
@@ -191,7 +191,7 @@ def test_the_guest_is_told_all(lab: Lab, fake: Fake) -> None:
     assert all("-c tlb,syscalls" in line for line in runs)
     assert all("taskset -c 0-1,3 sh -c 'echo \"$1\"' 'a b'" in line for line in runs)
     assert f"-e LD_PRELOAD={LIBRARY}" in runs[1]
-    assert "-e CALM_OPTIONS=slack=7" in runs[1]
+    assert "-e CALM_OPTIONS=memory_per_cpu=7" in runs[1]
     assert "LD_PRELOAD" not in runs[0]
     assert files[".lab/busybox"][1] == b"busybox"
     assert str(LIBRARY.resolve()).lstrip("/") in files

@@ -63,10 +63,10 @@ def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm
     library = {paths.LIBRARY_PATH: str(own_library.parent)}
     for inherited, written, options in (
         ("", "", option),
-        ("slack=50", "", f"slack=50,{option}"),
-        ("", ":CALM_OPTIONS=test_policy=paper,slack=2", f"test_policy=paper,slack=2,{option}"),
+        ("memory_per_cpu=50", "", f"memory_per_cpu=50,{option}"),
+        ("", ":CALM_OPTIONS=test_policy=paper,misuse=warn", f"test_policy=paper,misuse=warn,{option}"),
         # As of calmalloc itself: what stands beside the name is in the place of what is inherited.
-        ("slack=50", ":CALM_OPTIONS=test_policy=paper", f"test_policy=paper,{option}"),
+        ("memory_per_cpu=50", ":CALM_OPTIONS=test_policy=paper", f"test_policy=paper,{option}"),
         (option, "", option),
     ):
         environment = library | ({"CALM_OPTIONS": inherited} if inherited else {})
@@ -82,7 +82,7 @@ def test_a_variant_is_the_same_library_with_an_option_more(name: str, calm: Calm
 def test_a_variant_that_the_environment_contradicts_is_refused(
     command: tuple[str, ...], calm: Calm, own_library: Path
 ) -> None:
-    environment = {paths.LIBRARY_PATH: str(own_library.parent), "CALM_OPTIONS": "slack=5,offload=off"}
+    environment = {paths.LIBRARY_PATH: str(own_library.parent), "CALM_OPTIONS": "misuse=warn,offload=off"}
     result = calm(*command, "-a", "calmalloc-offload", "--", "true", env=environment)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (USAGE, "", 1)
     assert "calmalloc-offload means offload=on, but CALM_OPTIONS has offload=off" in result.stderr
@@ -90,14 +90,14 @@ def test_a_variant_that_the_environment_contradicts_is_refused(
 
 def test_a_variant_that_contradicts_itself_is_refused(own_library: Path) -> None:
     with pytest.raises(CalmError, match="means test_sync=on, but CALM_OPTIONS has test_sync=off") as caught:
-        allocators.parse("calmalloc-offload-sync:CALM_OPTIONS=slack=1,test_sync=off")
+        allocators.parse("calmalloc-offload-sync:CALM_OPTIONS=memory_per_cpu=1,test_sync=off")
     assert caught.value.exit_code == USAGE
 
 
 def test_a_variant_may_have_its_server_on_a_cpu(own_library: Path) -> None:
     for cpu in ("sibling", "3"):
-        allocator = allocators.parse(f"calmalloc-offload-sync:CALM_OPTIONS=offload={cpu},slack=1")
-        assert allocator.variables({})["CALM_OPTIONS"] == f"offload={cpu},slack=1,test_sync=on"
+        allocator = allocators.parse(f"calmalloc-offload-sync:CALM_OPTIONS=offload={cpu},memory_per_cpu=1")
+        assert allocator.variables({})["CALM_OPTIONS"] == f"offload={cpu},memory_per_cpu=1,test_sync=on"
 
 
 def test_variants_in_lists(own_library: Path) -> None:
@@ -189,10 +189,10 @@ def test_a_variant_is_searched_with_its_option(name: str, own_library: Path) -> 
     found, _ = space.spaces(["calmalloc", name], {})
     assert found[name] == found["calmalloc"]
     for inherited, before in (({}, ""), ({"CALM_OPTIONS": "test_cache=locked"}, "test_cache=locked,")):
-        setting = space.Setting(name, {"slack": "50"})
+        setting = space.Setting(name, {"memory_per_cpu": "50"})
         assert space.variables(setting, inherited) == {
             "LD_PRELOAD": str(own_library),
-            "CALM_OPTIONS": f"{before}slack=50,{VARIANTS[name]}",
+            "CALM_OPTIONS": f"{before}memory_per_cpu=50,{VARIANTS[name]}",
         }
         assert VARIANTS[name] in space.line(space.Setting(name), inherited, ["true"])
 

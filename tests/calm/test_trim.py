@@ -19,7 +19,7 @@ from calm.core.control import Memory
 from calm.core.counters import Table
 
 MIB = 1 << 20
-PAPER = "test_policy=paper,slack=1000,background=off"
+PAPER = "test_policy=paper,memory_per_cpu=160,background=off"
 ASKED = 16
 
 

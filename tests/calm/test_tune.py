@@ -663,7 +663,7 @@ def test_what_is_set_already_stays_and_is_not_searched(monkeypatch: pytest.Monke
     inherited = {
         "GLIBC_TUNABLES": "glibc.malloc.perturb=1:glibc.malloc.trim_threshold=4096",
         "MALLOC_ARENA_MAX": "2",
-        "CALM_OPTIONS": "slack=50,report=exit",
+        "CALM_OPTIONS": "memory_per_cpu=50,report=exit",
     }
     found, notes = space.spaces(["glibc"], inherited)
     names = set(found[GLIBC])
@@ -675,7 +675,7 @@ def test_what_is_set_already_stays_and_is_not_searched(monkeypatch: pytest.Monke
     variables = space.variables(setting, inherited)
     assert variables == {"GLIBC_TUNABLES": f"{inherited['GLIBC_TUNABLES']}:{TCACHE}=0"}
     options = space.variables(Setting("calmalloc", {"background": "off"}), inherited)
-    assert options["CALM_OPTIONS"] == "slack=50,report=exit,background=off"
+    assert options["CALM_OPTIONS"] == "memory_per_cpu=50,report=exit,background=off"
 
 
 @pytest.mark.parametrize("name", ["calmalloc", "ptlbmalloc2"])

@@ -51,7 +51,7 @@ def test_without_a_smaller_one_the_values_begin_at_not_set() -> None:
         # Not alone.
         (TIME, [Point(Setting(GLIBC, {TRIM: str(1 << 30), ARENAS: "8"}), 0.2, 1.8)]),
         # Of another allocator.
-        (TIME, [Point(Setting("calmalloc", {"slack": "3200"}), 0.2, 1.8)]),
+        (TIME, [Point(Setting("calmalloc", {"memory_per_cpu": "512"}), 0.2, 1.8)]),
         # A value that only another machine knows.
         (TIME, [at(TRIM, 12345, 0.2, 1.8)]),
         # Fast, and with --prefer memory of no use.

@@ -86,12 +86,12 @@ def test_the_programs_options_reach_the_allocator() -> None:
     """Options from the environment apply, and the report at exit shows a single allocator."""
     done = run(
         [cargo(), "run", "--quiet", "--release", "--example", "churn", "1"],
-        CALM_OPTIONS="report=exit,slack=50",
+        CALM_OPTIONS="report=exit,memory_per_cpu=4",
     )
     assert done.returncode == 0, done.stderr
     reports = [line for line in done.stderr.splitlines() if line.startswith('{"allocator": "calmalloc"')]
     assert len(reports) == 1
-    assert '"slack": 50' in reports[0]
+    assert '"memory_per_cpu": 4' in reports[0]
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "many", ""])

@@ -72,7 +72,7 @@ def test_a_cgroup_is_made_only_where_its_memory_is_counted(tmp_path: Path) -> No
 
 
 def test_memory_over_time_is_the_highest_of_each_step() -> None:
-    assert idle_curve.on_grid([(0.01, -3.0), (0.11, 5.2), (0.15, 9.6), (0.31, 2.0)]) == [0, 10, 10, 2]
+    assert idle_curve.on_grid([(0.01, -3.0), (0.11, 5.2), (0.15, 9.6), (0.31, 2.0)], 0.1) == [0, 10, 10, 2]
     assert idle_curve.on_grid([]) == []
 
 
@@ -324,7 +324,7 @@ def test_the_best_peer_is_none_of_our_own() -> None:
         "jemalloc": 6.0,
         "glibc": 5.0,
     }
-    goal = Goal("ns", "calmalloc-offload:CALM_OPTIONS=slack=1", BEST_PEER, 0.5)
+    goal = Goal("ns", "calmalloc-offload:CALM_OPTIONS=memory_per_cpu=1", BEST_PEER, 0.5)
     sides = [side(label, *[{"ns": cost}] * 2) for label, cost in (costs | {goal.of: 2.0}).items()]
     verdict = judge_one(goal, *sides)
     assert (verdict["to"], verdict["value"], verdict["outcome"]) == ("glibc", 0.4, "met")

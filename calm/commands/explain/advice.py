@@ -52,7 +52,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "retained": {
         "calmalloc": (
             "`calm trim {pid}` returns it at once; what stays unused is returned without it.",
-            "CALM_OPTIONS=slack=50 keeps half as much (docs/retention.md).",
+            "CALM_OPTIONS=memory_per_cpu=1 keeps it for a shorter time (docs/retention.md).",
         ),
         "glibc": (
             "malloc_trim(0), called by the program, returns it at once.",

@@ -271,7 +271,7 @@ def _heap(process: Process, table: Table) -> Heap:
         notes=tuple(notes),
         facts={
             "limit": values.get("retained_limit", 0),
-            "slack": values.get("slack", 0),
+            **{name: value for name, value in values.items() if name.startswith("waiting_")},
             "background": values.get("background", 0),
             "purge_failures": values.get("purge_failures", 0),
             "large_blocks": blocks.large_blocks,

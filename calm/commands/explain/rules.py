@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from calm.commands.explain import advice
@@ -111,14 +111,24 @@ def _cached(found: Picture) -> str:
     )
 
 
+def _waiting(facts: Mapping[str, int]) -> str:
+    """When the largest part of calmalloc's free memory goes, and why then."""
+    if not facts.get("waiting_bytes"):
+        return ""
+    unused, reuse, until = (facts[f"waiting_{name}_ns"] / 1e9 for name in ("unused", "reuse", "until"))
+    text = f"; {_size(facts['waiting_bytes'])}, last needed {unused:.1f} s ago"
+    text += f", usually needed again after {reuse:.1f} s" if reuse else ", never needed again so far"
+    return f"{text}, goes at {until:.1f} s"
+
+
 def _retained(found: Picture) -> str:
     text = f"The allocator keeps {_size(found.bytes('retained'))} of free pages"
     facts = found.heap.facts if found.heap else {}
     if "top" in facts:
         return text + f"; {_size(facts['top'])} lie at the arenas' tops, the rest between blocks"
     if "limit" in facts:
-        return text + f"; its limit is {_size(facts['limit'])}"
-    return text
+        text += f"; its limit is {_size(facts['limit'])}"
+    return text + _waiting(facts)
 
 
 def _fragmentation(found: Picture) -> str:

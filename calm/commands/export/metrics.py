@@ -103,7 +103,7 @@ def _library(name: str, counter: str, ptlbmalloc2: str = "", there: str = "") ->
     unit, is_total, text = COUNTERS[counter]
     return Metric(
         name,
-        {"bytes": "By", "ns": "s"}.get(unit, f"{{{unit}}}"),
+        {"bytes": "By", "ns": "s", "byte_second": "By.s"}.get(unit, f"{{{unit}}}"),
         Kind.COUNTER if is_total else Kind.UP_DOWN,
         text.replace("`", "") if not there else f"{text[:-1].replace('`', '')}; ptlbmalloc2: {there}.",
         _of_both(counter, ptlbmalloc2),
@@ -189,14 +189,22 @@ METRICS: tuple[Metric, ...] = (
     _library("calmalloc.purge.time", "purge_ns"),
     _library("calmalloc.purge.wasted_time", "purge_wasted_ns"),
     Metric(
-        "calmalloc.purge.time_budget",
-        "1",
+        "calmalloc.memory_per_cpu",
+        "By",
         Kind.GAUGE,
-        "Option purge_time: the share of CPU time that wasted purges may cost.",
-        _of_both("purge_time"),
-        scale=0.01,
+        "The price of memory: bytes kept for a second that are worth a second of CPU time.",
+        _of_both("memory_per_cpu_bytes"),
     ),
-    Metric("calmalloc.slack", "1", Kind.GAUGE, "Option slack.", _of_both("slack"), scale=0.01),
+    Metric(
+        "calmalloc.break_even",
+        "s",
+        Kind.GAUGE,
+        "How long free memory is kept while nothing is known of when it is needed again.",
+        _of_both("break_even_ns"),
+        scale=1e-9,
+    ),
+    _library("calmalloc.retention.saved_time", "retained_saved_ns"),
+    _library("calmalloc.retention.memory_time", "retained_byte_seconds"),
     Metric(
         "calmalloc.helper.enabled",
         "",

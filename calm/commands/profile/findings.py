@@ -18,7 +18,7 @@ _LITTLE = 0.02
 _PAGE_KIB = 4
 _REFAULTS = 4
 
-_OWN = "keep more of what is freed: CALM_OPTIONS=slack=200 or more (see calmalloc(7))"
+_OWN = "keep more of what is freed: CALM_OPTIONS=memory_per_cpu=32 or more (see calmalloc(7))"
 _PURGING = {
     "jemalloc": "slow down its decay: MALLOC_CONF=dirty_decay_ms:60000,background_thread:true",
     "mimalloc": "slow down its purging: MIMALLOC_PURGE_DELAY=1000 or longer",

@@ -277,7 +277,7 @@ def counter(name: str, value: int) -> str:
         return report.duration(value * 1e-9)
     if name.endswith("_hundredths"):
         return f"{value / 100:.2f}"
-    return f"{value} %" if name in ("slack", "purge_time") else f"{value:,}"
+    return f"{value:,}"
 
 
 def _library(library: str, counters: dict[str, int], width: int) -> list[Text]:

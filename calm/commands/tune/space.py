@@ -106,8 +106,7 @@ def _knobs() -> dict[str, Knobs]:
         GLIBC: glibc,
         # Those that trade time for memory, without those for debugging and for sandboxes.
         "calmalloc": {
-            "slack": ("10", "25", "50", "200", "400", "800", "1600", "3200"),
-            "purge_time": ("0", "2", "5", "10", "20"),
+            "memory_per_cpu": ("0", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512"),
             "background": ("off",),
             "huge_pages": ("never",),
         },

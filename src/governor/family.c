@@ -1,0 +1,54 @@
+#include "governor/family.h"
+
+#include "base/size.h"
+#include "os/clock.h"
+#include "os/filters.h"
+#include "os/vm.h"
+
+#define PAGE_BYTES 4096
+#define MEMBERS    (PAGE_BYTES / sizeof(uint64_t) - 1)
+#define TICK_NS    100000000ULL
+#define OLD_TICKS  10
+/* Kept memory is noted in units of 64 KiB, beside the time: up to 256 TiB. */
+#define UNIT_SHIFT 16
+
+/* After very many forks, processes share places, and count as one. */
+struct family_page {
+    _Atomic(uint64_t) members;
+    _Atomic(uint64_t) notes[MEMBERS]; /* the time in ticks, then what is kept */
+};
+_Static_assert(sizeof(struct family_page) == PAGE_BYTES, "one page");
+
+void family_before_fork(struct family *family) {
+    if (family->page == NULL && filters_now() != FILTERS_ADDED) {
+        family->page = vm_map_shared(sizeof(struct family_page));
+    }
+}
+
+void family_start_child(struct family *family) {
+    if (family->page != NULL) {
+        uint64_t number = 1 + atomic_fetch_add_explicit(&family->page->members, 1, memory_order_relaxed);
+        family->member = (uint32_t)(number % MEMBERS);
+    }
+}
+
+double family_share(const struct family *family, size_t kept_bytes) {
+    struct family_page *page = family->page;
+    if (page == NULL) {
+        return 1;
+    }
+    uint32_t now = (uint32_t)(clock_coarse_ns() / TICK_NS);
+    uint64_t own = (uint64_t)now << 32 | (uint32_t)(kept_bytes >> UNIT_SHIFT);
+    atomic_store_explicit(&page->notes[family->member], own, memory_order_relaxed);
+    uint64_t most = 0;
+    uint64_t all = 0;
+    for (size_t i = 0; i < MEMBERS; i++) {
+        uint64_t note = atomic_load_explicit(&page->notes[i], memory_order_relaxed);
+        int32_t age = (int32_t)(now - (uint32_t)(note >> 32)); /* another one may be ahead by a tick */
+        if (age >= -1 && age <= OLD_TICKS) {
+            most = size_max(most, (uint32_t)note);
+            all += (uint32_t)note;
+        }
+    }
+    return all > 0 ? (double)most / (double)all : 1;
+}
