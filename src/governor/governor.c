@@ -139,11 +139,13 @@ void governor_shrink_for_fork(struct governor *governor) {
     }
     heap_lock(governor);
     struct limit limit = limit_if_background(governor, false);
-    bool over = is_over(governor, limit.max) && !governor->demand.fragmented;
+    bool over = is_over(governor, limit.max);
     heap_unlock(governor);
-    /* Whether it pays is examined once an epoch, so one purge an epoch is allowed. */
-    if (over && governor->fork_purge_epoch != governor->demand.epochs + 1) {
-        governor->fork_purge_epoch = governor->demand.epochs + 1;
+    /* Keeping what is purged would cost as much as the purge after the break-even time: no more often. */
+    size_t pause = (size_t)(governor->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
+    size_t epoch = 1 + governor->demand.epochs;
+    if (over && (governor->fork_purge_epoch == 0 || epoch > governor->fork_purge_epoch + pause)) {
+        governor->fork_purge_epoch = epoch;
         purge_down(governor, limit.keep, limit.max, REASON_LIMIT);
     }
     purger_leave(governor);

@@ -50,8 +50,8 @@ bool governor_is_held(const struct governor *governor);
 /*
  * Before governor_before_fork, in shared mode. Free memory that is kept for later is worth less over a fork:
  * each of its small pages costs a fault afterwards in any case, and the child has it, too, until it purges
- * it. So what may not stay without a helper is purged, once an epoch, as long as purging pays. Does nothing
- * in a signal handler that interrupted the governor.
+ * it. So what may not stay without a helper is purged, once in the break-even time. Does nothing in a signal
+ * handler that interrupted the governor.
  */
 void governor_shrink_for_fork(struct governor *governor);
 

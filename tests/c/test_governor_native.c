@@ -1049,14 +1049,15 @@ static void test_epoch_of_the_future(void) {
     CHECK_EQUAL(calm_governor.epoch_start_ns, start);
 }
 
-/* As if the heap were so fragmented that purging does not pay. */
-static void fragment(void) {
+/* As if a fork had just purged. */
+static void forbid_fork_purges(void) {
     lock_acquire(&calm_governor.purge_lock);
-    calm_governor.demand.fragmented = true;
+    calm_governor.fork_purge_epoch = calm_governor.demand.epochs + 1;
+    calm_governor.demand.break_even_s = 1000;
     lock_release(&calm_governor.purge_lock);
 }
 
-/* What is kept for later is given back before a fork, unless purging does not pay. */
+/* What is kept for later is given back before a fork, unless another fork just did. */
 static void test_fork_gives_back(void) {
     build();
     free_all();
@@ -1080,7 +1081,7 @@ static void test_child_keeps_little(void) {
     free_all();
     clock_await_sleep(&calm_governor.helper_wakeup);
     CHECK(stats_now().retained > (WAVE - 1) * WAVE_BYTES);
-    fragment();
+    forbid_fork_purges();
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
