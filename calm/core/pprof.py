@@ -191,7 +191,10 @@ def _dropped(file: _File, functions: set[str]) -> set[str] | None:
         return set()
     if len(names) > _MAX_NAMES_CHARACTERS or not _NAMES.fullmatch(names):
         return None
-    dropped = re.compile(names)
+    try:
+        dropped = re.compile(names)
+    except re.error:  # Python 3.11.2 takes a lone parenthesis for a name
+        return None
     return {each for each in functions if dropped.fullmatch(each)}
 
 

@@ -19,6 +19,7 @@ from api_helpers import BUILD, BUILD_AARCH64, INCLUDE, REPOSITORY, archive, buil
 from commanded import Commanded, commanded
 from elftools.elf.elffile import ELFFile
 from features import lacks
+from namespaces import needs_first_pid_namespace
 from waiting import wait_until
 
 from calm.core import control, counters
@@ -241,6 +242,7 @@ PROFILE = {
 }
 
 
+@needs_first_pid_namespace
 @pytest.mark.feature("profile")
 @pytest.mark.parametrize("options", ["", "offload=on", "profile=64k"])
 def test_heap_profile(library: Path, options: str) -> None:
@@ -284,6 +286,7 @@ def test_listener_goes(library: Path) -> None:
         assert program.end() == 0
 
 
+@needs_first_pid_namespace
 @pytest.mark.feature("profile")
 def test_forks(library: Path) -> None:
     """A child of a process that is traced is traced as well, and no longer once the tracer goes."""
@@ -328,6 +331,7 @@ def test_governor(library: Path) -> None:
     assert not maps.get("@same")
 
 
+@needs_first_pid_namespace
 def test_helper(library: Path) -> None:
     with commanded(preload=library) as program:
         program.do("large")
