@@ -21,6 +21,7 @@ from papers import sessions
 
 from calm.core import allocators, counters, proc
 from calm.core.environment import clean_environment
+from calm.core.suite_results import cost_s
 
 from . import idle_curve, sawtooth, tables
 from .results import BUILD, REPOSITORY, Store
@@ -173,8 +174,10 @@ def measured_s(command: Sequence[str], label: str) -> float:
     """What a run costs under an allocator, at 8 GiB: CPU time, and all memory that is resident."""
     done = idle_curve.run(list(command), allocators.parse(label))
     held = [kib for _, kib in done.samples] or [0.0]
-    gib_s = sum(held) / len(held) / (1 << 20) * (done.samples[-1][0] if done.samples else 0)
-    return done.cpu_s + gib_s / 8
+    wall_s = done.samples[-1][0] if done.samples else 0
+    mean_kib = sum(held) / len(held)
+    figures = {"user_s": done.cpu_s, "system_s": 0, "wall_s": wall_s, "average_rss_kib": mean_kib}
+    return cost_s(figures) or 0
 
 
 def measure(store: Store) -> None:

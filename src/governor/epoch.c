@@ -34,7 +34,7 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
     bool may_open = own_files || (thread_may_open_files() && !governor_has_helper(governor));
     uint64_t read_ns = atomic_load_explicit(&governor->max_footprint_read_ns, memory_order_relaxed);
     size_t bytes = SIZE_MAX;
-    double plenty = 1;
+    double scarcity = 1;
     if (setting_value(&governor->settings.watch_cgroup)) {
         if (!may_open || clock_elapsed_ns(now, read_ns) < FOOTPRINT_READ_NS) {
             return;
@@ -46,11 +46,11 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
         size_t limit;
         size_t room = memory_available_bytes("", &limit);
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
-        plenty = room < limit / 2 ? 2 * (double)room / (double)limit : 1;
+        scarcity = room < limit / 2 ? 2 * (double)room / (double)limit : 1;
         governor->cpu_quota = governor->cpu_quota > 0 ? governor->cpu_quota : cgroup_cpu_quota("");
         note_offer(governor, limit, governor->cpu_quota);
     }
-    atomic_store_explicit(&governor->plenty, plenty, memory_order_relaxed);
+    atomic_store_explicit(&governor->scarcity_factor, scarcity, memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
 }
 
@@ -170,7 +170,7 @@ static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
     struct demand_forecast forecast = demand_forecast(&governor->demand);
     update_terms(governor, REASON_TIME);
     heap_lock(governor);
-    governor->counts.vain_ns += (uint64_t)outcome.vain_ns;
+    governor->counts.wasted_ns += (uint64_t)outcome.wasted_ns;
     governor->counts.saved_ns += (uint64_t)outcome.saved_ns;
     governor->outlook = (struct outlook){
         .memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(governor),

@@ -12,7 +12,7 @@
 /* Kept memory is noted in units of 64 KiB, beside the time: up to 256 TiB. */
 #define UNIT_SHIFT 16
 
-/* After very many forks, processes share places, and count as one. */
+/* Of very many members, some share a place, and count as one. */
 struct family_page {
     _Atomic(uint64_t) members;
     _Atomic(uint64_t) notes[MEMBERS]; /* the time in ticks, then what is kept */
@@ -26,20 +26,20 @@ void family_before_fork(struct family *family) {
 }
 
 void family_start_child(struct family *family) {
-    if (family->page != NULL) {
-        uint64_t number = 1 + atomic_fetch_add_explicit(&family->page->members, 1, memory_order_relaxed);
-        family->member = (uint32_t)(number % MEMBERS);
-    }
+    family->member = 0;
 }
 
-double family_share(const struct family *family, size_t kept_bytes) {
+double family_share(struct family *family, size_t kept_bytes) {
     struct family_page *page = family->page;
     if (page == NULL) {
         return 1;
     }
+    if (family->member == 0) {
+        family->member = 1 + atomic_fetch_add_explicit(&page->members, 1, memory_order_relaxed);
+    }
     uint32_t now = (uint32_t)(clock_coarse_ns() / TICK_NS);
     uint64_t own = (uint64_t)now << 32 | (uint32_t)(kept_bytes >> UNIT_SHIFT);
-    atomic_store_explicit(&page->notes[family->member], own, memory_order_relaxed);
+    atomic_store_explicit(&page->notes[family->member % MEMBERS], own, memory_order_relaxed);
     uint64_t most = 0;
     uint64_t all = 0;
     for (size_t i = 0; i < MEMBERS; i++) {

@@ -6,7 +6,7 @@
 #define FAULT_PAGES 64
 #define BATCH_PAGES 8
 /* A page that a virtual machine's host has yet to back costs several times as much as one that was purged,
- * and so does the first one of a thread that slept: the lowest batch of so many measurements counts. */
+ * and so does the first one of a thread that slept: the lowest batch of all measurements counts. */
 #define MAX_MEASURES 8
 
 static double measure_fault_ns(void) {

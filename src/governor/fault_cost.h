@@ -7,8 +7,7 @@
 /* For one page. Measured at the first call; more than once if several threads call at once. */
 double fault_ns(struct governor *governor);
 
-/* Takes the lower one of a further measurement, up to a number of these. Under the purger's
- * lock. */
+/* Measures again, up to MAX_MEASURES times, and keeps the lower value. Under the purger's lock. */
 void measure_fault_again(struct governor *governor);
 
 /* Faults in a huge page that was only just requested, at the address of a new block, and lets the THP policy

@@ -61,9 +61,9 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
     cpu_usage_sample(&governor->cpu_usage);
     atomic_store_explicit(&governor->epoch_start_ns, clock_coarse_ns(), memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, SIZE_MAX, memory_order_relaxed);
-    atomic_store_explicit(&governor->plenty, 1, memory_order_relaxed);
+    atomic_store_explicit(&governor->scarcity_factor, 1, memory_order_relaxed);
     governor->family_share = 1;
-    if (atomic_load_explicit(&governor->offered, memory_order_relaxed) == 0) {
+    if (atomic_load_explicit(&governor->machine_gib_per_cpu, memory_order_relaxed) == 0) {
         note_offer(governor, memory_total_bytes(), (double)cpus);
     }
     governor->outlook.memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(governor);
@@ -98,7 +98,8 @@ static void copy_setting(_Atomic(int) *to, const _Atomic(int) *from) {
 void governor_copy_settings(struct governor *governor, const struct governor *from) {
     copy_setting(&governor->settings.policy, &from->settings.policy);
     copy_setting(&governor->settings.memory_per_cpu, &from->settings.memory_per_cpu);
-    atomic_store_explicit(&governor->offered, atomic_load_explicit(&from->offered, memory_order_relaxed),
+    atomic_store_explicit(&governor->machine_gib_per_cpu,
+                          atomic_load_explicit(&from->machine_gib_per_cpu, memory_order_relaxed),
                           memory_order_relaxed);
 }
 
@@ -141,7 +142,7 @@ void governor_shrink_for_fork(struct governor *governor) {
     struct limit limit = limit_if_background(governor, false);
     bool over = is_over(governor, limit.max);
     heap_unlock(governor);
-    /* Keeping what is purged would cost as much as the purge after the break-even time: no more often. */
+    /* Keeping the memory for the break-even time costs as much as this purge: so one in that time. */
     size_t pause = (size_t)(governor->demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS);
     size_t epoch = 1 + governor->demand.epochs;
     if (over && (governor->fork_purge_epoch == 0 || epoch > governor->fork_purge_epoch + pause)) {

@@ -11,7 +11,7 @@
 #include "governor/state.h"
 #include "os/clock.h"
 
-/* A page for each of a few slabs may stay, however dear memory is. */
+/* A page for each of a few slabs may stay, however costly memory is. */
 #define MIN_LIMIT_PAGES 16
 
 /* In pages: free memory above max is purged until keep stays. */

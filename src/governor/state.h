@@ -62,7 +62,7 @@ struct governor_counts {
     uint64_t single_calls;
     uint64_t ranges;
     uint64_t purge_ns;
-    uint64_t vain_ns;           /* cost of purging memory that was needed again */
+    uint64_t wasted_ns;         /* cost of purging memory that was needed again */
     uint64_t saved_ns;          /* by keeping memory that was needed again */
     uint64_t kept_byte_seconds; /* of free memory */
 };
@@ -150,7 +150,6 @@ struct governor {
     uint64_t epoch_purge_ns;
     uint64_t epoch_purged_pages;
     size_t epoch_dirty_pages; /* free when it began */
-    double cpu_quota;         /* of the control group; 0: not read yet */
     size_t epoch_faulted_pages;
     uint64_t retry_ns; /* as epoch_checks; when retry_above_pages ends */
     uint64_t retry_after_ns;
@@ -160,12 +159,13 @@ struct governor {
     /* Atomic, or of the thread that starts or stops the helper. */
     _Atomic(uint64_t) epoch_start_ns;
     _Atomic(uint64_t) max_footprint_read_ns;
-    _Atomic(size_t) max_footprint; /* bytes that the process may come to hold */
-    _Atomic(double) offered;       /* GiB of memory for each CPU that the process may use */
-    _Atomic(double) plenty;        /* in [0, 1]: 1 while half of the memory is available, or more */
-    _Atomic(double) fault_ns;      /* cost of one page fault, as measured; 0: not yet */
-    const void *first_thread;      /* its thread pointer */
-    _Atomic(int) helper;           /* enum helper_state */
+    _Atomic(size_t) max_footprint;       /* bytes that the process may come to hold */
+    _Atomic(double) machine_gib_per_cpu; /* GiB of memory for each CPU that the process may use */
+    _Atomic(double) scarcity_factor;     /* in [0, 1]: 1 while half of the memory is available, or more */
+    double cpu_quota;         /* of the control group; 0: not read yet. Of the one thread that reads files */
+    _Atomic(double) fault_ns; /* cost of one page fault, as measured; 0: not yet */
+    const void *first_thread; /* its thread pointer */
+    _Atomic(int) helper;      /* enum helper_state */
     struct thread helper_thread;
     _Atomic(uint32_t) helper_wakeup; /* a futex word: counts wakeups */
     _Atomic(uint32_t) quiet_epochs;  /* since there was something to purge */

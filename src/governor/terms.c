@@ -14,19 +14,20 @@ void note_offer(struct governor *governor, size_t memory, double cpu_quota) {
     double cpus = set > 0 ? set : 1;
     double offered = (double)memory / GIB / (cpu_quota < cpus ? cpu_quota : cpus);
     offered = offered < MAX_OFFERED ? offered : MAX_OFFERED;
-    atomic_store_explicit(&governor->offered, offered > MIN_OFFERED ? offered : MIN_OFFERED,
+    atomic_store_explicit(&governor->machine_gib_per_cpu, offered > MIN_OFFERED ? offered : MIN_OFFERED,
                           memory_order_relaxed);
 }
 
 static double gib_per_cpu(const struct governor *governor) {
     int setting = setting_value(&governor->settings.memory_per_cpu);
-    return setting == MEMORY_PER_CPU_AUTO ? atomic_load_explicit(&governor->offered, memory_order_relaxed)
-                                          : setting - MEMORY_PER_CPU_0;
+    return setting == MEMORY_PER_CPU_AUTO
+               ? atomic_load_explicit(&governor->machine_gib_per_cpu, memory_order_relaxed)
+               : setting - MEMORY_PER_CPU_0;
 }
 
 double memory_per_cpu_bytes(const struct governor *governor) {
-    double plenty = atomic_load_explicit(&governor->plenty, memory_order_relaxed);
-    return gib_per_cpu(governor) * GIB * plenty * governor->family_share;
+    double scarcity_factor = atomic_load_explicit(&governor->scarcity_factor, memory_order_relaxed);
+    return gib_per_cpu(governor) * GIB * scarcity_factor * governor->family_share;
 }
 
 /* The paper's threshold is for a process alone, and for machines as they are built; it follows a price beyond

@@ -9,12 +9,12 @@
 #include "governor/purger.h"
 #include "governor/state.h"
 
-/* What the machine offers: so many bytes of memory, and the time of so many CPUs, as far as those are fewer
- * than the process may run on. Any thread. */
+/* Sets the default price: the bytes of memory, divided by the CPUs that the process may run on, or by the
+ * quota if that is lower. Any thread. */
 void note_offer(struct governor *governor, size_t memory, double cpu_quota);
 
-/* The price of memory: so many bytes, for a second, are worth a second of CPU time. Less while memory is
- * scarce, or other processes of the family keep some. Under the purger's lock. */
+/* The price of memory: the bytes that, kept for a second, are worth a second of CPU time. Less while memory
+ * is scarce, or other processes of the family keep some. Under the purger's lock. */
 double memory_per_cpu_bytes(const struct governor *governor);
 
 /* The terms that follow from what is known now. Under the purger's lock, or while no other thread knows the

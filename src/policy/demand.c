@@ -14,7 +14,7 @@
 #define PRIOR_PURGE_NS 500.0
 #define PRIOR_PAGES    1024.0
 
-/* Layers of an octave, and the first of them that has several. */
+/* Layers of an octave, and the first one that has several. */
 #define OCTAVE_LAYERS 8
 #define OCTAVE_SHIFT  3
 #define LOWEST_PAGES  256
@@ -28,9 +28,9 @@
 #define UNTRUSTED_SHARE 0.05F
 /* A gap that is longer than this multiple of the longest so far, and an epoch, is not of their kind. */
 #define MARGIN 2.0F
-/* A layer that was used in each epoch for so long is expected to be. */
+/* A layer that was used in each epoch for this time is expected to be used in the next ones. */
 #define CONSTANT_S 1.0F
-/* Free memory is worth next to nothing: no layer outlasts the epoch in which it was used. */
+/* With a price of zero: no layer is kept beyond the epoch in which it was used. */
 #define MIN_BREAK_EVEN_S 1e-6
 
 /* The lowest layer is 0; the last one has no end. */
@@ -39,7 +39,7 @@ static size_t layer_base(size_t layer) {
     return layer == 0 ? 0 : (OCTAVE_LAYERS + above % OCTAVE_LAYERS) << (above / OCTAVE_LAYERS + LOWEST_SHIFT);
 }
 
-/* How many layers are in use, with so many pages. */
+/* The number of layers that are in use with this number of pages. */
 static size_t layers_of(size_t pages) {
     if (pages <= LOWEST_PAGES) {
         return pages > 0;
@@ -104,12 +104,16 @@ static void begin_gap(struct demand_layer *layer, float break_even_s) {
     }
     layer->used_s = 0;
     layer->keep_s = best_keep_s(layer, break_even_s);
-    layer->trusted = layer->credit >= 1;
 }
 
-/* For how long to keep it in this gap. The price may have fallen since it began. */
+/* The credit changes only when a gap ends. */
+static bool is_trusted(const struct demand_layer *layer) {
+    return layer->credit >= 1;
+}
+
+/* For how long to keep it in this gap. The price may have fallen since the gap began. */
 static float keeping_s(const struct demand_layer *layer, float break_even_s) {
-    return layer->trusted && layer->keep_s < break_even_s ? layer->keep_s : break_even_s;
+    return is_trusted(layer) && layer->keep_s < break_even_s ? layer->keep_s : break_even_s;
 }
 
 static bool is_kept(const struct demand_layer *layer, float break_even_s) {
@@ -120,7 +124,7 @@ static void end_gap(struct demand_layer *layer, float break_even_s) {
     float gap_s = layer->unused_s;
     float foreseen_s = layer->keep_s < break_even_s ? layer->keep_s : break_even_s;
     float saved = cost_of(gap_s, break_even_s, break_even_s) - cost_of(gap_s, foreseen_s, break_even_s);
-    float credit = layer->credit + saved * (layer->trusted ? 1 : UNTRUSTED_SHARE);
+    float credit = layer->credit + saved * (is_trusted(layer) ? 1 : UNTRUSTED_SHARE);
     layer->credit = credit < 0 ? 0 : credit > MAX_CREDIT ? MAX_CREDIT : credit;
     add_gap(layer, gap_s);
     layer->unused_s = 0;
@@ -204,21 +208,25 @@ static void fade(struct demand *demand, double ns) {
     demand->absent_pages *= weight;
 }
 
-/* Returns the number of pages that were purged in vain. */
+static double lower_of(double a, double b) {
+    return a < b ? a : b;
+}
+
+/* Returns the number of pages whose purge was wasted. Growth beyond what was kept explains faults, too, but
+ * is no fragmentation. */
 static double record_fragmentation(struct demand *demand, const struct demand_epoch *epoch, double page_ns) {
-    double faulted = (double)epoch->faulted_pages;
-    double vain = faulted < demand->absent_pages ? faulted : demand->absent_pages;
-    double grown = (double)size_minus(epoch->max_used, demand->peak_pages);
-    demand->fragmented_ns +=
-        faulted - grown < vain ? (faulted > grown ? faulted - grown : 0) * page_ns : vain * page_ns;
-    demand->absent_pages += (double)epoch->purged_pages - vain;
+    double wasted = lower_of((double)epoch->faulted_pages, demand->absent_pages);
+    size_t grown = size_minus(epoch->max_used, demand->peak_pages);
+    size_t unexplained = size_minus(epoch->faulted_pages, grown);
+    demand->fragmented_ns += lower_of((double)unexplained, wasted) * page_ns;
+    demand->absent_pages += (double)epoch->purged_pages - wasted;
     demand->absent_ns += demand->absent_pages * page_ns * (epoch->ns / 1e9) / demand->break_even_s;
     double surplus = (double)size_minus(epoch->max_held, size_max(epoch->max_used, demand->peak_pages));
     demand->surplus_pages = surplus > demand->surplus_pages ? surplus : demand->surplus_pages;
     bool busy = epoch->cpu_ns >= BUSY_CPUS * epoch->ns;
     demand->idle_epochs = busy ? 0 : demand->idle_epochs + (demand->idle_epochs < IDLE_EPOCHS);
     demand->fragmented = demand->fragmented_ns > demand->absent_ns && demand->idle_epochs < IDLE_EPOCHS;
-    return vain;
+    return wasted;
 }
 
 struct demand_outcome demand_record(struct demand *demand, const struct demand_epoch *epoch,
@@ -230,7 +238,7 @@ struct demand_outcome demand_record(struct demand *demand, const struct demand_e
                      (demand->purge_ns + PRIOR_PAGES * PRIOR_PURGE_NS) / (demand->purged_pages + PRIOR_PAGES);
     double break_even_s = page_ns / 1e9 * price.page_seconds;
     demand->break_even_s = break_even_s > MIN_BREAK_EVEN_S ? break_even_s : MIN_BREAK_EVEN_S;
-    double vain = record_fragmentation(demand, epoch, page_ns);
+    double wasted = record_fragmentation(demand, epoch, page_ns);
     size_t kept = record_levels(demand, epoch);
     demand->epochs++;
     record_high(demand, epoch);
@@ -239,7 +247,7 @@ struct demand_outcome demand_record(struct demand *demand, const struct demand_e
     demand->peak_pages = worth_keeping(demand);
     /* What faulted was not kept: a limit or a trim was in the way. */
     size_t saved = size_minus(kept, epoch->faulted_pages);
-    return (struct demand_outcome){vain * page_ns, (double)saved * page_ns};
+    return (struct demand_outcome){wasted * page_ns, (double)saved * page_ns};
 }
 
 /* On average, those of constant use left out. 0: there was none. */

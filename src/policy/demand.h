@@ -17,7 +17,7 @@
  * most 2.1 times the optimum's, and a few purges.
  *
  * Layers do not show fragmentation: free pages that do not fit the requested sizes. It shows by its cost:
- * each purged page and a later fault that the level of use does not explain pair up as a page purged in vain.
+ * each purged page and a later fault that the level of use does not explain pair up as a wasted purge.
  * While these cost more than the absent pages would have as rent, and the program is busy, what was held
  * besides the layers is kept, too: the surplus.
  *
@@ -55,7 +55,6 @@ struct demand_price {
 };
 
 struct demand_layer {
-    bool trusted;              /* in this gap: keep_s is what the history says, not the break-even time */
     unsigned gaps;             /* recorded so far */
     float gaps_s[DEMAND_GAPS]; /* number n at n % DEMAND_GAPS */
     float used_s;              /* for how long it was in use, since the last gap */
@@ -86,8 +85,8 @@ struct demand {
 
 /* What an epoch showed: CPU time in ns. */
 struct demand_outcome {
-    double vain_ns;  /* spent on purging pages that were needed again */
-    double saved_ns; /* not spent, as pages were kept that were needed again, an epoch or more later */
+    double wasted_ns; /* spent on purging pages that were needed again */
+    double saved_ns;  /* not spent, as pages were kept that were needed again, an epoch or more later */
 };
 
 /* Records a finished epoch. */

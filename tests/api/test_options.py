@@ -132,7 +132,7 @@ def test_vectored_purge(programs: Programs) -> None:
     assert on["purge_vectored_calls"] + on["purge_single_calls"] > 0
 
 
-def test_dear_memory_is_not_kept(programs: Programs) -> None:
+def test_costly_memory_is_not_kept(programs: Programs) -> None:
     """A higher number means more memory and fewer purges."""
     kept, purges = [], []
     for gib in ("1", "8", "160"):

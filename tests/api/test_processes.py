@@ -115,7 +115,7 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
-    """In waves of 50. The memory kept does not grow with their number; dear memory makes growth visible."""
+    """In waves of 50. The memory kept does not grow with their number; costly memory makes growth visible."""
     options = f"{mode},background=off,test_policy=paper,memory_per_cpu=1"
     ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
     # The memory prepared for threads, or in a second heap, differs from wave to wave.

@@ -205,7 +205,7 @@ static double churn(size_t purged, size_t faulted) {
     last.purge_ns = (double)purged * 500;
     last.faulted_pages = faulted;
     last.max_held = 5000;
-    return demand_record(&demand, &last, price).vain_ns;
+    return demand_record(&demand, &last, price).wasted_ns;
 }
 
 static void test_fragmentation(void) {
@@ -238,7 +238,7 @@ static void test_growth_is_no_fragmentation(void) {
     churn(50000, 0);
     struct demand_epoch last = epoch(51000);
     last.faulted_pages = 50000;
-    CHECK(demand_record(&demand, &last, price).vain_ns > 0);
+    CHECK(demand_record(&demand, &last, price).wasted_ns > 0);
     CHECK_EQUAL(demand_surplus_pages(&demand), 0);
 }
 
@@ -298,8 +298,8 @@ static void test_expected_gaps(void) {
     }
 }
 
-/* Whoever knows the policy, and chooses each gap to hurt it most: as soon as memory was purged, or when it is
- * kept in vain, or what is worst of a few gaps to come. */
+/* An adversary that knows the policy chooses each gap, of a few lengths, so that it costs most: by the ratio,
+ * or by the excess over 2.1 times the optimum. */
 static void test_adversaries(void) {
     static struct demand saved;
     for (int kind = 0; kind < 5; kind++) {

@@ -79,6 +79,9 @@ static struct calm_stats stats_now(void) {
     return stats;
 }
 
+/* What the machine is said to have left, of 8 GiB; SIZE_MAX: what it has. */
+static size_t room_said = SIZE_MAX;
+
 /* How often the memory's room was read, and how often of these while a thread that frees would have had to
  * wait. */
 static _Atomic(int) room_reads;
@@ -93,6 +96,10 @@ size_t __wrap_memory_available_bytes(const char *root, size_t *limit) {
         lock_release(&calm_governor.purge_lock);
     } else {
         room_reads_locked++;
+    }
+    if (room_said != SIZE_MAX) {
+        *limit = (size_t)8 << 30;
+        return room_said;
     }
     return __real_memory_available_bytes(root, limit);
 }
@@ -945,7 +952,7 @@ static void test_room(void) {
     CHECK(stats_now().retained <= MIN_LIMIT_PAGES * page_size);
 }
 
-static void test_scarce_memory_is_dear(void) {
+static void test_scarce_memory_costs_more(void) {
     build();
     free_all();
     clock_await_sleep(&calm_governor.helper_wakeup);
@@ -960,7 +967,7 @@ static void test_scarce_memory_is_dear(void) {
     note_offer(&calm_governor, (size_t)cpus * 8 << 30, 1e9);
     double offered = 8;
     CHECK(memory_per_cpu_bytes(&calm_governor) == offered * 1024 * MIB);
-    calm_governor.plenty = 0.25;
+    calm_governor.scarcity_factor = 0.25;
     CHECK(memory_per_cpu_bytes(&calm_governor) == offered * 256 * MIB);
     set("memory_per_cpu", "12");
     CHECK(memory_per_cpu_bytes(&calm_governor) == 3.0 * 1024 * MIB);
@@ -975,9 +982,22 @@ static void test_scarce_memory_is_dear(void) {
     CHECK(stats_now().retained_limit <= limit / 2 + page_size);
 }
 
+/* Below half of what there is, in proportion. */
+static void test_scarcity_is_read(void) {
+    static const size_t rooms[] = {(size_t)8 << 30, (size_t)4 << 30, (size_t)1 << 30, 0};
+    static const double factors[] = {1, 1, 0.25, 0};
+    atomic_store(&calm_governor.settings.watch_cgroup, 1);
+    for (size_t i = 0; i < 4; i++) {
+        room_said = rooms[i];
+        clock_advance(20 * DEMAND_EPOCH_NS);
+        governor_read_max_footprint(&calm_governor, true);
+        CHECK(calm_governor.scarcity_factor == factors[i]);
+    }
+}
+
 /* Processes that keep memory at the same time share what one may keep. */
 static void test_family(void) {
-    CHECK(calm_governor.family.member > 0); /* this is a child */
+    CHECK_EQUAL(calm_governor.family.member, 0); /* not its parent's */
     struct family family = {0};
     CHECK(family_share(&family, 100 * MIB) == 1);
     family_before_fork(&family);
@@ -1682,6 +1702,7 @@ int main(void) {
     /* The tests' processes are no family: each has a page of its own. */
     static _Alignas(4096) char page[4096];
     calm_governor.family.page = (struct family_page *)page;
+    calm_governor.family.member = 7;
     setvbuf(stdout, NULL, _IOLBF, 0);
     steps = check_rounds(steps);
     page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -1698,7 +1719,8 @@ int main(void) {
     in_child(test_waves);
     in_child(test_waves_of_two_kinds);
     in_child(test_room);
-    in_child(test_scarce_memory_is_dear);
+    in_child(test_scarce_memory_costs_more);
+    in_child(test_scarcity_is_read);
     in_child(test_family);
     in_child(test_overdue);
     in_child(test_epoch_of_the_future);

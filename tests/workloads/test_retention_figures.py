@@ -122,7 +122,7 @@ def test_the_policy_is_near_the_optimum(gap: int, gib: int) -> None:
 
 
 @pytest.mark.parametrize("gap", [10, 100])
-def test_dear_memory_is_not_kept(gap: int) -> None:
+def test_costly_memory_is_not_kept(gap: int) -> None:
     kept = [policy.replay(waves(gap), "--memory-per-cpu", gib)["kept_mib"] for gib in ("1000", "8", "1", "0")]
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] < kept[0] / 2
