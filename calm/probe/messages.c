@@ -52,17 +52,24 @@ static bool parse_cpu(const char **at, unsigned *cpu) {
     return valid;
 }
 
+/* Moves at behind a character that must be there. */
+static bool skip(const char **at, char character) {
+    bool found = **at == character;
+    *at += found;
+    return found;
+}
+
 size_t messages_parse(const char *text, struct cpu_pair *pairs, size_t most) {
     for (size_t count = 0; count < most;) {
         struct cpu_pair *pair = &pairs[count++];
-        if (!parse_cpu(&text, &pair->a) || *text++ != ':' || !parse_cpu(&text, &pair->b) ||
+        if (!parse_cpu(&text, &pair->a) || !skip(&text, ':') || !parse_cpu(&text, &pair->b) ||
             pair->a == pair->b) {
             return 0;
         }
         if (*text == '\0') {
             return count;
         }
-        if (*text++ != ',') {
+        if (!skip(&text, ',')) {
             return 0;
         }
     }
