@@ -88,7 +88,9 @@ def right(trouble: str, allocator: str, found: Picture, live: int) -> set[str]:
     small = {"small"} if rss < 12 * MIB else set()
     if trouble == "retention":
         # An allocator that returned the memory has none to explain.
-        return {"retained"} if rss - live > 24 * MIB else small or {"retained", "small"}
+        # Of mimalloc 3.0 threads keep the pages whose blocks are all free.
+        kept = {"retained", "cached"} if allocator == "mimalloc" else {"retained"}
+        return kept if rss - live > 24 * MIB else small or kept | {"small"}
     if trouble == "fragmentation":
         return {"fragmentation"} if rss > 4 * live else {"in_use", "small"}
     if trouble == "caches":

@@ -355,6 +355,38 @@ def test_size_classes() -> None:
     assert sizes[-1] == 7 << 60
 
 
+def test_jemalloc_for_addresses_of_57_bits() -> None:
+    """Root, node and leaf, whose entry is a pointer and a word of flags; and a library of no telling name."""
+    library, nodes, heap = 0x7F0000000000, 0x7F1000000000, 0x7F2000040000
+    path, leaf, record = "/usr/lib/libother.so", nodes + MIB, nodes + 2 * MIB
+    mappings = [
+        Mapping(library, library + PAGE, "r-xp", 0, "0:0", 7, path, {}),
+        Mapping(library + PAGE, library + MIB, "rw-p", 0, "0:0", 7, path, {}),
+        Mapping(nodes, nodes + 3 * MIB, "rw-p", 0, "0:0", 0, "", {}),
+        Mapping(heap, heap + 16 * PAGE, "rw-p", 0, "0:0", 0, "", {}),
+    ]
+    contents = {each.start: bytearray(each.end - each.start) for each in mappings}
+    version = b"\x005.3.0-0-g123456\0"
+    contents[library][8 : 8 + len(version)] = version
+    image = Image(1, mappings, contents)
+
+    def put(address: int, *words: int) -> None:
+        start = max(start for start in contents if start <= address)
+        data = np.array(words, "<u8").tobytes()
+        contents[start][address - start : address - start + len(data)] = data
+
+    root = library + PAGE + 64
+    put(root + (heap >> 42) * 8, nodes)
+    put(nodes + (heap >> 27 & 0x7FFF) * 8, leaf)
+    active, large_16_pages = 0, jemalloc.sizes().index(16 * PAGE)
+    put(leaf + (heap >> 12 & 0x7FFF) * 16, record, active << 2 | large_16_pages << 5)
+    put(record, active << 17 | large_16_pages << 20, heap, 16 * PAGE)
+    found = jemalloc.read(image)
+    assert found is not None
+    assert found.version == "5.3.0"
+    assert found.in_use.bytes == 16 * PAGE
+
+
 def test_touched_pages_only() -> None:
     """Pages that are not resident are not read."""
     data = bytearray(16 * PAGE)

@@ -101,6 +101,7 @@ static void caches(void) {
 
 /* Has memory that it mapped itself. */
 static void mappings(void) {
+    filled(1000); /* else there may be no heap yet */
     memset(mmap(NULL, TOTAL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 0x5a, TOTAL);
     ready_and_wait(0);
 }

@@ -3,6 +3,8 @@
 jemalloc 5.3 keeps entries for the first and the last page of an extent, and for every page of a slab, in a
 radix tree whose root is in .bss. An entry repeats what the extent's own record (`edata_t`) says: its state,
 its size class, whether it is a slab. So the root is found in a stripped library, and every record is checked.
+The tree has two levels in builds for addresses of 48 bits, and three in those for 57: its configure script
+asks the processor of the machine that builds it. Debian 12 has a package of the first kind, 13 of the second.
 Each arena has a ring of the caches of its threads. They lead to stacks that begin with a known word.
 """
 
@@ -48,6 +50,7 @@ _TRIES = 3
 _MAX_CANDIDATES = 1 << 12
 _MAX_ROOT_VOTES = 64
 _MAX_PIECES = 8
+_MAX_NODES = 64
 _MAX_RACES = 0.05
 """The part of the records that may change while they are read."""
 
@@ -78,28 +81,56 @@ _SIZES = np.array([min(size, (1 << 63) - 1) for size in sizes()], dtype=np.int64
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the page size of the build decides."""
+    """What the page size and the address bits of the build decide: the tree's levels, from the leaves up."""
 
     page_shift: int
+    address_bits: int
+
+    @property
+    def _bits(self) -> int:
+        return self.address_bits - self.page_shift
+
+    @property
+    def node_bits(self) -> int:
+        """Of the index in a node between root and leaves; 0: there are none."""
+        return 0 if self._bits <= 36 else self._bits // 3 + self._bits % 3 // 2
 
     @property
     def leaf_shift(self) -> int:
-        return (48 - self.page_shift + 1) // 2 + self.page_shift
+        root_bits = self._bits // (3 if self.node_bits else 2)
+        return self.address_bits - root_bits - self.node_bits
 
     @property
-    def leaf_entries(self) -> int:
-        return 1 << (self.leaf_shift - self.page_shift)
+    def words(self) -> int:
+        """Of a leaf's entry: its flags are in the pointer's spare bits, or have a word of their own."""
+        return 1 if self.address_bits <= 56 else 2
+
+    @property
+    def leaf_bytes(self) -> int:
+        return 8 * self.words << (self.leaf_shift - self.page_shift)
+
+    @property
+    def node_bytes(self) -> int:
+        return 8 << self.node_bits
 
     @property
     def root_entries(self) -> int:
-        return 1 << (48 - self.leaf_shift)
+        return 1 << (self.address_bits - self.node_bits - self.leaf_shift)
 
     @property
     def free_bits(self) -> int:
         return self.page_shift - 3 + 1
 
+    def entries(self, words: Words) -> Words:
+        """Entries of a leaf, as those of one word."""
+        if self.words == 1:
+            return words
+        pointers, flags = words[::2] & _POINTER, words[1::2]
+        return np.asarray(pointers | flags & np.uint64(31) | _bits(flags, 5, 8) << np.uint64(48))
 
-_SHAPES = tuple(_Shape(shift) for shift in (12, 16, 14))
+
+_SHAPES = tuple(_Shape(shift, bits) for bits in (48, 57) for shift in (12, 16, 14))
+_LEAST_ROOT_BYTES = min(shape.root_entries * 8 for shape in _SHAPES)
 
 
 @dataclass(frozen=True)
@@ -165,21 +196,38 @@ class _Tree:
         self.leaves: list[tuple[int, int]] = []
         """Index in the root, and address."""
 
+    def _children(self, start: int, size: int) -> Iterator[tuple[int, int]]:
+        """Index and address of what a node's words lead to."""
+        places, values = self._memory.nonzero(start, start + size)
+        for place, child in zip(places.tolist(), values.tolist(), strict=True):
+            if child % 64 == 0 and self._memory.mapping(child):
+                yield (place - start) // 8, child
+
+    def _find_leaves(self) -> list[tuple[int, int]]:
+        shape = self.shape
+        found = list(self._children(self.root, shape.root_entries * 8))
+        if not shape.node_bits:
+            return found
+        return [
+            (index << shape.node_bits | within, leaf)
+            for index, node in found[:_MAX_NODES]
+            for within, leaf in self._children(node, shape.node_bytes)
+        ]
+
     def _entries(self) -> tuple[Words, Words]:
         """The address that each entry stands for, and the entry."""
         memory, shape = self._memory, self.shape
-        self.leaves = []
-        places, leaves = memory.nonzero(self.root, self.root + shape.root_entries * 8)
+        self.leaves = self._find_leaves()
         pages, entries = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
-        for place, leaf in zip(places.tolist(), leaves.tolist(), strict=True):
-            if leaf % 64 or memory.mapping(leaf) is None:
-                continue
-            index = (place - self.root) // 8
-            self.leaves.append((index, leaf))
-            at, values = memory.nonzero(leaf, leaf + shape.leaf_entries * 8)
-            slots = (at - np.uint64(leaf)) // _WORD
-            pages.append((slots << np.uint64(shape.page_shift)) + np.uint64(index << shape.leaf_shift))
-            entries.append(values)
+        for index, leaf in self.leaves:
+            at, values = memory.nonzero(leaf, leaf + shape.leaf_bytes)
+            words = np.zeros(shape.leaf_bytes // 8, np.uint64)
+            words[(at - np.uint64(leaf)) // _WORD] = values
+            found = shape.entries(words)
+            slots = np.flatnonzero(found)
+            first = np.uint64(index << shape.leaf_shift)
+            pages.append((slots.astype(np.uint64) << np.uint64(shape.page_shift)) + first)
+            entries.append(found[slots])
         return np.concatenate(pages), np.concatenate(entries)
 
     def extents(self) -> _Extents:
@@ -224,11 +272,13 @@ def _find_tree(memory: Memory, image: Image) -> _Tree | None:
 def _find_root(memory: Memory, shape: _Shape, start: int, end: int) -> int | None:
     """The root that most of the leaves agree on: an entry's extent says which slot of the root led to it."""
     places, values = memory.nonzero(start, end)
-    fits = (values % np.uint64(64) == 0) & memory.is_writable(values, shape.leaf_entries * 8)
+    index_of = _index_of_node if shape.node_bits else _index_of_leaf
+    child_bytes = shape.node_bytes if shape.node_bits else shape.leaf_bytes
+    fits = (values % np.uint64(64) == 0) & memory.is_writable(values, child_bytes)
     places, values = places[fits][:_MAX_CANDIDATES], values[fits][:_MAX_CANDIDATES]
     votes: dict[int, int] = {}
-    for place, leaf in zip(places.tolist(), values.tolist(), strict=True):
-        index = _index_of_leaf(memory, shape, leaf)
+    for place, child in zip(places.tolist(), values.tolist(), strict=True):
+        index = index_of(memory, shape, child)
         root = place - index * 8 if index is not None else 0
         if start <= root and root + shape.root_entries * 8 <= end:
             votes[root] = votes.get(root, 0) + 1
@@ -237,22 +287,37 @@ def _find_root(memory: Memory, shape: _Shape, start: int, end: int) -> int | Non
     return max(votes, key=lambda root: votes[root]) if votes else None
 
 
+def _index_of_node(memory: Memory, shape: _Shape, node: int) -> int | None:
+    """The slot of the root that a node belongs to, by the first of its leaves; None if it is no node."""
+    for begin, stop in islice(memory.touched(node, node + shape.node_bytes), _MAX_PIECES):
+        words = memory.words(begin, (stop - begin) // 8)
+        if words is None:
+            continue
+        leaves = words[words > 0][:4]
+        fits = (leaves % np.uint64(64) == 0) & memory.is_writable(leaves, shape.leaf_bytes)
+        for leaf in leaves[fits].tolist():
+            index = _index_of_leaf(memory, shape, leaf)
+            if index is not None:
+                return index >> shape.node_bits
+    return None
+
+
 def _index_of_leaf(memory: Memory, shape: _Shape, leaf: int) -> int | None:
-    """The slot of the root that a leaf belongs to, by the first of its extents; None if it is no leaf."""
-    pieces = memory.touched(leaf, leaf + shape.leaf_entries * 8)
+    """The slot of all nodes that a leaf belongs to, by the first of its extents; None if it is no leaf."""
+    pieces = memory.touched(leaf, leaf + shape.leaf_bytes)
     for begin, stop in islice(pieces, _MAX_PIECES):
         words = memory.words(begin, (min(stop, begin + (64 << 10)) - begin) // 8)
         if words is None:
             continue
-        (where,) = np.nonzero(words)
-        for slot in where[:4].tolist():
-            entry = words[slot : slot + 1]
+        entries = shape.entries(words)
+        for slot in np.flatnonzero(entries)[:4].tolist():
+            entry = entries[slot : slot + 1]
             record = int(entry[0] & _POINTER)
             data = memory.read(record, 24)
             if data is None:
                 continue
             bits, address, size = (int.from_bytes(data[i : i + 8], "little") for i in (0, 8, 16))
-            page = (begin - leaf) // 8 + slot << shape.page_shift
+            page = (begin - leaf) // (8 * shape.words) + slot << shape.page_shift
             within = address % (1 << shape.leaf_shift)
             if (
                 _agree(entry, np.array([bits], dtype=np.uint64))[0]
@@ -509,7 +574,7 @@ def read(process: Process) -> Heap | None:
     memory = Memory(process)
     for image in images(process):
         is_named = _LIBRARY.search(image.path) is not None
-        if not is_named and not any(_bss(image, 2 << 20)):
+        if not is_named and not any(_bss(image, _LEAST_ROOT_BYTES)):
             continue
         match = search(process, image, _VERSION)
         if match is None and not is_named:

@@ -458,10 +458,12 @@ def _classes(pages: _Pages, freed: npt.NDArray[np.int64]) -> list[SizeClass]:
 
 
 def read(process: Process) -> Heap | None:
-    """A `Reader`."""
+    """A `Reader`. A program may hold mimalloc and not use it, as Python 3.13 does: that is not its heap."""
     memory = Memory(process)
+    unread = None
     for image in images(process):
-        if not _LIBRARY.search(image.path) and not search(process, image, _MESSAGE):
+        named = _LIBRARY.search(image.path)
+        if not named and not search(process, image, _MESSAGE):
             continue
         version = _release(process, image)
         found = None
@@ -469,16 +471,19 @@ def read(process: Process) -> Heap | None:
             found = _best_segments(process, memory, image)
         if found is None and not version.startswith(("1.", "2.")):
             found = _read_map(memory, image)
-        if found is None:
-            return unreadable(
-                _NAME,
-                version,
-                "mimalloc's pages were not found: nothing is allocated yet, or the library is of an unknown "
-                f"release or build. `gdb -p {process.pid} -batch -ex 'call (void)mi_stats_print(0)'` prints "
-                "its own statistics, on the process's standard error.",
-            )
-        return _heap(process, memory, version, found)
-    return None
+        if found is not None:
+            return _heap(process, memory, version, found)
+        if unread is None and (named or version):
+            unread = version
+    if unread is None:
+        return None
+    return unreadable(
+        _NAME,
+        unread,
+        "mimalloc's pages were not found: nothing is allocated yet, or the library is of an unknown release "
+        f"or build. `gdb -p {process.pid} -batch -ex 'call (void)mi_stats_print(0)'` prints its own "
+        "statistics, on the process's standard error.",
+    )
 
 
 def _heap(process: Process, memory: Memory, version: str, found: _Found) -> Heap:
