@@ -34,7 +34,7 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
     bool may_open = own_files || (thread_may_open_files() && !governor_has_helper(governor));
     uint64_t read_ns = atomic_load_explicit(&governor->max_footprint_read_ns, memory_order_relaxed);
     size_t bytes = SIZE_MAX;
-    double scarcity = 1;
+    double scarcity_factor = 1;
     if (setting_value(&governor->settings.watch_cgroup)) {
         if (!may_open || clock_elapsed_ns(now, read_ns) < FOOTPRINT_READ_NS) {
             return;
@@ -46,11 +46,11 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
         size_t limit;
         size_t room = memory_available_bytes("", &limit);
         bytes = room < SIZE_MAX - held ? held + room : SIZE_MAX;
-        scarcity = room < limit / 2 ? 2 * (double)room / (double)limit : 1;
+        scarcity_factor = room < limit / 2 ? 2 * (double)room / (double)limit : 1;
         governor->cpu_quota = governor->cpu_quota > 0 ? governor->cpu_quota : cgroup_cpu_quota("");
         note_offer(governor, limit, governor->cpu_quota);
     }
-    atomic_store_explicit(&governor->scarcity_factor, scarcity, memory_order_relaxed);
+    atomic_store_explicit(&governor->scarcity_factor, scarcity_factor, memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
 }
 

@@ -89,7 +89,8 @@ def right(trouble: str, allocator: str, found: Picture, live: int) -> set[str]:
     if trouble == "retention":
         # An allocator that returned the memory has none to explain.
         # Of mimalloc 3.0 threads keep the pages whose blocks are all free.
-        kept = {"retained", "cached"} if allocator == "mimalloc" else {"retained"}
+        is_3_0 = allocator == "mimalloc" and found.heap is not None and found.heap.version.startswith("3.0.")
+        kept = {"retained", "cached"} if is_3_0 else {"retained"}
         return kept if rss - live > 24 * MIB else small or kept | {"small"}
     if trouble == "fragmentation":
         return {"fragmentation"} if rss > 4 * live else {"in_use", "small"}

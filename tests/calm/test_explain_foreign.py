@@ -342,6 +342,11 @@ def test_a_name_is_not_enough() -> None:
     assert mimalloc.read(image) is None
 
 
+def test_code_that_is_not_used() -> None:
+    """A program that holds mimalloc, and runs on another allocator."""
+    assert mimalloc.read(made_up("/none/python3.13", b"mimalloc: ", 4)) is None
+
+
 def test_this_process_has_neither() -> None:
     with process.sample(os.getpid()) as found:
         assert jemalloc.read(found) is None

@@ -51,6 +51,7 @@ _MAX_CANDIDATES = 1 << 12
 _MAX_ROOT_VOTES = 64
 _MAX_PIECES = 8
 _MAX_NODES = 64
+"""More than a program's 47 bits of addresses need."""
 _MAX_RACES = 0.05
 """The part of the records that may change while they are read."""
 
@@ -87,17 +88,18 @@ class _Shape:
     address_bits: int
 
     @property
-    def _bits(self) -> int:
+    def index_bits(self) -> int:
+        """Of an address: those that the indices in the levels take."""
         return self.address_bits - self.page_shift
 
     @property
     def node_bits(self) -> int:
         """Of the index in a node between root and leaves; 0: there are none."""
-        return 0 if self._bits <= 36 else self._bits // 3 + self._bits % 3 // 2
+        return 0 if self.index_bits <= 36 else self.index_bits // 3 + self.index_bits % 3 // 2
 
     @property
     def leaf_shift(self) -> int:
-        root_bits = self._bits // (3 if self.node_bits else 2)
+        root_bits = self.index_bits // (3 if self.node_bits else 2)
         return self.address_bits - root_bits - self.node_bits
 
     @property
@@ -122,7 +124,7 @@ class _Shape:
         return self.page_shift - 3 + 1
 
     def entries(self, words: Words) -> Words:
-        """Entries of a leaf, as those of one word."""
+        """Entries of a leaf, as those of one word: in the other the class follows the five flags."""
         if self.words == 1:
             return words
         pointers, flags = words[::2] & _POINTER, words[1::2]
@@ -194,7 +196,7 @@ class _Tree:
         self.shape = shape
         self.root = root
         self.leaves: list[tuple[int, int]] = []
-        """Index in the root, and address."""
+        """Index, in root and node together, and address."""
 
     def _children(self, start: int, size: int) -> Iterator[tuple[int, int]]:
         """Index and address of what a node's words lead to."""
