@@ -27,7 +27,8 @@
 #define MAX_CREDIT      4.0F
 #define UNTRUSTED_SHARE 0.05F
 /* A gap that is longer than this multiple of the longest so far, and an epoch, is not of their kind. */
-#define MARGIN 2.0F
+#define MARGIN             2.0F
+#define KEEP_TO_BREAK_EVEN __builtin_inff()
 /* A layer that was used in each epoch for this time is expected to be used in the next ones. */
 #define CONSTANT_S 1.0F
 /* With a price of zero: no layer is kept beyond the epoch in which it was used. */
@@ -58,9 +59,15 @@ static size_t layer_pages(size_t layer, size_t from, size_t to) {
 
 /* ---- one layer ---- */
 
-/* The cost of a gap, in purges of the layer: break_even_s of rent cost as much as one. */
+static float shorter_of(float a_s, float b_s) {
+    return a_s < b_s ? a_s : b_s;
+}
+
+/* The cost of a gap, in purges of the layer: break_even_s of rent cost as much as one. None is kept longer.
+ */
 static float cost_of(float gap_s, float keep_s, float break_even_s) {
-    return gap_s < keep_s ? gap_s / break_even_s : keep_s / break_even_s + 1;
+    float kept_s = shorter_of(keep_s, break_even_s);
+    return gap_s < kept_s ? gap_s / break_even_s : kept_s / break_even_s + 1;
 }
 
 static size_t known_gaps(const struct demand_layer *layer) {
@@ -79,18 +86,18 @@ static float cost_so_far(const struct demand_layer *layer, float keep_s, float b
     return cost;
 }
 
-/* Of times with the same cost so far the shortest: a longer one waits for what has not been seen. */
+/* Of times with the same cost so far the shortest: a longer one waits for what has not been seen. The longest
+ * is the break-even time, whatever becomes of it: the cost of a page may not have been measured yet. */
 static float best_keep_s(const struct demand_layer *layer, float break_even_s) {
-    float best_s = known_gaps(layer) > 0 ? 0 : break_even_s;
+    float best_s = known_gaps(layer) > 0 ? 0 : KEEP_TO_BREAK_EVEN;
     float best = cost_so_far(layer, best_s, break_even_s);
     for (size_t i = 0; i <= known_gaps(layer); i++) {
-        float keep_s = break_even_s;
+        float keep_s = KEEP_TO_BREAK_EVEN;
         if (i < known_gaps(layer)) {
             keep_s = MARGIN * layer->gaps_s[i] + (float)(2 * EPOCH_S);
         }
         float cost = cost_so_far(layer, keep_s, break_even_s);
-        bool shorter = cost == best && keep_s < best_s;
-        if (keep_s <= break_even_s && (cost < best || shorter)) {
+        if (cost < best || (cost == best && keep_s < best_s)) {
             best = cost;
             best_s = keep_s;
         }
@@ -111,9 +118,9 @@ static bool is_trusted(const struct demand_layer *layer) {
     return layer->credit >= 1;
 }
 
-/* For how long to keep it in this gap. The price may have fallen since the gap began. */
+/* For how long to keep it in this gap. The price may have changed since the gap began. */
 static float keeping_s(const struct demand_layer *layer, float break_even_s) {
-    return is_trusted(layer) && layer->keep_s < break_even_s ? layer->keep_s : break_even_s;
+    return is_trusted(layer) ? shorter_of(layer->keep_s, break_even_s) : break_even_s;
 }
 
 static bool is_kept(const struct demand_layer *layer, float break_even_s) {
@@ -122,8 +129,8 @@ static bool is_kept(const struct demand_layer *layer, float break_even_s) {
 
 static void end_gap(struct demand_layer *layer, float break_even_s) {
     float gap_s = layer->unused_s;
-    float foreseen_s = layer->keep_s < break_even_s ? layer->keep_s : break_even_s;
-    float saved = cost_of(gap_s, break_even_s, break_even_s) - cost_of(gap_s, foreseen_s, break_even_s);
+    float foreseen = cost_of(gap_s, layer->keep_s, break_even_s);
+    float saved = cost_of(gap_s, KEEP_TO_BREAK_EVEN, break_even_s) - foreseen;
     float credit = layer->credit + saved * (is_trusted(layer) ? 1 : UNTRUSTED_SHARE);
     layer->credit = credit < 0 ? 0 : credit > MAX_CREDIT ? MAX_CREDIT : credit;
     add_gap(layer, gap_s);

@@ -59,7 +59,7 @@ struct demand_layer {
     float gaps_s[DEMAND_GAPS]; /* number n at n % DEMAND_GAPS */
     float used_s;              /* for how long it was in use, since the last gap */
     float unused_s;            /* 0: it was in use in the last epoch */
-    float keep_s;              /* for how long to keep it in this gap, as the history says */
+    float keep_s;              /* for how long to keep it in this gap, at most, as the history says */
     float credit;              /* purges in vain that the history may still cause, of the whole layer */
 };
 

@@ -78,6 +78,15 @@ static void test_memory_that_is_worth_nothing(void) {
 }
 
 /* A new price holds for what is kept already, too. */
+static void test_a_price_that_rises(void) {
+    start();
+    pass(epoch(1000), 1);
+    pass(epoch(0), 2);
+    price.page_seconds *= 2;
+    CHECK(is_about((double)epochs_kept(1) * EPOCH_S, 2 * break_even_s - 2 * EPOCH_S));
+    price.page_seconds /= 2;
+}
+
 static void test_a_price_that_falls(void) {
     start();
     price.page_seconds *= 1e6;
@@ -334,6 +343,7 @@ int main(void) {
     random_state = check_seed(88172645463325252U);
     test_rents_as_long_as_buying_costs();
     test_memory_that_is_worth_nothing();
+    test_a_price_that_rises();
     test_a_price_that_falls();
     test_savings();
     test_knows_a_gap_from_its_second();
