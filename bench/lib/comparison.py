@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calm.commands.bench.analysis import PEAK, TIME, analyse
 
-from . import idle, idle_curve, scaling, suite, summary
+from . import idle_curve, scaling, suite, summary
 from .results import Store
 from .rounds import CALMALLOC
 from .tables import line
@@ -23,7 +23,7 @@ def table(store: Store) -> str:
     scaled = {label: scaling.mean(rows, label, 0) for label in LABELS}
     left = {each["label"]: f"{each['kept_mib']:,.0f} MiB" for each in curve["curves"]}
     columns = {
-        f"kept of 1 GiB after {idle.IDLE_S} s": left,
+        f"kept of 1 GiB after {idle_curve.IDLE_S} s": left,
         f"time, {len(analysis.results.rows)} programs": summary.means(analysis, TIME.key),
         "peak": summary.means(analysis, PEAK.key),
         "shootdowns": {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()},

@@ -18,12 +18,13 @@ from calm.core import plot
 from calm.core.allocators import Allocator, parse
 from calm.core.environment import clean_environment
 
-from .idle import IDLE_S
 from .results import BUILD, REPOSITORY, Store
 from .rounds import CALMALLOC, GLIBC, present
 
 NAME = "idle-curve"
 LABELS = (GLIBC, "jemalloc", "mimalloc", "snmalloc", "rpmalloc", "tcmalloc", "gperftools", CALMALLOC)
+# Longer than memory of which nothing is known is worth keeping, also where a page fault is dear.
+IDLE_S = 30
 COMMAND = ("idle-burst", "--threads", "2", "--main", "idle", "--seconds", str(IDLE_S))
 BURSTS, REST_S, BURST_MIB = 10, 5, 200
 BURST_COMMAND = (

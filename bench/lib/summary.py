@@ -5,7 +5,7 @@ from __future__ import annotations
 from calm.commands.bench.analysis import PEAK, TIME, Analysis, analyse
 from calm.commands.bench.tables import times
 
-from . import idle, idle_curve, suite
+from . import idle_curve, suite
 from .results import Store
 from .rounds import CALMALLOC, GLIBC
 from .tables import line
@@ -33,7 +33,7 @@ def table(store: Store) -> str:
     shootdowns = {label: f"{total:,.0f}" for label, (total, _) in analysis.shootdowns.items()}
     count = len(analysis.results.rows)
     rows = (
-        (f"memory kept {idle.IDLE_S} s after 1 GiB was freed", left),
+        (f"memory kept {idle_curve.IDLE_S} s after 1 GiB was freed", left),
         (f"{bursts}: average memory", average),
         ("the same: CPU time", cpu),
         (f"time, mean of {count} programs", means(analysis, TIME.key)),
