@@ -16,7 +16,7 @@ from typing import NamedTuple
 from calm.core import proc
 from calm.core.proc import Mapping
 
-VERSION = 3
+VERSION = 4
 STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 """Values of ptlbmalloc2's counter `state`."""
 
@@ -27,7 +27,7 @@ _PROCESS = struct.Struct("<Q")
 _TERM = struct.Struct("<24s4Q9IHBBI")
 _SUBTRACT = 1
 _PAGES = 1
-_WORD32 = 0xFFFFFFFF
+_IN_WORDS = 2
 _WIDTHS = (1, 2, 4, 8)
 _NAME = re.compile(rb"([a-z][a-z0-9_]*)\0+")
 
@@ -110,7 +110,7 @@ def _text(field: bytes) -> str:
 def _term(data: bytes) -> _Term:
     name, *fields = _TERM.unpack_from(data)
     term = _Term(_text(name), *fields)
-    if term.width not in _WIDTHS or term.unit > _PAGES or term.flags & ~_SUBTRACT:
+    if term.width not in _WIDTHS or term.unit > _IN_WORDS or term.flags & ~_SUBTRACT:
         raise NotATableError("a counter in it is of no known kind")
     term = term._replace(words=term.words or 1)
     spans = (
@@ -244,14 +244,17 @@ def _weighted(read: Read, term: _Term, rows: Sequence[int]) -> tuple[list[int], 
 def _row(read: Read, term: _Term, at: int) -> list[int]:
     """The words of a row, each less its base. Words whose bases just changed count 0."""
     if not term.base_offset:
-        return _words(read, at, term.width, term.words, term.stride)
-    before = _words(read, at + term.base_offset, 4, term.words, term.stride)
-    words = _words(read, at, term.width, term.words, term.stride)
-    after = _words(read, at + term.base_offset, 4, term.words, term.stride)
-    return [
-        max(0, word - (base ^ _WORD32)) if base == then else 0
-        for word, base, then in zip(words, before, after, strict=True)
-    ]
+        words = _words(read, at, term.width, term.words, term.stride)
+    else:
+        bases_at, ones = at + term.base_offset, (1 << 8 * term.width) - 1
+        before = _words(read, bases_at, term.width, term.words, term.stride)
+        words = _words(read, at, term.width, term.words, term.stride)
+        after = _words(read, bases_at, term.width, term.words, term.stride)
+        words = [
+            max(0, word - (base ^ ones)) if base == then else 0
+            for word, base, then in zip(words, before, after, strict=True)
+        ]
+    return [word // 8 for word in words] if term.unit == _IN_WORDS else words
 
 
 def _value(read: Read, term: _Term, rows: Sequence[int]) -> int:

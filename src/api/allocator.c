@@ -12,6 +12,8 @@
 #include <string.h>
 
 #define CACHE_LINE_BYTES 64
+/* Apart from the fast path that calls it last, which then needs no stack frame. */
+#define SLOW __attribute__((noinline))
 
 void *out_of_memory(void) {
     errno = ENOMEM;
@@ -227,8 +229,7 @@ void release_slow(void *block) {
 
 /* ---- other entry points of the process's allocator ---- */
 
-/* Blocks of a class lie at multiples of its size from a page's start: aligned if the size is a multiple of
- * the alignment. */
+/* Blocks of a class lie at multiples of its size from the start of a page. */
 static uint32_t aligned_class(size_t alignment, size_t size) {
     const struct size_classes *classes = &calm_allocator.classes;
     uint32_t class = class_of(&calm_allocator, size_max(size, alignment));
@@ -238,9 +239,9 @@ static uint32_t aligned_class(size_t alignment, size_t size) {
     return class < classes->count ? class : 0;
 }
 
-void *allocate_aligned(size_t alignment, size_t size) {
+static SLOW void *allocate_aligned_slow(size_t alignment, size_t size) {
     if (alignment <= SIZE_QUANTUM) {
-        return allocate(size);
+        return allocate_slow(size);
     }
     if (sanitizer_is_there()) {
         return __interceptor_memalign(alignment, size);
@@ -256,22 +257,57 @@ void *allocate_aligned(size_t alignment, size_t size) {
     return allocate_large(&calm_allocator, size, alignment, is_sampled(size), NULL);
 }
 
-void *allocate_zeroed(size_t count, size_t size) {
-    size_t bytes;
-    if (!allocator_ready()) {
-        return sanitizer_is_there() ? __interceptor_calloc(count, size) : out_of_memory();
+void *allocate_aligned(size_t alignment, size_t size) {
+    void *block;
+    bool found = pop_cached(aligned_class_for(alignment, size), &block);
+    return __builtin_expect(found, 1) ? block : allocate_aligned_slow(alignment, size);
+}
+
+/* Zeros the quanta that hold a block's bytes: of those of up to 256 bytes by stores that overlap, without a
+ * call or a loop. Returns the block. */
+static inline void *clear_block(void *block, size_t bytes) {
+    typedef uint64_t quantum __attribute__((vector_size(SIZE_QUANTUM), may_alias));
+    const quantum zero = {0};
+    if (bytes > 256) {
+        return memset(block, 0, bytes);
     }
-    if (__builtin_mul_overflow(count, size, &bytes)) {
-        return out_of_memory();
+    size_t count = bytes == 0 ? 1 : (bytes + SIZE_QUANTUM - 1) / SIZE_QUANTUM;
+    quantum *first = block;
+    quantum *last = first + count - 1;
+    *first = *last = zero;
+    if (count > 2) {
+        first[1] = last[-1] = zero;
     }
-    bool zero = false;
-    void *block = class_for(bytes) != 0 || class_of(&calm_allocator, bytes) != 0
-                      ? allocate(bytes)
-                      : allocate_large(&calm_allocator, bytes, SIZE_QUANTUM, is_sampled(bytes), &zero);
-    if (block != NULL && !zero) {
-        memset(block, 0, bytes);
+    if (count > 4) {
+        first[2] = first[3] = last[-2] = last[-3] = zero;
+    }
+    if (count > 8) {
+        first[4] = first[5] = first[6] = first[7] = zero;
+        last[-4] = last[-5] = last[-6] = last[-7] = zero;
     }
     return block;
+}
+
+/* Without a block in the cache, or with a size that has no class. */
+static SLOW void *allocate_zeroed_slow(size_t size) {
+    if (!allocator_ready()) {
+        return sanitizer_is_there() ? __interceptor_calloc(1, size) : out_of_memory();
+    }
+    bool zero = false;
+    void *block = class_of(&calm_allocator, size) != 0
+                      ? allocate_slow(size)
+                      : allocate_large(&calm_allocator, size, SIZE_QUANTUM, is_sampled(size), &zero);
+    return block == NULL || zero ? block : memset(block, 0, size);
+}
+
+void *allocate_zeroed(size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        return sanitizer_is_there() ? __interceptor_calloc(count, size) : out_of_memory();
+    }
+    void *block;
+    bool found = pop_cached(class_for(bytes), &block);
+    return __builtin_expect(found, 1) ? clear_block(block, bytes) : allocate_zeroed_slow(bytes);
 }
 
 size_t usable_size(const void *block) {
@@ -304,7 +340,20 @@ static void *resize_large(void *block, size_t size, size_t pages) {
     return resized;
 }
 
-void *reallocate(void *block, size_t size) {
+/* In a block of its own; the old one stays if memory is short. */
+static void *reallocate_elsewhere(void *block, size_t held, size_t size) {
+    void *other = allocate(size);
+    if (other != NULL) {
+        memcpy(other, block, size_min(held, size));
+        release(block);
+    } else if (size <= held) {
+        return block; /* shrinking cannot fail */
+    }
+    return other;
+}
+
+/* What has no class: NULL, large blocks and invalid ones, and sizes of 0 or too large; and other segments. */
+static SLOW void *reallocate_slow(void *block, size_t size) {
     if (block == NULL) {
         return allocate(size);
     }
@@ -335,14 +384,32 @@ void *reallocate(void *block, size_t size) {
             return resized;
         }
     }
-    void *other = allocate(size);
-    if (other != NULL) {
-        memcpy(other, block, size_min(held, size));
-        release(block);
-    } else if (size <= held) {
-        return block; /* shrinking cannot fail */
+    return reallocate_elsewhere(block, held, size);
+}
+
+static SLOW void *reallocate_small(void *block, uint32_t class, size_t size) {
+    size_t held = calm_allocator.classes.of[class].size;
+    void *other;
+    if (!pop_cached(class_for(size), &other)) {
+        return reallocate_elsewhere(block, held, size);
+    }
+    memcpy(other, block, size_min(held, size));
+    if (!push_cached(class, block)) {
+        release_slow(block);
     }
     return other;
+}
+
+void *reallocate(void *block, size_t size) {
+    uint32_t class;
+    bool small = find_class(block, &class) && class != 0 && size - 1 < PTRDIFF_MAX;
+    if (__builtin_expect(!small, 0)) {
+        return reallocate_slow(block, size);
+    }
+    const struct size_classes *classes = &calm_allocator.classes;
+    size_t held = classes->of[class].size;
+    bool stays = size <= held && (fits(held, size) || size_class_of(classes, size) == class);
+    return stays ? block : reallocate_small(block, class, size);
 }
 
 size_t allocator_trim(size_t keep_bytes) {

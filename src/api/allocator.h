@@ -46,45 +46,61 @@ static inline uint32_t class_for(size_t size) {
     return size <= FAST_READ(calm_classes.max_size) ? size_class_above_128(size) : 0;
 }
 
+/* The class whose blocks have an alignment, a power of two; 0 also if only a search finds it. Up to 1 KiB the
+ * class of a multiple of the alignment is of such a size, too, and blocks lie at multiples of their size. */
+static inline uint32_t aligned_class_for(size_t alignment, size_t size) {
+    if (alignment <= SIZE_QUANTUM) {
+        return class_for(size);
+    }
+    bool small = size <= SIZE_TABLE_BYTES && alignment <= SIZE_TABLE_BYTES;
+    return small ? class_for((size + (size == 0) + alignment - 1) & -alignment) : 0;
+}
+
+/* A block of a class from the cache of this CPU. False if there is none, or if the cache needs its lock. */
+static inline __attribute__((always_inline)) bool pop_cached(uint32_t class, void **block) {
+    if (cpu_cache_is_rseq(&calm_caches)) {
+        return rseq_pop(&calm_caches, class, block);
+    }
+    return cpu_cache_is_alone(&calm_caches) && alone_pop(&calm_caches, class, block);
+}
+
+static inline __attribute__((always_inline)) bool push_cached(uint32_t class, void *block) {
+    if (cpu_cache_is_rseq(&calm_caches)) {
+        return rseq_push(&calm_caches, class, block);
+    }
+    return cpu_cache_is_alone(&calm_caches) && alone_push(&calm_caches, class, block);
+}
+
 /*
  * malloc: the size's class, by a table, and a pop. Class 0 is that of sizes that are too large, and of all
  * sizes before the start: its stack is always empty.
  */
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
-    uint32_t class = class_for(size);
     void *block;
-    if (cpu_cache_is_rseq(&calm_caches)) {
-        if (__builtin_expect(rseq_pop(&calm_caches, class, &block), 1)) {
-            return block;
-        }
-    } else if (cpu_cache_is_alone(&calm_caches)) {
-        if (__builtin_expect(alone_pop(&calm_caches, class, &block), 1)) {
-            return block;
-        }
-    }
-    return allocate_slow(size);
+    return __builtin_expect(pop_cached(class_for(size), &block), 1) ? block : allocate_slow(size);
 }
 
 /*
- * free: the page's class, by arithmetic, and a push. The page of a large block is of class 0, whose stack is
- * always full; pointers outside of the first segment, NULL among them, take the slow path.
+ * The class of the page that a block lies in, 0 for that of a large one. False for pointers outside of the
+ * first segment, NULL among them, and for unaligned ones.
  */
-static inline __attribute__((always_inline)) void release(void *block) {
+static inline __attribute__((always_inline)) bool find_class(const void *block, uint32_t *class) {
     const struct space *space = &calm_governor.heap.space;
     uintptr_t offset = (uintptr_t)block - space->base;
     /* A rotation: an unaligned pointer is far beyond the end. */
     uintptr_t quantum = offset >> SPACE_QUANTUM_SHIFT | offset << (64 - SPACE_QUANTUM_SHIFT);
-    if (__builtin_expect(quantum < space->quanta, 1)) {
-        uint32_t class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
-        if (cpu_cache_is_rseq(&calm_caches)) {
-            if (__builtin_expect(rseq_push(&calm_caches, class, block), 1)) {
-                return;
-            }
-        } else if (cpu_cache_is_alone(&calm_caches)) {
-            if (__builtin_expect(alone_push(&calm_caches, class, block), 1)) {
-                return;
-            }
-        }
+    if (__builtin_expect(quantum >= space->quanta, 0)) {
+        return false;
+    }
+    *class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
+    return true;
+}
+
+/* free: the page's class, by arithmetic, and a push. The stack of class 0 is always full. */
+static inline __attribute__((always_inline)) void release(void *block) {
+    uint32_t class;
+    if (__builtin_expect(find_class(block, &class) && push_cached(class, block), 1)) {
+        return;
     }
     release_slow(block);
 }

@@ -45,9 +45,10 @@ static const struct counter_term terms[] = {
         .present_offset = offsetof(struct cpu_cache_state, open),
         .present_stride = sizeof(struct cpu_cache_state),
         .row_stride = CPU_CACHE_BYTES,
-        .stride = sizeof(uint64_t),
-        .bytes = sizeof(uint64_t),
-        .base_offset = STACK_BOUNDS_AT + offsetof(struct stack_bounds, not_bottom),
+        .stride = sizeof(void **),
+        .bytes = sizeof(void **),
+        .base_offset = STACK_BOTTOM_AT,
+        .unit = COUNTER_WORDS,
         BY_CLASS,
     },
     {

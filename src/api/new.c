@@ -85,11 +85,10 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
 }
 
 /* The fast path, without a stack frame; new_slow tries it again. */
-static inline void *new_any(size_t size) {
+static inline __attribute__((always_inline)) void *new_any(size_t alignment, size_t size) {
     void *block;
-    return cpu_cache_is_rseq(&calm_caches) && rseq_pop(&calm_caches, class_for(size), &block)
-               ? block
-               : new_slow(1, size);
+    bool found = pop_cached(aligned_class_for(alignment, size), &block);
+    return __builtin_expect(found, 1) ? block : new_slow(alignment, size);
 }
 
 /*
@@ -99,12 +98,12 @@ static inline void *new_any(size_t size) {
  */
 EXPORT void *new_plain(size_t size) __asm__("_Znwm");
 EXPORT void *new_plain(size_t size) {
-    return new_any(size);
+    return new_any(1, size);
 }
 
 EXPORT void *new_aligned(size_t size, size_t alignment) __asm__("_ZnwmSt11align_val_t");
 EXPORT void *new_aligned(size_t size, size_t alignment) {
-    return new_slow(alignment, size);
+    return new_any(alignment, size);
 }
 
 EXPORT void delete_plain(void *block) __asm__("_ZdlPv");

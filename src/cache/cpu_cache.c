@@ -22,29 +22,33 @@ static char *words_of(const struct cpu_caches *caches, const struct cpu_cache_st
 }
 
 /* A word of a stack: written under the cache's lock, or by a sequence of the CPU's own thread. */
-static uint64_t get_top(char *cache, uint32_t class) {
-    return atomic_load_explicit(stack_top_of(cache, class), memory_order_relaxed);
+static void **get_top(const struct stack *stack) {
+    return atomic_load_explicit(&stack->top, memory_order_relaxed);
 }
 
-static void set_top(char *cache, uint32_t class, uint64_t top) {
-    atomic_store_explicit(stack_top_of(cache, class), top, memory_order_release);
-}
-
-static uint32_t get(const _Atomic(uint32_t) *word) {
-    return atomic_load_explicit(word, memory_order_relaxed);
-}
-
-static void set(_Atomic(uint32_t) *word, uint32_t value) {
-    atomic_store_explicit(word, value, memory_order_release);
+static void set_top(struct stack *stack, void **top) {
+    atomic_store_explicit(&stack->top, top, memory_order_release);
 }
 
 /* Of a closed stack: above any top. */
-static uint32_t get_bottom(char *cache, uint32_t class) {
-    return ~get(&stack_bounds_of(cache, class)->not_bottom);
+static void **get_bottom(const struct stack *stack) {
+    return (void **)~atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
 }
 
-static void set_bottom(char *cache, uint32_t class, uint32_t bottom) {
-    set(&stack_bounds_of(cache, class)->not_bottom, ~bottom);
+static void set_bottom(struct stack *stack, void **bottom) {
+    atomic_store_explicit(&stack->not_bottom, ~(uintptr_t)bottom, memory_order_release);
+}
+
+static void **get_end(const struct stack *stack) {
+    return atomic_load_explicit(&stack->end, memory_order_relaxed);
+}
+
+static void set_end(struct stack *stack, void **end) {
+    atomic_store_explicit(&stack->end, end, memory_order_release);
+}
+
+static size_t words_between(void *const *low, void *const *high) {
+    return low < high ? (size_t)(high - low) : 0;
 }
 
 static bool is_open(const struct cpu_cache_state *state) {
@@ -71,7 +75,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     }
 
     /* Between stacks is a word that is never written: what a push to an empty one compares its block with. */
-    uint32_t next = 2 * SIZE_CLASSES;
+    uint32_t next = 3 * SIZE_CLASSES;
     for (uint32_t class = 1; class < classes->count; ++class) {
         caches->start_of[class] = (uint16_t)(next + 1);
         next += 1 + classes->of[class].max_cached;
@@ -152,10 +156,9 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
         const struct cpu_cache_state *state = &caches->states[number];
         for (uint32_t class = 1; is_open(state) && class < caches->classes->count; ++class) {
             const struct size_class *of = &caches->classes->of[class];
-            char *cache = words_of(caches, state);
+            const struct stack *stack = stack_of(words_of(caches, state), class);
             /* Of two moments, if the stack is being moved. */
-            size_t held =
-                size_min(size_minus(get_top(cache, class), get_bottom(cache, class)), of->max_grown);
+            size_t held = size_min(words_between(get_bottom(stack), get_top(stack)), of->max_grown);
             blocks += held;
             *bytes += held * of->size;
         }
@@ -186,20 +189,24 @@ static struct cpu_cache_state *own_state(const struct cpu_caches *caches) {
     return number < usable(caches) ? &caches->states[number] : NULL;
 }
 
-/* Of a stack, whether it is open or closed. Under the cache's lock. */
-static uint32_t start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state,
-                         uint32_t class) {
-    return state->moved[class] ? caches->grown_start_of[class] : caches->start_of[class];
+static void **word_of(char *cache, uint32_t index) {
+    return (void **)(void *)cache + index;
 }
 
-static void close_stack(char *cache, uint32_t class) {
-    set_bottom(cache, class, UINT32_MAX);
-    set(&stack_bounds_of(cache, class)->end, 0);
+/* Of a stack, whether it is open or closed. Under the cache's lock. */
+static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state, uint32_t class) {
+    return word_of(words_of(caches, state),
+                   state->moved[class] ? caches->grown_start_of[class] : caches->start_of[class]);
+}
+
+static void close_stack(struct stack *stack) {
+    set_bottom(stack, (void **)UINTPTR_MAX);
+    set_end(stack, NULL);
 }
 
 static void close_stacks(const struct cpu_caches *caches, char *cache) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        close_stack(cache, class);
+        close_stack(stack_of(cache, class));
     }
 }
 
@@ -211,16 +218,16 @@ static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state 
     char *cache = words_of(caches, state);
     state->grown_bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
+        struct stack *stack = stack_of(cache, class);
         state->moved[class] = state->moved[class] && !are_empty;
-        uint32_t start = start_of(caches, state, class);
+        void **start = start_of(caches, state, class);
         if (are_empty) {
             /* A first opening: in this order a sequence finds either nothing to pop or no room to push. */
-            set_bottom(cache, class, UINT32_MAX);
-            set_top(cache, class, start);
+            set_bottom(stack, (void **)UINTPTR_MAX);
+            set_top(stack, start);
         }
-        set_bottom(cache, class, start);
-        set(&stack_bounds_of(cache, class)->end,
-            are_empty ? start : start + caches->classes->of[class].max_cached);
+        set_bottom(stack, start);
+        set_end(stack, are_empty ? start : start + caches->classes->of[class].max_cached);
     }
 }
 
@@ -229,19 +236,20 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
     if (state == NULL) {
         return false;
     }
-    _Atomic(uint32_t) *end = &stack_bounds_of(words_of(caches, state), class)->end;
-    uint32_t start = caches->start_of[class];
-    if (is_open(state) && get(end) != start) {
+    char *cache = words_of(caches, state);
+    struct stack *stack = stack_of(cache, class);
+    void **start = word_of(cache, caches->start_of[class]);
+    if (is_open(state) && get_end(stack) != start) {
         return false;
     }
     lock_acquire(&state->lock);
-    if (!is_open(state) && vm_commit(words_of(caches, state), CPU_CACHE_BYTES)) {
+    if (!is_open(state) && vm_commit(cache, CPU_CACHE_BYTES)) {
         open_stacks(caches, state, true);
         atomic_store_explicit(&state->open, true, memory_order_relaxed);
     }
-    bool opens = is_open(state) && get(end) == start;
+    bool opens = is_open(state) && get_end(stack) == start;
     if (opens) {
-        set(end, start + caches->classes->of[class].max_cached);
+        set_end(stack, start + caches->classes->of[class].max_cached);
     }
     lock_release(&state->lock);
     return opens;
@@ -270,23 +278,22 @@ static void leave(struct lock *lock) {
     }
 }
 
-static size_t pop_exclusive(char *cache, uint32_t class, void **blocks, size_t count) {
-    uint64_t top = get_top(cache, class);
-    size_t taken = size_min(size_minus(top, get_bottom(cache, class)), count);
+static size_t pop_exclusive(struct stack *stack, void **blocks, size_t count) {
+    void **top = get_top(stack);
+    size_t taken = size_min(words_between(get_bottom(stack), top), count);
     if (taken > 0) {
-        memcpy(blocks, (void **)(void *)cache + top - taken, taken * sizeof *blocks);
-        set_top(cache, class, top - taken);
+        memcpy(blocks, top - taken, taken * sizeof *blocks);
+        set_top(stack, top - taken);
     }
     return taken;
 }
 
-static size_t push_exclusive(char *cache, uint32_t class, void *const *blocks, size_t count) {
-    uint64_t top = get_top(cache, class);
-    uint64_t end = get(&stack_bounds_of(cache, class)->end);
-    size_t given = size_min(size_minus(end, top), count);
+static size_t push_exclusive(struct stack *stack, void *const *blocks, size_t count) {
+    void **top = get_top(stack);
+    size_t given = size_min(words_between(top, get_end(stack)), count);
     if (given > 0) {
-        memcpy((void **)(void *)cache + top, blocks, given * sizeof *blocks);
-        set_top(cache, class, top + given);
+        memcpy(top, blocks, given * sizeof *blocks);
+        set_top(stack, top + given);
     }
     return given;
 }
@@ -297,7 +304,7 @@ size_t cpu_cache_pop_some(struct cpu_caches *caches, uint32_t class, void **bloc
     }
     struct lock *lock;
     char *cache = enter(caches, &lock);
-    size_t taken = cache == NULL ? 0 : pop_exclusive(cache, class, blocks, count);
+    size_t taken = cache == NULL ? 0 : pop_exclusive(stack_of(cache, class), blocks, count);
     leave(lock);
     return taken;
 }
@@ -308,7 +315,7 @@ size_t cpu_cache_push_some(struct cpu_caches *caches, uint32_t class, void *cons
     }
     struct lock *lock;
     char *cache = enter(caches, &lock);
-    size_t given = cache == NULL ? 0 : push_exclusive(cache, class, blocks, count);
+    size_t given = cache == NULL ? 0 : push_exclusive(stack_of(cache, class), blocks, count);
     leave(lock);
     return given;
 }
@@ -325,9 +332,11 @@ bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t class, const void *
         cache = words_of(caches, state);
     }
     bool found = false;
-    if (cache != NULL && get(&stack_bounds_of(cache, class)->end) != 0) {
-        uint64_t top = atomic_load_explicit(stack_top_of(cache, class), memory_order_acquire);
-        found = ((const volatile uintptr_t *)(void *)cache)[top - 1] == (uintptr_t)block;
+    const struct stack *stack = cache == NULL ? NULL : stack_of(cache, class);
+    /* The acquire: a stack that has an end has had a top. */
+    if (stack != NULL && atomic_load_explicit(&stack->end, memory_order_acquire) != NULL) {
+        void *const volatile *top = get_top(stack);
+        found = top[-1] == block;
     }
     leave(lock);
     return found;
@@ -346,22 +355,20 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class) {
  * sequence is under way on it. False, and it stays, if those cannot be restarted. Under the cache's lock.
  */
 static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t class) {
-    char *cache = words_of(caches, state);
-    uint32_t from = start_of(caches, state, class);
-    uint32_t room = get(&stack_bounds_of(cache, class)->end) - from;
-    close_stack(cache, class);
-    bool restarted = !cpu_cache_is_rseq(caches) || rseq_restart_all();
-    if (restarted) {
-        uint32_t to = caches->grown_start_of[class];
-        void **words = (void **)(void *)cache;
-        uint64_t held = get_top(cache, class) - from;
-        memcpy(words + to, words + from, held * sizeof *words);
-        set_top(cache, class, to + held);
-        state->moved[class] = true;
+    struct stack *stack = stack_of(words_of(caches, state), class);
+    void **from = start_of(caches, state, class);
+    ptrdiff_t room = get_end(stack) - from;
+    close_stack(stack);
+    state->moved[class] = !cpu_cache_is_rseq(caches) || rseq_restart_all();
+    void **to = start_of(caches, state, class);
+    if (state->moved[class]) {
+        ptrdiff_t held = get_top(stack) - from;
+        memcpy(to, from, (size_t)held * sizeof *to);
+        set_top(stack, to + held);
     }
-    set_bottom(cache, class, start_of(caches, state, class));
-    set(&stack_bounds_of(cache, class)->end, start_of(caches, state, class) + room);
-    return restarted;
+    set_bottom(stack, to);
+    set_end(stack, to + room);
+    return state->moved[class];
 }
 
 /* Sequences under way need not be restarted for a higher end: one that read the lower end finds its cache
@@ -376,15 +383,15 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
         return false;
     }
     const struct size_class *of = &caches->classes->of[class];
-    _Atomic(uint32_t) *end = &stack_bounds_of(words_of(caches, state), class)->end;
-    uint32_t room = get(end) - start_of(caches, state, class);
-    uint32_t wanted = room * 2 < of->max_grown ? room * 2 : of->max_grown;
-    size_t bytes = (size_t)(wanted - room) * of->size;
+    struct stack *stack = stack_of(words_of(caches, state), class);
+    size_t room = words_between(start_of(caches, state, class), get_end(stack));
+    size_t wanted = size_min(room * 2, of->max_grown);
+    size_t bytes = (wanted - room) * of->size;
     bool grows = is_open(state) && wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES &&
                  (state->moved[class] || move_stack(caches, state, class));
     if (grows) {
         state->grown_bytes += bytes;
-        set(end, start_of(caches, state, class) + wanted);
+        set_end(stack, start_of(caches, state, class) + wanted);
         turns_restart(&state->turns[class]);
     } else {
         /* Tried again after as many more. That it ran empty stays known to the next check. */
@@ -403,8 +410,8 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
     if (state == NULL) {
         return 1;
     }
-    char *cache = words_of(caches, state);
-    size_t half = size_minus(get(&stack_bounds_of(cache, class)->end), get_bottom(cache, class)) / 2;
+    const struct stack *stack = stack_of(words_of(caches, state), class);
+    size_t half = words_between(get_bottom(stack), get_end(stack)) / 2;
     return size_max(size_min(half, MAX_MAGAZINE_BLOCKS - 1), of->batch);
 }
 
@@ -413,18 +420,16 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
  * has just read the higher end may still push a block there. Under the cache's lock.
  */
 static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *state) {
-    char *cache = words_of(caches, state);
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         const struct size_class *of = &caches->classes->of[class];
-        _Atomic(uint32_t) *end = &stack_bounds_of(cache, class)->end;
-        uint32_t start = start_of(caches, state, class);
-        uint32_t room = get(end) - start;
-        uint32_t held = (uint32_t)get_top(cache, class) - start;
-        uint32_t wanted = room / 2 > of->max_cached ? room / 2 : of->max_cached;
-        wanted = size_max(wanted, held);
+        struct stack *stack = stack_of(words_of(caches, state), class);
+        void **start = start_of(caches, state, class);
+        size_t room = words_between(start, get_end(stack));
+        size_t held = words_between(start, get_top(stack));
+        size_t wanted = size_max(size_max(room / 2, of->max_cached), held);
         if (turns_get(&state->turns[class].empty) == 0 && room > wanted) {
-            set(end, start + wanted);
-            state->grown_bytes -= (size_t)(room - wanted) * of->size;
+            set_end(stack, start + wanted);
+            state->grown_bytes -= (room - wanted) * of->size;
         }
         turns_restart(&state->turns[class]);
     }
@@ -435,7 +440,8 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
 static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     uint64_t digest = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        uint64_t held = get_top(words_of(caches, state), class) - start_of(caches, state, class);
+        const struct stack *stack = stack_of(words_of(caches, state), class);
+        uint64_t held = words_between(start_of(caches, state, class), get_top(stack));
         digest = digest * RANDOM_GOLDEN_RATIO + held;
     }
     return digest;
@@ -444,15 +450,14 @@ static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_s
 /* Empties the stacks of a closed cache that no sequence uses. */
 static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                          put_flushed *put, void *context) {
-    char *cache = words_of(caches, state);
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        uint32_t start = start_of(caches, state, class);
-        for (uint64_t top; (top = get_top(cache, class)) > start;) {
+        struct stack *stack = stack_of(words_of(caches, state), class);
+        void **start = start_of(caches, state, class);
+        for (void **top; (top = get_top(stack)) > start;) {
             void *blocks[FLUSHED_AT_ONCE];
-            uint64_t held = top - start;
-            uint64_t count = size_min(held, FLUSHED_AT_ONCE);
-            memcpy(blocks, (void **)(void *)cache + top - count, count * sizeof *blocks);
-            set_top(cache, class, top - count);
+            size_t count = size_min(words_between(start, top), FLUSHED_AT_ONCE);
+            memcpy(blocks, top - count, count * sizeof *blocks);
+            set_top(stack, top - count);
             put(context, blocks, count);
         }
     }

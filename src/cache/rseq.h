@@ -20,7 +20,7 @@
 
 #include "cache/stacks.h"
 
-#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
+#if HAS_SEQUENCES
 
 /* 0x53053053 is the signature that glibc registers; before label 4 it is part of an undefined instruction. */
 #define RSEQ_BEGIN                         \
@@ -31,12 +31,13 @@
     ".quad 1f, 2f - 1f, 4f\n\t"            \
     ".popsection\n"                        \
     "7:\n\t"                               \
-    "leaq 3b(%%rip), %[cache]\n\t"         \
-    "movq %[cache], %%fs:8(%[area])\n"     \
+    "leaq 3b(%%rip), %[stack]\n\t"         \
+    "movq %[stack], %%fs:8(%[area])\n"     \
     "1:\n\t"                               \
-    "movl %%fs:(%[number]), %k[cache]\n\t" \
-    "shlq %[shift], %[cache]\n\t"          \
-    "addq %[base], %[cache]\n\t"
+    "movl %%fs:(%[number]), %k[stack]\n\t" \
+    "shlq %[shift], %[stack]\n\t"          \
+    "addq %[base], %[stack]\n\t"           \
+    "leaq (%[stack],%[class],8), %[stack]\n\t"
 
 #define RSEQ_END                                  \
     "2:\n\t"                                      \
@@ -50,49 +51,59 @@
 
 #define RSEQ_INPUTS                                                                                 \
     [area] "r"(caches->rseq.area), [number] "r"(caches->rseq.cpu_number), [base] "r"(caches->base), \
-        [class] "r"((uint64_t) class), [shift] "i"(CPU_CACHE_SHIFT), [bounds] "i"(STACK_BOUNDS_AT)
+        [class] "r"((uint64_t) class), [shift] "i"(CPU_CACHE_SHIFT), [bottom] "i"(STACK_BOTTOM_AT), \
+        [end] "i"(STACK_END_AT)
 
+/*
+ * The same in C:
+ *     block = ~bottom;
+ *     if (block + top does not carry) return false;   top <= bottom: empty, or closed
+ *     block = top[-1];
+ *     *stack = --top;                                 lea leaves the carry, which is the result
+ */
 static inline __attribute__((always_inline)) bool rseq_pop(const struct cpu_caches *caches, uint32_t class,
                                                            void **popped) {
-    uint64_t cache;
-    uint64_t top;
+    char *stack;
+    void **top;
     void *block;
     bool found;
-    /*
-     * A top above the bottom, added to the bottom's complement, carries; dec leaves the carry. Only 16 bits
-     * of the top are loaded (a cache has fewer words), as measured: see docs/experiments.md.
-     */
-    __asm__ volatile(RSEQ_BEGIN "movl %c[bounds](%[cache],%[class],8), %k[block]\n\t"
-                                "movzwl (%[cache],%[class],8), %k[top]\n\t"
-                                "addl %k[top], %k[block]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movq %c[bottom](%[stack]), %[block]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
+                                "addq %[top], %[block]\n\t"
                                 "jnc 6f\n\t"
-                                "movq -8(%[cache],%[top],8), %[block]\n\t"
-                                "decq %[top]\n\t"
-                                "movq %[top], (%[cache],%[class],8)\n" RSEQ_END
-                     : [cache] "=&r"(cache), [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
+                                "movq -8(%[top]), %[block]\n\t"
+                                "leaq -8(%[top]), %[top]\n\t"
+                                "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
                      : RSEQ_INPUTS
                      : "memory");
     *popped = block;
     return found;
 }
 
+/*
+ * The same in C:
+ *     if (top >= end) return false;                   full, or closed; the carry is clear
+ *     if (top[-1] == block) return false;             freed twice, which the slow path reports; clear, too
+ *     *top = block;
+ *     *stack = ++top;                                 as top - -8, which sets the carry
+ */
 static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_caches *caches, uint32_t class,
                                                             void *block) {
-    uint64_t cache;
-    uint64_t top;
-    uint64_t end;
+    char *stack;
+    void **top;
+    void **limit;
     bool room;
-    /* The carry is clear after each jump, and set where -1 is subtracted from any top. */
-    __asm__ volatile(RSEQ_BEGIN "movl %c[bounds]+4(%[cache],%[class],8), %k[end]\n\t"
-                                "movq (%[cache],%[class],8), %[top]\n\t"
-                                "cmpq %[end], %[top]\n\t"
+    __asm__ volatile(RSEQ_BEGIN "movq %c[end](%[stack]), %[limit]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
+                                "cmpq %[limit], %[top]\n\t"
                                 "jae 6f\n\t"
-                                "cmpq %[block], -8(%[cache],%[top],8)\n\t"
+                                "cmpq %[block], -8(%[top])\n\t"
                                 "je 6f\n\t"
-                                "movq %[block], (%[cache],%[top],8)\n\t"
-                                "subq $-1, %[top]\n\t"
-                                "movq %[top], (%[cache],%[class],8)\n" RSEQ_END
-                     : [cache] "=&r"(cache), [top] "=&r"(top), [end] "=&r"(end), "=@ccb"(room)
+                                "movq %[block], (%[top])\n\t"
+                                "subq $-8, %[top]\n\t"
+                                "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [limit] "=&r"(limit), "=@ccb"(room)
                      : RSEQ_INPUTS, [block] "r"(block)
                      : "memory");
     return room;
@@ -116,28 +127,27 @@ static inline __attribute__((always_inline)) bool rseq_push(const struct cpu_cac
 /* Copies before it commits: an interrupted copy is made again. moved stays 0 if there is nothing to copy. */
 static inline size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t class, void **blocks,
                                    uint64_t count) {
-    uint64_t cache;
-    uint64_t top;
+    char *stack;
+    void **top;
     uint64_t taken;
     uint64_t left;
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movl %c[bounds](%[cache],%[class],8), %k[taken]\n\t"
-                                "movq (%[cache],%[class],8), %[top]\n\t"
-                                "addl %k[top], %k[taken]\n\t"
+                                "movq %c[bottom](%[stack]), %[taken]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
+                                "addq %[top], %[taken]\n\t"
                                 "jnc 6f\n\t"
-                                "incl %k[taken]\n\t"
+                                "incq %[taken]\n\t"
+                                "shrq $3, %[taken]\n\t"
                                 "cmpq %[count], %[taken]\n\t"
                                 "cmovaq %[count], %[taken]\n\t"
-                                "movq %[taken], %[left]\n\t"
-                                "subq %[taken], %[top]\n\t"
-                                "leaq (%[cache],%[top],8), %[top]\n\t" RSEQ_COPY(
+                                "leaq (,%[taken],8), %[left]\n\t"
+                                "subq %[left], %[top]\n\t"
+                                "movq %[taken], %[left]\n\t" RSEQ_COPY(
                                     "%[top]", "%[blocks]") "movq %[taken], %[moved]\n\t"
-                                                           "subq %[cache], %[top]\n\t"
-                                                           "shrq $3, %[top]\n\t"
-                                                           "movq %[top], (%[cache],%[class],8)\n" RSEQ_END
-                     : [cache] "=&r"(cache), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
+                                                           "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
                      : "memory", "cc", "xmm0");
@@ -146,27 +156,25 @@ static inline size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t cla
 
 static inline size_t rseq_push_some(const struct cpu_caches *caches, uint32_t class, void *const *blocks,
                                     uint64_t count) {
-    uint64_t cache;
-    uint64_t top;
+    char *stack;
+    void **top;
     uint64_t given;
     uint64_t left;
     uint64_t moved;
     void *block;
     __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
-                                "movl %c[bounds]+4(%[cache],%[class],8), %k[given]\n\t"
-                                "movq (%[cache],%[class],8), %[top]\n\t"
+                                "movq %c[end](%[stack]), %[given]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
                                 "subq %[top], %[given]\n\t"
                                 "jbe 6f\n\t"
+                                "shrq $3, %[given]\n\t"
                                 "cmpq %[count], %[given]\n\t"
                                 "cmovaq %[count], %[given]\n\t"
-                                "movq %[given], %[left]\n\t"
-                                "leaq (%[cache],%[top],8), %[top]\n\t" RSEQ_COPY(
+                                "movq %[given], %[left]\n\t" RSEQ_COPY(
                                     "%[blocks]", "%[top]") "movq %[given], %[moved]\n\t"
                                                            "leaq (%[top],%[given],8), %[top]\n\t"
-                                                           "subq %[cache], %[top]\n\t"
-                                                           "shrq $3, %[top]\n\t"
-                                                           "movq %[top], (%[cache],%[class],8)\n" RSEQ_END
-                     : [cache] "=&r"(cache), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
+                                                           "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
                        [block] "=&r"(block), [moved] "=&r"(moved)
                      : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
                      : "memory", "cc", "xmm0");

@@ -1,11 +1,15 @@
 /*
  * What CPU caches are made of, and what a lone thread does with them.
  *
- * A cache consists of 8-byte words: for each class a top, the index of the word that the next block goes to;
- * for each class a stack_bounds; then the stacks, close to each other; then room for those that grow. What
- * each call writes is apart from what it only reads, and is a whole word, which processors forward from a
- * store to the next load faster than a part of one. A closed cache looks empty to pop and full to push; all
- * zero is one.
+ * A cache begins with three arrays of a word for each class: the tops, addresses of the words that the next
+ * blocks go to; the complements of the bottoms; and the ends. Then come the stacks, close to each other; then
+ * room for those that grow. What each call writes is apart from what it only reads. A closed cache looks
+ * empty to pop and full to push; all zero is one.
+ *
+ * A malloc that follows a free loads what that has just stored: the top, and the block. Processors forward
+ * such a store to the load at once, or even rename the word, where both addresses are a register and a
+ * constant; with an index register it takes them several cycles more, and these are most of what the pair
+ * takes (docs/hot.md). So a class's words have one base, and a top is an address, not an index.
  *
  * For rseq.h and cpu_cache.c, and for the fast paths of malloc and free.
  */
@@ -20,6 +24,13 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+/* Whether rseq.h has restartable sequences for this processor. */
+#if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
+#define HAS_SEQUENCES 1
+#else
+#define HAS_SEQUENCES 0
+#endif
+
 #define CPU_CACHE_SHIFT 17
 #define CPU_CACHE_BYTES ((size_t)1 << CPU_CACHE_SHIFT)
 #define CLOSED_CACHES   3
@@ -31,13 +42,18 @@ enum cache_mode {
     CACHE_OFF, /* every block comes from the heap and returns to it */
 };
 
-/* Both are indices of words in the cache. */
-struct stack_bounds {
-    _Atomic(uint32_t) not_bottom; /* ~bottom: 0 means a bottom above any top, hence nothing to pop */
-    _Atomic(uint32_t) end;
-};
+/* Bytes from a class's top to its other two words. */
+#define STACK_BOTTOM_AT ((size_t)8 * SIZE_CLASSES)
+#define STACK_END_AT    ((size_t)16 * SIZE_CLASSES)
 
-#define STACK_BOUNDS_AT ((size_t)8 * SIZE_CLASSES)
+/* A class's words in a cache, from its top on; each is read and written by itself. */
+struct stack {
+    _Atomic(void **) top;
+    void **between[SIZE_CLASSES - 1];
+    _Atomic(uintptr_t) not_bottom; /* ~bottom: 0 means a bottom above any top, hence nothing to pop */
+    void **between_too[SIZE_CLASSES - 1];
+    _Atomic(void **) end;
+};
 
 /* What is known of a cache, apart from its words. */
 struct cpu_cache_state {
@@ -76,89 +92,53 @@ struct cpu_caches {
     { .alone = &thread_not_alone, .alone_without_helper = &thread_not_alone }
 
 static inline bool cpu_cache_is_rseq(const struct cpu_caches *caches) {
-    return __builtin_expect(caches->in_rseq_mode, 1);
+    return HAS_SEQUENCES && __builtin_expect(caches->in_rseq_mode, 1);
 }
 
 /* The acquire: a lone thread sees what a helper that is gone left in its cache. */
 static inline bool cpu_cache_is_alone(const struct cpu_caches *caches) {
-    return *atomic_load_explicit(&caches->alone, memory_order_acquire) != 0;
+    return __builtin_expect(*atomic_load_explicit(&caches->alone, memory_order_acquire) != 0, 1);
 }
 
-static inline _Atomic(uint64_t) *stack_top_of(char *cache, uint32_t class) {
-    return (_Atomic(uint64_t) *)(void *)cache + class;
+static inline struct stack *stack_of(char *cache, uint32_t class) {
+    return (struct stack *)(void *)(cache + (size_t)8 * class);
 }
 
-static inline struct stack_bounds *stack_bounds_of(char *cache, uint32_t class) {
-    return (struct stack_bounds *)(void *)(cache + STACK_BOUNDS_AT) + class;
+/* Keeps the compiler from addressing its words by an index. */
+static inline __attribute__((always_inline)) struct stack *alone_stack(const struct cpu_caches *caches,
+                                                                       uint32_t class) {
+    struct stack *stack = stack_of(caches->base, class);
+    __asm__("" : "+r"(stack));
+    return stack;
 }
 
-/*
- * One block, for a thread that is alone, by plain accesses to the words of the first cache. On x86-64 in
- * assembly, as compilers take three instructions more.
- */
+/* One block, for a thread that is alone, by plain accesses to the words of the first cache. */
 static inline __attribute__((always_inline)) bool alone_pop(const struct cpu_caches *caches, uint32_t class,
                                                             void **popped) {
-#if defined(__x86_64__)
-    uint64_t top;
-    void *block;
-    bool found;
-    __asm__ volatile("movq (%[cache],%[class],8), %[top]\n\t"
-                     "movl %c[bounds](%[cache],%[class],8), %k[block]\n\t"
-                     "addl %k[top], %k[block]\n\t"
-                     "jnc 6f\n\t"
-                     "decq %[top]\n\t"
-                     "movq %[top], (%[cache],%[class],8)\n\t"
-                     "movq (%[cache],%[top],8), %[block]\n"
-                     "6:\n\t"
-                     : [top] "=&r"(top), [block] "=&r"(block), "=@ccc"(found)
-                     : [cache] "r"(caches->base), [class] "r"((uint64_t) class), [bounds] "i"(STACK_BOUNDS_AT)
-                     : "memory");
-    *popped = block;
-    return found;
-#else
-    _Atomic(uint64_t) *stack = stack_top_of(caches->base, class);
-    const struct stack_bounds *bounds = stack_bounds_of(caches->base, class);
-    uint64_t top = atomic_load_explicit(stack, memory_order_relaxed);
-    uint32_t not_bottom = atomic_load_explicit(&bounds->not_bottom, memory_order_relaxed);
-    if (__builtin_expect(top <= (uint32_t)~not_bottom, 0)) {
+    struct stack *stack = alone_stack(caches, class);
+    void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
+    uintptr_t not_bottom = atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
+    uintptr_t above;
+    if (__builtin_expect(!__builtin_add_overflow((uintptr_t)top, not_bottom, &above), 0)) {
         return false;
     }
-    *popped = ((void **)(void *)caches->base)[top - 1];
-    atomic_store_explicit(stack, top - 1, memory_order_relaxed);
+    *popped = top[-1];
+    atomic_store_explicit(&stack->top, top - 1, memory_order_relaxed);
     return true;
-#endif
 }
 
+/* False also if the block is the newest: then it was freed before. */
 static inline __attribute__((always_inline)) bool alone_push(const struct cpu_caches *caches, uint32_t class,
                                                              void *block) {
-#if defined(__x86_64__)
-    uint64_t top;
-    bool room;
-    __asm__ volatile("movq (%[cache],%[class],8), %[top]\n\t"
-                     "cmpl %c[bounds]+4(%[cache],%[class],8), %k[top]\n\t"
-                     "jae 6f\n\t"
-                     "cmpq %[block], -8(%[cache],%[top],8)\n\t"
-                     "je 6f\n\t"
-                     "movq %[block], (%[cache],%[top],8)\n\t"
-                     "subq $-1, %[top]\n\t"
-                     "movq %[top], (%[cache],%[class],8)\n"
-                     "6:\n\t"
-                     : [top] "=&r"(top), "=@ccb"(room)
-                     : [cache] "r"(caches->base), [class] "r"((uint64_t) class),
-                       [bounds] "i"(STACK_BOUNDS_AT), [block] "r"(block)
-                     : "memory");
-    return room;
-#else
-    _Atomic(uint64_t) *stack = stack_top_of(caches->base, class);
-    const struct stack_bounds *bounds = stack_bounds_of(caches->base, class);
-    uint64_t top = atomic_load_explicit(stack, memory_order_relaxed);
-    if (__builtin_expect(top >= atomic_load_explicit(&bounds->end, memory_order_relaxed), 0)) {
+    struct stack *stack = alone_stack(caches, class);
+    void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
+    if (__builtin_expect(top >= atomic_load_explicit(&stack->end, memory_order_relaxed) || top[-1] == block,
+                         0)) {
         return false;
     }
-    ((void **)(void *)caches->base)[top] = block;
-    atomic_store_explicit(stack, top + 1, memory_order_relaxed);
+    *top = block;
+    atomic_store_explicit(&stack->top, top + 1, memory_order_relaxed);
     return true;
-#endif
 }
 
 #endif

@@ -17,11 +17,12 @@
 #include <stdint.h>
 
 #define COUNTER_TABLE_MAGIC   "calmstat" /* without its NUL */
-#define COUNTER_TABLE_VERSION 3
+#define COUNTER_TABLE_VERSION 4
 
 enum counter_unit {
     COUNTER_PLAIN, /* counts and bytes */
     COUNTER_PAGES, /* to be shown in bytes */
+    COUNTER_WORDS, /* bytes, to be shown in words of 8 */
 };
 
 enum counter_flags {
@@ -48,8 +49,8 @@ struct counter_term {
     uint32_t weight_stride;
     uint32_t present_offset;
     uint32_t present_stride;
-    uint32_t base_offset; /* from a word to a uint32_t, whose complement is subtracted from it, down to 0; 0:
-                             none */
+    uint32_t base_offset; /* from a word to one like it, whose complement is subtracted from it, down to 0;
+                             0: none */
     uint16_t count;       /* 0 is 1 */
     uint8_t bytes;        /* of a word: 1, 2, 4 or 8, unsigned */
     uint8_t unit;         /* enum counter_unit */

@@ -95,9 +95,9 @@ static inline uint64_t counter_words(const struct counter_term *term, const char
         for (uint32_t i = 0; i < (term->count > 0 ? term->count : 1); i++) {
             const char *at = start + term->offset + (size_t)row * term->row_stride + (size_t)i * term->stride;
             uint64_t word = counter_word(at, term->bytes);
-            uint64_t base = term->base_offset == 0
-                                ? 0
-                                : UINT32_MAX - counter_word(at + term->base_offset, sizeof(uint32_t));
+            uint64_t ones = UINT64_MAX >> (64 - 8 * term->bytes);
+            uint64_t base =
+                term->base_offset == 0 ? 0 : ones - counter_word(at + term->base_offset, term->bytes);
             uint32_t weight = 1;
             if (term->weights != NULL) {
                 memcpy(&weight, (const char *)term->weights + (size_t)i * term->weight_stride, sizeof weight);
@@ -115,7 +115,9 @@ static inline uint64_t counter_term_value(const struct counter_term *term) {
         memcpy(&start, (const char *)term->at + (size_t)i * term->pointer_stride, sizeof start);
         sum += start == NULL ? 0 : counter_words(term, start);
     }
-    return term->unit == COUNTER_PAGES ? sum * (uint64_t)sysconf(_SC_PAGESIZE) : sum;
+    return term->unit == COUNTER_PAGES   ? sum * (uint64_t)sysconf(_SC_PAGESIZE)
+           : term->unit == COUNTER_WORDS ? sum / 8
+                                         : sum;
 }
 
 /* The value of a counter, which must be there. */

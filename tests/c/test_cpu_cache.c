@@ -576,7 +576,7 @@ static void check_newest(void) {
         CHECK(!cpu_cache_is_newest(&caches, class, token(0)) &&
               !cpu_cache_is_newest(&caches, class, token(1)));
         uint32_t below =
-            class == 1 ? 2 * SIZE_CLASSES : caches.start_of[class - 1] + classes.of[class - 1].max_cached;
+            class == 1 ? 3 * SIZE_CLASSES : caches.start_of[class - 1] + classes.of[class - 1].max_cached;
         CHECK_EQUAL(caches.start_of[class] - below, 1);
         uint32_t grown_below = class == 1
                                    ? caches.start_of[last] + classes.of[last].max_cached
@@ -586,21 +586,21 @@ static void check_newest(void) {
     CHECK(!cpu_cache_is_newest(&caches, 0, token(0)));
 }
 
-/* A sequence reads a stack's bounds, another thread opens the cache for the first time, and the sequence
- * reads the top. */
+/* A sequence reads a stack's bottom or end, another thread opens the cache for the first time, and the
+ * sequence reads the top. */
 static void check_half_opened(void) {
     enum { CLASS = 2 };
     void *block = token(4);
     cpu_cache_open(&caches, CLASS);
     CHECK_EQUAL(cpu_cache_push_some(&caches, CLASS, &block, 1), 1);
     char *cache = caches.base + ((size_t)cpu_cache_number(&caches) << CPU_CACHE_SHIFT);
-    struct stack_bounds *bounds = stack_bounds_of(cache, CLASS);
-    uint64_t opened;
-    memcpy(&opened, bounds, sizeof opened);
-    memset(bounds, 0, sizeof opened);
+    struct stack *stack = stack_of(cache, CLASS);
+    uintptr_t not_bottom = atomic_exchange(&stack->not_bottom, 0);
+    void **end = atomic_exchange(&stack->end, NULL);
     CHECK(!pop_one(CLASS, &block) && cpu_cache_pop_some(&caches, CLASS, &block, 1) == 0);
     CHECK(!push_one(CLASS, token(5)) && cpu_cache_push_some(&caches, CLASS, &block, 1) == 0);
-    memcpy(bounds, &opened, sizeof opened);
+    atomic_store(&stack->not_bottom, not_bottom);
+    atomic_store(&stack->end, end);
     CHECK(pop_one(CLASS, &block) && block == token(4));
 }
 

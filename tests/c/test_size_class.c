@@ -73,8 +73,17 @@ static void test_powers_of_two(void) {
     }
 }
 
+/* The fast path of aligned blocks relies on it. */
+static void test_multiples_of_alignments(void) {
+    for (size_t alignment = SIZE_QUANTUM; alignment <= SIZE_TABLE_BYTES; alignment *= 2) {
+        for (size_t size = alignment; size <= SIZE_TABLE_BYTES; size += alignment) {
+            CHECK_EQUAL(classes.of[size_class_of(&classes, size)].size % alignment, 0);
+        }
+    }
+}
+
 static void test_caches(void) {
-    size_t words = 2 * SIZE_CLASSES;
+    size_t words = 3 * SIZE_CLASSES;
     size_t bytes = 0;
     for (uint32_t i = 1; i < classes.count; i++) {
         const struct size_class *class = &classes.of[i];
@@ -87,7 +96,7 @@ static void test_caches(void) {
         words += 1 + class->max_cached + 1 + class->max_grown;
         bytes += (size_t) class->max_cached * class->size;
     }
-    CHECK(words <= CPU_CACHE_BYTES / 8 && words <= UINT16_MAX); /* rseq_pop loads so much of a top */
+    CHECK(words <= CPU_CACHE_BYTES / 8 && words <= UINT16_MAX); /* start_of */
     printf("pages of %zu KiB: %u classes, %zu words and at most %zu KiB in a region\n", page_size >> 10,
            classes.count - 1, words, bytes >> 10);
     CHECK(page_size > 4096 || bytes <= (size_t)1792 << 10);
@@ -100,6 +109,7 @@ int main(void) {
         test_every_size();
         test_every_class();
         test_powers_of_two();
+        test_multiples_of_alignments();
         test_caches();
     }
     return 0;

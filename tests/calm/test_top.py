@@ -306,10 +306,10 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
         static uint64_t words[3][4] = {{1, 20, 30, 0}, {500, 600, 700, 0}, {4, 50, 60, 0}};
         static struct { int other; char present; } state[3] = {{9, 1}, {9, 0}, {9, 1}};
         static void *states = state, *through = words, *nothing;
-        static struct { uint64_t words[3]; struct { uint32_t other, not_base; } bounds[3]; } stacks[3] = {
-            {{1, 20, 30}, {{9, ~2U}, {9, ~0U}, {9, ~10U}}},
-            {{500, 600, 700}},
-            {{4, 50, 60}, {{9, ~2U}, {9, ~0U}, {9, ~10U}}}};
+        static struct { uint64_t words[3], not_bases[3]; } stacks[3] = {
+            {{8, 160, 240}, {~16UL, ~0UL, ~80UL}},
+            {{4000, 4800, 5600}},
+            {{32, 400, 480}, {~16UL, ~0UL, ~80UL}}};
         static struct { uint32_t weight, other; } weights[3] = {{7, 1}, {10, 1}, {100, 1}};
         static struct { int other; void *words; } places[3] = {{1, words[0]}, {2, NULL}, {3, words[1]}};
         static uint8_t small = 200;
@@ -319,11 +319,12 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
                  .row_stride = sizeof words[0], .stride = 8, .count = 2, .bytes = 8},
                 {.name = "all", .at = &small, .bytes = 1, .flags = COUNTER_SUBTRACT},
                 {.name = "weighed", .at = stacks, .rows = &rows, .row_stride = sizeof stacks[0], .stride = 8,
-                 .count = 3, .bytes = 8, .base_offset = offsetof(__typeof__(*stacks), bounds[0].not_base),
-                 .weights = weights, .weight_stride = 8,
+                 .count = 3, .bytes = 8, .base_offset = offsetof(__typeof__(*stacks), not_bases),
+                 .unit = COUNTER_WORDS, .weights = weights, .weight_stride = 8,
                  .present = &states, .present_offset = offsetof(__typeof__(*state), present),
                  .present_stride = sizeof *state},
                 {.name = "paged", .at = &pages, .bytes = 4, .unit = COUNTER_PAGES},
+                {.name = "worded", .at = &small, .bytes = 1, .unit = COUNTER_WORDS},
                 {.name = "absent", .at = &nothing, .pointers = 1, .offset = 64, .bytes = 8},
                 {.name = "several", .at = &places[0].words, .pointers = 3, .pointer_stride = sizeof places[0],
                  .offset = 16, .stride = 8, .count = 2, .bytes = 8, .weights = weights, .weight_stride = 8},
@@ -345,13 +346,14 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
         "all": 20 + 30 + 600 + 700 + 50 + 60 - 200,
         "weighed": (20 * 10 + 20 * 100) + (2 * 7 + 50 * 10 + 50 * 100),
         "paged": 3 * os.sysconf("SC_PAGE_SIZE"),
+        "worded": 200 // 8,
         "absent": 0,
         "several": (30 * 7 + 0) + (700 * 7 + 0),
         "negative": 0,
     }
 
     # A stack that moves while it is read: its base is another one afterwards.
-    bases_bytes, seen = 20, set[int]()
+    bases_bytes, seen = 24, set[int]()
     with proc.memory(process.pid) as read:
 
         def moving(address: int, size: int) -> bytes | None:
@@ -362,6 +364,7 @@ def test_how_terms_add_up(build: Callable[..., Path], start: Start) -> None:
             return data
 
         (table,), _ = counters.Finder().tables(read, counters.images(process.pid))
+        assert table.by_weight(read, "weighed") == {7: 2, 10: 20 + 50, 100: 20 + 50}
         assert table.values(moving)["weighed"] == (20 * 10 + 20 * 100) + (50 * 10 + 50 * 100)
 
 
