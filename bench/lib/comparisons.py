@@ -9,7 +9,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from calm.commands.bench import inputs
 from calm.core.environment import clean_environment
 
 from . import ratios
@@ -81,7 +80,7 @@ def compared(found: dict[str, Any]) -> dict[str, Any]:
 def programs(store: Store, runs: int | None) -> None:
     """Compares the allocators on real programs."""
     command = [str(REPOSITORY / "bench/programs"), "-a", ",".join(present(OURS))]
-    names = [f"program-{each.name}" for each in inputs.PROGRAMS]
+    names = [f"program-{name}" for name in PROGRAMS]
     command += ["--results", str(store.runs(names[0]).parent)] + (["-n", str(runs)] if runs else [])
     subprocess.run(command, env=clean_environment(), check=True)
     for name in names:

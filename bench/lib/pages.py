@@ -9,6 +9,7 @@ from . import (
     abis_table,
     comparison,
     compatibility,
+    hot,
     idle_curve,
     offload,
     paper_figures,
@@ -52,6 +53,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
             put(docs / "papers.md", text, f"{papers.PREFIX}{paper}")
     put(docs / "retention.md", f"\n{sawtooth.table(store)}\n", sawtooth.NAME)
     put(docs / "retention.md", f"\n{policy.table(store)}\n", policy.NAME)
+    put(docs / "hot.md", f"\n{hot.table(store)}\n", hot.NAME)
     put(docs / "offload.md", f"\n{offload.table(store)}\n", offload.GROUP)
     put(docs / "placement.md", f"\n{placement.table(store)}\n", placement.GROUP)
 

@@ -19,8 +19,6 @@ from lib import pages, results  # noqa: E402
 from lib.results import RESULTS, Store, compact, summarize, text_of  # noqa: E402
 
 LARGEST_BYTES = 400_000
-# Measured, and in no table.
-ON_NO_PAGE = {"program-python3-malloc", "emulated-16cpu-locks"}
 # From the tables of the code.
 OF_THE_CODE = ("options", "counters", "metrics")
 BLOCK = re.compile(r"(<!-- ([\w-]+): begin -->\n)(.*?)(<!-- \2: end -->\n)", re.DOTALL)
@@ -102,8 +100,7 @@ def test_every_picture_is_made_of_the_results(made: tuple[Path, set[str]]) -> No
 
 def test_every_result_is_on_a_page(made: tuple[Path, set[str]]) -> None:
     _, read = made
-    assert {path.stem for path in KEPT} == read | ON_NO_PAGE
-    assert not read & ON_NO_PAGE
+    assert {path.stem for path in KEPT} == read
 
 
 def test_a_table_edited_by_hand_is_found(made: tuple[Path, set[str]]) -> None:
