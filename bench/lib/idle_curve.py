@@ -31,7 +31,7 @@ BURST_COMMAND = (
     *("sawtooth", "--bytes", str(BURST_MIB << 20), "--min", "1000", "--max", "60000"),
     *("--rounds", str(BURSTS), "--rest", str(REST_S), "--after", str(REST_S)),
 )
-STEP_S, BURST_STEP_S = 0.3, 1
+STEP_S = 1
 _SAMPLE_S = 0.01
 _NOISE_MIB = 1
 
@@ -79,14 +79,14 @@ def run(command: list[str], allocator: Allocator) -> Followed:
     return Followed(samples, _children_s() - before_s, json.loads(output))
 
 
-def follow(command: list[str], allocator: Allocator, step_s: float = STEP_S) -> dict[str, Any]:
-    """One run: its memory at each multiple of step_s, in MiB, minus that before; and its CPU time."""
+def follow(command: list[str], allocator: Allocator) -> dict[str, Any]:
+    """One run: its memory at each multiple of STEP_S, in MiB, minus that before; and its CPU time."""
     done = run(command, allocator)
     printed, samples, cpu_s = done.printed, done.samples, done.cpu_s
     before = printed["rss_before_kib"]
     kept = printed.get("retained_kib", printed.get("rss_after_kib", 0) - before) / 1024
     above = until_exit([(at, (kib - before) / 1024) for at, kib in samples], kept)
-    mib = on_grid(above, step_s)
+    mib = on_grid(above)
     average = sum(value for _, value in above) / max(1, len(above))
     figures = {"kept_mib": round(kept, 1), "average_mib": round(average, 1), "cpu_s": round(cpu_s, 3)}
     return {"label": allocator.label, **figures, "mib": mib}
@@ -125,11 +125,11 @@ def measure(store: Store, arguments: tuple[str, ...] = ()) -> None:
     curves, bursts = [], []
     for label in present(LABELS):
         curves.append(follow(command, parse(label)))
-        bursts.append(follow(burst, parse(label), BURST_STEP_S))
+        bursts.append(follow(burst, parse(label)))
         of_bursts = f"{bursts[-1]['average_mib']:,} MiB and {bursts[-1]['cpu_s']} s for {BURSTS} bursts"
         print(f"  {label:<12} {curves[-1]['kept_mib']:,} MiB at the end; {of_bursts}", flush=True)
-    found = {"command": command, "step_s": STEP_S, "curves": curves}
-    store.save(NAME, {**found, "burst_command": burst, "burst_step_s": BURST_STEP_S, "bursts": bursts})
+    found = {"step_s": STEP_S, "command": command, "curves": curves, "burst_command": burst, "bursts": bursts}
+    store.save(NAME, found)
 
 
 def draw(store: Store, path: Path) -> None:
@@ -141,15 +141,15 @@ def draw(store: Store, path: Path) -> None:
     figure, both = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     colors = styles([curve["label"] for curve in result["curves"]])
     panels = (
-        ("curves", result["step_s"], "Two threads allocate and free 1 GiB, and then idle"),
-        ("bursts", result["burst_step_s"], f"{BURSTS} bursts of {BURST_MIB} MiB, {REST_S} s apart"),
+        ("curves", "Two threads allocate and free 1 GiB, and then idle"),
+        ("bursts", f"{BURSTS} bursts of {BURST_MIB} MiB, {REST_S} s apart"),
     )
-    for axes, (key, step_s, title) in zip(both, panels, strict=True):
+    for axes, (key, title) in zip(both, panels, strict=True):
         for curve in sorted(result[key], key=lambda curve: -curve["kept_mib"]):
             label, mib = curve["label"], curve["mib"]
             ours = label == CALMALLOC
             axes.plot(
-                [number * step_s for number in range(len(mib))],
+                [number * result["step_s"] for number in range(len(mib))],
                 mib,
                 color=colors[label][0],
                 linewidth=2.6 if ours else 1.3,
