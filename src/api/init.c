@@ -16,6 +16,7 @@
  */
 #include "api/counters.h"
 #include "api/features.h"
+#include "api/loader.h"
 #include "api/misuse.h"
 #include "api/options.h"
 #include "api/placing.h"
@@ -176,6 +177,10 @@ static bool start(void) {
     }
     heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
+    if (loader_finds_own_malloc == NULL || loader_finds_own_malloc()) {
+        calm_delete_quanta = this->governor->heap.space.quanta;
+        calm_new_classes = this->classes;
+    }
     atomic_store_explicit(&calm_ready, true, memory_order_release);
     return true;
 }

@@ -17,6 +17,7 @@
 #if defined(CALM_SHARED_LIBRARY) && defined(__GLIBC__)
 
 #include "api/limits.h"
+#include "api/loader.h"
 #include "api/sanitizer.h"
 #include "os/symbols.h"
 #include "os/syscall.h"
@@ -86,6 +87,12 @@ static any_function find(const struct link_map *object, const char *name) {
     return NULL;
 }
 
+bool loader_finds_own_malloc(void) {
+    const struct link_map *first;
+    const struct link_map *own = object_of(_DYNAMIC, &first);
+    return own == NULL || find(first, "malloc") == find(own, "malloc");
+}
+
 static void *not_there(void) {
     return NULL;
 }
@@ -118,14 +125,11 @@ struct table {
  */
 static void find_symbols(struct table *table, const ElfW(Dyn) * dynamic) {
     const struct link_map *first;
-    const struct link_map *own = object_of(_DYNAMIC, &first);
+    const struct link_map *own = loader_finds_own_malloc() ? object_of(_DYNAMIC, &first) : NULL;
     table->start = UINTPTR_MAX;
     for (size_t i = 0; i < NAMES && own != NULL; i++) {
         const ElfW(Sym) *symbol = symbols_look_up(table->base, dynamic, redirected[i]);
         const ElfW(Sym) *ours = symbols_look_up(own->l_addr, own->l_ld, redirected[i]);
-        if (i == 0 && find(first, redirected[i]) != find(own, redirected[i])) {
-            return;
-        }
         if (symbol == NULL || ours == NULL) {
             continue;
         }

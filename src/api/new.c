@@ -57,12 +57,19 @@ static void throw_bad_alloc(void) {
     }
 }
 
+/* Then new and delete pass their calls on, so that a profiler that stands before malloc sees them. */
+static bool malloc_is_anothers(void) {
+    return allocator_ready() && calm_new_classes.count == 0;
+}
+
 /* Calls the program's new-handler until there is memory, or no handler. The handler may throw. Preserves
  * errno, as C++ reports failure by an exception. */
 static void *allocate_or_handle(size_t alignment, size_t size) {
     int saved_errno = errno;
     for (;;) {
-        void *block = allocate_aligned(alignment, size);
+        void *block = !malloc_is_anothers()       ? allocate_aligned(alignment, size)
+                      : alignment <= SIZE_QUANTUM ? malloc(size)
+                                                  : aligned_alloc(alignment, size);
         if (block != NULL) {
             return block;
         }
@@ -84,10 +91,18 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
     return block;
 }
 
+static __attribute__((noinline)) void delete_slow(void *block) {
+    if (malloc_is_anothers()) {
+        free(block);
+    } else {
+        release_slow(block);
+    }
+}
+
 /* The fast path, without a stack frame; new_slow tries it again. */
 static inline __attribute__((always_inline)) void *new_any(size_t alignment, size_t size) {
     void *block;
-    bool found = pop_cached(aligned_class_for(alignment, size), &block);
+    bool found = pop_cached(aligned_class_in(&calm_new_classes, alignment, size), &block);
     return __builtin_expect(found, 1) ? block : new_slow(alignment, size);
 }
 
@@ -108,7 +123,9 @@ EXPORT void *new_aligned(size_t size, size_t alignment) {
 
 EXPORT void delete_plain(void *block) __asm__("_ZdlPv");
 EXPORT void delete_plain(void *block) {
-    release(block);
+    if (!release_cached(block, calm_delete_quanta)) {
+        delete_slow(block);
+    }
 }
 
 #define ALIAS(type, name, parameters, mangled, of) \

@@ -25,6 +25,9 @@ struct allocator {
 /* What the fast paths name, each reached by one instruction. calm_classes is empty before the start and while
  * the fast path of malloc is switched off: then all sizes look too large for it. */
 extern struct size_classes calm_classes __attribute__((visibility("hidden")));
+/* The same for new and delete. They stay empty where malloc is another object's: these call that. */
+extern struct size_classes calm_new_classes __attribute__((visibility("hidden")));
+extern size_t calm_delete_quanta __attribute__((visibility("hidden"))); /* of the first segment */
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 extern struct governor calm_governor __attribute__((visibility("hidden")));
 

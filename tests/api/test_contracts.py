@@ -11,7 +11,21 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from api_helpers import GLIBC, KIB, LINKED, MIB, MODES, OFFLOAD, OURS, PRELOAD, REPOSITORY, STATIC, Programs
+from api_helpers import (
+    GLIBC,
+    KIB,
+    LINKED,
+    MIB,
+    MODES,
+    OFFLOAD,
+    OURS,
+    PRELOAD,
+    REPOSITORY,
+    STATIC,
+    Programs,
+    program,
+    shared_library,
+)
 
 SHARED = [
     "zero-bytes",
@@ -164,6 +178,18 @@ CASES_OF_NEW = ["forms", "expressions", "failures", "handlers", "containers", "t
 @pytest.mark.parametrize("way", [GLIBC, *OURS])
 def test_new_and_delete(programs: Programs, way: str, case: str) -> None:
     programs.run(way, "news", case)
+
+
+@pytest.mark.parametrize("case", ["forms", "expressions", "containers"])
+def test_new_is_seen_by_what_stands_before_malloc(programs: Programs, case: str) -> None:
+    interposer, counts = program("interposer.so"), {}
+    for preloaded in ([interposer], [interposer, shared_library()]):
+        said = programs.run(GLIBC, "news", case, LD_PRELOAD=":".join(map(str, preloaded))).stderr
+        found = re.search(r"^allocated (\d+), freed (\d+)$", said, re.MULTILINE)
+        assert found is not None, said
+        counts[len(preloaded)] = int(found[1]), int(found[2])
+    assert counts[1] == counts[2]
+    assert min(counts[1]) > 20
 
 
 SWEEPS = ["sizes", "alignments", "calloc", "realloc"]
