@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,3 +192,17 @@ def test_preloaded_into_anything(programs: Programs) -> None:
     assert ran.stderr == ""
     plain = run_command([programs.path("stress", GLIBC), "rounds=1"], clean_environment())
     assert "purges" not in plain.figures
+
+
+@pytest.mark.long
+def test_heaptrack_sees_the_same(programs: Programs, tmp_path: Path) -> None:
+    counts = []
+    for way in (GLIBC, PRELOAD):
+        output = tmp_path / way
+        command = [tool("heaptrack", "heaptrack"), "-o", output, programs.path("news", way), "containers"]
+        said = run_command(command, programs.environment(way), cwd=tmp_path).stderr
+        found = re.search(r"allocations:\s+(\d+)\s+leaked allocations:\s+(\d+)", said)
+        assert found is not None, said
+        counts.append((int(found[1]), int(found[2])))
+    assert counts[0] == counts[1]
+    assert counts[0][0] > 20

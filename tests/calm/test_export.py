@@ -1037,12 +1037,12 @@ def test_the_file_is_whole_at_any_time(start: Start, export: Callable[..., Expor
     with file.open() as first:
         text = first.read()
         while len(versions) < 5:
-            versions.add(by_name(file.read_text())["calm_export_scrapes_total"][""])
+            versions.add(by_name(file.read_text())["calm_export_scrapes_total"].popitem()[1])
             assert {path.suffix for path in tmp_path.iterdir()} <= {".prom", ".tmp"}
         # Who has opened a version reads it to its end.
         first.seek(0)
         assert first.read() == text
-    assert re.search(r"^calm_export_scrapes_total \S+\n\Z", text, re.MULTILINE)
+    assert re.search(r"^calm_export_scrapes_total\S* \S+\n\Z", text, re.MULTILINE)
     assert file.stat().st_mode & 0o777 == 0o644
 
 
@@ -1053,6 +1053,16 @@ def test_once(start: Start, calm: Calm, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == [file]
     assert check_values(by_name(file.read_text()), "calmalloc", process.pid, said) > 15
+
+
+def test_files_for_one_collector_share_no_series(start: Start, calm: Calm, tmp_path: Path) -> None:
+    series: list[tuple[str, frozenset[tuple[str, str]]]] = []
+    for name in ("one.prom", "other.prom"):
+        calm("export", start()[0].pid, "-n", "1", "--textfile", tmp_path / name)
+        for family in parser.text_string_to_metric_families((tmp_path / name).read_text()):
+            series += [(sample.name, frozenset(sample.labels.items())) for sample in family.samples]
+    assert len(series) == len(set(series))
+    assert ("calm_export_scrapes_total", frozenset({("calm_export_textfile", "one.prom")})) in series
 
 
 def test_a_disk_that_is_full(start: Start, calm: Calm, tmp_path: Path) -> None:

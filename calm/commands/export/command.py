@@ -76,7 +76,7 @@ class _Outputs:
         if self.textfile:
             from calm.commands.export import exposition
 
-            self.textfile.write(exposition.text(snapshot))
+            self.textfile.write(exposition.text(snapshot, self.textfile.name))
         if self.pusher:
             self.pusher.push(snapshot)
             if wait:

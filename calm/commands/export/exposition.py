@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -43,6 +44,8 @@ class _Families(NamedTuple):
     """What prometheus_client calls a registry: something with `collect`."""
 
     snapshot: Snapshot
+    own: Mapping[str, str] = MappingProxyType({})
+    """Attributes of the metrics of the exporter itself."""
 
     def collect(self) -> Iterator[Family]:
         for metric in metrics.METRICS:
@@ -54,13 +57,17 @@ class _Families(NamedTuple):
             yield from _family(metric, list(labelled))
         for metric in metrics.OWN:
             yield from _family(
-                metric, [(point.attributes, point) for point in metrics.own_points(metric, self.snapshot.own)]
+                metric,
+                [
+                    ({**self.own, **point.attributes}, point)
+                    for point in metrics.own_points(metric, self.snapshot.own)
+                ],
             )
 
 
-def _registry(snapshot: Snapshot) -> Any:  # noqa: ANN401
+def _registry(snapshot: Snapshot, own: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401
     """Of whichever type this version of prometheus_client declares."""
-    return _Families(snapshot)
+    return _Families(snapshot, own)
 
 
 def _family(metric: Metric, labelled: list[tuple[dict[str, str], Point]]) -> Iterator[Family]:
@@ -81,9 +88,13 @@ def _family(metric: Metric, labelled: list[tuple[dict[str, str], Point]]) -> Ite
     yield family
 
 
-def text(snapshot: Snapshot) -> bytes:
-    """The text format, version 0.0.4."""
-    return bytes(generate_latest(_registry(snapshot)))
+def text(snapshot: Snapshot, file: str = "") -> bytes:
+    """The text format, version 0.0.4; for a file of this name, if there is one.
+
+    node_exporter joins all files, and drops one whose series are also in another one: the exporter's own have
+    the file's name as a label.
+    """
+    return bytes(generate_latest(_registry(snapshot, {metrics.TEXTFILE: file} if file else {})))
 
 
 class Server(ThreadingHTTPServer):

@@ -19,6 +19,11 @@ class Textfile:
         self.has_failed = False
         """At the last attempt."""
 
+    @property
+    def name(self) -> str:
+        """Without its folder; "" of standard output."""
+        return "" if str(self._path) == "-" else self._path.name
+
     def write(self, data: bytes) -> None:
         """Replaces the file, or reports once that this fails and leaves the file before it as it is."""
         if str(self._path) == "-":
