@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -283,6 +284,13 @@ class _Strings:
         return self.numbers.setdefault(text, len(self.numbers))
 
 
+def _program(profile: HeapProfile) -> str:
+    """The name of the program's file: that which has main, or else that of the command."""
+    of_main = (frame.module for frame in profile.frames if frame.function == "main")
+    command = profile.command[0] if profile.command else ""
+    return next(of_main, "") or Path(shutil.which(command) or command).resolve().name
+
+
 def encode(profile: HeapProfile) -> bytes:
     """A file for pprof, compressed. Functions are named in it, so that it needs no programs."""
     strings = _Strings()
@@ -294,6 +302,7 @@ def encode(profile: HeapProfile) -> bytes:
         for each in profile.stacks
     ]
     modules: dict[str, int] = defaultdict(lambda: len(modules) + 1)
+    _ = modules[_program(profile)]  # pprof takes the first mapping for the program's
     functions: dict[tuple[str, str], int] = defaultdict(lambda: len(functions) + 1)
     for index, frame in enumerate(profile.frames):
         source, _, line = (frame.source or "").rpartition(":")

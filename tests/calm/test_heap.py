@@ -682,6 +682,11 @@ def test_pprof(tmp_path: Path) -> None:
     again = pprof.read(str(path))
     assert stacks_by_frames(again) == EXAMPLE
     assert (again.types, again.mean_bytes, again.notes) == (profile.types, 4096, ["a note"])
+    # The program's file is named, whichever frame came first.
+    first = Frame("_dl_start_user", "ld-linux-x86-64.so.2")
+    stacks = {(first, *frames): values for frames, values in EXAMPLE.items()}
+    path.write_bytes(pprof.encode(profile_of(stacks)))
+    assert re.search(r"^File: program$", tool("-top"), re.MULTILINE)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
