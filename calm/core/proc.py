@@ -233,6 +233,11 @@ def fields_kib(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in _FIELD_KIB.findall(text)}
 
 
+def swap_kib(pid: int, proc: Path = PROC) -> int | None:
+    """Memory that is swapped out, by /proc/PID/status."""
+    return fields_kib(_read(pid, "status", proc)).get("VmSwap")
+
+
 def rollup(pid: int, proc: Path = PROC) -> dict[str, int]:
     """smaps_rollup in KiB: the kernel walks all page tables for it, with the address space locked."""
     return fields_kib(_read(pid, "smaps_rollup", proc))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -913,3 +914,19 @@ def test_completion_names_processes(compiled: Compile) -> None:
     code = "from calm.cli import cli; cli(prog_name='calm')"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert f"plain,{os.getpid()}" in done.stdout
+
+
+def test_page_tables_of_large_processes_are_not_walked(
+    build: Callable[..., Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _, _ = start(build("plain"))
+    walked: list[int] = []
+    monkeypatch.setattr(proc, "rollup", lambda pid: walked.append(pid) or {})
+    with closing(sampler.Sampler(lambda: [process.pid], every=False)) as top:
+        monkeypatch.setattr(sampler, "MAX_ROLLUP_KIB", 16)
+        (row,) = top.sample().processes
+        assert (walked, row.huge_kib, row.swap_kib) == ([], None, 0)
+        assert "delay" in row.reasons["huge_kib"]
+        monkeypatch.setattr(sampler, "MAX_ROLLUP_KIB", 1 << 30)
+        (row,) = top.sample().processes
+        assert (walked, row.huge_kib) == ([process.pid], 0)

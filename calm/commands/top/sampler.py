@@ -1,5 +1,6 @@
 """Samples processes each interval, and computes rates from two samples."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from calm.core.documents import Document
 from calm.core.event_counters import RECEIVED, SHOOTDOWNS, Counting, Events
 from calm.core.measure import SYSCALLS
 
+# Up to this resident size smaps_rollup is read: the kernel walks all page tables for it, at some 10 us for
+# each MiB, and the process's page faults and memory calls may have to wait so long.
+MAX_ROLLUP_KIB = 128 << 10
 # The share of the time for what is costly: smaps_rollup, and the search for the libraries' counters.
 _SHARE = 0.02
 # Of all processes, the busiest ones have their shootdowns and calls counted: so many at a time.
@@ -233,7 +237,9 @@ class Sampler:
         return (time.thread_time() - begin) * max(1, len(self._known)) / _SHARE
 
     def _read_rollup(self, known: _Process, row: Row, now: float) -> None:
-        if now >= known.rollup_at:
+        if row.rss_kib > MAX_ROLLUP_KIB:
+            known.rollup, known.why_no_rollup = None, "reading it would delay a process of this size"
+        elif now >= known.rollup_at:
             begin = time.thread_time()
             known.rollup, known.why_no_rollup = None, "the kernel does not report it"
             try:
@@ -246,7 +252,9 @@ class Sampler:
         if known.rollup is None:
             row.reasons["huge_kib"] = known.why_no_rollup
         else:
-            row.huge_kib, row.swap_kib = proc.huge_kib(known.rollup), known.rollup.get("Swap")
+            row.huge_kib = proc.huge_kib(known.rollup)
+        with contextlib.suppress(proc.GoneError, OSError):
+            row.swap_kib = proc.swap_kib(row.pid)
 
     def _search(self, known: _Process, pid: int, now: float) -> None:
         begin = time.thread_time()
