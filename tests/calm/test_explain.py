@@ -431,6 +431,13 @@ def test_further_causes_have_a_step_each() -> None:
     assert said.steps[-1] == "malloc_trim(0), called by the program, returns it at once."
 
 
+@pytest.mark.parametrize(("top", "advised"), [(80, True), (1, False)])
+def test_ptlbmalloc2_is_advised_where_memory_is_at_the_tops(top: int, advised: bool) -> None:
+    steps = advice.steps("retained", replace(heap(retained=100), facts={"top": top * MIB}), 1)
+    assert any("-a ptlbmalloc2" in each for each in steps) == advised
+    assert any("-a calmalloc" in each for each in steps)
+
+
 def test_memory_in_use_leads_to_the_heap_profile() -> None:
     for allocator in ("glibc", "jemalloc", "mimalloc", "calmalloc"):
         steps = advice.steps("in_use", replace(heap(), allocator=allocator), 1)

@@ -57,6 +57,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "glibc": (
             "malloc_trim(0), called by the program, returns it at once.",
             "`calm run -a ptlbmalloc2 -- CMD` trims all arenas by one threshold.",
+            "`calm run -a calmalloc -- CMD` returns free pages wherever they are.",
             "GLIBC_TUNABLES=glibc.malloc.arena_max=2 keeps fewer arenas; trim_threshold limits only tops.",
         ),
         "ptlbmalloc2": (
@@ -128,4 +129,7 @@ def steps(verdict: str, heap: Heap | None, pid: int, also: Sequence[str] = ()) -
         words += tuple(each for each in _of(further, allocator)[:1] if each not in words)
     if heap and heap.facts.get("arenas") == 1:
         words = tuple(each for each in words if "arena_max" not in each)
+    if heap and heap.facts.get("top", 0) < heap.retained.bytes / 2:
+        # It returns what is free at the tops alone.
+        words = tuple(each for each in words if "-a ptlbmalloc2" not in each)
     return tuple(each.format(pid=pid) for each in words)
