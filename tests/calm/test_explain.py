@@ -202,10 +202,11 @@ def test_a_huge_reservation(troubled: Path) -> None:
 def test_a_process_that_ends_while_it_is_read(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(troubled, "mappings") as found:
 
-        def kill(process: Process) -> Heap | None:
+        def kill(process: Process) -> tuple[Heap, ...]:
             os.kill(process.pid, signal.SIGKILL)
             found.process.wait()
-            return glibc.read(process)
+            glibc.read(process)
+            return ()
 
         monkeypatch.setattr(command, "READERS", (kill,))
         with pytest.raises(GoneError, match=f"there is no process {found.pid}"):
@@ -215,10 +216,11 @@ def test_a_process_that_ends_while_it_is_read(troubled: Path, monkeypatch: pytes
 def test_a_process_that_becomes_a_zombie(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(troubled, "mappings") as found:
 
-        def kill(process: Process) -> Heap | None:
+        def kill(process: Process) -> tuple[Heap, ...]:
             os.kill(process.pid, signal.SIGKILL)
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            return glibc.read(process)
+            glibc.read(process)
+            return ()
 
         monkeypatch.setattr(command, "READERS", (kill,))
         with pytest.raises(CalmError, match=r"ended while it was read"):
@@ -436,6 +438,25 @@ def test_ptlbmalloc2_is_advised_where_memory_is_at_the_tops(top: int, advised: b
     steps = advice.steps("retained", replace(heap(retained=100), facts={"top": top * MIB}), 1)
     assert any("-a ptlbmalloc2" in each for each in steps) == advised
     assert any("-a calmalloc" in each for each in steps)
+
+
+def test_settings_and_functions_have_the_prefix_of_the_build() -> None:
+    of_library = replace(
+        heap(), allocator="jemalloc", library="libduckdb.so", settings="DUCKDB_JE_MALLOC_CONF"
+    )
+    steps = advice.steps("retained", of_library, 1)
+    assert steps[0].startswith("DUCKDB_JE_MALLOC_CONF=background_thread:true,")
+    assert steps[1].startswith('duckdb_je_mallctl("arena.')
+    assert not [each for each in advice.steps("in_use", of_library, 1) if "heap run" in each]
+
+
+def test_an_allocator_of_a_library_spoils_no_other_figure(troubled: Path) -> None:
+    """One that cannot be read, as it is idle: its memory, if any, counts as other mappings."""
+    with running(troubled, "mappings") as program, sample(program.pid) as found:
+        idle = Heap("mimalloc", "", UNKNOWN, UNKNOWN, notes=("It was not found.",), library="libarrow.so")
+        taken = picture.picture(found, [*READERS, lambda _: (idle,)])
+    assert taken.parts["unaccounted"].bytes == 0
+    assert "mimalloc in libarrow.so: It was not found." in taken.notes
 
 
 def test_memory_in_use_leads_to_the_heap_profile() -> None:

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm.commands.explain import foreign, jemalloc, mimalloc, process
+from calm.commands.explain import foreign, jemalloc, mimalloc, picture, process
 from calm.commands.explain.model import MAX_BYTES, Heap, Process, Reader
 from calm.core import allocators
 from calm.core.errors import CalmError
@@ -22,10 +23,10 @@ from calm.core.proc import Mapping
 
 KIB, MIB, PAGE = 1 << 10, 1 << 20, 4096
 READERS: dict[str, Reader] = {
-    "jemalloc": jemalloc.read,
-    "jemalloc-debian": jemalloc.read,
-    "mimalloc": mimalloc.read,
-    "mimalloc-debian": mimalloc.read,
+    "jemalloc": jemalloc.heaps,
+    "jemalloc-debian": jemalloc.heaps,
+    "mimalloc": mimalloc.heaps,
+    "mimalloc-debian": mimalloc.heaps,
 }
 PARTS = ("in_use", "cached", "retained", "fragmentation", "metadata")
 
@@ -67,9 +68,15 @@ def running(program: Path, mode: str, name: str, **variables: str) -> Iterator[t
         child.communicate()
 
 
+def first(reader: Reader, process: Process) -> Heap | None:
+    found = reader(process)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
 def read(pid: int, name: str) -> Heap:
     with process.sample(pid) as found:
-        heap = READERS[name](found)
+        heap = first(READERS[name], found)
     assert heap is not None
     return heap
 
@@ -139,6 +146,49 @@ def test_a_library_of_another_name(program: Path, name: str, tmp_path: Path) -> 
         heap = read(pid, name)
     assert heap.version
     assert told["live"] <= heap.in_use.bytes <= told["live"] + 96 * KIB
+
+
+def test_two_in_a_process(tmp_path: Path) -> None:
+    """Each library that brought an allocator for itself has a heap, with the name of its settings."""
+    built = allocators.find_library("jemalloc")
+    assert built is not None
+    data = Path(built).read_bytes()
+    assert data.count(b"\0MALLOC_CONF\0") == 1
+    program = f"""
+import ctypes, sys
+for path, count in (("{tmp_path}/libone.so", 3), ("{tmp_path}/libother.so", 9)):
+    library = ctypes.CDLL(path, ctypes.DEFAULT_MODE)
+    library.mallocx.restype = ctypes.c_void_p
+    for _ in range(count):
+        ctypes.memset(library.mallocx(ctypes.c_size_t({MIB}), 0), 1, {MIB})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    for name in ("libone.so", "libother.so"):
+        (tmp_path / name).write_bytes(data)
+    command = [sys.executable, "-c", program]
+    # Builds for preloading have variables of threads in a place that is small for libraries that are opened.
+    env = os.environ | {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=65536"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        with process.sample(child.pid) as found:
+            heaps = jemalloc.heaps(found)
+            whole = picture.picture(found, [jemalloc.heaps])
+        child.communicate()
+    assert sorted(heap.in_use.bytes // MIB for heap in heaps) == [3, 9]
+    assert [heap.settings for heap in heaps] == ["MALLOC_CONF", "MALLOC_CONF"]
+    assert whole.parts["in_use"].bytes >= 11 * MIB
+
+
+def test_what_a_library_brought_is_named() -> None:
+    """A prefixed build exports no malloc, and has its own name for the settings."""
+    constants = b"\0" + b"5.3.0-0-g" + b"0" * 40 + b"\0DUCKDB_JE_MALLOC_CONF\0"
+    image = made_up("/none/libduckdb.so", constants, 5)
+    image.mappings.insert(0, Mapping(PAGE, 2 * PAGE, "r-xp", 0, "0:0", 8, "/none/program", {}))
+    heap = first(jemalloc.heaps, image)
+    assert heap is not None
+    assert (heap.title, heap.settings) == ("jemalloc in libduckdb.so", "DUCKDB_JE_MALLOC_CONF")
 
 
 @pytest.mark.parametrize("name", ["jemalloc", "jemalloc-debian"])
@@ -279,18 +329,18 @@ def test_damaged_records(program: Path, name: str) -> None:
     """A reader neither raises nor runs away, whatever it reads."""
     with running(program, "mixed", name) as (pid, _):
         image = Image.of(pid)
-        clean = READERS[name](image)
+        clean = first(READERS[name], image)
         assert clean is not None
         assert clean.in_use.is_known
         for seed in range(20):
             image.bytes_read = 0
             damage(image, seed, 200)
-            heap = READERS[name](image)
+            heap = first(READERS[name], image)
             assert heap is not None
             assert image.bytes_read <= 2 * MAX_BYTES
             assert all(getattr(heap, part).bytes >= 0 for part in ("footprint", *PARTS))
         image.is_present = lambda start, end: None
-        assert READERS[name](image) is not None
+        assert first(READERS[name], image) is not None
 
 
 def made_up(path: str, constants: bytes, seed: int) -> Image:
@@ -315,13 +365,13 @@ def made_up(path: str, constants: bytes, seed: int) -> Image:
 @pytest.mark.parametrize(
     ("reader", "path", "constants"),
     [
-        (jemalloc.read, "/none/libjemalloc.so.2", b"\0" + b"5.3.0-0-g" + b"0" * 40 + b"\0"),
-        (mimalloc.read, "/none/libmimalloc.so.2", b"mimalloc: "),
+        (jemalloc.heaps, "/none/libjemalloc.so.2", b"\0" + b"5.3.0-0-g" + b"0" * 40 + b"\0"),
+        (mimalloc.heaps, "/none/libmimalloc.so.2", b"mimalloc: "),
     ],
 )
 def test_noise(reader: Reader, path: str, constants: bytes) -> None:
     image = made_up(path, constants, 1)
-    heap = reader(image)
+    heap = first(reader, image)
     assert heap is not None
     assert not heap.footprint.is_known
     assert "not found" in heap.notes[0]
@@ -329,7 +379,7 @@ def test_noise(reader: Reader, path: str, constants: bytes) -> None:
 
 def test_other_versions() -> None:
     image = made_up("/none/libjemalloc.so.1", b"\0" + b"4.5.0-0-g" + b"0" * 40 + b"\0", 2)
-    heap = jemalloc.read(image)
+    heap = first(jemalloc.heaps, image)
     assert heap is not None
     assert heap.version == "4.5.0"
     assert not heap.in_use.is_known
@@ -338,19 +388,19 @@ def test_other_versions() -> None:
 
 def test_a_name_is_not_enough() -> None:
     image = made_up("/none/libother.so", b"no allocator", 3)
-    assert jemalloc.read(image) is None
-    assert mimalloc.read(image) is None
+    assert first(jemalloc.heaps, image) is None
+    assert first(mimalloc.heaps, image) is None
 
 
 def test_code_that_is_not_used() -> None:
     """A program that holds mimalloc, and runs on another allocator."""
-    assert mimalloc.read(made_up("/none/python3.13", b"mimalloc: ", 4)) is None
+    assert first(mimalloc.heaps, made_up("/none/python3.13", b"mimalloc: ", 4)) is None
 
 
 def test_this_process_has_neither() -> None:
     with process.sample(os.getpid()) as found:
-        assert jemalloc.read(found) is None
-        assert mimalloc.read(found) is None
+        assert first(jemalloc.heaps, found) is None
+        assert first(mimalloc.heaps, found) is None
 
 
 def test_size_classes() -> None:
@@ -386,7 +436,7 @@ def test_jemalloc_for_addresses_of_57_bits() -> None:
     active, large_16_pages = 0, jemalloc.sizes().index(16 * PAGE)
     put(leaf + (heap >> 12 & 0x7FFF) * 16, record, active << 2 | large_16_pages << 5)
     put(record, active << 17 | large_16_pages << 20, heap, 16 * PAGE)
-    found = jemalloc.read(image)
+    found = first(jemalloc.heaps, image)
     assert found is not None
     assert found.version == "5.3.0"
     assert found.in_use.bytes == 16 * PAGE

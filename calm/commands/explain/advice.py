@@ -132,4 +132,14 @@ def steps(verdict: str, heap: Heap | None, pid: int, also: Sequence[str] = ()) -
     if heap and heap.facts.get("top", 0) < heap.retained.bytes / 2:
         # It returns what is free at the tops alone.
         words = tuple(each for each in words if "-a ptlbmalloc2" not in each)
+    if heap and heap.library:
+        # No preloaded allocator takes its place.
+        words = tuple(each for each in words if "-- CMD`" not in each)
+    if heap and heap.settings:
+        # Settings and functions have the build's prefix.
+        prefix = heap.settings.removesuffix("MALLOC_CONF").lower()
+        words = tuple(
+            each.replace("MALLOC_CONF=", f"{heap.settings}=").replace("mallctl(", f"{prefix}mallctl(")
+            for each in words
+        )
     return tuple(each.format(pid=pid) for each in words)

@@ -54,6 +54,8 @@ class ExplainHeap(msgspec.Struct):
     """The heap of one allocator. Its figures count what may be resident; those of `parts` what is."""
 
     allocator: str
+    library: str
+    """The file's name of a library that brought this allocator for itself; "" if it may be the process's."""
     version: str
     figures: dict[str, ExplainFigure]
     classes: list[ExplainClass]
@@ -110,6 +112,7 @@ def _heap(heap: Heap) -> ExplainHeap:
     figures = {name: getattr(heap, name) for name in names}
     return ExplainHeap(
         heap.allocator,
+        heap.library,
         heap.version,
         {name: ExplainFigure(each.bytes, each.certainty) for name, each in figures.items()},
         [
@@ -193,7 +196,7 @@ def _print(samples: list[Picture], found: Explanation, console: Console) -> None
     last, first = samples[-1], samples[0]
     heap = last.heap
     version = f" {heap.version}" if heap and heap.version else ""
-    console.print(f"{last.pid} {last.command}, {heap.allocator if heap else 'no known allocator'}{version}")
+    console.print(f"{last.pid} {last.command}, {heap.title if heap else 'no known allocator'}{version}")
     console.print(f"\n{found.verdict}: {found.summary}", style="bold")
     for line in found.evidence:
         console.print(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -208,6 +208,16 @@ def field(rows: npt.NDArray[np.uint8], offset: int, width: int) -> Words:
 def unreadable(allocator: str, version: str, *notes: str) -> Heap:
     """The heap of an allocator that is in use, and of which nothing can be said."""
     return Heap(allocator, version, UNKNOWN, UNKNOWN, notes=notes)
+
+
+def bringer(process: Process, found: Sequence[Image], image: Image) -> str:
+    """The file's name of a library that brought an allocator for itself.
+
+    "" of the program, which is the first image, and of a library with a malloc: it may be the process's.
+    """
+    if image == found[0] or process.symbols(f"^{re.escape(image.path)}$", ["malloc"]):
+        return ""
+    return Path(image.path).name
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

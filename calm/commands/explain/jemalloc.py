@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -23,6 +23,7 @@ from calm.commands.explain.foreign import (
     Image,
     Memory,
     Words,
+    bringer,
     field,
     images,
     merged,
@@ -34,6 +35,8 @@ from calm.commands.explain.model import Figure, Heap, Process, SizeClass, estima
 
 _NAME = "jemalloc"
 _VERSION = rb"\0(\d+\.\d+\.\d+)-\d+-g[0-9a-f]{0,40}\0"
+# Of a build with a prefix, as libraries bring it: DUCKDB_JE_MALLOC_CONF, _RJEM_MALLOC_CONF.
+_SETTINGS = rb"\0([A-Z0-9_]{0,40}MALLOC_CONF)\0"
 _LIBRARY = re.compile(r"/libjemalloc[^/]*\.so")
 _READABLE = ("5.3.",)
 
@@ -571,27 +574,40 @@ def _large(extents: _Extents, cached: npt.NDArray[np.int64]) -> tuple[list[SizeC
     return found, in_use
 
 
-def read(process: Process) -> Heap | None:
+def heaps(process: Process) -> tuple[Heap, ...]:
     """A `Reader`."""
     memory = Memory(process)
-    for image in images(process):
+    found = images(process)
+    heaps = []
+    for image in found:
         is_named = _LIBRARY.search(image.path) is not None
         if not is_named and not any(_bss(image, _LEAST_ROOT_BYTES)):
             continue
         match = search(process, image, _VERSION)
         if match is None and not is_named:
             continue
-        version = match[1].decode() if match else ""
-        if not version.startswith(_READABLE):
-            return unreadable(
-                _NAME,
-                version,
-                f"jemalloc {version or 'of an unknown version'} keeps its records in another form than 5.3: "
-                f"`gdb -p {process.pid} -batch -ex 'call (void)malloc_stats_print(0, 0, 0)'` prints its "
-                "own statistics, on the process's standard error.",
+        heap = _of_version(process, memory, image, match[1].decode() if match else "")
+        variable = search(process, image, _SETTINGS)
+        heaps.append(
+            replace(
+                heap,
+                library=bringer(process, found, image),
+                settings=variable[1].decode() if variable else "",
             )
+        )
+    return tuple(heaps)
+
+
+def _of_version(process: Process, memory: Memory, image: Image, version: str) -> Heap:
+    if version.startswith(_READABLE):
         return _read(process, memory, image, version)
-    return None
+    return unreadable(
+        _NAME,
+        version,
+        f"jemalloc {version or 'of an unknown version'} keeps its records in another form than 5.3: "
+        f"`gdb -p {process.pid} -batch -ex 'call (void)malloc_stats_print(0, 0, 0)'` prints its "
+        "own statistics, on the process's standard error.",
+    )
 
 
 def _read(process: Process, memory: Memory, image: Image, version: str) -> Heap:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as default
 
 import numpy as np
@@ -20,6 +20,7 @@ from calm.commands.explain.foreign import (
     Image,
     Memory,
     Words,
+    bringer,
     field,
     images,
     merged,
@@ -457,12 +458,13 @@ def _classes(pages: _Pages, freed: npt.NDArray[np.int64]) -> list[SizeClass]:
     return found
 
 
-def read(process: Process) -> Heap | None:
+def heaps(process: Process) -> tuple[Heap, ...]:
     """A `Reader`. A program may hold mimalloc and not use it, as Python 3.13 does: that is not its heap."""
     memory = Memory(process)
-    unread = None
-    for image in images(process):
-        named = _LIBRARY.search(image.path)
+    all_images = images(process)
+    heaps: list[Heap] = []
+    for image in all_images:
+        named = _LIBRARY.search(image.path) is not None
         if not named and not search(process, image, _MESSAGE):
             continue
         version = _release(process, image)
@@ -472,14 +474,21 @@ def read(process: Process) -> Heap | None:
         if found is None and not version.startswith(("1.", "2.")):
             found = _read_map(memory, image)
         if found is not None:
-            return _heap(process, memory, version, found)
-        if unread is None and (named or version):
-            unread = version
-    if unread is None:
-        return None
+            heap = _heap(process, memory, version, found)
+        elif named or version:
+            heap = _unread(process, version)
+        else:
+            continue
+        # Segments are found by their form: another image's reader may have found the same ones.
+        if not any(set(heap.ranges) & set(each.ranges) for each in heaps):
+            heaps.append(replace(heap, library=bringer(process, all_images, image)))
+    return tuple(heaps)
+
+
+def _unread(process: Process, version: str) -> Heap:
     return unreadable(
         _NAME,
-        unread,
+        version,
         "mimalloc's pages were not found: nothing is allocated yet, or the library is of an unknown release "
         f"or build. `gdb -p {process.pid} -batch -ex 'call (void)mi_stats_print(0)'` prints its own "
         "statistics, on the process's standard error.",

@@ -97,8 +97,17 @@ class Heap:
     memory outside of all readers' ranges belongs to the program's or a runtime's own mappings."""
     notes: tuple[str, ...] = ()
     """One sentence each: what an estimate assumes, what could not be read and why."""
+    library: str = ""
+    """The file's name of a library that brought this allocator for itself; "" if it may be the process's."""
+    settings: str = ""
+    """The environment variable of the allocator's settings, as this build of it has it; "" where unknown."""
     facts: dict[str, int] = field(default_factory=dict)
     """Further numbers by which rules decide what to advise, such as arenas or threads' caches."""
+
+    @property
+    def title(self) -> str:
+        """The allocator, and the library that brought it."""
+        return f"{self.allocator} in {self.library}" if self.library else self.allocator
 
 
 class Process(Protocol):
@@ -150,11 +159,11 @@ class Image:
 
 
 class Reader(Protocol):
-    """Reads the heap of one allocator. One function object per allocator, in a module of its own."""
+    """Reads the heaps of one allocator. One function object per allocator, in a module of its own."""
 
-    def __call__(self, process: Process) -> Heap | None:
-        """The heap; None where the process does not use this allocator.
+    def __call__(self, process: Process) -> Sequence[Heap]:
+        """One for each program or library of the process that has this allocator in it.
 
-        Where it does and cannot be read, a Heap whose figures are UNKNOWN and whose notes say why.
+        One that cannot be read is a Heap whose figures are UNKNOWN and whose notes say why.
         Never raises for what the process's memory holds.
         """

@@ -179,8 +179,9 @@ def _empty_huge(process: Process, mappings: Sequence[Mapping]) -> Figure:
 
 
 def _unread(process: Process, heaps: Sequence[Heap]) -> str:
-    """The allocator in use where no reader knows its heap: one that could not, or that the files name."""
-    if unknown := next((heap for heap in heaps if not heap.footprint.is_known and not heap.ranges), None):
+    """The process's own allocator, where no reader knows its heap."""
+    unread = (heap for heap in heaps if not heap.footprint.is_known and not heap.ranges and not heap.library)
+    if unknown := next(unread, None):
         return unknown.allocator
     paths = [each.path for each in process.mappings if each.path.startswith("/")]
     name = proc_maps.allocator(paths)
@@ -191,7 +192,7 @@ def _unread(process: Process, heaps: Sequence[Heap]) -> str:
 
 def picture(process: Process, readers: Sequence[Reader]) -> Picture:
     """Divides the memory of a process. Raises GoneError where it ends meanwhile."""
-    heaps = [heap for reader in readers if (heap := reader(process)) is not None]
+    heaps = [heap for reader in readers for heap in reader(process)]
     heaps.sort(key=lambda heap: heap.footprint.bytes, reverse=True)
     ranges = [_merged(heap.ranges) for heap in heaps]
     stacks = _stack_pointers(process.pid)
@@ -220,7 +221,7 @@ def picture(process: Process, readers: Sequence[Reader]) -> Picture:
             shared += resident
         elif kind != "files":
             shared += (sizes.get("Shared_Clean", 0) + sizes.get("Shared_Dirty", 0)) * 1024
-    notes = [note for heap in heaps for note in heap.notes]
+    notes = [f"{heap.title}: {note}" if heap.library else note for heap in heaps for note in heap.notes]
     if unread := _unread(process, heaps):
         notes.append(f"The heap of {unread} cannot be read: it counts as unaccounted.")
         parts["unaccounted"] = Figure(parts["other"].bytes, "unknown")

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from calm.commands.explain import calmalloc, glibc, jemalloc, mimalloc
-from calm.commands.explain.model import Reader
+from collections.abc import Callable
 
-READERS: tuple[Reader, ...] = (calmalloc.read, jemalloc.read, mimalloc.read, glibc.read)
+from calm.commands.explain import calmalloc, glibc, jemalloc, mimalloc
+from calm.commands.explain.model import Heap, Process, Reader
+
+
+def _one(read: Callable[[Process], Heap | None]) -> Reader:
+    """Of an allocator that a process has once at most."""
+
+    def heaps(process: Process) -> tuple[Heap, ...]:
+        heap = read(process)
+        return () if heap is None else (heap,)
+
+    return heaps
+
+
+READERS: tuple[Reader, ...] = (_one(calmalloc.read), jemalloc.heaps, mimalloc.heaps, _one(glibc.read))

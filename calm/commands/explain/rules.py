@@ -178,7 +178,7 @@ def _huge(found: Picture) -> str:
 
 
 def _unknown(found: Picture) -> str:
-    name = found.heap.allocator if found.heap else "the allocator"
+    name = found.heap.title if found.heap else "the allocator"
     return f"{_size(found.bytes('unaccounted'))} belong to {name}, whose records do not say what they are"
 
 
