@@ -179,6 +179,7 @@ sys.stdin.read()
     assert sorted(heap.in_use.bytes // MIB for heap in heaps) == [3, 9]
     assert [heap.settings for heap in heaps] == ["MALLOC_CONF", "MALLOC_CONF"]
     assert whole.parts["in_use"].bytes >= 11 * MIB
+    assert whole.heap_of("in_use") == whole.heaps[0]
 
 
 def test_what_a_library_brought_is_named() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ import msgspec
 
 from calm.commands.explain import process, stacks
 from calm.commands.explain.model import Certainty, Heap
-from calm.commands.explain.picture import PARTS, Picture, picture
+from calm.commands.explain.picture import HEAP_PARTS, PARTS, Picture, picture
 from calm.commands.explain.readers import READERS
 from calm.commands.explain.rules import Explanation, explain
 from calm.core import options, proc, program, report
@@ -232,11 +232,24 @@ def _print(samples: list[Picture], found: Explanation, console: Console) -> None
     for words, count in extra.items():
         if count >= 1 << 20:
             console.print(f"{_mib(count)} MiB {words}")
-    _print_classes(heap, console)
+    _print_heaps(last.heaps, console)
+    _print_classes(last.heap_of(found.verdict), console)
     if found.steps:
         console.print("\nNext steps", style="bold")
     for step in found.steps:
         console.print(f"  - {step}")
+
+
+def _print_heaps(heaps: Sequence[Heap], console: Console) -> None:
+    """Of a process with several allocators, or several copies of one."""
+    if len(heaps) < 2:
+        return
+    console.print()
+    table = report.table("heap", "MiB", *HEAP_PARTS, right=("MiB", *HEAP_PARTS))
+    for heap in heaps:
+        figures = [heap.footprint, *(getattr(heap, name) for name in HEAP_PARTS)]
+        table.add_row(heap.title, *(_mib(each.bytes) if each.is_known else "?" for each in figures))
+    report.print_table(console, table)
 
 
 def _print_classes(heap: Heap | None, console: Console) -> None:

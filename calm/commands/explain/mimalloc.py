@@ -476,7 +476,7 @@ def heaps(process: Process) -> tuple[Heap, ...]:
         if found is not None:
             heap = _heap(process, memory, version, found)
         elif named or version:
-            heap = _unread(process, version)
+            heap = _unread(process, version, bringer(process, all_images, image))
         else:
             continue
         # Segments are found by their form: another image's reader may have found the same ones.
@@ -485,14 +485,17 @@ def heaps(process: Process) -> tuple[Heap, ...]:
     return tuple(heaps)
 
 
-def _unread(process: Process, version: str) -> Heap:
-    return unreadable(
-        _NAME,
-        version,
-        "mimalloc's pages were not found: nothing is allocated yet, or the library is of an unknown release "
-        f"or build. `gdb -p {process.pid} -batch -ex 'call (void)mi_stats_print(0)'` prints its own "
-        "statistics, on the process's standard error.",
+def _unread(process: Process, version: str, library: str) -> Heap:
+    note = (
+        "mimalloc's pages were not found: nothing is allocated yet, or it is of an unknown release or build."
     )
+    if not library:
+        # Only such a library has a name for it.
+        note += (
+            f" `gdb -p {process.pid} -batch -ex 'call (void)mi_stats_print(0)'` prints its own statistics, on"
+            " the process's standard error."
+        )
+    return unreadable(_NAME, version, note)
 
 
 def _heap(process: Process, memory: Memory, version: str, found: _Found) -> Heap:

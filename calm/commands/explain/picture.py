@@ -78,6 +78,12 @@ class Picture:
     def heap(self) -> Heap | None:
         return self.heaps[0] if self.heaps else None
 
+    def heap_of(self, part: str) -> Heap | None:
+        """That which has most of a part of HEAP_PARTS; of another part, the largest."""
+        if part not in HEAP_PARTS:
+            return self.heap
+        return max(self.heaps, key=lambda heap: int(getattr(heap, part).bytes), default=None)
+
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
@@ -229,6 +235,9 @@ def picture(process: Process, readers: Sequence[Reader]) -> Picture:
         regions = []
     untouched = 0
     for heap, resident in zip(heaps, in_heap, strict=True):
+        if heap.library and not heap.footprint.is_known:
+            _add(parts, {"other": Figure(0, "estimate")})  # where its memory is, if it has any
+            continue
         divided, beyond = _divided(heap, resident)
         _add(parts, divided)
         untouched += beyond

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calm.commands.explain import advice
 from calm.commands.explain.model import Certainty, Figure, Heap, SizeClass
-from calm.commands.explain.picture import Picture
+from calm.commands.explain.picture import HEAP_PARTS, Picture
 from calm.core import report
 
 VERDICTS = {
@@ -91,21 +91,23 @@ def _classes(heap: Heap | None, key: Callable[[SizeClass], int], text: Callable[
 
 
 def _in_use(found: Picture) -> str:
+    heap = found.heap_of("in_use")
     text = f"The program holds {_size(found.bytes('in_use'))} in blocks that it has not freed"
-    if found.heap and (large := found.heap.facts.get("large_bytes", 0)) >= SMALL_BYTES:
+    if heap and (large := heap.facts.get("large_bytes", 0)) >= SMALL_BYTES:
         text += f", {_size(large)} of it in large blocks"
     return text + _classes(
-        found.heap,
+        heap,
         lambda each: each.used * each.size,
         lambda each: f"{each.used:,} blocks of {each.size} bytes ({_size(each.used * each.size)})",
     )
 
 
 def _cached(found: Picture) -> str:
-    threads = found.heap.facts.get("tcaches") if found.heap else None
+    heap = found.heap_of("cached")
+    threads = heap.facts.get("tcaches") if heap else None
     of = f" of {threads} threads" if threads else ""
     return f"{_size(found.bytes('cached'))} of freed blocks are in the allocator's caches{of}" + _classes(
-        found.heap,
+        heap,
         lambda each: each.cached * each.size,
         lambda each: f"{each.cached:,} blocks of {each.size} bytes",
     )
@@ -122,8 +124,9 @@ def _waiting(facts: Mapping[str, int]) -> str:
 
 
 def _retained(found: Picture) -> str:
+    heap = found.heap_of("retained")
     text = f"The allocator keeps {_size(found.bytes('retained'))} of free pages"
-    facts = found.heap.facts if found.heap else {}
+    facts = heap.facts if heap else {}
     if "top" in facts:
         return text + f"; {_size(facts['top'])} lie at the arenas' tops, the rest between blocks"
     if "limit" in facts:
@@ -132,12 +135,13 @@ def _retained(found: Picture) -> str:
 
 
 def _fragmentation(found: Picture) -> str:
-    movable = found.heap.movable if found.heap else Figure()
+    heap = found.heap_of("fragmentation")
+    movable = heap.movable if heap else Figure()
     text = f"{_size(found.bytes('fragmentation'))} are free, but share pages with blocks in use"
     if movable.is_known:
         text += f"; {_size(movable.bytes)} would return if those blocks could move"
     return text + _classes(
-        found.heap,
+        heap,
         lambda each: each.movable,
         lambda each: f"blocks of {each.size} bytes ({each.used:,} hold {_size(each.bytes)})",
     )
@@ -257,6 +261,9 @@ def explain(samples: Sequence[Picture]) -> Explanation:
     else:
         summary = f"RSS is {_size(last.rss)}. {VERDICTS[verdict]}"
     evidence = [best.words + "."]
+    heap = last.heap_of(best.verdict)
+    if len(last.heaps) > 1 and heap and best.verdict in HEAP_PARTS:
+        evidence.append(f"{_size(getattr(heap, best.verdict).bytes)} of it is {heap.title}'s.")
     if grew:
         if best.bytes > whole:
             evidence.insert(0, f"This part grew by {_size(best.bytes)}, while others shrank.")
@@ -284,5 +291,7 @@ def explain(samples: Sequence[Picture]) -> Explanation:
         certainty=certainty,
         why=why,
         also=also,
-        steps=advice.steps(verdict, last.heap, last.pid, tuple(each.verdict for each in also)),
+        steps=advice.steps(
+            verdict, last.heap_of(best.verdict), last.pid, tuple(each.verdict for each in also)
+        ),
     )
