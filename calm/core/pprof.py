@@ -288,7 +288,7 @@ def _program(profile: HeapProfile) -> str:
     """The name of the program's file: that which has main, or else that of the command."""
     of_main = (frame.module for frame in profile.frames if frame.function == "main")
     command = profile.command[0] if profile.command else ""
-    return next(of_main, "") or Path(shutil.which(command) or command).resolve().name
+    return next(of_main, "") or (Path(shutil.which(command) or command).resolve().name if command else "")
 
 
 def encode(profile: HeapProfile) -> bytes:
@@ -302,7 +302,8 @@ def encode(profile: HeapProfile) -> bytes:
         for each in profile.stacks
     ]
     modules: dict[str, int] = defaultdict(lambda: len(modules) + 1)
-    _ = modules[_program(profile)]  # pprof takes the first mapping for the program's
+    if program := _program(profile):
+        _ = modules[program]  # pprof takes the first mapping for the program's
     functions: dict[tuple[str, str], int] = defaultdict(lambda: len(functions) + 1)
     for index, frame in enumerate(profile.frames):
         source, _, line = (frame.source or "").rpartition(":")

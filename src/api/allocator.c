@@ -20,7 +20,7 @@ void *out_of_memory(void) {
     return NULL;
 }
 
-/* As class_in, whether or not the fast path is switched off. */
+/* As class_for, whether or not the fast path is switched off. */
 static uint32_t class_of(const struct allocator *allocator, size_t size) {
     const struct size_classes *classes = &allocator->classes;
     return size <= classes->max_size ? size_class_of(classes, size) : 0;
@@ -259,7 +259,7 @@ static SLOW void *allocate_aligned_slow(size_t alignment, size_t size) {
 
 void *allocate_aligned(size_t alignment, size_t size) {
     void *block;
-    bool found = pop_cached(aligned_class_in(&calm_classes, alignment, size), &block);
+    bool found = pop_cached(&calm_caches, aligned_class_for(alignment, size), &block);
     return __builtin_expect(found, 1) ? block : allocate_aligned_slow(alignment, size);
 }
 
@@ -306,7 +306,7 @@ void *allocate_zeroed(size_t count, size_t size) {
         return sanitizer_is_there() ? __interceptor_calloc(count, size) : out_of_memory();
     }
     void *block;
-    bool found = pop_cached(class_in(&calm_classes, bytes), &block);
+    bool found = pop_cached(&calm_caches, class_for(bytes), &block);
     return __builtin_expect(found, 1) ? clear_block(block, bytes) : allocate_zeroed_slow(bytes);
 }
 
@@ -390,11 +390,11 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
 static SLOW void *reallocate_small(void *block, uint32_t class, size_t size) {
     size_t held = calm_allocator.classes.of[class].size;
     void *other;
-    if (!pop_cached(class_in(&calm_classes, size), &other)) {
+    if (!pop_cached(&calm_caches, class_for(size), &other)) {
         return reallocate_elsewhere(block, held, size);
     }
     memcpy(other, block, size_min(held, size));
-    if (!push_cached(class, block)) {
+    if (!push_cached(&calm_caches, class, block)) {
         release_slow(block);
     }
     return other;
@@ -402,8 +402,7 @@ static SLOW void *reallocate_small(void *block, uint32_t class, size_t size) {
 
 void *reallocate(void *block, size_t size) {
     uint32_t class;
-    bool small =
-        find_class(block, calm_governor.heap.space.quanta, &class) && class != 0 && size - 1 < PTRDIFF_MAX;
+    bool small = find_class(block, &class) && class != 0 && size - 1 < PTRDIFF_MAX;
     if (__builtin_expect(!small, 0)) {
         return reallocate_slow(block, size);
     }

@@ -39,36 +39,38 @@ void allocator_release(struct allocator *allocator, void *block);
 #endif
 
 /* The class of a size; 0 for a size without one, before the start, and while the fast path is off. */
-static inline uint32_t class_in(const struct size_classes *classes, size_t size) {
+static inline uint32_t class_for(size_t size) {
     if (__builtin_expect(size <= SIZE_TABLE_BYTES, 1)) {
-        return FAST_READ(classes->small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);
+        return FAST_READ(calm_classes.small[(size + SIZE_QUANTUM - 1) / SIZE_QUANTUM]);
     }
-    return size <= FAST_READ(classes->max_size) ? size_class_above_128(size) : 0;
+    return size <= FAST_READ(calm_classes.max_size) ? size_class_above_128(size) : 0;
 }
 
 /* The class whose blocks have an alignment, a power of two; 0 also if only a search finds it. Up to 1 KiB the
  * class of a multiple of the alignment is of such a size, too, and blocks lie at multiples of their size. */
-static inline uint32_t aligned_class_in(const struct size_classes *classes, size_t alignment, size_t size) {
+static inline uint32_t aligned_class_for(size_t alignment, size_t size) {
     if (alignment <= SIZE_QUANTUM) {
-        return class_in(classes, size);
+        return class_for(size);
     }
     bool small = size <= SIZE_TABLE_BYTES && alignment <= SIZE_TABLE_BYTES;
-    return small ? class_in(classes, (size + (size == 0) + alignment - 1) & -alignment) : 0;
+    return small ? class_for((size + (size == 0) + alignment - 1) & -alignment) : 0;
 }
 
 /* A block of a class from the cache of this CPU. False if there is none, or if the cache needs its lock. */
-static inline __attribute__((always_inline)) bool pop_cached(uint32_t class, void **block) {
-    if (cpu_cache_is_rseq(&calm_caches)) {
-        return rseq_pop(&calm_caches, class, block);
+static inline __attribute__((always_inline)) bool pop_cached(const struct cpu_caches *caches, uint32_t class,
+                                                             void **block) {
+    if (cpu_cache_is_rseq(caches)) {
+        return rseq_pop(caches, class, block);
     }
-    return cpu_cache_is_alone(&calm_caches) && alone_pop(&calm_caches, class, block);
+    return cpu_cache_is_alone(caches) && alone_pop(caches, class, block);
 }
 
-static inline __attribute__((always_inline)) bool push_cached(uint32_t class, void *block) {
-    if (cpu_cache_is_rseq(&calm_caches)) {
-        return rseq_push(&calm_caches, class, block);
+static inline __attribute__((always_inline)) bool push_cached(const struct cpu_caches *caches, uint32_t class,
+                                                              void *block) {
+    if (cpu_cache_is_rseq(caches)) {
+        return rseq_push(caches, class, block);
     }
-    return cpu_cache_is_alone(&calm_caches) && alone_push(&calm_caches, class, block);
+    return cpu_cache_is_alone(caches) && alone_push(caches, class, block);
 }
 
 /*
@@ -77,35 +79,37 @@ static inline __attribute__((always_inline)) bool push_cached(uint32_t class, vo
  */
 static inline __attribute__((always_inline)) void *allocate(size_t size) {
     void *block;
-    return __builtin_expect(pop_cached(class_in(&calm_classes, size), &block), 1) ? block
+    return __builtin_expect(pop_cached(&calm_caches, class_for(size), &block), 1) ? block
                                                                                   : allocate_slow(size);
 }
 
-/* The class of the page that a block lies in, 0 for that of a large one. False for pointers beyond so many
- * quanta of the first segment, NULL among them, and for unaligned ones. */
-static inline __attribute__((always_inline)) bool find_class(const void *block, size_t quanta,
-                                                             uint32_t *class) {
+/*
+ * The class of the page that a block lies in, 0 for that of a large one. False for pointers outside of the
+ * first segment, NULL among them, and for unaligned ones.
+ */
+static inline __attribute__((always_inline)) bool find_class(const void *block, uint32_t *class) {
     const struct space *space = &calm_governor.heap.space;
     uintptr_t offset = (uintptr_t)block - space->base;
     /* A rotation: an unaligned pointer is far beyond the end. */
     uintptr_t quantum = offset >> SPACE_QUANTUM_SHIFT | offset << (64 - SPACE_QUANTUM_SHIFT);
-    if (__builtin_expect(quantum >= quanta, 0)) {
+    if (__builtin_expect(quantum >= space->quanta, 0)) {
         return false;
     }
     *class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
     return true;
 }
 
-/* Puts a block that lies within so many quanta into the cache: the page's class, by arithmetic, and a push.
- * The stack of class 0 is always full. */
-static inline __attribute__((always_inline)) bool release_cached(void *block, size_t quanta) {
+/* Puts a block into the cache: the page's class, by arithmetic, and a push. The stack of class 0 is always
+ * full. */
+static inline __attribute__((always_inline)) bool release_cached(const struct cpu_caches *caches,
+                                                                 void *block) {
     uint32_t class;
-    return __builtin_expect(find_class(block, quanta, &class) && push_cached(class, block), 1);
+    return __builtin_expect(find_class(block, &class) && push_cached(caches, class, block), 1);
 }
 
 /* free. */
 static inline __attribute__((always_inline)) void release(void *block) {
-    if (!release_cached(block, calm_governor.heap.space.quanta)) {
+    if (!release_cached(&calm_caches, block)) {
         release_slow(block);
     }
 }

@@ -177,9 +177,9 @@ static bool start(void) {
     }
     heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
-    if (loader_finds_own_malloc == NULL || loader_finds_own_malloc()) {
-        calm_delete_quanta = this->governor->heap.space.quanta;
-        calm_new_classes = this->classes;
+    calm_new_is_passed_on = loader_finds_own_malloc != NULL && !loader_finds_own_malloc();
+    if (!calm_new_is_passed_on) {
+        cpu_caches_share(this->caches, &calm_new_caches);
     }
     atomic_store_explicit(&calm_ready, true, memory_order_release);
     return true;

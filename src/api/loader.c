@@ -25,6 +25,7 @@
 
 #include <dlfcn.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -91,6 +92,21 @@ bool loader_finds_own_malloc(void) {
     const struct link_map *first;
     const struct link_map *own = object_of(_DYNAMIC, &first);
     return own == NULL || find(first, "malloc") == find(own, "malloc");
+}
+
+/* Others' malloc(0) may be NULL, a small block less aligned than ours, and a size refused that is no multiple
+ * of the alignment. */
+void *loader_pass_new(size_t alignment, size_t size) {
+    size += size == 0;
+    if (alignment <= sizeof(void *)) {
+        return malloc(size);
+    }
+    size_t whole = (size + alignment - 1) & -alignment;
+    return whole < size ? NULL : aligned_alloc(alignment, whole);
+}
+
+void loader_pass_delete(void *block) {
+    free(block);
 }
 
 static void *not_there(void) {

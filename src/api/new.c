@@ -6,6 +6,7 @@
  * in a scope of its own, does not bind them: it is looked up by its file name, once memory is short.
  */
 #include "api/allocator.h"
+#include "api/loader.h"
 #include "os/symbols.h"
 
 #include <errno.h>
@@ -57,19 +58,13 @@ static void throw_bad_alloc(void) {
     }
 }
 
-/* Then new and delete pass their calls on, so that a profiler that stands before malloc sees them. */
-static bool malloc_is_anothers(void) {
-    return allocator_ready() && calm_new_classes.count == 0;
-}
-
 /* Calls the program's new-handler until there is memory, or no handler. The handler may throw. Preserves
  * errno, as C++ reports failure by an exception. */
 static void *allocate_or_handle(size_t alignment, size_t size) {
     int saved_errno = errno;
     for (;;) {
-        void *block = !malloc_is_anothers()       ? allocate_aligned(alignment, size)
-                      : alignment <= SIZE_QUANTUM ? malloc(size)
-                                                  : aligned_alloc(alignment, size);
+        void *block =
+            calm_new_is_passed_on ? loader_pass_new(alignment, size) : allocate_aligned(alignment, size);
         if (block != NULL) {
             return block;
         }
@@ -83,6 +78,7 @@ static void *allocate_or_handle(size_t alignment, size_t size) {
 }
 
 static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
+    (void)allocator_ready(); /* which says whether new is passed on */
     void *block = allocate_or_handle(alignment, size);
     if (block == NULL) {
         throw_bad_alloc();
@@ -92,8 +88,8 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
 }
 
 static __attribute__((noinline)) void delete_slow(void *block) {
-    if (malloc_is_anothers()) {
-        free(block);
+    if (calm_new_is_passed_on) {
+        loader_pass_delete(block);
     } else {
         release_slow(block);
     }
@@ -102,7 +98,7 @@ static __attribute__((noinline)) void delete_slow(void *block) {
 /* The fast path, without a stack frame; new_slow tries it again. */
 static inline __attribute__((always_inline)) void *new_any(size_t alignment, size_t size) {
     void *block;
-    bool found = pop_cached(aligned_class_in(&calm_new_classes, alignment, size), &block);
+    bool found = pop_cached(&calm_new_caches, aligned_class_for(alignment, size), &block);
     return __builtin_expect(found, 1) ? block : new_slow(alignment, size);
 }
 
@@ -123,7 +119,7 @@ EXPORT void *new_aligned(size_t size, size_t alignment) {
 
 EXPORT void delete_plain(void *block) __asm__("_ZdlPv");
 EXPORT void delete_plain(void *block) {
-    if (!release_cached(block, calm_delete_quanta)) {
+    if (!release_cached(&calm_new_caches, block)) {
         delete_slow(block);
     }
 }

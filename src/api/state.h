@@ -25,14 +25,16 @@ struct allocator {
 /* What the fast paths name, each reached by one instruction. calm_classes is empty before the start and while
  * the fast path of malloc is switched off: then all sizes look too large for it. */
 extern struct size_classes calm_classes __attribute__((visibility("hidden")));
-/* The same for new and delete. They stay empty where malloc is another object's: these call that. */
-extern struct size_classes calm_new_classes __attribute__((visibility("hidden")));
-extern size_t calm_delete_quanta __attribute__((visibility("hidden"))); /* of the first segment */
 extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
+/* The same caches for new and delete. It stays as before the start where new is passed on. */
+extern struct cpu_caches calm_new_caches __attribute__((visibility("hidden")));
 extern struct governor calm_governor __attribute__((visibility("hidden")));
 
 /* All of the instance. Constant once allocator_is_ready. */
 extern struct allocator calm_allocator __attribute__((visibility("hidden")));
+
+/* Whether malloc is another object's, so that new and delete call that. Constant once allocator_is_ready. */
+extern bool calm_new_is_passed_on __attribute__((visibility("hidden")));
 
 /* Set by the start, once everything above is filled. */
 extern _Atomic(bool) calm_ready __attribute__((visibility("hidden")));

@@ -111,7 +111,19 @@ void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
     const char *alone = runs ? &thread_not_alone : caches->alone_without_helper;
     if (atomic_load_explicit(&caches->alone, memory_order_relaxed) != alone) {
         atomic_store_explicit(&caches->alone, alone, memory_order_release);
+        if (caches->shared != NULL) {
+            atomic_store_explicit(&caches->shared->alone, alone, memory_order_release);
+        }
     }
+}
+
+void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared) {
+    shared->base = caches->base;
+    shared->rseq = caches->rseq;
+    atomic_store_explicit(&shared->alone, atomic_load_explicit(&caches->alone, memory_order_relaxed),
+                          memory_order_release);
+    shared->in_rseq_mode = caches->in_rseq_mode;
+    caches->shared = shared;
 }
 
 /* The caches that there is memory for. */

@@ -30,6 +30,10 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
  * caches, of which the C library does not know; so a lone thread of the program may omit locks. */
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 
+/* Once, after that: pop and push of one block may go by the other instance, too, which has no more than they
+ * read. */
+void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared);
+
 /* The program limits its address space: releases what is reserved for CPUs that the machine cannot have. At
  * any time after the start, any number of times. */
 void cpu_caches_limit(struct cpu_caches *caches);

@@ -77,6 +77,8 @@ struct cpu_caches {
     const char *alone_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
+    struct cpu_caches *shared; /* cpu_caches_share; or NULL */
+
     unsigned count;        /* of caches; CLOSED_CACHES more, with higher numbers, are never opened */
     bool one_per_cpu;      /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
     _Atomic(bool) limited; /* those without a CPU are gone: cpu_caches_limit */

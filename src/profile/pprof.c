@@ -22,10 +22,11 @@ enum { MAPPING_ID = 1, MAPPING_START, MAPPING_LIMIT, MAPPING_OFFSET, MAPPING_FIL
 enum { LOCATION_ID = 1, LOCATION_MAPPING, LOCATION_ADDRESS };
 
 /* The frames of this library to drop where it is a part of the program, and unwind_here cannot tell. */
-static const char own_frames[] = "allocate_(aligned_|zeroed_)?slow|allocate_(large|counted|aligned|zeroed)|"
-                                 "allocator_allocate|reallocate(_slow|_small|_elsewhere)?|"
-                                 "new_slow|malloc|calloc|realloc|reallocarray|"
-                                 "aligned_alloc|memalign|posix_memalign|p?valloc|calm_.*|operator new.*";
+static const char own_frames[] =
+    "allocate_slow|allocate_large|allocate_counted|allocate_aligned|allocate_aligned_slow|allocate_zeroed|"
+    "allocate_zeroed_slow|allocator_allocate|reallocate|reallocate_slow|reallocate_small|"
+    "reallocate_elsewhere|new_slow|malloc|calloc|realloc|reallocarray|"
+    "aligned_alloc|memalign|posix_memalign|p?valloc|calm_.*|operator new.*";
 
 #define OUT_BYTES        8192
 #define MESSAGE_BYTES    1024

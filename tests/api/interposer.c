@@ -14,10 +14,11 @@ static _Atomic(unsigned long) freed;
         *(void **)&next = dlsym(RTLD_NEXT, #name); \
     }
 
+/* As C permits. */
 void *malloc(size_t size) {
     NEXT(malloc)
-    allocated++;
-    return next(size);
+    allocated += size > 0;
+    return size == 0 ? NULL : next(size);
 }
 
 void *calloc(size_t count, size_t size) {
@@ -33,8 +34,12 @@ void *realloc(void *block, size_t size) {
     return next(block, size);
 }
 
+/* As some allocators are: of sizes that are no multiple of the alignment it has none. */
 void *aligned_alloc(size_t alignment, size_t size) {
     NEXT(aligned_alloc)
+    if (size % alignment != 0) {
+        return NULL;
+    }
     allocated++;
     return next(alignment, size);
 }

@@ -378,6 +378,8 @@ def pictured(rss: int, shared: int = 0, **parts: int) -> picture.Picture:
         rss=rss * MIB,
         parts=found,
         heaps=(heap(**{name: size for name, size in parts.items() if name in picture.HEAP_PARTS}),),
+        of_heaps=({name: found[name] for name in picture.HEAP_PARTS},),
+        unread="",
         untouched=0,
         shared=shared * MIB,
         swap=0,
@@ -399,6 +401,27 @@ def test_growth_outweighs_size() -> None:
     said = rules.explain([before, after])
     assert (said.verdict, said.grew) == ("cached", True)
     assert rules.explain([before, pictured(230, in_use=210, cached=20)]).verdict == "leak_suspected"
+
+
+def test_growth_is_that_of_the_heap_that_grew() -> None:
+    """Not of the one that is largest; and each further cause has the steps of the heap that it is in."""
+    of_library = replace(
+        heap(), allocator="jemalloc", library="libduckdb.so", settings="DUCKDB_JE_MALLOC_CONF"
+    )
+
+    def both(library_in_use: int, library_retained: int) -> picture.Picture:
+        parts = {"in_use": 200 + library_in_use, "retained": library_retained}
+        found = pictured(sum(parts.values()), **parts)
+        own = {name: exact(200 * MIB if name == "in_use" else 0) for name in picture.HEAP_PARTS}
+        other = dict.fromkeys(picture.HEAP_PARTS, exact(0))
+        other |= {"in_use": exact(library_in_use * MIB), "retained": exact(library_retained * MIB)}
+        return replace(found, heaps=(heap(in_use=200), of_library), of_heaps=(own, other))
+
+    said = rules.explain([both(10, 0), both(60, 20)])
+    assert said.verdict == "leak_suspected"
+    assert "50.0 MiB of it is jemalloc in libduckdb.so's." in said.evidence
+    assert said.steps[-1].startswith("DUCKDB_JE_MALLOC_CONF=")
+    assert rules.explain([both(10, 0)]).evidence[-1] == "200.0 MiB of it is glibc's."
 
 
 def test_what_did_not_grow_is_explained_by_its_size() -> None:
@@ -456,6 +479,7 @@ def test_an_allocator_of_a_library_spoils_no_other_figure(troubled: Path) -> Non
         idle = Heap("mimalloc", "", UNKNOWN, UNKNOWN, notes=("It was not found.",), library="libarrow.so")
         taken = picture.picture(found, [*READERS, lambda _: (idle,)])
     assert taken.parts["unaccounted"].bytes == 0
+    assert taken.parts["other"].certainty == "estimate"
     assert "mimalloc in libarrow.so: It was not found." in taken.notes
 
 

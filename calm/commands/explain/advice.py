@@ -121,18 +121,30 @@ def _of(verdict: str, allocator: str) -> tuple[str, ...]:
     return found.get(allocator, ()) if allocator != _ANY else ()
 
 
-def steps(verdict: str, heap: Heap | None, pid: int, also: Sequence[str] = ()) -> tuple[str, ...]:
-    """For a process whose largest heap is this one. Each further verdict adds its allocator's first step."""
-    allocator = heap.allocator if heap else _ANY
-    words = (*_of(verdict, allocator), *_STEPS.get(verdict, {}).get(_ANY, ()))
-    for further in also:
-        words += tuple(each for each in _of(further, allocator)[:1] if each not in words)
+def steps(
+    verdict: str, heap: Heap | None, pid: int, also: Sequence[tuple[str, Heap | None]] = ()
+) -> tuple[str, ...]:
+    """For a verdict on a heap. Each further one adds its allocator's first step."""
+    words = [*_steps(verdict, heap, pid)]
+    for further, other in also:
+        of_other = _applied(_of(further, other.allocator if other else _ANY), further, other, pid)[:1]
+        words += [each for each in of_other if each not in words]
+    return tuple(words)
+
+
+def _steps(verdict: str, heap: Heap | None, pid: int) -> tuple[str, ...]:
+    words = (*_of(verdict, heap.allocator if heap else _ANY), *_STEPS.get(verdict, {}).get(_ANY, ()))
+    return _applied(words, verdict, heap, pid)
+
+
+def _applied(words: tuple[str, ...], verdict: str, heap: Heap | None, pid: int) -> tuple[str, ...]:
+    """Those that apply to a heap, with its names."""
     if heap and heap.facts.get("arenas") == 1:
         words = tuple(each for each in words if "arena_max" not in each)
     if heap and heap.facts.get("top", 0) < heap.retained.bytes / 2:
         # It returns what is free at the tops alone.
         words = tuple(each for each in words if "-a ptlbmalloc2" not in each)
-    if heap and heap.library:
+    if heap and heap.library and verdict != "unknown":
         # No preloaded allocator takes its place.
         words = tuple(each for each in words if "-- CMD`" not in each)
     if heap and heap.settings:

@@ -233,7 +233,8 @@ def _print(samples: list[Picture], found: Explanation, console: Console) -> None
         if count >= 1 << 20:
             console.print(f"{_mib(count)} MiB {words}")
     _print_heaps(last.heaps, console)
-    _print_classes(last.heap_of(found.verdict), console)
+    most = "in_use" if found.verdict == "leak_suspected" else found.verdict
+    _print_classes(last.heap_of(most), console)
     if found.steps:
         console.print("\nNext steps", style="bold")
     for step in found.steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -210,14 +210,18 @@ def unreadable(allocator: str, version: str, *notes: str) -> Heap:
     return Heap(allocator, version, UNKNOWN, UNKNOWN, notes=notes)
 
 
-def bringer(process: Process, found: Sequence[Image], image: Image) -> str:
+def bringer(process: Process, image: Image) -> str:
     """The file's name of a library that brought an allocator for itself.
 
-    "" of the program, which is the first image, and of a library with a malloc: it may be the process's.
+    "" of the program, and of a library with a malloc or whose file is gone: it may be the process's.
     """
-    if image == found[0] or process.symbols(f"^{re.escape(image.path)}$", ["malloc"]):
+    if image.path.endswith(" (deleted)") or process.symbols(f"^{re.escape(image.path)}$", ["malloc"]):
         return ""
-    return Path(image.path).name
+    try:
+        is_program = Path(f"/proc/{process.pid}/exe").stat().st_ino == image.inode
+    except OSError:
+        is_program = False
+    return "" if is_program else Path(image.path).name
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

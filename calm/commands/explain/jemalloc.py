@@ -577,9 +577,8 @@ def _large(extents: _Extents, cached: npt.NDArray[np.int64]) -> tuple[list[SizeC
 def heaps(process: Process) -> tuple[Heap, ...]:
     """A `Reader`."""
     memory = Memory(process)
-    found = images(process)
     heaps = []
-    for image in found:
+    for image in images(process):
         is_named = _LIBRARY.search(image.path) is not None
         if not is_named and not any(_bss(image, _LEAST_ROOT_BYTES)):
             continue
@@ -591,7 +590,7 @@ def heaps(process: Process) -> tuple[Heap, ...]:
         heaps.append(
             replace(
                 heap,
-                library=bringer(process, found, image),
+                library="" if is_named else bringer(process, image),
                 settings=variable[1].decode() if variable else "",
             )
         )
@@ -601,13 +600,14 @@ def heaps(process: Process) -> tuple[Heap, ...]:
 def _of_version(process: Process, memory: Memory, image: Image, version: str) -> Heap:
     if version.startswith(_READABLE):
         return _read(process, memory, image, version)
-    return unreadable(
-        _NAME,
-        version,
-        f"jemalloc {version or 'of an unknown version'} keeps its records in another form than 5.3: "
-        f"`gdb -p {process.pid} -batch -ex 'call (void)malloc_stats_print(0, 0, 0)'` prints its "
-        "own statistics, on the process's standard error.",
-    )
+    note = f"jemalloc {version or 'of an unknown version'} keeps its records in another form than 5.3."
+    if _LIBRARY.search(image.path):
+        # Only such a library has a name for it.
+        note += (
+            f" `gdb -p {process.pid} -batch -ex 'call (void)malloc_stats_print(0, 0, 0)'` prints its own"
+            " statistics, on the process's standard error."
+        )
+    return unreadable(_NAME, version, note)
 
 
 def _read(process: Process, memory: Memory, image: Image, version: str) -> Heap:

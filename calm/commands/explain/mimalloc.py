@@ -9,7 +9,7 @@ agree is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as default
 
@@ -461,13 +461,13 @@ def _classes(pages: _Pages, freed: npt.NDArray[np.int64]) -> list[SizeClass]:
 def heaps(process: Process) -> tuple[Heap, ...]:
     """A `Reader`. A program may hold mimalloc and not use it, as Python 3.13 does: that is not its heap."""
     memory = Memory(process)
-    all_images = images(process)
     heaps: list[Heap] = []
-    for image in all_images:
+    for image in images(process):
         named = _LIBRARY.search(image.path) is not None
         if not named and not search(process, image, _MESSAGE):
             continue
         version = _release(process, image)
+        library = "" if named else bringer(process, image)
         found = None
         if not version.startswith("3."):
             found = _best_segments(process, memory, image)
@@ -476,13 +476,17 @@ def heaps(process: Process) -> tuple[Heap, ...]:
         if found is not None:
             heap = _heap(process, memory, version, found)
         elif named or version:
-            heap = _unread(process, version, bringer(process, all_images, image))
+            heap = _unread(process, version, library)
         else:
             continue
-        # Segments are found by their form: another image's reader may have found the same ones.
-        if not any(set(heap.ranges) & set(each.ranges) for each in heaps):
-            heaps.append(replace(heap, library=bringer(process, all_images, image)))
+        # A map of pages may be that of another image, too.
+        if not any(_overlap(heap.ranges, each.ranges) for each in heaps):
+            heaps.append(replace(heap, library=library))
     return tuple(heaps)
+
+
+def _overlap(some: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    return any(start < end_2 and start_2 < end for start, end in some for start_2, end_2 in others)
 
 
 def _unread(process: Process, version: str, library: str) -> Heap:

@@ -57,7 +57,11 @@ class Picture:
     parts: dict[str, Figure]
     """By the names of PARTS; they sum to rss."""
     heaps: tuple[Heap, ...]
-    """Those with memory, the largest first."""
+    """The largest first."""
+    of_heaps: tuple[dict[str, Figure], ...]
+    """What each heap has in the parts: resident memory only."""
+    unread: str
+    """The process's own allocator, if its heap cannot be read; "" if it can."""
     untouched: int
     """Bytes in use of heaps that the program never touched, or that are in swap: not resident."""
     shared: int
@@ -80,9 +84,16 @@ class Picture:
 
     def heap_of(self, part: str) -> Heap | None:
         """That which has most of a part of HEAP_PARTS; of another part, the largest."""
-        if part not in HEAP_PARTS:
+        if part not in HEAP_PARTS or not self.heaps:
             return self.heap
-        return max(self.heaps, key=lambda heap: int(getattr(heap, part).bytes), default=None)
+        sizes = [parts[part].bytes if part in parts else 0 for parts in self.of_heaps]
+        return self.heaps[sizes.index(max(sizes))]
+
+    def bytes_of(self, heap: Heap, part: str) -> int:
+        """Of the heap with the same title; 0 where there is none."""
+        titles = [each.title for each in self.heaps]
+        parts = self.of_heaps[titles.index(heap.title)] if heap.title in titles else {}
+        return parts[part].bytes if part in parts else 0
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -228,19 +239,23 @@ def picture(process: Process, readers: Sequence[Reader]) -> Picture:
         elif kind != "files":
             shared += (sizes.get("Shared_Clean", 0) + sizes.get("Shared_Dirty", 0)) * 1024
     notes = [f"{heap.title}: {note}" if heap.library else note for heap in heaps for note in heap.notes]
-    if unread := _unread(process, heaps):
+    unread = _unread(process, heaps)
+    if unread:
         notes.append(f"The heap of {unread} cannot be read: it counts as unaccounted.")
         parts["unaccounted"] = Figure(parts["other"].bytes, "unknown")
         parts["other"] = exact(0)
         regions = []
     untouched = 0
+    of_heaps: list[dict[str, Figure]] = []
     for heap, resident in zip(heaps, in_heap, strict=True):
         if heap.library and not heap.footprint.is_known:
-            _add(parts, {"other": Figure(0, "estimate")})  # where its memory is, if it has any
-            continue
-        divided, beyond = _divided(heap, resident)
-        _add(parts, divided)
-        untouched += beyond
+            # Its memory, if it has any, is in `other`.
+            of_heaps.append({"other": Figure(0, "estimate")})
+        else:
+            divided, beyond = _divided(heap, resident)
+            of_heaps.append(divided)
+            untouched += beyond
+        _add(parts, of_heaps[-1])
     status = proc.fields_kib("\n".join(f"{k}:\t{v}" for k, v in proc.status(process.pid).items()))
     rss = (status.get("VmRSS", 0) + status.get("HugetlbPages", 0)) * 1024
     remainder = rss - sum(figure.bytes for figure in parts.values())
@@ -252,6 +267,8 @@ def picture(process: Process, readers: Sequence[Reader]) -> Picture:
         rss=rss,
         parts=parts,
         heaps=tuple(heaps),
+        of_heaps=tuple(of_heaps),
+        unread=unread,
         untouched=untouched,
         shared=shared,
         swap=sum(each.sizes_kib.get("Swap", 0) for each in process.mappings) * 1024,

@@ -182,7 +182,7 @@ def _huge(found: Picture) -> str:
 
 
 def _unknown(found: Picture) -> str:
-    name = found.heap.title if found.heap else "the allocator"
+    name = found.unread or (found.heap.title if found.heap else "the allocator")
     return f"{_size(found.bytes('unaccounted'))} belong to {name}, whose records do not say what they are"
 
 
@@ -223,6 +223,18 @@ def _has_grown(first: Picture, last: Picture) -> bool:
     return last.rss - first.rss >= least or last.bytes("in_use") - first.bytes("in_use") >= least
 
 
+def _held(heap: Heap, part: str, last: Picture, first: Picture | None) -> int:
+    """What a heap has of a part; or by how much that grew."""
+    return last.bytes_of(heap, part) - (first.bytes_of(heap, part) if first else 0)
+
+
+def _heap_for(part: str, last: Picture, first: Picture | None) -> Heap | None:
+    """That which has most of a part, or of its growth."""
+    if part not in HEAP_PARTS or first is None:
+        return last.heap_of(part)
+    return max(last.heaps, key=lambda heap: _held(heap, part, last, first), default=None)
+
+
 def _why(found: Picture, best: Finding) -> str:
     if best.certainty == "exact":
         return "Read from the allocator's own records and the kernel's, which agree."
@@ -261,9 +273,10 @@ def explain(samples: Sequence[Picture]) -> Explanation:
     else:
         summary = f"RSS is {_size(last.rss)}. {VERDICTS[verdict]}"
     evidence = [best.words + "."]
-    heap = last.heap_of(best.verdict)
+    before = first if grew else None
+    heap = _heap_for(best.verdict, last, before)
     if len(last.heaps) > 1 and heap and best.verdict in HEAP_PARTS:
-        evidence.append(f"{_size(getattr(heap, best.verdict).bytes)} of it is {heap.title}'s.")
+        evidence.append(f"{_size(_held(heap, best.verdict, last, before))} of it is {heap.title}'s.")
     if grew:
         if best.bytes > whole:
             evidence.insert(0, f"This part grew by {_size(best.bytes)}, while others shrank.")
@@ -292,6 +305,9 @@ def explain(samples: Sequence[Picture]) -> Explanation:
         why=why,
         also=also,
         steps=advice.steps(
-            verdict, last.heap_of(best.verdict), last.pid, tuple(each.verdict for each in also)
+            verdict,
+            heap,
+            last.pid,
+            [(each.verdict, _heap_for(each.verdict, last, before)) for each in also],
         ),
     )

@@ -1,6 +1,5 @@
 """Samples processes each interval, and computes rates from two samples."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +113,7 @@ class _Process:
     counted: dict[str, int] = field(default_factory=dict)
     counted_at: float = 0.0
     rollup: dict[str, int] | None = None
+    swap_kib: int | None = None
     why_no_rollup: str = ""
     rollup_at: float = 0.0
 
@@ -237,24 +237,25 @@ class Sampler:
         return (time.thread_time() - begin) * max(1, len(self._known)) / _SHARE
 
     def _read_rollup(self, known: _Process, row: Row, now: float) -> None:
-        if row.rss_kib > MAX_ROLLUP_KIB:
-            known.rollup, known.why_no_rollup = None, "reading it would delay a process of this size"
-        elif now >= known.rollup_at:
+        if now >= known.rollup_at:
             begin = time.thread_time()
             known.rollup, known.why_no_rollup = None, "the kernel does not report it"
             try:
-                known.rollup = proc.rollup(row.pid)
+                known.swap_kib = proc.swap_kib(row.pid)
+                if row.rss_kib + (known.swap_kib or 0) > MAX_ROLLUP_KIB:
+                    known.why_no_rollup = "reading it would delay a process of this size"
+                else:
+                    known.rollup = proc.rollup(row.pid)
             except PermissionError:
                 known.why_no_rollup = proc.OTHER_USER
             except (proc.GoneError, OSError):
                 pass
             known.rollup_at = now + self._pause_s(begin)
+        row.swap_kib = known.swap_kib
         if known.rollup is None:
             row.reasons["huge_kib"] = known.why_no_rollup
         else:
             row.huge_kib = proc.huge_kib(known.rollup)
-        with contextlib.suppress(proc.GoneError, OSError):
-            row.swap_kib = proc.swap_kib(row.pid)
 
     def _search(self, known: _Process, pid: int, now: float) -> None:
         begin = time.thread_time()
