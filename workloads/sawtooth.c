@@ -13,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#define MAX_PROCESSES 64
 
 static const char program_name[] = "sawtooth";
 
@@ -186,7 +189,31 @@ static void *watch(void *argument) {
     return NULL;
 }
 
+/* Forked before anything is allocated, as the workers of a server are. True in a child. */
+static bool fork_others(unsigned long processes, pid_t *children) {
+    for (unsigned long i = 1; i < processes; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            return true;
+        }
+        if (children[i] < 0) {
+            fail(program_name, "cannot start a process");
+        }
+    }
+    return false;
+}
+
+static void wait_for_others(unsigned long processes, const pid_t *children) {
+    for (unsigned long i = 1; i < processes; i++) {
+        int status = 0;
+        if (waitpid(children[i], &status, 0) != children[i] || status != 0) {
+            fail(program_name, "a process failed");
+        }
+    }
+}
+
 int main(int argc, char **argv) {
+    unsigned long processes = 1;
     unsigned long threads = 1;
     unsigned long bytes = 100UL << 20;
     unsigned long least = 16;
@@ -199,6 +226,7 @@ int main(int argc, char **argv) {
     unsigned long pause = PAUSE_SLEEP;
     unsigned long pattern = PATTERN_REGULAR;
     const struct option_spec options[] = {
+        {"processes", "processes that each do all of this", OPTION_COUNT, &processes, 1, MAX_PROCESSES, NULL},
         {"threads", "threads that build and free", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"bytes", "maximum total bytes of all threads", OPTION_COUNT, &bytes, 1, 1UL << 40, NULL},
         {"min", "minimum bytes in a block", OPTION_COUNT, &least, 1, 1UL << 40, NULL},
@@ -239,6 +267,8 @@ int main(int argc, char **argv) {
         .pattern = (enum pattern)pattern,
         .lock = PTHREAD_MUTEX_INITIALIZER,
     };
+    pid_t children[MAX_PROCESSES];
+    bool is_child = fork_others(processes, children);
     struct readings readings = {.teeth = &teeth, .after_s = (double)after_ms / 1000};
     readings.before_kib = resident_kib();
     if (threads == 1) {
@@ -253,6 +283,10 @@ int main(int argc, char **argv) {
         (void)run_threads(program_name, threads, work_and_live_on, &teeth);
         (void)pthread_join(watcher, NULL);
     }
+    if (is_child) {
+        return 0;
+    }
+    wait_for_others(processes, children);
 
     printf(
         "{\"workload\": \"sawtooth\", \"threads\": %lu, \"bytes\": %lu, \"min\": %lu, \"max\": %lu, "

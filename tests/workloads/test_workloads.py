@@ -168,3 +168,14 @@ def test_bad_arguments_get_one_line(name: str, arguments: tuple[str, ...], messa
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_sawtooth_in_several_processes() -> None:
+    """Each does all of it, and the one that prints waits for the others."""
+    words = ("sawtooth", "--bytes", "20000000", "--rounds", "3", "--after", "0")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(*words, "--processes", "4")
+    faults = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt - usage.ru_minflt
+    assert faults > 4 * 20_000_000 / resource.getpagesize()
+    done = start(*words, "--processes", "3", LD_PRELOAD=str(BUILD / "libcalmalloc.so"))
+    assert (done.returncode, done.stdout.count("sawtooth")) == (0, 1)

@@ -80,7 +80,12 @@ _BURSTS = {0.1: 20, 0.3: 12, 1: 8, 3: 8, 10: 5, 30: 3}
 
 
 def _periodic(
-    pause: float, mib: int = 200, kind: str = "medium", threads: int = 1, pattern: str = "regular"
+    pause: float,
+    mib: int = 200,
+    kind: str = "medium",
+    threads: int = 1,
+    pattern: str = "regular",
+    processes: int = 1,
 ) -> Case:
     """A program that allocates, writes and frees so much in each burst, and sleeps between the bursts."""
     sizes = _KINDS[kind]
@@ -89,10 +94,13 @@ def _periodic(
         *("sawtooth", "--threads", str(threads), "--bytes", str(mib << 20), "--min", least, "--max", most),
         *("--rounds", str(_BURSTS[pause]), "--rest", str(pause), "--after", str(pause)),
         *("--pattern", pattern),
+        *(("--processes", str(processes)) if processes > 1 else ()),
     )
-    parts = (f"{pause:g}s", f"{mib}m", kind, f"{threads}t", pattern)
+    parts: tuple[str, ...] = (f"{pause:g}s", f"{mib}m", kind, f"{threads}t", pattern)
     summary = f"bursts of {mib} MiB in blocks of {sizes} bytes, {_PATTERNS[pattern].format(pause)}"
     summary += f", {threads} threads" if threads > 1 else ""
+    summary += f", in each of {processes} processes" if processes > 1 else ""
+    parts += (f"{processes}p",) if processes > 1 else ()
     name = "-".join(("periodic", *parts))
     return Case(name, PERIODIC, summary, partial(_prepare, words, None), metric=COST)
 
@@ -108,6 +116,7 @@ def _all_periodic() -> tuple[Case, ...]:
             *(_periodic(pause, kind=kind) for kind in ("small", "large")),
             *(_periodic(pause, threads=threads) for threads in (2, 16)),
             *(_periodic(pause, pattern=pattern) for pattern in ("random", "two-sizes")),
+            *(_periodic(pause, mib=100, processes=processes) for processes in (2, 4, 8)),
         )
     ]
     return (*regular, *others, _periodic(3, pattern="random"), _periodic(3, pattern="two-sizes"))
