@@ -25,9 +25,10 @@ from calm.commands.bench.runner import obstacle
 from calm.core import allocators, proc
 from calm.core.environment import clean_environment
 from calm.core.errors import USAGE, CalmError
+from calm.core.suite_results import COST
 
 BY_NAME = {case.name: case for case in programs.CASES}
-PROGRAMS = [case for case in programs.CASES if not case.metric]
+PROGRAMS = [case for case in programs.CASES if case.family != "server"]
 SERVERS = list(programs.SERVERS)
 # Much shorter runs of the servers' clients: the last of an option given twice counts.
 SHORT = {
@@ -36,7 +37,9 @@ SHORT = {
     "redis-half": ("--keys", "5000", "--settle", "0.2s"),
     "memcached": ("--keys", "5000"),
 }
-LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc", "g++", "rustc", "java"}  # four to seven seconds each
+# Four seconds each, and more.
+LENGTHY = {"sqlite3", "xalan", "ghostscript", "gcc", "g++", "rustc", "java"}
+LENGTHY |= {case.name for case in PROGRAMS if case.family == "periodic"}
 SOCKETS = {"redis-set": clients.REDIS.socket, "memcached": clients.MEMCACHED.socket}
 PRINTED = {
     "sqlite3": r"\A2\n0\|20619\|",
@@ -46,6 +49,9 @@ PRINTED = {
     "rocksdb": r"fillrandom .*200000 operations(.|\n)*readrandom .*200000 operations",
     "pandas": r"\A(1080 \(20000, 10\) \d+ [\d.]+\n){3}100000\n\Z",
     "java": r"\A(\d+\n){4}\Z",
+    "periodic-pillow": r"\A(31500000\n){6}\Z",
+    "periodic-gunicorn": r"\A(\d+\n){6}\Z",
+    "periodic-java": r"\A(\d+\n){6}\Z",
     "lua": r"\A819100\t262143\t\d+\t\d+\t\d+\n\Z",
 }
 WRITTEN = {
@@ -156,7 +162,8 @@ def test_names_and_summaries() -> None:
     names = [case.name for case in programs.CASES]
     assert len(set(names)) == len(names)
     for case in programs.CASES:
-        assert case.family == ("server" if case.metric else "program")
+        of_metric = {None: "program", COST: "periodic"}
+        assert case.family == of_metric.get(case.metric, "server")
         assert case.program
         assert case.package
         assert case.summary
@@ -230,7 +237,7 @@ def test_preparing_stays_in_its_folder_and_names_it_once(tmp_path: Path, monkeyp
         assert ready.folder.is_relative_to(tmp_path / "cases" / case.name)
         # Relative: results from different machines name the same command.
         assert not any(str(tmp_path) in word for word in ready.command)
-        assert bool(ready.client) == bool(case.metric)
+        assert bool(ready.client) == (case.family == "server")
     assert [path.name for path in tmp_path.iterdir()] == ["cases"]
 
 

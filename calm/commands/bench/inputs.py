@@ -34,6 +34,8 @@ class Program:
     """A module of /usr/bin/python3 that the program needs."""
     quick: bool = False
     """Belongs to the quick suite too."""
+    bursts: bool = False
+    """Works in bursts, with pauses between them: of the family periodic."""
 
     @property
     def binary(self) -> str:
@@ -243,6 +245,89 @@ for _ in range(3):
     print(len(monthly), wide.shape, len(kept), round(monthly["sum"].sum(), 2))
 joined.head(100_000).to_csv("orders.csv", index=False)
 print(len(pandas.read_csv("orders.csv", parse_dates=["day"])))
+"""
+
+
+THUMBNAILS = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from PIL import Image, ImageFilter
+
+def thumbnails(number):
+    image = Image.effect_mandelbrot((1500 + number, 1000), (-2.0, -1.2, 0.8, 1.2), 16).convert("RGB")
+    small = [image.resize((size, size)).filter(ImageFilter.GaussianBlur(2)) for size in (1000, 500, 250)]
+    return sum(len(each.tobytes()) for each in small)
+
+with ThreadPoolExecutor(4) as pool:
+    for burst in range(6):
+        print(sum(pool.map(thumbnails, range(8))), flush=True)
+        time.sleep(2)
+"""
+
+WSGI = """
+def app(environ, start_response):
+    parts = [bytes(1000 + i * 7919 % 60000) for i in range(800)]
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [str(sum(map(len, parts))).encode()]
+"""
+
+WSGI_CLIENT = """
+import http.client, os, socket, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
+
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("gunicorn.sock")
+
+def ask(number):
+    connection = Connection("localhost")
+    connection.request("GET", "/")
+    answer = connection.getresponse().read()
+    connection.close()
+    return int(answer)
+
+workers = ["--workers", "3", "--threads", "4", "--bind", "unix:gunicorn.sock", "--log-level", "critical"]
+folder = os.path.dirname(os.path.abspath(__file__))
+server = subprocess.Popen(["/usr/bin/gunicorn", "--pythonpath", folder, *workers, "service:app"])
+while not os.path.exists("gunicorn.sock"):
+    if server.poll() is not None:
+        sys.exit("gunicorn did not start")
+    time.sleep(0.05)
+with ThreadPoolExecutor(4) as pool:
+    for burst in range(6):
+        print(sum(pool.map(ask, range(48))), flush=True)
+        time.sleep(2)
+server.terminate()
+sys.exit(server.wait())
+"""
+
+JAVA_BURSTS = """
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.stream.IntStream;
+
+public class Bursts {
+    static long burst(int seed) {
+        ArrayList<ByteBuffer> held = new ArrayList<>();
+        long bytes = 0;
+        for (int i = 0; i < 500; i++) {
+            ByteBuffer buffer = ByteBuffer.allocateDirect(1000 + (seed * 500 + i) * 7919 % 200000);
+            for (int at = 0; at < buffer.capacity(); at += 512) buffer.put(at, (byte) 1);
+            bytes += buffer.capacity();
+            held.add(buffer);
+        }
+        return bytes;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        for (int round = 0; round < 6; round++) {
+            System.out.println(IntStream.range(0, 4).parallel().mapToLong(Bursts::burst).sum());
+            System.gc();
+            Thread.sleep(2000);
+        }
+    }
+}
 """
 
 
@@ -461,5 +546,32 @@ FURTHER_PROGRAMS = (
         {"Churn.java": lambda: [JAVA]},
         "default-jdk-headless",
         needs="javac",
+    ),
+    Program(
+        "periodic-pillow",
+        "eight pictures scaled and blurred by four threads of Python, six times, with pauses of 2 s",
+        "/usr/bin/python3 -I {inputs}/thumbnails.py",
+        {"thumbnails.py": lambda: [THUMBNAILS]},
+        "python3-pil",
+        python_module="PIL",
+        bursts=True,
+    ),
+    Program(
+        "periodic-gunicorn",
+        "requests of 25 MB to three workers of four threads each, six times 48, with pauses of 2 s",
+        "/usr/bin/python3 -I {inputs}/client.py",
+        {"client.py": lambda: [WSGI_CLIENT], "service.py": lambda: [WSGI]},
+        "gunicorn",
+        needs="gunicorn",
+        bursts=True,
+    ),
+    Program(
+        "periodic-java",
+        "2,000 direct buffers of up to 200 kB made by the threads of a JVM, six times, with pauses of 2 s",
+        "java -Xmx128m -XX:MaxDirectMemorySize=1g {inputs}/Bursts.java",
+        {"Bursts.java": lambda: [JAVA_BURSTS]},
+        "default-jdk-headless",
+        needs="javac",
+        bursts=True,
     ),
 )

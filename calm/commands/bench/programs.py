@@ -18,8 +18,9 @@ from pathlib import Path
 
 from calm.commands.bench import clients, inputs, services
 from calm.commands.bench.cases import Case, Prepared
+from calm.commands.bench.workloads import PERIODIC
 from calm.core.errors import USAGE, CalmError
-from calm.core.suite_results import Metric
+from calm.core.suite_results import COST, Metric
 
 # The number of keys of redis-half, of 4 KiB each.
 REDIS_KEYS = "CALM_BENCH_REDIS_KEYS"
@@ -52,9 +53,10 @@ def _program(program: inputs.Program) -> Case:
 
     return Case(
         program.name,
-        "program",
+        PERIODIC if program.bursts else "program",
         program.summary,
         prepare,
+        metric=COST if program.bursts else None,
         package=program.package,
         program=program.needs or program.binary,
         python_module=program.python_module,
