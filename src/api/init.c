@@ -16,7 +16,7 @@
  */
 #include "api/counters.h"
 #include "api/features.h"
-#include "api/loader.h"
+#include "api/link_order.h"
 #include "api/misuse.h"
 #include "api/options.h"
 #include "api/placing.h"
@@ -177,7 +177,7 @@ static bool start(void) {
     }
     heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
-    calm_new_is_passed_on = loader_finds_own_malloc != NULL && !loader_finds_own_malloc();
+    calm_new_is_passed_on = link_order_has_own_malloc != NULL && !link_order_has_own_malloc();
     if (!calm_new_is_passed_on) {
         cpu_caches_share(this->caches, &calm_new_caches);
     }

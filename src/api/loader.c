@@ -17,7 +17,7 @@
 #if defined(CALM_SHARED_LIBRARY) && defined(__GLIBC__)
 
 #include "api/limits.h"
-#include "api/loader.h"
+#include "api/link_order.h"
 #include "api/sanitizer.h"
 #include "os/symbols.h"
 #include "os/syscall.h"
@@ -25,7 +25,6 @@
 
 #include <dlfcn.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -52,63 +51,6 @@ static const char redirected[][24] = {
 
 enum { NAMES = sizeof redirected / sizeof redirected[0] };
 
-/* glibc 2.35 and later link the lists. */
-struct namespace_list {
-    struct r_debug list;
-    const struct namespace_list *next;
-};
-
-/* The object with this dynamic section; *first is the first of its namespace. NULL if it is in none that is
- * known. */
-static const struct link_map *object_of(const ElfW(Dyn) * dynamic, const struct link_map **first) {
-    const struct namespace_list *namespace = (const void *)&_r_debug;
-    while (namespace != NULL) {
-        *first = namespace->list.r_map;
-        for (const struct link_map *object = *first; object != NULL; object = object->l_next) {
-            if (object->l_ld == dynamic) {
-                return object;
-            }
-        }
-        namespace = _r_debug.r_version > 1 ? namespace->next : NULL;
-    }
-    return NULL;
-}
-
-/* What an object, or the next after it that defines a name, has under it, in the order in which the dynamic
- * linker looks. What was loaded at the start comes first, and is never unloaded: no lock is needed up to
- * there.
- */
-static any_function find(const struct link_map *object, const char *name) {
-    for (; object != NULL; object = object->l_next) {
-        const ElfW(Sym) *symbol = symbols_look_up(object->l_addr, object->l_ld, name);
-        if (symbol != NULL) {
-            return (any_function)(uintptr_t)(object->l_addr + symbol->st_value);
-        }
-    }
-    return NULL;
-}
-
-bool loader_finds_own_malloc(void) {
-    const struct link_map *first;
-    const struct link_map *own = object_of(_DYNAMIC, &first);
-    return own == NULL || find(first, "malloc") == find(own, "malloc");
-}
-
-/* Others' malloc(0) may be NULL, a small block less aligned than ours, and a size refused that is no multiple
- * of the alignment. */
-void *loader_pass_new(size_t alignment, size_t size) {
-    size += size == 0;
-    if (alignment <= sizeof(void *)) {
-        return malloc(size);
-    }
-    size_t whole = (size + alignment - 1) & -alignment;
-    return whole < size ? NULL : aligned_alloc(alignment, whole);
-}
-
-void loader_pass_delete(void *block) {
-    free(block);
-}
-
 static void *not_there(void) {
     return NULL;
 }
@@ -118,8 +60,8 @@ static any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
         const struct link_map *first;
-        const struct link_map *own = object_of(_DYNAMIC, &first);
-        next = own == NULL ? NULL : find(own->l_next, name);
+        const struct link_map *own = link_order_object(_DYNAMIC, &first);
+        next = own == NULL ? NULL : link_order_find(own->l_next, name);
         atomic_store_explicit(known, next, memory_order_relaxed);
     }
     return next == NULL ? (any_function)not_there : next;
@@ -141,7 +83,7 @@ struct table {
  */
 static void find_symbols(struct table *table, const ElfW(Dyn) * dynamic) {
     const struct link_map *first;
-    const struct link_map *own = loader_finds_own_malloc() ? object_of(_DYNAMIC, &first) : NULL;
+    const struct link_map *own = link_order_has_own_malloc() ? link_order_object(_DYNAMIC, &first) : NULL;
     table->start = UINTPTR_MAX;
     for (size_t i = 0; i < NAMES && own != NULL; i++) {
         const ElfW(Sym) *symbol = symbols_look_up(table->base, dynamic, redirected[i]);

@@ -6,7 +6,6 @@
  * in a scope of its own, does not bind them: it is looked up by its file name, once memory is short.
  */
 #include "api/allocator.h"
-#include "api/loader.h"
 #include "os/symbols.h"
 
 #include <errno.h>
@@ -58,13 +57,29 @@ static void throw_bad_alloc(void) {
     }
 }
 
+/* The process's. Weak, so that a static program with a malloc of its own gets no second one with new. */
+extern void *process_malloc(size_t size) __asm__("malloc") __attribute__((weak));
+extern void *process_aligned_alloc(size_t alignment, size_t size) __asm__("aligned_alloc")
+    __attribute__((weak));
+extern void process_free(void *block) __asm__("free") __attribute__((weak));
+
+/* As a C++ library does: the malloc of others may return NULL for 0 bytes and align small blocks less than
+ * this one, and their aligned_alloc may refuse a size that is no multiple of the alignment. */
+static void *pass_on(size_t alignment, size_t size) {
+    size += size == 0;
+    if (alignment <= sizeof(void *)) {
+        return process_malloc(size);
+    }
+    size_t whole = (size + alignment - 1) & -alignment;
+    return whole < size ? NULL : process_aligned_alloc(alignment, whole);
+}
+
 /* Calls the program's new-handler until there is memory, or no handler. The handler may throw. Preserves
  * errno, as C++ reports failure by an exception. */
 static void *allocate_or_handle(size_t alignment, size_t size) {
     int saved_errno = errno;
     for (;;) {
-        void *block =
-            calm_new_is_passed_on ? loader_pass_new(alignment, size) : allocate_aligned(alignment, size);
+        void *block = calm_new_is_passed_on ? pass_on(alignment, size) : allocate_aligned(alignment, size);
         if (block != NULL) {
             return block;
         }
@@ -89,7 +104,7 @@ static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
 
 static __attribute__((noinline)) void delete_slow(void *block) {
     if (calm_new_is_passed_on) {
-        loader_pass_delete(block);
+        process_free(block);
     } else {
         release_slow(block);
     }

@@ -68,6 +68,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(proc, "stat", lambda pid: made.stats[pid])
     monkeypatch.setattr(proc, "rss_kib", lambda _: made.rss_kib)
     monkeypatch.setattr(proc, "rollup", made.rollup)
+    monkeypatch.setattr(proc, "swap_kib", lambda _: 7)
     monkeypatch.setattr(event_counters, "read", lambda _: dict(made.events))
     monkeypatch.setattr(sampler.machine, "broadcast_here", lambda: None)
     monkeypatch.setattr(Counters, "world", made, raising=False)
