@@ -67,6 +67,31 @@ enum { STOP = 's', GO_ON = 'g', CANNOT_STOP = 'c' };
 
 static struct { int pid, orders, answers; } debugger;
 
+/* Whether a stopped thread is in a system call that waits for others: then it holds no lock. */
+static bool waits(int thread) {
+    char path[64], call[64] = "";
+    snprintf(path, sizeof path, "/proc/%d/syscall", thread);
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL && fgets(call, sizeof call, file) != NULL && fclose(file) == 0);
+    return strtol(call, NULL, 10) == SYS_futex;
+}
+
+/* Beside clients in shared mode, which is that of a busy machine, the server has the heap's lock while it
+ * works: they would wait for it as for any thread that is stopped within malloc. */
+static void stop_thread(int thread) {
+    double until = seconds_now() + TIMEOUT_S;
+    for (;;) {
+        int status;
+        CHECK(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL) == 0);
+        CHECK(waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status));
+        if (waits(thread) || seconds_now() > until) {
+            return;
+        }
+        CHECK(ptrace(PTRACE_CONT, thread, NULL, NULL) == 0);
+        sleep_seconds(0.001);
+    }
+}
+
 static void debug(int thread, int orders, int answers) {
     char order = CANNOT_STOP;
     if (ptrace(PTRACE_SEIZE, thread, NULL, NULL) != 0) {
@@ -74,10 +99,8 @@ static void debug(int thread, int orders, int answers) {
         return;
     }
     do {
-        int status;
         if (order == STOP) {
-            CHECK(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL) == 0);
-            CHECK(waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status));
+            stop_thread(thread);
         } else if (order == GO_ON) {
             CHECK(ptrace(PTRACE_CONT, thread, NULL, NULL) == 0);
         }
