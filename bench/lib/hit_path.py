@@ -2,7 +2,7 @@
 
 The compiler knows which branches are likely: this path goes straight on from the entry to the first return.
 Reading the code works where running it step by step does not: a restartable sequence that a debugger
-interrupts starts over, and valgrind has none.
+interrupts starts over, and valgrind does not support them.
 """
 
 from __future__ import annotations

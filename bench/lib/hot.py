@@ -1,18 +1,17 @@
 """Short loops that isolate one chain of calls each, under all allocators: docs/hot.md.
 
 Times are the minimum and the median of many short runs of a loop, for one of its steps, the loop's own
-instructions included; so are the instructions, which callgrind counts: exactly, but without restartable
-sequences, which valgrind has not. llvm-mca bounds what a pair of malloc and free takes on processors that are
-not here.
+instructions included. Instructions are counted by callgrind: exactly, but without restartable sequences,
+which valgrind does not support. llvm-mca bounds what a pair of malloc and free takes on other processors.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,9 @@ from typing import Any
 
 from calm.core import allocators
 from calm.core.allocators import Allocator
-from calm.core.environment import clean_environment
 
 from .hit_path import hit_path, machine_code
+from .instructions import callgrind
 from .results import BUILD, REPOSITORY, Store, first_match
 from .rounds import CALMALLOC, GLIBC, PEERS, interleaved, origin, present, run_once, version_of
 from .tables import line
@@ -69,19 +68,12 @@ CORES = {
 
 def instructions(allocator: Allocator, loop: str) -> float | None:
     """Of one step of a loop: the difference between many runs and few, divided. None if it fails there."""
-    environment = clean_environment()
-    environment |= allocator.variables(environment)
     counted = []
     for runs in (_FEW, _MANY):
-        with tempfile.NamedTemporaryFile(suffix=".callgrind") as file:
-            command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={file.name}"]
-            command += [str(BUILD / "hot"), "--loop", loop, "--runs", str(runs)]
-            done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        steps = re.search(r'"steps": (\d+)', done.stdout)
-        if done.returncode or found is None or steps is None:
+        run = callgrind(allocator, [str(BUILD / "hot"), "--loop", loop, "--runs", str(runs)])
+        if run.status or not run.collected:
             return None
-        counted.append((int(found[1]), int(steps[1])))
+        counted.append((run.collected, json.loads(run.output)["steps"]))
     (few, before), (many, after) = counted
     return (many - few) / (after - before)
 

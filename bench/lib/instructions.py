@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from calm.core import allocators
+from calm.core.allocators import Allocator
 from calm.core.environment import clean_environment
 
 from .results import BUILD, REPOSITORY, Store
@@ -42,24 +45,39 @@ def called_by_main(profile: str) -> int:
     return cost
 
 
+@dataclass(frozen=True)
+class Callgrind:
+    """One run of a program under callgrind."""
+
+    status: int
+    collected: int
+    """Instructions; 0 if it did not say."""
+    output: str
+    errors: str
+    profile: str
+
+
+def callgrind(allocator: Allocator, command: Sequence[str]) -> Callgrind:
+    """Counts the instructions of a program that runs with an allocator."""
+    environment = clean_environment()
+    environment |= allocator.variables(environment)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "callgrind.out"
+        words = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={file}"]
+        words += ["--compress-strings=no", "--compress-pos=no", *command]
+        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+        profile = file.read_text() if file.exists() else ""
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    return Callgrind(done.returncode, int(found[1]) if found else 0, done.stdout, done.stderr, profile)
+
+
 def count(label: str, pairs: int, size: int) -> Count:
     """The instructions of a number of pairs of malloc and free."""
-    environment = clean_environment()
-    environment |= allocators.parse(label).variables(environment)
-    with tempfile.NamedTemporaryFile("r", suffix=".callgrind") as file:
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={file.name}"]
-        command += ["--compress-strings=no", "--compress-pos=no"]
-        command += [str(BUILD / "pairs"), str(pairs), str(size)]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
-        )
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        # Callgrind replaces the file, so it is opened again.
-        with open(file.name) as profile:  # noqa: PTH123
-            called = called_by_main(profile.read())
-    if found is None or called == 0:
-        sys.exit(f"bench/figures: callgrind did not count: {done.stderr[-300:]}")
-    return Count(int(found.group(1)), called)
+    run = callgrind(allocators.parse(label), [str(BUILD / "pairs"), str(pairs), str(size)])
+    called = called_by_main(run.profile)
+    if run.status or not run.collected or not called:
+        sys.exit(f"bench/figures: callgrind did not count: {run.errors[-300:]}")
+    return Count(run.collected, called)
 
 
 def each(label: str, size: int) -> Count:

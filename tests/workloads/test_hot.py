@@ -58,8 +58,8 @@ def test_what_is_no_hit_path() -> None:
         hit_path(LIBRARY, "malloc_stats")
 
 
-# All instructions of a step in a process with one thread, and without restartable sequences, which valgrind
-# has not: a few more than gcc 12 makes of them.
+# All instructions of a step in a process with one thread, without restartable sequences, which valgrind does
+# not support: a few more than gcc 12 needs.
 STEPS = {"pair-48": 60, "sized-48": 62, "aligned-64": 82, "calloc-64": 88, "grow-by-1": 46}
 
 
