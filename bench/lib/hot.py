@@ -68,7 +68,7 @@ CORES = {
 
 def instructions(allocator: Allocator, loop: str) -> float | None:
     """Of one step of a loop: the difference between many runs and few, divided. None if it fails there."""
-    counted = []
+    counted: list[tuple[int, int]] = []
     for runs in (_FEW, _MANY):
         run = callgrind(allocator, [str(BUILD / "hot"), "--loop", loop, "--runs", str(runs)])
         if run.status or not run.collected:
