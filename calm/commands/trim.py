@@ -10,27 +10,32 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from calm.core import control, counters, options, proc, proc_maps, report
+from calm.commands.explain import advice
+from calm.commands.explain import command as explained
+from calm.core import control, counters, options, proc, report
 from calm.core.counters import Finder, Table
 from calm.core.documents import Document
 from calm.core.errors import CalmError
 from calm.core.options import Output
 
 _MAX_AT_ONCE = 32
-_GDB = "`gdb -p {pid} -batch -ex '{call}'` does it, but stops the program, and hangs if a thread is in malloc"
-# What makes an allocator that takes no requests give memory back.
-_OTHER_WAYS = {
-    "glibc": _GDB.format(pid="{pid}", call="call (int)malloc_trim(0)"),
-    "jemalloc": _GDB.format(pid="{pid}", call='call (int)mallctl("arena.4096.purge", 0, 0, 0, 0)')
-    + "; MALLOC_CONF=background_thread:true,dirty_decay_ms:1000 needs no gdb",
-    "mimalloc": _GDB.format(pid="{pid}", call="call (void)mi_collect(1)")
-    + "; MIMALLOC_PURGE_DELAY=0 needs no gdb",
-    "gperftools": _GDB.format(pid="{pid}", call="call (void)MallocExtension_ReleaseFreeMemory()")
-    + "; TCMALLOC_RELEASE_RATE=10 needs no gdb",
-    "tcmalloc": "the program itself must call MallocExtension::ReleaseMemoryToSystem",
-}
-_NO_WAY = "calm knows no way to make it give memory back"
 _FREE = {"calmalloc": ("retained", "cached"), "ptlbmalloc2": ("free_top_bytes",)}
+
+
+_WORTH_NAMING = 8 << 20
+_WITHOUT_US = "neither calmalloc nor ptlbmalloc2 is in it"
+_NO_WAY = "calm knows no way to make it return that"
+
+
+class Elsewhere(msgspec.Struct):
+    """Free memory of a heap of the process that calm trim does not reach."""
+
+    heap: str
+    """The allocator, and the library that brought it."""
+    bytes: int | None
+    """None if calm cannot read that heap."""
+    step: str
+    """What makes it return that memory; "" where calm knows nothing."""
 
 
 class Trimmed(msgspec.Struct):
@@ -46,6 +51,8 @@ class Trimmed(msgspec.Struct):
     seconds: float | None = None
     """From the request to the answer."""
     reason: str | None = None
+    elsewhere: list[Elsewhere] = []
+    """Read last; the most first."""
 
 
 class Report(Document, tag="calm-trim", kw_only=True):
@@ -61,12 +68,23 @@ class _Wish:
     seconds: float
 
 
-def _without_library(pid: int, paths: list[str], why: str) -> str:
-    if why:
-        return why
-    allocator = proc_maps.allocator(paths)
-    way = _OTHER_WAYS.get(allocator or "", _NO_WAY).format(pid=pid)
-    return f"neither calmalloc nor ptlbmalloc2 is in it: its allocator is {allocator or 'unknown'}; {way}"
+def _elsewhere(pid: int) -> list[Elsewhere]:
+    """Free memory of the heaps of other allocators."""
+    try:
+        found = explained.take(pid)
+    except CalmError:
+        return []
+    kept = [
+        Elsewhere(heap.title, free, advice.release(heap.allocator, heap, pid))
+        for heap, parts in zip(found.heaps, found.of_heaps, strict=True)
+        if heap.allocator not in _FREE
+        and heap.footprint.is_known
+        and (free := parts["retained"].bytes + parts["cached"].bytes) >= _WORTH_NAMING
+    ]
+    kept.sort(key=lambda each: -(each.bytes or 0))
+    if found.unread:
+        kept.append(Elsewhere(found.unread, None, advice.release(found.unread, None, pid)))
+    return kept
 
 
 def _why_idle(pid: int, table: Table, there: control.Memory, wish: _Wish) -> str:
@@ -90,7 +108,7 @@ def _ask(row: Trimmed, there: control.Memory, wish: _Wish) -> None:
     tables, why = Finder().tables(there.read, images)
     table = next((table for table in tables if table.control), next(iter(tables), None))
     if table is None:
-        row.reason = _without_library(row.pid, [image.path for image in images], why)
+        row.reason = why or _WITHOUT_US
         return
     row.library = table.library
     if (
@@ -118,6 +136,9 @@ def _trim(pid: int, wish: _Wish) -> Trimmed:
         row.name = proc.stat(pid).name
         with control.memory(pid) as there:
             _ask(row, there, wish)
+        row.elsewhere = _elsewhere(pid)
+        if row.reason == _WITHOUT_US and not row.elsewhere:
+            row.reason += f", nor a heap that keeps {report.memory(_WORTH_NAMING / 1024)} of free memory"
     except (FileNotFoundError, ProcessLookupError, proc.GoneError):
         row.reason = "it has ended" if row.name else "there is no such process"
     except OSError as error:
@@ -135,6 +156,15 @@ def _line(row: Trimmed) -> str:
         f"{row.pid} {row.name}: {row.library} gave back {report.memory(given / 1024)} "
         f"in {report.duration(seconds)}; RSS {report.memory(before)} before, {report.memory(after)} after"
     )
+
+
+def _kept(each: Elsewhere) -> str:
+    amount = "an unknown amount" if each.bytes is None else report.memory(each.bytes / 1024)
+    return f"{each.heap} keeps {amount} of free memory: {(each.step or _NO_WAY).removesuffix('.')}"
+
+
+def _failure(row: Trimmed) -> str:
+    return "; ".join([f"process {row.pid}: {row.reason}", *map(_kept, row.elsewhere)])
 
 
 @click.command(
@@ -165,7 +195,8 @@ def command(pids: tuple[int, ...], keep_bytes: int, timeout: float, output: Outp
     """Make the processes PID give free memory back to the system, without stopping them.
 
     calmalloc and libptlbmalloc2 do so when a thread of the program next comes to the allocator, or the helper
-    thread next wakes up. A program that stays idle does not answer.
+    thread next wakes up. A program that stays idle does not answer. What other allocators of a process
+    keep is named, with what makes them return it.
     """
     wish = _Wish(keep_bytes, timeout)
     with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(pids))) as pool:
@@ -175,10 +206,12 @@ def command(pids: tuple[int, ...], keep_bytes: int, timeout: float, output: Outp
         for row in rows:
             if row.reason is None:
                 console.print(_line(row), soft_wrap=True)
+                for each in row.elsewhere:
+                    console.print(f"  {_kept(each)}", soft_wrap=True)
     output.write(Report(keep_bytes=keep_bytes, processes=rows))
     if len(rows) == len(failed) == 1:
-        raise CalmError(f"process {failed[0].pid}: {failed[0].reason}")
+        raise CalmError(_failure(failed[0]))
     for row in failed:
-        report.warn(f"process {row.pid}: {row.reason}")
+        report.warn(_failure(row))
     if failed:
         raise CalmError(f"{len(failed)} of {len(rows)} processes did not trim")

@@ -468,9 +468,24 @@ def test_settings_and_functions_have_the_prefix_of_the_build() -> None:
         heap(), allocator="jemalloc", library="libduckdb.so", settings="DUCKDB_JE_MALLOC_CONF"
     )
     steps = advice.steps("retained", of_library, 1)
-    assert steps[0].startswith("DUCKDB_JE_MALLOC_CONF=background_thread:true,")
-    assert steps[1].startswith('duckdb_je_mallctl("arena.')
+    assert steps[0].startswith("`SET allocator_background_threads=true`")
+    assert steps[1].startswith("DUCKDB_JE_MALLOC_CONF=background_thread:true,")
+    assert len(steps) == 2  # a function that the image does not have is none to call
+    steps = advice.steps("retained", replace(of_library, control="duckdb_je_mallctl"), 1)
+    assert steps[2].startswith('duckdb_je_mallctl("arena.')
     assert not [each for each in advice.steps("in_use", of_library, 1) if "heap run" in each]
+
+
+def test_how_a_heap_is_made_to_return_memory() -> None:
+    assert "call (int)malloc_trim(0)" in advice.release("glibc", heap(), 7)
+    jemalloc = replace(heap(), allocator="jemalloc", library="libx.so", settings="X_MALLOC_CONF")
+    assert advice.release("jemalloc", jemalloc, 7).startswith("X_MALLOC_CONF=")
+    assert 'call (int)x_mallctl("arena.' in advice.release(
+        "jemalloc", replace(jemalloc, control="x_mallctl"), 7
+    )
+    arrow = replace(heap(), allocator="mimalloc", library="libarrow.so.2600", control="mi_collect")
+    assert advice.release("mimalloc", arrow, 7).startswith("`pyarrow.default_memory_pool()")
+    assert advice.release("rpmalloc", None, 7) == ""
 
 
 def test_an_allocator_of_a_library_spoils_no_other_figure(troubled: Path) -> None:

@@ -19,7 +19,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "glibc": (_PROFILE_WITH,),
         "mimalloc": (_PROFILE_WITH,),
         "jemalloc": (
-            "MALLOC_CONF=prof:true,prof_final:true writes a heap profile for jeprof, if jemalloc was built"
+            "{settings}=prof:true,prof_final:true writes a heap profile for jeprof, if jemalloc was built"
             " with profiling.",
         ),
         _ANY: ("Repeat with a longer interval, `calm explain --for 10min {pid}`: a cache stops growing.",),
@@ -44,10 +44,13 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "calmalloc has caches for CPUs instead: `calm compare -a glibc,calmalloc -- CMD`.",
         ),
         "jemalloc": (
-            "MALLOC_CONF=tcache_max:1024 limits the caches to small blocks; tcache:false disables them.",
-            'A thread that becomes idle can call mallctl("thread.tcache.flush").',
+            "{settings}=tcache_max:1024 limits the caches to small blocks; tcache:false disables them.",
+            'A thread that becomes idle can call {control}("thread.tcache.flush", 0, 0, 0, 0).',
         ),
-        "mimalloc": ("A thread that becomes idle can call mi_collect(true).",),
+        "mimalloc": (
+            "A thread that becomes idle can call {control}(true).",
+            "A pool with fewer threads has fewer caches.",
+        ),
     },
     "retained": {
         "calmalloc": (
@@ -65,18 +68,20 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "malloc_trim(0), called by the program, also returns pages between blocks.",
         ),
         "jemalloc": (
-            "MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0 returns it within about"
+            "{settings}=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0 returns it within about"
             " a second, also while the program is idle.",
-            'mallctl("arena.4096.purge"), called by the program, returns it at once.',
+            '{control}("arena.4096.purge", 0, 0, 0, 0), called by the program, returns it at once.',
         ),
         "mimalloc": (
             "MIMALLOC_PURGE_DELAY=0 returns pages as soon as they are free, for more system calls.",
-            "mi_collect(true) returns what the calling thread keeps.",
+            "{control}(true) returns what the calling thread keeps.",
         ),
+        "gperftools": ("TCMALLOC_RELEASE_RATE=10 returns it sooner, while the program frees memory.",),
+        "tcmalloc": ("MallocExtension::ReleaseMemoryToSystem, called by the program, returns it.",),
     },
     "fragmentation": {
         "glibc": ("GLIBC_TUNABLES=glibc.malloc.arena_max=1 packs the blocks of all threads into one arena.",),
-        "jemalloc": ("MALLOC_CONF=narenas:1 packs the blocks of all threads into one arena.",),
+        "jemalloc": ("{settings}=narenas:1 packs the blocks of all threads into one arena.",),
         _ANY: (
             "It returns when the program frees those blocks, or restarts.",
             "Allocate long-lived blocks first, or from a pool of their own, apart from short-lived ones.",
@@ -86,7 +91,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "huge_pages": {
         "glibc": ("GLIBC_TUNABLES=glibc.malloc.hugetlb=0, the default, requests no huge pages.",),
         "calmalloc": ("CALM_OPTIONS=huge_pages=never makes calmalloc request none.",),
-        "jemalloc": ("MALLOC_CONF=thp:never makes jemalloc decline them.",),
+        "jemalloc": ("{settings}=thp:never makes jemalloc decline them.",),
         "mimalloc": ("MIMALLOC_ALLOW_THP=0 makes mimalloc decline them.",),
         _ANY: (
             "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` limits them to memory for which the"
@@ -112,6 +117,28 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+# Calls by which a library's users make its allocator return what it retains, by a word in the library's name.
+_CALLS = {
+    ("duckdb", "jemalloc"): "`SET allocator_background_threads=true`, executed in SQL at any time, returns it"
+    " within about a second.",
+    (
+        "libarrow",
+        "mimalloc",
+    ): "`pyarrow.default_memory_pool().release_unused()` returns it at once; the method"
+    " of any pool acts on the default pool.",
+}
+# For a process as it is. By allocator: the function that gdb calls, with its type and arguments.
+_BY_GDB = {
+    "glibc": "(int)malloc_trim(0)",
+    "jemalloc": '(int){control}("arena.4096.purge", 0, 0, 0, 0)',
+    "mimalloc": "(void){control}(1)",
+    "gperftools": "(void)MallocExtension_ReleaseFreeMemory()",
+}
+_GDB = (
+    "`gdb -p {pid} -batch -ex 'call %s'` returns it. That stops the program, hangs if a thread is in malloc,"
+    " and with an old gdb (13.1, on processors with AMX) breaks the system call in which the program waits"
+)
+
 
 def _of(verdict: str, allocator: str) -> tuple[str, ...]:
     """Those of one allocator alone."""
@@ -132,8 +159,37 @@ def steps(
     return tuple(words)
 
 
+def release(allocator: str, heap: Heap | None, pid: int) -> str:
+    """How a running process's allocator is made to return what it retains; "" where no way is known."""
+    if call := _call(heap):
+        return call
+    if allocator in _BY_GDB and (_control(heap) or "{control}" not in _BY_GDB[allocator]):
+        words: tuple[str, ...] = (_GDB % _BY_GDB[allocator],)
+    else:
+        words = _of("retained", allocator)[:1]
+    return next(iter(_applied(words, "retained", heap, pid)), "")
+
+
+def _call(heap: Heap | None) -> str:
+    """Of the library that brought the heap."""
+    if heap is None:
+        return ""
+    found = (words for (name, of), words in _CALLS.items() if of == heap.allocator and name in heap.library)
+    return next(found, "")
+
+
+def _control(heap: Heap | None) -> str:
+    return heap.control if heap else ""
+
+
+def _settings(heap: Heap | None) -> str:
+    return (heap.settings if heap else "") or "MALLOC_CONF"
+
+
 def _steps(verdict: str, heap: Heap | None, pid: int) -> tuple[str, ...]:
     words = (*_of(verdict, heap.allocator if heap else _ANY), *_STEPS.get(verdict, {}).get(_ANY, ()))
+    if verdict == "retained" and (call := _call(heap)):
+        words = (call, *words)
     return _applied(words, verdict, heap, pid)
 
 
@@ -147,11 +203,7 @@ def _applied(words: tuple[str, ...], verdict: str, heap: Heap | None, pid: int) 
     if heap and heap.library and verdict != "unknown":
         # No preloaded allocator takes its place.
         words = tuple(each for each in words if "-- CMD`" not in each)
-    if heap and heap.settings:
-        # Settings and functions have the build's prefix.
-        prefix = heap.settings.removesuffix("MALLOC_CONF").lower()
-        words = tuple(
-            each.replace("MALLOC_CONF=", f"{heap.settings}=").replace("mallctl(", f"{prefix}mallctl(")
-            for each in words
-        )
-    return tuple(each.format(pid=pid) for each in words)
+    control = _control(heap)
+    if not control:
+        words = tuple(each for each in words if "{control}" not in each)
+    return tuple(each.format(pid=pid, settings=_settings(heap), control=control) for each in words)

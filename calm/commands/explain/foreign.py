@@ -215,13 +215,18 @@ def bringer(process: Process, image: Image) -> str:
 
     "" of the program, and of a library with a malloc or whose file is gone: it may be the process's.
     """
-    if image.path.endswith(" (deleted)") or process.symbols(f"^{re.escape(image.path)}$", ["malloc"]):
+    if image.path.endswith(" (deleted)") or function(process, image, "malloc"):
         return ""
     try:
         is_program = Path(f"/proc/{process.pid}/exe").stat().st_ino == image.inode
     except OSError:
         is_program = False
     return "" if is_program else Path(image.path).name
+
+
+def function(process: Process, image: Image, name: str) -> str:
+    """The same name, if the image has such a symbol; otherwise ""."""
+    return name if process.symbols(f"^{re.escape(image.path)}$", [name]) else ""
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -25,6 +25,7 @@ from calm.commands.explain.foreign import (
     Words,
     bringer,
     field,
+    function,
     images,
     merged,
     resident,
@@ -587,11 +588,13 @@ def heaps(process: Process) -> tuple[Heap, ...]:
             continue
         heap = _of_version(process, memory, image, match[1].decode() if match else "")
         variable = search(process, image, _SETTINGS)
+        settings = variable[1].decode() if variable else ""
         heaps.append(
             replace(
                 heap,
                 library="" if is_named else bringer(process, image),
-                settings=variable[1].decode() if variable else "",
+                settings=settings,
+                control=function(process, image, f"{settings.removesuffix('MALLOC_CONF').lower()}mallctl"),
             )
         )
     return tuple(heaps)

@@ -22,6 +22,7 @@ from calm.commands.explain.foreign import (
     Words,
     bringer,
     field,
+    function,
     images,
     merged,
     resident,
@@ -481,7 +482,7 @@ def heaps(process: Process) -> tuple[Heap, ...]:
             continue
         # A map of pages may be that of another image, too.
         if not any(_overlap(heap.ranges, each.ranges) for each in heaps):
-            heaps.append(replace(heap, library=library))
+            heaps.append(replace(heap, library=library, control=function(process, image, "mi_collect")))
     return tuple(heaps)
 
 

@@ -101,6 +101,8 @@ class Heap:
     """The file's name of a library that brought this allocator for itself; "" if it may be the process's."""
     settings: str = ""
     """The environment variable of the allocator's settings, as this build of it has it; "" where unknown."""
+    control: str = ""
+    """The function that makes it return memory, as this build of it has it; "" where the image has none."""
     facts: dict[str, int] = field(default_factory=dict)
     """Further numbers by which rules decide what to advise, such as arenas or threads' caches."""
 
