@@ -11,6 +11,9 @@ _PROFILE = "`calm heap run --pid {pid} --for 30s` names the stacks whose blocks 
 _PROFILE_WITH = (
     "`calm heap run -- CMD` runs the program with calmalloc, and names the stacks that hold memory."
 )
+_TRACEMALLOC = (
+    "`python3 -X tracemalloc` records which lines hold memory; tracemalloc.take_snapshot() has them by size."
+)
 
 # By verdict and allocator; those of _ANY apply to every one, and follow. {pid} is the process.
 _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -22,6 +25,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
             "{settings}=prof:true,prof_final:true writes a heap profile for jeprof, if jemalloc was built"
             " with profiling.",
         ),
+        "pymalloc": (_TRACEMALLOC,),
         _ANY: ("Repeat with a longer interval, `calm explain --for 10min {pid}`: a cache stops growing.",),
     },
     "in_use": {
@@ -29,6 +33,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "glibc": (_PROFILE_WITH,),
         "jemalloc": (_PROFILE_WITH,),
         "mimalloc": (_PROFILE_WITH,),
+        "pymalloc": (_TRACEMALLOC,),
         _ANY: (
             "No setting of an allocator changes this: the program must hold less.",
             "`calm explain --for 1min {pid}` shows whether it grows.",
@@ -109,7 +114,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         _ANY: (
             "`pmap -XX {pid}` lists the mappings; `perf trace -p {pid} -e mmap,munmap` shows new ones.",
             "A runtime with a heap of its own (JVM, Go, a JIT compiler) has tools and limits of its own; no"
-            " preloaded allocator changes it. CPython's is replaced by malloc with PYTHONMALLOC=malloc.",
+            " preloaded allocator changes it.",
         ),
     },
     "unknown": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calm.commands.explain import calmalloc, glibc, jemalloc, mimalloc
+from calm.commands.explain import calmalloc, glibc, jemalloc, mimalloc, pymalloc
 from calm.commands.explain.model import Heap, Process, Reader
 
 
@@ -18,4 +18,10 @@ def _one(read: Callable[[Process], Heap | None]) -> Reader:
     return heaps
 
 
-READERS: tuple[Reader, ...] = (_one(calmalloc.read), jemalloc.heaps, mimalloc.heaps, _one(glibc.read))
+READERS: tuple[Reader, ...] = (
+    _one(calmalloc.read),
+    jemalloc.heaps,
+    mimalloc.heaps,
+    _one(glibc.read),
+    pymalloc.heaps,
+)
