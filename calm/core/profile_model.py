@@ -1,10 +1,12 @@
 """The document that `calm profile` writes: what was counted of a program, by cause, by stack and over time.
 
-Weights of stacks are estimates from samples; totals are counts, unless they say that they are not.
+Weights of stacks are estimates from samples; totals are counts, unless they say that they are not. A share by
+samples has an interval that holds the truth in all but one case of a thousand.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -21,8 +23,10 @@ Kind = Annotated[str, Meta(pattern="^(shootdown|fault|call|cpu)$")]
 
 # What a stack is of. The unit of its weight: events, or seconds of CPU time.
 SHOOTDOWN, FAULT, CALL, CPU = "shootdown", "fault", "call", "cpu"
-# With fewer samples of CPU time, shares of it are rough.
+# With fewer samples of a kind, shares of it are rough.
 FEW_SAMPLES = 20
+# Standard deviations that hold 99.9 % of a normal distribution.
+_DEVIATES = 3.29
 
 # Causes, by the name that the kernel's code has for them, and what reports call them.
 CAUSES: Mapping[str, str] = {
@@ -164,6 +168,10 @@ class Profile(Document, kw_only=True, tag="calm-profile"):
     timeline: Timeline
     curves: Mapping[str, Curve]
     """By the keys of MEMORY."""
+    sampled: Mapping[str, Finite] = {}
+    """By kind: so many samples of equal weight would be as sure as those of the stacks."""
+    causes_counted: bool = False
+    """The shootdowns of each cause were counted; otherwise they are estimates from samples."""
     findings: list[Finding]
     own_cost: list[str]
     """What profiling itself cost, in sentences."""
@@ -174,6 +182,16 @@ class Profile(Document, kw_only=True, tag="calm-profile"):
     """Stacks have the kernel's part. Without it no cause of CPU time is known."""
     interrupted_by: int | None = None
     """The signal that ended the profile early."""
+
+    def interval(self, kind: str, share: float) -> tuple[float, float] | None:
+        """Of a share of what is of a kind, from 0 to 1; None where there are too few samples."""
+        n = self.sampled.get(kind, 0.0)
+        if n < FEW_SAMPLES:
+            return None
+        # Wilson's.
+        middle, square = share + _DEVIATES**2 / (2 * n), _DEVIATES**2 / n
+        half = _DEVIATES * math.sqrt(share * (1 - share) / n + square / (4 * n))
+        return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
 
     def value(self, name: str) -> float | None:
         """A total; None where it was not counted."""

@@ -523,6 +523,19 @@ def test_an_estimate_says_so() -> None:
     assert rules.explain([found]).certainty == "estimate"
 
 
+def test_a_process_that_changed_while_it_was_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jemalloc's purging between smaps and RSS; and what never fits says so, whatever else is uncertain."""
+    changed, settled = pictured(20, in_use=50), pictured(20, in_use=20)
+    changed = replace(changed, parts=changed.parts | {"remainder": replace(exact(0), bytes=-30 * MIB)})
+    for pictures, expected in (([changed, settled], settled), ([changed] * 3, changed)):
+        left = iter(pictures)
+        monkeypatch.setattr(command, "_take", lambda _, left=left: next(left))
+        assert command.take(1) is expected
+    guessed = replace(changed, parts=changed.parts | {"in_use": estimate(50 * MIB)})
+    said = rules.explain([guessed])
+    assert (said.certainty, "differ by 30.0 MiB" in said.why) == ("estimate", True)
+
+
 def test_every_verdict_and_allocator_has_steps() -> None:
     for verdict_ in rules.VERDICTS:
         for allocator in ALLOCATORS:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import shutil
 import struct
@@ -15,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from calm.commands.profile import findings, memory, recorder
+from calm.commands.profile import counting, findings, memory, recorder
 from calm.commands.profile.build import bin_width, build, cause_of, kind_of
 from calm.commands.profile.causes import classify
 from calm.commands.profile.memory import Sampler, _Points
@@ -418,6 +419,7 @@ def profile(
         frames=frames,
         stacks=made,
         timeline=Timeline(0.01),
+        sampled={kind: 60.0 for kind, *_ in stacks},
         curves={"rss": Curve([0.0], [1.0])},
     )
 
@@ -558,6 +560,60 @@ def test_a_stack_is_told_once() -> None:
     assert "jemalloc's purging" in found.text
 
 
+STACKS_COUNTED = {
+    "\n\tffffffff81 native_flush_tlb_multi+1\n\tffffffff82 do_madvise.part.0+460\n": 40,
+    "\n\tffffffff81 native_flush_tlb_multi+1\n\tffffffff83 __vm_munmap+2\n": 2,
+    "\n\tffffffff82 madvise_walk_vmas+460\n": 3,
+}
+
+
+def test_counts_by_stack_are_added_up_by_cause() -> None:
+    lines = ({"type": "attached_probes"}, {"type": "map", "data": {"@found": STACKS_COUNTED}})
+    text = "\n\n".join(map(json.dumps, lines))
+    assert counting.parse(text) == {"madvise": 43, "munmap": 2}
+    assert counting.parse("") == {}
+
+
+def test_counted_causes_outweigh_samples() -> None:
+    """One sample tells nothing of how 1,000 shootdowns divide; a cause without a sample has its count."""
+    flush = tuple(Address("[kernel.kallsyms]", 0xFFFFFFFF00000000, name) for name in ("x", "do_madvise"))
+    samples = [at(100.5, "tlb:tlb_flush", flush, period=997)]
+    totals = {"shootdowns": Total(1000.0, ""), "madvise": Total(10, ""), "munmap": Total(10, "")}
+    sampled = {c.key: c.shootdowns for c in build(samples, totals, 100.0, 1.0, 0.01).causes}
+    assert sampled == {"madvise": 1000, "munmap": 0}
+    parts = build(samples, totals, 100.0, 1.0, 0.01, counted={"madvise": 101, "munmap": 909})
+    assert {c.key: c.shootdowns for c in parts.causes} == {"madvise": 100, "munmap": 900}
+    assert sum(stack.weight for stack in parts.stacks) == pytest.approx(100)
+    assert parts.sampled == {SHOOTDOWN: 1.0}
+
+
+def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
+    """Not for its own hundredth of a second: that would be a peak of 99,700 events a second."""
+    samples = [at(100.0 + second, "tlb:tlb_flush", period=997) for second in (0.25, 0.5, 1.0)]
+    series = build(samples, {}, 100.0, 1.0, 0.01).timeline.series["shootdown:other"]
+    assert sum(series) == pytest.approx(3 * 997)
+    assert max(series) < 2.1 * 997 / 25
+    assert series[75] == pytest.approx(997 / 50, rel=0.1)
+
+
+def test_an_interval_needs_samples() -> None:
+    made = profile([])
+    assert made.interval(SHOOTDOWN, 0.5) is None
+    few, many = (replace(made, sampled={SHOOTDOWN: n}) for n in (19.0, 400.0))
+    assert few.interval(SHOOTDOWN, 0.5) is None
+    low, high = many.interval(SHOOTDOWN, 0.5) or (0, 0)
+    assert (low, high) == pytest.approx((0.419, 0.581), abs=0.001)
+    low, high = many.interval(SHOOTDOWN, 0.0) or (1, 1)
+    assert low == 0 < high < 0.03
+
+
+def test_a_few_samples_of_shootdowns_make_no_finding() -> None:
+    stacks = [(SHOOTDOWN, "madvise", TRIM, 9300.0)]
+    assert findings.find(profile(stacks))
+    assert not findings.find(replace(profile(stacks), sampled={SHOOTDOWN: 9.0}))
+    assert findings.find(replace(profile(stacks), sampled={SHOOTDOWN: 9.0}, causes_counted=True))
+
+
 def test_ways_leave_lines_out() -> None:
     made = profile(
         [(CPU, "fault", ("main", "f"), 1.0), (CPU, "fault", ("main", "f"), 2.0), (CPU, "other", (), 9.0)]
@@ -577,7 +633,7 @@ def test_calls_that_nobody_made_need_no_row() -> None:
 def test_a_call_is_told_by_its_own_name() -> None:
     text = io.StringIO()
     show(Console(file=text, width=200), profile([(CALL, "brk", ("main", "sysmalloc", "brk"), 2000.0)]))
-    assert "about 2,000, brk\n" in text.getvalue()
+    assert "about 2,000, brk (60 samples, 84.7 to 100.0 %)\n" in text.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CLASSES_SHOWN = 8
 _DASHES = "calm.explain.dashes"
-_TRIES = 5
+_TRIES = 3
 
 
 class ExplainFigure(msgspec.Struct):
@@ -160,10 +160,15 @@ class _ExecutedError(CalmError):
 
 
 def take(pid: int) -> Picture:
-    """One sample. Raises CalmError where there is nothing to read or it may not be read."""
+    """One sample, and again if the process changed much meanwhile.
+
+    Raises CalmError where there is nothing to read or it may not be read.
+    """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(_ExecutedError):
-            return _take(pid)
+            found = _take(pid)
+            if not found.mismatch:
+                return found
     return _take(pid)
 
 

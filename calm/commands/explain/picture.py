@@ -29,6 +29,9 @@ PARTS = {
     "remainder": "RSS as the kernel counts it, less the parts",
 }
 HEAP_PARTS = ("in_use", "cached", "retained", "fragmentation", "metadata")
+SMALL_BYTES = 8 << 20
+"""What is smaller needs no explanation."""
+_MISMATCH_SHARE = 0.05
 _SHMEM = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 _THREADS_MOST = 1 << 12
 _LARGEST = 5
@@ -88,6 +91,12 @@ class Picture:
             return self.heap
         sizes = [parts[part].bytes if part in parts else 0 for parts in self.of_heaps]
         return self.heaps[sizes.index(max(sizes))]
+
+    @property
+    def mismatch(self) -> int:
+        """By how much the parts miss RSS, where that is too much for a process that does not allocate."""
+        missing = abs(self.bytes("remainder"))
+        return missing if missing >= max(SMALL_BYTES, _MISMATCH_SHARE * self.rss) else 0
 
     def bytes_of(self, heap: Heap, part: str) -> int:
         """Of the heap with the same title; 0 where there is none."""

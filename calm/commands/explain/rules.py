@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calm.commands.explain import advice
 from calm.commands.explain.model import Certainty, Figure, Heap, SizeClass
-from calm.commands.explain.picture import HEAP_PARTS, Picture
+from calm.commands.explain.picture import HEAP_PARTS, SMALL_BYTES, Picture
 from calm.core import report
 
 VERDICTS = {
@@ -23,12 +23,9 @@ VERDICTS = {
     "unknown": "The allocator's records cannot be read.",
 }
 
-SMALL_BYTES = 8 << 20
-"""What is smaller needs no explanation."""
 GROWN_BYTES, GROWN_SHARE = 1 << 20, 0.01
 """RSS or a part has grown by more than this, and this share of RSS."""
 ALSO_SHARE = 0.15
-MISMATCH_SHARE = 0.05
 _OTHER = ("other", "stacks", "files", "data")
 
 
@@ -243,18 +240,6 @@ def _why(found: Picture, best: Finding) -> str:
     return " ".join(found.notes) or "This allocator's records cannot be read."
 
 
-def _mismatch(samples: Sequence[Picture]) -> int:
-    """By how much the parts miss RSS, where that is too much for a process that does not allocate."""
-    return max(
-        (
-            missing
-            for each in samples
-            if (missing := abs(each.bytes("remainder"))) >= max(SMALL_BYTES, MISMATCH_SHARE * each.rss)
-        ),
-        default=0,
-    )
-
-
 def explain(samples: Sequence[Picture]) -> Explanation:
     """The verdict on one sample, or on the growth from the first of several to the last."""
     first, last = samples[0], samples[-1]
@@ -290,12 +275,12 @@ def explain(samples: Sequence[Picture]) -> Explanation:
         if each.bytes >= max(SMALL_BYTES, ALSO_SHARE * abs(whole)) and verdict != "small"
     )
     certainty, why = best.certainty, _why(last, best)
-    if certainty == "exact" and (missing := _mismatch(samples)):
-        certainty = "estimate"
-        why = (
+    if missing := max(each.mismatch for each in samples):
+        changed = (
             f"The parts and RSS, read one after the other, differ by {_size(missing)}:"
             " the process changed meanwhile."
         )
+        certainty, why = ("estimate", changed) if certainty == "exact" else (certainty, f"{changed} {why}")
     return Explanation(
         verdict=verdict,
         grew=grew,

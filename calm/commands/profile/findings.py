@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calm.core.profile_model import CALL, CAUSES, CPU, SHOOTDOWN, Cause, Finding, Profile, Stack
+from calm.core.profile_model import (
+    CALL,
+    CAUSES,
+    CPU,
+    FEW_SAMPLES,
+    SHOOTDOWN,
+    Cause,
+    Finding,
+    Profile,
+    Stack,
+)
 
 # A smaller share is not worth a sentence; nor are fewer events.
 _MIN_SHARE = 0.05
@@ -207,7 +217,8 @@ def _place(profile: Profile, place: Place, paths: Sequence[Path]) -> Iterator[Fi
         # Many calls of a kind that is rare matter little.
         if begun < _MIN_EVENTS or share < _MIN_SHARE:
             share = number / (sum(cause.calls or 0 for cause in profile.causes) or every_call)
-    parts.append((f"the program's {shootdowns:,.0f} shootdowns", begun, shootdowns, _MIN_EVENTS))
+    if profile.causes_counted or profile.sampled.get(SHOOTDOWN, 0.0) >= FEW_SAMPLES:
+        parts.append((f"the program's {shootdowns:,.0f} shootdowns", begun, shootdowns, _MIN_EVENTS))
     allocator = min((path.allocator for path in paths if path.allocator), default=profile.allocator)
     purging = _PURGING.get(allocator, "")
     purging += "" if allocator == "calmalloc" else "; or `calm run -a calmalloc`"

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from calm.commands.profile.counting import ShootdownCounts
 from calm.commands.profile.recording import CLOCK, ENVIRONMENT, Recording, Sample, prepare, script
 from calm.core import proc, processes
 from calm.core.events import EVENTS, tracefs
@@ -195,6 +196,9 @@ class Recorder:
         self.cpu_s = 0.0
         self.fine_share = 1.0
         """The part of the time in which one event in FINE was sampled, not one in COARSE."""
+        self.shootdowns: dict[str, int] = {}
+        """By cause, as far as they were counted."""
+        self.counts = ShootdownCounts()
         self._perf = shutil.which("perf") or ""
         self._roots: Sequence[int] = ()
         self._perfs: list[_Perf] = []
@@ -203,6 +207,9 @@ class Recorder:
     def start(self, roots: Sequence[int]) -> None:
         """Begins to record, at the best level that is available."""
         self._roots = roots
+        # Before perf, which would record how it begins.
+        if self._perf and _refusal(FULL) is None:
+            self.counts.start(roots)
         if not self._perf:
             self.reasons.append(f"{NO_PERF} (Debian's package linux-perf)")
         for level in (FULL, KERNEL, USER) if self._perf else ():
@@ -249,10 +256,14 @@ class Recorder:
             last = self.began + wall_s
             on = sum(max(0.0, min(end, last) - max(begin, self.began)) for begin, end in self._fine.on)
             self.fine_share = min(1.0, on / wall_s)
+        self.shootdowns = self.shootdowns or self.counts.stop()
         self._end()
         self.cpu_s = sum(perf.cpu_s for perf in self._perfs)
 
-    close = stop
+    def close(self) -> None:
+        """Ends what still runs."""
+        self.counts.close()
+        self.stop()
 
     def samples(self, found: Recording) -> Iterator[tuple[Sample, float]]:
         """The samples of a recording that has ended, and the part of it read; `found` gets its figures."""

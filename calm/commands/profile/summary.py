@@ -47,6 +47,7 @@ class Way(NamedTuple):
     cause: str
     frames: tuple[Frame, ...]
     weight: float
+    samples: int
 
 
 def ways(profile: Profile, kind: str) -> list[Way]:
@@ -57,8 +58,10 @@ def ways(profile: Profile, kind: str) -> list[Way]:
             frames = tuple(f for f in (profile.frames[index] for index in stack.frames) if not f.kernel)
             key = (stack.cause, *(frame.function for frame in frames))
             # Stacks are sorted by weight, so the lines are those of the heaviest.
-            before = found.get(key, Way(stack.cause, frames, 0.0))
-            found[key] = before._replace(weight=before.weight + stack.weight)
+            before = found.get(key, Way(stack.cause, frames, 0.0, 0))
+            found[key] = before._replace(
+                weight=before.weight + stack.weight, samples=before.samples + stack.samples
+            )
     return sorted(found.values(), key=lambda way: -way.weight)
 
 
@@ -81,6 +84,15 @@ def percent(part: float | None, whole: float) -> str:
         return "-"
     share = 100 * part / whole
     return "under 0.01 %" if 0 < share < 0.01 else f"{share:.{2 if share < 10 else 1}f} %"
+
+
+def sureness(profile: Profile, kind: str, share: float) -> str:
+    """How sure a share by samples is."""
+    found = profile.interval(kind, share)
+    if found is None:
+        return "too few"
+    low, high = (100 * each for each in found)
+    return f"{low:.1f} to {high:.1f} %"
 
 
 def wholes(profile: Profile) -> dict[str, float]:
@@ -106,13 +118,17 @@ def _print_totals(console: Console, profile: Profile) -> None:
 
 
 def _print_causes(console: Console, profile: Profile) -> None:
-    headings = ("shootdowns", "", "faults", "", "calls", "CPU time", "")
-    table = report.table("cause", *headings, right=headings)
     whole = wholes(profile)
+    # Shootdowns that were counted by cause need no interval.
+    unsure = bool(whole["shootdowns"]) and not profile.causes_counted
+    headings = ("shootdowns", "", *([""] * unsure), "faults", "", "calls", "CPU time", "")
+    table = report.table("cause", *headings, right=headings)
     for cause in profile.causes:
+        share = (cause.shootdowns or 0) / max(1, whole["shootdowns"])
         table.add_row(
             CAUSES[cause.key],
             *(amount(cause.shootdowns), percent(cause.shootdowns, whole["shootdowns"])),
+            *([sureness(profile, SHOOTDOWN, share) if cause.shootdowns else ""] * unsure),
             *(amount(cause.faults), percent(cause.faults, whole["faults"])),
             *(amount(cause.calls), amount(cause.cpu_s, "s"), percent(cause.cpu_s, whole["cpu_s"])),
         )
@@ -129,6 +145,7 @@ def _print_ways(console: Console, profile: Profile, kind: str) -> None:
         # A call is named by itself, whatever it did: brk may grow the heap, or only read its end.
         cause = way.cause if kind == CALL else CAUSES[way.cause]
         about = f"about {amount(way.weight, 's' if kind == CPU else 'count')}, {cause}"
+        about += f" ({way.samples:,} samples, {sureness(profile, kind, way.weight / whole)})"
         console.print(f"  {percent(way.weight, whole):>7}  {about}", soft_wrap=True)
         frames = [_frame(frame) for frame in reversed(way.frames)]
         if len(frames) > _FRAMES:

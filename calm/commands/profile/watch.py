@@ -42,7 +42,11 @@ _LEFT_OUT = ("wall_s", "interrupts_received", "cycles", "instructions", "dtlb_lo
 # At most: what a sample with 4 KiB of stack takes from its thread, and what an event takes that both perf
 # processes pass over, beyond counting (50 ns each, as measured).
 _SAMPLE_S, _PASSED_S = 5e-6, 1e-7
+# What counting a shootdown by the kernel's stack takes (0.8 µs as measured).
+_COUNTED_S = 1.5e-6
 _SHORT_S = 0.2
+# The counts by cause end some milliseconds after the totals; more is another set of processes.
+_LEAST_FIT, _MOST_FIT = 0.8, 2.0
 
 
 def _of_measurement(measured: Measurement) -> dict[str, Total]:
@@ -131,6 +135,14 @@ def check_pid(pid: int) -> None:
         with suppress(KeyError):
             name = pwd.getpwuid(owner).pw_name
         raise CalmError(f"process {pid} belongs to {name}: only root may profile it")
+
+
+def _fitting(counted: Mapping[str, int], totals: Mapping[str, Total]) -> Mapping[str, int] | None:
+    """The shootdowns by cause, where they are those of the total."""
+    total = totals["shootdowns"].value if "shootdowns" in totals else None
+    if not total or not _LEAST_FIT <= sum(counted.values()) / total <= _MOST_FIT:
+        return None
+    return counted
 
 
 def _own_cost(
@@ -287,7 +299,8 @@ class Watcher:
         recording = Recording()
         kernel_stacks = recorder.level not in (levels.USER, levels.NOTHING)
         samples = self._samples(recorder, recording)
-        parts = build(samples, totals, recorder.began, wall_s, 1 / self.frequency, kernel_stacks)
+        counted = _fitting(recorder.shootdowns, totals)
+        parts = build(samples, totals, recorder.began, wall_s, 1 / self.frequency, kernel_stacks, counted)
         mmaps = [stack.weight for stack in parts.stacks if (stack.kind, stack.cause) == (CALL, "mmap")]
         if mmaps and "mmap" not in totals:
             totals["mmap"] = Total(sum(mmaps), "about, by samples: not counted")
@@ -300,12 +313,13 @@ class Watcher:
 
         if recorder.level == levels.FULL:
             counting_s += total("shootdowns", "minor_faults", *levels.CALLS) * _PASSED_S
+            counting_s += sum(recorder.shootdowns.values()) * _COUNTED_S
         program_s = max(wall_s, total("user_s", "system_s"))
         own_cost, own_share = _own_cost(recorder, recording.samples, program_s, cpu_s, counting_s)
         numbers = Counter[str]()
         for stack in parts.stacks:
             numbers[stack.kind] += stack.samples
-        notes = _notes(recorder, recording.lost, numbers, total("shootdowns"), wall_s)
+        notes = _notes(recorder, recording.lost, numbers, total("shootdowns"), wall_s, counted is not None)
         profile = Profile(
             **about,
             **parts._asdict(),
@@ -321,6 +335,7 @@ class Watcher:
             own_share=own_share,
             notes=[*_missing(recorder), *notes],
             kernel_stacks=kernel_stacks,
+            causes_counted=counted is not None,
             interrupted_by=signal.SIGINT if self._interrupted else None,
         )
         # Most short-lived processes are in the recording alone.
@@ -328,7 +343,7 @@ class Watcher:
 
 
 def _notes(
-    recorder: Recorder, lost: int, samples: Mapping[str, int], shootdowns: float, wall_s: float
+    recorder: Recorder, lost: int, samples: Mapping[str, int], shootdowns: float, wall_s: float, counted: bool
 ) -> Iterator[str]:
     """`samples`: their number by kind."""
     if broadcast := machine.broadcast_here():
@@ -338,6 +353,9 @@ def _notes(
         yield f"{duration(wall_s)} {what}: there are {sum(samples.values())} samples"
     elif recorder.level != levels.NOTHING and samples[CPU] < FEW_SAMPLES:
         yield f"CPU time has {samples[CPU]} samples, so shares of it are rough (--freq takes more)"
+    if shootdowns and not counted and recorder.level == levels.FULL:
+        why = recorder.counts.why or "bpftrace counted others than perf: process ids differ in a container"
+        yield f"shootdowns are by cause as samples say, not counted: {why}"
     if shootdowns and not samples[SHOOTDOWN] and recorder.level == levels.FULL:
         yield f"none of the {shootdowns:,.0f} shootdowns was among the samples"
     if lost:
