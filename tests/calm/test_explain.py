@@ -524,7 +524,7 @@ def test_an_estimate_says_so() -> None:
 
 
 def test_a_process_that_changed_while_it_was_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As jemalloc's purging between smaps and RSS; and what never fits says so, whatever else is uncertain."""
+    """As jemalloc's purging between smaps and RSS; and what never fits says so, whatever is uncertain."""
     changed, settled = pictured(20, in_use=50), pictured(20, in_use=20)
     changed = replace(changed, parts=changed.parts | {"remainder": replace(exact(0), bytes=-30 * MIB)})
     for pictures, expected in (([changed, settled], settled), ([changed] * 3, changed)):

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -590,8 +590,30 @@ def test_what_saves_memory_is_mentioned_with_prefer_time(by: str, memory: float,
 def test_where_nothing_was_confirmed_what_is_within_the_limits_comes_first() -> None:
     seen = {4: (0.9, 1.0), 5: (0.2, 2.0), 6: (0.5, 1.0), 7: (1.0, 1.0)}
     tried = [Tried(Setting(GLIBC, {ARENAS: str(n)}), [Pair(*each)]) for n, each in seen.items()]
-    text = printed(Tuning(tried=tried))
+    text, _, beyond = printed(Tuning(tried=tried)).partition("beyond the limit")
     assert re.findall(r"arena_max=(\d)", text) == ["6", "4", "7"]
+    assert "arena_max=5" in beyond
+
+
+def test_what_the_limit_excludes_is_printed() -> None:
+    """A setting 23 % faster that takes 1.56 of the memory is no reason to say that nothing helps."""
+    seen = {4: (0.77, 1.56), 5: (0.95, 3.0), 6: (1.0, 1.0)}
+    tried = [Tried(Setting(GLIBC, {ARENAS: str(n)}), [Pair(*each)]) for n, each in seen.items()]
+    text = printed(Tuning(tried=tried, reason="those that gain take more"))
+    assert "nothing is recommended: those that gain take more" in text
+    assert (
+        "beyond the limit: time 0.77, memory 1.56: glibc: arena_max=4; --memory-limit 1.65 allows it" in text
+    )
+    within = printed(Tuning(tried=tried[2:], reason="none"))
+    assert "nothing helps: none" in within
+    assert "beyond" not in within
+
+
+@pytest.mark.parametrize("ablated", [True, False])
+def test_knobs_that_were_not_tried_by_themselves_are_said_to_be(ablated: bool) -> None:
+    both = replace(a_verdict(0.5, 0.6), setting=Setting(GLIBC, {TRIM: "1", ARENAS: "1"}))
+    text = printed(Tuning(recommendation=both, ablated=ablated))
+    assert ("without each of its 2 knobs: some may do nothing" in text) != ablated
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The output of a search: progress while it runs, its report, and its picture."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calm.commands.tune.search import Budget, Tuning
 from calm.commands.tune.space import Point, Setting
 from calm.commands.tune.trial import AS_IT_IS
-from calm.commands.tune.verdict import MIN_ROUNDS, Verdict, is_gain
+from calm.commands.tune.verdict import MIN_GAIN, MIN_ROUNDS, Verdict, is_gain
 from calm.core import plot, report
 from calm.core.allocators import GLIBC
 from calm.core.progress import Bar
@@ -103,6 +104,29 @@ def _print_unconfirmed(result: Tuning, console: "Console") -> None:
         console.print(text, soft_wrap=True)
 
 
+def _print_over_limit(result: Tuning, console: "Console") -> None:
+    """The best setting that gains, but takes more than is allowed: the limit is the user's to move."""
+    preference, chosen = result.preference, result.recommendation
+    least = preference.cost(chosen.point) if chosen else 1.0
+    points = [each.point for each in (*result.front, *result.rejected)] or result.working
+    beyond = [
+        each
+        for each in points
+        if not preference.allows(each)
+        and preference.cost(each) <= least - MIN_GAIN
+        and each.memory < math.inf
+    ]
+    if not beyond:
+        return
+    best = min(beyond, key=preference.cost)
+    limit = math.ceil(best.memory * 20 + 1) / 20
+    way = f"; --memory-limit {limit:g} allows it" if best.memory > preference.memory_limit else ""
+    console.print(
+        f"beyond the limit: time {best.time:.2f}, memory {best.memory:.2f}: {best.setting.label}{way}",
+        soft_wrap=True,
+    )
+
+
 def print_report(result: Tuning, notes: Sequence[str], console: "Console") -> None:
     console.print(shlex.join(result.command), style="bold", soft_wrap=True)
     for note in notes:
@@ -124,8 +148,10 @@ def print_report(result: Tuning, notes: Sequence[str], console: "Console") -> No
     if chosen is None:
         count = result.confirmation.time.n if result.confirmation else 0
         unsure = result.interrupted_by or result.failure or (result.chosen and count < MIN_ROUNDS)
-        nothing = "nothing is recommended" if unsure else "nothing helps"
+        beyond = any(result.preference.cost(each) <= 1 - MIN_GAIN for each in result.working)
+        nothing = "nothing is recommended" if unsure or beyond else "nothing helps"
         console.print(f"{nothing}: {result.reason}", style="bold", soft_wrap=True)
+        _print_over_limit(result, console)
         if result.preference.by == "time" and any(is_gain(each.memory) for each in result.front):
             console.print("some of the front take less memory: see --prefer memory", soft_wrap=True)
         return
@@ -141,8 +167,13 @@ def print_report(result: Tuning, notes: Sequence[str], console: "Console") -> No
     if result.removed:
         removed = ", ".join(each.removeprefix("glibc.malloc.") for each in result.removed)
         console.print(f"  left out, as nothing is lost without: {removed}", soft_wrap=True)
+    elif len(chosen.setting.values) > 1 and not result.ablated:
+        count = len(chosen.setting.values)
+        text = f"there was no time to try it without each of its {count} knobs: some may do nothing"
+        console.print(f"  {text}", soft_wrap=True)
     if result.refined_from:
         console.print(f"  found by small steps from {result.refined_from.label}", soft_wrap=True)
+    _print_over_limit(result, console)
     console.print(f"\n{chosen.line}", soft_wrap=True)
 
 

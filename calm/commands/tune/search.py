@@ -136,6 +136,8 @@ class Tuning(Document, tag="calm-tuning", kw_only=True):
     """The chosen setting without the knobs that have no effect."""
     removed: list[str] = []
     """Those knobs."""
+    ablated: bool = False
+    """There was time to try the chosen setting without each of its knobs."""
     refined: Setting | None = None
     """A better setting, found by moving the knobs of one that was known."""
     refined_from: Setting | None = None
@@ -352,6 +354,7 @@ class Search:
     def _ablate(self, chosen: Setting) -> None:
         """Unsets the knobs without effect, by pairs with the whole setting: all at once, or by halves."""
         self.result.reduced = reduced = chosen
+        self.result.ablated = True
         if len(chosen.values) <= (1 if chosen.allocator == GLIBC else 0):
             return
         self.watcher.phase("ablation", None)
@@ -362,6 +365,7 @@ class Search:
             without = reduced.without(names)
             # Without any knob glibc is the baseline, which the setting was chosen over.
             needed = without == Setting(GLIBC) or self._is_worse(against, without)
+            self.result.ablated &= needed is not None
             if needed is False:
                 self.result.reduced = reduced = without
                 self.result.removed += names
