@@ -7,7 +7,7 @@ ALSO := debug asan tsan clang aarch64 musl
 
 # The parts of check-long run one at a time even with -j, because some need an otherwise idle machine.
 .NOTPARALLEL:
-.PHONY: help all demo peers bench abis model docs build-tests check check-long install deb wheel clean
+.PHONY: help all demo peers bench abis model docs build-tests check check-long install uninstall deb wheel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
@@ -86,6 +86,14 @@ $(LONG:%=check-long-%): check-long-%: build-tests
 
 install: all ## install below PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)
+
+# What is installed is listed by installing it elsewhere. Python adds compiled modules to the folders that are ours alone.
+uninstall: all ## remove what `make install` put below PREFIX
+	rm -rf build/uninstall
+	DESTDIR=$(CURDIR)/build/uninstall cmake --install build/release --prefix $(PREFIX) >/dev/null
+	cd build/uninstall && find . ! -type d -printf '/%P\0' | xargs -0 rm -f
+	cd build/uninstall && find . -type d -name 'calmalloc*' -prune -printf '/%P\0' | xargs -0 rm -rf
+	rm -rf build/uninstall
 
 deb: ## build Debian packages in build/packages
 	packaging/deb

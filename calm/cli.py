@@ -20,74 +20,112 @@ class Listed(NamedTuple):
     module: str
     """Below `calm.commands`; has `command`. Imported when the command is used."""
     summary: str
+    question: str
     example: str
 
 
 COMMANDS = {
-    "allocators": Listed("allocators", "List the allocators on this machine.", "calm allocators"),
-    "bench": Listed("bench.command", "Compare allocators on a suite of programs.", "calm bench run"),
+    "allocators": Listed(
+        "allocators",
+        "List the allocators on this machine.",
+        "Which allocators are on this machine?",
+        "calm allocators",
+    ),
+    "bench": Listed(
+        "bench.command",
+        "Compare allocators on a suite of programs.",
+        "How do allocators compare on many programs?",
+        "calm bench run",
+    ),
     "calibrate": Listed(
         "predict.calibrate",
         "Measure what a TLB shootdown costs on this machine.",
+        "What does a TLB shootdown cost here?",
         "calm calibrate shootdowns",
     ),
     "colors": Listed(
         "colors.command",
         "Show page colors, and large blocks that collide in caches.",
+        "Do large arrays evict each other from the cache?",
         "calm colors run -- ./solver input",
     ),
     "compare": Listed(
         "compare.command",
         "Compare a program under several allocators.",
+        "What would another allocator change for my program?",
         "calm compare -a glibc,calmalloc -n 20 -- ./server --self-test",
     ),
     "completion": Listed(
-        "completion", "Print the script that completes calm in a shell.", 'eval "$(calm completion bash)"'
+        "completion",
+        "Print the script that completes calm in a shell.",
+        "How do I complete calm's commands in my shell?",
+        'eval "$(calm completion bash)"',
     ),
     "export": Listed(
         "export.command",
         "Export counters of processes to Prometheus or OpenTelemetry.",
+        "How do I watch memory in production?",
         "calm export --listen 0.0.0.0:22560",
     ),
     "explain": Listed(
         "explain.command",
         "Explain why the memory of a process is what it is.",
+        "Why is this process so large, or growing?",
         "calm explain --for 30s 4711",
     ),
     "heap": Listed(
         "heap.command",
         "Show which code holds memory, and which allocates most.",
+        "Which code holds the memory?",
         "calm heap run -- ./server --self-test",
     ),
     "lab": Listed(
         "lab.command",
         "Count a program's TLB interrupts on an emulated machine.",
+        "How many interrupts would 16 CPUs see?",
         "calm lab --cpus 16 --sockets 4 -a glibc,calmalloc -- ./server-test --threads 16",
     ),
     "predict": Listed(
         "predict.command",
         "Predict what TLB shootdowns cost on another machine.",
+        "What would it cost on a machine that I do not have?",
         "calm predict run --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1",
     ),
     "profile": Listed(
         "profile.command",
         "Show where shootdowns, page faults and memory calls arise.",
+        "Where do shootdowns, faults and memory calls come from?",
         "calm profile -- ./server --port 8080",
     ),
     "run": Listed(
-        "run", "Run a program with an allocator preloaded.", "calm run -a calmalloc -- python3 server.py"
+        "run",
+        "Run a program with an allocator preloaded.",
+        "How do I run a program, or a server, with calmalloc?",
+        "calm run -a calmalloc -- python3 server.py",
     ),
     "stat": Listed(
         "stat",
         "Report the time, memory and TLB shootdowns of a program.",
+        "What does memory management cost this program?",
         "calm stat -- sort -o /dev/null words",
     ),
-    "top": Listed("top.command", "Show what running processes do with memory.", "calm top"),
-    "trim": Listed("trim", "Make running processes give back free memory.", "calm trim 1234"),
+    "top": Listed(
+        "top.command",
+        "Show what running processes do with memory.",
+        "Which process makes this machine slow now?",
+        "calm top",
+    ),
+    "trim": Listed(
+        "trim",
+        "Make running processes give back free memory.",
+        "How do I get free memory back from a running process?",
+        "calm trim 1234",
+    ),
     "tune": Listed(
         "tune.command",
         "Search settings of malloc that make a program faster or smaller.",
-        "calm tune search --for 5min --plot front.svg -- ./program its arguments",
+        "Which settings would mend it, without another allocator?",
+        "calm tune advise -- ./program its arguments",
     ),
 }
 
@@ -126,10 +164,11 @@ class Commands(click.Group):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """An example of each command, on a line of its own however long it is; and the exit statuses."""
-        with formatter.section("Examples; the --help of each command has more"):
+        """Questions, with the command that answers each, however long its line is; and the exit statuses."""
+        with formatter.section("Which command answers my question? Each has its own --help"):
+            indent = " " * formatter.current_indent
             for name in self.list_commands(ctx):
-                formatter.write(f"{'':{formatter.current_indent}}{COMMANDS[name].example}\n")
+                formatter.write(f"{indent}{COMMANDS[name].question}\n{indent}  {COMMANDS[name].example}\n")
         with formatter.section("Exit status"):
             formatter.write_dl([(status, text.replace("`", "")) for status, text in STATUSES.items()])
 

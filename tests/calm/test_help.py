@@ -87,7 +87,7 @@ def test_the_overview_names_each_command_and_has_an_example_of_it() -> None:
         assert len(listed.summary) <= 70
         # Whole, not cut where the line ends.
         assert f"\n  {name:<10}  {listed.summary}\n" in text
-        assert f"\n  {listed.example}\n" in text
+        assert f"\n  {listed.question}\n    {listed.example}\n" in text
         assert re.search(rf"^ +{re.escape(listed.example)}(  |$)", epilogs, re.MULTILINE), name
 
 

@@ -163,3 +163,15 @@ def test_within_another_project(tmp_path: Path, language: str, how: str) -> None
     shutil.rmtree(folder)
     again = project(tmp_path / "again", language, find("calmalloc::calmalloc"))
     assert run(build(again, f"-DCMAKE_PREFIX_PATH={tmp_path / 'target'}")).stdout == SERVED
+
+
+def test_uninstall_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    run("cmake", "--install", BUILD, "--prefix", target)
+    other = target / "lib/libother.so"
+    other.touch()
+    # As Python leaves behind what it compiled.
+    (target / "share/calmalloc/calm/__pycache__").mkdir()
+    (target / "share/calmalloc/calm/__pycache__/cli.cpython-311.pyc").touch()
+    run("make", "-o", "all", "uninstall", f"PREFIX={target}", cwd=REPOSITORY)
+    assert [path for path in target.rglob("*") if not path.is_dir()] == [other]
