@@ -29,13 +29,13 @@ def _source(each: Origin) -> str:
 def command(output: Output) -> None:
     """List the allocators on this machine: version, origin, path."""
     origins = [origin(name) for name in KNOWN]
-    table = report.table("allocator", "version", "from", "library", wrap=("from", "library"))
+    table = report.table("allocator", "version", "from", "library", wrap=("from",), spare=("from",))
     for each in origins:
         library = "nothing is preloaded" if each.name == GLIBC else each.library
         if each.present:
             table.add_row(each.name, dated(each.version, each.date) or "unknown", _source(each), library)
         else:
-            table.add_row(each.name, "-", f"not found: {KNOWN[each.name].hint}", "", style="dim")
+            table.add_row(each.name, "-", "", f"not found: {KNOWN[each.name].hint}", style="dim")
     # The table says the same as the document, and is left out beside it.
     if output.report_path or not output.json_on_stdout:
         with output.console() as console:

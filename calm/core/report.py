@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# Wide enough for every table, so that a pipe gets one line for each row.
 _WIDTH_OF_A_FILE = 160
 _WIDTH_OF_A_TABLE = 80
+_WIDTH_WITHOUT_END = 10_000
 
 
 def console(file: TextIO | None = None, *, soft_wrap: bool = True) -> "Console":
@@ -52,13 +52,22 @@ def table(
     *headings: str,
     right: Collection[str] = (),
     wrap: Collection[str] = (),
+    spare: Collection[str] = (),
     show_header: bool = True,
     padding: tuple[int, int, int, int] = (0, 1, 0, 1),
 ) -> "Table":
-    """A table without rows, in the form that all of calm's have; `right` and `wrap` name columns."""
+    """A table without rows, in the form that all of calm's have; `right`, `wrap` and `spare` name columns.
+
+    A narrow terminal does not get the spare ones.
+    """
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, show_header=show_header, header_style="bold", padding=padding)
+    class SparingTable(Table):
+        without = frozenset(spare)
+
+    made = SparingTable(
+        box=None, pad_edge=False, show_header=show_header, header_style="bold", padding=padding
+    )
     for heading in headings:
         made.add_column(
             heading,
@@ -72,11 +81,22 @@ def table(
 def print_table(target: "Console", table: "Table") -> None:
     """Prints a table without the blanks that pad its lines.
 
-    On a narrow terminal the lines are longer than it: rich would cut figures.
+    On a narrow terminal its spare columns are left out; what then is longer is not cut, as rich would. A file
+    gets one line for each row.
     """
-    target.width = max(target.width, _WIDTH_OF_A_TABLE)
+    from rich.measure import Measurement
+
+    width = max(target.width, _WIDTH_OF_A_TABLE)
+    options = target.options.update(width=_WIDTH_WITHOUT_END)
+    needed = Measurement.get(target, options, table)
+    if target.is_terminal and needed.maximum > width:
+        spare = getattr(table, "without", ())
+        table.columns = [column for column in table.columns if column.header not in spare]
+        needed = Measurement.get(target, options, table)
+    target.width = max(width, needed.minimum if target.is_terminal else needed.maximum)
     with target.capture() as capture:
         target.print(table, soft_wrap=False)
+    target.width = width
     for line in capture.get().splitlines():
         target.file.write(line.rstrip() + "\n")
 

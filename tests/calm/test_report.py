@@ -1,6 +1,8 @@
-"""Files of figures: whole or as they were, and whatever may stand where one is to be written."""
+"""Files of figures, whole or as they were, whatever stands where one is to be written; narrow tables."""
 
+import io
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from calm_helpers import ROOT
+from rich.console import Console
+from rich.table import Table
 
 from calm.core import report
 from calm.core.errors import CalmError
@@ -78,3 +82,27 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
         report.write(str(path), "text")
         assert reader.communicate()[0] == "text"
     assert path.is_fifo()
+
+
+def on_a_terminal(table: Table) -> str:
+    """As 80 columns show it."""
+    target = Console(file=io.StringIO(), width=80, force_terminal=True, no_color=True)
+    report.print_table(target, table)
+    assert isinstance(target.file, io.StringIO)
+    return re.sub("\x1b\\[[0-9;]*m", "", target.file.getvalue())
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    table = report.table(*(f"heading {number}" for number in range(9)))
+    table.add_row(*["1,234,567.89"] * 9)
+    assert on_a_terminal(table).count("1,234,567.89") == 9
+
+
+def test_a_narrow_terminal_gets_no_spare_column() -> None:
+    table = report.table("path", "from", "words", wrap=("words",), spare=("from",))
+    table.add_row("/a/long/path/of/a/library.so", "a package and its version", "one two three " * 3)
+    assert "a package" not in on_a_terminal(table)
+    assert "/a/long/path/of/a/library.so" in on_a_terminal(table)
+    table = report.table("path", "from", spare=("from",))
+    table.add_row("/a/path", "a package")
+    assert "a package" in on_a_terminal(table)

@@ -273,7 +273,8 @@ def list_command(source: str | None, output: Output) -> None:
     """List the cases of the suite, and why some cannot be run here."""
     tree = source_tree.open_tree(source) if source is not None else None
     document = CaseList(cases=[])
-    table = report.table("case", "family", "quick", "compared by", "what it does", wrap=["what it does"])
+    spare = ("family", "quick", "compared by")
+    table = report.table("case", *spare, "what it does", wrap=["what it does"], spare=spare)
     for case in all_cases(tree):
         quick, obstacle = "yes" if case.quick else "", runner.obstacle(case)
         compared_by = case.metric.key if case.metric else "wall_s"
