@@ -175,8 +175,9 @@ static unsigned grow(const struct loop *loop) {
         char *block = malloc(size);
         while (size < loop->size) {
             size = loop->count != 0 ? size + loop->count : size * 2;
-            block = realloc(block, size);
-            touch(block);
+            char *moved = realloc(block, size);
+            touch(moved);
+            block = moved;
             ++done;
         }
         free(block);
@@ -191,8 +192,9 @@ static unsigned shrink(const struct loop *loop) {
         char *block = malloc(size);
         while (size > 16) {
             size = loop->count != 0 ? size - loop->count : size / 2;
-            block = realloc(block, size);
-            touch(block);
+            char *moved = realloc(block, size);
+            touch(moved);
+            block = moved;
             ++done;
         }
         free(block);

@@ -219,7 +219,10 @@ def _table(pid: int, read: Read) -> Table:
     if tables:
         which = f"{tables[0].library} {tables[0].release}".rstrip()
         raise NoSamplesError(f"process {pid} runs {which}, which has no heap profile that can be read live")
-    raise NoSamplesError(f"process {pid} does not run calmalloc: it has no heap profile")
+    raise NoSamplesError(
+        f"process {pid} does not run calmalloc: it has no heap profile; `calm explain {pid}` says what holds"
+        " its memory, and `calm heap run -- CMD` starts the program with a profile"
+    )
 
 
 class Process:

@@ -377,7 +377,8 @@ def test_foreign(calm: Calm, program: Path) -> None:
         running.do("keep 1 1")
         done = calm("heap", "run", "--pid", running.pid)
         assert done.returncode == 1
-        assert done.stderr == f"calm: process {running.pid} does not run calmalloc: it has no heap profile\n"
+        assert done.stderr.startswith(f"calm: process {running.pid} does not run calmalloc: it has no heap ")
+        assert f"`calm explain {running.pid}`" in done.stderr
     with started(program, preload=BUILD / "libptlbmalloc2.so") as running:
         running.do("keep 1 1")
         done = calm("heap", "run", "--pid", running.pid)

@@ -614,6 +614,18 @@ def test_a_few_samples_of_shootdowns_make_no_finding() -> None:
     assert findings.find(replace(profile(stacks), sampled={SHOOTDOWN: 9.0}, causes_counted=True))
 
 
+def test_perf_ends_before_the_counts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take half a second to end, and what a watched process does then is no part of the profile."""
+    ended: list[str] = []
+    made = Recorder(99)
+    perf = SimpleNamespace(cpu_s=0.0, ask_to_end=lambda: ended.append("perf"), end=lambda: None)
+    monkeypatch.setattr(made, "_perfs", [perf])
+    monkeypatch.setattr(made.counts, "stop", lambda: ended.append("counts") or {"madvise": 1})
+    made.stop()
+    assert ended[:2] == ["perf", "counts"]
+    assert made.shootdowns == {"madvise": 1}
+
+
 def test_ways_leave_lines_out() -> None:
     made = profile(
         [(CPU, "fault", ("main", "f"), 1.0), (CPU, "fault", ("main", "f"), 2.0), (CPU, "other", (), 9.0)]

@@ -256,6 +256,9 @@ class Recorder:
             last = self.began + wall_s
             on = sum(max(0.0, min(end, last) - max(begin, self.began)) for begin, end in self._fine.on)
             self.fine_share = min(1.0, on / wall_s)
+        # The counts take a while to end, and would be sampled.
+        for perf in self._perfs:
+            perf.ask_to_end()
         self.shootdowns = self.shootdowns or self.counts.stop()
         self._end()
         self.cpu_s = sum(perf.cpu_s for perf in self._perfs)
