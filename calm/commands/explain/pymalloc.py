@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calm.commands.explain.foreign import Memory, Words, field, images, merged
-from calm.commands.explain.model import Heap, Process, SizeClass, estimate
+from calm.commands.explain.model import Heap, Process, SizeClass, estimate, exact
 from calm.core.proc import Mapping
 
 _FUNCTION = "PyObject_Malloc"
@@ -136,8 +136,8 @@ def _heap(library: str, addresses: Words, rows: npt.NDArray[np.uint8], pool_byte
         version="",
         footprint=estimate(int(carved.sum())),
         in_use=estimate(int(in_use.sum())),
-        cached=estimate(0),
-        retained=estimate(0),
+        cached=exact(0),
+        retained=exact(0),
         fragmentation=estimate(int((carved - in_use).sum()) - metadata),
         metadata=estimate(metadata),
         movable=estimate(sum(each.movable for each in classes)),
