@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,17 +23,15 @@ from calm.commands.profile.causes import classify
 from calm.core import processes
 from calm.core.events import EVENTS
 
-_START_S, _STOP_S, _POLL_S = 15.0, 15.0, 0.02
-# A process is known by its first thread, so new threads are passed over. The first and the last probe tell
-# when all are attached: bpftrace says so before it begins, and attaches them in one order or the other.
+_START_S, _STOP_S = 15.0, 15.0
+# A process is known by its first thread, so new threads are passed over. What BEGIN prints is read once all
+# probes are attached; "attached_probes" comes before.
 _PROGRAM = """
-BEGIN {{ {roots} }}
-tracepoint:sched:sched_process_exit /!@first/ {{ @first = 1; printf("{attached}"); }}
+BEGIN {{ {roots} printf("{attached}"); }}
 tracepoint:task:task_newtask /@ours[pid] && !(args->clone_flags & 0x10000)/ {{ @ours[args->pid] = 1; }}
 tracepoint:sched:sched_process_exit /@ours[pid] && pid == tid/ {{ delete(@ours[pid]); }}
 tracepoint:{group}:{name} /args->{condition} && @ours[pid]/ {{ @found[kstack(perf, 64)] = count(); }}
-tracepoint:sched:sched_process_exit /!@last/ {{ @last = 1; printf("{attached}"); }}
-END {{ clear(@ours); clear(@first); clear(@last); }}
+END {{ clear(@ours); }}
 """
 _ATTACHED = "attached here"
 _FUNCTION = re.compile(r"^\s*[0-9a-f]+ ([^\s+]+)", re.MULTILINE)
@@ -89,14 +86,9 @@ class ShootdownCounts:
             return
         assert self._process.stdout is not None
         output, deadline, begun = self._process.stdout.fileno(), time.monotonic() + _START_S, b""
-        while begun.count(_ATTACHED.encode()) < 2:
-            # The end of a thread is an event of those probes.
-            thread = threading.Thread(target=int)
-            thread.start()
-            thread.join()
-            if not select.select([output], [], [], _POLL_S)[0] and time.monotonic() < deadline:
-                continue
-            data = os.read(output, 4096) if time.monotonic() < deadline else b""
+        while _ATTACHED.encode() not in begun:
+            left = deadline - time.monotonic()
+            data = os.read(output, 4096) if left > 0 and select.select([output], [], [], left)[0] else b""
             if not data:
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").split("\n")
