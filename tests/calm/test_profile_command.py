@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from calm_helpers import ROOT, Calm, Compile
+from namespaces import needs_first_pid_namespace
 from waiting import wait_until
 
 from calm.commands.profile import watch
@@ -280,7 +281,7 @@ def split_is_true(made: Profile, percent: int) -> bool:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("rounds", [1, pytest.param(7, marks=pytest.mark.long)])
 @pytest.mark.parametrize("percent", [10, 50, 90])
-@pytest.mark.parametrize("way", ["counted", "sampled"])
+@pytest.mark.parametrize("way", [pytest.param("counted", marks=needs_first_pid_namespace), "sampled"])
 def test_how_shootdowns_divide(
     calm: Calm, built: Build, tmp_path: Path, way: str, percent: int, rounds: int
 ) -> None:
