@@ -87,13 +87,12 @@ $(LONG:%=check-long-%): check-long-%: build-tests
 install: all ## install below PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)
 
-# What is installed is listed by installing it elsewhere. Python adds compiled modules to the folders that are ours alone.
+# What is installed is listed by installing it elsewhere. Python adds compiled modules to the folder that is ours alone.
 uninstall: all ## remove what `make install` put below PREFIX
 	rm -rf build/uninstall
 	DESTDIR=$(CURDIR)/build/uninstall cmake --install build/release --prefix $(PREFIX) >/dev/null
-	cd build/uninstall && find . ! -type d -printf '/%P\0' | xargs -0 rm -f
-	cd build/uninstall && find . -type d -name 'calmalloc*' -prune -printf '/%P\0' | xargs -0 rm -rf
-	rm -rf build/uninstall
+	cd build/uninstall && find . ! -type d -printf '$(DESTDIR)/%P\0' | xargs -0 rm -f
+	rm -rf build/uninstall '$(DESTDIR)$(abspath $(PREFIX))/share/calmalloc'
 
 deb: ## build Debian packages in build/packages
 	packaging/deb

@@ -69,11 +69,8 @@ class _Wish:
 
 
 def _elsewhere(pid: int) -> list[Elsewhere]:
-    """Free memory of the heaps of other allocators."""
-    try:
-        found = explained.take(pid)
-    except CalmError:
-        return []
+    """Free memory of the heaps of other allocators. Raises CalmError where they cannot be read."""
+    found = explained.take(pid)
     kept = [
         Elsewhere(heap.title, free, advice.release(heap.allocator, heap, pid))
         for heap, parts in zip(found.heaps, found.of_heaps, strict=True)
@@ -129,6 +126,17 @@ def _ask(row: Trimmed, there: control.Memory, wish: _Wish) -> None:
     row.rss_after_kib = proc.rss_kib(row.pid)
 
 
+def _look_elsewhere(row: Trimmed) -> None:
+    """What other heaps keep; it changes nothing of whether the process trimmed."""
+    more = f", nor a heap that is known to keep {report.memory(_WORTH_NAMING / 1024)} of free memory"
+    try:
+        row.elsewhere = _elsewhere(row.pid)
+    except CalmError as error:
+        more = f"; {error}"
+    if row.reason == _WITHOUT_US and not row.elsewhere:
+        row.reason += more
+
+
 def _trim(pid: int, wish: _Wish) -> Trimmed:
     row = Trimmed(pid, "")
     try:
@@ -136,9 +144,7 @@ def _trim(pid: int, wish: _Wish) -> Trimmed:
         row.name = proc.stat(pid).name
         with control.memory(pid) as there:
             _ask(row, there, wish)
-        row.elsewhere = _elsewhere(pid)
-        if row.reason == _WITHOUT_US and not row.elsewhere:
-            row.reason += f", nor a heap that keeps {report.memory(_WORTH_NAMING / 1024)} of free memory"
+        _look_elsewhere(row)
     except (FileNotFoundError, ProcessLookupError, proc.GoneError):
         row.reason = "it has ended" if row.name else "there is no such process"
     except OSError as error:

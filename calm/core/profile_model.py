@@ -183,9 +183,9 @@ class Profile(Document, kw_only=True, tag="calm-profile"):
     interrupted_by: int | None = None
     """The signal that ended the profile early."""
 
-    def interval(self, kind: str, share: float) -> tuple[float, float] | None:
-        """Of a share of what is of a kind, from 0 to 1; None where there are too few samples."""
-        n = self.sampled.get(kind, 0.0)
+    def interval(self, kind: str, share: float, of: float = 1.0) -> tuple[float, float] | None:
+        """Of a share of what is of a kind, or of that part of it; None where there are too few samples."""
+        n = self.sampled.get(kind, 0.0) * of
         if n < FEW_SAMPLES:
             return None
         # Wilson's.

@@ -88,6 +88,11 @@ def print_table(target: "Console", table: "Table") -> None:
 
     width = max(target.width, _WIDTH_OF_A_TABLE)
     options = target.options.update(width=_WIDTH_WITHOUT_END)
+    for column in table.columns:
+        # rich takes the longest word for what a column needs.
+        cells = (column.header, *column.cells)
+        if column.no_wrap:
+            column.min_width = max(Measurement.get(target, options, each).maximum for each in cells)
     needed = Measurement.get(target, options, table)
     if target.is_terminal and needed.maximum > width:
         spare = getattr(table, "without", ())

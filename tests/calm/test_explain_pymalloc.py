@@ -1,6 +1,7 @@
 """calm explain: the pools of CPython's own allocator."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,17 @@ def test_blocks_are_those_that_python_counts(preload: str) -> None:
     assert whole.bytes("other") < 4 * MIB
     assert heap.title in {each.title for each in whole.heaps}
     assert whole.parts["fragmentation"].certainty == "estimate"
+
+
+def test_a_large_heap_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pool in so many stands for its neighbours, so that tens of GiB take no longer."""
+    monkeypatch.setattr(pymalloc, "_MAX_LOOKS", 600)
+    with running(HOLD) as (pid, told), process.sample(pid) as found:
+        (heap,) = pymalloc.heaps(found)
+        whole = picture.picture(found, READERS)
+    assert re.search(r"one in \d+ was read", heap.notes[0])
+    assert 0.9 * told < sum(each.used for each in heap.classes) < 1.1 * told
+    assert whole.bytes("other") < 8 * MIB
 
 
 def test_without_pools() -> None:

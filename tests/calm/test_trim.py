@@ -16,9 +16,11 @@ from calm_helpers import ROOT, Calm
 from commanded import commanded
 from waiting import wait_until
 
+from calm.commands import trim
 from calm.core import allocators, control, counters, proc
 from calm.core.control import Memory
 from calm.core.counters import Table
+from calm.core.errors import CalmError
 
 MIB = 1 << 20
 PAPER = "test_policy=paper,memory_per_cpu=160,background=off"
@@ -121,7 +123,7 @@ def test_other_allocators(calm: Calm) -> None:
     with commanded() as program:
         done = calm("trim", program.pid)
         assert done.returncode == 1
-        assert done.stderr.endswith("is in it, nor a heap that keeps 8.0 MiB of free memory\n")
+        assert done.stderr.endswith("is in it, nor a heap that is known to keep 8.0 MiB of free memory\n")
         program.do("hold 3000 100000", "free-every 2")
         done = calm("trim", program.pid, "--json")
         assert done.returncode == 1
@@ -170,6 +172,21 @@ sys.stdin.read()
     assert kept["heap"] == "jemalloc"
     assert 30 * MIB < kept["bytes"] <= 41 * MIB
     assert 'call (int)mallctl("arena.4096.purge", 0, 0, 0, 0)' in kept["step"]
+
+
+def test_heaps_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not said to be empty; and what trimmed has trimmed."""
+
+    def refuse(_: int) -> None:
+        raise CalmError("the memory may not be read")
+
+    monkeypatch.setattr(trim, "_elsewhere", refuse)
+    row = trim.Trimmed(1, "program", reason=trim._WITHOUT_US)
+    trim._look_elsewhere(row)
+    assert str(row.reason).endswith("is in it; the memory may not be read")
+    row = trim.Trimmed(1, "program", given_back_bytes=5)
+    trim._look_elsewhere(row)
+    assert row.reason is None
 
 
 def test_several(calm: Calm) -> None:

@@ -165,13 +165,20 @@ def test_within_another_project(tmp_path: Path, language: str, how: str) -> None
     assert run(build(again, f"-DCMAKE_PREFIX_PATH={tmp_path / 'target'}")).stdout == SERVED
 
 
-def test_uninstall_leaves_what_is_not_ours(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    run("cmake", "--install", BUILD, "--prefix", target)
-    other = target / "lib/libother.so"
-    other.touch()
+@pytest.mark.parametrize("staged", [False, True])
+def test_uninstall_leaves_what_is_not_ours(tmp_path: Path, staged: bool) -> None:
+    """Whatever the folders above are called; and with DESTDIR what is there alone."""
+    prefix = tmp_path / "calmalloc/target"
+    stage = tmp_path / "stage" if staged else Path("/")
+    installed = stage / prefix.relative_to("/")
+    run("cmake", "--install", BUILD, "--prefix", installed)
+    others = [tmp_path / "calmalloc/work.c", installed / "lib/libother.so"]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.touch()
     # As Python leaves behind what it compiled.
-    (target / "share/calmalloc/calm/__pycache__").mkdir()
-    (target / "share/calmalloc/calm/__pycache__/cli.cpython-311.pyc").touch()
-    run("make", "-o", "all", "uninstall", f"PREFIX={target}", cwd=REPOSITORY)
-    assert [path for path in target.rglob("*") if not path.is_dir()] == [other]
+    (installed / "share/calmalloc/calm/__pycache__").mkdir()
+    (installed / "share/calmalloc/calm/__pycache__/cli.cpython-311.pyc").touch()
+    destination = [f"DESTDIR={stage}"] if staged else []
+    run("make", "-o", "all", "uninstall", f"PREFIX={prefix}", *destination, cwd=REPOSITORY)
+    assert sorted(path for path in tmp_path.rglob("*") if not path.is_dir()) == sorted(others)

@@ -7,17 +7,19 @@ as no symbol leads to the arenas of a stripped Python. Before Python 3.10 pools 
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from calm.commands.explain.foreign import Memory, Words, field, images, merged
+from calm.commands.explain.foreign import Memory, Words, field, function, images, merged
 from calm.commands.explain.model import Heap, Process, SizeClass, estimate, exact
 from calm.core.proc import Mapping
 
 _FUNCTION = "PyObject_Malloc"
-_PYTHON = "python"
+_PYTHON = re.compile(r"/(?:lib)?python\d[^/]*$")
 _HEADER_BYTES = 48
 _ALIGNMENT = 16
 _CLASSES = 32
@@ -26,70 +28,78 @@ _PAGE = np.int64(4096)
 _SHAPES = ((16 << 10, 1 << 20), (4 << 10, 256 << 10))
 _LOOKS_PER_ARENA = 8
 _LEAST_POOLS = 4
-_MAX_LOOKS = 1 << 18
-_NOTE = "pymalloc's pools are recognized by their headers, and what is free in them is not in its records."
+_MAX_LOOKS = 1 << 17
+"""Headers that are read at most, of each form: of more, one in so many is, and stands for its neighbours."""
+_NOTE = "pymalloc's pools are recognized by their headers, and what is free in them is not in its records"
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """The pools that were found, by address, and their headers. Each stands for so many."""
+
+    addresses: Words
+    headers: npt.NDArray[np.uint8]
+    each: int
 
 
 def heaps(process: Process) -> tuple[Heap, ...]:
     """A `Reader`. One heap at most: several Pythons in a process have pools of the same form."""
-    image = next(
-        (
-            each
-            for each in images(process)
-            if _PYTHON in Path(each.path).name and process.symbols(f"{Path(each.path).name}$", [_FUNCTION])
-        ),
-        None,
-    )
+    of_python = (each for each in images(process) if _PYTHON.search(each.path))
+    image = next((each for each in of_python if function(process, each, _FUNCTION)), None)
     if image is None:
         return ()
     memory = Memory(process)
     for pool_bytes, arena_bytes in _SHAPES:
-        addresses, rows = _pools(memory, pool_bytes, arena_bytes)
-        if len(addresses) >= _LEAST_POOLS:
-            return (_heap(Path(image.path).name, addresses, rows, pool_bytes),)
+        pools = _pools(memory, pool_bytes, arena_bytes)
+        if len(pools.addresses) >= _LEAST_POOLS:
+            return (_heap(Path(image.path).name, pools, pool_bytes),)
     return ()
 
 
-def _pools(memory: Memory, pool_bytes: int, arena_bytes: int) -> tuple[Words, npt.NDArray[np.uint8]]:
-    """The addresses of all pools, ascending, and their headers."""
-    found: list[tuple[Words, npt.NDArray[np.uint8]]] = []
-    left = _MAX_LOOKS
-    for mapping in memory.writable:
-        if mapping.path or mapping.end - mapping.start < arena_bytes:
-            continue
-        marks = _valid(memory, mapping, _multiples(mapping, arena_bytes // _LOOKS_PER_ARENA), pool_bytes)[0]
-        if not len(marks):
-            continue
-        near = [(int(mark) - arena_bytes, int(mark) + arena_bytes) for mark in marks]
-        parts = [
-            np.arange(
-                max(start, mapping.start + -mapping.start % pool_bytes), end, pool_bytes, dtype=np.uint64
-            )
-            for start, end in merged(near)
-        ]
-        candidates = np.concatenate(parts)
-        candidates = candidates[candidates <= np.uint64(mapping.end - pool_bytes)][:left]
-        left -= len(candidates)
-        found.append(_valid(memory, mapping, candidates, pool_bytes))
-    if not found:
-        return np.empty(0, np.uint64), np.empty((0, _HEADER_BYTES), np.uint8)
-    return np.concatenate([each for each, _ in found]), np.concatenate([rows for _, rows in found])
+def _pools(memory: Memory, pool_bytes: int, arena_bytes: int) -> _Pools:
+    """Looks at a few places in what may be an arena, and then at all pools near those that are one."""
+    mappings = [each for each in memory.writable if not each.path and each.end - each.start >= arena_bytes]
+    step = arena_bytes // _LOOKS_PER_ARENA
+    while sum((each.end - each.start) // step for each in mappings) > _MAX_LOOKS and step < arena_bytes:
+        step *= 2
+    candidates = []
+    for mapping in mappings:
+        looks = _present(memory, mapping, _multiples(mapping.start, mapping.end, step))[:_MAX_LOOKS]
+        marks = _valid(memory, looks, pool_bytes)[0].tolist()
+        near = merged((max(mark - arena_bytes, mapping.start), mark + arena_bytes) for mark in marks)
+        for start, end in near:
+            places = _multiples(start, min(end, mapping.end - pool_bytes + 1), pool_bytes)
+            candidates.append(_present(memory, mapping, places))
+    addresses = np.concatenate(candidates) if candidates else np.empty(0, np.uint64)
+    each = max(1, -(-len(addresses) // _MAX_LOOKS))
+    return _Pools(*_valid(memory, addresses[::each], pool_bytes), each)
 
 
-def _multiples(mapping: Mapping, step: int) -> Words:
-    """The addresses in a mapping that a step divides."""
-    return np.arange(mapping.start + -mapping.start % step, mapping.end, step, dtype=np.uint64)[:_MAX_LOOKS]
+def _multiples(start: int, end: int, step: int) -> Words:
+    """The addresses in a range that a step divides."""
+    return np.arange(start + -start % step, end, step, dtype=np.uint64)
 
 
-def _valid(
-    memory: Memory, mapping: Mapping, addresses: Words, pool_bytes: int
-) -> tuple[Words, npt.NDArray[np.uint8]]:
-    """Those at which a pool begins, and their headers. What is not resident is not read."""
+def _present(memory: Memory, mapping: Mapping, addresses: Words) -> Words:
+    """Those that are resident: no other one is read."""
     present = memory.process.present(mapping.start, mapping.end)
-    if present is not None:
-        page = np.uint64(memory.process.page)
-        addresses = addresses[present[((addresses - np.uint64(mapping.start)) // page).astype(np.int64)]]
-    rows = memory.records(addresses, _HEADER_BYTES)
+    if present is None:
+        return addresses
+    pages = (addresses - np.uint64(mapping.start)) // np.uint64(memory.process.page)
+    is_present: npt.NDArray[np.bool_] = present[pages.astype(np.int64)]
+    return addresses[is_present]
+
+
+def _headers(memory: Memory, addresses: Words) -> npt.NDArray[np.uint8]:
+    """A row for each address, of zeros where it cannot be read: they are too far apart for one read."""
+    nothing = bytes(_HEADER_BYTES)
+    rows = b"".join(memory.read(address, _HEADER_BYTES) or nothing for address in addresses.tolist())
+    return np.frombuffer(rows, np.uint8).reshape(-1, _HEADER_BYTES)
+
+
+def _valid(memory: Memory, addresses: Words, pool_bytes: int) -> tuple[Words, npt.NDArray[np.uint8]]:
+    """Those at which a pool begins, and their headers."""
+    rows = _headers(memory, addresses)
     count, free, number, size = field(rows, 0, 4), field(rows, 8, 8), field(rows, 36, 4), _sizes(rows)
     next_, last = field(rows, 40, 4).astype(np.int64), field(rows, 44, 4).astype(np.int64)
     inside = (free > addresses) & (free < addresses + np.uint64(pool_bytes))
@@ -109,7 +119,8 @@ def _sizes(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     return (np.minimum(field(rows, 36, 4), np.uint64(_CLASSES)).astype(np.int64) + 1) * _ALIGNMENT
 
 
-def _heap(library: str, addresses: Words, rows: npt.NDArray[np.uint8], pool_bytes: int) -> Heap:
+def _heap(library: str, pools: _Pools, pool_bytes: int) -> Heap:
+    rows, each = pools.headers, pools.each
     sizes, used = _sizes(rows), field(rows, 0, 4).astype(np.int64)
     blocks = (pool_bytes - _HEADER_BYTES) // sizes
     # Blocks behind this were never handed out, and their pages not touched.
@@ -118,8 +129,8 @@ def _heap(library: str, addresses: Words, rows: npt.NDArray[np.uint8], pool_byte
     classes = []
     for size in np.unique(sizes).tolist():
         of_size = sizes == size
-        holding = int(np.count_nonzero(of_size & (used > 0)))
-        total, in_pool = int(used[of_size].sum()), int(blocks[of_size][0])
+        holding = int(np.count_nonzero(of_size & (used > 0))) * each
+        total, in_pool = int(used[of_size].sum()) * each, int(blocks[of_size][0])
         classes.append(
             SizeClass(
                 size=size,
@@ -130,19 +141,19 @@ def _heap(library: str, addresses: Words, rows: npt.NDArray[np.uint8], pool_byte
                 movable=(holding - -(-total // in_pool)) * pool_bytes,
             )
         )
-    metadata = len(addresses) * _HEADER_BYTES
+    metadata = len(rows) * _HEADER_BYTES * each
     return Heap(
         allocator="pymalloc",
         version="",
-        footprint=estimate(int(carved.sum())),
-        in_use=estimate(int(in_use.sum())),
+        footprint=estimate(int(carved.sum()) * each),
+        in_use=estimate(int(in_use.sum()) * each),
         cached=exact(0),
         retained=exact(0),
-        fragmentation=estimate(int((carved - in_use).sum()) - metadata),
+        fragmentation=estimate(int((carved - in_use).sum()) * each - metadata),
         metadata=estimate(metadata),
-        movable=estimate(sum(each.movable for each in classes)),
+        movable=estimate(sum(one.movable for one in classes)),
         classes=tuple(classes),
-        ranges=merged((int(each), int(each) + pool_bytes) for each in addresses),
-        notes=(_NOTE,),
+        ranges=merged((start, start + each * pool_bytes) for start in pools.addresses.tolist()),
+        notes=(f"{_NOTE}{f'; one in {each} was read' if each > 1 else ''}.",),
         library=library,
     )

@@ -18,35 +18,49 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from calm.commands.profile.causes import classify
 from calm.core import processes
 from calm.core.events import EVENTS
 
-_START_S, _STOP_S = 15.0, 15.0
+_START_S, _STOP_S, _AGAIN_S = 15.0, 15.0, 0.5
 # A process is known by its first thread, so new threads are passed over. What BEGIN prints is read once all
-# probes are attached; "attached_probes" comes before.
+# probes are attached; "attached_probes" comes before. Calls of calm's own that fail begin and end the counts.
+# The types of a map's keys have to agree, also in their sign.
 _PROGRAM = """
 BEGIN {{ {roots} printf("{attached}"); }}
-tracepoint:task:task_newtask /@ours[pid] && !(args->clone_flags & 0x10000)/ {{ @ours[args->pid] = 1; }}
-tracepoint:sched:sched_process_exit /@ours[pid] && pid == tid/ {{ delete(@ours[pid]); }}
-tracepoint:{group}:{name} /args->{condition} && @ours[pid]/ {{ @found[kstack(perf, 64)] = count(); }}
-END {{ clear(@ours); }}
+tracepoint:syscalls:sys_enter_getpgid /pid == {own} && (uint64)args->pid == {begin}/ {{ @on = 1; }}
+tracepoint:syscalls:sys_enter_getpgid /pid == {own} && (uint64)args->pid == {end}/ {{ @on = 0; }}
+tracepoint:task:task_newtask /@ours[(uint64)pid] && !(args->clone_flags & 0x10000)/ {{
+    @ours[(uint64)args->pid] = 1;
+}}
+tracepoint:{group}:{name} /@on && args->{condition} && @ours[(uint64)pid]/ {{
+    @found[kstack(perf, 64)] = count();
+}}
+END {{ clear(@ours); clear(@on); }}
 """
 _ATTACHED = "attached here"
-_FUNCTION = re.compile(r"^\s*[0-9a-f]+ ([^\s+]+)", re.MULTILINE)
+# No process has these numbers: the most is 4,194,304.
+_BEGIN, _END = 1_600_000_001, 1_600_000_002
+# Of a stack, which bpftrace 0.23 escapes once more.
+_FUNCTION = re.compile(r"[0-9a-f]{16} ([^\s+]+)")
 
 
 def parse(text: str) -> dict[str, int]:
     """The shootdowns of each cause, in what bpftrace prints as JSON."""
     found: Counter[str] = Counter()
     for line in text.splitlines():
-        if not line.startswith('{"type": "map"'):
-            continue
-        stacks = json.loads(line)["data"].get("@found", {})
-        for stack, count in stacks.items():
-            found[classify(_FUNCTION.findall(stack))] += count
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            for stack, count in json.loads(line)["data"].get("@found", {}).items():
+                found[classify(_FUNCTION.findall(stack))] += int(count)
     return dict(found)
+
+
+def _tell(what: int) -> None:
+    """Makes a call by which bpftrace knows calm."""
+    with suppress(ProcessLookupError):
+        os.getpgid(what)
 
 
 class ShootdownCounts:
@@ -59,14 +73,17 @@ class ShootdownCounts:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - kept until it is read
 
     def start(self, roots: Sequence[int]) -> None:
-        """Returns once it counts what these processes and their descendants do, or cannot."""
+        """Returns once it can count what these processes and their descendants do, or cannot."""
         bpftrace = shutil.which("bpftrace")
         if bpftrace is None or os.geteuid() != 0:
             self.why = "there is no bpftrace in PATH" if bpftrace is None else "bpftrace needs root"
             return
         event = EVENTS["shootdowns"]
         program = _PROGRAM.format(
-            roots=" ".join(f"@ours[{root}] = 1;" for root in roots),
+            roots=" ".join(f"@ours[(uint64){root}] = 1;" for root in roots),
+            own=os.getpid(),
+            begin=_BEGIN,
+            end=_END,
             group=event.group,
             name=event.name,
             condition=event.condition,
@@ -97,15 +114,30 @@ class ShootdownCounts:
                 return
             begun += data
 
+    def begin(self) -> None:
+        """Counts from now on."""
+        _tell(_BEGIN)
+
+    def end(self) -> None:
+        """Counts no more."""
+        _tell(_END)
+
     def stop(self) -> dict[str, int]:
-        """The shootdowns of each cause since the start; empty where `why` says so, and at a second call."""
+        """The shootdowns of each cause that were counted; empty where `why` says so, and at a second call."""
         if self._process is None:
             return {}
-        self._process.send_signal(signal.SIGINT)
-        try:
-            text, _ = self._process.communicate(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.why, text = "bpftrace did not end", b""
+        self.end()
+        text = b""
+        for _ in range(round(_STOP_S / _AGAIN_S)):
+            # bpftrace (0.17) forgets a signal that arrives while it does not wait for events.
+            self._process.terminate()
+            try:
+                text, _ = self._process.communicate(timeout=_AGAIN_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        else:
+            self.why = "bpftrace did not end"
         self.close()
         return parse(text.decode(errors="replace"))
 

@@ -86,9 +86,9 @@ def percent(part: float | None, whole: float) -> str:
     return "under 0.01 %" if 0 < share < 0.01 else f"{share:.{2 if share < 10 else 1}f} %"
 
 
-def sureness(profile: Profile, kind: str, share: float) -> str:
-    """How sure a share by samples is."""
-    found = profile.interval(kind, share)
+def sureness(profile: Profile, kind: str, share: float, of: float = 1.0) -> str:
+    """How sure a share by samples is, of what is of a kind, or of a part of it."""
+    found = profile.interval(kind, share, of)
     if found is None:
         return "too few"
     low, high = (100 * each for each in found)
@@ -140,12 +140,14 @@ def _print_ways(console: Console, profile: Profile, kind: str) -> None:
     found = ways(profile, kind)
     if not (whole := sum(way.weight for way in found)):
         return
+    # Of CPU time the ways are those of memory management.
+    of = whole / sum(stack.weight for stack in profile.stacks if stack.kind == kind)
     console.print(f"\n{_TITLES[kind]}", style="bold")
     for way in found[:_STACKS]:
         # A call is named by itself, whatever it did: brk may grow the heap, or only read its end.
         cause = way.cause if kind == CALL else CAUSES[way.cause]
         about = f"about {amount(way.weight, 's' if kind == CPU else 'count')}, {cause}"
-        about += f" ({way.samples:,} samples, {sureness(profile, kind, way.weight / whole)})"
+        about += f" ({way.samples:,} samples, {sureness(profile, kind, way.weight / whole, of)})"
         console.print(f"  {percent(way.weight, whole):>7}  {about}", soft_wrap=True)
         frames = [_frame(frame) for frame in reversed(way.frames)]
         if len(frames) > _FRAMES:

@@ -45,8 +45,9 @@ _SAMPLE_S, _PASSED_S = 5e-6, 1e-7
 # What counting a shootdown by the kernel's stack takes (0.8 µs as measured).
 _COUNTED_S = 1.5e-6
 _SHORT_S = 0.2
-# The counts by cause end some milliseconds after the totals; more is another set of processes.
-_LEAST_FIT, _MOST_FIT = 0.8, 2.0
+# Counts by cause begin and end within milliseconds of the totals; what differs by more, and by more than a
+# few, is of other processes.
+_MISFIT, _FEW = 0.1, 20
 
 
 def _of_measurement(measured: Measurement) -> dict[str, Total]:
@@ -140,7 +141,7 @@ def check_pid(pid: int) -> None:
 def _fitting(counted: Mapping[str, int], totals: Mapping[str, Total]) -> Mapping[str, int] | None:
     """The shootdowns by cause, where they are those of the total."""
     total = totals["shootdowns"].value if "shootdowns" in totals else None
-    if not total or not _LEAST_FIT <= sum(counted.values()) / total <= _MOST_FIT:
+    if not total or abs(sum(counted.values()) - total) > max(_FEW, _MISFIT * total):
         return None
     return counted
 
@@ -201,6 +202,7 @@ class Watcher:
 
             def gate(pid: int) -> None:
                 recorder.start([pid])
+                recorder.counts.begin()
                 samplers.append(Sampler(pid, recorder.tick, before=proc.executable(pid)))
                 samplers[0].start(recorder.began)
 
@@ -231,6 +233,7 @@ class Watcher:
         with closing(Recorder(self.frequency)) as recorder, closing(Counting(roots)) as counting:
             recorder.start(roots)
             counting.begin()
+            recorder.counts.begin()
             spending = _Spending(pid)
             sampler = Sampler(pid, recorder.tick)
             sampler.start(recorder.began)
@@ -241,6 +244,7 @@ class Watcher:
             finally:
                 wall_s = time.monotonic() - recorder.began
                 counting.stop()
+                recorder.counts.end()
                 sampler.stop()
             totals = spending.totals()
             recorder.stop(wall_s)
@@ -354,7 +358,11 @@ def _notes(
     elif recorder.level != levels.NOTHING and samples[CPU] < FEW_SAMPLES:
         yield f"CPU time has {samples[CPU]} samples, so shares of it are rough (--freq takes more)"
     if shootdowns and not counted and recorder.level == levels.FULL:
-        why = recorder.counts.why or "bpftrace counted others than perf: process ids differ in a container"
+        number = sum(recorder.shootdowns.values())
+        why = (
+            recorder.counts.why
+            or f"bpftrace saw {number:,} of them, as in a container with process ids of its own"
+        )
         yield f"shootdowns are by cause as samples say, not counted: {why}"
     if shootdowns and not samples[SHOOTDOWN] and recorder.level == levels.FULL:
         yield f"none of the {shootdowns:,.0f} shootdowns was among the samples"
