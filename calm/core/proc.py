@@ -22,6 +22,9 @@ PROC = Path("/proc")
 OTHER_USER = "another user's process: needs root"
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 TICKS = os.sysconf("SC_CLK_TCK")
+MAX_ROLLUP_KIB = 128 << 10
+"""Up to this resident size smaps_rollup is read of processes that others wait for: the kernel walks all page
+tables for it, at some 10 us for each MiB, and page faults and memory calls may have to wait so long."""
 _KERNEL_THREAD = 0x00200000
 _HEAD = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (\S+) (\d+) *(.*)$")
 _FIELD_KIB = re.compile(r"^(\S+):\s+(\d+) kB$", re.MULTILINE)

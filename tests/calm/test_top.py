@@ -923,12 +923,12 @@ def test_page_tables_of_large_processes_are_not_walked(
     walked: list[int] = []
     monkeypatch.setattr(proc, "rollup", lambda pid: walked.append(pid) or {})
     with closing(sampler.Sampler(lambda: [process.pid], every=False)) as top:
-        monkeypatch.setattr(sampler, "MAX_ROLLUP_KIB", 16)
+        monkeypatch.setattr(proc, "MAX_ROLLUP_KIB", 16)
         (row,) = top.sample().processes
         assert (walked, row.huge_kib) == ([], None)
         assert row.swap_kib is not None
         assert "delay" in row.reasons["huge_kib"]
     with closing(sampler.Sampler(lambda: [process.pid], every=False)) as top:
-        monkeypatch.setattr(sampler, "MAX_ROLLUP_KIB", 1 << 40)
+        monkeypatch.setattr(proc, "MAX_ROLLUP_KIB", 1 << 40)
         (row,) = top.sample().processes
         assert (walked, row.huge_kib) == ([process.pid], 0)

@@ -50,9 +50,20 @@ class _Points:
 class Sampler:
     """Samples memory until it is stopped, and calls `tick` each time."""
 
-    def __init__(self, root: int, tick: Callable[[], None] = lambda: None, before: str = "") -> None:
-        """before: a program that runs until the observed one does, and whose allocator does not count."""
+    def __init__(
+        self,
+        root: int,
+        tick: Callable[[], None] = lambda: None,
+        before: str = "",
+        *,
+        of_production: bool = False,
+    ) -> None:
+        """before: a program that runs until the observed one does, and whose allocator does not count.
+
+        of_production: one that others wait for, which is not to be stalled by smaps_rollup.
+        """
         self.root = root
+        self._of_production = of_production
         self.cpu_s = 0.0
         self.samples = 0
         self.allocator = "unknown"
@@ -116,6 +127,8 @@ class Sampler:
         dirty = huge = 0
         for pid in self._family:
             with contextlib.suppress(*UNREADABLE):
+                if self._of_production and proc.rss_kib(pid) > proc.MAX_ROLLUP_KIB:
+                    return 1.0
                 sizes = proc.rollup(pid)
                 dirty += sizes.get("Private_Dirty", 0) + sizes.get("Shared_Dirty", 0)
                 huge += sizes.get("AnonHugePages", 0)

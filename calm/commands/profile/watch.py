@@ -235,7 +235,7 @@ class Watcher:
             counting.begin()
             recorder.counts.begin()
             spending = _Spending(pid)
-            sampler = Sampler(pid, recorder.tick)
+            sampler = Sampler(pid, recorder.tick, of_production=True)
             sampler.start(recorder.began)
             try:
                 self._wait(pid, for_s, spending)

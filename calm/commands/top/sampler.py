@@ -13,9 +13,6 @@ from calm.core.documents import Document
 from calm.core.event_counters import RECEIVED, SHOOTDOWNS, Counting, Events
 from calm.core.measure import SYSCALLS
 
-# Up to this resident size smaps_rollup is read: the kernel walks all page tables for it, at some 10 us for
-# each MiB, and the process's page faults and memory calls may have to wait so long.
-MAX_ROLLUP_KIB = 128 << 10
 # The share of the time for what is costly: smaps_rollup, and the search for the libraries' counters.
 _SHARE = 0.02
 # Of all processes, the busiest ones have their shootdowns and calls counted: so many at a time.
@@ -242,7 +239,7 @@ class Sampler:
             known.rollup, known.why_no_rollup = None, "the kernel does not report it"
             try:
                 known.swap_kib = proc.swap_kib(row.pid)
-                if row.rss_kib + (known.swap_kib or 0) > MAX_ROLLUP_KIB:
+                if row.rss_kib + (known.swap_kib or 0) > proc.MAX_ROLLUP_KIB:
                     known.why_no_rollup = "reading it would delay a process of this size"
                 else:
                     known.rollup = proc.rollup(row.pid)
