@@ -16,8 +16,7 @@ from pathlib import Path
 
 from calm.commands.explain import advice
 from calm.commands.explain import command as explain
-from calm.commands.explain.picture import Picture
-from calm.commands.explain.rules import SMALL_BYTES
+from calm.commands.explain.picture import SMALL_BYTES, Picture
 from calm.commands.explain.rules import explain as explained
 from calm.core import proc
 
@@ -149,14 +148,11 @@ class Row:
         return f"| {self.what} | {self.under} | {self.found} | {'yes' if self.right else '**no**'} |"
 
 
-def _run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        check=True,
-        text=True,
-        capture_output=True,
-        **options,  # type: ignore[call-overload]
-    )
+def _run(
+    *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=True, text=True, capture_output=True, cwd=cwd, env=env)
 
 
 def _prepare(names: list[str], pinned: dict[str, str]) -> dict[str, str]:
@@ -264,7 +260,7 @@ def _judged(picture: Picture, held: _Held, library: str, state: str, ours: bool)
 
 def _follow(step: str, held: _Held) -> str | None:
     """Does what the advice for a running process says; None where it is a setting for the next start."""
-    words = re.findall(r"`([^`]*)`", step)
+    words: list[str] = re.findall(r"`([^`]*)`", step)
     if words and words[0].startswith("gdb "):
         subprocess.run(words[0], shell=True, capture_output=True)
     elif words and words[0].startswith("SET "):
