@@ -23,7 +23,7 @@ from calm.core import proc
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "build/crossings"
 PAGE = REPOSITORY / "docs/crossings.md"
-BEGIN, END = "<!-- crossings: begin -->", "<!-- crossings: end -->"
+BEGIN, END = "<!-- the record -->", "<!-- the end of the record -->"
 OURS = str(REPOSITORY / "build/release/libcalmalloc.so")
 WHEELS = ("pyarrow", "polars", "duckdb", "pandas", "memray")
 # By library: what calm calls its heap; "" is the process's own.

@@ -60,6 +60,7 @@ SOURCES = {
         #include <pthread.h>
         #include <stdlib.h>
         #include <sys/mman.h>
+        #include <time.h>
         static volatile int done;
         static void *spin(void *unused) {
             while (!done) {}
@@ -82,6 +83,7 @@ SOURCES = {
                     *kept = 1;
                     madvise((void *)kept, 4096, MADV_DONTNEED);
                 }
+                nanosleep(&(struct timespec){.tv_nsec = atoi(argv[3]) * 1000}, NULL);
             }
             done = 1;
             pthread_join(thread, NULL);
@@ -90,7 +92,7 @@ SOURCES = {
         int main(int argc, char **given) {
             pthread_t thread;
             argv = given;
-            if (argc == 3) return split(NULL) != NULL;
+            if (argc == 4) return split(NULL) != NULL;
             // The process goes on without its first thread.
             pthread_create(&thread, NULL, split, NULL);
             pthread_exit(NULL);
@@ -295,6 +297,8 @@ def test_how_shootdowns_divide(
     calm: Calm, built: Build, tmp_path: Path, way: str, arguments: tuple[str, ...], rounds: int
 ) -> None:
     """Two causes of known parts. Without bpftrace there are an interval, and a word where samples are few."""
+    # More in a second are not counted.
+    events, pause_us = (8000, 150) if way == "counted" else (40000, 0)
     environment = {}
     if way == "sampled":
         tools = tmp_path / "tools"
@@ -306,9 +310,8 @@ def test_how_shootdowns_divide(
     left = rounds
     for number in range(20 * rounds):
         path = tmp_path / f"{number}.json"
-        result = calm(
-            "profile", "--json", path, "--", built("splits.c"), "40000", *arguments, env=environment
-        )
+        program = (built("splits.c"), events, arguments[0], pause_us, *arguments[1:])
+        result = calm("profile", "--json", path, "--", *program, env=environment)
         assert result.returncode == 0, result.stderr
         made = documents.read(str(path), Profile)
         if (made.totals["shootdowns"].value or 0) < LEAST_SHOOTDOWNS:

@@ -42,8 +42,8 @@ _LEFT_OUT = ("wall_s", "interrupts_received", "cycles", "instructions", "dtlb_lo
 # At most: what a sample with 4 KiB of stack takes from its thread, and what an event takes that both perf
 # processes pass over, beyond counting (50 ns each, as measured).
 _SAMPLE_S, _PASSED_S = 5e-6, 1e-7
-# What counting a shootdown by the kernel's stack takes (0.8 µs as measured).
-_COUNTED_S = 1.5e-6
+# What counting a shootdown by the kernel's stack takes (2.7 µs as measured).
+_COUNTED_S = 3e-6
 _SHORT_S = 0.2
 # Counts by cause begin and end within milliseconds of the totals; what differs by more, and by more than a
 # few, is of other processes.
