@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from calm.commands.profile import counting, findings, memory, recorder
+from calm.commands.profile import counting, findings, memory, recorder, watch
 from calm.commands.profile.build import bin_width, build, cause_of, kind_of
 from calm.commands.profile.causes import classify
 from calm.commands.profile.memory import Sampler, _Points
@@ -642,6 +642,25 @@ def test_perf_ends_before_the_counts_do(monkeypatch: pytest.MonkeyPatch) -> None
     made.stop()
     assert ended[:2] == ["perf", "counts"]
     assert made.shootdowns == {"madvise": 1}
+
+
+@pytest.mark.parametrize(
+    ("counted", "total", "fits"),
+    [
+        ({"madvise": 1000}, 1000, True),
+        ({"madvise": 1000}, 950, True),
+        ({"madvise": 30, "munmap": 1}, 12, True),
+        ({"madvise": 1000}, 500, False),
+        ({}, 5, False),
+        ({"madvise": 3}, 0, False),
+        ({"madvise": 3}, None, False),
+    ],
+)
+def test_counts_of_other_processes_are_not_believed(
+    counted: dict[str, int], total: float | None, fits: bool
+) -> None:
+    found = watch._fitting(counted, {"shootdowns": Total(total, "")})
+    assert found == (counted if fits else None)
 
 
 def test_ways_leave_lines_out() -> None:

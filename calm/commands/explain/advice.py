@@ -124,13 +124,14 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
 
 # Calls by which a library's users make its allocator return what it retains, by a word in the library's name.
 _CALLS = {
-    ("duckdb", "jemalloc"): "`SET allocator_background_threads=true`, executed in SQL at any time, returns it"
-    " within about a second.",
-    (
-        "libarrow",
-        "mimalloc",
-    ): "`pyarrow.default_memory_pool().release_unused()` returns it at once; the method"
-    " of any pool acts on the default pool.",
+    ("duckdb", "jemalloc"): (
+        "`SET allocator_background_threads=true`, executed in SQL at any time, returns it within about a"
+        " second."
+    ),
+    ("libarrow", "mimalloc"): (
+        "`pyarrow.default_memory_pool().release_unused()` returns it at once; the method of any pool acts on"
+        " the default pool."
+    ),
 }
 # For a process as it is. By allocator: the function that gdb calls, with its type and arguments.
 _BY_GDB = {

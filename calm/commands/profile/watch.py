@@ -141,7 +141,7 @@ def check_pid(pid: int) -> None:
 def _fitting(counted: Mapping[str, int], totals: Mapping[str, Total]) -> Mapping[str, int] | None:
     """The shootdowns by cause, where they are those of the total."""
     total = totals["shootdowns"].value if "shootdowns" in totals else None
-    if not total or abs(sum(counted.values()) - total) > max(_FEW, _MISFIT * total):
+    if not total or not counted or abs(sum(counted.values()) - total) > max(_FEW, _MISFIT * total):
         return None
     return counted
 
