@@ -316,6 +316,10 @@ def test_how_shootdowns_divide(
         made = documents.read(str(path), Profile)
         if (made.totals["shootdowns"].value or 0) < LEAST_SHOOTDOWNS:
             continue
+        if why := next(
+            (each for each in made.notes if re.search("not counted: bpftrace(:| did)", each)), None
+        ):
+            pytest.skip(f"bpftrace cannot count here: {why}")
         assert made.causes_counted == (way == "counted"), made.notes
         assert split_is_true(made, int(arguments[0])), (made.causes, made.sampled)
         if way == "sampled":
