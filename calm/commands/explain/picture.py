@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from calm.commands.explain.foreign import merged
 from calm.commands.explain.model import Certainty, Figure, Heap, Process, Reader, exact
 from calm.core import proc, proc_maps
 from calm.core.allocators import GLIBC
@@ -103,16 +104,6 @@ class Picture:
         titles = [each.title for each in self.heaps]
         parts = self.of_heaps[titles.index(heap.title)] if heap.title in titles else {}
         return parts[part].bytes if part in parts else 0
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        elif end > start:
-            merged.append((start, end))
-    return merged
 
 
 def _resident_within(process: Process, mapping: Mapping, ranges: Sequence[tuple[int, int]]) -> int:
@@ -220,7 +211,7 @@ def picture(process: Process, readers: Sequence[Reader]) -> Picture:
     """Divides the memory of a process. Raises GoneError where it ends meanwhile."""
     heaps = [heap for reader in readers for heap in reader(process)]
     heaps.sort(key=lambda heap: heap.footprint.bytes, reverse=True)
-    ranges = [_merged(heap.ranges) for heap in heaps]
+    ranges = [merged(heap.ranges) for heap in heaps]
     stacks = _stack_pointers(process.pid)
     parts: dict[str, Figure] = dict.fromkeys(PARTS, exact(0))
     in_heap = [0] * len(heaps)
