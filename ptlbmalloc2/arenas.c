@@ -10,7 +10,7 @@
  * The record of a locked arena, which is proved when it is recorded first. NULL if the proof failed, or if
  * there are too many arenas.
  */
-static struct arena_record *find(struct arena *arena, bool *proved) {
+static struct arena_record *arenas_find(struct arena *arena, bool *proved) {
     *proved = true;
     for (size_t i = 0; *proved && i < MAX_ARENAS; i++) {
         struct arena_record *record = &state.records[i];
@@ -48,7 +48,7 @@ static size_t distance(size_t a, size_t b) {
 
 bool arenas_record_change(struct arena *arena, size_t min_change, bool *top_grew) {
     bool proved;
-    struct arena_record *record = find(arena, &proved);
+    struct arena_record *record = arenas_find(arena, &proved);
     *top_grew = false;
     if (record != NULL) {
         size_t top = arena_trimmable_bytes(arena);

@@ -14,7 +14,7 @@ unsigned long parse_number(const char *text, char **end, int base) __asm__("strt
 struct glibc_settings glibc_settings = {.mmap_threshold_bytes = DEFAULT_MMAP_THRESHOLD};
 
 /* What GLIBC_TUNABLES ("name=value:name=value") or else the older variable sets; NULL if neither does. */
-static const char *find(const char *tunable, const char *variable) {
+static const char *glibc_settings_find(const char *tunable, const char *variable) {
     size_t length = strlen(tunable);
     const char *tunables = getenv("GLIBC_TUNABLES");
     while (tunables != NULL && *tunables != '\0') {
@@ -38,7 +38,7 @@ void glibc_settings_read(void) {
         {"glibc.malloc.mmap_max", "MALLOC_MMAP_MAX_", M_MMAP_MAX},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        const char *value = find(numbers[i].tunable, numbers[i].variable);
+        const char *value = glibc_settings_find(numbers[i].tunable, numbers[i].variable);
         if (value == NULL) {
             continue;
         }
@@ -47,9 +47,9 @@ void glibc_settings_read(void) {
             STORE(&glibc_settings.mmap_threshold_bytes, parse_number(value, NULL, 0));
         }
     }
-    glibc_settings.huge_pages = find("glibc.malloc.hugetlb", NULL) != NULL;
-    glibc_settings.tagging = find("glibc.mem.tagging", NULL) != NULL;
-    glibc_settings.check = find("glibc.malloc.check", "MALLOC_CHECK_") != NULL;
+    glibc_settings.huge_pages = glibc_settings_find("glibc.malloc.hugetlb", NULL) != NULL;
+    glibc_settings.tagging = glibc_settings_find("glibc.mem.tagging", NULL) != NULL;
+    glibc_settings.check = glibc_settings_find("glibc.malloc.check", "MALLOC_CHECK_") != NULL;
 }
 
 void glibc_settings_note(int parameter, size_t value) {

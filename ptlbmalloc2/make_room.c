@@ -20,7 +20,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Not by dlsym, which older C libraries have in a library that the program may lack. */
-static any_function next_of(_Atomic(any_function) *known, const char *name) {
+static any_function make_room_next(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
         next = symbols_find_after(_DYNAMIC, name);
@@ -42,12 +42,12 @@ static bool make_room(size_t bytes) {
 
 typedef int pthread_create_function(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
-static _Atomic(any_function) next_pthread_create;
+static _Atomic(any_function) libc_pthread_create;
 
 EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument) {
     pthread_create_function *next =
-        (pthread_create_function *)next_of(&next_pthread_create, "pthread_create");
+        (pthread_create_function *)make_room_next(&libc_pthread_create, "pthread_create");
     int error = next == NULL ? EAGAIN : next(thread, attributes, run, argument);
     if ((error == EAGAIN || error == ENOMEM) && next != NULL && make_room(SIZE_MAX)) {
         error = next(thread, attributes, run, argument);
@@ -58,11 +58,11 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 /* What a library may take with those that it needs. */
 #define LIBRARY_BYTES ((size_t)256 << 20)
 
-static _Atomic(any_function) next_dlopen;
+static _Atomic(any_function) libc_dlopen;
 
-__attribute__((used, visibility("hidden"))) any_function before_dlopen(void) {
+__attribute__((used, visibility("hidden"))) any_function make_room_before_dlopen(void) {
     make_room(LIBRARY_BYTES);
-    return next_of(&next_dlopen, "dlopen");
+    return make_room_next(&libc_dlopen, "dlopen");
 }
 
 #if defined(__x86_64__)
@@ -78,7 +78,7 @@ __asm__(".pushsection .text\n\t"
         ".cfi_adjust_cfa_offset 8\n\t"
         "subq $8, %rsp\n\t"
         ".cfi_adjust_cfa_offset 8\n\t"
-        "call before_dlopen\n\t"
+        "call make_room_before_dlopen\n\t"
         "addq $8, %rsp\n\t"
         ".cfi_adjust_cfa_offset -8\n\t"
         "popq %rsi\n\t"
@@ -101,7 +101,7 @@ __asm__(".pushsection .text\n\t"
         ".cfi_adjust_cfa_offset 32\n\t"
         "str x30, [sp, #16]\n\t"
         ".cfi_rel_offset 30, 16\n\t"
-        "bl before_dlopen\n\t"
+        "bl make_room_before_dlopen\n\t"
         "mov x16, x0\n\t"
         "ldr x30, [sp, #16]\n\t"
         ".cfi_restore 30\n\t"

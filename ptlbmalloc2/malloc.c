@@ -68,7 +68,7 @@ __attribute__((constructor(101))) static void start(void) {
         return; /* the sanitizer may not have started yet, and these functions would call it */
     }
     int saved_errno = errno;
-    options_read();
+    ptlbmalloc2_options_read();
     governor_start();
     placement_start();
     counts = (struct counts){SIZE_MAX, SIZE_MAX, 0};

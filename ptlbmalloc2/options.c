@@ -55,7 +55,7 @@ static void read_one(const char *name, bool (*set)(const char *value), const cha
     }
 }
 
-void options_read(void) {
+void ptlbmalloc2_options_read(void) {
     read_one("PTLBMALLOC2_SENSITIVITY", set_sensitivity, "a number above 0");
     read_one("PTLBMALLOC2_STATS", set_stats, "1, json or json:FILE");
     read_one("PTLBMALLOC2_PLACEMENT", set_placement, "0 or 1");

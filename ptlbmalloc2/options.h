@@ -16,6 +16,6 @@ extern struct options {
 } options;
 
 /* Each invalid value is reported on stderr and ignored. */
-void options_read(void);
+void ptlbmalloc2_options_read(void);
 
 #endif

@@ -30,8 +30,8 @@
 _Atomic(bool) placement_started;
 
 const char *placement_why_not = "not asked for";
-static _Atomic(uint64_t) turn; /* blocks placed so far */
-static uint64_t seed;          /* different in each process */
+static _Atomic(uint64_t) turn;  /* blocks placed so far */
+static uint64_t placement_seed; /* different in each process */
 
 /* Whether the block is the first of its mapping, and neither alignment nor placement has shifted it. */
 static bool begins_page(void *block) {
@@ -46,8 +46,8 @@ static size_t next_shift(size_t room_bytes) {
         return 0;
     }
     const struct line_spread spread = {LINE_BYTES, PAGE_BYTES};
-    return line_offset(&spread, true, atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed), seed,
-                       room_bytes, LINE_BYTES);
+    return line_offset(&spread, true, atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed),
+                       placement_seed, room_bytes, LINE_BYTES);
 }
 
 static void *shifted(void *block, size_t shift) {
@@ -209,7 +209,7 @@ static const char *find_obstacle(void) {
 void placement_start(void) {
     placement_why_not = find_obstacle();
     if (*placement_why_not == '\0') {
-        seed = random_process_seed();
+        placement_seed = random_process_seed();
         atomic_store_explicit(&placement_started, true, memory_order_release);
     }
 }

@@ -25,10 +25,10 @@
  * plain glibc. */
 #define MIN_SPARSE_BYTES (32UL << 10)
 
-static size_t huge_page_bytes; /* 0: the kernel uses huge pages only on request */
+static size_t always_huge_bytes; /* 0: the kernel uses huge pages only on request */
 
 void thresholds_start(void) {
-    huge_page_bytes = huge_pages_always_bytes();
+    always_huge_bytes = huge_pages_always_bytes();
 }
 
 static struct hysteresis_thresholds decide(void) {
@@ -72,7 +72,7 @@ void thresholds_update(void) {
         ADD(&state.counters.threshold_changes, 1);
         STORE(&state.counters.pad_each_bytes, now.pad_each_bytes);
         STORE(&state.pads_bounded, clears);
-        size_t max_pad = huge_page_bytes > 0 || clears ? DEFAULT_TOP_PAD : INT_MAX;
+        size_t max_pad = always_huge_bytes > 0 || clears ? DEFAULT_TOP_PAD : INT_MAX;
         __libc_mallopt(M_TOP_PAD, (int)size_min(now.pad_each_bytes, max_pad));
     }
 }
@@ -87,7 +87,7 @@ size_t thresholds_claim_padding(const struct arena *arena) {
     if (usable < low) {
         size_t doubling = size_min(heap_of(arena_body(arena)->top)->size, MAX_DOUBLING_BYTES);
         size_t wanted = size_max(pad_each, size_max(doubling, MIN_CLAIM_BYTES));
-        size_t claimed = arena_claim(arena, wanted, huge_page_bytes);
+        size_t claimed = arena_claim(arena, wanted, always_huge_bytes);
         if (claimed > 0) {
             ADD(&state.counters.claims, 1);
             ADD(&state.counters.bytes_claimed, claimed);

@@ -21,7 +21,7 @@ void *out_of_memory(void) {
 }
 
 /* As class_for, whether or not the fast path is switched off. */
-static uint32_t class_of(const struct allocator *allocator, size_t size) {
+static uint32_t allocator_class(const struct allocator *allocator, size_t size) {
     const struct size_classes *classes = &allocator->classes;
     return size <= classes->max_size ? size_class_of(classes, size) : 0;
 }
@@ -44,30 +44,32 @@ static struct backend *backend_of(struct allocator *allocator) {
     return allocator->backend;
 }
 
-static struct taken take_blocks(struct allocator *allocator, uint32_t class, void **blocks, size_t count) {
+static struct taken allocator_take_blocks(struct allocator *allocator, uint32_t class, void **blocks,
+                                          size_t count) {
     struct backend *backend = backend_of(allocator);
     return backend->functions->take_blocks(backend, class, blocks, count);
 }
 
-static void put_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
+static void allocator_put_blocks(struct allocator *allocator, uint32_t class, void *const *blocks,
+                                 size_t count) {
     struct backend *backend = backend_of(allocator);
     backend->functions->put_blocks(backend, class, blocks, count);
 }
 
 /* zero: whether it is known to be zero; NULL if the caller needs no zeros. */
-static void *take_large(struct allocator *allocator, size_t pages, size_t align_pages, bool *zero) {
+static void *allocator_take_large(struct allocator *allocator, size_t pages, size_t align_pages, bool *zero) {
     struct backend *backend = backend_of(allocator);
     bool ignored;
     return backend->functions->take_large(backend, pages, align_pages, zero != NULL,
                                           zero != NULL ? zero : &ignored);
 }
 
-static void put_large(struct allocator *allocator, void *block) {
+static void allocator_put_large(struct allocator *allocator, void *block) {
     struct backend *backend = backend_of(allocator);
     backend->functions->put_large(backend, block);
 }
 
-static struct heap *heap_of(struct allocator *allocator, const void *block) {
+static struct heap *allocator_heap(struct allocator *allocator, const void *block) {
     return allocator->backend->functions->heap_of(allocator->backend, block);
 }
 
@@ -85,13 +87,14 @@ static void *take_pages(struct allocator *allocator, size_t size, size_t alignme
     size_t page = page_bytes(allocator->governor);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
     size_t pages = pages_for(allocator, size);
-    void *base = take_large(allocator, pages + placing_pages(allocator, size, alignment), align_pages, zero);
+    void *base =
+        allocator_take_large(allocator, pages + placing_pages(allocator, size, alignment), align_pages, zero);
     if (base == NULL) {
         trim_all(allocator);
-        base = take_large(allocator, pages, align_pages, zero);
+        base = allocator_take_large(allocator, pages, align_pages, zero);
     }
     return base == NULL ? out_of_memory()
-                        : placing_place(allocator, heap_of(allocator, base), base, size, alignment);
+                        : placing_place(allocator, allocator_heap(allocator, base), base, size, alignment);
 }
 
 static bool is_sampled(size_t size) {
@@ -111,7 +114,7 @@ static void *allocate_large(struct allocator *allocator, size_t size, size_t ali
 static void cache_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
     size_t pushed = count == 0 ? 0 : cpu_cache_push_some(allocator->caches, class, blocks, count);
     if (pushed < count) {
-        put_blocks(allocator, class, blocks + pushed, count - pushed);
+        allocator_put_blocks(allocator, class, blocks + pushed, count - pushed);
     }
 }
 
@@ -123,10 +126,11 @@ static void *refill(struct allocator *allocator, uint32_t class) {
         return blocks[0];
     }
     cpu_cache_ran_empty(allocator->caches, class);
-    struct taken taken = take_blocks(allocator, class, blocks, cpu_cache_magazine(allocator->caches, class));
+    struct taken taken =
+        allocator_take_blocks(allocator, class, blocks, cpu_cache_magazine(allocator->caches, class));
     if (taken.count == 0) {
         trim_all(allocator);
-        taken = take_blocks(allocator, class, blocks, 1);
+        taken = allocator_take_blocks(allocator, class, blocks, 1);
         if (taken.count == 0) {
             return out_of_memory();
         }
@@ -147,7 +151,7 @@ static void *allocate_counted(struct allocator *allocator, size_t size, uint32_t
 }
 
 void *allocator_allocate(struct allocator *allocator, size_t size) {
-    uint32_t class = class_of(allocator, size);
+    uint32_t class = allocator_class(allocator, size);
     if (class == 0) {
         return allocate_large(allocator, size, SIZE_QUANTUM, is_sampled(size), NULL);
     }
@@ -180,11 +184,11 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
     }
     if (cpu_cache_open(allocator->caches, class) && of->size < CACHE_LINE_BYTES) {
         cache_blocks(allocator, class, &block, 1);
-        struct taken taken = take_blocks(allocator, class, blocks, of->batch);
+        struct taken taken = allocator_take_blocks(allocator, class, blocks, of->batch);
         if (taken.cacheable) {
             cache_blocks(allocator, class, blocks, taken.count);
         } else if (taken.count > 0) {
-            put_blocks(allocator, class, blocks, taken.count);
+            allocator_put_blocks(allocator, class, blocks, taken.count);
         }
         return;
     }
@@ -196,21 +200,21 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
     size_t count =
         cpu_cache_pop_some(allocator->caches, class, blocks, cpu_cache_magazine(allocator->caches, class));
     blocks[count++] = block;
-    put_blocks(allocator, class, blocks, count);
+    allocator_put_blocks(allocator, class, blocks, count);
 }
 
 void allocator_release(struct allocator *allocator, void *block) {
-    struct heap *heap = heap_of(allocator, block);
+    struct heap *heap = allocator_heap(allocator, block);
     int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class < 0 || (class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
         allocator->governor->misused(MISUSE_INVALID_FREE, block);
     } else if (class == 0) {
         heap_profile_remove(block); /* before another thread may have it */
-        put_large(allocator, block);
+        allocator_put_large(allocator, block);
     } else if (heap == &allocator->governor->heap) {
         spill(allocator, (uint32_t) class, block);
     } else {
-        put_blocks(allocator, (uint32_t) class, &block, 1);
+        allocator_put_blocks(allocator, (uint32_t) class, &block, 1);
     }
 }
 
@@ -232,7 +236,7 @@ void release_slow(void *block) {
 /* Blocks of a class lie at multiples of its size from the start of a page. */
 static uint32_t aligned_class(size_t alignment, size_t size) {
     const struct size_classes *classes = &calm_allocator.classes;
-    uint32_t class = class_of(&calm_allocator, size_max(size, alignment));
+    uint32_t class = allocator_class(&calm_allocator, size_max(size, alignment));
     while (class != 0 && class < classes->count && classes->of[class].size % alignment != 0) {
         ++class;
     }
@@ -294,7 +298,7 @@ static SLOW void *allocate_zeroed_slow(size_t size) {
         return sanitizer_is_there() ? __interceptor_calloc(1, size) : out_of_memory();
     }
     bool zero = false;
-    void *block = class_of(&calm_allocator, size) != 0
+    void *block = allocator_class(&calm_allocator, size) != 0
                       ? allocate_slow(size)
                       : allocate_large(&calm_allocator, size, SIZE_QUANTUM, is_sampled(size), &zero);
     return block == NULL || zero ? block : memset(block, 0, size);
@@ -314,7 +318,8 @@ size_t usable_size(const void *block) {
     if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
-    const struct heap *heap = block == NULL || !allocator_ready() ? NULL : heap_of(&calm_allocator, block);
+    const struct heap *heap =
+        block == NULL || !allocator_ready() ? NULL : allocator_heap(&calm_allocator, block);
     int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class != 0) {
         return class < 0 ? 0 : calm_allocator.classes.of[class].size;
@@ -329,7 +334,7 @@ static bool fits(size_t held, size_t size) {
 }
 
 /* NULL if the block cannot be resized where it is, or by moving its pages. */
-static void *resize_large(void *block, size_t size, size_t pages) {
+static void *allocator_resize_large(void *block, size_t size, size_t pages) {
     /* To the profile one block ends and another begins; the old address may soon be another thread's. */
     heap_profile_remove(block);
     struct backend *backend = calm_allocator.backend;
@@ -372,14 +377,14 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
     if (size > PTRDIFF_MAX || (size > held && is_too_large(&calm_allocator, size - held))) {
         return out_of_memory();
     }
-    const struct span *span = heap_large_span(heap_of(&calm_allocator, block), block);
-    uint32_t class = class_of(&calm_allocator, size);
-    if (span == NULL && (fits(held, size) || class == class_of(&calm_allocator, held))) {
+    const struct span *span = heap_large_span(allocator_heap(&calm_allocator, block), block);
+    uint32_t class = allocator_class(&calm_allocator, size);
+    if (span == NULL && (fits(held, size) || class == allocator_class(&calm_allocator, held))) {
         return block;
     }
     if (span != NULL && class == 0) {
         size_t pages = pages_for(&calm_allocator, span->offset + size);
-        void *resized = pages == span->pages ? block : resize_large(block, size, pages);
+        void *resized = pages == span->pages ? block : allocator_resize_large(block, size, pages);
         if (resized != NULL) {
             return resized;
         }

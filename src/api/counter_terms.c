@@ -22,7 +22,7 @@
 static const uint64_t zero;
 #endif
 
-static const struct counter_term terms[] = {
+static const struct counter_term counter_term_list[] = {
     {"footprint", PAGES(HEAP.used_pages)},
     {"footprint", PAGES(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
     {"footprint", PAGES(HEAP.runs.sets[RUN_DIRTY].pages)},
@@ -97,7 +97,7 @@ static const struct counter_term terms[] = {
 
 #define SPACE HEAP.space
 
-static const struct blocks_layout blocks = {
+static const struct blocks_layout counter_blocks = {
     .magic = {'c', 'a', 'l', 'm', 'b', 'l', 'k', 's'},
     .version = BLOCKS_LAYOUT_VERSION,
     .bytes = sizeof(struct blocks_layout),
@@ -131,6 +131,6 @@ static const struct blocks_layout blocks = {
 };
 _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
 
-__attribute__((used, visibility("hidden"))) const struct counter_table calm_counter_table =
-    COUNTER_TABLE("calmalloc", terms, .release = CALM_RELEASE, .control = &os_control,
-                  .samples = HEAP_PROFILE_LAYOUT, .blocks = &blocks, .process = &process_known.number);
+__attribute__((used, visibility("hidden"))) const struct counter_table calm_counter_table = COUNTER_TABLE(
+    "calmalloc", counter_term_list, .release = CALM_RELEASE, .control = &os_control,
+    .samples = HEAP_PROFILE_LAYOUT, .blocks = &counter_blocks, .process = &process_known.number);

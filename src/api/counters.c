@@ -35,10 +35,6 @@ static void add_totals_of_heap(const struct governor *governor, struct calm_stat
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
-#undef GOVERNOR
-#undef GOVERNOR_PAGES
-#undef CACHES
-#undef SERVER
 }
 
 /* And those that there are once; of the gauges what the backend adds. Without a server nothing of its memory
@@ -55,6 +51,7 @@ static void add_other_totals(struct calm_stats *stats) {
 #else
 #define SERVER(name, word)
 #endif
+#define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
     stats->cache_misses = governor_cache_misses(&calm_governor);
@@ -67,12 +64,11 @@ static void subtract_parents(const struct governor *governor, struct calm_stats 
 #define TOTAL(name)                           stats->name -= governor->totals_at_fork.name;
 #define COUNTER(name, unit, kind, place, ...) kind(name)
 #include "api/counters.def"
-#undef TOTAL
 }
 
 /* Adds the counters of a heap; with the first, what there is one of. They are consistent in shared mode, or
  * on the thread of exclusive mode: it takes no lock, but the mode may change before the release. */
-static void fill(struct governor *governor, void *subject) {
+static void counters_add_governor(struct governor *governor, void *subject) {
     struct calm_stats *stats = subject;
     lock_acquire(&governor->lock);
     const struct heap *heap = &governor->heap;
@@ -95,7 +91,7 @@ static void fill(struct governor *governor, void *subject) {
 /* Of a server that does not answer, counters are read while they change: each is a moment's value. Apart,
  * since ThreadSanitizer is told to ignore it by this name. */
 static __attribute__((noinline)) void fill_past_server(struct calm_stats *stats) {
-    fill(&calm_governor, stats);
+    counters_add_governor(&calm_governor, stats);
 }
 
 void counters_fill(struct calm_stats *stats) {
@@ -104,7 +100,7 @@ void counters_fill(struct calm_stats *stats) {
     stats->size = sizeof *stats;
     if (allocator_is_ready()) {
         struct backend *backend = calm_allocator.backend;
-        if (!backend->functions->run(backend, fill, stats)) {
+        if (!backend->functions->run(backend, counters_add_governor, stats)) {
             fill_past_server(stats);
         }
         stats->footprint = stats->in_use + stats->retained;
@@ -122,7 +118,6 @@ static void start_child(struct governor *governor) {
 #define TOTAL(name)                           governor->totals_at_fork.name = stats.name;
 #define COUNTER(name, unit, kind, place, ...) kind(name)
 #include "api/counters.def"
-#undef TOTAL
 }
 
 void counters_start_child(void) {

@@ -77,7 +77,7 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
 }
 
 /* At the start: the C library does not look symbols up in a signal handler, which may fork. */
-__attribute__((constructor)) static void look_up(void) {
+__attribute__((constructor)) static void credentials_look_up(void) {
     next_of(&next_clone, "clone");
     if (next_of(&next__Fork, "_Fork") == NULL) {
         dlerror(); /* before glibc 2.34; the program is to find no error that is not its own */

@@ -58,12 +58,13 @@ static bool forks_alone(void) {
     return thread_is_alone() && !backend->has_server && !governor_has_helper(backend->governor);
 }
 
-/* As before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn. */
+/* As allocator_before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn.
+ */
 static bool forked_alone;
 static bool forked_with_files;
 static unsigned forks_with_locks; /* nested ones */
 
-static void before_fork(void) {
+static void allocator_before_fork(void) {
     if (forks_with_locks == 0 && forks_alone()) {
         if (!forked_alone) {
             forked_alone = true;
@@ -85,7 +86,7 @@ static void before_fork(void) {
     forked_alone = false;
 }
 
-static void after_fork_in_parent(void) {
+static void allocator_after_fork_in_parent(void) {
     if (forked_alone) {
         helper_resume();
         return;
@@ -98,7 +99,7 @@ static void after_fork_in_parent(void) {
     }
 }
 
-static void after_fork_in_child(void) {
+static void allocator_after_fork_in_child(void) {
     registration_after_fork();
     family_start_child(&calm_governor.family);
     counters_start_child();
@@ -131,7 +132,7 @@ static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_ca
     return restartable && rseq_can_restart() ? CACHE_RSEQ : CACHE_LOCKED;
 }
 
-static unsigned current_cpu(void) {
+static unsigned allocator_cpu(void) {
     return cpu_cache_number(&calm_caches);
 }
 
@@ -141,7 +142,7 @@ static void visited(void) {
 }
 
 /* Under ready_lock. */
-static bool start(void) {
+static bool allocator_start(void) {
     struct allocator *this = &calm_allocator;
     filters_detect();
     process_begin();
@@ -175,7 +176,7 @@ static bool start(void) {
     if (!filters_allow_all()) {
         governor_read_max_footprint(this->governor, true); /* which later may not be read any more */
     }
-    heap_profile_start(this->caches->count, current_cpu, allocator_use_fast_path);
+    heap_profile_start(this->caches->count, allocator_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
     calm_new_is_passed_on = link_order_has_own_malloc != NULL && !link_order_has_own_malloc();
     if (!calm_new_is_passed_on) {
@@ -194,7 +195,7 @@ bool allocator_ready(void) {
     }
     int saved_errno = errno;
     lock_acquire(&ready_lock);
-    bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && start();
+    bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && allocator_start();
     lock_release(&ready_lock);
     if (first) {
         /*
@@ -202,7 +203,7 @@ bool allocator_ready(void) {
          * locks. A handler that was registered earlier runs while they are held, and may allocate
          * nevertheless: see os/lock.h.
          */
-        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        pthread_atfork(allocator_before_fork, allocator_after_fork_in_parent, allocator_after_fork_in_child);
         settings_apply_profile();
     }
     errno = saved_errno;
@@ -214,7 +215,7 @@ bool allocator_ready(void) {
  * other constructors run, glibc's environ is not set, but glibc passes the environment, which not every C
  * library does.
  */
-__attribute__((constructor(101))) static void prepare(int argc, char **argv, char **environment) {
+__attribute__((constructor(101))) static void allocator_prepare(int argc, char **argv, char **environment) {
     (void)argc, (void)argv;
     if (environ == NULL) {
         options_keep_environment(environment);
@@ -227,7 +228,7 @@ __attribute__((constructor(101))) static void prepare(int argc, char **argv, cha
 /* ---- the end ---- */
 
 /* Later calls are served without threads. */
-__attribute__((destructor)) static void finish(void) {
+__attribute__((destructor)) static void allocator_finish(void) {
     if (allocator_is_ready()) {
         heap_profile_end();
         report_write();

@@ -34,7 +34,7 @@ EXPORT int control_device(int descriptor, unsigned long request, ...) {
 }
 
 /* At the start: the C library does not look symbols up in a signal handler. */
-__attribute__((constructor)) static void look_up(void) {
+__attribute__((constructor)) static void ioctl_look_up(void) {
     next_of(&next_ioctl, "ioctl");
 }
 

@@ -56,7 +56,7 @@ static void *not_there(void) {
 }
 
 /* dlsym cannot be asked: it is one of these itself. */
-static any_function next_of(_Atomic(any_function) *known, const char *name) {
+static any_function loader_next(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
         const struct link_map *first;
@@ -190,22 +190,22 @@ static _Atomic(any_function) next_dlopen, next_dlmopen, next_dlsym, next_dlvsym;
 
 BEFORE before_dlopen(uintptr_t *arguments) {
     before_open(&arguments[1]);
-    return next_of(&next_dlopen, "dlopen");
+    return loader_next(&next_dlopen, "dlopen");
 }
 
 BEFORE before_dlmopen(uintptr_t *arguments) {
     before_open(&arguments[2]);
-    return next_of(&next_dlmopen, "dlmopen");
+    return loader_next(&next_dlmopen, "dlmopen");
 }
 
 BEFORE before_dlsym(uintptr_t *arguments) {
     before_lookup((void *)arguments[0], (const char *)arguments[1]);
-    return next_of(&next_dlsym, "dlsym");
+    return loader_next(&next_dlsym, "dlsym");
 }
 
 BEFORE before_dlvsym(uintptr_t *arguments) {
     before_lookup((void *)arguments[0], (const char *)arguments[1]);
-    return next_of(&next_dlvsym, "dlvsym");
+    return loader_next(&next_dlvsym, "dlvsym");
 }
 
 /* Three arguments are kept on the stack meanwhile. */

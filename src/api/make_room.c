@@ -40,7 +40,7 @@ EXPORT void *mmap_64(void *address, size_t bytes, int access, int flags, int fil
                      off_t offset) __asm__("mmap64") __attribute__((alias("mmap"), nothrow, leaf));
 
 /* At the start: the C library does not look symbols up in a signal handler, which may map memory. */
-__attribute__((constructor)) static void look_up(void) {
+__attribute__((constructor)) static void make_room_look_up(void) {
     next_of(&next_mmap, "mmap");
 }
 

@@ -34,7 +34,7 @@
 #endif
 
 /* Advice on the content of pages, which the kernel does not keep for the range. */
-static bool is_kept(long advice) {
+static bool advice_is_kept(long advice) {
     switch (advice) {
     case MADV_WILLNEED:
     case MADV_DONTNEED:
@@ -71,7 +71,7 @@ static void note_ranges(const struct iovec *ranges, size_t count) {
     }
 }
 
-static long make(long number, const long *arguments) {
+static long marks_syscall(long number, const long *arguments) {
     return os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                       arguments[5]);
 }
@@ -85,13 +85,13 @@ static long request_huge_pages(struct heap *heap, const long *arguments) {
     }
     if (heap->runs.region_pages == 0) {
         note_range(start, arguments[1]);
-        return make(SYS_madvise, arguments);
+        return marks_syscall(SYS_madvise, arguments);
     }
     return marks_request_huge_pages(heap, (const void *)start, (size_t)arguments[1]) ? 0 : -EAGAIN;
 }
 
-static long advise(const long *arguments) {
-    struct heap *heap = is_kept(arguments[2]) ? heap_at(arguments[0]) : NULL;
+static long marks_advise(const long *arguments) {
+    struct heap *heap = advice_is_kept(arguments[2]) ? heap_at(arguments[0]) : NULL;
     if (heap != NULL && arguments[2] == MADV_HUGEPAGE) {
         return request_huge_pages(heap, arguments);
     }
@@ -99,13 +99,13 @@ static long advise(const long *arguments) {
         unsigned marks = arguments[2] == MADV_DONTFORK ? MARK_ANY | MARK_ABSENT : MARK_ANY;
         marks_note(heap, (const void *)arguments[0], (size_t)arguments[1], marks);
     }
-    return make(SYS_madvise, arguments);
+    return marks_syscall(SYS_madvise, arguments);
 }
 
 /* What a call did to ranges that its arguments point to, and which only a call that succeeded is known to
  * have. */
 void marks_note_pointed(long number, const long *arguments) {
-    if (number == SYS_process_madvise && is_kept(arguments[3])) {
+    if (number == SYS_process_madvise && advice_is_kept(arguments[3])) {
         note_ranges((const struct iovec *)arguments[1], (size_t)arguments[2]);
     } else if (number == SYS_ioctl && (unsigned)arguments[1] == UFFDIO_REGISTER) {
         const struct uffdio_range *range = &((const struct uffdio_register *)arguments[2])->range;
@@ -120,7 +120,7 @@ void marks_note_pointed(long number, const long *arguments) {
 long marks_call(long number, const long *arguments) {
     switch (number) {
     case SYS_madvise:
-        return advise(arguments);
+        return marks_advise(arguments);
     case SYS_mprotect:
     case SYS_pkey_mprotect:
     case SYS_mlock:
@@ -128,14 +128,14 @@ long marks_call(long number, const long *arguments) {
     case SYS_mbind:
     case SYS_mseal:
         note_range(arguments[0], arguments[1]);
-        return make(number, arguments);
+        return marks_syscall(number, arguments);
     case SYS_prctl:
         if (arguments[0] == PR_SET_VMA) {
             note_range(arguments[2], arguments[3]);
         }
-        return make(number, arguments);
+        return marks_syscall(number, arguments);
     default: {
-        long result = make(number, arguments);
+        long result = marks_syscall(number, arguments);
         if (result >= 0) {
             marks_note_pointed(number, arguments);
         }

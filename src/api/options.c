@@ -10,7 +10,7 @@
 
 struct options calm_options;
 
-static const struct entry {
+static const struct option_entry {
     const char *name;
     const char *words; /* "first|second": the values 0 and 1; a number is stored beyond them */
     int min;
@@ -49,7 +49,7 @@ static int find_word(const char *words, const char *word, size_t length) {
 }
 
 /* A decimal number of at most ten digits, with a unit where one may follow; -1 for anything else. */
-static int find_number(const struct entry *entry, const char *text, size_t length) {
+static int find_number(const struct option_entry *entry, const char *text, size_t length) {
     static const char units[] = "kKmMgG";
     bool may_have_unit = entry->has_unit && length > 0;
     const char *unit = may_have_unit ? memchr(units, text[length - 1], sizeof units - 1) : NULL;
@@ -62,7 +62,7 @@ static int find_number(const struct entry *entry, const char *text, size_t lengt
 }
 
 /* The number that is stored for a value (of a text its length), or -1 if it is invalid. */
-static int parse(const struct entry *entry, const char *value, size_t length) {
+static int option_parse(const struct option_entry *entry, const char *value, size_t length) {
     if (entry->text != NULL) {
         return length <= (size_t)entry->max ? (int)length : -1;
     }
@@ -71,8 +71,8 @@ static int parse(const struct entry *entry, const char *value, size_t length) {
     return word >= 0 || number < 0 ? word : find_word(entry->words, NULL, 0) + number;
 }
 
-static bool set(const struct entry *entry, const char *value, size_t length) {
-    int number = parse(entry, value, length);
+static bool option_set(const struct option_entry *entry, const char *value, size_t length) {
+    int number = option_parse(entry, value, length);
     if (number >= 0 && entry->text != NULL) {
         memcpy(entry->text, value, length);
         entry->text[length] = '\0';
@@ -82,8 +82,8 @@ static bool set(const struct entry *entry, const char *value, size_t length) {
     return number >= 0;
 }
 
-static const struct entry *find(const char *name, size_t length) {
-    for (const struct entry *entry = entries; entry < entries + OPTION_COUNT; entry++) {
+static const struct option_entry *option_find(const char *name, size_t length) {
+    for (const struct option_entry *entry = entries; entry < entries + OPTION_COUNT; entry++) {
         if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0) {
             return entry;
         }
@@ -92,16 +92,16 @@ static const struct entry *find(const char *name, size_t length) {
 }
 
 int options_set(const char *name, const char *value, enum option *which) {
-    const struct entry *entry = find(name, strlen(name));
+    const struct option_entry *entry = option_find(name, strlen(name));
     if (entry == NULL) {
         return ENOENT;
     }
     *which = (enum option)(entry - entries);
     size_t length = strlen(value);
     if (entry->change == AT_START) {
-        return parse(entry, value, length) >= 0 ? EBUSY : EINVAL;
+        return option_parse(entry, value, length) >= 0 ? EBUSY : EINVAL;
     }
-    return set(entry, value, length) ? 0 : EINVAL;
+    return option_set(entry, value, length) ? 0 : EINVAL;
 }
 
 const char *options_name(enum option which) {
@@ -109,7 +109,7 @@ const char *options_name(enum option which) {
 }
 
 bool options_print(enum option which, struct text *text) {
-    const struct entry *entry = &entries[which];
+    const struct option_entry *entry = &entries[which];
     if (entry->text != NULL) {
         text_format(text, "%s", entry->text);
         return false;
@@ -134,7 +134,7 @@ static void complain(const char *what, const char *text, size_t length, const ch
                     text, wanted);
 }
 
-static void complain_of_value(const struct entry *entry, const char *text, size_t length) {
+static void complain_of_value(const struct option_entry *entry, const char *text, size_t length) {
     struct text wanted = {0};
     text_format(&wanted, ": %s takes %s", entry->name, entry->words);
     if (*entry->words == '\0') {
@@ -144,13 +144,13 @@ static void complain_of_value(const struct entry *entry, const char *text, size_
     complain("value of option", text, length, wanted.bytes);
 }
 
-static void read_one(const char *text, size_t length) {
+static void option_read(const char *text, size_t length) {
     const char *equals = memchr(text, '=', length);
     size_t name_length = equals == NULL ? length : (size_t)(equals - text);
-    const struct entry *entry = find(text, name_length);
+    const struct option_entry *entry = option_find(text, name_length);
     if (entry == NULL) {
         complain("unknown option", text, length, "");
-    } else if (equals == NULL || !set(entry, equals + 1, length - name_length - 1)) {
+    } else if (equals == NULL || !option_set(entry, equals + 1, length - name_length - 1)) {
         complain_of_value(entry, text, length);
     }
 }
@@ -175,7 +175,7 @@ static const char *find_variable(char **environment, const char *name) {
 bool options_read(void) {
     static bool have_initial, were_read;
     for (size_t i = 0; !have_initial && i < OPTION_COUNT; i++) {
-        set(&entries[i], entries[i].initial, strlen(entries[i].initial));
+        option_set(&entries[i], entries[i].initial, strlen(entries[i].initial));
     }
     have_initial = true;
     char **environment = environ != NULL ? environ : first_environment;
@@ -187,7 +187,7 @@ bool options_read(void) {
     while (text != NULL && *text != '\0') {
         size_t length = (size_t)(strchrnul(text, ',') - text);
         if (length > 0) {
-            read_one(text, length);
+            option_read(text, length);
         }
         text += length + (text[length] == ',');
     }

@@ -18,8 +18,6 @@ struct options {
 #define OPTION(name, values, initial, change, place, ...) place(name, )
 #define TEXT_OPTION(name, max_bytes, ...)                 char name[(max_bytes) + 1];
 #include "api/options.def"
-#undef HERE
-#undef GOVERNOR
 };
 
 extern struct options calm_options __attribute__((visibility("hidden")));

@@ -29,7 +29,7 @@ static _Atomic(uint64_t) seed; /* 0: not drawn yet */
 static _Atomic(size_t) line_bytes;
 static _Atomic(size_t) way_bytes;
 
-static int placement(const struct allocator *allocator) {
+static int placing_mode(const struct allocator *allocator) {
     return setting_value(&allocator->governor->settings.placement);
 }
 
@@ -71,20 +71,20 @@ size_t placing_pages(const struct allocator *allocator, size_t size, size_t alig
     size_t line = current_spread(page).line_bytes;
     bool has_room = (-size & (page - 1)) >= line;
     bool is_large = size / MIN_PAGES_PER_EXTRA >= page;
-    return placement(allocator) != PLACEMENT_OFF && !has_room && is_large && alignment <= line;
+    return placing_mode(allocator) != PLACEMENT_OFF && !has_room && is_large && alignment <= line;
 }
 
 void *placing_place(const struct allocator *allocator, const struct heap *heap, void *base, size_t size,
                     size_t alignment) {
     size_t page = page_bytes(allocator->governor);
-    if (placement(allocator) == PLACEMENT_OFF || alignment >= page) {
+    if (placing_mode(allocator) == PLACEMENT_OFF || alignment >= page) {
         return base;
     }
     struct span *span = heap_large_span(heap, base);
     size_t room = span->pages * page - size;
     uint64_t turn = next_turn();
     struct line_spread spread = current_spread(page);
-    bool spreads = placement(allocator) != PLACEMENT_RANDOM;
+    bool spreads = placing_mode(allocator) != PLACEMENT_RANDOM;
     span->offset = line_offset(&spread, spreads, turn, process_seed(), room, alignment);
     return span->base + span->offset;
 }

@@ -47,7 +47,7 @@ bool registration_is_suspended(void) {
     return cpu_cache_is_rseq(&calm_caches) && cpu_cache_number(&calm_caches) == calm_caches.count + SUSPENDED;
 }
 
-static long call(const long *arguments) {
+static long registration_syscall(const long *arguments) {
     return os_syscall(SYS_rseq, arguments[0], arguments[1], arguments[2], arguments[3]);
 }
 
@@ -55,7 +55,7 @@ static long call(const long *arguments) {
 static long end_registration(const long *arguments, enum closed number) {
     bool blocks = filters_now() != FILTERS_ADDED;
     uint64_t mask = blocks ? thread_block_signals() : 0;
-    long result = call(arguments);
+    long result = registration_syscall(arguments);
     if (result == 0) {
         set_number(number);
     }
@@ -80,7 +80,7 @@ static void register_again(void) {
     const long again[] = {(long)own_memory(rseq->area), rseq->area_bytes, 0, RSEQ_SIGNATURE};
     /* The child's last sequence. Older kernels would take it for one that the caller is in. */
     *(volatile uint64_t *)own_memory(rseq->area + RSEQ_CS) = 0;
-    if (call(again) != 0) {
+    if (registration_syscall(again) != 0) {
         set_number(ENDED);
     }
 }
@@ -100,7 +100,7 @@ void registration_after_fork(void) {
 long registration_call(const long *arguments) {
     bool ends = cpu_cache_is_rseq(&calm_caches) && (arguments[2] & RSEQ_UNREGISTER) != 0 &&
                 arguments[0] == (long)own_memory(calm_caches.rseq.area);
-    return ends ? end_registration(arguments, ENDED) : call(arguments);
+    return ends ? end_registration(arguments, ENDED) : registration_syscall(arguments);
 }
 
 unsigned registration_of_creator(void) {

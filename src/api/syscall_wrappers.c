@@ -67,7 +67,7 @@ static long marks_call(long number, const long *arguments) {
 /* Filters that were added: another thread's may be one while this thread's is refused. */
 static _Atomic(unsigned) filters_added;
 
-static long make(bool filters, long number, const long *arguments) {
+static long wrapper_syscall(bool filters, long number, const long *arguments) {
     unsigned added = atomic_load_explicit(&filters_added, memory_order_relaxed);
     enum filters before = filters_now();
     filters =
@@ -105,7 +105,7 @@ EXPORT int prctl(int option, ...) {
     case PR_SET_SECUREBITS:
     case PR_CAPBSET_DROP:
     case PR_CAP_AMBIENT:
-        return (int)libc_result(make(option == PR_SET_SECCOMP, SYS_prctl, arguments));
+        return (int)libc_result(wrapper_syscall(option == PR_SET_SECCOMP, SYS_prctl, arguments));
     default:
         return (int)libc_result(marks_call(SYS_prctl, arguments));
     }
@@ -162,7 +162,7 @@ __attribute__((used, visibility("hidden"))) long syscall_by_c(long number, ...) 
     }
     va_end(list);
     if (copies_process(copying_by(number, arguments))) {
-        return libc_result(make(false, number, arguments));
+        return libc_result(wrapper_syscall(false, number, arguments));
     }
     if (number == SYS_exit && thread_is_alone()) {
         own_threads_resume(own_threads_stop()); /* the last thread's status is the process's */
@@ -174,13 +174,13 @@ __attribute__((used, visibility("hidden"))) long syscall_by_c(long number, ...) 
         return prctl((int)arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
     case SYS_seccomp: {
         bool adds = arguments[0] == SECCOMP_SET_MODE_STRICT || arguments[0] == SECCOMP_SET_MODE_FILTER;
-        return libc_result(make(adds, number, arguments));
+        return libc_result(wrapper_syscall(adds, number, arguments));
     }
     case SYS_landlock_restrict_self:
     case SYS_unshare:
     case SYS_setns:
     case SYS_capset:
-        return libc_result(make(false, number, arguments));
+        return libc_result(wrapper_syscall(false, number, arguments));
     default:
         return libc_result(marks_call(number, arguments));
     }

@@ -104,7 +104,7 @@ EXPORT int thrd_create(thrd_t *thread, thrd_start_t run, void *argument) {
 }
 
 /* At the start, for threads that are started where symbols cannot be looked up. */
-__attribute__((constructor)) static void look_up(void) {
+__attribute__((constructor)) static void thread_start_look_up(void) {
     next_of(&next_pthread_create, "pthread_create");
     if (next_of(&next_thrd_create, "thrd_create") == NULL) {
         dlerror(); /* before glibc 2.28; the program is to find no error that is not its own */

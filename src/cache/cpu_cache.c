@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Threads' stacks may be small. */
-#define FLUSHED_AT_ONCE 256
+#define CACHE_FLUSH_BLOCKS 256
 /* Where address space is limited, the caches take at most one part in so many of it. */
 #define LIMIT_SHARE 32
 
@@ -17,7 +17,7 @@
 extern char __libc_single_threaded __attribute__((weak));
 
 /* The words of a cache. */
-static char *words_of(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
+static char *cpu_cache_words(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     return caches->base + ((size_t)(state - caches->states) << CPU_CACHE_SHIFT);
 }
 
@@ -168,7 +168,7 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
         const struct cpu_cache_state *state = &caches->states[number];
         for (uint32_t class = 1; is_open(state) && class < caches->classes->count; ++class) {
             const struct size_class *of = &caches->classes->of[class];
-            const struct stack *stack = stack_of(words_of(caches, state), class);
+            const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
             /* Of two moments, if the stack is being moved. */
             size_t held = size_min(words_between(get_bottom(stack), get_top(stack)), of->max_grown);
             blocks += held;
@@ -207,7 +207,7 @@ static void **word_of(char *cache, uint32_t index) {
 
 /* Of a stack, whether it is open or closed. Under the cache's lock. */
 static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state, uint32_t class) {
-    return word_of(words_of(caches, state),
+    return word_of(cpu_cache_words(caches, state),
                    state->moved[class] ? caches->grown_start_of[class] : caches->start_of[class]);
 }
 
@@ -227,7 +227,7 @@ static void close_stacks(const struct cpu_caches *caches, char *cache) {
  * else it is as it was, without what it had grown. Under the cache's lock.
  */
 static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state *state, bool are_empty) {
-    char *cache = words_of(caches, state);
+    char *cache = cpu_cache_words(caches, state);
     state->grown_bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         struct stack *stack = stack_of(cache, class);
@@ -248,7 +248,7 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
     if (state == NULL) {
         return false;
     }
-    char *cache = words_of(caches, state);
+    char *cache = cpu_cache_words(caches, state);
     struct stack *stack = stack_of(cache, class);
     void **start = word_of(cache, caches->start_of[class]);
     if (is_open(state) && get_end(stack) != start) {
@@ -268,10 +268,10 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
 }
 
 /*
- * The words of the caller's cache in CACHE_LOCKED, for its exclusive use until leave; NULL in other modes. A
- * single-threaded process needs no lock: no second thread can start before this one returns.
+ * The words of the caller's cache in CACHE_LOCKED, for its exclusive use until cpu_cache_leave; NULL in other
+ * modes. A single-threaded process needs no lock: no second thread can start before this one returns.
  */
-static char *enter(struct cpu_caches *caches, struct lock **lock) {
+static char *cpu_cache_enter(struct cpu_caches *caches, struct lock **lock) {
     *lock = NULL;
     if (mode_of(caches) != CACHE_LOCKED) {
         return NULL;
@@ -281,10 +281,10 @@ static char *enter(struct cpu_caches *caches, struct lock **lock) {
         *lock = &state->lock;
         lock_acquire(*lock);
     }
-    return words_of(caches, state);
+    return cpu_cache_words(caches, state);
 }
 
-static void leave(struct lock *lock) {
+static void cpu_cache_leave(struct lock *lock) {
     if (lock != NULL) {
         lock_release(lock);
     }
@@ -315,9 +315,9 @@ size_t cpu_cache_pop_some(struct cpu_caches *caches, uint32_t class, void **bloc
         return rseq_pop_some(caches, class, blocks, count);
     }
     struct lock *lock;
-    char *cache = enter(caches, &lock);
+    char *cache = cpu_cache_enter(caches, &lock);
     size_t taken = cache == NULL ? 0 : pop_exclusive(stack_of(cache, class), blocks, count);
-    leave(lock);
+    cpu_cache_leave(lock);
     return taken;
 }
 
@@ -326,9 +326,9 @@ size_t cpu_cache_push_some(struct cpu_caches *caches, uint32_t class, void *cons
         return rseq_push_some(caches, class, blocks, count);
     }
     struct lock *lock;
-    char *cache = enter(caches, &lock);
+    char *cache = cpu_cache_enter(caches, &lock);
     size_t given = cache == NULL ? 0 : push_exclusive(stack_of(cache, class), blocks, count);
-    leave(lock);
+    cpu_cache_leave(lock);
     return given;
 }
 
@@ -338,10 +338,10 @@ size_t cpu_cache_push_some(struct cpu_caches *caches, uint32_t class, void *cons
  */
 bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t class, const void *block) {
     struct lock *lock;
-    char *cache = enter(caches, &lock);
+    char *cache = cpu_cache_enter(caches, &lock);
     const struct cpu_cache_state *state = cpu_cache_is_rseq(caches) ? own_state(caches) : NULL;
     if (state != NULL) {
-        cache = words_of(caches, state);
+        cache = cpu_cache_words(caches, state);
     }
     bool found = false;
     const struct stack *stack = cache == NULL ? NULL : stack_of(cache, class);
@@ -350,7 +350,7 @@ bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t class, const void *
         void *const volatile *top = get_top(stack);
         found = top[-1] == block;
     }
-    leave(lock);
+    cpu_cache_leave(lock);
     return found;
 }
 
@@ -367,7 +367,7 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class) {
  * sequence is under way on it. False, and it stays, if those cannot be restarted. Under the cache's lock.
  */
 static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t class) {
-    struct stack *stack = stack_of(words_of(caches, state), class);
+    struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
     void **from = start_of(caches, state, class);
     ptrdiff_t room = get_end(stack) - from;
     close_stack(stack);
@@ -395,7 +395,7 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
         return false;
     }
     const struct size_class *of = &caches->classes->of[class];
-    struct stack *stack = stack_of(words_of(caches, state), class);
+    struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
     size_t room = words_between(start_of(caches, state, class), get_end(stack));
     size_t wanted = size_min(room * 2, of->max_grown);
     size_t bytes = (wanted - room) * of->size;
@@ -422,7 +422,7 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
     if (state == NULL) {
         return 1;
     }
-    const struct stack *stack = stack_of(words_of(caches, state), class);
+    const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
     size_t half = words_between(get_bottom(stack), get_end(stack)) / 2;
     return size_max(size_min(half, MAX_MAGAZINE_BLOCKS - 1), of->batch);
 }
@@ -431,10 +431,10 @@ size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
  * A stack that did not run empty since the last check needs less room, down to what is in it. A sequence that
  * has just read the higher end may still push a block there. Under the cache's lock.
  */
-static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *state) {
+static void cpu_cache_shrink(const struct cpu_caches *caches, struct cpu_cache_state *state) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
         const struct size_class *of = &caches->classes->of[class];
-        struct stack *stack = stack_of(words_of(caches, state), class);
+        struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
         void **start = start_of(caches, state, class);
         size_t room = words_between(start, get_end(stack));
         size_t held = words_between(start, get_top(stack));
@@ -452,7 +452,7 @@ static void shrink(const struct cpu_caches *caches, struct cpu_cache_state *stat
 static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     uint64_t digest = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        const struct stack *stack = stack_of(words_of(caches, state), class);
+        const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
         uint64_t held = words_between(start_of(caches, state, class), get_top(stack));
         digest = digest * RANDOM_GOLDEN_RATIO + held;
     }
@@ -463,11 +463,11 @@ static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_s
 static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                          put_flushed *put, void *context) {
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        struct stack *stack = stack_of(words_of(caches, state), class);
+        struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
         void **start = start_of(caches, state, class);
         for (void **top; (top = get_top(stack)) > start;) {
-            void *blocks[FLUSHED_AT_ONCE];
-            size_t count = size_min(words_between(start, top), FLUSHED_AT_ONCE);
+            void *blocks[CACHE_FLUSH_BLOCKS];
+            size_t count = size_min(words_between(start, top), CACHE_FLUSH_BLOCKS);
             memcpy(blocks, top - count, count * sizeof *blocks);
             set_top(stack, top - count);
             put(context, blocks, count);
@@ -480,7 +480,7 @@ static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache
 void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle, put_flushed *put,
                      void *context) {
     struct cpu_cache_state *state = &caches->states[number];
-    char *cache = words_of(caches, state);
+    char *cache = cpu_cache_words(caches, state);
     if (!is_open(state)) {
         return;
     }
@@ -489,7 +489,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
     state->idle_checks = found == state->digest ? state->idle_checks + 1 : 0;
     state->digest = found;
     if (only_if_idle) {
-        shrink(caches, state);
+        cpu_cache_shrink(caches, state);
     }
     if ((!only_if_idle || state->idle_checks >= CACHE_IDLE_CHECKS) && found != 0) {
         close_stacks(caches, cache);
@@ -526,7 +526,7 @@ void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
         lock_release_after_fork(&state->lock);
         /* A cache that is not open may not be writable, and looks empty and full as it is. */
         if (child && lock_reset_in_child(&state->lock) && is_open(state)) {
-            close_stacks(caches, words_of(caches, state));
+            close_stacks(caches, cpu_cache_words(caches, state));
             atomic_store_explicit(&state->open, false, memory_order_relaxed);
         }
     }

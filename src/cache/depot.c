@@ -8,15 +8,15 @@
 /* A bin leaves this part of what all may hold to others. */
 #define OTHERS_DIVISOR 4
 /* By which a bound grows. */
-#define GROWTH_STEP     ((size_t)256 << 10)
-#define FLUSHED_AT_ONCE 64
-#define MAX_CREDIT      ((size_t)128 << 10)
+#define GROWTH_STEP        ((size_t)256 << 10)
+#define DEPOT_FLUSH_BLOCKS 64
+#define MAX_BIN_CREDIT     ((size_t)128 << 10)
 
-static size_t get(const _Atomic(size_t) *word) {
+static size_t depot_get(const _Atomic(size_t) *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-static void set(_Atomic(size_t) *word, size_t value) {
+static void depot_set(_Atomic(size_t) *word, size_t value) {
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
@@ -30,13 +30,13 @@ static void **blocks_of(const struct depot *depot, uint32_t class) {
     return depot->blocks + (size_t) class * depot->bin_blocks;
 }
 
-static void enter(const struct depot *depot, struct depot_bin *bin) {
+static void depot_enter(const struct depot *depot, struct depot_bin *bin) {
     if (!depot->exclusive) {
         lock_acquire(&bin->lock);
     }
 }
 
-static void leave(const struct depot *depot, struct depot_bin *bin) {
+static void depot_leave(const struct depot *depot, struct depot_bin *bin) {
     if (!depot->exclusive) {
         lock_release(&bin->lock);
     }
@@ -51,7 +51,7 @@ size_t depot_blocks(const struct depot *depot, size_t *bytes) {
     size_t blocks = 0;
     *bytes = 0;
     for (uint32_t class = 1; class < class_end(depot); ++class) {
-        size_t count = get(&depot->bins[class].count);
+        size_t count = depot_get(&depot->bins[class].count);
         blocks += count;
         *bytes += count * depot->classes->of[class].size;
     }
@@ -88,19 +88,19 @@ static size_t add_charge(const struct depot *depot, struct depot_budget *budget,
     if (!depot->exclusive) {
         return atomic_fetch_add_explicit(&budget->charge, more, memory_order_relaxed) + more;
     }
-    set(&budget->charge, get(&budget->charge) + more);
-    return get(&budget->charge);
+    depot_set(&budget->charge, depot_get(&budget->charge) + more);
+    return depot_get(&budget->charge);
 }
 
 /* Blocks that left: the bin keeps up to max_credit of their charge. Under the bin's lock. */
 static void give_credit(struct depot *depot, uint32_t class, size_t count, size_t max_credit) {
     struct depot_bin *bin = &depot->bins[class];
-    size_t credit = get(&bin->credit) + depot_charge(depot, class, count);
+    size_t credit = depot_get(&bin->credit) + depot_charge(depot, class, count);
     if (credit > max_credit) {
         add_charge(depot, budget_of(depot, class), max_credit - credit);
         credit = max_credit;
     }
-    set(&bin->credit, credit);
+    depot_set(&bin->credit, credit);
 }
 
 /* Blocks that come; false if they exceed the bound. Under the bin's lock. */
@@ -108,18 +108,18 @@ static bool take_credit(struct depot *depot, uint32_t class, size_t count) {
     struct depot_budget *budget = budget_of(depot, class);
     struct depot_bin *bin = &depot->bins[class];
     size_t charge = depot_charge(depot, class, count);
-    size_t credit = get(&bin->credit);
+    size_t credit = depot_get(&bin->credit);
     if (credit < charge) {
         /* Added before it is compared: of concurrent threads some may be refused needlessly, but they never
          * exceed the bound together. */
         size_t more = charge - credit;
-        if (add_charge(depot, budget, more) > get(&budget->bound)) {
+        if (add_charge(depot, budget, more) > depot_get(&budget->bound)) {
             add_charge(depot, budget, 0 - more);
             return false;
         }
         credit += more;
     }
-    set(&bin->credit, credit - charge);
+    depot_set(&bin->credit, credit - charge);
     return true;
 }
 
@@ -128,19 +128,19 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
         return 0;
     }
     struct depot_bin *bin = &depot->bins[class];
-    if (get(&bin->count) == 0) {
+    if (depot_get(&bin->count) == 0) {
         turns_note_alternation(&bin->turns, false);
         return 0; /* as good as after the lock: a magazine that arrives now may be missed either way */
     }
-    enter(depot, bin);
-    size_t held = get(&bin->count);
+    depot_enter(depot, bin);
+    size_t held = depot_get(&bin->count);
     size_t taken = size_min(held, count);
     held -= taken;
     memcpy(blocks, blocks_of(depot, class) + held, taken * sizeof *blocks);
-    set(&bin->count, held);
+    depot_set(&bin->count, held);
     bin->min_count = size_min(bin->min_count, held);
-    give_credit(depot, class, taken, MAX_CREDIT);
-    leave(depot, bin);
+    give_credit(depot, class, taken, MAX_BIN_CREDIT);
+    depot_leave(depot, bin);
     return taken;
 }
 
@@ -149,19 +149,19 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
         return false;
     }
     struct depot_bin *bin = &depot->bins[class];
-    enter(depot, bin);
-    size_t held = get(&bin->count);
-    size_t bound = get(&budget_of(depot, class)->bound);
+    depot_enter(depot, bin);
+    size_t held = depot_get(&bin->count);
+    size_t bound = depot_get(&budget_of(depot, class)->bound);
     size_t max_charge = bound - bound / OTHERS_DIVISOR;
     bool fits = held + count <= depot->bin_blocks && depot_charge(depot, class, held + count) <= max_charge &&
                 take_credit(depot, class, count);
     if (fits) {
         memcpy(blocks_of(depot, class) + held, blocks, count * sizeof *blocks);
-        set(&bin->count, held + count);
+        depot_set(&bin->count, held + count);
     } else {
         turns_note_alternation(&bin->turns, true);
     }
-    leave(depot, bin);
+    depot_leave(depot, bin);
     return fits;
 }
 
@@ -170,44 +170,44 @@ void depot_grow(struct depot *depot, uint32_t class) {
         return;
     }
     struct depot_budget *budget = budget_of(depot, class);
-    size_t bound = get(&budget->bound);
+    size_t bound = depot_get(&budget->bound);
     if (bound < budget->max_bound) {
         /* Of two concurrent steps one may be lost, or one beside a fall: the bound keeps its limits. */
         turns_restart(&depot->bins[class].turns);
-        set(&budget->bound, size_min(bound + GROWTH_STEP, budget->max_bound));
+        depot_set(&budget->bound, size_min(bound + GROWTH_STEP, budget->max_bound));
     }
 }
 
 /* Lowers a bound by the charge of blocks that were not needed. */
-static void shrink(struct depot_budget *budget, size_t charge) {
-    size_t grown = get(&budget->bound) - budget->min_bound;
-    set(&budget->bound, budget->min_bound + size_minus(grown, charge));
+static void depot_shrink(struct depot_budget *budget, size_t charge) {
+    size_t grown = depot_get(&budget->bound) - budget->min_bound;
+    depot_set(&budget->bound, budget->min_bound + size_minus(grown, charge));
 }
 
 static void flush_bin(struct depot *depot, uint32_t class, bool all, put_flushed *put, void *context) {
     struct depot_bin *bin = &depot->bins[class];
     size_t left = SIZE_MAX;
     do {
-        void *blocks[FLUSHED_AT_ONCE];
-        enter(depot, bin);
-        size_t held = get(&bin->count);
+        void *blocks[DEPOT_FLUSH_BLOCKS];
+        depot_enter(depot, bin);
+        size_t held = depot_get(&bin->count);
         if (left == SIZE_MAX) {
             left = all ? held : bin->min_count;
         }
         /* From the bottom: the oldest. */
-        size_t count = size_min(left, FLUSHED_AT_ONCE);
+        size_t count = size_min(left, DEPOT_FLUSH_BLOCKS);
         count = size_min(count, held);
         void **held_blocks = blocks_of(depot, class);
         memcpy(blocks, held_blocks, count * sizeof *blocks);
         memmove(held_blocks, held_blocks + count, (held - count) * sizeof *blocks);
-        set(&bin->count, held - count);
+        depot_set(&bin->count, held - count);
         bin->min_count = held - count;
         give_credit(depot, class, count, 0);
-        leave(depot, bin);
+        depot_leave(depot, bin);
         if (count == 0) {
             break;
         }
-        shrink(budget_of(depot, class), depot_charge(depot, class, count));
+        depot_shrink(budget_of(depot, class), depot_charge(depot, class, count));
         put(context, blocks, count);
         left -= count;
     } while (left > 0);
@@ -218,7 +218,7 @@ void depot_flush(struct depot *depot, bool all, put_flushed *put, void *context)
         struct depot_bin *bin = &depot->bins[class];
         turns_restart(&bin->turns);
         /* A bin that was never used holds no memory, and is not written. */
-        if (get(&bin->count) > 0 || get(&bin->credit) > 0) {
+        if (depot_get(&bin->count) > 0 || depot_get(&bin->credit) > 0) {
             flush_bin(depot, class, all, put, context);
         }
     }
@@ -244,7 +244,7 @@ void depot_after_fork(struct depot *depot, bool child) {
         lock_release_after_fork(&bin->lock);
         if (child && lock_reset_in_child(&bin->lock)) {
             /* The charge stays: from now on the depot may hold less, by at most a bin's contents. */
-            set(&bin->count, 0);
+            depot_set(&bin->count, 0);
             bin->min_count = 0;
         }
     }

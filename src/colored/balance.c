@@ -1,14 +1,14 @@
 #include "colored/balance.h"
 
-#define NONE UINT32_MAX
+#define NOT_CHOSEN UINT32_MAX
 
 /* The pages of a color, or of unknown color. */
 struct bin {
-    uint32_t free; /* the first that is not chosen, or NONE */
+    uint32_t free; /* the first that is not chosen, or NOT_CHOSEN */
     uint32_t used;
 };
 
-static uint32_t take(struct bin *bin, const uint32_t *next) {
+static uint32_t bin_take(struct bin *bin, const uint32_t *next) {
     uint32_t page = bin->free;
     bin->free = next[page];
     bin->used++;
@@ -20,7 +20,7 @@ static uint32_t take(struct bin *bin, const uint32_t *next) {
 static struct bin *least_used(struct bin *bins, size_t colors) {
     struct bin *best = &bins[colors];
     for (size_t i = colors; i-- > 0;) {
-        if (bins[i].free != NONE && (best == &bins[colors] || bins[i].used <= best->used)) {
+        if (bins[i].free != NOT_CHOSEN && (best == &bins[colors] || bins[i].used <= best->used)) {
             best = &bins[i];
         }
     }
@@ -33,7 +33,7 @@ struct balance balance_choose(const uint16_t *color_of, size_t pages, size_t col
     struct balance balance = {0, 0};
     colors = colors > 0 ? colors : 1; /* a cache without colors has one */
     for (size_t i = 0; i <= colors; i++) {
-        bins[i] = (struct bin){.free = NONE, .used = 0};
+        bins[i] = (struct bin){.free = NOT_CHOSEN, .used = 0};
     }
     for (size_t page = pages; page-- > 0;) { /* so that the first page is taken first */
         struct bin *bin = &bins[color_of[page] == BALANCE_UNKNOWN ? colors : color_of[page]];
@@ -42,11 +42,11 @@ struct balance balance_choose(const uint16_t *color_of, size_t pages, size_t col
     }
     for (size_t i = 0; i < positions; i++) {
         struct bin *bin = &bins[(first + i) % colors];
-        chosen[i] = bin->free == NONE ? NONE : take(bin, next);
+        chosen[i] = bin->free == NOT_CHOSEN ? NOT_CHOSEN : bin_take(bin, next);
     }
     for (size_t i = 0; i < positions; i++) {
-        if (chosen[i] == NONE) {
-            chosen[i] = take(least_used(bins, colors), next);
+        if (chosen[i] == NOT_CHOSEN) {
+            chosen[i] = bin_take(least_used(bins, colors), next);
             balance.misplaced++;
         }
     }

@@ -3,20 +3,20 @@
 #include "colored/page_mover.h"
 #include "os/vm.h"
 
-#define MAX_BLOCKS 1024
+#define MAX_COLORED_BLOCKS 1024
 
 /* States of an entry without a block. Entries are used in order: behind one that is UNUSED, all are. */
 enum { UNUSED, VACANT, CLAIMED };
 
-static struct block blocks[MAX_BLOCKS];
+static struct block table_blocks[MAX_COLORED_BLOCKS];
 
 static uintptr_t state_of(const struct block *block) {
     return atomic_load_explicit(&block->state, memory_order_acquire);
 }
 
 /* The first entry in a state. NULL if there is none. */
-static struct block *find(uintptr_t state) {
-    for (struct block *block = blocks; block < blocks + MAX_BLOCKS; block++) {
+static struct block *block_find(uintptr_t state) {
+    for (struct block *block = table_blocks; block < table_blocks + MAX_COLORED_BLOCKS; block++) {
         uintptr_t found = state_of(block);
         if (found == state || found == UNUSED) {
             return found == state ? block : NULL;
@@ -25,12 +25,12 @@ static struct block *find(uintptr_t state) {
     return NULL;
 }
 
-static struct block *claim(uintptr_t state) {
+static struct block *block_claim_in(uintptr_t state) {
     struct block *block;
     uintptr_t expected;
     do {
         expected = state;
-        block = find(state);
+        block = block_find(state);
     } while (block != NULL &&
              !atomic_compare_exchange_weak_explicit(&block->state, &expected, CLAIMED, memory_order_acquire,
                                                     memory_order_relaxed));
@@ -38,12 +38,12 @@ static struct block *claim(uintptr_t state) {
 }
 
 struct block *block_claim_vacant(void) {
-    struct block *block = claim(VACANT);
-    return block != NULL ? block : claim(UNUSED);
+    struct block *block = block_claim_in(VACANT);
+    return block != NULL ? block : block_claim_in(UNUSED);
 }
 
 struct block *block_claim(const void *address) {
-    return (uintptr_t)address <= CLAIMED ? NULL : claim((uintptr_t)address);
+    return (uintptr_t)address <= CLAIMED ? NULL : block_claim_in((uintptr_t)address);
 }
 
 void *block_publish(struct block *block) {
@@ -62,7 +62,7 @@ void block_discard(struct block *block) {
 }
 
 bool block_stats(const void *address, struct calm_colored *stats) {
-    const struct block *block = (uintptr_t)address <= CLAIMED ? NULL : find((uintptr_t)address);
+    const struct block *block = (uintptr_t)address <= CLAIMED ? NULL : block_find((uintptr_t)address);
     if (block != NULL) {
         *stats = block->stats;
     }
@@ -71,7 +71,8 @@ bool block_stats(const void *address, struct calm_colored *stats) {
 
 void block_table_after_fork(void) {
     size_t moved_pages = 0;
-    for (struct block *block = blocks; block < blocks + MAX_BLOCKS && state_of(block) != UNUSED; block++) {
+    for (struct block *block = table_blocks;
+         block < table_blocks + MAX_COLORED_BLOCKS && state_of(block) != UNUSED; block++) {
         if (state_of(block) == CLAIMED) {
             block_discard(block);
         }
@@ -80,7 +81,7 @@ void block_table_after_fork(void) {
     page_mappings_after_fork(moved_pages);
 }
 
-char *mapping_reserve(struct mapping *mapping, size_t bytes) {
+char *mapping_reserve(struct page_range *mapping, size_t bytes) {
     char *base = vm_reserve(bytes);
     if (base != NULL) {
         vm_disable_huge_pages(base, bytes);
@@ -92,7 +93,7 @@ char *mapping_reserve(struct mapping *mapping, size_t bytes) {
 
 /* The entry forgets the mapping before the kernel does: the address may be another thread's right after, and
  * the child of a fork must not unmap what lies there then. */
-void mapping_release(struct mapping *mapping) {
+void mapping_release(struct page_range *mapping) {
     char *base = atomic_exchange_explicit(&mapping->base, NULL, memory_order_acq_rel);
     if (base != NULL) {
         vm_release(base, mapping->bytes);

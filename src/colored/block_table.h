@@ -15,16 +15,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct mapping {
+struct page_range {
     _Atomic(char *) base; /* NULL: there is none */
     size_t bytes;
 };
 
 struct block {
-    _Atomic(uintptr_t) state; /* an address, or one of the states of block_table.c */
-    struct mapping pages;     /* what the program gets */
-    struct mapping surplus;   /* what it is chosen from, while the block is made */
-    size_t moved_pages;       /* pages that became mappings of their own (page_mover.h) */
+    _Atomic(uintptr_t) state;  /* an address, or one of the states of block_table.c */
+    struct page_range pages;   /* what the program gets */
+    struct page_range surplus; /* what it is chosen from, while the block is made */
+    size_t moved_pages;        /* pages that became mappings of their own (page_mover.h) */
     struct calm_colored stats;
 };
 
@@ -48,7 +48,7 @@ void block_table_after_fork(void);
 
 /* Reserves address space that the kernel will not fill with huge pages. NULL if there is no room. Only for
  * the thread that has claimed the entry, as mapping_release. */
-char *mapping_reserve(struct mapping *mapping, size_t bytes);
-void mapping_release(struct mapping *mapping);
+char *mapping_reserve(struct page_range *mapping, size_t bytes);
+void mapping_release(struct page_range *mapping);
 
 #endif

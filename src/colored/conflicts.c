@@ -6,10 +6,10 @@
 
 #include <string.h>
 
-#define MAX_TRIES 32 /* to find one color */
-#define MAX_STUCK 4  /* times that no group could be removed */
+#define MAX_COLOR_TRIES 32 /* to find one color */
+#define MAX_STUCK       4  /* times that no group could be removed */
 
-struct search {
+struct color_search {
     const struct conflicts *conflicts;
     uint64_t random;
     uint16_t *color_of;
@@ -20,31 +20,31 @@ struct search {
     bool over;       /* is_over returned true */
 };
 
-static uint64_t draw(struct search *search, uint64_t below) {
+static uint64_t draw(struct color_search *search, uint64_t below) {
     search->random += RANDOM_GOLDEN_RATIO;
     return random_mix(search->random) % below;
 }
 
 /* False once the search is over: then nothing is found, and the loops below end soon. */
-static bool evicts(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+static bool evicts(struct color_search *search, uint32_t page, const uint32_t *walked, size_t count) {
     const struct conflicts *conflicts = search->conflicts;
     search->over = search->over || (conflicts->is_over != NULL && conflicts->is_over(conflicts->bound));
     return !search->over && conflicts->evicts(conflicts->cache, page, walked, count);
 }
 
 /* The same, until two answers agree. */
-static bool surely_evicts(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+static bool surely_evicts(struct color_search *search, uint32_t page, const uint32_t *walked, size_t count) {
     bool first = evicts(search, page, walked, count);
     return evicts(search, page, walked, count) == first ? first : evicts(search, page, walked, count);
 }
 
 /* A set does not get back the pages that it loses by a wrong yes. */
-static bool evicts_twice(struct search *search, uint32_t page, const uint32_t *walked, size_t count) {
+static bool evicts_twice(struct color_search *search, uint32_t page, const uint32_t *walked, size_t count) {
     bool first = evicts(search, page, walked, count);
     return first && evicts(search, page, walked, count);
 }
 
-static void shuffle(struct search *search) {
+static void shuffle(struct color_search *search) {
     for (size_t i = search->count; i > 1; i--) {
         size_t at = draw(search, i);
         uint32_t page = search->set[i - 1];
@@ -55,7 +55,7 @@ static void shuffle(struct search *search) {
 
 /* Fills the set with pages of colors not yet found, without the page: enough to evict a page of any of these
  * colors. */
-static void gather(struct search *search, uint32_t page, size_t most) {
+static void gather(struct color_search *search, uint32_t page, size_t most) {
     search->count = 0;
     for (size_t i = 0; i < search->pages; i++) {
         if (search->color_of[i] == BALANCE_UNKNOWN && i != page) {
@@ -67,7 +67,7 @@ static void gather(struct search *search, uint32_t page, size_t most) {
 }
 
 /* Removes a group of the set without which it evicts the page as well. False if there is none. */
-static bool remove_group(struct search *search, uint32_t page) {
+static bool remove_group(struct color_search *search, uint32_t page) {
     size_t groups = search->conflicts->ways + 1;
     for (size_t group = 0; group < groups; group++) {
         size_t from = search->count * group / groups;
@@ -87,7 +87,7 @@ static bool remove_group(struct search *search, uint32_t page) {
     return false;
 }
 
-static void reduce(struct search *search, uint32_t page) {
+static void reduce(struct color_search *search, uint32_t page) {
     for (int stuck = 0; search->count > search->conflicts->ways && stuck < MAX_STUCK && !search->over;) {
         if (!remove_group(search, page)) {
             shuffle(search);
@@ -97,7 +97,7 @@ static void reduce(struct search *search, uint32_t page) {
 }
 
 /* Whether the first pages of the set, without the page itself, evict it. */
-static bool set_evicts(struct search *search, uint32_t page, size_t count) {
+static bool set_evicts(struct color_search *search, uint32_t page, size_t count) {
     size_t walked = 0;
     for (size_t i = 0; i < count; i++) {
         if (search->set[i] != page) {
@@ -107,7 +107,7 @@ static bool set_evicts(struct search *search, uint32_t page, size_t count) {
     return surely_evicts(search, page, search->other, walked);
 }
 
-static bool holds(const struct search *search, uint32_t page) {
+static bool holds(const struct color_search *search, uint32_t page) {
     for (size_t i = 0; i < search->count; i++) {
         if (search->set[i] == page) {
             return true;
@@ -118,7 +118,7 @@ static bool holds(const struct search *search, uint32_t page) {
 
 /* A set that just suffices misses half of the pages of its color. So the set is extended by pages that it
  * does evict, and then loses those that the others do not evict. */
-static void grow(struct search *search) {
+static void search_grow(struct color_search *search) {
     size_t most = 4 * search->conflicts->ways;
     size_t first = search->count;
     for (uint32_t i = 0; i < search->pages && search->count < most; i++) {
@@ -134,9 +134,9 @@ static void grow(struct search *search) {
 }
 
 /* Leaves a set of pages of one more color in the search. False if none is found. */
-static bool find_set(struct search *search, size_t colors_left) {
+static bool find_set(struct color_search *search, size_t colors_left) {
     size_t ways = search->conflicts->ways;
-    for (int tries = 0; tries < MAX_TRIES && !search->over; tries++) {
+    for (int tries = 0; tries < MAX_COLOR_TRIES && !search->over; tries++) {
         uint32_t page = (uint32_t)draw(search, search->pages);
         for (size_t i = 0; i < search->pages && search->color_of[page] != BALANCE_UNKNOWN; i++) {
             page = (uint32_t)((page + 1) % search->pages);
@@ -149,7 +149,7 @@ static bool find_set(struct search *search, size_t colors_left) {
         if (search->count > 3 * ways) {
             continue;
         }
-        grow(search);
+        search_grow(search);
         if (search->count >= ways + ways / 2) {
             return true;
         }
@@ -159,7 +159,7 @@ static bool find_set(struct search *search, size_t colors_left) {
 
 bool conflicts_find(const struct conflicts *conflicts, size_t pages, uint64_t seed, uint16_t *color_of,
                     uint32_t *scratch) {
-    struct search search = {
+    struct color_search search = {
         .conflicts = conflicts,
         .random = seed,
         .color_of = color_of,
@@ -203,7 +203,7 @@ static size_t gather_for(const struct conflicts *conflicts, const uint16_t *colo
 
 bool conflicts_confirm(const struct conflicts *conflicts, const uint16_t *color_of, size_t pages,
                        uint32_t *scratch) {
-    struct search search = {.conflicts = conflicts};
+    struct color_search search = {.conflicts = conflicts};
     for (size_t color = 0; color < conflicts->colors; color++) {
         size_t same = gather_for(conflicts, color_of, pages, color, true, scratch);
         /* The others are to evict the first. */

@@ -5,7 +5,7 @@
 #define TRIALS 64 /* a hit and a miss each take the median of these */
 #define VOTES  9  /* loads of which the majority decides */
 
-static void read_byte(const char *at) {
+static void eviction_read(const char *at) {
     (void)*(const volatile char *)at;
 }
 
@@ -43,9 +43,9 @@ static const char *line_of(const struct eviction *eviction, uint32_t page) {
 /* Cycles that a load of a page's line takes. */
 static uint64_t time_load(const struct eviction *eviction, const char *line) {
     finish_reads();
-    read_byte(line + eviction->page_bytes / 2); /* so that no TLB miss is measured */
+    eviction_read(line + eviction->page_bytes / 2); /* so that no TLB miss is measured */
     uint64_t start = cycles();
-    read_byte(line);
+    eviction_read(line);
     return cycles() - start;
 }
 
@@ -55,16 +55,16 @@ bool eviction_evicts(void *eviction, uint32_t page, const uint32_t *walked, size
     unsigned missed = 0;
     unsigned hit = 0;
     while (missed <= VOTES / 2 && hit <= VOTES / 2) {
-        read_byte(line);
+        eviction_read(line);
         finish_reads();
         /* Caches do not simply evict the oldest line. After passes in both directions, the line is the one
          * that was used least. */
         for (size_t i = 0; i < 2 * count; i++) {
-            read_byte(line_of(known, walked[i < count ? i : i - count]));
+            eviction_read(line_of(known, walked[i < count ? i : i - count]));
         }
         finish_reads();
         for (size_t i = count; i-- > 0;) {
-            read_byte(line_of(known, walked[i]));
+            eviction_read(line_of(known, walked[i]));
         }
         bool miss = time_load(known, line) >= known->miss_cycles;
         missed += miss;
@@ -79,11 +79,11 @@ static uint64_t typical_after(const struct eviction *eviction, size_t pages, siz
     for (size_t trial = 0; trial < TRIALS; trial++) {
         size_t page = trial * (pages / TRIALS);
         const char *line = line_of(eviction, (uint32_t)page);
-        read_byte(line);
+        eviction_read(line);
         finish_reads();
         for (int walks = 0; walks < 3; walks++) {
             for (size_t i = 1; i <= count; i++) {
-                read_byte(line_of(eviction, (uint32_t)((page + i) % pages)));
+                eviction_read(line_of(eviction, (uint32_t)((page + i) % pages)));
             }
         }
         uint64_t took = time_load(eviction, line);

@@ -12,7 +12,7 @@
 #include <sys/ioctl.h>
 
 /* The kernel answers EAGAIN while it handles the page itself. */
-#define MAX_TRIES 64
+#define MAX_MOVE_TRIES 64
 
 /* ---- userfaultfd ---- */
 
@@ -25,7 +25,7 @@
 #define UFFDIO_REGISTER              _IOWR(0xAA, 0x00, uint64_t[4]) /* start, bytes, mode, requests (answer) */
 #define UFFDIO_MOVE                  _IOWR(0xAA, 0x05, uint64_t[5]) /* to, from, bytes, mode, moved (answer) */
 
-static long control(int descriptor, unsigned long request, uint64_t *arguments) {
+static long page_mover_control(int descriptor, unsigned long request, uint64_t *arguments) {
     return os_syscall(SYS_ioctl, descriptor, request, arguments);
 }
 
@@ -35,8 +35,8 @@ void page_mover_open(struct page_mover *mover, void *base, size_t bytes) {
     mover->descriptor = (int)os_syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     uint64_t api[3] = {UFFD_API, UFFD_FEATURE_MOVE};
     uint64_t range[4] = {(uintptr_t)base, bytes, UFFDIO_REGISTER_MODE_MISSING};
-    if (mover->descriptor < 0 || control(mover->descriptor, UFFDIO_API, api) != 0 ||
-        control(mover->descriptor, UFFDIO_REGISTER, range) != 0) {
+    if (mover->descriptor < 0 || page_mover_control(mover->descriptor, UFFDIO_API, api) != 0 ||
+        page_mover_control(mover->descriptor, UFFDIO_REGISTER, range) != 0) {
         page_mover_close(mover);
     }
 }
@@ -49,9 +49,9 @@ void page_mover_close(struct page_mover *mover) {
 }
 
 static bool move_by_userfaultfd(const struct page_mover *mover, void *from, void *to) {
-    for (int tries = 0; mover->descriptor >= 0 && tries < MAX_TRIES; tries++) {
+    for (int tries = 0; mover->descriptor >= 0 && tries < MAX_MOVE_TRIES; tries++) {
         uint64_t move[5] = {(uintptr_t)to, (uintptr_t)from, vm_page_size()};
-        long result = control(mover->descriptor, UFFDIO_MOVE, move);
+        long result = page_mover_control(mover->descriptor, UFFDIO_MOVE, move);
         if (result != -EAGAIN) {
             return result == 0;
         }

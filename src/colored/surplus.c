@@ -40,7 +40,7 @@ static bool populate(char *base, size_t bytes) {
 }
 
 /* Reserves address space for max_pages, with the scratch behind them. */
-static bool reserve(struct surplus *surplus, struct mapping *mapping) {
+static bool reserve(struct surplus *surplus, struct page_range *mapping) {
     size_t timed = conflicts_min_pages(surplus->stats.colors, surplus->cache.ways);
     size_t pages = surplus->stats.source == CALM_COLORED_FRAMES
                        ? 4 * surplus->stats.pages + (size_t)16 * surplus->stats.colors
@@ -62,7 +62,7 @@ static bool reserve(struct surplus *surplus, struct mapping *mapping) {
 }
 
 /* Makes as many pages resident, of at most max_pages. */
-static int grow(struct surplus *surplus, size_t pages) {
+static int surplus_grow(struct surplus *surplus, size_t pages) {
     pages = size_min(pages, surplus->max_pages);
     if (pages <= surplus->stats.pages_examined) {
         return 0;
@@ -141,7 +141,7 @@ static void choose(struct surplus *surplus) {
 
 /* Makes so many pages resident, and determines their colors. */
 static int grow_by_frames(struct surplus *surplus, size_t pages) {
-    int error = grow(surplus, pages);
+    int error = surplus_grow(surplus, pages);
     error = error != 0 ? error : color_by_frames(surplus);
     return error == 0 || error == EPERM || error == ENOMEM ? error : ENOTSUP;
 }
@@ -157,7 +157,7 @@ static int choose_by_frames(struct surplus *surplus) {
         pages += pages / 2;
         /* If there can be no more pages, the best choice of these stands. */
         if (surplus->stats.pages_misplaced == 0 || surplus->stats.pages_examined == surplus->max_pages ||
-            grow(surplus, pages) != 0) {
+            surplus_grow(surplus, pages) != 0) {
             break;
         }
     }
@@ -166,7 +166,7 @@ static int choose_by_frames(struct surplus *surplus) {
 
 /* Timing needs all pages at once. By default, frames are used if timing confirms them. */
 static int choose_by_timing(struct surplus *surplus) {
-    int error = grow(surplus, surplus->max_pages);
+    int error = surplus_grow(surplus, surplus->max_pages);
     if (error != 0) {
         return error;
     }
@@ -180,7 +180,7 @@ static int choose_by_timing(struct surplus *surplus) {
     return error;
 }
 
-int surplus_choose(struct surplus *surplus, struct mapping *mapping) {
+int surplus_choose(struct surplus *surplus, struct page_range *mapping) {
     if (!eviction_can_time() || surplus->stats.colors > MAX_TIMED_COLORS) {
         if (surplus->stats.source == CALM_COLORED_TIMED) {
             return ENOTSUP;

@@ -34,6 +34,6 @@ struct surplus {
 
 /* Makes pages of the mapping resident, and chooses one for each position; the caller releases the mapping.
  * Returns 0, or an errno value as calm_colored_alloc. */
-int surplus_choose(struct surplus *surplus, struct mapping *mapping);
+int surplus_choose(struct surplus *surplus, struct page_range *mapping);
 
 #endif

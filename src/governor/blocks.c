@@ -57,7 +57,7 @@ uint64_t governor_cache_misses(const struct governor *governor) {
  * The thread of exclusive mode has slabs in huge-page regions too, once the program uses enough memory: it
  * touches their pages before clients need them, and spares clients TLB misses. Under the heap's lock.
  */
-static enum run_choice choose_run(const struct governor *governor, bool prefaults) {
+static enum run_choice blocks_choose_run(const struct governor *governor, bool prefaults) {
     if (!governor->exclusive) {
         return RUN_FOR_ANY;
     }
@@ -95,7 +95,7 @@ size_t governor_take_blocks(struct governor *governor, uint32_t class, void **bl
         return taken;
     }
     heap_lock(governor);
-    struct take_options options = {choose_run(governor, prefaults), prefaults ? vm_populate : NULL};
+    struct take_options options = {blocks_choose_run(governor, prefaults), prefaults ? vm_populate : NULL};
     uint64_t made = governor->heap.runs.huge_pages_made;
     uint64_t faulted = governor->heap.runs.faulted_pages;
     size_t from_heap = heap_take_blocks(&governor->heap, class, blocks + taken, count - taken, &options);

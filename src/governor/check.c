@@ -35,7 +35,7 @@ size_t governor_take_misuse(struct governor *governor, struct misuse_record *not
 
 /* Without a lock, since a handler of the abort may allocate. What the helper found is reported here, too. In
  * a heap with clients they report it, once they have left the heap. */
-static void report_misuse(struct governor *governor) {
+static void check_report_misuse(struct governor *governor) {
     if (governor->has_clients) {
         atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
         return;
@@ -76,7 +76,7 @@ void heap_unlock_and_check(struct governor *governor) {
     bool misused = governor->heap.misuses != governor->misuses_reported;
     heap_unlock(governor);
     if (__builtin_expect(misused, 0)) {
-        report_misuse(governor);
+        check_report_misuse(governor);
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     /* One that went away is started at once, since no thread may come again for long; a lone thread starts

@@ -14,7 +14,7 @@
 
 #define FOOTPRINT_READ_NS 1000000000ULL
 /* The coarse clock is at most so far behind, and an epoch may be shorter by that. */
-#define TICK_NS 10000000ULL
+#define EPOCH_TICK_NS 10000000ULL
 /* Less is not worth a system call in each epoch. */
 #define MIN_UNUSED_PAGES 16
 /* Clean memory is examined in one epoch of so many. */
@@ -154,7 +154,7 @@ static void purge_unused(struct governor *governor) {
 }
 
 /* Under the purger's lock. */
-static void end_epoch(struct governor *governor, uint64_t now, uint64_t start) {
+static void epoch_end(struct governor *governor, uint64_t now, uint64_t start) {
     cpu_usage_sample(&governor->cpu_usage);
     struct demand_epoch epoch = read_epoch(governor, (double)(now - start));
     size_t kept = size_minus(epoch.max_held, epoch.max_used) * page_bytes(governor);
@@ -201,7 +201,7 @@ static bool is_idle(struct governor *governor) {
 bool governor_tick(struct governor *governor, bool own_files) {
     uint64_t now = clock_coarse_ns();
     uint64_t start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
-    if (clock_elapsed_ns(now, start) < DEMAND_EPOCH_NS - TICK_NS) {
+    if (clock_elapsed_ns(now, start) < DEMAND_EPOCH_NS - EPOCH_TICK_NS) {
         return false;
     }
     governor_read_max_footprint(governor, own_files);
@@ -212,9 +212,9 @@ bool governor_tick(struct governor *governor, bool own_files) {
     /* Another thread may just have ended the epoch, even later than now. */
     start = atomic_load_explicit(&governor->epoch_start_ns, memory_order_relaxed);
     bool idle = false;
-    if (clock_elapsed_ns(now, start) >= DEMAND_EPOCH_NS - TICK_NS) {
+    if (clock_elapsed_ns(now, start) >= DEMAND_EPOCH_NS - EPOCH_TICK_NS) {
         flush_caches(governor, false);
-        end_epoch(governor, now, start);
+        epoch_end(governor, now, start);
         idle = is_idle(governor);
         if (idle || is_given_up(governor)) {
             release_clean(governor, true);

@@ -5,10 +5,10 @@
 #include "os/filters.h"
 #include "os/vm.h"
 
-#define PAGE_BYTES 4096
-#define MEMBERS    (PAGE_BYTES / sizeof(uint64_t) - 1)
-#define TICK_NS    100000000ULL
-#define OLD_TICKS  10
+#define PAGE_BYTES     4096
+#define MEMBERS        (PAGE_BYTES / sizeof(uint64_t) - 1)
+#define FAMILY_TICK_NS 100000000ULL
+#define OLD_TICKS      10
 /* Kept memory is noted in units of 64 KiB, beside the time: up to 256 TiB. */
 #define UNIT_SHIFT 16
 
@@ -37,7 +37,7 @@ double family_share(struct family *family, size_t kept_bytes) {
     if (family->member == 0) {
         family->member = 1 + atomic_fetch_add_explicit(&page->members, 1, memory_order_relaxed);
     }
-    uint32_t now = (uint32_t)(clock_coarse_ns() / TICK_NS);
+    uint32_t now = (uint32_t)(clock_coarse_ns() / FAMILY_TICK_NS);
     uint64_t own = (uint64_t)now << 32 | (uint32_t)(kept_bytes >> UNIT_SHIFT);
     atomic_store_explicit(&page->notes[family->member % MEMBERS], own, memory_order_relaxed);
     uint64_t most = 0;

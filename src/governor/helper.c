@@ -8,13 +8,13 @@
 #include "os/futex.h"
 #include "os/syscall.h"
 
-#define STACK_BYTES ((size_t)64 << 10)
+#define HELPER_STACK_BYTES ((size_t)64 << 10)
 /* Epochs without work before it ends. */
 #define QUIET_EPOCHS 5
 
 #define STOP_CHECK_NS 1000000ULL
 
-static bool change(struct governor *governor, int from, int to) {
+static bool helper_change(struct governor *governor, int from, int to) {
     return atomic_compare_exchange_strong_explicit(&governor->helper, &from, to, memory_order_seq_cst,
                                                    memory_order_relaxed);
 }
@@ -33,9 +33,9 @@ static void stand_down(struct governor *governor, int state) {
  * True if the helper is to end. A thread that leaves the heap from here on finds the helper away, and starts
  * another once this one is gone; a thread that left before is seen in the count of checks.
  */
-static bool leave(struct governor *governor, int state) {
+static bool helper_leave(struct governor *governor, int state) {
     stand_down(governor, state);
-    return governor_is_untouched(governor) || !change(governor, state, HELPER_RUNS);
+    return governor_is_untouched(governor) || !helper_change(governor, state, HELPER_RUNS);
 }
 
 /* Whether the program's first thread is alone again, and all free memory may stay without a background purge.
@@ -85,7 +85,7 @@ static void purge_in_background(struct governor *governor) {
             return;
         }
         if (atomic_load_explicit(&governor->quiet_epochs, memory_order_relaxed) >= QUIET_EPOCHS &&
-            leave(governor, state_without(own_files))) {
+            helper_leave(governor, state_without(own_files))) {
             return;
         }
         futex_wait(&governor->helper_wakeup, seen, DEMAND_EPOCH_NS);
@@ -93,7 +93,7 @@ static void purge_in_background(struct governor *governor) {
 }
 
 /* Leaves the caches to a lone thread as its last act: another helper starts once this one is gone. */
-static void run(void *argument) {
+static void helper_run(void *argument) {
     struct governor *governor = argument;
     purge_in_background(governor);
     cpu_caches_set_helper(governor->caches, false);
@@ -103,8 +103,8 @@ bool helper_is_of_this_process(const struct governor *governor) {
     return os_syscall(SYS_getpid) == governor->process;
 }
 
-static bool start(struct governor *governor, enum helper_state seen) {
-    if (!change(governor, (int)seen, HELPER_RUNS)) {
+static bool helper_launch(struct governor *governor, enum helper_state seen) {
+    if (!helper_change(governor, (int)seen, HELPER_RUNS)) {
         return false;
     }
     /* A thread that stops helpers either sees that this one runs, or is seen here. */
@@ -117,7 +117,7 @@ static bool start(struct governor *governor, enum helper_state seen) {
     }
     cpu_caches_set_helper(governor->caches, true);
     governor_start_background(governor);
-    if (!thread_start(&governor->helper_thread, run, governor, STACK_BYTES)) {
+    if (!thread_start(&governor->helper_thread, helper_run, governor, HELPER_STACK_BYTES)) {
         governor_stop_background(governor);
         cpu_caches_set_helper(governor->caches, false);
         atomic_store_explicit(&governor->helper, HELPER_REFUSED, memory_order_seq_cst);
@@ -132,7 +132,7 @@ bool helper_start(struct governor *governor, enum helper_state seen) {
         return false;
     }
     uint64_t before = thread_block_signals();
-    bool started = start(governor, seen);
+    bool started = helper_launch(governor, seen);
     thread_set_signals(before);
     return started;
 }

@@ -36,8 +36,8 @@ static bool may_be_sparse(const struct governor *governor, size_t pages, bool ze
 }
 
 /* Under the heap's lock. */
-static enum run_choice choose_run(const struct governor *governor, size_t pages, bool sparse,
-                                  enum thp_evidence evidence) {
+static enum run_choice large_choose_run(const struct governor *governor, size_t pages, bool sparse,
+                                        enum thp_evidence evidence) {
     if (pages < THP_MIN_PAGES) {
         return RUN_FOR_ANY;
     }
@@ -92,7 +92,7 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     heap_lock(governor);
     enum thp_evidence evidence = pages < THP_MIN_PAGES ? THP_NONE : thp_policy_expect(&governor->thp, pages);
     bool sparse = may_be_sparse(governor, pages, zeroed, evidence);
-    enum run_choice choice = choose_run(governor, pages, sparse, evidence);
+    enum run_choice choice = large_choose_run(governor, pages, sparse, evidence);
     uint64_t made = governor->heap.runs.huge_pages_made;
     bool colored = prepare_colors(governor, choice);
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);

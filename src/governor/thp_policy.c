@@ -17,7 +17,7 @@
 #define MIN_COSTLY_NS 100000000ULL
 #define MAX_COSTLY_NS 10000000000ULL
 
-static struct thp_class *class_of(struct thp_policy *policy, size_t pages) {
+static struct thp_class *thp_class_of(struct thp_policy *policy, size_t pages) {
     size_t exponent = 63 - (size_t)__builtin_clzll(pages);
     size_t number = exponent * 2 + (pages >> (exponent - 1) & 1);
     return &policy->classes[size_min(number, THP_CLASSES - 1)];
@@ -29,7 +29,7 @@ bool thp_policy_is_costly(const struct thp_policy *policy) {
 }
 
 enum thp_evidence thp_policy_expect(struct thp_policy *policy, size_t pages) {
-    struct thp_class *class = class_of(policy, pages);
+    struct thp_class *class = thp_class_of(policy, pages);
     uint8_t score = atomic_load_explicit(&class->score, memory_order_relaxed);
     bool is_control = ++class->handed_out % BLOCKS_PER_CONTROL == 0;
     return score == 0 ? THP_NONE : is_control ? THP_CONTROL : score < HIGH_SCORE ? THP_TOUCHED : THP_SURE;
@@ -75,7 +75,7 @@ bool thp_policy_samples_freed(struct thp_policy *policy, const struct span *span
     if (span->pages < THP_MIN_PAGES || !is_telling(span)) {
         return false;
     }
-    struct thp_class *class = class_of(policy, span->pages);
+    struct thp_class *class = thp_class_of(policy, span->pages);
     uint8_t score = atomic_load_explicit(&class->score, memory_order_relaxed);
     /* Threads that count at once may lose a count. */
     uint8_t freed = __atomic_load_n(&class->freed, __ATOMIC_RELAXED);
@@ -114,7 +114,7 @@ static void set_interval(struct thp_policy *policy, bool touched, bool sure) {
 /* Two threads at once may lose a point, which a later sample makes good. */
 void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes, size_t page_size,
                        bool freed) {
-    struct thp_class *class = class_of(policy, bytes / page_size);
+    struct thp_class *class = thp_class_of(policy, bytes / page_size);
     bool touched = is_touched(base, bytes, page_size);
     unsigned score = atomic_load_explicit(&class->score, memory_order_relaxed);
     if (touched) {

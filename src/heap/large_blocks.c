@@ -115,7 +115,7 @@ void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed rene
 }
 
 /* Moved pages are given back as a whole: a moved block that shrinks is copied, or keeps its size. */
-static bool shrink(struct heap *heap, struct span *span, size_t pages) {
+static bool large_block_shrink(struct heap *heap, struct span *span, size_t pages) {
     if (span->moved) {
         return pages > span->pages / 2;
     }
@@ -133,7 +133,7 @@ static bool shrink(struct heap *heap, struct span *span, size_t pages) {
     return true;
 }
 
-static bool extend(struct heap *heap, struct span *span, size_t more) {
+static bool large_block_extend(struct heap *heap, struct span *span, size_t more) {
     struct span *next = runs_next(&heap->runs, span);
     uint32_t end = next == NULL ? span->page + span->pages : next->page + next->pages;
     if ((next == NULL || next->pages < more) && space_ends_at(&heap->space, end) &&
@@ -163,7 +163,8 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
     }
     span->fresh = false;
     end_guess(heap, span);
-    return pages < span->pages ? shrink(heap, span, pages) : extend(heap, span, pages - span->pages);
+    return pages < span->pages ? large_block_shrink(heap, span, pages)
+                               : large_block_extend(heap, span, pages - span->pages);
 }
 
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {

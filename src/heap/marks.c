@@ -1,6 +1,6 @@
 #include "heap/marks.h"
 
-static void add(struct span *span, unsigned marks) {
+static void marks_add(struct span *span, unsigned marks) {
     if ((atomic_load_explicit(&span->marks, memory_order_relaxed) & marks) != marks) {
         atomic_fetch_or_explicit(&span->marks, (uint8_t)marks, memory_order_relaxed);
     }
@@ -74,13 +74,13 @@ static bool each_block(const struct heap *heap, const char *start, size_t bytes,
 
 static bool note(const struct heap *heap, struct span *span, const char *start, const char *end) {
     (void)heap, (void)start, (void)end;
-    add(span, MARK_ANY);
+    marks_add(span, MARK_ANY);
     return true;
 }
 
 static bool note_absent(const struct heap *heap, struct span *span, const char *start, const char *end) {
     (void)heap, (void)start, (void)end;
-    add(span, MARK_ANY | MARK_ABSENT);
+    marks_add(span, MARK_ANY | MARK_ABSENT);
     return true;
 }
 
@@ -100,17 +100,17 @@ void marks_after_fork(struct heap *heap) {
     }
 }
 
-static bool request(const struct heap *heap, struct span *span, const char *start, const char *end) {
+static bool marks_request(const struct heap *heap, struct span *span, const char *start, const char *end) {
     size_t unit = heap->runs.region_pages << heap->space.page_shift;
     char *first = (char *)size_round_up((uintptr_t)start, unit);
     const char *last = (const char *)((uintptr_t)end & ~(unit - 1));
     if (span->state != SPAN_LARGE || first >= last) {
         return true;
     }
-    add(span, MARK_HUGE_PAGES);
+    marks_add(span, MARK_HUGE_PAGES);
     return vm_enable_huge_pages(first, (size_t)(last - first));
 }
 
 bool marks_request_huge_pages(struct heap *heap, const void *start, size_t bytes) {
-    return each_block(heap, start, bytes, request);
+    return each_block(heap, start, bytes, marks_request);
 }

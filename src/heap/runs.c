@@ -152,7 +152,7 @@ struct span *runs_some_clean(const struct runs *runs, uint32_t *number) {
 }
 
 /* A run of at least so many pages, of the lowest address in the smallest bin that fits. */
-static struct span *find(const struct run_set *set, size_t pages) {
+static struct span *runs_find(const struct run_set *set, size_t pages) {
     if (set->pages < pages) {
         return NULL;
     }
@@ -263,7 +263,7 @@ static bool dissolve_run(struct runs *runs, struct span *run, size_t pages) {
 }
 
 static bool dissolve_regions(struct runs *runs, size_t pages) {
-    return dissolve_run(runs, find(&runs->sets[RUN_HUGE_CLEAN], pages), pages);
+    return dissolve_run(runs, runs_find(&runs->sets[RUN_HUGE_CLEAN], pages), pages);
 }
 
 void runs_retract(struct runs *runs) {
@@ -340,9 +340,9 @@ bool runs_put_as_regions(struct runs *runs, struct span *span) {
 /* May make more of the space usable: not before what is usable is used, or address space would be needed
  * without end. */
 static struct span *find_clean(struct runs *runs, size_t pages) {
-    struct span *run = find(&runs->sets[RUN_CLEAN], pages);
+    struct span *run = runs_find(&runs->sets[RUN_CLEAN], pages);
     if (run == NULL && (dissolve_regions(runs, pages) || runs_extend(runs, pages))) {
-        run = find(&runs->sets[RUN_CLEAN], pages);
+        run = runs_find(&runs->sets[RUN_CLEAN], pages);
     }
     return run;
 }
@@ -353,7 +353,7 @@ static struct span *find_clean(struct runs *runs, size_t pages) {
  */
 static struct span *make_regions(struct runs *runs, size_t pages) {
     size_t wanted = (pages + runs->region_pages - 1) / runs->region_pages * runs->region_pages;
-    struct span *run = find(&runs->sets[RUN_HUGE_CLEAN], wanted + runs->region_pages - 1);
+    struct span *run = runs_find(&runs->sets[RUN_HUGE_CLEAN], wanted + runs->region_pages - 1);
     bool known = run != NULL;
     if (!known && runs->regions + wanted / runs->region_pages <= MAX_REGIONS) {
         run = find_clean(runs, wanted + runs->region_pages - 1);
@@ -427,12 +427,12 @@ static struct span *extend_run(struct runs *runs, struct span *run, size_t pages
 
 /* A run in a huge-page region, where colors have room if possible; NULL: all of them have. */
 static struct span *find_colored(struct runs *runs, size_t pages, const struct colors *colors) {
-    struct span *run = find(&runs->sets[RUN_HUGE_DIRTY], pages);
+    struct span *run = runs_find(&runs->sets[RUN_HUGE_DIRTY], pages);
     if (run == NULL || colors == NULL ||
         colors_skip(colors, runs_address_page(runs, run), run->pages - pages) != COLORS_NO_ROOM) {
         return run;
     }
-    return find(&runs->sets[RUN_HUGE_DIRTY], pages + colors_spare(colors));
+    return runs_find(&runs->sets[RUN_HUGE_DIRTY], pages + colors_spare(colors));
 }
 
 /* The run to carve pages from. colors: one of them has room; or NULL. */
@@ -446,7 +446,7 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
         run = find_clean(runs, pages);
     }
     if (run == NULL && choice != RUN_FOR_MOVE) {
-        run = find(&runs->sets[RUN_DIRTY], pages);
+        run = runs_find(&runs->sets[RUN_DIRTY], pages);
     }
     if (run == NULL && choice != RUN_FOR_MOVE && pages >= MIN_EXTENDED_PAGES) {
         run = find_extensible(runs, pages);
@@ -456,16 +456,16 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
         run = make_regions(runs, pages + (colors == NULL ? 0 : colors_skip_in_huge_page(colors)));
     }
     if (run == NULL && (choice == RUN_FOR_LARGE || choice == RUN_FOR_SPARSE)) {
-        run = find(&runs->sets[RUN_HUGE_DIRTY], pages);
+        run = runs_find(&runs->sets[RUN_HUGE_DIRTY], pages);
     }
     if (run == NULL) {
         run = find_clean(runs, pages);
     }
     /* Memory is short: whatever there is. */
     if (run == NULL) {
-        run = find(&runs->sets[RUN_DIRTY], pages);
+        run = runs_find(&runs->sets[RUN_DIRTY], pages);
     }
-    return run != NULL || choice == RUN_FOR_MOVE ? run : find(&runs->sets[RUN_HUGE_DIRTY], pages);
+    return run != NULL || choice == RUN_FOR_MOVE ? run : runs_find(&runs->sets[RUN_HUGE_DIRTY], pages);
 }
 
 /* Pages to skip at the start of a run. */

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-static const struct size_class *class_of(const struct heap *heap, const struct span *slab) {
+static const struct size_class *slab_class(const struct heap *heap, const struct span *slab) {
     return &heap->classes->of[slab->class];
 }
 
@@ -82,7 +82,7 @@ enum change { CHANGE_USED, CHANGE_CLAIMED, CHANGE_FREED };
 static inline __attribute__((always_inline)) void change_bits(struct heap *heap, struct span *slab,
                                                               size_t word, uint64_t bits, enum change change,
                                                               struct prefault *prefault) {
-    const struct size_class *class = class_of(heap, slab);
+    const struct size_class *class = slab_class(heap, slab);
     uint32_t shift = heap->space.page_shift;
     size_t start = word * 64;
     size_t lowest = start + (size_t)__builtin_ctzll(bits);
@@ -134,7 +134,7 @@ static uint64_t lowest_bits(uint64_t bits, size_t count) {
 }
 
 size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count, struct prefault *prefault) {
-    const struct size_class *class = class_of(heap, slab);
+    const struct size_class *class = slab_class(heap, slab);
     size_t taken = 0;
     for (size_t word = 0; word * 64 < class->slab_blocks && taken < count; word++) {
         size_t left = class->slab_blocks - word * 64;
@@ -239,7 +239,7 @@ void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits) 
 /* The blocks that touch any of the pages. */
 static void change_blocks_of(struct heap *heap, struct span *slab, size_t first_page, size_t pages,
                              enum change change) {
-    const struct size_class *class = class_of(heap, slab);
+    const struct size_class *class = slab_class(heap, slab);
     uint32_t shift = heap->space.page_shift;
     size_t block = size_class_block_at(class, first_page << shift);
     size_t end = size_class_block_at(class, ((first_page + pages) << shift) - 1) + 1;

@@ -112,7 +112,7 @@ static void reorder(struct space *space, size_t number) {
 
 /* The last slot whose key is not above the one that is looked for; NO_SEGMENT if all are. Another thread's
  * search may find the wrong one while its owner changes the order. */
-static size_t search(const struct space *space, enum segment_order order, size_t count, uintptr_t key) {
+static size_t space_search(const struct space *space, enum segment_order order, size_t count, uintptr_t key) {
     size_t low = 0;
     for (size_t high = count; low < high;) {
         size_t middle = (low + high) / 2;
@@ -252,7 +252,7 @@ static bool add_segment(struct space *space, size_t bytes, size_t guard) {
 }
 
 bool space_release(struct space *space, uint32_t page, size_t pages) {
-    size_t number = search(space, BY_PAGE, segment_count(space), page);
+    size_t number = space_search(space, BY_PAGE, segment_count(space), page);
     struct segment *segment = &space->segment[number];
     bool before = page > first_page_of(segment);
     bool after = page + pages < usable_end(space, segment);
@@ -443,7 +443,7 @@ bool space_is_usable(const struct space *space, uint32_t page) {
     do {
         splits = splits_of(space);
         size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-        size_t found = search(space, BY_PAGE, count, page);
+        size_t found = space_search(space, BY_PAGE, count, page);
         usable = found != NO_SEGMENT && holds_page(&space->segment[found], page);
         for (size_t number = 0; !usable && number < count; number++) {
             usable = holds_page(&space->segment[number], page);
@@ -473,7 +473,7 @@ bool space_retract(struct space *space, uint32_t page) {
 }
 
 char *space_address(const struct space *space, uint32_t page) {
-    const struct segment *segment = &space->segment[search(space, BY_PAGE, segment_count(space), page)];
+    const struct segment *segment = &space->segment[space_search(space, BY_PAGE, segment_count(space), page)];
     return segment->region.base + ((size_t)(page - first_page_of(segment)) << space->page_shift);
 }
 
@@ -498,7 +498,7 @@ uint32_t space_page_elsewhere(const struct space *space, uintptr_t address) {
     do {
         splits = splits_of(space);
         size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
-        size_t found = search(space, BY_ADDRESS, count, address);
+        size_t found = space_search(space, BY_ADDRESS, count, address);
         page = found != NO_SEGMENT ? page_in_segment(space, found, address) : 0;
         for (size_t number = 0; page == 0 && number < count; number++) {
             page = page_in_segment(space, number, address);

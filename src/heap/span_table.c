@@ -13,7 +13,7 @@ static size_t bytes_for(const struct span_table *table, int part, size_t spans) 
                                       : (spans / 4096 + 1) * sizeof(uint64_t);
 }
 
-static uint64_t *words_of(const struct span_table *table, enum table_part part) {
+static uint64_t *span_table_words(const struct span_table *table, enum table_part part) {
     return (uint64_t *)(void *)table->memory[part].base;
 }
 
@@ -50,13 +50,13 @@ void span_table_trim(struct span_table *table, size_t max_spans) {
 }
 
 static bool is_unused(const struct span_table *table, size_t number) {
-    return (words_of(table, TABLE_FREE_SPANS)[number / 64] >> (number % 64) & 1) != 0;
+    return (span_table_words(table, TABLE_FREE_SPANS)[number / 64] >> (number % 64) & 1) != 0;
 }
 
 /* Marks a descriptor as unused or as in use, without touching it. */
-static void mark(struct span_table *table, size_t number, bool unused) {
-    uint64_t *bits = &words_of(table, TABLE_FREE_SPANS)[number / 64];
-    uint64_t *word = &words_of(table, TABLE_FREE_WORDS)[number / 4096];
+static void span_table_mark(struct span_table *table, size_t number, bool unused) {
+    uint64_t *bits = &span_table_words(table, TABLE_FREE_SPANS)[number / 64];
+    uint64_t *word = &span_table_words(table, TABLE_FREE_WORDS)[number / 4096];
     uint64_t row = (uint64_t)1 << (number / 64 % 64);
     if (unused) {
         *bits |= (uint64_t)1 << (number % 64);
@@ -71,7 +71,7 @@ static void mark(struct span_table *table, size_t number, bool unused) {
 }
 
 struct span *span_table_take(struct span_table *table) {
-    const uint64_t *words = words_of(table, TABLE_FREE_WORDS);
+    const uint64_t *words = span_table_words(table, TABLE_FREE_WORDS);
     size_t committed = table->memory[TABLE_FREE_WORDS].committed / sizeof *words;
     size_t word = table->lowest_free_word;
     while (word < committed && words[word] == 0) {
@@ -81,8 +81,8 @@ struct span *span_table_take(struct span_table *table) {
     size_t number = table->end;
     if (word < committed) {
         size_t row = word * 64 + (size_t)__builtin_ctzll(words[word]);
-        number = row * 64 + (size_t)__builtin_ctzll(words_of(table, TABLE_FREE_SPANS)[row]);
-        mark(table, number, false);
+        number = row * 64 + (size_t)__builtin_ctzll(span_table_words(table, TABLE_FREE_SPANS)[row]);
+        span_table_mark(table, number, false);
     } else if (number < table->max_spans && reach(table, number + 1)) {
         table->end++;
     } else {
@@ -96,7 +96,7 @@ struct span *span_table_take(struct span_table *table) {
 void span_table_drop(struct span_table *table, struct span *span) {
     span->state = SPAN_UNUSED;
     table->dropped++;
-    mark(table, span_number(table, span), true);
+    span_table_mark(table, span_number(table, span), true);
 }
 
 /* The descriptors on a range, in part or whole: numbers first to *end - 1. */
@@ -110,7 +110,7 @@ static void mark_ranges(struct span_table *table, const struct iovec *ranges, si
     for (size_t i = 0; i < count; i++) {
         size_t end;
         for (size_t number = spans_on(table, &ranges[i], &end); number < end; number++) {
-            mark(table, number, unused);
+            span_table_mark(table, number, unused);
         }
     }
 }

@@ -25,7 +25,7 @@ static struct offload *offload_of(struct backend *backend) {
     return (struct offload *)(void *)backend;
 }
 
-static void print(const char *message) {
+static void offload_print(const char *message) {
     text_write_line(2, "calmalloc: %s", message);
 }
 
@@ -145,7 +145,7 @@ static void collect_misuse(void *subject) {
 }
 
 /* Reports misuse that the server found, on the thread that calls it. */
-static void report_misuse(struct offload *offload) {
+static void offload_report_misuse(struct offload *offload) {
     struct governor *governor = offload->backend.governor;
     if (__builtin_expect(!atomic_load_explicit(&governor->misuse_waits, memory_order_relaxed), 1)) {
         return;
@@ -162,11 +162,11 @@ static void report_misuse(struct offload *offload) {
 /* Takes from the first heap or the second, which this->governor says then; this->count is 0 if both are short
  * of memory. The second is asked first while the server does not answer, and then a longer wait for the
  * server is worth it. */
-static void take(struct offload *offload, struct request *this) {
+static void offload_take(struct offload *offload, struct request *this) {
     size_t wanted = this->count;
-    report_misuse(offload);
+    offload_report_misuse(offload);
     enum answer answer = serve(offload, this);
-    report_misuse(offload);
+    offload_report_misuse(offload);
     bool served = answer != ANSWER_UNRESPONSIVE;
     this->count = served ? this->count : 0;
     struct governor *first = this->governor;
@@ -184,15 +184,16 @@ static void take(struct offload *offload, struct request *this) {
     }
 }
 
-static struct taken take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
+static struct taken offload_take_blocks(struct backend *backend, uint32_t class, void **blocks,
+                                        size_t count) {
     struct request this = request_for(REQUEST_TAKE, backend->governor, class, blocks, count);
-    take(offload_of(backend), &this);
+    offload_take(offload_of(backend), &this);
     return (struct taken){this.count, this.governor == backend->governor};
 }
 
 /* Returns blocks to the heap that has them. */
-static void put(struct offload *offload, struct request *this) {
-    report_misuse(offload);
+static void offload_put(struct offload *offload, struct request *this) {
+    offload_report_misuse(offload);
     if (is_second(offload, this->blocks[0])) {
         this->governor = &offload->second;
         do_request(this);
@@ -200,28 +201,29 @@ static void put(struct offload *offload, struct request *this) {
         return;
     }
     serve(offload, this);
-    report_misuse(offload);
+    offload_report_misuse(offload);
 }
 
-static void put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
+static void offload_put_blocks(struct backend *backend, uint32_t class, void *const *blocks, size_t count) {
     struct request this = request_for(REQUEST_PUT, backend->governor, class, blocks, count);
-    put(offload_of(backend), &this);
+    offload_put(offload_of(backend), &this);
 }
 
 /* ---- large blocks ---- */
 
-static void *take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+static void *offload_take_large(struct backend *backend, size_t pages, size_t align_pages, bool zeroed,
+                                bool *zero) {
     void *block = NULL;
     struct request this = request_for(REQUEST_TAKE, backend->governor, 0, &block, 1);
     this.pages = pages;
     this.align_pages = align_pages;
     this.zeroed = zeroed;
-    take(offload_of(backend), &this);
+    offload_take(offload_of(backend), &this);
     *zero = this.zero;
     return block;
 }
 
-static void put_large(struct backend *backend, void *block) {
+static void offload_put_large(struct backend *backend, void *block) {
     struct offload *offload = offload_of(backend);
     struct request this = request_for(REQUEST_PUT, backend->governor, 0, &block, 1);
     const struct span *span = heap_large_span(&backend->governor->heap, block);
@@ -229,10 +231,10 @@ static void put_large(struct backend *backend, void *block) {
         this.bytes = (size_t)span->pages << backend->governor->heap.space.page_shift;
     } else if (!is_second(offload, block)) { /* misuse: the server finds out what kind */
         run_at_heap(offload, REQUEST_RUN, do_request, &this);
-        report_misuse(offload);
+        offload_report_misuse(offload);
         return;
     }
-    put(offload, &this);
+    offload_put(offload, &this);
 }
 
 static void resize(void *subject) {
@@ -241,7 +243,7 @@ static void resize(void *subject) {
     this->blocks[0] = span == NULL ? NULL : governor_resize_large(this->governor, span, this->pages);
 }
 
-static void *resize_large(struct backend *backend, void *block, size_t pages) {
+static void *offload_resize_large(struct backend *backend, void *block, size_t pages) {
     struct offload *offload = offload_of(backend);
     struct request this = {.blocks = &block, .pages = pages, .governor = backend->governor};
     if (!is_second(offload, block)) {
@@ -252,7 +254,7 @@ static void *resize_large(struct backend *backend, void *block, size_t pages) {
     return block;
 }
 
-static struct heap *heap_of(struct backend *backend, const void *block) {
+static struct heap *offload_heap_of(struct backend *backend, const void *block) {
     struct heap *heap = &backend->governor->heap;
     if (space_page(&heap->space, block) != 0) {
         return heap;
@@ -279,7 +281,7 @@ static void run_on_first(void *subject) {
     this->work(governor, this->subject);
 }
 
-static bool run(struct backend *backend, heap_work *work, void *subject) {
+static bool offload_run(struct backend *backend, heap_work *work, void *subject) {
     struct offload *offload = offload_of(backend);
     struct both both = {offload, work, subject};
     bool done = run_at_heap(offload, REQUEST_RUN_LONG, run_on_first, &both);
@@ -287,7 +289,7 @@ static bool run(struct backend *backend, heap_work *work, void *subject) {
     if (second != NULL) {
         work(second, subject);
     }
-    report_misuse(offload);
+    offload_report_misuse(offload);
     return done;
 }
 
@@ -303,13 +305,13 @@ static void trim_one(struct governor *governor, void *subject) {
     this->keep_bytes = 0;
 }
 
-static size_t trim(struct backend *backend, size_t keep_bytes) {
+static size_t offload_trim(struct backend *backend, size_t keep_bytes) {
     struct trim this = {keep_bytes, 0};
-    run(backend, trim_one, &this);
+    offload_run(backend, trim_one, &this);
     return this.purged_bytes;
 }
 
-static size_t trim_by_helper(struct backend *backend, size_t keep_bytes) {
+static size_t offload_trim_by_helper(struct backend *backend, size_t keep_bytes) {
     size_t purged = governor_trim_by_helper(backend->governor, keep_bytes);
     struct governor *second = second_if_made(offload_of(backend));
     return purged + (second == NULL ? 0 : governor_trim_by_helper(second, 0));
@@ -329,7 +331,7 @@ static void serve_put(void *context, uint32_t class, void *const *blocks, size_t
     put_into(governor_of(context), class, blocks, count);
 }
 
-static uint32_t class_of(void *context, const void *block) {
+static uint32_t offload_class_of(void *context, const void *block) {
     const struct space *space = &governor_of(context)->heap.space;
     uint32_t page = space_page(space, block);
     return page == 0 ? 0 : space->class_of[page];
@@ -363,7 +365,7 @@ static size_t cached(const void *context, size_t *bytes) {
     return prefill_blocks(&((const struct offload *)context)->server, bytes);
 }
 
-static void flush(void *context) {
+static void offload_flush(void *context) {
     prefill_withdraw_all(&((struct offload *)context)->server);
 }
 
@@ -376,7 +378,7 @@ bool offload_is_possible(struct offload *offload) {
     }
     const char *obstacle = affinity_obstacle(allowed, cgroup_cpu_quota(""));
     if (obstacle != NULL) {
-        print(obstacle);
+        offload_print(obstacle);
     }
     return obstacle == NULL;
 }
@@ -398,7 +400,7 @@ static void choose_cpu(void *context) {
     enum affinity_kind kind = offload->options.cpu.kind;
     if (!offload->reported && choice.cpu >= 0 && !choice.met) {
         offload->reported = true;
-        print(messages[kind]);
+        offload_print(messages[kind]);
     }
     thread_leave_files(); /* so that its files in /proc and /sys are not the program's; it prints no more */
     offload->server.always_exclusive = kind == AFFINITY_NUMBER && choice.met;
@@ -409,12 +411,12 @@ static void choose_cpu(void *context) {
 
 static void report_unresponsive(void *context) {
     (void)context;
-    print("the offload server does not answer: serving without it");
+    offload_print("the offload server does not answer: serving without it");
 }
 
 /* ---- start, fork and end ---- */
 
-static void add_counters(const struct backend *backend, struct calm_stats *stats) {
+static void offload_add_counters(const struct backend *backend, struct calm_stats *stats) {
     const struct server *server = &((const struct offload *)(const void *)backend)->server;
     struct endpoint_sums clients = client_counts(server);
     size_t bytes;
@@ -429,14 +431,14 @@ static bool holds_heap(const struct offload *offload) {
     return governor_is_held(offload->backend.governor) || (second != NULL && governor_is_held(second));
 }
 
-static enum interrupted interrupted(const struct backend *backend) {
+static enum interrupted offload_interrupted(const struct backend *backend) {
     const struct offload *offload = (const struct offload *)(const void *)backend;
     return holds_heap(offload) || server_is_held(&offload->server) ? INTERRUPTED_HOLDER
            : server_interrupts_client(&offload->server)            ? INTERRUPTED_CLIENT
                                                                    : INTERRUPTED_NOTHING;
 }
 
-static void before_fork(struct backend *backend) {
+static void offload_before_fork(struct backend *backend) {
     struct offload *offload = offload_of(backend);
     /* The server would wait for a thread that a signal handler interrupted within a heap, to fork. */
     server_before_fork(&offload->server, holds_heap(offload));
@@ -447,7 +449,7 @@ static void before_fork(struct backend *backend) {
     governor_before_fork(backend->governor);
 }
 
-static void after_fork(struct backend *backend, bool child) {
+static void offload_after_fork(struct backend *backend, bool child) {
     struct offload *offload = offload_of(backend);
     governor_after_fork(backend->governor, child);
     if (second_if_made(offload) != NULL) {
@@ -457,7 +459,7 @@ static void after_fork(struct backend *backend, bool child) {
     server_after_fork(&offload->server, child);
 }
 
-static bool stop_threads(struct backend *backend, uint64_t timeout_ns) {
+static bool offload_stop_threads(struct backend *backend, uint64_t timeout_ns) {
     struct server *server = &offload_of(backend)->server;
     bool gone = helper_stop(backend->governor, timeout_ns);
     bool started = atomic_load_explicit(&server->thread, memory_order_seq_cst) == THREAD_STARTED;
@@ -470,42 +472,42 @@ static bool stop_threads(struct backend *backend, uint64_t timeout_ns) {
     return gone;
 }
 
-static void end(struct backend *backend) {
+static void offload_end(struct backend *backend) {
     struct offload *offload = offload_of(backend);
     if (server_stop(&offload->server, server_long_timeout_ns(&offload->server))) {
-        report_misuse(offload);
+        offload_report_misuse(offload);
     }
     governor_end(backend->governor);
 }
 
-static const struct backend_functions functions = {
-    .take_blocks = take_blocks,
-    .put_blocks = put_blocks,
-    .take_large = take_large,
-    .put_large = put_large,
-    .resize_large = resize_large,
-    .heap_of = heap_of,
-    .run = run,
-    .trim = trim,
-    .trim_by_helper = trim_by_helper,
-    .add_counters = add_counters,
-    .interrupted = interrupted,
-    .before_fork = before_fork,
-    .after_fork = after_fork,
-    .stop_threads = stop_threads,
-    .end = end,
+static const struct backend_functions offload_functions = {
+    .take_blocks = offload_take_blocks,
+    .put_blocks = offload_put_blocks,
+    .take_large = offload_take_large,
+    .put_large = offload_put_large,
+    .resize_large = offload_resize_large,
+    .heap_of = offload_heap_of,
+    .run = offload_run,
+    .trim = offload_trim,
+    .trim_by_helper = offload_trim_by_helper,
+    .add_counters = offload_add_counters,
+    .interrupted = offload_interrupted,
+    .before_fork = offload_before_fork,
+    .after_fork = offload_after_fork,
+    .stop_threads = offload_stop_threads,
+    .end = offload_end,
 };
 
 struct backend *offload_open(struct offload *offload, const struct offload_options *options,
                              struct governor *governor) {
-    offload->backend = (struct backend){&functions, governor, true};
+    offload->backend = (struct backend){&offload_functions, governor, true};
     offload->options = *options;
     struct server *server = &offload->server;
     server->hooks = (struct server_hooks){
         .context = offload,
         .take = serve_take,
         .put = serve_put,
-        .class_of = class_of,
+        .class_of = offload_class_of,
         .tick = tick,
         .switch_to_shared = set_shared,
         .switch_to_exclusive = set_exclusive,
@@ -515,7 +517,7 @@ struct backend *offload_open(struct offload *offload, const struct offload_optio
     server->layout.classes = governor->heap.classes;
     server->timeout_ns = (uint64_t)options->timeout_ms * 1000000U;
     server->contention.cpus = cpu_set_count(&offload->survey.view.allowed);
-    offload->heap_ops = (struct heap_ops){offload, between_slices, cached, flush};
+    offload->heap_ops = (struct heap_ops){offload, between_slices, cached, offload_flush};
     governor->ops = &offload->heap_ops;
     return server_init(server, governor->caches->count, CLIENT_CACHE_CLASS_BYTES) ? &offload->backend : NULL;
 }

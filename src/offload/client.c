@@ -10,8 +10,8 @@
 
 /* A client polls for its answer for so long before it sleeps: the server has a CPU to itself, and a sleep and
  * a wakeup take nearly as long. */
-#define SPIN_NS 60000ULL
-#define SPINS   16 /* between two checks of the clock */
+#define SPIN_NS    60000ULL
+#define CALL_SPINS 16 /* between two checks of the clock */
 /* A process that works on the heap less often is not worth a thread. */
 #define MIN_OPERATIONS 64
 /* Between two tries to send a call while the ring is full. */
@@ -32,7 +32,7 @@ enum answer client_check(struct server *server) {
 
 /* Enters the endpoint of that number or one next to it, or waits for the first. NULL if the heap is in shared
  * mode; it is in exclusive mode until the caller leaves. */
-static struct endpoint *enter(struct server *server, unsigned number) {
+static struct endpoint *client_enter(struct server *server, unsigned number) {
     struct endpoint *own = server_open(server, number);
     struct endpoint *entered = NULL;
     for (unsigned i = 0; i < TRIES && entered == NULL; i++) {
@@ -73,7 +73,7 @@ void client_leave_shared(struct endpoint *endpoint) {
 
 /* Where the overflow is full, a server that takes from it makes room. Blocks for which no server does so
  * within the timeout stay in use for good. */
-static void overflow(struct server *server, void *const *blocks, size_t count) {
+static void client_overflow(struct server *server, void *const *blocks, size_t count) {
     uint64_t start = 0;
     while (!overflow_push(&server->overflow, blocks, count) && !server_forks_here(server)) {
         if (clock_has_passed(&start, server->timeout_ns)) {
@@ -101,13 +101,13 @@ static bool push_freed(struct endpoint *endpoint, const struct request *request,
     return ring_push(&endpoint->ring, header, payload, urgent);
 }
 
-static enum answer put(struct server *server, unsigned number, const struct request *request) {
+static enum answer client_put(struct server *server, unsigned number, const struct request *request) {
     uint32_t class = request->class;
     if (server_forks_here(server) && !server_is_shared(server)) { /* it has entered all endpoints */
-        overflow(server, request->blocks, request->count);
+        client_overflow(server, request->blocks, request->count);
         return ANSWER_DONE;
     }
-    struct endpoint *endpoint = client_check(server) == ANSWER_SHARED ? NULL : enter(server, number);
+    struct endpoint *endpoint = client_check(server) == ANSWER_SHARED ? NULL : client_enter(server, number);
     if (endpoint == NULL) {
         return ANSWER_SHARED;
     }
@@ -121,7 +121,7 @@ static enum answer put(struct server *server, unsigned number, const struct requ
     endpoint->sent_bytes -= sent ? 0 : bytes;
     endpoint_leave(endpoint);
     if (!sent) {
-        overflow(server, request->blocks, request->count);
+        client_overflow(server, request->blocks, request->count);
     }
     if (urgent || !sent) {
         server_wake(server);
@@ -136,7 +136,7 @@ static uint64_t timeout_ns(const struct server *server, const struct call *call)
 }
 
 /* A slot, after a wait if more threads call than there are slots; NULL if that takes too long. */
-static struct call *claim(struct server *server, unsigned from) {
+static struct call *client_claim(struct server *server, unsigned from) {
     _Atomic(uint32_t) *state = &server->calls[from % CALLS].state;
     struct call *call;
     uint64_t start = 0;
@@ -152,7 +152,7 @@ static enum answer send_call(struct server *server, unsigned number, struct call
     uint64_t header = record_header(call->request.kind, (uint32_t)(call - server->calls), 0);
     uint64_t start = 0;
     for (;;) {
-        struct endpoint *endpoint = enter(server, number);
+        struct endpoint *endpoint = client_enter(server, number);
         if (endpoint == NULL) {
             return ANSWER_SHARED;
         }
@@ -173,7 +173,7 @@ static enum answer send_call(struct server *server, unsigned number, struct call
 static bool wait_for(struct server *server, struct call *call) {
     uint64_t start = clock_now_ns();
     do {
-        for (int spins = 0; spins < SPINS; spins++) {
+        for (int spins = 0; spins < CALL_SPINS; spins++) {
             if ((atomic_load_explicit(&call->state, memory_order_acquire) & CALL_STATE) == CALL_DONE) {
                 return true;
             }
@@ -215,7 +215,7 @@ static bool wait_for(struct server *server, struct call *call) {
 
 /* Has the server answer the request, and waits. */
 static enum answer call_server(struct server *server, unsigned number, struct request *request) {
-    struct call *call = claim(server, number);
+    struct call *call = client_claim(server, number);
     if (call == NULL) {
         return ANSWER_UNRESPONSIVE;
     }
@@ -262,13 +262,13 @@ static size_t take_ready(struct server *server, struct endpoint *endpoint, struc
     return got;
 }
 
-static enum answer take(struct server *server, unsigned number, struct request *request) {
+static enum answer client_take(struct server *server, unsigned number, struct request *request) {
     enum answer answer = client_check(server);
     if (answer == ANSWER_SHARED || server_forks_here(server)) {
         return answer;
     }
     if (request->align_pages <= 1) {
-        struct endpoint *endpoint = enter(server, number);
+        struct endpoint *endpoint = client_enter(server, number);
         if (endpoint == NULL) {
             return ANSWER_SHARED;
         }
@@ -281,7 +281,7 @@ static enum answer take(struct server *server, unsigned number, struct request *
     return answer == ANSWER_DONE ? call_server(server, number, request) : answer;
 }
 
-static enum answer run(struct server *server, unsigned number, struct request *request) {
+static enum answer client_run(struct server *server, unsigned number, struct request *request) {
     enum answer answer = client_check(server);
     bool waits = answer == ANSWER_UNRESPONSIVE && request->kind == REQUEST_RUN_LONG &&
                  !server_is_orphaned(server) && !server_forks_here(server);
@@ -289,9 +289,9 @@ static enum answer run(struct server *server, unsigned number, struct request *r
 }
 
 enum answer client_ask(struct server *server, unsigned number, struct request *request) {
-    return request->kind == REQUEST_TAKE  ? take(server, number, request)
-           : request->kind == REQUEST_PUT ? put(server, number, request)
-                                          : run(server, number, request);
+    return request->kind == REQUEST_TAKE  ? client_take(server, number, request)
+           : request->kind == REQUEST_PUT ? client_put(server, number, request)
+                                          : client_run(server, number, request);
 }
 
 struct endpoint_sums client_counts(const struct server *server) {

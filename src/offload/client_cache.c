@@ -2,13 +2,13 @@
 
 #include "base/size.h"
 
-#define MAX_BLOCKS 1024
+#define MAX_CLIENT_BLOCKS 1024
 
 void client_cache_lay_out(struct endpoint_layout *layout, size_t class_bytes) {
     for (uint32_t class = 1; class < layout->classes->count; ++class) {
         size_t blocks = class_bytes / layout->classes->of[class].size;
         layout->cache_start[class] = layout->words;
-        layout->max_cached[class] = (uint16_t)size_min(blocks, MAX_BLOCKS);
+        layout->max_cached[class] = (uint16_t)size_min(blocks, MAX_CLIENT_BLOCKS);
         layout->words += layout->max_cached[class];
     }
 }

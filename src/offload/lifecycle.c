@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#define STACK_BYTES ((size_t)128 << 10)
+#define SERVER_STACK_BYTES ((size_t)128 << 10)
 /* Of a fork, to enter what an unresponsive server may have entered. */
 #define FORK_TRIES 1000
 
@@ -34,7 +34,7 @@ void server_start(struct server *server) {
         /* A thread that holds starts either sees that this one began, or is seen here. */
         if (starts_are_held()) {
             atomic_store_explicit(&server->thread, THREAD_NONE, memory_order_seq_cst);
-        } else if (!thread_start(&server->worker, server_loop, server, STACK_BYTES)) {
+        } else if (!thread_start(&server->worker, server_loop, server, SERVER_STACK_BYTES)) {
             atomic_store_explicit(&server->thread, THREAD_REFUSED, memory_order_relaxed);
         }
     }
@@ -105,7 +105,7 @@ static bool enter_all(struct server *server, bool waits) {
 }
 
 /* False if the server does not answer. */
-static bool park(struct server *server) {
+static bool lifecycle_park(struct server *server) {
     if (!has_thread(server)) {
         return true;
     }
@@ -126,7 +126,7 @@ void server_before_fork(struct server *server, bool interrupts) {
         return;
     }
     lock_acquire_for_fork(&server->fork_lock, true);
-    bool parked = park(server);
+    bool parked = lifecycle_park(server);
     server->forks = true;
     bool all = enter_all(server, parked);
     if (!parked) {

@@ -57,7 +57,7 @@ static void wait_for_cpu(struct server *server) {
     }
 }
 
-static void end_epoch(struct server *server, uint64_t now) {
+static void loop_end_epoch(struct server *server, uint64_t now) {
     if (now - server->epoch_start_ns < EPOCH_NS) {
         return;
     }
@@ -89,7 +89,7 @@ static void rest(struct server *server, uint64_t now) {
     server->nap_ns = for_good ? MIN_NAP_NS : size_min(server->nap_ns * 2, MAX_NAP_NS);
 }
 
-static void park(struct server *server) {
+static void loop_park(struct server *server) {
     uint32_t requested = PARKING_REQUESTED;
     if (!atomic_compare_exchange_strong_explicit(&server->parking, &requested, PARKING_PARKED,
                                                  memory_order_seq_cst, memory_order_relaxed)) {
@@ -105,7 +105,7 @@ static void park(struct server *server) {
 /* True if the server is to end. */
 static bool check_requests(struct server *server) {
     if (atomic_load_explicit(&server->parking, memory_order_relaxed) == PARKING_REQUESTED) {
-        park(server);
+        loop_park(server);
     }
     return atomic_load_explicit(&server->stopping, memory_order_relaxed) != STOPPING_NONE;
 }
@@ -123,7 +123,7 @@ static void pass(struct server *server, unsigned number) {
         }
     }
     uint64_t now = clock_now_ns();
-    end_epoch(server, now);
+    loop_end_epoch(server, now);
     if (!server->always_exclusive && contention_check(&server->contention, now)) {
         count_one(&server->counts.shared_switches);
         contention_back_off(&server->contention, now);

@@ -111,7 +111,7 @@ bool prefill_sample(const struct server *server, struct endpoint *endpoint) {
 /* ---- to the clients ---- */
 
 /* False if the queue needs no more, or has no room, or memory is short. */
-static bool fill(struct server *server, struct endpoint *endpoint, uint32_t queue) {
+static bool prefill_fill_queue(struct server *server, struct endpoint *endpoint, uint32_t queue) {
     bool large = prefill_queue_is_large(queue);
     size_t charge = charge_of(server, endpoint, queue);
     bool bounded = large || endpoint->seen_level[queue] > 0;
@@ -145,7 +145,7 @@ bool prefill_one(struct server *server) {
         struct endpoint *next = endpoint->next != NULL ? endpoint->next : last_opened;
         uint32_t queue;
         while ((queue = bits_next(endpoint->below_target, 0, QUEUES)) < QUEUES) {
-            if (fill(server, endpoint, queue)) {
+            if (prefill_fill_queue(server, endpoint, queue)) {
                 server->next_prefilled = next;
                 return true;
             }

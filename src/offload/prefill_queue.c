@@ -39,7 +39,7 @@ static struct prefill_slot *slot_at(struct endpoint *endpoint, uint32_t queue, u
                                            slot * (1U + layout->content_words));
 }
 
-static uint32_t load(const _Atomic(uint32_t) *index) {
+static uint32_t prefill_queue_load(const _Atomic(uint32_t) *index) {
     return atomic_load_explicit(index, memory_order_relaxed);
 }
 
@@ -52,7 +52,7 @@ bool prefill_queue_put(struct endpoint *endpoint, const struct request *request)
     if (prefill_queue_level(endpoint, queue) >= endpoint->layout->queues[queue].depth) {
         return false;
     }
-    uint32_t put = load(&endpoint->put[queue]);
+    uint32_t put = prefill_queue_load(&endpoint->put[queue]);
     struct prefill_slot *slot = slot_at(endpoint, queue, put);
     if (prefill_queue_is_large(queue)) {
         slot->item.large = (struct prefilled_block){request->blocks[0], request->pages, request->zero};
@@ -75,7 +75,7 @@ size_t prefill_queue_take(struct endpoint *endpoint, struct request *request) {
     uint32_t queue = prefill_queue_for(request);
     bool large = prefill_queue_is_large(queue);
     size_t each = endpoint->layout->queues[queue].blocks;
-    uint32_t taken = load(&endpoint->taken[queue]);
+    uint32_t taken = prefill_queue_load(&endpoint->taken[queue]);
     const struct prefill_slot *slot = slot_at(endpoint, queue, taken);
     size_t got = 0;
     while (is_filled(slot, taken) && (got == 0 || got + each <= request->count) &&
@@ -94,6 +94,6 @@ size_t prefill_queue_take(struct endpoint *endpoint, struct request *request) {
 }
 
 bool prefill_queue_is_empty(struct endpoint *endpoint, uint32_t queue) {
-    uint32_t taken = load(&endpoint->taken[queue]);
+    uint32_t taken = prefill_queue_load(&endpoint->taken[queue]);
     return !is_filled(slot_at(endpoint, queue, taken), taken);
 }

@@ -4,7 +4,7 @@
 #include "os/futex.h"
 #include "os/syscall.h"
 
-#define SPINS 1024
+#define SYNC_SPINS 1024
 
 /* One message there and back. Under the clients' lock. */
 static enum answer exchange(struct server *server, struct mailbox *mailbox) {
@@ -16,7 +16,7 @@ static enum answer exchange(struct server *server, struct mailbox *mailbox) {
         if (server_is_shared(server) && mailbox_retract(mailbox)) {
             return ANSWER_SHARED;
         }
-        if (spins % SPINS == SPINS - 1) {
+        if (spins % SYNC_SPINS == SYNC_SPINS - 1) {
             os_syscall(SYS_sched_yield); /* clients that spin may keep the server from its CPU */
             if (server_is_orphaned(server)) {
                 return ANSWER_UNRESPONSIVE; /* the thread forked, in a signal handler, and this is the child

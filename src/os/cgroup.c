@@ -23,7 +23,7 @@ struct walk {
 };
 
 /* The path of a file in the current folder, valid until the next call. */
-static const char *path_of(struct walk *walk, const char *name) {
+static const char *cgroup_path(struct walk *walk, const char *name) {
     walk->path[walk->length] = '/';
     memcpy(walk->path + walk->length + 1, name, strlen(name) + 1);
     return walk->path;
@@ -31,7 +31,7 @@ static const char *path_of(struct walk *walk, const char *name) {
 
 /* The number in a file of the current folder; UINT64_MAX for "max", "-1", and if there is none. */
 static uint64_t number_in(struct walk *walk, const char *name) {
-    return file_read_number(path_of(walk, name));
+    return file_read_number(cgroup_path(walk, name));
 }
 
 /* Whether a list such as "cpu,cpuacct:" contains a word. */
@@ -106,7 +106,7 @@ struct available {
 
 static void note_memory(struct walk *walk) {
     struct available *available = walk->result;
-    if (!available->visited && cgroup_is_under_pressure(path_of(walk, "memory.pressure"))) {
+    if (!available->visited && cgroup_is_under_pressure(cgroup_path(walk, "memory.pressure"))) {
         available->bytes = 0;
     }
     available->visited = true;
@@ -124,7 +124,7 @@ static void note_memory(struct walk *walk) {
     static const char *const names[2][3] = {{"total_inactive_file", "total_active_file"},
                                             {"inactive_file", "active_file", "slab_reclaimable"}};
     uint64_t bytes[3] = {0};
-    file_read_named_numbers(path_of(walk, "memory.stat"), names[second], bytes, second ? 3 : 2);
+    file_read_named_numbers(cgroup_path(walk, "memory.stat"), names[second], bytes, second ? 3 : 2);
     available->limit = size_min(available->limit, limit);
     uint64_t used = size_minus(current, bytes[0] + bytes[1] + bytes[2]);
     available->bytes = size_min(available->bytes, size_minus(limit / 10 * 9, used));
@@ -146,7 +146,7 @@ static void note_quota(struct walk *walk) {
     if (quota == UINT64_MAX || period == UINT64_MAX) {
         /* Version 2: both in one file, as "150000 100000" or "max 100000". */
         char text[64];
-        if (file_read(path_of(walk, "cpu.max"), text, sizeof text) <= 0) {
+        if (file_read(cgroup_path(walk, "cpu.max"), text, sizeof text) <= 0) {
             return;
         }
         const char *end = parse_number(text, &quota);

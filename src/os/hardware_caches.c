@@ -14,7 +14,7 @@
 
 #define MAX_INDEX 16 /* more than there are: L1 has two */
 
-static const char *path_of(char *path, const char *root, unsigned index, const char *name) {
+static const char *hardware_cache_path(char *path, const char *root, unsigned index, const char *name) {
     return text_print(path, FILE_MAX_PATH, "%s/sys/devices/system/cpu/cpu0/cache/index%u/%s", root, index,
                       name);
 }
@@ -22,7 +22,7 @@ static const char *path_of(char *path, const char *root, unsigned index, const c
 /* The start of a file of a cache; empty if there is none. */
 static const char *read_of(const char *root, unsigned index, const char *name, char text[64]) {
     char path[FILE_MAX_PATH];
-    if (file_read(path_of(path, root, index, name), text, 64) <= 0) {
+    if (file_read(hardware_cache_path(path, root, index, name), text, 64) <= 0) {
         text[0] = '\0';
     }
     return text;
@@ -39,7 +39,9 @@ static size_t number_of(const char *root, unsigned index, const char *name) {
 static unsigned cpus_of(const char *root, unsigned index) {
     char path[FILE_MAX_PATH];
     struct cpu_set cpus;
-    return cpu_set_read(&cpus, path_of(path, root, index, "shared_cpu_list")) ? cpu_set_count(&cpus) : 1;
+    return cpu_set_read(&cpus, hardware_cache_path(path, root, index, "shared_cpu_list"))
+               ? cpu_set_count(&cpus)
+               : 1;
 }
 
 /* Completes the description. False if it is not one of a cache. */

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-struct search {
+struct symbol_search {
     const char *library;
     const char *name;
     any_function found;
@@ -90,7 +90,7 @@ static any_function function_of(const struct dl_phdr_info *module, const char *n
 
 static int search_module(struct dl_phdr_info *module, size_t size, void *data) {
     (void)size;
-    struct search *search = data;
+    struct symbol_search *search = data;
     const char *slash = strrchr(module->dlpi_name, '/');
     const char *file = slash == NULL ? module->dlpi_name : slash + 1;
     if (strncmp(file, search->library, strlen(search->library)) != 0) {
@@ -101,7 +101,7 @@ static int search_module(struct dl_phdr_info *module, size_t size, void *data) {
 }
 
 any_function symbols_find(const char *library, const char *name) {
-    struct search search = {library, name, NULL};
+    struct symbol_search search = {library, name, NULL};
     dl_iterate_phdr(search_module, &search);
     return search.found;
 }

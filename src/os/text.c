@@ -24,7 +24,8 @@ static const char *digits_of(char *buffer, uint64_t number, bool hexadecimal) {
 }
 
 /* Appends to `length` bytes what fits, and NUL. Returns the length that all of it has. */
-static size_t print(char *bytes, size_t size, size_t length, const char *format, va_list arguments) {
+static size_t text_print_list(char *bytes, size_t size, size_t length, const char *format,
+                              va_list arguments) {
     char digits[MAX_DIGITS];
     for (; *format != '\0'; format++) {
         const char *part = (char[]){*format, '\0'};
@@ -58,7 +59,7 @@ static size_t print(char *bytes, size_t size, size_t length, const char *format,
 void text_format(struct text *text, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    size_t length = print(text->bytes, sizeof text->bytes, text->length, format, arguments);
+    size_t length = text_print_list(text->bytes, sizeof text->bytes, text->length, format, arguments);
     text->length = size_min(length, TEXT_MAX_BYTES);
     va_end(arguments);
 }
@@ -66,7 +67,7 @@ void text_format(struct text *text, const char *format, ...) {
 const char *text_print(char *buffer, size_t bytes, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    size_t length = print(buffer, bytes, 0, format, arguments);
+    size_t length = text_print_list(buffer, bytes, 0, format, arguments);
     va_end(arguments);
     buffer[length < bytes ? length : 0] = '\0';
     return buffer;
@@ -93,7 +94,7 @@ void text_write_line(int descriptor, const char *format, ...) {
     struct text line = {0};
     va_list arguments;
     va_start(arguments, format);
-    size_t length = print(line.bytes, TEXT_MAX_BYTES, 0, format, arguments);
+    size_t length = text_print_list(line.bytes, TEXT_MAX_BYTES, 0, format, arguments);
     line.length = size_min(length, TEXT_MAX_BYTES - 1); /* there is room for the line's end */
     va_end(arguments);
     text_format(&line, "\n");

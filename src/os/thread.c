@@ -76,7 +76,7 @@ static size_t local_bytes(void) {
     return LOCAL_BYTES + (below <= 0 ? 0 : vm_round_up((size_t)below));
 }
 
-static void enter(struct thread *thread) {
+static void thread_enter(struct thread *thread) {
     /* Here, since the starter may not get to run before the thread has ended. */
     uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
     atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
@@ -85,7 +85,7 @@ static void enter(struct thread *thread) {
     os_syscall(SYS_exit);
 }
 
-/* The new thread starts with nothing but its stack, from which it takes enter and its argument. The
+/* The new thread starts with nothing but its stack, from which it takes thread_enter and its argument. The
  * kernel sets id before the thread runs, and clears it when the thread has ended. */
 static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
@@ -140,7 +140,7 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
     *local = local;
     uintptr_t *stack = (uintptr_t *)(void *)(thread->memory + stack_bytes - 64);
     stack[0] = (uintptr_t)thread;
-    stack[1] = (uintptr_t)enter;
+    stack[1] = (uintptr_t)thread_enter;
     thread->body = body;
     thread->argument = argument;
 

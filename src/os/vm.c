@@ -57,7 +57,7 @@ static bool is_error(long result) {
     return result < 0 && result > -4096;
 }
 
-static long advise(void *base, size_t bytes, int advice) {
+static long vm_advise(void *base, size_t bytes, int advice) {
     return os_syscall(SYS_madvise, base, bytes, advice);
 }
 
@@ -92,7 +92,7 @@ void *vm_reserve(size_t bytes) {
     if (base != NULL) {
         decline_huge_pages(base, bytes);
         /* Until it is committed: debuggers write what has no access rights to a core file, too. */
-        advise(base, bytes, MADV_DONTDUMP);
+        vm_advise(base, bytes, MADV_DONTDUMP);
     }
     return base;
 }
@@ -105,7 +105,7 @@ bool vm_commit(void *base, size_t bytes) {
     if (!make_writable(base, bytes)) {
         return false;
     }
-    advise(base, bytes, MADV_DODUMP);
+    vm_advise(base, bytes, MADV_DODUMP);
     return true;
 }
 
@@ -114,14 +114,14 @@ bool vm_commit(void *base, size_t bytes) {
  * from here on has the same marks. So it works where a process has as many mappings as it may have.
  */
 bool vm_commit_next(void *base, size_t bytes) {
-    advise(base, bytes + vm_page_size(), MADV_DODUMP);
+    vm_advise(base, bytes + vm_page_size(), MADV_DODUMP);
     return make_writable(base, bytes);
 }
 
 bool vm_decommit(void *base, size_t bytes) {
     if (!is_error(os_syscall(SYS_mprotect, base, bytes, PROT_NONE))) {
         size_t page = vm_page_size(); /* stays as what is before it: see vm_commit_next */
-        advise((char *)base + page, bytes - page, MADV_DONTDUMP);
+        vm_advise((char *)base + page, bytes - page, MADV_DONTDUMP);
         return true;
     }
     make_writable(base, bytes); /* a part may have changed */
@@ -156,16 +156,16 @@ void vm_make_readable(void *base, size_t bytes) {
 }
 
 bool vm_populate(void *base, size_t bytes) {
-    long result = advise(base, bytes, MADV_POPULATE_WRITE);
+    long result = vm_advise(base, bytes, MADV_POPULATE_WRITE);
     return result != -EINVAL && result != -EPERM;
 }
 
 bool vm_enable_huge_pages(void *base, size_t bytes) {
-    return advise(base, bytes, MADV_HUGEPAGE) == 0;
+    return vm_advise(base, bytes, MADV_HUGEPAGE) == 0;
 }
 
 void vm_disable_huge_pages(void *base, size_t bytes) {
-    advise(base, bytes, MADV_NOHUGEPAGE);
+    vm_advise(base, bytes, MADV_NOHUGEPAGE);
 }
 
 static _Atomic(bool) locks_mappings;
@@ -218,7 +218,7 @@ enum vm_renewed vm_renew(void *base, size_t bytes) {
         os_syscall(SYS_mbind, base, bytes, MPOL_DEFAULT, 0, 0, 0);
     }
     for (size_t i = 0; i < sizeof undoing / sizeof *undoing; i++) {
-        advise(base, bytes, undoing[i]);
+        vm_advise(base, bytes, undoing[i]);
     }
     return VM_RESTORED;
 }

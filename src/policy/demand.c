@@ -23,9 +23,9 @@
 /* A layer trusts its history while it has a credit of one purge: what being wrong costs at most. While it
  * does not, what the history would have saved counts for little: or alternately fooling and feeding it would
  * pay. */
-#define FIRST_CREDIT    2.0F
-#define MAX_CREDIT      4.0F
-#define UNTRUSTED_SHARE 0.05F
+#define FIRST_CREDIT     2.0F
+#define MAX_REUSE_CREDIT 4.0F
+#define UNTRUSTED_SHARE  0.05F
 /* A gap that is longer than this multiple of the longest so far, and an epoch, is not of their kind. */
 #define MARGIN             2.0F
 #define KEEP_TO_BREAK_EVEN __builtin_inff()
@@ -123,7 +123,7 @@ static float keeping_s(const struct demand_layer *layer, float break_even_s) {
     return is_trusted(layer) ? shorter_of(layer->keep_s, break_even_s) : break_even_s;
 }
 
-static bool is_kept(const struct demand_layer *layer, float break_even_s) {
+static bool layer_is_kept(const struct demand_layer *layer, float break_even_s) {
     return layer->unused_s == 0 || layer->unused_s < keeping_s(layer, break_even_s);
 }
 
@@ -132,7 +132,7 @@ static void end_gap(struct demand_layer *layer, float break_even_s) {
     float foreseen = cost_of(gap_s, layer->keep_s, break_even_s);
     float saved = cost_of(gap_s, KEEP_TO_BREAK_EVEN, break_even_s) - foreseen;
     float credit = layer->credit + saved * (is_trusted(layer) ? 1 : UNTRUSTED_SHARE);
-    layer->credit = credit < 0 ? 0 : credit > MAX_CREDIT ? MAX_CREDIT : credit;
+    layer->credit = credit < 0 ? 0 : credit > MAX_REUSE_CREDIT ? MAX_REUSE_CREDIT : credit;
     add_gap(layer, gap_s);
     layer->unused_s = 0;
 }
@@ -167,7 +167,7 @@ static size_t record_levels(struct demand *demand, const struct demand_epoch *ep
         bool had_gap = layer->unused_s > 0;
         layer->unused_s += had_gap && i >= used_before ? rest_s : 0;
         if (had_gap) {
-            kept += is_kept(layer, break_even_s) ? layer_pages(i, 0, epoch->max_used) : 0;
+            kept += layer_is_kept(layer, break_even_s) ? layer_pages(i, 0, epoch->max_used) : 0;
             end_gap(layer, break_even_s);
         }
         bool until_end = i < used_after;
@@ -196,9 +196,9 @@ static size_t worth_keeping(const struct demand *demand) {
     size_t pages = demand->used_last;
     size_t last = layers_of(demand->high);
     for (size_t i = 0; i < demand->layer_count; i++) {
-        bool in_part =
-            i + 1 == last && (last == demand->layer_count || !is_kept(&demand->layers[last], break_even_s));
-        if (is_kept(&demand->layers[i], break_even_s)) {
+        bool in_part = i + 1 == last &&
+                       (last == demand->layer_count || !layer_is_kept(&demand->layers[last], break_even_s));
+        if (layer_is_kept(&demand->layers[i], break_even_s)) {
             pages += layer_pages(i, demand->used_last, in_part ? demand->high : demand->highest);
         }
     }

@@ -32,14 +32,14 @@ static uint64_t read_bytes(struct reader *reader, size_t count, bool is_signed) 
     return is_signed ? (uint64_t)((int64_t)(value << unused) >> unused) : value;
 }
 
-static unsigned read_byte(struct reader *reader) {
+static unsigned cfi_read_byte(struct reader *reader) {
     return (unsigned)read_bytes(reader, 1, UNSIGNED);
 }
 
 static uint64_t read_leb(struct reader *reader, bool is_signed) {
     uint64_t value = 0;
     for (unsigned shift = 0;;) {
-        uint64_t byte = read_byte(reader);
+        uint64_t byte = cfi_read_byte(reader);
         value |= shift < 64 ? (byte & 0x7f) << shift : 0;
         shift += 7;
         if ((byte & 0x80) == 0 || reader->bad) {
@@ -84,7 +84,7 @@ struct rules {
 };
 
 /* A function's entry (FDE), with the part that it has in common with others (CIE). */
-struct entry {
+struct cfi_entry {
     uintptr_t first;
     uintptr_t bytes;
     uint64_t code_factor;
@@ -110,18 +110,18 @@ static bool open_entry(uintptr_t at, uintptr_t end, struct reader *body) {
     return true;
 }
 
-static bool read_common(const struct cfi_module *module, uintptr_t at, struct entry *entry) {
+static bool read_common(const struct cfi_module *module, uintptr_t at, struct cfi_entry *entry) {
     struct reader reader;
     if (!open_entry(at, module->end, &reader) || read_bytes(&reader, 4, UNSIGNED) != 0) {
         return false;
     }
-    unsigned version = read_byte(&reader);
+    unsigned version = cfi_read_byte(&reader);
     const char *augmentation = (const char *)reader.at;
-    while (read_byte(&reader) != '\0') {
+    while (cfi_read_byte(&reader) != '\0') {
     }
     entry->code_factor = read_leb(&reader, UNSIGNED);
     entry->data_factor = read_leb(&reader, SIGNED);
-    uint64_t return_column = version == 1 ? read_byte(&reader) : read_leb(&reader, UNSIGNED);
+    uint64_t return_column = version == 1 ? cfi_read_byte(&reader) : read_leb(&reader, UNSIGNED);
     if (reader.bad || (version != 1 && version != 3) || return_column != CFI_RIP) {
         return false;
     }
@@ -135,11 +135,11 @@ static bool read_common(const struct cfi_module *module, uintptr_t at, struct en
     skip(&entry->common, length);
     for (; *augmentation != '\0'; augmentation++) {
         if (*augmentation == 'R') {
-            entry->encoding = read_byte(&reader);
+            entry->encoding = cfi_read_byte(&reader);
         } else if (*augmentation == 'L') {
-            read_byte(&reader);
+            cfi_read_byte(&reader);
         } else if (*augmentation == 'P') {
-            read_pointer(&reader, read_byte(&reader) & 0x7f, module->tables);
+            read_pointer(&reader, cfi_read_byte(&reader) & 0x7f, module->tables);
         } else if (*augmentation == 'S') {
             entry->is_signal = true;
         } else {
@@ -149,9 +149,9 @@ static bool read_common(const struct cfi_module *module, uintptr_t at, struct en
     return entry->is_augmented && !reader.bad && !entry->common.bad;
 }
 
-static bool read_entry(const struct cfi_module *module, uintptr_t at, struct entry *entry) {
+static bool read_entry(const struct cfi_module *module, uintptr_t at, struct cfi_entry *entry) {
     struct reader reader;
-    *entry = (struct entry){0};
+    *entry = (struct cfi_entry){0};
     if (at < module->start || !open_entry(at, module->end, &reader)) {
         return false;
     }
@@ -177,14 +177,14 @@ static uintptr_t sorted_address(const struct cfi_module *module, uintptr_t table
 }
 
 /* The table has pairs: where a function begins, and where its entry is. */
-static bool find_entry(const struct cfi_module *module, uintptr_t address, struct entry *entry) {
+static bool find_entry(const struct cfi_module *module, uintptr_t address, struct cfi_entry *entry) {
     struct reader reader = {.at = module->tables, .end = module->end};
-    if (module->tables < module->start || read_byte(&reader) != 1) {
+    if (module->tables < module->start || cfi_read_byte(&reader) != 1) {
         return false;
     }
-    unsigned frame_encoding = read_byte(&reader);
-    unsigned count_encoding = read_byte(&reader);
-    unsigned table_encoding = read_byte(&reader);
+    unsigned frame_encoding = cfi_read_byte(&reader);
+    unsigned count_encoding = cfi_read_byte(&reader);
+    unsigned table_encoding = cfi_read_byte(&reader);
     read_pointer(&reader, frame_encoding, module->tables);
     uint64_t count = read_pointer(&reader, count_encoding, module->tables);
     if (reader.bad || table_encoding != (RELATIVE_TO_TABLES | FORMAT_SIGNED | FORMAT_4_BYTES) ||
@@ -205,47 +205,57 @@ static bool find_entry(const struct cfi_module *module, uintptr_t address, struc
 enum { UNKNOWN, NOTHING, ADVANCE, RESTORE, REMEMBER, RECALL };
 enum { SET_FRAME = RECALL + 1, SET_FRAME_REGISTER, SET_FRAME_OFFSET, SET_FRAME_EXPRESSION };
 enum { SET_RULE = SET_FRAME_EXPRESSION + 1 /* and the kind of rule added */ };
-enum operand { NONE, BYTES_1, BYTES_2, BYTES_4, LOW_BITS, NUMBER, OFFSET, SIGNED_OFFSET, EXPRESSION };
+enum operand {
+    NO_OPERAND,
+    BYTES_1,
+    BYTES_2,
+    BYTES_4,
+    LOW_BITS,
+    PLAIN_NUMBER,
+    OFFSET,
+    SIGNED_OFFSET,
+    EXPRESSION
+};
 
 static const struct instruction {
     unsigned effect;
     enum operand first;
     enum operand second;
 } instructions[] = {
-    [0x00] = {NOTHING, NONE, NONE},
-    [0x02] = {ADVANCE, BYTES_1, NONE},
-    [0x03] = {ADVANCE, BYTES_2, NONE},
-    [0x04] = {ADVANCE, BYTES_4, NONE},
-    [0x05] = {SET_RULE + AT_OFFSET, NUMBER, OFFSET},
-    [0x06] = {RESTORE, NUMBER, NONE},
-    [0x07] = {SET_RULE + UNDEFINED, NUMBER, NONE},
-    [0x08] = {SET_RULE + SAME, NUMBER, NONE},
-    [0x09] = {SET_RULE + IN_REGISTER, NUMBER, NUMBER},
-    [0x0a] = {REMEMBER, NONE, NONE},
-    [0x0b] = {RECALL, NONE, NONE},
-    [0x0c] = {SET_FRAME, NUMBER, NUMBER},
-    [0x0d] = {SET_FRAME_REGISTER, NUMBER, NONE},
-    [0x0e] = {SET_FRAME_OFFSET, NUMBER, NONE},
-    [0x0f] = {SET_FRAME_EXPRESSION, EXPRESSION, NONE},
-    [0x10] = {SET_RULE + AT_EXPRESSION, NUMBER, EXPRESSION},
-    [0x11] = {SET_RULE + AT_OFFSET, NUMBER, SIGNED_OFFSET},
-    [0x12] = {SET_FRAME, NUMBER, SIGNED_OFFSET},
-    [0x13] = {SET_FRAME_OFFSET, SIGNED_OFFSET, NONE},
-    [0x14] = {SET_RULE + IS_OFFSET, NUMBER, OFFSET},
-    [0x15] = {SET_RULE + IS_OFFSET, NUMBER, SIGNED_OFFSET},
-    [0x16] = {SET_RULE + IS_EXPRESSION, NUMBER, EXPRESSION},
-    [0x2e] = {NOTHING, NUMBER, NONE}, /* GNU_args_size */
+    [0x00] = {NOTHING, NO_OPERAND, NO_OPERAND},
+    [0x02] = {ADVANCE, BYTES_1, NO_OPERAND},
+    [0x03] = {ADVANCE, BYTES_2, NO_OPERAND},
+    [0x04] = {ADVANCE, BYTES_4, NO_OPERAND},
+    [0x05] = {SET_RULE + AT_OFFSET, PLAIN_NUMBER, OFFSET},
+    [0x06] = {RESTORE, PLAIN_NUMBER, NO_OPERAND},
+    [0x07] = {SET_RULE + UNDEFINED, PLAIN_NUMBER, NO_OPERAND},
+    [0x08] = {SET_RULE + SAME, PLAIN_NUMBER, NO_OPERAND},
+    [0x09] = {SET_RULE + IN_REGISTER, PLAIN_NUMBER, PLAIN_NUMBER},
+    [0x0a] = {REMEMBER, NO_OPERAND, NO_OPERAND},
+    [0x0b] = {RECALL, NO_OPERAND, NO_OPERAND},
+    [0x0c] = {SET_FRAME, PLAIN_NUMBER, PLAIN_NUMBER},
+    [0x0d] = {SET_FRAME_REGISTER, PLAIN_NUMBER, NO_OPERAND},
+    [0x0e] = {SET_FRAME_OFFSET, PLAIN_NUMBER, NO_OPERAND},
+    [0x0f] = {SET_FRAME_EXPRESSION, EXPRESSION, NO_OPERAND},
+    [0x10] = {SET_RULE + AT_EXPRESSION, PLAIN_NUMBER, EXPRESSION},
+    [0x11] = {SET_RULE + AT_OFFSET, PLAIN_NUMBER, SIGNED_OFFSET},
+    [0x12] = {SET_FRAME, PLAIN_NUMBER, SIGNED_OFFSET},
+    [0x13] = {SET_FRAME_OFFSET, SIGNED_OFFSET, NO_OPERAND},
+    [0x14] = {SET_RULE + IS_OFFSET, PLAIN_NUMBER, OFFSET},
+    [0x15] = {SET_RULE + IS_OFFSET, PLAIN_NUMBER, SIGNED_OFFSET},
+    [0x16] = {SET_RULE + IS_EXPRESSION, PLAIN_NUMBER, EXPRESSION},
+    [0x2e] = {NOTHING, PLAIN_NUMBER, NO_OPERAND}, /* GNU_args_size */
     /* Those of two bits, whose first operand is the other six. */
-    [0x40] = {ADVANCE, LOW_BITS, NONE},
+    [0x40] = {ADVANCE, LOW_BITS, NO_OPERAND},
     [0x41] = {SET_RULE + AT_OFFSET, LOW_BITS, OFFSET},
-    [0x42] = {RESTORE, LOW_BITS, NONE},
+    [0x42] = {RESTORE, LOW_BITS, NO_OPERAND},
 };
 
 static uint64_t read_operand(struct reader *reader, enum operand operand, unsigned code,
-                             const struct entry *entry) {
+                             const struct cfi_entry *entry) {
     uintptr_t place = reader->at;
     switch (operand) {
-    case NONE:
+    case NO_OPERAND:
         break;
     case BYTES_1:
     case BYTES_2:
@@ -253,7 +263,7 @@ static uint64_t read_operand(struct reader *reader, enum operand operand, unsign
         return read_bytes(reader, (size_t)1 << (operand - BYTES_1), UNSIGNED);
     case LOW_BITS:
         return code & 0x3f;
-    case NUMBER:
+    case PLAIN_NUMBER:
         return read_leb(reader, UNSIGNED);
     case OFFSET:
     case SIGNED_OFFSET:
@@ -272,13 +282,13 @@ static uint64_t read_operand(struct reader *reader, enum operand operand, unsign
  * Runs instructions until they describe what is after the address. initial: the rules that the common part
  * sets, to be restored. False if an instruction is not known.
  */
-static bool run(const struct entry *entry, struct reader reader, uintptr_t address,
-                const struct rules *initial, struct rules *rules) {
+static bool cfi_run(const struct cfi_entry *entry, struct reader reader, uintptr_t address,
+                    const struct rules *initial, struct rules *rules) {
     struct rules remembered[MAX_REMEMBERED];
     size_t depth = 0;
     uintptr_t location = entry->first;
     while (reader.at < reader.end && !reader.bad) {
-        unsigned code = read_byte(&reader);
+        unsigned code = cfi_read_byte(&reader);
         const struct instruction *instruction = &instructions[code < 0x40 ? code : 0x3f + (code >> 6)];
         uint64_t first = read_operand(&reader, instruction->first, code, entry);
         uint64_t second = read_operand(&reader, instruction->second, code, entry);
@@ -358,7 +368,7 @@ static bool evaluate(const struct frame *frame, uintptr_t expression, const uint
     uintptr_t operands[MAX_OPERANDS + 2] = {0, 0, start == NULL ? 0 : *start};
     size_t top = start == NULL ? 2 : 3;
     while (reader.at < reader.end) {
-        unsigned code = read_byte(&reader);
+        unsigned code = cfi_read_byte(&reader);
         uintptr_t *last = &operands[top - 1];
         if (code >= 0x30 && code <= 0x4f) { /* lit0 to lit31 */
             operands[top++] = code - 0x30;
@@ -426,13 +436,14 @@ enum cfi_step cfi_step(const struct cfi_module *module, struct cfi_registers *re
                        void *context) {
     /* A call that is its function's last instruction returns to where the next function begins. */
     uintptr_t address = registers->of[CFI_RIP] - (registers->in_signal ? 0 : 1);
-    struct entry entry;
+    struct cfi_entry entry;
     struct rules initial = {0};
-    if (!find_entry(module, address, &entry) || !run(&entry, entry.common, UINTPTR_MAX, &initial, &initial)) {
+    if (!find_entry(module, address, &entry) ||
+        !cfi_run(&entry, entry.common, UINTPTR_MAX, &initial, &initial)) {
         return CFI_UNKNOWN;
     }
     struct rules rules = initial;
-    if (!run(&entry, entry.specific, address, &initial, &rules)) {
+    if (!cfi_run(&entry, entry.specific, address, &initial, &rules)) {
         return CFI_UNKNOWN;
     }
     if (rules.of[CFI_RIP].kind == SAME || rules.of[CFI_RIP].kind == UNDEFINED) {

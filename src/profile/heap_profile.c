@@ -23,7 +23,7 @@ _Atomic(bool) heap_profile_listened;
 static unsigned cpu_count;
 static unsigned (*current_cpu)(void);
 static void (*use_fast_path)(bool use);
-static struct samples samples;
+static struct samples profile_samples;
 static _Atomic(uint64_t) last_mean; /* when the profile was last on; 0: never */
 static _Atomic(bool) was_chosen;    /* by the program or its user */
 
@@ -34,7 +34,8 @@ static const char *chosen_prefix;
 static uint64_t requested_mean;
 static _Atomic(uint64_t) requested_until_ns; /* 0: until the next request */
 
-const struct samples_layout heap_profile_layout = SAMPLES_LAYOUT(&samples, &heap_profile_mean, &last_mean);
+const struct samples_layout heap_profile_layout =
+    SAMPLES_LAYOUT(&profile_samples, &heap_profile_mean, &last_mean);
 
 /* Of a CPU, or of the threads that share its number. */
 struct countdown {
@@ -64,7 +65,7 @@ static bool make_ready(void) {
     if (countdowns == NULL) {
         countdowns = vm_map(cpu_count * sizeof *countdowns);
     }
-    return countdowns != NULL && (samples.tables != NULL || samples_init(&samples));
+    return countdowns != NULL && (profile_samples.tables != NULL || samples_init(&profile_samples));
 }
 
 /* Another process cannot make this one call what a filter that the program added may forbid. */
@@ -105,7 +106,7 @@ static bool apply(void) {
 }
 
 bool heap_profile_is_locked(void) {
-    return lock_is_mine(&switch_lock) || lock_is_mine(&samples.lock);
+    return lock_is_mine(&switch_lock) || lock_is_mine(&profile_samples.lock);
 }
 
 void heap_profile_apply(void) {
@@ -184,8 +185,8 @@ bool heap_profile_should_sample(size_t size) {
     if (before > bytes) {
         return false;
     }
-    if (!samples_have_room(&samples)) {
-        samples_drop(&samples);
+    if (!samples_have_room(&profile_samples)) {
+        samples_drop(&profile_samples);
         end_overdue_request(clock_now_ns());
         return false;
     }
@@ -201,7 +202,7 @@ __attribute__((noinline)) void heap_profile_add(const void *block, size_t size) 
     size_t depth = unwind_here(addresses, MAX_SAMPLE_DEPTH);
     struct sample_weight weight = sampling_weight(size == 0 ? 1 : size, mean);
     uint64_t now_ns = clock_now_ns();
-    if (samples_add(&samples, block, weight, addresses, depth, now_ns) && probe_alloc_is_enabled()) {
+    if (samples_add(&profile_samples, block, weight, addresses, depth, now_ns) && probe_alloc_is_enabled()) {
         probe_alloc((uintptr_t)block, size, weight.bytes);
     }
     end_overdue_request(now_ns);
@@ -209,20 +210,20 @@ __attribute__((noinline)) void heap_profile_add(const void *block, size_t size) 
 
 /* Under a filter of the program's, blocks that were sampled only for another process stay in the profile. */
 void heap_profile_remove(const void *block) {
-    if (samples_any_live(&samples) &&
+    if (samples_any_live(&profile_samples) &&
         (filters_now() != FILTERS_ADDED || atomic_load_explicit(&was_chosen, memory_order_relaxed)) &&
-        samples_remove(&samples, block, clock_now_ns()) && probe_free_is_enabled()) {
+        samples_remove(&profile_samples, block, clock_now_ns()) && probe_free_is_enabled()) {
         probe_free((uintptr_t)block);
     }
 }
 
 size_t heap_profile_bytes(void) {
-    return atomic_load_explicit(&last_mean, memory_order_acquire) != 0 ? samples_bytes(&samples) : 0;
+    return atomic_load_explicit(&last_mean, memory_order_acquire) != 0 ? samples_bytes(&profile_samples) : 0;
 }
 
 static int write_file(const char *path, bool is_new) {
     uint64_t mean = atomic_load_explicit(&last_mean, memory_order_acquire);
-    return mean == 0 ? ENODATA : pprof_write(&samples, mean, path, is_new);
+    return mean == 0 ? ENODATA : pprof_write(&profile_samples, mean, path, is_new);
 }
 
 int heap_profile_write(const char *path) {
@@ -288,10 +289,10 @@ void heap_profile_end(void) {
 
 void heap_profile_before_fork(void) {
     lock_acquire_for_fork(&switch_lock, true);
-    lock_acquire_for_fork(&samples.lock, true);
+    lock_acquire_for_fork(&profile_samples.lock, true);
 }
 
 void heap_profile_after_fork(void) {
-    lock_release_after_fork(&samples.lock);
+    lock_release_after_fork(&profile_samples.lock);
     lock_release_after_fork(&switch_lock);
 }

@@ -18,7 +18,7 @@ static uint64_t read_hex(const char **text) {
 
 /* A line is "start-limit rwxp offset device inode    name". Returns the name; NULL if the mapping holds no
  * code or has no name. */
-static const char *parse(const char *line, struct mapping *mapping) {
+static const char *mapping_parse(const char *line, struct mapping *mapping) {
     *mapping = (struct mapping){.start = read_hex(&line)};
     line += *line == '-';
     mapping->limit = read_hex(&line);
@@ -90,7 +90,7 @@ void mappings_read(struct mappings *mappings, void (*take)(void *context, const 
             *end = '\0';
             held -= (size_t)(end + 1 - line);
             const char *name =
-                mappings->count < MAX_MAPPINGS ? parse(line, &mappings->of[mappings->count]) : NULL;
+                mappings->count < MAX_MAPPINGS ? mapping_parse(line, &mappings->of[mappings->count]) : NULL;
             if (name != NULL) {
                 mappings->count++;
                 take(context, name);

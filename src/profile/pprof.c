@@ -51,7 +51,7 @@ struct pprof {
     uintptr_t written[]; /* the addresses whose locations are written: a hash table with open addressing */
 };
 
-static void flush(struct pprof *pprof) {
+static void pprof_flush(struct pprof *pprof) {
     if (pprof->error == 0) {
         pprof->error = file_write(pprof->descriptor, pprof->bytes, pprof->length);
     }
@@ -61,7 +61,7 @@ static void flush(struct pprof *pprof) {
 /* length: at most OUT_BYTES. */
 static void write_bytes(struct pprof *pprof, const void *bytes, size_t length) {
     if (OUT_BYTES - pprof->length < length) {
-        flush(pprof);
+        pprof_flush(pprof);
     }
     memcpy(pprof->bytes + pprof->length, bytes, length);
     pprof->length += length;
@@ -69,7 +69,7 @@ static void write_bytes(struct pprof *pprof, const void *bytes, size_t length) {
 
 enum { WIRE_NUMBER = 0, WIRE_BYTES = 2 };
 
-static void add(struct message *message, unsigned field, unsigned wire, uint64_t number) {
+static void message_add(struct message *message, unsigned field, unsigned wire, uint64_t number) {
     message->bytes[message->length++] = (unsigned char)(field << 3 | wire);
     for (; number >= 0x80; number >>= 7) {
         message->bytes[message->length++] = (unsigned char)(number | 0x80);
@@ -78,12 +78,12 @@ static void add(struct message *message, unsigned field, unsigned wire, uint64_t
 }
 
 static void add_number(struct message *message, unsigned field, uint64_t number) {
-    add(message, field, WIRE_NUMBER, number);
+    message_add(message, field, WIRE_NUMBER, number);
 }
 
 static void write_field(struct pprof *pprof, unsigned field, const void *bytes, size_t length) {
     struct message head = {0};
-    add(&head, field, WIRE_BYTES, length);
+    message_add(&head, field, WIRE_BYTES, length);
     write_bytes(pprof, head.bytes, head.length);
     write_bytes(pprof, bytes, length);
 }
@@ -223,7 +223,7 @@ int pprof_write(struct samples *samples, uint64_t mean_bytes, const char *path, 
         for (size_t stack = 1; stack <= stacks; stack++) {
             write_sample(pprof, samples, stack, now_ns);
         }
-        flush(pprof);
+        pprof_flush(pprof);
         long closed = os_syscall(SYS_close, pprof->descriptor);
         error = pprof->error != 0 ? pprof->error : (int)-closed;
         if (error != 0 && is_new) {

@@ -11,13 +11,13 @@
 #define BLOCK_HEADS   MAX_SAMPLE_BLOCKS
 
 /* Blocks signals, and returns those that were blocked before. */
-static uint64_t enter(struct samples *samples) {
+static uint64_t samples_enter(struct samples *samples) {
     uint64_t before = thread_block_signals();
     lock_acquire(&samples->lock);
     return before;
 }
 
-static void leave(struct samples *samples, uint64_t before) {
+static void samples_leave(struct samples *samples, uint64_t before) {
     lock_release(&samples->lock);
     thread_set_signals(before);
 }
@@ -107,7 +107,7 @@ static uint32_t *block_head(struct samples *samples, const void *block) {
     return &samples->tables->heads.of_blocks[random_mix((uintptr_t)block) % BLOCK_HEADS];
 }
 
-static void add(struct sample_weight *sum, struct sample_weight weight) {
+static void weight_add(struct sample_weight *sum, struct sample_weight weight) {
     sum->count += weight.count;
     sum->bytes += weight.bytes;
 }
@@ -132,7 +132,7 @@ static void end_change(struct sample_stack *stack) {
 
 bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
                  const uintptr_t *addresses, size_t depth, uint64_t now_ns) {
-    uint64_t signals = enter(samples);
+    uint64_t signals = samples_enter(samples);
     uint32_t stack_number = find_stack(samples, addresses, depth);
     uint32_t number = stack_number == 0 ? 0 : new_block(samples);
     if (number != 0) {
@@ -142,8 +142,8 @@ bool samples_add(struct samples *samples, const void *block, struct sample_weigh
         *head = number;
         struct sample_stack *stack = &samples->tables->stacks[stack_number];
         begin_change(samples, stack);
-        add(&stack->allocated, weight);
-        add(&stack->in_use, weight);
+        weight_add(&stack->allocated, weight);
+        weight_add(&stack->in_use, weight);
         stack->births += (double)weight.count * (double)now_ns;
         end_change(stack);
         samples->in_use_bytes += weight.bytes;
@@ -156,12 +156,12 @@ bool samples_add(struct samples *samples, const void *block, struct sample_weigh
     } else {
         samples_drop(samples);
     }
-    leave(samples, signals);
+    samples_leave(samples, signals);
     return number != 0;
 }
 
 bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns) {
-    uint64_t signals = enter(samples);
+    uint64_t signals = samples_enter(samples);
     uint32_t *link = block_head(samples, block);
     while (*link != 0 && samples->tables->blocks[*link].block != (uintptr_t)block) {
         link = &samples->tables->blocks[*link].next;
@@ -184,7 +184,7 @@ bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns)
         samples->blocks_free = number;
         atomic_fetch_sub_explicit(&samples->live, 1, memory_order_relaxed);
     }
-    leave(samples, signals);
+    samples_leave(samples, signals);
     return number != 0;
 }
 
@@ -193,10 +193,10 @@ void samples_drop(struct samples *samples) {
 }
 
 size_t samples_count(struct samples *samples, size_t *addresses) {
-    uint64_t signals = enter(samples);
+    uint64_t signals = samples_enter(samples);
     size_t count = atomic_load_explicit(&samples->stacks_end, memory_order_relaxed) - 1;
     *addresses = samples->addresses_end;
-    leave(samples, signals);
+    samples_leave(samples, signals);
     return count;
 }
 
@@ -208,7 +208,7 @@ static uint64_t to_ns(double sum) {
 
 struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t now_ns,
                                 const uintptr_t **addresses, size_t *depth) {
-    uint64_t signals = enter(samples);
+    uint64_t signals = samples_enter(samples);
     const struct sample_stack *found = &samples->tables->stacks[stack];
     struct sample_sums sums = {
         .allocated = found->allocated,
@@ -219,14 +219,14 @@ struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t 
     };
     *addresses = &samples->tables->addresses[found->first];
     *depth = found->depth;
-    leave(samples, signals);
+    samples_leave(samples, signals);
     return sums;
 }
 
 size_t samples_bytes(struct samples *samples) {
-    uint64_t signals = enter(samples);
+    uint64_t signals = samples_enter(samples);
     size_t bytes = sizeof samples->tables->heads + samples->stacks.committed + samples->addresses.committed +
                    samples->blocks.committed;
-    leave(samples, signals);
+    samples_leave(samples, signals);
     return bytes;
 }

@@ -31,8 +31,8 @@ static bool is_readable(uintptr_t *known_page, uintptr_t address) {
 }
 
 /* Reads other functions' variables, which sanitizers guard. */
-__attribute__((no_sanitize("address", "thread"))) static bool load(void *context, uintptr_t address,
-                                                                   uintptr_t *word) {
+__attribute__((no_sanitize("address", "thread"))) static bool unwind_load(void *context, uintptr_t address,
+                                                                          uintptr_t *word) {
     if (address % sizeof *word != 0 || address < 4096 || !is_readable(context, address)) {
         return false;
     }
@@ -140,8 +140,8 @@ static bool step_by_frame_pointer(uintptr_t *known_page, struct cfi_registers *r
     uintptr_t stack = registers->of[CFI_RSP];
     uintptr_t next;
     uintptr_t back;
-    if (frame < stack || frame - stack > MAX_FRAME_BYTES || !load(known_page, frame, &next) ||
-        !load(known_page, frame + sizeof next, &back) || back == 0) {
+    if (frame < stack || frame - stack > MAX_FRAME_BYTES || !unwind_load(known_page, frame, &next) ||
+        !unwind_load(known_page, frame + sizeof next, &back) || back == 0) {
         return false;
     }
     registers->of[CFI_RSP] = frame + 2 * sizeof next;
@@ -182,7 +182,7 @@ static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
     if (!find_module(registers->of[CFI_RIP] - !in_signal, &module) || module.tables == 0) {
         return step_by_frame_pointer(known_page, registers);
     }
-    switch (cfi_step(&module, registers, load, known_page)) {
+    switch (cfi_step(&module, registers, unwind_load, known_page)) {
     case CFI_STEPPED:
         /* The caller's frame is above, except where a signal handler has a stack of its own. */
         return registers->of[CFI_RIP] != 0 &&
