@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "arena.h"
+#include "base/assert.h"
 #include "glibc_proof.h"
 #include "state.h"
 
@@ -38,6 +39,7 @@ static struct arena_record *arenas_find(struct arena *arena, bool *proved) {
 static void update(struct arena_record *record, size_t top, size_t system) {
     size_t old_top = atomic_exchange_explicit(&record->top_bytes, top, memory_order_relaxed);
     size_t old_system = atomic_exchange_explicit(&record->system_bytes, system, memory_order_relaxed);
+    calm_assert(top <= system, top, system);
     ADD(&state.counters.free_top_bytes, top - old_top);
     ADD(&state.counters.footprint_bytes, system - old_system);
 }
@@ -80,6 +82,7 @@ static bool record_if_free(struct arena *arena) {
 
 void arenas_update_next(void) {
     size_t turn = atomic_fetch_add_explicit(&state.turn, 1, memory_order_relaxed);
+    calm_assert(LOAD(&state.counters.arenas) > 0 && LOAD(&state.counters.arenas) <= MAX_ARENAS);
     struct arena_record *record = &state.records[turn % LOAD(&state.counters.arenas)];
     struct arena *arena = atomic_load_explicit(&record->arena, memory_order_acquire);
     if (arena != NULL) {

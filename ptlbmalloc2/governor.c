@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "arena.h"
 #include "arenas.h"
+#include "base/assert.h"
 #include "base/size.h"
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
@@ -30,6 +31,7 @@ static const char unknown_arena[] = "an arena is not laid out as known";
 
 /* Carries out a request of another process. The caller holds state.busy and no arena. */
 static void carry_out_request(void) {
+    calm_assert(LOAD(&state.busy));
     struct control_claim claim;
     if (!control_claim(&os_control, &claim)) {
         return;
@@ -42,6 +44,7 @@ static void carry_out_request(void) {
 
 /* The caller holds state.busy and no arena. */
 static void walk_and_decide(bool trim) {
+    calm_assert(LOAD(&state.busy));
     if (!arenas_walk()) {
         activation_end(unknown_arena);
         return;

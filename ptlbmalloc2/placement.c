@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "activation.h"
+#include "base/assert.h"
 #include "base/size.h"
 #include "glibc_malloc.h"
 #include "glibc_proof.h"
@@ -54,6 +55,7 @@ static void *shifted(void *block, size_t shift) {
     if (shift == 0) {
         return block;
     }
+    calm_assert(shift % LINE_BYTES == 0 && shift <= MAX_SHIFT, shift);
     void *placed = (char *)block + shift;
     struct chunk *chunk = chunk_of_block(placed);
     chunk->prev_size = shift;

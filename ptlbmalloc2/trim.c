@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "arenas.h"
+#include "base/assert.h"
 #include "base/size.h"
 #include "glibc_settings.h"
 #include "os/probe.h"
@@ -66,6 +67,7 @@ static void purge_batch(struct trim *trim) {
         refused += i < trim->count;
     }
     ADD(&counters->failed_purges, refused);
+    calm_assert(trim->count > 0 && refused <= trim->count, refused, trim->count);
     trim->failed = refused == trim->count;
     trim->refused = refused > 0;
     for (size_t i = 0; i < trim->count; i++) {
@@ -113,6 +115,7 @@ static bool trim_slice(struct trim *trim, struct arena *arena, bool first_slice)
         return cut > 0 && cut < excess;
     }
     if (tail.suffix_bytes > 0) {
+        calm_assert(trim->count < MAX_BATCH_RANGES && tail.suffix_bytes <= excess, trim->count, excess);
         trim->ranges[trim->count] = (struct iovec){end - tail.suffix_bytes, tail.suffix_bytes};
         trim->arenas[trim->count] = arena;
         trim->resident_bytes[trim->count++] = tail.resident_bytes;

@@ -32,6 +32,7 @@
 /* clang-format off */
 #include "policy/demand.c"
 #include "os/address_range.c"
+#include "os/assert.c"
 #include "os/cgroup.c"
 #include "os/clock.c"
 #include "os/control.c"
@@ -67,6 +68,7 @@
 #include "heap/space.c"
 #include "heap/span.c"
 #include "heap/span_table.c"
+#include "heap/walk.c"
 #include "cache/cpu_cache.c"
 #include "cache/depot.c"
 #include "governor/blocks.c"
@@ -82,6 +84,7 @@
 #include "governor/purger.c"
 #include "governor/terms.c"
 #include "governor/thp_policy.c"
+#include "governor/verify.c"
 #include "backend/backend_direct.c"
 #ifdef CALM_OFFLOAD
 #include "offload/affinity.c"

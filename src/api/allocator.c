@@ -5,6 +5,7 @@
 #include "api/placing.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/vm.h"
 
@@ -85,6 +86,7 @@ static void *take_pages(struct allocator *allocator, size_t size, size_t alignme
         return out_of_memory();
     }
     size_t page = page_bytes(allocator->governor);
+    calm_assert((alignment & (alignment - 1)) == 0 && size > 0, alignment, size);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
     size_t pages = pages_for(allocator, size);
     void *base =
@@ -112,6 +114,7 @@ static void *allocate_large(struct allocator *allocator, size_t size, size_t ali
 
 /* Puts blocks into the cache of whichever CPU this is, and those that it has no room for into the heap. */
 static void cache_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
+    calm_assert(class > 0 && class < allocator->classes.count && count <= MAX_MAGAZINE_BLOCKS, class, count);
     size_t pushed = count == 0 ? 0 : cpu_cache_push_some(allocator->caches, class, blocks, count);
     if (pushed < count) {
         allocator_put_blocks(allocator, class, blocks + pushed, count - pushed);
@@ -123,6 +126,7 @@ static void *refill(struct allocator *allocator, uint32_t class) {
     cpu_cache_open(allocator->caches, class);
     void *blocks[MAX_MAGAZINE_BLOCKS];
     if (cpu_cache_pop_some(allocator->caches, class, blocks, 1) == 1) {
+        fill_new(blocks[0], class);
         return blocks[0];
     }
     cpu_cache_ran_empty(allocator->caches, class);
@@ -135,8 +139,11 @@ static void *refill(struct allocator *allocator, uint32_t class) {
             return out_of_memory();
         }
     }
+    calm_assert(taken.count <= MAX_MAGAZINE_BLOCKS && (uintptr_t)blocks[0] % SIZE_QUANTUM == 0, class,
+                taken.count);
     void *block = blocks[--taken.count];
     cache_blocks(allocator, class, blocks, taken.count);
+    fill_new(block, class);
     return block;
 }
 
@@ -199,6 +206,7 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
     }
     size_t count =
         cpu_cache_pop_some(allocator->caches, class, blocks, cpu_cache_magazine(allocator->caches, class));
+    calm_assert(count < MAX_MAGAZINE_BLOCKS, class, count);
     blocks[count++] = block;
     allocator_put_blocks(allocator, class, blocks, count);
 }
@@ -349,6 +357,7 @@ static void *allocator_resize_large(void *block, size_t size, size_t pages) {
 static void *reallocate_elsewhere(void *block, size_t held, size_t size) {
     void *other = allocate(size);
     if (other != NULL) {
+        calm_assert(usable_size(other) >= size && other != block, other, size);
         memcpy(other, block, size_min(held, size));
         release(block);
     } else if (size <= held) {

@@ -7,6 +7,7 @@
 #ifndef CALM_API_ALLOCATOR_H
 #define CALM_API_ALLOCATOR_H
 
+#include "api/fill.h"
 #include "api/state.h"
 #include "cache/rseq.h"
 
@@ -60,13 +61,14 @@ static inline uint32_t aligned_class_for(size_t alignment, size_t size) {
 static inline __attribute__((always_inline)) bool pop_cached(const struct cpu_caches *caches, uint32_t class,
                                                              void **block) {
     if (cpu_cache_is_rseq(caches)) {
-        return rseq_pop(caches, class, block);
+        return fill_if(rseq_pop(caches, class, block), block, class);
     }
-    return cpu_cache_is_alone(caches) && alone_pop(caches, class, block);
+    return fill_if(cpu_cache_is_alone(caches) && alone_pop(caches, class, block), block, class);
 }
 
 static inline __attribute__((always_inline)) bool push_cached(const struct cpu_caches *caches, uint32_t class,
                                                               void *block) {
+    fill_freed(block, class);
     if (cpu_cache_is_rseq(caches)) {
         return rseq_push(caches, class, block);
     }

@@ -26,10 +26,12 @@
 #include "api/sanitizer.h"
 #include "api/settings.h"
 #include "api/state.h"
+#include "base/assert.h"
 #include "cache/rseq.h"
 #include "governor/epoch.h"
 #include "governor/governor.h"
 #include "governor/helper.h"
+#include "governor/verify.h"
 #include "os/filters.h"
 #include "os/lock.h"
 #include "os/memory.h"
@@ -42,7 +44,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-static struct lock ready_lock;
+static struct lock ready_lock = LOCK_OF(LOCK_START);
 
 static struct backend direct;
 
@@ -58,6 +60,14 @@ static bool forks_alone(void) {
     return thread_is_alone() && !backend->has_server && !governor_has_helper(backend->governor);
 }
 
+/* Unless a server has the heap, or a signal handler forks that interrupted its thread at the heap. */
+static void verify_heap(void) {
+    if (governor_verifies(&calm_governor) && !calm_allocator.backend->has_server &&
+        !governor_is_held(&calm_governor)) {
+        governor_verify(&calm_governor);
+    }
+}
+
 /* As allocator_before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn.
  */
 static bool forked_alone;
@@ -65,6 +75,7 @@ static bool forked_with_files;
 static unsigned forks_with_locks; /* nested ones */
 
 static void allocator_before_fork(void) {
+    verify_heap();
     if (forks_with_locks == 0 && forks_alone()) {
         if (!forked_alone) {
             forked_alone = true;
@@ -91,6 +102,7 @@ static void allocator_after_fork_in_parent(void) {
         helper_resume();
         return;
     }
+    calm_assert(forks_with_locks > 0);
     forks_with_locks--;
     calm_allocator.backend->functions->after_fork(calm_allocator.backend, false);
     heap_profile_after_fork();
@@ -100,6 +112,7 @@ static void allocator_after_fork_in_parent(void) {
 }
 
 static void allocator_after_fork_in_child(void) {
+    lock_ranks_after_fork();
     registration_after_fork();
     family_start_child(&calm_governor.family);
     counters_start_child();
@@ -144,6 +157,7 @@ static void visited(void) {
 /* Under ready_lock. */
 static bool allocator_start(void) {
     struct allocator *this = &calm_allocator;
+    calm_assert(lock_is_mine(&ready_lock) && !atomic_load_explicit(&calm_ready, memory_order_relaxed));
     filters_detect();
     process_begin();
     struct rseq_offsets place = rseq_find();
@@ -230,6 +244,7 @@ __attribute__((constructor(101))) static void allocator_prepare(int argc, char *
 /* Later calls are served without threads. */
 __attribute__((destructor)) static void allocator_finish(void) {
     if (allocator_is_ready()) {
+        verify_heap();
         heap_profile_end();
         report_write();
         calm_allocator.backend->functions->end(calm_allocator.backend);

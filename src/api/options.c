@@ -1,6 +1,7 @@
 #include "api/options.h"
 
 #include "api/state.h"
+#include "base/assert.h"
 #include "os/file.h"
 
 #include <errno.h>
@@ -75,6 +76,7 @@ static bool option_set(const struct option_entry *entry, const char *value, size
     int number = option_parse(entry, value, length);
     if (number >= 0 && entry->text != NULL) {
         memcpy(entry->text, value, length);
+        calm_assert(length <= (size_t)entry->max, length);
         entry->text[length] = '\0';
     } else if (number >= 0) {
         *entry->number = number;
@@ -96,6 +98,7 @@ int options_set(const char *name, const char *value, enum option *which) {
     if (entry == NULL) {
         return ENOENT;
     }
+    calm_assert(entry >= entries && entry < entries + OPTION_COUNT);
     *which = (enum option)(entry - entries);
     size_t length = strlen(value);
     if (entry->change == AT_START) {

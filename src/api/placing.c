@@ -1,5 +1,6 @@
 #include "api/placing.h"
 
+#include "base/assert.h"
 #include "os/hardware_caches.h"
 #include "os/random.h"
 #include "os/rseq.h"
@@ -82,10 +83,12 @@ void *placing_place(const struct allocator *allocator, const struct heap *heap, 
     }
     struct span *span = heap_large_span(heap, base);
     size_t room = span->pages * page - size;
+    calm_assert(span != NULL && span->pages * page >= size, base, size);
     uint64_t turn = next_turn();
     struct line_spread spread = current_spread(page);
     bool spreads = placing_mode(allocator) != PLACEMENT_RANDOM;
     span->offset = line_offset(&spread, spreads, turn, process_seed(), room, alignment);
+    calm_assert(span->offset <= room && span->offset % alignment == 0, span->offset, room, alignment);
     return span->base + span->offset;
 }
 

@@ -1,12 +1,14 @@
 /* The direct backend: each thread works on the heap itself, under its locks. */
 #include "backend/backend.h"
 
+#include "base/assert.h"
 #include "governor/blocks.h"
 #include "governor/governor.h"
 #include "governor/helper.h"
 #include "governor/large.h"
 
 static struct taken direct_take_blocks(struct backend *backend, uint32_t class, void **blocks, size_t count) {
+    calm_assert(count > 0 && count <= MAX_MAGAZINE_BLOCKS, class, count);
     return (struct taken){governor_take_blocks(backend->governor, class, blocks, count, false), true};
 }
 

@@ -1,5 +1,6 @@
 #include "cache/cpu_cache.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "cache/rseq.h"
 #include "os/filters.h"
@@ -59,6 +60,11 @@ static int mode_of(const struct cpu_caches *caches) {
     return atomic_load_explicit(&caches->mode, memory_order_relaxed);
 }
 
+/* The caches that there is memory for. */
+static unsigned usable(const struct cpu_caches *caches) {
+    return caches->states == NULL ? 0 : caches->count;
+}
+
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
                      struct rseq_offsets rseq) {
     if (&__libc_single_threaded != NULL) {
@@ -87,6 +93,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (next > CPU_CACHE_BYTES / 8) {
         return false;
     }
+    calm_assert(caches->count > 0, caches->count);
     size_t bytes = ((size_t)caches->count + CLOSED_CACHES) * CPU_CACHE_BYTES;
     caches->base = vm_reserve(bytes);
     if (caches->base == NULL) {
@@ -95,10 +102,14 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     /* The fast path reads closed caches. */
     vm_make_readable(caches->base, bytes);
     caches->states = vm_map(caches->count * sizeof *caches->states);
+    for (unsigned number = 0; number < usable(caches); number++) {
+        lock_set_rank(&caches->states[number].lock, LOCK_CPU_CACHE);
+    }
     return caches->states != NULL;
 }
 
 void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
+    calm_assert(mode_of(caches) == CACHE_UNREADY && mode != CACHE_UNREADY, mode_of(caches), mode);
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
     if (mode == CACHE_LOCKED && may_be_alone) {
         caches->alone_without_helper = thread_alone;
@@ -124,11 +135,6 @@ void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared) {
                           memory_order_release);
     shared->in_rseq_mode = caches->in_rseq_mode;
     caches->shared = shared;
-}
-
-/* The caches that there is memory for. */
-static unsigned usable(const struct cpu_caches *caches) {
-    return caches->states == NULL ? 0 : caches->count;
 }
 
 /* Those without a CPU are never read, but where the threads' numbers are not those of CPUs. Pages next to
@@ -227,6 +233,7 @@ static void close_stacks(const struct cpu_caches *caches, char *cache) {
  * else it is as it was, without what it had grown. Under the cache's lock.
  */
 static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state *state, bool are_empty) {
+    calm_assert(lock_is_mine(&state->lock), state - caches->states);
     char *cache = cpu_cache_words(caches, state);
     state->grown_bytes = 0;
     for (uint32_t class = 1; class < caches->classes->count; ++class) {
@@ -244,6 +251,7 @@ static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state 
 }
 
 bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
+    calm_assert(class > 0 && class < caches->classes->count, class);
     struct cpu_cache_state *state = mode_of(caches) == CACHE_OFF ? NULL : own_state(caches);
     if (state == NULL) {
         return false;
@@ -293,6 +301,7 @@ static void cpu_cache_leave(struct lock *lock) {
 static size_t pop_exclusive(struct stack *stack, void **blocks, size_t count) {
     void **top = get_top(stack);
     size_t taken = size_min(words_between(get_bottom(stack), top), count);
+    calm_assert(taken <= count && taken <= MAX_GROWN_BLOCKS, taken, count);
     if (taken > 0) {
         memcpy(blocks, top - taken, taken * sizeof *blocks);
         set_top(stack, top - taken);
@@ -303,6 +312,7 @@ static size_t pop_exclusive(struct stack *stack, void **blocks, size_t count) {
 static size_t push_exclusive(struct stack *stack, void *const *blocks, size_t count) {
     void **top = get_top(stack);
     size_t given = size_min(words_between(top, get_end(stack)), count);
+    calm_assert(given <= count && given <= MAX_GROWN_BLOCKS, given, count);
     if (given > 0) {
         memcpy(top, blocks, given * sizeof *blocks);
         set_top(stack, top + given);
@@ -367,6 +377,7 @@ void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class) {
  * sequence is under way on it. False, and it stays, if those cannot be restarted. Under the cache's lock.
  */
 static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t class) {
+    calm_assert(lock_is_mine(&state->lock) && !state->moved[class], class);
     struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
     void **from = start_of(caches, state, class);
     ptrdiff_t room = get_end(stack) - from;
@@ -375,6 +386,7 @@ static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *
     void **to = start_of(caches, state, class);
     if (state->moved[class]) {
         ptrdiff_t held = get_top(stack) - from;
+        calm_assert(held >= 0 && held <= caches->classes->of[class].max_cached, class, held);
         memcpy(to, from, (size_t)held * sizeof *to);
         set_top(stack, to + held);
     }
@@ -404,6 +416,7 @@ bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
     if (grows) {
         state->grown_bytes += bytes;
         set_end(stack, start_of(caches, state, class) + wanted);
+        calm_assert(wanted <= of->max_grown && state->grown_bytes <= MAX_GROWN_BYTES, class, wanted);
         turns_restart(&state->turns[class]);
     } else {
         /* Tried again after as many more. That it ran empty stays known to the next check. */
@@ -441,6 +454,8 @@ static void cpu_cache_shrink(const struct cpu_caches *caches, struct cpu_cache_s
         size_t wanted = size_max(size_max(room / 2, of->max_cached), held);
         if (turns_get(&state->turns[class].empty) == 0 && room > wanted) {
             set_end(stack, start + wanted);
+            calm_assert(state->grown_bytes >= (room - wanted) * of->size, class, state->grown_bytes, room,
+                        wanted);
             state->grown_bytes -= (room - wanted) * of->size;
         }
         turns_restart(&state->turns[class]);
@@ -470,6 +485,7 @@ static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache
             size_t count = size_min(words_between(start, top), CACHE_FLUSH_BLOCKS);
             memcpy(blocks, top - count, count * sizeof *blocks);
             set_top(stack, top - count);
+            calm_assert(count > 0 && count <= CACHE_FLUSH_BLOCKS && lock_is_mine(&state->lock), class, count);
             put(context, blocks, count);
         }
     }
@@ -479,12 +495,14 @@ static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache
  * under way. What threads free meanwhile goes past the closed cache. */
 void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle, put_flushed *put,
                      void *context) {
+    calm_assert(number < caches->count && put != NULL, number, caches->count);
     struct cpu_cache_state *state = &caches->states[number];
     char *cache = cpu_cache_words(caches, state);
     if (!is_open(state)) {
         return;
     }
     lock_acquire(&state->lock);
+    calm_assert(state->grown_bytes <= MAX_GROWN_BYTES, number, state->grown_bytes);
     uint64_t found = digest(caches, state);
     state->idle_checks = found == state->digest ? state->idle_checks + 1 : 0;
     state->digest = found;

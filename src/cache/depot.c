@@ -1,5 +1,6 @@
 #include "cache/depot.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/vm.h"
 
@@ -69,6 +70,7 @@ static struct depot_budget *budget_of(struct depot *depot, uint32_t class) {
 
 bool depot_init(struct depot *depot, const struct size_classes *classes, size_t bin_blocks, size_t small,
                 size_t medium, size_t max_medium) {
+    calm_assert(small <= medium + small && medium <= max_medium && bin_blocks > 0, small, medium, max_medium);
     size_t bins_bytes = vm_round_up(classes->count * sizeof *depot->bins);
     char *memory = vm_map(bins_bytes + sizeof(void *) * bin_blocks * classes->count);
     if (memory == NULL) {
@@ -78,6 +80,9 @@ bool depot_init(struct depot *depot, const struct size_classes *classes, size_t 
     depot->blocks = (void **)(void *)(memory + bins_bytes);
     depot->classes = classes;
     depot->bin_blocks = bin_blocks;
+    for (uint32_t class = 1; class < class_end(depot); ++class) {
+        lock_set_rank(&depot->bins[class].lock, LOCK_DEPOT_BIN);
+    }
     depot->small = (struct depot_budget){.min_bound = small, .max_bound = small, .bound = small};
     depot->medium = (struct depot_budget){.min_bound = medium, .max_bound = max_medium, .bound = medium};
     return true;
@@ -96,6 +101,7 @@ static size_t add_charge(const struct depot *depot, struct depot_budget *budget,
 static void give_credit(struct depot *depot, uint32_t class, size_t count, size_t max_credit) {
     struct depot_bin *bin = &depot->bins[class];
     size_t credit = depot_get(&bin->credit) + depot_charge(depot, class, count);
+    calm_assert(depot->exclusive || lock_is_mine(&bin->lock), class);
     if (credit > max_credit) {
         add_charge(depot, budget_of(depot, class), max_credit - credit);
         credit = max_credit;
@@ -108,6 +114,7 @@ static bool take_credit(struct depot *depot, uint32_t class, size_t count) {
     struct depot_budget *budget = budget_of(depot, class);
     struct depot_bin *bin = &depot->bins[class];
     size_t charge = depot_charge(depot, class, count);
+    calm_assert(depot->exclusive || lock_is_mine(&bin->lock), class);
     size_t credit = depot_get(&bin->credit);
     if (credit < charge) {
         /* Added before it is compared: of concurrent threads some may be refused needlessly, but they never
@@ -135,6 +142,7 @@ size_t depot_take(struct depot *depot, uint32_t class, void **blocks, size_t cou
     depot_enter(depot, bin);
     size_t held = depot_get(&bin->count);
     size_t taken = size_min(held, count);
+    calm_assert(held <= depot->bin_blocks && bin->min_count <= held, class, held, bin->min_count);
     held -= taken;
     memcpy(blocks, blocks_of(depot, class) + held, taken * sizeof *blocks);
     depot_set(&bin->count, held);
@@ -152,6 +160,7 @@ bool depot_put(struct depot *depot, uint32_t class, void *const *blocks, size_t 
     depot_enter(depot, bin);
     size_t held = depot_get(&bin->count);
     size_t bound = depot_get(&budget_of(depot, class)->bound);
+    calm_assert(held <= depot->bin_blocks && bin->min_count <= held, class, held, bin->min_count);
     size_t max_charge = bound - bound / OTHERS_DIVISOR;
     bool fits = held + count <= depot->bin_blocks && depot_charge(depot, class, held + count) <= max_charge &&
                 take_credit(depot, class, count);
@@ -171,6 +180,7 @@ void depot_grow(struct depot *depot, uint32_t class) {
     }
     struct depot_budget *budget = budget_of(depot, class);
     size_t bound = depot_get(&budget->bound);
+    calm_assert(bound >= budget->min_bound && bound <= budget->max_bound, class, bound);
     if (bound < budget->max_bound) {
         /* Of two concurrent steps one may be lost, or one beside a fall: the bound keeps its limits. */
         turns_restart(&depot->bins[class].turns);
@@ -180,6 +190,7 @@ void depot_grow(struct depot *depot, uint32_t class) {
 
 /* Lowers a bound by the charge of blocks that were not needed. */
 static void depot_shrink(struct depot_budget *budget, size_t charge) {
+    calm_assert(depot_get(&budget->bound) >= budget->min_bound, depot_get(&budget->bound), budget->min_bound);
     size_t grown = depot_get(&budget->bound) - budget->min_bound;
     depot_set(&budget->bound, budget->min_bound + size_minus(grown, charge));
 }
@@ -197,6 +208,7 @@ static void flush_bin(struct depot *depot, uint32_t class, bool all, put_flushed
         /* From the bottom: the oldest. */
         size_t count = size_min(left, DEPOT_FLUSH_BLOCKS);
         count = size_min(count, held);
+        calm_assert(held <= depot->bin_blocks && bin->min_count <= held, class, held, bin->min_count);
         void **held_blocks = blocks_of(depot, class);
         memcpy(blocks, held_blocks, count * sizeof *blocks);
         memmove(held_blocks, held_blocks + count, (held - count) * sizeof *blocks);

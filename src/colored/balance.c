@@ -1,5 +1,7 @@
 #include "colored/balance.h"
 
+#include "base/assert.h"
+
 #define NOT_CHOSEN UINT32_MAX
 
 /* The pages of a color, or of unknown color. */
@@ -9,6 +11,7 @@ struct bin {
 };
 
 static uint32_t bin_take(struct bin *bin, const uint32_t *next) {
+    calm_assert(bin->free != NOT_CHOSEN);
     uint32_t page = bin->free;
     bin->free = next[page];
     bin->used++;
@@ -32,6 +35,7 @@ struct balance balance_choose(const uint16_t *color_of, size_t pages, size_t col
     struct bin bins[BALANCE_MAX_COLORS + 1];
     struct balance balance = {0, 0};
     colors = colors > 0 ? colors : 1; /* a cache without colors has one */
+    calm_assert(colors <= BALANCE_MAX_COLORS && positions <= pages, colors, positions, pages);
     for (size_t i = 0; i <= colors; i++) {
         bins[i] = (struct bin){.free = NOT_CHOSEN, .used = 0};
     }

@@ -1,5 +1,6 @@
 #include "colored/block_table.h"
 
+#include "base/assert.h"
 #include "colored/page_mover.h"
 #include "os/vm.h"
 
@@ -47,6 +48,7 @@ struct block *block_claim(const void *address) {
 }
 
 void *block_publish(struct block *block) {
+    calm_assert(state_of(block) == CLAIMED, state_of(block));
     mapping_release(&block->surplus);
     char *address = atomic_load_explicit(&block->pages.base, memory_order_relaxed);
     atomic_store_explicit(&block->state, (uintptr_t)address, memory_order_release);
@@ -54,6 +56,7 @@ void *block_publish(struct block *block) {
 }
 
 void block_discard(struct block *block) {
+    calm_assert(state_of(block) == CLAIMED, state_of(block));
     mapping_release(&block->surplus);
     mapping_release(&block->pages);
     page_mappings_return(block->moved_pages);

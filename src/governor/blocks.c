@@ -1,5 +1,6 @@
 #include "governor/blocks.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/check.h"
 #include "governor/fault_cost.h"
@@ -15,6 +16,7 @@ static unsigned depot_near(const struct governor *governor, unsigned further) {
         return 0;
     }
     unsigned each = governor->depots_per_node;
+    calm_assert(each > 0 && governor->depot_count <= MAX_DEPOTS, each, governor->depot_count);
     unsigned own = cpu_cache_number(governor->caches) / DEPOT_CPUS + further;
     return (cpu_cache_node(governor->caches) * each + own % each) % governor->depot_count;
 }
@@ -91,6 +93,7 @@ size_t governor_take_blocks(struct governor *governor, uint32_t class, void **bl
                             bool prefaults) {
     count_miss(governor);
     size_t taken = take_from_depots(governor, class, blocks, count);
+    calm_assert(class > 0 && class < governor->heap.classes->count && taken <= count, class, taken, count);
     if (taken == count || (taken > 0 && !governor->exclusive)) {
         return taken;
     }
@@ -112,6 +115,7 @@ size_t governor_take_blocks(struct governor *governor, uint32_t class, void **bl
 }
 
 void governor_put_blocks(struct governor *governor, uint32_t class, void *const *blocks, size_t count) {
+    calm_assert(class > 0 && class < governor->heap.classes->count && count > 0, class, count);
     count_miss(governor);
     if (put_into_depots(governor, class, blocks, count)) {
         return;

@@ -1,10 +1,12 @@
 #include "governor/check.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/epoch.h"
 #include "governor/flush.h"
 #include "governor/helper.h"
 #include "governor/limit.h"
+#include "governor/verify.h"
 #include "os/cpus.h"
 
 /* The clock is read at one check in so many. */
@@ -28,6 +30,7 @@ size_t governor_take_misuse(struct governor *governor, struct misuse_record *not
     while (number < heap->misuses) {
         notes[count++] = heap->misuse[number++ % MISUSE_RECORDS];
     }
+    calm_assert(count <= MISUSE_RECORDS && number == heap->misuses, count, number);
     governor->misuses_reported = number;
     heap_unlock(governor);
     return count;
@@ -55,13 +58,16 @@ static void note_levels(struct governor *governor) {
         size_t bytes = used << governor->heap.space.page_shift;
         governor->terms.peak_bytes = size_max(governor->terms.peak_bytes, bytes);
     }
+    calm_assert(governor->max_used >= used, governor->max_used, used);
     governor->max_held = size_max(governor->max_held, used + dirty);
 }
 
 void heap_unlock_and_check(struct governor *governor) {
+    calm_assert(governor->exclusive || lock_is_mine(&governor->lock));
     note_levels(governor);
     bool clock = ++governor->checks % CHECKS_PER_CLOCK == 0;
     bool retry = governor->checks % CHECKS_PER_RETRY == 0 && !governor->has_clients;
+    bool verifies = governor_should_verify(governor);
     bool is_first = thread_pointer() == governor->first_thread;
     if (!is_first) {
         uint64_t checks = atomic_load_explicit(&governor->checks_by_others, memory_order_relaxed);
@@ -92,5 +98,8 @@ void heap_unlock_and_check(struct governor *governor) {
     bool has_background = started || helper == HELPER_RUNS || helper == HELPER_ELSEWHERE;
     if (clock && (!has_background || (helper == HELPER_RUNS && is_overdue(governor)))) {
         governor_tick(governor, false);
+    }
+    if (verifies) {
+        governor_verify(governor);
     }
 }

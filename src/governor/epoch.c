@@ -1,5 +1,6 @@
 #include "governor/epoch.h"
 
+#include "base/assert.h"
 #include "governor/fault_cost.h"
 #include "governor/flush.h"
 #include "governor/limit.h"
@@ -50,6 +51,7 @@ void governor_read_max_footprint(struct governor *governor, bool own_files) {
         governor->cpu_quota = governor->cpu_quota > 0 ? governor->cpu_quota : cgroup_cpu_quota("");
         note_offer(governor, limit, governor->cpu_quota);
     }
+    calm_assert(scarcity_factor >= 0 && scarcity_factor <= 1);
     atomic_store_explicit(&governor->scarcity_factor, scarcity_factor, memory_order_relaxed);
     atomic_store_explicit(&governor->max_footprint, bytes, memory_order_relaxed);
 }
@@ -69,6 +71,9 @@ static struct demand_epoch read_epoch(struct governor *governor, double ns) {
     heap_lock(governor);
     end_backoff(governor);
     size_t faulted = governor->heap.runs.faulted_pages;
+    calm_assert(faulted >= governor->epoch_faulted_pages, faulted, governor->epoch_faulted_pages);
+    calm_assert(governor->max_used >= heap_used_pages(&governor->heap) || governor->exclusive,
+                governor->max_used);
     struct demand_epoch epoch = {
         .ns = ns,
         .max_used = governor->max_used,
@@ -140,6 +145,7 @@ static bool is_given_up(const struct governor *governor) {
 
 /* Purges what is not worth keeping. Under the purger's lock. */
 static void purge_unused(struct governor *governor) {
+    calm_assert(lock_is_mine(&governor->purge_lock));
     bool given_up = is_given_up(governor);
     size_t worth = demand_peak_pages(&governor->demand) + demand_surplus_pages(&governor->demand);
     heap_lock(governor);
@@ -156,6 +162,7 @@ static void purge_unused(struct governor *governor) {
 /* Under the purger's lock. */
 static void epoch_end(struct governor *governor, uint64_t now, uint64_t start) {
     cpu_usage_sample(&governor->cpu_usage);
+    calm_assert(lock_is_mine(&governor->purge_lock) && now >= start, now, start);
     struct demand_epoch epoch = read_epoch(governor, (double)(now - start));
     size_t kept = size_minus(epoch.max_held, epoch.max_used) * page_bytes(governor);
     governor->family_share = family_share(&governor->family, kept);

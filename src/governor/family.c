@@ -1,5 +1,6 @@
 #include "governor/family.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/clock.h"
 #include "os/filters.h"
@@ -50,5 +51,6 @@ double family_share(struct family *family, size_t kept_bytes) {
             all += (uint32_t)note;
         }
     }
+    calm_assert(most <= all, most, all);
     return all > 0 ? (double)most / (double)all : 1;
 }

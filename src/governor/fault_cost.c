@@ -1,5 +1,6 @@
 #include "governor/fault_cost.h"
 
+#include "base/assert.h"
 #include "os/clock.h"
 #include "os/vm.h"
 
@@ -25,6 +26,7 @@ static double measure_fault_ns(void) {
         lowest = ns < lowest ? ns : lowest;
     }
     vm_release(memory, FAULT_PAGES * page);
+    calm_assert(lowest >= 0);
     return lowest / BATCH_PAGES;
 }
 

@@ -1,5 +1,6 @@
 #include "governor/flush.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/limit.h"
 #include "governor/purger.h"
@@ -11,6 +12,7 @@
 static void put_and_purge(void *context, void *const *blocks, size_t count) {
     struct governor *governor = context;
     heap_lock(governor);
+    calm_assert(lock_is_mine(&governor->purge_lock) && count > 0, count);
     heap_put_blocks(&governor->heap, blocks, count);
     bool over = is_over(governor, limit_now(governor).max);
     heap_unlock(governor);
@@ -20,6 +22,7 @@ static void put_and_purge(void *context, void *const *blocks, size_t count) {
 }
 
 void flush_caches(struct governor *governor, bool all) {
+    calm_assert(lock_is_mine(&governor->purge_lock));
     for (unsigned i = 0; i < governor->caches->count && governor->caches->states != NULL; i++) {
         cpu_cache_flush(governor->caches, i, !all, put_and_purge, governor);
     }

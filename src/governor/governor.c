@@ -1,5 +1,6 @@
 #include "governor/governor.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/check.h"
 #include "governor/flush.h"
@@ -36,6 +37,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
                    void (*misused)(enum misuse kind, const void *pointer)) {
     governor->caches = caches;
     governor->misused = misused;
+    lock_set_rank(&governor->purge_lock, LOCK_PURGER);
+    lock_set_rank(&governor->lock, LOCK_HEAP);
     governor->first_thread = thread_pointer();
     governor->process = (int)os_syscall(SYS_getpid);
     cpu_affinity(0, &governor->cpus);
@@ -67,6 +70,8 @@ bool governor_init(struct governor *governor, const struct size_classes *classes
         note_offer(governor, memory_total_bytes(), (double)cpus);
     }
     governor->outlook.memory_per_cpu_bytes = (uint64_t)memory_per_cpu_bytes(governor);
+    calm_assert(governor->depot_count <= MAX_DEPOTS && governor->depots_per_node <= MAX_DEPOTS,
+                governor->depot_count);
     governor->terms = new_terms(governor);
     publish_limit(governor);
     return true;

@@ -1,5 +1,6 @@
 #include "governor/helper.h"
 
+#include "base/assert.h"
 #include "governor/epoch.h"
 #include "governor/probes.h"
 #include "governor/terms.h"
@@ -15,6 +16,7 @@
 #define STOP_CHECK_NS 1000000ULL
 
 static bool helper_change(struct governor *governor, int from, int to) {
+    calm_assert(from != to, from);
     return atomic_compare_exchange_strong_explicit(&governor->helper, &from, to, memory_order_seq_cst,
                                                    memory_order_relaxed);
 }
@@ -25,6 +27,7 @@ static int state_without(bool own_files) {
 }
 
 static void stand_down(struct governor *governor, int state) {
+    calm_assert(state != HELPER_RUNS && atomic_load(&governor->helper) == HELPER_RUNS, state);
     governor_stop_background(governor);
     atomic_store_explicit(&governor->helper, state, memory_order_seq_cst);
 }
@@ -115,6 +118,7 @@ static bool helper_launch(struct governor *governor, enum helper_state seen) {
     while (!thread_is_gone(&governor->helper_thread)) {
         thread_wait(&governor->helper_thread, 0);
     }
+    calm_assert(thread_is_gone(&governor->helper_thread));
     cpu_caches_set_helper(governor->caches, true);
     governor_start_background(governor);
     if (!thread_start(&governor->helper_thread, helper_run, governor, HELPER_STACK_BYTES)) {

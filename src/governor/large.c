@@ -1,5 +1,6 @@
 #include "governor/large.h"
 
+#include "base/assert.h"
 #include "governor/check.h"
 #include "governor/fault_cost.h"
 #include "governor/limit.h"
@@ -79,6 +80,7 @@ static void open_control(struct governor *governor, struct span *span) {
     size_t bytes = (size_t)span->pages * page_bytes(governor);
     size_t count = thp_policy_sampled(span->base, bytes, page_bytes(governor), ranges);
     struct purge_result result = purge_ranges(ranges, count);
+    calm_assert(count > 0 && count <= THP_SAMPLED_RANGES && result.ranges_done <= count, count);
     span->fresh = result.ranges_done == count;
     heap_lock(governor);
     governor->counts.ranges += result.ranges_done;
@@ -98,6 +100,7 @@ void *governor_take_large(struct governor *governor, size_t pages, size_t align_
     char *block = heap_take_large(&governor->heap, pages, align_pages, choice, colored, zero);
     made = governor->heap.runs.huge_pages_made - made;
     struct span *span = heap_large_span(&governor->heap, block);
+    calm_assert(span == NULL ? block == NULL : span->pages == pages && span->base == block, pages);
     struct iovec sampled = {0};
     prefaults = prefaults && span != NULL && span->fresh && evidence >= THP_TOUCHED;
     bool is_control = evidence == THP_CONTROL && span != NULL && !span->fresh && !span->huge && !zeroed &&
@@ -146,6 +149,7 @@ void governor_put_large(struct governor *governor, void *block) {
 void *governor_resize_large(struct governor *governor, struct span *span, size_t pages) {
     size_t held = span->pages;
     heap_lock(governor);
+    calm_assert(span->state == SPAN_LARGE && pages > 0, span->page, span->state);
     bool resized = heap_resize_large(&governor->heap, span, pages);
     bool may_move = !resized && pages > held && held * page_bytes(governor) >= MIN_MOVE_BYTES &&
                     heap_may_move(&governor->heap);
@@ -166,6 +170,7 @@ void *governor_resize_large(struct governor *governor, struct span *span, size_t
     }
     heap_lock(governor);
     struct span *to = heap_large_span(&governor->heap, to_base);
+    calm_assert(to != NULL && to->base == to_base, to_base);
     heap_moved(&governor->heap, span, to);
     heap_unlock_and_check(governor);
     return to->base + to->offset;

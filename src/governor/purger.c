@@ -1,8 +1,10 @@
 #include "governor/purger.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/limit.h"
 #include "governor/probes.h"
+#include "governor/verify.h"
 #include "os/clock.h"
 #include "os/purge.h"
 #include "os/vm.h"
@@ -33,6 +35,7 @@ void purger_leave(struct governor *governor) {
 /* After the kernel refused a whole slice: the next purge is tried later, or once much more is free. Under the
  * heap's lock. */
 static void back_off(struct governor *governor) {
+    calm_assert(governor->exclusive || lock_is_mine(&governor->lock));
     governor->retry_after_ns = size_min(size_max(governor->retry_after_ns * 2, MIN_RETRY_NS), MAX_RETRY_NS);
     governor->retry_ns = clock_now_ns() + governor->retry_after_ns;
     governor->retry_above_pages = heap_dirty_pages(&governor->heap) * 2;
@@ -46,6 +49,7 @@ static void back_off(struct governor *governor) {
 static size_t ask_kernel(struct governor *governor, struct purge_batch *batch) {
     size_t done = 0;
     size_t end = batch->count;
+    calm_assert(lock_is_mine(&governor->purge_lock) && batch->count <= PURGE_MAX_RANGES, batch->count);
     struct purge_result all = {0};
     struct stopwatch watch = stopwatch_start();
     while (done < end && batch->count - end < MAX_REFUSALS) {
@@ -62,6 +66,7 @@ static size_t ask_kernel(struct governor *governor, struct purge_batch *batch) {
             heap_unlock(governor);
         }
     }
+    calm_assert(done <= end && end <= batch->count, done, end, batch->count);
     uint64_t spent = stopwatch_ns(&watch);
     governor->epoch_purge_ns += spent;
     heap_lock(governor);
@@ -101,6 +106,7 @@ static void withdraw_huge_pages(const struct governor *governor, const struct pu
 /* Returns how many pages were purged: 0 if none are dirty, or all are refused. Under the purger's lock. */
 static size_t purge_slice(struct governor *governor, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &governor->batch;
+    calm_assert(lock_is_mine(&governor->purge_lock) && pages > 0, pages);
     heap_lock(governor);
     heap_take_dirty(&governor->heap, batch, pages, depth);
     heap_unlock(governor);
@@ -115,6 +121,7 @@ static size_t purge_slice(struct governor *governor, size_t pages, enum purge_de
     }
     governor->epoch_purged_pages += purged;
     heap_lock(governor);
+    calm_assert(purged <= batch->pages, purged, batch->pages);
     heap_put_back(&governor->heap, batch, done);
     governor->counts.purged_pages += purged;
     publish_limit(governor);
@@ -130,6 +137,7 @@ static size_t purge_slice(struct governor *governor, size_t pages, enum purge_de
 
 /* Purges metadata that describes nothing any more. Under the purger's lock; its batch is free. */
 static void purge_metadata(struct governor *governor) {
+    calm_assert(lock_is_mine(&governor->purge_lock));
     struct iovec *ranges = governor->batch.ranges;
     heap_lock(governor);
     size_t count = span_table_take_idle(&governor->heap.space.spans, ranges, PURGE_MAX_RANGES);
@@ -176,6 +184,7 @@ static size_t purge_slices(struct governor *governor, size_t budget, size_t keep
 }
 
 void release_clean(struct governor *governor, bool retracts) {
+    calm_assert(lock_is_mine(&governor->purge_lock));
     heap_lock(governor);
     runs_release(&governor->heap.runs, false);
     if (retracts) {
@@ -185,6 +194,7 @@ void release_clean(struct governor *governor, bool retracts) {
 }
 
 size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reason reason) {
+    calm_assert(lock_is_mine(&governor->purge_lock) && reason < REASONS, reason);
     /* No more than is free now: other threads may free as fast as this purges. */
     size_t budget = excess_over(governor, keep);
     if (budget == 0) {
@@ -207,10 +217,12 @@ size_t purge_down(struct governor *governor, size_t keep, size_t bear, enum reas
         probe_purge_end(reason, purged * page_bytes(governor), governor->counts.ranges - ranges,
                         governor->counts.purge_ns - ns);
     }
+    governor_verify_purged(governor);
     return purged;
 }
 
 void purge_to_limit(struct governor *governor) {
+    calm_assert(lock_is_mine(&governor->purge_lock));
     for (bool purged = true; purged;) {
         heap_lock(governor);
         struct limit limit = limit_now(governor);

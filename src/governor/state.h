@@ -9,6 +9,7 @@
 #ifndef CALM_GOVERNOR_STATE_H
 #define CALM_GOVERNOR_STATE_H
 
+#include "base/assert.h"
 #include "calmalloc.h"
 
 #include "cache/cpu_cache.h"
@@ -49,6 +50,9 @@ struct governor_settings {
     _Atomic(int) huge_pages;     /* whether they may be requested */
     _Atomic(int) placement;      /* enum placement: where large blocks begin */
     _Atomic(int) memory_per_cpu; /* the price of memory, by enum memory_per_cpu */
+#ifdef CALM_ASSERTIONS
+    _Atomic(int) check_interval; /* slow calls from one walk of the heap to the next; 0: none (verify.h) */
+#endif
 };
 
 /* Of a purge. */
@@ -204,6 +208,7 @@ static inline void heap_lock(struct governor *governor) {
 }
 
 static inline void heap_unlock(struct governor *governor) {
+    calm_assert(governor->exclusive || lock_is_mine(&governor->lock));
     if (!governor->exclusive) {
         lock_release(&governor->lock);
     }

@@ -1,5 +1,6 @@
 #include "governor/terms.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "governor/limit.h"
 #include "os/cpus.h"
@@ -12,6 +13,7 @@
 void note_offer(struct governor *governor, size_t memory, double cpu_quota) {
     unsigned set = cpu_set_count(&governor->cpus);
     double cpus = set > 0 ? set : 1;
+    calm_assert(cpu_quota >= 0);
     double offered = (double)memory / GIB / (cpu_quota < cpus ? cpu_quota : cpus);
     offered = offered < MAX_OFFERED ? offered : MAX_OFFERED;
     atomic_store_explicit(&governor->machine_gib_per_cpu, offered > MIN_OFFERED ? offered : MIN_OFFERED,
@@ -51,6 +53,7 @@ struct retention_terms new_terms(const struct governor *governor) {
 }
 
 void update_terms(struct governor *governor, enum reason reason) {
+    calm_assert(lock_is_mine(&governor->purge_lock) && reason < REASONS, reason);
     struct retention_terms terms = new_terms(governor);
     bool over = true;
     for (bool purged = true; over;) {
@@ -61,6 +64,7 @@ void update_terms(struct governor *governor, enum reason reason) {
         struct limit limit = limit_by(governor, &terms);
         over = purged && is_over(governor, limit.max);
         if (!over) {
+            calm_assert(terms.factor >= 0 && limit.keep <= limit.max, limit.keep, limit.max);
             governor->terms = terms;
             publish_limit(governor);
         }

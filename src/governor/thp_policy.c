@@ -1,5 +1,6 @@
 #include "governor/thp_policy.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/clock.h"
 #include "os/residency.h"
@@ -19,6 +20,7 @@
 
 static struct thp_class *thp_class_of(struct thp_policy *policy, size_t pages) {
     size_t exponent = 63 - (size_t)__builtin_clzll(pages);
+    calm_assert(exponent > 0, pages);
     size_t number = exponent * 2 + (pages >> (exponent - 1) & 1);
     return &policy->classes[size_min(number, THP_CLASSES - 1)];
 }
@@ -90,6 +92,7 @@ size_t thp_policy_sampled(const char *base, size_t bytes, size_t page_size, stru
     size_t end = size_min(bytes, RESIDENCY_SAMPLE_BYTES);
     ranges[0] = (struct iovec){(void *)(base + bytes - end), end};
     ranges[1] = (struct iovec){(void *)(base + bytes / 2 / page_size * page_size), page_size};
+    calm_assert(end > 0 && end <= RESIDENCY_SAMPLE_BYTES, end);
     return bytes / 2 > end ? 2 : 1;
 }
 
@@ -122,6 +125,7 @@ void thp_policy_sample(struct thp_policy *policy, const char *base, size_t bytes
     } else {
         score = freed || score < SCORE_SPARSE ? 0 : score - SCORE_SPARSE;
     }
+    calm_assert(score <= MAX_SCORE, score);
     atomic_store_explicit(&class->score, (uint8_t)score, memory_order_relaxed);
     if (!freed) {
         set_interval(policy, touched, score == MAX_SCORE);

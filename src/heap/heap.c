@@ -1,6 +1,9 @@
 #include "heap/heap.h"
 
+#include "base/assert.h"
+
 bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space) {
+    calm_assert(classes->count > 1 && classes->count <= SIZE_CLASSES, classes->count);
     heap->classes = classes;
     heap->runs.space = &heap->space;
     return space_init(&heap->space, address_space, (classes->max_slab_blocks + 63) / 64);

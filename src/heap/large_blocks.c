@@ -1,5 +1,6 @@
 #include "heap/large_blocks.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "heap/marks.h"
 
@@ -8,6 +9,7 @@
 
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool colored, bool *zero) {
+    calm_assert(pages > 0 && align_pages > 0, pages, align_pages);
     uint64_t made = heap->runs.huge_pages_made;
     /* Among smaller blocks the skipped pages would be holes that nothing fits: docs/experiments.md. */
     colored = colored && pages >= heap->runs.region_pages;
@@ -17,6 +19,8 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     if (span == NULL) {
         return NULL;
     }
+    calm_assert(span->state == SPAN_TAKEN && span->pages == pages && !marks_has(span, 0xff), span->page,
+                pages);
     /* Moved pages are not faulted in. */
     heap->runs.faulted_pages += *zero && choice != RUN_FOR_MOVE ? pages : 0;
     span->state = SPAN_LARGE;
@@ -35,12 +39,15 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
 
 /* Before the block's size changes. */
 static void end_guess(struct heap *heap, struct span *span) {
+    calm_assert(!span->guessed || heap->guessed_pages >= span->pages, span->page, heap->guessed_pages);
     heap->guessed_pages -= span->guessed ? span->pages : 0;
     span->guessed = false;
 }
 
 /* The block leaves its span. */
 static void leave_span(struct heap *heap, struct span *span) {
+    calm_assert(span->state == SPAN_LARGE, span->page, span->state);
+    calm_assert(heap->used_pages >= span->pages && heap->moved_spans >= span->moved, span->page);
     end_guess(heap, span);
     if (span->colored) {
         colors_remove(&heap->colors, runs_address_page(&heap->runs, span));
@@ -53,6 +60,7 @@ static void leave_span(struct heap *heap, struct span *span) {
 }
 
 void heap_note_guess(struct heap *heap, struct span *span) {
+    calm_assert(span->state == SPAN_LARGE && !span->guessed, span->page);
     span->guessed = true;
     heap->guessed_pages += span->pages;
 }
@@ -74,6 +82,7 @@ struct span *heap_large_span(const struct heap *heap, const void *block) {
 /* Puts a span that may be marked. False, and it is the caller's to renew, if its pages may not be used as
  * they are. */
 static bool put_marked(struct heap *heap, struct span *span, unsigned marks) {
+    calm_assert(span->state == SPAN_TAKEN, span->page, span->state);
     heap->dirtied_pages += span->pages;
     if ((marks & MARK_ANY) == 0) {
         if ((marks & MARK_HUGE_PAGES) == 0 || span->huge) {
@@ -101,6 +110,7 @@ struct span *heap_put_large(struct heap *heap, void *block) {
 
 /* What is unusable is lost: its span stays taken. */
 void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed) {
+    calm_assert(span->state == SPAN_TAKEN && heap->purging_pages >= span->pages, span->page, span->state);
     heap->purging_pages -= span->pages;
     if (renewed == VM_UNUSABLE) {
         return;
@@ -116,6 +126,7 @@ void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed rene
 
 /* Moved pages are given back as a whole: a moved block that shrinks is copied, or keeps its size. */
 static bool large_block_shrink(struct heap *heap, struct span *span, size_t pages) {
+    calm_assert(pages > 0 && pages < span->pages, span->page, pages);
     if (span->moved) {
         return pages > span->pages / 2;
     }
@@ -149,6 +160,7 @@ static bool large_block_extend(struct heap *heap, struct span *span, size_t more
     if (next == NULL) {
         return false;
     }
+    calm_assert(next->page == span->page + span->pages && next->pages == more, span->page, next->page, more);
     span->pages += next->pages;
     heap->used_pages += more;
     heap->runs.faulted_pages += clean ? more : 0;
@@ -158,6 +170,7 @@ static bool large_block_extend(struct heap *heap, struct span *span, size_t more
 }
 
 bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
+    calm_assert(span->state == SPAN_LARGE && pages > 0, span->page, span->state);
     if (pages == span->pages) {
         return true;
     }
@@ -168,6 +181,8 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
 }
 
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {
+    calm_assert(from->state == SPAN_LARGE && to->state == SPAN_LARGE && from != to, from->page, to->page);
+    calm_assert(from->pages <= to->pages, from->pages, to->pages);
     /* Huge pages that were requested for it are not: all of it is renewed in the end. */
     unsigned marks = atomic_load_explicit(&from->marks, memory_order_relaxed) & ~(unsigned)MARK_HUGE_PAGES;
     atomic_store_explicit(&to->marks, (uint8_t)marks, memory_order_relaxed);

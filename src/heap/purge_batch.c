@@ -1,9 +1,12 @@
 #include "heap/purge_batch.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "heap/slab.h"
 
 static void add_range(struct heap *heap, struct purge_batch *batch, const char *base, size_t pages) {
+    calm_assert(batch->count < PURGE_MAX_RANGES && pages > 0, batch->count, pages);
+    calm_assert(((uintptr_t)base & (heap->space.page_size - 1)) == 0, base);
     batch->ranges[batch->count++] = (struct iovec){(void *)base, pages << heap->space.page_shift};
     batch->pages += pages;
     heap->purging_pages += pages;
@@ -41,6 +44,7 @@ static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages
 static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages, bool huge) {
     while (batch->pages < pages && batch->count < PURGE_MAX_RANGES && heap->slab_ages[huge].coldest != NULL) {
         struct span *slab = heap->slab_ages[huge].coldest;
+        calm_assert(slab->state == SPAN_SLAB && slab->huge == huge && !slab->claimed, slab->page);
         bool was_full = slab_is_full(heap, slab);
         size_t first;
         size_t end = 0;
@@ -59,6 +63,7 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
 }
 
 size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth) {
+    calm_assert(heap->claims == NULL && heap->claimed_pages == 0, heap->claimed_pages);
     batch->count = 0;
     batch->pages = 0;
     size_t max_pages = PURGE_BYTES >> heap->space.page_shift;
@@ -75,11 +80,14 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
 }
 
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
+    calm_assert(purged <= batch->count && batch->count <= PURGE_MAX_RANGES, purged, batch->count);
     heap->claims = NULL;
     heap->claimed_pages = 0;
     for (size_t i = 0; i < batch->count; i++) {
         struct span *span = purge_batch_span(heap, &batch->ranges[i]);
         size_t pages = batch->ranges[i].iov_len >> heap->space.page_shift;
+        calm_assert(span->state == SPAN_SLAB || span->state == SPAN_TAKEN, span->page, span->state);
+        calm_assert(heap->purging_pages >= pages, heap->purging_pages, pages);
         heap->purging_pages -= pages;
         if (span->state == SPAN_SLAB) {
             size_t offset = (size_t)((char *)batch->ranges[i].iov_base - span->base);

@@ -1,5 +1,7 @@
 #include "heap/runs.h"
 
+#include "base/assert.h"
+
 /* Each may cost two of the 65,530 mappings that a process may have. */
 #define MAX_REGIONS 8192
 
@@ -16,6 +18,7 @@
 
 /* The bin of runs of so many pages. */
 static unsigned bin_of(size_t pages) {
+    calm_assert(pages > 0);
     if (pages <= LINEAR_BINS) {
         return (unsigned)pages - 1;
     }
@@ -32,6 +35,7 @@ static bool is_free_run(const struct span *span) {
 }
 
 static void insert(struct runs *runs, struct span *span, bool clean) {
+    calm_assert(!is_free_run(span) && span->pages > 0, span->page, span->state);
     span->state = clean ? SPAN_CLEAN : SPAN_DIRTY;
     struct run_set *set = set_of(runs, span);
     unsigned bin = bin_of(span->pages);
@@ -46,8 +50,11 @@ static void insert(struct runs *runs, struct span *span, bool clean) {
 
 /* Takes a free run out of its set. */
 static void remove_run(struct runs *runs, struct span *span) {
+    calm_assert(is_free_run(span), span->page, span->state);
     struct run_set *set = set_of(runs, span);
     unsigned bin = bin_of(span->pages);
+    calm_assert(set->bins[bin] != NULL && set->pages >= span->pages, span->page, set->pages);
+    calm_assert((set->filled[bin / 64] >> (bin % 64) & 1) != 0, bin);
     address_order_remove(&set->bins[bin], span);
     if (set->bins[bin] == NULL) {
         set->filled[bin / 64] &= ~((uint64_t)1 << (bin % 64));
@@ -72,6 +79,7 @@ static struct span *previous_run(const struct runs *runs, const struct span *spa
 }
 
 struct span *runs_put(struct runs *runs, struct span *span, bool clean) {
+    calm_assert(span->state == SPAN_TAKEN || span->state == SPAN_UNUSED, span->page, span->state);
     enum span_state state = clean ? SPAN_CLEAN : SPAN_DIRTY;
     struct span *next = runs_next(runs, span);
     if (next != NULL && next->state == state && next->huge == span->huge) {
@@ -91,6 +99,7 @@ struct span *runs_put(struct runs *runs, struct span *span, bool clean) {
 }
 
 struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
+    calm_assert(pages > 0 && pages < span->pages, pages, span->pages);
     struct span *rest = span_table_take(&runs->space->spans);
     if (rest == NULL) {
         return NULL;
@@ -105,6 +114,8 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages) {
 }
 
 struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t pages) {
+    calm_assert(is_free_run(run), run->page, run->state);
+    calm_assert(pages > 0 && skip + pages <= run->pages, skip, pages, run->pages);
     bool clean = run->state == SPAN_CLEAN;
     struct span *taken = run;
     remove_run(runs, run);
@@ -120,6 +131,7 @@ struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t
         }
         insert(runs, rest, clean);
     }
+    calm_assert(taken == NULL || (taken->pages == pages && taken->state == SPAN_TAKEN), pages);
     if (taken != NULL) {
         space_mark_ends(runs->space, taken);
     }
@@ -127,6 +139,7 @@ struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t
 }
 
 struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, size_t pages) {
+    calm_assert(run->state == SPAN_DIRTY, run->page, run->state);
     struct span *taken = runs_carve(runs, run, skip, pages);
     if (taken == NULL) {
         remove_run(runs, run);
@@ -165,6 +178,8 @@ static struct span *runs_find(const struct run_set *set, size_t pages) {
     for (unsigned word = bin / 64; word < RUN_BINS / 64; word++) {
         uint64_t filled = set->filled[word] & (~(uint64_t)0 << (word == bin / 64 ? bin % 64 : 0));
         if (filled != 0) {
+            calm_assert(set->bins[word * 64 + (unsigned)__builtin_ctzll(filled)]->pages >= pages, word,
+                        pages);
             return set->bins[word * 64 + (unsigned)__builtin_ctzll(filled)];
         }
     }
@@ -172,9 +187,11 @@ static struct span *runs_find(const struct run_set *set, size_t pages) {
 }
 
 static bool release_run(struct runs *runs, struct span *run) {
+    calm_assert(run->state == SPAN_TAKEN, run->page, run->state);
     if (!space_release(runs->space, run->page, run->pages)) {
         return false;
     }
+    calm_assert(!run->huge || runs->regions >= run->pages / runs->region_pages, runs->regions);
     runs->regions -= run->huge ? run->pages / runs->region_pages : 0;
     span_table_drop(&runs->space->spans, run);
     return true;
@@ -252,6 +269,7 @@ static bool dissolve_run(struct runs *runs, struct span *run, size_t pages) {
     if (run == NULL) {
         return false;
     }
+    calm_assert(run->huge && run->pages == whole && whole % runs->region_pages == 0, run->pages, whole);
     enum vm_renewed renewed = vm_renew(run->base, whole << runs->space->page_shift);
     if (renewed == VM_UNUSABLE) {
         return false; /* it stays taken */
@@ -299,18 +317,21 @@ bool runs_extend(struct runs *runs, size_t pages) {
         return false;
     }
     span->pages = (uint32_t)extended;
+    calm_assert(extended >= pages, extended, pages);
     span->base = space_address(runs->space, span->page);
     runs_put(runs, span, true);
     return true;
 }
 
 size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *skip) {
+    calm_assert(runs->region_pages > 0 && runs->region_pages << runs->space->page_shift != 0);
     size_t unit = runs->region_pages << runs->space->page_shift;
     *skip = (size_t)(-(uintptr_t)span->base & (unit - 1)) >> runs->space->page_shift;
     return *skip >= span->pages ? 0 : (span->pages - *skip) / runs->region_pages * runs->region_pages;
 }
 
 bool runs_put_as_regions(struct runs *runs, struct span *span) {
+    calm_assert(span->state == SPAN_TAKEN && !span->huge, span->page, span->state);
     size_t skip;
     size_t whole = runs_whole_regions(runs, span, &skip);
     if (whole == 0) {
@@ -367,6 +388,7 @@ static struct span *make_regions(struct runs *runs, size_t pages) {
     if (run == NULL) {
         return NULL;
     }
+    calm_assert(run->pages == wanted && run->state == SPAN_TAKEN, run->pages, wanted);
     /* A known region is asked for again: parts of it may have been purged. */
     if (!vm_enable_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
         runs_put(runs, run, true);
@@ -413,6 +435,7 @@ static struct span *find_extensible(const struct runs *runs, size_t pages) {
 static struct span *extend_run(struct runs *runs, struct span *run, size_t pages) {
     for (int at_front = 0; at_front < 2 && run->pages < pages; at_front++) {
         struct span *next_to = if_clean(at_front ? previous_run(runs, run) : runs_next(runs, run));
+        calm_assert(run->state == SPAN_DIRTY && !run->huge, run->page, run->state);
         size_t held = pages_of(next_to);
         size_t wanted = pages - run->pages < held ? pages - run->pages : held;
         struct span *part =
@@ -481,6 +504,7 @@ static size_t skip_of(const struct runs *runs, const struct span *run, size_t pa
 
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
                        const struct colors *colors, bool *clean) {
+    calm_assert(pages > 0 && align_pages > 0 && (align_pages & (align_pages - 1)) == 0, pages, align_pages);
     /* An aligned span begins where it must, and where all colors are full none is better than another. */
     if (align_pages > 1 || (colors != NULL && colors_skip_in_huge_page(colors) == COLORS_NO_ROOM)) {
         colors = NULL;
@@ -489,6 +513,7 @@ struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum
     if (run == NULL) {
         return NULL;
     }
+    calm_assert(is_free_run(run) && run->pages >= pages + align_pages - 1, run->page, run->pages, pages);
     *clean = run->state == SPAN_CLEAN;
     return runs_carve(runs, run, skip_of(runs, run, pages, align_pages, colors), pages);
 }

@@ -1,5 +1,6 @@
 #include "heap/size_class.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #include <stdbool.h>
@@ -63,6 +64,9 @@ static void fill_class(struct size_class *class, size_t size, size_t page_size) 
     size_t grown_blocks = size <= 64 ? MAX_GROWN_BLOCKS : MAX_GROWN_BLOCKS / 2;
     class->max_grown = (uint16_t)size_min(size_max(grown_bytes / size, class->max_cached), grown_blocks);
     class->batch = class->max_cached / 2;
+    calm_assert(class->slab_blocks > 0 && class->batch > 0, size);
+    calm_assert(class->max_cached <= MAX_CACHE_BLOCKS && class->max_cached <= class->max_grown, size);
+    calm_assert(class->max_grown <= MAX_GROWN_BLOCKS, size);
 }
 
 void size_classes_fill(struct size_classes *classes, size_t page_size) {
@@ -77,6 +81,7 @@ void size_classes_fill(struct size_classes *classes, size_t page_size) {
         }
     }
     classes->count = count;
+    calm_assert(count <= SIZE_CLASSES && classes->of[count - 1].size == max_size, count);
     classes->max_size = (uint32_t)max_size;
     classes->max_slab_blocks = 0;
     for (uint32_t i = 1; i < count; i++) {

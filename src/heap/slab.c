@@ -1,5 +1,6 @@
 #include "heap/slab.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "heap/large_blocks.h"
 #include "heap/marks.h"
@@ -12,6 +13,7 @@ static const struct size_class *slab_class(const struct heap *heap, const struct
 
 /* Counts of free dirty pages: the slab's, the heap's, and the list of slabs that have any. */
 static void add_free_dirty(struct heap *heap, struct span *slab) {
+    calm_assert(slab->state == SPAN_SLAB && slab->free_dirty_pages < slab->pages, slab->page);
     if (slab->free_dirty_pages++ == 0) {
         span_ages_append(&heap->slab_ages[slab->huge], slab);
     }
@@ -19,6 +21,7 @@ static void add_free_dirty(struct heap *heap, struct span *slab) {
 }
 
 static void drop_free_dirty(struct heap *heap, struct span *slab) {
+    calm_assert(slab->free_dirty_pages > 0 && heap->slab_dirty_pages > 0, slab->page);
     if (--slab->free_dirty_pages == 0) {
         span_ages_remove(&heap->slab_ages[slab->huge], slab);
     }
@@ -43,6 +46,8 @@ static void prefault_add(struct prefault *prefault, char *page, size_t page_size
 /* So many more blocks in use touch the page. touched: their owners will write to it. */
 static void use_page(struct heap *heap, struct span *slab, size_t page, size_t blocks, bool touched,
                      struct prefault *prefault) {
+    calm_assert(page < slab->pages && slab->state == SPAN_SLAB, slab->page, page);
+    calm_assert((heap->space.users_of[slab->page + page] & PAGE_USERS) + blocks <= PAGE_USERS, page, blocks);
     uint16_t *users = &heap->space.users_of[slab->page + page];
     if ((*users & PAGE_USERS) == 0) {
         heap->used_pages++;
@@ -61,8 +66,10 @@ static void use_page(struct heap *heap, struct span *slab, size_t page, size_t b
 
 static void leave_page(struct heap *heap, struct span *slab, size_t page, size_t blocks) {
     uint16_t *users = &heap->space.users_of[slab->page + page];
+    calm_assert((*users & PAGE_USERS) >= blocks && page < slab->pages, slab->page, page, *users, blocks);
     *users = (uint16_t)(*users - blocks);
     if ((*users & PAGE_USERS) == 0) {
+        calm_assert(heap->used_pages > 0);
         heap->used_pages--;
         if ((*users & PAGE_DIRTY) != 0) {
             heap->dirtied_pages++;
@@ -73,6 +80,7 @@ static void leave_page(struct heap *heap, struct span *slab, size_t page, size_t
 
 /* Bits first to end - 1. */
 static inline uint64_t bits_between(size_t first, size_t end) {
+    calm_assert(first < end && end <= 64, first, end);
     return (~(uint64_t)0 >> (64 - (end - first))) << first;
 }
 
@@ -85,6 +93,8 @@ static inline __attribute__((always_inline)) void change_bits(struct heap *heap,
     const struct size_class *class = slab_class(heap, slab);
     uint32_t shift = heap->space.page_shift;
     size_t start = word * 64;
+    calm_assert(bits != 0 && start < class->slab_blocks && slab->state == SPAN_SLAB, slab->page, word);
+    calm_assert((slab->allocated[word] & bits) == (change == CHANGE_FREED ? bits : 0), slab->page, word);
     size_t lowest = start + (size_t)__builtin_ctzll(bits);
     size_t highest = start + 63 - (size_t)__builtin_clzll(bits);
     size_t page = lowest * class->size >> shift;
@@ -115,6 +125,7 @@ static inline __attribute__((always_inline)) void change_bits(struct heap *heap,
         slab->allocated[word] |= bits;
         slab->used_blocks = (uint16_t)(slab->used_blocks + count);
     }
+    calm_assert(slab->used_blocks <= class->slab_blocks, slab->page, slab->used_blocks);
 }
 
 /* The lowest set bits, at most count. There is one. */
@@ -134,6 +145,7 @@ static uint64_t lowest_bits(uint64_t bits, size_t count) {
 }
 
 size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count, struct prefault *prefault) {
+    calm_assert(slab->state == SPAN_SLAB && !slab_is_full(heap, slab) && count > 0, slab->page, slab->state);
     const struct size_class *class = slab_class(heap, slab);
     size_t taken = 0;
     for (size_t word = 0; word * 64 < class->slab_blocks && taken < count; word++) {
@@ -153,6 +165,10 @@ size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count,
 }
 
 void slab_open(struct heap *heap, struct span *span, uint32_t class, bool clean) {
+    calm_assert(span->state == SPAN_TAKEN && span->used_blocks == 0 && span->free_dirty_pages == 0,
+                span->page);
+    calm_assert(class > 0 && class < heap->classes->count, class);
+    calm_assert(span->pages == heap->classes->of[class].slab_pages, span->pages, class);
     struct space *space = &heap->space;
     span->state = SPAN_SLAB;
     span->class = (uint8_t) class;
@@ -178,6 +194,8 @@ static size_t stretch_end(const uint16_t *users, size_t first, size_t end) {
 
 /* An empty slab becomes free runs, whose descriptor is as a slab's at first: all counts and bits are 0. */
 static void close_slab(struct heap *heap, struct span *slab) {
+    calm_assert(slab->state == SPAN_SLAB && slab->used_blocks == 0 && !slab->claimed, slab->page);
+    calm_assert(heap->bins[slab->class].current != slab, slab->page);
     struct space *space = &heap->space;
     if (slab->free_dirty_pages > 0) {
         heap->slab_dirty_pages -= slab->free_dirty_pages;
@@ -231,6 +249,7 @@ static void settle(struct heap *heap, struct span *slab, bool was_full) {
 }
 
 void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits) {
+    calm_assert(slab->state == SPAN_SLAB && bits != 0, slab->page, slab->state);
     bool was_full = slab_is_full(heap, slab);
     change_bits(heap, slab, word, bits, CHANGE_FREED, NULL);
     settle(heap, slab, was_full);
@@ -261,6 +280,7 @@ bool slab_claim(struct heap *heap, struct span *slab, size_t *first, size_t *end
     if (page == slab->pages) {
         return false;
     }
+    calm_assert(slab->state == SPAN_SLAB && slab->free_dirty_pages > 0, slab->page);
     *first = page;
     *end = stretch_end(users, page, slab->pages);
     change_blocks_of(heap, slab, page, *end - page, CHANGE_CLAIMED);
@@ -268,6 +288,8 @@ bool slab_claim(struct heap *heap, struct span *slab, size_t *first, size_t *end
 }
 
 void slab_return(struct heap *heap, struct span *slab, size_t first, size_t pages, bool purged) {
+    calm_assert(slab->state == SPAN_SLAB && first + pages <= slab->pages && pages > 0, slab->page, first,
+                pages);
     bool was_full = slab_is_full(heap, slab);
     uint16_t *users = &heap->space.users_of[slab->page];
     if (purged) {

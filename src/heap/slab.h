@@ -28,6 +28,11 @@ static inline bool slab_is_full(const struct heap *heap, const struct span *slab
     return slab->used_blocks == heap->classes->of[slab->class].slab_blocks;
 }
 
+/* Whether a block is in use, by its number. */
+static inline bool slab_has(const struct span *slab, size_t block) {
+    return (slab->allocated[block / 64] >> (block % 64) & 1) != 0;
+}
+
 /* Blocks in use become free: those of a word of the slab's bitmap. An empty slab becomes a free run. */
 void slab_put(struct heap *heap, struct span *slab, size_t word, uint64_t bits);
 

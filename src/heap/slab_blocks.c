@@ -1,5 +1,6 @@
 #include "heap/slab_blocks.h"
 
+#include "base/assert.h"
 #include "heap/purge_batch.h"
 #include "heap/slab.h"
 
@@ -20,11 +21,13 @@ static struct span *new_slab(struct heap *heap, uint32_t class, enum run_choice 
 static struct span *current_slab(struct heap *heap, uint32_t class, enum run_choice choice) {
     struct slab_bin *bin = &heap->bins[class];
     if (bin->current != NULL && !slab_is_full(heap, bin->current)) {
+        calm_assert(bin->current->class == class, class, bin->current->page);
         return bin->current;
     }
     bin->current = bin->part_used;
     if (bin->current != NULL) {
         address_order_remove(&bin->part_used, bin->current);
+        calm_assert(bin->current->class == class && !slab_is_full(heap, bin->current), class);
     } else {
         bin->current = new_slab(heap, class, choice);
     }
@@ -33,6 +36,7 @@ static struct span *current_slab(struct heap *heap, uint32_t class, enum run_cho
 
 size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t count,
                         const struct take_options *options) {
+    calm_assert(class > 0 && class < heap->classes->count, class, count);
     struct prefault prefault = {.populate = options->prefault};
     size_t taken = 0;
     while (taken < count) {
@@ -43,6 +47,7 @@ size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t
         taken += slab_take(heap, slab, blocks + count - taken, count - taken,
                            options->prefault == NULL ? NULL : &prefault);
     }
+    calm_assert(taken <= count, taken, count);
     prefault_finish(&prefault);
     if (taken < count) {
         memmove(blocks, blocks + count - taken, taken * sizeof *blocks);
@@ -104,6 +109,7 @@ void heap_plan_puts(const struct heap *heap, struct heap_puts *puts, void *const
             __builtin_prefetch(&heap->space.users_of[slab->page], 1);
         }
     }
+    calm_assert(puts->count <= MAX_HEAP_PUTS && i <= count, puts->count, i, count);
     puts->planned = i;
 }
 
@@ -134,6 +140,7 @@ static bool are_in_use(const struct slab_bits *put) {
 void heap_put_planned(struct heap *heap, struct heap_puts *puts, void *const *blocks, size_t count) {
     for (;;) {
         void *const *block = blocks;
+        calm_assert(puts->planned <= count && (puts->count > 0 || count == 0), puts->planned, count);
         for (size_t i = 0; i < puts->count; i++) {
             const struct slab_bits *put = &puts->of[i];
             if (are_in_use(put)) {
@@ -145,6 +152,7 @@ void heap_put_planned(struct heap *heap, struct heap_puts *puts, void *const *bl
             }
             block += put->count;
         }
+        calm_assert(block == blocks + puts->planned, puts->planned);
         blocks += puts->planned;
         count -= puts->planned;
         if (count == 0) {

@@ -1,4 +1,5 @@
 #include "heap/space.h"
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/memory.h"
 
@@ -98,6 +99,7 @@ static void reorder(struct space *space, size_t number) {
         uintptr_t key = key_of(space, order, number);
         size_t at = 0;
         while (ordered(space, order, at) != number) {
+            calm_assert(at + 1 < count, number, count);
             at++;
         }
         for (; at > 0 && key_of(space, order, ordered(space, order, at - 1)) > key; at--) {
@@ -155,6 +157,7 @@ static void drop_empty_slots(struct space *space) {
         for (enum segment_order order = BY_ADDRESS; order < SEGMENT_ORDERS; order++) {
             size_t at = 0;
             while (ordered(space, order, at) != count - 1) {
+                calm_assert(at + 1 < count, at, count);
                 at++;
             }
             for (; at + 1 < count; at++) {
@@ -168,6 +171,8 @@ static void drop_empty_slots(struct space *space) {
 /* In an order by which another thread finds each page of it, or of what it was, or nothing: page_in_segment.
  */
 static void fill_slot(struct space *space, size_t number, struct address_range region, uint32_t first) {
+    calm_assert(number < segment_count(space) && region.base != NULL && first > 0, number);
+    calm_assert(region.committed <= region.reserved, region.committed, region.reserved);
     struct segment *segment = &space->segment[number];
     segment->region = region;
     atomic_store_explicit(&segment->first_page, first, memory_order_release);
@@ -179,6 +184,7 @@ static void fill_slot(struct space *space, size_t number, struct address_range r
 
 /* Other threads may look up a pointer meanwhile, of a block in another segment: see page_in_segment. */
 static void clear_slot(struct space *space, size_t number) {
+    calm_assert(!is_empty(&space->segment[number]), number);
     struct segment *segment = &space->segment[number];
     atomic_store_explicit(&segment->bytes, 0, memory_order_release);
     atomic_store_explicit(&segment->base, UINTPTR_MAX, memory_order_release);
@@ -193,6 +199,7 @@ static void clear_slot(struct space *space, size_t number) {
 }
 
 static void set_reserved(struct space *space, size_t number, size_t bytes) {
+    calm_assert(bytes >= space->segment[number].region.committed, number, bytes);
     atomic_store_explicit(&space->segment[number].bytes, bytes, memory_order_release);
     if (is_long(space, number)) {
         __atomic_store_n(&space->quanta, bytes >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
@@ -253,7 +260,9 @@ static bool add_segment(struct space *space, size_t bytes, size_t guard) {
 
 bool space_release(struct space *space, uint32_t page, size_t pages) {
     size_t number = space_search(space, BY_PAGE, segment_count(space), page);
+    calm_assert(number != NO_SEGMENT && pages > 0, page, pages);
     struct segment *segment = &space->segment[number];
+    calm_assert(page >= first_page_of(segment) && page + pages <= usable_end(space, segment), page, pages);
     bool before = page > first_page_of(segment);
     bool after = page + pages < usable_end(space, segment);
     size_t bytes = pages << space->page_shift;
@@ -306,6 +315,7 @@ static size_t first_segment_bytes(void) {
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->page_size = vm_page_size();
     space->page_shift = (uint32_t)__builtin_ctzll(space->page_size);
+    calm_assert(space->page_size == (size_t)1 << space->page_shift, space->page_size);
     space->growing = NO_SEGMENT;
 
     size_t limit = vm_limit_bytes();
@@ -371,11 +381,13 @@ static uint32_t extend_growing(struct space *space, size_t pages, size_t *extend
     }
     struct segment *segment = &space->segment[space->growing];
     struct address_range *region = &segment->region;
+    calm_assert(region->committed <= region->reserved, region->committed, region->reserved);
     size_t left = (region->reserved - region->committed) >> space->page_shift;
     if (left < pages) {
         return 0;
     }
     uint32_t first = usable_end(space, segment);
+    calm_assert(first == atomic_load_explicit(&segment->page_end, memory_order_relaxed), first);
     size_t step =
         size_min(size_max(region->committed / 4, MIN_STEP_BYTES), MAX_STEP_BYTES) >> space->page_shift;
     size_t tries[] = {size_min(size_max(pages, step), left), pages};
@@ -405,6 +417,7 @@ static bool add_for(struct space *space, size_t bytes) {
 }
 
 uint32_t space_extend(struct space *space, size_t pages, size_t *extended) {
+    calm_assert(pages > 0);
     if (pages > space->max_pages) {
         return 0;
     }
@@ -462,6 +475,7 @@ bool space_ends_at(const struct space *space, uint32_t page) {
 }
 
 bool space_retract(struct space *space, uint32_t page) {
+    calm_assert(space->growing != NO_SEGMENT && page > 0 && page < space_end(space), page);
     struct segment *segment = &space->segment[space->growing];
     size_t offset = (size_t)(page - first_page_of(segment)) << space->page_shift;
     if (!vm_decommit(segment->region.base + offset, segment->region.committed - offset)) {
@@ -473,6 +487,7 @@ bool space_retract(struct space *space, uint32_t page) {
 }
 
 char *space_address(const struct space *space, uint32_t page) {
+    calm_assert(space_search(space, BY_PAGE, segment_count(space), page) != NO_SEGMENT, page);
     const struct segment *segment = &space->segment[space_search(space, BY_PAGE, segment_count(space), page)];
     return segment->region.base + ((size_t)(page - first_page_of(segment)) << space->page_shift);
 }

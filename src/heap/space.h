@@ -16,6 +16,7 @@
 #ifndef CALM_HEAP_SPACE_H
 #define CALM_HEAP_SPACE_H
 
+#include "base/assert.h"
 #include "heap/span_table.h"
 #include "os/address_range.h"
 #include "os/vm.h"
@@ -134,6 +135,7 @@ static inline struct span *space_span_of(const struct space *space, uint32_t pag
 
 /* Records the first and the last page. */
 static inline void space_mark_ends(struct space *space, const struct span *span) {
+    calm_assert(span->page > 0 && span->pages > 0, span->page, span->pages);
     uint32_t number = span_number(&space->spans, span);
     space->span_of[span->page] = number;
     space->span_of[span->page + span->pages - 1] = number;

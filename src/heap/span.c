@@ -1,11 +1,14 @@
 #include "heap/span.h"
 
+#include "base/assert.h"
+
 #include <stddef.h>
 
 static struct span *meld(struct span *a, struct span *b) {
     if (a == NULL || b == NULL) {
         return a == NULL ? b : a;
     }
+    calm_assert(a != b && a->next == NULL && b->next == NULL, a->page, b->page);
     if (b->page < a->page) {
         struct span *lower = b;
         b = a;
@@ -46,11 +49,13 @@ static struct span *meld_siblings(struct span *first) {
 }
 
 void address_order_insert(struct span **root, struct span *span) {
+    calm_assert(*root != span, span->page);
     span->child = span->next = span->previous = NULL;
     *root = meld(*root, span);
 }
 
 void address_order_remove(struct span **root, struct span *span) {
+    calm_assert(*root == span || span->previous != NULL, span->page);
     struct span *below = meld_siblings(span->child);
     if (*root == span) {
         *root = below;
@@ -69,6 +74,8 @@ void address_order_remove(struct span **root, struct span *span) {
 }
 
 void span_ages_append(struct span_ages *ages, struct span *span) {
+    calm_assert((ages->coldest == NULL) == (ages->hottest == NULL));
+    calm_assert(ages->hottest != span && ages->coldest != span, span->page);
     span->age.hotter = NULL;
     span->age.colder = ages->hottest;
     *(ages->hottest == NULL ? &ages->coldest : &ages->hottest->age.hotter) = span;
@@ -76,6 +83,8 @@ void span_ages_append(struct span_ages *ages, struct span *span) {
 }
 
 void span_ages_prepend(struct span_ages *ages, struct span *span) {
+    calm_assert((ages->coldest == NULL) == (ages->hottest == NULL));
+    calm_assert(ages->hottest != span && ages->coldest != span, span->page);
     span->age.colder = NULL;
     span->age.hotter = ages->coldest;
     *(ages->coldest == NULL ? &ages->hottest : &ages->coldest->age.colder) = span;
@@ -83,6 +92,8 @@ void span_ages_prepend(struct span_ages *ages, struct span *span) {
 }
 
 void span_ages_remove(struct span_ages *ages, struct span *span) {
+    calm_assert((span->age.colder == NULL) == (ages->coldest == span), span->page);
+    calm_assert((span->age.hotter == NULL) == (ages->hottest == span), span->page);
     *(span->age.colder == NULL ? &ages->coldest : &span->age.colder->age.hotter) = span->age.hotter;
     *(span->age.hotter == NULL ? &ages->hottest : &span->age.hotter->age.colder) = span->age.colder;
     span->age.colder = span->age.hotter = NULL;

@@ -1,5 +1,6 @@
 #include "heap/span_table.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #include <string.h>
@@ -55,6 +56,8 @@ static bool is_unused(const struct span_table *table, size_t number) {
 
 /* Marks a descriptor as unused or as in use, without touching it. */
 static void span_table_mark(struct span_table *table, size_t number, bool unused) {
+    calm_assert(number > 0 && number < table->end, number, table->end);
+    calm_assert(is_unused(table, number) != unused, number, unused);
     uint64_t *bits = &span_table_words(table, TABLE_FREE_SPANS)[number / 64];
     uint64_t *word = &span_table_words(table, TABLE_FREE_WORDS)[number / 4096];
     uint64_t row = (uint64_t)1 << (number / 64 % 64);
@@ -89,6 +92,7 @@ struct span *span_table_take(struct span_table *table) {
         return NULL;
     }
     struct span *span = span_at(table, (uint32_t)number);
+    calm_assert(number > 0 && number < table->end && number <= table->max_spans, number, table->end);
     memset(span, 0, table->span_bytes);
     return span;
 }
@@ -120,6 +124,7 @@ size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size
     if (fewer * table->span_bytes < MIN_IDLE_BYTES || table->unused < table->end / 2) {
         return 0;
     }
+    calm_assert(table->unused < table->end, table->unused, table->end);
     table->dropped = 0;
     size_t count = 0;
     size_t page_size = vm_page_size();
@@ -146,5 +151,6 @@ size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size
 }
 
 void span_table_put_idle(struct span_table *table, const struct iovec *ranges, size_t count) {
+    calm_assert(count == 0 || ranges[0].iov_len > 0);
     mark_ranges(table, ranges, count, true);
 }

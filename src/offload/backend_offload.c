@@ -502,6 +502,7 @@ struct backend *offload_open(struct offload *offload, const struct offload_optio
                              struct governor *governor) {
     offload->backend = (struct backend){&offload_functions, governor, true};
     offload->options = *options;
+    lock_set_rank(&offload->second_lock, LOCK_SECOND_HEAP);
     struct server *server = &offload->server;
     server->hooks = (struct server_hooks){
         .context = offload,

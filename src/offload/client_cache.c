@@ -1,5 +1,6 @@
 #include "offload/client_cache.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #define MAX_CLIENT_BLOCKS 1024
@@ -17,6 +18,7 @@ size_t client_cache_take_unused(struct endpoint *endpoint, uint32_t class, void 
     struct client_cache *cache = &endpoint->caches[class];
     void **stack = client_cache_stack(endpoint, class);
     uint32_t got = (uint32_t)size_min(cache->min_count, MAX_MAGAZINE_BLOCKS);
+    calm_assert(cache->min_count <= client_cache_level(endpoint, class), class, cache->min_count);
     if (got == 0) {
         cache->min_count = client_cache_level(endpoint, class);
         return 0;

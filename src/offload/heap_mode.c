@@ -1,5 +1,6 @@
 #include "offload/heap_mode.h"
 
+#include "base/assert.h"
 #include "offload/prefill.h"
 #include "offload/serve.h"
 #include "os/syscall.h"
@@ -12,6 +13,7 @@ static void serve_all(struct server *server) {
 }
 
 static void switch_to_shared(struct server *server, enum governor_mode mode) {
+    calm_assert(lock_is_mine(&server->open_lock), mode);
     serve_all(server);
     prefill_withdraw_all(server);
     server->hooks.switch_to_shared(server->hooks.context, mode);

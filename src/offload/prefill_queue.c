@@ -1,5 +1,7 @@
 #include "offload/prefill_queue.h"
 
+#include "base/assert.h"
+
 #include <string.h>
 
 #define CACHE_LINE_BYTES 64
@@ -53,6 +55,8 @@ bool prefill_queue_put(struct endpoint *endpoint, const struct request *request)
         return false;
     }
     uint32_t put = prefill_queue_load(&endpoint->put[queue]);
+    calm_assert(put - prefill_queue_load(&endpoint->taken[queue]) <= endpoint->layout->queues[queue].depth,
+                queue, put);
     struct prefill_slot *slot = slot_at(endpoint, queue, put);
     if (prefill_queue_is_large(queue)) {
         slot->item.large = (struct prefilled_block){request->blocks[0], request->pages, request->zero};
@@ -87,6 +91,7 @@ size_t prefill_queue_take(struct endpoint *endpoint, struct request *request) {
         slot = slot_at(endpoint, queue, taken);
     }
     if (got > 0) {
+        calm_assert(got % each == 0 && got <= MAX_MAGAZINE_BLOCKS, queue, got, each);
         atomic_store_explicit(&endpoint->taken[queue], taken, memory_order_release);
         prefetch(slot, content_bytes(endpoint, queue));
     }

@@ -1,5 +1,6 @@
 #include "offload/ring.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #include <string.h>
@@ -17,6 +18,7 @@ bool ring_push(struct ring *ring, uint64_t header, const uint64_t *payload, bool
             return false;
         }
     }
+    calm_assert(tail - ring->head_seen + count + 1 <= RING_WORDS, tail, ring->head_seen, count);
     ring->words[tail % RING_WORDS] = header;
     if (count > 0) { /* else payload may be NULL */
         /* In two pieces if it wraps around. */
@@ -36,6 +38,7 @@ size_t ring_filled(struct ring *ring, bool sequenced) {
         ring->tail_seen =
             atomic_load_explicit(&ring->tail, sequenced ? memory_order_seq_cst : memory_order_acquire);
     }
+    calm_assert(ring->tail_seen - head <= RING_WORDS, ring->tail_seen, head);
     return ring->tail_seen - head;
 }
 
@@ -45,6 +48,7 @@ uint64_t ring_pop(struct ring *ring, uint64_t *payload) {
     size_t count = record_count(header);
     size_t offset = (head + 1) % RING_WORDS;
     size_t first = size_min(RING_WORDS - offset, count);
+    calm_assert(count < RING_WORDS, count, head);
     memcpy(payload, ring->words + offset, first * sizeof *payload);
     memcpy(payload + first, ring->words, (count - first) * sizeof *payload);
     atomic_store_explicit(&ring->head, head + 1 + (uint32_t)count, memory_order_release);

@@ -38,6 +38,10 @@ bool server_init(struct server *server, unsigned endpoint_count, size_t cache_cl
     client_cache_lay_out(&server->layout, cache_class_bytes);
     server->endpoint_bytes = vm_round_up(sizeof(struct endpoint) + server->layout.words * sizeof(uint64_t));
     server->endpoint_count = endpoint_count;
+    lock_set_rank(&server->fork_lock, LOCK_SERVER_FORK);
+    lock_set_rank(&server->open_lock, LOCK_SERVER_OPEN);
+    lock_set_rank(&server->overflow.lock, LOCK_OVERFLOW);
+    lock_set_rank(&server->mailbox.clients, LOCK_MAILBOX);
     server->endpoints = vm_map(endpoint_count * sizeof *server->endpoints);
     server->endpoint_memory = vm_reserve(endpoint_count * server->endpoint_bytes);
     size_t share = vm_limit_bytes() / OVERFLOW_SHARE;

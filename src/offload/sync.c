@@ -1,5 +1,6 @@
 #include "offload/sync.h"
 
+#include "base/assert.h"
 #include "os/clock.h"
 #include "os/futex.h"
 #include "os/syscall.h"
@@ -8,6 +9,7 @@
 
 /* One message there and back. Under the clients' lock. */
 static enum answer exchange(struct server *server, struct mailbox *mailbox) {
+    calm_assert(lock_is_mine(&mailbox->clients));
     atomic_store_explicit(&mailbox->ready, MAILBOX_REQUEST, memory_order_seq_cst);
     server_wake(server);
     uint64_t start = 0;

@@ -1,5 +1,6 @@
 #include "os/address_range.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/syscall.h"
 #include "os/vm.h"
@@ -24,6 +25,7 @@ bool address_ranges_reserve(struct address_range *ranges, const size_t *bytes, s
         ranges[i] = (struct address_range){.base = base, .reserved = reserved};
         base = base == NULL ? NULL : base + reserved + guards;
     }
+    calm_assert(count > 0 && all > 0, count, all);
     return base != NULL;
 }
 
@@ -38,6 +40,8 @@ bool address_range_reach(struct address_range *range, size_t bytes) {
     if (bytes <= range->committed || bytes > range->reserved) {
         return bytes <= range->committed;
     }
+    calm_assert(range->base != NULL && range->committed <= range->reserved, range->committed,
+                range->reserved);
     char *end = range->base + range->committed;
     size_t needed = vm_round_up(bytes - range->committed);
     size_t step = vm_round_up(size_min(size_max(range->committed / 4, MIN_STEP), MAX_STEP));
@@ -50,10 +54,12 @@ bool address_range_reach(struct address_range *range, size_t bytes) {
         }
     }
     range->committed += step;
+    calm_assert(range->committed >= bytes && range->committed <= range->reserved, range->committed, bytes);
     return true;
 }
 
 void address_range_trim(struct address_range *range, size_t bytes) {
+    calm_assert(range->committed <= range->reserved, range->committed, range->reserved);
     size_t keep = size_max(vm_round_up(bytes), range->committed);
     if (keep < range->reserved) {
         /* The page behind the new end becomes the guard. */

@@ -4,6 +4,7 @@
 #include "os/syscall.h"
 
 #include <linux/futex.h>
+#include <string.h>
 
 /*
  * The longest wait of a thread that spins before it sleeps. All waits together are twice that, 10 to 60 us on
@@ -84,6 +85,7 @@ void lock_acquire_contended(struct lock *lock) {
         if (state == LOCK_FREE) {
             if (atomic_compare_exchange_weak_explicit(&lock->state, &state, mine, memory_order_acquire,
                                                       memory_order_relaxed)) {
+                lock_note_acquired(lock);
                 return;
             }
         } else if ((state & LOCK_WAITED) != 0 ||
@@ -105,7 +107,7 @@ void lock_acquire_for_fork(struct lock *lock, bool waits) {
         return;
     }
     if (waits) {
-        lock_acquire(lock);
+        lock_acquire_in_any_order(lock);
     } else if (!lock_try(lock)) {
         return;
     }
@@ -131,3 +133,70 @@ bool lock_reset_in_child(struct lock *lock) {
     atomic_store_explicit(&lock->state, LOCK_FREE, memory_order_relaxed);
     return true;
 }
+
+#ifdef CALM_ASSERTIONS
+
+/* By thread pointer, since some threads of the allocator have no thread-local storage. */
+#define MAX_HOLDERS 4096
+
+static struct holder {
+    _Atomic(uint64_t) thread;   /* 0: not in use; kept for the next thread of that pointer */
+    uint16_t locks[LOCK_RANKS]; /* held, by rank; read and written by the thread alone */
+} holders[MAX_HOLDERS];
+
+/* The calling thread's; NULL if there are too many. */
+static struct holder *find_holder(void) {
+    uint64_t self = lock_self();
+    size_t start = (size_t)(self * 0x9e3779b97f4a7c15u >> 52);
+    for (size_t i = 0; i < MAX_HOLDERS; i++) {
+        struct holder *holder = &holders[(start + i) % MAX_HOLDERS];
+        uint64_t thread = atomic_load_explicit(&holder->thread, memory_order_relaxed);
+        if (thread == 0) {
+            atomic_compare_exchange_strong(&holder->thread, &thread, self);
+            thread = thread == 0 ? self : thread;
+        }
+        if (thread == self) {
+            return holder;
+        }
+    }
+    return NULL;
+}
+
+void lock_check_rank(const struct lock *lock) {
+    const struct holder *holder = find_holder();
+    if (holder == NULL || lock->rank == LOCK_UNRANKED || lock_is_mine(lock)) {
+        return; /* one that is held over a fork may be acquired once more */
+    }
+    for (unsigned rank = lock->rank; rank < LOCK_RANKS; rank++) {
+        calm_assert(holder->locks[rank] == 0, lock->rank, rank, lock);
+    }
+}
+
+void lock_note_acquired(const struct lock *lock) {
+    struct holder *holder = find_holder();
+    if (holder != NULL) {
+        holder->locks[lock->rank]++;
+    }
+}
+
+void lock_note_released(const struct lock *lock) {
+    if (lock->rank == LOCK_UNRANKED) {
+        return; /* tests release locks of other threads */
+    }
+    struct holder *holder = find_holder();
+    calm_assert(lock_is_mine(lock), lock, lock->state, lock_self());
+    if (holder != NULL) {
+        calm_assert(holder->locks[lock->rank] > 0, lock, lock->rank);
+        holder->locks[lock->rank]--;
+    }
+}
+
+void lock_ranks_after_fork(void) {
+    for (size_t i = 0; i < MAX_HOLDERS; i++) {
+        if (atomic_load_explicit(&holders[i].thread, memory_order_relaxed) != lock_self()) {
+            memset(holders[i].locks, 0, sizeof holders[i].locks);
+        }
+    }
+}
+
+#endif

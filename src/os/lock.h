@@ -11,16 +11,81 @@
 #ifndef CALM_OS_LOCK_H
 #define CALM_OS_LOCK_H
 
+#include "base/assert.h"
 #include "os/rseq.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+/*
+ * The order in which a thread acquires locks: one only while those that it holds are of earlier ranks. With
+ * assertions, a thread that would wait for a lock out of this order aborts. Around fork, where one function
+ * acquires the locks of all heaps, the order is that function's.
+ */
+enum lock_rank {
+    LOCK_UNRANKED, /* of tests */
+    LOCK_START,
+    LOCK_PROFILE_SWITCH,
+    LOCK_PROFILE_SAMPLES,
+    LOCK_SERVER_FORK,
+    LOCK_SERVER_OPEN,
+    LOCK_SECOND_HEAP,
+    LOCK_PURGER,
+    LOCK_CPU_CACHE,
+    LOCK_DEPOT_BIN,
+    LOCK_HEAP,
+    LOCK_OVERFLOW,
+    LOCK_MAILBOX,
+    LOCK_RANKS
+};
+
 struct lock {
     _Atomic(uint64_t) state;               /* LOCK_FREE, or the owner's thread pointer with the bits below */
     _Atomic(struct lock *) next_contended; /* in the list of locks that a thread has slept on */
+#ifdef CALM_ASSERTIONS
+    enum lock_rank rank;
+#endif
 };
+
+#ifdef CALM_ASSERTIONS
+#define LOCK_OF(of) \
+    { .rank = (of) }
+
+static inline void lock_set_rank(struct lock *lock, enum lock_rank rank) {
+    lock->rank = rank;
+}
+
+/* Before the calling thread waits for a lock, after it acquired one, and before it releases one. */
+void lock_check_rank(const struct lock *lock);
+void lock_note_acquired(const struct lock *lock);
+void lock_note_released(const struct lock *lock);
+
+/* In a forked child: no other thread holds a lock. */
+void lock_ranks_after_fork(void);
+#else
+#define LOCK_OF(of) \
+    { 0 }
+
+static inline void lock_set_rank(struct lock *lock, enum lock_rank rank) {
+    (void)lock, (void)rank;
+}
+
+static inline void lock_check_rank(const struct lock *lock) {
+    (void)lock;
+}
+
+static inline void lock_note_acquired(const struct lock *lock) {
+    (void)lock;
+}
+
+static inline void lock_note_released(const struct lock *lock) {
+    (void)lock;
+}
+
+static inline void lock_ranks_after_fork(void) {
+}
+#endif
 
 #define LOCK_FREE   0
 #define LOCK_WAITED 1                   /* another thread may sleep on it */
@@ -40,21 +105,33 @@ static inline uint64_t lock_self(void) {
 
 static inline bool lock_try(struct lock *lock) {
     uint64_t expected = LOCK_FREE;
-    return atomic_compare_exchange_strong_explicit(&lock->state, &expected, lock_self(), memory_order_acquire,
-                                                   memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&lock->state, &expected, lock_self(), memory_order_acquire,
+                                                 memory_order_relaxed)) {
+        return false;
+    }
+    lock_note_acquired(lock);
+    return true;
 }
 
-static inline void lock_acquire(struct lock *lock) {
+/* For fork, whose order lock_check_rank does not know. */
+static inline void lock_acquire_in_any_order(struct lock *lock) {
     if (!lock_try(lock)) {
         lock_acquire_contended(lock);
     }
 }
 
+static inline void lock_acquire(struct lock *lock) {
+    lock_check_rank(lock);
+    lock_acquire_in_any_order(lock);
+}
+
 static inline void lock_release(struct lock *lock) {
+    calm_assert(atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE, lock);
     if (__builtin_expect((atomic_load_explicit(&lock->state, memory_order_relaxed) & LOCK_INNER) != 0, 0)) {
         lock_release_inner(lock);
         return;
     }
+    lock_note_released(lock);
     if ((atomic_exchange_explicit(&lock->state, LOCK_FREE, memory_order_release) & LOCK_WAITED) != 0) {
         lock_wake(lock);
     }

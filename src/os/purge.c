@@ -1,5 +1,6 @@
 #include "os/purge.h"
 
+#include "base/assert.h"
 #include "os/filters.h"
 #include "os/syscall.h"
 #include "os/vm.h"
@@ -111,6 +112,7 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
     }
     if (by == PURGE_VECTORED) {
         long advised = advise_vector(ranges, count);
+        calm_assert(count <= PURGE_MAX_RANGES, count);
         result.vectored_calls = advised > 0;
         /* A range that was purged in part is not done. */
         while (result.ranges_done < count && advised >= (long)ranges[result.ranges_done].iov_len) {

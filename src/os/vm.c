@@ -1,5 +1,6 @@
 #include "os/vm.h"
 
+#include "base/assert.h"
 #include "os/file.h"
 #include "os/filters.h"
 #include "os/mman.h"
@@ -102,6 +103,7 @@ static bool make_writable(void *base, size_t bytes) {
 }
 
 bool vm_commit(void *base, size_t bytes) {
+    calm_assert(((uintptr_t)base & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     if (!make_writable(base, bytes)) {
         return false;
     }
@@ -114,11 +116,13 @@ bool vm_commit(void *base, size_t bytes) {
  * from here on has the same marks. So it works where a process has as many mappings as it may have.
  */
 bool vm_commit_next(void *base, size_t bytes) {
+    calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     vm_advise(base, bytes + vm_page_size(), MADV_DODUMP);
     return make_writable(base, bytes);
 }
 
 bool vm_decommit(void *base, size_t bytes) {
+    calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     if (!is_error(os_syscall(SYS_mprotect, base, bytes, PROT_NONE))) {
         size_t page = vm_page_size(); /* stays as what is before it: see vm_commit_next */
         vm_advise((char *)base + page, bytes - page, MADV_DONTDUMP);
@@ -146,6 +150,7 @@ void *vm_map_shared(size_t bytes) {
 }
 
 void vm_release(void *base, size_t bytes) {
+    calm_assert(base != NULL && ((uintptr_t)base & (vm_page_size() - 1)) == 0, base, bytes);
     atomic_fetch_add_explicit(&ranges_reserved, 0, memory_order_release);
     size_t guard = vm_page_size();
     os_syscall(SYS_munmap, (char *)base - guard, vm_round_up(bytes) + 2 * guard);
@@ -177,6 +182,7 @@ void vm_note_locked_mappings(bool locked) {
 /* A mapping that the kernel locks has no access rights until it is unlocked: else all of it would be made
  * resident. */
 bool vm_replace(void *base, size_t bytes) {
+    calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     bool locks =
         filters_now() != FILTERS_ADDED && atomic_load_explicit(&locks_mappings, memory_order_relaxed);
     int rights = locks ? PROT_NONE : PROT_READ | PROT_WRITE;
@@ -224,6 +230,7 @@ enum vm_renewed vm_renew(void *base, size_t bytes) {
 }
 
 bool vm_move_pages(void *from, void *to, size_t bytes) {
+    calm_assert((char *)from + bytes <= (char *)to || (char *)to + bytes <= (char *)from, from, to, bytes);
     if (is_error(os_syscall(SYS_mremap, from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
                             to))) {
         return false;

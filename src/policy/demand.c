@@ -1,5 +1,6 @@
 #include "policy/demand.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #define EPOCH_S (DEMAND_EPOCH_NS / 1e9)
@@ -48,6 +49,7 @@ static size_t layers_of(size_t pages) {
     size_t last = pages - 1;
     unsigned shift = (unsigned)(63 - __builtin_clzll(last)) - OCTAVE_SHIFT;
     size_t layer = (shift - LOWEST_SHIFT) * (size_t)OCTAVE_LAYERS + (last >> shift) - OCTAVE_LAYERS + 1;
+    calm_assert(layer_base(size_min(layer, DEMAND_LAYERS - 1)) < pages, layer, pages);
     return size_min(layer + 1, DEMAND_LAYERS);
 }
 
@@ -75,6 +77,7 @@ static size_t known_gaps(const struct demand_layer *layer) {
 }
 
 static void add_gap(struct demand_layer *layer, float gap_s) {
+    calm_assert(gap_s >= 0);
     layer->gaps_s[layer->gaps++ % DEMAND_GAPS] = gap_s;
 }
 
@@ -133,6 +136,7 @@ static void end_gap(struct demand_layer *layer, float break_even_s) {
     float saved = cost_of(gap_s, KEEP_TO_BREAK_EVEN, break_even_s) - foreseen;
     float credit = layer->credit + saved * (is_trusted(layer) ? 1 : UNTRUSTED_SHARE);
     layer->credit = credit < 0 ? 0 : credit > MAX_REUSE_CREDIT ? MAX_REUSE_CREDIT : credit;
+    calm_assert(layer->credit >= 0 && layer->credit <= MAX_REUSE_CREDIT);
     add_gap(layer, gap_s);
     layer->unused_s = 0;
 }
@@ -223,6 +227,7 @@ static double lower_of(double a, double b) {
  * is no fragmentation. */
 static double record_fragmentation(struct demand *demand, const struct demand_epoch *epoch, double page_ns) {
     double wasted = lower_of((double)epoch->faulted_pages, demand->absent_pages);
+    calm_assert(wasted >= 0 && wasted <= demand->absent_pages);
     size_t grown = size_minus(epoch->max_used, demand->peak_pages);
     size_t unexplained = size_minus(epoch->faulted_pages, grown);
     demand->fragmented_ns += lower_of((double)unexplained, wasted) * page_ns;
@@ -238,6 +243,9 @@ static double record_fragmentation(struct demand *demand, const struct demand_ep
 
 struct demand_outcome demand_record(struct demand *demand, const struct demand_epoch *epoch,
                                     struct demand_price price) {
+    calm_assert(epoch->ns > 0 && epoch->cpu_ns >= 0 && epoch->purge_ns >= 0);
+    calm_assert(epoch->used_last <= epoch->max_used, epoch->used_last, epoch->max_used);
+    calm_assert(price.fault_ns >= 0 && price.page_seconds >= 0);
     fade(demand, epoch->ns);
     demand->purge_ns += epoch->purge_ns;
     demand->purged_pages += (double)epoch->purged_pages;
@@ -252,6 +260,9 @@ struct demand_outcome demand_record(struct demand *demand, const struct demand_e
     demand->highest = size_max(demand->highest, epoch->max_used);
     demand->used_last = epoch->used_last;
     demand->peak_pages = worth_keeping(demand);
+    calm_assert(demand->peak_pages >= demand->used_last, demand->peak_pages, demand->used_last);
+    calm_assert(demand->layer_count <= DEMAND_LAYERS, demand->layer_count);
+    calm_assert(demand->used_last <= demand->highest, demand->used_last, demand->highest);
     /* What faulted was not kept: a limit or a trim was in the way. */
     size_t saved = size_minus(kept, epoch->faulted_pages);
     return (struct demand_outcome){wasted * page_ns, (double)saved * page_ns};

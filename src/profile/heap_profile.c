@@ -1,5 +1,6 @@
 #include "profile/heap_profile.h"
 
+#include "base/assert.h"
 #include "os/clock.h"
 #include "os/filters.h"
 #include "os/process.h"
@@ -23,12 +24,12 @@ _Atomic(bool) heap_profile_listened;
 static unsigned cpu_count;
 static unsigned (*current_cpu)(void);
 static void (*use_fast_path)(bool use);
-static struct samples profile_samples;
+static struct samples profile_samples = {.lock = LOCK_OF(LOCK_PROFILE_SAMPLES)};
 static _Atomic(uint64_t) last_mean; /* when the profile was last on; 0: never */
 static _Atomic(bool) was_chosen;    /* by the program or its user */
 
 /* Serializes switching, and protects what follows. */
-static struct lock switch_lock;
+static struct lock switch_lock = LOCK_OF(LOCK_PROFILE_SWITCH);
 static uint64_t chosen_mean;
 static const char *chosen_prefix;
 static uint64_t requested_mean;
@@ -84,6 +85,7 @@ static uint64_t wanted_mean(void) {
 
 /* Under switch_lock. */
 static bool apply(void) {
+    calm_assert(lock_is_mine(&switch_lock));
     uint64_t mean = wanted_mean();
     bool able = mean == 0 || make_ready();
     mean = able ? mean : 0;
@@ -127,6 +129,7 @@ bool heap_profile_configure(uint64_t mean_bytes, const char *file_prefix) {
 }
 
 static void set_request(uint64_t mean, uint64_t until_ns) {
+    calm_assert(lock_is_mine(&switch_lock) && mean <= MAX_REQUESTED_MEAN, mean);
     requested_mean = mean;
     atomic_store_explicit(&requested_until_ns, until_ns, memory_order_relaxed);
 }

@@ -1,5 +1,6 @@
 #include "profile/samples.h"
 
+#include "base/assert.h"
 #include "os/clock.h"
 #include "os/random.h"
 #include "os/thread.h"
@@ -55,6 +56,7 @@ bool samples_init(struct samples *samples) {
 
 /* The number of the stack, which is added if it is new; 0 if there is no room. */
 static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, size_t depth) {
+    calm_assert(lock_is_mine(&samples->lock) && depth <= MAX_ADDRESSES, depth);
     uint64_t hash = depth;
     for (size_t i = 0; i < depth; i++) {
         hash = random_mix(hash + addresses[i] + RANDOM_GOLDEN_RATIO);
@@ -99,6 +101,7 @@ static uint32_t new_block(struct samples *samples) {
         !address_range_reach(&samples->blocks, (number + 1) * sizeof *samples->tables->blocks)) {
         return 0;
     }
+    calm_assert(lock_is_mine(&samples->lock) && number < MAX_SAMPLE_BLOCKS, number);
     samples->blocks_end++;
     return number;
 }
@@ -115,6 +118,7 @@ static void weight_add(struct sample_weight *sum, struct sample_weight weight) {
 /* A process outside sees an odd number between begin_change and end_change. */
 static void begin_change(struct samples *samples, struct sample_stack *stack) {
     uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
+    calm_assert(sequence % 2 == 0 && lock_is_mine(&samples->lock), sequence);
     atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_relaxed);
 #ifndef __SANITIZE_THREAD__ /* does not know fences; threads of this process read under the lock */
     atomic_thread_fence(memory_order_release);
@@ -127,6 +131,7 @@ static void begin_change(struct samples *samples, struct sample_stack *stack) {
 
 static void end_change(struct sample_stack *stack) {
     uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
+    calm_assert(sequence % 2 == 1, sequence);
     atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_release);
 }
 
@@ -173,6 +178,8 @@ bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns)
         double count = (double)found->weight.count;
         *link = found->next;
         begin_change(samples, stack);
+        calm_assert(stack->in_use.count >= found->weight.count && stack->in_use.bytes >= found->weight.bytes,
+                    found->block);
         stack->in_use.count -= found->weight.count;
         stack->in_use.bytes -= found->weight.bytes;
         stack->lifetimes += count * (double)clock_elapsed_ns(now_ns, found->born_ns);
@@ -209,6 +216,7 @@ static uint64_t to_ns(double sum) {
 struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t now_ns,
                                 const uintptr_t **addresses, size_t *depth) {
     uint64_t signals = samples_enter(samples);
+    calm_assert(stack > 0 && stack < atomic_load_explicit(&samples->stacks_end, memory_order_relaxed), stack);
     const struct sample_stack *found = &samples->tables->stacks[stack];
     struct sample_sums sums = {
         .allocated = found->allocated,

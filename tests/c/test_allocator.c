@@ -11,7 +11,9 @@
 #include "api/options.h"
 #include "governor/governor.h"
 #include "governor/limit.h"
-#include "heap_walk.h"
+#include "heap/walk.h"
+
+#include "check.h"
 #include "test_clock.h"
 
 #ifdef CALM_OFFLOAD

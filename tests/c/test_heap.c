@@ -3,12 +3,18 @@
  * resized and moved at random, while ranges are taken out to be purged and returned, purged or not. The
  * heap's counters are compared with a walk over all its pages.
  */
+#include "heap/large_blocks.h"
 #include "heap/marks.h"
-#include "heap_walk.h"
+#include "heap/slab.h"
+#include "heap/slab_blocks.h"
+#include "heap/walk.h"
 #include "os/file.h"
 #include "os/purge.h"
 
+#include "check.h"
+
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -1321,7 +1327,7 @@ static void test_plan_that_fails(void) {
     for (size_t i = 0; i < BLOCKS - 1; i++) {
         heap_plan_puts(&heap, &puts, &all[i], 1);
         if (puts.of[0].slab != NULL &&
-            slab_in_use(puts.of[0].slab, puts.of[0].word * 64 + (size_t)__builtin_ctzll(puts.of[0].bits))) {
+            slab_has(puts.of[0].slab, puts.of[0].word * 64 + (size_t)__builtin_ctzll(puts.of[0].bits))) {
             heap_put_planned(&heap, &puts, &all[i], 1);
             expect_misuse(MISUSE_DOUBLE_FREE, all[i]);
             claimed++;

@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 
 #include "check.h"
+#include "lost_lock.h"
 #include "offload/client.h"
 #include "offload/heap_mode.h"
 #include "offload/lifecycle.h"
@@ -1968,7 +1969,7 @@ static void test_fork_without_work(void) {
 
 static void *stay_with_the_clients(void *unused) {
     CHECK(endpoint_enter(server_endpoint(&server, 0), ENTER_ALWAYS));
-    lock_acquire(&server.mailbox.clients);
+    lock_lose(&server.mailbox.clients);
     return unused;
 }
 
@@ -1998,7 +1999,7 @@ static void test_fork_with_a_lost_client(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(!server.orphaned);
     CHECK(!endpoint_try(server_endpoint(&server, 0)) && !lock_try(&server.mailbox.clients));
-    lock_release(&server.mailbox.clients);
+    lock_find(&server.mailbox.clients);
     endpoint_leave(server_endpoint(&server, 0));
     let_server_go();
     let_time_stand();

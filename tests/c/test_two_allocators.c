@@ -4,11 +4,13 @@
  */
 #include "api/allocator.h"
 #include "cache/cpu_cache.h"
+#include "check.h"
 #include "governor/blocks.h"
 #include "governor/governor.h"
-#include "heap_walk.h"
+#include "heap/walk.h"
 
 #include <pthread.h>
+#include <string.h>
 
 #define ALLOCATORS 2
 #define THREADS    4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,31 @@ def test_optional_features_are_used_by_their_plug_ins_only(tree: Any) -> None:
 
 def test_the_list_of_floors_is_complete(tree: Any) -> None:
     none(tree.unlisted())
+
+
+# ---- locks ----
+
+
+def test_the_page_lists_the_locks_in_their_order() -> None:
+    header = (REPOSITORY / "src/os/lock.h").read_text()
+    ranks = re.findall(r"^ {4}(LOCK_\w+),", header, re.MULTILINE)
+    assert len(ranks) > 10 and ranks.pop(0) == "LOCK_UNRANKED"
+    assert (
+        re.findall(r"^\| `(LOCK_\w+)` \|", (REPOSITORY / "src/README.md").read_text(), re.MULTILINE) == ranks
+    )
+
+
+def test_each_lock_has_a_rank() -> None:
+    """One that has none is not checked; and none is given to what is no lock of src/."""
+    texts = [path.read_text() for path in (REPOSITORY / "src").glob("*/*.[ch]") if path.stem != "lock"]
+    declared = [name for text in texts for name in re.findall(r"^.*\bstruct lock (\w+)(?:;| = )", text, re.M)]
+    ranked = [
+        rank
+        for text in texts
+        for rank in re.findall(r"(?:LOCK_OF\(|lock_set_rank\([^;]*, )(LOCK_\w+)\)", text)
+    ]
+    # The heap profile's table of samples is a structure whose lock is given its rank with it.
+    assert len(declared) == len(ranked) == len(set(ranked)), (declared, ranked)
 
 
 # ---- what the script finds ----

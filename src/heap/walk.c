@@ -1,47 +1,36 @@
-/*
- * Walks all of a heap by its pages, and compares what is there with what the heap says of itself: every page
- * belongs to one span, free neighbours are joined, and each set, list, bitmap and count agrees.
- *
- * For tests that own the heap: nothing may change meanwhile.
- */
-#ifndef CALM_TESTS_HEAP_WALK_H
-#define CALM_TESTS_HEAP_WALK_H
+#include "heap/walk.h"
+
+#include "base/assert.h"
+
+/* The tests walk heaps in builds without assertions, too. */
+#if defined(CALM_ASSERTIONS) || defined(CALM_WALK)
 
 #include "heap/large_blocks.h"
-#include "heap/purge_batch.h"
 #include "heap/slab.h"
 #include "heap/slab_blocks.h"
 
 #include <string.h>
 
-#include "check.h"
+#define check_equal(a, b) calm_check((uint64_t)(a) == (uint64_t)(b), a, b)
 
-/* What a walk found. Of pages within slabs, those that a batch holds are known by the batch alone. */
-struct heap_walk {
-    size_t spans;
-    size_t runs[RUN_KINDS], run_pages[RUN_KINDS];
-    size_t purging_pages, large_pages, large_blocks, moved_blocks, slabs;
-    size_t slab_used_pages, slab_dirty_pages, slabs_with_dirty, used_blocks;
-};
-
-static inline bool walk_is_free(const struct span *span) {
+static bool walk_is_free(const struct span *span) {
     return span->state == SPAN_DIRTY || span->state == SPAN_CLEAN;
 }
 
-static inline enum run_kind walk_kind(const struct span *span) {
+static enum run_kind walk_kind(const struct span *span) {
     return (span->state == SPAN_CLEAN ? RUN_CLEAN : RUN_DIRTY) + (span->huge ? RUN_HUGE_DIRTY : 0);
 }
 
 /* Spans in an order by address. Each must lie higher than its parent. */
-static inline size_t walk_order(const struct span *root, void (*each)(void *context, const struct span *span),
-                                void *context) {
+static size_t walk_order(const struct span *root, void (*each)(void *context, const struct span *span),
+                         void *context) {
     size_t count = 0;
     for (const struct span *span = root; span != NULL; span = span->next) {
         const struct span *child = span->child;
-        CHECK(child == NULL || child->previous == span);
-        CHECK(span->next == NULL || span->next->previous == span);
+        calm_check(child == NULL || child->previous == span);
+        calm_check(span->next == NULL || span->next->previous == span);
         for (; child != NULL; child = child->next) {
-            CHECK(child->page > span->page);
+            calm_check(child->page > span->page);
         }
         each(context, span);
         count += 1 + walk_order(span->child, each, context);
@@ -49,25 +38,21 @@ static inline size_t walk_order(const struct span *root, void (*each)(void *cont
     return count;
 }
 
-static inline bool slab_in_use(const struct span *slab, size_t block) {
-    return (slab->allocated[block / 64] >> (block % 64) & 1) != 0;
-}
-
-static inline void walk_slab(const struct heap *heap, const struct span *slab, struct heap_walk *walk) {
+static void walk_slab(const struct heap *heap, const struct span *slab, struct heap_walk *walk) {
     const struct space *space = &heap->space;
     const struct size_class *class = &heap->classes->of[slab->class];
     static uint16_t users[UINT16_MAX];
     uint32_t number = span_number(&space->spans, slab);
-    CHECK(slab->class >= 1 && slab->class < heap->classes->count);
-    CHECK_EQUAL(slab->pages, class->slab_pages);
+    calm_check(slab->class >= 1 && slab->class < heap->classes->count);
+    check_equal(slab->pages, class->slab_pages);
     memset(users, 0, slab->pages * sizeof *users);
     size_t used = 0;
     size_t bits = (space->spans.span_bytes - sizeof *slab) * 8;
     for (size_t block = 0; block < bits; block++) {
-        if (!slab_in_use(slab, block)) {
+        if (!slab_has(slab, block)) {
             continue;
         }
-        CHECK(block < class->slab_blocks);
+        calm_check(block < class->slab_blocks);
         used++;
         size_t first = block * class->size >> space->page_shift;
         size_t last = ((block + 1) * class->size - 1) >> space->page_shift;
@@ -75,25 +60,25 @@ static inline void walk_slab(const struct heap *heap, const struct span *slab, s
             users[page]++;
         }
     }
-    CHECK_EQUAL(slab->used_blocks, used);
-    CHECK(used > 0); /* an empty one is no slab any more */
+    check_equal(slab->used_blocks, used);
+    calm_check(used > 0); /* an empty one is no slab any more */
     size_t free_dirty = 0;
     for (size_t page = 0; page < slab->pages; page++) {
         uint16_t word = space->users_of[slab->page + page];
-        CHECK_EQUAL(word & PAGE_USERS, users[page]);
-        CHECK_EQUAL(space->span_of[slab->page + page], number);
-        CHECK_EQUAL(space->class_of[slab->page + page], slab->class);
+        check_equal(word & PAGE_USERS, users[page]);
+        check_equal(space->span_of[slab->page + page], number);
+        check_equal(space->class_of[slab->page + page], slab->class);
         walk->slab_used_pages += users[page] > 0;
         free_dirty += word == PAGE_DIRTY;
     }
-    CHECK_EQUAL(slab->free_dirty_pages, free_dirty);
+    check_equal(slab->free_dirty_pages, free_dirty);
     walk->slab_dirty_pages += free_dirty;
     walk->slabs_with_dirty += free_dirty > 0;
     walk->used_blocks += used;
     walk->slabs++;
 }
 
-static inline void walk_span(const struct heap *heap, const struct span *span, struct heap_walk *walk) {
+static void walk_span(const struct heap *heap, const struct span *span, struct heap_walk *walk) {
     switch (span->state) {
     case SPAN_DIRTY:
     case SPAN_CLEAN:
@@ -112,13 +97,12 @@ static inline void walk_span(const struct heap *heap, const struct span *span, s
         walk_slab(heap, span, walk);
         break;
     default:
-        CHECK(!"a span in use");
+        calm_check(!"a span in use");
     }
 }
 
 /* Neighbours that should be one run. Whole huge-page regions may be adjacent: nothing is lost by it. */
-static inline bool walk_may_join(const struct heap *heap, const struct span *before,
-                                 const struct span *span) {
+static bool walk_may_join(const struct heap *heap, const struct span *before, const struct span *span) {
     if (!walk_is_free(before) || !walk_is_free(span) || walk_kind(before) != walk_kind(span)) {
         return false;
     }
@@ -127,23 +111,22 @@ static inline bool walk_may_join(const struct heap *heap, const struct span *bef
 }
 
 /* Every page of the usable part of every segment, in order. */
-static inline void walk_segment(const struct heap *heap, const struct segment *segment,
-                                struct heap_walk *walk) {
+static void walk_segment(const struct heap *heap, const struct segment *segment, struct heap_walk *walk) {
     const struct space *space = &heap->space;
     uint32_t page = segment->first_page;
     uint32_t end = page + (uint32_t)(segment->region.committed >> space->page_shift);
     const struct span *before = NULL;
     while (page < end) {
         const struct span *span = space_span_of(space, page);
-        CHECK_EQUAL(span->page, page);
-        CHECK(span->pages > 0 && span->pages <= end - page);
-        CHECK(span->base == space_address(space, page));
-        CHECK_EQUAL(space_page(space, span->base), page);
-        CHECK_EQUAL(space->span_of[page + span->pages - 1], space->span_of[page]);
-        CHECK(before == NULL || !walk_may_join(heap, before, span));
+        check_equal(span->page, page);
+        calm_check(span->pages > 0 && span->pages <= end - page);
+        calm_check(span->base == space_address(space, page));
+        check_equal(space_page(space, span->base), page);
+        check_equal(space->span_of[page + span->pages - 1], space->span_of[page]);
+        calm_check(before == NULL || !walk_may_join(heap, before, span));
         for (uint32_t i = page; span->state != SPAN_SLAB && i < page + span->pages; i++) {
-            CHECK_EQUAL(space->class_of[i], 0);
-            CHECK_EQUAL(space->users_of[i], 0);
+            check_equal(space->class_of[i], 0);
+            check_equal(space->users_of[i], 0);
         }
         walk_span(heap, span, walk);
         walk->spans++;
@@ -159,43 +142,43 @@ struct walk_set {
     uint32_t class;
 };
 
-static inline void walk_bin_run(void *context, const struct span *span) {
+static void walk_bin_run(void *context, const struct span *span) {
     struct walk_set *set = context;
-    CHECK(walk_is_free(span));
-    CHECK_EQUAL(walk_kind(span), set->kind);
-    CHECK(space_span_of(&set->heap->space, span->page) == span);
+    calm_check(walk_is_free(span));
+    check_equal(walk_kind(span), set->kind);
+    calm_check(space_span_of(&set->heap->space, span->page) == span);
     set->pages += span->pages;
 }
 
-static inline void walk_run_set(const struct heap *heap, enum run_kind kind, size_t runs, size_t pages) {
+static void walk_run_set(const struct heap *heap, enum run_kind kind, size_t runs, size_t pages) {
     const struct run_set *set = &heap->runs.sets[kind];
     struct walk_set found = {heap, 0, kind, 0};
     size_t count = 0;
     for (unsigned bin = 0; bin < RUN_BINS; bin++) {
-        CHECK_EQUAL(set->filled[bin / 64] >> (bin % 64) & 1, set->bins[bin] != NULL);
+        check_equal(set->filled[bin / 64] >> (bin % 64) & 1, set->bins[bin] != NULL);
         count += walk_order(set->bins[bin], walk_bin_run, &found);
     }
-    CHECK_EQUAL(count, runs);
-    CHECK_EQUAL(found.pages, pages);
-    CHECK_EQUAL(set->pages, pages);
+    check_equal(count, runs);
+    check_equal(found.pages, pages);
+    check_equal(set->pages, pages);
 }
 
-static inline void walk_part_used(void *context, const struct span *slab) {
+static void walk_part_used(void *context, const struct span *slab) {
     struct walk_set *bin = context;
-    CHECK_EQUAL(slab->state, SPAN_SLAB);
-    CHECK_EQUAL(slab->class, bin->class);
-    CHECK(slab != bin->heap->bins[bin->class].current);
-    CHECK(slab->used_blocks < bin->heap->classes->of[slab->class].slab_blocks);
+    check_equal(slab->state, SPAN_SLAB);
+    check_equal(slab->class, bin->class);
+    calm_check(slab != bin->heap->bins[bin->class].current);
+    calm_check(slab->used_blocks < bin->heap->classes->of[slab->class].slab_blocks);
 }
 
 /* Each slab with a free block is where one is looked for. */
-static inline void walk_bins(const struct heap *heap) {
+static void walk_bins(const struct heap *heap) {
     size_t found = 0;
     size_t wanted = 0;
     for (uint32_t class = 1; class < heap->classes->count; ++class) {
         struct walk_set bin = {heap, 0, RUN_KINDS, class};
         const struct span *current = heap->bins[class].current;
-        CHECK(current == NULL || (current->state == SPAN_SLAB && current->class == class));
+        calm_check(current == NULL || (current->state == SPAN_SLAB && current->class == class));
         found += walk_order(heap->bins[class].part_used, walk_part_used, &bin);
         found += current != NULL && current->used_blocks < heap->classes->of[class].slab_blocks;
     }
@@ -203,32 +186,32 @@ static inline void walk_bins(const struct heap *heap) {
         const struct span *span = span_at(&heap->space.spans, number);
         wanted += span->state == SPAN_SLAB && span->used_blocks < heap->classes->of[span->class].slab_blocks;
     }
-    CHECK_EQUAL(found, wanted);
+    check_equal(found, wanted);
 }
 
-static inline size_t walk_ages(const struct span_ages *ages, bool (*belongs)(const struct span *span)) {
+static size_t walk_ages(const struct span_ages *ages, bool (*belongs)(const struct span *span)) {
     size_t count = 0;
     const struct span *colder = NULL;
     for (const struct span *span = ages->coldest; span != NULL; span = span->age.hotter) {
-        CHECK(span->age.colder == colder);
-        CHECK(belongs(span));
+        calm_check(span->age.colder == colder);
+        calm_check(belongs(span));
         colder = span;
         count++;
     }
-    CHECK(ages->hottest == colder);
+    calm_check(ages->hottest == colder);
     return count;
 }
 
-static inline bool walk_is_dirty_run(const struct span *span) {
+static bool walk_is_dirty_run(const struct span *span) {
     return span->state == SPAN_DIRTY;
 }
 
-static inline bool walk_is_dirty_slab(const struct span *span) {
+static bool walk_is_dirty_slab(const struct span *span) {
     return span->state == SPAN_SLAB && span->free_dirty_pages > 0;
 }
 
 /* The bits of unused descriptors, and the bits that say where those are. */
-static inline void walk_descriptors(const struct heap *heap, size_t spans, size_t idle) {
+static void walk_descriptors(const struct heap *heap, size_t spans, size_t idle) {
     const struct span_table *table = &heap->space.spans;
     const struct address_range *free_spans = &table->memory[TABLE_FREE_SPANS];
     const uint64_t *words = (const uint64_t *)(const void *)table->memory[TABLE_FREE_WORDS].base;
@@ -236,27 +219,27 @@ static inline void walk_descriptors(const struct heap *heap, size_t spans, size_
     size_t unused = 0;
     for (size_t row = 0; row * 64 < table->end && row * 8 < free_spans->committed; row++) {
         unused += (size_t)__builtin_popcountll(bits[row]);
-        CHECK_EQUAL(words[row / 64] >> (row % 64) & 1, bits[row] != 0);
-        CHECK(bits[row] == 0 || table->lowest_free_word <= row / 64);
+        check_equal(words[row / 64] >> (row % 64) & 1, bits[row] != 0);
+        calm_check(bits[row] == 0 || table->lowest_free_word <= row / 64);
         for (uint64_t left = bits[row]; left != 0; left &= left - 1) {
             size_t number = row * 64 + (size_t)__builtin_ctzll(left);
-            CHECK(number > 0 && number < table->end);
-            CHECK_EQUAL(span_at(table, (uint32_t)number)->state, SPAN_UNUSED);
+            calm_check(number > 0 && number < table->end);
+            check_equal(span_at(table, (uint32_t)number)->state, SPAN_UNUSED);
         }
     }
-    CHECK_EQUAL(table->unused, unused);
-    CHECK_EQUAL(table->end - 1, spans + unused + idle);
+    check_equal(table->unused, unused);
+    check_equal(table->end - 1, spans + unused + idle);
 }
 
 /* Where colors are known, those of the blocks that are there, and of no others. */
-static inline void walk_colors(const struct heap *heap) {
+static void walk_colors(const struct heap *heap) {
     static size_t blocks[MAX_HARDWARE_CACHES][MAX_COLORS];
     size_t all = 0;
     memset(blocks, 0, sizeof blocks);
     for (uint32_t number = 1; number < heap->space.spans.end; number++) {
         const struct span *span = span_at(&heap->space.spans, number);
         if (span->state == SPAN_LARGE && span->colored) {
-            CHECK(span->huge);
+            calm_check(span->huge);
             for (size_t i = 0; i < heap->colors.count; i++) {
                 uint64_t page = runs_address_page(&heap->runs, span);
                 blocks[i][page % heap->colors.caches[i].colors]++;
@@ -264,17 +247,15 @@ static inline void walk_colors(const struct heap *heap) {
             all++;
         }
     }
-    CHECK_EQUAL(heap->colors.blocks, all);
+    check_equal(heap->colors.blocks, all);
     for (size_t i = 0; i < heap->colors.count; i++) {
         for (size_t color = 0; color < heap->colors.caches[i].colors; color++) {
-            CHECK_EQUAL(heap->colors.caches[i].blocks[color], blocks[i][color]);
+            check_equal(heap->colors.caches[i].blocks[color], blocks[i][color]);
         }
     }
 }
 
-/* idle: descriptors that span_table_take_idle holds. batch: ranges handed out, or NULL. */
-static inline struct heap_walk heap_walk(const struct heap *heap, const struct purge_batch *batch,
-                                         size_t idle) {
+struct heap_walk heap_walk(const struct heap *heap, const struct purge_batch *batch, size_t idle) {
     struct heap_walk walk = {0};
     size_t segments = atomic_load(&heap->space.segments);
     for (size_t i = 0; i < segments; i++) {
@@ -285,27 +266,27 @@ static inline struct heap_walk heap_walk(const struct heap *heap, const struct p
         if (span->state == SPAN_SLAB) {
             walk.purging_pages += batch->ranges[i].iov_len >> heap->space.page_shift;
         } else {
-            CHECK_EQUAL(span->state, SPAN_TAKEN);
+            check_equal(span->state, SPAN_TAKEN);
         }
     }
     for (unsigned kind = 0; kind < RUN_KINDS; kind++) {
         walk_run_set(heap, (enum run_kind)kind, walk.runs[kind], walk.run_pages[kind]);
     }
     walk_bins(heap);
-    CHECK_EQUAL(walk_ages(&heap->runs.dirty_ages, walk_is_dirty_run),
+    check_equal(walk_ages(&heap->runs.dirty_ages, walk_is_dirty_run),
                 walk.runs[RUN_DIRTY] + walk.runs[RUN_HUGE_DIRTY]);
-    CHECK_EQUAL(walk_ages(&heap->slab_ages[false], walk_is_dirty_slab) +
+    check_equal(walk_ages(&heap->slab_ages[false], walk_is_dirty_slab) +
                     walk_ages(&heap->slab_ages[true], walk_is_dirty_slab),
                 walk.slabs_with_dirty);
     walk_colors(heap);
     walk_descriptors(heap, walk.spans, idle);
-    CHECK_EQUAL(heap->used_pages, walk.large_pages + walk.slab_used_pages);
-    CHECK(batch != NULL || heap->claimed_pages == 0);
-    CHECK_EQUAL(heap->slab_dirty_pages, walk.slab_dirty_pages);
-    CHECK_EQUAL(heap_dirty_pages(heap),
+    check_equal(heap->used_pages, walk.large_pages + walk.slab_used_pages);
+    calm_check(batch != NULL || heap->claimed_pages == 0);
+    check_equal(heap->slab_dirty_pages, walk.slab_dirty_pages);
+    check_equal(heap_dirty_pages(heap),
                 walk.run_pages[RUN_DIRTY] + walk.run_pages[RUN_HUGE_DIRTY] + walk.slab_dirty_pages);
-    CHECK_EQUAL(heap->purging_pages, walk.purging_pages);
-    CHECK_EQUAL(heap->moved_spans, walk.moved_blocks);
+    check_equal(heap->purging_pages, walk.purging_pages);
+    check_equal(heap->moved_spans, walk.moved_blocks);
     return walk;
 }
 
