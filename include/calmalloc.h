@@ -1,8 +1,9 @@
 /*
  * calmalloc's own interface. The library also provides malloc(3) and its relatives under their usual names.
  *
- * Every function is thread-safe. As with malloc, none may be called from a signal handler. Sizes are in
- * bytes. A program that must also run without the library can look these functions up by dlsym.
+ * Every function is thread-safe. As with malloc, none may be called from a signal handler. The two functions
+ * for debuggers are exceptions to both. Sizes are in bytes. A program that must also run without the library
+ * can look these functions up by dlsym.
  */
 #ifndef CALMALLOC_H
 #define CALMALLOC_H
@@ -137,6 +138,16 @@ CALM_API int calm_get(const char *name, char *buffer, size_t size);
  * without the profile, or an error of open or write; after one of write the file is incomplete.
  */
 CALM_API int calm_profile_write(const char *path);
+
+/*
+ * For debuggers, as text: what a pointer is (a block in use or free, and where; a free page; none of
+ * calmalloc's), and what the heap holds, with its locks and the threads that hold them. Both may be called
+ * wherever the process stands, also within malloc, in a signal handler, and in a child of fork: they take no
+ * lock, make no system call, and change nothing but a buffer of their own, which they return. The next call
+ * of either overwrites it. Of a heap that other threads change meanwhile, the text may be wrong.
+ */
+CALM_API const char *calm_debug_block(const void *pointer);
+CALM_API const char *calm_debug_heap(void);
 
 /* How the colors of pages are determined; one of these may be or'ed to the cache level. By default, colors
  * are taken from frame numbers if pages of one color are measured to evict each other, and otherwise

@@ -129,6 +129,7 @@
 #include "api/calm.c"
 #include "api/counter_terms.c"
 #include "api/counters.c"
+#include "api/debug.c"
 #include "api/features.c"
 #include "api/init.c"
 #include "api/limits.c"

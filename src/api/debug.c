@@ -1,0 +1,403 @@
+/*
+ * What a pointer is, and what the heap holds, as text for a debugger: calm_debug_block and calm_debug_heap.
+ *
+ * A debugger calls them wherever the process stands: within the allocator, in a signal handler, in a child
+ * that was forked a moment ago, while other threads hold every lock. So they take no lock, make no system
+ * call, and write to the text alone; and since what they read may be half changed, each number is compared
+ * with the memory that there is before it is an index, and no loop depends on the state to end.
+ */
+#include "calmalloc.h"
+
+#include "api/features.h"
+#include "api/state.h"
+#include "base/size.h"
+#include "os/text.h"
+
+/* Static: the stack that the debugger borrows may be a signal handler's small one. */
+static struct text answer;
+
+/* NULL after the last heap. Offload mode may have made a second one. */
+static const struct governor *debug_heap(unsigned number) {
+    const struct governor *second = NULL;
+#ifdef CALM_OFFLOAD
+    if (atomic_load_explicit(&calm_offload.second_made, memory_order_acquire) > 0) {
+        second = &calm_offload.second;
+    }
+#endif
+    return number == 0 ? &calm_governor : number == 1 ? second : NULL;
+}
+
+/* ---- spans ---- */
+
+/* Pages with a lower number have entries in all tables. */
+static size_t described_pages(const struct space *space) {
+    const struct address_range *tables = space->page_tables;
+    size_t by_class = tables[CLASS_TABLE].committed / sizeof *space->class_of;
+    size_t by_span = tables[SPAN_TABLE].committed / sizeof *space->span_of;
+    return size_min(size_min(by_class, by_span), tables[USER_TABLE].committed / sizeof *space->users_of);
+}
+
+/* The page of an address; 0 if it is in no segment. In one pass, whereas space_page starts over when a
+ * segment was split meanwhile. */
+static size_t find_page(const struct space *space, uintptr_t address, bool *usable) {
+    size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
+    for (size_t number = 0; number < size_min(count, MAX_SEGMENTS); number++) {
+        const struct segment *segment = &space->segment[number];
+        size_t offset = address - atomic_load_explicit(&segment->base, memory_order_relaxed);
+        if (offset < atomic_load_explicit(&segment->bytes, memory_order_relaxed)) {
+            size_t page = atomic_load_explicit(&segment->first_page, memory_order_relaxed) +
+                          (offset >> space->page_shift);
+            *usable = page < atomic_load_explicit(&segment->page_end, memory_order_relaxed) &&
+                      page < described_pages(space);
+            return page;
+        }
+    }
+    return 0;
+}
+
+/* Descriptors of lower numbers, except 0, may be read. */
+static size_t readable_spans(const struct span_table *table) {
+    return table->span_bytes == 0
+               ? 0
+               : size_min(table->end, table->memory[TABLE_SPANS].committed / table->span_bytes);
+}
+
+static bool has_page(const struct span *span, size_t page) {
+    return span->state != SPAN_UNUSED && page - span->page < span->pages;
+}
+
+/* The page's entry is that of its span, except within large blocks and runs: there all spans are looked at.
+ */
+static const struct span *find_span(const struct space *space, size_t page) {
+    size_t end = readable_spans(&space->spans);
+    uint32_t recorded = space->span_of[page];
+    if (recorded != 0 && recorded < end && has_page(span_at(&space->spans, recorded), page)) {
+        return span_at(&space->spans, recorded);
+    }
+    for (uint32_t number = 1; number < end; number++) {
+        if (has_page(span_at(&space->spans, number), page)) {
+            return span_at(&space->spans, number);
+        }
+    }
+    return NULL;
+}
+
+/* ---- free blocks that the heap counts as used ---- */
+
+struct finds {
+    size_t count;
+    const char *place; /* of the first, and its number */
+    unsigned number;
+};
+
+static void look_through(struct finds *finds, const char *place, unsigned number, const void *words,
+                         size_t count, const void *block) {
+    const void *const *pointers = words;
+    for (size_t i = 0; i < count; i++) {
+        if (pointers[i] == block && finds->count++ == 0) {
+            finds->place = place;
+            finds->number = number;
+        }
+    }
+}
+
+/* A stack is in one of two places, and its bottom is hidden while it is moved or flushed: what is below the
+ * top counts, in the place that the top is in. */
+static void search_cpu_caches(struct finds *finds, uint32_t class, const void *block) {
+    const struct cpu_caches *caches = &calm_caches;
+    const struct size_class *of = &caches->classes->of[class];
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
+        if (atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
+            char *cache = caches->base + ((size_t)number << CPU_CACHE_SHIFT);
+            void **top = atomic_load_explicit(&stack_of(cache, class)->top, memory_order_relaxed);
+            void **first = (void **)(void *)cache + caches->start_of[class];
+            void **grown = (void **)(void *)cache + caches->grown_start_of[class];
+            bool in_first = top >= first && top <= first + of->max_cached;
+            bool in_grown = top >= grown && top <= grown + of->max_grown;
+            size_t held = in_first ? (size_t)(top - first) : in_grown ? (size_t)(top - grown) : 0;
+            look_through(finds, "CPU cache", number, in_first ? first : grown, held, block);
+        }
+    }
+}
+
+static void search_depots(struct finds *finds, const struct governor *governor, uint32_t class,
+                          const void *block) {
+    for (unsigned number = 0; number < governor->depot_count && number < MAX_DEPOTS; number++) {
+        const struct depot *depot = &governor->depots[number];
+        if (depot->bins != NULL) {
+            size_t count = atomic_load_explicit(&depot->bins[class].count, memory_order_relaxed);
+            look_through(finds, "depot", number, depot->blocks + class * depot->bin_blocks,
+                         size_min(count, depot->bin_blocks), block);
+        }
+    }
+}
+
+#ifdef CALM_OFFLOAD
+/* Between the server and the clients of one endpoint. Class 0 is that of large blocks. */
+static void search_endpoint(struct finds *finds, const struct endpoint *endpoint, unsigned number,
+                            uint32_t class, const void *block) {
+    const struct endpoint_layout *layout = endpoint->layout;
+    if (class != 0) {
+        size_t count = atomic_load_explicit(&endpoint->caches[class].count, memory_order_relaxed);
+        look_through(finds, "the client cache of endpoint", number,
+                     endpoint->words + layout->cache_start[class], size_min(count, layout->max_cached[class]),
+                     block);
+    }
+    uint32_t head = atomic_load_explicit(&endpoint->ring.head, memory_order_relaxed);
+    uint32_t sent = atomic_load_explicit(&endpoint->ring.tail, memory_order_relaxed) - head;
+    for (uint32_t i = 0; i < size_min(sent, RING_WORDS); i++) {
+        look_through(finds, "a message of endpoint", number, &endpoint->ring.words[(head + i) % RING_WORDS],
+                     1, block);
+    }
+    uint32_t end = class != 0 ? class + 1 : QUEUES;
+    for (uint32_t queue = class != 0 ? class : SIZE_CLASSES; queue < end; queue++) {
+        const struct queue_layout *place = &layout->queues[queue];
+        uint32_t taken = atomic_load_explicit(&endpoint->taken[queue], memory_order_relaxed);
+        uint32_t level = atomic_load_explicit(&endpoint->put[queue], memory_order_relaxed) - taken;
+        for (uint32_t index = taken; index - taken < size_min(level, place->depth); index++) {
+            size_t slot = index & (place->depth - 1U);
+            const uint64_t *words = endpoint->words + place->start + slot * (1U + place->content_words);
+            look_through(finds, "a prefill queue of endpoint", number, words + 1, place->blocks, block);
+        }
+    }
+}
+
+static void search_offload(struct finds *finds, uint32_t class, const void *block) {
+    const struct server *server = &calm_offload.server;
+    for (unsigned number = 0; server->endpoints != NULL && number < server->endpoint_count; number++) {
+        const struct endpoint *endpoint = server_endpoint(server, number);
+        if (endpoint != NULL) {
+            search_endpoint(finds, endpoint, number, class, block);
+        }
+    }
+    const struct overflow *overflow = &server->overflow;
+    size_t count = atomic_load_explicit(&overflow->count, memory_order_relaxed);
+    look_through(finds, "overflow stack", 0, overflow->region.base,
+                 size_min(count, overflow->region.committed / sizeof(void *)), block);
+}
+#else
+static void search_offload(struct finds *finds, uint32_t class, const void *block) {
+    (void)finds, (void)class, (void)block;
+}
+#endif
+
+/* ---- one block ---- */
+
+/* "in use", or where a block is that was freed. in_slab: the heap itself knows that it is free. */
+static void print_state(const struct finds *finds, bool in_slab, bool claimed) {
+    if (finds->count > 0) {
+        text_format(&answer, "free, in %s %u", finds->place, finds->number);
+    } else {
+        text_format(&answer, in_slab ? "free, in its slab" : claimed ? "free, in a purge" : "in use");
+    }
+    if (finds->count + (finds->count > 0 && in_slab) > 1) {
+        text_format(&answer, ", and freed again: %zu times in all", finds->count + in_slab);
+    }
+}
+
+/* How the pointer lies to the block that it is in. */
+static void print_block(const char *pointer, const char *block, size_t bytes, const char *kind) {
+    if (pointer == block) {
+        text_format(&answer, ": a %sblock of %zu bytes", kind, bytes);
+    } else if (pointer < block) {
+        text_format(&answer, ": %zu bytes before the %sblock %p of %zu bytes, in its pages",
+                    (size_t)(block - pointer), kind, (const void *)block, bytes);
+    } else {
+        text_format(&answer, ": %zu bytes into the %sblock %p of %zu bytes", (size_t)(pointer - block), kind,
+                    (const void *)block, bytes);
+    }
+}
+
+static bool claimed_by_purge(const struct governor *governor, const struct span *slab, const char *block,
+                             size_t size) {
+    return slab->claimed && governor->heap.claims != NULL && governor->batch.count <= PURGE_MAX_RANGES &&
+           purge_batch_claims(&governor->batch, block, size);
+}
+
+static void print_in_slab(const struct governor *governor, const struct span *slab, size_t page,
+                          const char *base, const char *pointer) {
+    const struct heap *heap = &governor->heap;
+    uint32_t class = slab->class;
+    const struct size_class *of = &heap->classes->of[class < SIZE_CLASSES ? class : 0];
+    size_t number = size_class_block_at(of, (size_t)(pointer - base));
+    size_t bitmap_words = (heap->space.spans.span_bytes - sizeof *slab) / sizeof *slab->allocated;
+    const char *block = base + number * of->size;
+    if (of->size == 0) {
+        text_format(&answer, "in a slab that is being made or closed");
+    } else if (number >= of->slab_blocks || number / 64 >= bitmap_words) {
+        text_format(&answer, "behind the last block of %u bytes", of->size);
+    } else {
+        struct finds finds = {0};
+        search_cpu_caches(&finds, class, block);
+        search_depots(&finds, governor, class, block);
+        search_offload(&finds, class, block);
+        bool is_used = (slab->allocated[number / 64] >> (number % 64) & 1) != 0;
+        print_state(&finds, !is_used, claimed_by_purge(governor, slab, block, of->size));
+        print_block(pointer, block, of->size, "");
+    }
+    text_format(&answer, "; slab %p of %zu bytes, %u of %u blocks in use or cached; %s page",
+                (const void *)base, (size_t)slab->pages << heap->space.page_shift, slab->used_blocks,
+                of->slab_blocks, (heap->space.users_of[page] & PAGE_DIRTY) != 0 ? "dirty" : "clean");
+}
+
+static void print_in_large(const struct governor *governor, const struct span *span, const char *base,
+                           const char *pointer) {
+    size_t offset = size_min(span->offset, governor->heap.space.page_size);
+    struct finds finds = {0};
+    search_offload(&finds, 0, base + offset);
+    print_state(&finds, false, false);
+    print_block(pointer, base + offset, ((size_t)span->pages << governor->heap.space.page_shift) - offset,
+                "large ");
+    text_format(&answer, "; %u pages from %p%s", span->pages, (const void *)base,
+                span->huge ? " in a huge-page region" : "");
+}
+
+/* False if the pointer is not in this heap. */
+static bool print_in_heap(const struct governor *governor, const char *pointer) {
+    const struct space *space = &governor->heap.space;
+    bool usable = false;
+    size_t page = find_page(space, (uintptr_t)pointer, &usable);
+    if (page == 0) {
+        return false;
+    }
+    const struct span *span = usable ? find_span(space, page) : NULL;
+    if (span == NULL) {
+        text_format(&answer, usable ? "in pages of the heap that no span describes at present"
+                                    : "in address space that the heap has only reserved");
+        return true;
+    }
+    size_t within = (uintptr_t)pointer & (space->page_size - 1);
+    const char *base = pointer - within - ((page - span->page) << space->page_shift);
+    if (span->state == SPAN_SLAB) {
+        print_in_slab(governor, span, page, base, pointer);
+    } else if (span->state == SPAN_LARGE) {
+        print_in_large(governor, span, base, pointer);
+    } else {
+        text_format(&answer, "%s run of %u pages from %p",
+                    span->state == SPAN_DIRTY   ? "free: in a dirty"
+                    : span->state == SPAN_CLEAN ? "free: in a clean"
+                                                : "in a purge, or taken by a thread within the heap: in a",
+                    span->pages, (const void *)base);
+    }
+    return true;
+}
+
+const char *calm_debug_block(const void *pointer) {
+    answer.length = 0;
+    text_format(&answer, "%p: ", pointer);
+    const struct governor *governor = NULL;
+    bool found = false;
+    for (unsigned number = 0; !found && allocator_is_ready() && number < 2; number++) {
+        governor = debug_heap(number);
+        found = governor != NULL && print_in_heap(governor, pointer);
+        if (found && number > 0) {
+            text_format(&answer, "; second heap");
+        }
+    }
+    if (!found) {
+        text_format(&answer, pointer == NULL ? "NULL" : "not in a heap of calmalloc");
+    } else if (lock_is_held(&governor->lock)) {
+        text_format(&answer, "; the heap's lock is held");
+    }
+    return answer.bytes;
+}
+
+/* ---- the heap ---- */
+
+/* Threads are named by their thread pointers, which is what locks hold. */
+static void print_lock(const char *name, unsigned number, const struct lock *lock) {
+    uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
+    text_format(&answer, name, number);
+    if (state == LOCK_FREE) {
+        text_format(&answer, " free\n");
+        return;
+    }
+    text_format(&answer, " held by thread %p%s%s%s\n", (const void *)(uintptr_t)(state & LOCK_OWNER),
+                lock_is_mine(lock) ? ", the caller" : "", (state & LOCK_WAITED) != 0 ? ", waited for" : "",
+                (state & LOCK_FORK) != 0 || state >= LOCK_KEPT ? ", over a fork" : "");
+}
+
+static void print_held(const char *name, unsigned number, const struct lock *lock) {
+    if (lock_is_held(lock)) {
+        print_lock(name, number, lock);
+    }
+}
+
+static void print_heap(const struct governor *governor) {
+    const struct heap *heap = &governor->heap;
+    const struct space *space = &heap->space;
+    const struct run_set *sets = heap->runs.sets;
+    size_t spans[SPAN_LARGE + 1] = {0};
+    size_t end = readable_spans(&space->spans);
+    for (uint32_t number = 1; number < end; number++) {
+        unsigned state = span_at(&space->spans, number)->state;
+        spans[state <= SPAN_LARGE ? state : SPAN_UNUSED]++;
+    }
+    size_t page = space->page_size / 1024;
+    text_format(&answer, "  used     %zu KiB; slabs: %zu, large blocks: %zu; with the blocks in caches\n",
+                heap_used_pages(heap) * page, spans[SPAN_SLAB], spans[SPAN_LARGE]);
+    text_format(&answer, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB; limit: %zu KiB\n",
+                heap_dirty_pages(heap) * page, spans[SPAN_DIRTY], heap->slab_dirty_pages * page,
+                governor->limit_pages * page);
+    text_format(&answer, "  purging  %zu KiB\n", heap->purging_pages * page);
+    text_format(&answer, "  clean    %zu KiB; runs: %zu\n",
+                (sets[RUN_CLEAN].pages + sets[RUN_HUGE_CLEAN].pages) * page, spans[SPAN_CLEAN]);
+    for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
+        size_t bytes;
+        size_t blocks = depot_blocks(&governor->depots[i], &bytes);
+        text_format(&answer, "  depot %u  %zu KiB; blocks: %zu\n", i, bytes / 1024, blocks);
+    }
+    print_lock("  the heap's lock:", 0, &governor->lock);
+    print_lock("  the purger's lock:", 0, &governor->purge_lock);
+    for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
+        const struct depot *depot = &governor->depots[i];
+        for (uint32_t class = 1; depot->bins != NULL && class < heap->classes->count; ++class) {
+            print_held("  the lock of a depot's bin of class %u:", class, &depot->bins[class].lock);
+        }
+    }
+    uint32_t helper = atomic_load_explicit(&governor->helper_thread.id, memory_order_relaxed);
+    if (helper != 0) {
+        text_format(&answer, "  helper: LWP %u\n", helper);
+    }
+}
+
+static void print_caches(void) {
+    const struct cpu_caches *caches = &calm_caches;
+    int mode = atomic_load_explicit(&caches->mode, memory_order_relaxed);
+    size_t bytes;
+    size_t blocks = cpu_caches_blocks(caches, &bytes);
+    text_format(&answer, "CPU caches (%s): %zu KiB; blocks: %zu\n",
+                mode == CACHE_RSEQ     ? "restartable sequences"
+                : mode == CACHE_LOCKED ? "locks"
+                                       : "off",
+                bytes / 1024, blocks);
+    for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
+        print_held("  the lock of CPU cache %u:", number, &caches->states[number].lock);
+    }
+}
+
+static void print_server(void) {
+#ifdef CALM_OFFLOAD
+    const struct server *server = &calm_offload.server;
+    uint32_t thread = atomic_load_explicit(&server->worker.id, memory_order_relaxed);
+    if (thread != 0) {
+        text_format(&answer, "server: LWP %u%s\n", thread,
+                    calm_governor.exclusive ? ", which has the first heap to itself, without locks" : "");
+    }
+#endif
+}
+
+const char *calm_debug_heap(void) {
+    answer.length = 0;
+    text_format(&answer, "calmalloc " CALM_RELEASE "%s\n", allocator_is_ready() ? "" : " has not started");
+    const struct governor *governor;
+    for (unsigned number = 0; allocator_is_ready() && (governor = debug_heap(number)) != NULL; number++) {
+        text_format(&answer, number == 0 ? "heap\n" : "second heap\n");
+        print_heap(governor);
+    }
+    if (allocator_is_ready()) {
+        print_caches();
+        print_server();
+    }
+    return answer.bytes;
+}
