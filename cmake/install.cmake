@@ -23,6 +23,18 @@ install(
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp"
 )
 
+# gdb's commands. gdb loads them by itself where the library's path, below its own prefix, leads to them.
+set(gdb ${PROJECT_SOURCE_DIR}/packaging/gdb/calmalloc.py)
+install(FILES ${gdb} DESTINATION ${CMAKE_INSTALL_DATADIR}/calmalloc/gdb COMPONENT libraries)
+if(CMAKE_INSTALL_PREFIX STREQUAL "/usr")
+  install(
+    FILES ${gdb}
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/gdb/auto-load${CMAKE_INSTALL_FULL_LIBDIR}
+    RENAME libcalmalloc.so.${PROJECT_VERSION}-gdb.py
+    COMPONENT libraries
+  )
+endif()
+
 # find_package(calmalloc)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/calmalloc)
 install(

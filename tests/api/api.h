@@ -37,6 +37,8 @@
 #pragma weak calm_stats_json
 #pragma weak calm_set
 #pragma weak calm_get
+#pragma weak calm_debug_block
+#pragma weak calm_debug_heap
 #endif
 
 /* Whether malloc is calmalloc's, or its functions are at least there. */

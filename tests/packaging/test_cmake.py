@@ -39,6 +39,7 @@ def test_installed_tree(prefix: Path) -> None:
     pages = {f"share/man/man{path.suffix[1:]}/{path.name}" for path in (REPOSITORY / "docs/man").iterdir()}
     rest = {"lib/libcalmalloc.a", "lib/libptlbmalloc2.so", "bin/calm", "libexec/calmalloc/calm-probe"}
     rest |= {"libexec/calmalloc/madvise-storm", "share/bash-completion/completions/calm"}
+    rest |= {"share/calmalloc/gdb/calmalloc.py"}
     rest |= {"share/zsh/site-functions/_calm", "share/fish/vendor_completions.d/calm.fish"}
     assert installed >= headers | pages | rest
     # Where calm looks: beside its modules.

@@ -118,6 +118,13 @@ def test_completions_lie_where_the_shells_look(debian: Debian) -> None:
         assert "calm completion" in (share / name).read_text()
 
 
+def test_gdb_finds_its_commands(debian: Debian) -> None:
+    """It looks for the library's path, with all links resolved, below its auto-load folder."""
+    library = (debian.libraries / "libcalmalloc.so").resolve().relative_to(debian.root)
+    loaded = debian.root / f"usr/share/gdb/auto-load/{library}-gdb.py"
+    assert "calm_debug_block" in loaded.read_text()
+
+
 @pytest.mark.parametrize("name", ["libcalmalloc.so", "libcalmalloc.so.0", "libptlbmalloc2.so"])
 def test_preload(debian: Debian, name: str) -> None:
     """By name, as if ldconfig had run."""
