@@ -44,7 +44,7 @@ CALM_API size_t calm_malloc_usable_size(const void *block);
  */
 CALM_API size_t calm_trim(size_t keep_bytes);
 
-#define CALM_STATS_VERSION 4
+#define CALM_STATS_VERSION 1
 
 /*
  * A snapshot of the allocator's memory and counters. Fields are never removed or moved. New fields are added
@@ -69,20 +69,25 @@ struct calm_stats {
     uint64_t cached_limit;   /* the limit on pages kept by cached blocks: a constant per CPU */
 
     /* Counters since the start of the process; in a forked child, since the fork. */
-    uint64_t dirtied;              /* memory that became free and may be resident */
-    uint64_t purged;               /* memory returned to the kernel */
-    uint64_t purges_limit;         /* purges because retained exceeded its limit */
-    uint64_t purges_epoch;         /* purges at an epoch's end: memory was unused or is scarce */
-    uint64_t purges_request;       /* purges by calm_trim, malloc_trim or calm trim */
-    uint64_t purge_failures;       /* address ranges that the kernel refused to purge */
-    uint64_t purge_vectored_calls; /* calls of process_madvise to purge */
-    uint64_t purge_single_calls;   /* calls of madvise to purge */
-    uint64_t purge_ranges;         /* address ranges purged */
-    uint64_t cache_flushes;        /* times that a CPU's cache was flushed */
-    uint64_t cache_misses;         /* operations on a size class that left the fast path */
-    uint64_t heap_locks;           /* acquisitions of a heap's lock */
-    uint64_t large_allocations;    /* allocations of runs of pages: above 32 KiB */
-    uint64_t large_moves;          /* calls of realloc that moved pages */
+    uint64_t dirtied;               /* memory that became free and may be resident */
+    uint64_t purged;                /* memory returned to the kernel */
+    uint64_t purges_limit;          /* purges because retained exceeded its limit */
+    uint64_t purges_epoch;          /* purges at an epoch's end: memory was unused or is scarce */
+    uint64_t purges_request;        /* purges by calm_trim, malloc_trim or calm trim */
+    uint64_t purge_failures;        /* address ranges that the kernel refused to purge */
+    uint64_t purge_vectored_calls;  /* calls of process_madvise to purge */
+    uint64_t purge_single_calls;    /* calls of madvise to purge */
+    uint64_t purge_ranges;          /* address ranges purged */
+    uint64_t purge_ns;              /* CPU time spent in purges */
+    uint64_t purge_wasted_ns;       /* estimated cost of purging memory that was needed again */
+    uint64_t retained_saved_ns;     /* estimated CPU time saved by keeping memory that was used again */
+    uint64_t retained_byte_seconds; /* retained, multiplied by the time for which it was that much */
+    uint64_t limit_checks;          /* checks of the limit on retained */
+    uint64_t cache_flushes;         /* times that a CPU's cache was flushed */
+    uint64_t cache_misses;          /* operations on a size class that left the fast path */
+    uint64_t heap_locks;            /* acquisitions of a heap's lock */
+    uint64_t large_allocations;     /* allocations of runs of pages: above 32 KiB */
+    uint64_t large_moves;           /* calls of realloc that moved pages */
 
     /* Offload mode; 0 without it. In offload mode frees are asynchronous: the limits above apply to the
      * frees that the server has processed. calm_stats and calm_trim wait until it has processed all. */
@@ -96,17 +101,6 @@ struct calm_stats {
     uint64_t offload_sleeps;          /* times that the server slept */
     uint64_t offload_unresponsive;    /* times that a thread found the server unresponsive */
     uint64_t offload_shared_switches; /* switches to shared mode: the server found no CPU for itself */
-
-    /* Since version 2. */
-    uint64_t purge_wasted_ns; /* estimated cost of purging memory that was needed again */
-
-    /* Since version 3. */
-    uint64_t purge_ns;     /* CPU time spent in purges */
-    uint64_t limit_checks; /* checks of the limit on retained */
-
-    /* Since version 4. */
-    uint64_t retained_byte_seconds; /* retained, multiplied by the time for which it was that much */
-    uint64_t retained_saved_ns;     /* estimated CPU time saved by keeping memory that was used again */
     /* From src/api/counters.def: end. */
 };
 

@@ -122,7 +122,7 @@ class _Block:
 
 def _read(there: Memory, address: int) -> _Block:
     if not address:
-        raise NoControlError("its library takes no requests: it is older than this calm")
+        raise NoControlError("its library takes no requests")
     if (data := there.read(address, _BLOCK.size)) is None:
         raise EndedError(_ENDED)
     magic, version, size, pending, completed, _, _, _, result, error, claimed = _BLOCK.unpack(data)

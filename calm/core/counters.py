@@ -16,14 +16,12 @@ from typing import NamedTuple
 from calm.core import proc
 from calm.core.proc import Mapping
 
-VERSION = 4
+VERSION = 1
 STATES = {0: "starting", 1: "governs", 2: "left to glibc"}
 """Values of ptlbmalloc2's counter `state`."""
 
 _MAGIC = b"calmstat"
-_HEAD = struct.Struct("<8sIHHQQ24s16sQQQ")
-# A field that older tables end before.
-_PROCESS = struct.Struct("<Q")
+_HEAD = struct.Struct("<8sIHHQQ24s16sQQQQ")
 _TERM = struct.Struct("<24s4Q9IHBBI")
 _SUBTRACT = 1
 _PAGES = 1
@@ -158,8 +156,6 @@ class Table:
         # None in a library that the dynamic linker has not yet relocated.
         body = read(terms_at, count * term_bytes)
         terms = tuple(_term(body[i * term_bytes :]) for i in range(count)) if body else ()
-        more = read(address + _HEAD.size, _PROCESS.size) if size >= _HEAD.size + _PROCESS.size else None
-        addresses += _PROCESS.unpack(more) if more else (0,)
         return cls(_text(library), terms, release.split(b"\0")[0].decode("ascii", "replace"), *addresses)
 
     def is_of(self, read: Read, pid: int) -> bool:

@@ -52,6 +52,15 @@ COUNTERS: Mapping[str, Counter] = {
     "purge_vectored_calls": Counter("call", True, "Calls of `process_madvise` to purge."),
     "purge_single_calls": Counter("call", True, "Calls of `madvise` to purge."),
     "purge_ranges": Counter("range", True, "Address ranges purged."),
+    "purge_ns": Counter("ns", True, "CPU time spent in purges."),
+    "purge_wasted_ns": Counter("ns", True, "Estimated cost of purging memory that was needed again."),
+    "retained_saved_ns": Counter(
+        "ns", True, "Estimated CPU time saved by keeping memory that was used again."
+    ),
+    "retained_byte_seconds": Counter(
+        "byte_second", True, "`retained`, multiplied by the time for which it was that much."
+    ),
+    "limit_checks": Counter("check", True, "Checks of the limit on `retained`."),
     "cache_flushes": Counter("flush", True, "Times that a CPU's cache was flushed."),
     "cache_misses": Counter("operation", True, "Operations on a size class that left the fast path."),
     "heap_locks": Counter("lock", True, "Acquisitions of a heap's lock."),
@@ -70,15 +79,6 @@ COUNTERS: Mapping[str, Counter] = {
     "offload_unresponsive": Counter("event", True, "Times that a thread found the server unresponsive."),
     "offload_shared_switches": Counter(
         "switch", True, "Switches to shared mode: the server found no CPU for itself."
-    ),
-    "purge_wasted_ns": Counter("ns", True, "Estimated cost of purging memory that was needed again."),
-    "purge_ns": Counter("ns", True, "CPU time spent in purges."),
-    "limit_checks": Counter("check", True, "Checks of the limit on `retained`."),
-    "retained_byte_seconds": Counter(
-        "byte_second", True, "`retained`, multiplied by the time for which it was that much."
-    ),
-    "retained_saved_ns": Counter(
-        "ns", True, "Estimated CPU time saved by keeping memory that was used again."
     ),
 }
 # From the tables: end.

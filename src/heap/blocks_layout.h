@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#define BLOCKS_LAYOUT_VERSION 2
+#define BLOCKS_LAYOUT_VERSION 1
 #define BLOCKS_LAYOUT_RANGES  8
 
 /* New fields go to the end, and with them the size; a change of meaning changes the version. */

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define COUNTER_TABLE_MAGIC   "calmstat" /* without its NUL */
-#define COUNTER_TABLE_VERSION 4
+#define COUNTER_TABLE_VERSION 1
 
 enum counter_unit {
     COUNTER_PLAIN, /* counts and bytes */

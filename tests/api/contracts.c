@@ -690,10 +690,19 @@ static bool limit_agrees(size_t size) {
     return prefix.cached_limit == stats_now().cached_limit;
 }
 
+/* Where the structure of each version ends, from version 1 on: what programs that were compiled for it pass.
+ */
+static const size_t stats_ends[] = {
+    offsetof(struct calm_stats, offload_shared_switches) + sizeof(uint64_t),
+};
+_Static_assert(sizeof stats_ends / sizeof *stats_ends == CALM_STATS_VERSION, "list where the version ends");
+
 static void stats_sizes(const char *unused) {
     (void)unused;
     struct calm_stats full = stats_now();
     CHECK_EQUAL(full.version, CALM_STATS_VERSION);
+    CHECK_EQUAL(stats_ends[0], 304);
+    CHECK_EQUAL(stats_ends[CALM_STATS_VERSION - 1], sizeof full);
     errno = 0;
     CHECK(calm_stats(NULL, sizeof full) == -1 && errno == EINVAL);
     unsigned char bytes[sizeof full + 256];

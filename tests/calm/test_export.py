@@ -851,7 +851,7 @@ def test_a_process_without_a_library_is_reported(
 
 
 FOREIGN = {
-    "version": "table.version = 1;",
+    "version": "table.version = 2;",
     "damaged": 'memcpy(one[0].name, "a\\033[31m", 7);',
     "other library": "",
     "same library": """

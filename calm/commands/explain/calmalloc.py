@@ -25,7 +25,7 @@ from calm.commands.explain.model import (
 from calm.core.counters import NotATableError, Table, images, table_addresses
 
 _MAGIC = b"calmblks"
-_VERSION = 2
+_VERSION = 1
 _LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q8Q3Q")
 _POINTERS = slice(-11, -3)
 _MAX_DEPOTS = 64
