@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from papers.labels import plain
+
 from calm.commands.bench.analysis import OWN
 from calm.core.statistics import median, ratio_of_medians
 
@@ -150,7 +152,8 @@ def told(verdict: dict[str, Any]) -> str:
 def cells(what: str, verdict: dict[str, Any]) -> str:
     """The same as a row of a Markdown table, under HEAD."""
     tell = words(verdict)
-    row = (what, verdict["metric"], verdict["of"], verdict.get("to") or "", *tell.values())
+    sides = (plain(verdict["of"]), plain(verdict.get("to") or ""))
+    row = (plain(what), verdict["metric"], *sides, *tell.values())
     return f"| {' | '.join(row)} |"
 
 

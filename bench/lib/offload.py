@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from papers.labels import plain
+
 from calm.commands.bench.inputs import (
     FURTHER_PROGRAMS,
     PROGRAMS,
@@ -418,7 +420,8 @@ def table(store: Store) -> str:
             share = row.get("allocator_share", {}).get("share")
             what += f" (allocator {share:.0%})" if share is not None else ""
             lines += [judged.cells(what, verdict) for verdict in row["ratios"]]
-            versions |= {f"- {side['label']}: {version_of(side)}" for side in row.get("allocators", ())}
+            sides = row.get("allocators", ())
+            versions |= {f"- {plain(side['label'])}: {version_of(side)}" for side in sides}
     if not lines:
         return ""
     return "\n".join([judged.HEAD, *lines, "", *sorted(versions)]) + "\n"

@@ -12,6 +12,7 @@ from calm.core.suite_results import METRIC, Results
 from papers import valat_cases as cases
 from papers import valat_frames
 from papers import valat_tables as tables
+from papers.labels import plain
 from papers.model import About, middle
 from papers.valat_cases import all_of, one_of
 
@@ -90,7 +91,7 @@ def _figure_10(axes: Axes, results: Results, work: str) -> None:
     for index, gap in enumerate(between):
         curve(index, tables.gap_name(gap, between[0]), GLIBC, memory="mmap", gap=gap)
     for index, label in enumerate(tables.stream_labels(results), len(between)):
-        curve(index, f"malloc, {tables.shown(label)}", label, memory="malloc")
+        curve(index, f"malloc, {plain(label)}", label, memory="malloc")
     axes.set_xscale("log", base=2)
     axes.minorticks_off()
     axes.set_xticks(numbers, [str(number) for number in numbers])

@@ -12,6 +12,7 @@ from calm.core.statistics import Ratio
 from calm.core.suite_results import METRIC, Results, Row
 from papers import published, valat_frames
 from papers import valat_cases as cases
+from papers.labels import plain
 from papers.model import FRAMES, About, less_text, middle, pairs, ratio
 from papers.valat_cases import all_of, one_of
 
@@ -19,10 +20,6 @@ from papers.valat_cases import all_of, one_of
 HOW_FRAMES = FRAMES
 _SHARES = (0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5)
 _GAIN = "gain: how much less time than glibc's with standard pages takes"
-
-
-def shown(label: str) -> str:
-    return label.replace(":CALM_OPTIONS=", ", ").replace(":PTLBMALLOC2_PLACEMENT=1", ", placement")
 
 
 def _number(value: float | None) -> str:
@@ -88,7 +85,7 @@ def sweep_sizes(results: Results, walk: str) -> list[int]:
 
 
 def sweep_name(memory: str, label: str) -> str:
-    return f"malloc, {shown(label)}" if memory == cases.MALLOC else f"{memory} pages"
+    return f"malloc, {plain(label)}" if memory == cases.MALLOC else f"{memory} pages"
 
 
 def _figure_3(results: Results) -> list[Grid]:
@@ -133,7 +130,7 @@ def systems(results: Results) -> list[tuple[str, bool]]:
 
 
 def system_name(label: str, always_huge: bool) -> str:
-    return f"{shown(label)}, huge pages always" if always_huge else shown(label)
+    return f"{plain(label)}, huge pages always" if always_huge else plain(label)
 
 
 def gain(results: Results, program: str, processes: int, label: str, always_huge: bool) -> Ratio:
@@ -217,7 +214,7 @@ def _figures_8_9(results: Results) -> Grid:
     for label in labels:
         cells = [_number(middle(row, label, METRIC)) for row in rows]
         cells += [ratio_text(ratio((row, label), (rows[-1], label), METRIC)) for row in rows[:-1]]
-        grid.rows.append([shown(label), *cells])
+        grid.rows.append([plain(label), *cells])
     grid.notes.append(f"published: {published.VALAT_FIGURES_8_9}")
     return grid
 
@@ -245,8 +242,8 @@ def _figure_10(results: Results) -> list[Grid]:
             if not ran:
                 continue
             headings = ["arrays", *(gap_name(gap, between[0]) for gap in between)]
-            headings += [f"malloc, {shown(label)}" for label in labels]
-            headings.append("calmalloc to test_placement=off (95 %)")
+            headings += [f"malloc, {plain(label)}" for label in labels]
+            headings.append("calmalloc to no placement (95 %)")
             plural = "s" if threads > 1 else ""
             title = f"figure 10: {work}, {threads} thread{plural}, ns for an element, by the number of arrays"
             grid = Grid(title, headings)
@@ -283,7 +280,7 @@ def _table_1(results: Results) -> Grid:
             cells.append(ratio_text(ratio((original, label), (rewritten, label), METRIC)))
             is_padded = memory == "padded"
             to_padded = ratio_text(ratio((original, label), (by_hand, label), METRIC))
-            name = f"{shown(label)}: {'padded by hand' if is_padded else 'malloc'}"
+            name = f"{plain(label)}: {'padded by hand' if is_padded else 'malloc'}"
             grid.rows.append([name, *cells, "" if is_padded else to_padded])
     grid.notes.append("cycles: of the CPU's time stamp counter, which goes on at its own, steady rate")
     return grid

@@ -111,6 +111,13 @@ const char *options_name(enum option which) {
     return entries[which].name;
 }
 
+bool options_is_reported(enum option which) {
+    static const char test[] = "test_";
+    const struct option_entry *entry = &entries[which];
+    return strncmp(entry->name, test, sizeof test - 1) != 0 ||
+           *entry->number != option_parse(entry, entry->initial, strlen(entry->initial));
+}
+
 bool options_print(enum option which, struct text *text) {
     const struct option_entry *entry = &entries[which];
     if (entry->text != NULL) {

@@ -53,6 +53,9 @@ int options_set(const char *name, const char *value, enum option *which);
 
 const char *options_name(enum option which);
 
+/* Whether reports show it: test options only where their values are not the initial ones. */
+bool options_is_reported(enum option which);
+
 /* Appends a value as text. Returns whether it is a number. */
 bool options_print(enum option which, struct text *text);
 

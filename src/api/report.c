@@ -15,11 +15,15 @@ void report_json(struct text *text) {
                 process.started_ns);
     counters_print(text, ", \"%s\": %lu");
     text_format(text, ", \"options\": {");
+    const char *separator = "";
     for (enum option which = 0; which < OPTION_COUNT; which++) {
         struct text value = {0};
+        if (!options_is_reported(which)) {
+            continue;
+        }
         bool is_number = options_print(which, &value);
-        text_format(text, "%s\"%s\": %s", which == 0 ? "" : ", ", options_name(which),
-                    is_number ? value.bytes : "");
+        text_format(text, "%s\"%s\": %s", separator, options_name(which), is_number ? value.bytes : "");
+        separator = ", ";
         if (!is_number) {
             text_json_string(text, value.bytes);
         }

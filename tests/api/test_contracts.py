@@ -143,7 +143,7 @@ def test_statistics_are_json(programs: Programs, way: str) -> None:
     assert len(fields) >= 22
     for name in fields:
         assert isinstance(found.get(name), int), f"{name} is missing"
-    for name in ("test_policy", "background", "test_cache", "misuse", "memory_per_cpu", "huge_pages"):
+    for name in ("background", "misuse", "memory_per_cpu", "huge_pages"):
         assert name in found, f"the option {name} is missing"
 
 

@@ -276,7 +276,7 @@ def test_figures_8_to_10() -> None:
     grids = valat.PAPER.grids(made_up(), ABOUT)
     solver = grid_named(grids, "figures 8 and 9")
     assert cells(solver, "glibc")["malloc to padded"].startswith("2.00 ")
-    assert cells(solver, "calmalloc, test_placement=random")["malloc to padded"].startswith("1.00 ")
+    assert cells(solver, "calmalloc, random placement")["malloc to padded"].startswith("1.00 ")
     # Arrays that each begin with a line do not help by themselves.
     aligned = made_up(time=lambda *given: 3.0 if given[1].get("memory") == "aligned" else as_it_comes(*given))
     line = cells(grid_named(valat.PAPER.grids(aligned, ABOUT), "figures 8 and 9"), "glibc")
@@ -284,8 +284,8 @@ def test_figures_8_to_10() -> None:
     assert (line["malloc to padded"][:4], line["aligned to padded"][:4]) == ("2.00", "3.00")
     update = grid_named(grids, "figure 10: update, 2 threads")
     few, many = cells(update, "8"), cells(update, "16")
-    assert few["calmalloc to test_placement=off (95 %)"].startswith("1.00 ")
-    assert many["calmalloc to test_placement=off (95 %)"].startswith("0.25 ")
+    assert few["calmalloc to no placement (95 %)"].startswith("1.00 ")
+    assert many["calmalloc to no placement (95 %)"].startswith("0.25 ")
     assert (many["gap 128 KiB"], many["gap 128 KiB + 64 B"]) == ("4", "1")
 
 

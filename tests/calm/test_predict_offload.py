@@ -141,7 +141,7 @@ def test_no_cpu_to_spare(work: Work, cpus: Cpus, reason: str) -> None:
         offload.judge_sync(work, offload.sync(work, LATENCY), cpus),
     ):
         assert verdict.pays is False
-        setting = {"on": "offload=on", "sync": "offload=on,test_sync=on"}[verdict.way]
+        setting = {"on": "offload=on", "sync": "calmalloc-offload-sync"}[verdict.way]
         assert verdict.text.startswith(f"{setting} will not pay because {reason}")
 
 
@@ -616,9 +616,7 @@ def test_the_papers_figures_as_options(inside: Calm) -> None:
     ):
         assert re.search(f"^{row}", result.stdout, re.MULTILINE), row
     last = result.stdout.splitlines()[-2:]
-    assert (
-        last[0] == "offload=on,test_sync=on pays only if it saves 1.87 misses a call, which are not counted"
-    )
+    assert last[0] == "calmalloc-offload-sync pays only if it saves 1.87 misses a call, which are not counted"
     assert last[1].startswith("offload=on: unknown, because no figures of its messages are given")
 
 
@@ -638,7 +636,7 @@ def test_all_of_it_as_json(inside: Calm) -> None:
 
 def test_other_cpus_than_there_are(inside: Calm) -> None:
     result = inside("--figures", "mallocs=1,frees=1", "--cpus", "1")
-    for setting in ("offload=on,test_sync=on", "offload=on"):
+    for setting in ("calmalloc-offload-sync", "offload=on"):
         assert f"{setting} will not pay because there is one CPU to run on" in result.stdout
 
 

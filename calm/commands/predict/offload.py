@@ -282,11 +282,11 @@ def judge_sync(work: Work, found: Sync, cpus: Cpus) -> Verdict:
         where = "here" if found.break_even else "by the published costs"
         why = f"it must save {need:.2f} misses a call {where}, and there are {have:.2f}"
     if why is not None:
-        return Verdict("sync", False, f"offload=on,test_sync=on will not pay because {why}")
+        return Verdict("sync", False, f"calmalloc-offload-sync will not pay because {why}")
     of = f" of {have:.2f}" if have is not None else ", which are not counted"
     adds = f"; if it saves none, it adds {percent(found.share.value)} to its time" if found.share else ""
     return Verdict(
-        "sync", None, f"offload=on,test_sync=on pays only if it saves {need:.2f} misses a call{of}{adds}"
+        "sync", None, f"calmalloc-offload-sync pays only if it saves {need:.2f} misses a call{of}{adds}"
     )
 
 
