@@ -7,7 +7,7 @@ ALSO := debug asan tsan clang aarch64 musl
 
 # The parts of check-long run one at a time even with -j, because some need an otherwise idle machine.
 .NOTPARALLEL:
-.PHONY: help all demo peers bench abis model docs build-tests check check-long install uninstall deb wheel clean
+.PHONY: help all test demo peers bench abis model docs build-tests check check-long install uninstall deb wheel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
@@ -17,6 +17,12 @@ all: build/release/build.ninja ## build the libraries and the tool
 
 build/%/build.ninja:
 	cmake --preset $* >/dev/null
+
+# Ninja, Python and root are not needed, and nothing is installed.
+test: ## build the library and run the C tests; needs only a C compiler and CMake
+	cmake --preset test >/dev/null
+	MAKEFLAGS=--no-print-directory cmake --build --preset test -j "$$(nproc)"
+	ctest --preset test -j "$$(nproc)"
 
 demo: ## install missing packages, build, and compare allocators on this machine
 	scripts/setup demo
