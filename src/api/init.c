@@ -154,6 +154,12 @@ static void visited(void) {
     requests_notice(calm_allocator.backend->functions->trim_by_helper);
 }
 
+/* Replaced in the shared library by link_order.c's. Defined, as gold takes a hidden function that is not
+ * there for one that is. */
+__attribute__((weak)) bool link_order_has_own_malloc(void) {
+    return true;
+}
+
 /* Under ready_lock. */
 static bool allocator_start(void) {
     struct allocator *this = &calm_allocator;
@@ -192,7 +198,7 @@ static bool allocator_start(void) {
     }
     heap_profile_start(this->caches->count, allocator_cpu, allocator_use_fast_path);
     calm_classes = this->classes;
-    calm_new_is_passed_on = link_order_has_own_malloc != NULL && !link_order_has_own_malloc();
+    calm_new_is_passed_on = !link_order_has_own_malloc();
     if (!calm_new_is_passed_on) {
         cpu_caches_share(this->caches, &calm_new_caches);
     }

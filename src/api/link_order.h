@@ -18,8 +18,8 @@ const struct link_map *link_order_object(const ElfW(Dyn) * dynamic, const struct
 /* What an object, or the next after it that defines a name, has under it. NULL if there is none. */
 any_function link_order_find(const struct link_map *object, const char *name);
 
-/* Whether the malloc that other objects call is this library's: no object that comes before defines one. The
- * function itself is NULL where there is no such order. */
-bool link_order_has_own_malloc(void) __attribute__((weak, visibility("hidden")));
+/* Whether the malloc that other objects call is this library's: no object that comes before defines one.
+ * Everywhere: init.c has one for where there is no such order. */
+bool link_order_has_own_malloc(void) __attribute__((visibility("hidden")));
 
 #endif
