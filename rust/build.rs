@@ -31,6 +31,9 @@ fn main() {
         .define("CALM_OFFLOAD", None)
         .define("CALM_PROFILE", None)
         .define("CALM_FEATURES", "\"offload profile colored\"")
+        // What is global in the archive, but none of its interface, has symbols that no other crate has.
+        .flag("-include")
+        .flag("namespace.h")
         .flag("-std=gnu17")
         .flag("-fvisibility=hidden")
         // The compiler must make no assumptions about malloc while it compiles malloc.

@@ -30,6 +30,7 @@
 #endif
 
 /* clang-format off */
+#include "namespace.h"
 #include "policy/demand.c"
 #include "os/address_range.c"
 #include "os/assert.c"

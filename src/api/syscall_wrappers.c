@@ -153,7 +153,7 @@ static bool copies_process(struct copying by) {
 }
 
 /* Any system call, as by the C library's: what its arguments are not is passed on as it comes. */
-__attribute__((used, visibility("hidden"))) long syscall_by_c(long number, ...) {
+__attribute__((used, visibility("hidden"))) long calm_syscall_by_c(long number, ...) {
     va_list list;
     va_start(list, number);
     long arguments[6];
@@ -194,7 +194,7 @@ __attribute__((used, visibility("hidden"))) long syscall_by_c(long number, ...) 
  */
 enum { BY_C, IN_PLACE, IN_PLACE_UNREGISTERED };
 
-__attribute__((used, visibility("hidden"))) int syscall_way(long number, long first, long second) {
+__attribute__((used, visibility("hidden"))) int calm_syscall_way(long number, long first, long second) {
     struct copying by = copying_by(number, (const long[]){first, second});
     if (!by.copies || copies_process(by)) {
         return BY_C;
@@ -202,11 +202,11 @@ __attribute__((used, visibility("hidden"))) int syscall_way(long number, long fi
     return registration_before_child(by.flags) ? IN_PLACE_UNREGISTERED : IN_PLACE;
 }
 
-__attribute__((used, visibility("hidden"))) long syscall_result(long result) {
+__attribute__((used, visibility("hidden"))) long calm_syscall_result(long result) {
     return libc_result(result);
 }
 
-__attribute__((used, visibility("hidden"))) long syscall_result_unregistered(long result) {
+__attribute__((used, visibility("hidden"))) long calm_syscall_result_unregistered(long result) {
     registration_after_child(result);
     return libc_result(result);
 }
@@ -243,7 +243,7 @@ __asm__(".pushsection .text\n\t"
         "cmpq $435, %rdi\n\t"
         "je 2f\n"
         "1:\n\t"
-        "jmp syscall_by_c\n"
+        "jmp calm_syscall_by_c\n"
         "2:\n"
         "syscall_in_place:\n\t"
         "pushq %rdi; .cfi_adjust_cfa_offset 8\n\t"
@@ -253,7 +253,7 @@ __asm__(".pushsection .text\n\t"
         "pushq %r8; .cfi_adjust_cfa_offset 8\n\t"
         "pushq %r9; .cfi_adjust_cfa_offset 8\n\t"
         "pushq %rax; .cfi_adjust_cfa_offset 8\n\t"
-        "call syscall_way\n\t"
+        "call calm_syscall_way\n\t"
         "addq $8, %rsp; .cfi_adjust_cfa_offset -8\n\t"
         "popq %r9; .cfi_adjust_cfa_offset -8\n\t"
         "popq %r8; .cfi_adjust_cfa_offset -8\n\t"
@@ -276,7 +276,7 @@ __asm__(".pushsection .text\n\t"
         "jz 4f\n\t"
         "movq %r9, (%rsp)\n\t"
         "movq %rax, %rdi\n\t"
-        "jmp syscall_result\n"
+        "jmp calm_syscall_result\n"
         "3:\n\t"
         "movq (%rsp), %r9\n\t"
         "syscall\n\t"
@@ -284,7 +284,7 @@ __asm__(".pushsection .text\n\t"
         "jz 4f\n\t"
         "movq %r9, (%rsp)\n\t"
         "movq %rax, %rdi\n\t"
-        "jmp syscall_result_unregistered\n"
+        "jmp calm_syscall_result_unregistered\n"
         "4:\n\t"
         "ret\n\t"
         ".cfi_endproc\n\t"
@@ -304,7 +304,7 @@ __asm__(".pushsection .text\n\t"
         "cmp x0, #435\n\t" /* SYS_clone3 */
         "b.eq 1f\n"
         "2:\n\t"
-        "b syscall_by_c\n"
+        "b calm_syscall_by_c\n"
         "1:\n\t"
         "stp x29, x30, [sp, #-64]!\n\t"
         ".cfi_def_cfa_offset 64\n\t"
@@ -313,7 +313,7 @@ __asm__(".pushsection .text\n\t"
         "stp x0, x1, [sp, #16]\n\t"
         "stp x2, x3, [sp, #32]\n\t"
         "stp x4, x5, [sp, #48]\n\t"
-        "bl syscall_way\n\t"
+        "bl calm_syscall_way\n\t"
         "mov w9, w0\n\t"
         "ldp x0, x1, [sp, #16]\n\t"
         "ldp x2, x3, [sp, #32]\n\t"
@@ -331,7 +331,7 @@ __asm__(".pushsection .text\n\t"
         "mov x4, x5\n\t"
         "svc 0\n\t"
         "cbz x0, 3f\n\t"
-        "b syscall_result\n"
+        "b calm_syscall_result\n"
         "3:\n\t"
         "ret\n\t"
         ".cfi_endproc\n\t"

@@ -18,23 +18,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* As the note in assembly names it: no renaming by the compiler (namespace.h) gets there. */
+#define PROBE_SEMAPHORE(symbol) "calm_" symbol "_semaphore"
+
 /* In a header: the probe `symbol`, with its arguments' types. symbol_is_enabled() is true while a tracer is
  * attached. */
 #define PROBE_DECLARE(symbol, ...)                                                                        \
-    extern _Atomic(uint16_t) symbol##_semaphore __attribute__((visibility("hidden")));                    \
+    extern _Atomic(uint16_t) symbol##_semaphore __asm__(PROBE_SEMAPHORE(#symbol))                         \
+        __attribute__((visibility("hidden")));                                                            \
     static inline bool symbol##_is_enabled(void) {                                                        \
         return __builtin_expect(atomic_load_explicit(&symbol##_semaphore, memory_order_relaxed) != 0, 0); \
     }                                                                                                     \
     void symbol(__VA_ARGS__)
 
 /* From the base, tracers calculate by how much a tool like prelink has moved the addresses in the note. */
-#define PROBE_NOTE(provider, name, symbol, arguments)                     \
+#define PROBE_NOTE(provider, name, semaphore, arguments)                  \
     "1: nop\n"                                                            \
     ".pushsection .note.stapsdt,\"\",%%note\n"                            \
     ".balign 4\n"                                                         \
     ".4byte 8, 3f - 2f, 3\n"                                              \
     ".asciz \"stapsdt\"\n"                                                \
-    "2: .8byte 1b, _.stapsdt.base, " symbol "_semaphore\n"                \
+    "2: .8byte 1b, _.stapsdt.base, " semaphore "\n"                       \
     ".asciz \"" provider "\"\n"                                           \
     ".asciz \"" name "\"\n"                                               \
     ".asciz \"" arguments "\"\n"                                          \
@@ -68,7 +72,7 @@
         0;                                                                                                 \
     __attribute__((noinline)) void symbol parameters {                                                     \
         registers;                                                                                         \
-        __asm__ volatile(PROBE_NOTE(provider, name, #symbol, arguments) : : __VA_ARGS__);                  \
+        __asm__ volatile(PROBE_NOTE(provider, name, PROBE_SEMAPHORE(#symbol), arguments) : : __VA_ARGS__); \
     }
 
 /* In one source file: the probe provider:name, with 0 to 4 arguments of 64 bits. */

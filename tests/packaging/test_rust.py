@@ -153,6 +153,54 @@ def test_the_oldest_rust(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.parametrize("features", FEATURES)
+def test_global_names_of_the_archive_are_calm_or_the_interfaces(features: str, tmp_path: Path) -> None:
+    succeed("build", "--features", features, CARGO_TARGET_DIR=str(tmp_path))
+    (archive,) = tmp_path.glob("debug/build/calmalloc-*/out/libcalmalloc_bundled.a")
+    tool = ["nm", "--defined-only", "--format=posix"]
+    names = run([*tool, "--extern-only", str(archive)]).stdout
+    found = {line.split()[0] for line in names.splitlines() if line and not line.endswith(":")}
+    exported = run([*tool, "--dynamic", str(REPOSITORY / "build/release/libcalmalloc.so")]).stdout
+    interface = {line.split()[0].split("@")[0] for line in exported.splitlines()}
+    assert ("malloc" in found) == bool(features)
+    assert "calm_malloc" in found & interface
+    assert {name for name in found - interface if not name.startswith("calm")} <= {"_.stapsdt.base"}
+
+
+MAIN = """
+#[global_allocator]
+static ALLOCATOR: calmalloc::CalMalloc = calmalloc::CalMalloc;
+
+macro_rules! foreign {
+    ($($name:ident)*) => { $(#[no_mangle] pub extern "C" fn $name() { std::process::abort() })* };
+}
+foreign!(allocator_ready clock_read file_write heap_init new_terms random_process_seed ring_push server_start
+         space_init thread_start vm_map);
+
+fn main() {
+    let threads = (0..4).map(|i| std::thread::spawn(move || (0..9999).map(|n| vec![i; n % 999]).count()));
+    let counts: Vec<usize> = threads.collect::<Vec<_>>().into_iter().map(|t| t.join().unwrap()).collect();
+    println!("{:?} {}", counts, calmalloc::stats().in_use > 0);
+}
+"""
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_a_program_with_functions_of_the_same_names(features: str, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/main.rs").write_text(MAIN)
+    chosen = f'features = ["{features}"]' if features else ""
+    (tmp_path / "Cargo.toml").write_text(
+        '[package]\nname = "foreign"\nversion = "0.1.0"\nedition = "2021"\n'
+        f'[dependencies.calmalloc]\npath = "{CRATE}"\n{chosen}\n[workspace]\n'
+    )
+    shutil.copy(CRATE / "Cargo.lock", tmp_path / "Cargo.lock")
+    manifest = ("--manifest-path", str(tmp_path / "Cargo.toml"))
+    for offload in ("off", "on"):
+        found = succeed("run", "--offline", "--quiet", *manifest, CALM_OPTIONS=f"offload={offload}")
+        assert found == "[9999, 9999, 9999, 9999] true\n"
+
+
 def test_every_source_of_the_library_is_compiled() -> None:
     """The build script compiles the library's C files, except those that only a shared library needs."""
     listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
