@@ -141,6 +141,7 @@
 #include "api/new.c"
 #include "api/options.c"
 #include "api/own_threads.c"
+#include "api/pin.c"
 #include "api/placing.c"
 #include "api/registration.c"
 #include "api/report.c"

@@ -8,6 +8,8 @@
 #ifndef CALM_NAMESPACE_H
 #define CALM_NAMESPACE_H
 
+#define CALM_ARCHIVE
+
 #ifdef __clang__ /* In place of a feature that is left out are static functions of the same names. */
 #pragma clang diagnostic ignored "-Wpragmas"
 #endif
@@ -271,6 +273,7 @@
 #pragma redefine_extname pagemap_frames calmalloc_pagemap_frames
 #pragma redefine_extname parse_number calmalloc_parse_number
 #pragma redefine_extname parse_stat_field calmalloc_parse_stat_field
+#pragma redefine_extname pin_own_object calmalloc_pin_own_object
 #pragma redefine_extname placing_after_fork calmalloc_placing_after_fork
 #pragma redefine_extname placing_pages calmalloc_placing_pages
 #pragma redefine_extname placing_place calmalloc_placing_place

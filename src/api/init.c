@@ -19,6 +19,7 @@
 #include "api/link_order.h"
 #include "api/misuse.h"
 #include "api/options.h"
+#include "api/pin.h"
 #include "api/placing.h"
 #include "api/registration.h"
 #include "api/report.h"
@@ -237,6 +238,9 @@ bool allocator_ready(void) {
  */
 __attribute__((constructor(101))) static void allocator_prepare(int argc, char **argv, char **environment) {
     (void)argc, (void)argv;
+#ifdef CALM_ARCHIVE
+    pin_own_object();
+#endif
     if (environ == NULL) {
         options_keep_environment(environment);
     }

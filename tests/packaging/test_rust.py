@@ -16,6 +16,7 @@ CRATE = REPOSITORY / "rust"
 TARGET = REPOSITORY / "build/rust"
 CARGO_BIN = Path.home() / ".cargo/bin"
 FEATURES = ["", "override"]
+HOST = REPOSITORY / "tests/packaging/plugin_host.c"
 
 
 def environment() -> dict[str, str]:
@@ -185,20 +186,50 @@ fn main() {
 """
 
 
+def new_crate(folder: Path, source: str, features: str = "", kind: str = "") -> tuple[str, str]:
+    """A crate that depends on this one; how cargo is told of it."""
+    (folder / "src").mkdir()
+    (folder / "src" / ("lib.rs" if kind else "main.rs")).write_text(source)
+    chosen = f'features = ["{features}"]' if features else ""
+    library = f'[lib]\ncrate-type = ["{kind}"]' if kind else ""
+    (folder / "Cargo.toml").write_text(
+        '[package]\nname = "user"\nversion = "0.1.0"\nedition = "2021"\n'
+        f'[dependencies.calmalloc]\npath = "{CRATE}"\n{chosen}\n{library}\n[workspace]\n'
+    )
+    shutil.copy(CRATE / "Cargo.lock", folder / "Cargo.lock")
+    return "--manifest-path", str(folder / "Cargo.toml")
+
+
 @pytest.mark.parametrize("features", FEATURES)
 def test_a_program_with_functions_of_the_same_names(features: str, tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src/main.rs").write_text(MAIN)
-    chosen = f'features = ["{features}"]' if features else ""
-    (tmp_path / "Cargo.toml").write_text(
-        '[package]\nname = "foreign"\nversion = "0.1.0"\nedition = "2021"\n'
-        f'[dependencies.calmalloc]\npath = "{CRATE}"\n{chosen}\n[workspace]\n'
-    )
-    shutil.copy(CRATE / "Cargo.lock", tmp_path / "Cargo.lock")
-    manifest = ("--manifest-path", str(tmp_path / "Cargo.toml"))
+    manifest = new_crate(tmp_path, MAIN, features)
     for offload in ("off", "on"):
         found = succeed("run", "--offline", "--quiet", *manifest, CALM_OPTIONS=f"offload={offload}")
         assert found == "[9999, 9999, 9999, 9999] true\n"
+
+
+PLUGIN = """
+#[global_allocator]
+static ALLOCATOR: calmalloc::CalMalloc = calmalloc::CalMalloc;
+
+#[no_mangle]
+pub extern "C" fn work(rounds: u32) {
+    let mut kept = vec![Vec::new(); 64];
+    for i in 0..rounds as usize {
+        kept[i % 64] = vec![1u8; if i % 31 == 0 { 4000000 } else { 16 + i % 2000 }];
+    }
+}
+"""
+
+
+def test_a_plugin_that_is_closed_stays(tmp_path: Path) -> None:
+    succeed("build", "--offline", *new_crate(tmp_path, PLUGIN, kind="cdylib"), CARGO_TARGET_DIR=str(tmp_path))
+    plugin = (tmp_path / "debug/libuser.so").rename(tmp_path / "plugin.so")
+    host = tmp_path / "host"
+    for command in (["cc", str(HOST), "-pthread", "-o", str(host)], [str(host), str(plugin)]):
+        done = run(command)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "mapped: 1\n"
 
 
 def test_every_source_of_the_library_is_compiled() -> None:
@@ -212,7 +243,8 @@ def test_every_source_of_the_library_is_compiled() -> None:
         in_library |= {f"api/{source}.c" for source in plugged.split()}
     there = {str(path.relative_to(REPOSITORY / "src")) for path in (REPOSITORY / "src").glob("*/*.c")}
     shared = re.findall(r"add_library\(calmalloc SHARED ([^)]*)\)", listed)[0].split()
-    assert in_library | set(shared) == there
+    archive = re.findall(r"add_library\(calmalloc_static STATIC \S+ ([^)]*)\)", listed)[0].split()
+    assert in_library | set(shared) | set(archive) == there
 
 
 def test_another_system_is_refused_in_one_line() -> None:

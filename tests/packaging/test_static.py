@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from packaging_helpers import BUILD, REPOSITORY, run, tool
+from packaging_helpers import BUILD, REPOSITORY, SOURCES, run, tool
 
 ARCHIVE = BUILD / "libcalmalloc.a"
 INCLUDE = f"-I{REPOSITORY}/include"
@@ -176,3 +176,34 @@ def test_two_shared_objects_that_have_the_archive(exported: bool, tmp_path: Path
     libraries = (f"-L{tmp_path}", "-lone", "-ltwo", f"-Wl,-rpath,{tmp_path}")
     run("gcc", tmp_path / "main.c", *libraries, "-o", program)
     assert run(program).stdout == "1 1\n"
+
+
+PLUGIN = r"""
+#include <calmalloc.h>
+#include <string.h>
+
+void work(unsigned rounds) {
+    void *kept[64] = {0};
+    for (unsigned i = 0; i < rounds; i++) {
+        size_t bytes = i % 31 == 0 ? 4000000 : 16 + i % 2000;
+        calm_free(kept[i % 64]);
+        kept[i % 64] = calm_malloc(bytes);
+        memset(kept[i % 64], 1, bytes);
+    }
+    for (unsigned i = 0; i < 64; i++) {
+        calm_free(kept[i]);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("options", ["background=on", "background=off", "offload=on"])
+@pytest.mark.parametrize("link", [(), ("-Wl,--exclude-libs,ALL",), ("-Wl,-z,nodelete",), ("-fuse-ld=gold",)])
+def test_a_plugin_that_is_closed_stays(link: tuple[str, ...], options: str, tmp_path: Path) -> None:
+    """The helper thread and restartable sequences of its allocator are in it."""
+    (tmp_path / "plugin.c").write_text(PLUGIN)
+    plugin = tmp_path / "plugin.so"
+    run("gcc", "-shared", "-fPIC", INCLUDE, tmp_path / "plugin.c", ARCHIVE, *link, "-o", plugin)
+    run("gcc", SOURCES / "plugin_host.c", "-pthread", "-o", tmp_path / "host")
+    for name in ("./plugin.so", str(plugin)):
+        assert run(tmp_path / "host", name, cwd=tmp_path, CALM_OPTIONS=options).stdout == "mapped: 1\n"
