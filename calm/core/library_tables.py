@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "test_cache": ("auto", "locked", "off"),
     "test_sync": ("off", "on"),
     "test_offload_timeout": (),
+    "test_check": (),
 }
 """The words that each option takes, in the order of their numbers."""
 
