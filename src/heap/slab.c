@@ -36,8 +36,10 @@ void prefault_finish(struct prefault *prefault) {
 }
 
 static void prefault_add(struct prefault *prefault, char *page, size_t page_size) {
-    if (page != prefault->base + prefault->bytes) {
+    if (prefault->bytes > 0 && page != prefault->base + prefault->bytes) {
         prefault_finish(prefault);
+    }
+    if (prefault->bytes == 0) {
         prefault->base = page;
     }
     prefault->bytes += page_size;
