@@ -3,7 +3,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := all
 PREFIX ?= /usr/local
 # The presets that `make check` builds in addition to release; some are only compiled.
-ALSO := debug asan tsan clang aarch64 musl
+ALSO := debug asan tsan fuzz clang aarch64 musl
 
 # The parts of check-long run one at a time even with -j, because some need an otherwise idle machine.
 .NOTPARALLEL:
@@ -76,10 +76,11 @@ check: build-tests ## install missing packages, build, and run every test
 
 # Tests that take longer or need an otherwise idle machine, such as a soak test of an hour, and the figures of
 # docs/figures.md. `make check-long-NAME` runs one part: docs/testing.md.
-LONG := lint ctest pytest mutants emulated figures
+LONG := lint ctest fuzz pytest mutants emulated figures
 .PHONY: $(LONG:%=check-long-%)
 long_lint = cmake --preset clang-deep && cmake --build --preset clang-deep
 long_ctest = for preset in release asan tsan; do CALM_TEST_FACTOR=5 CALM_TEST_SEED=$$(date +%s) ctest --preset $$preset || exit 1; done
+long_fuzz = CALM_TEST_SEED=$$(date +%s) scripts/fuzz --seconds 60
 long_pytest = .venv/bin/pytest -q -m long
 long_mutants = scripts/mutants
 long_emulated = bench/emulated && bench/emulated --library build/release/libcalmalloc.so && bench/emulated --locks

@@ -165,6 +165,17 @@ static void option_read(const char *text, size_t length) {
     }
 }
 
+/* Of CALM_OPTIONS: name=value,... */
+static void option_read_list(const char *text) {
+    while (*text != '\0') {
+        size_t length = (size_t)(strchrnul(text, ',') - text);
+        if (length > 0) {
+            option_read(text, length);
+        }
+        text += length + (text[length] == ',');
+    }
+}
+
 static char **first_environment;
 
 void options_keep_environment(char **environment) {
@@ -194,12 +205,8 @@ bool options_read(void) {
     }
     were_read = true;
     const char *text = find_variable(environment, "CALM_OPTIONS");
-    while (text != NULL && *text != '\0') {
-        size_t length = (size_t)(strchrnul(text, ',') - text);
-        if (length > 0) {
-            option_read(text, length);
-        }
-        text += length + (text[length] == ',');
+    if (text != NULL) {
+        option_read_list(text);
     }
     return true;
 }
