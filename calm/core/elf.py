@@ -32,7 +32,10 @@ class Segment(NamedTuple):
 
 def _opened(path: str | Path) -> BinaryIO:
     """Without waiting: a pipe may lie where a file that a process has mapped was."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # no path has such a character, but what foreign files call one may
+        raise OSError(errno.EINVAL, str(error)) from error
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")

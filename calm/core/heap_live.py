@@ -98,6 +98,7 @@ def _layout(read: Read, address: int) -> _Layout:
         or not 0 < found.max_depth <= _MAX_DEPTH
         or not 0 < found.max_stacks <= _MAX_STACKS
         or max(found[_Layout._fields.index("sequence") :]) + _DOUBLE.size > found.stack_bytes
+        or max(found.allocated, found.in_use, found.at_peak) + _WEIGHT.size > found.stack_bytes
     ):
         raise NoSamplesError("does not describe its heap profile as this calm expects it")
     return found

@@ -28,6 +28,8 @@ _GZIP = b"\x1f\x8b"
 _TEXT = (b"heap profile:", b"heap_v2/", b"--- ")
 # Unpacked: a damaged or hostile file may have much more.
 _MAX_BYTES = 1 << 26
+# Of all stacks: a location may stand for many inlined functions, and a small file may name it often.
+_MAX_FRAMES = 1 << 24
 # Names with `|` between them: anything may precede and follow each, and one part of it may be optional or one
 # of several. Other regular expressions may take exponential time.
 _LITERAL = r"(?:(?:[^\\()\[\]{}*+?|^$]|\\\W)(?![*+?{]))"
@@ -211,9 +213,13 @@ def _profile(path: str, file: _File) -> HeapProfile:
     if dropped is None:
         notes.append("functions that the file wants dropped are shown: its drop_frames is no list of names")
     stacks = []
+    left = _MAX_FRAMES
     for numbers_of, values in file.samples:
         if len(values) != len(types) or any(number not in frames for number in numbers_of):
             raise FormatError("a sample in it is not whole")
+        left -= sum(len(frames[number]) for number in numbers_of)
+        if left < 0:
+            raise CalmError(f"{path} has stacks of more than {_MAX_FRAMES} functions in all", USAGE)
         stack = tuple(frame for number in reversed(numbers_of) for frame in frames[number])
         if dropped:
             stack = tuple(takewhile(lambda frame: frame.function not in dropped, stack))
@@ -229,7 +235,7 @@ def _profile(path: str, file: _File) -> HeapProfile:
         types=types,
         frames=all_frames,
         stacks=all_stacks,
-        notes=[*notes, *(file.text(each) for each in file.comments)],
+        notes=[*notes, *(file.text(each) for each in dict.fromkeys(file.comments))],
     )
 
 
