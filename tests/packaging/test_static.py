@@ -1,4 +1,4 @@
-"""The archive libcalmalloc.a in a program, and in shared objects: names, linkers."""
+"""The archive libcalmalloc.a in a program, and in shared objects: names, linkers, LTO, dlclose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging_helpers import BUILD, REPOSITORY, SOURCES, run, tool
 ARCHIVE = BUILD / "libcalmalloc.a"
 INCLUDE = f"-I{REPOSITORY}/include"
 # What the target calmalloc::static and calmalloc.pc link with.
-FLAGS = ("-Wl,-u,malloc", "-pthread")
+FLAGS = ("-Wl,-u,malloc", "-Wl,-z,nodelete", "-pthread")
 # Functions of the allocator, whose names a program may use, too.
 NAMES = [
     "allocator_ready",
@@ -120,15 +120,17 @@ LINKS = {
     "static": ("gcc", "-static"),
     "static PIE": ("gcc", "-static-pie"),
     "static with LTO": ("gcc", "-static", "-flto"),
+    "gold with LTO": ("gcc", "-fuse-ld=gold", "-flto"),
+    "clang's LTO": ("clang", "-flto"),
 }
 
 
 @pytest.mark.parametrize("link", LINKS)
 def test_a_program_with_functions_of_the_same_names(link: str, tmp_path: Path) -> None:
     compiler, *options = LINKS[link]
-    linker = f"ld.{link}"
-    if f"-fuse-ld={link}" in options and shutil.which(linker) is None:
-        pytest.skip(f"{linker} is not installed")
+    linkers = [f"ld.{option.partition('=')[2]}" for option in options if "-fuse-ld=" in option]
+    if not all(map(shutil.which, linkers)):
+        pytest.skip(f"{linkers[0]} is not installed")
     for name, text in {"work.c": WORK, "foreign.c": FOREIGN}.items():
         (tmp_path / name).write_text(text)
     program = tmp_path / "program"
@@ -142,6 +144,22 @@ def test_a_program_with_functions_of_the_same_names(link: str, tmp_path: Path) -
         done = run(program, CALM_OPTIONS=f"offload={offload},report=exit")
         assert done.stdout == "0 1\n"
         assert done.stderr.count('"allocator": "calmalloc"') == 1
+
+
+@pytest.mark.parametrize("link", [("gcc",), ("gcc", "-static"), ("clang",)])
+def test_lto_of_a_program_that_names_nothing_but_malloc(link: tuple[str, ...], tmp_path: Path) -> None:
+    """gcc's LTO does not tell the linker of malloc, which it knows by itself; the flags do."""
+    source, program = tmp_path / "program.c", tmp_path / "program"
+    source.write_text(
+        "#include <stdlib.h>\n#include <string.h>\n"
+        "int main(int argc, char **argv) {\n"
+        "    char *volatile copy = malloc(strlen(argv[argc - 1]) + 1);\n"
+        "    free(strcpy(copy, argv[0]));\n"
+        "    return 0;\n"
+        "}\n"
+    )
+    run(*link, "-O2", "-flto", source, ARCHIVE, *FLAGS, "-o", program)
+    assert '"allocator": "calmalloc"' in run(program, CALM_OPTIONS="report=exit").stderr
 
 
 @pytest.mark.parametrize("exported", [True, False])
