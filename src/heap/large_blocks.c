@@ -148,7 +148,7 @@ static bool large_block_extend(struct heap *heap, struct span *span, size_t more
     struct span *next = runs_next(&heap->runs, span);
     uint32_t end = next == NULL ? span->page + span->pages : next->page + next->pages;
     if ((next == NULL || next->pages < more) && space_ends_at(&heap->space, end) &&
-        runs_extend(&heap->runs, more)) {
+        runs_extend(&heap->runs, more) != NULL) {
         next = runs_next(&heap->runs, span);
     }
     /* Clean pages of a huge-page region would become resident by more than the block takes. */

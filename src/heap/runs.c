@@ -261,31 +261,31 @@ static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) 
     return page;
 }
 
-/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. */
-static bool dissolve_run(struct runs *runs, struct span *run, size_t pages) {
+/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. Returns the run that they
+ * are part of, or NULL; it is dirty if they could not be renewed. */
+static struct span *dissolve_run(struct runs *runs, struct span *run, size_t pages) {
     size_t skip = 0;
     size_t whole = run == NULL ? 0 : runs_whole_regions(runs, run, &skip);
     run = whole < pages || whole == 0 ? NULL : runs_carve(runs, run, skip, whole);
     if (run == NULL) {
-        return false;
+        return NULL;
     }
     calm_assert(run->huge && run->pages == whole && whole % runs->region_pages == 0, run->pages, whole);
     enum vm_renewed renewed = vm_renew(run->base, whole << runs->space->page_shift);
     if (renewed == VM_UNUSABLE) {
-        return false; /* it stays taken */
+        return NULL; /* it stays taken */
     }
     run->huge = false;
     runs->regions -= size_min(runs->regions, whole / runs->region_pages);
-    runs_put(runs, run, renewed == VM_RENEWED);
-    return true;
+    return runs_put(runs, run, renewed == VM_RENEWED);
 }
 
-static bool dissolve_regions(struct runs *runs, size_t pages) {
+static struct span *dissolve_regions(struct runs *runs, size_t pages) {
     return dissolve_run(runs, runs_find(&runs->sets[RUN_HUGE_CLEAN], pages), pages);
 }
 
 void runs_retract(struct runs *runs) {
-    while (dissolve_regions(runs, size_max(runs->region_pages, 1))) {
+    while (dissolve_regions(runs, size_max(runs->region_pages, 1)) != NULL) {
     }
     uint32_t end = space_end(runs->space);
     struct span *run = end == 0 ? NULL : space_span_of(runs->space, end - 1);
@@ -305,22 +305,21 @@ void runs_retract(struct runs *runs) {
     }
 }
 
-bool runs_extend(struct runs *runs, size_t pages) {
+struct span *runs_extend(struct runs *runs, size_t pages) {
     struct span *span = span_table_take(&runs->space->spans);
     if (span == NULL) {
-        return false;
+        return NULL;
     }
     size_t extended;
     span->page = extend_space(runs, pages, &extended);
     if (span->page == 0) {
         span_table_drop(&runs->space->spans, span);
-        return false;
+        return NULL;
     }
     span->pages = (uint32_t)extended;
     calm_assert(extended >= pages, extended, pages);
     span->base = space_address(runs->space, span->page);
-    runs_put(runs, span, true);
-    return true;
+    return runs_put(runs, span, true);
 }
 
 size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *skip) {
@@ -362,10 +361,14 @@ bool runs_put_as_regions(struct runs *runs, struct span *span) {
  * without end. */
 static struct span *find_clean(struct runs *runs, size_t pages) {
     struct span *run = runs_find(&runs->sets[RUN_CLEAN], pages);
-    if (run == NULL && (dissolve_regions(runs, pages) || runs_extend(runs, pages))) {
-        run = runs_find(&runs->sets[RUN_CLEAN], pages);
+    if (run == NULL) {
+        run = dissolve_regions(runs, pages);
     }
-    return run;
+    /* Not looked for: a shorter run of the same bin may be in front of the new one. */
+    if (run == NULL) {
+        run = runs_extend(runs, pages);
+    }
+    return run == NULL || run->state == SPAN_CLEAN ? run : NULL;
 }
 
 /*

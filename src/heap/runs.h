@@ -92,8 +92,8 @@ size_t runs_release(struct runs *runs, bool dirty);
  * core files by debuggers, and charged to a process where the kernel does not overcommit. */
 void runs_retract(struct runs *runs);
 
-/* Makes more of the space usable, as a clean run. */
-bool runs_extend(struct runs *runs, size_t pages);
+/* Makes so many pages more of the space usable. Returns the clean run that they are part of, or NULL. */
+struct span *runs_extend(struct runs *runs, size_t pages);
 
 /* The whole huge-page regions of a run: how many pages precede the first, and how many they have. */
 size_t runs_whole_regions(const struct runs *runs, const struct span *span, size_t *skip);

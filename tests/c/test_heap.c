@@ -604,6 +604,26 @@ static void put_pages(char *block) {
     CHECK(heap_put_large(&heap, block) == NULL);
 }
 
+/* Runs of nearly the same length share a bin, of which only the lowest run is looked at: that must not hide
+ * the run that was just made for a block. */
+static void test_new_run_of_a_bin_that_is_in_use(void) {
+    enum { SHORTER = 2900, LONGER = 3000 }; /* more than a space grows by otherwise */
+    CHECK(start_heap((size_t)1 << 40));
+    bool zero;
+    char *shorter = take_pages(SHORTER, &zero);
+    take_pages(1, &zero);
+    size_t usable = heap.space.segment[0].region.committed / page_size;
+    if (usable > SHORTER + 1) {
+        take_pages(usable - SHORTER - 1, &zero);
+    }
+    put_pages(shorter);
+    purge_all();
+    char *longer = take_pages(LONGER, &zero);
+    CHECK_EQUAL(heap_large_span(&heap, longer)->pages, LONGER);
+    heap_walk(&heap, NULL, 0);
+    end_heap();
+}
+
 /* What is resident is used, even where it takes clean pages beside it to be long enough; unless it is too
  * little. */
 static void test_short_runs_are_extended(void) {
@@ -1358,6 +1378,7 @@ int main(void) {
     test_plan_that_fails();
     test_descriptors_run_out();
     test_address_space_runs_out();
+    test_new_run_of_a_bin_that_is_in_use();
     test_short_runs_are_extended();
     in_child(test_limited_address_space);
     in_child(test_free_segments_make_room);
