@@ -176,6 +176,11 @@ void *allocate_slow(size_t size) {
 
 /* ---- release ---- */
 
+/* Reports what the caller frees. */
+static void misuse_now(const struct allocator *allocator, enum misuse kind, const void *block) {
+    allocator->governor->misused(&(struct misuse_record){kind, false, block});
+}
+
 /*
  * A block of a class whose cache is full: a magazine leaves the cache. Into a cache that was only just opened
  * a small block goes below a magazine of others: a thread that frees a block of another thread does not get
@@ -186,7 +191,7 @@ static void spill(struct allocator *allocator, uint32_t class, void *block) {
     const struct size_class *of = &allocator->classes.of[class];
     void *blocks[MAX_MAGAZINE_BLOCKS];
     if (cpu_cache_is_newest(allocator->caches, class, block)) {
-        allocator->governor->misused(MISUSE_DOUBLE_FREE, block);
+        misuse_now(allocator, MISUSE_DOUBLE_FREE, block);
         return;
     }
     if (cpu_cache_open(allocator->caches, class) && of->size < CACHE_LINE_BYTES) {
@@ -215,7 +220,7 @@ void allocator_release(struct allocator *allocator, void *block) {
     struct heap *heap = allocator_heap(allocator, block);
     int class = heap == NULL ? -1 : heap_class_at(heap, block);
     if (class < 0 || (class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
-        allocator->governor->misused(MISUSE_INVALID_FREE, block);
+        misuse_now(allocator, MISUSE_INVALID_FREE, block);
     } else if (class == 0) {
         heap_profile_remove(block); /* before another thread may have it */
         allocator_put_large(allocator, block);
@@ -235,7 +240,7 @@ void release_slow(void *block) {
     } else if (sanitizer_is_there()) {
         __interceptor_free(block);
     } else {
-        misuse_report(MISUSE_INVALID_FREE, block);
+        misuse_report_now(MISUSE_INVALID_FREE, block);
     }
 }
 
@@ -380,7 +385,7 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
         return __interceptor_realloc(block, size);
     }
     if (held == 0) {
-        misuse_report(MISUSE_INVALID_FREE, block);
+        misuse_report_now(MISUSE_INVALID_FREE, block);
         return out_of_memory();
     }
     if (size > PTRDIFF_MAX || (size > held && is_too_large(&calm_allocator, size - held))) {

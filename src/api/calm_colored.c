@@ -18,7 +18,7 @@ void *calm_colored_alloc(size_t bytes, unsigned cache) {
 
 void calm_colored_free(void *block) {
     if (block != NULL && !colored_free(block)) {
-        misuse_report(MISUSE_INVALID_FREE, block);
+        misuse_report_now(MISUSE_INVALID_FREE, block);
     }
 }
 

@@ -6,6 +6,8 @@
  * call, and write to the text alone; and since what they read may be half changed, each number is compared
  * with the memory that there is before it is an index, and no loop depends on the state to end.
  */
+#include "api/debug.h"
+
 #include "calmalloc.h"
 
 #include "api/features.h"
@@ -184,26 +186,27 @@ static void search_offload(struct finds *finds, uint32_t class, const void *bloc
 /* ---- one block ---- */
 
 /* "in use", or where a block is that was freed. in_slab: the heap itself knows that it is free. */
-static void print_state(const struct finds *finds, bool in_slab, bool claimed) {
+static void print_state(struct text *text, const struct finds *finds, bool in_slab, bool claimed) {
     if (finds->count > 0) {
-        text_format(&answer, "free, in %s %u", finds->place, finds->number);
+        text_format(text, "free, in %s %u", finds->place, finds->number);
     } else {
-        text_format(&answer, in_slab ? "free, in its slab" : claimed ? "free, in a purge" : "in use");
+        text_format(text, in_slab ? "free, in its slab" : claimed ? "free, in a purge" : "in use");
     }
     if (finds->count + (finds->count > 0 && in_slab) > 1) {
-        text_format(&answer, ", and freed again: %zu times in all", finds->count + in_slab);
+        text_format(text, ", and freed again: %zu times in all", finds->count + in_slab);
     }
 }
 
 /* How the pointer lies to the block that it is in. */
-static void print_block(const char *pointer, const char *block, size_t bytes, const char *kind) {
+static void print_block(struct text *text, const char *pointer, const char *block, size_t bytes,
+                        const char *kind) {
     if (pointer == block) {
-        text_format(&answer, ": a %sblock of %zu bytes", kind, bytes);
+        text_format(text, ": a %sblock of %zu bytes", kind, bytes);
     } else if (pointer < block) {
-        text_format(&answer, ": %zu bytes before the %sblock %p of %zu bytes, in its pages",
+        text_format(text, ": %zu bytes before the %sblock %p of %zu bytes, in its pages",
                     (size_t)(block - pointer), kind, (const void *)block, bytes);
     } else {
-        text_format(&answer, ": %zu bytes into the %sblock %p of %zu bytes", (size_t)(pointer - block), kind,
+        text_format(text, ": %zu bytes into the %sblock %p of %zu bytes", (size_t)(pointer - block), kind,
                     (const void *)block, bytes);
     }
 }
@@ -214,8 +217,8 @@ static bool claimed_by_purge(const struct governor *governor, const struct span 
            purge_batch_claims(&governor->batch, block, size);
 }
 
-static void print_in_slab(const struct governor *governor, const struct span *slab, size_t page,
-                          const char *base, const char *pointer) {
+static void print_in_slab(struct text *text, const struct governor *governor, const struct span *slab,
+                          size_t page, const char *base, const char *pointer) {
     const struct heap *heap = &governor->heap;
     uint32_t class = slab->class;
     const struct size_class *of = &heap->classes->of[class < SIZE_CLASSES ? class : 0];
@@ -223,37 +226,37 @@ static void print_in_slab(const struct governor *governor, const struct span *sl
     size_t bitmap_words = (heap->space.spans.span_bytes - sizeof *slab) / sizeof *slab->allocated;
     const char *block = base + number * of->size;
     if (of->size == 0) {
-        text_format(&answer, "in a slab that is being made or closed");
+        text_format(text, "in a slab that is being made or closed");
     } else if (number >= of->slab_blocks || number / 64 >= bitmap_words) {
-        text_format(&answer, "behind the last block of %u bytes", of->size);
+        text_format(text, "behind the last block of %u bytes", of->size);
     } else {
         struct finds finds = {0};
         search_cpu_caches(&finds, class, block);
         search_depots(&finds, governor, class, block);
         search_offload(&finds, class, block);
         bool is_used = (slab->allocated[number / 64] >> (number % 64) & 1) != 0;
-        print_state(&finds, !is_used, claimed_by_purge(governor, slab, block, of->size));
-        print_block(pointer, block, of->size, "");
+        print_state(text, &finds, !is_used, claimed_by_purge(governor, slab, block, of->size));
+        print_block(text, pointer, block, of->size, "");
     }
-    text_format(&answer, "; slab %p of %zu bytes, %u of %u blocks in use or cached; %s page",
-                (const void *)base, (size_t)slab->pages << heap->space.page_shift, slab->used_blocks,
-                of->slab_blocks, (heap->space.users_of[page] & PAGE_DIRTY) != 0 ? "dirty" : "clean");
+    text_format(text, "; slab %p of %zu bytes, %u of %u blocks in use or cached; %s page", (const void *)base,
+                (size_t)slab->pages << heap->space.page_shift, slab->used_blocks, of->slab_blocks,
+                (heap->space.users_of[page] & PAGE_DIRTY) != 0 ? "dirty" : "clean");
 }
 
-static void print_in_large(const struct governor *governor, const struct span *span, const char *base,
-                           const char *pointer) {
+static void print_in_large(struct text *text, const struct governor *governor, const struct span *span,
+                           const char *base, const char *pointer) {
     size_t offset = size_min(span->offset, governor->heap.space.page_size);
     struct finds finds = {0};
     search_offload(&finds, 0, base + offset);
-    print_state(&finds, false, false);
-    print_block(pointer, base + offset, ((size_t)span->pages << governor->heap.space.page_shift) - offset,
-                "large ");
-    text_format(&answer, "; %u pages from %p%s", span->pages, (const void *)base,
+    print_state(text, &finds, false, false);
+    print_block(text, pointer, base + offset,
+                ((size_t)span->pages << governor->heap.space.page_shift) - offset, "large ");
+    text_format(text, "; %u pages from %p%s", span->pages, (const void *)base,
                 span->huge ? " in a huge-page region" : "");
 }
 
 /* False if the pointer is not in this heap. */
-static bool print_in_heap(const struct governor *governor, const char *pointer) {
+static bool print_in_heap(struct text *text, const struct governor *governor, const char *pointer) {
     const struct space *space = &governor->heap.space;
     bool usable = false;
     size_t page = find_page(space, (uintptr_t)pointer, &usable);
@@ -262,18 +265,18 @@ static bool print_in_heap(const struct governor *governor, const char *pointer) 
     }
     const struct span *span = usable ? find_span(space, page) : NULL;
     if (span == NULL) {
-        text_format(&answer, usable ? "in pages of the heap that no span describes at present"
-                                    : "in address space that the heap has only reserved");
+        text_format(text, usable ? "in pages of the heap that no span describes at present"
+                                 : "in address space that the heap has only reserved");
         return true;
     }
     size_t within = (uintptr_t)pointer & (space->page_size - 1);
     const char *base = pointer - within - ((page - span->page) << space->page_shift);
     if (span->state == SPAN_SLAB) {
-        print_in_slab(governor, span, page, base, pointer);
+        print_in_slab(text, governor, span, page, base, pointer);
     } else if (span->state == SPAN_LARGE) {
-        print_in_large(governor, span, base, pointer);
+        print_in_large(text, governor, span, base, pointer);
     } else {
-        text_format(&answer, "%s run of %u pages from %p",
+        text_format(text, "%s run of %u pages from %p",
                     span->state == SPAN_DIRTY   ? "free: in a dirty"
                     : span->state == SPAN_CLEAN ? "free: in a clean"
                                                 : "in a purge, or taken by a thread within the heap: in a",
@@ -282,48 +285,52 @@ static bool print_in_heap(const struct governor *governor, const char *pointer) 
     return true;
 }
 
-const char *calm_debug_block(const void *pointer) {
-    answer.length = 0;
-    text_format(&answer, "%p: ", pointer);
+void debug_describe(const void *pointer, struct text *text) {
+    text_format(text, "%p: ", pointer);
     const struct governor *governor = NULL;
     bool found = false;
     for (unsigned number = 0; !found && allocator_is_ready() && number < 2; number++) {
         governor = debug_heap(number);
-        found = governor != NULL && print_in_heap(governor, pointer);
+        found = governor != NULL && print_in_heap(text, governor, pointer);
         if (found && number > 0) {
-            text_format(&answer, "; second heap");
+            text_format(text, "; second heap");
         }
     }
     if (!found) {
-        text_format(&answer, pointer == NULL ? "NULL" : "not in a heap of calmalloc");
+        text_format(text, pointer == NULL ? "NULL" : "not in a heap of calmalloc");
     } else if (lock_is_held(&governor->lock)) {
-        text_format(&answer, "; the heap's lock is held");
+        text_format(text, "; the heap's lock is held");
     }
+}
+
+const char *calm_debug_block(const void *pointer) {
+    answer.length = 0;
+    debug_describe(pointer, &answer);
     return answer.bytes;
 }
 
 /* ---- the heap ---- */
 
 /* Threads are named by their thread pointers, which is what locks hold. */
-static void print_lock(const char *name, unsigned number, const struct lock *lock) {
+static void print_lock(struct text *text, const char *name, unsigned number, const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
-    text_format(&answer, name, number);
+    text_format(text, name, number);
     if (state == LOCK_FREE) {
-        text_format(&answer, " free\n");
+        text_format(text, " free\n");
         return;
     }
-    text_format(&answer, " held by thread %p%s%s%s\n", (const void *)(uintptr_t)(state & LOCK_OWNER),
+    text_format(text, " held by thread %p%s%s%s\n", (const void *)(uintptr_t)(state & LOCK_OWNER),
                 lock_is_mine(lock) ? ", the caller" : "", (state & LOCK_WAITED) != 0 ? ", waited for" : "",
                 (state & LOCK_FORK) != 0 || state >= LOCK_KEPT ? ", over a fork" : "");
 }
 
-static void print_held(const char *name, unsigned number, const struct lock *lock) {
+static void print_held(struct text *text, const char *name, unsigned number, const struct lock *lock) {
     if (lock_is_held(lock)) {
-        print_lock(name, number, lock);
+        print_lock(text, name, number, lock);
     }
 }
 
-static void print_heap(const struct governor *governor) {
+static void print_heap(struct text *text, const struct governor *governor) {
     const struct heap *heap = &governor->heap;
     const struct space *space = &heap->space;
     const struct run_set *sets = heap->runs.sets;
@@ -334,70 +341,71 @@ static void print_heap(const struct governor *governor) {
         spans[state <= SPAN_LARGE ? state : SPAN_UNUSED]++;
     }
     size_t page = space->page_size / 1024;
-    text_format(&answer, "  used     %zu KiB; slabs: %zu, large blocks: %zu; with the blocks in caches\n",
+    text_format(text, "  used     %zu KiB; slabs: %zu, large blocks: %zu; with the blocks in caches\n",
                 heap_used_pages(heap) * page, spans[SPAN_SLAB], spans[SPAN_LARGE]);
-    text_format(&answer, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB; limit: %zu KiB\n",
+    text_format(text, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB; limit: %zu KiB\n",
                 heap_dirty_pages(heap) * page, spans[SPAN_DIRTY], heap->slab_dirty_pages * page,
                 governor->limit_pages * page);
-    text_format(&answer, "  purging  %zu KiB\n", heap->purging_pages * page);
-    text_format(&answer, "  clean    %zu KiB; runs: %zu\n",
+    text_format(text, "  purging  %zu KiB\n", heap->purging_pages * page);
+    text_format(text, "  clean    %zu KiB; runs: %zu\n",
                 (sets[RUN_CLEAN].pages + sets[RUN_HUGE_CLEAN].pages) * page, spans[SPAN_CLEAN]);
     for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
         size_t bytes;
         size_t blocks = depot_blocks(&governor->depots[i], &bytes);
-        text_format(&answer, "  depot %u  %zu KiB; blocks: %zu\n", i, bytes / 1024, blocks);
+        text_format(text, "  depot %u  %zu KiB; blocks: %zu\n", i, bytes / 1024, blocks);
     }
-    print_lock("  the heap's lock:", 0, &governor->lock);
-    print_lock("  the purger's lock:", 0, &governor->purge_lock);
+    print_lock(text, "  the heap's lock:", 0, &governor->lock);
+    print_lock(text, "  the purger's lock:", 0, &governor->purge_lock);
     for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
         const struct depot *depot = &governor->depots[i];
         for (uint32_t class = 1; depot->bins != NULL && class < heap->classes->count; ++class) {
-            print_held("  the lock of a depot's bin of class %u:", class, &depot->bins[class].lock);
+            print_held(text, "  the lock of a depot's bin of class %u:", class, &depot->bins[class].lock);
         }
     }
     uint32_t helper = atomic_load_explicit(&governor->helper_thread.id, memory_order_relaxed);
     if (helper != 0) {
-        text_format(&answer, "  helper: LWP %u\n", helper);
+        text_format(text, "  helper: LWP %u\n", helper);
     }
 }
 
-static void print_caches(void) {
+static void print_caches(struct text *text) {
     const struct cpu_caches *caches = &calm_caches;
     int mode = atomic_load_explicit(&caches->mode, memory_order_relaxed);
     size_t bytes;
     size_t blocks = cpu_caches_blocks(caches, &bytes);
-    text_format(&answer, "CPU caches (%s): %zu KiB; blocks: %zu\n",
+    text_format(text, "CPU caches (%s): %zu KiB; blocks: %zu\n",
                 mode == CACHE_RSEQ     ? "restartable sequences"
                 : mode == CACHE_LOCKED ? "locks"
                                        : "off",
                 bytes / 1024, blocks);
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
-        print_held("  the lock of CPU cache %u:", number, &caches->states[number].lock);
+        print_held(text, "  the lock of CPU cache %u:", number, &caches->states[number].lock);
     }
 }
 
-static void print_server(void) {
+static void print_server(struct text *text) {
 #ifdef CALM_OFFLOAD
     const struct server *server = &calm_offload.server;
     uint32_t thread = atomic_load_explicit(&server->worker.id, memory_order_relaxed);
     if (thread != 0) {
-        text_format(&answer, "server: LWP %u%s\n", thread,
+        text_format(text, "server: LWP %u%s\n", thread,
                     calm_governor.exclusive ? ", which has the first heap to itself, without locks" : "");
     }
 #endif
 }
 
 const char *calm_debug_heap(void) {
-    answer.length = 0;
-    text_format(&answer, "calmalloc " CALM_RELEASE "%s\n", allocator_is_ready() ? "" : " has not started");
+    struct text *text = &answer;
+    text->length = 0;
+    text_format(text, "calmalloc " CALM_RELEASE "%s\n", allocator_is_ready() ? "" : " has not started");
     const struct governor *governor;
     for (unsigned number = 0; allocator_is_ready() && (governor = debug_heap(number)) != NULL; number++) {
-        text_format(&answer, number == 0 ? "heap\n" : "second heap\n");
-        print_heap(governor);
+        text_format(text, number == 0 ? "heap\n" : "second heap\n");
+        print_heap(text, governor);
     }
     if (allocator_is_ready()) {
-        print_caches();
-        print_server();
+        print_caches(text);
+        print_server(text);
     }
     return answer.bytes;
 }

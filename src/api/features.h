@@ -36,6 +36,7 @@ static inline struct backend *offload_start(struct governor *governor) {
 
 #ifdef CALM_PROFILE
 #include "profile/heap_profile.h"
+#include "profile/unwind.h"
 #define HEAP_PROFILE_LAYOUT  (&heap_profile_layout)
 #define HEAP_PROFILE_REFUSED "no memory for a profile"
 #else
@@ -65,6 +66,8 @@ LEFT_OUT(int, heap_profile_write, (const char *path), ENOSYS)
 LEFT_OUT(void, heap_profile_end, (void), )
 LEFT_OUT(void, heap_profile_before_fork, (void), )
 LEFT_OUT(void, heap_profile_after_fork, (void), )
+LEFT_OUT(size_t, unwind_here, (uintptr_t * addresses, size_t max), 0)
+LEFT_OUT(void, unwind_print_address, (uintptr_t address, struct text *text), )
 /* NOLINTEND(misc-unused-parameters) */
 #pragma GCC diagnostic pop
 #define HEAP_PROFILE_LAYOUT  NULL

@@ -46,7 +46,7 @@ static void check_report_misuse(struct governor *governor) {
     struct misuse_record notes[MISUSE_RECORDS];
     size_t count = governor_take_misuse(governor, notes);
     for (size_t i = 0; i < count; i++) {
-        governor->misused(notes[i].kind, notes[i].pointer);
+        governor->misused(&notes[i]);
     }
 }
 

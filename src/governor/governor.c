@@ -34,7 +34,7 @@ static size_t depot_bin_blocks(const struct governor *governor, const struct siz
 
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, bool with_depots,
-                   void (*misused)(enum misuse kind, const void *pointer)) {
+                   void (*misused)(const struct misuse_record *misuse)) {
     governor->caches = caches;
     governor->misused = misused;
     lock_set_rank(&governor->purge_lock, LOCK_PURGER);

@@ -17,7 +17,7 @@
 /* settings must be filled. False if there is no memory at all. */
 bool governor_init(struct governor *governor, const struct size_classes *classes, struct cpu_caches *caches,
                    size_t address_space, bool with_depots,
-                   void (*misused)(enum misuse kind, const void *pointer));
+                   void (*misused)(const struct misuse_record *misuse));
 
 /* Exclusive mode, and what shared mode means for a heap that is in exclusive mode at other times. */
 enum governor_mode {

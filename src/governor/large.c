@@ -136,7 +136,9 @@ void governor_put_large(struct governor *governor, void *block) {
                           page_bytes(governor), true);
     }
     heap_lock(governor);
+    governor->heap.freed_now = block;
     struct span *moved = heap_put_large(&governor->heap, block);
+    governor->heap.freed_now = NULL;
     if (moved != NULL) {
         heap_unlock(governor);
         enum vm_renewed renewed = vm_renew(moved->base, (size_t)moved->pages * page_bytes(governor));

@@ -115,7 +115,7 @@ struct governor {
     struct lock lock; /* the heap's */
     uint64_t heap_locks;
     size_t misuses_reported;
-    void (*misused)(enum misuse kind, const void *pointer); /* fixed at the start, as is visited */
+    void (*misused)(const struct misuse_record *misuse); /* fixed at the start, as is visited */
     void (*visited)(void); /* called by the helper in each epoch, without a lock; may be NULL */
 
     /* Under the heap's lock, as are heap, heap_locks and misuses_reported. */

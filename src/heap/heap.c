@@ -10,7 +10,8 @@ bool heap_init(struct heap *heap, const struct size_classes *classes, size_t add
 }
 
 void heap_note_misuse(struct heap *heap, enum misuse kind, const void *pointer) {
-    heap->misuse[heap->misuses++ % MISUSE_RECORDS] = (struct misuse_record){kind, pointer};
+    heap->misuse[heap->misuses++ % MISUSE_RECORDS] =
+        (struct misuse_record){kind, pointer != heap->freed_now, pointer};
 }
 
 void heap_note_wild_free(struct heap *heap, const void *pointer) {

@@ -27,9 +27,11 @@ enum misuse { MISUSE_INVALID_FREE, MISUSE_DOUBLE_FREE };
 
 #define MISUSE_RECORDS 16
 
-/* A free that named no block in use. */
+/* A free that named no block in use. late: it was made by an earlier call, after which a cache held the
+ * pointer. */
 struct misuse_record {
     enum misuse kind;
+    bool late;
     const void *pointer;
 };
 
@@ -47,6 +49,7 @@ struct heap {
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages[2]; /* slabs with free dirty pages; those in huge-page regions apart */
     struct colors colors;          /* of the large blocks in huge-page regions */
+    const void *freed_now; /* the block that the calling thread's free names; NULL: it empties a cache */
     size_t misuses;
     struct misuse_record misuse[MISUSE_RECORDS]; /* the latest: number n at n % MISUSE_RECORDS */
 

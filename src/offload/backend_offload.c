@@ -153,7 +153,7 @@ static void offload_report_misuse(struct offload *offload) {
     struct misuses this = {.governor = governor};
     run_at_heap(offload, REQUEST_RUN, collect_misuse, &this);
     for (size_t i = 0; i < this.count; i++) {
-        governor->misused(this.notes[i].kind, this.notes[i].pointer);
+        governor->misused(&this.notes[i]);
     }
 }
 

@@ -82,6 +82,18 @@ static bool find_module(uintptr_t address, struct cfi_module *module) {
     return false;
 }
 
+void unwind_print_address(uintptr_t address, struct text *text) {
+    text_format(text, "%p", (const void *)address);
+#if defined(HAVE_FIND_OBJECT)
+    struct dl_find_object found;
+    if (_dl_find_object != NULL && getauxval(AT_BASE) != 0 && _dl_find_object((void *)address, &found) == 0) {
+        const struct link_map *map = found.dlfo_link_map;
+        bool named = map->l_name != NULL && *map->l_name != '\0';
+        text_format(text, " (%s+%p)", named ? map->l_name : "program", (const void *)(address - map->l_addr));
+    }
+#endif
+}
+
 /* Modules are only added. No running function's address is in one that was unloaded, until another one is
  * loaded there. */
 static int learn_module(struct dl_phdr_info *info, size_t size, void *context) {

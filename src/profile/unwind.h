@@ -11,6 +11,8 @@
 #ifndef CALM_PROFILE_UNWIND_H
 #define CALM_PROFILE_UNWIND_H
 
+#include "os/text.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,6 +22,10 @@
  * one. Returns how many. Async-signal-safe; preserves errno; allocates nothing.
  */
 size_t unwind_here(uintptr_t *addresses, size_t max);
+
+/* Appends an address, with its module's name and the offset in it where glibc tells them (2.35 and later). As
+ * unwind_here. */
+void unwind_print_address(uintptr_t address, struct text *text);
 
 /* In a constructor, and whenever modules may have been loaded since. Not from within malloc: takes the
  * loader's lock. */

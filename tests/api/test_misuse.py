@@ -60,6 +60,57 @@ def test_named_and_survived(programs: Programs, case: str, what: str, mode: str)
     assert_named(ran, case, pointer_of(ran))
 
 
+LATE = "found as blocks left a cache, after the call that freed it; with CALM_OPTIONS=test_cache=off it is"
+
+
+@pytest.mark.parametrize(
+    ("case", "what", "told"),
+    [
+        (
+            "double-free-now",
+            "small",
+            r": free, in CPU cache \d+: a block of (\d+) bytes; slab .*; thread \d+$",
+        ),
+        ("double-free-later", "small", rf": free.*; thread \d+; {LATE}"),
+        (
+            "interior",
+            "middle",
+            rf": in use: \d+ bytes into the block 0x\w+ of \d+ bytes; .*; thread \d+; {LATE}",
+        ),
+        (
+            "interior",
+            "large",
+            r": in use: \d+ bytes into the large block 0x\w+ of \d+ bytes; .*; thread \d+$",
+        ),
+        ("foreign", "stack", r": not in a heap of calmalloc; thread \d+$"),
+    ],
+)
+def test_tells_what_the_pointer_is(programs: Programs, case: str, what: str, told: str) -> None:
+    ran = programs.run(PRELOAD, "misuse", case, what, status=-signal.SIGABRT)
+    [line] = complaints(ran.stderr)
+    assert re.search(told, line), line
+    assert told.endswith(LATE) == (LATE in line), line
+
+
+@pytest.mark.feature("profile")
+def test_tells_who_freed(programs: Programs) -> None:
+    """By the call stack, without the library's own frames."""
+    stderr = programs.run(PRELOAD, "misuse", "double-free-now", "small", status=-signal.SIGABRT).stderr
+    frames = re.findall(r"^    #(\d+) 0x[0-9a-f]+(?: \((\S+)\+0x[0-9a-f]+\))?$", stderr, re.MULTILINE)
+    assert [int(number) for number, _ in frames] == list(range(len(frames)))
+    assert len(frames) >= 2
+    assert not any("calmalloc" in module for _, module in frames)
+
+
+def test_without_caches_it_is_found_in_the_call(programs: Programs) -> None:
+    ran = programs.run(
+        PRELOAD, "misuse", "double-free-later", "small", options="test_cache=off", status=-signal.SIGABRT
+    )
+    [line] = complaints(ran.stderr)
+    assert line.startswith("calmalloc: double free: ")
+    assert LATE not in line
+
+
 @pytest.mark.parametrize("mode", [*MODES, "offload=on,test_sync=on"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["double-free-now", "unaligned"])

@@ -832,7 +832,7 @@ static void test_threads(void) {
 /* Runs free of what is no block in a child, with misuse=warn, and returns what it says. */
 static void test_misuse_is_named(void) {
     int ends[2];
-    char text[256] = "";
+    char text[8192] = "";
     char *twice = frames_are_shown ? take(1, 2 | CALM_COLORED_FRAMES) : NULL;
     CHECK(pipe(ends) == 0);
     fflush(NULL);

@@ -1411,8 +1411,8 @@ static void test_frees_between_slices_of_a_tick(void) {
     disown();
 }
 
-static void expect_no_report(enum misuse kind, const void *pointer) {
-    fprintf(stderr, "reported by the owner: %d, %p\n", (int)kind, pointer);
+static void expect_no_report(const struct misuse_record *misuse) {
+    fprintf(stderr, "reported by the owner: %d, %p\n", (int)misuse->kind, misuse->pointer);
     _Exit(1);
 }
 

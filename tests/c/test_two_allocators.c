@@ -108,18 +108,18 @@ static void *work(void *argument) {
     return NULL;
 }
 
-static void misused_first(enum misuse kind, const void *block) {
-    (void)kind, (void)block;
+static void misused_first(const struct misuse_record *misuse) {
+    (void)misuse;
     misuses[0]++;
 }
 
-static void misused_second(enum misuse kind, const void *block) {
-    (void)kind, (void)block;
+static void misused_second(const struct misuse_record *misuse) {
+    (void)misuse;
     misuses[1]++;
 }
 
 static void start(void) {
-    static void (*const misused[ALLOCATORS])(enum misuse, const void *) = {misused_first, misused_second};
+    static void (*const misused[ALLOCATORS])(const struct misuse_record *) = {misused_first, misused_second};
     for (unsigned i = 0; i < ALLOCATORS; i++) {
         CHECK(cpu_caches_init(&caches[i], &classes, (struct rseq_offsets){0}));
         CHECK(governor_init(&governors[i], &classes, &caches[i], (size_t)1 << 36, false, misused[i]));

@@ -36,18 +36,23 @@ static size_t misuses, misuses_expected;
 
 /* ---- in place of functions of the allocator's ---- */
 
-void __wrap_misuse_report(enum misuse kind, const void *pointer);
+void __wrap_misuse_report(const struct misuse_record *misuse);
+void __wrap_misuse_report_now(enum misuse kind, const void *pointer);
 int __wrap_pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(void));
 uint64_t __wrap_random_process_seed(void);
 void __real_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
 
-void __wrap_misuse_report(enum misuse kind, const void *pointer) {
+void __wrap_misuse_report_now(enum misuse kind, const void *pointer) {
     if (misuses >= misuses_expected) {
         fprintf(stderr, "unexpected misuse, kind %d, of %p\n", (int)kind, pointer);
         CHECK_FAILED();
     }
     misuses++;
+}
+
+void __wrap_misuse_report(const struct misuse_record *misuse) {
+    __wrap_misuse_report_now(misuse->kind, misuse->pointer);
 }
 
 /* Or each input would add handlers. */

@@ -44,8 +44,8 @@ uint64_t __wrap_random_process_seed(void) {
     return 1;
 }
 
-static void misused(enum misuse kind, const void *pointer) {
-    (void)kind, (void)pointer;
+static void misused(const struct misuse_record *misuse) {
+    (void)misuse;
     misuses++;
 }
 
