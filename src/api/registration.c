@@ -19,6 +19,7 @@
 #include "api/registration.h"
 
 #include "api/state.h"
+#include "base/assert.h"
 #include "cache/cpu_cache.h"
 #include "os/filters.h"
 #include "os/rseq.h"
@@ -40,6 +41,7 @@ static void *own_memory(ptrdiff_t offset) {
 }
 
 static void set_number(enum closed number) {
+    calm_assert(cpu_cache_is_rseq(&calm_caches) && number < CLOSED_CACHES, number);
     *(volatile uint32_t *)own_memory(calm_caches.rseq.cpu_number) = calm_caches.count + number;
 }
 

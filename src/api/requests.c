@@ -2,6 +2,7 @@
 
 #include "api/features.h"
 #include "api/state.h"
+#include "base/assert.h"
 
 #include <errno.h>
 
@@ -38,5 +39,6 @@ void requests_carry_out(trim_function *trim) {
     default:
         error = ENOSYS;
     }
+    calm_assert(error >= 0, error);
     control_complete(&os_control, &claim, error, result);
 }

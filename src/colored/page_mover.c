@@ -1,5 +1,6 @@
 #include "colored/page_mover.h"
 
+#include "base/assert.h"
 #include "os/mman.h"
 #include "os/syscall.h"
 #include "os/vm.h"
@@ -72,6 +73,7 @@ static bool claim_mapping(void) {
 }
 
 void page_mappings_return(size_t mappings) {
+    calm_assert(atomic_load_explicit(&mappings_in_use, memory_order_relaxed) >= mappings, mappings);
     atomic_fetch_sub_explicit(&mappings_in_use, mappings, memory_order_relaxed);
 }
 

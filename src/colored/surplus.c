@@ -1,5 +1,6 @@
 #include "colored/surplus.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "colored/balance.h"
 #include "colored/conflicts.h"
@@ -75,6 +76,7 @@ static int surplus_grow(struct surplus *surplus, size_t pages) {
         !vm_commit(fresh, bytes) || !populate(fresh, bytes)) {
         return ENOMEM;
     }
+    calm_assert(pages <= surplus->max_pages, pages, surplus->max_pages);
     surplus->stats.pages_examined = pages;
     return 0;
 }
@@ -132,6 +134,7 @@ static bool frames_are_confirmed(struct surplus *surplus) {
 /* ---- the choice ---- */
 
 static void choose(struct surplus *surplus) {
+    calm_assert(surplus->stats.pages <= surplus->stats.pages_examined, surplus->stats.pages);
     struct calm_colored *stats = &surplus->stats;
     struct balance balance = balance_choose(surplus->color_of, stats->pages_examined, stats->colors,
                                             stats->first_color, stats->pages, surplus->chosen, surplus->next);

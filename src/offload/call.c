@@ -1,5 +1,6 @@
 #include "offload/call.h"
 
+#include "base/assert.h"
 #include "os/futex.h"
 #include "os/lock.h"
 
@@ -52,6 +53,7 @@ bool call_begin(struct call *call) {
 
 bool call_answer(struct call *call) {
     uint32_t before = atomic_exchange_explicit(&call->state, CALL_DONE, memory_order_acq_rel);
+    calm_assert((before & CALL_STATE) == CALL_TAKEN || (before & CALL_STATE) == CALL_ABANDONED, before);
     if ((before & CALL_SLEEPING) != 0) {
         futex_wake_all(&call->state);
     }

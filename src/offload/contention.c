@@ -1,5 +1,6 @@
 #include "offload/contention.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "os/clock.h"
 
@@ -16,6 +17,7 @@
 #define MIN_WAIT_NS  1000000ULL
 
 static void sample(struct contention *contention, uint64_t now_ns) {
+    calm_assert(now_ns >= contention->checked_ns, now_ns, contention->checked_ns);
     contention->checked_ns = now_ns;
     contention->ran_ns = clock_read_ns(CLOCK_THREAD_CPUTIME_ID);
     contention->used_ns = clock_read_ns(CLOCK_PROCESS_CPUTIME_ID);

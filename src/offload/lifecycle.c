@@ -1,5 +1,6 @@
 #include "offload/lifecycle.h"
 
+#include "base/assert.h"
 #include "offload/loop.h"
 #include "os/clock.h"
 #include "os/filters.h"
@@ -213,6 +214,7 @@ void server_after_fork(struct server *server, bool child) {
         }
         return;
     }
+    calm_assert(server->forks && lock_is_mine(&server->fork_lock));
     leave_all(server);
     server->forks = false;
     if (child) {

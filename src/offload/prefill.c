@@ -1,5 +1,6 @@
 #include "offload/prefill.h"
 
+#include "base/assert.h"
 #include "os/vm.h"
 
 /* A large block of more than this part of MAX_PREFILL_BYTES is not predicted. */
@@ -20,6 +21,7 @@ static uint32_t see_level(const struct server *server, struct endpoint *endpoint
     uint32_t level = prefill_queue_level(endpoint, queue);
     size_t charge = charge_of(server, endpoint, queue);
     endpoint->prefilled_bytes += level * charge;
+    calm_assert(endpoint->prefilled_bytes >= endpoint->seen_level[queue] * charge, queue, charge);
     endpoint->prefilled_bytes -= endpoint->seen_level[queue] * charge;
     endpoint->seen_level[queue] = (uint8_t)level;
     return level;
@@ -131,6 +133,7 @@ static bool prefill_fill_queue(struct server *server, struct endpoint *endpoint,
         server_put(server, request.class, blocks, request.count);
         return false;
     }
+    calm_assert(endpoint->seen_level[queue] < server->layout.queues[queue].depth, queue);
     endpoint->seen_level[queue]++;
     endpoint->prefilled_bytes += charge;
     count_one(&server->counts.prefilled);

@@ -1,5 +1,6 @@
 #include "offload/serve.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 #include "offload/prefill.h"
 
@@ -57,6 +58,7 @@ static size_t serve_record(struct server *server, struct endpoint *endpoint, uin
     uint32_t subject = record_subject(header);
     size_t count = record_count(header);
     if (record_kind(header) == REQUEST_PUT) {
+        calm_assert(subject < server->layout.classes->count && count > 0, subject, count);
         bool large = subject == 0;
         server_put(server, subject, (void *const *)(const void *)payload, large ? 1 : count);
         return large ? (size_t)payload[1] : count * server->layout.classes->of[subject].size;
@@ -77,7 +79,8 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
         /* Removed before it is served, as a nested call may serve the same ring. */
         uint64_t payload[MAX_MAGAZINE_BLOCKS];
         uint64_t header = ring_pop(&endpoint->ring, payload);
-        filled -= 1 + record_count(header);
+        /* A nested call may have served the last of those that were there, and this is a longer one. */
+        filled = size_minus(filled, 1 + record_count(header));
         size_t bytes = serve_record(server, endpoint, header, payload);
         uint64_t served = atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed) + bytes;
         atomic_store_explicit(&endpoint->served_bytes, served, memory_order_relaxed);

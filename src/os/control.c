@@ -1,5 +1,7 @@
 #include "os/control.h"
 
+#include "base/assert.h"
+
 _Alignas(64) struct control os_control = CONTROL_INITIAL;
 
 bool control_claim(struct control *control, struct control_claim *claim) {
@@ -21,6 +23,7 @@ bool control_claim(struct control *control, struct control_claim *claim) {
 
 void control_complete(struct control *control, const struct control_claim *claim, int error,
                       uint64_t result) {
+    calm_assert(claim->number != 0, claim->number);
     atomic_store_explicit(&control->result, result, memory_order_relaxed);
     atomic_store_explicit(&control->error, error, memory_order_relaxed);
     atomic_store_explicit(&control->completed, claim->number, memory_order_release);

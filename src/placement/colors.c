@@ -1,5 +1,6 @@
 #include "placement/colors.h"
 
+#include "base/assert.h"
 #include "base/size.h"
 
 #include <stdbool.h>
@@ -17,6 +18,7 @@ void colors_init(struct colors *colors, const struct hardware_cache *caches, siz
         if (here < 2) {
             continue;
         }
+        calm_assert(here <= MAX_COLORS && (here & (here - 1)) == 0, here);
         size_t places = caches[i].ways * (way / (here * page_bytes));
         colors->caches[colors->count++] =
             (struct color_cache){.colors = here, .capacity = size_max(places / caches[i].cpus, 1)};
@@ -69,8 +71,11 @@ size_t colors_skip_in_huge_page(const struct colors *colors) {
 }
 
 static void count_block(struct colors *colors, uint64_t page, int change) {
+    calm_assert(change > 0 || colors->blocks > 0, page, colors->blocks);
     colors->blocks += (size_t)change;
     for (size_t i = 0; i < colors->count; i++) {
+        calm_assert(change > 0 || colors->caches[i].blocks[page & (colors->caches[i].colors - 1)] > 0, page,
+                    i);
         colors->caches[i].blocks[page & (colors->caches[i].colors - 1)] += (uint32_t)change;
     }
 }
