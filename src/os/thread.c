@@ -129,7 +129,8 @@ static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) 
 }
 
 bool thread_start(struct thread *thread, void (*body)(void *argument), void *argument, size_t stack_bytes) {
-    calm_assert(atomic_load_explicit(&thread->id, memory_order_relaxed) == 0 && stack_bytes > 64, stack_bytes);
+    calm_assert(atomic_load_explicit(&thread->id, memory_order_relaxed) == 0 && stack_bytes > 64,
+                stack_bytes);
     size_t below = local_bytes();
     if (thread->memory == NULL) {
         thread->memory = vm_map(stack_bytes + below + LOCAL_BYTES);
