@@ -62,7 +62,8 @@ def test_the_list_of_floors_is_complete(tree: Any) -> None:
 def test_the_page_lists_the_locks_in_their_order() -> None:
     header = (REPOSITORY / "src/os/lock.h").read_text()
     ranks = re.findall(r"^ {4}(LOCK_\w+),", header, re.MULTILINE)
-    assert len(ranks) > 10 and ranks.pop(0) == "LOCK_UNRANKED"
+    assert len(ranks) > 10
+    assert ranks.pop(0) == "LOCK_UNRANKED"
     assert (
         re.findall(r"^\| `(LOCK_\w+)` \|", (REPOSITORY / "src/README.md").read_text(), re.MULTILINE) == ranks
     )
