@@ -391,6 +391,8 @@ static void print_server(struct text *text) {
         text_format(text, "server: LWP %u%s\n", thread,
                     calm_governor.exclusive ? ", which has the first heap to itself, without locks" : "");
     }
+#else
+    (void)text;
 #endif
 }
 
