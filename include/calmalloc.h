@@ -138,7 +138,8 @@ CALM_API int calm_profile_write(const char *path);
  * calmalloc's), and what the heap holds, with its locks and the threads that hold them. Both may be called
  * wherever the process stands, also within malloc, in a signal handler, and in a child of fork: they take no
  * lock, make no system call, and change nothing but a buffer of their own, which they return. The next call
- * of either overwrites it. Of a heap that other threads change meanwhile, the text may be wrong.
+ * of either overwrites it: one thread at a time. Of a heap that other threads change meanwhile, the text may
+ * be wrong.
  */
 CALM_API const char *calm_debug_block(const void *pointer);
 CALM_API const char *calm_debug_heap(void);

@@ -21,7 +21,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "huge_pages": ("never", "earned"),
     "vectored_purge": ("off", "auto", "on"),
     "offload": ("off", "on", "sibling", "core", "socket"),
-    "misuse": ("abort", "warn"),
+    "misuse": ("abort", "warn", "immediate"),
     "report": ("off", "exit"),
     "profile": (),
     "profile_file": (),

@@ -13,6 +13,7 @@
 #include "api/features.h"
 #include "api/state.h"
 #include "base/size.h"
+#include "heap/slab.h"
 #include "os/text.h"
 
 /* Static: the stack that the debugger borrows may be a signal handler's small one. */
@@ -234,7 +235,7 @@ static void print_in_slab(struct text *text, const struct governor *governor, co
         search_cpu_caches(&finds, class, block);
         search_depots(&finds, governor, class, block);
         search_offload(&finds, class, block);
-        bool is_used = (slab->allocated[number / 64] >> (number % 64) & 1) != 0;
+        bool is_used = slab_has(slab, number);
         print_state(text, &finds, !is_used, claimed_by_purge(governor, slab, block, of->size));
         print_block(text, pointer, block, of->size, "");
     }

@@ -138,7 +138,8 @@ static void allocator_after_fork_in_child(void) {
 /* Fixed once: the fast paths know no other change of mode. */
 static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_caches, bool sync) {
     int wanted = calm_options.test_cache;
-    if (!have_caches || wanted == OPTION_CACHE_OFF || sync) {
+    bool immediate = calm_options.misuse == OPTION_MISUSE_IMMEDIATE;
+    if (!have_caches || wanted == OPTION_CACHE_OFF || sync || immediate) {
         return CACHE_OFF;
     }
     /* Without a way to stop the sequences, caches could not be emptied. */

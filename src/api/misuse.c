@@ -3,6 +3,7 @@
 #include "api/debug.h"
 #include "api/features.h"
 #include "api/options.h"
+#include "os/filters.h"
 #include "os/syscall.h"
 #include "os/text.h"
 
@@ -11,7 +12,9 @@
 
 #define MAX_FRAMES 32
 
-static void print_frames(struct text *text) {
+/* The caller is the thread that freed. */
+static void print_caller(struct text *text) {
+    text_format(text, "; thread %u\n", (unsigned)os_syscall(SYS_gettid));
     uintptr_t addresses[MAX_FRAMES];
     size_t depth = unwind_here(addresses, MAX_FRAMES);
     for (size_t i = 0; i < depth; i++) {
@@ -26,13 +29,16 @@ void misuse_report(const struct misuse_record *misuse) {
     text_format(&text,
                 "calmalloc: %s: ", misuse->kind == MISUSE_DOUBLE_FREE ? "double free" : "invalid free");
     debug_describe(misuse->pointer, &text);
-    text_format(&text, "; thread %u", (unsigned)os_syscall(SYS_gettid));
-    text_format(&text, misuse->late ? "; found as blocks left a cache, after the call that freed it; with "
-                                      "CALM_OPTIONS=test_cache=off it is found in that call\n"
-                                    : "\n");
-    print_frames(&text);
+    if (misuse->late) {
+        text_format(&text, "; found after the call that freed it, as blocks left a cache; with "
+                           "CALM_OPTIONS=misuse=immediate it is found in that call\n");
+    } else if (filters_now() == FILTERS_ADDED) { /* which may forbid the system calls */
+        text_format(&text, "\n");
+    } else {
+        print_caller(&text);
+    }
     text_write(&text, STDERR_FILENO);
-    if (calm_options.misuse == OPTION_MISUSE_ABORT) {
+    if (calm_options.misuse != OPTION_MISUSE_WARN) {
         abort();
     }
 }

@@ -82,8 +82,8 @@ void *placing_place(const struct allocator *allocator, const struct heap *heap, 
         return base;
     }
     struct span *span = heap_large_span(heap, base);
-    size_t room = span->pages * page - size;
     calm_assert(span != NULL && span->pages * page >= size, base, size);
+    size_t room = span->pages * page - size;
     uint64_t turn = next_turn();
     struct line_spread spread = current_spread(page);
     bool spreads = placing_mode(allocator) != PLACEMENT_RANDOM;

@@ -123,8 +123,8 @@ void governor_put_blocks(struct governor *governor, uint32_t class, void *const 
     struct heap_puts puts;
     heap_plan_puts(&governor->heap, &puts, blocks, count);
     heap_lock(governor);
-    /* A thread that frees a block puts it last; the server's clients freed theirs before. */
-    governor->heap.freed_now = governor->exclusive ? NULL : blocks[count - 1];
+    /* A thread that frees a block puts it last. A server's clients freed theirs before. */
+    governor->heap.freed_now = governor->has_clients ? NULL : blocks[count - 1];
     heap_put_planned(&governor->heap, &puts, blocks, count);
     governor->heap.freed_now = NULL;
     if (governor->depot_count > 0) {

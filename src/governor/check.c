@@ -22,9 +22,9 @@ static bool is_overdue(const struct governor *governor) {
     return clock_elapsed_ns(clock_coarse_ns(), start) >= OVERDUE_EPOCHS * DEMAND_EPOCH_NS;
 }
 
-size_t governor_take_misuse(struct governor *governor, struct misuse_record *notes) {
+/* Under the heap's lock. */
+static size_t take_notes(struct governor *governor, struct misuse_record *notes) {
     size_t count = 0;
-    heap_lock(governor);
     const struct heap *heap = &governor->heap;
     size_t number = size_max(governor->misuses_reported, size_minus(heap->misuses, MISUSE_RECORDS));
     while (number < heap->misuses) {
@@ -32,19 +32,28 @@ size_t governor_take_misuse(struct governor *governor, struct misuse_record *not
     }
     calm_assert(count <= MISUSE_RECORDS && number == heap->misuses, count, number);
     governor->misuses_reported = number;
+    return count;
+}
+
+size_t governor_take_misuse(struct governor *governor, struct misuse_record *notes) {
+    heap_lock(governor);
+    size_t count = take_notes(governor, notes);
     heap_unlock(governor);
     return count;
 }
 
-/* Without a lock, since a handler of the abort may allocate. What the helper found is reported here, too. In
- * a heap with clients they report it, once they have left the heap. */
-static void check_report_misuse(struct governor *governor) {
+/* Takes the notes before the lock is released: the thread that made one reports it. Reports without the lock,
+ * since a handler of the abort may allocate. What the helper found is reported here, too. In a heap with
+ * clients they report it, once they have left the heap. */
+static __attribute__((noinline)) void unlock_and_report(struct governor *governor) {
+    struct misuse_record notes[MISUSE_RECORDS];
     if (governor->has_clients) {
+        heap_unlock(governor);
         atomic_store_explicit(&governor->misuse_waits, true, memory_order_release);
         return;
     }
-    struct misuse_record notes[MISUSE_RECORDS];
-    size_t count = governor_take_misuse(governor, notes);
+    size_t count = take_notes(governor, notes);
+    heap_unlock(governor);
     for (size_t i = 0; i < count; i++) {
         governor->misused(&notes[i]);
     }
@@ -79,10 +88,10 @@ void heap_unlock_and_check(struct governor *governor) {
     bool over = is_over(governor, publish_limit(governor));
     /* Whether more may stay once a helper runs. */
     bool wanted = over && limit_if_background(governor, true).max > governor->limit_pages;
-    bool misused = governor->heap.misuses != governor->misuses_reported;
-    heap_unlock(governor);
-    if (__builtin_expect(misused, 0)) {
-        check_report_misuse(governor);
+    if (__builtin_expect(governor->heap.misuses != governor->misuses_reported, 0)) {
+        unlock_and_report(governor);
+    } else {
+        heap_unlock(governor);
     }
     int helper = atomic_load_explicit(&governor->helper, memory_order_seq_cst);
     /* One that went away is started at once, since no thread may come again for long; a lone thread starts

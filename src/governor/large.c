@@ -136,7 +136,7 @@ void governor_put_large(struct governor *governor, void *block) {
                           page_bytes(governor), true);
     }
     heap_lock(governor);
-    governor->heap.freed_now = block;
+    governor->heap.freed_now = governor->has_clients ? NULL : block;
     struct span *moved = heap_put_large(&governor->heap, block);
     governor->heap.freed_now = NULL;
     if (moved != NULL) {

@@ -49,7 +49,7 @@ struct heap {
     struct slab_bin bins[SIZE_CLASSES];
     struct span_ages slab_ages[2]; /* slabs with free dirty pages; those in huge-page regions apart */
     struct colors colors;          /* of the large blocks in huge-page regions */
-    const void *freed_now; /* the block that the calling thread's free names; NULL: it empties a cache */
+    const void *freed_now; /* the block whose free is in progress; NULL: of others, as caches are emptied */
     size_t misuses;
     struct misuse_record misuse[MISUSE_RECORDS]; /* the latest: number n at n % MISUSE_RECORDS */
 

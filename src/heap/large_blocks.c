@@ -108,11 +108,11 @@ struct span *heap_put_large(struct heap *heap, void *block) {
     return put_marked(heap, span, marks) ? NULL : span;
 }
 
-/* What is unusable is lost: its span stays taken. */
 void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed) {
     calm_assert(span->state == SPAN_TAKEN && heap->purging_pages >= span->pages, span->page, span->state);
     heap->purging_pages -= span->pages;
     if (renewed == VM_UNUSABLE) {
+        span->state = SPAN_LOST;
         return;
     }
     if (span->huge) {

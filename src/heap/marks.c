@@ -1,9 +1,6 @@
 #include "heap/marks.h"
 
-#include "base/assert.h"
-
 static void marks_add(struct span *span, unsigned marks) {
-    calm_assert(span->pages > 0, span->page);
     if ((atomic_load_explicit(&span->marks, memory_order_relaxed) & marks) != marks) {
         atomic_fetch_or_explicit(&span->marks, (uint8_t)marks, memory_order_relaxed);
     }

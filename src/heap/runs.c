@@ -273,7 +273,8 @@ static struct span *dissolve_run(struct runs *runs, struct span *run, size_t pag
     calm_assert(run->huge && run->pages == whole && whole % runs->region_pages == 0, run->pages, whole);
     enum vm_renewed renewed = vm_renew(run->base, whole << runs->space->page_shift);
     if (renewed == VM_UNUSABLE) {
-        return NULL; /* it stays taken */
+        run->state = SPAN_LOST;
+        return NULL;
     }
     run->huge = false;
     runs->regions -= size_min(runs->regions, whole / runs->region_pages);

@@ -6,8 +6,6 @@
 #ifndef CALM_HEAP_SIZE_CLASS_H
 #define CALM_HEAP_SIZE_CLASS_H
 
-#include "base/assert.h"
-
 #include <stddef.h>
 #include <stdint.h>
 

@@ -19,6 +19,7 @@ enum span_state {
     SPAN_TAKEN,  /* in no set: its taker decides what it becomes; during a purge the purger */
     SPAN_SLAB,   /* blocks of one size class */
     SPAN_LARGE,  /* one block */
+    SPAN_LOST,   /* pages that could not be renewed: never used again */
 };
 
 /* In a list from cold to hot. */

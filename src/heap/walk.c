@@ -21,19 +21,32 @@ static enum run_kind walk_kind(const struct span *span) {
     return (span->state == SPAN_CLEAN ? RUN_CLEAN : RUN_DIRTY) + (span->huge ? RUN_HUGE_DIRTY : 0);
 }
 
-/* Spans in an order by address. Each must lie higher than its parent. */
+/* Spans in an order by address. Each must lie higher than its parent. Not recursive: the order may be as deep
+ * as there are spans, and stacks are small. */
 static size_t walk_order(const struct span *root, void (*each)(void *context, const struct span *span),
                          void *context) {
     size_t count = 0;
-    for (const struct span *span = root; span != NULL; span = span->next) {
-        const struct span *child = span->child;
-        calm_check(child == NULL || child->previous == span);
-        calm_check(span->next == NULL || span->next->previous == span);
-        for (; child != NULL; child = child->next) {
-            calm_check(child->page > span->page);
+    const struct span *span = root;
+    calm_check(root == NULL || (root->next == NULL && root->previous == NULL));
+    while (span != NULL) {
+        calm_check(span->child == NULL || span->child->previous == span, span->page);
+        calm_check(span->next == NULL || span->next->previous == span, span->page);
+        for (const struct span *child = span->child; child != NULL; child = child->next) {
+            calm_check(child->page > span->page, child->page, span->page);
         }
         each(context, span);
-        count += 1 + walk_order(span->child, each, context);
+        count++;
+        if (span->child != NULL) {
+            span = span->child;
+            continue;
+        }
+        while (span != root && span->next == NULL) {
+            while (span->previous->child != span) {
+                span = span->previous;
+            }
+            span = span->previous; /* the parent */
+        }
+        span = span == root ? NULL : span->next;
     }
     return count;
 }
@@ -61,7 +74,7 @@ static void walk_slab(const struct heap *heap, const struct span *slab, struct h
         }
     }
     check_equal(slab->used_blocks, used);
-    calm_check(used > 0); /* an empty one is no slab any more */
+    calm_check(used > 0); /* an empty slab becomes free runs */
     size_t free_dirty = 0;
     for (size_t page = 0; page < slab->pages; page++) {
         uint16_t word = space->users_of[slab->page + page];
@@ -95,6 +108,8 @@ static void walk_span(const struct heap *heap, const struct span *span, struct h
         break;
     case SPAN_SLAB:
         walk_slab(heap, span, walk);
+        break;
+    case SPAN_LOST:
         break;
     default:
         calm_check(!"a span in use");

@@ -79,7 +79,8 @@ static bool serve_endpoint(struct server *server, struct endpoint *endpoint) {
         /* Removed before it is served, as a nested call may serve the same ring. */
         uint64_t payload[MAX_MAGAZINE_BLOCKS];
         uint64_t header = ring_pop(&endpoint->ring, payload);
-        /* A nested call may have served the last of those that were there, and this is a longer one. */
+        /* A nested call may have served the counted records; this one may then be longer than what was left.
+         */
         filled = size_minus(filled, 1 + record_count(header));
         size_t bytes = serve_record(server, endpoint, header, payload);
         uint64_t served = atomic_load_explicit(&endpoint->served_bytes, memory_order_relaxed) + bytes;

@@ -6,9 +6,14 @@
 #include "names.h"
 
 #include <errno.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* Block sizes: of a cache, of a slab, of a run of pages, and large. */
 static const struct {
@@ -259,6 +264,51 @@ static void overrun(const char *size) {
     }
 }
 
+static _Atomic(bool) offender_is_done;
+
+static void *innocent(void *unused) {
+    while (!offender_is_done) {
+        void *blocks[64];
+        for (size_t i = 0; i < 64; i++) {
+            blocks[i] = new_block(40000 + i * 100);
+        }
+        for (size_t i = 0; i < 64; i++) {
+            free(blocks[i]);
+        }
+    }
+    return unused;
+}
+
+/* Of several threads, the first one frees wrongly, again and again. */
+static void among_innocents(const char *size) {
+    enum { INNOCENTS = 4, TIMES = 500 };
+    pthread_t threads[INNOCENTS];
+    for (size_t i = 0; i < INNOCENTS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, innocent, NULL) == 0);
+    }
+    say("offender", syscall(SYS_gettid));
+    for (size_t i = 0; i < TIMES; i++) {
+        void *block = new_block(size_named(size));
+        free(block);
+        free(hidden(block));
+    }
+    offender_is_done = true;
+    for (size_t i = 0; i < INNOCENTS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+}
+
+/* Ends here: hardly a system call is left. */
+static void under_a_strict_filter(const char *size) {
+    void *block = new_block(size_named(size));
+    free(block);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0);
+    free(hidden(block));
+    static const char message[] = "went on\n";
+    ssize_t written = write(STDOUT_FILENO, message, sizeof message - 1);
+    syscall(SYS_exit, written > 0 ? 0 : 1);
+}
+
 int main(int argc, char **argv) {
     static const struct test_case cases[] = {
         {"double-free", double_free},
@@ -277,6 +327,8 @@ int main(int argc, char **argv) {
         {"foreign-realloc", foreign_realloc},
         {"scribble", scribble},
         {"overrun", overrun},
+        {"among-innocents", among_innocents},
+        {"strict-filter", under_a_strict_filter},
     };
     int status = run_case(argc, argv, cases, sizeof cases / sizeof cases[0]);
     live_on();

@@ -8,7 +8,7 @@ from features import lacks
 
 VALID = {
     "background": ["on", "off"],
-    "misuse": ["abort", "warn"],
+    "misuse": ["abort", "warn", "immediate"],
     "memory_per_cpu": ["auto", "0", "8", "1000000"],
     "huge_pages": ["never", "earned"],
     "vectored_purge": ["auto", "on", "off"],

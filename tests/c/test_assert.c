@@ -133,6 +133,35 @@ static void test_heap_is_verified(void) {
     expect_abort(corrupt_before_fork, (const char *const[]){"walk.c", "slab_dirty_pages", NULL});
 }
 
+/* Runs that are freed from high addresses to low ones are one chain in their order: a walk must not need a
+ * stack for it. */
+static void *free_downwards(void *unused) {
+    static void *blocks[4000];
+    size_t count = sizeof blocks / sizeof *blocks;
+    for (size_t i = 0; i < count; i++) {
+        blocks[i] = calm_malloc(40000);
+        CHECK(blocks[i] != NULL);
+    }
+    CHECK(calm_set("test_check", "100") == 0);
+    for (size_t i = count; i > 1; i -= 2) {
+        calm_free(blocks[i - 2]);
+    }
+    for (size_t i = 1; i < count; i += 2) {
+        calm_free(blocks[i]);
+    }
+    CHECK(calm_set("test_check", "0") == 0);
+    return unused;
+}
+
+static void test_walk_needs_little_stack(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, (size_t)64 << 10) == 0);
+    CHECK(pthread_create(&thread, &attributes, free_downwards, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
 static bool is_filled(const unsigned char *block, size_t size, unsigned char with) {
     size_t i = 0;
     while (i < size && block[i] == with) {
@@ -174,6 +203,7 @@ int main(void) {
     test_heap_is_verified();
     if (!WATCHES_THREADS) {
         test_memory_is_filled();
+        test_walk_needs_little_stack();
     }
 #else
     calm_assert(++evaluated > 1, evaluated);
