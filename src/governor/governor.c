@@ -208,6 +208,9 @@ void governor_start_child(struct governor *governor) {
 }
 
 void governor_after_fork(struct governor *governor, bool child) {
+    if (child && lock_reset_in_child(&governor->purge_lock)) {
+        heap_lose_purge(&governor->heap);
+    }
     if (child) {
         governor_start_child(governor);
     }
@@ -217,7 +220,4 @@ void governor_after_fork(struct governor *governor, bool child) {
     }
     cpu_caches_after_fork(governor->caches, child);
     lock_release_after_fork(&governor->purge_lock);
-    if (child) {
-        lock_reset_in_child(&governor->purge_lock);
-    }
 }

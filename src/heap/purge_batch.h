@@ -37,6 +37,10 @@ size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t page
  * again. */
 void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged);
 
+/* In a forked child, where the thread that had taken a batch does not exist: the pages stay as they are.
+ * Blocks that it claimed count as used, for good. */
+void heap_lose_purge(struct heap *heap);
+
 /* The run, or the slab, that a range of a batch is part of. Neither changes meanwhile: no lock is needed. */
 static inline struct span *purge_batch_span(const struct heap *heap, const struct iovec *range) {
     return space_span_of(&heap->space, space_page(&heap->space, range->iov_base));
