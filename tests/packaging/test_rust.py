@@ -236,7 +236,9 @@ def test_every_source_of_the_library_is_compiled() -> None:
     """The build script compiles the library's C files, except those that only a shared library needs."""
     listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
     in_library = set()
-    for floor, words in re.findall(r"calm_(?:floor|feature)\(\s*(\w+) SOURCES ([^)]*)\)", listed):
+    pattern = r"calm_(?:floor|feature)\(\s*(\w+)(?: FOLDER (\w+))? SOURCES ([^)]*)\)"
+    for name, folder, words in re.findall(pattern, listed):
+        floor = folder or name
         own, _, plugged = words.partition(" API ")
         own = re.split(r"\s(?:ABOVE|DEFINES)\s", own)[0]
         in_library |= {f"{floor}/{source}.c" for source in own.split() if source.isidentifier()}
