@@ -76,12 +76,13 @@ check: build-tests ## install missing packages, build, and run every test
 
 # Tests that take longer or need an otherwise idle machine, such as a soak test of an hour, and the figures of
 # docs/figures.md. `make check-long-NAME` runs one part: docs/testing.md.
-LONG := lint ctest fuzz pytest mutants emulated figures
+LONG := lint ctest fuzz pytest checked mutants emulated figures
 .PHONY: $(LONG:%=check-long-%)
 long_lint = cmake --preset clang-deep && cmake --build --preset clang-deep
 long_ctest = for preset in release asan tsan; do CALM_TEST_FACTOR=5 CALM_TEST_SEED=$$(date +%s) ctest --preset $$preset || exit 1; done
 long_fuzz = CALM_TEST_SEED=$$(date +%s) scripts/fuzz --seconds 60
 long_pytest = .venv/bin/pytest -q -m long
+long_checked = cmake --build --preset debug --target all programs && CALMALLOC_BUILD=$(CURDIR)/build/debug .venv/bin/pytest -q tests/programs
 long_mutants = scripts/mutants
 long_emulated = bench/emulated && bench/emulated --library build/release/libcalmalloc.so && bench/emulated --locks
 long_figures = bench/figures
