@@ -196,7 +196,8 @@ def new_crate(folder: Path, source: str, features: str = "", kind: str = "") -> 
         '[package]\nname = "user"\nversion = "0.1.0"\nedition = "2021"\n'
         f'[dependencies.calmalloc]\npath = "{CRATE}"\n{chosen}\n{library}\n[workspace]\n'
     )
-    shutil.copy(CRATE / "Cargo.lock", folder / "Cargo.lock")
+    if (CRATE / "Cargo.lock").is_file():  # written by the first run of cargo
+        shutil.copy(CRATE / "Cargo.lock", folder / "Cargo.lock")
     return "--manifest-path", str(folder / "Cargo.toml")
 
 
