@@ -1,7 +1,7 @@
 /*
  * A shared object with the archive in it, such as a plugin, must stay when dlclose is called: the helper's
  * code is there, and the descriptor of a restartable sequence, which the kernel may read later. The linker's
- * option -z nodelete says the same, but whoever links may not know that.
+ * option -z nodelete does the same, but a build may lack it.
  *
  * dlopen is looked up in the C library, as a reference would make linkers warn where a static program has it,
  * and be unresolved before glibc 2.34, where it is in libdl. musl unloads nothing.

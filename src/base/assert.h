@@ -1,6 +1,6 @@
 /*
- * Assertions: what must hold, in builds with CALM_ASSERTIONS (presets debug, asan and tsan). Elsewhere they
- * are compiled, but generate no code.
+ * Assertions: what must hold. They are checked in builds with CALM_ASSERTIONS (CMake: CALMALLOC_ASSERTIONS);
+ * elsewhere they are compiled, but generate no code.
  *
  *     calm_assert(condition, values ...)
  *
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of os/assert.c. names: of the values, separated by commas. */
+/* Defined in os/assert.c. names has the texts of the values, separated by commas. */
 _Noreturn void assert_fail(const char *file, int line, const char *condition, const char *names,
                            const uint64_t *values, size_t count);
 

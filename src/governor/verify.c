@@ -17,8 +17,7 @@ bool governor_should_verify(const struct governor *governor) {
 }
 
 void governor_verify_purged(struct governor *governor) {
-    if (!governor_verifies(governor) || heap_purge_is_lost(&governor->heap) ||
-        atomic_exchange(&walking, true)) {
+    if (!governor_verifies(governor) || governor->heap.purge_is_lost || atomic_exchange(&walking, true)) {
         return;
     }
     heap_lock(governor);

@@ -65,9 +65,7 @@ struct heap {
     size_t moved_spans;       /* large blocks for each of which the kernel keeps a mapping */
     size_t guessed_pages;     /* of large blocks: span->guessed */
     _Atomic(bool) has_absent; /* blocks had pages that children do not inherit: marks.h */
-#ifdef CALM_ASSERTIONS
-    bool purge_is_lost; /* to a child that was forked beside a purge: its pages stay as they were */
-#endif
+    bool purge_is_lost;       /* heap_lose_purge: counts include pages whose purge never ends */
     struct runs runs;
     struct space space;
 };
@@ -89,15 +87,6 @@ static inline size_t heap_used_pages(const struct heap *heap) {
 static inline size_t heap_dirty_pages(const struct heap *heap) {
     const struct run_set *sets = heap->runs.sets;
     return sets[RUN_DIRTY].pages + sets[RUN_HUGE_DIRTY].pages + heap->slab_dirty_pages;
-}
-
-/* For assertions: whether heap_lose_purge was called. */
-static inline bool heap_purge_is_lost(const struct heap *heap) {
-#ifdef CALM_ASSERTIONS
-    return heap->purge_is_lost;
-#else
-    return (void)heap, false;
-#endif
 }
 
 /* The size class of the slab that an address is in; 0 for other pages of the heap; -1 if it is not the

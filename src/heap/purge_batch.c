@@ -44,8 +44,7 @@ static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages
 static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t pages, bool huge) {
     while (batch->pages < pages && batch->count < PURGE_MAX_RANGES && heap->slab_ages[huge].coldest != NULL) {
         struct span *slab = heap->slab_ages[huge].coldest;
-        calm_assert(slab->state == SPAN_SLAB && slab->huge == huge &&
-                        (!slab->claimed || heap_purge_is_lost(heap)),
+        calm_assert(slab->state == SPAN_SLAB && slab->huge == huge && (!slab->claimed || heap->purge_is_lost),
                     slab->page);
         bool was_full = slab_is_full(heap, slab);
         size_t first;
@@ -104,9 +103,7 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
 void heap_lose_purge(struct heap *heap) {
     heap->claims = NULL;
     heap->claimed_pages = 0;
-#ifdef CALM_ASSERTIONS
     heap->purge_is_lost = true;
-#endif
 }
 
 bool purge_batch_claims(const struct purge_batch *batch, const char *block, size_t size) {

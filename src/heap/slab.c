@@ -196,8 +196,7 @@ static size_t stretch_end(const uint16_t *users, size_t first, size_t end) {
 
 /* An empty slab becomes free runs, whose descriptor is as a slab's at first: all counts and bits are 0. */
 static void close_slab(struct heap *heap, struct span *slab) {
-    calm_assert(slab->state == SPAN_SLAB && slab->used_blocks == 0 &&
-                    (!slab->claimed || heap_purge_is_lost(heap)),
+    calm_assert(slab->state == SPAN_SLAB && slab->used_blocks == 0 && (!slab->claimed || heap->purge_is_lost),
                 slab->page);
     calm_assert(heap->bins[slab->class].current != slab, slab->page);
     struct space *space = &heap->space;

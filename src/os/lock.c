@@ -147,7 +147,7 @@ static struct holder {
 /* The calling thread's; NULL if there are too many. */
 static struct holder *find_holder(void) {
     uint64_t self = lock_self();
-    size_t start = (size_t)(self * 0x9e3779b97f4a7c15u >> 52);
+    size_t start = thread_slot(MAX_HOLDERS);
     for (size_t i = 0; i < MAX_HOLDERS; i++) {
         struct holder *holder = &holders[(start + i) % MAX_HOLDERS];
         uint64_t thread = atomic_load_explicit(&holder->thread, memory_order_relaxed);

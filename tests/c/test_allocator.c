@@ -67,13 +67,6 @@ static _Atomic(uint64_t) operations;
 static uint64_t rounds = 30;
 static uint64_t seed;
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 /* ---- what blocks hold ---- */
 
 static size_t step_of(size_t bytes) {
@@ -105,16 +98,16 @@ static void check(const struct block *block, size_t bytes) {
 
 static size_t random_bytes(uint64_t *random) {
     static const size_t most[] = {64, 256, 1024, 8192, 65536, MAX_LARGE};
-    uint64_t dice = next_random(random) % 100;
+    uint64_t dice = check_random(random) % 100;
     size_t kind = dice < 40 ? 0 : dice < 65 ? 1 : dice < 80 ? 2 : dice < 91 ? 3 : dice < 98 ? 4 : 5;
-    return next_random(random) % (most[kind] + 1);
+    return check_random(random) % (most[kind] + 1);
 }
 
 static void obtain(struct block *block, uint64_t *random) {
     block->bytes = random_bytes(random);
-    block->mark = next_random(random);
+    block->mark = check_random(random);
     size_t alignment = 16;
-    switch (next_random(random) % 8) {
+    switch (check_random(random) % 8) {
     case 0: {
         block->start = calm_calloc(block->bytes, 1);
         CHECK(block->start != NULL);
@@ -124,12 +117,12 @@ static void obtain(struct block *block, uint64_t *random) {
         break;
     }
     case 1:
-        alignment = (size_t)1 << next_random(random) % 16;
+        alignment = (size_t)1 << check_random(random) % 16;
         block->start = calm_aligned_alloc(alignment, block->bytes);
         break;
     case 2: {
         void *aligned = NULL;
-        alignment = (size_t)8 << next_random(random) % 8;
+        alignment = (size_t)8 << check_random(random) % 8;
         CHECK_EQUAL(calm_posix_memalign(&aligned, alignment, block->bytes), 0);
         block->start = aligned;
         break;
@@ -145,7 +138,7 @@ static void obtain(struct block *block, uint64_t *random) {
 
 static void give_up(struct block *block, uint64_t *random) {
     check(block, block->bytes);
-    if (next_random(random) % 4 == 0) {
+    if (check_random(random) % 4 == 0) {
         calm_free_sized(block->start, block->bytes);
     } else {
         calm_free(block->start);
@@ -155,7 +148,7 @@ static void give_up(struct block *block, uint64_t *random) {
 
 static void resize(struct block *block, uint64_t *random) {
     size_t bytes = random_bytes(random) + 1;
-    if (next_random(random) % 4 == 0) {
+    if (check_random(random) % 4 == 0) {
         bytes = block->bytes + block->bytes / 2 + 1; /* as vectors grow */
         bytes = bytes < MAX_LARGE ? bytes : MAX_LARGE;
     }
@@ -165,12 +158,12 @@ static void resize(struct block *block, uint64_t *random) {
     block->start = moved;
     check(block, kept == block->bytes && kept > 0 ? kept : kept > 0 ? kept - 1 : 0);
     block->bytes = bytes;
-    block->mark = next_random(random);
+    block->mark = check_random(random);
     fill(block);
 }
 
 static void hand_over(struct block *block, uint64_t *random) {
-    size_t slot = next_random(random) % EXCHANGE;
+    size_t slot = check_random(random) % EXCHANGE;
     pthread_mutex_lock(&exchange[slot].mutex);
     struct block other = exchange[slot].block;
     exchange[slot].block = *block;
@@ -180,8 +173,8 @@ static void hand_over(struct block *block, uint64_t *random) {
 
 static void work_at_random(struct block *blocks, uint64_t *random, bool grow, unsigned steps) {
     for (unsigned i = 0; i < steps; i++) {
-        struct block *block = &blocks[next_random(random) % SLOTS];
-        uint64_t dice = next_random(random) % 16;
+        struct block *block = &blocks[check_random(random) % SLOTS];
+        uint64_t dice = check_random(random) % 16;
         if (block->start == NULL) {
             if (grow || dice < 4) {
                 obtain(block, random);
@@ -279,16 +272,16 @@ static void *run_others(void *unused) {
     static char json[8192];
     uint64_t random = seed * 777;
     while (!atomic_load(&stop)) {
-        switch (next_random(&random) % 8) {
+        switch (check_random(&random) % 8) {
         case 0:
-            calm_trim(next_random(&random) % 2 == 0 ? 0 : (size_t)1 << 20);
+            calm_trim(check_random(&random) % 2 == 0 ? 0 : (size_t)1 << 20);
             break;
         case 1:
-            CHECK_EQUAL(calm_set("memory_per_cpu", next_random(&random) % 2 == 0 ? "auto" : "1"), 0);
+            CHECK_EQUAL(calm_set("memory_per_cpu", check_random(&random) % 2 == 0 ? "auto" : "1"), 0);
             break;
         case 2: {
             pthread_t brief;
-            CHECK(pthread_create(&brief, NULL, run_briefly, (void *)(next_random(&random) | 1)) == 0);
+            CHECK(pthread_create(&brief, NULL, run_briefly, (void *)(check_random(&random) | 1)) == 0);
             CHECK(pthread_join(brief, NULL) == 0);
             break;
         }
@@ -371,12 +364,6 @@ static void check_heap(void) {
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
     return "die_after_fork=0:atexit_sleep_ms=10";
-}
-
-/* It looks past a server that does not answer, and what it reads then is about right. */
-const char *__tsan_default_suppressions(void);
-const char *__tsan_default_suppressions(void) {
-    return "race:^fill_past_server$";
 }
 
 /* Not on the stack of a thread of the parent's: by that ThreadSanitizer knows a thread. */

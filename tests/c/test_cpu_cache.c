@@ -71,13 +71,6 @@ static uint32_t class_of(const void *token) {
     return some_classes[number_of(token) % CLASSES];
 }
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 /* In the pool a token's place is -1. */
 static void change_place(const void *token, int from, int to) {
     CHECK_EQUAL(atomic_exchange(&place_of[number_of(token)], to) + 1, from + 1);
@@ -128,13 +121,13 @@ static bool push_one(uint32_t class, void *block) {
 static void change_cpu(struct worker *worker) {
     cpu_set_t one;
     CPU_ZERO(&one);
-    size_t wanted = next_random(&worker->random) % (size_t)CPU_COUNT(&allowed);
+    size_t wanted = check_random(&worker->random) % (size_t)CPU_COUNT(&allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (CPU_ISSET(cpu, &allowed) && wanted-- == 0) {
             CPU_SET(cpu, &one);
         }
     }
-    CHECK(sched_setaffinity(0, sizeof one, next_random(&worker->random) % 4 == 0 ? &allowed : &one) == 0);
+    CHECK(sched_setaffinity(0, sizeof one, check_random(&worker->random) % 4 == 0 ? &allowed : &one) == 0);
     atomic_fetch_add_explicit(&moves, 1, memory_order_relaxed);
 }
 
@@ -162,7 +155,7 @@ static void pop_to_stash(struct worker *worker, uint32_t class) {
 static void push_batch(struct worker *worker, uint32_t class) {
     void *batch[MAX_MAGAZINE_BLOCKS];
     size_t count = 0;
-    size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
+    size_t wanted = 1 + check_random(&worker->random) % classes.of[class].batch;
     for (size_t i = worker->count; i-- > 0 && count < wanted;) {
         if (class_of(worker->stash[i]) == class) {
             batch[count++] = worker->stash[i];
@@ -181,7 +174,7 @@ static void push_batch(struct worker *worker, uint32_t class) {
 
 static void pop_batch(struct worker *worker, uint32_t class) {
     void *batch[MAX_MAGAZINE_BLOCKS];
-    size_t wanted = 1 + next_random(&worker->random) % classes.of[class].batch;
+    size_t wanted = 1 + check_random(&worker->random) % classes.of[class].batch;
     size_t popped = cpu_cache_pop_some(&caches, class, batch, wanted);
     CHECK(popped <= wanted);
     for (size_t i = 0; i < popped; i++) {
@@ -213,8 +206,8 @@ static void *work(void *argument) {
     struct worker *worker = argument;
     start_timer();
     for (uint64_t round = 0; !atomic_load_explicit(&stop, memory_order_relaxed); round++) {
-        uint32_t class = some_classes[next_random(&worker->random) % CLASSES];
-        switch (next_random(&worker->random) % 16) {
+        uint32_t class = some_classes[check_random(&worker->random) % CLASSES];
+        switch (check_random(&worker->random) % 16) {
         case 0:
             push_batch(worker, class);
             break;
@@ -262,13 +255,13 @@ static void *flush(void *unused) {
     (void)unused;
     uint64_t random = seed * 4242;
     while (!atomic_load(&stop)) {
-        unsigned number = (unsigned)(next_random(&random) % caches.count);
-        cpu_cache_flush(&caches, number, next_random(&random) % 8 == 0, to_pool, NULL);
+        unsigned number = (unsigned)(check_random(&random) % caches.count);
+        cpu_cache_flush(&caches, number, check_random(&random) % 8 == 0, to_pool, NULL);
         size_t bytes;
         size_t max_bytes;
         CHECK(cpu_caches_blocks(&caches, &bytes) <= cpu_caches_max_blocks(&caches, &max_bytes));
         CHECK(bytes <= max_bytes);
-        if (next_random(&random) % 16 == 0) {
+        if (check_random(&random) % 16 == 0) {
             check_nap(100000);
         }
     }

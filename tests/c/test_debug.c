@@ -303,10 +303,7 @@ static void test_fork(void) {
 static uint64_t random_state;
 
 static uint64_t next_random(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
+    return check_random(&random_state);
 }
 
 /* A random word at a random place of a record. Small numbers are likelier to pass for sound ones. */

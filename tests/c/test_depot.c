@@ -40,13 +40,6 @@ static uint32_t class_of(size_t number) {
     return some_classes[number % CLASSES];
 }
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 static void lock_bins(void) {
     for (uint32_t class = 1; class < classes.count; ++class) {
         lock_lose(&depot.bins[class].lock);
@@ -382,9 +375,9 @@ static void *exchange(void *argument) {
     struct owner *owner = argument;
     void *tokens[MAX_MAGAZINE_BLOCKS];
     for (size_t round = 0; round < rounds; round++) {
-        size_t kind = next_random(&owner->random) % CLASSES;
-        size_t count = 1 + next_random(&owner->random) % (MAX_MAGAZINE_BLOCKS - 1);
-        if (next_random(&owner->random) % 2 == 0 && owner->count[kind] >= count) {
+        size_t kind = check_random(&owner->random) % CLASSES;
+        size_t count = 1 + check_random(&owner->random) % (MAX_MAGAZINE_BLOCKS - 1);
+        if (check_random(&owner->random) % 2 == 0 && owner->count[kind] >= count) {
             disown(owner, kind, count);
         } else {
             size_t taken = depot_take(&depot, some_classes[kind], tokens, count);
@@ -405,7 +398,7 @@ static void own_flushed(void *context, void *const *blocks, size_t count) {
 static void *flush_and_return(void *argument) {
     struct owner *owner = argument;
     while (!atomic_load(&stop)) {
-        depot_flush(&depot, next_random(&owner->random) % 4 == 0, own_flushed, owner);
+        depot_flush(&depot, check_random(&owner->random) % 4 == 0, own_flushed, owner);
         for (size_t kind = 0; kind < CLASSES; kind++) {
             while (owner->count[kind] > 0) {
                 size_t before = owner->count[kind];
@@ -417,7 +410,7 @@ static void *flush_and_return(void *argument) {
         }
         size_t bytes;
         depot_blocks(&depot, &bytes);
-        if (next_random(&owner->random) % 8 == 0) {
+        if (check_random(&owner->random) % 8 == 0) {
             depot_before_fork(&depot, true);
             CHECK(charge_of_bins(false) <= MAX_SMALL);
             CHECK(charge_of_bins(true) <= MAX_MEDIUM);

@@ -54,10 +54,7 @@ static struct {
 } seen;
 
 static uint64_t next_random(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
+    return check_random(&random_state);
 }
 
 static size_t below(size_t bound) {

@@ -12,10 +12,7 @@
 static uint64_t random_state;
 
 static uint64_t draw(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
+    return check_random(&random_state);
 }
 
 static void test_geometry(void) {

@@ -45,10 +45,7 @@ static void be_another_machine(void) {
 }
 
 static uint64_t draw(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
+    return check_random(&random_state);
 }
 
 static void set(const char *name, const char *value) {

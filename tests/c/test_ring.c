@@ -17,13 +17,6 @@ static struct ring ring;
 static uint32_t records = 200000;
 static uint64_t seed;
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 /* As if so many words had passed through it. */
 static void start_at(uint32_t index) {
     memset(&ring, 0xa5, sizeof ring);
@@ -150,7 +143,7 @@ static void *produce(void *argument) {
     struct sums *sums = argument;
     uint64_t random = seed * 4711;
     for (uint32_t number = 0; number < records; number++) {
-        size_t count = next_random(&random) % (MAX_PAYLOAD + 1);
+        size_t count = check_random(&random) % (MAX_PAYLOAD + 1);
         count = number / 1000 % 2 == 0 ? count : count % 4;
         while (!push(number, count, number % 3 == 0)) {
             sched_yield();
@@ -164,7 +157,7 @@ static void *produce(void *argument) {
 static void consume(struct sums *sums) {
     uint64_t random = seed * 31337;
     for (uint32_t number = 0; number < records;) {
-        bool sequenced = next_random(&random) % 4 == 0;
+        bool sequenced = check_random(&random) % 4 == 0;
         size_t filled = ring_filled(&ring, sequenced);
         CHECK(filled <= RING_WORDS);
         if (filled == 0) {
@@ -177,7 +170,7 @@ static void consume(struct sums *sums) {
             filled -= count + 1;
             add(sums, number++, count);
         }
-        if (number / 5000 % 2 == 0 && next_random(&random) % 16 == 0) {
+        if (number / 5000 % 2 == 0 && check_random(&random) % 16 == 0) {
             sched_yield();
         }
     }

@@ -174,13 +174,6 @@ bool __wrap_contention_is_over(struct contention *contention, uint64_t now_ns) {
     return atomic_load(&has_room);
 }
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 static long this_thread(void) {
     return os_syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
 }
@@ -237,7 +230,7 @@ static void leave(void) {
         lock_release(&heap.lock);
         return;
     }
-    if (serves_between && !heap.serving && next_random(&heap.random) % 8 == 0) {
+    if (serves_between && !heap.serving && check_random(&heap.random) % 8 == 0) {
         heap.serving = true;
         server_serve_between(&server);
         heap.serving = false;
@@ -705,21 +698,21 @@ static void note(struct client *client, enum answer answer) {
 }
 
 static void step(struct client *client) {
-    unsigned number = (unsigned)next_random(&client->random);
+    unsigned number = (unsigned)check_random(&client->random);
     struct taken_magazine *magazine = &client->held[number % HELD];
     void **large = &client->large[number % HELD];
-    switch (next_random(&client->random) % 8) {
+    switch (check_random(&client->random) % 8) {
     case 0:
         if (*large == NULL) {
-            note(client, take_one_large(client, number, 1 + next_random(&client->random) % 5,
-                                        next_random(&client->random) % 4 == 0 ? 2 : 1, large));
+            note(client, take_one_large(client, number, 1 + check_random(&client->random) % 5,
+                                        check_random(&client->random) % 4 == 0 ? 2 : 1, large));
         } else {
             put_one_large(client, number, large);
         }
         break;
     case 1: {
         struct work work = {0};
-        enum request_kind kind = next_random(&client->random) % 4 == 0 ? REQUEST_RUN_LONG : REQUEST_RUN;
+        enum request_kind kind = check_random(&client->random) % 4 == 0 ? REQUEST_RUN_LONG : REQUEST_RUN;
         enum answer answer = run_at_heap(number, kind, do_work, &work);
         note(client, answer);
         CHECK_EQUAL(work.ran, answer == ANSWER_DONE);
@@ -727,7 +720,7 @@ static void step(struct client *client) {
     }
     default:
         if (magazine->count == 0) {
-            uint32_t class = 1 + (uint32_t)(next_random(&client->random) % 40 * 7 % (classes.count - 1));
+            uint32_t class = 1 + (uint32_t)(check_random(&client->random) % 40 * 7 % (classes.count - 1));
             note(client, take_magazine(client, number, class, magazine));
         } else {
             put_magazine(client, number, magazine);
@@ -1601,7 +1594,7 @@ static void *run_sleepy(void *argument) {
     for (unsigned round = 0; round < 40 || client->done == 0; round++) {
         struct work work = {0};
         note(client, run_at_heap(client->number, REQUEST_RUN, do_work, &work));
-        check_nap((long)(next_random(&client->random) % 2000000));
+        check_nap((long)(check_random(&client->random) % 2000000));
     }
     return NULL;
 }
@@ -1641,7 +1634,7 @@ static void test_refused_start(void) {
 #define ONES 16
 
 static void step_sync(struct client *client, struct one *ones) {
-    unsigned i = (unsigned)(next_random(&client->random) % ONES);
+    unsigned i = (unsigned)(check_random(&client->random) % ONES);
     struct one *one = &ones[i];
     enum answer answer;
     if (one->block == NULL) {
@@ -2154,9 +2147,9 @@ static void test_lent_and_taken_back(void) {
     start_all();
     uint64_t random = seed * 4711;
     for (int i = 0; i < LENDINGS; i++) {
-        check_nap((long)(next_random(&random) % 1500000));
+        check_nap((long)(check_random(&random) % 1500000));
         have_lent();
-        check_nap((long)(next_random(&random) % 1500000));
+        check_nap((long)(check_random(&random) % 1500000));
         have_taken_back();
     }
     stop_all();

@@ -37,13 +37,6 @@ static struct worker workers[THREADS];
 static size_t rounds = 100000;
 static _Atomic(size_t) flushed;
 
-static uint64_t next_random(uint64_t *state) {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
 struct flush {
     struct governor *governor;
     size_t count;
@@ -94,15 +87,15 @@ static void put(struct slot *slot) {
 static void *work(void *argument) {
     struct worker *worker = argument;
     for (size_t round = 0; round < rounds; round++) {
-        struct slot *slot = &worker->slots[next_random(&worker->random) % SLOTS];
+        struct slot *slot = &worker->slots[check_random(&worker->random) % SLOTS];
         if (slot->block != NULL) {
             put(slot);
         } else {
-            take(slot, 1 + (uint32_t)(next_random(&worker->random) % (classes.count - 1)),
-                 (unsigned)(next_random(&worker->random) % ALLOCATORS));
+            take(slot, 1 + (uint32_t)(check_random(&worker->random) % (classes.count - 1)),
+                 (unsigned)(check_random(&worker->random) % ALLOCATORS));
         }
-        if (next_random(&worker->random) % 4096 == 0) {
-            flushed += flush((unsigned)(next_random(&worker->random) % ALLOCATORS));
+        if (check_random(&worker->random) % 4096 == 0) {
+            flushed += flush((unsigned)(check_random(&worker->random) % ALLOCATORS));
         }
     }
     return NULL;

@@ -37,7 +37,7 @@ static uintptr_t address_of(const struct context *context, uint64_t number) {
     }
 }
 
-/* The stack is at no real address: whoever reads it directly has a fault. */
+/* The stack is at no real address: a direct read of it faults. */
 static bool load(void *argument, uintptr_t address, uintptr_t *word) {
     const struct context *context = argument;
     uintptr_t offset = address - STACK_START;

@@ -14,7 +14,7 @@ struct governor calm_governor;
 
 void __wrap_text_write_line(int descriptor, const char *format, ...);
 
-/* A complaint, of which nobody reads a million. It is formatted, since that reads the text again. */
+/* A message is not printed: a run has millions. It is formatted, since that reads the text again. */
 void __wrap_text_write_line(int descriptor, const char *format, ...) {
     CHECK_EQUAL(descriptor, 2);
     CHECK(strstr(format, "%.*s") != NULL);
