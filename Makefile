@@ -50,7 +50,7 @@ abis: ## count the shootdowns that patched kernels save, on emulated machines
 	bench/abis
 
 # See tests/model and kernel/abis/model.
-model: ## check the models of offload mode and of ABIS with SPIN
+model: ## check the models of calmoffload and of ABIS with SPIN
 	scripts/model
 
 # See mkdocs.yml. A dead link fails the build. The variable silences advertisements for a successor of mkdocs.

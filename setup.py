@@ -1,4 +1,4 @@
-"""Adds to a wheel what is compiled, the libraries, calm's probe and the workloads, in calm/_native.
+"""Adds to a wheel what is compiled, the libraries and calm's probe, in calm/_native.
 
 An editable install has none of it: calm finds build/release.
 """
@@ -30,7 +30,7 @@ def compile_into(folder: Path) -> None:
                 f"calmalloc: a wheel needs CMake 3.25, a C compiler and binutils: {tool} is missing"
             )
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["TESTS=OFF", "WORKLOADS=ON", "STRICT=OFF", "TOOLS=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
+    options = ["TESTS=OFF", "WORKLOADS=OFF", "STRICT=OFF", "TOOLS=ON", "PTLBMALLOC2=ON", "INSTALL=ON"]
     build = WORK / "cmake"
     commands = [
         ["cmake", "-S", ROOT, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release"]

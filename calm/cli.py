@@ -4,125 +4,87 @@ import errno
 import os
 import signal
 import sys
+from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from calm import __version__
+from calm.core import plugins
 from calm.core.errors import FAILED, INTERRUPTED, PIPE_CLOSED, STATUSES, USAGE, CalmError, without_controls
-
-
-class Listed(NamedTuple):
-    """A command as `calm --help` shows it."""
-
-    module: str
-    """Below `calm.commands`; has `command`. Imported when the command is used."""
-    summary: str
-    question: str
-    example: str
-
+from calm.core.plugins import Listed
 
 COMMANDS = {
     "allocators": Listed(
-        "allocators",
+        "calm.commands.allocators",
         "List the allocators on this machine.",
         "Which allocators are on this machine?",
         "calm allocators",
     ),
-    "bench": Listed(
-        "bench.command",
-        "Compare allocators on a suite of programs.",
-        "How do allocators compare on many programs?",
-        "calm bench run",
-    ),
-    "calibrate": Listed(
-        "predict.calibrate",
-        "Measure what a TLB shootdown costs on this machine.",
-        "What does a TLB shootdown cost here?",
-        "calm calibrate shootdowns",
-    ),
-    "colors": Listed(
-        "colors.command",
-        "Show page colors, and large blocks that collide in caches.",
-        "Do large arrays evict each other from the cache?",
-        "calm colors run -- ./solver input",
-    ),
     "compare": Listed(
-        "compare.command",
+        "calm.commands.compare.command",
         "Compare a program under several allocators.",
         "What would another allocator change for my program?",
         "calm compare -a glibc,calmalloc -n 20 -- ./server --self-test",
     ),
     "completion": Listed(
-        "completion",
+        "calm.commands.completion",
         "Print the script that completes calm in a shell.",
         "How do I complete calm's commands in my shell?",
         'eval "$(calm completion bash)"',
     ),
     "export": Listed(
-        "export.command",
+        "calm.commands.export.command",
         "Export counters of processes to Prometheus or OpenTelemetry.",
         "How do I watch memory in production?",
         "calm export --listen 0.0.0.0:22560",
     ),
     "explain": Listed(
-        "explain.command",
+        "calm.commands.explain.command",
         "Explain why the memory of a process is what it is.",
         "Why is this process so large, or growing?",
         "calm explain --for 30s 4711",
     ),
     "heap": Listed(
-        "heap.command",
+        "calm.commands.heap.command",
         "Show which code holds memory, and which allocates most.",
         "Which code holds the memory?",
         "calm heap run -- ./server --self-test",
     ),
-    "lab": Listed(
-        "lab.command",
-        "Count a program's TLB interrupts on an emulated machine.",
-        "How many interrupts would 16 CPUs see?",
-        "calm lab --cpus 16 --sockets 4 -a glibc,calmalloc -- ./server-test --threads 16",
-    ),
-    "predict": Listed(
-        "predict.command",
-        "Predict what TLB shootdowns cost on another machine.",
-        "What would it cost on a machine that I do not have?",
-        "calm predict run --cpus 64 --sockets 4 --virt -a glibc,calmalloc -- build/release/listing1",
-    ),
     "profile": Listed(
-        "profile.command",
+        "calm.commands.profile.command",
         "Show where shootdowns, page faults and memory calls arise.",
         "Where do shootdowns, faults and memory calls come from?",
         "calm profile -- ./server --port 8080",
     ),
     "run": Listed(
-        "run",
+        "calm.commands.run",
         "Run a program with an allocator preloaded.",
         "How do I run a program, or a server, with calmalloc?",
         "calm run -a calmalloc -- python3 server.py",
     ),
     "stat": Listed(
-        "stat",
+        "calm.commands.stat",
         "Report the time, memory and TLB shootdowns of a program.",
         "What does memory management cost this program?",
         "calm stat -- sort -o /dev/null words",
     ),
     "top": Listed(
-        "top.command",
+        "calm.commands.top.command",
         "Show what running processes do with memory.",
         "Which process makes this machine slow now?",
         "calm top",
     ),
     "trim": Listed(
-        "trim",
+        "calm.commands.trim",
         "Make running processes give back free memory.",
         "How do I get free memory back from a running process?",
         "calm trim 1234",
     ),
     "tune": Listed(
-        "tune.command",
+        "calm.commands.tune.command",
         "Search settings of malloc that make a program faster or smaller.",
         "Which settings would mend it, without another allocator?",
         "calm tune advise -- ./program its arguments",
@@ -130,12 +92,26 @@ COMMANDS = {
 }
 
 
+# Commands of the package research, which only a checkout has.
+RESEARCH = ("bench", "calibrate", "colors", "lab", "predict")
+
+
 class PipeClosedError(Exception):
     """A write to a pipe whose reader is gone; click would turn a BrokenPipeError into status 1."""
 
 
 class Commands(click.Group):
-    """The commands by name. Listing them imports none."""
+    """calm's own commands by name, and those of other packages. Listing them imports none."""
+
+    @cached_property
+    def _found(self) -> dict[str, Listed | CalmError]:
+        """All commands, or in the place of another package's what is wrong with it."""
+        return dict(sorted({**dict(plugins.find()), **COMMANDS}.items()))
+
+    @property
+    def listed(self) -> dict[str, Listed]:
+        """All commands that can be listed, by name."""
+        return {name: each for name, each in self._found.items() if isinstance(each, Listed)}
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # noqa: ANN401
         try:
@@ -150,33 +126,50 @@ class Commands(click.Group):
             raise PipeClosedError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(self.listed)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        listed = COMMANDS.get(cmd_name) or next((each for _, each in plugins.find(cmd_name)), None)
+        if listed is None and cmd_name in RESEARCH:
+            listed = CalmError(
+                f"{cmd_name} is in calmalloc's research package, which is not installed: `make demo` in a "
+                f"checkout of calmalloc installs it, for `bin/calm {cmd_name}`",
+                USAGE,
+            )
+        if isinstance(listed, CalmError):
+            if ctx.resilient_parsing:  # completion has no place for errors
+                return None
+            raise listed
+        if listed is None:
             return None
-        command = import_module(f"calm.commands.{COMMANDS[cmd_name].module}").command
+        try:
+            command = import_module(listed.module).command
+        except ImportError as error:
+            raise CalmError(f"{cmd_name}: cannot import {listed.module}: {error}") from error
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for each in self._found.values():
+            if isinstance(each, CalmError):
+                _fail(str(each), each.exit_code)
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, listed.summary) for name, listed in self.listed.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Questions, with the command that answers each, however long its line is; and the exit statuses."""
         with formatter.section("Which command answers my question? Each has its own --help"):
             indent = " " * formatter.current_indent
-            for name in self.list_commands(ctx):
-                formatter.write(f"{indent}{COMMANDS[name].question}\n{indent}  {COMMANDS[name].example}\n")
+            for listed in self.listed.values():
+                formatter.write(f"{indent}{listed.question}\n{indent}  {listed.example}\n")
         with formatter.section("Exit status"):
             formatter.write_dl([(status, text.replace("`", "")) for status, text in STATUSES.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, and the options of calm itself."""
         items = [
-            CompletionItem(name, help=COMMANDS[name].summary)
-            for name in self.list_commands(ctx)
+            CompletionItem(name, help=listed.summary)
+            for name, listed in self.listed.items()
             if name.startswith(incomplete)
         ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]

@@ -2,6 +2,9 @@
 include(CMakePackageConfigHelpers)
 
 set(libraries calmalloc)
+if(TARGET calmoffload)
+  list(APPEND libraries calmoffload)
+endif()
 if(CALMALLOC_PTLBMALLOC2)
   list(APPEND libraries ptlbmalloc2)
 endif()
@@ -84,18 +87,9 @@ if(CALMALLOC_TOOLS)
   # calm's modules are private, so they are installed outside Python's module path.
   set(share ${CMAKE_INSTALL_DATADIR}/calmalloc)
   set(libexec ${CMAKE_INSTALL_LIBEXECDIR}/calmalloc)
-  set(programs calm-probe madvise-storm)
-  set(plugins "")
-  if(TARGET calmcolors)
-    set(plugins calmcolors)
-  endif()
+  install(TARGETS calm-probe RUNTIME DESTINATION ${libexec} COMPONENT tools)
   install(
-    TARGETS ${programs} ${plugins}
-    RUNTIME DESTINATION ${libexec} COMPONENT tools
-    LIBRARY DESTINATION ${libexec} COMPONENT tools
-  )
-  install(
-    DIRECTORY ${PROJECT_SOURCE_DIR}/calm
+    DIRECTORY ${PROJECT_SOURCE_DIR}/calm ${PROJECT_SOURCE_DIR}/calm_heap_readers
     DESTINATION ${share}
     COMPONENT tools
     FILES_MATCHING
@@ -103,8 +97,11 @@ if(CALMALLOC_TOOLS)
     PATTERN "page/*"
     PATTERN "__pycache__" EXCLUDE
     PATTERN "probe" EXCLUDE
-    PATTERN "record" EXCLUDE
   )
+  # By which calm finds its plug-in, as in a wheel: the entry points of pyproject.toml.
+  set(metadata ${PROJECT_BINARY_DIR}/installed/calmalloc.dist-info)
+  file(WRITE ${metadata}/entry_points.txt "[calm.heap_readers]\ncalm_heap_readers = calm_heap_readers:READERS\n")
+  install(DIRECTORY ${metadata} DESTINATION ${share} COMPONENT tools)
   file(RELATIVE_PATH calm_modules "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_DATADIR}/calmalloc")
   set(calm_python "/usr/bin/env python3")
   if(CALMALLOC_DEBIAN)
@@ -133,19 +130,15 @@ if(CALMALLOC_TOOLS)
     COMPONENT tools
   )
 
-  # Links beside calm's modules, by which it finds its programs and the libraries under any prefix. Below /usr it needs
+  # Links beside calm's modules, by which it finds the probe and the libraries under any prefix. Below /usr it needs
   # none.
   if(NOT CALMALLOC_DEBIAN)
     set(native ${CMAKE_INSTALL_FULL_DATADIR}/calmalloc/calm/_native)
     set(links ${PROJECT_BINARY_DIR}/installed/_native)
     file(REMOVE_RECURSE ${links})
     file(MAKE_DIRECTORY ${links})
-    set(plugin_files ${plugins})
-    list(TRANSFORM plugin_files REPLACE "(.+)" "lib\\1.so")
-    foreach(file ${programs} ${plugin_files})
-      file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/${file})
-      file(CREATE_LINK ${target} ${links}/${file} SYMBOLIC)
-    endforeach()
+    file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBEXECDIR}/calmalloc/calm-probe)
+    file(CREATE_LINK ${target} ${links}/calm-probe SYMBOLIC)
     foreach(library ${libraries})
       file(RELATIVE_PATH target ${native} ${CMAKE_INSTALL_FULL_LIBDIR}/lib${library}.so)
       file(CREATE_LINK ${target} ${links}/lib${library}.so SYMBOLIC)
@@ -155,14 +148,7 @@ if(CALMALLOC_TOOLS)
 
   # The contents of a wheel, in one folder, with unversioned names.
   install(PROGRAMS $<TARGET_FILE:calm-probe> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
-  if(CALMALLOC_WORKLOADS)
-    get_property(workloads DIRECTORY ${PROJECT_SOURCE_DIR}/workloads PROPERTY BUILDSYSTEM_TARGETS)
-    list(REMOVE_ITEM workloads workload_support)
-    foreach(workload ${workloads})
-      install(PROGRAMS $<TARGET_FILE:${workload}> DESTINATION . COMPONENT wheel EXCLUDE_FROM_ALL)
-    endforeach()
-  endif()
-  foreach(library ${libraries} ${plugins})
+  foreach(library ${libraries})
     install(
       FILES $<TARGET_FILE:${library}>
       DESTINATION .

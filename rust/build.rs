@@ -27,10 +27,8 @@ fn main() {
         .define("_GNU_SOURCE", None)
         .define("NDEBUG", None)
         // The optional features.
-        .define("CALM_COLORED", None)
-        .define("CALM_OFFLOAD", None)
         .define("CALM_PROFILE", None)
-        .define("CALM_FEATURES", "\"offload profile colored\"")
+        .define("CALM_FEATURES", "\"profile\"")
         // What is global in the archive, but none of its interface, has symbols that no other crate has.
         .flag("-include")
         .flag("namespace.h")
@@ -62,9 +60,9 @@ fn main() {
 /// The C files of all layers, in a fixed order.
 fn c_files(sources: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for floor in entries(sources).into_iter().filter(|path| path.is_dir()) {
+    for layer in entries(sources).into_iter().filter(|path| path.is_dir()) {
         files.extend(
-            entries(&floor).into_iter().filter(|path| path.extension().map_or(false, |end| end == "c")),
+            entries(&layer).into_iter().filter(|path| path.extension().map_or(false, |end| end == "c")),
         );
     }
     files.sort();

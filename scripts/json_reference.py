@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 import calm
+import research
 from calm.core import documents
 
 HEAD = """# JSON documents
@@ -76,9 +77,10 @@ def type_name(schema: dict[str, Any], parts: dict[str, Any]) -> str:
 
 def page() -> str:
     """The page of the JSON documents: each class of them, and the structures that they have."""
-    for module in pkgutil.walk_packages(calm.__path__, "calm."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    for package in (calm, research):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     kinds = sorted(documents.Document.__subclasses__(), key=documents.schema)
     schemas, parts = msgspec.json.schema_components(kinds, ref_template="#/{name}")
     classes: dict[str, type] = {}
@@ -104,11 +106,11 @@ def page() -> str:
 
 
 def msgspec_classes() -> list[type]:
-    """Every structure and dataclass of calm's modules."""
+    """Every structure and dataclass of the modules of calm and research."""
     return [
         each
         for name, module in list(sys.modules.items())
-        if name.startswith("calm.")
+        if name.startswith(("calm.", "research."))
         for each in vars(module).values()
         if isinstance(each, type)
         and (issubclass(each, msgspec.Struct) or hasattr(each, "__dataclass_fields__"))

@@ -1,11 +1,10 @@
 /* Figure 3 of Valat, "Impact of the Operating System Memory Allocation on CPU Intensive Applications": one
  * array is read repeatedly, and the time of a load shows which cache still holds it. Small pages at random
  * addresses fill some sets of a physically indexed cache beyond their capacity, so that an array of the
- * cache's size does not fit. Huge pages cover all sets evenly, and so do small pages that calmalloc, if it
- * is loaded, has selected by color. */
-#define _GNU_SOURCE /* RTLD_DEFAULT, before glibc 2.36 */
+ * cache's size does not fit. Huge pages cover all sets evenly, and so do small pages that libcalmcolored
+ * selects by color. */
 #include "arrays.h"
-#include "calmalloc.h"
+#include "calmcolored.h"
 #include "support.h"
 
 #include <dlfcn.h>
@@ -42,11 +41,14 @@ static union place *place_at(const struct sweep *sweep, unsigned long number) {
     return (union place *)(sweep->array + number * sweep->stride);
 }
 
-/* A function of calmalloc's, which need not be loaded. */
+/* A function of libcalmcolored, which is beside this program in a checkout's build, and not in packages. */
 static void *colored_function(const char *name) {
-    void *function = dlsym(RTLD_DEFAULT, name);
+    void *library = dlopen("libcalmcolored.so", RTLD_NOW);
+    void *function = library == NULL ? NULL : dlsym(library, name);
     if (function == NULL) {
-        fail(program_name, "--memory colored is calmalloc's, which is not loaded");
+        char why[512];
+        (void)snprintf(why, sizeof why, "--memory colored: %s", dlerror());
+        fail(program_name, why);
     }
     return function;
 }
@@ -202,7 +204,7 @@ int main(int argc, char **argv) {
         {"bytes", "bytes in the array", OPTION_COUNT, &bytes, 64, 1UL << 36, NULL},
         {"memory",
          "the array's memory: small pages, huge pages, a block from the allocator, or small "
-         "pages that calmalloc selects by color",
+         "pages selected by color",
          OPTION_CHOICE, &memory, 0, 0, memory_names},
         {"cache", "colored: the cache level (default 2)", OPTION_COUNT, &cache, 1, 9, NULL},
         {"colors", "colored: how the colors of pages are determined", OPTION_CHOICE, &colors, 0, 0,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from calm.commands.lab.payload import Payload
 from calm.core.errors import CalmError
+from research.lab.payload import Payload
 
 from . import abis_packages
 from .abis_guest import FOLDER, words

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calm.commands.lab.guest import BUSYBOX
 from calm.core.errors import CalmError
+from research.lab.guest import BUSYBOX
 
 FOLDER = "/.abis"
 DISK = "/disk"

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calm.commands.lab import session
-from calm.commands.lab.guest import APPLETS, Run, Turn
-from calm.commands.lab.machine import PARAMETERS as KERNEL_PARAMETERS
-from calm.commands.lab.machine import QEMU, TCG, Topology
-from calm.commands.lab.payload import Payload
-from calm.commands.lab.session import Outcome, Plan
 from calm.core.errors import CalmError
 from calm.core.progress import Bar
+from research.lab import session
+from research.lab.guest import APPLETS, Run, Turn
+from research.lab.machine import PARAMETERS as KERNEL_PARAMETERS
+from research.lab.machine import QEMU, TCG, Topology
+from research.lab.payload import Payload
+from research.lab.session import Outcome, Plan
 
 from . import abis_apache, abis_guest, abis_packages
 from .abis_shape import complaint

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calm.commands.lab import packages
-from calm.commands.lab.packages import Tell
 from calm.core.errors import CalmError
+from research.lab import packages
+from research.lab.packages import Tell
 
 from .results import REPOSITORY
 

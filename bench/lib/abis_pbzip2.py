@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from calm.commands.lab.payload import Payload
+from research.lab.payload import Payload
 
 from . import abis_packages
 from .abis_guest import DISK, LIMITED, words

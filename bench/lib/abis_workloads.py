@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from calm.commands.lab.payload import Payload
+from research.lab.payload import Payload
 
 from . import abis_apache, abis_packages, abis_pbzip2
 from .abis_guest import DISK, LIMITED, words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calm.commands.bench.analysis import PEAK, TIME, analyse
+from research.bench.analysis import PEAK, TIME, analyse
 
 from . import idle_curve, scaling, suite, summary
 from .results import Store

@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from calm.commands.lab import session
-from calm.commands.lab.command import described
-from calm.commands.lab.guest import APPLETS, Run, Turn
-from calm.commands.lab.machine import Topology
-from calm.commands.lab.payload import Payload
-from calm.commands.lab.session import Plan
 from calm.core.errors import CalmError
 from calm.core.progress import Bar
+from research.lab import session
+from research.lab.command import described
+from research.lab.guest import APPLETS, Run, Turn
+from research.lab.machine import Topology
+from research.lab.payload import Payload
+from research.lab.session import Plan
 
 from .results import REPOSITORY
 

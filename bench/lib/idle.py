@@ -11,9 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from papers.huge_pages import MODE, always
-
 from calm.core.allocators import Allocator
+from research.papers.huge_pages import MODE, always
 
 from .results import BUILD, Store, summarize
 from .rounds import CALMALLOC, PEERS, interleaved, present, run_once

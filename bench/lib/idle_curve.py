@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from papers import sessions
-
-from calm.commands.bench.picture import styles
 from calm.core import plot
 from calm.core.allocators import Allocator, parse
 from calm.core.environment import clean_environment
+from research.bench.picture import styles
+from research.papers import sessions
 
 from .results import BUILD, REPOSITORY, Store
 from .rounds import CALMALLOC, GLIBC, present

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from papers.labels import plain
-
-from calm.commands.bench.analysis import OWN
 from calm.core.statistics import median, ratio_of_medians
+from research.bench.analysis import OWN
+from research.papers.labels import plain
 
 from .results import side_of, values_of
 

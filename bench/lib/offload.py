@@ -1,4 +1,4 @@
-"""The figures that judge calmalloc's offload mode, in which a server thread does the slow part of malloc.
+"""The figures that judge calmoffload, in which a server thread does the slow part of malloc.
 
 Each figure has several rows: a program or a workload, its allocators, and the limit on the ratio of their
 costs. Less is better in all ratios; rates are inverted.
@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from papers.labels import plain
-
-from calm.commands.bench.inputs import (
+from calm.core import allocators, measure, program
+from calm.core.allocators import Allocator
+from calm.core.environment import clean_environment
+from calm.core.errors import CalmError
+from research.bench.inputs import (
     FURTHER_PROGRAMS,
     PROGRAMS,
     WORDS,
@@ -30,10 +32,7 @@ from calm.commands.bench.inputs import (
     Program,
     xml_orders,
 )
-from calm.core import allocators, measure, program
-from calm.core.allocators import Allocator
-from calm.core.environment import clean_environment
-from calm.core.errors import CalmError
+from research.papers.labels import plain
 
 from . import allocator_share, client_time, judged, server_time
 from .judged import BEST_PEER, Goal
@@ -41,7 +40,8 @@ from .results import BUILD, REPOSITORY, Store, summarize
 from .rounds import CALMALLOC, GLIBC, LONGEST_RUN_S, interleaved, note, present, run_once, version_of
 
 GROUP = "offload"
-OFFLOAD, SYNC = f"{CALMALLOC}-offload", f"{CALMALLOC}-offload-sync"
+OFFLOAD = "calmoffload"
+SYNC = f"{OFFLOAD}:CALM_OPTIONS=test_sync=on,test_cache=off"
 MIMALLOC = "mimalloc"
 PEERS = (GLIBC, "jemalloc", MIMALLOC, "snmalloc", "rpmalloc", "tcmalloc", "gperftools")
 INPUTS = REPOSITORY / "build/bench-inputs"
@@ -221,9 +221,9 @@ def _program(*command: str, name: str | None = None) -> Row:
 
 
 def _pair(name: str, command: str, metric: str, at_most: float, of_policy: str | None = None) -> Row:
-    """A ratio of offload mode to normal mode."""
-    mode, normal = (policy(label, of_policy) if of_policy else label for label in (OFFLOAD, CALMALLOC))
-    return Row(name, tuple(command.split()), (Goal(metric, mode, normal, at_most),))
+    """A ratio of calmoffload to calmalloc."""
+    of, to = (policy(label, of_policy) if of_policy else label for label in (OFFLOAD, CALMALLOC))
+    return Row(name, tuple(command.split()), (Goal(metric, of, to, at_most),))
 
 
 def _latency() -> Row:

@@ -39,6 +39,7 @@ def render_figures(store: Store, root: Path = REPOSITORY) -> None:
     """Updates the tables of bench/figures."""
     docs = root / "docs"
     put(root / "README.md", summary.table(store), "summary")
+    put(root / "README.md", summary.losses(store), "losses")
     idle_curve.draw(store, docs / "idle-burst.svg")
     put(docs / "figures.md", tables.figures(store), "figures")
     put(docs / "ptlbmalloc2.md", tables.curve(store), "figures")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from calm.commands.lab.guest import Run
-from calm.commands.lab.machine import Topology
 from calm.core import allocators
 from calm.core.errors import CalmError
+from research.lab.guest import Run
+from research.lab.machine import Topology
 
 from . import guest
 from .guest import CALMALLOC, GLIBC, PTLBMALLOC2, RELEASE, Settings, Work

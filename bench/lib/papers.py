@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from papers import huge_pages, rerun
-from papers.model import PaperResults
-
-from calm.commands.bench.tables import to_markdown
 from calm.core import documents
 from calm.core.environment import clean_environment
+from research.bench.tables import to_markdown
+from research.papers import huge_pages, rerun
+from research.papers.model import PaperResults
 
 from .results import REPOSITORY, Store
 

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from calm.commands.bench.analysis import PEAK, TIME, Measure, costs
 from calm.core import allocators, documents, report
 from calm.core.environment import clean_environment
 from calm.core.rounds import orders
-from calm.core.statistics import SEED, Ratio, geometric_mean_of_ratios, median
-from calm.core.suite_results import Results
+from calm.core.statistics import SEED, Ratio, median
+from research.bench.analysis import PEAK, TIME, Measure, costs
+from research.bench.results import Results
+from research.statistics import geometric_mean_of_ratios
 
 from . import judged, offload, placement_peer, suite
 from .judged import Goal

@@ -13,9 +13,9 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from papers import huge_pages
-
-from calm.core.statistics import geometric_mean_of_ratios, ratio_of_medians
+from calm.core.statistics import ratio_of_medians
+from research.papers import huge_pages
+from research.statistics import geometric_mean_of_ratios
 
 from . import judged
 from .judged import Goal

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from papers import sessions
-
 from calm.core import allocators, counters, proc
 from calm.core.environment import clean_environment
-from calm.core.suite_results import cost_s
+from research.bench.results import cost_s
+from research.papers import sessions
 
 from . import idle_curve, sawtooth, tables
 from .results import BUILD, REPOSITORY, Store

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from calm.commands.bench.analysis import AVERAGE, PEAK
-from calm.commands.bench.source_tree import SourceTree
-from calm.core.suite_results import METRIC
+from research.bench.analysis import AVERAGE, PEAK
+from research.bench.results import METRIC
+from research.bench.source_tree import SourceTree
 
 from . import suite
 from .results import Store

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers import sessions
-
 from calm.core import allocators, program
 from calm.core import messages as said
 from calm.core.allocators import Allocator
 from calm.core.environment import clean_environment
 from calm.core.rounds import orders
 from calm.core.statistics import SEED
+from research.papers import sessions
 
 from .results import REPOSITORY
 

@@ -17,11 +17,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from papers import sessions
-
 from calm.core.allocators import Allocator
 from calm.core.environment import clean_environment
 from calm.core.statistics import Ratio
+from research.papers import sessions
 
 from . import ratios, tables
 from .results import BUILD, REPOSITORY, Store, machine, side_of

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from calm.commands.bench import runner, workloads
-from calm.commands.bench.cases import Case, Prepared
 from calm.core import allocators
 from calm.core.progress import RoundsBar
-from calm.core.suite_results import METRIC, Metric, Results, Row
+from research.bench import runner, workloads
+from research.bench.cases import Case, Prepared
+from research.bench.results import METRIC, Metric, Results, Row
 
 from .results import REPOSITORY, Store, machine
 from .rounds import CALMALLOC, GLIBC, PEERS, present

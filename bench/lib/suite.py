@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calm.commands.bench import picture
-from calm.commands.bench.analysis import analyse
-from calm.commands.bench.tables import findings, grids, to_markdown
 from calm.core import documents
 from calm.core.environment import clean_environment
-from calm.core.suite_results import Results
+from research.bench import picture
+from research.bench.analysis import analyse
+from research.bench.results import Results
+from research.bench.tables import findings, grids, to_markdown
 
 from .results import REPOSITORY, Store, compact
 

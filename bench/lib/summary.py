@@ -1,9 +1,11 @@
-"""The README's rows: the suite's summary, and the memory kept after a burst and between bursts."""
+"""The README's figures: the suite's summary, the rows that others win, and the memory kept after bursts."""
 
 from __future__ import annotations
 
-from calm.commands.bench.analysis import PEAK, TIME, Analysis, analyse
-from calm.commands.bench.tables import times
+import textwrap
+
+from research.bench.analysis import PARETO_MARGIN, PEAK, TIME, Analysis, analyse
+from research.bench.tables import times
 
 from . import idle_curve, suite
 from .results import Store
@@ -57,3 +59,29 @@ def table(store: Store) -> str:
         )
         + "\n"
     )
+
+
+def losses(store: Store) -> str:
+    """How many rows of the suite another allocator wins; empty until the suite has been measured."""
+    if not suite.result(store.folder).exists():
+        return ""
+    analysis = analyse(suite.load(store.folder))
+    ratios = {
+        key: [found[1].value for found in rows if found is not None and found[1].value is not None]
+        for key, rows in analysis.to_best_peer.items()
+    }
+    won, clearly = (
+        {key: sum(ratio > least for ratio in found) for key, found in ratios.items()}
+        for least in (1, PARETO_MARGIN)
+    )
+    beaten = list(dict.fromkeys(f"`{each.row}`" for each in analysis.beaten))
+    margin = f"{PARETO_MARGIN - 1:.0%}".replace("%", " %")
+    count = len(analysis.results.rows)
+    text = (
+        f"Another allocator is faster than {CALMALLOC} in {won[TIME.key]} of the {count} "
+        f"programs of our suite (in {clearly[TIME.key]} by more than {margin}), and another has a lower peak "
+        f"in {won[PEAK.key]} (in {clearly[PEAK.key]} by more than {margin}). In {len(beaten) or 'no'} "
+        f"programs, one allocator is both faster and smaller by more than {margin}"
+    )
+    text += f": {', '.join(beaten)}; [all rows](docs/suite.md)." if beaten else "; [all rows](docs/suite.md)."
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False) + "\n"

@@ -7,7 +7,7 @@ import signal
 import click
 
 from calm.core import allocators, environment, options, program, report
-from calm.core.errors import CalmError
+from calm.core.errors import USAGE, CalmError
 
 
 def become(command: tuple[str, ...], variables: dict[str, str]) -> CalmError:
@@ -34,20 +34,24 @@ def become(command: tuple[str, ...], variables: dict[str, str]) -> CalmError:
     "run",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="\b\nExamples:\n  calm run -a calmalloc -- python3 server.py\n"
-    "  calm run -a calmalloc:CALM_OPTIONS=report=exit -- ls",
+    "  calm run -a calmalloc:CALM_OPTIONS=report=exit -- ls\n  calm run --offload -- python3 server.py",
 )
 @click.option(
     "-a",
     "--allocator",
-    required=True,
     shell_complete=allocators.complete,
     metavar="NAME",
     help="Allocator to run with; see `calm allocators`.",
 )
+@click.option("--offload", is_flag=True, help="As -a calmoffload: a thread of its own prepares blocks.")
 @options.program()
-def command(allocator: str, cmd: tuple[str, ...]) -> None:
+def command(allocator: str | None, offload: bool, cmd: tuple[str, ...]) -> None:
     """Run CMD with an allocator preloaded."""
-    chosen = allocators.parse(allocator)
+    if offload and allocator:
+        raise CalmError("--offload means -a calmoffload: leave one of them out", USAGE)
+    if not (offload or allocator):
+        raise CalmError("name an allocator by --allocator, or give --offload", USAGE)
+    chosen = allocators.parse(allocator or "calmoffload")
     environment.tell(chosen.environment)
     if chosen.library and (obstacle := program.preload_obstacle(cmd)):
         report.warn(obstacle)

@@ -19,7 +19,7 @@ from calm.core.errors import CalmError
 from calm.core.options import Output
 
 _MAX_AT_ONCE = 32
-_FREE = {"calmalloc": ("retained", "cached"), "ptlbmalloc2": ("free_top_bytes",)}
+_FREE = {"calmalloc": ("dirty", "cached"), "ptlbmalloc2": ("free_top_bytes",)}
 
 
 _WORTH_NAMING = 8 << 20

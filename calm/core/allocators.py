@@ -24,7 +24,7 @@ TUNABLES = "GLIBC_TUNABLES"
 CALM_OPTIONS = "CALM_OPTIONS"
 MALLOC_CONF = "MALLOC_CONF"
 # What this project builds; their version is calm's own.
-OWN = ("calmalloc", "ptlbmalloc2")
+OWN = ("calmalloc", "calmoffload", "ptlbmalloc2")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Known:
     # Another's library, with more options in the variable that it reads them from.
     variant_of: str | None = None
     option: str | None = None
-    variable: str = CALM_OPTIONS
+    variable: str = ""
     # A text in the library, without which it does not know a variant's option.
     needs: str = ""
 
@@ -53,7 +53,7 @@ def _own(name: str, only_by_name: bool = False) -> Known:
     return Known(library, library, "`make` builds it", only_by_name=only_by_name)
 
 
-def _variant(of: str, known: Known, option: str, variable: str = CALM_OPTIONS) -> Known:
+def _variant(of: str, known: Known, option: str, variable: str) -> Known:
     return replace(known, variant_of=of, option=option, variable=variable)
 
 
@@ -67,7 +67,6 @@ _JEMALLOC = ("libjemalloc.so.2", "libjemalloc.so")
 _MIMALLOC = ("libmimalloc.so.3", "libmimalloc.so.2", "libmimalloc.so.2.0", "libmimalloc.so")
 _GPERFTOOLS = ("libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so")
 
-_CALM = _own("calmalloc")
 _JE = Known(tuple(reversed(_JEMALLOC)), _JEMALLOC, _PEERS)
 _DEVELOPED_JE = replace(
     _JE,
@@ -77,7 +76,9 @@ _DEVELOPED_JE = replace(
 
 KNOWN: Mapping[str, Known] = {
     GLIBC: Known(),
-    "calmalloc": _CALM,
+    "calmalloc": _own("calmalloc"),
+    # The same heap, whose blocks a thread of its own prepares.
+    "calmoffload": _own("calmoffload", only_by_name=True),
     "ptlbmalloc2": _own("ptlbmalloc2", only_by_name=True),
     "jemalloc": _JE,
     "mimalloc": Known(tuple(reversed(_MIMALLOC)), _MIMALLOC, _PEERS),
@@ -109,8 +110,6 @@ KNOWN: Mapping[str, Known] = {
     "jemalloc-process-madvise": _variant(
         "jemalloc", _DEVELOPED_JE, "process_madvise_max_batch:128", MALLOC_CONF
     ),
-    "calmalloc-offload": _variant("calmalloc", _CALM, "offload=on"),
-    "calmalloc-offload-sync": _variant("calmalloc", _CALM, "offload=on,test_sync=on"),
 }
 
 # A colon that environment variables follow; a path may contain others.
@@ -126,7 +125,7 @@ class Allocator:
     environment: Mapping[str, str] = field(default_factory=dict)
     option: str | None = None
     """What makes it a variant of another: added to the variable."""
-    variable: str = CALM_OPTIONS
+    variable: str = ""
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What to set in the program's environment.
@@ -146,22 +145,12 @@ class Allocator:
         return variables
 
 
-def _option_name(text: str) -> str:
-    """Of name=value, as calmalloc has it, or name:value, as jemalloc has it."""
-    return re.split("[=:]", text, maxsplit=1)[0]
-
-
-def with_options(given: str, options: str, label: str, variable: str = CALM_OPTIONS) -> str:
-    """A variable's options with more of them. Raises CalmError where it has other values for these.
-
-    An `offload` that names the server's CPU will do for offload=on.
-    """
+def with_options(given: str, options: str, label: str, variable: str) -> str:
+    """A variable's options, as name:value, with more of them. Raises CalmError where it has other values."""
     items = [item for item in given.split(",") if item]
     for option in options.split(","):
-        name = _option_name(option)
-        others = [item for item in items if _option_name(item) == name]
-        if name == "offload" and others and f"{name}=off" not in others:
-            continue
+        name = option.partition(":")[0]
+        others = [item for item in items if item.partition(":")[0] == name]
         if other := next((item for item in others if item != option), None):
             raise CalmError(
                 f"{label} means {option}, but {variable} has {other}: leave one of them out", USAGE
@@ -289,7 +278,7 @@ class Origin:
     date: str | None = None
     """The day of the last commit, if the tree is a checkout."""
     option: str | None = None
-    """What a variant adds to CALM_OPTIONS or MALLOC_CONF."""
+    """What a variant adds to MALLOC_CONF."""
     present: bool = True
     preloaded: bool = True
 

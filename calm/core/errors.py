@@ -15,7 +15,7 @@ PIPE_CLOSED = 141
 # The only table of them: `calm --help`, the manual page and the site print it.
 STATUSES: dict[str, str] = {
     "0": "The command has done what was asked.",
-    "of CMD": "`calm run`, `stat`, `profile`, `heap run` and `colors run` end with the status of CMD.",
+    "of CMD": "`calm run`, `stat`, `profile` and `heap run` end with the status of CMD.",
     str(FAILED): "CMD failed, a process cannot be observed, or a file cannot be written.",
     str(USAGE): "An option, an argument or an input file cannot be used.",
     str(WORSE): "`calm compare --fail-over`: a figure is worse than the limit allows.",

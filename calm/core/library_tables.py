@@ -20,7 +20,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "background": ("off", "on"),
     "huge_pages": ("never", "earned"),
     "vectored_purge": ("off", "auto", "on"),
-    "offload": ("off", "on", "sibling", "core", "socket"),
     "misuse": ("abort", "warn", "immediate"),
     "report": ("off", "exit"),
     "profile": (),
@@ -29,8 +28,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "test_cgroup": ("off", "on"),
     "test_placement": ("off", "lines", "colors", "random"),
     "test_cache": ("auto", "locked", "off"),
-    "test_sync": ("off", "on"),
-    "test_offload_timeout": (),
     "test_check": (),
 }
 """The words that each option takes, in the order of their numbers."""
@@ -38,48 +35,34 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 COUNTERS: Mapping[str, Counter] = {
     "footprint": Counter("bytes", False, "Pages that are, or may be, resident."),
     "in_use": Counter("bytes", False, "Pages that contain any part of a block, cached blocks included."),
-    "retained": Counter("bytes", False, "Free pages of the heap that may be resident."),
+    "dirty": Counter("bytes", False, "Free pages of the heap that may be resident."),
     "cached": Counter("bytes", False, "Free blocks in the CPU caches and the depots."),
     "reserved": Counter("bytes", False, "Address space."),
     "metadata": Counter("bytes", False, "The allocator's own data: an upper bound of what is resident."),
-    "retained_limit": Counter("bytes", False, "The limit on `retained` for the current footprint."),
+    "dirty_limit": Counter("bytes", False, "The limit on dirty memory for the current footprint."),
     "cached_limit": Counter("bytes", False, "The limit on pages kept by cached blocks: a constant per CPU."),
     "dirtied": Counter("bytes", True, "Memory that became free and may be resident."),
     "purged": Counter("bytes", True, "Memory returned to the kernel."),
-    "purges_limit": Counter("purge", True, "Purges because `retained` exceeded its limit."),
+    "purges_limit": Counter("purge", True, "Purges because dirty memory exceeded its limit."),
     "purges_epoch": Counter("purge", True, "Purges at an epoch's end: memory was unused or is scarce."),
-    "purges_request": Counter("purge", True, "Purges by `calm_trim`, `malloc_trim` or `calm trim`."),
+    "purges_request": Counter(
+        "purge", True, "Purges that `calm_trim`, `malloc_trim` or another process requested."
+    ),
     "purge_failures": Counter("range", True, "Address ranges that the kernel refused to purge."),
     "purge_vectored_calls": Counter("call", True, "Calls of `process_madvise` to purge."),
     "purge_single_calls": Counter("call", True, "Calls of `madvise` to purge."),
     "purge_ranges": Counter("range", True, "Address ranges purged."),
     "purge_ns": Counter("ns", True, "CPU time spent in purges."),
     "purge_wasted_ns": Counter("ns", True, "Estimated cost of purging memory that was needed again."),
-    "retained_saved_ns": Counter(
-        "ns", True, "Estimated CPU time saved by keeping memory that was used again."
+    "dirty_saved_ns": Counter("ns", True, "Estimated CPU time saved by keeping memory that was used again."),
+    "dirty_byte_seconds": Counter(
+        "byte_second", True, "Dirty memory, multiplied by the time for which it was that much."
     ),
-    "retained_byte_seconds": Counter(
-        "byte_second", True, "`retained`, multiplied by the time for which it was that much."
-    ),
-    "limit_checks": Counter("check", True, "Checks of the limit on `retained`."),
+    "limit_checks": Counter("check", True, "Checks of the limit on dirty memory."),
     "cache_flushes": Counter("flush", True, "Times that a CPU's cache was flushed."),
     "cache_misses": Counter("operation", True, "Operations on a size class that left the fast path."),
     "heap_locks": Counter("lock", True, "Acquisitions of a heap's lock."),
     "large_allocations": Counter("allocation", True, "Allocations of runs of pages: above 32 KiB."),
     "large_moves": Counter("move", True, "Calls of `realloc` that moved pages."),
-    "offload_hits": Counter("request", True, "Requests that found a prefilled magazine or large block."),
-    "offload_misses": Counter("request", True, "Requests that found no prefilled magazine or large block."),
-    "offload_calls": Counter("call", True, "Requests for which a thread waited for the server."),
-    "offload_messages": Counter("message", True, "Messages to the server."),
-    "offload_prefilled": Counter("item", True, "Magazines and large blocks prepared before a request."),
-    "offload_prefill_unused": Counter(
-        "item", True, "Prefilled magazines and large blocks that no request took."
-    ),
-    "offload_wakeups": Counter("wakeup", True, "Times that a thread woke the server."),
-    "offload_sleeps": Counter("sleep", True, "Times that the server slept."),
-    "offload_unresponsive": Counter("event", True, "Times that a thread found the server unresponsive."),
-    "offload_shared_switches": Counter(
-        "switch", True, "Switches to shared mode: the server found no CPU for itself."
-    ),
 }
 # From the tables: end.

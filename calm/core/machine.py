@@ -1,9 +1,8 @@
-"""The machine that figures depend on: its CPUs by socket, and TLB invalidations that send no interrupt."""
+"""The machine that figures depend on, and TLB invalidations that send no interrupt."""
 
 import os
 import platform
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,27 +69,3 @@ def number(path: Path, otherwise: int) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return otherwise
-
-
-def sockets(cpus: Iterable[int] | None = None, system: Path = SYSTEM) -> list[list[int]]:
-    """The CPUs that may be used, by socket; in each, one thread of every core before the cores' others."""
-    packages: dict[int, dict[int, list[int]]] = {}
-    for cpu in sorted(os.sched_getaffinity(0) if cpus is None else cpus):
-        topology = system / f"cpu{cpu}" / "topology"
-        cores = packages.setdefault(max(0, number(topology / "physical_package_id", 0)), {})
-        cores.setdefault(number(topology / "core_id", cpu), []).append(cpu)
-    return [
-        [
-            cpu
-            for _, cpu in sorted(
-                (rank, cpu) for threads in cores.values() for rank, cpu in enumerate(threads)
-            )
-        ]
-        for _, cores in sorted(packages.items())
-    ]
-
-
-def is_virtual(cpuinfo: str | None = None) -> bool | None:
-    """Whether the CPU reports a hypervisor; None where it has no such flag, which only x86 has."""
-    flags = proc.cpu_flags(cpuinfo)
-    return None if flags is None else "hypervisor" in flags

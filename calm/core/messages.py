@@ -1,6 +1,6 @@
 """calmalloc's own messages on a program's standard error: it runs otherwise than it was asked to.
 
-With offload and no CPU for its server, for example, the program runs without, and one line reports it. Where
+Without a CPU for calmoffload's server, for example, the program runs without it, and one line says so. Where
 calm drops a program's output it keeps these lines, or figures of one configuration would pass for another's.
 """
 

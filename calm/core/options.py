@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,6 +237,9 @@ def output(what: str = "everything") -> Decorator:
 def _picture(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value and Path(value).suffix not in ENDINGS:
         raise click.UsageError(f"{parameter.opts[-1]} {value}: the name must end in {' or '.join(ENDINGS)}")
+    if value and find_spec("matplotlib") is None:
+        what = f"{parameter.opts[-1]} needs matplotlib, which is not installed: pip install matplotlib"
+        raise click.UsageError(what)
     return Path(value) if writable(context, parameter, value) and value else None
 
 

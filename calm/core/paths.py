@@ -47,13 +47,6 @@ def _clang_directories() -> list[Path]:
     return sorted(found, key=lambda path: [int(part) for part in re.findall(r"\d+", str(path))], reverse=True)
 
 
-def user_cache() -> Path:
-    """What this user may lose: made again when it is missing."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    # A relative one is to be ignored, says the specification.
-    return (home if home.is_absolute() else Path.home() / ".cache") / "calm"
-
-
 def probe_candidates() -> list[Path]:
     """Paths that the probe may have, the most particular first."""
     prefixes = dict.fromkeys([Path(sys.prefix), Path("/usr/local"), Path("/usr")])

@@ -1,6 +1,5 @@
 /*
- * calm-probe: runs a program and writes, as one JSON object, what it took; or, with -m, what a message
- * between CPUs takes here.
+ * calm-probe: runs a program and writes, as one JSON object, what it took.
  *
  * It is in C and small because it must not disturb: the peak memory that the kernel reports of a program
  * includes that of the process it was forked from.
@@ -9,7 +8,6 @@
 #include "counters.h"
 #include "files.h"
 #include "json.h"
-#include "messages.h"
 #include "tree.h"
 
 #include <err.h>
@@ -28,7 +26,6 @@
  * may be of its first microseconds.
  */
 enum { MIN_SAMPLES = 3 };
-enum { MAX_PAIRS = 64 };
 
 struct options {
     int output;
@@ -38,8 +35,6 @@ struct options {
     int gate; /* a socket that gets the program's process id, and answers when it may begin; or -1 */
     char **assignments; /* NAME=VALUE, for the program alone */
     size_t assignment_count;
-    struct cpu_pair pairs[MAX_PAIRS]; /* to send messages between, and run no command */
-    size_t pair_count;
     char **command;
 };
 
@@ -75,7 +70,6 @@ static int64_t positive(int64_t difference) {
 static _Noreturn void usage(int status) {
     fputs("usage: calm-probe [-f FD | -o FILE] [-c GROUPS] [-i MILLISECONDS] [-p] [-e NAME=VALUE]... "
           "[-s SIGNALS] [-g FD] -- COMMAND...\n"
-          "       calm-probe [-f FD | -o FILE] -m PAIRS\n"
           "Runs COMMAND and writes what it took as one JSON object.\n"
           "  -f FD            write to this open descriptor (default: 2, standard error)\n"
           "  -o FILE          write to this file\n"
@@ -85,8 +79,7 @@ static _Noreturn void usage(int status) {
           "  -p               send COMMAND a SIGTERM when the process that started calm-probe ends\n"
           "  -e NAME=VALUE    set this in COMMAND's environment; calm-probe itself runs without it\n"
           "  -s SIGNALS       unblock these for COMMAND, by their numbers, separated by commas\n"
-          "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n"
-          "  -m PAIRS         run nothing, but measure messages between these CPUs: 0:1,0:2\n",
+          "  -g FD            write COMMAND's process id to this socket, and run it when a byte comes back\n",
           status == 0 ? stdout : stderr);
     exit(status);
 }
@@ -144,7 +137,7 @@ static struct options parse_options(int argc, char **argv) {
     if (options.assignments == NULL) {
         err(1, "out of memory");
     }
-    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:s:g:m:ph")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+f:o:c:i:e:s:g:ph")) != -1;) {
         switch (option) {
         case 'f':
             options.output = (int)parse_number(optarg, 'f', 0, 1U << 20);
@@ -176,12 +169,6 @@ static struct options parse_options(int argc, char **argv) {
                 err(1, "-g");
             }
             break;
-        case 'm':
-            options.pair_count = messages_parse(optarg, options.pairs, MAX_PAIRS);
-            if (options.pair_count == 0) {
-                errx(2, "-m takes at most %d pairs of CPUs as 0:1,0:2, not '%s'", MAX_PAIRS, optarg);
-            }
-            break;
         case 'p':
             end_with_parent();
             break;
@@ -191,7 +178,7 @@ static struct options parse_options(int argc, char **argv) {
             usage(2);
         }
     }
-    if ((optind == argc) != (options.pair_count > 0)) {
+    if (optind == argc) {
         usage(2);
     }
     options.command = argv + optind;
@@ -469,21 +456,15 @@ int main(int argc, char **argv) {
     static struct options options;
     static struct run run;
     options = parse_options(argc, argv);
-    if (options.pair_count == 0) {
-        counters_init();
-        run_program(&options, &run);
-    }
+    counters_init();
+    run_program(&options, &run);
     /* Opened only now: a buffer allocated earlier would have been the program's to inherit. */
     struct json json = {.file = fdopen(options.output, "w")};
     if (json.file == NULL) {
         err(1, "output");
     }
     json_begin(&json, NULL);
-    if (options.pair_count > 0) {
-        messages_measure(&json, options.pairs, options.pair_count);
-    } else {
-        write_report(&json, &run, &options);
-    }
+    write_report(&json, &run, &options);
     json_end(&json);
     fputc('\n', json.file);
     if (fclose(json.file) != 0) {

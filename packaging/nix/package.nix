@@ -1,4 +1,4 @@
-# calmalloc, ptlbmalloc2 and calm, for nixpkgs' callPackage.
+# calmalloc, calmoffload, ptlbmalloc2 and calm, for nixpkgs' callPackage.
 {
   lib,
   stdenv,

@@ -158,7 +158,7 @@ fn run(rounds: u64) -> Result<(), String> {
     println!("large_allocations {}", grown.large_allocations - start.large_allocations);
     println!("in_use_with_vector {}", grown.in_use);
     println!("in_use_at_end {}", end.in_use);
-    println!("retained_at_end {}", end.retained);
+    println!("dirty_at_end {}", end.dirty);
     println!("given_back {given_back}");
 
     let claims = [

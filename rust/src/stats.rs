@@ -5,7 +5,7 @@ use std::mem;
 
 /// A snapshot of the allocator's memory and counters. Memory is in bytes.
 ///
-/// `in_use + retained = footprint`.
+/// `in_use + dirty = footprint`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 #[non_exhaustive]
@@ -19,26 +19,26 @@ pub struct Stats {
     /// Pages that contain any part of a block, cached blocks included.
     pub in_use: u64,
     /// Free pages of the heap that may be resident.
-    pub retained: u64,
+    pub dirty: u64,
     /// Free blocks in the CPU caches and the depots.
     pub cached: u64,
     /// Address space.
     pub reserved: u64,
     /// The allocator's own data: an upper bound of what is resident.
     pub metadata: u64,
-    /// The limit on `retained` for the current footprint.
-    pub retained_limit: u64,
+    /// The limit on dirty memory for the current footprint.
+    pub dirty_limit: u64,
     /// The limit on pages kept by cached blocks: a constant per CPU.
     pub cached_limit: u64,
     /// Memory that became free and may be resident.
     pub dirtied: u64,
     /// Memory returned to the kernel.
     pub purged: u64,
-    /// Purges because `retained` exceeded its limit.
+    /// Purges because dirty memory exceeded its limit.
     pub purges_limit: u64,
     /// Purges at an epoch's end: memory was unused or is scarce.
     pub purges_epoch: u64,
-    /// Purges by `calm_trim`, `malloc_trim` or `calm trim`.
+    /// Purges that `calm_trim`, `malloc_trim` or another process requested.
     pub purges_request: u64,
     /// Address ranges that the kernel refused to purge.
     pub purge_failures: u64,
@@ -53,10 +53,10 @@ pub struct Stats {
     /// Estimated cost of purging memory that was needed again.
     pub purge_wasted_ns: u64,
     /// Estimated CPU time saved by keeping memory that was used again.
-    pub retained_saved_ns: u64,
-    /// `retained`, multiplied by the time for which it was that much.
-    pub retained_byte_seconds: u64,
-    /// Checks of the limit on `retained`.
+    pub dirty_saved_ns: u64,
+    /// Dirty memory, multiplied by the time for which it was that much.
+    pub dirty_byte_seconds: u64,
+    /// Checks of the limit on dirty memory.
     pub limit_checks: u64,
     /// Times that a CPU's cache was flushed.
     pub cache_flushes: u64,
@@ -68,26 +68,6 @@ pub struct Stats {
     pub large_allocations: u64,
     /// Calls of `realloc` that moved pages.
     pub large_moves: u64,
-    /// Requests that found a prefilled magazine or large block.
-    pub offload_hits: u64,
-    /// Requests that found no prefilled magazine or large block.
-    pub offload_misses: u64,
-    /// Requests for which a thread waited for the server.
-    pub offload_calls: u64,
-    /// Messages to the server.
-    pub offload_messages: u64,
-    /// Magazines and large blocks prepared before a request.
-    pub offload_prefilled: u64,
-    /// Prefilled magazines and large blocks that no request took.
-    pub offload_prefill_unused: u64,
-    /// Times that a thread woke the server.
-    pub offload_wakeups: u64,
-    /// Times that the server slept.
-    pub offload_sleeps: u64,
-    /// Times that a thread found the server unresponsive.
-    pub offload_unresponsive: u64,
-    /// Switches to shared mode: the server found no CPU for itself.
-    pub offload_shared_switches: u64,
     // From src/api/counters.def: end.
 }
 

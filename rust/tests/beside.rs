@@ -56,8 +56,8 @@ fn what_cannot_be_set_is_told_apart() {
     assert_eq!(set("misuse", "Warn"), Err(Error::InvalidValue));
     assert_eq!(set("memory_per_cpu", "-1"), Err(Error::InvalidValue));
     assert_eq!(set("memory_per_cpu", "1 "), Err(Error::InvalidValue));
-    assert_eq!(set("offload", "off"), Err(Error::FixedAtStart));
-    assert_eq!(set("offload", "auto"), Err(Error::InvalidValue));
+    assert_eq!(set("test_cache", "off"), Err(Error::FixedAtStart));
+    assert_eq!(set("test_cache", "on"), Err(Error::InvalidValue));
     assert_eq!(get("misus"), Err(Error::UnknownOption));
     assert_eq!(get("misuse\0"), Err(Error::UnknownOption));
     assert_eq!(get("misuse").as_deref(), Ok("abort"));
@@ -86,7 +86,7 @@ fn trim_gives_back_what_it_says() {
     set("memory_per_cpu", "auto").unwrap();
     assert!(after.purged - before.purged >= given_back as u64);
     assert!(after.purged >= 8 * MIB as u64);
-    assert!(after.retained < MIB as u64);
+    assert!(after.dirty < MIB as u64);
     assert!(after.purges_request > 0 && calmalloc::trim(0) < MIB);
 }
 
@@ -102,7 +102,7 @@ fn the_counters_add_up() {
         CalMalloc.dealloc(block, layout);
         assert!(with.large_allocations > before.large_allocations);
         assert!(with.in_use >= 16 * MIB as u64);
-        assert_eq!(with.in_use + with.retained, with.footprint);
+        assert_eq!(with.in_use + with.dirty, with.footprint);
         assert!(calmalloc::stats().in_use < with.in_use);
     }
 }

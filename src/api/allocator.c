@@ -5,6 +5,9 @@
 #include "api/placing.h"
 #include "api/requests.h"
 #include "api/sanitizer.h"
+#include "arena/arena.h"
+#include "arena/blocks.h"
+#include "arena/large.h"
 #include "base/assert.h"
 #include "base/size.h"
 #include "os/vm.h"
@@ -12,8 +15,8 @@
 #include <errno.h>
 #include <string.h>
 
-#define CACHE_LINE_BYTES 64
-/* Apart from the fast path that calls it last, which then needs no stack frame. */
+/* For a slow path that a fast path calls last. It is not inlined, so the fast
+ * path needs no stack frame. */
 #define SLOW __attribute__((noinline))
 
 void *out_of_memory(void) {
@@ -21,213 +24,169 @@ void *out_of_memory(void) {
     return NULL;
 }
 
-/* As class_for, whether or not the fast path is switched off. */
-static uint32_t allocator_class(const struct allocator *allocator, size_t size) {
-    const struct size_classes *classes = &allocator->classes;
+/* Returns the class of a size, or 0. Unlike class_for, also works while the
+ * fast path is switched off. */
+static uint32_t allocator_class(size_t size) {
+    const struct size_classes *classes = &calm_all_classes;
     return size <= classes->max_size ? size_class_of(classes, size) : 0;
 }
 
-static size_t pages_for(const struct allocator *allocator, size_t size) {
-    uint32_t shift = allocator->governor->heap.space.page_shift;
+static size_t pages_for(size_t size) {
+    uint32_t shift = calm_arena.heap.space.page_shift;
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
-/* A size beyond the machine's memory is subject to the kernel's overcommit policy, which does not apply to
- * address space that is only reserved. */
-static bool is_too_large(const struct allocator *allocator, size_t size) {
-    return size > PTRDIFF_MAX || (size > allocator->memory_bytes && !vm_can_map(size));
+/* Returns whether a size must be refused. The kernel does not apply its policy
+ * of overcommitment to address space that is only reserved. This function
+ * applies the policy to sizes beyond the machine's memory. */
+static bool is_too_large(size_t size) {
+    return size > PTRDIFF_MAX || (size > calm_memory_bytes && !vm_can_map(size));
 }
 
-/* ---- the backend, as the slow paths call it: each call also carries out requests of other processes ---- */
-
-static struct backend *backend_of(struct allocator *allocator) {
-    requests_notice(allocator->backend->functions->trim);
-    return allocator->backend;
-}
-
-static struct taken allocator_take_blocks(struct allocator *allocator, uint32_t class, void **blocks,
-                                          size_t count) {
-    struct backend *backend = backend_of(allocator);
-    return backend->functions->take_blocks(backend, class, blocks, count);
-}
-
-static void allocator_put_blocks(struct allocator *allocator, uint32_t class, void *const *blocks,
-                                 size_t count) {
-    struct backend *backend = backend_of(allocator);
-    backend->functions->put_blocks(backend, class, blocks, count);
-}
-
-/* zero: whether it is known to be zero; NULL if the caller needs no zeros. */
-static void *allocator_take_large(struct allocator *allocator, size_t pages, size_t align_pages, bool *zero) {
-    struct backend *backend = backend_of(allocator);
-    bool ignored;
-    return backend->functions->take_large(backend, pages, align_pages, zero != NULL,
-                                          zero != NULL ? zero : &ignored);
-}
-
-static void allocator_put_large(struct allocator *allocator, void *block) {
-    struct backend *backend = backend_of(allocator);
-    backend->functions->put_large(backend, block);
-}
-
-static struct heap *allocator_heap(struct allocator *allocator, const void *block) {
-    return allocator->backend->functions->heap_of(allocator->backend, block);
-}
-
-/* Memory is short: blocks in caches may make room. */
-static void trim_all(struct allocator *allocator) {
-    allocator->backend->functions->trim(allocator->backend, SIZE_MAX);
+/* Called if memory is short. Flushes the caches and depots into the heap, which
+ * may then find room. Purges nothing. */
+static void trim_all(void) {
+    arena_trim(&calm_arena, SIZE_MAX);
 }
 
 /* ---- allocation ---- */
 
-static void *take_pages(struct allocator *allocator, size_t size, size_t alignment, bool *zero) {
-    if (is_too_large(allocator, size)) {
+/* If the caller needs no zeros, `zero` is NULL. Otherwise *zero tells whether
+ * the memory is known to be zero. */
+static void *take_pages(size_t size, size_t alignment, bool *zero) {
+    if (is_too_large(size)) {
         return out_of_memory();
     }
-    size_t page = page_bytes(allocator->governor);
+    size_t page = page_bytes(&calm_arena);
     calm_assert((alignment & (alignment - 1)) == 0 && size > 0, alignment, size);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
-    size_t pages = pages_for(allocator, size);
-    void *base =
-        allocator_take_large(allocator, pages + placing_pages(allocator, size, alignment), align_pages, zero);
+    size_t pages = pages_for(size);
+    size_t placed_pages = pages + placing_pages(size, alignment);
+    bool wants_zeros = zero != NULL;
+    bool ignored;
+    zero = wants_zeros ? zero : &ignored;
+    requests_notice();
+    void *base = arena_take_large(&calm_arena, placed_pages, align_pages, wants_zeros, zero);
     if (base == NULL) {
-        trim_all(allocator);
-        base = allocator_take_large(allocator, pages, align_pages, zero);
+        trim_all();
+        base = arena_take_large(&calm_arena, pages, align_pages, wants_zeros, zero);
     }
-    return base == NULL ? out_of_memory()
-                        : placing_place(allocator, allocator_heap(allocator, base), base, size, alignment);
+    return base == NULL ? out_of_memory() : placing_place(base, size, alignment);
 }
 
 static bool is_sampled(size_t size) {
     return heap_profile_is_on() && heap_profile_should_sample(size);
 }
 
-static void *allocate_large(struct allocator *allocator, size_t size, size_t alignment, bool sampled,
-                            bool *zero) {
-    void *block = take_pages(allocator, size == 0 ? 1 : size, alignment, zero);
+static void *allocate_large(size_t size, size_t alignment, bool sampled, bool *zero) {
+    void *block = take_pages(size == 0 ? 1 : size, alignment, zero);
     if (sampled && block != NULL) {
         heap_profile_add(block, size);
     }
     return block;
 }
 
-/* Puts blocks into the cache of whichever CPU this is, and those that it has no room for into the heap. */
-static void cache_blocks(struct allocator *allocator, uint32_t class, void *const *blocks, size_t count) {
-    calm_assert(class > 0 && class < allocator->classes.count && count <= MAX_MAGAZINE_BLOCKS, class, count);
-    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(allocator->caches, class, blocks, count);
+/* Pushes blocks onto the cache of the CPU that runs the caller. Passes the
+ * blocks that do not fit to the arena. */
+static void cache_blocks(uint32_t size_class, void *const *blocks, size_t count) {
+    calm_assert(size_class > 0 && size_class < calm_all_classes.count && count <= MAX_MAGAZINE_BLOCKS,
+                size_class, count);
+    size_t pushed = count == 0 ? 0 : cpu_cache_push_some(&calm_caches, size_class, blocks, count);
     if (pushed < count) {
-        allocator_put_blocks(allocator, class, blocks + pushed, count - pushed);
+        arena_put_blocks(&calm_arena, size_class, blocks + pushed, count - pushed);
     }
 }
 
-/* A block of a class whose cache is empty: takes a magazine, of which one block is the caller's. */
-static void *refill(struct allocator *allocator, uint32_t class) {
-    cpu_cache_open(allocator->caches, class);
+/* Called if the cache of the class is empty. Takes a magazine, and returns one
+ * of its blocks. */
+static void *refill(uint32_t size_class) {
+    requests_notice();
     void *blocks[MAX_MAGAZINE_BLOCKS];
-    if (cpu_cache_pop_some(allocator->caches, class, blocks, 1) == 1) {
-        fill_new(blocks[0], class);
+    size_t wanted = cpu_cache_refill(&calm_caches, size_class, blocks);
+    if (wanted == 0) {
+        fill_new(blocks[0], size_class);
         return blocks[0];
     }
-    cpu_cache_ran_empty(allocator->caches, class);
-    struct taken taken =
-        allocator_take_blocks(allocator, class, blocks, cpu_cache_magazine(allocator->caches, class));
-    if (taken.count == 0) {
-        trim_all(allocator);
-        taken = allocator_take_blocks(allocator, class, blocks, 1);
-        if (taken.count == 0) {
+    size_t taken = arena_take_blocks(&calm_arena, size_class, blocks, wanted);
+    if (taken == 0) {
+        trim_all();
+        taken = arena_take_blocks(&calm_arena, size_class, blocks, 1);
+        if (taken == 0) {
             return out_of_memory();
         }
     }
-    calm_assert(taken.count <= MAX_MAGAZINE_BLOCKS && (uintptr_t)blocks[0] % SIZE_QUANTUM == 0, class,
-                taken.count);
-    void *block = blocks[--taken.count];
-    cache_blocks(allocator, class, blocks, taken.count);
-    fill_new(block, class);
+    calm_assert(taken <= MAX_MAGAZINE_BLOCKS && (uintptr_t)blocks[0] % SIZE_QUANTUM == 0, size_class, taken);
+    void *block = blocks[--taken];
+    cache_blocks(size_class, blocks, taken);
+    fill_new(block, size_class);
     return block;
 }
 
-/* A block of a class while the heap is profiled: if it is sampled, of pages of its own, and aligned as any
- * block of its class may be. */
-static void *allocate_counted(struct allocator *allocator, size_t size, uint32_t class) {
+/* Returns a block of a class while the heap is profiled. A sampled block gets
+ * pages of its own. It starts at a page, because the caller may be
+ * allocate_aligned, which relies on the alignment of the class's blocks. */
+static void *allocate_counted(size_t size, uint32_t size_class) {
     if (heap_profile_should_sample(size)) {
-        return allocate_large(allocator, size, vm_page_size(), true, NULL);
+        return allocate_large(size, vm_page_size(), true, NULL);
     }
     void *block;
-    return cpu_cache_pop_some(allocator->caches, class, &block, 1) == 1 ? block : refill(allocator, class);
+    return cpu_cache_pop_some(&calm_caches, size_class, &block, 1) == 1 ? block : refill(size_class);
 }
 
-void *allocator_allocate(struct allocator *allocator, size_t size) {
-    uint32_t class = allocator_class(allocator, size);
-    if (class == 0) {
-        return allocate_large(allocator, size, SIZE_QUANTUM, is_sampled(size), NULL);
-    }
-    return heap_profile_is_on() ? allocate_counted(allocator, size, class) : refill(allocator, class);
-}
-
-/* Apart, so that the compiler leaves allocate_slow in one piece: profiles drop its frame by its name. */
+/* A function of its own, so that the compiler does not split allocate_slow,
+ * whose frame profiles drop by its name. */
 __attribute__((noinline)) static void *allocate_elsewhere(size_t size) {
     return sanitizer_is_there() ? __interceptor_malloc(size) : out_of_memory();
 }
 
 void *allocate_slow(size_t size) {
-    return allocator_ready() ? allocator_allocate(&calm_allocator, size) : allocate_elsewhere(size);
+    if (!allocator_ensure_started()) {
+        return allocate_elsewhere(size);
+    }
+    uint32_t size_class = allocator_class(size);
+    if (size_class == 0) {
+        return allocate_large(size, SIZE_QUANTUM, is_sampled(size), NULL);
+    }
+    return heap_profile_is_on() ? allocate_counted(size, size_class) : refill(size_class);
 }
 
 /* ---- release ---- */
 
-/* Reports what the caller frees. */
-static void misuse_now(const struct allocator *allocator, enum misuse kind, const void *block) {
-    allocator->governor->misused(&(struct misuse_record){kind, false, block});
-}
-
-/*
- * A block of a class whose cache is full: a magazine leaves the cache. Into a cache that was only just opened
- * a small block goes below a magazine of others: a thread that frees a block of another thread does not get
- * it back at once, to write to a cache line that it shares with the block's neighbours (passive false
- * sharing: Berger et al., "Hoard").
- */
-static void spill(struct allocator *allocator, uint32_t class, void *block) {
-    const struct size_class *of = &allocator->classes.of[class];
+/* Called if the cache of the class is full, so that a magazine leaves the
+ * cache. If the cache was only just opened, a small block goes below a magazine
+ * of others. A thread that frees a block of another thread then does not get it
+ * back immediately, and does not write to a cache line that it shares with the
+ * block's neighbours (passive false sharing: Berger et al., "Hoard"). */
+static void spill(uint32_t size_class, void *block) {
     void *blocks[MAX_MAGAZINE_BLOCKS];
-    if (cpu_cache_is_newest(allocator->caches, class, block)) {
-        misuse_now(allocator, MISUSE_DOUBLE_FREE, block);
-        return;
+    size_t count;
+    switch (cpu_cache_spill(&calm_caches, size_class, block, blocks, &count)) {
+    case CACHE_KEEPS:
+        break;
+    case CACHE_SPILLS:
+        arena_put_blocks(&calm_arena, size_class, blocks, count);
+        break;
+    case CACHE_OPENED:
+        cache_blocks(size_class, &block, 1);
+        count = calm_all_classes.of[size_class].batch;
+        count = arena_take_blocks(&calm_arena, size_class, blocks, count);
+        cache_blocks(size_class, blocks, count);
+        break;
+    case CACHE_HAD:
+        misuse_report_now(MISUSE_DOUBLE_FREE, block);
     }
-    if (cpu_cache_open(allocator->caches, class) && of->size < CACHE_LINE_BYTES) {
-        cache_blocks(allocator, class, &block, 1);
-        struct taken taken = allocator_take_blocks(allocator, class, blocks, of->batch);
-        if (taken.cacheable) {
-            cache_blocks(allocator, class, blocks, taken.count);
-        } else if (taken.count > 0) {
-            allocator_put_blocks(allocator, class, blocks, taken.count);
-        }
-        return;
-    }
-    if (cpu_cache_push_some(allocator->caches, class, &block, 1) == 1 ||
-        (cpu_cache_ran_full(allocator->caches, class) &&
-         cpu_cache_push_some(allocator->caches, class, &block, 1) == 1)) {
-        return;
-    }
-    size_t count =
-        cpu_cache_pop_some(allocator->caches, class, blocks, cpu_cache_magazine(allocator->caches, class));
-    calm_assert(count < MAX_MAGAZINE_BLOCKS, class, count);
-    blocks[count++] = block;
-    allocator_put_blocks(allocator, class, blocks, count);
 }
 
-void allocator_release(struct allocator *allocator, void *block) {
-    struct heap *heap = allocator_heap(allocator, block);
-    int class = heap == NULL ? -1 : heap_class_at(heap, block);
-    if (class < 0 || (class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
-        misuse_now(allocator, MISUSE_INVALID_FREE, block);
-    } else if (class == 0) {
+static void allocator_release(void *block) {
+    requests_notice();
+    int size_class = heap_class_at(&calm_arena.heap, block);
+    if (size_class < 0 || (size_class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
+        misuse_report_now(MISUSE_INVALID_FREE, block);
+    } else if (size_class == 0) {
         heap_profile_remove(block); /* before another thread may have it */
-        allocator_put_large(allocator, block);
-    } else if (heap == &allocator->governor->heap) {
-        spill(allocator, (uint32_t) class, block);
+        arena_put_large(&calm_arena, block);
     } else {
-        allocator_put_blocks(allocator, (uint32_t) class, &block, 1);
+        spill((uint32_t)size_class, block);
     }
 }
 
@@ -235,8 +194,8 @@ void release_slow(void *block) {
     if (block == NULL) {
         return;
     }
-    if (allocator_ready()) {
-        allocator_release(&calm_allocator, block);
+    if (allocator_ensure_started()) {
+        allocator_release(block);
     } else if (sanitizer_is_there()) {
         __interceptor_free(block);
     } else {
@@ -246,14 +205,16 @@ void release_slow(void *block) {
 
 /* ---- other entry points of the process's allocator ---- */
 
-/* Blocks of a class lie at multiples of its size from the start of a page. */
+/* Returns the smallest class whose blocks have the size and the alignment, or
+ * 0. Blocks of a class lie at multiples of its size from the start of a
+ * page. */
 static uint32_t aligned_class(size_t alignment, size_t size) {
-    const struct size_classes *classes = &calm_allocator.classes;
-    uint32_t class = allocator_class(&calm_allocator, size_max(size, alignment));
-    while (class != 0 && class < classes->count && classes->of[class].size % alignment != 0) {
-        ++class;
+    const struct size_classes *classes = &calm_all_classes;
+    uint32_t size_class = allocator_class(size_max(size, alignment));
+    while (size_class != 0 && size_class < classes->count && classes->of[size_class].size % alignment != 0) {
+        ++size_class;
     }
-    return class < classes->count ? class : 0;
+    return size_class < classes->count ? size_class : 0;
 }
 
 static SLOW void *allocate_aligned_slow(size_t alignment, size_t size) {
@@ -263,15 +224,15 @@ static SLOW void *allocate_aligned_slow(size_t alignment, size_t size) {
     if (sanitizer_is_there()) {
         return __interceptor_memalign(alignment, size);
     }
-    if (!allocator_ready() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
+    if (!allocator_ensure_started() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    size_t page = page_bytes(&calm_governor);
-    uint32_t class = alignment <= page ? aligned_class(alignment, size) : 0;
-    if (class != 0) {
-        return allocate(calm_allocator.classes.of[class].size);
+    size_t page = page_bytes(&calm_arena);
+    uint32_t size_class = alignment <= page ? aligned_class(alignment, size) : 0;
+    if (size_class != 0) {
+        return allocate(calm_all_classes.of[size_class].size);
     }
-    return allocate_large(&calm_allocator, size, alignment, is_sampled(size), NULL);
+    return allocate_large(size, alignment, is_sampled(size), NULL);
 }
 
 void *allocate_aligned(size_t alignment, size_t size) {
@@ -280,8 +241,8 @@ void *allocate_aligned(size_t alignment, size_t size) {
     return __builtin_expect(found, 1) ? block : allocate_aligned_slow(alignment, size);
 }
 
-/* Zeros the quanta that hold a block's bytes: of those of up to 256 bytes by stores that overlap, without a
- * call or a loop. Returns the block. */
+/* Zeros the quanta that contain the first `bytes` of a block, and returns the
+ * block. Up to 256 bytes take stores that overlap, without a call or a loop. */
 static inline void *clear_block(void *block, size_t bytes) {
     typedef uint64_t quantum __attribute__((vector_size(SIZE_QUANTUM), may_alias));
     const quantum zero = {0};
@@ -305,15 +266,14 @@ static inline void *clear_block(void *block, size_t bytes) {
     return block;
 }
 
-/* Without a block in the cache, or with a size that has no class. */
+/* Called if the cache has no block, or if the size has no class. */
 static SLOW void *allocate_zeroed_slow(size_t size) {
-    if (!allocator_ready()) {
+    if (!allocator_ensure_started()) {
         return sanitizer_is_there() ? __interceptor_calloc(1, size) : out_of_memory();
     }
     bool zero = false;
-    void *block = allocator_class(&calm_allocator, size) != 0
-                      ? allocate_slow(size)
-                      : allocate_large(&calm_allocator, size, SIZE_QUANTUM, is_sampled(size), &zero);
+    void *block = allocator_class(size) != 0 ? allocate_slow(size)
+                                             : allocate_large(size, SIZE_QUANTUM, is_sampled(size), &zero);
     return block == NULL || zero ? block : memset(block, 0, size);
 }
 
@@ -331,34 +291,36 @@ size_t usable_size(const void *block) {
     if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
-    const struct heap *heap =
-        block == NULL || !allocator_ready() ? NULL : allocator_heap(&calm_allocator, block);
-    int class = heap == NULL ? -1 : heap_class_at(heap, block);
-    if (class != 0) {
-        return class < 0 ? 0 : calm_allocator.classes.of[class].size;
+    const struct heap *heap = &calm_arena.heap;
+    int size_class = block == NULL || !allocator_ensure_started() ? -1 : heap_class_at(heap, block);
+    if (size_class != 0) {
+        return size_class < 0 ? 0 : calm_all_classes.of[size_class].size;
     }
     const struct span *span = heap_large_span(heap, block);
     return span == NULL ? 0 : ((size_t)span->pages << heap->space.page_shift) - span->offset;
 }
 
-/* Whether a block may stay: no smaller than asked, and less than twice as large. */
+/* Returns whether a block may stay where it is: it is large enough, and less
+ * than twice as large as requested. */
 static bool fits(size_t held, size_t size) {
     return size <= held && size > held / 2;
 }
 
-/* NULL if the block cannot be resized where it is, or by moving its pages. */
+/* Returns NULL if the block cannot be resized in place or by moving its
+ * pages. */
 static void *allocator_resize_large(void *block, size_t size, size_t pages) {
-    /* To the profile one block ends and another begins; the old address may soon be another thread's. */
+    /* For the profile, one block ends and another begins. The old block ends
+     * first, because another thread may soon get its address. */
     heap_profile_remove(block);
-    struct backend *backend = calm_allocator.backend;
-    void *resized = backend->functions->resize_large(backend, block, pages);
+    void *resized = arena_resize_large(&calm_arena, block, pages);
     if (resized != NULL && is_sampled(size)) {
         heap_profile_add(resized, size);
     }
     return resized;
 }
 
-/* In a block of its own; the old one stays if memory is short. */
+/* Copies the block into a new one, and frees it. If memory is short, the old
+ * block stays. */
 static void *reallocate_elsewhere(void *block, size_t held, size_t size) {
     void *other = allocate(size);
     if (other != NULL) {
@@ -366,12 +328,13 @@ static void *reallocate_elsewhere(void *block, size_t held, size_t size) {
         memcpy(other, block, size_min(held, size));
         release(block);
     } else if (size <= held) {
-        return block; /* shrinking cannot fail */
+        return block; /* shrinking does not fail */
     }
     return other;
 }
 
-/* What has no class: NULL, large blocks and invalid ones, and sizes of 0 or too large; and other segments. */
+/* The slow path of reallocate: for NULL, large and invalid blocks, blocks
+ * outside the first segment, a size of 0, and sizes that are too large. */
 static SLOW void *reallocate_slow(void *block, size_t size) {
     if (block == NULL) {
         return allocate(size);
@@ -388,16 +351,16 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
         misuse_report_now(MISUSE_INVALID_FREE, block);
         return out_of_memory();
     }
-    if (size > PTRDIFF_MAX || (size > held && is_too_large(&calm_allocator, size - held))) {
+    if (size > PTRDIFF_MAX || (size > held && is_too_large(size - held))) {
         return out_of_memory();
     }
-    const struct span *span = heap_large_span(allocator_heap(&calm_allocator, block), block);
-    uint32_t class = allocator_class(&calm_allocator, size);
-    if (span == NULL && (fits(held, size) || class == allocator_class(&calm_allocator, held))) {
+    const struct span *span = heap_large_span(&calm_arena.heap, block);
+    uint32_t size_class = allocator_class(size);
+    if (span == NULL && (fits(held, size) || size_class == allocator_class(held))) {
         return block;
     }
-    if (span != NULL && class == 0) {
-        size_t pages = pages_for(&calm_allocator, span->offset + size);
+    if (span != NULL && size_class == 0) {
+        size_t pages = pages_for(span->offset + size);
         void *resized = pages == span->pages ? block : allocator_resize_large(block, size, pages);
         if (resized != NULL) {
             return resized;
@@ -406,32 +369,31 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
     return reallocate_elsewhere(block, held, size);
 }
 
-static SLOW void *reallocate_small(void *block, uint32_t class, size_t size) {
-    size_t held = calm_allocator.classes.of[class].size;
+static SLOW void *reallocate_small(void *block, uint32_t size_class, size_t size) {
+    size_t held = calm_all_classes.of[size_class].size;
     void *other;
     if (!pop_cached(&calm_caches, class_for(size), &other)) {
         return reallocate_elsewhere(block, held, size);
     }
     memcpy(other, block, size_min(held, size));
-    if (!push_cached(&calm_caches, class, block)) {
+    if (!push_cached(&calm_caches, size_class, block)) {
         release_slow(block);
     }
     return other;
 }
 
 void *reallocate(void *block, size_t size) {
-    uint32_t class;
-    bool small = find_class(block, &class) && class != 0 && size - 1 < PTRDIFF_MAX;
+    uint32_t size_class;
+    bool small = find_class(block, &size_class) && size_class != 0 && size - 1 < PTRDIFF_MAX;
     if (__builtin_expect(!small, 0)) {
         return reallocate_slow(block, size);
     }
-    const struct size_classes *classes = &calm_allocator.classes;
-    size_t held = classes->of[class].size;
-    bool stays = size <= held && (fits(held, size) || size_class_of(classes, size) == class);
-    return stays ? block : reallocate_small(block, class, size);
+    const struct size_classes *classes = &calm_all_classes;
+    size_t held = classes->of[size_class].size;
+    bool stays = size <= held && (fits(held, size) || size_class_of(classes, size) == size_class);
+    return stays ? block : reallocate_small(block, size_class, size);
 }
 
 size_t allocator_trim(size_t keep_bytes) {
-    return allocator_ready() ? calm_allocator.backend->functions->trim(calm_allocator.backend, keep_bytes)
-                             : 0;
+    return allocator_ensure_started() ? arena_trim(&calm_arena, keep_bytes) : 0;
 }

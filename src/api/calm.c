@@ -69,7 +69,7 @@ size_t calm_malloc_usable_size(const void *block) {
     return usable_size(block);
 }
 
-/* 0, or -1 with errno. */
+/* Returns 0, or sets errno and returns -1. */
 static int result_of(int error) {
     return (int)libc_result(-error);
 }
@@ -89,7 +89,8 @@ int calm_stats(struct calm_stats *stats, size_t size) {
     return 0;
 }
 
-/* As snprintf: as much as fits, ended by NUL, and the length that all of it has. */
+/* Copies like snprintf: as much as fits, ended by NUL. Returns the length of
+ * the whole text. */
 static int copy_out(const char *text, size_t length, char *buffer, size_t size) {
     if (size > 0) {
         size_t copied = length < size ? length : size - 1;
@@ -106,7 +107,7 @@ int calm_stats_json(char *buffer, size_t size) {
 }
 
 int calm_set(const char *name, const char *value) {
-    bool valid = name != NULL && value != NULL && allocator_ready();
+    bool valid = name != NULL && value != NULL && allocator_ensure_started();
     return result_of(valid ? settings_set(name, value) : EINVAL);
 }
 
@@ -115,7 +116,7 @@ int calm_profile_write(const char *path) {
 }
 
 int calm_get(const char *name, char *buffer, size_t size) {
-    for (enum option which = 0; name != NULL && allocator_ready() && which < OPTION_COUNT; which++) {
+    for (enum option which = 0; name != NULL && allocator_ensure_started() && which < OPTION_COUNT; which++) {
         if (strcmp(options_name(which), name) == 0) {
             struct text text = {0};
             options_print(which, &text);

@@ -1,26 +1,24 @@
 /*
- * The table that other processes read (os/counter_table.h): the counters of counters.def that are words of
- * the first heap, of the caches and of the server, or sums of such; some options; and where the heap has its
- * records (heap/blocks_layout.h). The note that leads to the table is in counters.c.
+ * The table that other processes read (os/counter_table.h). It describes the
+ * counters of counters.def that are words of the heap and the caches, or sums
+ * of such words. It also has some options, and the addresses of the heap's
+ * records (heap/blocks_layout.h). The note by which a reader finds the table is
+ * in counters.c.
  */
 #include "api/features.h"
-#include "api/state.h"
+#include "api/instance.h"
 #include "calmalloc.h"
 #include "heap/blocks_layout.h"
 #include "os/control.h"
 #include "os/counter_table.h"
 #include "os/process.h"
 
-#define HEAP         calm_governor.heap
+#define HEAP         calm_arena.heap
 #define WORD(place)  .at = &(place), .bytes = sizeof(place)
 #define PAGES(place) WORD(place), .unit = COUNTER_PAGES
-/* Blocks of a class count for its size. */
+/* Each block counts for the size of its class. */
 #define BY_CLASS \
     .count = SIZE_CLASSES, .weights = &calm_classes.of[0].size, .weight_stride = sizeof(struct size_class)
-
-#ifndef CALM_OFFLOAD
-static const uint64_t zero;
-#endif
 
 static const struct counter_term counter_term_list[] = {
     {"footprint", PAGES(HEAP.used_pages)},
@@ -31,11 +29,11 @@ static const struct counter_term counter_term_list[] = {
     {"footprint", PAGES(HEAP.purging_pages)},
     {"in_use", PAGES(HEAP.used_pages)},
     {"in_use", PAGES(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
-    {"retained", PAGES(HEAP.runs.sets[RUN_DIRTY].pages)},
-    {"retained", PAGES(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
-    {"retained", PAGES(HEAP.slab_dirty_pages)},
-    {"retained", PAGES(HEAP.purging_pages)},
-    {"retained_limit", PAGES(calm_governor.limit_pages)},
+    {"dirty", PAGES(HEAP.runs.sets[RUN_DIRTY].pages)},
+    {"dirty", PAGES(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
+    {"dirty", PAGES(HEAP.slab_dirty_pages)},
+    {"dirty", PAGES(HEAP.purging_pages)},
+    {"dirty_limit", PAGES(calm_arena.limit.pages)},
     {
         "cached",
         .at = &calm_caches.base,
@@ -53,7 +51,7 @@ static const struct counter_term counter_term_list[] = {
     },
     {
         "cached",
-        .at = &calm_governor.depots[0].bins,
+        .at = &calm_arena.depots[0].bins,
         .pointers = MAX_DEPOTS,
         .pointer_stride = sizeof(struct depot),
         .offset = offsetof(struct depot_bin, count),
@@ -63,36 +61,32 @@ static const struct counter_term counter_term_list[] = {
     },
     {
         "cache_misses",
-        .at = &calm_governor.misses[0].count,
+        .at = &calm_arena.misses[0].count,
         .stride = sizeof(struct miss_counter),
         .count = MISS_COUNTERS,
         .bytes = sizeof(uint64_t),
     },
-/* Less what the parent had counted: no gauge is such a word. */
+/* Subtracts what the parent had counted before the fork. The counters concerned
+ * are totals, never gauges. */
 #define AT_FORK(name) \
-    { #name, WORD(calm_governor.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
+    { #name, WORD(calm_arena.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
     AT_FORK(cache_misses),
-#define GOVERNOR(name, word)       {#name, WORD(calm_governor.word)}, AT_FORK(name),
-#define GOVERNOR_PAGES(name, word) {#name, PAGES(calm_governor.word)}, AT_FORK(name),
-#define CACHES(name, word)         {#name, WORD(calm_caches.word)}, AT_FORK(name),
-#ifdef CALM_OFFLOAD
-#define SERVER(name, word) {#name, WORD(calm_offload.server.word)}, AT_FORK(name),
-#else
-#define SERVER(name, word) {#name, WORD(zero)},
-#endif
+#define ARENA(name, word)       {#name, WORD(calm_arena.word)}, AT_FORK(name),
+#define ARENA_PAGES(name, word) {#name, PAGES(calm_arena.word)}, AT_FORK(name),
+#define CACHES(name, word)      {#name, WORD(calm_caches.word)}, AT_FORK(name),
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
 #define OUTLOOK(name) \
-    { #name, WORD(calm_governor.outlook.name) }
+    { #name, WORD(calm_arena.epoch.outlook.name) }
     OUTLOOK(memory_per_cpu_bytes),
     OUTLOOK(break_even_ns),
     OUTLOOK(waiting_bytes),
     OUTLOOK(waiting_unused_ns),
     OUTLOOK(waiting_reuse_ns),
     OUTLOOK(waiting_until_ns),
-    {"policy", WORD(calm_governor.settings.policy)},
-    {"background", WORD(calm_governor.settings.background)},
+    {"policy", WORD(calm_arena.settings.policy)},
+    {"background", WORD(calm_arena.settings.background)},
 };
 
 #define SPACE HEAP.space
@@ -108,7 +102,7 @@ static const struct blocks_layout counter_blocks = {
     .span_page = offsetof(struct span, page),
     .span_pages = offsetof(struct span, pages),
     .span_used_blocks = offsetof(struct span, used_blocks),
-    .span_class = offsetof(struct span, class),
+    .span_class = offsetof(struct span, size_class),
     .span_state = offsetof(struct span, state),
     .slab = SPAN_SLAB,
     .large = SPAN_LARGE,
@@ -125,7 +119,7 @@ static const struct blocks_layout counter_blocks = {
                 &SPACE.page_tables[USER_TABLE].base, &SPACE.spans.memory[TABLE_SPANS].base,
                 &SPACE.spans.memory[TABLE_FREE_SPANS].base, &SPACE.spans.memory[TABLE_FREE_WORDS].base,
                 &calm_caches.base, &calm_caches.states},
-    .depots = &calm_governor.depots[0].bins,
+    .depots = &calm_arena.depots[0].bins,
     .depot_count = MAX_DEPOTS,
     .depot_bytes = sizeof(struct depot),
 };

@@ -1,9 +1,14 @@
 /*
- * What changes a process's users, groups, capabilities and namespaces: no thread of ours is there meanwhile,
- * as the C library, which has all of the program's threads change, does not know of ours. Nor is there one
- * while the process is copied in ways that call no fork handler, which a program of one thread may do and
- * allocate in the copy: a lock that a thread of ours held would be held there for ever. Each call is passed
- * on to the next definition. Not in static programs, where the C library's own cannot be asked for.
+ * Functions that change a process's users, groups, capabilities or namespaces.
+ * The C library makes all of the program's threads change, but does not know
+ * the allocator's own threads. The wrappers stop these threads around each
+ * call.
+ *
+ * The wrappers also stop them while _Fork or clone copies the process, because
+ * no fork handler runs then. A program of one thread may allocate in the copy.
+ * There, a lock that a thread of the allocator held would never be released.
+ *
+ * Each wrapper passes the call on to the next definition (next.h).
  */
 #include "api/next.h"
 #include "api/own_threads.h"
@@ -54,7 +59,8 @@ typedef int clone_function(int (*run)(void *), void *stack, int flags, void *arg
 
 static _Atomic(any_function) next_clone;
 
-/* Of the arguments that are optional all are passed on: which of them are there the flags say. */
+/* Passes on all optional arguments. `flags` tells the next function which of
+ * them the caller gave. */
 EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...) {
     clone_function *next = (clone_function *)next_of(&next_clone, "clone");
     if (next == NULL) {
@@ -76,11 +82,11 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
     return result;
 }
 
-/* At the start: the C library does not look symbols up in a signal handler, which may fork. */
+/* A signal handler may fork, so the functions are looked up at the start. */
 __attribute__((constructor)) static void credentials_look_up(void) {
     next_of(&next_clone, "clone");
     if (next_of(&next__Fork, "_Fork") == NULL) {
-        dlerror(); /* before glibc 2.34; the program is to find no error that is not its own */
+        dlerror(); /* before glibc 2.34; the program must not find this error */
     }
 }
 

@@ -1,38 +1,32 @@
 /*
- * What a pointer is, and what the heap holds, as text for a debugger: calm_debug_block and calm_debug_heap.
+ * Descriptions of a pointer and of the heap, as text for a debugger:
+ * calm_debug_block and calm_debug_heap.
  *
- * A debugger calls them wherever the process stands: within the allocator, in a signal handler, in a child
- * that was forked a moment ago, while other threads hold every lock. So they take no lock, make no system
- * call, and write to the text alone; and since what they read may be half changed, each number is compared
- * with the memory that there is before it is an index, and no loop depends on the state to end.
+ * A debugger calls them wherever the process stopped: within the allocator, in
+ * a signal handler, in a child that was just forked, or while other threads
+ * hold every lock. So the functions take no lock, make no system call, and
+ * write only to the text. The data that they read may be half changed. Each
+ * number is therefore checked against the committed memory before it is used as
+ * an index, and no loop relies on the data to end.
  */
 #include "api/debug.h"
 
 #include "calmalloc.h"
 
 #include "api/features.h"
-#include "api/state.h"
+#include "api/instance.h"
 #include "base/size.h"
 #include "heap/slab.h"
 #include "os/text.h"
 
-/* Static: the stack that the debugger borrows may be a signal handler's small one. */
+/* Static, because the debugger may call on the small stack of a signal
+ * handler. */
 static struct text answer;
-
-/* NULL after the last heap. Offload mode may have made a second one. */
-static const struct governor *debug_heap(unsigned number) {
-    const struct governor *second = NULL;
-#ifdef CALM_OFFLOAD
-    if (atomic_load_explicit(&calm_offload.second_made, memory_order_acquire) > 0) {
-        second = &calm_offload.second;
-    }
-#endif
-    return number == 0 ? &calm_governor : number == 1 ? second : NULL;
-}
 
 /* ---- spans ---- */
 
-/* Pages with a lower number have entries in all tables. */
+/* Returns a bound on page numbers. Pages below it have entries in all
+ * tables. */
 static size_t described_pages(const struct space *space) {
     const struct address_range *tables = space->page_tables;
     size_t by_class = tables[CLASS_TABLE].committed / sizeof *space->class_of;
@@ -40,8 +34,9 @@ static size_t described_pages(const struct space *space) {
     return size_min(size_min(by_class, by_span), tables[USER_TABLE].committed / sizeof *space->users_of);
 }
 
-/* The page of an address; 0 if it is in no segment. In one pass, whereas space_page starts over when a
- * segment was split meanwhile. */
+/* Returns the page of an address, or 0 if no segment contains it. Makes a
+ * single pass, whereas space_page starts over if another thread splits a
+ * segment meanwhile. */
 static size_t find_page(const struct space *space, uintptr_t address, bool *usable) {
     size_t count = atomic_load_explicit(&space->segments, memory_order_acquire);
     for (size_t number = 0; number < size_min(count, MAX_SEGMENTS); number++) {
@@ -58,7 +53,8 @@ static size_t find_page(const struct space *space, uintptr_t address, bool *usab
     return 0;
 }
 
-/* Descriptors of lower numbers, except 0, may be read. */
+/* Returns a bound on the numbers of descriptors. Descriptors below it, except
+ * 0, may be read. */
 static size_t readable_spans(const struct span_table *table) {
     return table->span_bytes == 0
                ? 0
@@ -69,8 +65,8 @@ static bool has_page(const struct span *span, size_t page) {
     return span->state != SPAN_UNUSED && page - span->page < span->pages;
 }
 
-/* The page's entry is that of its span, except within large blocks and runs: there all spans are looked at.
- */
+/* The entry of a page leads to its span, except within large blocks and runs.
+ * There, all spans are searched. */
 static const struct span *find_span(const struct space *space, size_t page) {
     size_t end = readable_spans(&space->spans);
     uint32_t recorded = space->span_of[page];
@@ -89,7 +85,7 @@ static const struct span *find_span(const struct space *space, size_t page) {
 
 struct finds {
     size_t count;
-    const char *place; /* of the first, and its number */
+    const char *place; /* where the first one was found */
     unsigned number;
 };
 
@@ -104,17 +100,18 @@ static void look_through(struct finds *finds, const char *place, unsigned number
     }
 }
 
-/* A stack is in one of two places, and its bottom is hidden while it is moved or flushed: what is below the
- * top counts, in the place that the top is in. */
-static void search_cpu_caches(struct finds *finds, uint32_t class, const void *block) {
+/* A stack is in one of two places. Its bottom is hidden while the stack is
+ * moved or flushed. So the place is found by the top, and all pointers between
+ * its start and the top are searched. */
+static void search_cpu_caches(struct finds *finds, uint32_t size_class, const void *block) {
     const struct cpu_caches *caches = &calm_caches;
-    const struct size_class *of = &caches->classes->of[class];
+    const struct size_class *of = &caches->classes->of[size_class];
     for (unsigned number = 0; caches->states != NULL && number < caches->count; number++) {
         if (atomic_load_explicit(&caches->states[number].open, memory_order_relaxed)) {
             char *cache = caches->base + ((size_t)number << CPU_CACHE_SHIFT);
-            void **top = atomic_load_explicit(&stack_of(cache, class)->top, memory_order_relaxed);
-            void **first = (void **)(void *)cache + caches->start_of[class];
-            void **grown = (void **)(void *)cache + caches->grown_start_of[class];
+            void **top = atomic_load_explicit(&stack_of(cache, size_class)->top, memory_order_relaxed);
+            void **first = (void **)(void *)cache + caches->start_of[size_class];
+            void **grown = (void **)(void *)cache + caches->grown_start_of[size_class];
             bool in_first = top >= first && top <= first + of->max_cached;
             bool in_grown = top >= grown && top <= grown + of->max_grown;
             size_t held = in_first ? (size_t)(top - first) : in_grown ? (size_t)(top - grown) : 0;
@@ -123,70 +120,22 @@ static void search_cpu_caches(struct finds *finds, uint32_t class, const void *b
     }
 }
 
-static void search_depots(struct finds *finds, const struct governor *governor, uint32_t class,
+static void search_depots(struct finds *finds, const struct arena *arena, uint32_t size_class,
                           const void *block) {
-    for (unsigned number = 0; number < governor->depot_count && number < MAX_DEPOTS; number++) {
-        const struct depot *depot = &governor->depots[number];
+    for (unsigned number = 0; number < arena->depot_count && number < MAX_DEPOTS; number++) {
+        const struct depot *depot = &arena->depots[number];
         if (depot->bins != NULL) {
-            size_t count = atomic_load_explicit(&depot->bins[class].count, memory_order_relaxed);
-            look_through(finds, "depot", number, depot->blocks + class * depot->bin_blocks,
+            size_t count = atomic_load_explicit(&depot->bins[size_class].count, memory_order_relaxed);
+            look_through(finds, "depot", number, depot->blocks + size_class * depot->bin_blocks,
                          size_min(count, depot->bin_blocks), block);
         }
     }
 }
 
-#ifdef CALM_OFFLOAD
-/* Between the server and the clients of one endpoint. Class 0 is that of large blocks. */
-static void search_endpoint(struct finds *finds, const struct endpoint *endpoint, unsigned number,
-                            uint32_t class, const void *block) {
-    const struct endpoint_layout *layout = endpoint->layout;
-    if (class != 0) {
-        size_t count = atomic_load_explicit(&endpoint->caches[class].count, memory_order_relaxed);
-        look_through(finds, "the client cache of endpoint", number,
-                     endpoint->words + layout->cache_start[class], size_min(count, layout->max_cached[class]),
-                     block);
-    }
-    uint32_t head = atomic_load_explicit(&endpoint->ring.head, memory_order_relaxed);
-    uint32_t sent = atomic_load_explicit(&endpoint->ring.tail, memory_order_relaxed) - head;
-    for (uint32_t i = 0; i < size_min(sent, RING_WORDS); i++) {
-        look_through(finds, "a message of endpoint", number, &endpoint->ring.words[(head + i) % RING_WORDS],
-                     1, block);
-    }
-    uint32_t end = class != 0 ? class + 1 : QUEUES;
-    for (uint32_t queue = class != 0 ? class : SIZE_CLASSES; queue < end; queue++) {
-        const struct queue_layout *place = &layout->queues[queue];
-        uint32_t taken = atomic_load_explicit(&endpoint->taken[queue], memory_order_relaxed);
-        uint32_t level = atomic_load_explicit(&endpoint->put[queue], memory_order_relaxed) - taken;
-        for (uint32_t index = taken; index - taken < size_min(level, place->depth); index++) {
-            size_t slot = index & (place->depth - 1U);
-            const uint64_t *words = endpoint->words + place->start + slot * (1U + place->content_words);
-            look_through(finds, "a prefill queue of endpoint", number, words + 1, place->blocks, block);
-        }
-    }
-}
-
-static void search_offload(struct finds *finds, uint32_t class, const void *block) {
-    const struct server *server = &calm_offload.server;
-    for (unsigned number = 0; server->endpoints != NULL && number < server->endpoint_count; number++) {
-        const struct endpoint *endpoint = server_endpoint(server, number);
-        if (endpoint != NULL) {
-            search_endpoint(finds, endpoint, number, class, block);
-        }
-    }
-    const struct overflow *overflow = &server->overflow;
-    size_t count = atomic_load_explicit(&overflow->count, memory_order_relaxed);
-    look_through(finds, "overflow stack", 0, overflow->region.base,
-                 size_min(count, overflow->region.committed / sizeof(void *)), block);
-}
-#else
-static void search_offload(struct finds *finds, uint32_t class, const void *block) {
-    (void)finds, (void)class, (void)block;
-}
-#endif
-
 /* ---- one block ---- */
 
-/* "in use", or where a block is that was freed. in_slab: the heap itself knows that it is free. */
+/* Prints "in use", or where a free block is. in_slab: the slab's bitmap says
+ * that the block is free. */
 static void print_state(struct text *text, const struct finds *finds, bool in_slab, bool claimed) {
     if (finds->count > 0) {
         text_format(text, "free, in %s %u", finds->place, finds->number);
@@ -198,7 +147,7 @@ static void print_state(struct text *text, const struct finds *finds, bool in_sl
     }
 }
 
-/* How the pointer lies to the block that it is in. */
+/* Prints where the pointer is relative to its block. */
 static void print_block(struct text *text, const char *pointer, const char *block, size_t bytes,
                         const char *kind) {
     if (pointer == block) {
@@ -212,17 +161,17 @@ static void print_block(struct text *text, const char *pointer, const char *bloc
     }
 }
 
-static bool claimed_by_purge(const struct governor *governor, const struct span *slab, const char *block,
+static bool claimed_by_purge(const struct arena *arena, const struct span *slab, const char *block,
                              size_t size) {
-    return slab->claimed && governor->heap.claims != NULL && governor->batch.count <= PURGE_MAX_RANGES &&
-           purge_batch_claims(&governor->batch, block, size);
+    return slab->claimed && arena->heap.claims != NULL && arena->purger.batch.count <= PURGE_MAX_RANGES &&
+           purge_batch_claims(&arena->purger.batch, block, size);
 }
 
-static void print_in_slab(struct text *text, const struct governor *governor, const struct span *slab,
-                          size_t page, const char *base, const char *pointer) {
-    const struct heap *heap = &governor->heap;
-    uint32_t class = slab->class;
-    const struct size_class *of = &heap->classes->of[class < SIZE_CLASSES ? class : 0];
+static void print_in_slab(struct text *text, const struct arena *arena, const struct span *slab, size_t page,
+                          const char *base, const char *pointer) {
+    const struct heap *heap = &arena->heap;
+    uint32_t size_class = slab->size_class;
+    const struct size_class *of = &heap->classes->of[size_class < SIZE_CLASSES ? size_class : 0];
     size_t number = size_class_block_at(of, (size_t)(pointer - base));
     size_t bitmap_words = (heap->space.spans.span_bytes - sizeof *slab) / sizeof *slab->allocated;
     const char *block = base + number * of->size;
@@ -232,11 +181,10 @@ static void print_in_slab(struct text *text, const struct governor *governor, co
         text_format(text, "behind the last block of %u bytes", of->size);
     } else {
         struct finds finds = {0};
-        search_cpu_caches(&finds, class, block);
-        search_depots(&finds, governor, class, block);
-        search_offload(&finds, class, block);
+        search_cpu_caches(&finds, size_class, block);
+        search_depots(&finds, arena, size_class, block);
         bool is_used = slab_has(slab, number);
-        print_state(text, &finds, !is_used, claimed_by_purge(governor, slab, block, of->size));
+        print_state(text, &finds, !is_used, claimed_by_purge(arena, slab, block, of->size));
         print_block(text, pointer, block, of->size, "");
     }
     text_format(text, "; slab %p of %zu bytes, %u of %u blocks in use or cached; %s page", (const void *)base,
@@ -244,21 +192,20 @@ static void print_in_slab(struct text *text, const struct governor *governor, co
                 (heap->space.users_of[page] & PAGE_DIRTY) != 0 ? "dirty" : "clean");
 }
 
-static void print_in_large(struct text *text, const struct governor *governor, const struct span *span,
+static void print_in_large(struct text *text, const struct arena *arena, const struct span *span,
                            const char *base, const char *pointer) {
-    size_t offset = size_min(span->offset, governor->heap.space.page_size);
+    size_t offset = size_min(span->offset, arena->heap.space.page_size);
     struct finds finds = {0};
-    search_offload(&finds, 0, base + offset);
     print_state(text, &finds, false, false);
-    print_block(text, pointer, base + offset,
-                ((size_t)span->pages << governor->heap.space.page_shift) - offset, "large ");
+    print_block(text, pointer, base + offset, ((size_t)span->pages << arena->heap.space.page_shift) - offset,
+                "large ");
     text_format(text, "; %u pages from %p%s", span->pages, (const void *)base,
                 span->huge ? " in a huge-page region" : "");
 }
 
-/* False if the pointer is not in this heap. */
-static bool print_in_heap(struct text *text, const struct governor *governor, const char *pointer) {
-    const struct space *space = &governor->heap.space;
+/* Returns false if the pointer is not in this heap. */
+static bool print_in_heap(struct text *text, const struct arena *arena, const char *pointer) {
+    const struct space *space = &arena->heap.space;
     bool usable = false;
     size_t page = find_page(space, (uintptr_t)pointer, &usable);
     if (page == 0) {
@@ -273,9 +220,9 @@ static bool print_in_heap(struct text *text, const struct governor *governor, co
     size_t within = (uintptr_t)pointer & (space->page_size - 1);
     const char *base = pointer - within - ((page - span->page) << space->page_shift);
     if (span->state == SPAN_SLAB) {
-        print_in_slab(text, governor, span, page, base, pointer);
+        print_in_slab(text, arena, span, page, base, pointer);
     } else if (span->state == SPAN_LARGE) {
-        print_in_large(text, governor, span, base, pointer);
+        print_in_large(text, arena, span, base, pointer);
     } else {
         text_format(text, "%s run of %u pages from %p",
                     span->state == SPAN_DIRTY   ? "free: in a dirty"
@@ -288,18 +235,9 @@ static bool print_in_heap(struct text *text, const struct governor *governor, co
 
 void debug_describe(const void *pointer, struct text *text) {
     text_format(text, "%p: ", pointer);
-    const struct governor *governor = NULL;
-    bool found = false;
-    for (unsigned number = 0; !found && allocator_is_ready() && number < 2; number++) {
-        governor = debug_heap(number);
-        found = governor != NULL && print_in_heap(text, governor, pointer);
-        if (found && number > 0) {
-            text_format(text, "; second heap");
-        }
-    }
-    if (!found) {
+    if (!allocator_is_ready() || !print_in_heap(text, &calm_arena, pointer)) {
         text_format(text, pointer == NULL ? "NULL" : "not in a heap of calmalloc");
-    } else if (lock_is_held(&governor->lock)) {
+    } else if (lock_is_held(&calm_arena.lock)) {
         text_format(text, "; the heap's lock is held");
     }
 }
@@ -312,7 +250,8 @@ const char *calm_debug_block(const void *pointer) {
 
 /* ---- the heap ---- */
 
-/* Threads are named by their thread pointers, which is what locks hold. */
+/* A lock stores the thread pointer of its owner, which therefore names the
+ * thread. */
 static void print_lock(struct text *text, const char *name, unsigned number, const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     text_format(text, name, number);
@@ -331,8 +270,8 @@ static void print_held(struct text *text, const char *name, unsigned number, con
     }
 }
 
-static void print_heap(struct text *text, const struct governor *governor) {
-    const struct heap *heap = &governor->heap;
+static void print_heap(struct text *text, const struct arena *arena) {
+    const struct heap *heap = &arena->heap;
     const struct space *space = &heap->space;
     const struct run_set *sets = heap->runs.sets;
     size_t spans[SPAN_LARGE + 1] = {0};
@@ -346,24 +285,26 @@ static void print_heap(struct text *text, const struct governor *governor) {
                 heap_used_pages(heap) * page, spans[SPAN_SLAB], spans[SPAN_LARGE]);
     text_format(text, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB; limit: %zu KiB\n",
                 heap_dirty_pages(heap) * page, spans[SPAN_DIRTY], heap->slab_dirty_pages * page,
-                governor->limit_pages * page);
+                arena->limit.pages * page);
     text_format(text, "  purging  %zu KiB\n", heap->purging_pages * page);
     text_format(text, "  clean    %zu KiB; runs: %zu\n",
                 (sets[RUN_CLEAN].pages + sets[RUN_HUGE_CLEAN].pages) * page, spans[SPAN_CLEAN]);
-    for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
+    for (unsigned i = 0; i < arena->depot_count && i < MAX_DEPOTS; i++) {
         size_t bytes;
-        size_t blocks = depot_blocks(&governor->depots[i], &bytes);
+        size_t blocks = depot_blocks(&arena->depots[i], &bytes);
         text_format(text, "  depot %u  %zu KiB; blocks: %zu\n", i, bytes / 1024, blocks);
     }
-    print_lock(text, "  the heap's lock:", 0, &governor->lock);
-    print_lock(text, "  the purger's lock:", 0, &governor->purge_lock);
-    for (unsigned i = 0; i < governor->depot_count && i < MAX_DEPOTS; i++) {
-        const struct depot *depot = &governor->depots[i];
-        for (uint32_t class = 1; depot->bins != NULL && class < heap->classes->count; ++class) {
-            print_held(text, "  the lock of a depot's bin of class %u:", class, &depot->bins[class].lock);
+    print_lock(text, "  the heap's lock:", 0, &arena->lock);
+    print_lock(text, "  the purger's lock:", 0, &arena->purger.lock);
+    for (unsigned i = 0; i < arena->depot_count && i < MAX_DEPOTS; i++) {
+        const struct depot *depot = &arena->depots[i];
+        for (uint32_t size_class = 1; depot->bins != NULL && size_class < heap->classes->count;
+             ++size_class) {
+            print_held(text, "  the lock of a depot's bin of class %u:", size_class,
+                       &depot->bins[size_class].lock);
         }
     }
-    uint32_t helper = atomic_load_explicit(&governor->helper_thread.id, memory_order_relaxed);
+    uint32_t helper = atomic_load_explicit(&arena->helper.thread.id, memory_order_relaxed);
     if (helper != 0) {
         text_format(text, "  helper: LWP %u\n", helper);
     }
@@ -384,31 +325,14 @@ static void print_caches(struct text *text) {
     }
 }
 
-static void print_server(struct text *text) {
-#ifdef CALM_OFFLOAD
-    const struct server *server = &calm_offload.server;
-    uint32_t thread = atomic_load_explicit(&server->worker.id, memory_order_relaxed);
-    if (thread != 0) {
-        text_format(text, "server: LWP %u%s\n", thread,
-                    calm_governor.exclusive ? ", which has the first heap to itself, without locks" : "");
-    }
-#else
-    (void)text;
-#endif
-}
-
 const char *calm_debug_heap(void) {
     struct text *text = &answer;
     text->length = 0;
     text_format(text, "calmalloc " CALM_RELEASE "%s\n", allocator_is_ready() ? "" : " has not started");
-    const struct governor *governor;
-    for (unsigned number = 0; allocator_is_ready() && (governor = debug_heap(number)) != NULL; number++) {
-        text_format(text, number == 0 ? "heap\n" : "second heap\n");
-        print_heap(text, governor);
-    }
     if (allocator_is_ready()) {
+        text_format(text, "heap\n");
+        print_heap(text, &calm_arena);
         print_caches(text);
-        print_server(text);
     }
     return answer.bytes;
 }

@@ -1,38 +1,15 @@
 /*
- * The optional features that a build can leave out, each in a folder of src/ (CALM_OFFLOAD=OFF,
- * CALM_PROFILE=OFF, CALM_COLORED=OFF).
+ * The optional features that a build can leave out, each in a folder of src/
+ * (CALM_PROFILE=OFF).
  *
- * The library includes this file instead of a feature's own. What it calls of a feature that is left out does
- * nothing.
+ * The library includes this file instead of a feature's own. The functions of a
+ * feature that is left out do nothing.
  */
 #ifndef CALM_API_FEATURES_H
 #define CALM_API_FEATURES_H
 
-#include "api/options.h"
-
 #include <stdbool.h>
 #include <stddef.h>
-
-#ifdef CALM_OFFLOAD
-#include "offload/backend_offload.h"
-
-/* offload_start.c: whether there is to be a server, by the options and the machine; then its backend, NULL if
- * memory is short. */
-bool offload_is_wanted(void);
-struct backend *offload_start(struct governor *governor);
-#else
-struct backend;
-struct governor;
-static inline bool offload_is_wanted(void) {
-    if (calm_options.offload != OPTION_OFFLOAD_OFF) {
-        text_write_line(2, "calmalloc: option 'offload' ignored: built without that feature");
-    }
-    return false;
-}
-static inline struct backend *offload_start(struct governor *governor) {
-    return (void)governor, NULL;
-}
-#endif
 
 #ifdef CALM_PROFILE
 #include "profile/heap_profile.h"
@@ -40,6 +17,8 @@ static inline struct backend *offload_start(struct governor *governor) {
 #define HEAP_PROFILE_LAYOUT  (&heap_profile_layout)
 #define HEAP_PROFILE_REFUSED "no memory for a profile"
 #else
+#include "os/text.h"
+
 #include <errno.h>
 #include <stdint.h>
 
@@ -72,13 +51,6 @@ LEFT_OUT(void, unwind_print_address, (uintptr_t address, struct text *text), )
 #pragma GCC diagnostic pop
 #define HEAP_PROFILE_LAYOUT  NULL
 #define HEAP_PROFILE_REFUSED "built without that feature"
-#endif
-
-#ifdef CALM_COLORED
-#include "colored/colored.h"
-#else
-static inline void colored_after_fork(void) {
-}
 #endif
 
 #endif

@@ -1,21 +1,34 @@
 /*
- * The start, forks and the end, each step in its order:
+ * The start, forks and the end of the allocator, each in this order:
  *
- *  start (first call of malloc, or the constructor)  fork (pthread_atfork)          end (the last destructor)
- *  1 filters, machine, options                       1 wake sleepers of locks       1 heap profile is written
- *  2 size classes, CPU caches                        2 stdio's locks                2 report is written
- *  3 whether there is a server                       3 heap profile                 3 threads end
- *  4 governor and heap                               4 backend: server, heaps
- *  5 backend                                         after it, the same backwards;
- *  6 mode of the caches: the fast paths may run      in the child also placing,
- *  7 fork handlers                                   requests and colored memory
- *  8 heap profile, if an option asks for it
+ * Start: the first call of malloc, or the constructor.
+ *   1 the filters, the machine, the options
+ *   2 the size classes, the CPU caches
+ *   3 the arena
+ *   4 the mode of the caches; from here on, the fast paths work
+ *   5 the fork handlers
+ *   6 the heap profile, if an option requests it
  *
- * A process without other threads holds nothing over a fork but the start of a helper. ready_lock is not
- * held: the handlers are registered after the start.
+ * Before a fork (pthread_atfork). After it, steps 2 to 4 in the opposite order.
+ *   1 waking the threads that sleep on a lock
+ *   2 the locks of stdio
+ *   3 the locks of the heap profile
+ *   4 the locks of the arena
+ * The child first renews what belongs to one process: for example the counters,
+ * the seed of placing, and requests.
+ *
+ * End: the last destructor.
+ *   1 the heap profile is written
+ *   2 the report is written
+ *   3 the helper ends
+ *
+ * A process without other threads holds no lock over a fork; it only prevents
+ * the start of a helper. No fork handler needs ready_lock, because the handlers
+ * are registered after the start.
  */
 #include "api/counters.h"
 #include "api/features.h"
+#include "api/instance.h"
 #include "api/link_order.h"
 #include "api/misuse.h"
 #include "api/options.h"
@@ -26,13 +39,12 @@
 #include "api/requests.h"
 #include "api/sanitizer.h"
 #include "api/settings.h"
-#include "api/state.h"
+#include "arena/arena.h"
+#include "arena/epoch.h"
+#include "arena/helper.h"
+#include "arena/verify.h"
 #include "base/assert.h"
 #include "cache/rseq.h"
-#include "governor/epoch.h"
-#include "governor/governor.h"
-#include "governor/helper.h"
-#include "governor/verify.h"
 #include "os/filters.h"
 #include "os/lock.h"
 #include "os/memory.h"
@@ -47,65 +59,64 @@
 
 static struct lock ready_lock = LOCK_OF(LOCK_START);
 
-static struct backend direct;
-
 /* ---- forks ---- */
 
-/*
- * Whether no other thread exists, not even one of the allocator. Then no lock can be held except by the
- * forking thread itself, in a section that a signal interrupted, and all stays as it is: a lone thread has
- * nothing to wait for, and the fewer pages are written around a fork, the fewer are copied.
- */
-static bool forks_alone(void) {
-    const struct backend *backend = calm_allocator.backend;
-    return thread_is_alone() && !backend->has_server && !governor_has_helper(backend->governor);
+/* Returns whether the process has one thread, and the allocator has none of its
+ * own. Then no other thread can hold a lock. The forking thread itself holds
+ * one only if a signal handler interrupted it and forks. The fork handlers then
+ * do as little as possible, because a single thread waits for no lock, and
+ * because the kernel copies each page that is written around a fork. */
+static bool forks_single(void) {
+    return thread_is_single() && !helper_exists(&calm_arena);
 }
 
-/* Unless a server has the heap, or a signal handler forks that interrupted its thread at the heap. */
+/* Does nothing in a signal handler that interrupted the arena. */
 static void verify_heap(void) {
-    if (governor_verifies(&calm_governor) && !calm_allocator.backend->has_server &&
-        !governor_is_held(&calm_governor)) {
-        governor_verify(&calm_governor);
+    if (verify_is_on(&calm_arena) && !arena_is_held(&calm_arena)) {
+        verify_arena(&calm_arena);
     }
 }
 
-/* As allocator_before_fork found it: meanwhile a helper may end, and a signal handler may fork in its turn.
- */
-static bool forked_alone;
+/* The state that allocator_before_fork found. The handlers after the fork rely
+ * on it, because a helper may end meanwhile, and a signal handler may fork,
+ * too. */
+static bool forked_single;
 static bool forked_with_files;
-static unsigned forks_with_locks; /* nested ones */
+static unsigned forks_with_locks; /* nested forks that hold the locks */
 
 static void allocator_before_fork(void) {
     verify_heap();
-    if (forks_with_locks == 0 && forks_alone()) {
-        if (!forked_alone) {
-            forked_alone = true;
+    if (forks_with_locks == 0 && forks_single()) {
+        if (!forked_single) {
+            forked_single = true;
         }
-        family_before_fork(&calm_governor.family);
-        /* No helper starts meanwhile, either: another fork handler may free enough memory for one. */
+        family_before_fork(&calm_arena.epoch.family);
+        /* Another fork handler may free enough memory for a helper. It must not
+         * start during the fork. */
         helper_hold();
         return;
     }
     lock_wake_sleepers();
-    forked_with_files = !thread_is_alone(); /* the allocator's own threads use no stdio */
+    forked_with_files = !thread_is_single(); /* the allocator's own threads use no stdio */
     if (forked_with_files) {
         stdio_before_fork();
     }
     heap_profile_before_fork();
-    calm_allocator.backend->functions->before_fork(calm_allocator.backend);
-    family_before_fork(&calm_governor.family);
+    arena_shrink_for_fork(&calm_arena);
+    arena_before_fork(&calm_arena);
+    family_before_fork(&calm_arena.epoch.family);
     forks_with_locks++;
-    forked_alone = false;
+    forked_single = false;
 }
 
 static void allocator_after_fork_in_parent(void) {
-    if (forked_alone) {
+    if (forked_single) {
         helper_resume();
         return;
     }
     calm_assert(forks_with_locks > 0);
     forks_with_locks--;
-    calm_allocator.backend->functions->after_fork(calm_allocator.backend, false);
+    arena_after_fork(&calm_arena, false);
     heap_profile_after_fork();
     if (forked_with_files) {
         stdio_after_fork(false);
@@ -115,19 +126,18 @@ static void allocator_after_fork_in_parent(void) {
 static void allocator_after_fork_in_child(void) {
     lock_ranks_after_fork();
     registration_after_fork();
-    family_start_child(&calm_governor.family);
+    family_start_child(&calm_arena.epoch.family);
     counters_start_child();
     process_begin();
     placing_after_fork();
-    control_cancel(&os_control); /* what was asked of the parent */
-    if (forked_alone) {
-        governor_start_child(&calm_governor);
+    control_cancel(&os_control); /* a request to the parent */
+    if (forked_single) {
+        arena_start_child(&calm_arena);
         return;
     }
     forks_with_locks--;
-    calm_allocator.backend->functions->after_fork(calm_allocator.backend, true);
+    arena_after_fork(&calm_arena, true);
     heap_profile_after_fork();
-    colored_after_fork();
     if (forked_with_files) {
         stdio_after_fork(true);
     }
@@ -135,14 +145,15 @@ static void allocator_after_fork_in_child(void) {
 
 /* ---- the start ---- */
 
-/* Fixed once: the fast paths know no other change of mode. */
-static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_caches, bool sync) {
+/* The mode is chosen once. The fast paths rely on this. */
+static enum cache_mode choose_cache_mode(struct rseq_offsets place, bool have_caches) {
     int wanted = calm_options.test_cache;
     bool immediate = calm_options.misuse == OPTION_MISUSE_IMMEDIATE;
-    if (!have_caches || wanted == OPTION_CACHE_OFF || sync || immediate) {
+    if (!have_caches || wanted == OPTION_CACHE_OFF || immediate) {
         return CACHE_OFF;
     }
-    /* Without a way to stop the sequences, caches could not be emptied. */
+    /* If the sequences could not be restarted, no thread could flush a
+     * cache. */
     bool restartable = wanted == OPTION_CACHE_AUTO && calm_caches.one_per_cpu && place.usable;
     return restartable && rseq_can_restart() ? CACHE_RSEQ : CACHE_LOCKED;
 }
@@ -151,80 +162,62 @@ static unsigned allocator_cpu(void) {
     return cpu_cache_number(&calm_caches);
 }
 
-/* Requests of other processes, carried out by the helper or the server. */
-static void visited(void) {
-    requests_notice(calm_allocator.backend->functions->trim_by_helper);
-}
-
-/* Replaced in the shared library by link_order.c's. Defined, as gold takes a hidden function that is not
- * there for one that is. */
+/* In the shared library, the definition in link_order.c replaces this one. An
+ * undefined hidden function is not enough, because gold treats it as
+ * defined. */
 __attribute__((weak)) bool link_order_has_own_malloc(void) {
     return true;
 }
 
-/* Under ready_lock. */
-static bool allocator_start(void) {
-    struct allocator *this = &calm_allocator;
+/* Called under ready_lock. Returns false if there is no memory. */
+static bool start(void) {
     calm_assert(lock_is_mine(&ready_lock) && !atomic_load_explicit(&calm_ready, memory_order_relaxed));
     filters_detect();
     process_begin();
     struct rseq_offsets place = rseq_find();
-    this->memory_bytes = memory_total_bytes();
+    calm_memory_bytes = memory_total_bytes();
     settings_read();
-    size_classes_fill(&this->classes, vm_page_size());
-    bool have_caches = cpu_caches_init(this->caches, &this->classes, place);
+    size_classes_fill(&calm_all_classes, vm_page_size());
+    bool have_caches = cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
-    bool offloads = have_caches && offload_is_wanted();
-    bool sync = offloads && calm_options.test_sync != 0;
-    enum cache_mode mode = choose_cache_mode(place, have_caches, sync);
-    if (!governor_init(this->governor, &this->classes, this->caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
-                       misuse_report)) {
+    enum cache_mode mode = choose_cache_mode(place, have_caches);
+    if (!arena_init(&calm_arena, &calm_all_classes, &calm_caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
+                    misuse_report)) {
         return false;
     }
-    this->governor->visited = visited;
-    if (offloads) {
-        this->backend = offload_start(this->governor);
-    }
-    if (this->backend == NULL) {
-        backend_direct_open(&direct, this->governor);
-        this->backend = &direct;
-    }
-    /*
-     * Only now the fast paths learn of it: until both the mode and calm_classes are set they find class 0, or
-     * no cache. The release on calm_ready is for the slow paths; a fast path that sees these without the rest
-     * would need a processor that reorders stores, and those have no restartable sequences here.
-     */
-    cpu_caches_start(this->caches, mode, this->backend == &direct);
+    calm_arena.visited = requests_carry_out;
+    /* From here on the fast paths may use the caches. They find class 0 or no
+     * cache until both the mode and calm_classes are set. The release store to
+     * calm_ready is for the slow paths. Only on a processor that reorders
+     * stores could a fast path see the mode and calm_classes without the rest,
+     * and the allocator uses no restartable sequences on such processors. */
+    cpu_caches_start(&calm_caches, mode);
     if (!filters_allow_all()) {
-        governor_read_max_footprint(this->governor, true); /* which later may not be read any more */
+        epoch_read_machine(&calm_arena, true); /* a filter may forbid this later */
     }
-    heap_profile_start(this->caches->count, allocator_cpu, allocator_use_fast_path);
-    calm_classes = this->classes;
+    heap_profile_start(calm_caches.count, allocator_cpu, allocator_use_fast_path);
+    calm_classes = calm_all_classes;
     calm_new_is_passed_on = !link_order_has_own_malloc();
     if (!calm_new_is_passed_on) {
-        cpu_caches_share(this->caches, &calm_new_caches);
+        cpu_caches_share(&calm_caches, &calm_new_caches);
     }
     atomic_store_explicit(&calm_ready, true, memory_order_release);
     return true;
 }
 
-bool allocator_ready(void) {
-    if (allocator_is_ready()) {
-        return true;
-    }
+bool allocator_start(void) {
     if (sanitizer_is_there()) {
         return false;
     }
     int saved_errno = errno;
     lock_acquire(&ready_lock);
-    bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && allocator_start();
+    bool first = !atomic_load_explicit(&calm_ready, memory_order_relaxed) && start();
     lock_release(&ready_lock);
     if (first) {
-        /*
-         * As early as possible: handlers that are registered later run before ours, which then holds all
-         * locks. A handler that was registered earlier runs while they are held, and may allocate
-         * nevertheless: see os/lock.h.
-         */
+        /* The handlers are registered as early as possible. Handlers that other
+         * code registers later run before the one here, which then takes all
+         * locks. A handler that was registered earlier runs while these locks
+         * are held, and may allocate nevertheless: see os/lock.h. */
         pthread_atfork(allocator_before_fork, allocator_after_fork_in_parent, allocator_after_fork_in_child);
         settings_apply_profile();
     }
@@ -232,11 +225,10 @@ bool allocator_ready(void) {
     return atomic_load_explicit(&calm_ready, memory_order_relaxed);
 }
 
-/*
- * For programs that fork and never allocate; and the environment may not have been there before. Before the
- * other constructors run, glibc's environ is not set, but glibc passes the environment, which not every C
- * library does.
- */
+/* Starts the allocator also in programs that fork and never allocate. Reads the
+ * options if the first call of malloc found no environment. Before the other
+ * constructors run, glibc has not set environ. It passes the environment as an
+ * argument, which not every C library does. */
 __attribute__((constructor(101))) static void allocator_prepare(int argc, char **argv, char **environment) {
     (void)argc, (void)argv;
 #ifdef CALM_ARCHIVE
@@ -245,19 +237,19 @@ __attribute__((constructor(101))) static void allocator_prepare(int argc, char *
     if (environ == NULL) {
         options_keep_environment(environment);
     }
-    if (allocator_ready()) {
+    if (allocator_ensure_started()) {
         settings_read_late();
     }
 }
 
 /* ---- the end ---- */
 
-/* Later calls are served without threads. */
+/* Later calls of malloc and free are served without a helper. */
 __attribute__((destructor)) static void allocator_finish(void) {
     if (allocator_is_ready()) {
         verify_heap();
         heap_profile_end();
         report_write();
-        calm_allocator.backend->functions->end(calm_allocator.backend);
+        helper_end(&calm_arena);
     }
 }

@@ -1,12 +1,12 @@
 /*
- * ioctl, by which a program has the page faults of its own blocks handled (userfaultfd). Passed on to the
- * next definition, since other libraries wrap it for their devices; not in static programs, where the C
- * library's own cannot be asked for.
+ * ioctl, by which a program handles page faults of its own blocks
+ * (userfaultfd). The wrapper passes each call on to the next definition
+ * (next.h), because other libraries wrap ioctl for their devices.
  */
 #ifdef CALM_SHARED_LIBRARY
 
-#include "api/marks.h"
 #include "api/next.h"
+#include "api/range_calls.h"
 #include "os/syscall.h"
 
 #include <stdarg.h>
@@ -17,7 +17,8 @@ typedef int ioctl_function(int descriptor, unsigned long request, ...);
 
 static _Atomic(any_function) next_ioctl;
 
-/* Under another name here, as C libraries differ in the type of the request. */
+/* The function has another name here, because C libraries declare different
+ * types of the request. */
 EXPORT int control_device(int descriptor, unsigned long request, ...) __asm__("ioctl");
 EXPORT int control_device(int descriptor, unsigned long request, ...) {
     va_list list;
@@ -33,7 +34,8 @@ EXPORT int control_device(int descriptor, unsigned long request, ...) {
     return result;
 }
 
-/* At the start: the C library does not look symbols up in a signal handler. */
+/* A signal handler may call ioctl, so the function is looked up at the
+ * start. */
 __attribute__((constructor)) static void ioctl_look_up(void) {
     next_of(&next_ioctl, "ioctl");
 }

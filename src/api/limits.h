@@ -1,6 +1,7 @@
 /*
- * Limits on address space: what else the program maps has room, as beside the C library's malloc, which gives
- * address space back as it is freed.
+ * Limits on address space. The allocator's free memory leaves room for the
+ * program's other mappings. The C library's malloc does so, too, because it
+ * releases address space as blocks are freed.
  */
 #ifndef CALM_API_LIMITS_H
 #define CALM_API_LIMITS_H
@@ -9,14 +10,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of a call that failed for want of room. */
+/* The argument after a call that failed for lack of address space. */
 #define LIMITS_FAILED SIZE_MAX
 
-/*
- * If address space is limited, and so many bytes more than there are left are about to be mapped: gives back
- * all that is free. True if it did. Any thread that holds no lock of the allocator; does nothing in a signal
- * handler that interrupted one that does, or in a child of vfork. Preserves errno.
- */
+/* Called before `bytes` are mapped, or after that failed. If the limit on
+ * address space leaves no room for them, purges all free memory, and releases
+ * the address space that it does not need. Returns whether it did. The caller
+ * holds no lock of the allocator. Does nothing in a signal handler that
+ * interrupted a thread with such a lock, or in a child of vfork. Preserves
+ * errno. */
 bool limits_make_room(size_t bytes);
 
 #endif

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* glibc 2.35 and later link the lists. */
+/* glibc 2.35 and later link the lists of all namespaces. */
 struct namespace_list {
     struct r_debug list;
     const struct namespace_list *next;

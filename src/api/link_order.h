@@ -1,7 +1,8 @@
 /*
- * The loaded objects in the order in which the dynamic linker looks for a name. In the shared library for
- * glibc only. Calls nothing, and takes no lock: what was loaded at the start comes first, and is never
- * unloaded.
+ * The loaded objects, in the order in which the dynamic linker searches them
+ * for a name. Only in the shared library for glibc. The functions call no other
+ * library, and take no lock. They need none, because the objects that were
+ * loaded at the start come first, and are never unloaded.
  */
 #ifndef CALM_API_LINK_ORDER_H
 #define CALM_API_LINK_ORDER_H
@@ -11,15 +12,17 @@
 #include <link.h>
 #include <stdbool.h>
 
-/* The object with this dynamic section; *first is the first of its namespace. NULL if it is in none that is
- * known. */
+/* Returns the object with this dynamic section, and sets *first to the first
+ * object of its namespace. Returns NULL if no known namespace has it. */
 const struct link_map *link_order_object(const ElfW(Dyn) * dynamic, const struct link_map **first);
 
-/* What an object, or the next after it that defines a name, has under it. NULL if there is none. */
+/* Returns the function of this name in `object`, or in the next object that
+ * defines it. Returns NULL if there is none. */
 any_function link_order_find(const struct link_map *object, const char *name);
 
-/* Whether the malloc that other objects call is this library's: no object that comes before defines one.
- * Everywhere: init.c has one for where there is no such order. */
+/* Returns whether other objects call this library's malloc. They do if no
+ * object that the dynamic linker searches earlier defines one. Exists in all
+ * builds; init.c defines it where there is no such order. */
 bool link_order_has_own_malloc(void) __attribute__((visibility("hidden")));
 
 #endif

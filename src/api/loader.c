@@ -1,16 +1,21 @@
 /*
- * What the program asks of the dynamic linker: a library must not get past this one to libc's malloc. One
- * that is opened with RTLD_DEEPBIND finds what it was itself linked with before anything preloaded, and dlsym
- * with a library's handle looks nowhere else. Blocks would then cross between two heaps.
+ * Calls of the dynamic linker. They must not lead a library past this one to
+ * libc's malloc, because blocks would then cross between two heaps. A library
+ * that is opened with RTLD_DEEPBIND searches the libraries that it was linked
+ * with before anything preloaded. dlsym with a library's handle searches
+ * nothing else.
  *
- * So before the first such call the entries of libc's symbol table, in memory, get the addresses of this
- * library's functions. The library's other symbols stay bound as it asks. Where the kernel
- * refuses to change the table (mappings may be sealed), RTLD_DEEPBIND is left out.
+ * Before the first such call, this library writes the addresses of its
+ * functions into libc's symbol table in memory. The dynamic linker binds all
+ * other symbols as usual. If the kernel refuses to change the table (mappings
+ * may be sealed), RTLD_DEEPBIND is removed from the call.
  *
- * The functions here end in a jump, not a call: the dynamic linker goes by the address that it will return to
- * (RUNPATH, $ORIGIN, RTLD_NEXT, the namespace). They allocate nothing, and leave dlerror to the next one.
+ * The wrappers end in a jump instead of a call, because the dynamic linker uses
+ * the address to which it will return (RUNPATH, $ORIGIN, RTLD_NEXT, the
+ * namespace). They allocate nothing. They leave dlerror to the next definition.
  *
- * In the shared library only, and only for glibc: other C libraries have no RTLD_DEEPBIND.
+ * Only in the shared library, and only for glibc, because other C libraries
+ * have no RTLD_DEEPBIND.
  */
 #include <features.h>
 
@@ -28,13 +33,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A library with all that it is linked with is rarely larger. */
+/* A library, together with those that it is linked with, is rarely larger. */
 #define LIBRARY_BYTES ((size_t)256 << 20)
 
-/*
- * The functions under whose names libc has its own, except for those that pass a call on to the next
- * definition: that may be another library's, which in its turn passes it on to libc.
- */
+/* The functions that libc defines under the same names. Functions that pass a
+ * call on to the next definition are missing, because that definition may
+ * belong to another library, which passes the call on to libc. */
 static const char redirected[][24] = {
     "malloc",          "free",          "calloc",         "realloc",
     "reallocarray",    "memalign",      "aligned_alloc",  "posix_memalign",
@@ -55,7 +59,8 @@ static void *not_there(void) {
     return NULL;
 }
 
-/* dlsym cannot be asked: it is one of these itself. */
+/* dlsym cannot find the next definition, because dlsym is one of these
+ * functions. */
 static any_function loader_next(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {
@@ -71,15 +76,20 @@ static any_function loader_next(_Atomic(any_function) *known, const char *name) 
 
 struct table {
     ElfW(Addr) base;
-    ElfW(Sym) * symbols[NAMES]; /* NULL if libc has none, or it leads to the right function */
+    ElfW(Sym) * symbols[NAMES]; /* NULL if libc has none, or if it already leads to the right function */
     ElfW(Addr) values[NAMES];
-    uintptr_t start, end; /* of the pages that hold these */
+    uintptr_t start, end; /* of the pages that hold the symbols */
 };
 
 /*
- * To this library's own functions, which pass no call on. Those of another one that comes before it may pass
- * them on to what they find in libc, which would be themselves; and where that has a malloc, the process's is
- * not this one.
+ * Finds the symbols of libc to change, and the values that lead to this
+ * library's own functions. These functions pass no call on.
+ *
+ * Another library that comes before this one may define some of the functions,
+ * too. Symbols must not lead there, because those functions may pass calls on
+ * to what they find in libc, which would be themselves. If such a library
+ * defines malloc, the process does not use this library's malloc, and no symbol
+ * is changed.
  */
 static void find_symbols(struct table *table, const ElfW(Dyn) * dynamic) {
     const struct link_map *first;
@@ -116,7 +126,8 @@ static bool protect(const struct table *table, int access) {
     return os_syscall(SYS_mprotect, table->start, bytes, access) == 0;
 }
 
-/* Other threads may be looking symbols up: each finds the old or the new value. */
+/* Other threads may look symbols up meanwhile. Each finds the old or the new
+ * value. */
 static bool redirect_symbols(const struct dl_phdr_info *libc, const ElfW(Dyn) * dynamic) {
     struct table table = {.base = libc->dlpi_addr};
     find_symbols(&table, dynamic);
@@ -139,7 +150,7 @@ static bool redirect_symbols(const struct dl_phdr_info *libc, const ElfW(Dyn) * 
 
 static _Atomic(bool) is_redirected;
 
-/* For dl_iterate_phdr, whose lock keeps other threads out. */
+/* Called by dl_iterate_phdr, whose lock keeps other threads out. */
 static int redirect_libc(struct dl_phdr_info *object, size_t size, void *unused) {
     (void)size, (void)unused;
     const char *slash = strrchr(object->dlpi_name, '/');
@@ -155,7 +166,9 @@ static int redirect_libc(struct dl_phdr_info *object, size_t size, void *unused)
     return 1;
 }
 
-/* Whether libc's symbols lead to this library's functions now. A sanitizer's allocator is left alone. */
+/* Makes libc's symbols lead to this library's functions, and returns whether
+ * they do. If a sanitizer brings an allocator, changes nothing and returns
+ * true. */
 static bool redirect(void) {
     if (!is_redirected && !sanitizer_is_there()) {
         dl_iterate_phdr(redirect_libc, NULL);
@@ -163,7 +176,7 @@ static bool redirect(void) {
     return is_redirected || sanitizer_is_there();
 }
 
-/* ---- before the dynamic linker's functions: each may change the arguments, and returns the next one ---- */
+/* ---- before_NAME may change the arguments, and returns the next NAME ---- */
 
 #define BEFORE __attribute__((used, visibility("hidden"))) any_function
 
@@ -208,7 +221,7 @@ BEFORE before_dlvsym(uintptr_t *arguments) {
     return loader_next(&next_dlvsym, "dlvsym");
 }
 
-/* Three arguments are kept on the stack meanwhile. */
+/* Saves three arguments on the stack, where before_NAME may change them. */
 #define JUMP(name)                                                                     \
     __asm__(".pushsection .text\n\t"                                                   \
             ".globl " #name "\n\t"                                                     \
@@ -236,7 +249,7 @@ BEFORE before_dlvsym(uintptr_t *arguments) {
     ".cfi_adjust_cfa_offset -8\n\t" \
     "jmp *%rax\n\t"
 #elif defined(__aarch64__)
-/* 34: "bti c" */
+/* hint 34 is "bti c" */
 #define INSTRUCTIONS(name)           \
     "hint #34\n\t"                   \
     "stp x0, x1, [sp, #-32]!\n\t"    \

@@ -1,7 +1,7 @@
 /*
- * mmap. Where it fails for want of address space that only the allocator's free memory takes, that is given
- * back, and the call is made again. Passed on to the next definition; not in static programs, where the C
- * library's own cannot be asked for.
+ * mmap. If the allocator's free memory takes the address space that a mapping
+ * needs, the wrapper releases this memory, and repeats the call. It passes the
+ * calls on to the next definition (next.h).
  */
 #ifdef CALM_SHARED_LIBRARY
 
@@ -14,8 +14,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* The program's own mappings. A signal handler may make them, too: the C library's own mappings and the
- * allocator's do not come here. */
+/* The calls come from the program, also from its signal handlers. The C
+ * library's own mappings, and the allocator's, do not come here. */
 typedef void *mmap_function(void *, size_t, int, int, int, off_t);
 
 static _Atomic(any_function) next_mmap;
@@ -35,11 +35,12 @@ EXPORT void *mmap(void *address, size_t bytes, int access, int flags, int file, 
     return base;
 }
 
-/* With 64 bits both kinds of offsets are the same. */
+/* On 64-bit systems both kinds of offsets are equal. */
 EXPORT void *mmap_64(void *address, size_t bytes, int access, int flags, int file,
                      off_t offset) __asm__("mmap64") __attribute__((alias("mmap"), nothrow, leaf));
 
-/* At the start: the C library does not look symbols up in a signal handler, which may map memory. */
+/* A signal handler may map memory, so the function is looked up at the
+ * start. */
 __attribute__((constructor)) static void make_room_look_up(void) {
     next_of(&next_mmap, "mmap");
 }

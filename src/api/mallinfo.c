@@ -1,4 +1,7 @@
-/* What glibc reports of its malloc, of this one: mallinfo(3), malloc_stats(3) and malloc_info(3). */
+/*
+ * mallinfo(3), malloc_stats(3) and malloc_info(3): what glibc reports of its
+ * malloc, for this allocator.
+ */
 #include "api/counters.h"
 #include "base/size.h"
 
@@ -19,12 +22,12 @@ EXPORT struct mallinfo2 mallinfo2(void) {
         .arena = stats.footprint,
         .ordblks = 1,
         .uordblks = stats.in_use - size_min(stats.cached, stats.in_use),
-        .fordblks = stats.retained + stats.cached,
-        .keepcost = stats.retained,
+        .fordblks = stats.dirty + stats.cached,
+        .keepcost = stats.dirty,
     };
 }
 
-/* As an int, or the greatest there is. */
+/* Converts a number to int. Larger numbers become the largest int. */
 static int clamped(size_t number) {
     return number > __INT_MAX__ ? __INT_MAX__ : (int)number;
 }

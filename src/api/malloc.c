@@ -1,6 +1,7 @@
 /*
- * malloc(3) and its kin, under the names that programs call, and C23's. What glibc does where the standard is
- * silent is what programs have come to expect.
+ * malloc(3) and its relatives, under the names that programs call, and those of
+ * C23. Where the standard is silent, they do what glibc does, because programs
+ * expect it.
  */
 #include "api/allocator.h"
 #include "calmalloc.h"
@@ -11,12 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Otherwise built beside another malloc, for tests: only calm_malloc and its kin are there. */
+/* In a build beside another malloc, for tests, only calm_malloc and its
+ * relatives exist. */
 #ifndef CALM_WITHOUT_MALLOC
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* At the start of a cache line: the fewest lines to run through. */
+/* A function that starts at a cache line touches the fewest lines. */
 EXPORT __attribute__((aligned(64))) void *malloc(size_t size) {
     return allocate(size);
 }
@@ -33,14 +35,16 @@ EXPORT void *realloc(void *block, size_t size) {
     return reallocate(block, size);
 }
 
-/* This, and what else is called by fewer programs, by way of the names that everybody calls: a debugger of
- * memory, as memcheck, may have put its own in their place, and know no others. */
+/* This function calls realloc by its public name. So do other functions here
+ * that few programs call. A memory debugger, such as memcheck, may have
+ * replaced the functions that every program calls, and may not know the
+ * others. */
 EXPORT void *reallocarray(void *block, size_t count, size_t size) {
     size_t bytes;
     return __builtin_mul_overflow(count, size, &bytes) ? out_of_memory() : realloc(block, bytes);
 }
 
-/* As glibc does: the next power of two is meant. */
+/* Takes any alignment, and rounds it up to a power of two, as glibc does. */
 static void *allocate_rounded_up(size_t alignment, size_t size) {
     if (alignment > (size_t)PTRDIFF_MAX + 1) {
         errno = EINVAL;
@@ -53,7 +57,8 @@ static void *allocate_rounded_up(size_t alignment, size_t size) {
     return allocate_aligned(power, size);
 }
 
-/* As the C library at hand: programs were written for it. */
+/* Behaves like the C library of the process, for which the program was
+ * written. */
 EXPORT void *aligned_alloc(size_t alignment, size_t size) {
     bool rounds_up = !is_power_of_two(alignment) && libc_takes_odd_alignment(alignment);
     return rounds_up ? allocate_rounded_up(alignment, size) : calm_aligned_alloc(alignment, size);
@@ -70,7 +75,7 @@ EXPORT void *memalign(size_t alignment, size_t size) {
 EXPORT int posix_memalign(void **block, size_t alignment, size_t size) {
     int error = calm_posix_memalign(block, alignment, size);
     if (error == ENOMEM) {
-        errno = ENOMEM; /* too, as under glibc */
+        errno = ENOMEM; /* glibc sets errno, too */
     }
     return error;
 }
@@ -88,8 +93,8 @@ EXPORT size_t malloc_usable_size(void *block) {
     return usable_size(block);
 }
 
-/* A wrong size must not corrupt: the class is found by the address, whose lookup no chain of calls waits for.
- */
+/* A wrong size must not corrupt the heap. The class is therefore found by the
+ * address; no later instruction waits for this lookup. */
 EXPORT void free_sized(void *block, size_t size) {
     (void)size;
     free(block);
@@ -100,7 +105,7 @@ EXPORT void free_aligned_sized(void *block, size_t alignment, size_t size) {
     free(block);
 }
 
-/* Of old programs; glibc took it out of its headers. */
+/* For old programs. glibc's headers no longer declare it. */
 EXPORT void cfree(void *block) {
     free(block);
 }
@@ -111,8 +116,8 @@ EXPORT int malloc_trim(size_t keep_bytes) {
 
 #if defined(__GLIBC__)
 
-/* glibc's own names for what is above, which a few programs call: their blocks must not come from glibc's
- * heap. */
+/* glibc's own names for the functions above. A few programs call these names,
+ * and must not get blocks of glibc's heap. */
 #define GLIBC_NAME(type, name, of, parameters, arguments)   \
     EXPORT type libc_##name parameters __asm__("__" #name); \
     EXPORT type libc_##name parameters {                    \
@@ -133,7 +138,8 @@ GLIBC_NAME(void, libc_free, release, (void *block), (block))
 
 #endif
 
-/* Its parameters are of another allocator: accepted where it would accept them, and without effect. */
+/* The parameters are those of glibc's malloc. The function accepts what glibc
+ * accepts, and does nothing. */
 EXPORT int mallopt(int parameter, int value) {
     (void)value;
     return parameter <= 1 && parameter >= -8;

@@ -12,7 +12,7 @@
 
 #define MAX_FRAMES 32
 
-/* The caller is the thread that freed. */
+/* Called by the thread that frees the pointer. */
 static void print_caller(struct text *text) {
     text_format(text, "; thread %u\n", (unsigned)os_syscall(SYS_gettid));
     uintptr_t addresses[MAX_FRAMES];
@@ -32,7 +32,7 @@ void misuse_report(const struct misuse_record *misuse) {
     if (misuse->late) {
         text_format(&text, "; found after the call that freed it, as blocks left a cache; with "
                            "CALM_OPTIONS=misuse=immediate it is found in that call\n");
-    } else if (filters_now() == FILTERS_ADDED) { /* which may forbid the system calls */
+    } else if (filters_now() == FILTERS_ADDED) { /* the filter may forbid the system calls of print_caller */
         text_format(&text, "\n");
     } else {
         print_caller(&text);

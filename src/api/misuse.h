@@ -1,6 +1,8 @@
 /*
- * What a wrong call gets: one line on stderr that names it and what the pointer is, and its call stack if it
- * is the caller's; then the end, unless the user asked to carry on.
+ * Reports of invalid and double frees. A report is one line on stderr that
+ * names the error and describes the pointer. The call stack follows if the
+ * error is in the current call. Then the process aborts, unless an option lets
+ * it continue.
  */
 #ifndef CALM_API_MISUSE_H
 #define CALM_API_MISUSE_H
@@ -9,7 +11,7 @@
 
 void misuse_report(const struct misuse_record *misuse);
 
-/* The calling thread is freeing the pointer. */
+/* Called by the thread that is freeing the pointer. */
 void misuse_report_now(enum misuse kind, const void *pointer);
 
 #endif

@@ -1,9 +1,12 @@
 /*
- * C++'s operators new and delete under their mangled names (Itanium C++ ABI), so that no C++ compiler is
- * needed to build the library, and no C++ library to load it.
+ * C++'s operators new and delete, under their mangled names (Itanium C++ ABI).
+ * So the library is built without a C++ compiler, and loaded without a C++
+ * library.
  *
- * new throws through the program's own C++ library, by weak symbols. A library that dlopen loaded later, or
- * in a scope of its own, does not bind them: it is looked up by its file name, once memory is short.
+ * new throws an exception through the program's own C++ library, by weak
+ * symbols. These symbols do not bind to a C++ library that dlopen loads later,
+ * or into a scope of its own. new looks such a library up by its file name when
+ * memory is short.
  */
 #include "api/allocator.h"
 #include "os/symbols.h"
@@ -25,7 +28,8 @@ extern new_handler cxx_get_new_handler(void) __asm__(GET_NEW_HANDLER) __attribut
 extern void cxx_throw_bad_alloc(void) __asm__(THROW_BAD_ALLOC) __attribute__((weak));
 extern void llvm_throw_bad_alloc(void) __asm__(LLVM_THROW_BAD_ALLOC) __attribute__((weak));
 
-/* The function of that name in a loaded C++ library; NULL if there is none. */
+/* Returns the function of this name in a loaded C++ library. Returns NULL if
+ * there is none. */
 static any_function find_late(const char *name) {
     any_function found = symbols_find("libstdc++.so.", name);
     found = found != NULL ? found : symbols_find("libc++.so.", name);
@@ -57,14 +61,16 @@ static void throw_bad_alloc(void) {
     }
 }
 
-/* The process's. Weak, so that a static program with a malloc of its own gets no second one with new. */
+/* The malloc of the process. The symbols are weak, so that a static program
+ * with a malloc of its own gets no second one together with new. */
 extern void *process_malloc(size_t size) __asm__("malloc") __attribute__((weak));
 extern void *process_aligned_alloc(size_t alignment, size_t size) __asm__("aligned_alloc")
     __attribute__((weak));
 extern void process_free(void *block) __asm__("free") __attribute__((weak));
 
-/* As a C++ library does: the malloc of others may return NULL for 0 bytes and align small blocks less than
- * this one, and their aligned_alloc may refuse a size that is no multiple of the alignment. */
+/* Calls another malloc as a C++ library would. It may return NULL for 0 bytes,
+ * and may align small blocks less than this allocator does. Its aligned_alloc
+ * may refuse a size that is not a multiple of the alignment. */
 static void *pass_on(size_t alignment, size_t size) {
     size += size == 0;
     if (alignment <= sizeof(void *)) {
@@ -74,8 +80,9 @@ static void *pass_on(size_t alignment, size_t size) {
     return whole < size ? NULL : process_aligned_alloc(alignment, whole);
 }
 
-/* Calls the program's new-handler until there is memory, or no handler. The handler may throw. Preserves
- * errno, as C++ reports failure by an exception. */
+/* Calls the program's new-handler until there is memory, or no handler. The
+ * handler may throw. Preserves errno, because C++ reports a failure by an
+ * exception. */
 static void *allocate_or_handle(size_t alignment, size_t size) {
     int saved_errno = errno;
     for (;;) {
@@ -93,7 +100,7 @@ static void *allocate_or_handle(size_t alignment, size_t size) {
 }
 
 static __attribute__((noinline)) void *new_slow(size_t alignment, size_t size) {
-    (void)allocator_ready(); /* which says whether new is passed on */
+    (void)allocator_ensure_started(); /* sets calm_new_is_passed_on */
     void *block = allocate_or_handle(alignment, size);
     if (block == NULL) {
         throw_bad_alloc();
@@ -110,18 +117,17 @@ static __attribute__((noinline)) void delete_slow(void *block) {
     }
 }
 
-/* The fast path, without a stack frame; new_slow tries it again. */
+/* The fast path, which needs no stack frame. new_slow tries it again. */
 static inline __attribute__((always_inline)) void *new_any(size_t alignment, size_t size) {
     void *block;
     bool found = pop_cached(&calm_new_caches, aligned_class_for(alignment, size), &block);
     return __builtin_expect(found, 1) ? block : new_slow(alignment, size);
 }
 
-/*
- * The nothrow forms of new are the C++ library's: it calls the forms here, or malloc. A new-handler may
- * throw, and only C++ can catch that. size_t and std::align_val_t are passed as integers. delete ignores
- * every argument but the pointer, so that all of its forms are one function.
- */
+/* The nothrow forms of new belong to the C++ library, which calls the forms
+ * here, or malloc. A new-handler may throw, and only C++ code can catch that.
+ * size_t and std::align_val_t are passed as integers. delete ignores all
+ * arguments but the pointer, so all of its forms are one function. */
 EXPORT void *new_plain(size_t size) __asm__("_Znwm");
 EXPORT void *new_plain(size_t size) {
     return new_any(1, size);

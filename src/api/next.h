@@ -1,4 +1,8 @@
-/* The next definition of a function of the C library, which a wrapper passes its calls on to. */
+/*
+ * The next definition of a function of the C library, to which a wrapper passes
+ * its calls on. Such wrappers are in the shared library only, because a wrapper
+ * in a static program cannot find the C library's own definition.
+ */
 #ifndef CALM_API_NEXT_H
 #define CALM_API_NEXT_H
 
@@ -9,7 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* NULL if there is none. *known keeps it. Not in a signal handler at first. */
+/* Returns the next definition, or NULL if there is none. *known caches it. The
+ * first call must not be in a signal handler, where dlsym is not safe. A
+ * constructor looks up the functions that signal handlers may call. */
 static inline any_function next_of(_Atomic(any_function) *known, const char *name) {
     any_function next = atomic_load_explicit(known, memory_order_relaxed);
     if (next == NULL) {

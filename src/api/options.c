@@ -1,6 +1,6 @@
 #include "api/options.h"
 
-#include "api/state.h"
+#include "api/instance.h"
 #include "base/assert.h"
 #include "os/file.h"
 
@@ -13,22 +13,22 @@ struct options calm_options;
 
 static const struct option_entry {
     const char *name;
-    const char *words; /* "first|second": the values 0 and 1; a number is stored beyond them */
+    const char *words; /* "first|second", stored as 0 and 1; a number is stored beyond the words */
     int min;
-    int max; /* below min: no number; of a text: bytes */
+    int max; /* if less than min, no number is valid; for a text, its maximum of bytes */
     bool has_unit;
-    const char *remark; /* what to say of the values besides these */
+    const char *remark; /* describes further values in a complaint */
     const char *initial;
     enum { ANY_TIME, AT_START } change;
     _Atomic(int) *number;
-    char *text; /* NULL: a number */
+    char *text; /* NULL if the value is a number */
 } entries[] = {
 #define WORDS(words)                      words, 1, 0, false, ""
 #define WORDS_OR_NUMBER(words, max, what) words, 0, max, false, ", or " what
 #define NUMBER(min, max)                  "", min, max, false, ""
 #define BYTES(max)                        "", 0, max, true, " bytes; k, m or g may follow"
 #define HERE(name, field)                 &calm_options.name
-#define GOVERNOR(name, field)             &calm_governor.settings.field
+#define ARENA(name, field)                &calm_arena.settings.field
 #define OPTION(name, values, initial, change, place, field, ...) \
     {#name, values, initial, change, place(name, field), NULL},
 #define TEXT_OPTION(name, max, change, ...) \
@@ -36,7 +36,18 @@ static const struct option_entry {
 #include "api/options.def"
 };
 
-/* The index of a word in "first|second", or -1; without a word, how many there are. */
+static const struct {
+    const char *name;
+    const char *where;
+} moved[] = {
+#define OPTION(...)
+#define TEXT_OPTION(...)
+#define MOVED_OPTION(name, where) {#name, ": " where},
+#include "api/options.def"
+};
+
+/* Returns the index of a word in "first|second", or -1. Returns the number of
+ * words if `word` is NULL. */
 static int find_word(const char *words, const char *word, size_t length) {
     int number = 0;
     for (; *words != '\0'; number++) {
@@ -49,7 +60,8 @@ static int find_word(const char *words, const char *word, size_t length) {
     return word == NULL ? number : -1;
 }
 
-/* A decimal number of at most ten digits, with a unit where one may follow; -1 for anything else. */
+/* Parses a decimal number of at most ten digits, and a unit if the option
+ * allows one. Returns -1 for anything else. */
 static int find_number(const struct option_entry *entry, const char *text, size_t length) {
     static const char units[] = "kKmMgG";
     bool may_have_unit = entry->has_unit && length > 0;
@@ -62,7 +74,8 @@ static int find_number(const struct option_entry *entry, const char *text, size_
     return is_number && in_range ? (int)number << shift : -1;
 }
 
-/* The number that is stored for a value (of a text its length), or -1 if it is invalid. */
+/* Returns the number to store for a value, or -1 if it is invalid. For a text,
+ * this is its length. */
 static int option_parse(const struct option_entry *entry, const char *value, size_t length) {
     if (entry->text != NULL) {
         return length <= (size_t)entry->max ? (int)length : -1;
@@ -138,7 +151,7 @@ bool options_print(enum option which, struct text *text) {
     return false;
 }
 
-/* Of the text, which may be of any length, not all is repeated. */
+/* The text may be of any length. Only its beginning is repeated. */
 static void complain(const char *what, const char *text, size_t length, const char *wanted) {
     text_write_line(2, "calmalloc: %s '%.*s' in CALM_OPTIONS ignored%s", what, length < 64 ? (int)length : 64,
                     text, wanted);
@@ -154,18 +167,28 @@ static void complain_of_value(const struct option_entry *entry, const char *text
     complain("value of option", text, length, wanted.bytes);
 }
 
+/* Returns the end of the complaint about an unknown option. */
+static const char *find_moved(const char *name, size_t length) {
+    for (size_t i = 0; i < sizeof moved / sizeof *moved; i++) {
+        if (strlen(moved[i].name) == length && memcmp(moved[i].name, name, length) == 0) {
+            return moved[i].where;
+        }
+    }
+    return "";
+}
+
 static void option_read(const char *text, size_t length) {
     const char *equals = memchr(text, '=', length);
     size_t name_length = equals == NULL ? length : (size_t)(equals - text);
     const struct option_entry *entry = option_find(text, name_length);
     if (entry == NULL) {
-        complain("unknown option", text, length, "");
+        complain("unknown option", text, length, find_moved(text, name_length));
     } else if (equals == NULL || !option_set(entry, equals + 1, length - name_length - 1)) {
         complain_of_value(entry, text, length);
     }
 }
 
-/* Of CALM_OPTIONS: name=value,... */
+/* Parses CALM_OPTIONS: name=value,... */
 static void option_read_list(const char *text) {
     while (*text != '\0') {
         size_t length = (size_t)(strchrnul(text, ',') - text);
@@ -182,7 +205,8 @@ void options_keep_environment(char **environment) {
     first_environment = environment;
 }
 
-/* Like secure_getenv: NULL if the program runs with elevated privileges. */
+/* Like secure_getenv, returns NULL if the program runs with elevated
+ * privileges. */
 static const char *find_variable(char **environment, const char *name) {
     size_t length = strlen(name);
     for (; getauxval(AT_SECURE) == 0 && *environment != NULL; environment++) {

@@ -1,9 +1,10 @@
 /*
- * The options' values, and how they are set by name: from CALM_OPTIONS=name=value,... at the start, by
- * calm_set later. options.def lists the options, and which of them the governor has.
+ * The values of the options, and how they are set by name: by
+ * CALM_OPTIONS=name=value,... at the start, and by calm_set later. options.def
+ * lists the options, and which of them are settings of the arena.
  *
- * This only parses, stores and prints; what else follows from a value is in settings.h. Values may be read at
- * any time, by any thread; texts change only at the start.
+ * This file parses, stores and prints values. settings.h applies them. Any
+ * thread may read a value at any time. Texts change only at the start.
  */
 #ifndef CALM_API_OPTIONS_H
 #define CALM_API_OPTIONS_H
@@ -14,7 +15,7 @@
 
 struct options {
 #define HERE(name, ...)                                   _Atomic(int) name;
-#define GOVERNOR(name, ...)                               /* in calm_governor.settings */
+#define ARENA(name, ...)                                  /* in calm_arena.settings */
 #define OPTION(name, values, initial, change, place, ...) place(name, )
 #define TEXT_OPTION(name, max_bytes, ...)                 char name[(max_bytes) + 1];
 #include "api/options.def"
@@ -31,29 +32,25 @@ enum option {
 
 enum { OPTION_CACHE_AUTO, OPTION_CACHE_LOCKED, OPTION_CACHE_OFF };
 enum { OPTION_MISUSE_ABORT, OPTION_MISUSE_WARN, OPTION_MISUSE_IMMEDIATE };
-enum {
-    OPTION_OFFLOAD_OFF,
-    OPTION_OFFLOAD_ON,
-    OPTION_OFFLOAD_SIBLING,
-    OPTION_OFFLOAD_CORE,
-    OPTION_OFFLOAD_SOCKET,
-    OPTION_OFFLOAD_CPU_0, /* and so on: CPUs by number */
-};
 enum { OPTION_REPORT_OFF, OPTION_REPORT_EXIT };
 
-/* Where to find CALM_OPTIONS while environ is NULL. */
+/* Keeps the environment in which options_read finds CALM_OPTIONS while environ
+ * is NULL. */
 void options_keep_environment(char **environment);
 
-/* Sets the initial values at the first call, and reads CALM_OPTIONS as soon as there is an environment. True
- * if this call has read it. */
+/* Sets the initial values at the first call. Reads CALM_OPTIONS once there is
+ * an environment. Returns true if this call has read it. */
 bool options_read(void);
 
-/* Returns 0, with the option that was set; ENOENT, EINVAL, or EBUSY if it is fixed after the start. */
+/* Returns 0, and the option that was set. Returns ENOENT if there is no such
+ * option, EINVAL if the value is invalid, or EBUSY if the option is fixed after
+ * the start. */
 int options_set(const char *name, const char *value, enum option *which);
 
 const char *options_name(enum option which);
 
-/* Whether reports show it: test options only where their values are not the initial ones. */
+/* Returns whether reports show the option. They show a test option only if its
+ * value is not the initial one. */
 bool options_is_reported(enum option which);
 
 /* Appends a value as text. Returns whether it is a number. */

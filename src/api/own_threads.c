@@ -1,23 +1,22 @@
 #include "api/own_threads.h"
 
-#include "api/state.h"
-#include "governor/helper.h"
+#include "api/instance.h"
+#include "arena/arena.h"
+#include "arena/helper.h"
 #include "os/filters.h"
 
-/* Enough also on a machine that stands still for seconds. */
+/* Long enough for a machine that stalls for seconds. */
 #define TIMEOUT_NS 10000000000ULL
 
 bool own_threads_stop(void) {
-    if (filters_now() == FILTERS_ADDED) { /* which may not know the next call */
+    if (filters_now() == FILTERS_ADDED) { /* the filter may forbid the system calls below */
         helper_hold();
         return true;
     }
-    if (!allocator_is_ready() || !helper_is_of_this_process(&calm_governor)) {
-        return false; /* the threads are the parent's, and so is what they may do; or none was started yet */
+    if (!allocator_is_ready() || !helper_is_of_this_process(&calm_arena)) {
+        return false; /* the threads are the parent's, which this call does not change; or there are none */
     }
-    struct backend *backend = calm_allocator.backend;
-    bool waits = backend->functions->interrupted(backend) != INTERRUPTED_HOLDER;
-    return backend->functions->stop_threads(backend, waits ? TIMEOUT_NS : 0);
+    return helper_stop(&calm_arena, arena_is_held(&calm_arena) ? 0 : TIMEOUT_NS);
 }
 
 void own_threads_resume(bool stopped) {

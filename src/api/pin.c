@@ -1,10 +1,12 @@
 /*
- * A shared object with the archive in it, such as a plugin, must stay when dlclose is called: the helper's
- * code is there, and the descriptor of a restartable sequence, which the kernel may read later. The linker's
- * option -z nodelete does the same, but a build may lack it.
+ * Keeps the shared object that contains the archive, such as a plugin, when
+ * dlclose is called. The object has the helper's code. It also has the
+ * descriptor of a restartable sequence, which the kernel may read later. The
+ * linker's option -z nodelete has the same effect, but a build may lack it.
  *
- * dlopen is looked up in the C library, as a reference would make linkers warn where a static program has it,
- * and be unresolved before glibc 2.34, where it is in libdl. musl unloads nothing.
+ * dlopen is looked up in the C library. A reference to dlopen would make
+ * linkers warn about static programs. It would be unresolved before glibc 2.34,
+ * where dlopen is in libdl. musl unloads nothing.
  */
 #include "api/pin.h"
 
@@ -39,7 +41,7 @@ void pin_own_object(void) {
     const char *name = NULL;
     dl_iterate_phdr(pin_find_own, &name);
     if (name == NULL || *name == '\0') {
-        return; /* the program, which is the first of all, has no name */
+        return; /* the program, which comes first, has no name */
     }
     any_function found = symbols_find("libc.so.", "dlopen");
     dlopen_function *open = (dlopen_function *)(found != NULL ? found : symbols_find("libdl.so.", "dlopen"));

@@ -9,19 +9,18 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* A block may get one page more for so many that it has. */
+/* A block gets one page more only if it has at least this many. */
 #define MIN_PAGES_PER_EXTRA 16
 
-/*
- * A thread's first blocks need no placement: in use at once they are no more than most caches have ways.
- * Until then the machine's caches are not read, which costs more than a short program's blocks do.
- */
+/* A thread's first blocks need no placement, because they are no more than most
+ * caches have ways, even if all of them are in use. The machine's caches are
+ * read after these blocks, because a short program would spend more time on
+ * reading than on its blocks. */
 #define TURNS_BEFORE_READING 8
 
-/*
- * The numbers of blocks that were placed: each thread counts in one line of its own, or of few threads, so
- * that CPUs share none. Threads that share one may lose a count, and then two blocks begin at the same line.
- */
+/* The counters of the blocks that were placed. Each counter has a cache line of
+ * its own, and few threads use it, so that CPUs share no line. Threads that
+ * share a counter may lose a count. Two blocks then start at the same line. */
 #define TURN_COUNTERS 32
 static struct { _Alignas(64) _Atomic(uint32_t) turns; } counters[TURN_COUNTERS];
 
@@ -30,11 +29,12 @@ static _Atomic(uint64_t) seed; /* 0: not drawn yet */
 static _Atomic(size_t) line_bytes;
 static _Atomic(size_t) way_bytes;
 
-static int placing_mode(const struct allocator *allocator) {
-    return setting_value(&allocator->governor->settings.placement);
+static int placing_mode(void) {
+    return setting_value(&calm_arena.settings.placement);
 }
 
-/* Threads that come at once find the same. */
+/* Several threads may read the caches at the same time, and find the same
+ * values. */
 static void read_caches(void) {
     struct hardware_cache caches[MAX_HARDWARE_CACHES];
     bool known = hardware_caches_read("", caches, MAX_HARDWARE_CACHES) > 0 && caches[0].level == 1;
@@ -51,7 +51,8 @@ static uint64_t process_seed(void) {
     return known;
 }
 
-/* Lines begin at different turns. */
+/* Returns the number of the next turn. The counters begin at different
+ * turns. */
 static uint64_t next_turn(void) {
     unsigned number = thread_slot(TURN_COUNTERS);
     uint32_t turn = atomic_load_explicit(&counters[number].turns, memory_order_relaxed);
@@ -67,26 +68,25 @@ static struct line_spread current_spread(size_t page_bytes) {
                            atomic_load_explicit(&way_bytes, memory_order_relaxed));
 }
 
-size_t placing_pages(const struct allocator *allocator, size_t size, size_t alignment) {
-    size_t page = page_bytes(allocator->governor);
+size_t placing_pages(size_t size, size_t alignment) {
+    size_t page = page_bytes(&calm_arena);
     size_t line = current_spread(page).line_bytes;
     bool has_room = (-size & (page - 1)) >= line;
     bool is_large = size / MIN_PAGES_PER_EXTRA >= page;
-    return placing_mode(allocator) != PLACEMENT_OFF && !has_room && is_large && alignment <= line;
+    return placing_mode() != PLACEMENT_OFF && !has_room && is_large && alignment <= line;
 }
 
-void *placing_place(const struct allocator *allocator, const struct heap *heap, void *base, size_t size,
-                    size_t alignment) {
-    size_t page = page_bytes(allocator->governor);
-    if (placing_mode(allocator) == PLACEMENT_OFF || alignment >= page) {
+void *placing_place(void *base, size_t size, size_t alignment) {
+    size_t page = page_bytes(&calm_arena);
+    if (placing_mode() == PLACEMENT_OFF || alignment >= page) {
         return base;
     }
-    struct span *span = heap_large_span(heap, base);
+    struct span *span = heap_large_span(&calm_arena.heap, base);
     calm_assert(span != NULL && span->pages * page >= size, base, size);
     size_t room = span->pages * page - size;
     uint64_t turn = next_turn();
     struct line_spread spread = current_spread(page);
-    bool spreads = placing_mode(allocator) != PLACEMENT_RANDOM;
+    bool spreads = placing_mode() != PLACEMENT_RANDOM;
     span->offset = line_offset(&spread, spreads, turn, process_seed(), room, alignment);
     calm_assert(span->offset <= room && span->offset % alignment == 0, span->offset, room, alignment);
     return span->base + span->offset;

@@ -1,24 +1,31 @@
 /*
- * The CPU caches rely on the C library's registration of each thread's rseq area. Two kinds of callers have
- * none:
+ * The CPU caches rely on the rseq area that the C library registers for each
+ * thread. Two kinds of callers have no registered area:
  *
- *  - a child that runs on its parent's thread-local storage (vfork, and clone with CLONE_VM). The CPU number
- *    that it finds is its parent's, and other threads may run on that CPU meanwhile;
- *  - a thread whose registration the program has ended, as libraries do that register an area of their own.
+ * - A child that runs on its parent's thread-local storage (vfork, and clone
+ *   with CLONE_VM). It finds its parent's CPU number, while other threads may
+ *   run on that CPU.
+ * - A thread whose registration the program has ended. Libraries that register
+ *   an area of their own do so.
  *
- * The fast paths do not ask. Instead the number that they read becomes that of a cache which is always
- * closed: every block comes from the heap, and returns to it. The kernel may kill a process that writes to
- * the numbers of a registered area (since Linux 7.0, if the area has more than 32 bytes). So it is the parent
- * that ends its own registration, before the child exists, and registers the area again, which sets the true
- * numbers, once the child has left the memory, however that ended. Where the kernel does not suspend the
- * parent for as long as that (CLONE_VFORK), the two threads share the area for an unknown time, and the
- * parent stays unregistered.
+ * The fast paths do not check this. Instead, the CPU number that they read is
+ * changed to the number of a cache that is always closed, so that these callers
+ * take every block from the arena, and return it there.
  *
- * A program that has added a filter may be killed for rseq(2): then nothing is done for its children.
+ * The kernel may kill a process that writes to the numbers of a registered area
+ * (since Linux 7.0, if the area has more than 32 bytes). So the parent ends its
+ * own registration before the child exists. Once the child has left the memory,
+ * in whatever way, the parent registers the area again, which sets the true
+ * numbers. Without CLONE_VFORK, the kernel does not suspend the parent until
+ * then. Parent and child then share the area for an unknown time, so the parent
+ * stays unregistered.
+ *
+ * If the program has added a filter, the kernel may kill the process for
+ * rseq(2). Nothing is done for its children then.
  */
 #include "api/registration.h"
 
-#include "api/state.h"
+#include "api/instance.h"
 #include "base/assert.h"
 #include "cache/cpu_cache.h"
 #include "os/filters.h"
@@ -28,11 +35,12 @@
 
 #include <linux/sched.h>
 
-/* Added to the number of caches, this is that of a cache which is never opened. */
+/* The number of caches plus each of these is the number of a cache that is
+ * never opened. */
 enum closed {
     SUSPENDED, /* for a child, while the kernel suspends its parent */
-    SHARED,    /* for a child, and its parent for good */
-    ENDED,     /* by the program */
+    SHARED,    /* for a child, and afterwards for its parent */
+    ENDED,     /* for a thread whose registration the program ended */
 };
 _Static_assert(ENDED < CLOSED_CACHES, "each has a cache");
 
@@ -53,7 +61,8 @@ static long registration_syscall(const long *arguments) {
     return os_syscall(SYS_rseq, arguments[0], arguments[1], arguments[2], arguments[3]);
 }
 
-/* The kernel resets the numbers, to that of CPU 0. No signal handler may run before they are set here. */
+/* The kernel resets the numbers to those of CPU 0. No signal handler may run
+ * before set_number. */
 static long end_registration(const long *arguments, enum closed number) {
     bool blocks = filters_now() != FILTERS_ADDED;
     uint64_t mask = blocks ? thread_block_signals() : 0;
@@ -80,7 +89,8 @@ bool registration_before_child(uint64_t flags) {
 static void register_again(void) {
     const struct rseq_offsets *rseq = &calm_caches.rseq;
     const long again[] = {(long)own_memory(rseq->area), rseq->area_bytes, 0, RSEQ_SIGNATURE};
-    /* The child's last sequence. Older kernels would take it for one that the caller is in. */
+    /* Clears the child's last sequence, which older kernels would take for one
+     * that the caller is in. */
     *(volatile uint64_t *)own_memory(rseq->area + RSEQ_CS) = 0;
     if (registration_syscall(again) != 0) {
         set_number(ENDED);

@@ -31,8 +31,9 @@ void report_json(struct text *text) {
     text_format(text, "}}");
 }
 
-/* Programs close their stderr before the last destructors run: the report has a descriptor of its own, unless
- * the program closed that one too and uses its number. */
+/* A program may close stderr before the last destructors run. The report has a
+ * descriptor of its own, unless the program closed this one, too, and uses its
+ * number again. */
 static int report_descriptor = -1;
 static struct stat report_file;
 

@@ -1,17 +1,18 @@
-/* The report at exit: the counters and the options, as calm_stats_json has them. */
+/* The report at exit: the counters and the options, as in calm_stats_json. */
 #ifndef CALM_API_REPORT_H
 #define CALM_API_REPORT_H
 
 #include "os/text.h"
 
-/* Once the option asks for a report: keeps stderr, which the program may close before it ends. Any number of
- * times. */
+/* If the option requests a report, keeps a copy of stderr, which the program
+ * may close before it ends. May be called any number of times. */
 void report_prepare(void);
 
-/* At the end of the process: writes the report, if it was asked for, to the stderr that was kept. */
+/* Called at the end of the process. Writes the requested report to the copy of
+ * stderr. */
 void report_write(void);
 
-/* Appends one JSON object of the counters and the options. Thread-safe. */
+/* Appends the counters and the options as one JSON object. Thread-safe. */
 void report_json(struct text *text);
 
 #endif

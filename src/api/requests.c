@@ -1,22 +1,21 @@
 #include "api/requests.h"
 
 #include "api/features.h"
-#include "api/state.h"
+#include "api/instance.h"
+#include "arena/arena.h"
 #include "base/assert.h"
 
 #include <errno.h>
 
-/*
- * A handler that interrupted the governor, a cache or the profile holds a lock that the request waits for.
- * One that interrupted a client of the server may be what the server waits for. And a forking thread holds
- * all locks, as if it had interrupted itself. Each leaves the request to the next thread that comes.
- */
+/* Returns whether the caller may wait for locks. A signal handler that
+ * interrupted the arena, a cache or the profile holds a lock that the request
+ * needs. A forking thread holds all locks, as if it had interrupted itself.
+ * Such a caller leaves the request to the next thread. */
 static bool may_wait(void) {
-    const struct backend *backend = calm_allocator.backend;
-    return backend->functions->interrupted(backend) == INTERRUPTED_NOTHING && !heap_profile_is_locked();
+    return !arena_is_held(&calm_arena) && !heap_profile_is_locked();
 }
 
-void requests_carry_out(trim_function *trim) {
+void requests_carry_out(void) {
     struct control_claim claim;
     if (!may_wait()) {
         return;
@@ -31,7 +30,8 @@ void requests_carry_out(trim_function *trim) {
     uint64_t result = 0;
     switch (claim.request) {
     case CONTROL_TRIM:
-        result = trim(calm_allocator.backend, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
+        result =
+            arena_trim_by_helper(&calm_arena, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
         break;
     case CONTROL_PROFILE:
         error = heap_profile_request((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32), &result);

@@ -1,28 +1,25 @@
 /*
- * What another process asks of this one (os/control.h), or asks for by tracing the profile's probes
- * (profile/probes.h): noticed where a thread of the program enters the heap, which is no fast path, and by
- * the helper or the server.
+ * Requests of other processes (os/control.h), and requests by a tracer of the
+ * profile's probes (profile/sample_probes.h). The helper notices them, and so
+ * does a thread of the program where it enters the arena, which is no fast
+ * path.
  */
 #ifndef CALM_API_REQUESTS_H
 #define CALM_API_REQUESTS_H
 
 #include "api/features.h"
-#include "backend/backend.h"
 #include "os/control.h"
 
-#include <stddef.h>
+/* Carries out pending requests, if there are any. Does nothing in a signal
+ * handler that interrupted the allocator, or within a fork; the next thread
+ * carries out the requests. Preserves errno. */
+void requests_carry_out(void);
 
-/* Of a backend. */
-typedef size_t trim_function(struct backend *backend, size_t keep_bytes);
-
-/* Carries out what is asked, a trim by that function. Not in a signal handler that interrupted the allocator,
- * nor within a fork: what is asked waits for the next thread. Preserves errno. */
-void requests_carry_out(trim_function *trim);
-
-/* The caller holds no lock of the allocator's, unless a signal handler interrupted one that does. */
-static inline void requests_notice(trim_function *trim) {
+/* The caller holds no lock of the allocator, unless it is a signal handler that
+ * interrupted a thread with such a lock. */
+static inline void requests_notice(void) {
     if (control_is_pending(&os_control) || heap_profile_should_switch()) {
-        requests_carry_out(trim);
+        requests_carry_out();
     }
 }
 

@@ -1,10 +1,10 @@
 #include "api/settings.h"
 
 #include "api/features.h"
+#include "api/instance.h"
 #include "api/options.h"
 #include "api/report.h"
-#include "api/state.h"
-#include "governor/governor.h"
+#include "arena/arena.h"
 #include "os/purge.h"
 
 #include <errno.h>
@@ -13,7 +13,8 @@ static void allow_vectored_purges(void) {
     purge_allow_vectored((enum purge_vectored)calm_options.vectored_purge);
 }
 
-/* What follows from a new value at once. Returns 0 or an errno. Thread-safe. */
+/* Applies what must follow a new value immediately. Returns 0 or an errno.
+ * Thread-safe. */
 static int apply_option(enum option which) {
     if (which == OPTION_vectored_purge) {
         allow_vectored_purges();
@@ -24,17 +25,6 @@ static int apply_option(enum option which) {
         return heap_profile_configure((uint64_t)calm_options.profile, calm_options.profile_file) ? 0 : ENOMEM;
     }
     return 0;
-}
-
-static void refresh(struct governor *governor, void *nothing) {
-    (void)nothing;
-    governor_copy_settings(governor, &calm_governor); /* a backend may have a second heap */
-    governor_refresh(governor);
-}
-
-/* The limit on free memory follows. */
-static void refresh_all(void) {
-    calm_allocator.backend->functions->run(calm_allocator.backend, refresh, NULL);
 }
 
 void settings_read(void) {
@@ -51,10 +41,10 @@ void settings_apply_profile(void) {
 void settings_read_late(void) {
     if (options_read()) {
         allow_vectored_purges();
-        refresh_all();
+        arena_refresh(&calm_arena); /* changes the limit on free memory */
         settings_apply_profile();
     }
-    heap_profile_learn_modules(); /* also for a profile that is requested from outside, within malloc */
+    heap_profile_learn_modules(); /* a profile that another process requests starts within malloc */
     report_prepare();
 }
 
@@ -63,7 +53,7 @@ int settings_set(const char *name, const char *value) {
     int error = options_set(name, value, &which);
     error = error == 0 ? apply_option(which) : error;
     if (error == 0) {
-        refresh_all();
+        arena_refresh(&calm_arena); /* changes the limit on free memory */
     }
     return error;
 }

@@ -1,14 +1,18 @@
 /*
- * prctl and syscall, by which a program adds a seccomp filter, gives up the right to gain privileges, enters
- * other namespaces, or copies itself: no thread of ours is there meanwhile that would be left behind, and
- * from a filter on only such system calls are made as the C library's malloc makes.
+ * prctl and syscall. By them a program adds a seccomp filter, gives up the
+ * right to gain privileges, enters other namespaces, or copies itself. The
+ * wrappers stop the allocator's own threads around such a call, because it
+ * would not apply to them, and because a copy would keep the locks that they
+ * hold. Once there is a filter, the allocator makes only system calls that the
+ * C library's malloc makes, too.
  *
- * And vfork, which is one of the calls of syscall that return twice on one stack, or on another: see the end.
+ * This file also wraps vfork. It is one of the calls of syscall that return
+ * twice, on one stack or on two: see the end.
  */
 #ifndef CALM_WITHOUT_THREADS
 #include "api/features.h"
-#include "api/marks.h"
 #include "api/own_threads.h"
+#include "api/range_calls.h"
 #include "api/registration.h"
 #include "os/thread.h"
 #endif
@@ -34,7 +38,7 @@
 
 #ifdef CALM_WITHOUT_THREADS
 static bool own_threads_stop(void) {
-    return false; /* nothing of ours runs by itself */
+    return false; /* this library has no threads of its own */
 }
 static void own_threads_resume(bool stopped) {
     (void)stopped;
@@ -52,26 +56,26 @@ static void registration_after_child(long result) {
 static long registration_call(const long *arguments) {
     return os_syscall(SYS_rseq, arguments[0], arguments[1], arguments[2], arguments[3]);
 }
-static bool thread_is_alone(void) {
+static bool thread_is_single(void) {
     return false;
 }
 static void heap_profile_apply(void) {
 }
-/* glibc unmaps large blocks, so that marks end with them. */
+/* glibc unmaps large blocks, and their marks end with the mapping. */
 static long marks_call(long number, const long *arguments) {
     return os_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
                       arguments[5]);
 }
 #endif
 
-/* Filters that were added: another thread's may be one while this thread's is refused. */
+/* The number of filters that were added. One thread may add a filter while the
+ * kernel refuses the filter of another thread. */
 static _Atomic(unsigned) filters_added;
 
 static long wrapper_syscall(bool filters, long number, const long *arguments) {
     unsigned added = atomic_load_explicit(&filters_added, memory_order_relaxed);
     enum filters before = filters_now();
-    filters =
-        filters && !registration_is_suspended(); /* its memory is that of a process without the filter */
+    filters = filters && !registration_is_suspended(); /* a child of vfork adds no filter to its parent */
     bool stopped = own_threads_stop();
     if (filters) {
         if (before != FILTERS_ADDED) {
@@ -114,8 +118,8 @@ EXPORT int prctl(int option, ...) {
 /* How a system call makes a process or a thread. */
 struct copying {
     bool copies;
-    bool own_stack; /* the copy does not return from here */
-    uint64_t flags; /* of clone(2) */
+    bool own_stack; /* the copy runs on another stack, and does not return from here */
+    uint64_t flags; /* those of clone(2) */
 };
 
 static struct copying copying_by(long number, const long *arguments) {
@@ -147,12 +151,14 @@ static struct copying copying_by(long number, const long *arguments) {
     return by;
 }
 
-/* Whether the copy has memory and a stack of its own, which are those of this moment. */
+/* Returns whether the new process gets copies of the caller's memory and
+ * stack. */
 static bool copies_process(struct copying by) {
     return by.copies && !by.own_stack && (by.flags & CLONE_VM) == 0;
 }
 
-/* Any system call, as by the C library's: what its arguments are not is passed on as it comes. */
+/* Makes any system call, as the C library does. The caller may pass fewer than
+ * six arguments; the rest is passed on unchanged. */
 __attribute__((used, visibility("hidden"))) long calm_syscall_by_c(long number, ...) {
     va_list list;
     va_start(list, number);
@@ -164,8 +170,8 @@ __attribute__((used, visibility("hidden"))) long calm_syscall_by_c(long number, 
     if (copies_process(copying_by(number, arguments))) {
         return libc_result(wrapper_syscall(false, number, arguments));
     }
-    if (number == SYS_exit && thread_is_alone()) {
-        own_threads_resume(own_threads_stop()); /* the last thread's status is the process's */
+    if (number == SYS_exit && thread_is_single()) {
+        own_threads_resume(own_threads_stop()); /* so this thread's status becomes that of the process */
     }
     switch (number) {
     case SYS_rseq:
@@ -186,12 +192,11 @@ __attribute__((used, visibility("hidden"))) long calm_syscall_by_c(long number, 
     }
 }
 
-/*
- * Calls that return twice, of which the copy uses its parent's stack or another one, are made by assembly.
- * The copy on the same stack returns first, and its calls overwrite the stack below: all that the parent
- * needs is in registers. On another stack the copy finds what the caller has put there, as under the C
- * library.
- */
+/* Some calls return twice. Assembly makes those that give the copy no memory
+ * and stack of its own. On the parent's stack, the copy returns first, and its
+ * calls overwrite the stack below. The parent therefore keeps everything that
+ * it needs in registers. On another stack, the copy finds what the caller has
+ * put there, as with the C library. */
 enum { BY_C, IN_PLACE, IN_PLACE_UNREGISTERED };
 
 __attribute__((used, visibility("hidden"))) int calm_syscall_way(long number, long first, long second) {
@@ -214,7 +219,7 @@ __attribute__((used, visibility("hidden"))) long calm_syscall_result_unregistere
 #if defined(__x86_64__)
 
 #ifndef CALM_WITHOUT_THREADS
-/* Goes on as syscall(SYS_vfork). */
+/* Continues as syscall(SYS_vfork). */
 __asm__(".pushsection .text\n\t"
         ".globl vfork\n\t"
         ".type vfork, @function\n\t"
@@ -228,8 +233,9 @@ __asm__(".pushsection .text\n\t"
         ".popsection");
 #endif
 
-/* 56, 58, 435: SYS_clone, SYS_vfork, SYS_clone3. The copy returns at once, and its parent by one of the
- * functions above, to the return address in r9. */
+/* 56, 58 and 435 are SYS_clone, SYS_vfork and SYS_clone3. The copy returns
+ * directly. Its parent returns by one of the functions above, to the address in
+ * r9. */
 __asm__(".pushsection .text\n\t"
         ".globl syscall\n\t"
         ".type syscall, @function\n\t"

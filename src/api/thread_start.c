@@ -1,7 +1,8 @@
 /*
- * The start of the program's threads: those whose creator has no restartable sequences have none either
- * (registration.h), and where address space is limited their stacks find room (limits.h). Passed on to the
- * next definition; not in static programs, where the C library's own cannot be asked for.
+ * The start of the program's threads. If the creator of a thread has no
+ * restartable sequences, the thread has none either (registration.h). Where
+ * address space is limited, the threads' stacks find room (limits.h). The
+ * wrappers pass the calls on to the next definition (next.h).
  */
 #ifdef CALM_SHARED_LIBRARY
 
@@ -38,7 +39,8 @@ static struct start *new_start(unsigned creator, void *argument) {
     return start;
 }
 
-/* In the new thread, which frees nothing before its registration is known. */
+/* Runs in the new thread, which must not free before its registration is
+ * known. */
 static struct start begin_thread(void *started) {
     struct start start = *(struct start *)started;
     registration_begin_thread(start.creator);
@@ -56,7 +58,7 @@ static int begin_c11(void *started) {
     return start.run_c11(start.argument);
 }
 
-/* A stack may have no room but that of the allocator's free memory. */
+/* A stack may need address space that the allocator's free memory takes. */
 static int start_with_room(start_posix *next, pthread_t *thread, const pthread_attr_t *attributes,
                            void *(*run)(void *), void *argument) {
     int error = next(thread, attributes, run, argument);
@@ -103,11 +105,12 @@ EXPORT int thrd_create(thrd_t *thread, thrd_start_t run, void *argument) {
     return status;
 }
 
-/* At the start, for threads that are started where symbols cannot be looked up. */
+/* A signal handler may start a thread, so the functions are looked up at the
+ * start. */
 __attribute__((constructor)) static void thread_start_look_up(void) {
     next_of(&next_pthread_create, "pthread_create");
     if (next_of(&next_thrd_create, "thrd_create") == NULL) {
-        dlerror(); /* before glibc 2.28; the program is to find no error that is not its own */
+        dlerror(); /* before glibc 2.28; the program must not find this error */
     }
 }
 

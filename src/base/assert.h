@@ -1,11 +1,13 @@
 /*
- * Assertions: what must hold. They are checked in builds with CALM_ASSERTIONS (CMake: CALMALLOC_ASSERTIONS);
- * elsewhere they are compiled, but generate no code.
+ * Assertions, which state what must hold. Builds with CALM_ASSERTIONS (CMake:
+ * CALMALLOC_ASSERTIONS) check them. Other builds compile them, but they
+ * generate no code.
  *
  *     calm_assert(condition, values ...)
  *
- * A failure prints the file, the line, the condition and up to four values that matter, integers or pointers,
- * and aborts. Allocates nothing. Any thread and signal handler.
+ * A failure prints the file, the line, the condition and up to four values,
+ * which are integers or pointers, and aborts. Allocates nothing. Any thread and
+ * any signal handler may call it.
  */
 #ifndef CALM_BASE_ASSERT_H
 #define CALM_BASE_ASSERT_H
@@ -13,7 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Defined in os/assert.c. names has the texts of the values, separated by commas. */
+/* Defined in os/assert.c. names: the texts of the values, separated by
+ * commas. */
 _Noreturn void assert_fail(const char *file, int line, const char *condition, const char *names,
                            const uint64_t *values, size_t count);
 
@@ -29,20 +32,20 @@ _Noreturn void assert_fail(const char *file, int line, const char *condition, co
 #define ASSERT_JOIN(a, b)                   a##b
 #define ASSERT_NUMBERS(count, ...)          ASSERT_JOIN(ASSERT_NUMBERS_, count)(__VA_ARGS__)
 
-/* text: of the condition, before macros in it are replaced. */
+/* text: the condition, before the compiler replaces macros in it. */
 #define ASSERT_THAT(text, condition, ...)                                                                    \
     ((condition) ? (void)0                                                                                   \
                  : assert_fail(__FILE__, __LINE__, text, "" #__VA_ARGS__,                                    \
                                (const uint64_t[]){ASSERT_NUMBERS(ASSERT_COUNT(__VA_ARGS__), ##__VA_ARGS__)}, \
                                ASSERT_COUNT(__VA_ARGS__)))
 
-/* In each build. For functions that exist to check. */
+/* Checks in each build, for functions whose purpose is to check. */
 #define calm_check(condition, ...) ASSERT_THAT(#condition, condition, ##__VA_ARGS__)
 
 #ifdef CALM_ASSERTIONS
 #define calm_assert(condition, ...) ASSERT_THAT(#condition, condition, ##__VA_ARGS__)
 #else
-/* sizeof evaluates nothing, and what the condition names counts as used. */
+/* sizeof evaluates nothing, but the names in the condition count as used. */
 #define calm_assert(condition, ...) ((void)sizeof((condition) ? 1 : 0))
 #endif
 

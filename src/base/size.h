@@ -1,5 +1,6 @@
 /*
- * Arithmetic on sizes and words that every part needs. Pure; any thread and signal handler.
+ * Arithmetic on sizes and words, for all layers. Pure; any thread and any
+ * signal handler may call these functions.
  */
 #ifndef CALM_BASE_SIZE_H
 #define CALM_BASE_SIZE_H
@@ -20,18 +21,20 @@ static inline size_t size_minus(size_t a, size_t b) {
     return a > b ? a - b : 0;
 }
 
-/* a + b, or SIZE_MAX if that is too large. */
+/* a + b, or SIZE_MAX if the sum is larger. */
 static inline size_t size_plus(size_t a, size_t b) {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
 }
 
-/* To a multiple of unit, a power of two. The caller excludes overflow. */
+/* The next multiple of unit, which is a power of two. The caller excludes
+ * overflow. */
 static inline size_t size_round_up(size_t size, size_t unit) {
     return (size + unit - 1) & ~(unit - 1);
 }
 
-/* How many bits are set, in parallel for ever wider fields. Compilers call a function for it where they may
- * not assume that the processor has an instruction. */
+/* The number of bits that are set, counted in parallel for ever wider fields.
+ * Compilers would call a function for it if they may not assume that the
+ * processor has an instruction. */
 static inline unsigned count_bits(uint64_t word) {
     word -= word >> 1 & 0x5555555555555555;
     word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/size.h"
+#include "cache/locked.h"
 #include "cache/rseq.h"
 #include "os/filters.h"
 #include "os/thread.h"
@@ -9,48 +10,14 @@
 
 #include <string.h>
 
-/* Threads' stacks may be small. */
+/* The size of an array on the stack of the thread that flushes. That stack may
+ * be small. */
 #define CACHE_FLUSH_BLOCKS 256
-/* Where address space is limited, the caches take at most one part in so many of it. */
-#define LIMIT_SHARE 32
+/* If address space is limited, the caches take at most this part of it. */
+#define LIMIT_DIVISOR 32
 
-/* glibc 2.32 and later. */
+/* glibc 2.32 and later define it. */
 extern char __libc_single_threaded __attribute__((weak));
-
-/* The words of a cache. */
-static char *cpu_cache_words(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
-    return caches->base + ((size_t)(state - caches->states) << CPU_CACHE_SHIFT);
-}
-
-/* A word of a stack: written under the cache's lock, or by a sequence of the CPU's own thread. */
-static void **get_top(const struct stack *stack) {
-    return atomic_load_explicit(&stack->top, memory_order_relaxed);
-}
-
-static void set_top(struct stack *stack, void **top) {
-    atomic_store_explicit(&stack->top, top, memory_order_release);
-}
-
-/* Of a closed stack: above any top. */
-static void **get_bottom(const struct stack *stack) {
-    return (void **)~atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
-}
-
-static void set_bottom(struct stack *stack, void **bottom) {
-    atomic_store_explicit(&stack->not_bottom, ~(uintptr_t)bottom, memory_order_release);
-}
-
-static void **get_end(const struct stack *stack) {
-    return atomic_load_explicit(&stack->end, memory_order_relaxed);
-}
-
-static void set_end(struct stack *stack, void **end) {
-    atomic_store_explicit(&stack->end, end, memory_order_release);
-}
-
-static size_t words_between(void *const *low, void *const *high) {
-    return low < high ? (size_t)(high - low) : 0;
-}
 
 static bool is_open(const struct cpu_cache_state *state) {
     return atomic_load_explicit(&state->open, memory_order_relaxed);
@@ -60,7 +27,7 @@ static int mode_of(const struct cpu_caches *caches) {
     return atomic_load_explicit(&caches->mode, memory_order_relaxed);
 }
 
-/* The caches that there is memory for. */
+/* Returns the number of caches, or 0 if there was no memory for them. */
 static unsigned usable(const struct cpu_caches *caches) {
     return caches->states == NULL ? 0 : caches->count;
 }
@@ -68,27 +35,28 @@ static unsigned usable(const struct cpu_caches *caches) {
 bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *classes,
                      struct rseq_offsets rseq) {
     if (&__libc_single_threaded != NULL) {
-        thread_alone = &__libc_single_threaded;
+        thread_single = &__libc_single_threaded;
     }
     caches->classes = classes;
     caches->rseq = rseq;
     size_t limit = vm_limit_bytes();
-    size_t max_count = size_minus(limit / LIMIT_SHARE / CPU_CACHE_BYTES, CLOSED_CACHES);
-    caches->count = limit == SIZE_MAX ? cpus_possible() : cpus_listed(); /* which reads files */
+    size_t max_count = size_minus(limit / LIMIT_DIVISOR / CPU_CACHE_BYTES, CLOSED_CACHES);
+    caches->count = limit == SIZE_MAX ? cpus_possible() : cpus_listed(); /* cpus_listed reads files */
     caches->one_per_cpu = caches->count <= max_count;
     if (!caches->one_per_cpu) {
         caches->count = max_count == 0 ? 1 : (unsigned)max_count;
     }
 
-    /* Between stacks is a word that is never written: what a push to an empty one compares its block with. */
+    /* The word between two stacks is never written. A push to an empty stack
+     * compares its block with it. */
     uint32_t next = 3 * SIZE_CLASSES;
-    for (uint32_t class = 1; class < classes->count; ++class) {
-        caches->start_of[class] = (uint16_t)(next + 1);
-        next += 1 + classes->of[class].max_cached;
+    for (uint32_t size_class = 1; size_class < classes->count; ++size_class) {
+        caches->start_of[size_class] = (uint16_t)(next + 1);
+        next += 1 + classes->of[size_class].max_cached;
     }
-    for (uint32_t class = 1; class < classes->count; ++class) {
-        caches->grown_start_of[class] = (uint16_t)(next + 1);
-        next += 1 + classes->of[class].max_grown;
+    for (uint32_t size_class = 1; size_class < classes->count; ++size_class) {
+        caches->grown_start_of[size_class] = (uint16_t)(next + 1);
+        next += 1 + classes->of[size_class].max_grown;
     }
     if (next > CPU_CACHE_BYTES / 8) {
         return false;
@@ -99,7 +67,7 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     if (caches->base == NULL) {
         return false;
     }
-    /* The fast path reads closed caches. */
+    /* The fast path also reads caches that were never opened. */
     vm_make_readable(caches->base, bytes);
     caches->states = vm_map(caches->count * sizeof *caches->states);
     for (unsigned number = 0; number < usable(caches); number++) {
@@ -108,22 +76,22 @@ bool cpu_caches_init(struct cpu_caches *caches, const struct size_classes *class
     return caches->states != NULL;
 }
 
-void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
+void cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
     calm_assert(mode_of(caches) == CACHE_UNREADY && mode != CACHE_UNREADY, mode_of(caches), mode);
     atomic_store_explicit(&caches->mode, mode, memory_order_release);
-    if (mode == CACHE_LOCKED && may_be_alone) {
-        caches->alone_without_helper = thread_alone;
+    if (mode == CACHE_LOCKED) {
+        caches->single_without_helper = thread_single;
         cpu_caches_set_helper(caches, false);
     }
     caches->in_rseq_mode = mode == CACHE_RSEQ;
 }
 
 void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
-    const char *alone = runs ? &thread_not_alone : caches->alone_without_helper;
-    if (atomic_load_explicit(&caches->alone, memory_order_relaxed) != alone) {
-        atomic_store_explicit(&caches->alone, alone, memory_order_release);
+    const char *single = runs ? &thread_not_single : caches->single_without_helper;
+    if (atomic_load_explicit(&caches->single, memory_order_relaxed) != single) {
+        atomic_store_explicit(&caches->single, single, memory_order_release);
         if (caches->shared != NULL) {
-            atomic_store_explicit(&caches->shared->alone, alone, memory_order_release);
+            atomic_store_explicit(&caches->shared->single, single, memory_order_release);
         }
     }
 }
@@ -131,14 +99,14 @@ void cpu_caches_set_helper(struct cpu_caches *caches, bool runs) {
 void cpu_caches_share(struct cpu_caches *caches, struct cpu_caches *shared) {
     shared->base = caches->base;
     shared->rseq = caches->rseq;
-    atomic_store_explicit(&shared->alone, atomic_load_explicit(&caches->alone, memory_order_relaxed),
+    atomic_store_explicit(&shared->single, atomic_load_explicit(&caches->single, memory_order_relaxed),
                           memory_order_release);
     shared->in_rseq_mode = caches->in_rseq_mode;
     caches->shared = shared;
 }
 
-/* Those without a CPU are never read, but where the threads' numbers are not those of CPUs. Pages next to
- * caches that stay are left as guards. */
+/* In CACHE_RSEQ no thread reads a cache whose number is not that of a CPU. The
+ * pages next to caches that stay become guards. */
 void cpu_caches_limit(struct cpu_caches *caches) {
     if (usable(caches) == 0 || !cpu_cache_is_rseq(caches) || !thread_may_open_files() ||
         atomic_exchange_explicit(&caches->limited, true, memory_order_relaxed)) {
@@ -159,8 +127,8 @@ size_t cpu_caches_max_blocks(const struct cpu_caches *caches, size_t *bytes) {
     }
     size_t blocks = 0;
     *bytes = MAX_GROWN_BYTES * open;
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        const struct size_class *of = &caches->classes->of[class];
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        const struct size_class *of = &caches->classes->of[size_class];
         blocks += of->max_grown * open;
         *bytes += (size_t)of->max_cached * of->size * open;
     }
@@ -172,11 +140,12 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     *bytes = 0;
     for (unsigned number = 0; number < usable(caches); number++) {
         const struct cpu_cache_state *state = &caches->states[number];
-        for (uint32_t class = 1; is_open(state) && class < caches->classes->count; ++class) {
-            const struct size_class *of = &caches->classes->of[class];
-            const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-            /* Of two moments, if the stack is being moved. */
-            size_t held = size_min(words_between(get_bottom(stack), get_top(stack)), of->max_grown);
+        for (uint32_t size_class = 1; is_open(state) && size_class < caches->classes->count; ++size_class) {
+            const struct size_class *of = &caches->classes->of[size_class];
+            const struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+            /* While the stack moves, one of the two words may be new and the
+             * other one old. */
+            size_t held = size_min(words_between(stack_bottom(stack), stack_top(stack)), of->max_grown);
             blocks += held;
             *bytes += held * of->size;
         }
@@ -184,24 +153,16 @@ size_t cpu_caches_blocks(const struct cpu_caches *caches, size_t *bytes) {
     return blocks;
 }
 
-static uint32_t read_rseq(ptrdiff_t offset) {
-    return *(const volatile uint32_t *)(const void *)((const char *)thread_pointer() + offset);
-}
-
-/* In CACHE_LOCKED threads share a cache where their thread pointers hash to the same one: a lock is held for
- * a few instructions. A lone thread has the first. */
 unsigned cpu_cache_number(const struct cpu_caches *caches) {
-    if (cpu_cache_is_rseq(caches)) {
-        return read_rseq(caches->rseq.cpu_number);
-    }
-    return cpu_cache_is_alone(caches) ? 0 : thread_slot(caches->count);
+    return cpu_cache_is_rseq(caches) ? rseq_number(caches) : locked_number(caches);
 }
 
 unsigned cpu_cache_node(const struct cpu_caches *caches) {
-    return caches->rseq.node != 0 && cpu_cache_is_rseq(caches) ? read_rseq(caches->rseq.node) : 0;
+    return cpu_cache_is_rseq(caches) ? rseq_node(caches) : 0;
 }
 
-/* The caller's cache; NULL if its thread is not registered, or without memory. */
+/* Returns the caller's cache, or NULL if the thread is not registered for
+ * sequences, or if there was no memory for caches. */
 static struct cpu_cache_state *own_state(const struct cpu_caches *caches) {
     unsigned number = cpu_cache_number(caches);
     return number < usable(caches) ? &caches->states[number] : NULL;
@@ -211,55 +172,67 @@ static void **word_of(char *cache, uint32_t index) {
     return (void **)(void *)cache + index;
 }
 
-/* Of a stack, whether it is open or closed. Under the cache's lock. */
-static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state, uint32_t class) {
-    return word_of(cpu_cache_words(caches, state),
-                   state->moved[class] ? caches->grown_start_of[class] : caches->start_of[class]);
+/* Returns the first word of a stack, which may be closed. The caller holds the
+ * cache's lock. */
+static void **start_of(const struct cpu_caches *caches, const struct cpu_cache_state *state,
+                       uint32_t size_class) {
+    return word_of(cpu_cache_words(caches, state), state->moved[size_class]
+                                                       ? caches->grown_start_of[size_class]
+                                                       : caches->start_of[size_class]);
+}
+
+/* Restarts the sequences under way. Once it returns true, no sequence is left
+ * that began before the caller closed a stack or cache. */
+static bool sequences_are_over(const struct cpu_caches *caches) {
+    return !cpu_cache_is_rseq(caches) || rseq_restart_all();
 }
 
 static void close_stack(struct stack *stack) {
-    set_bottom(stack, (void **)UINTPTR_MAX);
-    set_end(stack, NULL);
+    stack_set_bottom(stack, (void **)UINTPTR_MAX);
+    stack_set_end(stack, NULL);
 }
 
 static void close_stacks(const struct cpu_caches *caches, char *cache) {
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        close_stack(stack_of(cache, class));
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        close_stack(stack_of(cache, size_class));
     }
 }
 
 /*
- * Opens a closed cache. are_empty: no sequence is under way, and its stacks, empty, have no room at first;
- * else it is as it was, without what it had grown. Under the cache's lock.
+ * Opens a closed cache. `are_empty` says that the stacks are empty and no
+ * sequence is under way. The stacks then get no room yet. Otherwise they keep
+ * their blocks, and lose the room by which they had grown. The caller holds the
+ * cache's lock.
  */
 static void open_stacks(const struct cpu_caches *caches, struct cpu_cache_state *state, bool are_empty) {
     calm_assert(lock_is_mine(&state->lock), state - caches->states);
     char *cache = cpu_cache_words(caches, state);
     state->grown_bytes = 0;
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        struct stack *stack = stack_of(cache, class);
-        state->moved[class] = state->moved[class] && !are_empty;
-        void **start = start_of(caches, state, class);
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        struct stack *stack = stack_of(cache, size_class);
+        state->moved[size_class] = state->moved[size_class] && !are_empty;
+        void **start = start_of(caches, state, size_class);
         if (are_empty) {
-            /* A first opening: in this order a sequence finds either nothing to pop or no room to push. */
-            set_bottom(stack, (void **)UINTPTR_MAX);
-            set_top(stack, start);
+            /* In this order a sequence in a cache that opens for the first time
+             * finds nothing to pop, and no room to push. */
+            stack_set_bottom(stack, (void **)UINTPTR_MAX);
+            stack_set_top(stack, start);
         }
-        set_bottom(stack, start);
-        set_end(stack, are_empty ? start : start + caches->classes->of[class].max_cached);
+        stack_set_bottom(stack, start);
+        stack_set_end(stack, are_empty ? start : start + caches->classes->of[size_class].max_cached);
     }
 }
 
-bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
-    calm_assert(class > 0 && class < caches->classes->count, class);
+bool cpu_cache_open(struct cpu_caches *caches, uint32_t size_class) {
+    calm_assert(size_class > 0 && size_class < caches->classes->count, size_class);
     struct cpu_cache_state *state = mode_of(caches) == CACHE_OFF ? NULL : own_state(caches);
     if (state == NULL) {
         return false;
     }
     char *cache = cpu_cache_words(caches, state);
-    struct stack *stack = stack_of(cache, class);
-    void **start = word_of(cache, caches->start_of[class]);
-    if (is_open(state) && get_end(stack) != start) {
+    struct stack *stack = stack_of(cache, size_class);
+    void **start = word_of(cache, caches->start_of[size_class]);
+    if (is_open(state) && stack_end(stack) != start) {
         return false;
     }
     lock_acquire(&state->lock);
@@ -267,208 +240,178 @@ bool cpu_cache_open(struct cpu_caches *caches, uint32_t class) {
         open_stacks(caches, state, true);
         atomic_store_explicit(&state->open, true, memory_order_relaxed);
     }
-    bool opens = is_open(state) && get_end(stack) == start;
+    bool opens = is_open(state) && stack_end(stack) == start;
     if (opens) {
-        set_end(stack, start + caches->classes->of[class].max_cached);
+        stack_set_end(stack, start + caches->classes->of[size_class].max_cached);
     }
     lock_release(&state->lock);
     return opens;
 }
 
-/*
- * The words of the caller's cache in CACHE_LOCKED, for its exclusive use until cpu_cache_leave; NULL in other
- * modes. A single-threaded process needs no lock: no second thread can start before this one returns.
- */
-static char *cpu_cache_enter(struct cpu_caches *caches, struct lock **lock) {
-    *lock = NULL;
-    if (mode_of(caches) != CACHE_LOCKED) {
-        return NULL;
-    }
-    struct cpu_cache_state *state = &caches->states[cpu_cache_number(caches)];
-    if (!cpu_cache_is_alone(caches)) {
-        *lock = &state->lock;
-        lock_acquire(*lock);
-    }
-    return cpu_cache_words(caches, state);
-}
-
-static void cpu_cache_leave(struct lock *lock) {
-    if (lock != NULL) {
-        lock_release(lock);
-    }
-}
-
-static size_t pop_exclusive(struct stack *stack, void **blocks, size_t count) {
-    void **top = get_top(stack);
-    size_t taken = size_min(words_between(get_bottom(stack), top), count);
-    calm_assert(taken <= count && taken <= MAX_GROWN_BLOCKS, taken, count);
-    if (taken > 0) {
-        memcpy(blocks, top - taken, taken * sizeof *blocks);
-        set_top(stack, top - taken);
-    }
-    return taken;
-}
-
-static size_t push_exclusive(struct stack *stack, void *const *blocks, size_t count) {
-    void **top = get_top(stack);
-    size_t given = size_min(words_between(top, get_end(stack)), count);
-    calm_assert(given <= count && given <= MAX_GROWN_BLOCKS, given, count);
-    if (given > 0) {
-        memcpy(top, blocks, given * sizeof *blocks);
-        set_top(stack, top + given);
-    }
-    return given;
-}
-
-size_t cpu_cache_pop_some(struct cpu_caches *caches, uint32_t class, void **blocks, size_t count) {
+size_t cpu_cache_pop_some(struct cpu_caches *caches, uint32_t size_class, void **blocks, size_t count) {
     if (cpu_cache_is_rseq(caches)) {
-        return rseq_pop_some(caches, class, blocks, count);
+        return rseq_pop_some(caches, size_class, blocks, count);
     }
-    struct lock *lock;
-    char *cache = cpu_cache_enter(caches, &lock);
-    size_t taken = cache == NULL ? 0 : pop_exclusive(stack_of(cache, class), blocks, count);
-    cpu_cache_leave(lock);
-    return taken;
+    return mode_of(caches) == CACHE_LOCKED ? locked_pop_some(caches, size_class, blocks, count) : 0;
 }
 
-size_t cpu_cache_push_some(struct cpu_caches *caches, uint32_t class, void *const *blocks, size_t count) {
+size_t cpu_cache_push_some(struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
+                           size_t count) {
     if (cpu_cache_is_rseq(caches)) {
-        return rseq_push_some(caches, class, blocks, count);
+        return rseq_push_some(caches, size_class, blocks, count);
     }
-    struct lock *lock;
-    char *cache = cpu_cache_enter(caches, &lock);
-    size_t given = cache == NULL ? 0 : push_exclusive(stack_of(cache, class), blocks, count);
-    cpu_cache_leave(lock);
-    return given;
+    return mode_of(caches) == CACHE_LOCKED ? locked_push_some(caches, size_class, blocks, count) : 0;
 }
 
-/*
- * Without a lock the stack changes meanwhile, and the words are not read at one moment. But the block below a
- * top was there when the top was read, or was pushed since; a block that its owner has never was.
- */
-bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t class, const void *block) {
-    struct lock *lock;
-    char *cache = cpu_cache_enter(caches, &lock);
-    const struct cpu_cache_state *state = cpu_cache_is_rseq(caches) ? own_state(caches) : NULL;
-    if (state != NULL) {
-        cache = cpu_cache_words(caches, state);
+bool cpu_cache_is_newest(struct cpu_caches *caches, uint32_t size_class, const void *block) {
+    if (cpu_cache_is_rseq(caches)) {
+        const struct cpu_cache_state *state = own_state(caches);
+        return state != NULL && stack_has_newest(stack_of(cpu_cache_words(caches, state), size_class), block);
     }
-    bool found = false;
-    const struct stack *stack = cache == NULL ? NULL : stack_of(cache, class);
-    /* The acquire: a stack that has an end has had a top. */
-    if (stack != NULL && atomic_load_explicit(&stack->end, memory_order_acquire) != NULL) {
-        void *const volatile *top = get_top(stack);
-        found = top[-1] == block;
-    }
-    cpu_cache_leave(lock);
-    return found;
+    return mode_of(caches) == CACHE_LOCKED && locked_has_newest(caches, size_class, block);
 }
 
-void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t class) {
+void cpu_cache_ran_empty(struct cpu_caches *caches, uint32_t size_class) {
     struct cpu_cache_state *state = own_state(caches);
     if (state != NULL) {
-        turns_note(&state->turns[class].empty);
+        turns_note(&state->turns[size_class].empty);
     }
 }
 
 /*
- * Moves an open stack to where it may grow: stacks that do not grow are close to each other, so that a
- * program that needs little touches few pages. As in cpu_cache_flush, the stack is closed meanwhile, and no
- * sequence is under way on it. False, and it stays, if those cannot be restarted. Under the cache's lock.
+ * Moves an open stack to where it may grow. Stacks that do not grow stay close
+ * to each other, so that a program that needs few blocks touches few pages. As
+ * in cpu_cache_flush, the stack is closed meanwhile, and no sequence is under
+ * way on it. If sequences cannot be restarted, returns false, and the stack
+ * stays where it is. The caller holds the cache's lock.
  */
-static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t class) {
-    calm_assert(lock_is_mine(&state->lock) && !state->moved[class], class);
-    struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-    void **from = start_of(caches, state, class);
-    ptrdiff_t room = get_end(stack) - from;
+static bool move_stack(const struct cpu_caches *caches, struct cpu_cache_state *state, uint32_t size_class) {
+    calm_assert(lock_is_mine(&state->lock) && !state->moved[size_class], size_class);
+    struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+    void **from = start_of(caches, state, size_class);
+    ptrdiff_t room = stack_end(stack) - from;
     close_stack(stack);
-    state->moved[class] = !cpu_cache_is_rseq(caches) || rseq_restart_all();
-    void **to = start_of(caches, state, class);
-    if (state->moved[class]) {
-        ptrdiff_t held = get_top(stack) - from;
-        calm_assert(held >= 0 && held <= caches->classes->of[class].max_cached, class, held);
+    state->moved[size_class] = sequences_are_over(caches);
+    void **to = start_of(caches, state, size_class);
+    if (state->moved[size_class]) {
+        ptrdiff_t held = stack_top(stack) - from;
+        calm_assert(held >= 0 && held <= caches->classes->of[size_class].max_cached, size_class, held);
         memcpy(to, from, (size_t)held * sizeof *to);
-        set_top(stack, to + held);
+        stack_set_top(stack, to + held);
     }
-    set_bottom(stack, to);
-    set_end(stack, to + room);
-    return state->moved[class];
+    stack_set_bottom(stack, to);
+    stack_set_end(stack, to + room);
+    return state->moved[size_class];
 }
 
-/* Sequences under way need not be restarted for a higher end: one that read the lower end finds its cache
- * full, as it was. */
-bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t class) {
+/* A stack's end can be raised without a restart of the sequences. A sequence
+ * that has read the lower end finds the stack full, as it was. */
+bool cpu_cache_ran_full(struct cpu_caches *caches, uint32_t size_class) {
     struct cpu_cache_state *state = own_state(caches);
     if (state == NULL) {
         return false;
     }
-    turns_note(&state->turns[class].full);
-    if (!turns_are_due(&state->turns[class]) || !lock_try(&state->lock)) {
+    turns_note(&state->turns[size_class].full);
+    if (!turns_are_due(&state->turns[size_class]) || !lock_try(&state->lock)) {
         return false;
     }
-    const struct size_class *of = &caches->classes->of[class];
-    struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-    size_t room = words_between(start_of(caches, state, class), get_end(stack));
+    const struct size_class *of = &caches->classes->of[size_class];
+    struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+    size_t room = words_between(start_of(caches, state, size_class), stack_end(stack));
     size_t wanted = size_min(room * 2, of->max_grown);
     size_t bytes = (wanted - room) * of->size;
     bool grows = is_open(state) && wanted > room && state->grown_bytes + bytes <= MAX_GROWN_BYTES &&
-                 (state->moved[class] || move_stack(caches, state, class));
+                 (state->moved[size_class] || move_stack(caches, state, size_class));
     if (grows) {
         state->grown_bytes += bytes;
-        set_end(stack, start_of(caches, state, class) + wanted);
-        calm_assert(wanted <= of->max_grown && state->grown_bytes <= MAX_GROWN_BYTES, class, wanted);
-        turns_restart(&state->turns[class]);
+        stack_set_end(stack, start_of(caches, state, size_class) + wanted);
+        calm_assert(wanted <= of->max_grown && state->grown_bytes <= MAX_GROWN_BYTES, size_class, wanted);
+        turns_restart(&state->turns[size_class]);
     } else {
-        /* Tried again after as many more. That it ran empty stays known to the next check. */
-        turns_set(&state->turns[class].full, 0);
+        /* The stack tries to grow again after it was full as many times once
+         * more. The number of times that it ran empty stays, for the next
+         * check. */
+        turns_set(&state->turns[size_class].full, 0);
     }
     lock_release(&state->lock);
     return grows;
 }
 
-size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t class) {
+size_t cpu_cache_magazine(const struct cpu_caches *caches, uint32_t size_class) {
     if (mode_of(caches) == CACHE_OFF) {
         return 1;
     }
-    const struct size_class *of = &caches->classes->of[class];
+    const struct size_class *of = &caches->classes->of[size_class];
     const struct cpu_cache_state *state = own_state(caches);
     if (state == NULL) {
         return 1;
     }
-    const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-    size_t half = words_between(get_bottom(stack), get_end(stack)) / 2;
+    const struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+    size_t half = words_between(stack_bottom(stack), stack_end(stack)) / 2;
     return size_max(size_min(half, MAX_MAGAZINE_BLOCKS - 1), of->batch);
 }
 
+size_t cpu_cache_refill(struct cpu_caches *caches, uint32_t size_class, void **block) {
+    cpu_cache_open(caches, size_class);
+    if (cpu_cache_pop_some(caches, size_class, block, 1) == 1) {
+        return 0;
+    }
+    cpu_cache_ran_empty(caches, size_class);
+    return cpu_cache_magazine(caches, size_class);
+}
+
+enum cache_spill cpu_cache_spill(struct cpu_caches *caches, uint32_t size_class, void *block, void **blocks,
+                                 size_t *count) {
+    if (cpu_cache_is_newest(caches, size_class, block)) {
+        return CACHE_HAD;
+    }
+    if (cpu_cache_open(caches, size_class) && caches->classes->of[size_class].size < CACHE_LINE_BYTES) {
+        return CACHE_OPENED;
+    }
+    if (cpu_cache_push_some(caches, size_class, &block, 1) == 1 ||
+        (cpu_cache_ran_full(caches, size_class) && cpu_cache_push_some(caches, size_class, &block, 1) == 1)) {
+        return CACHE_KEEPS;
+    }
+    *count = cpu_cache_pop_some(caches, size_class, blocks, cpu_cache_magazine(caches, size_class));
+    calm_assert(*count < MAX_MAGAZINE_BLOCKS, size_class, *count);
+    blocks[(*count)++] = block;
+    return CACHE_SPILLS;
+}
+
 /*
- * A stack that did not run empty since the last check needs less room, down to what is in it. A sequence that
- * has just read the higher end may still push a block there. Under the cache's lock.
+ * Takes room from each stack that did not run empty since the last check, but
+ * leaves room for the blocks in it. A sequence that has just read the old end
+ * may still push a block beyond the new one. The caller holds the cache's lock.
  */
 static void cpu_cache_shrink(const struct cpu_caches *caches, struct cpu_cache_state *state) {
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        const struct size_class *of = &caches->classes->of[class];
-        struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-        void **start = start_of(caches, state, class);
-        size_t room = words_between(start, get_end(stack));
-        size_t held = words_between(start, get_top(stack));
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        const struct size_class *of = &caches->classes->of[size_class];
+        struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+        void **start = start_of(caches, state, size_class);
+        size_t room = words_between(start, stack_end(stack));
+        size_t held = words_between(start, stack_top(stack));
         size_t wanted = size_max(size_max(room / 2, of->max_cached), held);
-        if (turns_get(&state->turns[class].empty) == 0 && room > wanted) {
-            set_end(stack, start + wanted);
-            calm_assert(state->grown_bytes >= (room - wanted) * of->size, class, state->grown_bytes, room,
-                        wanted);
+        if (turns_get(&state->turns[size_class].empty) == 0 && room > wanted) {
+            stack_set_end(stack, start + wanted);
+            calm_assert(state->grown_bytes >= (room - wanted) * of->size, size_class, state->grown_bytes,
+                        room, wanted);
             state->grown_bytes -= (room - wanted) * of->size;
         }
-        turns_restart(&state->turns[class]);
+        turns_restart(&state->turns[size_class]);
     }
 }
 
-/* The same digest as before means a cache that was not used, or used evenly, which is near enough. That of an
- * empty cache is 0; any other is with a chance of one in 2^64. */
+/*
+ * Returns a digest of the stacks' tops. If it is unchanged, the cache was not
+ * used, or each push was followed by a pop. Both count as unused here. The
+ * digest of an empty cache is 0. The digest of another cache is 0 with a
+ * probability of 2^-64.
+ */
 static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
     uint64_t digest = 0;
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        const struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-        uint64_t held = words_between(start_of(caches, state, class), get_top(stack));
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        const struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+        uint64_t held = words_between(start_of(caches, state, size_class), stack_top(stack));
         digest = digest * RANDOM_GOLDEN_RATIO + held;
     }
     return digest;
@@ -477,22 +420,24 @@ static uint64_t digest(const struct cpu_caches *caches, const struct cpu_cache_s
 /* Empties the stacks of a closed cache that no sequence uses. */
 static void empty_stacks(const struct cpu_caches *caches, const struct cpu_cache_state *state,
                          put_flushed *put, void *context) {
-    for (uint32_t class = 1; class < caches->classes->count; ++class) {
-        struct stack *stack = stack_of(cpu_cache_words(caches, state), class);
-        void **start = start_of(caches, state, class);
-        for (void **top; (top = get_top(stack)) > start;) {
+    for (uint32_t size_class = 1; size_class < caches->classes->count; ++size_class) {
+        struct stack *stack = stack_of(cpu_cache_words(caches, state), size_class);
+        void **start = start_of(caches, state, size_class);
+        for (void **top; (top = stack_top(stack)) > start;) {
             void *blocks[CACHE_FLUSH_BLOCKS];
             size_t count = size_min(words_between(start, top), CACHE_FLUSH_BLOCKS);
             memcpy(blocks, top - count, count * sizeof *blocks);
-            set_top(stack, top - count);
-            calm_assert(count > 0 && count <= CACHE_FLUSH_BLOCKS && lock_is_mine(&state->lock), class, count);
+            stack_set_top(stack, top - count);
+            calm_assert(count > 0 && count <= CACHE_FLUSH_BLOCKS && lock_is_mine(&state->lock), size_class,
+                        count);
             put(context, blocks, count);
         }
     }
 }
 
-/* Closes the cache first, so that no sequence that begins from now on changes a stack; then restarts those
- * under way. What threads free meanwhile goes past the closed cache. */
+/* The cache is closed first, so that no sequence that begins later changes a
+ * stack. Then the sequences under way are restarted. Blocks that threads free
+ * meanwhile bypass the closed cache. */
 void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_idle, put_flushed *put,
                      void *context) {
     calm_assert(number < caches->count && put != NULL, number, caches->count);
@@ -511,7 +456,7 @@ void cpu_cache_flush(struct cpu_caches *caches, unsigned number, bool only_if_id
     }
     if ((!only_if_idle || state->idle_checks >= CACHE_IDLE_CHECKS) && found != 0) {
         close_stacks(caches, cache);
-        bool restarted = !cpu_cache_is_rseq(caches) || rseq_restart_all();
+        bool restarted = sequences_are_over(caches);
         if (restarted) {
             empty_stacks(caches, state, put, context);
             state->digest = 0;
@@ -542,7 +487,8 @@ void cpu_caches_after_fork(struct cpu_caches *caches, bool child) {
     for (unsigned number = usable(caches); number-- > 0;) {
         struct cpu_cache_state *state = &caches->states[number];
         lock_release_after_fork(&state->lock);
-        /* A cache that is not open may not be writable, and looks empty and full as it is. */
+        /* A cache that is not open is closed already, and its memory may be
+         * read-only. */
         if (child && lock_reset_in_child(&state->lock) && is_open(state)) {
             close_stacks(caches, cpu_cache_words(caches, state));
             atomic_store_explicit(&state->open, false, memory_order_relaxed);

@@ -1,30 +1,38 @@
 /*
- * What CPU caches are made of, and what a lone thread does with them.
+ * The memory of the CPU caches and its accessors: the words of a cache, and the
+ * state that is kept apart from them. Both modes, rseq.h and locked.h, use this
+ * file.
  *
- * A cache begins with three arrays of a word for each class: the tops, addresses of the words that the next
- * blocks go to; the complements of the bottoms; and the ends. Then come the stacks, close to each other; then
- * room for those that grow. What each call writes is apart from what it only reads. A closed cache looks
- * empty to pop and full to push; all zero is one.
+ * A cache begins with three arrays that have a word for each size class: the
+ * tops, which are the addresses of the words that the next blocks go to; the
+ * complements of the bottoms; and the ends. The stacks follow, close to each
+ * other. The room for stacks that have grown comes last. The words that each
+ * call writes are apart from the words that it only reads. A closed cache looks
+ * empty to a pop and full to a push. A cache of zeros is closed.
  *
- * A malloc that follows a free loads what that has just stored: the top, and the block. Processors forward
- * such a store to the load at once, or even rename the word, where both addresses are a register and a
- * constant; with an index register it takes them several cycles more, and these are most of what the pair
- * takes (docs/hot.md). So a class's words have one base, and a top is an address, not an index.
- *
- * For rseq.h and cpu_cache.c, and for the fast paths of malloc and free.
+ * A malloc that follows a free loads two words that the free has just stored:
+ * the top, and the pointer to the block. Processors forward a store to a later
+ * load without delay, or even rename the word, if both addresses consist of a
+ * register and a constant. With an index register, forwarding takes several
+ * more cycles, which would be most of the time of both calls (docs/hot.md).
+ * Therefore all words of a size class have one base, and a top is an address,
+ * not an index.
  */
 #ifndef CALM_CACHE_STACKS_H
 #define CALM_CACHE_STACKS_H
 
+#include "base/size_class.h"
 #include "cache/growth.h"
-#include "heap/size_class.h"
 #include "os/lock.h"
+#include "os/rseq.h"
 #include "os/thread.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
-/* Whether rseq.h has restartable sequences for this processor. */
+/* 1 if rseq.h has restartable sequences for this processor. */
 #if defined(__x86_64__) && !defined(CALM_WITHOUT_RSEQ)
 #define HAS_SEQUENCES 1
 #else
@@ -46,101 +54,120 @@ enum cache_mode {
 #define STACK_BOTTOM_AT ((size_t)8 * SIZE_CLASSES)
 #define STACK_END_AT    ((size_t)16 * SIZE_CLASSES)
 
-/* A class's words in a cache, from its top on; each is read and written by itself. */
+/* The words of a class in a cache, from its top on. No function accesses
+ * `between` and `between_too`, which are words of other classes. */
 struct stack {
     _Atomic(void **) top;
     void **between[SIZE_CLASSES - 1];
-    _Atomic(uintptr_t) not_bottom; /* ~bottom: 0 means a bottom above any top, hence nothing to pop */
+    _Atomic(uintptr_t) not_bottom; /* ~bottom; 0 if the stack is closed: its bottom is then above any top */
     void **between_too[SIZE_CLASSES - 1];
     _Atomic(void **) end;
 };
 
-/* What is known of a cache, apart from its words. */
+/* The state of a cache, apart from its words. */
 struct cpu_cache_state {
-    /* Held to open, close or flush the cache, and by a stack that grows; in CACHE_LOCKED always. */
+    /* A thread holds it while it opens, closes or flushes the cache, and while
+     * it lets a stack grow. In CACHE_LOCKED, each operation on the cache holds
+     * it, too. */
     _Alignas(64) struct lock lock;
     _Atomic(bool) open;
-    uint64_t digest;      /* of its tops at the last check */
-    unsigned idle_checks; /* in a row that found the same digest */
+    uint64_t digest;      /* of the tops, at the last check */
+    unsigned idle_checks; /* consecutive checks that found the same digest */
     struct turns turns[SIZE_CLASSES];
     size_t grown_bytes;
-    bool moved[SIZE_CLASSES]; /* to where it may grow, until the cache is flushed */
+    bool moved[SIZE_CLASSES]; /* the stack has moved to the room where it may grow; reset by a flush */
 };
 
 struct cpu_caches {
-    char *base; /* of the first cache's words; the others follow */
+    char *base; /* the words of the first cache; those of the others follow */
     struct rseq_offsets rseq;
     bool in_rseq_mode;
-    /* In CACHE_LOCKED: where the C library says (glibc 2.32) that the process has but one thread, which then
-     * needs no lock. Elsewhere, and while there is a helper, a byte that never says so. */
-    _Atomic(const char *) alone;
-    const char *alone_without_helper;
+    /* In CACHE_LOCKED, points to the byte by which the C library (glibc 2.32)
+     * says that the process has only one thread. That thread then needs no
+     * lock. In other modes, and while a helper runs, points to a byte that is
+     * always 0. */
+    _Atomic(const char *) single;
+    const char *single_without_helper;
     _Atomic(int) mode; /* enum cache_mode; changes once, from CACHE_UNREADY */
 
-    struct cpu_caches *shared; /* cpu_caches_share; or NULL */
+    struct cpu_caches *shared; /* see cpu_caches_share; or NULL */
 
-    unsigned count;        /* of caches; CLOSED_CACHES more, with higher numbers, are never opened */
-    bool one_per_cpu;      /* a cache for each possible CPU: without it CACHE_RSEQ must not be chosen */
-    _Atomic(bool) limited; /* those without a CPU are gone: cpu_caches_limit */
+    unsigned count;        /* of caches; the next CLOSED_CACHES numbers are of caches that are never opened */
+    bool one_per_cpu;      /* each possible CPU has a cache; otherwise CACHE_RSEQ must not be chosen */
+    _Atomic(bool) limited; /* cpu_caches_limit has released the caches that have no CPU */
     const struct size_classes *classes;
     struct cpu_cache_state *states;
-    uint16_t start_of[SIZE_CLASSES];
+    uint16_t start_of[SIZE_CLASSES]; /* the first word of each stack, before it has moved */
     uint16_t grown_start_of[SIZE_CLASSES];
     _Atomic(uint64_t) flushes;
 };
 
-/* How each instance begins: the fast paths may use it before cpu_caches_init. */
+/* The initial value of each instance. With it, the fast paths may use the
+ * instance before cpu_caches_init. */
 #define CPU_CACHES_UNREADY \
-    { .alone = &thread_not_alone, .alone_without_helper = &thread_not_alone }
+    { .single = &thread_not_single, .single_without_helper = &thread_not_single }
 
 static inline bool cpu_cache_is_rseq(const struct cpu_caches *caches) {
     return HAS_SEQUENCES && __builtin_expect(caches->in_rseq_mode, 1);
 }
 
-/* The acquire: a lone thread sees what a helper that is gone left in its cache. */
-static inline bool cpu_cache_is_alone(const struct cpu_caches *caches) {
-    return __builtin_expect(*atomic_load_explicit(&caches->alone, memory_order_acquire) != 0, 1);
+/* Returns the words of a cache. */
+static inline char *cpu_cache_words(const struct cpu_caches *caches, const struct cpu_cache_state *state) {
+    return caches->base + ((size_t)(state - caches->states) << CPU_CACHE_SHIFT);
 }
 
-static inline struct stack *stack_of(char *cache, uint32_t class) {
-    return (struct stack *)(void *)(cache + (size_t)8 * class);
+/* ---- the words of a stack ---- */
+
+/* A thread writes these words under the cache's lock, or in a sequence on the
+ * cache's own CPU. */
+
+static inline struct stack *stack_of(char *cache, uint32_t size_class) {
+    return (struct stack *)(void *)(cache + (size_t)8 * size_class);
 }
 
-/* Keeps the compiler from addressing its words by an index. */
-static inline __attribute__((always_inline)) struct stack *alone_stack(const struct cpu_caches *caches,
-                                                                       uint32_t class) {
-    struct stack *stack = stack_of(caches->base, class);
-    __asm__("" : "+r"(stack));
-    return stack;
+static inline void **stack_top(const struct stack *stack) {
+    return atomic_load_explicit(&stack->top, memory_order_relaxed);
 }
 
-/* One block, for a thread that is alone, by plain accesses to the words of the first cache. */
-static inline __attribute__((always_inline)) bool alone_pop(const struct cpu_caches *caches, uint32_t class,
-                                                            void **popped) {
-    struct stack *stack = alone_stack(caches, class);
-    void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
-    uintptr_t not_bottom = atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
-    uintptr_t above;
-    if (__builtin_expect(!__builtin_add_overflow((uintptr_t)top, not_bottom, &above), 0)) {
+static inline void stack_set_top(struct stack *stack, void **top) {
+    atomic_store_explicit(&stack->top, top, memory_order_release);
+}
+
+/* The bottom of a closed stack is above any top. */
+static inline void **stack_bottom(const struct stack *stack) {
+    return (void **)~atomic_load_explicit(&stack->not_bottom, memory_order_relaxed);
+}
+
+static inline void stack_set_bottom(struct stack *stack, void **bottom) {
+    atomic_store_explicit(&stack->not_bottom, ~(uintptr_t)bottom, memory_order_release);
+}
+
+static inline void **stack_end(const struct stack *stack) {
+    return atomic_load_explicit(&stack->end, memory_order_relaxed);
+}
+
+static inline void stack_set_end(struct stack *stack, void **end) {
+    atomic_store_explicit(&stack->end, end, memory_order_release);
+}
+
+static inline size_t words_between(void *const *low, void *const *high) {
+    return low < high ? (size_t)(high - low) : 0;
+}
+
+/*
+ * Returns whether a block that its owner frees is the newest of a stack. If so,
+ * the block was freed before. Without a lock, the stack may change while the
+ * function reads its words. The answer is right nevertheless. The block below a
+ * top was there when the top was read, or was pushed later. A block that its
+ * owner still has was never there.
+ */
+static inline bool stack_has_newest(const struct stack *stack, const void *block) {
+    /* By the acquire, a thread that sees an end also sees a top. */
+    if (atomic_load_explicit(&stack->end, memory_order_acquire) == NULL) {
         return false;
     }
-    *popped = top[-1];
-    atomic_store_explicit(&stack->top, top - 1, memory_order_relaxed);
-    return true;
-}
-
-/* False also if the block is the newest: then it was freed before. */
-static inline __attribute__((always_inline)) bool alone_push(const struct cpu_caches *caches, uint32_t class,
-                                                             void *block) {
-    struct stack *stack = alone_stack(caches, class);
-    void **top = atomic_load_explicit(&stack->top, memory_order_relaxed);
-    if (__builtin_expect(top >= atomic_load_explicit(&stack->end, memory_order_relaxed) || top[-1] == block,
-                         0)) {
-        return false;
-    }
-    *top = block;
-    atomic_store_explicit(&stack->top, top + 1, memory_order_relaxed);
-    return true;
+    void *const volatile *top = stack_top(stack);
+    return top[-1] == block;
 }
 
 #endif

@@ -1,21 +1,34 @@
 /*
- * A heap: its state, and what other folders ask of it.
+ * A heap: its state, and what other layers need of it.
  *
- * The folder, from the bottom up; each file uses only files before it: size_class.h; span.h, runs of pages
- * and their orders; span_table.h, their descriptors; space.h, address space and what is known of each page;
- * runs.h, free runs; heap.h; marks.h, what the program did to pages of its blocks; large_blocks.h, blocks of
- * whole pages; slab.h, one slab; purge_batch.h, free pages on their way to the kernel; slab_blocks.h, blocks
- * of size classes. blocks_layout.h is for readers outside the process.
+ * The files of the layer, from the bottom up:
  *
- * An instance without globals, and single-owner: the caller holds a lock, or is the one thread that owns the
- * heap. Nothing of the heap is stored in, before or between blocks, so that any page without a block in use
- * can be purged. The heap never purges by itself: it counts what could be, and hands it out.
+ *   size_class.h     size classes
+ *   span.h           spans, and the orders that they are kept in
+ *   span_table.h     the descriptors of spans
+ *   space.h          address space, and the metadata of each page
+ *   runs.h           free runs
+ *   heap.h
+ *   marks.h          what the program did to the pages of its blocks
+ *   large_blocks.h   blocks of whole pages
+ *   slab.h           one slab
+ *   purge_batch.h    free pages on their way to the kernel
+ *   slab_blocks.h    blocks of size classes
+ *
+ * Each file uses only files above it in this list. walk.h checks a heap.
+ * blocks_layout.h is for readers in other processes.
+ *
+ * A heap is an instance without globals, and single-owner: the caller holds the
+ * heap's lock, or is the one thread that owns the heap. No metadata is stored
+ * in, before or between blocks, so that a purge can take any page without a
+ * block in use. The heap never purges by itself. It counts dirty pages, and
+ * hands them out to be purged.
  */
 #ifndef CALM_HEAP_HEAP_H
 #define CALM_HEAP_HEAP_H
 
+#include "base/size_class.h"
 #include "heap/runs.h"
-#include "heap/size_class.h"
 #include "heap/space.h"
 
 #include <stdatomic.h>
@@ -27,15 +40,16 @@ enum misuse { MISUSE_INVALID_FREE, MISUSE_DOUBLE_FREE };
 
 #define MISUSE_RECORDS 16
 
-/* A free that named no block in use. late: it was made by an earlier call, after which a cache held the
- * pointer. */
+/* A free of a pointer that is no block in use. `late` means that an earlier
+ * call made it, and that a cache held the pointer until now. */
 struct misuse_record {
     enum misuse kind;
     bool late;
     const void *pointer;
 };
 
-/* The slabs of one class that have a free block; current is in no order, and may be full. */
+/* The slabs of one class that have a free block. The heap takes blocks from
+ * `current`, which is not in the order of the others and may be full. */
 struct slab_bin {
     struct span *current;
     struct span *part_used;
@@ -43,54 +57,57 @@ struct slab_bin {
 
 struct purge_batch;
 
-/* The large tables are last: a program that needs little touches few pages. */
+/* The large tables come last, so that a program that needs little memory
+ * touches few pages. */
 struct heap {
     const struct size_classes *classes;
     struct slab_bin bins[SIZE_CLASSES];
-    struct span_ages slab_ages[2]; /* slabs with free dirty pages; those in huge-page regions apart */
-    struct colors colors;          /* of the large blocks in huge-page regions */
-    const void *freed_now; /* the block whose free is in progress; NULL: of others, as caches are emptied */
+    struct span_ages slab_ages[2]; /* slabs with free dirty pages; [1]: those in huge-page regions */
+    struct colors colors;          /* the colors of the large blocks in huge-page regions */
+    const void *freed_now;         /* the block that the program is freeing; NULL during a flush of caches */
     size_t misuses;
-    struct misuse_record misuse[MISUSE_RECORDS]; /* the latest: number n at n % MISUSE_RECORDS */
+    struct misuse_record misuse[MISUSE_RECORDS]; /* the latest records; number n is at n % MISUSE_RECORDS */
 
-    /* In pages. Dirty pages in runs are counted by runs. */
-    size_t used_pages;       /* with a byte of a block in use: slabs page by page, and large blocks */
-    size_t slab_dirty_pages; /* of slabs, without a block in use, that may be resident */
-    const struct purge_batch *claims; /* what heap_take_dirty took out of slabs, until heap_put_back */
-    size_t claimed_pages;             /* of the used pages: those only of blocks that a purge has claimed */
-    size_t purging_pages;             /* handed out by heap_take_dirty */
-    uint64_t dirtied_pages;           /* that became free, since the start */
+    /* Counts of pages. The runs count their own dirty pages. */
+    size_t used_pages;                /* pages with a byte of a block in use, and all pages of large blocks */
+    size_t slab_dirty_pages;          /* pages of slabs that may be resident and hold no block in use */
+    const struct purge_batch *claims; /* the batch that claimed blocks, until heap_put_back */
+    size_t claimed_pages;             /* used pages that hold only blocks claimed by a purge */
+    size_t purging_pages;             /* pages taken out of the heap to be purged or renewed */
+    uint64_t dirtied_pages;           /* pages that became free and dirty, since the start */
     uint64_t large_allocations;
-    uint64_t moves;           /* of large blocks' pages */
-    size_t moved_spans;       /* large blocks for each of which the kernel keeps a mapping */
-    size_t guessed_pages;     /* of large blocks: span->guessed */
-    _Atomic(bool) has_absent; /* blocks had pages that children do not inherit: marks.h */
-    bool purge_is_lost;       /* heap_lose_purge: counts include pages whose purge never ends */
+    uint64_t moves;           /* the number of times that a large block's pages were moved */
+    size_t moved_spans;       /* moved large blocks; the kernel keeps a mapping for each */
+    size_t guessed_pages;     /* pages of large blocks with span->guessed */
+    _Atomic(bool) has_absent; /* some block had pages that children do not inherit: marks.h */
+    bool purge_is_lost;       /* set by heap_lose_purge: the counts include pages whose purge never ends */
     struct runs runs;
     struct space space;
 };
 
-/* Reserves at most so much address space. classes must outlive the heap. False if there is no memory. */
+/* Reserves at most `address_space` bytes. `classes` must outlive the heap.
+ * Returns false if memory is short. */
 bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space);
 
-/* Records a free that named no block in use. heap_note_wild_free: of a pointer to no block of a slab, which
- * is a double free if its page is free. */
+/* Record a free of a pointer that is no block in use. heap_note_wild_free is
+ * for a pointer that is no block of a slab. It records a double free if the
+ * pointer's page is free, else an invalid free. */
 void heap_note_misuse(struct heap *heap, enum misuse kind, const void *pointer);
 void heap_note_wild_free(struct heap *heap, const void *pointer);
 
-/* Pages that hold a byte of a block. */
+/* Returns the number of pages that hold a byte of a block in use. */
 static inline size_t heap_used_pages(const struct heap *heap) {
     return heap->used_pages - heap->claimed_pages;
 }
 
-/* Pages that hold no block and may be resident. */
+/* Returns the number of pages that hold no block in use and may be resident. */
 static inline size_t heap_dirty_pages(const struct heap *heap) {
     const struct run_set *sets = heap->runs.sets;
     return sets[RUN_DIRTY].pages + sets[RUN_HUGE_DIRTY].pages + heap->slab_dirty_pages;
 }
 
-/* The size class of the slab that an address is in; 0 for other pages of the heap; -1 if it is not the
- * heap's. Any thread. */
+/* Returns the size class of the slab that contains the address, 0 for other
+ * pages of the heap, and -1 outside the heap. Any thread. */
 static inline int heap_class_at(const struct heap *heap, const void *address) {
     uint32_t page = space_page(&heap->space, address);
     return page == 0 || !space_is_usable(&heap->space, page) ? -1 : heap->space.class_of[page];

@@ -4,14 +4,16 @@
 #include "base/size.h"
 #include "heap/marks.h"
 
-/* Each moved block keeps a mapping; half of what a process may have is the application's. */
+/* The kernel keeps a mapping for each moved block. This limit and the one on
+ * huge-page regions leave half of a process's mappings to the program. */
 #define MAX_MOVED_SPANS 16384
 
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool colored, bool *zero) {
     calm_assert(pages > 0 && align_pages > 0, pages, align_pages);
     uint64_t made = heap->runs.huge_pages_made;
-    /* Among smaller blocks the skipped pages would be holes that nothing fits: docs/experiments.md. */
+    /* Pages skipped between smaller blocks would be holes that fit no block
+     * (docs/experiments.md). */
     colored = colored && pages >= heap->runs.region_pages;
     struct span *span =
         runs_take(&heap->runs, pages, align_pages, choice, colored ? &heap->colors : NULL, zero);
@@ -21,7 +23,7 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     }
     calm_assert(span->state == SPAN_TAKEN && span->pages == pages && !marks_has(span, 0xff), span->page,
                 pages);
-    /* Moved pages are not faulted in. */
+    /* Pages that are moved to a block cause no faults. */
     heap->runs.faulted_pages += *zero && choice != RUN_FOR_MOVE ? pages : 0;
     span->state = SPAN_LARGE;
     span->offset = 0;
@@ -37,14 +39,14 @@ void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum 
     return span->base;
 }
 
-/* Before the block's size changes. */
+/* Must be called before the size of the block changes. */
 static void end_guess(struct heap *heap, struct span *span) {
     calm_assert(!span->guessed || heap->guessed_pages >= span->pages, span->page, heap->guessed_pages);
     heap->guessed_pages -= span->guessed ? span->pages : 0;
     span->guessed = false;
 }
 
-/* The block leaves its span. */
+/* Takes the block out of its span. */
 static void leave_span(struct heap *heap, struct span *span) {
     calm_assert(span->state == SPAN_LARGE, span->page, span->state);
     calm_assert(heap->used_pages >= span->pages && heap->moved_spans >= span->moved, span->page);
@@ -79,8 +81,8 @@ struct span *heap_large_span(const struct heap *heap, const void *block) {
     return span != NULL && span->base + span->offset == block ? span : NULL;
 }
 
-/* Puts a span that may be marked. False, and it is the caller's to renew, if its pages may not be used as
- * they are. */
+/* Puts a span that may have marks. Returns false if the pages may not be reused
+ * as they are. The caller must then renew them. */
 static bool put_marked(struct heap *heap, struct span *span, unsigned marks) {
     calm_assert(span->state == SPAN_TAKEN, span->page, span->state);
     heap->dirtied_pages += span->pages;
@@ -124,7 +126,9 @@ void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed rene
     runs_put(&heap->runs, span, renewed == VM_RENEWED);
 }
 
-/* Moved pages are given back as a whole: a moved block that shrinks is copied, or keeps its size. */
+/* The pages of a moved block can only be returned as a whole. If such a block
+ * shrinks to half or less, the function returns false, and the caller copies
+ * the block. Otherwise the block keeps its size. */
 static bool large_block_shrink(struct heap *heap, struct span *span, size_t pages) {
     calm_assert(pages > 0 && pages < span->pages, span->page, pages);
     if (span->moved) {
@@ -132,7 +136,7 @@ static bool large_block_shrink(struct heap *heap, struct span *span, size_t page
     }
     struct span *rest = runs_split(&heap->runs, span, pages);
     if (rest == NULL) {
-        return true; /* keeps its size, which is no less than was asked */
+        return true; /* the block keeps its size, which is at least the requested one */
     }
     heap->used_pages -= rest->pages;
     space_mark_ends(&heap->space, span);
@@ -151,7 +155,8 @@ static bool large_block_extend(struct heap *heap, struct span *span, size_t more
         runs_extend(&heap->runs, more) != NULL) {
         next = runs_next(&heap->runs, span);
     }
-    /* Clean pages of a huge-page region would become resident by more than the block takes. */
+    /* One touch of clean pages would make a whole huge-page region resident,
+     * which is more than the block takes. */
     bool clean = next != NULL && next->state == SPAN_CLEAN;
     if (next == NULL || next->pages < more || next->huge != span->huge || (next->huge && clean)) {
         return false;
@@ -183,7 +188,8 @@ bool heap_resize_large(struct heap *heap, struct span *span, size_t pages) {
 void heap_moved(struct heap *heap, struct span *from, struct span *to) {
     calm_assert(from->state == SPAN_LARGE && to->state == SPAN_LARGE && from != to, from->page, to->page);
     calm_assert(from->pages <= to->pages, from->pages, to->pages);
-    /* Huge pages that were requested for it are not: all of it is renewed in the end. */
+    /* No huge pages were requested for `to`, so it does not get their mark. The
+     * pages of a moved block are renewed in any case once the block is free. */
     unsigned marks = atomic_load_explicit(&from->marks, memory_order_relaxed) & ~(unsigned)MARK_HUGE_PAGES;
     atomic_store_explicit(&to->marks, (uint8_t)marks, memory_order_relaxed);
     leave_span(heap, from);

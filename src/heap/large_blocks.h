@@ -1,7 +1,8 @@
 /*
- * Large blocks: each a span of whole pages, which may grow, shrink and move.
+ * Large blocks. Each is a span of whole pages, which may grow, shrink and move.
  *
- * Single-owner, except for functions marked "any thread", whose caller owns the block.
+ * Single-owner, except for functions marked "any thread". Their caller owns the
+ * block.
  */
 #ifndef CALM_HEAP_LARGE_BLOCKS_H
 #define CALM_HEAP_LARGE_BLOCKS_H
@@ -9,35 +10,44 @@
 #include "heap/heap.h"
 
 /*
- * A block of so many pages, or NULL if memory is short; *zero says whether it is known to be zero. colored:
- * whether a block of a huge page or more begins where heap->colors have room. Its owner may let it begin
- * later in its first page (span->offset), before another thread knows the block.
+ * Takes a block of this number of pages. Returns NULL if memory is short. *zero
+ * says whether the block is known to be zero. If `colored` is set, a block of a
+ * huge page or more starts at a page whose color has room in heap->colors. The
+ * owner of the block may move its start within the first page (span->offset),
+ * before another thread knows the block.
  */
 void *heap_take_large(struct heap *heap, size_t pages, size_t align_pages, enum run_choice choice,
                       bool colored, bool *zero);
 
-/* Counts a new block as one of memory that may be resident, though nothing tells that it will be touched,
- * until it is freed or resized. */
+/* Counts a new block as guessed, until it is freed or resized. Its memory may
+ * be resident, although there is no evidence that the program will touch it. */
 void heap_note_guess(struct heap *heap, struct span *span);
 
-/* Frees a block, or records the misuse. Returns NULL, or a span of pages that were moved or marked, which is
- * out of the heap: the caller renews its range (vm_renew), and gives it back by heap_put_renewed. */
+/* Frees a block, or records an invalid or double free. Returns NULL, or the
+ * block's span if its pages were moved or marked. Such a span is out of the
+ * heap: the caller renews its range (vm_renew), and puts it back by
+ * heap_put_renewed. */
 struct span *heap_put_large(struct heap *heap, void *block);
 void heap_put_renewed(struct heap *heap, struct span *span, enum vm_renewed renewed);
 
-/* The span of a large block in use that begins at block; NULL if there is none. Any thread. */
+/* Returns the span of the large block in use that starts at `block`, or NULL if
+ * there is none. Any thread. */
 struct span *heap_large_span(const struct heap *heap, const void *block);
 
-/* The same by any address on its first page. */
+/* Returns the span of the large block in use whose first page contains the
+ * address, or NULL if there is none. Any thread. */
 struct span *heap_large_span_at(const struct heap *heap, const void *address);
 
-/* Gives a large block's span so many pages in place. False, and nothing changed, if that cannot be. */
+/* Resizes a large block in place to this number of pages. If that is
+ * impossible, returns false, and the block keeps its size. */
 bool heap_resize_large(struct heap *heap, struct span *span, size_t pages);
 
-/* from's pages were moved to to by vm_move_pages: from is free, and clean. */
+/* Records that vm_move_pages moved the pages of `from` to `to`. `from` becomes
+ * a free, clean run. */
 void heap_moved(struct heap *heap, struct span *from, struct span *to);
 
-/* Whether one more block may be moved: each costs the process a mapping. */
+/* Returns whether one more block may be moved. The kernel keeps a mapping for
+ * each moved block. */
 bool heap_may_move(const struct heap *heap);
 
 #endif

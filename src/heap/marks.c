@@ -7,9 +7,11 @@ static void marks_add(struct span *span, unsigned marks) {
 }
 
 /*
- * The span that a page belongs to; NULL if none is known. Pages within a large span or a free run have
- * arbitrary entries, so that the search goes back to its first page, at worst. Other spans may change
- * meanwhile, but the caller's block does not, and no two spans in use overlap.
+ * Returns the span that contains a page, or NULL if none is known. The entries
+ * of pages within a large span or a free run are arbitrary, so the search goes
+ * back, at worst to the first page of the span. Other threads may change other
+ * spans meanwhile. The span of the caller's block does not change, and no two
+ * spans in use overlap.
  */
 static __attribute__((no_sanitize("thread"))) const struct span *span_around(const struct heap *heap,
                                                                              uint32_t page) {
@@ -23,7 +25,8 @@ static __attribute__((no_sanitize("thread"))) const struct span *span_around(con
     return NULL;
 }
 
-/* What is done with each block of a range: the part of it that is within the range. */
+/* Called for each slab and each large block that a range touches, with the part
+ * of it that is within the range. */
 typedef bool on_block(const struct heap *heap, struct span *span, const char *start, const char *end);
 
 static const char *min_of(const char *a, const char *b) {
@@ -48,7 +51,8 @@ static __attribute__((no_sanitize("thread"))) bool each_in_segment(const struct 
     return done;
 }
 
-/* True if act was true for all of them. Again where segments were split meanwhile: act may be repeated. */
+/* Returns true if all calls of `act` returned true. Starts again if a segment
+ * was split meanwhile, so `act` may be called repeatedly for a block. */
 static bool each_block(const struct heap *heap, const char *start, size_t bytes, on_block *act) {
     const struct space *space = &heap->space;
     const char *end = start + size_min(bytes, UINTPTR_MAX - (uintptr_t)start);

@@ -1,32 +1,39 @@
 /*
- * Marks: what a program did to pages of its own blocks by system calls, such as access rights, advice, locks,
- * or a memory policy. The kernel keeps it for the pages, not for the block; so that the next owner of the
- * memory gets none of it, the block's descriptor has a note, and the pages are renewed once the block is
- * free.
+ * Marks: notes of what the program did to pages of its own blocks by system
+ * calls. Such changes are access rights, advice, locks, and memory policies.
  *
- * Any thread and signal handler, whose caller owns the marked blocks: no lock is taken.
+ * The kernel keeps a change for the pages, not for the block. A mark in the
+ * descriptor of the block's span notes the change, and the pages are renewed
+ * once the block is free. The next owner of the memory is therefore not
+ * affected.
+ *
+ * Any thread and any signal handler may call these functions, as they take no
+ * lock. The caller owns the marked blocks.
  */
 #ifndef CALM_HEAP_MARKS_H
 #define CALM_HEAP_MARKS_H
 
 #include "heap/heap.h"
 
-/* Of a span. */
+/* The marks of a span. */
 enum mark {
-    MARK_HUGE_PAGES = 1, /* large: huge pages were requested for those that fit into it */
-    MARK_ANY = 2,        /* anything else: its pages are renewed before they are free */
-    MARK_ABSENT = 4,     /* in children; beside MARK_ANY */
+    MARK_HUGE_PAGES = 1, /* large blocks: huge pages were requested where they fit */
+    MARK_ANY = 2,        /* any other change: the pages are renewed before they are reused */
+    MARK_ABSENT = 4,     /* children do not inherit the pages; always set together with MARK_ANY */
 };
 
-/* Notes that all blocks which the range touches are marked. Pages without a block are passed over. */
+/* Marks all blocks that the range touches. Skips pages without a block. */
 void marks_note(struct heap *heap, const void *start, size_t bytes, unsigned marks);
 
-/* In a forked child, before anything is mapped: where pages of blocks are absent nothing else may come, as it
- * would be lost when the block is freed. They stay without access. */
+/* Called in a forked child before it maps anything. Pages that the child did
+ * not inherit stay without access. Otherwise the kernel might map something
+ * else in their place, which would be lost when the block is freed. */
 void marks_after_fork(struct heap *heap);
 
-/* Requests huge pages for the large blocks in the range, and notes it. Only for whole ones: a part of one at
- * a block's end would become resident with its neighbour. False if the kernel has none. */
+/* Requests huge pages for the large blocks in the range, and notes the request.
+ * Requests only huge pages that lie within one block, since a touch of others
+ * would make pages of a neighbour resident. Returns false if the kernel has
+ * none. */
 bool marks_request_huge_pages(struct heap *heap, const void *start, size_t bytes);
 
 static inline bool marks_has(const struct span *span, enum mark mark) {

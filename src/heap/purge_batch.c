@@ -13,9 +13,10 @@ static void add_range(struct heap *heap, struct purge_batch *batch, const char *
 }
 
 /*
- * Runs, the coldest first; of the last one its end, so that the rest has low addresses. Of a huge-page region
- * all or nothing, unless split: a huge page that is purged in part stays whole until the kernel is short of
- * memory.
+ * Takes dirty runs, the coldest first. If a run is longer than needed, takes
+ * its end, so that the remaining pages have low addresses. Takes huge-page
+ * regions only as a whole, unless `split` is set. A huge page that is purged in
+ * part stays whole until the kernel is short of memory.
  */
 static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split) {
     struct span *next;
@@ -56,9 +57,11 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
         heap->claimed_pages += heap->used_pages - used;
         heap->claims = batch;
         slab->claimed = true;
-        /* Claimed blocks are in use: a slab that they fill leaves the order, as when blocks are taken. */
-        if (!was_full && slab_is_full(heap, slab) && heap->bins[slab->class].current != slab) {
-            address_order_remove(&heap->bins[slab->class].part_used, slab);
+        /* Claimed blocks count as in use. A slab that they fill therefore
+         * leaves the order of part-used slabs, like a slab whose last block is
+         * taken. */
+        if (!was_full && slab_is_full(heap, slab) && heap->bins[slab->size_class].current != slab) {
+            address_order_remove(&heap->bins[slab->size_class].part_used, slab);
         }
     }
 }

@@ -2,21 +2,22 @@
 
 #include "base/assert.h"
 
-/* Each may cost two of the 65,530 mappings that a process may have. */
+/* Each region may cost two of the 65,530 mappings that a process may have. */
 #define MAX_REGIONS 8192
 
-/* A run is extended for no less, and if it has at least this part of what is wanted. */
+/* A run is extended only if at least MIN_EXTENDED_PAGES are requested, and if
+ * the run has at least this part of them. */
 #define MIN_EXTENDED_PAGES 32
 #define EXTENDED_PART      4
 
 #define MAX_CLEAN_TRIES    64
 #define RETRACT_KEPT_BYTES ((size_t)8 << 20)
 
-#define MIN_RELEASED_PAGES 8 /* two of them may become guards */
+#define MIN_RELEASED_PAGES 8 /* two of the pages may become guards */
 
-#define LINEAR_BINS 7 /* one for each size below 8 pages, then eight to each doubling */
+#define LINEAR_BINS 7 /* a bin for each size below 8 pages, then eight for each doubling */
 
-/* The bin of runs of so many pages. */
+/* Returns the bin of runs of this length. */
 static unsigned bin_of(size_t pages) {
     calm_assert(pages > 0);
     if (pages <= LINEAR_BINS) {
@@ -72,7 +73,7 @@ struct span *runs_next(const struct runs *runs, const struct span *span) {
     return is_free_run(next) && next->page == page ? next : NULL;
 }
 
-/* The free run that ends where span begins, or NULL. */
+/* Returns the free run that ends where the span begins, or NULL. */
 static struct span *previous_run(const struct runs *runs, const struct span *span) {
     struct span *previous = space_span_of(runs->space, span->page - 1);
     return is_free_run(previous) && previous->page + previous->pages == span->page ? previous : NULL;
@@ -164,13 +165,15 @@ struct span *runs_some_clean(const struct runs *runs, uint32_t *number) {
     return NULL;
 }
 
-/* A run of at least so many pages, of the lowest address in the smallest bin that fits. */
+/* Returns a run of at least this number of pages: the one of the lowest address
+ * in the smallest bin that fits. Returns NULL if there is none. */
 static struct span *runs_find(const struct run_set *set, size_t pages) {
     if (set->pages < pages) {
         return NULL;
     }
     unsigned bin = bin_of(pages);
-    /* A run of its own bin may be too short; only the lowest is tried. */
+    /* A run in the bin of this size may be too short. Only the run of the
+     * lowest address is tried. */
     if (set->bins[bin] != NULL && set->bins[bin]->pages >= pages) {
         return set->bins[bin];
     }
@@ -197,7 +200,8 @@ static bool release_run(struct runs *runs, struct span *run) {
     return true;
 }
 
-/* Releases what it can of one set, the longest first. */
+/* Releases the runs of one set that can be released, the longest first. Returns
+ * the number of pages released. */
 static size_t release_set(struct runs *runs, enum run_kind kind) {
     struct run_set *set = &runs->sets[kind];
     struct span *kept = NULL;
@@ -220,7 +224,8 @@ static size_t release_set(struct runs *runs, enum run_kind kind) {
     return pages - set->pages;
 }
 
-/* Short segments are what was in use of longer ones. */
+/* Releases free segments shorter than MIN_RELEASED_PAGES. Such a segment is
+ * what remained of a longer one around pages in use. */
 static size_t release_short(struct runs *runs) {
     size_t released = 0;
     for (size_t number = 0; number < MAX_SEGMENTS; number++) {
@@ -252,7 +257,8 @@ size_t runs_release(struct runs *runs, bool dirty) {
     return released + release_short(runs);
 }
 
-/* Where address space is short, free runs are released to make room for a longer one. */
+/* Extends the space. If address space is short, first releases free runs to
+ * make room. */
 static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) {
     uint32_t page = space_extend(runs->space, pages, extended);
     for (int dirty = false; page == 0 && dirty <= true; dirty++) {
@@ -261,8 +267,9 @@ static uint32_t extend_space(struct runs *runs, size_t pages, size_t *extended) 
     return page;
 }
 
-/* Makes usual pages of a purged run's whole huge-page regions, if they are enough. Returns the run that they
- * are part of, or NULL; it is dirty if they could not be renewed. */
+/* Turns the whole huge-page regions of a purged run into ordinary pages, if
+ * they have at least this number of pages. Returns the run that contains these
+ * pages, or NULL. The run is dirty if the pages could not be renewed. */
 static struct span *dissolve_run(struct runs *runs, struct span *run, size_t pages) {
     size_t skip = 0;
     size_t whole = run == NULL ? 0 : runs_whole_regions(runs, run, &skip);
@@ -358,14 +365,16 @@ bool runs_put_as_regions(struct runs *runs, struct span *span) {
     return true;
 }
 
-/* May make more of the space usable: not before what is usable is used, or address space would be needed
- * without end. */
+/* Returns a clean run, or NULL if memory is short. Makes more of the space
+ * usable only if no run fits. Otherwise the heap would take more and more
+ * address space. */
 static struct span *find_clean(struct runs *runs, size_t pages) {
     struct span *run = runs_find(&runs->sets[RUN_CLEAN], pages);
     if (run == NULL) {
         run = dissolve_regions(runs, pages);
     }
-    /* Not looked for: a shorter run of the same bin may be in front of the new one. */
+    /* The new run is returned without a search, since a shorter run of its bin
+     * may have a lower address. */
     if (run == NULL) {
         run = runs_extend(runs, pages);
     }
@@ -373,8 +382,9 @@ static struct span *find_clean(struct runs *runs, size_t pages) {
 }
 
 /*
- * Whole huge-page regions for so many pages, as a dirty run in its set, with what is next to it; NULL where
- * there can be none. Each new region costs a system call, and two mappings at worst.
+ * Makes whole huge-page regions of at least this number of pages. Returns the
+ * dirty run that contains them, in its set, or NULL if that is impossible. Each
+ * new region costs a system call, and two mappings at worst.
  */
 static struct span *make_regions(struct runs *runs, size_t pages) {
     size_t wanted = (pages + runs->region_pages - 1) / runs->region_pages * runs->region_pages;
@@ -393,7 +403,8 @@ static struct span *make_regions(struct runs *runs, size_t pages) {
         return NULL;
     }
     calm_assert(run->pages == wanted && run->state == SPAN_TAKEN, run->pages, wanted);
-    /* A known region is asked for again: parts of it may have been purged. */
+    /* The kernel is asked again for huge pages in a known region, since parts
+     * of the region may have been purged. */
     if (!vm_enable_huge_pages(run->base, (size_t)run->pages << runs->space->page_shift)) {
         runs_put(runs, run, true);
         return NULL;
@@ -405,7 +416,7 @@ static struct span *make_regions(struct runs *runs, size_t pages) {
     return runs_put(runs, run, false);
 }
 
-/* A neighbour that a dirty run may be extended by; NULL if it is not. */
+/* Returns the neighbour if a dirty run may be extended by it, else NULL. */
 static struct span *if_clean(struct span *run) {
     return run != NULL && run->state == SPAN_CLEAN && !run->huge ? run : NULL;
 }
@@ -415,13 +426,14 @@ static size_t pages_of(const struct span *span) {
 }
 
 /*
- * A dirty run that is too short, but long enough with the clean runs next to it: resident pages are used, and
- * fewer are faulted in. Of the longest runs, one of each bin is tried.
+ * Returns a dirty run that is too short, but long enough together with the
+ * clean runs next to it. Its resident pages are used, so fewer pages fault. The
+ * search tries one run of each bin, the bin of the longest runs first.
  */
 static struct span *find_extensible(const struct runs *runs, size_t pages) {
     const struct run_set *set = &runs->sets[RUN_DIRTY];
     if (set->pages + runs->sets[RUN_CLEAN].pages < pages) {
-        return NULL; /* and pages may have no bin */
+        return NULL; /* there may be no bin for this number of pages */
     }
     unsigned min_bin = bin_of(pages / EXTENDED_PART > 0 ? pages / EXTENDED_PART : 1);
     for (unsigned bin = bin_of(pages) + 1; bin-- > min_bin;) {
@@ -435,7 +447,8 @@ static struct span *find_extensible(const struct runs *runs, size_t pages) {
     return NULL;
 }
 
-/* Makes a run as long as wanted, by the clean runs next to it. NULL if descriptors are short. */
+/* Extends a run to this number of pages by the clean runs next to it. Returns
+ * NULL if descriptors are short. */
 static struct span *extend_run(struct runs *runs, struct span *run, size_t pages) {
     for (int at_front = 0; at_front < 2 && run->pages < pages; at_front++) {
         struct span *next_to = if_clean(at_front ? previous_run(runs, run) : runs_next(runs, run));
@@ -452,7 +465,8 @@ static struct span *extend_run(struct runs *runs, struct span *run, size_t pages
     return run->pages >= pages ? run : NULL;
 }
 
-/* A run in a huge-page region, where colors have room if possible; NULL: all of them have. */
+/* Returns a run in a huge-page region in which a color has room, or NULL. If
+ * `colors` is NULL, any run in a region will do. */
 static struct span *find_colored(struct runs *runs, size_t pages, const struct colors *colors) {
     struct span *run = runs_find(&runs->sets[RUN_HUGE_DIRTY], pages);
     if (run == NULL || colors == NULL ||
@@ -462,7 +476,8 @@ static struct span *find_colored(struct runs *runs, size_t pages, const struct c
     return runs_find(&runs->sets[RUN_HUGE_DIRTY], pages + colors_spare(colors));
 }
 
-/* The run to carve pages from. colors: one of them has room; or NULL. */
+/* Returns the run to carve the pages from. `colors` is NULL, or one of its
+ * colors has room. */
 static struct span *find_any(struct runs *runs, size_t pages, enum run_choice choice,
                              const struct colors *colors) {
     struct span *run = NULL;
@@ -488,14 +503,14 @@ static struct span *find_any(struct runs *runs, size_t pages, enum run_choice ch
     if (run == NULL) {
         run = find_clean(runs, pages);
     }
-    /* Memory is short: whatever there is. */
+    /* Memory is short: any run will do. */
     if (run == NULL) {
         run = runs_find(&runs->sets[RUN_DIRTY], pages);
     }
     return run != NULL || choice == RUN_FOR_MOVE ? run : runs_find(&runs->sets[RUN_HUGE_DIRTY], pages);
 }
 
-/* Pages to skip at the start of a run. */
+/* Returns the number of pages to skip at the start of a run. */
 static size_t skip_of(const struct runs *runs, const struct span *run, size_t pages, size_t align_pages,
                       const struct colors *colors) {
     if (colors != NULL && run->huge) {
@@ -509,7 +524,8 @@ static size_t skip_of(const struct runs *runs, const struct span *run, size_t pa
 struct span *runs_take(struct runs *runs, size_t pages, size_t align_pages, enum run_choice choice,
                        const struct colors *colors, bool *clean) {
     calm_assert(pages > 0 && align_pages > 0 && (align_pages & (align_pages - 1)) == 0, pages, align_pages);
-    /* An aligned span begins where it must, and where all colors are full none is better than another. */
+    /* The alignment determines where an aligned span starts. If all colors are
+     * full, no start is better than another. */
     if (align_pages > 1 || (colors != NULL && colors_skip_in_huge_page(colors) == COLORS_NO_ROOM)) {
         colors = NULL;
     }

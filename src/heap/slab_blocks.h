@@ -1,44 +1,42 @@
 /*
- * Blocks of size classes: taken from slabs, the lowest addresses first, and put back.
+ * Blocks of size classes. Slabs are filled from the lowest addresses.
  *
- * Single-owner, except heap_plan_puts.
+ * Single-owner, except for heap_plan_puts.
  */
 #ifndef CALM_HEAP_SLAB_BLOCKS_H
 #define CALM_HEAP_SLAB_BLOCKS_H
 
 #include "heap/heap.h"
 
-struct take_options {
-    enum run_choice new_slabs; /* where they are to be */
-    /* Makes pages resident before their blocks are handed out; NULL: their first use does. */
-    bool (*prefault)(void *base, size_t bytes);
-};
+/* Takes up to `count` blocks of a class. Returns the number of blocks taken,
+ * which is lower if memory is short. */
+size_t heap_take_blocks(struct heap *heap, uint32_t size_class, void **blocks, size_t count);
 
-/* Up to count blocks of a class; returns how many there was memory for. */
-size_t heap_take_blocks(struct heap *heap, uint32_t class, void **blocks, size_t count,
-                        const struct take_options *options);
-
-/* Blocks of any classes. A pointer that is no block in use is recorded as misuse and skipped. */
+/* Frees blocks of any classes. Records each pointer to no block in use as an
+ * invalid or double free, and skips it. */
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);
 
 /*
- * The same in two parts, so that little is done under the heap's lock. To plan is for the blocks' owner, any
- * thread: it finds out which bits of which slabs they are. Blocks that exceed the plan follow under the lock,
- * and so do those that are not as planned: no block in use, or next to a purge.
+ * heap_put_blocks in two parts, so that the heap's lock is held for a short
+ * time. heap_plan_puts finds the slabs and bits of the blocks without the lock.
+ * Any thread that owns the blocks may call it. heap_put_planned frees the
+ * blocks under the lock. If there are more blocks than the plan has room for,
+ * it plans the others under the lock. It looks up a block again if a purge has
+ * claimed blocks of the slab, or if the block is not in use.
  */
 #define MAX_HEAP_PUTS 32
 
 struct slab_bits {
-    struct span *slab; /* NULL: for a pointer that is no block of a slab */
-    char *base;        /* of the slab, as planned */
-    uint64_t bits;     /* blocks of one word of its bitmap */
+    struct span *slab; /* NULL for a pointer to no block of a slab */
+    char *base;        /* the slab's base, as planned */
+    uint64_t bits;     /* the blocks, as bits of one word of the slab's bitmap */
     uint16_t word;
-    uint16_t count; /* pointers */
-    uint8_t class;
+    uint16_t count; /* the number of pointers */
+    uint8_t size_class;
 };
 
 struct heap_puts {
-    size_t planned; /* pointers */
+    size_t planned; /* the number of pointers in the plan */
     size_t count;
     struct slab_bits of[MAX_HEAP_PUTS];
 };

@@ -3,19 +3,19 @@
 #include "base/size.h"
 #include "os/memory.h"
 
-#define MIN_SPACE_BYTES   ((size_t)1 << 30) /* below this, segments do better */
+#define MIN_SPACE_BYTES   ((size_t)1 << 30) /* if less can be had, only short segments are used */
 #define MIN_FIRST_BYTES   ((size_t)16 << 30)
 #define MAX_FIRST_BYTES   ((size_t)1 << 44)
 #define MIN_SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_STEP_BYTES    ((size_t)8 << 20)
 #define MAX_STEP_BYTES    ((size_t)1 << 30)
 #define GUARD_BYTES       ((size_t)1 << 20)
-#define MIN_HOLE_BYTES    ((size_t)256 << 10) /* within a segment: each costs a slot */
-#define NUMBERS_PER_PAGE  2 /* of a limit: segments that come and go leave gaps in the numbers */
-#define NUMBERS_IF_RAISED 3 /* the same, if the limit may be raised */
+#define MIN_HOLE_BYTES    ((size_t)256 << 10) /* a smaller hole within a segment is not worth a slot */
+#define NUMBERS_PER_PAGE  2 /* page numbers for each page of a limit; released segments leave gaps */
+#define NUMBERS_IF_RAISED 3 /* page numbers for each page of a limit that may be raised */
 #define NO_SEGMENT        MAX_SEGMENTS
-#define MAX_SPLIT         (MAX_SEGMENTS / 2) /* the other slots are for new segments */
-#define PAGES_PER_SPAN    2 /* at least, on average: descriptors for half of all pages are enough */
+#define MAX_SPLIT         (MAX_SEGMENTS / 2) /* the other slots are reserved for new segments */
+#define PAGES_PER_SPAN    2 /* at least, on average; so descriptors for half of all pages are enough */
 #define MIN_SPANS         1024
 
 static const size_t entry_bytes[] = {
@@ -42,7 +42,7 @@ static void release_metadata(struct space *space) {
     }
 }
 
-/* Page 0 and those between segments need their metadata too. */
+/* Numbers that belong to no segment, such as 0, have metadata, too. */
 static bool reach_metadata(struct space *space, size_t page_end) {
     bool reached = true;
     for (int i = 0; i < PAGE_TABLES; i++) {
@@ -51,7 +51,7 @@ static bool reach_metadata(struct space *space, size_t page_end) {
     return reached;
 }
 
-/* For the owner; other threads acquire. */
+/* For the owner of the heap. Other threads read the count with acquire. */
 static size_t segment_count(const struct space *space) {
     return atomic_load_explicit(&space->segments, memory_order_relaxed);
 }
@@ -64,7 +64,7 @@ static uint32_t first_page_of(const struct segment *segment) {
     return atomic_load_explicit(&segment->first_page, memory_order_acquire);
 }
 
-/* Where the usable pages of a segment end. */
+/* Returns the number after the last usable page of a segment. */
 static uint32_t usable_end(const struct space *space, const struct segment *segment) {
     return first_page_of(segment) + (uint32_t)(segment->region.committed >> space->page_shift);
 }
@@ -73,7 +73,8 @@ static bool is_empty(const struct segment *segment) {
     return segment->region.base == NULL;
 }
 
-/* The long first segment, which the fast path of free knows. */
+/* Returns whether the slot is that of the long first segment, which the fast
+ * path of free knows. */
 static bool is_long(const struct space *space, size_t number) {
     return number == 0 && space->quanta > 0;
 }
@@ -92,7 +93,7 @@ static uintptr_t key_of(const struct space *space, enum segment_order order, siz
     return order == BY_ADDRESS ? segment_base(space, number) : first_page_of(&space->segment[number]);
 }
 
-/* Moves a slot to where its keys belong by now. */
+/* Moves a slot to the place of its current keys. */
 static void reorder(struct space *space, size_t number) {
     size_t count = segment_count(space);
     for (enum segment_order order = BY_ADDRESS; order < SEGMENT_ORDERS; order++) {
@@ -112,8 +113,9 @@ static void reorder(struct space *space, size_t number) {
     }
 }
 
-/* The last slot whose key is not above the one that is looked for; NO_SEGMENT if all are. Another thread's
- * search may find the wrong one while its owner changes the order. */
+/* Returns the last slot whose key is not above `key`, or NO_SEGMENT if there is
+ * none. May return a wrong slot to another thread while the owner changes the
+ * order. */
 static size_t space_search(const struct space *space, enum segment_order order, size_t count, uintptr_t key) {
     size_t low = 0;
     for (size_t high = count; low < high;) {
@@ -131,7 +133,7 @@ static size_t space_search(const struct space *space, enum segment_order order, 
 
 /* ---- slots ---- */
 
-/* NO_SEGMENT if there is none. */
+/* Returns an empty slot, or NO_SEGMENT if there is none. */
 static size_t empty_slot(struct space *space) {
     size_t count = segment_count(space);
     for (size_t number = 0; number < count; number++) {
@@ -145,7 +147,8 @@ static size_t empty_slot(struct space *space) {
         atomic_store_explicit(&segment->first_page, UINT32_MAX, memory_order_relaxed);
         set_ordered(space, BY_ADDRESS, count, count);
         set_ordered(space, BY_PAGE, count, count);
-        /* Release: a thread that finds a block in it was given the block by one that knew it. */
+        /* A release store is enough: a thread that looks up a block of the new
+         * segment received the block from a thread that knew the new count. */
         atomic_store_explicit(&space->segments, count + 1, memory_order_release);
     }
     return count;
@@ -168,8 +171,9 @@ static void drop_empty_slots(struct space *space) {
     }
 }
 
-/* In an order by which another thread finds each page of it, or of what it was, or nothing: page_in_segment.
- */
+/* Fills a slot. Meanwhile another thread's lookup finds a page of the new
+ * segment, or of the slot's old one, or none. The order of the stores ensures
+ * this: see page_in_segment. */
 static void fill_slot(struct space *space, size_t number, struct address_range region, uint32_t first) {
     calm_assert(number < segment_count(space) && region.base != NULL && first > 0, number);
     calm_assert(region.committed <= region.reserved, region.committed, region.reserved);
@@ -182,7 +186,8 @@ static void fill_slot(struct space *space, size_t number, struct address_range r
     reorder(space, number);
 }
 
-/* Other threads may look up a pointer meanwhile, of a block in another segment: see page_in_segment. */
+/* Clears a slot. Meanwhile other threads may look up blocks of other segments:
+ * see page_in_segment. */
 static void clear_slot(struct space *space, size_t number) {
     calm_assert(!is_empty(&space->segment[number]), number);
     struct segment *segment = &space->segment[number];
@@ -206,9 +211,10 @@ static void set_reserved(struct space *space, size_t number, size_t bytes) {
     }
 }
 
-/* ---- segments come and go ---- */
+/* ---- adding and releasing segments ---- */
 
-/* Where the first gap in the page numbers is that has room; the end of all is one. 0: there is none. */
+/* Returns the start of the first gap in the page numbers that has room, or 0 if
+ * there is none. The numbers behind the last segment are a gap, too. */
 static uint32_t find_numbers(const struct space *space, size_t pages) {
     size_t next = 1;
     for (size_t at = 0; at < segment_count(space); at++) {
@@ -221,7 +227,8 @@ static uint32_t find_numbers(const struct space *space, size_t pages) {
     return next + pages < space->max_pages ? (uint32_t)next : 0;
 }
 
-/* What is reserved and not used is released before another segment is begun, and comes back with it. */
+/* Releases the reserved end of the growing segment, before another segment is
+ * added. The new reservation can take its place. */
 static void stop_growing(struct space *space) {
     size_t number = space->growing;
     if (number == NO_SEGMENT || is_long(space, number)) {
@@ -238,7 +245,9 @@ static void stop_growing(struct space *space) {
     space->growing = NO_SEGMENT;
 }
 
-/* The guards of the long one are wide, since metadata is next to it. The others have little room. */
+/* Adds a segment, which grows from now on. The long segment gets wide guards,
+ * since metadata is next to it. Address space is too scarce for wide guards
+ * around short segments. */
 static bool add_segment(struct space *space, size_t bytes, size_t guard) {
     stop_growing(space);
     uint32_t first = find_numbers(space, bytes >> space->page_shift);
@@ -280,7 +289,8 @@ bool space_release(struct space *space, uint32_t page, size_t pages) {
         drop_empty_slots(space);
         return false;
     }
-    /* At every moment other threads find each page that stays. */
+    /* The order of these changes lets other threads find each remaining page at
+     * every moment. */
     if (after) {
         size_t end = offset + bytes;
         fill_slot(space, rest,
@@ -296,14 +306,15 @@ bool space_release(struct space *space, uint32_t page, size_t pages) {
     } else {
         clear_slot(space, number);
     }
-    /* What is next to a page that stays becomes its guard. */
+    /* The pages next to those that stay become their guards. */
     size_t guard = 2 * space->page_size;
     vm_release(region.base + offset + (before ? guard : 0),
                bytes - (before ? guard : 0) - (after ? guard : 0));
     return true;
 }
 
-/* Enough for all memory twice, so that nearly every block is in the first segment. */
+/* Returns at least twice the machine's memory, so that nearly every block is in
+ * the first segment. */
 static size_t first_segment_bytes(void) {
     size_t bytes = MIN_FIRST_BYTES;
     for (size_t memory = memory_total_bytes(); bytes / 2 < memory && bytes < MAX_FIRST_BYTES;) {
@@ -339,7 +350,8 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->span_of = (uint32_t *)(void *)space->page_tables[SPAN_TABLE].base;
     space->users_of = (uint16_t *)(void *)space->page_tables[USER_TABLE].base;
     if (segment_count(space) == 1) {
-        /* The fast path of free reads the class of any address in the segment. */
+        /* The fast path of free reads the class of any address in the
+         * segment. */
         size_t page_end =
             first_page_of(&space->segment[0]) + (space->segment[0].region.reserved >> space->page_shift);
         vm_make_readable(space->class_of, page_end + 1);
@@ -356,7 +368,7 @@ void space_limit(struct space *space, size_t bytes) {
     }
     set_reserved(space, 0, first->region.committed);
     if (!space->limited) {
-        /* A page of each guard will do. */
+        /* Address space is scarce now, so each guard keeps only one page. */
         vm_release(first->region.base - GUARD_BYTES, GUARD_BYTES - 2 * space->page_size);
         first->region.reserved += GUARD_BYTES;
     }
@@ -374,7 +386,9 @@ void space_limit(struct space *space, size_t bytes) {
     span_table_trim(&space->spans, spans_for(pages));
 }
 
-/* Commits what the growing segment has reserved; *extended pages, or none. */
+/* Commits reserved pages of the growing segment. Returns the number of the
+ * first and stores their count in *extended. Returns 0 if that is
+ * impossible. */
 static uint32_t extend_growing(struct space *space, size_t pages, size_t *extended) {
     if (space->growing == NO_SEGMENT) {
         return 0;
@@ -404,8 +418,10 @@ static uint32_t extend_growing(struct space *space, size_t pages, size_t *extend
     return 0;
 }
 
-/* Segments grow with the space, so that few are needed, and have room for a number of blocks like this one;
- * where that is too much, as much as can be had. */
+/* Adds a segment that has room for a run of this length. New segments get
+ * longer as the space grows, so that few are needed. They have room for several
+ * such runs. If address space is short, the segment is as long as the kernel
+ * permits. */
 static bool add_for(struct space *space, size_t bytes) {
     size_t wanted = size_max(space_reserved_bytes(space) / 4, MIN_SEGMENT_BYTES);
     for (; wanted / 2 >= bytes; wanted /= 2) {
@@ -446,9 +462,11 @@ static size_t splits_of(const struct space *space) {
 }
 
 /*
- * A search by page or address ends in the wrong segment, or in none, while another thread changes the order.
- * So a miss looks at each segment. And what is in use of a segment may come to another slot, whereupon its
- * own may get other contents: what was found, or not found, while a segment was split is looked up again.
+ * While another thread changes the order, a search by page or address may end
+ * in the wrong segment or in none. After a miss, a lookup therefore tries each
+ * segment. A split may move used pages to another slot, and another segment may
+ * then fill their old slot. If a segment was split meanwhile, a lookup
+ * therefore starts again, whatever its result was.
  */
 bool space_is_usable(const struct space *space, uint32_t page) {
     bool usable;
@@ -493,9 +511,10 @@ char *space_address(const struct space *space, uint32_t page) {
 }
 
 /*
- * The page of an address within a segment; 0 if it is outside. A segment that is released loses its length
- * first, and one that takes its place has its address before its length: a length that was read between two
- * reads of the same address belongs to that address.
+ * Returns the page of an address within a segment, or 0 if the address is
+ * outside. clear_slot changes the length before the base, and fill_slot stores
+ * the base before the length. So if two reads of the base are equal, a length
+ * read between them belongs to this base.
  */
 static uint32_t page_in_segment(const struct space *space, size_t number, uintptr_t address) {
     const struct segment *segment = &space->segment[number];

@@ -1,17 +1,22 @@
 /*
- * The heap's address space: its segments, page numbers, and what is known of each page.
+ * The heap's address space: its segments, page numbers, and the metadata of
+ * each page.
  *
- * One range, of twice the machine's memory, is reserved at the start. A pointer's page number, and by it all
- * metadata, follows by arithmetic; the metadata is in ranges of its own. Where one long range cannot be had
- * (RLIMIT_AS, a locked address space), segments are reserved as they are needed, and a pointer outside the
- * first is looked up among them. What is free and clean of them can be released again: a whole segment,
- * either end of it, or a part within, which leaves two segments.
+ * At its start, the heap reserves one range of at least twice the machine's
+ * memory. The number of a pointer's page is computed from the pointer. All
+ * metadata is in ranges of its own, and is found by this number. If no long
+ * range can be had (RLIMIT_AS, a locked address space), the heap reserves
+ * segments as it needs them, and finds a pointer's segment by a search. The
+ * heap can release free, clean pages of such a segment again: the whole
+ * segment, either end of it, or a part within, which leaves two segments.
  *
- * The pages of a segment have consecutive numbers. At least one between those of two segments belongs to
- * neither, so that runs of two segments never look adjacent. Numbers are given again once their segment is
- * gone. No page has number 0.
+ * The pages of a segment have consecutive numbers. At least one number between
+ * those of two segments is unused, so that runs of two segments never look
+ * adjacent. The numbers of a released segment are used again. No page has
+ * number 0.
  *
- * Single-owner, except for functions marked "any thread": for those, whose caller has a block that is in use.
+ * Single-owner, except for functions marked "any thread". A thread that calls
+ * such a function owns a block in use.
  */
 #ifndef CALM_HEAP_SPACE_H
 #define CALM_HEAP_SPACE_H
@@ -24,101 +29,118 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-/* Blocks begin at multiples of this. */
+/* All blocks begin at multiples of a quantum, 1 << SPACE_QUANTUM_SHIFT
+ * bytes. */
 #define SPACE_QUANTUM_SHIFT 4
 
-#define MAX_SEGMENTS 256 /* a number fits into one byte */
+#define MAX_SEGMENTS 256 /* the number of a slot fits into one byte */
 
-/* Of a page of a slab: whether it may be resident, and how many blocks in use touch it. */
+/* The entry of a slab's page: whether the page may be resident, and the number
+ * of blocks in use that touch it. */
 #define PAGE_DIRTY 0x8000U
 #define PAGE_USERS 0x3fffU
 
 #if defined(__x86_64__)
-#define SPACE_PAGE_SHIFT(space) 12 /* the architecture's only one */
+#define SPACE_PAGE_SHIFT(space) 12 /* the only page size of the architecture */
 #else
 #define SPACE_PAGE_SHIFT(space) ((space)->page_shift)
 #endif
 
-/* A slot for one: without a region it is empty. */
+/* A slot for a segment. A slot without a region is empty. */
 struct segment {
     struct address_range region;
-    /* For any thread: what is known of it, or nothing, while the segment is added or released. */
+    /* Any thread reads these fields. While the owner adds or releases the
+     * segment, a lookup finds the segment or nothing. */
     _Atomic(uintptr_t) base;
     _Atomic(size_t) bytes;
     _Atomic(uint32_t) first_page;
-    _Atomic(uint32_t) page_end; /* of those that are usable */
+    _Atomic(uint32_t) page_end; /* the number after the last usable page */
 };
 
-/* In which segments are ordered: by base, and by first_page. Empty slots are last. */
+/* The orders of the segments: by base and by first_page. Empty slots come last
+ * in both. */
 enum segment_order { BY_ADDRESS, BY_PAGE, SEGMENT_ORDERS };
 
 enum page_table { CLASS_TABLE, SPAN_TABLE, USER_TABLE, PAGE_TABLES };
 
 struct space {
-    /* What the fast path of free reads: the first segment, and its pages' classes. */
+    /* What the fast path of free reads: the first segment, and the classes of
+     * its pages. */
     uintptr_t base;
-    size_t quanta; /* its length, in steps at which a block may begin; 0 if all segments are short */
+    size_t quanta; /* the length of the segment, in quanta; 0 if all segments are short */
     uint8_t *first_classes;
     uint32_t page_shift;
 
-    /* By page number; each begins page_tables[...]. */
-    uint8_t *class_of;  /* the size class of a slab's page; 0 for any other */
-    uint32_t *span_of;  /* all pages of a slab; first and last of any other span */
-    uint16_t *users_of; /* pages of slabs: PAGE_DIRTY and PAGE_USERS */
+    /* Tables by page number. Each starts at the base of one of page_tables. */
+    uint8_t *class_of;  /* the size class of a page of a slab; 0 for other pages */
+    uint32_t *span_of;  /* numbers of spans: for all pages of a slab, else for the first and last page */
+    uint16_t *users_of; /* PAGE_DIRTY and PAGE_USERS of pages of slabs */
     size_t page_size;
 
     struct address_range page_tables[PAGE_TABLES];
     struct span_table spans;
 
-    size_t max_pages;         /* numbers are below that */
-    bool limited;             /* address space is short: what is free is better released */
-    size_t growing;           /* the slot of the segment whose reserved end may be made usable; or none */
-    _Atomic(size_t) segments; /* slots beyond are empty */
-    _Atomic(size_t) splits;   /* of segments: what is in use of one may be in another slot since */
-    _Atomic(uint8_t) order[SEGMENT_ORDERS][MAX_SEGMENTS]; /* numbers of slots */
+    size_t max_pages;         /* all page numbers are below it */
+    bool limited;             /* address space is short, so free pages are better released */
+    size_t growing;           /* the slot of the segment that space_extend extends, or MAX_SEGMENTS */
+    _Atomic(size_t) segments; /* all slots from this number on are empty */
+    _Atomic(size_t) splits;   /* how often a segment was split; a split moves used pages to another slot */
+    _Atomic(uint8_t) order[SEGMENT_ORDERS][MAX_SEGMENTS]; /* the numbers of the slots, in order */
     struct segment segment[MAX_SEGMENTS];
 };
 
-/* Reserves at most so many bytes. bitmap_words: of each descriptor. False if there is not even metadata. */
+/* Reserves at most `bytes`. Each descriptor gets a bitmap of bitmap_words
+ * words. Returns false if there is no room even for the metadata. */
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
 
-/* Makes at least so many pages more usable, in one piece. Returns the number of the first, and how many they
- * are; 0 if memory is short. */
+/* Makes at least this number of further pages usable, in one piece. Returns the
+ * number of the first page, and stores their count in *extended. Returns 0 if
+ * memory is short. */
 uint32_t space_extend(struct space *space, size_t pages, size_t *extended);
 
-/* The program limits its address space to so many bytes: releases what is only reserved, except for the
- * metadata of a few times as much memory, in case the limit is raised. Without effect where the limit is much
- * more than what is reserved, or where segments are short already. */
+/* Adapts to a new limit on the program's address space, in bytes. Releases
+ * address space that is only reserved. Keeps metadata for a few times as much
+ * memory as the limit, since the program may raise it. Does nothing if the
+ * limit is far above the reserved bytes, or if all segments are short. */
 void space_limit(struct space *space, size_t bytes);
 
 /*
- * Releases usable pages that are clean and in no run, so that they are no longer the heap's: of a short
- * segment any, of the long one its end. False, and nothing changed, if that cannot be.
+ * Releases usable pages, which must be clean and in no run, so that they no
+ * longer belong to the heap. A short segment can release any of its pages, the
+ * long one only its end. If the pages cannot be released, returns false and
+ * changes nothing.
  */
 bool space_release(struct space *space, uint32_t page, size_t pages);
 
-/* The usable pages of a slot's segment, up to *end; 0 if it has none. */
+/* Returns the first usable page of a slot's segment, and stores the number
+ * after the last in *end. Returns 0 if there is none. */
 uint32_t space_segment(const struct space *space, size_t number, uint32_t *end);
 
-/* Where the usable pages end that space_extend would extend; 0 if there are none. */
+/* Returns the number after the last usable page of the segment that
+ * space_extend extends, or 0 if there is none. */
 uint32_t space_end(const struct space *space);
 
-/* Makes usable pages at that end, from page on, reserved ones again. They are in no run, and hold no memory.
- * False if mappings are short. */
+/* Turns usable pages into reserved ones, from `page` to space_end. They must be
+ * in no run and hold no memory. Returns false if the process has too many
+ * mappings. */
 bool space_retract(struct space *space, uint32_t page);
 
-/* Whether page follows the usable pages of the segment that grows. */
+/* Returns whether `page` is the first one behind the usable pages of the
+ * growing segment. */
 bool space_ends_at(const struct space *space, uint32_t page);
 
 char *space_address(const struct space *space, uint32_t page);
 
-/* The number of the page of an address in any segment but the first; 0 if it is in none. Any thread. */
+/* Returns the number of an address's page by a search of all segments, or 0 if
+ * no segment contains the address. Any thread. */
 uint32_t space_page_elsewhere(const struct space *space, uintptr_t address);
 
-/* Whether there is metadata of a page: a wild pointer may lead to one that was never used. Any thread. */
+/* Returns whether a page has metadata. An invalid pointer may lead to a page
+ * that never had any. Any thread. */
 bool space_is_usable(const struct space *space, uint32_t page);
 
-/* The number of an address's page; 0 if it is not the heap's. Any thread. */
+/* Returns the number of an address's page, or 0 if the address is not the
+ * heap's. Any thread. */
 static inline uint32_t space_page(const struct space *space, const void *pointer) {
     uintptr_t offset = (uintptr_t)pointer - space->base;
     if (__builtin_expect(offset >> SPACE_QUANTUM_SHIFT < space->quanta, 1)) {
@@ -127,13 +149,13 @@ static inline uint32_t space_page(const struct space *space, const void *pointer
     return space_page_elsewhere(space, (uintptr_t)pointer);
 }
 
-/* The span that page is recorded for: its own, or an arbitrary one within a large span or a free run. Never
- * NULL. */
+/* Returns the span in the entry of a page, never NULL. Within a large span or a
+ * free run, it may be any span. */
 static inline struct span *space_span_of(const struct space *space, uint32_t page) {
     return span_at(&space->spans, space->span_of[page]);
 }
 
-/* Records the first and the last page. */
+/* Sets the entries of the span's first and last page. */
 static inline void space_mark_ends(struct space *space, const struct span *span) {
     calm_assert(span->page > 0 && span->pages > 0, span->page, span->pages);
     uint32_t number = span_number(&space->spans, span);
@@ -143,7 +165,7 @@ static inline void space_mark_ends(struct space *space, const struct span *span)
 
 size_t space_reserved_bytes(const struct space *space);
 
-/* Bytes of metadata that may be resident. */
+/* Returns the bytes of metadata that may be resident. */
 size_t space_metadata_bytes(const struct space *space);
 
 #endif

@@ -23,9 +23,10 @@ static struct span *meld(struct span *a, struct span *b) {
     return a;
 }
 
-/* Melds siblings in pairs from the left, then the pairs from the right: two passes make it logarithmic. */
+/* Melds siblings in pairs from the left, then melds the pairs from the right.
+ * The two passes make removal logarithmic, amortized. */
 static struct span *meld_siblings(struct span *first) {
-    struct span *pairs = NULL; /* linked by next, last pair first */
+    struct span *pairs = NULL; /* linked by next, the last pair first */
     while (first != NULL) {
         struct span *a = first;
         struct span *b = a->next;

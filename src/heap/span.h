@@ -1,8 +1,9 @@
 /*
- * Spans: runs of pages that serve one purpose, each with a descriptor of its own outside them; and the two
- * orders that they are kept in, by address and by age.
+ * Spans: ranges of pages that serve one purpose. Each has a descriptor, which
+ * is outside its pages. This file also has the two orders that spans are kept
+ * in: by address and by age.
  *
- * Every file of the heap works on these. Single-owner, as the heap itself.
+ * All files of the heap use spans. Single-owner, like the heap itself.
  */
 #ifndef CALM_HEAP_SPAN_H
 #define CALM_HEAP_SPAN_H
@@ -13,16 +14,16 @@
 #include <stdint.h>
 
 enum span_state {
-    SPAN_UNUSED, /* the descriptor describes nothing */
+    SPAN_UNUSED, /* the descriptor has no span */
     SPAN_DIRTY,  /* a free run that may be resident */
-    SPAN_CLEAN,  /* a free run that is known to be zero, and holds no memory */
-    SPAN_TAKEN,  /* in no set: its taker decides what it becomes; during a purge the purger */
+    SPAN_CLEAN,  /* a free run that holds no memory, and reads as zeros */
+    SPAN_TAKEN,  /* in no set: the thread that took it decides its next state; also during a purge */
     SPAN_SLAB,   /* blocks of one size class */
     SPAN_LARGE,  /* one block */
-    SPAN_LOST,   /* pages that could not be renewed: never used again */
+    SPAN_LOST,   /* pages that could not be renewed, and are never used again */
 };
 
-/* In a list from cold to hot. */
+/* The neighbours in a list from cold to hot. */
 struct span_link {
     struct span *colder;
     struct span *hotter;
@@ -30,35 +31,37 @@ struct span_link {
 
 struct span {
     char *base;
-    uint32_t page; /* the number of the first; consecutive within a segment */
+    uint32_t page; /* the number of the first page */
     uint32_t pages;
-    /* In an order by address: a bin of free runs, or the part-used slabs of a class. */
+    /* Links in an order by address: a bin of free runs, or the part-used slabs
+     * of a class. */
     struct span *child;
     struct span *next;
     struct span *previous;
     union {
-        struct span_link age; /* dirty runs, and slabs with free dirty pages */
-        size_t offset;        /* large: bytes to where the block begins, within its first page */
+        struct span_link age; /* of dirty runs, and of slabs with free dirty pages */
+        size_t offset;        /* large: where the block begins in its first page, in bytes */
     };
     uint16_t used_blocks; /* slabs */
     uint16_t free_dirty_pages;
-    uint8_t class;
-    uint8_t state;          /* enum span_state */
-    bool claimed : 1;       /* slab: a purge has some of its free blocks */
-    bool moved : 1;         /* large: its pages were moved here, and the kernel keeps a mapping for them */
-    bool fresh : 1;         /* large: none but its owner made pages of it resident */
-    bool guessed : 1;       /* large: of memory that may be resident, without evidence that it is touched */
-    bool colored : 1;       /* large: counted among those that begin at its color */
-    bool huge : 1;          /* in a huge-page region: one touch makes all of it resident */
+    uint8_t size_class;
+    uint8_t state;    /* enum span_state */
+    bool claimed : 1; /* slab: a purge has claimed some of its free blocks */
+    bool moved : 1;   /* large: its pages were moved here, and the kernel keeps a mapping for them */
+    bool fresh : 1;   /* large: pages of it are resident only if its owner touched them */
+    bool guessed : 1; /* large: its memory may be resident, without evidence that the program touches it */
+    bool colored : 1; /* large: counted in heap->colors */
+    bool huge : 1;    /* in a huge-page region: one touch makes all of the region resident */
     _Atomic(uint8_t) marks; /* slabs, large: what the program did to pages of its blocks: marks.h */
-    uint64_t allocated[];   /* slabs: one bit a block; as many words as a slab of any class needs */
+    uint64_t allocated[];   /* slabs: a bit for each block, set if in use; enough for a slab of any class */
 };
 
-/* A priority queue by address, lowest first: a pairing heap (Fredman et al., 1986). */
+/* A priority queue by address, the lowest first: a pairing heap (Fredman et
+ * al., 1986). */
 void address_order_insert(struct span **root, struct span *span);
 void address_order_remove(struct span **root, struct span *span);
 
-/* A list by age. */
+/* A list of spans by age. */
 struct span_ages {
     struct span *coldest;
     struct span *hottest;

@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-#define MIN_IDLE_BYTES ((size_t)256 << 10) /* of descriptors, before they are worth a purge */
+#define MIN_IDLE_BYTES ((size_t)256 << 10) /* descriptors of fewer bytes are not worth a purge */
 
-/* Of a part, for so many spans. */
+/* Returns the size of a part of the table for this number of spans. */
 static size_t bytes_for(const struct span_table *table, int part, size_t spans) {
     return part == TABLE_SPANS        ? spans * table->span_bytes
            : part == TABLE_FREE_SPANS ? (spans / 64 + 1) * sizeof(uint64_t)
@@ -54,7 +54,7 @@ static bool is_unused(const struct span_table *table, size_t number) {
     return (span_table_words(table, TABLE_FREE_SPANS)[number / 64] >> (number % 64) & 1) != 0;
 }
 
-/* Marks a descriptor as unused or as in use, without touching it. */
+/* Marks a descriptor as unused or in use, without touching it. */
 static void span_table_mark(struct span_table *table, size_t number, bool unused) {
     calm_assert(number > 0 && number < table->end, number, table->end);
     calm_assert(is_unused(table, number) != unused, number, unused);
@@ -103,7 +103,8 @@ void span_table_drop(struct span_table *table, struct span *span) {
     span_table_mark(table, span_number(table, span), true);
 }
 
-/* The descriptors on a range, in part or whole: numbers first to *end - 1. */
+/* Returns the number of the first descriptor that is on a range, in part or
+ * whole, and stores the number after the last in *end. */
 static size_t spans_on(const struct span_table *table, const struct iovec *range, size_t *end) {
     size_t offset = (size_t)((const char *)range->iov_base - table->memory[TABLE_SPANS].base);
     *end = (offset + range->iov_len + table->span_bytes - 1) / table->span_bytes;

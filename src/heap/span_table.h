@@ -1,9 +1,10 @@
 /*
- * The table of span descriptors: by number, with memory of its own, which can be purged where it describes
- * nothing.
+ * The table of span descriptors, by number. Its memory can be purged where
+ * descriptors are unused.
  *
- * Unused descriptors are bits, not a list, so that their memory need not be touched. Number 0 is that of no
- * span: always unused. Part of struct space; single-owner, except span_at and span_number.
+ * Bits tell which descriptors are unused, so that a search does not touch their
+ * memory. Number 0 belongs to no span, and its state is always SPAN_UNUSED.
+ * Part of struct space. Single-owner, except for span_at and span_number.
  */
 #ifndef CALM_HEAP_SPAN_TABLE_H
 #define CALM_HEAP_SPAN_TABLE_H
@@ -14,27 +15,31 @@
 
 #include <sys/uio.h>
 
-/* TABLE_FREE_WORDS: a set bit says that a word of TABLE_FREE_SPANS has one, which is an unused descriptor. */
+/* TABLE_FREE_SPANS has a bit for each descriptor, set if it is unused.
+ * TABLE_FREE_WORDS has a bit for each word of TABLE_FREE_SPANS, set if the word
+ * is not 0. */
 enum table_part { TABLE_SPANS, TABLE_FREE_SPANS, TABLE_FREE_WORDS, TABLE_PARTS };
 
 struct span_table {
     struct address_range memory[TABLE_PARTS];
-    size_t span_bytes; /* from one descriptor to the next */
+    size_t span_bytes; /* the distance from one descriptor to the next */
     size_t max_spans;
-    size_t lowest_free_word; /* of TABLE_FREE_WORDS: those below have no bit set */
-    size_t end;              /* numbers below have been in use */
-    size_t unused;           /* of them, those that are not now */
-    size_t dropped;          /* since span_table_take_idle last took some */
+    size_t lowest_free_word; /* no word of TABLE_FREE_WORDS below it has a bit set */
+    size_t end;              /* all numbers ever used are below it */
+    size_t unused;           /* the number of descriptors below `end` that are unused */
+    size_t dropped;          /* descriptors dropped since span_table_take_idle last took some */
 };
 
-/* bitmap_words: of each descriptor. False if address space is short. */
+/* Each descriptor gets a bitmap of bitmap_words words. Returns false if address
+ * space is short. */
 bool span_table_init(struct span_table *table, size_t max_spans, size_t bitmap_words);
 void span_table_release(struct span_table *table);
 
-/* Releases what is reserved for more spans than that. */
+/* Releases the reservation for more than max_spans spans. */
 void span_table_trim(struct span_table *table, size_t max_spans);
 
-/* An unused descriptor, of the lowest number, zeroed; NULL if memory is short. */
+/* Returns the unused descriptor of the lowest number, filled with zeros, or
+ * NULL if memory is short. */
 struct span *span_table_take(struct span_table *table);
 void span_table_drop(struct span_table *table, struct span *span);
 
@@ -47,9 +52,11 @@ static inline uint32_t span_number(const struct span_table *table, const struct 
 }
 
 /*
- * Takes the unused descriptors on up to max_ranges ranges of whole pages, which then may be purged, and
- * span_table_put_idle returns them. Returns the number of ranges; 0 unless enough were dropped since the last
- * time to be worth it.
+ * Takes the unused descriptors on up to max_ranges ranges of whole pages, so
+ * that the caller may purge these pages. span_table_put_idle returns the
+ * descriptors. Returns the number of ranges. Returns 0 if a purge is not worth
+ * its cost, because few descriptors are unused, or few were dropped since the
+ * last time.
  */
 size_t span_table_take_idle(struct span_table *table, struct iovec *ranges, size_t max_ranges);
 void span_table_put_idle(struct span_table *table, const struct iovec *ranges, size_t count);

@@ -21,8 +21,9 @@ static enum run_kind walk_kind(const struct span *span) {
     return (span->state == SPAN_CLEAN ? RUN_CLEAN : RUN_DIRTY) + (span->huge ? RUN_HUGE_DIRTY : 0);
 }
 
-/* Spans in an order by address. Each must lie higher than its parent. Not recursive: the order may be as deep
- * as there are spans, and stacks are small. */
+/* Calls `each` for all spans in an order by address. Checks that each span lies
+ * higher than its parent. Not recursive, since the order may be as deep as
+ * there are spans, and stacks are small. */
 static size_t walk_order(const struct span *root, void (*each)(void *context, const struct span *span),
                          void *context) {
     size_t count = 0;
@@ -53,11 +54,11 @@ static size_t walk_order(const struct span *root, void (*each)(void *context, co
 
 static void walk_slab(const struct heap *heap, const struct span *slab, struct heap_walk *walk) {
     const struct space *space = &heap->space;
-    const struct size_class *class = &heap->classes->of[slab->class];
+    const struct size_class *size_class = &heap->classes->of[slab->size_class];
     static uint16_t users[UINT16_MAX];
     uint32_t number = span_number(&space->spans, slab);
-    calm_check(slab->class >= 1 && slab->class < heap->classes->count);
-    check_equal(slab->pages, class->slab_pages);
+    calm_check(slab->size_class >= 1 && slab->size_class < heap->classes->count);
+    check_equal(slab->pages, size_class->slab_pages);
     memset(users, 0, slab->pages * sizeof *users);
     size_t used = 0;
     size_t bits = (space->spans.span_bytes - sizeof *slab) * 8;
@@ -65,10 +66,10 @@ static void walk_slab(const struct heap *heap, const struct span *slab, struct h
         if (!slab_has(slab, block)) {
             continue;
         }
-        calm_check(block < class->slab_blocks);
+        calm_check(block < size_class->slab_blocks);
         used++;
-        size_t first = block * class->size >> space->page_shift;
-        size_t last = ((block + 1) * class->size - 1) >> space->page_shift;
+        size_t first = block * size_class->size >> space->page_shift;
+        size_t last = ((block + 1) * size_class->size - 1) >> space->page_shift;
         for (size_t page = first; page <= last; page++) {
             users[page]++;
         }
@@ -80,7 +81,7 @@ static void walk_slab(const struct heap *heap, const struct span *slab, struct h
         uint16_t word = space->users_of[slab->page + page];
         check_equal(word & PAGE_USERS, users[page]);
         check_equal(space->span_of[slab->page + page], number);
-        check_equal(space->class_of[slab->page + page], slab->class);
+        check_equal(space->class_of[slab->page + page], slab->size_class);
         walk->slab_used_pages += users[page] > 0;
         free_dirty += word == PAGE_DIRTY;
     }
@@ -116,7 +117,8 @@ static void walk_span(const struct heap *heap, const struct span *span, struct h
     }
 }
 
-/* Neighbours that should be one run. Whole huge-page regions may be adjacent: nothing is lost by it. */
+/* Returns whether two neighbours should have been merged. Whole huge-page
+ * regions may be adjacent without being merged, at no cost. */
 static bool walk_may_join(const struct heap *heap, const struct span *before, const struct span *span) {
     if (!walk_is_free(before) || !walk_is_free(span) || walk_kind(before) != walk_kind(span)) {
         return false;
@@ -125,7 +127,7 @@ static bool walk_may_join(const struct heap *heap, const struct span *before, co
     return !span->huge || (uintptr_t)span->base % region != 0;
 }
 
-/* Every page of the usable part of every segment, in order. */
+/* Checks every usable page of a segment, in order. */
 static void walk_segment(const struct heap *heap, const struct segment *segment, struct heap_walk *walk) {
     const struct space *space = &heap->space;
     uint32_t page = segment->first_page;
@@ -154,7 +156,7 @@ struct walk_set {
     const struct heap *heap;
     size_t pages;
     enum run_kind kind;
-    uint32_t class;
+    uint32_t size_class;
 };
 
 static void walk_bin_run(void *context, const struct span *span) {
@@ -181,25 +183,27 @@ static void walk_run_set(const struct heap *heap, enum run_kind kind, size_t run
 static void walk_part_used(void *context, const struct span *slab) {
     struct walk_set *bin = context;
     check_equal(slab->state, SPAN_SLAB);
-    check_equal(slab->class, bin->class);
-    calm_check(slab != bin->heap->bins[bin->class].current);
-    calm_check(slab->used_blocks < bin->heap->classes->of[slab->class].slab_blocks);
+    check_equal(slab->size_class, bin->size_class);
+    calm_check(slab != bin->heap->bins[bin->size_class].current);
+    calm_check(slab->used_blocks < bin->heap->classes->of[slab->size_class].slab_blocks);
 }
 
-/* Each slab with a free block is where one is looked for. */
+/* Checks that each slab with a free block is in its bin, where the heap looks
+ * for one. */
 static void walk_bins(const struct heap *heap) {
     size_t found = 0;
     size_t wanted = 0;
-    for (uint32_t class = 1; class < heap->classes->count; ++class) {
-        struct walk_set bin = {heap, 0, RUN_KINDS, class};
-        const struct span *current = heap->bins[class].current;
-        calm_check(current == NULL || (current->state == SPAN_SLAB && current->class == class));
-        found += walk_order(heap->bins[class].part_used, walk_part_used, &bin);
-        found += current != NULL && current->used_blocks < heap->classes->of[class].slab_blocks;
+    for (uint32_t size_class = 1; size_class < heap->classes->count; ++size_class) {
+        struct walk_set bin = {heap, 0, RUN_KINDS, size_class};
+        const struct span *current = heap->bins[size_class].current;
+        calm_check(current == NULL || (current->state == SPAN_SLAB && current->size_class == size_class));
+        found += walk_order(heap->bins[size_class].part_used, walk_part_used, &bin);
+        found += current != NULL && current->used_blocks < heap->classes->of[size_class].slab_blocks;
     }
     for (uint32_t number = 1; number < heap->space.spans.end; number++) {
         const struct span *span = span_at(&heap->space.spans, number);
-        wanted += span->state == SPAN_SLAB && span->used_blocks < heap->classes->of[span->class].slab_blocks;
+        wanted +=
+            span->state == SPAN_SLAB && span->used_blocks < heap->classes->of[span->size_class].slab_blocks;
     }
     check_equal(found, wanted);
 }
@@ -225,7 +229,8 @@ static bool walk_is_dirty_slab(const struct span *span) {
     return span->state == SPAN_SLAB && span->free_dirty_pages > 0;
 }
 
-/* The bits of unused descriptors, and the bits that say where those are. */
+/* Checks the bits of unused descriptors, and the bits of the words that contain
+ * those. */
 static void walk_descriptors(const struct heap *heap, size_t spans, size_t idle) {
     const struct span_table *table = &heap->space.spans;
     const struct address_range *free_spans = &table->memory[TABLE_FREE_SPANS];
@@ -246,7 +251,8 @@ static void walk_descriptors(const struct heap *heap, size_t spans, size_t idle)
     check_equal(table->end - 1, spans + unused + idle);
 }
 
-/* Where colors are known, those of the blocks that are there, and of no others. */
+/* Checks that heap->colors counts the colored blocks in the heap, and no
+ * others. */
 static void walk_colors(const struct heap *heap) {
     static size_t blocks[MAX_HARDWARE_CACHES][MAX_COLORS];
     size_t all = 0;

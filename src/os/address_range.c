@@ -12,7 +12,8 @@ bool address_range_reserve(struct address_range *range, size_t bytes) {
     return address_ranges_reserve(range, &bytes, 1);
 }
 
-/* Each has a guard on either side, as if it were reserved alone, and may be released alone. */
+/* Each range gets a guard page on either side. It may therefore be released
+ * alone, like a range that was reserved alone. */
 bool address_ranges_reserve(struct address_range *ranges, const size_t *bytes, size_t count) {
     size_t guards = 2 * vm_page_size();
     size_t all = 0;
@@ -46,7 +47,7 @@ bool address_range_reach(struct address_range *range, size_t bytes) {
     size_t needed = vm_round_up(bytes - range->committed);
     size_t step = vm_round_up(size_min(size_max(range->committed / 4, MIN_STEP), MAX_STEP));
     step = size_min(step, range->reserved - range->committed);
-    /* Where memory is short, the bytes that are needed may still be had. */
+    /* If memory is short, a step of only the needed bytes may still succeed. */
     if (step <= needed || !vm_commit_next(end, step)) {
         step = needed;
         if (!vm_commit_next(end, step)) {
@@ -62,7 +63,7 @@ void address_range_trim(struct address_range *range, size_t bytes) {
     calm_assert(range->committed <= range->reserved, range->committed, range->reserved);
     size_t keep = size_max(vm_round_up(bytes), range->committed);
     if (keep < range->reserved) {
-        /* The page behind the new end becomes the guard. */
+        /* The page behind the new end becomes the guard page. */
         os_syscall(SYS_munmap, range->base + keep + vm_page_size(), range->reserved - keep);
         range->reserved = keep;
     }

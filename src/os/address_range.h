@@ -1,8 +1,10 @@
 /*
- * A range of reserved address space whose front is committed and grows as it is needed: the metadata of
- * heaps, the segments of blocks, the tables of profiles.
+ * An address range: reserved address space whose front is committed and grows
+ * on demand. The heap's metadata, its segments of blocks, and the heap
+ * profile's tables are such ranges.
  *
- * One owner at a time. Sizes are in bytes. Preserves errno; allocates nothing.
+ * A range has one owner at a time. Sizes are in bytes. The functions preserve
+ * errno and allocate nothing.
  */
 #ifndef CALM_OS_ADDRESS_RANGE_H
 #define CALM_OS_ADDRESS_RANGE_H
@@ -16,19 +18,24 @@ struct address_range {
     size_t committed; /* whole pages, from the base on */
 };
 
-/* Reserves bytes, rounded up to pages. False, and an empty range, if there is no room. */
+/* Reserves bytes, rounded up to pages. If there is no room, returns false and
+ * leaves the range empty. */
 bool address_range_reserve(struct address_range *range, size_t bytes);
 
-/* The same for several, side by side. False, and all of them empty, if there is no room for all. */
+/* Reserves several ranges side by side. If there is no room for all of them,
+ * returns false and leaves all of them empty. */
 bool address_ranges_reserve(struct address_range *ranges, const size_t *bytes, size_t count);
 
-/* The range is empty then. It may have been before. */
+/* Releases a range, which is empty afterwards. An empty range may be released,
+ * too. */
 void address_range_release(struct address_range *range);
 
-/* Commits at least the first bytes, in large steps. False if it cannot. */
+/* Commits at least the first bytes of the range, in large steps. Returns false
+ * if memory is short or the range is too small. */
 bool address_range_reach(struct address_range *range, size_t bytes);
 
-/* Releases what is reserved beyond the first bytes and beyond what is committed. */
+/* Releases the end of the range that is neither committed nor within the first
+ * `bytes`. */
 void address_range_trim(struct address_range *range, size_t bytes);
 
 #endif

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* What may be an address is printed as one. */
+/* Prints a value above 32 bits as an address. */
 void assert_fail(const char *file, int line, const char *condition, const char *names, const uint64_t *values,
                  size_t count) {
     struct text text = {0};

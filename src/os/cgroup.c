@@ -7,34 +7,37 @@
 #include <string.h>
 
 #define MOUNT          "/sys/fs/cgroup"
-#define MAX_NAME_BYTES 32 /* of a file in a group's folder */
+#define MAX_NAME_BYTES 32 /* the longest name of a file in a group's folder */
 
 /* ---- the groups that a process is in ---- */
 
-/* Stack space is scarce in a signal handler: one path serves the list of groups and, once that is open, the
+/* A signal handler has little stack space. One buffer therefore holds first the
+ * path of the list of groups, and, once that file is open, the paths of the
  * groups. */
 struct walk {
     const char *root;
     const char *controller;
     void (*visit)(struct walk *walk);
     void *result;
-    size_t length; /* of the current group's folder, in path */
+    size_t length; /* of the current group's folder, in `path` */
     char path[FILE_MAX_PATH + MAX_NAME_BYTES];
 };
 
-/* The path of a file in the current folder, valid until the next call. */
+/* Returns the path of a file in the current folder. It is valid until the next
+ * call. */
 static const char *cgroup_path(struct walk *walk, const char *name) {
     walk->path[walk->length] = '/';
     memcpy(walk->path + walk->length + 1, name, strlen(name) + 1);
     return walk->path;
 }
 
-/* The number in a file of the current folder; UINT64_MAX for "max", "-1", and if there is none. */
+/* Returns the number in a file of the current folder. Returns UINT64_MAX for
+ * "max", for "-1", and if the file has no number. */
 static uint64_t number_in(struct walk *walk, const char *name) {
     return file_read_number(cgroup_path(walk, name));
 }
 
-/* Whether a list such as "cpu,cpuacct:" contains a word. */
+/* Returns whether a list such as "cpu,cpuacct:" contains a word. */
 static bool lists(const char *list, const char *word) {
     for (;;) {
         size_t length = strcspn(list, ",:");
@@ -49,10 +52,13 @@ static bool lists(const char *list, const char *word) {
 }
 
 /*
- * A line is "number:controllers:/path"; version 2's names no controllers. Where a controller of version 1
- * shares a mount with others, its own name leads there as well. Visits the group, those above it, and the
- * topmost: in a container, what is mounted is its own group, and the groups' names may be those that they
- * have outside.
+ * A line is "number:controllers:/path"; the line of version 2 names no
+ * controllers. If several controllers of version 1 share a mount, each
+ * controller's name leads to it.
+ *
+ * Visits the group of the line, the groups above it, and the topmost one. In a
+ * container the mounted folder may be the process's own group, and the path may
+ * be the group's name outside of the container.
  */
 static bool walk_line(void *context, const char *line) {
     struct walk *walk = context;
@@ -88,7 +94,8 @@ static void visit_groups(const char *root, const char *controller, void (*visit)
 
 /* ---- memory ---- */
 
-/* "some avg10=12.34 avg60=...": whether it is ten or more. */
+/* The number of the line "some avg10=12.34 ..." is the percentage of the last
+ * ten seconds in which some task waited. */
 bool cgroup_is_under_pressure(const char *path) {
     char text[256];
     if (file_read(path, text, sizeof text) <= 0) {
@@ -99,7 +106,7 @@ bool cgroup_is_under_pressure(const char *path) {
 }
 
 struct available {
-    bool visited; /* the process's own group, of version 2, comes first */
+    bool visited; /* version 2 visits the process's own group first */
     uint64_t bytes;
     uint64_t limit;
 };
@@ -120,7 +127,8 @@ static void note_memory(struct walk *walk) {
     if (current == UINT64_MAX || limit == UINT64_MAX) {
         return;
     }
-    /* Memory that the kernel reclaims without waiting: in version 1 that of a group with those below it. */
+    /* The kernel reclaims this memory without making a task wait. In version 1
+     * the total_ fields include the groups below. */
     static const char *const names[2][3] = {{"total_inactive_file", "total_active_file"},
                                             {"inactive_file", "active_file", "slab_reclaimable"}};
     uint64_t bytes[3] = {0};
@@ -144,7 +152,8 @@ static void note_quota(struct walk *walk) {
     uint64_t quota = number_in(walk, "cpu.cfs_quota_us"); /* -1: no limit */
     uint64_t period = number_in(walk, "cpu.cfs_period_us");
     if (quota == UINT64_MAX || period == UINT64_MAX) {
-        /* Version 2: both in one file, as "150000 100000" or "max 100000". */
+        /* Version 2 has both numbers in one file, as "150000 100000" or "max
+         * 100000". */
         char text[64];
         if (file_read(cgroup_path(walk, "cpu.max"), text, sizeof text) <= 0) {
             return;

@@ -5,10 +5,11 @@
 _Alignas(64) struct control os_control = CONTROL_INITIAL;
 
 bool control_claim(struct control *control, struct control_claim *claim) {
-    /* Read before `pending`: otherwise a thread that is delayed, while others carry out this request and the
-     * next one, could claim this one again. */
+    /* `claimed` is read before `pending`. In the other order, a thread that is
+     * delayed while other threads carry out this request and the next one could
+     * claim this request again. */
     uint32_t claimed = atomic_load_explicit(&control->claimed, memory_order_acquire);
-    /* Acquire: with the requester's writes before `pending`. */
+    /* The acquire makes the requester's writes before `pending` visible. */
     uint32_t number = atomic_load_explicit(&control->pending, memory_order_acquire);
     if (number == 0 || number == claimed ||
         atomic_load_explicit(&control->ticket, memory_order_relaxed) != number) {
@@ -28,7 +29,8 @@ void control_complete(struct control *control, const struct control_claim *claim
     atomic_store_explicit(&control->error, error, memory_order_relaxed);
     atomic_store_explicit(&control->completed, claim->number, memory_order_release);
     uint32_t number = claim->number;
-    /* The next request may be there already, if the requester of this one gave up. */
+    /* If the requester has given up, `pending` may already hold the next
+     * request. */
     atomic_compare_exchange_strong_explicit(&control->pending, &number, 0, memory_order_release,
                                             memory_order_relaxed);
 }

@@ -26,7 +26,7 @@ unsigned cpu_set_next(const struct cpu_set *set, unsigned from) {
     return MAX_CPUS;
 }
 
-/* "3" or "8-11". */
+/* Adds the CPUs in one part of a list, such as "3" or "8-11". */
 static bool add_part(void *context, const char *part) {
     uint64_t first;
     uint64_t last;
@@ -50,7 +50,8 @@ bool cpu_set_read(struct cpu_set *set, const char *path) {
 
 unsigned cpu_affinity(int thread, struct cpu_set *set) {
     memset(set, 0, sizeof *set);
-    /* In bytes: the kernel fills whole words for all CPUs that it could have. */
+    /* The kernel returns the number of bytes that it stored: whole words with a
+     * bit for each CPU that it could have on this machine. */
     long filled = os_syscall(SYS_sched_getaffinity, thread, sizeof *set, set);
     return filled > 0 ? (unsigned)filled * 8 : 0;
 }
@@ -68,7 +69,8 @@ bool cpu_pin(unsigned cpu) {
     return os_syscall(SYS_sched_setaffinity, 0, sizeof one, &one) == 0;
 }
 
-/* One more than the highest number of a list; 0 if there is none. */
+/* Returns one more than the highest number of a list, or 0 if the list is
+ * empty. */
 static unsigned end_of_list(const char *path) {
     struct cpu_set listed;
     unsigned end = 0;
@@ -87,8 +89,9 @@ unsigned cpus_possible(void) {
 
 #define MASK_LABEL "Cpus_allowed:"
 
-/* A mask in hexadecimal digits, of as many CPUs as the kernel could have on this machine, in groups of eight.
- */
+/* Counts the bits of a mask. The kernel writes the mask in hexadecimal digits,
+ * in groups of eight, with one bit for each CPU that it could have on this
+ * machine. */
 static bool count_mask_bits(void *context, const char *line) {
     size_t label = strlen(MASK_LABEL);
     if (strncmp(line, MASK_LABEL, label) != 0) {
@@ -103,7 +106,7 @@ static bool count_mask_bits(void *context, const char *line) {
 
 unsigned cpus_listed(void) {
     unsigned listed = end_of_list("/sys/devices/system/cpu/possible");
-    /* A container may show another list than the kernel's own: CPUs may have higher numbers than that. */
+    /* The list in a container may end below the numbers of its CPUs. */
     unsigned possible = cpus_possible();
     unsigned bits = 0;
     file_each_part("/proc/self/status", '\n', count_mask_bits, &bits);
@@ -119,7 +122,7 @@ unsigned nodes_possible(void) {
 /* ---- how many the process uses ---- */
 
 double cpu_usage_sample(struct cpu_usage *usage) {
-    if (filters_now() == FILTERS_ADDED) { /* which may forbid the system calls below */
+    if (filters_now() == FILTERS_ADDED) { /* the filter may forbid the system calls below */
         return usage->cpus > 0 ? usage->cpus : 1;
     }
     uint64_t wall = clock_read_ns(CLOCK_MONOTONIC);

@@ -9,14 +9,14 @@
 #include <string.h>
 #include <time.h>
 
-/* In a mask as the kernel has it. */
+/* The signal's bit in a mask of the kernel's format. */
 #define SIGNAL_BIT(number) ((uint64_t)1 << ((number)-1))
 
 const char *parse_number(const char *text, uint64_t *number) {
     uint64_t value = 0;
     for (; *text >= '0' && *text <= '9'; text++) {
         if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *text - '0', &value)) {
-            value = UINT64_MAX; /* and stays there */
+            value = UINT64_MAX; /* saturates, whatever digits follow */
         }
     }
     *number = value;
@@ -24,7 +24,7 @@ const char *parse_number(const char *text, uint64_t *number) {
 }
 
 const char *parse_stat_field(const char *text, unsigned number) {
-    /* The name may hold anything, parentheses too. */
+    /* The name may contain any character, even parentheses. */
     const char *at = strrchr(text, ')');
     for (unsigned blanks = 0; at != NULL && blanks <= number; blanks++) {
         at = strchr(at + 1, ' ');
@@ -132,10 +132,12 @@ static int write_all(int descriptor, const void *bytes, size_t length) {
 }
 
 /*
- * A write beyond the limit on files raises SIGXFSZ in the writing thread, and one to a pipe without a reader
- * SIGPIPE. Neither is the program's: both are blocked meanwhile, and what was raised is taken back, unless
- * one of the program's own was waiting, into which the kernel merges ours. A filter of the program's may
- * forbid that.
+ * A write beyond the limit on file sizes raises SIGXFSZ in the writing thread,
+ * and a write to a pipe without a reader raises SIGPIPE. The program must not
+ * see these signals, so both are blocked during the write, and a raised one is
+ * taken back. If the program's own signal was already waiting, the kernel
+ * merged the new one into it, and it stays. A filter that the program added may
+ * forbid these calls; then the signals are raised.
  */
 int file_write(int descriptor, const void *bytes, size_t length) {
     const uint64_t signals = SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGPIPE);

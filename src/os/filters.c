@@ -10,7 +10,7 @@ _Atomic(unsigned) filters_set_calls;
 
 void filters_detect(void) {
     long mode = os_syscall(SYS_prctl, PR_GET_SECCOMP);
-    /* A kernel that has no filters does not know of them. */
+    /* A kernel that was built without filters fails this call with EINVAL. */
     filters_set(mode == 0 || mode == -EINVAL ? FILTERS_NONE : FILTERS_INHERITED);
 }
 

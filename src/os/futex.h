@@ -1,10 +1,12 @@
 /*
- * Waiting: sleeping on a word, waking the threads that sleep on it, and spinning. Between the threads of one
- * process. Preserves errno; allocates nothing; needs no thread-local storage.
+ * Waiting between the threads of one process: a thread sleeps on a word, wakes
+ * the threads that sleep on it, or spins. The functions preserve errno,
+ * allocate nothing, and need no thread-local storage.
  *
- * Every wait with a timeout is one of these, and every time that such a wait is compared with comes from
- * os/clock.h: a test that replaces both drives the threads' time. Called by the helper thread and by offload
- * mode; os/lock.h waits without a timeout and uses only cpu_relax.
+ * Every wait with a timeout is a futex_wait, and its deadline comes from
+ * os/clock.h. A test that replaces both files therefore controls the threads'
+ * time. The helper thread calls all of these functions. A lock (os/lock.h)
+ * waits without a timeout, and calls only cpu_relax.
  */
 #ifndef CALM_OS_FUTEX_H
 #define CALM_OS_FUTEX_H
@@ -12,23 +14,28 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Sleeps while the word equals seen, at most for ns; 0 ns: without a limit. May return early. */
+/* Sleeps while the word equals `seen`, for at most `ns`; 0 ns means without a
+ * limit. May return early. */
 void futex_wait(_Atomic(uint32_t) *word, uint32_t seen, uint64_t ns);
 
 void futex_wake_all(_Atomic(uint32_t) *word);
 
 /*
- * Between two reads of a loop that waits for another CPU: on x86-64, 40 to 140 cycles since Skylake. No later
- * instruction begins before it is over. With a pause alone, on an AMD EPYC, a contended lock takes nearly
- * twice the time: as it seems, the next read, or the exchange after it, begins speculatively during the
- * pause, and takes the cache line from its owner.
+ * Waits between two reads of a loop that waits for another CPU. On x86-64 the
+ * wait takes 40 to 140 cycles since Skylake. No later instruction begins before
+ * the wait is over.
+ *
+ * A pause instruction alone is not enough: on an AMD EPYC, a contended lock
+ * then takes nearly twice as long. It seems that the next read, or the exchange
+ * behind it, begins speculatively during the pause and takes the cache line
+ * from its owner.
  */
 static inline void cpu_relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
     __builtin_ia32_lfence();
 #else
-    __asm__ volatile("isb"); /* tens of ns; yield is a nop on cores that run one thread */
+    __asm__ volatile("isb"); /* takes tens of ns; yield is a nop on cores that run one thread */
 #endif
 }
 

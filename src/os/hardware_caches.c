@@ -12,14 +12,14 @@
 #include <cpuid.h>
 #endif
 
-#define MAX_INDEX 16 /* more than there are: L1 has two */
+#define MAX_INDEX 16 /* above the number of caches that machines have; L1 has two */
 
 static const char *hardware_cache_path(char *path, const char *root, unsigned index, const char *name) {
     return text_print(path, FILE_MAX_PATH, "%s/sys/devices/system/cpu/cpu0/cache/index%u/%s", root, index,
                       name);
 }
 
-/* The start of a file of a cache; empty if there is none. */
+/* Returns the start of a file that describes a cache, or the empty string. */
 static const char *read_of(const char *root, unsigned index, const char *name, char text[64]) {
     char path[FILE_MAX_PATH];
     if (file_read(hardware_cache_path(path, root, index, name), text, 64) <= 0) {
@@ -28,7 +28,7 @@ static const char *read_of(const char *root, unsigned index, const char *name, c
     return text;
 }
 
-/* As in "12" and "48K"; 0 if there is none. */
+/* Returns a number such as "12" or "48K", or 0 if there is none. */
 static size_t number_of(const char *root, unsigned index, const char *name) {
     char text[64];
     uint64_t number;
@@ -44,13 +44,13 @@ static unsigned cpus_of(const char *root, unsigned index) {
                : 1;
 }
 
-/* Completes the description. False if it is not one of a cache. */
+/* Completes the description. Returns false if it does not describe a cache. */
 static bool complete(struct hardware_cache *cache) {
     if (cache->level == 0 || cache->bytes == 0 || cache->line_bytes == 0 ||
         (cache->line_bytes & (cache->line_bytes - 1)) != 0) {
         return false;
     }
-    if (cache->ways == 0) { /* fully associative */
+    if (cache->ways == 0) { /* the cache is fully associative */
         cache->ways = (unsigned)(cache->bytes / cache->line_bytes);
     }
     cache->sets = cache->ways == 0 ? 0 : cache->bytes / cache->line_bytes / cache->ways;
@@ -75,7 +75,8 @@ static size_t read_from_kernel(const char *root, struct hardware_cache *caches, 
     return count;
 }
 
-/* Leaf 4 of Intel's manual, volume 2A, CPUID; AMD's has the same form. */
+/* Intel's manual, volume 2A, describes leaf 4 of CPUID. AMD's leaf has the same
+ * format. */
 static size_t read_from_processor(struct hardware_cache *caches, size_t max) {
     size_t count = 0;
 #if defined(__x86_64__)

@@ -1,4 +1,7 @@
-/* What differs between the C libraries that the program may run on. Any thread. */
+/*
+ * Differences between the C libraries that the program may run on. Any thread
+ * may call these functions.
+ */
 #ifndef CALM_OS_LIBC_H
 #define CALM_OS_LIBC_H
 
@@ -10,10 +13,11 @@
 #include <gnu/libc-version.h>
 #endif
 
-#define LIBC_FIRST_STRICT_MINOR 38 /* of glibc 2: before, aligned_alloc was memalign */
+#define LIBC_FIRST_STRICT_MINOR 38 /* before glibc 2.38, aligned_alloc is memalign */
 
-/* Whether aligned_alloc takes an alignment that is no power of two: glibc used to round it up, and musl takes
- * 0. Otherwise it is refused with EINVAL. */
+/* Returns whether aligned_alloc accepts this alignment, which is no power of
+ * two. Older versions of glibc round it up, and musl accepts 0. All others
+ * refuse it with EINVAL. */
 static inline bool libc_takes_odd_alignment(size_t alignment) {
 #ifdef __GLIBC__
     (void)alignment;

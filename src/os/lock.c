@@ -7,27 +7,32 @@
 #include <string.h>
 
 /*
- * The longest wait of a thread that spins before it sleeps. All waits together are twice that, 10 to 60 us on
- * x86-64 since Skylake and Zen 2: several times a heap's section, so that where every CPU runs a thread that
- * uses the heap, few pay for a sleep and a wake-up. Each read of the lock takes its cache line from the
- * owner, and if it is free, the lines of the heap go with it. So each wait is as long as all before it
- * together: the owner goes on with all lines in its own cache, and a thread overlooks at most half of its
- * wait.
+ * The number of pauses in the longest wait of a thread that spins before it
+ * sleeps. All waits together take twice as long: 10 to 60 us on x86-64 since
+ * Skylake and Zen 2. This is several times the length of a section that holds
+ * the heap's lock, so that few threads pay for a sleep and a wake-up when every
+ * CPU runs a thread that uses the heap.
+ *
+ * Each read of the lock takes the lock's cache line from the owner's CPU. A
+ * thread that then acquires the lock takes the heap's cache lines, too. Each
+ * wait is therefore as long as all waits before it together. Between two reads
+ * the owner keeps these lines, and at most half of a thread's wait passes after
+ * the lock became free.
  */
 #define MAX_PAUSES 512
 
-/* The kernel compares the first 32 bits: those with the flags. */
+/* The kernel compares the first 32 bits, which contain the flags. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the flags are in a lock's first bytes");
 
-/* The list of contended locks, by next_contended, which is the end's address in the last one. */
+/* The list of contended locks, linked by next_contended. The last lock points
+ * to the end marker. */
 static struct lock end_of_contended;
 static _Atomic(struct lock *) contended = &end_of_contended;
 
-/*
- * Before a thread sleeps. Another thread may find next_contended set before the lock is on the list, and
- * sleep. No wake-up is lost if a signal handler forks here, since the linking thread has neither been woken
- * nor released the lock.
- */
+/* Adds a lock to the list before a thread sleeps on it. Another thread may see
+ * next_contended set before the lock is on the list, and may sleep. No wake-up
+ * is lost if a signal handler forks in this function, because the linking
+ * thread has neither been woken nor has it released the lock. */
 static void link_contended(struct lock *lock) {
     struct lock *none = NULL;
     if (atomic_load_explicit(&lock->next_contended, memory_order_relaxed) != NULL ||
@@ -50,7 +55,8 @@ void lock_wake_sleepers(void) {
     }
 }
 
-/* Whether the caller is the forking thread, which holds the lock and need not wait for it. */
+/* Returns whether the caller is the forking thread, which holds the lock and
+ * need not wait for it. */
 static bool enter_again(struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     if ((state & (LOCK_FORK | LOCK_INNER)) != LOCK_FORK || !lock_is_mine(lock)) {
@@ -77,8 +83,9 @@ void lock_acquire_contended(struct lock *lock) {
         }
     }
     link_contended(lock);
-    /* From here on this thread acquires the lock with LOCK_WAITED set, since other threads may sleep too: a
-     * wake-up may be needless, but none is lost. */
+    /* Other threads may sleep, too. This thread therefore acquires the lock
+     * with LOCK_WAITED set from here on. A wake-up may then be needless, but
+     * none is lost. */
     uint64_t mine = lock_self() | LOCK_WAITED;
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     for (;;) {
@@ -136,15 +143,17 @@ bool lock_reset_in_child(struct lock *lock) {
 
 #ifdef CALM_ASSERTIONS
 
-/* By thread pointer, since some threads of the allocator have no thread-local storage. */
+/* Holders have thread pointers as their keys, since some threads of the
+ * allocator have no thread-local storage. */
 #define MAX_HOLDERS 4096
 
 static struct holder {
-    _Atomic(uint64_t) thread;   /* 0: not in use; kept for the next thread of that pointer */
-    uint16_t locks[LOCK_RANKS]; /* held, by rank; read and written by the thread alone */
+    _Atomic(uint64_t) thread;   /* 0: free; otherwise kept for the next thread with this pointer */
+    uint16_t locks[LOCK_RANKS]; /* held locks of each rank; only the thread accesses it */
 } holders[MAX_HOLDERS];
 
-/* The calling thread's; NULL if there are too many. */
+/* Returns the calling thread's holder, or NULL if there are too many
+ * threads. */
 static struct holder *find_holder(void) {
     uint64_t self = lock_self();
     size_t start = thread_slot(MAX_HOLDERS);
@@ -165,7 +174,7 @@ static struct holder *find_holder(void) {
 void lock_check_rank(const struct lock *lock) {
     const struct holder *holder = find_holder();
     if (holder == NULL || lock->rank == LOCK_UNRANKED || lock_is_mine(lock)) {
-        return; /* one that is held over a fork may be acquired once more */
+        return; /* the owner of a lock that is held over a fork may acquire it once more */
     }
     for (unsigned rank = lock->rank; rank < LOCK_RANKS; rank++) {
         calm_assert(holder->locks[rank] == 0, lock->rank, rank, lock);

@@ -1,12 +1,15 @@
 /*
- * A mutex of one word: uncontended, one atomic operation each way; contended, a spin and then a futex.
- * All zero is unlocked. Not recursive, except around fork. Preserves errno; allocates nothing. Every lock of
- * the allocator is one of these.
+ * A mutex of one word. Without contention, acquiring and releasing it take one
+ * atomic operation each. With contention, a thread spins and then sleeps on a
+ * futex. All zero is unlocked. The mutex is not recursive, except around fork.
+ * The functions preserve errno and allocate nothing. Every lock of the
+ * allocator is a mutex of this kind.
  *
- * The word is the owner's thread pointer, so that a thread that forks can tell its own locks from other
- * threads'. It may hold one when it begins to fork, if a signal handler that interrupted the allocator calls
- * fork. And it may acquire one again before the fork is over, if a fork handler that runs inside ours
- * allocates.
+ * The word is the owner's thread pointer, so that a thread that forks can tell
+ * its own locks from those of other threads. The forking thread may hold a lock
+ * when it begins to fork, if a signal handler that interrupted the allocator
+ * calls fork. It may acquire a lock again before the fork is over, if a fork
+ * handler that runs inside the allocator's handler allocates.
  */
 #ifndef CALM_OS_LOCK_H
 #define CALM_OS_LOCK_H
@@ -18,31 +21,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/*
- * The order in which a thread acquires locks: one only while those that it holds are of earlier ranks. With
- * assertions, a thread that would wait for a lock out of this order aborts. Around fork, where one function
- * acquires the locks of all heaps, the order is that function's.
- */
+/* The order in which a thread acquires locks. It may wait for a lock only while
+ * all locks that it holds have earlier ranks. With assertions, a thread that
+ * would wait for a lock out of this order aborts. Around fork, one function
+ * acquires the locks of all heaps, in an order of its own. */
 enum lock_rank {
-    LOCK_UNRANKED, /* of tests */
+    LOCK_UNRANKED, /* for tests */
     LOCK_START,
     LOCK_PROFILE_SWITCH,
     LOCK_PROFILE_SAMPLES,
-    LOCK_SERVER_FORK,
-    LOCK_SERVER_OPEN,
-    LOCK_SECOND_HEAP,
+    LOCK_OUTER_1, /* of libraries that are made of these layers and others */
+    LOCK_OUTER_2,
     LOCK_PURGER,
     LOCK_CPU_CACHE,
     LOCK_DEPOT_BIN,
     LOCK_HEAP,
-    LOCK_OVERFLOW,
-    LOCK_MAILBOX,
     LOCK_RANKS
 };
 
 struct lock {
-    _Atomic(uint64_t) state;               /* LOCK_FREE, or the owner's thread pointer with the bits below */
-    _Atomic(struct lock *) next_contended; /* in the list of locks that a thread has slept on */
+    _Atomic(uint64_t) state;               /* LOCK_FREE, or the owner's thread pointer with the flags below */
+    _Atomic(struct lock *) next_contended; /* the next lock in the list of locks that a thread has slept on */
 #ifdef CALM_ASSERTIONS
     enum lock_rank rank;
 #endif
@@ -56,12 +55,14 @@ static inline void lock_set_rank(struct lock *lock, enum lock_rank rank) {
     lock->rank = rank;
 }
 
-/* Before the calling thread waits for a lock, after it acquired one, and before it releases one. */
+/* The calling thread calls these before it waits for a lock, after it has
+ * acquired one, and before it releases one. */
 void lock_check_rank(const struct lock *lock);
 void lock_note_acquired(const struct lock *lock);
 void lock_note_released(const struct lock *lock);
 
-/* In a forked child: no other thread holds a lock. */
+/* Called in a forked child. Forgets what the other threads held, since they do
+ * not exist in the child. */
 void lock_ranks_after_fork(void);
 #else
 #define LOCK_OF(of) \
@@ -89,16 +90,17 @@ static inline void lock_ranks_after_fork(void) {
 
 #define LOCK_FREE   0
 #define LOCK_WAITED 1                   /* another thread may sleep on it */
-#define LOCK_FORK   2                   /* held over a fork: the owner may acquire it once more */
-#define LOCK_INNER  4                   /* the owner has done so */
-#define LOCK_KEPT   ((uint64_t)1 << 56) /* counts forks that began while the owner held it already */
+#define LOCK_FORK   2                   /* held over a fork; the owner may acquire it once more */
+#define LOCK_INNER  4                   /* the owner has acquired it once more */
+#define LOCK_KEPT   ((uint64_t)1 << 56) /* one for each fork that began while the owner held it */
 #define LOCK_OWNER  (((uint64_t)1 << 56) - 8)
 
 void lock_acquire_contended(struct lock *lock);
 void lock_release_inner(struct lock *lock);
 void lock_wake(struct lock *lock);
 
-/* A thread pointer is aligned to 8 bytes at least, and of 52 bits at most. */
+/* Returns the calling thread's pointer, which is aligned to at least 8 bytes
+ * and has at most 52 bits. */
 static inline uint64_t lock_self(void) {
     return (uint64_t)(uintptr_t)thread_pointer();
 }
@@ -113,7 +115,7 @@ static inline bool lock_try(struct lock *lock) {
     return true;
 }
 
-/* For fork, whose order lock_check_rank does not know. */
+/* Acquires a lock for fork, whose order lock_check_rank does not know. */
 static inline void lock_acquire_in_any_order(struct lock *lock) {
     if (!lock_try(lock)) {
         lock_acquire_contended(lock);
@@ -137,36 +139,45 @@ static inline void lock_release(struct lock *lock) {
     }
 }
 
-/* Whether any thread holds it. */
+/* Returns whether any thread holds the lock. */
 static inline bool lock_is_held(const struct lock *lock) {
     return atomic_load_explicit(&lock->state, memory_order_relaxed) != LOCK_FREE;
 }
 
-/* Whether the calling thread holds it. */
+/* Returns whether the calling thread holds the lock. */
 static inline bool lock_is_mine(const struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     return (state & LOCK_OWNER) == lock_self();
 }
 
 /*
- * First step of a fork. A signal handler that forks may have interrupted its thread between a release and the
- * wake-up of the next owner, or after the thread was woken and before it acquired the lock. Then the lock is
- * free, other threads sleep on it, and one of them may hold a lock that the fork is going to wait for. This
- * wakes one sleeper of each lock, which passes the wake-up on with its own release.
+ * Wakes one sleeper of each lock. That sleeper passes the wake-up on when it
+ * releases the lock. This is the first step of a fork.
+ *
+ * A signal handler that forks may have interrupted its thread at two points:
+ * between the release of a lock and the wake-up of the next owner, or after the
+ * thread was woken and before it acquired the lock. In both cases the lock is
+ * free, other threads sleep on it, and one of them may hold a lock that the
+ * fork waits for.
  */
 void lock_wake_sleepers(void);
 
 /*
- * Around fork, in the forking thread. Before: acquires the lock, unless the thread holds it already, in a
- * section that a signal interrupted. waits is false if another thread may hold the lock and wait for one that
- * this thread holds; then the lock may be left to that thread. After, in the parent and in the child:
- * restores the lock's state. In between the thread may acquire it again, unless it held it already.
+ * The forking thread calls these around fork. lock_acquire_for_fork acquires
+ * the lock, unless the thread already holds it, in a section that a signal
+ * interrupted. lock_release_after_fork restores the lock's state, in the parent
+ * and in the child. In between, the thread may acquire the lock again, unless
+ * it held the lock before.
+ *
+ * `waits` is false if another thread may hold the lock and wait for a lock that
+ * this thread holds. The lock may then stay with that thread.
  */
 void lock_acquire_for_fork(struct lock *lock, bool waits);
 void lock_release_after_fork(struct lock *lock);
 
-/* In the child: frees a lock that was left to another thread. True if it was: then the data that it protects
- * may be inconsistent. */
+/* Frees, in the child, a lock that stayed with another thread. Returns whether
+ * it freed the lock; if so, the data that the lock protects may be
+ * inconsistent. */
 bool lock_reset_in_child(struct lock *lock);
 
 #endif

@@ -10,7 +10,7 @@
 #include <sys/sysinfo.h>
 
 size_t memory_total_bytes(void) {
-    static _Atomic(size_t) total; /* of two threads' answers, either will do */
+    static _Atomic(size_t) total; /* if two threads store a result, either is right */
     size_t known = atomic_load_explicit(&total, memory_order_relaxed);
     if (known == 0) {
         struct sysinfo info = {0};

@@ -1,4 +1,7 @@
-/* <sys/mman.h>, with newer constants of the kernel that the oldest supported C library does not define. */
+/*
+ * <sys/mman.h>, with newer constants of the kernel that the oldest supported C
+ * library does not define.
+ */
 #ifndef CALM_OS_MMAN_H
 #define CALM_OS_MMAN_H
 

@@ -1,15 +1,19 @@
 /*
- * Static probes for tracers: bpftrace, perf, systemtap, the OpenTelemetry profiler.
+ * Static probes for tracers: bpftrace, perf, systemtap, the OpenTelemetry
+ * profiler.
  *
- * A probe is a `nop` and a note about it, which has its address, the registers that hold its arguments, and
- * the address of a 16-bit word that counts the attached tracers (SystemTap's "user-space probe", version 3 of
- * its notes). The kernel increments that word, the semaphore, when a tracer is attached and decrements it
- * when the tracer detaches or dies. So a probe costs a load of the semaphore while no tracer is attached;
- * arguments are computed behind it.
+ * A probe is a `nop` and a note about it. The note contains the probe's
+ * address, the registers that hold its arguments, and the address of its
+ * semaphore. The semaphore is a 16-bit word that counts the attached tracers.
+ * SystemTap defines this format: version 3 of its notes on user-space probes.
+ * The kernel increments the semaphore when a tracer attaches, and decrements it
+ * when the tracer detaches or dies. While no tracer is attached, a probe costs
+ * a load of the semaphore. The arguments are computed after that load.
  *
- * The arguments are in the registers of a function's first arguments, since some tracers read these and
- * ignore the note. Semaphores are in section `.probes` of the library's writable data, which must have an
- * image in the file: the kernel looks for them there.
+ * Some tracers ignore the note and read the registers of a function's first
+ * arguments, so the arguments are in these registers. Semaphores are in the
+ * section `.probes` of the library's writable data. The section must have an
+ * image in the file, since the kernel looks for semaphores there.
  */
 #ifndef CALM_OS_PROBE_H
 #define CALM_OS_PROBE_H
@@ -18,11 +22,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* As the note in assembly names it: no renaming by the compiler (namespace.h) gets there. */
+/* The note is assembly and names this symbol, so the compiler's renaming
+ * (namespace.h) must not change it. */
 #define PROBE_SEMAPHORE(symbol) "calm_" symbol "_semaphore"
 
-/* In a header: the probe `symbol`, with its arguments' types. symbol_is_enabled() is true while a tracer is
- * attached. */
+/* Declares, in a header, the probe `symbol` with the types of its arguments.
+ * symbol_is_enabled() is true while a tracer is attached. */
 #define PROBE_DECLARE(symbol, ...)                                                                        \
     extern _Atomic(uint16_t) symbol##_semaphore __asm__(PROBE_SEMAPHORE(#symbol))                         \
         __attribute__((visibility("hidden")));                                                            \
@@ -31,7 +36,8 @@
     }                                                                                                     \
     void symbol(__VA_ARGS__)
 
-/* From the base, tracers calculate by how much a tool like prelink has moved the addresses in the note. */
+/* A tool such as prelink may have moved the addresses in the note. Tracers
+ * calculate the distance from the base. */
 #define PROBE_NOTE(provider, name, semaphore, arguments)                  \
     "1: nop\n"                                                            \
     ".pushsection .note.stapsdt,\"\",%%note\n"                            \
@@ -75,7 +81,8 @@
         __asm__ volatile(PROBE_NOTE(provider, name, PROBE_SEMAPHORE(#symbol), arguments) : : __VA_ARGS__); \
     }
 
-/* In one source file: the probe provider:name, with 0 to 4 arguments of 64 bits. */
+/* Each defines, in one source file, the probe provider:name with 0 to 4
+ * arguments of 64 bits. */
 #define PROBE_DEFINE_0(provider, name, symbol) PROBE_BODY(provider, name, symbol, (void), , "")
 
 #define PROBE_DEFINE_1(provider, name, symbol) \

@@ -14,7 +14,8 @@ void process_begin(void) {
     process_known = (struct process){.number = number(), .started_ns = clock_read_ns(CLOCK_REALTIME)};
 }
 
-/* A copy that runs no fork handlers (by _Fork or clone) has a number of its own, and its parent's start. */
+/* No fork handler runs in a copy of the process that _Fork or clone makes. The
+ * copy has a number of its own, but the start of its parent. */
 struct process process_now(void) {
     struct process now = process_known;
     if (filters_now() != FILTERS_ADDED) {

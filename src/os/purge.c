@@ -16,13 +16,14 @@
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
-/* linux/pidfd.h of Linux 6.14: the calling process, without a descriptor that could be kept or inherited. */
+/* From linux/pidfd.h of Linux 6.14: the calling process, without a descriptor
+ * that could be kept or inherited. */
 #define PIDFD_SELF_PROCESS (-10001)
 
 static _Atomic(int) allowed = PURGE_VECTORED_AUTO;
 static _Atomic(int) method = PURGE_UNKNOWN;
-static _Atomic(unsigned) method_filters; /* filters_changes when the method was found */
-static _Atomic(bool) needs_descriptor; /* a kernel with process_madvise on oneself, but without PIDFD_SELF */
+static _Atomic(unsigned) method_filters; /* the result of filters_changes when the method was found */
+static _Atomic(bool) needs_descriptor;   /* process_madvise works, PIDFD_SELF does not */
 
 static bool may_try_vectored(void) {
     int how = atomic_load_explicit(&allowed, memory_order_relaxed);
@@ -41,8 +42,9 @@ void purge_allow_vectored(enum purge_vectored allow) {
     atomic_store_explicit(&method, PURGE_UNKNOWN, memory_order_relaxed);
 }
 
-/* Bytes advised, or -errno. A pidfd is opened anew each time: after fork, a kept one would refer to the
- * parent, and the application may close any descriptor that it finds. */
+/* Returns the number of advised bytes, or -errno. Each call opens a pidfd of
+ * its own, if it needs one: after fork, a kept pidfd would refer to the parent,
+ * and the program may close any descriptor that it finds. */
 static long advise_vector(const struct iovec *ranges, size_t count) {
     if (!atomic_load_explicit(&needs_descriptor, memory_order_relaxed)) {
         long done = os_syscall(SYS_process_madvise, PIDFD_SELF_PROCESS, ranges, count, MADV_DONTNEED);
@@ -65,7 +67,9 @@ static long advise_one(const struct iovec *range) {
     return os_syscall(SYS_madvise, range->iov_base, range->iov_len, MADV_DONTNEED);
 }
 
-/* What is refused here, as of a page that mlockall locks, says nothing of other pages. */
+/* Returns whether the kernel reports success and does nothing. A refusal (for
+ * example of a page that mlockall locks) does not count, since the kernel may
+ * accept other pages. */
 static bool single_is_untrue(const struct iovec *page) {
     volatile char *word = page->iov_base;
     *word = 1;
@@ -78,16 +82,20 @@ static bool vectored_works(const struct iovec *page) {
     return advise_vector(page, 1) > 0 && *word == 0;
 }
 
-/* The largest page. Not mapped when it is needed: then there may be no room, and a purge would make some. */
+/* The size of a page for the trial: the largest page size of the architecture.
+ * These pages exist from the start, because there may be no room for a mapping
+ * when a purge is needed to make room. */
 #ifdef __x86_64__
 #define PROBED_BYTES 4096
 #else
 #define PROBED_BYTES 65536
 #endif
-/* One for each call: several threads may try the same call at once, and find the same. */
+/* Each call has a page of its own. Several threads may try the same call at the
+ * same time, and get the same result. */
 static _Alignas(PROBED_BYTES) char probed[2][PROBED_BYTES];
 
-/* Both calls are tried: a single one follows where a vectored one stops. */
+/* Both calls are tried, because madvise continues where process_madvise
+ * stops. */
 static enum purge_method find_method(void) {
     unsigned filters = filters_changes();
     struct iovec one = {probed[0], vm_page_size()};
@@ -114,12 +122,13 @@ struct purge_result purge_ranges(const struct iovec *ranges, size_t count) {
         long advised = advise_vector(ranges, count);
         calm_assert(count <= PURGE_MAX_RANGES, count);
         result.vectored_calls = advised > 0;
-        /* A range that was purged in part is not done. */
+        /* A range that was purged in part does not count as done. */
         while (result.ranges_done < count && advised >= (long)ranges[result.ranges_done].iov_len) {
             advised -= (long)ranges[result.ranges_done++].iov_len;
         }
     }
-    /* The rest, one by one: all ranges where the vectored call is refused, none where it worked. */
+    /* The remaining ranges take one call each. None remain if the vectored call
+     * worked, and all if the kernel refused it. */
     while (result.ranges_done < count) {
         long refused = advise_one(&ranges[result.ranges_done]);
         if (refused != 0) {

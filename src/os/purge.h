@@ -1,14 +1,16 @@
 /*
- * Purging: giving ranges of memory back to the system with as few TLB shootdowns as the kernel allows. Called
- * by the governors of both allocators and by the server's overflow.
+ * Purging: the kernel takes ranges of memory back with as few TLB shootdowns as
+ * possible. The arenas of both allocators call this file.
  *
- * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself, which Linux 6.13 and later
- * allow and Linux 6.16 and later flush once. Where it is refused (an older kernel), or may not be tried (a
- * seccomp filter), each range is one madvise.
+ * All ranges go into one process_madvise(MADV_DONTNEED) on the process itself.
+ * Linux 6.13 and later allow this call, and Linux 6.16 and later flush the TLBs
+ * once for all ranges. If the kernel is older and refuses the call, or if a
+ * seccomp filter may forbid it, each range takes one madvise.
  *
- * Which of the two works is found out before the first purge, and again once a filter was added, on a page of
- * the library's own: an emulator or a filter may answer that it purged, and do nothing. Where neither works
- * nothing is purged, since memory that is taken to be zero would not be.
+ * An emulator or a filter may report success and do nothing. A trial on a page
+ * of the library's own therefore finds the call that works, before the first
+ * purge and after each added filter. If neither call works, nothing is purged,
+ * since the heap would take the memory to be zero.
  */
 #ifndef CALM_OS_PURGE_H
 #define CALM_OS_PURGE_H
@@ -16,34 +18,40 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#define PURGE_MAX_RANGES 1024 /* in one call: the kernel takes no more, and flushes once for all of them */
+/* The maximum of ranges in one call. The kernel accepts no more, and flushes
+ * the TLBs once for all of them. */
+#define PURGE_MAX_RANGES 1024
 
 struct purge_result {
-    size_t ranges_done;      /* purged whole, counted from the first */
-    unsigned vectored_calls; /* process_madvise calls that purged at least a page */
-    unsigned single_calls;   /* madvise calls likewise */
-    int error; /* errno of the range that stopped it, 0 if all are done; ENOSYS: no purge works */
+    size_t ranges_done;      /* the number of ranges that were purged completely, counted from the first */
+    unsigned vectored_calls; /* calls of process_madvise that purged at least a page */
+    unsigned single_calls;   /* calls of madvise that purged a range */
+    int error; /* errno of the range at which it stopped, 0 if all are done; ENOSYS: no purge works */
 };
 
 /*
- * Makes the page-aligned, private anonymous ranges non-resident; their content becomes zero. Stops at the
- * first range that the kernel refuses (EINVAL: locked in memory). A range that was purged in part counts as
- * not done. ranges must be at most PURGE_MAX_RANGES. Thread-safe; preserves errno; allocates nothing.
+ * Makes page-aligned, private, anonymous ranges non-resident; their content
+ * becomes zero. Stops at the first range that the kernel refuses (EINVAL:
+ * locked in memory). A range that was purged in part does not count as done.
+ * `count` is at most PURGE_MAX_RANGES. Thread-safe; preserves errno; allocates
+ * nothing.
  */
 struct purge_result purge_ranges(const struct iovec *ranges, size_t count);
 
 enum purge_vectored {
     PURGE_VECTORED_OFF,
-    PURGE_VECTORED_AUTO, /* where no seccomp filter can kill the process for it */
-    PURGE_VECTORED_ON,   /* also under a filter that is older than the process */
+    PURGE_VECTORED_AUTO, /* if no seccomp filter can kill the process for process_madvise */
+    PURGE_VECTORED_ON,   /* also if the process inherited a filter */
 };
 
-/* Whether process_madvise may be tried from now on; at first PURGE_VECTORED_AUTO. Thread-safe. */
+/* Sets whether process_madvise may be tried; initially PURGE_VECTORED_AUTO.
+ * Thread-safe. */
 void purge_allow_vectored(enum purge_vectored allowed);
 
 enum purge_method { PURGE_UNKNOWN, PURGE_VECTORED, PURGE_SINGLE, PURGE_IMPOSSIBLE };
 
-/* How the next purge is tried first; PURGE_UNKNOWN before the first one. Thread-safe. */
+/* Returns the call that the next purge tries first; PURGE_UNKNOWN before the
+ * first purge. Thread-safe. */
 enum purge_method purge_current_method(void);
 
 #endif

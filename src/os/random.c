@@ -11,7 +11,7 @@ uint64_t random_process_seed(void) {
     if (given != NULL) {
         memcpy(random, given, sizeof random);
     }
-    /* Mixed, so that block addresses do not reveal the bytes that the C library protects stacks and pointers
-     * with. */
+    /* The C library protects stacks and pointers with these random bytes. The
+     * mix hides them, so that block addresses do not reveal them. */
     return random_mix((random[0] ^ random[1] >> 32) + clock_now_ns());
 }

@@ -53,7 +53,8 @@ size_t residency_first(const void *start, size_t bytes, unsigned char *scratch, 
 }
 
 bool residency_is_full(const void *start, size_t bytes) {
-    /* One for each page, of the smallest there are: an emulator may count the host's. */
+    /* The array has one byte for each page of the smallest size, since an
+     * emulator may count the host's pages. */
     unsigned char resident[RESIDENCY_SAMPLE_BYTES / 4096] = {0};
     if (!filters_allow_all() || !examine(start, bytes, resident)) {
         return false;

@@ -12,11 +12,12 @@
 #define RSEQ_MM_CID         24
 #define RSEQ_MIN_AREA_BYTES 32
 
-/* linux/membarrier.h of Linux 5.10 */
+/* from linux/membarrier.h of Linux 5.10 */
 #define MEMBARRIER_PRIVATE_EXPEDITED_RSEQ          128
 #define MEMBARRIER_REGISTER_PRIVATE_EXPEDITED_RSEQ 256
 
-/* glibc 2.35 and later; others leave them undefined, and the threads unregistered. */
+/* glibc 2.35 and later define these. Other C libraries do not, and leave
+ * threads unregistered. */
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 extern const unsigned int __rseq_size __attribute__((weak));
 
@@ -53,7 +54,8 @@ bool rseq_restart_all(void) {
     if (filters_now() == FILTERS_ADDED) {
         return false;
     }
-    /* Fails in a process that is not registered yet, such as a forked child. */
+    /* The call fails in a process that is not registered yet, for example in a
+     * forked child. */
     return membarrier(MEMBARRIER_PRIVATE_EXPEDITED_RSEQ) ||
            (membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED_RSEQ) &&
             membarrier(MEMBARRIER_PRIVATE_EXPEDITED_RSEQ));

@@ -1,6 +1,7 @@
 /*
- * The thread pointer, and what the C library keeps at an offset from it: the area that it registered for
- * restartable sequences (rseq(2)). Preserves errno; allocates nothing.
+ * The thread pointer, and the area that the C library registered for
+ * restartable sequences (rseq(2)), at an offset from the thread pointer. The
+ * functions preserve errno and allocate nothing.
  */
 #ifndef CALM_OS_RSEQ_H
 #define CALM_OS_RSEQ_H
@@ -11,7 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* linux/rseq.h; the signature that glibc registers on x86-64 */
+/* From linux/rseq.h. The signature is the one that glibc registers on
+ * x86-64. */
 #define RSEQ_CPU_ID     4
 #define RSEQ_CS         8
 #define RSEQ_UNREGISTER 1
@@ -27,36 +29,39 @@ static inline void *thread_pointer(void) {
     return pointer;
 }
 
-/* A number below `count` that goes with the calling thread, by Fibonacci hashing of its thread pointer.
- * Several threads may have the same. */
+/* Returns a number below `count` for the calling thread, by Fibonacci hashing
+ * of its thread pointer. Several threads may have the same number. */
 static inline unsigned thread_slot(unsigned count) {
     uint64_t hash = (uint64_t)(uintptr_t)thread_pointer() * RANDOM_GOLDEN_RATIO;
     return (unsigned)((hash >> 32) * count >> 32);
 }
 
-/*
- * Offsets from the thread pointer, the same for every thread. A virtual CPU number (mm_cid, Linux 6.3) is
- * below both the CPUs and the threads of the process, and like a CPU's number belongs to one running thread
- * at a time.
- */
+/* Offsets from the thread pointer; they are equal for all threads. A virtual
+ * CPU number (mm_cid, Linux 6.3) is less than the number of CPUs, and less than
+ * the number of threads of the process. Like a CPU's number, it belongs to one
+ * running thread at a time. */
 struct rseq_offsets {
     bool usable;
     ptrdiff_t area;
     uint32_t area_bytes;  /* as registered */
-    ptrdiff_t cpu_number; /* of a virtual CPU where there are those, else of a CPU: uint32_t */
-    ptrdiff_t node;       /* uint32_t; 0 where the kernel does not say */
+    ptrdiff_t cpu_number; /* a uint32_t: the number of the virtual CPU, or else of the CPU */
+    ptrdiff_t node;       /* a uint32_t; 0 if the kernel does not report nodes */
 };
 
-/* Any thread. Not usable where the C library registers no areas (before glibc 2.35, musl). */
+/* Finds the offsets. They are not usable if the C library registers no areas
+ * (glibc before 2.35, musl). Any thread may call it. */
 struct rseq_offsets rseq_find(void);
 
-/* Once, at the start: whether the kernel lets this process call rseq_restart_all. */
+/* Returns whether the kernel lets this process call rseq_restart_all. Called
+ * once, at the start. */
 bool rseq_can_restart(void);
 
 /*
- * Restarts every restartable sequence that runs on any CPU of this process, and orders memory with it: once
- * it returns true, no sequence is under way that began before. Costs an interrupt for each other CPU that
- * runs the process. False where the kernel cannot, or may not be asked. Any thread.
+ * Restarts every restartable sequence that runs on any CPU of this process, and
+ * orders memory with it. Once it returns true, no sequence is under way that
+ * began before the call. It costs an interrupt for each other CPU that runs the
+ * process. Returns false if the kernel does not support it, or a filter may
+ * forbid it. Any thread may call it.
  */
 bool rseq_restart_all(void);
 

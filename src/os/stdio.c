@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* glibc's, since 2.2. */
+/* glibc has had these since 2.2. */
 extern void _IO_list_lock(void) __attribute__((weak));
 extern void _IO_list_unlock(void) __attribute__((weak));
 extern void _IO_list_resetlock(void) __attribute__((weak));

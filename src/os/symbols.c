@@ -45,9 +45,11 @@ static uint32_t hash_of(const char *name) {
     return hash;
 }
 
-/* The hash table: the numbers of buckets and of symbols that are not in it, words and shift of a filter; the
- * filter; the buckets, each with its first symbol; and the symbols' hashes, the last of a bucket with the
- * lowest bit set. */
+/* The hash table begins with four words: the number of buckets, the number of
+ * symbols that are not in the table, the filter's length in words, and the
+ * filter's shift. The filter follows, and then the buckets, each of which holds
+ * the number of its first symbol. The symbols' hashes come last. The last hash
+ * of a bucket has its lowest bit set. */
 static const ElfW(Sym) * look_up(const struct symbols *symbols, const char *name) {
     uint32_t buckets = symbols->hash[0];
     uint32_t offset = symbols->hash[1];
@@ -118,7 +120,8 @@ any_function symbols_find_in_image(const void *header, const char *name) {
     for (size_t i = 0; i < module.dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &module.dlpi_phdr[i];
         if (part->p_type == PT_LOAD && part->p_offset == 0) {
-            /* 0 for the vDSO of qemu-user, whose addresses are relocated already. */
+            /* The difference is 0 for the vDSO of qemu-user, whose addresses
+             * are already relocated. */
             module.dlpi_addr = (uintptr_t)header - part->p_vaddr;
             return function_of(&module, name);
         }

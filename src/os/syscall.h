@@ -1,6 +1,7 @@
 /*
- * System calls without the C library's wrappers: they return -errno and touch no thread-local storage, so
- * that the application's errno is preserved, and bare threads (thread.h) can make them.
+ * System calls without the C library's wrappers. They return -errno and touch
+ * no thread-local storage. They therefore preserve the program's errno, and
+ * bare threads (thread.h) can make them.
  */
 #ifndef CALM_OS_SYSCALL_H
 #define CALM_OS_SYSCALL_H
@@ -10,7 +11,8 @@
 #include <stdint.h>
 #include <sys/syscall.h>
 
-/* The number and up to six arguments, integers or pointers. */
+/* Makes a system call with this number and up to six arguments, integers or
+ * pointers. */
 #define os_syscall(...) OS_SYSCALL_OF(__VA_ARGS__, 0, 0, 0, 0, 0, 0, 0)
 #define OS_SYSCALL_OF(number, a, b, c, d, e, f, ...) \
     os_syscall_6(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
@@ -41,7 +43,8 @@ static inline long os_syscall_6(long number, long a, long b, long c, long d, lon
 #endif
 }
 
-/* For functions under the C library's names: the result as its own return it, -errno as -1 with errno. */
+/* Converts a result for functions that have the C library's names: -errno
+ * becomes -1, with errno set. */
 static inline long libc_result(long result) {
     if (result < 0 && result >= -4095) {
         errno = (int)-result;

@@ -7,7 +7,7 @@
 
 #define MAX_DIGITS 23 /* "0x", 20 digits, NUL */
 
-/* At the end of the buffer. */
+/* Writes the digits at the end of the buffer, and returns the first one. */
 static const char *digits_of(char *buffer, uint64_t number, bool hexadecimal) {
     unsigned base = hexadecimal ? 16 : 10;
     char *first = buffer + MAX_DIGITS - 1;
@@ -23,7 +23,8 @@ static const char *digits_of(char *buffer, uint64_t number, bool hexadecimal) {
     return first;
 }
 
-/* Appends to `length` bytes what fits, and NUL. Returns the length that all of it has. */
+/* Appends to the first `length` bytes as much as fits, and a NUL. Returns the
+ * length that the whole text would have. */
 static size_t text_print_list(char *bytes, size_t size, size_t length, const char *format,
                               va_list arguments) {
     char digits[MAX_DIGITS];
@@ -95,7 +96,7 @@ void text_write_line(int descriptor, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     size_t length = text_print_list(line.bytes, TEXT_MAX_BYTES, 0, format, arguments);
-    line.length = size_min(length, TEXT_MAX_BYTES - 1); /* there is room for the line's end */
+    line.length = size_min(length, TEXT_MAX_BYTES - 1); /* leaves room for the end of the line */
     va_end(arguments);
     text_format(&line, "\n");
     text_write(&line, descriptor);

@@ -24,7 +24,8 @@ uint64_t thread_set_signals(uint64_t mask) {
     return before;
 }
 
-/* setxid: the last signal that the C library keeps to itself (glibc's SIGSETXID, musl's SIGSYNCCALL). */
+/* setxid is the last signal that the C library reserves (glibc's SIGSETXID,
+ * musl's SIGSYNCCALL). */
 uint64_t thread_block_signals(void) {
     int setxid = SIGRTMIN - 1;
     return thread_set_signals(~((uint64_t)1 << (setxid - 1)));
@@ -32,7 +33,8 @@ uint64_t thread_block_signals(void) {
 
 #if defined(__SANITIZE_THREAD__)
 
-/* A thread of the C library's, since the sanitizer must know each thread. Never in what is preloaded. */
+/* ThreadSanitizer must know each thread, so this is a thread of the C library.
+ * The preloaded library never contains it. */
 static void *enter_watched(void *started) {
     struct thread *thread = started;
     thread->body(thread->argument);
@@ -60,16 +62,18 @@ bool thread_start(struct thread *thread, void (*body)(void *argument), void *arg
 
 #else
 
-/* linux/sched.h */
+/* from linux/sched.h */
 #define THREAD_FLAGS                                                                                 \
     (0x00000100 /* VM */ | 0x00000200 /* FS */ | 0x00000400 /* FILES */ | 0x00000800 /* SIGHAND */ | \
      0x00010000 /* THREAD */ | 0x00040000 /* SYSVSEM */ | 0x00080000 /* SETTLS */ |                  \
      0x00100000 /* PARENT_SETTID */ | 0x00200000 /* CHILD_CLEARTID */)
 
-/* What code compiled for threads may read or write around the thread pointer: a canary, errno. */
+/* The bytes around the thread pointer that code compiled for threads may read
+ * or write: a canary, errno. */
 #define LOCAL_BYTES ((size_t)16 << 10)
 
-/* Where glibc keeps what it shares with the kernel; below all thread-local storage in newer ones. */
+/* The offset of the area that glibc shares with the kernel. In newer versions
+ * the area is below all thread-local storage. */
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 
 static size_t local_bytes(void) {
@@ -78,7 +82,8 @@ static size_t local_bytes(void) {
 }
 
 static void thread_enter(struct thread *thread) {
-    /* Here, since the starter may not get to run before the thread has ended. */
+    /* The thread itself sets last_id, because it may end before its starter
+     * continues. */
     uint32_t id = atomic_load_explicit(&thread->id, memory_order_relaxed);
     atomic_store_explicit(&thread->last_id, id, memory_order_relaxed);
     os_syscall(SYS_prctl, PR_SET_NAME, "calmalloc");
@@ -86,8 +91,9 @@ static void thread_enter(struct thread *thread) {
     os_syscall(SYS_exit);
 }
 
-/* The new thread starts with nothing but its stack, from which it takes thread_enter and its argument. The
- * kernel sets id before the thread runs, and clears it when the thread has ended. */
+/* Starts a thread. At first the thread has only its stack, from which it takes
+ * thread_enter and the argument. The kernel sets `id` before the thread runs,
+ * and clears it when the thread has ended. */
 static long clone_thread(const uintptr_t *stack, void *local, _Atomic(uint32_t) *id) {
     long result;
 #if defined(__x86_64__)
@@ -159,7 +165,8 @@ void thread_wait(struct thread *thread, uint64_t ns) {
     uint32_t id = atomic_load_explicit(&thread->id, memory_order_acquire);
     struct timespec timeout = clock_timespec(ns);
     if (id != 0) {
-        /* Not FUTEX_WAIT_PRIVATE: the kernel's wake-up at the end of a thread is not private. */
+        /* The kernel's wake-up at the end of a thread is not private, so this
+         * is not FUTEX_WAIT_PRIVATE. */
         os_syscall(SYS_futex, &thread->id, FUTEX_WAIT, id, ns == 0 ? NULL : &timeout);
     }
 }
@@ -176,7 +183,7 @@ void thread_wait_uncounted(struct thread *thread, uint64_t ns) {
             return;
         }
         if (clock_now_ns() - start >= ns) {
-            break; /* a thread of the program's may have its number by now */
+            break; /* the kernel may have given the number to a thread of the program */
         }
         os_syscall(SYS_sched_yield);
     }
@@ -194,11 +201,11 @@ void thread_forget(struct thread *thread) {
 
 /* ---- what the calling thread gives up ---- */
 
-/* linux/close_range.h */
+/* from linux/close_range.h */
 #define RANGE_UNSHARED 2
 
 bool thread_leave_files(void) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* which report from any thread */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* a sanitizer may report from here */
     return false;
 #else
     return os_syscall(SYS_close_range, 0, ~0U, RANGE_UNSHARED) == 0;
@@ -217,13 +224,13 @@ void thread_schedule_normally(const struct cpu_set *cpus) {
         const struct sched_param param = {0};
         os_syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &param);
     }
-    os_syscall(SYS_sched_setaffinity, 0, sizeof *cpus, cpus); /* refused if it is empty */
+    os_syscall(SYS_sched_setaffinity, 0, sizeof *cpus, cpus); /* the kernel refuses an empty set */
 }
 
 /* ---- the program's threads ---- */
 
-const char thread_not_alone;
-const char *thread_alone = &thread_not_alone;
+const char thread_not_single;
+const char *thread_single = &thread_not_single;
 
 unsigned thread_count(void) {
     enum { FIELD_THREADS = 17 };

@@ -16,7 +16,7 @@
 #define PRIVATE_MEMORY (MAP_PRIVATE | MAP_ANONYMOUS)
 
 size_t vm_page_size(void) {
-    static _Atomic(size_t) page_size; /* every thread stores the same */
+    static _Atomic(size_t) page_size; /* every thread stores the same value */
     size_t known = atomic_load_explicit(&page_size, memory_order_relaxed);
     if (known == 0) {
         known = getauxval(AT_PAGESZ);
@@ -28,7 +28,7 @@ size_t vm_page_size(void) {
 enum when { HUGE_UNREAD, HUGE_NEVER, HUGE_ON_REQUEST, HUGE_ALWAYS };
 
 static enum when huge_pages_when(void) {
-    static _Atomic(int) when; /* of two threads' answers, either will do */
+    static _Atomic(int) when; /* if two threads store a result, either is right */
     int known = atomic_load_explicit(&when, memory_order_relaxed);
     if (known == HUGE_UNREAD) {
         char text[64];
@@ -41,7 +41,8 @@ static enum when huge_pages_when(void) {
     return (enum when)known;
 }
 
-/* A page of page tables full of pages: not read from sysfs, which would cost a short program a file more. */
+/* Returns the memory that a full page of page tables maps. sysfs has this size,
+ * too, but a short program would have to read one more file. */
 static size_t huge_page_bytes(void) {
     return vm_page_size() / sizeof(uint64_t) * vm_page_size();
 }
@@ -62,16 +63,17 @@ static long vm_advise(void *base, size_t bytes, int advice) {
     return os_syscall(SYS_madvise, base, bytes, advice);
 }
 
-/* Where every fault may bring in a huge page, a part-used slab would hold 2 MiB: this declines them once, for
- * the whole mapping. */
+/* Declines huge pages, once for the whole mapping, if every fault may bring one
+ * in. A partly used slab would otherwise hold 2 MiB. */
 static void decline_huge_pages(void *base, size_t bytes) {
     if (huge_pages_when() == HUGE_ALWAYS) {
         vm_disable_huge_pages(base, bytes);
     }
 }
 
-/* The kernel unmaps an old range before it maps a new one in its place, so no fence is needed. This is for
- * ThreadSanitizer, which sees no system call: each vm_release happens before the next vm_reserve. */
+/* The kernel unmaps an old range before it maps a new one in its place, so no
+ * fence is needed. The counter is for ThreadSanitizer, which sees no system
+ * call: by the counter, each vm_release happens before the next vm_reserve. */
 static _Atomic(size_t) ranges_reserved;
 
 static void *map_between_guards(size_t bytes) {
@@ -92,7 +94,8 @@ void *vm_reserve(size_t bytes) {
     void *base = map_between_guards(bytes);
     if (base != NULL) {
         decline_huge_pages(base, bytes);
-        /* Until it is committed: debuggers write what has no access rights to a core file, too. */
+        /* Debuggers write memory without access rights to a core file, too.
+         * This keeps reserved memory out of it. */
         vm_advise(base, bytes, MADV_DONTDUMP);
     }
     return base;
@@ -111,10 +114,10 @@ bool vm_commit(void *base, size_t bytes) {
     return true;
 }
 
-/*
- * In this order neither call splits a mapping: both take the front off one and add it to that before, which
- * from here on has the same marks. So it works where a process has as many mappings as it may have.
- */
+/* In this order neither call splits a mapping. Each call gives the front of a
+ * mapping the flags of the mapping before it, so the kernel only moves the
+ * boundary between the two. The function therefore also succeeds in a process
+ * that has as many mappings as it may have. */
 bool vm_commit_next(void *base, size_t bytes) {
     calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     vm_advise(base, bytes + vm_page_size(), MADV_DODUMP);
@@ -124,11 +127,11 @@ bool vm_commit_next(void *base, size_t bytes) {
 bool vm_decommit(void *base, size_t bytes) {
     calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     if (!is_error(os_syscall(SYS_mprotect, base, bytes, PROT_NONE))) {
-        size_t page = vm_page_size(); /* stays as what is before it: see vm_commit_next */
+        size_t page = vm_page_size(); /* this page stays in core files, as after vm_commit_next */
         vm_advise((char *)base + page, bytes - page, MADV_DONTDUMP);
         return true;
     }
-    make_writable(base, bytes); /* a part may have changed */
+    make_writable(base, bytes); /* the first call may have changed a part */
     return false;
 }
 
@@ -160,7 +163,7 @@ void vm_make_readable(void *base, size_t bytes) {
     os_syscall(SYS_mprotect, base, bytes, PROT_READ);
 }
 
-bool vm_populate(void *base, size_t bytes) {
+bool vm_prefault(void *base, size_t bytes) {
     long result = vm_advise(base, bytes, MADV_POPULATE_WRITE);
     return result != -EINVAL && result != -EPERM;
 }
@@ -179,8 +182,8 @@ void vm_note_locked_mappings(bool locked) {
     atomic_store_explicit(&locks_mappings, locked, memory_order_relaxed);
 }
 
-/* A mapping that the kernel locks has no access rights until it is unlocked: else all of it would be made
- * resident. */
+/* If the kernel locks new mappings, the new mapping has no access rights until
+ * it is unlocked. With access rights, all of it would become resident. */
 bool vm_replace(void *base, size_t bytes) {
     calm_assert((((uintptr_t)base | bytes) & (vm_page_size() - 1)) == 0 && bytes > 0, base, bytes);
     bool locks =
@@ -193,7 +196,8 @@ bool vm_replace(void *base, size_t bytes) {
     return !locks || (os_syscall(SYS_munlock, base, bytes) == 0 && make_writable(base, bytes));
 }
 
-/* By halves: msync tells whether all of a part is mapped, MAP_FIXED_NOREPLACE whether nothing is. */
+/* Divides the range into halves. msync succeeds if all of a part is mapped, and
+ * MAP_FIXED_NOREPLACE if none of it is. */
 void vm_fill_holes(void *base, size_t bytes) {
     if (filters_now() == FILTERS_ADDED || os_syscall(SYS_msync, base, bytes, MS_ASYNC) == 0 ||
         !is_error(os_syscall(SYS_mmap, base, bytes, PROT_NONE,
@@ -213,7 +217,7 @@ enum vm_renewed vm_renew(void *base, size_t bytes) {
     if (vm_replace(base, bytes)) {
         return VM_RENEWED;
     }
-    /* mprotect alone keeps a protection key. */
+    /* mprotect alone does not remove a protection key. */
     bool may_ask = filters_now() != FILTERS_ADDED;
     if ((!may_ask || os_syscall(SYS_pkey_mprotect, base, bytes, PROT_READ | PROT_WRITE, 0) != 0) &&
         !make_writable(base, bytes)) {
@@ -235,8 +239,9 @@ bool vm_move_pages(void *from, void *to, size_t bytes) {
                             to))) {
         return false;
     }
-    /* The kernel leaves an empty mapping, so that no other mapping can take its place. QEMU's user emulation
-     * believes it gone, and has to be told. */
+    /* The kernel leaves an empty mapping behind, so no other mapping can take
+     * its place. QEMU's user emulation takes the mapping for released, and
+     * needs this call. */
     vm_replace(from, bytes);
     return true;
 }

@@ -61,7 +61,7 @@ size_t colors_skip(const struct colors *colors, uint64_t page, size_t spare) {
 }
 
 size_t colors_skip_in_huge_page(const struct colors *colors) {
-    /* Saves the search if all colors of a cache are full. */
+    /* If all colors of a cache are full, no search is needed. */
     for (size_t i = 0; i < colors->count; i++) {
         if (colors->blocks >= colors->caches[i].colors * colors->caches[i].capacity) {
             return COLORS_NO_ROOM;

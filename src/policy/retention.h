@@ -25,10 +25,10 @@
 #define RETENTION_FOREGROUND_FACTOR 4
 #define RETENTION_FOREGROUND_BYTES  ((size_t)4 << 20)
 
-/* What the governor sets once per epoch. */
+/* What the arena sets once per epoch. */
 struct retention_terms {
     bool adaptive;
-    bool background_purge;  /* a helper or server thread purges later, even if the program stays idle */
+    bool background_purge;  /* a helper thread purges later, even if the program stays idle */
     double factor;          /* of the threshold: hysteresis_factor; 0: no free memory is kept */
     size_t peak_bytes;      /* worth keeping, in use or free: demand_peak_pages */
     size_t surplus_bytes;   /* as the heap is fragmented: demand_surplus_pages */

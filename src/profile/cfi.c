@@ -3,7 +3,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A position in the tables. Past the end it reads zeros, and `bad` stays set. */
+/* A position in the tables. Reads past the end return zeros and set `bad`,
+ * which stays set. */
 struct reader {
     uintptr_t at;
     uintptr_t end;
@@ -48,7 +49,8 @@ static uint64_t read_leb(struct reader *reader, bool is_signed) {
     }
 }
 
-/* DW_EH_PE_*: how a pointer is encoded. Indirect ones name only routines that are not needed here. */
+/* How a pointer is encoded (DW_EH_PE_*). The flag for indirect pointers is
+ * ignored. Only pointers to routines have it, and these are not needed here. */
 enum { FORMAT_LEB = 1, FORMAT_2_BYTES, FORMAT_4_BYTES, FORMAT_8_BYTES, FORMAT_SIGNED = 8 };
 enum { RELATIVE_TO_NOTHING = 0, RELATIVE_TO_PLACE = 0x10, RELATIVE_TO_TABLES = 0x30, OMITTED = 0xff };
 
@@ -68,7 +70,7 @@ static uintptr_t read_pointer(struct reader *reader, unsigned encoding, uintptr_
     return value + (base == RELATIVE_TO_PLACE ? place : base == RELATIVE_TO_TABLES ? tables : 0);
 }
 
-/* How a register of the caller is found. */
+/* How to find a register of the caller. */
 enum rule_kind { SAME, UNDEFINED, AT_OFFSET, IS_OFFSET, AT_EXPRESSION, IS_EXPRESSION, IN_REGISTER };
 
 struct rule {
@@ -80,10 +82,11 @@ struct rules {
     struct rule of[CFI_REGISTERS];
     unsigned frame_register;
     uint64_t frame_offset;
-    uintptr_t frame_expression; /* 0: register and offset */
+    uintptr_t frame_expression; /* 0: the register and offset define the frame's address */
 };
 
-/* A function's entry (FDE), with the part that it has in common with others (CIE). */
+/* A function's entry (FDE), together with the part that it shares with other
+ * entries (CIE). */
 struct cfi_entry {
     uintptr_t first;
     uintptr_t bytes;
@@ -93,10 +96,11 @@ struct cfi_entry {
     bool is_augmented;
     unsigned encoding;      /* of addresses */
     struct reader common;   /* the instructions of the common part */
-    struct reader specific; /* and of the function */
+    struct reader specific; /* the instructions of the function */
 };
 
-/* Finds the body of an entry of .eh_frame. False at the end. */
+/* Finds the body of an entry of .eh_frame. Returns false at the end of the
+ * table. */
 static bool open_entry(uintptr_t at, uintptr_t end, struct reader *body) {
     *body = (struct reader){.at = at, .end = end};
     uint64_t length = read_bytes(body, 4, UNSIGNED);
@@ -169,14 +173,16 @@ static bool read_entry(const struct cfi_module *module, uintptr_t at, struct cfi
     return !reader.bad;
 }
 
-/* A number of the table that the linker sorted: an address, relative to the tables. */
+/* Returns a number of the table that the linker sorted. Each number is an
+ * address, stored relative to the tables. */
 static uintptr_t sorted_address(const struct cfi_module *module, uintptr_t table, uint64_t number) {
     int32_t offset;
     memcpy(&offset, (const void *)(table + number * sizeof offset), sizeof offset);
     return module->tables + (uintptr_t)(intptr_t)offset;
 }
 
-/* The table has pairs: where a function begins, and where its entry is. */
+/* Finds the entry of the function at an address. The sorted table has pairs:
+ * the address at which a function begins, and the address of its entry. */
 static bool find_entry(const struct cfi_module *module, uintptr_t address, struct cfi_entry *entry) {
     struct reader reader = {.at = module->tables, .end = module->end};
     if (module->tables < module->start || cfi_read_byte(&reader) != 1) {
@@ -201,10 +207,11 @@ static bool find_entry(const struct cfi_module *module, uintptr_t address, struc
            address - entry->first < entry->bytes;
 }
 
-/* What an instruction (DW_CFA_*) does with its two operands, and how they are encoded. */
+/* What an instruction (DW_CFA_*) does with its two operands, and how they are
+ * encoded. */
 enum { UNKNOWN, NOTHING, ADVANCE, RESTORE, REMEMBER, RECALL };
 enum { SET_FRAME = RECALL + 1, SET_FRAME_REGISTER, SET_FRAME_OFFSET, SET_FRAME_EXPRESSION };
-enum { SET_RULE = SET_FRAME_EXPRESSION + 1 /* and the kind of rule added */ };
+enum { SET_RULE = SET_FRAME_EXPRESSION + 1 /* the kind of rule is added */ };
 enum operand {
     NO_OPERAND,
     BYTES_1,
@@ -245,7 +252,8 @@ static const struct instruction {
     [0x15] = {SET_RULE + IS_OFFSET, PLAIN_NUMBER, SIGNED_OFFSET},
     [0x16] = {SET_RULE + IS_EXPRESSION, PLAIN_NUMBER, EXPRESSION},
     [0x2e] = {NOTHING, PLAIN_NUMBER, NO_OPERAND}, /* GNU_args_size */
-    /* Those of two bits, whose first operand is the other six. */
+    /* The instructions whose code is two bits. Their first operand is the other
+     * six bits. */
     [0x40] = {ADVANCE, LOW_BITS, NO_OPERAND},
     [0x41] = {SET_RULE + AT_OFFSET, LOW_BITS, OFFSET},
     [0x42] = {RESTORE, LOW_BITS, NO_OPERAND},
@@ -268,20 +276,20 @@ static uint64_t read_operand(struct reader *reader, enum operand operand, unsign
     case OFFSET:
     case SIGNED_OFFSET:
         return read_leb(reader, operand == SIGNED_OFFSET) * entry->data_factor;
-    case EXPRESSION: /* its length and its bytes */
+    case EXPRESSION: /* skips the length and the bytes */
         skip(reader, read_leb(reader, UNSIGNED));
         return place;
     }
     return 0;
 }
 
-/* Compilers nest them once; and the stack this runs on may be a small one. */
+/* Compilers nest remembered states once. The limit is low, since the thread's
+ * stack may be small. */
 #define MAX_REMEMBERED 4
 
-/*
- * Runs instructions until they describe what is after the address. initial: the rules that the common part
- * sets, to be restored. False if an instruction is not known.
- */
+/* Runs instructions until they describe what follows the address. `initial`
+ * holds the rules that the common part sets, which an instruction may restore.
+ * Returns false if an instruction is not known. */
 static bool cfi_run(const struct cfi_entry *entry, struct reader reader, uintptr_t address,
                     const struct rules *initial, struct rules *rules) {
     struct rules remembered[MAX_REMEMBERED];
@@ -341,7 +349,7 @@ static bool cfi_run(const struct cfi_entry *entry, struct reader reader, uintptr
     return !reader.bad;
 }
 
-/* A frame whose caller is to be found. */
+/* The frame whose caller is to be found. */
 struct frame {
     const struct cfi_module *module;
     const struct cfi_registers *registers;
@@ -352,10 +360,9 @@ struct frame {
 
 #define MAX_OPERANDS 16
 
-/*
- * An expression: knows the operations that linkers and C libraries use, for signal frames and for calls
- * through tables. start: what is on its stack at first; NULL: nothing.
- */
+/* Evaluates an expression. Knows only the operations that linkers and C
+ * libraries use, in signal frames and in calls through tables. `start` is the
+ * first operand on the expression's stack; NULL: the stack is empty. */
 static bool evaluate(const struct frame *frame, uintptr_t expression, const uintptr_t *start,
                      uintptr_t *value) {
     struct reader reader = {.at = expression, .end = frame->module->end};
@@ -364,7 +371,8 @@ static bool evaluate(const struct frame *frame, uintptr_t expression, const uint
         return false;
     }
     reader.end = reader.at + length;
-    /* Two zeros are below the lowest operand: an operation that lacks operands finds them, and fails. */
+    /* Two zeros are below the lowest operand. An operation that lacks operands
+     * takes these zeros, and the expression fails. */
     uintptr_t operands[MAX_OPERANDS + 2] = {0, 0, start == NULL ? 0 : *start};
     size_t top = start == NULL ? 2 : 3;
     while (reader.at < reader.end) {
@@ -405,7 +413,8 @@ static bool evaluate(const struct frame *frame, uintptr_t expression, const uint
 
 static bool find_register(const struct frame *frame, const struct rule *rule, unsigned number,
                           uintptr_t *value) {
-    /* Without a rule the stack pointer is the frame's address, by definition. */
+    /* If the stack pointer has no rule, it is the frame's address by
+     * definition. */
     uintptr_t found = number == CFI_RSP ? frame->address : frame->registers->of[number];
     switch (rule->kind) {
     case SAME:
@@ -434,7 +443,8 @@ static bool find_register(const struct frame *frame, const struct rule *rule, un
 
 enum cfi_step cfi_step(const struct cfi_module *module, struct cfi_registers *registers, cfi_load load,
                        void *context) {
-    /* A call that is its function's last instruction returns to where the next function begins. */
+    /* If a call is the last instruction of its function, its return address is
+     * where the next function begins. */
     uintptr_t address = registers->of[CFI_RIP] - (registers->in_signal ? 0 : 1);
     struct cfi_entry entry;
     struct rules initial = {0};

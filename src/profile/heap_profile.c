@@ -25,10 +25,11 @@ static unsigned cpu_count;
 static unsigned (*current_cpu)(void);
 static void (*use_fast_path)(bool use);
 static struct samples profile_samples = {.lock = LOCK_OF(LOCK_PROFILE_SAMPLES)};
-static _Atomic(uint64_t) last_mean; /* when the profile was last on; 0: never */
-static _Atomic(bool) was_chosen;    /* by the program or its user */
+static _Atomic(uint64_t) last_mean; /* of the time when the profile was last on; 0: never */
+static _Atomic(bool) was_chosen;    /* whether the program or its user has chosen a profile */
 
-/* Serializes switching, and protects what follows. */
+/* Serializes switching, and protects the variables from here to
+ * requested_until_ns. */
 static struct lock switch_lock = LOCK_OF(LOCK_PROFILE_SWITCH);
 static uint64_t chosen_mean;
 static const char *chosen_prefix;
@@ -38,7 +39,7 @@ static _Atomic(uint64_t) requested_until_ns; /* 0: until the next request */
 const struct samples_layout heap_profile_layout =
     SAMPLES_LAYOUT(&profile_samples, &heap_profile_mean, &last_mean);
 
-/* Of a CPU, or of the threads that share its number. */
+/* The countdown of a CPU, or of the threads that share its number. */
 struct countdown {
     _Alignas(64) _Atomic(int64_t) left; /* bytes to the next sample */
     _Atomic(uint64_t) random;
@@ -69,7 +70,8 @@ static bool make_ready(void) {
     return countdowns != NULL && (profile_samples.tables != NULL || samples_init(&profile_samples));
 }
 
-/* Another process cannot make this one call what a filter that the program added may forbid. */
+/* Returns the mean that is in force now. Another process cannot make this
+ * process call what a filter of the program may forbid. */
 static uint64_t wanted_mean(void) {
     bool listened = probe_alloc_is_enabled() || probe_free_is_enabled();
     atomic_store_explicit(&heap_profile_listened, listened, memory_order_relaxed);
@@ -83,7 +85,7 @@ static uint64_t wanted_mean(void) {
     return requested_mean != 0 ? requested_mean : listened ? PROBES_MEAN_BYTES : 0;
 }
 
-/* Under switch_lock. */
+/* Switches the profile to the wanted mean. The caller holds switch_lock. */
 static bool apply(void) {
     calm_assert(lock_is_mine(&switch_lock));
     uint64_t mean = wanted_mean();
@@ -93,7 +95,8 @@ static bool apply(void) {
         return able;
     }
     if (mean != 0) {
-        /* Differs from run to run: by the time, and by where the kernel puts the counters. */
+        /* The seed differs from run to run, by the time and by the address that
+         * the kernel chose for the counters. */
         uint64_t seed = random_mix(clock_now_ns() ^ (uint64_t)(uintptr_t)countdowns);
         for (unsigned i = 0; i < cpu_count; i++) {
             atomic_store_explicit(&countdowns[i].random, random_mix(seed + i), memory_order_relaxed);
@@ -153,7 +156,9 @@ int heap_profile_request(uint64_t mean_bytes, uint32_t seconds, uint64_t *in_for
     return error;
 }
 
-/* Ends a request whose time is over. Within malloc: if the lock is taken, that is left to the next sample. */
+/* Ends a request whose time is over. A thread calls it within malloc, and so
+ * does not wait for the lock. If the lock is held, the thread with the next
+ * sample ends the request. */
 static void end_overdue_request(uint64_t now_ns) {
     uint64_t until_ns = atomic_load_explicit(&requested_until_ns, memory_order_relaxed);
     if (until_ns != 0 && now_ns >= until_ns && lock_try(&switch_lock)) {
@@ -166,9 +171,13 @@ static void end_overdue_request(uint64_t now_ns) {
 }
 
 /*
- * The thread whose allocation takes the counter to zero takes the sample, and sets the counter anew from the
- * end of its block: the next gap does not depend on the last one. It does both in one store, so that a thread
- * that is interrupted before does not keep others on the same CPU from sampling.
+ * Returns whether this allocation is to be sampled.
+ *
+ * The thread whose allocation takes the counter to zero takes the sample. It
+ * also restarts the counter at the end of its block, so that the next gap does
+ * not depend on the last one. The thread does both in one store. If it is
+ * interrupted before the store, other threads on the CPU can still take
+ * samples.
  */
 bool heap_profile_should_sample(size_t size) {
     /* Acquire: pairs with the release in apply. */
@@ -211,7 +220,8 @@ __attribute__((noinline)) void heap_profile_add(const void *block, size_t size) 
     end_overdue_request(now_ns);
 }
 
-/* Under a filter of the program's, blocks that were sampled only for another process stay in the profile. */
+/* If the program has added a filter, blocks that were sampled only for another
+ * process stay in the profile. */
 void heap_profile_remove(const void *block) {
     if (samples_any_live(&profile_samples) &&
         (filters_now() != FILTERS_ADDED || atomic_load_explicit(&was_chosen, memory_order_relaxed)) &&
@@ -233,8 +243,9 @@ int heap_profile_write(const char *path) {
     return write_file(path, false);
 }
 
-/* Returns 0 or an errno; EEXIST where the name is taken. By a link where the kernel or the file system cannot
- * rename without replacing (before Linux 3.15; NFS). */
+/* Renames a file to a name that is not taken. Returns 0 or an errno, EEXIST if
+ * the name is taken. If the kernel or the file system cannot rename without
+ * replacing (before Linux 3.15; NFS), it makes a link. */
 static int rename_new(const char *from, const char *to) {
     long result = os_syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
     if (result != -ENOSYS && result != -EINVAL) {
@@ -244,13 +255,14 @@ static int rename_new(const char *from, const char *to) {
     if (result == 0) {
         os_syscall(SYS_unlinkat, AT_FDCWD, from, 0);
     } else if (result != -EEXIST && os_syscall(SYS_faccessat, AT_FDCWD, to, F_OK) == -ENOENT) {
-        /* Without links, too. A name that is taken from now on is lost. */
+        /* The file system has no links either. If another process takes the
+         * name at this moment, its file is lost. */
         result = os_syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
     }
     return (int)-result;
 }
 
-/* Under another name until it is complete. */
+/* Writes the file under another name, and renames it once it is complete. */
 static int write_new(const char *path) {
     struct text unfinished = {0};
     text_format(&unfinished, "%s.tmp", path);
@@ -265,8 +277,10 @@ static int write_new(const char *path) {
 }
 
 /*
- * Number and start tell the files of all processes apart, those of other PID namespaces and of restarts too.
- * Copies of a machine may still agree in both: no file is ever replaced.
+ * Writes the profile to a file that no other process uses. The process's number
+ * and start time tell the files apart, also between PID namespaces and after
+ * restarts. Copies of a virtual machine may still agree in both, and so no file
+ * is ever replaced.
  */
 void heap_profile_end(void) {
     if (!atomic_load_explicit(&was_chosen, memory_order_relaxed)) {

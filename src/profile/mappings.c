@@ -16,8 +16,8 @@ static uint64_t read_hex(const char **text) {
     return number;
 }
 
-/* A line is "start-limit rwxp offset device inode    name". Returns the name; NULL if the mapping holds no
- * code or has no name. */
+/* Reads a line "start-limit rwxp offset device inode name". Returns the name.
+ * Returns NULL if the mapping holds no code or has no name. */
 static const char *mapping_parse(const char *line, struct mapping *mapping) {
     *mapping = (struct mapping){.start = read_hex(&line)};
     line += *line == '-';
@@ -35,7 +35,7 @@ static const char *mapping_parse(const char *line, struct mapping *mapping) {
     return *line == '\0' ? NULL : line;
 }
 
-/* The note "GNU" of type 3. */
+/* Finds the note "GNU" of type 3. */
 static void find_build_id(const char *notes, size_t bytes, struct mapping *mapping) {
     while (bytes >= sizeof(ElfW(Nhdr))) {
         ElfW(Nhdr) note;
@@ -57,7 +57,8 @@ static void find_build_id(const char *notes, size_t bytes, struct mapping *mappi
     }
 }
 
-/* A module's notes are there for as long as the loader's lock is held. */
+/* The loader's lock is held during the call, and so the module's notes stay
+ * mapped. */
 static int take_build_ids(struct dl_phdr_info *info, size_t size, void *context) {
     (void)size;
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
@@ -76,7 +77,7 @@ static int take_build_ids(struct dl_phdr_info *info, size_t size, void *context)
     return 0;
 }
 
-/* A line that does not fit is skipped. */
+/* Skips a line that does not fit. */
 void mappings_read(struct mappings *mappings, void (*take)(void *context, const char *name), void *context) {
     char lines[PATH_MAX + 256] = {0};
     size_t held = 0;

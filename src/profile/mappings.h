@@ -1,6 +1,8 @@
 /*
- * The process's mappings that hold code of a file: what pprof needs to name the functions at an address.
- * Called by pprof.c. Not from within malloc: takes the loader's lock. Allocates nothing.
+ * The process's mappings that hold the code of a file. pprof needs them to name
+ * the functions at an address. Called by pprof.c. The functions take the
+ * loader's lock, and so must not be called within malloc. They allocate
+ * nothing.
  */
 #ifndef CALM_PROFILE_MAPPINGS_H
 #define CALM_PROFILE_MAPPINGS_H
@@ -25,11 +27,11 @@ struct mappings {
     struct mapping of[MAX_MAPPINGS];
 };
 
-/* Fills it, all zero before, and calls take with the file name of each mapping. Those beyond the first
- * MAX_MAPPINGS are left out. */
+/* Fills `mappings`, which is all zero before. Calls `take` with the file name
+ * of each mapping. Leaves out mappings after the first MAX_MAPPINGS. */
 void mappings_read(struct mappings *mappings, void (*take)(void *context, const char *name), void *context);
 
-/* NULL if there is none at the address. */
+/* Returns the mapping at an address, NULL if there is none. */
 struct mapping *mappings_find(struct mappings *mappings, uintptr_t address);
 
 #endif

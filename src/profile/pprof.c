@@ -21,18 +21,19 @@ enum { SAMPLE_LOCATION = 1, SAMPLE_VALUE };
 enum { MAPPING_ID = 1, MAPPING_START, MAPPING_LIMIT, MAPPING_OFFSET, MAPPING_FILE, MAPPING_BUILD_ID };
 enum { LOCATION_ID = 1, LOCATION_MAPPING, LOCATION_ADDRESS };
 
-/* The frames of this library to drop where it is a part of the program, and unwind_here cannot tell. */
+/* The frames of this library for pprof to drop. If the library is a part of the
+ * program, unwind_here cannot leave them out. */
 static const char own_frames[] =
     "allocate_slow|allocate_large|allocate_counted|allocate_aligned|allocate_aligned_slow|allocate_zeroed|"
-    "allocate_zeroed_slow|allocator_allocate|reallocate|reallocate_slow|reallocate_small|"
+    "allocate_zeroed_slow|reallocate|reallocate_slow|reallocate_small|"
     "reallocate_elsewhere|new_slow|malloc|calloc|realloc|reallocarray|"
     "aligned_alloc|memalign|posix_memalign|p?valloc|calm_.*|operator new.*";
 
 #define OUT_BYTES        8192
 #define MESSAGE_BYTES    1024
-#define MAX_NUMBER_BYTES 11 /* in these messages: a tag of one byte, and 7 bits a byte */
+#define MAX_NUMBER_BYTES 11 /* in these messages: a tag of one byte, then 7 bits in each byte */
 
-/* A message of numbers, within the profile's. */
+/* A message of numbers, which is a part of the profile's message. */
 struct message {
     size_t length;
     unsigned char bytes[MESSAGE_BYTES];
@@ -42,12 +43,12 @@ _Static_assert((MAX_SAMPLE_DEPTH + 8) * MAX_NUMBER_BYTES <= MESSAGE_BYTES, "a sa
 /* A profile that is being written, in an address range of its own. */
 struct pprof {
     int descriptor;
-    int error; /* the first errno of a write; what comes after it is dropped */
+    int error; /* the first errno of a write; everything after it is dropped */
     size_t length;
     unsigned char bytes[OUT_BYTES];
     size_t strings; /* written so far */
     struct mappings mappings;
-    size_t slots;        /* a power of two, at least twice the addresses */
+    size_t slots;        /* a power of two, at least twice the number of addresses */
     uintptr_t written[]; /* the addresses whose locations are written: a hash table with open addressing */
 };
 
@@ -58,7 +59,7 @@ static void pprof_flush(struct pprof *pprof) {
     pprof->length = 0;
 }
 
-/* length: at most OUT_BYTES. */
+/* `length` is at most OUT_BYTES. */
 static void write_bytes(struct pprof *pprof, const void *bytes, size_t length) {
     if (OUT_BYTES - pprof->length < length) {
         pprof_flush(pprof);
@@ -92,7 +93,7 @@ static void write_message(struct pprof *pprof, unsigned field, const struct mess
     write_field(pprof, field, message->bytes, message->length);
 }
 
-/* Returns its number. */
+/* Returns the string's number. */
 static uint64_t write_string(struct pprof *pprof, const char *string) {
     write_field(pprof, PROFILE_STRING, string, strlen(string));
     return pprof->strings++;
@@ -111,7 +112,7 @@ static void write_head(struct pprof *pprof, uint64_t mean_bytes, uint64_t droppe
         {"inuse_space", "bytes"},          {"peak_objects", "count"},    {"peak_space", "bytes"},
         {"freed_lifetime", "nanoseconds"}, {"inuse_age", "nanoseconds"},
     };
-    write_string(pprof, ""); /* number 0 must be */
+    write_string(pprof, ""); /* string number 0 is empty by definition */
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         write_type(pprof, PROFILE_SAMPLE_TYPE, types[i][0], types[i][1]);
     }
@@ -158,7 +159,8 @@ static void write_mappings(struct pprof *pprof) {
     }
 }
 
-/* A location's number is its return address; before that is the call. */
+/* Writes the location of a return address, unless it is written already. The
+ * location's number is the return address. The call is before that address. */
 static void write_location(struct pprof *pprof, uintptr_t address) {
     size_t slot = random_mix(address) & (pprof->slots - 1);
     for (; pprof->written[slot] != 0; slot = (slot + 1) & (pprof->slots - 1)) {
@@ -182,7 +184,7 @@ static void add_weight(struct message *message, struct sample_weight weight) {
     add_number(message, SAMPLE_VALUE, weight.bytes);
 }
 
-/* In the order of write_head's types. */
+/* Writes the values in the order of write_head's types. */
 static void write_sample(struct pprof *pprof, struct samples *samples, size_t stack, uint64_t now_ns) {
     const uintptr_t *addresses;
     size_t depth;

@@ -11,7 +11,8 @@
 #define STACK_HEADS   MAX_SAMPLE_STACKS
 #define BLOCK_HEADS   MAX_SAMPLE_BLOCKS
 
-/* Blocks signals, and returns those that were blocked before. */
+/* Blocks signals and acquires the lock. Returns the signals that were blocked
+ * before. */
 static uint64_t samples_enter(struct samples *samples) {
     uint64_t before = thread_block_signals();
     lock_acquire(&samples->lock);
@@ -23,7 +24,8 @@ static void samples_leave(struct samples *samples, uint64_t before) {
     thread_set_signals(before);
 }
 
-/* Reserved at once, and committed as far as it is used. Each array takes a multiple of any page size. */
+/* The range is reserved as a whole, and committed as far as it is used. The
+ * size of each array is a multiple of every page size. */
 struct sample_tables {
     struct sample_stack stacks[MAX_SAMPLE_STACKS];
     uintptr_t addresses[MAX_ADDRESSES];
@@ -54,7 +56,8 @@ bool samples_init(struct samples *samples) {
     return true;
 }
 
-/* The number of the stack, which is added if it is new; 0 if there is no room. */
+/* Returns the number of the stack, and adds the stack if it is new. Returns 0
+ * if there is no room. */
 static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, size_t depth) {
     calm_assert(lock_is_mine(&samples->lock) && depth <= MAX_ADDRESSES, depth);
     uint64_t hash = depth;
@@ -83,13 +86,14 @@ static uint32_t find_stack(struct samples *samples, const uintptr_t *addresses, 
     stack->depth = (uint32_t)depth;
     stack->next = *head;
     samples->addresses_end = (uint32_t)addresses_end;
-    /* Release: a process outside finds it complete. */
+    /* Release: a process outside finds the stack complete. */
     atomic_store_explicit(&samples->stacks_end, number + 1, memory_order_release);
     *head = number;
     return number;
 }
 
-/* The number of a block that is not in use; 0 if there is no room. */
+/* Returns the number of an unused entry for a block, or 0 if there is no
+ * room. */
 static uint32_t new_block(struct samples *samples) {
     uint32_t number = samples->blocks_free;
     if (number != 0) {
@@ -115,12 +119,13 @@ static void weight_add(struct sample_weight *sum, struct sample_weight weight) {
     sum->bytes += weight.bytes;
 }
 
-/* A process outside sees an odd number between begin_change and end_change. */
+/* Between begin_change and end_change the sequence number is odd, so that a
+ * process outside ignores the stack. */
 static void begin_change(struct samples *samples, struct sample_stack *stack) {
     uint32_t sequence = atomic_load_explicit(&stack->sequence, memory_order_relaxed);
     calm_assert(sequence % 2 == 0 && lock_is_mine(&samples->lock), sequence);
     atomic_store_explicit(&stack->sequence, sequence + 1, memory_order_relaxed);
-#ifndef __SANITIZE_THREAD__ /* does not know fences; threads of this process read under the lock */
+#ifndef __SANITIZE_THREAD__ /* it does not know fences; this process reads under the lock */
     atomic_thread_fence(memory_order_release);
 #endif
     if (stack->epoch != samples->peak_epoch) {
@@ -183,7 +188,8 @@ bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns)
         stack->in_use.count -= found->weight.count;
         stack->in_use.bytes -= found->weight.bytes;
         stack->lifetimes += count * (double)clock_elapsed_ns(now_ns, found->born_ns);
-        /* The last block takes the error of rounding with it. */
+        /* Without blocks in use the sum is exactly 0, so that the rounding
+         * error does not accumulate. */
         stack->births = stack->in_use.count == 0 ? 0 : stack->births - count * (double)found->born_ns;
         end_change(stack);
         samples->in_use_bytes -= found->weight.bytes;
@@ -207,7 +213,7 @@ size_t samples_count(struct samples *samples, size_t *addresses) {
     return count;
 }
 
-/* A sum of count times nanoseconds, in nanoseconds. */
+/* Converts a sum of count times nanoseconds to nanoseconds. */
 static uint64_t to_ns(double sum) {
     double ns = sum / SAMPLE_COUNT_UNIT;
     return ns <= 0 ? 0 : ns >= (double)INT64_MAX ? (uint64_t)INT64_MAX : (uint64_t)ns;

@@ -1,19 +1,25 @@
 /*
- * The table of samples: for each call stack the sums of what it allocated, of what is in use, of what was in
- * use at the peak, and of how long blocks lived; and the sampled blocks that are in use.
+ * The table of samples. For each call stack it has the sums of what the stack
+ * allocated, of what is in use, of what was in use at the peak, and of how long
+ * blocks lived. It also has the sampled blocks that are in use.
  *
- * An instance without globals, in address space of its own. Blocks are removed when they are freed, stacks
- * never. Both are bounded: what does not fit is dropped, and counted.
+ * The table is an instance without globals, in address space of its own. Blocks
+ * are removed when they are freed, stacks never. Both are bounded. What does
+ * not fit is dropped, and counted.
  *
- * The sums at the peak are exact, at a cost that does not grow with the number of stacks: each new peak
- * begins an epoch, and the first change of a stack in an epoch saves its sum from before. A stack that has
- * not changed since the peak has that sum still.
+ * The sums at the peak are exact, at a cost that does not grow with the number
+ * of stacks. Each new peak begins an epoch, and the first change of a stack in
+ * an epoch saves the sum before the change. If a stack has not changed since
+ * the peak, its current sum is the one at the peak.
  *
- * A process outside reads the table without a lock (samples_layout.h): a stack whose sequence number is even,
- * and the same before and after, was not changed meanwhile.
+ * A process outside reads the table without a lock (samples_layout.h). It reads
+ * a stack's sequence number before and after the stack. If both are equal and
+ * even, the stack did not change in between.
  *
- * Thread-safe, by one lock, under which signals are blocked: a handler that allocates cannot meet a lock that
- * its own thread holds. Called by heap_profile.c and pprof.c. Preserves errno; allocates nothing.
+ * The functions are thread-safe by one lock. Signals are blocked under it,
+ * since a handler that allocates would otherwise wait for a lock of its own
+ * thread. heap_profile.c and pprof.c call this file. It preserves errno and
+ * allocates nothing.
  */
 #ifndef CALM_PROFILE_SAMPLES_H
 #define CALM_PROFILE_SAMPLES_H
@@ -31,7 +37,8 @@
 #define MAX_SAMPLE_STACKS ((size_t)1 << 16)
 #define MAX_SAMPLE_BLOCKS ((size_t)1 << 17) /* each may take a page more than it needs */
 
-/* Sums of weights; and of times, each multiplied by the block's weight. */
+/* Sums of weights, and sums of times. A time is multiplied by the block's
+ * weight. */
 struct sample_sums {
     struct sample_weight allocated;
     struct sample_weight in_use;
@@ -41,17 +48,19 @@ struct sample_sums {
 };
 
 struct sample_stack {
-    _Atomic(uint32_t) sequence; /* odd while it is being changed */
-    uint32_t first;             /* of its addresses */
+    _Atomic(uint32_t) sequence; /* odd while the stack is being changed */
+    uint32_t first;             /* the index of its first address */
     uint32_t depth;
-    uint32_t next; /* with the same low bits of the hash; 0: none */
+    uint32_t next; /* the next stack with equal low bits of the hash; 0: none */
     uint64_t hash;
     struct sample_weight allocated;
     struct sample_weight in_use;
-    struct sample_weight at_peak; /* if the stack has changed since the peak, else in_use is */
-    uint64_t epoch;               /* of the last change */
-    double lifetimes;             /* sum over freed blocks of count times nanoseconds */
-    double births;                /* sum over blocks in use of count times the clock's nanoseconds */
+    /* Valid if the stack has changed since the peak. Otherwise in_use is the
+     * sum at the peak. */
+    struct sample_weight at_peak;
+    uint64_t epoch;   /* the epoch of the last change */
+    double lifetimes; /* sum of count * lifetime in ns, over freed blocks */
+    double births;    /* sum of count * time of allocation in ns, over blocks in use */
 };
 
 struct sample_block {
@@ -59,16 +68,16 @@ struct sample_block {
     struct sample_weight weight;
     uint64_t born_ns;
     uint32_t stack;
-    uint32_t next; /* with the same low bits of the hash, or free; 0: none */
+    uint32_t next; /* the next block with equal low bits of the hash, or the next free one; 0: none */
 };
 
 struct samples {
-    struct lock lock;             /* held around fork, too: the child has a copy of the table */
-    struct sample_tables *tables; /* samples.c: the arrays, of which the ranges say how much is committed */
+    struct lock lock;             /* also held around fork, since the child has a copy of the table */
+    struct sample_tables *tables; /* the arrays (samples.c); the ranges say how much of them is committed */
     struct address_range stacks;
     struct address_range addresses;
     struct address_range blocks;
-    _Atomic(uint32_t) stacks_end; /* number 0 is none; those below the end are complete */
+    _Atomic(uint32_t) stacks_end; /* number 0 is none; the stacks below the end are complete */
     uint32_t addresses_end;
     uint32_t blocks_end; /* number 0 is none */
     uint32_t blocks_free;
@@ -76,42 +85,47 @@ struct samples {
     _Atomic(uint64_t) dropped;
     uint64_t in_use_bytes; /* of all stacks */
     uint64_t peak_bytes;
-    uint64_t peak_ns;    /* when it was reached */
-    uint64_t peak_epoch; /* counts peaks */
+    uint64_t peak_ns;    /* when the peak was reached */
+    uint64_t peak_epoch; /* the number of peaks so far */
 };
 
-/* All zero before. False if there is no address space. */
+/* Sets up the table, which is all zero before. Returns false if there is no
+ * address space. */
 bool samples_init(struct samples *samples);
 
-/* A block with this call stack, the innermost address first, was sampled. now_ns: of a monotonic clock. False
- * if there is no room. */
+/* Adds a sampled block with its call stack, the innermost address first.
+ * `now_ns` is the time of a monotonic clock. Returns false if there is no
+ * room. */
 bool samples_add(struct samples *samples, const void *block, struct sample_weight weight,
                  const uintptr_t *addresses, size_t depth, uint64_t now_ns);
 
-/* The block is about to be freed. Returns whether it was sampled. */
+/* Called before a block is freed. Returns whether the block was sampled. */
 bool samples_remove(struct samples *samples, const void *block, uint64_t now_ns);
 
-/* Counts a sample that could not be taken. */
+/* Counts a sample that was not taken. */
 void samples_drop(struct samples *samples);
 
-/* Whether one more block would fit: an estimate, before the block is there. */
+/* Returns whether one more block would fit. This is an estimate, made before
+ * the block is allocated. */
 static inline bool samples_have_room(const struct samples *samples) {
     return atomic_load_explicit(&samples->live, memory_order_relaxed) < MAX_SAMPLE_BLOCKS - 1;
 }
 
-/* Whether any sampled block lives: one load, before a lock. */
+/* Returns whether any sampled block lives. This takes one load, and saves the
+ * lock. */
 static inline bool samples_any_live(const struct samples *samples) {
     return atomic_load_explicit(&samples->live, memory_order_relaxed) != 0;
 }
 
-/* The number of stacks, which are numbered from 1, and of the addresses of all of them together. */
+/* Returns the number of stacks, which are numbered from 1. Stores the number of
+ * the addresses of all stacks together. */
 size_t samples_count(struct samples *samples, size_t *addresses);
 
-/* The sums of a stack now, and its addresses, which never change. */
+/* Returns the sums of a stack now. Stores its addresses, which never change. */
 struct sample_sums samples_read(struct samples *samples, size_t stack, uint64_t now_ns,
                                 const uintptr_t **addresses, size_t *depth);
 
-/* Bytes of memory that the table takes. */
+/* Returns the bytes of memory that the table takes. */
 size_t samples_bytes(struct samples *samples);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Where the table of samples is, for a process outside: calm heap follows this description
- * (core/heap_live.py). Offsets are those of the fields of the same name in struct samples and struct
- * sample_stack, whose weights are two words of 64 bits, count and bytes. Stack number 0 is none. New fields
- * go to the end; a change of meaning changes the version.
+ * Where the table of samples is, for other processes. An offset belongs to the field of the same
+ * name in struct samples or struct sample_stack. Weights are two words of 64
+ * bits: count and bytes. Stack number 0 is none. New fields go to the end. A
+ * change of meaning changes the version.
  */
 #ifndef CALM_PROFILE_SAMPLES_LAYOUT_H
 #define CALM_PROFILE_SAMPLES_LAYOUT_H
@@ -17,8 +17,8 @@ struct samples_layout {
     uint32_t bytes;                /* of this struct */
     const struct samples *samples; /* all zero if the profile was never on */
     const void *mean_bytes;        /* uint64_t: between two samples now; 0: off */
-    const void *last_mean_bytes;   /* uint64_t: the same when it was last on */
-    uint32_t count_unit;           /* counts are in this part of a block */
+    const void *last_mean_bytes;   /* uint64_t: between two samples when the profile was last on */
+    uint32_t count_unit;           /* the count of one block */
     uint32_t max_depth;
     uint32_t max_stacks;
     uint32_t stacks; /* pointers */
@@ -45,7 +45,7 @@ struct samples_layout {
 #define SAMPLES_FIELD(field) .field = offsetof(struct samples, field)
 #define STACK_FIELD(field)   .field = offsetof(struct sample_stack, field)
 
-/* Of a table, and of the two means. */
+/* Initializes the description of a table and of the two means. */
 #define SAMPLES_LAYOUT(table, mean, last_mean)                                                          \
     {                                                                                                   \
         .magic = {'c', 'a', 'l', 'm', 'h', 'e', 'a', 'p'}, .version = SAMPLES_LAYOUT_VERSION,           \

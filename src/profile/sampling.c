@@ -2,16 +2,18 @@
 
 #define LN_2 0.69314718055994530942
 
-/* By series exact to twelve digits: the math library is not a part of libc. */
+/* The functions use series that are exact to twelve digits, since the math
+ * library is not a part of libc. */
 
-/* -ln(x) for x in (0, 1]. */
+/* Returns -ln(x) for x in (0, 1]. */
 static double minus_ln(double x) {
     int halvings = 0;
     while (x < 0.5) {
         x *= 2;
         halvings++;
     }
-    /* ln(x) = 2 atanh((x - 1) / (x + 1)), whose argument is at most a third here. */
+    /* ln(x) = 2 atanh((x - 1) / (x + 1)). The argument of atanh is at most a
+     * third here. */
     double t = (x - 1) / (x + 1);
     double sum = 0;
     for (int power = 23; power >= 1; power -= 2) {
@@ -20,7 +22,8 @@ static double minus_ln(double x) {
     return halvings * LN_2 - 2 * t * sum;
 }
 
-/* 1 - exp(-x) for x >= 0, without cancellation near zero, where small blocks are. */
+/* Returns 1 - exp(-x) for x >= 0. There is no cancellation near zero, where
+ * small blocks are. */
 static double one_minus_exp(double x) {
     if (x > 40) {
         return 1;
@@ -35,7 +38,7 @@ static double one_minus_exp(double x) {
         sum = 1 - x / n * sum;
     }
     double part = x * sum;
-    /* 1 - exp(-2x) from 1 - exp(-x). */
+    /* Computes 1 - exp(-2x) from 1 - exp(-x). */
     while (doublings-- > 0) {
         part = part * (2 - part);
     }

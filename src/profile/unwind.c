@@ -11,11 +11,13 @@
 #include <sys/auxv.h>
 #include <time.h>
 
-/* A frame is no longer than a thread's whole stack usually is. */
+/* A frame is not longer than the usual stack of a thread. */
 #define MAX_FRAME_BYTES ((uintptr_t)16 << 20)
 
-/* Asks the kernel to wait while a word has an unlikely value: it answers EFAULT if there is no such word.
- * With a timeout of zero it never waits. */
+/* Returns whether an address of the stack is readable. Makes a futex call that
+ * waits while the word at the address has an unlikely value. The kernel fails
+ * the call with EFAULT if the word is not readable. The timeout is zero, so the
+ * call never waits. */
 static bool is_readable(uintptr_t *known_page, uintptr_t address) {
     uintptr_t page = address & ~(vm_page_size() - 1);
     if (page == *known_page) {
@@ -46,9 +48,9 @@ static struct cfi_module modules[MAX_MODULES];
 static _Atomic(size_t) module_count;
 static _Atomic(bool) learned;
 
-#ifdef DLFO_STRUCT_HAS_EH_DBASE /* by the headers of glibc 2.35 and later */
+#ifdef DLFO_STRUCT_HAS_EH_DBASE /* the headers of glibc 2.35 and later define it */
 #define HAVE_FIND_OBJECT 1
-/* Weak: the library also runs with older ones. */
+/* Weak: the library also runs with older versions of glibc. */
 extern __typeof__(_dl_find_object) _dl_find_object __attribute__((weak));
 #endif
 
@@ -56,7 +58,8 @@ static bool find_module(uintptr_t address, struct cfi_module *module) {
 #if defined(HAVE_FIND_OBJECT)
     if (_dl_find_object != NULL) {
         struct dl_find_object found;
-        /* A static program's C library allocates before it can find objects, but can by the constructors. */
+        /* The C library of a static program allocates before it can find
+         * objects. It can find them once constructors run. */
         bool can_find = atomic_load_explicit(&learned, memory_order_relaxed) || getauxval(AT_BASE) != 0;
         if (!can_find || _dl_find_object((void *)address, &found) != 0) {
             return false;
@@ -65,7 +68,7 @@ static bool find_module(uintptr_t address, struct cfi_module *module) {
                                       .end = (uintptr_t)found.dlfo_map_end,
                                       .tables = (uintptr_t)found.dlfo_eh_frame};
         if (module->tables - module->start >= module->end - module->start) {
-            /* Of a static program glibc knows only the code's bounds. */
+            /* glibc knows only the bounds of a static program's code. */
             module->start = 0;
             module->end = UINTPTR_MAX;
         }
@@ -94,8 +97,9 @@ void unwind_print_address(uintptr_t address, struct text *text) {
 #endif
 }
 
-/* Modules are only added. No running function's address is in one that was unloaded, until another one is
- * loaded there. */
+/* Adds a module to the table, which only grows. The address range of an
+ * unloaded module holds no running code until another module is loaded
+ * there. */
 static int learn_module(struct dl_phdr_info *info, size_t size, void *context) {
     (void)size, (void)context;
     struct cfi_module module = {.start = UINTPTR_MAX};
@@ -122,7 +126,7 @@ static int learn_module(struct dl_phdr_info *info, size_t size, void *context) {
     return 0;
 }
 
-/* The loader's lock serializes learn_module. */
+/* The loader's lock serializes the calls of learn_module. */
 void unwind_learn_modules(void) {
     atomic_store_explicit(&learned, true, memory_order_relaxed);
 #if defined(HAVE_FIND_OBJECT)
@@ -133,7 +137,8 @@ void unwind_learn_modules(void) {
     dl_iterate_phdr(learn_module, NULL);
 }
 
-/* Where this library's code is; empty if it is a part of the program. */
+/* Returns this library's module, an empty one if the library is a part of the
+ * program. */
 static struct cfi_module own_module(void) {
     struct cfi_module own;
     if (!find_module((uintptr_t)unwind_here, &own) || getauxval(AT_ENTRY) - own.start < own.end - own.start) {
@@ -146,7 +151,8 @@ bool unwind_hides_itself(void) {
     return own_module().end != 0;
 }
 
-/* Where the frame pointer points are the caller's frame pointer and the return address. */
+/* The frame pointer points to the caller's frame pointer and the return
+ * address. */
 static bool step_by_frame_pointer(uintptr_t *known_page, struct cfi_registers *registers) {
     uintptr_t frame = registers->of[CFI_RBP];
     uintptr_t stack = registers->of[CFI_RSP];
@@ -165,8 +171,9 @@ static bool step_by_frame_pointer(uintptr_t *known_page, struct cfi_registers *r
 
 #if defined(__x86_64__)
 
-/* Those of the function that this is compiled into, all at one instruction. False if the library has no
- * tables: it is part of a static program without them, and it keeps no frame pointers either. */
+/* Reads the registers of its caller, into which it is inlined, all at one
+ * instruction. Returns false if the library has no tables. It is then a part of
+ * a static program without tables, and keeps no frame pointers either. */
 static inline __attribute__((always_inline)) bool read_registers(struct cfi_registers *registers) {
     struct cfi_module module;
     __asm__ volatile("leaq 0(%%rip), %%rax\n\t"
@@ -196,7 +203,8 @@ static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
     }
     switch (cfi_step(&module, registers, unwind_load, known_page)) {
     case CFI_STEPPED:
-        /* The caller's frame is above, except where a signal handler has a stack of its own. */
+        /* The caller's frame is at a higher address, except at a signal handler
+         * with a stack of its own. */
         return registers->of[CFI_RIP] != 0 &&
                (registers->in_signal || in_signal ||
                 (registers->of[CFI_RSP] > stack && registers->of[CFI_RSP] - stack <= MAX_FRAME_BYTES));
@@ -214,7 +222,7 @@ static inline __attribute__((always_inline)) bool read_registers(struct cfi_regi
     return true;
 }
 
-/* Without the bits of pointer authentication in the return address. */
+/* Clears the bits of pointer authentication in the return address. */
 static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
     bool stepped = step_by_frame_pointer(known_page, registers);
     registers->of[CFI_RIP] &= ((uintptr_t)1 << 48) - 1;
@@ -224,7 +232,7 @@ static bool step(uintptr_t *known_page, struct cfi_registers *registers) {
 #endif
 
 __attribute__((noinline)) size_t unwind_here(uintptr_t *addresses, size_t max) {
-    uintptr_t known_page = 0; /* the last one that was readable */
+    uintptr_t known_page = 0; /* the last page that was readable */
     struct cfi_registers registers = {0};
     struct cfi_module own = own_module();
     size_t count = 0;
@@ -234,7 +242,9 @@ __attribute__((noinline)) size_t unwind_here(uintptr_t *addresses, size_t max) {
     while (count < max && step(&known_page, &registers)) {
         uintptr_t address = registers.of[CFI_RIP];
         if (count > 0 || address - own.start >= own.end - own.start) {
-            /* pprof looks up the byte before, in the call. What a signal interrupted is meant itself. */
+            /* pprof looks up the byte before an address, which is in the call.
+             * An address that a signal interrupted is therefore increased by
+             * one. */
             addresses[count++] = address + registers.in_signal;
         }
     }

@@ -1,12 +1,16 @@
 /*
- * The call stack of the calling thread. Called by heap_profile.c within malloc, and by pprof.c.
+ * The call stack of the calling thread. heap_profile.c calls this file within
+ * malloc, and pprof.c outside it.
  *
- * On x86-64 by the unwind tables that every program and library carries (cfi.h), and by frame pointers where
- * code has none; on aarch64 by frame pointers. All addresses that are read off the stack are checked with the
- * kernel first, page by page: a broken stack gives a short trace, never a fault.
+ * On x86-64 the unwinder follows the unwind tables that every program and
+ * library carries (cfi.h), and frame pointers in code without tables. On
+ * aarch64 it follows frame pointers. It asks the kernel about each page of the
+ * stack before it reads an address from that page. A broken stack therefore
+ * gives a short trace, never a fault.
  *
- * glibc 2.35 and later find an address's module at any time, without a lock (_dl_find_object). For other C
- * libraries, unwind_learn_modules keeps a table of the modules that are loaded when it is called.
+ * glibc 2.35 and later find the module of an address at any time, without a
+ * lock (_dl_find_object). For other C libraries, unwind_learn_modules keeps a
+ * table of the modules that are loaded when it is called.
  */
 #ifndef CALM_PROFILE_UNWIND_H
 #define CALM_PROFILE_UNWIND_H
@@ -17,21 +21,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/*
- * Up to max return addresses, the innermost call first, without those within this library if it is a shared
- * one. Returns how many. Async-signal-safe; preserves errno; allocates nothing.
- */
+/* Stores up to `max` return addresses, the innermost call first. Leaves out
+ * addresses within this library if it is a shared one. Returns the number of
+ * addresses. Async-signal-safe; preserves errno; allocates nothing. */
 size_t unwind_here(uintptr_t *addresses, size_t max);
 
-/* Appends an address, with its module's name and the offset in it where glibc tells them (2.35 and later). As
- * unwind_here. */
+/* Appends an address. With glibc 2.35 and later, appends its module's name and
+ * its offset in the module, too. Async-signal-safe; preserves errno; allocates
+ * nothing. */
 void unwind_print_address(uintptr_t address, struct text *text);
 
-/* In a constructor, and whenever modules may have been loaded since. Not from within malloc: takes the
- * loader's lock. */
+/* Called in a constructor, and after modules may have been loaded. Takes the
+ * loader's lock, and so must not be called within malloc. */
 void unwind_learn_modules(void);
 
-/* Whether unwind_here leaves out this library's own frames. */
+/* Returns whether unwind_here leaves out this library's own frames. */
 bool unwind_hides_itself(void);
 
 #endif

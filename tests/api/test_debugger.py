@@ -25,7 +25,7 @@ from waiting import TIMEOUT_S
 
 SCRIPT = REPOSITORY / "packaging/gdb/calmalloc.py"
 # No timed purges, and a wait for the server, however busy the machine is.
-QUIET = "background=off,test_policy=paper,test_offload_timeout=3600000"
+QUIET = "background=off,test_policy=paper"
 MARK = "--- next ---"
 POINTERS = [
     "used",

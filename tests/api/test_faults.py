@@ -166,14 +166,10 @@ def test_address_space_is_limited_for_glibc(programs: Programs) -> None:
     assert ran["first"] > 200 * MIB
 
 
-@pytest.mark.feature("offload")
-@pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [3000, 100 * KIB])
-def test_address_space_is_limited_with_a_server(programs: Programs, way: str, block: int) -> None:
-    """With a long timeout, because a second heap would find no address space."""
+def test_address_space_is_limited_with_a_server(programs: Programs, block: int) -> None:
     space = limit(resource.RLIMIT_AS, 256 * MIB)
-    options = f"{OFFLOAD},test_offload_timeout=600000"
-    ran = programs.run(way, "faults", "limit", str(block), options=options, prepare=space)
+    ran = programs.run(PRELOAD, "faults", "limit", str(block), options=OFFLOAD, prepare=space)
     assert min(ran["first"], ran["second"], ran["other"], ran["again"]) >= 32 * MIB, ran.stdout
 
 
@@ -240,7 +236,6 @@ def test_freed_address_space_serves_others_beside_old_blocks(programs: Programs)
         assert make_room(programs, PRELOAD, "thread", 2000, 2, space, True), space
 
 
-@pytest.mark.feature("offload")
 def test_freed_address_space_serves_others_with_a_server(programs: Programs) -> None:
     for space in (128, 512):
         argument = "thread 1000 1 0"

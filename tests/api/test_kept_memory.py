@@ -16,12 +16,12 @@ CACHED = 6 * MIB * len(os.sched_getaffinity(0))  # at most, with the pages that 
 def assert_bounded(ran: Ran, block: int) -> None:
     """The memory kept is as counted, and within its limits."""
     assert ran["peak"] > PEAK
-    assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
+    assert ran["dirty"] <= ran["dirty_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
     # A block in a cache may hold pages that nothing else holds; and the program has some blocks of its own.
     assert ran["in_use"] <= ran["cached_limit"] + 16384
     assert ran["in_use"] <= ran["cached"] // block * (block // PAGE + 2) * PAGE + MIB, ran.stdout
-    assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER, ran.stdout
+    assert ran["kept"] <= ran["dirty"] + ran["in_use"] + OTHER, ran.stdout
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "paper"])
@@ -49,9 +49,9 @@ def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) 
     options = f"{OFFLOAD},test_policy=paper"
     ran = programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options)
     assert ran["peak"] > PEAK
-    assert ran["retained"] <= ran["retained_limit"] <= 24 * MIB
+    assert ran["dirty"] <= ran["dirty_limit"] <= 24 * MIB
     assert ran["cached"] <= ran["cached_limit"]
-    assert ran["kept"] <= ran["retained"] + ran["in_use"] + OTHER + 24 * MIB, ran.stdout
+    assert ran["kept"] <= ran["dirty"] + ran["in_use"] + OTHER + 24 * MIB, ran.stdout
     ran = programs.run(PRELOAD, "retention", "idle-with-server", f"{block},others", options=OFFLOAD)
     assert ran["settled"] == 1
 
@@ -59,7 +59,7 @@ def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) 
 @pytest.mark.parametrize("way", OURS)
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_next_to_nothing_in_the_end(programs: Programs, block: int, way: str) -> None:
-    """tests/c/test_governor_native.c checks the time, with a simulated clock."""
+    """tests/c/arena/test_helper.c checks the time, with a simulated clock."""
     ran = programs.run(way, "retention", "idle", f"{block},others", options="background=on")
     assert ran["peak"] > PEAK
     assert ran["settled"] == 1
@@ -122,6 +122,6 @@ def test_what_stays_holds_back_little(programs: Programs, block: int, most_perce
     """One block in each 64 KiB stays."""
     ran = programs.run(PRELOAD, "retention", "sparse", f"{block},reversed", options="background=off")
     assert ran["full"] > 24 * MIB
-    bound = ran["retained_limit"] + CACHED + ran["live"] + 2 * ran["live_pages"] + OTHER
+    bound = ran["dirty_limit"] + CACHED + ran["live"] + 2 * ran["live_pages"] + OTHER
     assert ran["kept"] <= bound, ran.stdout
     assert ran["kept"] <= ran["full"] * most_percent // 100

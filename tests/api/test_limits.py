@@ -85,13 +85,7 @@ def test_lives(programs: Programs, limited: Callable[[int], Path], options: str)
 
 
 def test_lives_with_a_server(programs: Programs, limited: Callable[[int], Path]) -> None:
-    """The clients wait however long it takes.
-
-    A server that gets no CPU for 10 ms purges nothing, and the second heap, which would serve meanwhile,
-    takes memory of its own.
-    """
-    options = f"{OFFLOAD},test_offload_timeout={HOUR_MS}"
-    assert run_in(limited(180 * MIB), programs, PRELOAD, options) == 0
+    assert run_in(limited(180 * MIB), programs, PRELOAD, OFFLOAD) == 0
 
 
 def test_lives_with_little(programs: Programs, limited: Callable[[int], Path]) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from api_helpers import MODES, OURS, PRELOAD, Programs, Ran, complaints
+from api_helpers import MODES, OFFLOAD, OURS, PRELOAD, Programs, Ran, complaints
 
 SIZES = ["small", "middle", "run", "large"]
 
@@ -128,7 +128,7 @@ def test_without_caches_it_is_found_in_the_call(programs: Programs) -> None:
     assert LATE not in line
 
 
-@pytest.mark.parametrize("mode", [*MODES, "offload=on,test_sync=on"])
+@pytest.mark.parametrize("mode", [*MODES, f"{OFFLOAD},test_cache=off,test_sync=on"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["double-free-now", "unaligned"])
 def test_named_before_it_is_handed_out_again(programs: Programs, case: str, size: str, mode: str) -> None:
@@ -137,7 +137,7 @@ def test_named_before_it_is_handed_out_again(programs: Programs, case: str, size
     assert_named(ran, case, pointer_of(ran))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "offload=on,test_sync=on"])
+@pytest.mark.parametrize("mode", [*MODES, f"{OFFLOAD},test_cache=off,test_sync=on"])
 @pytest.mark.parametrize("size", ["run", "large"])
 def test_named_at_the_end(programs: Programs, size: str, mode: str) -> None:
     """For blocks that no cache holds: at the library's destructor, at the latest."""

@@ -1,4 +1,4 @@
-"""Offload mode from outside: a server stopped by a debugger, forks, and its thread.
+"""libcalmoffload from outside: a server stopped by a debugger, forks, and its thread.
 
 Properties of every mode are tested in every mode, including this one, in the other files.
 """
@@ -7,70 +7,52 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from api_helpers import (
-    LOST,
     MIB,
     OFFLOAD,
-    OURS,
     PRELOAD,
-    STATIC,
     Programs,
     compile_program,
     complaints,
+    offload_library,
     run_command,
-    shared_library,
     tool,
 )
 
 CPUS = sorted(os.sched_getaffinity(0))
 ENDS = sorted({CPUS[0], CPUS[-1]})
 NOBODY = 65534
-
-pytestmark = pytest.mark.feature("offload")
+# Whatever else the machine does: with a CPU of its number the server serves always.
+SERVED = f"{OFFLOAD},server_cpu={CPUS[-1]}"
 
 needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="a server needs a CPU beside its clients'")
 
 
 @needs_two_cpus
 def test_stopped_for_seconds(programs: Programs) -> None:
-    """Twice, while threads and children allocate, and a million frees return. It is reported once."""
-    ran = programs.run(PRELOAD, "offload", "stopped", "1.3,1000000", options=f"offload={CPUS[-1]}")
-    assert complaints(ran.stderr, lost=True) == [LOST]
+    """Twice, while threads and children allocate, and a million frees return."""
+    ran = programs.run(PRELOAD, "offload", "stopped", "1.3,1000000", options=SERVED)
+    assert complaints(ran.stderr) == []
     assert ran["resident_left"] < 24 * MIB
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("more", ["", ",test_sync=on"])
+@pytest.mark.parametrize("more", ["", ",test_cache=off,test_sync=on"])
 def test_stopped_at_any_moment(programs: Programs, more: str) -> None:
-    """Where the server has a CPU of its own: in shared mode it purges under a lock that others wait for."""
-    ran = programs.run(PRELOAD, "offload", "stops", options=f"offload={CPUS[-1]}{more}")
-    assert complaints(ran.stderr, lost=True) in ([], [LOST])
-
-
-@needs_two_cpus
-def test_the_second_heap_is_tidied(programs: Programs) -> None:
-    programs.run(PRELOAD, "offload", "tidied", options=f"offload={CPUS[-1]}")
-
-
-@needs_two_cpus
-@pytest.mark.parametrize("case", [["limited"], ["full", "first"], ["full", "second"]])
-def test_two_heaps_in_little_space(programs: Programs, case: list[str]) -> None:
-    programs.run(PRELOAD, "offload", *case, options=f"offload={CPUS[-1]}")
+    ran = programs.run(PRELOAD, "offload", "stops", options=f"{SERVED}{more}")
+    assert complaints(ran.stderr) == []
 
 
 @needs_two_cpus
 def test_forks_while_it_starts(programs: Programs) -> None:
     """The parent's server starts after the call of fork, and before the process is copied."""
-    env = programs.environment(PRELOAD)
+    env = programs.environment(PRELOAD, OFFLOAD)
     strace: list[str | Path] = [tool("strace", "strace"), "-f", "-qq", "-o", "/dev/null", "-e", "trace=clone"]
-    strace += ["-e", "inject=clone:delay_enter=200000:when=1", "-E", f"CALM_OPTIONS={OFFLOAD}"]
+    strace += ["-e", "inject=clone:delay_enter=200000:when=1"]
     strace += ["-E", f"LD_PRELOAD={env.pop('LD_PRELOAD')}", programs.path("offload", PRELOAD)]
     for _ in range(3):
         run_command([*strace, "fork-while-starting"], env)
@@ -79,16 +61,14 @@ def test_forks_while_it_starts(programs: Programs) -> None:
 @needs_two_cpus
 def test_it_keeps_no_file_open(programs: Programs) -> None:
     """Nor uses a number in the program's descriptor table, which the program might close."""
-    ran = programs.run(PRELOAD, "offload", "placed", str(CPUS[0]), options=OFFLOAD)
-    assert ran["server_files"] == 0
+    options = f"{OFFLOAD},background=off"
+    assert programs.run(PRELOAD, "offload", "placed", str(CPUS[0]), options=options)["server_files"] == 0
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("way", OURS)
-@pytest.mark.parametrize("options", [OFFLOAD, f"{OFFLOAD},background=off"])
-def test_one_thread_for_each_process(programs: Programs, way: str, options: str) -> None:
-    """The server also does the helper's work."""
-    ran = programs.run(way, "offload", "one-each", options=options)
+def test_one_thread_for_each_process(programs: Programs) -> None:
+    """Without the helper, which is one more."""
+    ran = programs.run(PRELOAD, "offload", "one-each", options=f"{OFFLOAD},background=off")
     assert (ran["parents"], ran["childs"]) == (1, 1)
 
 
@@ -119,7 +99,7 @@ def test_with_other_options(programs: Programs, tmp_path: Path, options: str) ->
 
 def where_it_is(programs: Programs, wanted: int | str, client: int) -> tuple[int, list[str]]:
     """The server's CPU, and the message about it, if the program is busy on the client's CPU."""
-    options = f"offload={wanted}"
+    options = f"{OFFLOAD},background=off,server_cpu={wanted}"
     ran = programs.run(PRELOAD, "offload", "placed", str(client), options=options)
     return ran["server_cpu"], complaints(ran.stderr)
 
@@ -136,7 +116,7 @@ def fitting(kind: str, client: int) -> list[int]:
     found = []
     for cpu in CPUS:
         lies_so = {
-            "on": True,
+            "auto": True,
             "sibling": cores[cpu] == cores[client],
             "core": cores[cpu] != cores[client] and sockets[cpu] == sockets[client],
             "socket": sockets[cpu] != sockets[client],
@@ -148,7 +128,7 @@ def fitting(kind: str, client: int) -> list[int]:
 
 @needs_two_cpus
 @pytest.mark.parametrize("client", ENDS)
-@pytest.mark.parametrize("kind", ["on", "sibling", "core", "socket"])
+@pytest.mark.parametrize("kind", ["auto", "sibling", "core", "socket"])
 def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: int) -> None:
     """Or, if there is no such CPU, on another than the client's, with a message."""
     found = fitting(kind, client)
@@ -157,9 +137,9 @@ def test_as_it_is_to_lie_to_the_client(programs: Programs, kind: str, client: in
         assert cpu in found
         assert said == []
     else:
-        assert cpu in fitting("on", client)
+        assert cpu in fitting("auto", client)
         assert len(said) == 1
-        assert said[0].startswith(f"calmalloc: offload={kind}, but there is no ")
+        assert said[0].startswith(f"calmalloc: server_cpu={kind}, but there is no ")
 
 
 @needs_two_cpus
@@ -174,21 +154,20 @@ def test_on_the_cpu_of_that_number(programs: Programs, number: int, client: int)
 def test_on_no_cpu_that_is_not_allowed(programs: Programs) -> None:
     number = min(set(range(len(CPUS) + 1)) - set(CPUS))
     cpu, (said,) = where_it_is(programs, number, CPUS[0])
-    assert cpu in fitting("on", CPUS[0])
+    assert cpu in fitting("auto", CPUS[0])
     assert "a CPU that the process may not run on" in said
 
 
-@pytest.mark.parametrize("way", OURS)
-@pytest.mark.parametrize("mode", [OFFLOAD, "offload=on,test_sync=on"])
-def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
-    """With one message; the program runs as without offload mode."""
+@pytest.mark.parametrize("mode", [OFFLOAD, f"{OFFLOAD},test_cache=off,test_sync=on"])
+def test_declines_with_one_cpu(programs: Programs, mode: str) -> None:
+    """With one message; the program runs as with libcalmalloc."""
     one = [tool("taskset", "util-linux"), "-c", str(CPUS[0])]
-    ran = programs.run(way, "offload", "none", options=mode, wrapper=one)
+    ran = programs.run(PRELOAD, "offload", "none", options=mode, wrapper=one)
     (line,) = complaints(ran.stderr)
     assert "offload" in line
     assert "running without it" in line
     assert (ran["servers"], ran["records"]) == (0, 0)
-    ran = programs.run(way, "stress", "rounds=4", options=f"{mode},background=off", wrapper=one)
+    ran = programs.run(PRELOAD, "stress", "rounds=4", options=f"{mode},background=off", wrapper=one)
     assert ran["operations"] > 1000
 
 
@@ -198,7 +177,7 @@ def test_declines_with_one_cpu(programs: Programs, way: str, mode: str) -> None:
 def test_misuse_while_stopped(programs: Programs, block: str, ending: str) -> None:
     """One free too many among more frees than the rings hold."""
     status = -signal.SIGABRT if ending == "abort" else 0
-    options = f"{OFFLOAD},misuse={ending}"
+    options = f"{SERVED},misuse={ending}"
     ran = programs.run(PRELOAD, "offload", "misuse-while-stopped", block, options=options, status=status)
     (line,) = complaints(ran.stderr)
     found = re.match(r"calmalloc: (?:double|invalid) free: (0x[0-9a-f]+)\b", line)
@@ -254,37 +233,8 @@ def test_gone_after_the_last_handlers(programs: Programs, tmp_path: Path) -> Non
     compile_program(
         [tool("cc", "gcc"), "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", tmp_path / "latest.c", "-o", latest]
     )
-    env = programs.environment(PRELOAD, OFFLOAD) | {"LD_PRELOAD": f"{shared_library()}:{latest}"}
+    env = programs.environment(PRELOAD, f"{OFFLOAD},background=off")
+    env["LD_PRELOAD"] = f"{offload_library()}:{latest}"
     ran = run_command([programs.path("offload", PRELOAD), "one-each"], env)
     assert ran["parents"] == 1
     assert ran["gone"] == 1
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that all users can read."""
-    folder = Path(tempfile.mkdtemp(prefix="calm-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@needs_two_cpus
-def test_privileged_programs_are_not_told(programs: Programs, open_folder: Path) -> None:
-    """A set-user-ID program ignores the caller's options."""
-    if os.geteuid() != 0 or os.statvfs(open_folder).f_flag & os.ST_NOSUID:
-        pytest.skip("no set-user-ID program can be made here")
-    program = open_folder / "offload"
-    shutil.copy(programs.path("offload", STATIC), program)
-
-    def become_nobody() -> None:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-
-    for mode, servers in ((0o755, 1), (0o4755, 0)):
-        program.chmod(mode)
-        env = programs.environment(STATIC, OFFLOAD)
-        ran = run_command([program, "one-each" if servers == 1 else "none"], env, prepare=become_nobody)
-        assert ran["parents" if servers == 1 else "servers"] == servers
-        assert complaints(ran.stderr) == []

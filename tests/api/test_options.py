@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from api_helpers import GLIBC, MIB, OURS, PRELOAD, Programs, complaints
-from features import lacks
+from api_helpers import GLIBC, MIB, OFFLOAD, OURS, PRELOAD, Programs, complaints
 
 VALID = {
     "background": ["on", "off"],
@@ -12,13 +11,10 @@ VALID = {
     "memory_per_cpu": ["auto", "0", "8", "1000000"],
     "huge_pages": ["never", "earned"],
     "vectored_purge": ["auto", "on", "off"],
-    "offload": ["off", "on"],
     "test_policy": ["adaptive", "paper"],
     "test_cgroup": ["on", "off"],
     "test_placement": ["off", "lines", "random", "colors"],
     "test_cache": ["auto", "locked", "off"],
-    "test_sync": ["on", "off"],
-    "test_offload_timeout": ["1", "3600000", "10"],
 }
 # Reports show test options only where they differ from these.
 INITIAL = {
@@ -26,23 +22,15 @@ INITIAL = {
     "test_cgroup": "on",
     "test_placement": "colors",
     "test_cache": "auto",
-    "test_sync": "off",
-    "test_offload_timeout": "10",
 }
 EACH = [f"{name}={value}" for name, values in VALID.items() for value in values]
 
 
-def reported(option: str) -> list[str]:
-    """Of an option whose feature the library was built without."""
-    left_out = option == "offload=on" and lacks("offload")
-    return ["calmalloc: option 'offload' ignored: built without that feature"] if left_out else []
-
-
 @pytest.mark.parametrize("option", EACH)
 def test_valid_option(programs: Programs, option: str) -> None:
-    """The report contains it unless it is a test's default; no message unless its feature is missing."""
+    """The report contains it unless it is a test's default; no message."""
     ran = programs.run(PRELOAD, "stress", "rounds=2", options=f"{option},report=exit")
-    assert complaints(ran.stderr) == reported(option)
+    assert complaints(ran.stderr) == []
     name, value = option.split("=")
     text = str({**ran.report, **ran.report.get("options", {})}.get(name))
     if INITIAL.get(name) == value:
@@ -55,7 +43,7 @@ def test_all_at_once(programs: Programs) -> None:
     options = ",".join(f"{name}={values[-1]}" for name, values in VALID.items())
     for way in OURS:
         ran = programs.run(way, "stress", "rounds=2", options=options)
-        assert complaints(ran.stderr) == reported("offload=on")
+        assert complaints(ran.stderr) == []
 
 
 @pytest.mark.parametrize("way", OURS)
@@ -73,10 +61,7 @@ def test_all_at_once(programs: Programs) -> None:
         ("slack=50,purge_time=5", ["slack", "purge_time"]),
         ("test_cache=sometimes", ["cache"]),
         ("background=1", ["background"]),
-        ("offload=maybe", ["offload"]),
-        ("offload=sync,offload_cpu=1", ["offload", "offload_cpu"]),
-        ("offload=-1,offload=8192", ["offload", "offload"]),
-        ("offload=1x,offload=", ["offload", "offload"]),
+        ("offload=on", ["LD_PRELOAD=libcalmoffload.so"]),
         ("test_Policy=paper", ["test_Policy"]),
         ("nonsense", ["nonsense"]),
         ("=paper", ["calmalloc:"]),
@@ -98,6 +83,32 @@ def test_bad_option(programs: Programs, way: str, options: str, named: list[str]
     assert ran.report["options"].get("test_policy") == ("paper" if is_paper else None)
 
 
+SERVER = ["server_cpu=auto", "server_cpu=0", "test_sync=off", "test_server_timeout=1"]
+
+
+@pytest.mark.parametrize("option", [*EACH, *SERVER])
+def test_valid_option_of_the_offload_library(programs: Programs, option: str) -> None:
+    ran = programs.run(PRELOAD, "stress", "rounds=2", options=f"{OFFLOAD},{option}")
+    assert complaints(ran.stderr) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("server_cpu=maybe", ["server_cpu"]),
+        ("server_cpu=8192,server_cpu=-1", ["server_cpu", "server_cpu"]),
+        ("server_cpu=1x,server_cpu=", ["server_cpu", "server_cpu"]),
+        ("test_server_timeout=0,test_sync=perhaps", ["test_server_timeout", "test_sync"]),
+    ],
+)
+def test_bad_option_of_the_offload_library(programs: Programs, options: str, named: list[str]) -> None:
+    ran = programs.run(PRELOAD, "stress", "rounds=2", options=f"{OFFLOAD},{options}")
+    lines = complaints(ran.stderr)
+    assert len(lines) == len(named), ran.stderr
+    for line, name in zip(lines, named, strict=True):
+        assert name in line
+
+
 @pytest.mark.parametrize("options", ["", "test_policy=paper"])
 def test_silent(programs: Programs, options: str) -> None:
     for way in OURS:
@@ -108,7 +119,7 @@ def test_report_at_exit(programs: Programs) -> None:
     for way in OURS:
         ran = programs.run(way, "stress", "rounds=2", options="report=exit")
         assert ran.stderr.count("\n") == 1
-        assert ran.report["in_use"] + ran.report["retained"] == ran.report["footprint"]
+        assert ran.report["in_use"] + ran.report["dirty"] == ran.report["footprint"]
         assert ran.report["dirtied"] >= ran["dirtied"]
     assert programs.run(PRELOAD, "stress", "rounds=2", options="report=off").stderr == ""
 
@@ -122,12 +133,12 @@ def test_a_report_for_each_process(programs: Programs) -> None:
 @pytest.mark.parametrize("way", OURS)
 def test_helper_thread(programs: Programs, way: str) -> None:
     """It starts with the second thread, not before (while little is kept), and not with background=off."""
-    ran = programs.run(way, "processes", "count-threads", "signals", options="background=on")
+    ran = programs.run(way, "threads", "count-threads", "signals", options="background=on")
     assert ran["alone"] == ran["still_alone"] == 1
     assert ran["after_a_thread"] == 2
-    ran = programs.run(way, "processes", "count-threads", options="background=off")
+    ran = programs.run(way, "threads", "count-threads", options="background=off")
     assert ran["alone"] == ran["after_a_thread"] == 1
-    assert programs.run(GLIBC, "processes", "count-threads")["after_a_thread"] == 1
+    assert programs.run(GLIBC, "threads", "count-threads")["after_a_thread"] == 1
 
 
 def test_vectored_purge(programs: Programs) -> None:
@@ -151,7 +162,7 @@ def test_costly_memory_is_not_kept(programs: Programs) -> None:
         ran = programs.run(
             PRELOAD, "retention", "steady", "3000,random", options=f"memory_per_cpu={gib},background=off"
         )
-        kept.append(ran["retained_limit"])
+        kept.append(ran["dirty_limit"])
         purges.append(ran["purges"])
     assert kept[0] < kept[1] < kept[2]
     assert purges[0] > purges[1] > purges[2]

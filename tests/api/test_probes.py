@@ -244,7 +244,7 @@ PROFILE = {
 
 @needs_first_pid_namespace
 @pytest.mark.feature("profile")
-@pytest.mark.parametrize("options", ["", "offload=on", "profile=64k"])
+@pytest.mark.parametrize("options", ["", "profile=64k"])
 def test_heap_profile(library: Path, options: str) -> None:
     """Weights add up to what was allocated; what is freed are blocks whose allocation was seen."""
     small, large = 900, 2000000

@@ -21,20 +21,21 @@ from api_helpers import (
     shared_library,
 )
 
-CASES = [
-    "forks-at-once",
-    "fork-deep",
-    "fork-in-flight",
-    "child-frees",
-    "fork-handlers",
-    "spawn",
-    "unregistered",
-    "become-nobody",
-    "many-at-once",
-    "thread-ends",
-    "thread-cancel",
-    "main-ends-first",
-]
+# Each case with its program.
+CASES = {
+    "forks-at-once": "processes",
+    "fork-deep": "processes",
+    "fork-in-flight": "processes",
+    "child-frees": "processes",
+    "fork-handlers": "processes",
+    "spawn": "processes",
+    "unregistered": "children",
+    "become-nobody": "processes",
+    "many-at-once": "threads",
+    "thread-ends": "threads",
+    "thread-cancel": "threads",
+    "main-ends-first": "threads",
+}
 # Each way to end, with the status that the program leaves by it.
 ENDS = {"exit": 20, "_exit": 21, "execve": 22, "pthread_exit": 23, "abort": -signal.SIGABRT}
 
@@ -42,7 +43,7 @@ ENDS = {"exit": 20, "_exit": 21, "execve": 22, "pthread_exit": 23, "abort": -sig
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_processes(programs: Programs, case: str, mode: str) -> None:
-    programs.run(PRELOAD, "processes", case, options=mode)
+    programs.run(PRELOAD, CASES[case], case, options=mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -51,8 +52,7 @@ def test_ends_while_busy(programs: Programs, end: str, status: int, mode: str) -
     """While three threads allocate. As in any process that ends so, there is no output."""
     for _ in range(3):
         assert (
-            programs.run(PRELOAD, "processes", "end-while-busy", end, options=mode, status=status).stderr
-            == ""
+            programs.run(PRELOAD, "threads", "end-while-busy", end, options=mode, status=status).stderr == ""
         )
 
 
@@ -69,13 +69,13 @@ def test_fork_storm(programs: Programs, mode: str, background: str) -> None:
 )
 @pytest.mark.parametrize("way", [GLIBC, LINKED, STATIC])
 def test_processes_linked(programs: Programs, way: str, case: str) -> None:
-    programs.run(way, "processes", case)
+    programs.run(way, CASES[case], case)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", [GLIBC, PRELOAD, LINKED])
 def test_threads_of_an_unregistered_creator(programs: Programs, way: str, mode: str) -> None:
-    programs.run(way, "processes", "unregistered-creator", options=mode)
+    programs.run(way, "children", "unregistered-creator", options=mode)
 
 
 # How a child comes to run on the memory and the thread-local storage of its parent. In static programs the
@@ -89,12 +89,12 @@ CHILDREN = ["vfork", "vfork-twice", *CLONES, *BY_SYSCALL]
 @pytest.mark.parametrize("child", CHILDREN)
 def test_child_on_its_parents_memory(programs: Programs, child: str, mode: str) -> None:
     """While three other threads allocate."""
-    programs.run(PRELOAD, "processes", "children", child, options=mode)
+    programs.run(PRELOAD, "children", "children", child, options=mode)
 
 
 @pytest.mark.parametrize("way", OURS)
 def test_child_has_no_number(programs: Programs, way: str) -> None:
-    programs.run(way, "processes", "child-has-no-number")
+    programs.run(way, "children", "child-has-no-number")
 
 
 @pytest.mark.parametrize("child", CHILDREN)
@@ -102,7 +102,7 @@ def test_child_has_no_number(programs: Programs, way: str) -> None:
 def test_child_on_its_parents_memory_linked(programs: Programs, way: str, child: str) -> None:
     if way == STATIC and child in CLONES:
         pytest.skip("not promised")
-    programs.run(way, "processes", "children", child)
+    programs.run(way, "children", "children", child)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("paper", 16 * MIB), ("adaptive", 40 * MIB)])
@@ -117,7 +117,7 @@ def test_workers_of_a_server_cost_little(programs: Programs, policy: str, most: 
 def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
     """In waves of 50. The memory kept does not grow with their number; costly memory makes growth visible."""
     options = f"{mode},background=off,test_policy=paper,memory_per_cpu=1"
-    ran = programs.run(PRELOAD, "processes", "churn", "200", options=options)
+    ran = programs.run(PRELOAD, "threads", "churn", "200", options=options)
     # The memory prepared for threads, or in a second heap, differs from wave to wave.
     assert ran["grown_late"] <= ran["grown_early"] + (8 if mode == OFFLOAD else 2) * MIB
     assert ran["kept"] < 24 * MIB
@@ -170,7 +170,7 @@ def test_interrupted_at_every_instruction(programs: Programs, case: str, mode: s
     "case", ["fork-storm", "forks-at-once", "fork-in-flight", "fork-handlers", "thread-ends"]
 )
 def test_processes_at_length(programs: Programs, case: str, mode: str) -> None:
-    programs.run(PRELOAD, "processes", case, "1000", options=mode, timeout=7000)
+    programs.run(PRELOAD, CASES.get(case, "processes"), case, "1000", options=mode, timeout=7000)
 
 
 @pytest.mark.long

@@ -59,7 +59,7 @@ def test_stress(programs: Programs, settings: str) -> None:
         "memory_per_cpu=0",
         "memory_per_cpu=160",
         "huge_pages=never",
-        "offload=on,test_sync=on",
+        f"{OFFLOAD},test_cache=off,test_sync=on",
     ],
 )
 def test_stress_with_other_settings(programs: Programs, settings: str) -> None:
@@ -106,11 +106,9 @@ SANITIZED = [
     ("tsan", "test_cache=locked,background=off"),
     ("tsan", "test_cache=off,background=off,test_policy=paper"),
     ("tsan", "test_cache=locked,background=off,vectored_purge=off,memory_per_cpu=1"),
-    ("tsan", f"{OFFLOAD},test_cache=locked"),
     ("asan", "test_cache=auto"),
     ("asan", "test_cache=locked,test_policy=paper"),
     ("asan", "test_cache=off,background=off,memory_per_cpu=1"),
-    ("asan", OFFLOAD),
 ]
 
 
@@ -119,6 +117,14 @@ def test_stress_sanitized(sanitizer: str, settings: str) -> None:
     env = clean_environment() | {"CALM_OPTIONS": settings, "TSAN_OPTIONS": "halt_on_error=1"}
     stress = program("stress-beside", BUILD.with_name(sanitizer))
     ran = run_command([stress, seed(70), ROUNDS, "live_mib=60"], env)
+    assert ran["operations"] > 1000
+
+
+@pytest.mark.parametrize(("sanitizer", "cache"), [("tsan", "locked"), ("asan", "auto"), ("asan", "off")])
+def test_stress_offloaded_sanitized(sanitizer: str, cache: str) -> None:
+    env = clean_environment() | {"CALM_OPTIONS": f"test_cache={cache}", "TSAN_OPTIONS": "halt_on_error=1"}
+    stress = program("stress-offloaded", BUILD.with_name(sanitizer))
+    ran = run_command([stress, seed(80), ROUNDS, "live_mib=60"], env)
     assert ran["operations"] > 1000
 
 

@@ -15,15 +15,15 @@ import lab_qemu
 import pytest
 from calm_helpers import ROOT
 
-from calm.commands.lab import machine, payload, session
-from calm.commands.lab.guest import Run
-from calm.commands.lab.machine import TCG, Qemu, Topology
-from calm.commands.lab.packages import Parts
-from calm.commands.lab.payload import Payload
-from calm.commands.lab.session import Outcome, Plan
 from calm.core import measure
 from calm.core.errors import CalmError
 from calm.core.progress import Bar
+from research.lab import machine, payload, session
+from research.lab.guest import Run
+from research.lab.machine import TCG, Qemu, Topology
+from research.lab.packages import Parts
+from research.lab.payload import Payload
+from research.lab.session import Outcome, Plan
 
 sys.path.insert(0, str(ROOT / "bench"))
 

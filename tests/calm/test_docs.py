@@ -9,7 +9,7 @@ from calm_helpers import ROOT
 from calm.core.library_tables import OPTIONS
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OPERATORS, TESTING = ROOT / "docs/operators.md", ROOT / "docs/testing.md"
+OPERATORS, OFFLOAD, TESTING = (ROOT / f"docs/{name}.md" for name in ("operators", "offload", "testing"))
 
 # Between fences, or indented after an empty line; what is indented within a paragraph or a list is text.
 CODE_BLOCK = re.compile(r"^```.*?^```$|(?:(?<=\n\n)|\A)(?:(?: {4}|\t)[^\n]*\n+)+", re.MULTILINE | re.DOTALL)
@@ -41,19 +41,19 @@ def tables_first_cells(page: Path) -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
-def options() -> list[str]:
+def options(folder: str = "src/api", kind: str = "(?:TEXT_)?OPTION") -> list[str]:
     """The names in the table of CALM_OPTIONS."""
-    return re.findall(r"^(?:TEXT_)?OPTION\((\w+),", (ROOT / "src/api/options.def").read_text(), re.MULTILINE)
+    return re.findall(rf"^{kind}\((\w+),", (ROOT / folder / "options.def").read_text(), re.MULTILINE)
 
 
-def counters() -> list[str]:
+def counters(folder: str = "src/api") -> list[str]:
     """The names in the table that the report is written from."""
-    return re.findall(r"^COUNTER\((\w+),", (ROOT / "src/api/counters.def").read_text(), re.MULTILINE)
+    return re.findall(r"^COUNTER\((\w+),", (ROOT / folder / "counters.def").read_text(), re.MULTILINE)
 
 
 def test_the_tables_are_read_whole() -> None:
     assert {"memory_per_cpu", "report"} <= set(options())
-    assert len(options()) == len(set(options())) >= 9
+    assert len(options()) == len(set(options())) >= 8
     declared = re.findall(r"^\s*(?:uint64_t\s+)?(\w+);", structure("calm_stats"), re.MULTILINE)
     assert [name for name in declared if name not in ("version", "size")] == counters()
 
@@ -70,17 +70,20 @@ def test_users_see_nine_options() -> None:
     """Others are for tests, and only the page on tests has them."""
     for_tests = {name for name in OPTIONS if name.startswith("test_")}
     assert set(OPTIONS) - for_tests == set(options())
-    assert len(options()) == 9
+    assert len(options()) == 8
     assert set(options()) <= tables_first_cells(ROOT / "docs/allocator.md")
+    assert options("offload") == ["server_cpu"]
+    assert "server_cpu" in tables_first_cells(OFFLOAD)
+    for_tests.update(options("offload", "TEST_OPTION"))
     assert for_tests <= tables_first_cells(TESTING)
     for page in (*PAGES, *(ROOT / "docs/man").iterdir(), ROOT / "rust/README.md"):
         if page != TESTING:
             assert not for_tests & set(re.findall(r"\w+", page.read_text())), page
 
 
-@pytest.mark.parametrize("name", counters())
-def test_operators_are_told_of_each_counter(name: str) -> None:
-    assert name in tables_first_cells(OPERATORS), f"{OPERATORS} has no row for the counter {name}"
+@pytest.mark.parametrize(("page", "folder"), [(OPERATORS, "src/api"), (OFFLOAD, "offload")])
+def test_operators_are_told_of_each_counter(page: Path, folder: str) -> None:
+    assert set(counters(folder)) <= tables_first_cells(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -102,6 +105,14 @@ def test_the_pages_have_links() -> None:
     """Or the test above reads none."""
     for name in ("README.md", "docs/which-part.md", "docs/migration.md", "docs/operators.md"):
         assert LINK.findall(prose(ROOT / name)), name
+
+
+def test_the_changelog_has_no_heading_twice_in_a_release() -> None:
+    _, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert releases
+    for release in releases:
+        headings = HEADING.findall(release)
+        assert len(headings) == len(set(headings)), headings
 
 
 def test_what_is_a_link(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import tracemalloc
 from collections.abc import Callable
@@ -25,13 +26,15 @@ from explain_helpers import (
 )
 from namespaces import needs_first_pid_namespace
 
-from calm.commands.explain import advice, calmalloc, command, glibc, picture, rules, stacks
+from calm.commands.explain import advice, calmalloc, command, picture, rules, stacks
+from calm.commands.explain import readers as plugins
 from calm.commands.explain.model import UNKNOWN, Heap, Process, estimate, exact
 from calm.commands.explain.process import LiveProcess, sample
-from calm.commands.explain.readers import READERS
+from calm.commands.explain.readers import readers
 from calm.core import proc
 from calm.core.errors import CalmError
 from calm.core.proc import GoneError
+from calm_heap_readers import glibc, versions
 
 needs_calmalloc = pytest.mark.skipif(not available("calmalloc"), reason="calmalloc is not built")
 
@@ -135,7 +138,7 @@ def test_a_layout_of_another_version(troubled: Path) -> None:
         return data[:8] + b"\3" + data[9:] if data.startswith(b"calmblks") else data
 
     with running(troubled, "leak", "calmalloc") as found, sample(found.pid) as process:
-        heap = calmalloc.read(damaged(process, newer))
+        [heap] = calmalloc.heaps(damaged(process, newer))
     assert heap is not None
     assert heap.in_use.certainty == "estimate"
     assert heap.in_use.bytes >= found.live
@@ -162,7 +165,7 @@ def test_damaged_memory(troubled: Path, allocator: str) -> None:
         os.kill(found.pid, signal.SIGSTOP)
         for _ in range(60):
             with sample(found.pid) as process:
-                taken = picture.picture(damaged(process, flip), READERS)
+                taken = picture.picture(damaged(process, flip), readers())
             assert sum(part.bytes for part in taken.parts.values()) == taken.rss
             assert rules.explain([taken]).verdict in rules.VERDICTS
 
@@ -205,10 +208,10 @@ def test_a_process_that_ends_while_it_is_read(troubled: Path, monkeypatch: pytes
         def kill(process: Process) -> tuple[Heap, ...]:
             os.kill(process.pid, signal.SIGKILL)
             found.process.wait()
-            glibc.read(process)
+            glibc.heaps(process)
             return ()
 
-        monkeypatch.setattr(command, "READERS", (kill,))
+        monkeypatch.setattr(command, "readers", lambda: (kill,))
         with pytest.raises(GoneError, match=f"there is no process {found.pid}"):
             command.take(found.pid)
 
@@ -219,10 +222,10 @@ def test_a_process_that_becomes_a_zombie(troubled: Path, monkeypatch: pytest.Mon
         def kill(process: Process) -> tuple[Heap, ...]:
             os.kill(process.pid, signal.SIGKILL)
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            glibc.read(process)
+            glibc.heaps(process)
             return ()
 
-        monkeypatch.setattr(command, "READERS", (kill,))
+        monkeypatch.setattr(command, "readers", lambda: (kill,))
         with pytest.raises(CalmError, match=r"ended while it was read"):
             command.take(found.pid)
         with pytest.raises(CalmError, match=r"has ended"):
@@ -253,14 +256,44 @@ def test_an_allocator_that_cannot_be_read(troubled: Path, monkeypatch: pytest.Mo
 
 def test_a_glibc_of_another_layout(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arenas that are not proved are not read."""
-    monkeypatch.setattr(glibc, "_HEAP_HEADERS", ())
+    for name, form in glibc._LAYOUTS.items():
+        monkeypatch.setitem(glibc._LAYOUTS, name, replace(form, heap_header=64))
     with running(troubled, "caches") as found:
         taken = found.sample()
     said = rules.explain([taken])
     assert (said.verdict, said.certainty) == ("unknown", "unknown")
     assert taken.heap is not None
     assert taken.heap.in_use == UNKNOWN
-    assert "known version" in said.why
+    assert "of this version" in said.why
+
+
+def test_a_glibc_of_another_version(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was recognized is reported, and nothing is read."""
+    monkeypatch.setattr(versions, "TABLE", ())
+    with running(troubled, "caches") as found:
+        taken = found.sample()
+    said = rules.explain([taken])
+    assert (said.verdict, said.certainty) == ("unknown", "unknown")
+    assert re.search(r"Unknown version: glibc 2\.\d+\.", said.why)
+    assert taken.heap is not None
+    assert taken.heap.ranges == ()
+
+
+def test_without_the_plugin(troubled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heap of another allocator is known by its mappings; calmalloc's own is read."""
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: ())
+    plugins.readers.cache_clear()
+    try:
+        with running(troubled, "fragmentation") as found:
+            said = rules.explain([found.sample()])
+        with running(troubled, "fragmentation", "calmalloc") as found:
+            of_ours = rules.explain([found.sample()])
+    finally:
+        plugins.readers.cache_clear()
+    assert (said.verdict, said.certainty) == ("unknown", "unknown")
+    assert "glibc" in said.evidence[0]
+    assert "calm_heap_readers" in said.why
+    assert of_ours.verdict == "fragmentation"
 
 
 @pytest.mark.parametrize(
@@ -492,7 +525,7 @@ def test_an_allocator_of_a_library_spoils_no_other_figure(troubled: Path) -> Non
     """One that cannot be read, as it is idle: its memory, if any, counts as other mappings."""
     with running(troubled, "mappings") as program, sample(program.pid) as found:
         idle = Heap("mimalloc", "", UNKNOWN, UNKNOWN, notes=("It was not found.",), library="libarrow.so")
-        taken = picture.picture(found, [*READERS, lambda _: (idle,)])
+        taken = picture.picture(found, [*readers(), lambda _: (idle,)])
     assert taken.parts["unaccounted"].bytes == 0
     assert taken.parts["other"].certainty == "estimate"
     assert "mimalloc in libarrow.so: It was not found." in taken.notes

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm.commands.explain import foreign, jemalloc, mimalloc, picture, process
+from calm.commands.explain import picture, process
 from calm.commands.explain.model import MAX_BYTES, Heap, Process, Reader
-from calm.core import allocators
+from calm.core import allocators, elf
 from calm.core.errors import CalmError
 from calm.core.proc import Mapping
+from calm_heap_readers import glibc, jemalloc, memory, mimalloc
 
 KIB, MIB, PAGE = 1 << 10, 1 << 20, 4096
 READERS: dict[str, Reader] = {
@@ -98,7 +99,7 @@ def test_figures_are_what_the_program_holds(program: Path, name: str) -> None:
     with running(program, "mixed", name) as (pid, told):
         heap = read(pid, name)
         with process.sample(pid) as found:
-            resident = foreign.resident(found, heap.ranges)
+            resident = memory.resident(found, heap.ranges)
     assert heap.allocator == name.removesuffix("-debian")
     assert re.fullmatch(r"\d+\.\d+\.\d+", heap.version)
     assert {getattr(heap, part).certainty for part in ("footprint", *PARTS)} == {"exact"}, heap.notes
@@ -263,7 +264,9 @@ class Image:
         return None if data is None else tuple(np.frombuffer(data, f"<u{width}").tolist())
 
     def symbols(self, pattern: str, names: Any) -> dict[str, int]:
-        return {}
+        """Those of the running process; of an image that is made up there are none."""
+        with process.sample(self.pid) as found:
+            return found.symbols(pattern, names)
 
     def image(self, pattern: str) -> None:
         return None
@@ -369,12 +372,86 @@ def made_up(path: str, constants: bytes, seed: int) -> Image:
         (mimalloc.heaps, "/none/libmimalloc.so.2", b"mimalloc: "),
     ],
 )
-def test_noise(reader: Reader, path: str, constants: bytes) -> None:
+def test_noise(reader: Reader, path: str, constants: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mimalloc, "_release", lambda *_: "2.0.9")
     image = made_up(path, constants, 1)
     heap = first(reader, image)
     assert heap is not None
     assert not heap.footprint.is_known
     assert "not found" in heap.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "altered"),
+    [
+        ("jemalloc", rb"\0\d+\.\d+\.\d+-\d+-g", b"\x005.9.0-0-g"),
+        ("mimalloc", rb"\xb8.{2}\0\0\xc3", b"\xb8\x0f\x27\0\0\xc3"),
+        ("glibc", rb"release version 2\.\d\d", b"release version 2.99"),
+    ],
+)
+def test_an_unknown_version_is_refused(
+    program: Path, name: str, pattern: bytes, altered: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that differs in its version alone: what was recognized is reported, and nothing is read."""
+    file = Path(allocators.find_library(name) or "/none") if name != "glibc" else libc()
+    if not file.exists():
+        pytest.skip(f"{name} is not installed")
+    data = file.read_bytes()
+    places = [match.start() for match in re.finditer(pattern, data, re.DOTALL)]
+    if name == "mimalloc":
+        release = data.find(b"\xb8", symbol_offset(file, "mi_version"))
+        places = [release] if release in places else []
+    assert len(places) == 1
+    copy = tmp_path / ("libc.so.6" if name == "glibc" else file.name)
+    copy.write_bytes(data[: places[0]] + altered + data[places[0] + len(altered) :])
+    copy.chmod(0o755)
+    if name == "glibc":
+        runner = tmp_path / "run"
+        loader = next(path for path in map(Path, LOADERS) if path.exists())
+        runner.write_text(f'#!/bin/sh\nexec {loader} --library-path {tmp_path} {program} "$@"\n')
+        runner.chmod(0o755)
+        started = running(runner, "mixed", "glibc")
+    else:
+        started = running(program, "mixed", str(copy))
+    reader = {"jemalloc": jemalloc.heaps, "mimalloc": mimalloc.heaps, "glibc": glibc.heaps}[name]
+    with started as (pid, _), process.sample(pid) as found:
+        data_of = [each for each in found.mappings if "w" in each.rights]
+        read = found.read
+
+        def refuse(address: int, size: int) -> bytes | None:
+            assert not any(each.start < address + size and address < each.end for each in data_of)
+            return read(address, size)
+
+        monkeypatch.setattr(found, "read", refuse)
+        heap = first(reader, found)
+    assert heap is not None
+    assert heap.notes[0].startswith("Unknown version: ")
+    assert heap.version.count("9") >= 1
+    assert not heap.footprint.is_known
+    assert heap.ranges == ()
+
+
+LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+
+
+def libc() -> Path:
+    """The C library of this process."""
+    maps = Path("/proc/self/maps").read_text()
+    found = re.search(r"(/\S*/libc\.so\.6)$", maps, re.MULTILINE)
+    return Path(found[1]) if found else Path("/none")
+
+
+def symbol_offset(file: Path, name: str) -> int:
+    """Where a function is in a file."""
+    with elf.opened(file) as opened:
+        [symbol] = opened.get_section_by_name(".dynsym").get_symbol_by_name(name)
+        address = symbol.entry.st_value
+        loads = (each.header for each in opened.iter_segments("PT_LOAD"))
+        return next(
+            int(address - each.p_vaddr + each.p_offset)
+            for each in loads
+            if each.p_vaddr <= address < each.p_vaddr + each.p_filesz
+        )
 
 
 def test_other_versions() -> None:
@@ -423,7 +500,7 @@ def test_jemalloc_for_addresses_of_57_bits() -> None:
     contents = {each.start: bytearray(each.end - each.start) for each in mappings}
     version = b"\x005.3.0-0-g123456\0"
     contents[library][8 : 8 + len(version)] = version
-    image = Image(1, mappings, contents)
+    image = Image(os.getpid(), mappings, contents)
 
     def put(address: int, *words: int) -> None:
         start = max(start for start in contents if start <= address)
@@ -448,8 +525,8 @@ def test_touched_pages_only() -> None:
     data[3 * PAGE] = data[4 * PAGE] = data[9 * PAGE] = 1
     mapping = Mapping(0x10000, 0x20000, "rw-p", 0, "0:0", 0, "", {})
     image: Process = Image(1, [mapping], {0x10000: data})
-    memory = foreign.Memory(image)
-    assert list(memory.touched(0x10000, 0x20000)) == [(0x13000, 0x15000), (0x19000, 0x1A000)]
-    addresses, values = memory.nonzero(0x10000, 0x20000)
+    pages = memory.Memory(image)
+    assert list(pages.touched(0x10000, 0x20000)) == [(0x13000, 0x15000), (0x19000, 0x1A000)]
+    addresses, values = pages.nonzero(0x10000, 0x20000)
     assert addresses.tolist() == [0x13000, 0x14000, 0x19000]
     assert values.tolist() == [1, 1, 1]

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 from calm_helpers import ROOT
 
-from calm.commands.explain import picture, process, pymalloc
-from calm.commands.explain.readers import READERS
+from calm.commands.explain import picture, process
+from calm.commands.explain.readers import readers
+from calm_heap_readers import pymalloc
 
 MIB = 1 << 20
 HOLD = """
@@ -51,7 +52,7 @@ def test_blocks_are_those_that_python_counts(preload: str) -> None:
     library = {"LD_PRELOAD": str(ROOT / "build/release" / preload)} if preload else {}
     with running(HOLD, **library) as (pid, told), process.sample(pid) as found:
         (heap,) = pymalloc.heaps(found)
-        whole = picture.picture(found, READERS)
+        whole = picture.picture(found, readers())
     assert heap.title.startswith("pymalloc in ")
     assert 0.98 * told < sum(each.used for each in heap.classes) <= told
     parts = (heap.in_use, heap.cached, heap.retained, heap.fragmentation, heap.metadata)
@@ -68,7 +69,7 @@ def test_a_large_heap_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pymalloc, "_MAX_LOOKS", 600)
     with running(HOLD) as (pid, told), process.sample(pid) as found:
         (heap,) = pymalloc.heaps(found)
-        whole = picture.picture(found, READERS)
+        whole = picture.picture(found, readers())
     assert re.search(r"one in \d+ was read", heap.notes[0])
     assert 0.9 * told < sum(each.used for each in heap.classes) < 1.1 * told
     assert whole.bytes("other") < 8 * MIB

@@ -120,7 +120,7 @@ def test_mutants_are_made_of_code_alone(
 def test_sample_keeps_the_mutants_of_lines_that_stay(
     mutants: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mutants, "GROUPS", (mutants.Group("src/", (".c",), 30),))
+    monkeypatch.setattr(mutants, "GROUPS", (mutants.Group(("src/",), (".c",), 30),))
     sources = {f"src/{name}.c": C_SOURCE.replace("queue", name) for name in "abcdefghij"}
 
     def keys(sources: dict[str, str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Drives tests/api/commanded.c, a program that does what it is told line by line."""
+"""Drives tests/api/programs/commanded.c, a program that does what it is told line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optional features of the library under test (CALM_COLORED and so on, in CMakeLists.txt)."""
+"""The optional features of the library under test (CALM_PROFILE and so on, in CMakeLists.txt)."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@
 
 #include "api/allocator.h"
 #include "api/options.h"
+#include "arena/arena.h"
+#include "arena/epoch.h"
 #include "blocks.h"
 #include "check.h"
-#include "governor/epoch.h"
-#include "governor/governor.h"
 #include "input.h"
 #include "kernel.h"
 #include "os/lock.h"
@@ -40,8 +40,8 @@ void __wrap_misuse_report(const struct misuse_record *misuse);
 void __wrap_misuse_report_now(enum misuse kind, const void *pointer);
 int __wrap_pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(void));
 uint64_t __wrap_random_process_seed(void);
-void __real_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
-void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone);
+void __real_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
+void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode);
 
 void __wrap_misuse_report_now(enum misuse kind, const void *pointer) {
     if (misuses >= misuses_expected) {
@@ -66,30 +66,30 @@ uint64_t __wrap_random_process_seed(void) {
 }
 
 /* The fuzzer may have a thread, of which the input knows nothing. */
-void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode, bool may_be_alone) {
+void __wrap_cpu_caches_start(struct cpu_caches *caches, enum cache_mode mode) {
     static const char alone = 1;
-    thread_alone = is_alone ? &alone : &thread_not_alone;
-    __real_cpu_caches_start(caches, mode, may_be_alone);
+    thread_single = is_alone ? &alone : &thread_not_single;
+    __real_cpu_caches_start(caches, mode);
 }
 
 /* ---- the allocator's start and end ---- */
 
 /* Of a process without CALM_OPTIONS. */
 static struct options initial_options;
-static struct governor_settings initial_settings;
+static struct arena_settings initial_settings;
 
 static void keep_initial(void) {
     static bool kept;
     if (!kept) {
         kept = true;
-        CHECK(allocator_ready());
+        CHECK(allocator_ensure_started());
         memcpy(&initial_options, &calm_options, sizeof calm_options);
-        memcpy(&initial_settings, &calm_governor.settings, sizeof initial_settings);
+        memcpy(&initial_settings, &calm_arena.settings, sizeof initial_settings);
         clock_stop();
     }
 }
 
-/* As the variables are before the start (api/state.c). */
+/* As the variables are before the start (api/instance.c). */
 static void reset(void) {
     static const struct cpu_caches unready = CPU_CACHES_UNREADY;
     kernel_reset();
@@ -97,31 +97,30 @@ static void reset(void) {
     memset(&calm_classes, 0, sizeof calm_classes);
     memcpy(&calm_caches, &unready, sizeof unready);
     memcpy(&calm_new_caches, &unready, sizeof unready);
-    memset(&calm_governor, 0, sizeof calm_governor);
-    calm_allocator.backend = NULL;
+    memset(&calm_arena, 0, sizeof calm_arena);
     memcpy(&calm_options, &initial_options, sizeof calm_options);
-    memcpy(&calm_governor.settings, &initial_settings, sizeof initial_settings);
+    memcpy(&calm_arena.settings, &initial_settings, sizeof initial_settings);
 }
 
 static void walk(void) {
-    lock_acquire(&calm_governor.purge_lock);
+    lock_acquire(&calm_arena.purger.lock);
     if (!kernel_has_lost_pages()) {
-        heap_walk(&calm_governor.heap, NULL, 0);
+        heap_walk(&calm_arena.heap, NULL, 0);
     }
-    lock_release(&calm_governor.purge_lock);
+    lock_release(&calm_arena.purger.lock);
 }
 
 /* What calmalloc.h promises of the counters between two calls. */
 static void check_counters(void) {
     struct calm_stats stats;
     CHECK_EQUAL(calm_stats(&stats, sizeof stats), 0);
-    CHECK_EQUAL(stats.footprint, stats.in_use + stats.retained);
+    CHECK_EQUAL(stats.footprint, stats.in_use + stats.dirty);
     if (kernel_has_lost_pages()) {
         return;
     }
     CHECK(stats.in_use >= blocks_sum(slots, SLOTS));
     if (kernel_refusals() == 0) {
-        CHECK(stats.retained <= stats.retained_limit);
+        CHECK(stats.dirty <= stats.dirty_limit);
         CHECK(stats.cached <= stats.cached_limit);
     }
 }
@@ -269,17 +268,17 @@ static void misuse(struct input *input) {
     struct block *slot = any_slot(input);
     size_t inside = input_size(input, 20);
     unsigned detail = input_byte(input);
-    char *pointer = (char *)&calm_governor;
-    size_t page = page_bytes(&calm_governor);
+    char *pointer = (char *)&calm_arena;
+    size_t page = page_bytes(&calm_arena);
     if (slot->start != NULL && slot->bytes > 1) {
-        bool large = heap_class_at(&calm_governor.heap, slot->start) == 0;
+        bool large = heap_class_at(&calm_arena.heap, slot->start) == 0;
         pointer = (char *)slot->start + 1 + inside % (slot->bytes - 1);
         /* Within a small block only unaligned ones are known for what they are. */
         pointer = large || (uintptr_t)pointer % 16 != 0 ? pointer : pointer + 1;
     } else if ((detail & 2) != 0) {
-        pointer = (char *)(calm_governor.heap.space.base + page * inside); /* free, or never used */
-        if (heap_class_at(&calm_governor.heap, pointer) > 0 ||
-            heap_large_span(&calm_governor.heap, pointer) != NULL) {
+        pointer = (char *)(calm_arena.heap.space.base + page * inside); /* free, or never used */
+        if (heap_class_at(&calm_arena.heap, pointer) > 0 ||
+            heap_large_span(&calm_arena.heap, pointer) != NULL) {
             return;
         }
     }
@@ -350,7 +349,7 @@ static void other(struct input *input) {
         break;
     case 3:
         clock_advance(120 * CLOCK_MS);
-        governor_tick(&calm_governor, false); /* as a helper does */
+        epoch_advance(&calm_arena, false); /* as a helper does */
         break;
     case 4:
         kernel_leave((size_t)1 << (detail >> 3));
@@ -359,7 +358,7 @@ static void other(struct input *input) {
         CHECK(calm_stats_json(text, sizeof text) > 0);
         break;
     case 6:
-        governor_trim_by_helper(&calm_governor, input_size(input, 24));
+        arena_trim_by_helper(&calm_arena, input_size(input, 24));
         break;
     default:
         ask_too_much(input);
@@ -500,7 +499,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     if ((detail & 128) != 0) {
         kernel_refuse((uint32_t)input_number(&input, 2));
     }
-    if (allocator_ready()) {
+    if (allocator_ensure_started()) {
         for (size_t i = 1; input.left > 0 && i < MAX_STEPS; i++) {
             next_step(&input);
             check_counters();

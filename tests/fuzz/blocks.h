@@ -13,7 +13,7 @@ struct block {
     unsigned char *start; /* NULL: none */
     size_t bytes;         /* that may be used */
     uint64_t mark;        /* what its content is computed from */
-    uint32_t class;       /* of the heap's; for targets that need it */
+    uint32_t size_class;  /* of the heap's; for targets that need it */
 };
 
 /* Checks a new block against all that are in use, and fills it. count: of the array. */

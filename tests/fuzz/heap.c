@@ -53,7 +53,7 @@ static struct block *any_large(struct input *input) {
     size_t first = input_below(input, SLOTS);
     for (size_t i = 0; i < SLOTS; i++) {
         struct block *slot = &slots[(first + i) % SLOTS];
-        if (slot->start != NULL && slot->class == 0) {
+        if (slot->start != NULL && slot->size_class == 0) {
             return slot;
         }
     }
@@ -69,31 +69,20 @@ static struct block *empty_slot(void) {
     return NULL;
 }
 
-static bool prefault(void *base, size_t bytes) {
-    (void)base, (void)bytes;
-    return true;
-}
-
 static void take_small(struct input *input) {
-    uint32_t class = 1 + (uint32_t)input_below(input, classes.count - 1);
+    uint32_t size_class = 1 + (uint32_t)input_below(input, classes.count - 1);
     size_t wanted = 1 + input_below(input, MAX_BLOCKS);
-    unsigned detail = input_byte(input);
-    static const enum run_choice choices[] = {RUN_FOR_ANY, RUN_FOR_LARGE, RUN_FOR_HUGE_PAGES, RUN_FOR_ANY};
-    const struct take_options options = {
-        .new_slabs = heap.runs.region_pages > 0 ? choices[detail & 3] : RUN_FOR_ANY,
-        .prefault = (detail & 4) != 0 ? prefault : NULL,
-    };
     void *blocks[MAX_BLOCKS];
-    if (!has_room(wanted * classes.of[class].size)) {
+    if (!has_room(wanted * classes.of[size_class].size)) {
         return;
     }
-    size_t got = heap_take_blocks(&heap, class, blocks, wanted, &options);
+    size_t got = heap_take_blocks(&heap, size_class, blocks, wanted);
     CHECK(got <= wanted);
     size_t kept = 0;
     for (struct block *slot; kept < got && (slot = empty_slot()) != NULL; kept++) {
-        CHECK_EQUAL(heap_class_at(&heap, blocks[kept]), class);
-        blocks_add(slots, SLOTS, slot, blocks[kept], classes.of[class].size, SIZE_QUANTUM);
-        slot->class = class;
+        CHECK_EQUAL(heap_class_at(&heap, blocks[kept]), size_class);
+        blocks_add(slots, SLOTS, slot, blocks[kept], classes.of[size_class].size, SIZE_QUANTUM);
+        slot->size_class = size_class;
     }
     heap_put_blocks(&heap, blocks + kept, got - kept);
 }
@@ -123,7 +112,7 @@ static void take_large(struct input *input) {
         heap_note_guess(&heap, span);
     }
     blocks_add(slots, SLOTS, slot, block, pages * page_size, align_pages * page_size);
-    slot->class = 0;
+    slot->size_class = 0;
 }
 
 static void renew(struct span *span) {
@@ -146,7 +135,7 @@ static void put_some(struct input *input) {
             continue;
         }
         blocks_check(slot, slot->bytes);
-        if (slot->class == 0) {
+        if (slot->size_class == 0) {
             renew(heap_put_large(&heap, slot->start));
         } else {
             blocks[small++] = slot->start;
@@ -299,7 +288,7 @@ static void purge_descriptors(void) {
     }
 }
 
-/* What the governor does with clean runs where address space is limited, and when the program does so. */
+/* What the arena does with clean runs where address space is limited, and when the program does so. */
 static void limit(struct input *input) {
     unsigned detail = input_byte(input);
     if ((detail & 3) == 0) {
@@ -371,7 +360,7 @@ static void end(void) {
             continue;
         }
         blocks_check(slot, slot->bytes);
-        if (slot->class == 0) {
+        if (slot->size_class == 0) {
             renew(heap_put_large(&heap, slot->start));
         } else {
             void *one = slot->start;

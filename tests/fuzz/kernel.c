@@ -138,7 +138,7 @@ void __wrap_address_range_trim(struct address_range *range, size_t bytes) {
 REFUSABLE(bool, vm_commit, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_commit_next, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_decommit, (void *base, size_t bytes), (base, bytes))
-REFUSABLE(bool, vm_populate, (void *base, size_t bytes), (base, bytes))
+REFUSABLE(bool, vm_prefault, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_enable_huge_pages, (void *base, size_t bytes), (base, bytes))
 REFUSABLE(bool, vm_move_pages, (void *from, void *to, size_t bytes), (from, to, bytes))
 REFUSABLE(bool, vm_replace, (void *base, size_t bytes), (base, bytes))

@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-struct governor calm_governor;
+struct arena calm_arena;
 
 void __wrap_text_write_line(int descriptor, const char *format, ...);
 

@@ -12,17 +12,17 @@
  *   ABANDONED -> FREE        server: at once when it would take the call, after undoing the work when it was DONE
  *   DONE -> FREE             client, after it has read the answer
  *
- * A call may name a block that it is to move (realloc). What cannot be undone, here giving back the old block, is done
- * after the exchange has shown that the client is still there to take the answer.
+ * A client whose call was not answered, or that found no slot, takes a block from the heap itself. It gives a block
+ * back to the heap before the next call.
  *
  * The word is only ever changed by read-modify-writes and by stores of who owns the slot, so sequential consistency
  * loses nothing about it; arguments and answer are ordered by it (release and acquire), and ARGUMENT_LATE and
  * FREE_EARLY are what happens if they are not. Abstracted: the server does not sleep (sleep.pml), the ring is a channel
- * (ring.pml), a client that gets no slot or no answer serves itself without leaving a trace.
+ * (ring.pml), the heap, which is under a lock, is one step.
  * A client is patient (never times out) or not, as it likes with each call: what is claimed of patient ones is that
  * they always get their answer. The ring starts with a stale record, as the ring of a child after fork may.
  *
- * @claim owned safety: a block is one client's or the heap's, no slot leaks, a waiting client is woken
+ * @claim owned safety: a block is one client's or the heap's, and handed out once, no slot leaks, a waiting client is woken
  * @claim finished ltl: every call comes to its end (weak fairness)
  * @mutation UNDO_SKIPPED owned assertion: the work of an abandoned call is not undone
  * @mutation SLOT_KEPT owned assertion: the slot of an abandoned call is not freed
@@ -40,7 +40,6 @@
  * @mutation WITHDRAW_FORGOTTEN owned assertion: a call without a record is waited for
  * @mutation ARGUMENT_LATE owned assertion: the arguments are written after PENDING is visible
  * @mutation FREE_EARLY owned assertion: the slot is freed before the answer is read
- * @mutation GIVEN_BEFORE_DONE owned assertion: the block to move is given back before the exchange
  */
 #define CLIENTS 2
 #define CALLS 3
@@ -48,6 +47,7 @@
 #define BLOCKS 3
 #define RECORDS 2
 #define NO_BLOCK BLOCKS
+#define ASKED 1
 
 #define FREE 0
 #define CLAIMED 1
@@ -81,12 +81,22 @@ inline give_back(block) {
     }
 }
 
+inline take_from_heap(to) {
+    if
+    :: owner[0] == HEAP -> block = 0
+    :: owner[0] != HEAP && owner[1] == HEAP -> block = 1
+    :: owner[0] != HEAP && owner[1] != HEAP ->
+        assert(owner[2] == HEAP);
+        block = 2
+    fi;
+    owner[block] = to
+}
+
 inline take_answer() {
 #ifdef FREE_EARLY
     word[slot] = FREE;
 #endif
     atomic {
-        /* The server gave the old one back, or is about to. */
         block = answer[slot];
         answer[slot] = 0;
         assert(block < BLOCKS && owner[block] == SERVER);
@@ -124,7 +134,10 @@ proctype client(byte me) {
     block = NO_BLOCK;
     do
     :: atomic { calls < CALLS -> calls++ }
-        /* Who holds a block calls to move it. */
+        if
+        :: block != NO_BLOCK -> give_back(block)
+        :: else -> skip
+        fi;
         if
         :: atomic { word[0] == FREE -> word[0] = CLAIMED; slot = 0 }
         :: atomic { word[1] == FREE -> word[1] = CLAIMED; slot = 1 }
@@ -133,11 +146,11 @@ proctype client(byte me) {
 #ifdef ARGUMENT_LATE
         word[slot] = PENDING;
         patient = true;
-        argument[slot] = block;
+        argument[slot] = ASKED;
 #else
         /* No one looks at the arguments before the word. */
         atomic {
-            argument[slot] = block;
+            argument[slot] = ASKED;
             word[slot] = PENDING;
             if
             :: patient = true
@@ -204,6 +217,10 @@ proctype client(byte me) {
         od;
 served:
         atomic {
+            if
+            :: block == NO_BLOCK -> take_from_heap(OWNER)
+            :: else -> skip
+            fi;
             seen = 0;
             slot = 0;
             patient = false
@@ -231,7 +248,7 @@ inline wake(slot) {
 }
 
 active proctype server() {
-    byte slot, seen, block, old;
+    byte slot, seen, block;
 
 end:
     do
@@ -267,23 +284,10 @@ end:
 #endif
         od;
         atomic {
-            old = argument[slot];
+            assert(argument[slot] == ASKED);
             argument[slot] = 0;
-            if
-            :: owner[0] == HEAP -> block = 0
-            :: owner[0] != HEAP && owner[1] == HEAP -> block = 1
-            :: owner[0] != HEAP && owner[1] != HEAP ->
-                assert(owner[2] == HEAP);
-                block = 2
-            fi;
-            owner[block] = SERVER
+            take_from_heap(SERVER)
         }
-#ifdef GIVEN_BEFORE_DONE
-        if
-        :: old < BLOCKS -> owner[old] = HEAP
-        :: else -> skip
-        fi;
-#endif
         answer[slot] = block;
 #ifdef DONE_BY_STORE
         seen = word[slot];
@@ -310,24 +314,13 @@ end:
             if
             :: seen & SLEEPING -> wake(slot)
             :: else -> skip
-            fi;
-#ifndef GIVEN_BEFORE_DONE
-            d_step {
-                if
-                :: old < BLOCKS ->
-                    assert(owner[old] != HEAP && owner[old] != SERVER);
-                    owner[old] = HEAP
-                :: else -> skip
-                fi
-            }
-#endif
+            fi
         fi;
 next:
         atomic {
             slot = 0;
             seen = 0;
-            block = 0;
-            old = 0
+            block = 0
         }
     od
 }

@@ -1,5 +1,5 @@
 /*
- * The server's sleep and what wakes it: HOT, NAP (a bounded sleep), ASLEEP, GONE (it has stopped), and the bell.
+ * The server's sleep and what wakes it: HOT, NAP (a bounded sleep), ASLEEP, and the bell.
  *
  * Memory: x86-TSO with store buffers of one entry, which is all that the handshake depends on: a client's store of
  * the tail of its ring, and the server's store of its state, become visible at any later time, also after the loads
@@ -7,42 +7,37 @@
  * thread to sleep. In C11 it takes a seq_cst fence on both sides: a seq_cst store of the state is not enough, as it may
  * be reordered with the loads of the tails after it if these are acquire loads.
  *
- *   server                                  client, after a CALL, with a backlog at the bound or an overflow
+ *   server                                  client, after a CALL, or with a backlog at the bound
  *     rung = bell                             fence
  *     state = ASLEEP; fence                   seen = state
- *     look at everything again                while seen is neither HOT nor GONE:
+ *     look at everything again                while seen is not HOT:
  *     nothing? wait while bell == rung          compare-and-swap seen -> HOT; if it was so: bell++, wake
- *     state = HOT                             GONE: withdraw the call, serve itself
+ *     state = HOT
  *
- * Who parks or stops the server rings without a look at the state, and so does a client that is about to wait for its
+ * Who stops the server rings without a look at the state, and so does a client that is about to wait for its
  * answer (in STALL; the other claims hold without that): the thread that set HOT may have been stopped before it came
  * to the bell.
  *
  * Abstracted: the ring is the number of its unread words, and whether a CALL is among them (ring.pml); an answer is a
  * flag (call.pml). Both clients are patient: they wait for their answers without a time-out.
  *
- * @claim awake safety: asleep for good, the server leaves no call, no backlog at the bound, no overflow
- * @claim requests safety REQUESTS: nor a request to park or to stop; once it is gone, no call is waited for
+ * @claim awake safety: asleep for good, the server leaves no call, no backlog at the bound
+ * @claim requests safety REQUESTS: nor a request to stop
  * @claim stalled safety STALL: if a client is stopped for ever between its compare-and-swap and the bell, the other's
- *   call, parking and stopping are answered all the same
+ *   call, and a request to stop, are answered all the same
  * @claim finished ltl: every call comes to its end (weak fairness)
- * @claim obeyed ltl REQUESTS: so do parking and stopping
+ * @claim obeyed ltl REQUESTS: so does a request to stop
  * @mutation NO_CLIENT_FENCE awake assertion: the client's load of the state may come before its store of the tail
  * @mutation NO_SERVER_FENCE awake assertion: the server's second look may come before its store of the state
  * @mutation NO_SECOND_LOOK awake assertion: the server does not look again before it sleeps
  * @mutation CALLS_OVERLOOKED awake assertion: the second look sees the backlog's size only, not the call in it
- * @mutation OVERFLOW_OVERLOOKED awake assertion: the second look leaves out the overflow list
- * @mutation OVERFLOW_SILENT awake assertion: a block on the overflow list does not ring
- * @mutation PARK_OVERLOOKED requests assertion: the second look leaves out parking
  * @mutation STOP_OVERLOOKED requests assertion: the second look leaves out stopping
  * @mutation RUNG_LATE awake assertion: the bell is read after the second look
  * @mutation BELL_STILL awake assertion: the client wakes without moving the bell
  * @mutation WAKE_MISSING awake assertion: the client moves the bell without waking
  * @mutation NAP_TO_SLEEP awake assertion: a nap that ends becomes sleep without a new look
- * @mutation RING_BY_EXCHANGE requests assertion: the client exchanges the state for HOT, and may wipe out GONE
- * @mutation NO_LAST_LOOK requests assertion: the server does not look again after GONE
  * @mutation RING_ONCE stalled assertion: who waits for an answer does not ring again
- * @mutation PARK_BY_STATE stalled assertion: who parks the server rings only if it is not HOT
+ * @mutation STOP_BY_STATE stalled assertion: who stops the server rings only if it is not HOT
  */
 #define CLIENTS 2
 #if defined STALL || defined REQUESTS
@@ -61,15 +56,13 @@
 #define THREADS 2
 #endif
 
-mtype = { HOT, NAP, ASLEEP, GONE };
-mtype = { RUN, ASKED, PARKED };
+mtype = { HOT, NAP, ASLEEP };
 
 /* Memory as all see it. */
 mtype state = HOT;
-mtype park = RUN;
 byte unread[CLIENTS];
 bool call[CLIENTS], answered[CLIENTS];
-bool overflow, stop;
+bool stop, gone;
 
 /* Whether the bell has moved since the server read it, which is all that is ever asked of it; whether the server is in
    in the kernel, waiting for that. */
@@ -136,18 +129,14 @@ inline ring_anyway() {
 inline ring() {
     seen = state;
     do
-    :: seen == HOT || seen == GONE -> break
+    :: seen == HOT -> break
     :: else ->
         /* A read-modify-write empties the buffer first. */
         atomic {
             !client_held[me];
             if
-#ifdef RING_BY_EXCHANGE
-            :: true -> won = (state != HOT); seen = HOT; state = HOT
-#else
             :: state == seen -> won = true; seen = HOT; state = HOT
             :: else -> seen = state
-#endif
             fi
         }
     od;
@@ -191,12 +180,9 @@ proctype client(byte me) {
     do
     :: atomic { operations < OPERATIONS -> operations++ }
         if
-        :: FILLED == WORDS ->
-            atomic { !client_held[me] -> overflow = true }
-#ifndef OVERFLOW_SILENT
+        :: FILLED == WORDS -> /* it does the work itself */
             fence();
             ring()
-#endif
 #ifndef STALL
         :: FILLED < WORDS ->
             push(false);
@@ -209,14 +195,10 @@ proctype client(byte me) {
             atomic { answered[me] = false; push(true) }
             fence();
             ring();
-            if
-            :: seen == GONE -> skip
-            :: else ->
 #if defined STALL && !defined RING_ONCE
-                ring_anyway();
+            ring_anyway();
 #endif
-                answered[me]
-            fi
+            answered[me]
         fi;
         seen = 0
     :: atomic { operations == OPERATIONS -> break }
@@ -224,30 +206,23 @@ proctype client(byte me) {
     finished++
 }
 
-/* Another thread forks, and then the process exits; or neither. Both are done under one lock. */
+/* Another thread stops the server once the clients are done; or none does. */
 proctype other() {
     if
     :: true -> skip
     :: true ->
-        park = ASKED;
-#ifdef PARK_BY_STATE
+        finished + stalled == THREADS - 1;
+        stop = true;
+#ifdef STOP_BY_STATE
         if
         :: atomic { state == NAP || state == ASLEEP -> state = HOT };
             ring_anyway()
-        :: atomic { state == HOT || state == GONE -> skip }
+        :: atomic { state == HOT -> skip }
         fi;
 #else
         ring_anyway();
 #endif
-        park == PARKED;
-        park = RUN
-    fi;
-    if
-    :: true -> skip
-    :: true ->
-        stop = true;
-        ring_anyway();
-        state == GONE
+        gone
     fi;
     finished++
 }
@@ -266,13 +241,6 @@ inline read(i) {
     }
 }
 
-inline read_overflow() {
-    atomic {
-        busy = busy || overflow;
-        overflow = false
-    }
-}
-
 #ifdef CALLS_OVERLOOKED
 #define MUST_WAKE(i) (unread[i] >= BOUND)
 #else
@@ -283,12 +251,6 @@ inline look_again() {
 #ifndef NO_SECOND_LOOK
     busy = busy || MUST_WAKE(0);
     busy = busy || MUST_WAKE(1);
-#ifndef OVERFLOW_OVERLOOKED
-    busy = busy || overflow;
-#endif
-#ifndef PARK_OVERLOOKED
-    busy = busy || park == ASKED;
-#endif
 #ifndef STOP_OVERLOOKED
     busy = busy || stop;
 #endif
@@ -312,14 +274,6 @@ active proctype server() {
         busy = false;
         read(0);
         read(1);
-        read_overflow();
-        if
-        :: park == ASKED ->
-            park = PARKED;
-            busy = true;
-            park == RUN
-        :: else -> skip
-        fi;
         if
         :: stop -> break
         :: !stop && busy -> skip
@@ -367,13 +321,7 @@ end_asleep:
             atomic { store_state(HOT); depth = 0; busy = false }
         fi
     od;
-    store_state(GONE);
-    !server_held;
-#ifndef NO_LAST_LOOK
-    read(0);
-    read(1);
-    read_overflow()
-#endif
+    gone = true
 }
 
 init {
@@ -394,6 +342,6 @@ active proctype quiet() {
     assert(finished + stalled == THREADS)
 #else
     assert(finished == THREADS);
-    assert(state == GONE || unread[0] < BOUND && unread[1] < BOUND && !call[0] && !call[1] && !overflow)
+    assert(gone || unread[0] < BOUND && unread[1] < BOUND && !call[0] && !call[1])
 #endif
 }

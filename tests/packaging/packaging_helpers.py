@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ BUILD = Path(os.environ.get("CALMALLOC_BUILD", REPOSITORY / "build/release")).ab
 VERSION = subprocess.run(
     [REPOSITORY / "scripts/version"], check=True, capture_output=True, text=True
 ).stdout.strip()
-# Preloaded by `calm colors`.
-COLORS_WITH = "libcalmcolors.so"
+# What only the commands in research/ need: no package has it.
+FOR_RESEARCH = re.compile(r"research|trace|libcalmcolors|calm-messages|madvise-storm|larson")
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging_helpers import (
     BUILD,
+    FOR_RESEARCH,
     REPOSITORY,
     SOURCES,
     VERSION,
@@ -37,15 +38,15 @@ def test_installed_tree(prefix: Path) -> None:
     installed = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
     headers = {f"include/{path.name}" for path in (REPOSITORY / "include").iterdir()}
     pages = {f"share/man/man{path.suffix[1:]}/{path.name}" for path in (REPOSITORY / "docs/man").iterdir()}
-    rest = {"lib/libcalmalloc.a", "lib/libptlbmalloc2.so", "bin/calm", "libexec/calmalloc/calm-probe"}
-    rest |= {"libexec/calmalloc/madvise-storm", "share/bash-completion/completions/calm"}
-    rest |= {"share/calmalloc/gdb/calmalloc.py"}
+    rest = {"lib/libcalmalloc.a", "lib/libcalmoffload.so", "lib/libptlbmalloc2.so"}
+    rest |= {"bin/calm", "libexec/calmalloc/calm-probe"}
+    rest |= {"share/bash-completion/completions/calm", "share/calmalloc/gdb/calmalloc.py"}
     rest |= {"share/zsh/site-functions/_calm", "share/fish/vendor_completions.d/calm.fish"}
     assert installed >= headers | pages | rest
     # Where calm looks: beside its modules.
     link = prefix / "share/calmalloc/calm/_native/calm-probe"
     assert link.resolve() == (prefix / "libexec/calmalloc/calm-probe").resolve()
-    assert not any("calm-trace" in name for name in installed)
+    assert [name for name in installed if FOR_RESEARCH.search(name)] == []
     assert not any("__pycache__" in name or name.endswith((".c", ".txt")) for name in installed)
 
 
@@ -152,7 +153,7 @@ def test_within_another_project(tmp_path: Path, language: str, how: str) -> None
     made = {path.name for path in (folder / "build").iterdir()}
     assert not made & {"libcalmalloc.so", "libcalmalloc.a", "calm-probe", "listing1", "compile_commands.json"}
     everything = {path.name for path in (folder / "build").rglob("*")}
-    assert not everything & {"calm-probe", "listing1", "libptlbmalloc2.so", "test_heap"}
+    assert not everything & {"calm-probe", "listing1", "libcalmoffload.so", "libptlbmalloc2.so", "test_heap"}
     assert "No tests were found" in run("ctest", "--test-dir", folder / "build", cwd=tmp_path).stderr
     run("cmake", "--install", folder / "build", "--prefix", tmp_path / "target")
     assert [path.name for path in (tmp_path / "target").rglob("*") if path.is_file()] == ["uses_calmalloc"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging_helpers import (
-    COLORS_WITH,
+    FOR_RESEARCH,
     REPOSITORY,
     SOURCES,
     VERSION,
@@ -78,18 +78,19 @@ def test_control_fields(debian: Debian) -> None:
     assert re.search(r"\blibc6 \(>= 2\.\d+\)", field(debian.packages["libcalmalloc"], "Depends"))
     assert field(debian.packages["libcalmalloc-dev"], "Depends") == f"libcalmalloc (= {VERSION})"
     needs = field(debian.packages["calmalloc-tools"], "Depends")
-    for module in ("click", "rich", "numpy", "matplotlib"):
+    for module in ("click", "rich", "numpy"):
         assert f"python3-{module}" in needs
 
 
 def test_ldconfig_and_shlibs(debian: Debian) -> None:
     assert control_file(debian.packages["libcalmalloc"], "triggers") == "activate-noawait ldconfig\n"
-    soname = re.search(
-        r"SONAME.*\[(.*)\.so\.(\d+)\]", run("readelf", "-d", debian.libraries / "libcalmalloc.so").stdout
-    )
-    assert soname is not None
-    wanted = f"{soname[1]} {soname[2]} libcalmalloc (>= "
-    assert control_file(debian.packages["libcalmalloc"], "shlibs").startswith(wanted)
+    lines = control_file(debian.packages["libcalmalloc"], "shlibs").splitlines()
+    for name, line in zip(("libcalmalloc.so", "libcalmoffload.so"), lines, strict=True):
+        soname = re.search(
+            r"SONAME.*\[(.*)\.so\.(\d+)\]", run("readelf", "-d", debian.libraries / name).stdout
+        )
+        assert soname is not None
+        assert line.startswith(f"{soname[1]} {soname[2]} libcalmalloc (>= ")
 
 
 def test_owners_and_paths(debian: Debian) -> None:
@@ -125,7 +126,9 @@ def test_gdb_finds_its_commands(debian: Debian) -> None:
     assert "calm_debug_block" in loaded.read_text()
 
 
-@pytest.mark.parametrize("name", ["libcalmalloc.so", "libcalmalloc.so.0", "libptlbmalloc2.so"])
+@pytest.mark.parametrize(
+    "name", ["libcalmalloc.so", "libcalmalloc.so.0", "libcalmoffload.so", "libptlbmalloc2.so"]
+)
 def test_preload(debian: Debian, name: str) -> None:
     """By name, as if ldconfig had run."""
     found = {"LD_PRELOAD": name, "LD_LIBRARY_PATH": str(debian.libraries)}
@@ -155,19 +158,12 @@ def test_a_program_by_cmake(debian: Debian, tmp_path: Path, target: str) -> None
     assert run(program).stdout == SERVED
 
 
-def test_what_colors_preloads_is_beside_the_probe(debian: Debian, tmp_path: Path) -> None:
-    parts = debian.root / "usr/libexec/calmalloc"
-    for name in ("calm-probe", COLORS_WITH):
-        assert ".symtab" not in run("readelf", "--sections", "--wide", parts / name).stdout
-    assert not list(parts.glob("*trace*"))
-    code = "from calm.commands.colors import records\nprint(records.library())"
-    found = run(
-        *(REPOSITORY / ".venv/bin/python", "-c", code),
-        cwd=tmp_path,
-        PYTHONPATH=str(debian.root / "usr/share/calmalloc"),
-        CALM_LIBRARY_PATH=str(parts),
-    ).stdout
-    assert found.strip() == str(parts / COLORS_WITH)
+def test_the_probe_is_stripped_and_nothing_is_there_for_research(debian: Debian) -> None:
+    probe = debian.root / "usr/libexec/calmalloc/calm-probe"
+    assert ".symtab" not in run("readelf", "--sections", "--wide", probe).stdout
+    for package in debian.packages.values():
+        listed = run("dpkg-deb", "--contents", package).stdout.splitlines()
+        assert [line for line in listed if FOR_RESEARCH.search(line)] == []
 
 
 def test_calm(debian: Debian, tmp_path: Path) -> None:

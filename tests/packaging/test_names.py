@@ -1,4 +1,4 @@
-"""The names in src/: each is of one thing, and all files compile as one, src/all.c."""
+"""Names in src/ and offload/: each is of one thing; and all files of src/ compile as one, src/all.c."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from packaging_helpers import BUILD, REPOSITORY, SOURCES, run, tool
 
-FEATURES = ("CALM_OFFLOAD", "CALM_PROFILE", "CALM_COLORED")
+ROOMS = ("src", "offload", "ptlbmalloc2", "research/colored")
+FEATURES = ("CALM_PROFILE",)
 INCLUDES = (f"-I{REPOSITORY}/src", f"-I{REPOSITORY}/include")
 ALL = REPOSITORY / "src/all.c"
 
@@ -26,13 +27,15 @@ def objects() -> list[tuple[Path, Path]]:
         words = shlex.split(entry["command"])
         made = Path(words[words.index("-o") + 1])
         beside_malloc = "-DCALM_WITHOUT_MALLOC" in words  # the same sources once more
-        if made.parts[0] in ("src", "ptlbmalloc2") and not beside_malloc:
-            found.append((Path(entry["file"]), Path(entry["directory"]) / made))
+        source = Path(entry["file"])
+        own = any(made.is_relative_to(room) and source.is_relative_to(REPOSITORY / room) for room in ROOMS)
+        if own and not beside_malloc:
+            found.append((source, Path(entry["directory"]) / made))
     return found
 
 
 def test_no_two_files_have_a_static_function_of_the_same_name() -> None:
-    """Nor a static function or variable that is another's global one; ptlbmalloc2 is among them."""
+    """Nor a static function or variable that is another's global one, in whichever library."""
     source = {str(made): path for path, made in objects()}
     assert len(source) > 100
     printed = run("nm", "--format=posix", "--print-file-name", *source).stdout
@@ -48,7 +51,8 @@ def test_no_two_files_have_a_static_function_of_the_same_name() -> None:
         users[name].add(source[made])
         if kind.islower():
             local.add(name)
-    inline = "\n".join(path.read_text() for path in (REPOSITORY / "src").glob("*/*.h"))
+    headers = (*(REPOSITORY / "src").glob("*/*.h"), *(REPOSITORY / "offload").glob("*.h"))
+    inline = "\n".join(path.read_text() for path in headers)
     in_headers = set(re.findall(r"^static inline [^;{]*?(\w+)\(", inline, re.MULTILINE))
     shared = {name: users[name] for name in local - in_headers if len(users[name]) > 1}
     assert shared == {}
@@ -71,7 +75,7 @@ def test_all_files_compile_as_one(compiler: str, features: tuple[str, ...], tmp_
 
 
 def test_the_one_file_has_what_the_archive_has() -> None:
-    """In the order of the floors."""
+    """In the order of the layers."""
     listed = re.findall(r'^#include "((\w+)/\w+)\.c"$', ALL.read_text(), re.MULTILINE)
     shared = {
         str(path.relative_to(REPOSITORY / "src").with_suffix(""))
@@ -82,6 +86,6 @@ def test_the_one_file_has_what_the_archive_has() -> None:
     there = {str(path.relative_to(REPOSITORY / "src").with_suffix("")) for path in ALL.parent.glob("*/*.c")}
     assert [name for name, _ in listed] == list(dict.fromkeys(name for name, _ in listed))
     assert {name for name, _ in listed} == there - shared
-    floors = re.findall(r"^\d+\. `(\w+)/`", (REPOSITORY / "src/README.md").read_text(), re.MULTILINE)
-    order = [floors.index(floor) for _, floor in listed]
+    layers = re.findall(r"^\d+\. `(\w+)/`", (REPOSITORY / "src/README.md").read_text(), re.MULTILINE)
+    order = [layers.index(layer) for _, layer in listed]
     assert order == sorted(order)

@@ -21,12 +21,11 @@ ARCH_NAMES = {"jinja2": "jinja", "prometheus-client": "prometheus_client"}
 
 
 def needed() -> set[str]:
-    """The Python modules that calm depends on, under their registry's names."""
-    listed = re.search(
-        r"^dependencies = \[\n(.*?)\n\]", (REPOSITORY / "pyproject.toml").read_text(), re.M | re.S
-    )
-    assert listed is not None
-    return set(re.findall(r'"([\w-]+)>=', listed[1]))
+    """The Python modules that calm depends on, and those for pictures, under their registry's names."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    listed = re.findall(r"^(?:dependencies|plot) = \[\n(.*?)\n\]", text, re.M | re.S)
+    assert len(listed) == 2
+    return set(re.findall(r'"([\w-]+)>=', "\n".join(listed)))
 
 
 def test_the_arch_recipe_is_read(tmp_path: Path) -> None:

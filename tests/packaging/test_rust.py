@@ -175,7 +175,7 @@ static ALLOCATOR: calmalloc::CalMalloc = calmalloc::CalMalloc;
 macro_rules! foreign {
     ($($name:ident)*) => { $(#[no_mangle] pub extern "C" fn $name() { std::process::abort() })* };
 }
-foreign!(allocator_ready clock_read file_write heap_init new_terms random_process_seed ring_push server_start
+foreign!(allocator_start clock_read file_write heap_init new_terms random_process_seed ring_push
          space_init thread_start vm_map);
 
 fn main() {
@@ -204,9 +204,7 @@ def new_crate(folder: Path, source: str, features: str = "", kind: str = "") -> 
 @pytest.mark.parametrize("features", FEATURES)
 def test_a_program_with_functions_of_the_same_names(features: str, tmp_path: Path) -> None:
     manifest = new_crate(tmp_path, MAIN, features)
-    for offload in ("off", "on"):
-        found = succeed("run", "--offline", "--quiet", *manifest, CALM_OPTIONS=f"offload={offload}")
-        assert found == "[9999, 9999, 9999, 9999] true\n"
+    assert succeed("run", "--offline", "--quiet", *manifest) == "[9999, 9999, 9999, 9999] true\n"
 
 
 PLUGIN = """
@@ -237,12 +235,12 @@ def test_every_source_of_the_library_is_compiled() -> None:
     """The build script compiles the library's C files, except those that only a shared library needs."""
     listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
     in_library = set()
-    pattern = r"calm_(?:floor|feature)\(\s*(\w+)(?: FOLDER (\w+))? SOURCES ([^)]*)\)"
+    pattern = r"calm_(?:layer|feature)\(\s*(\w+)(?: FOLDER (\w+))? SOURCES ([^)]*)\)"
     for name, folder, words in re.findall(pattern, listed):
-        floor = folder or name
+        layer = folder or name
         own, _, plugged = words.partition(" API ")
         own = re.split(r"\s(?:ABOVE|DEFINES)\s", own)[0]
-        in_library |= {f"{floor}/{source}.c" for source in own.split() if source.isidentifier()}
+        in_library |= {f"{layer}/{source}.c" for source in own.split() if source.isidentifier()}
         in_library |= {f"api/{source}.c" for source in plugged.split()}
     there = {str(path.relative_to(REPOSITORY / "src")) for path in (REPOSITORY / "src").glob("*/*.c")}
     shared = re.findall(r"add_library\(calmalloc SHARED ([^)]*)\)", listed)[0].split()

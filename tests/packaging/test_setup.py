@@ -47,7 +47,9 @@ class Machine:
         self.venv = self.checkout / ".venv"
         (self.checkout / "scripts").mkdir(parents=True)
         shutil.copy(REPOSITORY / "scripts/setup", self.checkout / "scripts")
-        shutil.copy(REPOSITORY / "pyproject.toml", self.checkout)
+        (self.checkout / "research").mkdir()
+        for name in ("pyproject.toml", "research/pyproject.toml"):
+            shutil.copy(REPOSITORY / name, self.checkout / name)
         (folder / "bin").mkdir()
         for tool in TOOLS:
             (folder / "bin" / tool).symlink_to(shutil.which(tool) or pytest.fail(f"there is no {tool}"))
@@ -136,7 +138,7 @@ def test_check_adds_to_demo_and_not_the_other_way(complete: Machine) -> None:
     complete.setup("check")
     assert "clang" in complete.installs
     assert "gcc" not in complete.installs
-    assert any(call.endswith("-e .[dev]") for call in complete.calls)
+    assert any(call.endswith("-e .[dev] -e research") for call in complete.calls)
     complete.says("calls", "")
     complete.setup("demo")
     assert not any("pip install" in call for call in complete.calls)
@@ -145,7 +147,7 @@ def test_check_adds_to_demo_and_not_the_other_way(complete: Machine) -> None:
 def test_docs_take_python_alone_and_check_has_them(machine: Machine) -> None:
     machine.setup("docs")
     assert machine.installs == ["python3", "python3-venv"]
-    assert any(call.endswith("-e .[docs]") for call in machine.calls)
+    assert any(call.endswith("-e .[docs] -e research") for call in machine.calls)
     machine.says("calls", "")
     machine.setup("demo")
     assert not any("pip install" in call for call in machine.calls)
@@ -237,8 +239,9 @@ def test_pip_fails(machine: Machine, pip: str) -> None:
     assert (machine.venv / "package").exists()
 
 
-def test_environment_that_is_complete_survives_a_failing_update(complete: Machine) -> None:
-    (complete.folder / "checkout/pyproject.toml").write_text("other")
+@pytest.mark.parametrize("package", ["", "research"])
+def test_environment_that_is_complete_survives_a_failing_update(complete: Machine, package: str) -> None:
+    (complete.folder / "checkout" / package / "pyproject.toml").write_text("other")
     complete.says("pip", NO_ANSWER)
     complete.refuses("No matching distribution")
     assert (complete.venv / "package").exists()
@@ -293,4 +296,4 @@ def test_disk_that_is_full(machine: Machine) -> None:
     assert result.returncode == 1, result.stdout + result.stderr
     assert "No space left on device" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-    assert result.stdout.split()[-2:] == ["pyproject.toml", "scripts"]
+    assert result.stdout.split()[-3:] == ["pyproject.toml", "research", "scripts"]

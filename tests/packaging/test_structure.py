@@ -1,4 +1,7 @@
-"""The floors of src/ and ptlbmalloc2/: no circles, and no use of what lies above (scripts/structure)."""
+"""The layers of src/, and the rooms: no circles, and no use of what they may not use (scripts/structure).
+
+And the tests, which mirror the tree.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +43,54 @@ def test_files_form_no_circle(tree: Any) -> None:
     none(tree.in_circles())
 
 
-def test_folders_form_no_circle(tree: Any, structure: Any) -> None:
-    none(tree.in_circles(structure.folder_of))
+def test_folders_form_no_circle(tree: Any) -> None:
+    none(tree.in_circles(tree.place_of))
 
 
-def test_no_floor_uses_one_above_it(tree: Any) -> None:
+def test_no_layer_uses_one_above_it(tree: Any) -> None:
     none(tree.upwards())
+
+
+def test_no_layer_uses_one_that_it_is_beside(tree: Any) -> None:
+    assert tree.siblings == {"cache": "heap"}
+    none(tree.sideways())
 
 
 def test_optional_features_are_used_by_their_plug_ins_only(tree: Any) -> None:
     none(tree.unplugged())
 
 
-def test_the_list_of_floors_is_complete(tree: Any) -> None:
+def test_the_list_of_layers_is_complete(tree: Any) -> None:
     none(tree.unlisted())
+
+
+def test_no_room_uses_one_that_it_may_not_use(tree: Any) -> None:
+    none(tree.across())
+
+
+def test_each_room_has_a_page(tree: Any) -> None:
+    assert {"src", "offload", "calm", "bench", "tests"} <= set(tree.rooms)
+    none(tree.unexplained())
+
+
+OTHERS = re.compile(
+    r"[Oo]ffload|calm_colored|[Cc]olored memory|colored/|ptlbmalloc2|research/|heap_readers|kernel/abis"
+    r"|(?:workloads|bench)/|\bcalm (?:bench|c[ao]l\w+|compare|ex\w+|heap|lab|pr\w+|run|stat|t\w+)\b"
+)
+
+
+def test_src_names_no_other_room() -> None:
+    """But for the option that has moved, and one paragraph of the page."""
+    found = []
+    for path in sorted((REPOSITORY / "src").rglob("*")):
+        if path.suffix in (".c", ".h", ".def", ".txt"):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if OTHERS.search(line) and not line.startswith("MOVED_OPTION("):
+                    found.append(f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}")
+    paragraphs = [
+        part for part in (REPOSITORY / "src/README.md").read_text().split("\n\n") if OTHERS.search(part)
+    ]
+    none([*found, *paragraphs[1:]])
 
 
 # ---- locks ----
@@ -62,7 +99,7 @@ def test_the_list_of_floors_is_complete(tree: Any) -> None:
 def test_the_page_lists_the_locks_in_their_order() -> None:
     header = (REPOSITORY / "src/os/lock.h").read_text()
     ranks = re.findall(r"^ {4}(LOCK_\w+),", header, re.MULTILINE)
-    assert len(ranks) > 10
+    assert len(ranks) > 8
     assert ranks.pop(0) == "LOCK_UNRANKED"
     assert (
         re.findall(r"^\| `(LOCK_\w+)` \|", (REPOSITORY / "src/README.md").read_text(), re.MULTILINE) == ranks
@@ -82,6 +119,37 @@ def test_each_lock_has_a_rank() -> None:
     assert len(declared) == len(ranked) == len(set(ranked)), (declared, ranked)
 
 
+def test_each_lock_of_the_offload_library_has_a_rank() -> None:
+    texts = [path.read_text() for path in (REPOSITORY / "offload").glob("*.[ch]")]
+    declared = [name for text in texts for name in re.findall(r"\bstruct lock (\w+);", text)]
+    ranked = [rank for text in texts for rank in re.findall(r"lock_set_rank\([^;]*, (LOCK_\w+)\)", text)]
+    listed = re.findall(r"^\| `(LOCK_\w+)` \|", (REPOSITORY / "offload/README.md").read_text(), re.MULTILINE)
+    assert len(declared) == len(ranked) > 0, (declared, ranked)
+    assert sorted(set(ranked)) == listed
+
+
+# ---- tests ----
+
+MAX_TEST_LINES = 1000
+
+
+def test_no_test_file_is_long() -> None:
+    """So that a reader finds what tests a file, and a failure names more than a layer."""
+    kinds = (".py", ".c", ".h", ".cpp")
+    files = [path for path in (REPOSITORY / "tests").rglob("*") if path.suffix in kinds]
+    assert len(files) > 100
+    lines = {path: path.read_bytes().count(b"\n") for path in files}
+    none([f"{path}: {count} lines" for path, count in lines.items() if count > MAX_TEST_LINES])
+
+
+def test_c_tests_are_in_the_folder_of_what_they_test(structure: Any) -> None:
+    """A layer of src/, or a folder beside it; the rest is helpers."""
+    layers = structure.LAYER.findall((REPOSITORY / "src/README.md").read_text())
+    assert "heap" in layers
+    folders = [path.name for path in (REPOSITORY / "tests/c").iterdir() if path.is_dir()]
+    none([name for name in folders if name not in (*layers, "helpers") and not (REPOSITORY / name).is_dir()])
+
+
 # ---- what the script finds ----
 
 PAGE = """\
@@ -93,6 +161,18 @@ PAGE = """\
 | --- | --- | --- |
 | `extra/` | `EXTRA=OFF` | `high/plug` |
 """
+ROOMS = """\
+| room | what it is | uses |
+| --- | --- | --- |
+| `src/` | the house | |
+| `ptlbmalloc2/` | a hut | `src/low/`, `src/high/roof.h` |
+| `offload/` | a shed | `src/` |
+| `research/colored/` | a greenhouse | `src/` |
+| `calm/` | a tool | |
+| `bench/` | a yard | `calm/` |
+| `tests/` | a hedge | all |
+| `gone/` | a hole | |
+"""
 SOUND = {
     "src/low/ground.h": "int ground(void);\n",
     "src/low/ground.c": '#include "low/ground.h"\nint ground(void) { return 1; }\n',
@@ -103,6 +183,16 @@ SOUND = {
     "src/high/roof.c": '#include "low/ground.h"\nint roof(void);\nint roof(void) { return ground(); }\n',
     "ptlbmalloc2/roof.c": '#include "low/ground.h"\nint roof(void);\nint roof(void) { return ground(); }\n',
     "ptlbmalloc2/user.c": "int roof(void);\nint user(void);\nint user(void) { return roof(); }\n",
+    "ptlbmalloc2/README.md": "",
+    "offload/shed.c": '#include "high/roof.h"\nint shed(void);\nint shed(void) { return plug(); }\n',
+    "offload/README.md": "",
+    "src/high/roof.h": "int roof(void);\nint plug(void);\n",
+    "calm/cli.py": "import os\nfrom calm import cli\n",
+    "calm/README.md": "",
+    "bench/lib/one.py": "from calm import cli\nimport lib\n",
+    "bench/README.md": "",
+    "tests/test_one.py": "import lib\nfrom calm import cli\n",
+    "tests/README.md": "",
 }
 
 
@@ -113,15 +203,16 @@ def calls(name: str, called: str) -> str:
 
 def make(root: Path, changes: dict[str, str]) -> Path:
     """A tree of small files, compiled."""
-    files = SOUND | {"src/README.md": PAGE} | changes
+    files = SOUND | {"src/README.md": PAGE, "CONTRIBUTING.md": ROOMS} | changes
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     folder, entries = root / "build/release", []
+    includes = (f"-I{root}/src", f"-I{root}", f"-I{root}/research")
     for name in files:
         if name.endswith(".c"):
             made = str(Path(name).with_suffix(".o"))
-            command = [tool("cc", "gcc"), "-O0", f"-I{root}/src", "-c", f"{root}/{name}", "-o", made]
+            command = [tool("cc", "gcc"), "-O0", *includes, "-c", f"{root}/{name}", "-o", made]
             (folder / made).parent.mkdir(parents=True, exist_ok=True)
             run(*command, cwd=folder)
             entries.append({"directory": str(folder), "command": " ".join(command), "file": f"{root}/{name}"})
@@ -132,12 +223,13 @@ def make(root: Path, changes: dict[str, str]) -> Path:
 def test_a_sound_tree(tmp_path: Path) -> None:
     found = run(SCRIPT, "--root", make(tmp_path, {})).stdout.splitlines()
     assert [line.split() for line in found] == [
-        ["floor", "files", "lines", "circles", "largest"],
+        ["layer", "files", "lines", "circles", "largest"],
         ["low", "2", "4", "0", "0"],
         ["extra", "1", "4", "0", "0"],
-        ["high", "2", "6", "0", "0"],
+        ["high", "2", "8", "0", "0"],
         ["ptlbmalloc2", "2", "6", "0", "0"],
-        ["all", "7", "20", "0", "0"],
+        ["offload", "1", "3", "0", "0"],
+        ["all", "8", "25", "0", "0"],
     ]
 
 
@@ -193,8 +285,63 @@ INCLUDES_ROOF = '#include "high/roof.h"\n'
         ),
         pytest.param(
             {"src/high/deep.c": calls("deep", "user")},
-            ["upwards: high/deep uses ptlbmalloc2/user: user"],
+            ["another room: high/deep uses ptlbmalloc2/user: user"],
             id="a use of ptlbmalloc2",
+        ),
+        pytest.param(
+            {"ptlbmalloc2/user.c": calls("user", "plug")},
+            ["another room: ptlbmalloc2/user uses high/plug: plug"],
+            id="a use of a part that is not allowed",
+        ),
+        pytest.param(
+            {"offload/shed.c": '#include "ptlbmalloc2/hut.h"\n', "ptlbmalloc2/hut.h": ""},
+            ["another room: offload/shed uses ptlbmalloc2/hut: ptlbmalloc2/hut.h"],
+            id="an include from another room",
+        ),
+        pytest.param(
+            {"calm/probe/main.c": '#include "low/ground.h"\n'},
+            ["another room: calm/probe/main uses low/ground: low/ground.h"],
+            id="an include in a room that uses none",
+        ),
+        pytest.param(
+            {"calm/cli.py": "from lib.one import two\n", "bench/figures": "#!python3\nimport test_one\n"},
+            [
+                "another room: calm/cli.py uses bench/lib: imported",
+                "another room: bench/figures uses tests/test_one: imported",
+            ],
+            id="imports",
+        ),
+        pytest.param(
+            {"bench/CMakeLists.txt": "add_library(x ${PROJECT_SOURCE_DIR}/src/low/ground.c)\n"},
+            ["another room: bench/CMakeLists.txt uses low/ground: built from"],
+            id="a source of another room",
+        ),
+        pytest.param(
+            {"CONTRIBUTING.md": ROOMS + "| `src/low/` | a cave | |\n"},
+            ["src/low/ has no README.md"],
+            id="a page",
+        ),
+        pytest.param(
+            {"research/colored/deep.c": calls("deep", "user")},
+            ["another room: research/colored/deep uses ptlbmalloc2/user: user"],
+            id="a library that uses another",
+        ),
+        pytest.param(
+            {
+                "research/colored/one.c": calls("one", "two") + '#include "colored/two.h"\n',
+                "research/colored/two.h": "",
+                "research/colored/two.c": calls("two", "one"),
+            },
+            [
+                "circle of research/colored/one, research/colored/two",
+                "    research/colored/one uses research/colored/two: colored/two.h, two",
+            ],
+            id="a circle within a library",
+        ),
+        pytest.param(
+            {"src/README.md": PAGE.replace("`high/`", "`high/`, beside `low/`:")},
+            ["sideways: high/roof uses low/ground: low/ground.h, ground"],
+            id="a use of the layer beside",
         ),
         pytest.param(
             {"src/high/other.c": calls("other", "extra")},

@@ -13,6 +13,7 @@ SCRIPT = REPOSITORY / "scripts/version"
 PLACES = (
     "include/calmalloc.h",
     "calm/__init__.py",
+    "research/pyproject.toml",
     "rust/Cargo.toml",
     "packaging/arch/PKGBUILD",
     "packaging/debian/changelog",

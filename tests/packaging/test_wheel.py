@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging_helpers import COLORS_WITH, REPOSITORY, VERSION, configure, run
+from packaging_helpers import FOR_RESEARCH, REPOSITORY, VERSION, configure, run
 
+OWN = ("calmalloc", "calmoffload", "ptlbmalloc2")
 PYTHON = REPOSITORY / ".venv/bin/python"
 
 
@@ -38,7 +39,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     pip = (PYTHON, "-m", "pip", "--python", root / "bin/python", "--disable-pip-version-check")
     run(*pip, "install", "--no-index", "--no-deps", REPOSITORY / wheel)
     [packages] = root.glob("lib/python*/site-packages")
-    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    lent = root / "lent"
+    lent.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if "calmalloc" not in each.name:  # nor research, which plugs into it
+            (lent / each.name).symlink_to(each)
+    (packages / "lent.pth").write_text(f"{lent}\n")
     return Fresh(REPOSITORY / wheel, root)
 
 
@@ -71,24 +77,34 @@ def test_auditwheel_accepts_the_tag(fresh: Fresh) -> None:
 def test_contents(fresh: Fresh) -> None:
     names = {name for name in zipfile.ZipFile(fresh.wheel).namelist() if ".dist-info/" not in name}
     modules = {
-        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("*.py") if path.is_file()
+        str(path.relative_to(REPOSITORY))
+        for package in ("calm", "calm_heap_readers")
+        for path in (REPOSITORY / package).rglob("*.py")
+        if path.is_file()
     }
     page = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "calm").rglob("page/*")}
-    sources = (REPOSITORY / "workloads").glob("*.c")
-    workloads = {path.stem for path in sources if re.search(r"^int main\(", path.read_text(), re.MULTILINE)}
-    carried = {"calm-probe", "libcalmalloc.so", "libptlbmalloc2.so", COLORS_WITH} | workloads
+    carried = {"calm-probe", *(f"lib{name}.so" for name in OWN)}
     native = {f"calm/_native/{name}" for name in carried}
     assert names == modules | page | native | {"calm/py.typed"}
+    assert [name for name in names if FOR_RESEARCH.search(name)] == []
+    # Stripped, as all that is compiled.
+    [probe] = fresh.root.glob("lib/*/site-packages/calm/_native/calm-probe")
+    assert probe.stat().st_size < 64 * 1024
+
+
+def test_the_plugin_is_found(fresh: Fresh) -> None:
+    code = "from calm.commands.explain.readers import readers; print(len(readers()))"
+    assert int(run(fresh.root / "bin/python", "-c", code).stdout) > 1
 
 
 def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
     listed = json.loads(run(fresh.calm, "allocators", "--json", cwd=tmp_path).stdout)["allocators"]
     for row in listed:
-        if row["name"] in ("calmalloc", "ptlbmalloc2"):
+        if row["name"] in OWN:
             assert Path(row["library"]).is_relative_to(fresh.root)
             assert row["version"] == VERSION
     code = "print(open('/proc/self/maps').read())"
-    for name in ("calmalloc", "ptlbmalloc2"):
+    for name in OWN:
         command = ("run", "-a", name, "--", fresh.root / "bin/python", "-c", code)
         assert f"{fresh.root}/" in run(fresh.calm, *command, cwd=tmp_path).stdout
         assert f"lib{name}.so" in run(fresh.calm, *command, cwd=tmp_path).stdout
@@ -96,16 +112,18 @@ def test_calm_uses_what_is_carried(fresh: Fresh, tmp_path: Path) -> None:
     assert measured
 
 
-def test_workloads_are_carried_too(fresh: Fresh, tmp_path: Path) -> None:
-    listed = run(fresh.calm, "bench", "list", cwd=tmp_path).stdout
-    assert "madvise" in listed
-    assert "is missing" not in listed
-    command = ("bench", "run", "-a", "glibc", "-n", "1", "--no-touch", "--json", "-", "t-test1")
-    found = json.loads(run(fresh.calm, *command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).stdout)
-    assert Path(found["rows"][0]["command"][0]).is_relative_to(fresh.root)
-    # Stripped, as all that is compiled.
-    sizes = {path.name: path.stat().st_size for path in fresh.root.glob("lib/*/site-packages/calm/_native/*")}
-    assert sizes["madvise-storm"] < 64 * 1024
+@pytest.mark.parametrize("name", ["bench", "calibrate", "colors", "lab", "predict"])
+def test_a_command_that_only_a_checkout_has(fresh: Fresh, tmp_path: Path, name: str) -> None:
+    for arguments in ((name,), (name, "run", "--help")):
+        refused = run(fresh.calm, *arguments, cwd=tmp_path, fails=True)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr == (
+            f"calm: {name} is in calmalloc's research package, which is not installed: `make demo` in a "
+            f"checkout of calmalloc installs it, for `bin/calm {name}`\n"
+        )
+    overview = run(fresh.calm, "--help", cwd=tmp_path)
+    assert overview.stderr == ""
+    assert f"calm {name}" not in overview.stdout
 
 
 def test_packed_sources_have_all_that_cmake_builds(tmp_path: Path) -> None:
@@ -113,8 +131,8 @@ def test_packed_sources_have_all_that_cmake_builds(tmp_path: Path) -> None:
     run(PYTHON, *command, cwd=REPOSITORY)
     shutil.unpack_archive(tmp_path / f"calmalloc-{VERSION}.tar.gz", tmp_path)
     sources = tmp_path / f"calmalloc-{VERSION}"
-    configure(sources, "-DCALMALLOC_TESTS=OFF")
-    for folder in ("include", "ptlbmalloc2", "src", "workloads"):
+    configure(sources, "-DCALMALLOC_TESTS=OFF", "-DCALMALLOC_WORKLOADS=OFF")
+    for folder in ("include", "offload", "ptlbmalloc2", "src"):
         for path in (REPOSITORY / folder).rglob("*.*"):
             assert (sources / path.relative_to(REPOSITORY)).is_file(), path
 
@@ -145,15 +163,14 @@ def other_wheel(name: str, folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.long
 def test_musllinux(tmp_path: Path) -> None:
-    """Debian's musl stands in for Alpine's. ptlbmalloc2 and libcalmcolors.so are for glibc."""
+    """Debian's musl stands in for Alpine's. ptlbmalloc2 is for glibc."""
     if shutil.which("musl-gcc") is None:
         pytest.skip("musl-gcc is not installed: it is in the Debian package musl-tools")
     wheel, native = other_wheel("musl", tmp_path / "installed")
     assert wheel.name == f"calmalloc-{VERSION}-py3-none-musllinux_1_2_{platform.machine()}.whl"
     assert audited(wheel) == f"musllinux_1_2_{platform.machine()}"
     names = {path.name for path in native.iterdir()}
-    assert {"calm-probe", "libcalmalloc.so", "larson"} <= names
-    assert not names & {"libptlbmalloc2.so", COLORS_WITH}
+    assert names == {"calm-probe", "libcalmalloc.so"}
     for path in native.iterdir():
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-dW", path).stdout)
         assert needed == [f"libc.musl-{platform.machine()}.so.1"], path
@@ -175,4 +192,4 @@ def test_another_architecture(tmp_path: Path) -> None:
     assert audited(wheel) == wheel.stem.rpartition("-")[2]
     variables = f"LD_PRELOAD={native}/libcalmalloc.so,CALM_OPTIONS=report=exit"
     emulated = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", variables)
-    assert '{"allocator": "calmalloc"' in run(*emulated, native / "pairs", "100", "64").stderr
+    assert '{"allocator": "calmalloc"' in run(*emulated, native / "calm-probe", "-h").stderr

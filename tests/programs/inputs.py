@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from calm.commands.bench import inputs
-from calm.commands.bench.inputs import WORDS, Program
+from research.bench import inputs
+from research.bench.inputs import WORDS, Program
 
 PYTHON = inputs.PYTHON.replace("range(20000)", "range(4000)").replace("range(200000)", "range(40000)")
 SMALLER = {

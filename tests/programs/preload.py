@@ -116,7 +116,7 @@ class Calmalloc(Runner):
         assert reports, "the library reported nothing: it was not loaded, or no program called exit()"
         for report in reports:
             assert report["heap_locks"] > 0, "it served nobody"
-            assert report["in_use"] + report["retained"] == report["footprint"]
+            assert report["in_use"] + report["dirty"] == report["footprint"]
             assert report["purge_failures"] == 0
 
 

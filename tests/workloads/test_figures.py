@@ -42,12 +42,12 @@ from lib.judged import BEST_PEER, Goal  # noqa: E402
 from lib.results import Store  # noqa: E402
 
 from calm import __version__  # noqa: E402
-from calm.commands.bench import command  # noqa: E402
-from calm.commands.bench.analysis import analyse  # noqa: E402
-from calm.commands.bench.source_tree import SourceTree  # noqa: E402
 from calm.core import allocators, documents  # noqa: E402
 from calm.core.profile_model import CPU, FAULT, Frame, Profile, Stack, Timeline  # noqa: E402
-from calm.core.suite_results import METRIC, Metric, Results, Row, Run, Side, Source, Subject  # noqa: E402
+from research.bench import command  # noqa: E402
+from research.bench.analysis import analyse  # noqa: E402
+from research.bench.results import METRIC, Metric, Results, Row, Run, Side, Source, Subject  # noqa: E402
+from research.bench.source_tree import SourceTree  # noqa: E402
 
 BUILD = ROOT / "build/release"
 
@@ -157,13 +157,13 @@ def test_a_failing_allocator_is_dropped() -> None:
 
 def test_results_say_which_version_took_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libmimalloc.so")
-    shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libcalmalloc.so")
+    shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "libcalmoffload.so")
     crate = {"version": "3.3.2", "crate": "libmimalloc-sys", "crate_version": "0.1.49"}
     tree = {"version": "2.0.1-1-g5dacae8", "date": "2026-07-15", "tree": "/src/rpmalloc"}
     shutil.copy(BUILD / "libcalmalloc.so", tmp_path / "librpmalloc.so")
     (tmp_path / "versions.json").write_text(json.dumps({"mimalloc": crate, "rpmalloc": tree}))
     monkeypatch.setenv("CALM_LIBRARY_PATH", str(tmp_path))
-    labels = ["mimalloc:A=1", "calmalloc-offload", "glibc", "rpmalloc"]
+    labels = ["mimalloc:A=1", "calmoffload", "glibc", "rpmalloc"]
     sides = rounds.interleaved(labels, lambda _: {}, rounds=1)
     assert sides[0]["origin"] == crate | {"date": None, "package": None, "package_version": None}
     told = [rounds.version_of(side) for side in sides]
@@ -265,7 +265,7 @@ def test_without_figures_of_calmalloc_there_is_no_table_of_it(store: Store) -> N
     assert "Measured by `bench/figures` on" in tables.figures(store)
 
 
-# ---- what the offload mode is judged by ----
+# ---- what calmoffload is judged by ----
 
 
 def judge_one(goal: Goal, *sides: dict[str, Any]) -> dict[str, Any]:
@@ -275,10 +275,10 @@ def judge_one(goal: Goal, *sides: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("at_most", "outcome"), [(0.5, "met"), (0.49, "missed"), (None, None)])
 def test_a_goal_is_a_ratio_of_costs(at_most: float | None, outcome: str | None) -> None:
-    goal = Goal("wall_s", "calmalloc-offload", "mimalloc", at_most)
+    goal = Goal("wall_s", "calmoffload", "mimalloc", at_most)
     sides = (
         side("mimalloc", {"wall_s": 4.0}, {"wall_s": 8.0}, {"wall_s": 6.0}),
-        side("calmalloc-offload", {"wall_s": 2.0}, {"wall_s": 4.0}, {"wall_s": 3.0}),
+        side("calmoffload", {"wall_s": 2.0}, {"wall_s": 4.0}, {"wall_s": 3.0}),
     )
     verdict = judge_one(goal, *sides)
     assert (verdict["value"], verdict["low"], verdict["high"]) == (0.5, 0.5, 0.5)
@@ -287,7 +287,7 @@ def test_a_goal_is_a_ratio_of_costs(at_most: float | None, outcome: str | None) 
     goal = dataclasses.replace(goal, metric="frees_per_second")
     rates = (
         side("mimalloc", *[{"frees_per_second": 100.0}] * 2),
-        side("calmalloc-offload", *[{"frees_per_second": 200.0}] * 2),
+        side("calmoffload", *[{"frees_per_second": 200.0}] * 2),
     )
     assert judge_one(goal, *rates)["value"] == 0.5
     assert judge_one(goal, *rates)["outcome"] == outcome
@@ -300,18 +300,18 @@ def test_the_interval_decides_and_not_the_median(at_most: float, outcome: str) -
     ratios = (0.8, 0.9, 1.0, 1.1, 1.2)
     sides = (
         side("mimalloc", *[{"wall_s": 1.0}] * 5),
-        side("calmalloc-offload", *[{"wall_s": ratio} for ratio in ratios]),
+        side("calmoffload", *[{"wall_s": ratio} for ratio in ratios]),
     )
-    verdict = judge_one(Goal("wall_s", "calmalloc-offload", "mimalloc", at_most), *sides)
+    verdict = judge_one(Goal("wall_s", "calmoffload", "mimalloc", at_most), *sides)
     assert (verdict["value"], verdict["low"], verdict["high"]) == (1.0, 0.8, 1.2)
     assert verdict["outcome"] == outcome
-    line = f"wall_s, calmalloc-offload to mimalloc: 1 (95 %: 0.8 to 1.2), at most {at_most:g}: {outcome}"
+    line = f"wall_s, calmoffload to mimalloc: 1 (95 %: 0.8 to 1.2), at most {at_most:g}: {outcome}"
     assert judged.told(verdict) == line
 
 
 def test_one_run_decides_nothing() -> None:
-    sides = (side("mimalloc", {"wall_s": 1.0}), side("calmalloc-offload", {"wall_s": 0.1}))
-    verdict = judge_one(Goal("wall_s", "calmalloc-offload", "mimalloc", 0.9), *sides)
+    sides = (side("mimalloc", {"wall_s": 1.0}), side("calmoffload", {"wall_s": 0.1}))
+    verdict = judge_one(Goal("wall_s", "calmoffload", "mimalloc", 0.9), *sides)
     assert (verdict["value"], verdict["low"], verdict["outcome"]) == (0.1, None, "open")
     assert judge_one(Goal("wall_s", "mimalloc", at_most=9.0), *sides)["outcome"] == "open"
 
@@ -319,27 +319,27 @@ def test_one_run_decides_nothing() -> None:
 def test_the_best_peer_is_none_of_our_own() -> None:
     costs = {
         "calmalloc": 1.0,
-        "calmalloc-offload-sync": 2.0,
+        "calmoffload:CALM_OPTIONS=test_sync=on": 2.0,
         "ptlbmalloc2": 3.0,
         "jemalloc": 6.0,
         "glibc": 5.0,
     }
-    goal = Goal("ns", "calmalloc-offload:CALM_OPTIONS=memory_per_cpu=1", BEST_PEER, 0.5)
+    goal = Goal("ns", "calmoffload:CALM_OPTIONS=memory_per_cpu=1", BEST_PEER, 0.5)
     sides = [side(label, *[{"ns": cost}] * 2) for label, cost in (costs | {goal.of: 2.0}).items()]
     verdict = judge_one(goal, *sides)
     assert (verdict["to"], verdict["value"], verdict["outcome"]) == ("glibc", 0.4, "met")
 
 
 def test_what_was_not_measured_meets_nothing() -> None:
-    goal = Goal("ns", "calmalloc-offload", "calmalloc", 9.0)
+    goal = Goal("ns", "calmoffload", "calmalloc", 9.0)
     measured = {"ns": 1.0}
     for sides in (
         (),
-        (side("calmalloc", measured), side("calmalloc-offload")),
-        (side("calmalloc-offload", measured),),
-        (side("calmalloc", measured), side("calmalloc-offload", {"ns": None})),
+        (side("calmalloc", measured), side("calmoffload")),
+        (side("calmoffload", measured),),
+        (side("calmalloc", measured), side("calmoffload", {"ns": None})),
         # The library said that it did otherwise.
-        (side("calmalloc", measured), side("calmalloc-offload", measured | {"said": ["calmalloc: no"]})),
+        (side("calmalloc", measured), side("calmoffload", measured | {"said": ["calmalloc: no"]})),
     ):
         verdict = judge_one(goal, *sides)
         assert verdict["outcome"] == "not known"
@@ -349,8 +349,8 @@ def test_what_was_not_measured_meets_nothing() -> None:
 def test_a_goal_may_be_a_figure_itself() -> None:
     runs = [{"server_percent": percent} for percent in (0.02, 0.3, 0.05)]
     for at_most, outcome in ((0.3, "met"), (0.1, "open"), (0.01, "missed")):
-        goal = Goal("server_percent", "calmalloc-offload", at_most=at_most)
-        verdict = judge_one(goal, side("calmalloc-offload", *runs))
+        goal = Goal("server_percent", "calmoffload", at_most=at_most)
+        verdict = judge_one(goal, side("calmoffload", *runs))
         assert (verdict["value"], verdict["low"], verdict["high"]) == (0.05, 0.02, 0.3)
         assert verdict["outcome"] == outcome
         # Least and largest of three runs are no interval of 95 %.
@@ -583,8 +583,8 @@ def test_each_row_has_its_program_and_knows_its_allocators(figure: offload.Figur
     for label in row.labels:
         name = label.partition(":")[0]
         assert name in allocators.KNOWN
-        if name == "calmalloc" or allocators.KNOWN[name].variant_of:
-            assert allocators.parse(label).library == BUILD / "libcalmalloc.so"
+        if name in allocators.OWN:
+            assert allocators.parse(label).library == BUILD / f"lib{name}.so"
     if row.command[0] not in offload.PROGRAMS_BY_NAME:
         # The help comes once all that stands before it is understood.
         command = [BUILD / row.command[0], *row.command[1:], "--help"]
@@ -668,7 +668,7 @@ def test_a_row_whose_program_is_missing_is_left_out(
 def test_programs_tell_what_they_cost_in_cpu_time() -> None:
     goals = [row.goals for figure, row in ROWS if figure.name in ("offload-program", "offload-xalan")]
     assert goals
-    assert all(Goal("cpu_s", "calmalloc-offload", "calmalloc") in each for each in goals)
+    assert all(Goal("cpu_s", "calmoffload", "calmalloc") in each for each in goals)
 
 
 def test_a_document_for_jq(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from lib import pages, results  # noqa: E402
+from lib import pages, results, suite  # noqa: E402
 from lib.results import RESULTS, Store, compact, summarize, text_of  # noqa: E402
 
 LARGEST_BYTES = 400_000
@@ -81,6 +81,31 @@ def test_every_table_is_made_of_the_results(made: tuple[Path, set[str]]) -> None
     assert differing(texts(root), texts(ROOT)) == set()
     blocks = {name: [block[1] for block in BLOCK.findall(text)] for name, text in texts(ROOT).items()}
     assert sum(len(names) for names in blocks.values()) >= 14
+
+
+def test_the_rows_that_others_win_are_counted() -> None:
+    """README.md's counts, from the medians themselves."""
+    found = suite.load(RESULTS)
+    faster, smaller, both = set(), set(), set()
+    for row in found.rows:
+        rate = row.metric is not None and row.metric.higher_is_better
+        times = [row.median(label, "metric" if row.metric else "wall_s") for label in found.labels]
+        peaks = [row.median(label, "peak_rss_kib") for label in found.labels]
+        ours = found.labels.index("calmalloc")
+        for time, peak in zip(times, peaks, strict=True):
+            # A program may have failed under an allocator.
+            if time and peak:
+                slower = time / times[ours] if rate else times[ours] / time
+                larger = peaks[ours] / peak
+                faster |= {row.name} if slower > 1 else set()
+                smaller |= {row.name} if larger > 1 else set()
+                both |= {row.name} if min(slower, larger) > 1.02 else set()
+    blocks = {mark: text for _, mark, text, _ in BLOCK.findall((ROOT / "README.md").read_text())}
+    text = " ".join(blocks["losses"].split())
+    assert f"is faster than calmalloc in {len(faster)} of the {len(found.rows)} programs" in text
+    assert f"a lower peak in {len(smaller)} (" in text
+    assert f"In {len(both)} programs, one allocator is both" in text
+    assert set(re.findall(r"`([^`]+)`", text)) == both
 
 
 def test_every_picture_is_made_of_the_results(made: tuple[Path, set[str]]) -> None:

@@ -18,10 +18,10 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from lib import papers, placement, placement_peer, rounds, suite  # noqa: E402
 from lib.results import Store  # noqa: E402
-from papers import rerun  # noqa: E402
 
 from calm.core import allocators, documents  # noqa: E402
-from calm.core.suite_results import Results, Row, Run, Side, Subject  # noqa: E402
+from research.bench.results import Results, Row, Run, Side, Subject  # noqa: E402
+from research.papers import rerun  # noqa: E402
 
 BUILD = ROOT / "build/release"
 ROWS = placement.STREAMS.rows

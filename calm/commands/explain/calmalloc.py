@@ -253,16 +253,16 @@ def _heap(process: Process, table: Table) -> Heap:
     notes = []
     if not consistent:
         notes.append("The heap changed while it was read: its figures are of several moments.")
-    if values.get("offload_calls"):
-        notes.append("Blocks that clients of the offload server keep ready count as in use.")
+    if any("libcalmoffload" in each.path for each in process.mappings):
+        notes.append("Blocks in the queues of calmoffload's server count as in use.")
         sure = estimate
     return Heap(
         allocator="calmalloc",
         version=table.release,
-        footprint=sure(blocks.large_pages * page + held + values.get("retained", 0) + metadata.bytes),
+        footprint=sure(blocks.large_pages * page + held + values.get("dirty", 0) + metadata.bytes),
         in_use=sure(blocks.large_pages * page + in_slabs),
         cached=sure(in_caches),
-        retained=sure(values["retained"]) if "retained" in values else UNKNOWN,
+        retained=sure(values["dirty"]) if "dirty" in values else UNKNOWN,
         fragmentation=sure(held - in_slabs - in_caches),
         metadata=metadata,
         movable=sure(sum(each.movable for each in classes)),
@@ -270,7 +270,7 @@ def _heap(process: Process, table: Table) -> Heap:
         ranges=_extents(process, segments) + records,
         notes=tuple(notes),
         facts={
-            "limit": values.get("retained_limit", 0),
+            "limit": values.get("dirty_limit", 0),
             **{name: value for name, value in values.items() if name.startswith("waiting_")},
             "background": values.get("background", 0),
             "purge_failures": values.get("purge_failures", 0),
@@ -293,7 +293,7 @@ def _without_layout(table: Table, values: dict[str, int], why: str) -> Heap:
         footprint=figure("footprint"),
         in_use=estimate(in_use.bytes - cached.bytes) if in_use.is_known else UNKNOWN,
         cached=cached,
-        retained=figure("retained"),
+        retained=figure("dirty"),
         notes=(f"{why}: free blocks within used pages count as in use.",),
     )
 
@@ -310,14 +310,15 @@ def tables(process: Process) -> list[Table]:
     return found
 
 
-def read(process: Process) -> Heap | None:
+def heaps(process: Process) -> tuple[Heap, ...]:
+    """A `Reader`. One heap at most."""
     table = next((each for each in tables(process) if each.library == "calmalloc"), None)
     if table is None:
-        return None
+        return ()
     values = table.values(process.read)
     if not table.blocks:
-        return _without_layout(table, values, "This release has no layout of its blocks")
+        return (_without_layout(table, values, "This release has no layout of its blocks"),)
     try:
-        return _heap(process, table)
+        return (_heap(process, table),)
     except _UnreadableError:
-        return _without_layout(table, values, "The layout of the blocks cannot be used")
+        return (_without_layout(table, values, "The layout of the blocks cannot be used"),)

@@ -16,7 +16,7 @@ import msgspec
 from calm.commands.explain import process, stacks
 from calm.commands.explain.model import Certainty, Heap
 from calm.commands.explain.picture import HEAP_PARTS, PARTS, Picture, picture
-from calm.commands.explain.readers import READERS
+from calm.commands.explain.readers import readers
 from calm.commands.explain.rules import Explanation, explain
 from calm.core import options, proc, program, report
 from calm.core.documents import Document
@@ -181,7 +181,7 @@ def _take(pid: int) -> Picture:
         if stat.has_ended:
             raise CalmError(f"process {pid} has ended")
         with process.sample(pid) as read:
-            found = picture(read, READERS)
+            found = picture(read, readers())
         now = proc.stat(pid)
         if now.has_ended:
             raise CalmError(f"process {pid} ended while it was read")

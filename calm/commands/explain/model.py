@@ -112,6 +112,17 @@ class Heap:
         return f"{self.allocator} in {self.library}" if self.library else self.allocator
 
 
+def merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same addresses in as few ranges."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
 class Process(Protocol):
     """A process as readers see it. Its memory, mappings and files are those of one sample."""
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calm.commands.explain.foreign import merged
-from calm.commands.explain.model import Certainty, Figure, Heap, Process, Reader, exact
+from calm.commands.explain.model import Certainty, Figure, Heap, Process, Reader, exact, merged
 from calm.core import proc, proc_maps
 from calm.core.allocators import GLIBC
 from calm.core.proc import Mapping

@@ -71,7 +71,7 @@ class Metric:
     scale: float = 1
     """What a counter is multiplied by."""
     may_be_unused: bool = False
-    """Left out of a process where the counter is 0, as those of offload mode are."""
+    """Left out where the counter is 0."""
 
     @property
     def prometheus_unit(self) -> str:
@@ -110,7 +110,6 @@ def _library(name: str, counter: str, ptlbmalloc2: str = "", there: str = "") ->
         text.replace("`", "") if not there else f"{text[:-1].replace('`', '')}; ptlbmalloc2: {there}.",
         _of_both(counter, ptlbmalloc2),
         scale=1e-9 if unit == "ns" else 1,
-        may_be_unused=counter.startswith("offload_"),
     )
 
 
@@ -155,9 +154,9 @@ METRICS: tuple[Metric, ...] = (
     _library("calmalloc.footprint", "footprint", "footprint_bytes", "memory of all arenas"),
     _library("calmalloc.in_use", "in_use"),
     _library(
-        "calmalloc.retained", "retained", "free_top_bytes", "free memory at the arenas' tops, resident or not"
+        "calmalloc.dirty", "dirty", "free_top_bytes", "free memory at the arenas' tops, resident or not"
     ),
-    _library("calmalloc.retained_limit", "retained_limit", "threshold_bytes", "the trim threshold"),
+    _library("calmalloc.dirty_limit", "dirty_limit", "threshold_bytes", "the trim threshold"),
     _library("calmalloc.cached", "cached"),
     _library("calmalloc.dirtied", "dirtied"),
     _library("calmalloc.purged", "purged", "bytes_purged"),
@@ -205,8 +204,8 @@ METRICS: tuple[Metric, ...] = (
         _of_both("break_even_ns"),
         scale=1e-9,
     ),
-    _library("calmalloc.retention.saved_time", "retained_saved_ns"),
-    _library("calmalloc.retention.memory_time", "retained_byte_seconds"),
+    _library("calmalloc.retention.saved_time", "dirty_saved_ns"),
+    _library("calmalloc.retention.memory_time", "dirty_byte_seconds"),
     Metric(
         "calmalloc.helper.enabled",
         "",
@@ -220,14 +219,6 @@ METRICS: tuple[Metric, ...] = (
     _library("calmalloc.limit.checks", "limit_checks", "walks", "walks over all arenas"),
     _library("calmalloc.large.allocations", "large_allocations"),
     _library("calmalloc.large.moves", "large_moves"),
-    _library("calmalloc.offload.calls", "offload_calls"),
-    _library("calmalloc.offload.messages", "offload_messages"),
-    _library("calmalloc.offload.prefilled", "offload_prefilled"),
-    _library("calmalloc.offload.prefill_unused", "offload_prefill_unused"),
-    _library("calmalloc.offload.wakeups", "offload_wakeups"),
-    _library("calmalloc.offload.sleeps", "offload_sleeps"),
-    _library("calmalloc.offload.unresponsive", "offload_unresponsive"),
-    _library("calmalloc.offload.shared_switches", "offload_shared_switches"),
     Metric(
         "ptlbmalloc2.active",
         "",

@@ -37,6 +37,7 @@ _PURGING = {
     "rpmalloc": "use a build with larger caches",
     "ptlbmalloc2": "raise its threshold: PTLBMALLOC2_SENSITIVITY=2 or more (see ptlbmalloc2(7))",
     "calmalloc": _OWN,
+    "calmoffload": _OWN,
 }
 _MODULE = re.compile(f"lib({'|'.join(_PURGING)})")
 _TUNE = "`calm tune` looks for settings that end it, `calm run -a calmalloc` does without it"
@@ -221,7 +222,7 @@ def _place(profile: Profile, place: Place, paths: Sequence[Path]) -> Iterator[Fi
         parts.append((f"the program's {shootdowns:,.0f} shootdowns", begun, shootdowns, _MIN_EVENTS))
     allocator = min((path.allocator for path in paths if path.allocator), default=profile.allocator)
     purging = _PURGING.get(allocator, "")
-    purging += "" if allocator == "calmalloc" else "; or `calm run -a calmalloc`"
+    purging += "" if purging == _OWN else "; or `calm run -a calmalloc`"
     evidence = _evidence({"shootdowns": begun} | {f"{name} calls": n for name, n in calls}, weights[CPU])
     yield from _finding(
         place.what.format(allocator=allocator),
@@ -256,7 +257,7 @@ def _refaults(profile: Profile, processes: int) -> Iterator[Finding]:
         f"Page faults brought in {faults * _PAGE_KIB / peak:.0f} times the largest footprint: memory is "
         "given back and taken again.",
         ", ".join(filter(None, evidence)),
-        _OWN if profile.allocator == "calmalloc" else f"keep freed memory longer; {_TUNE}",
+        _OWN if _PURGING.get(profile.allocator) == _OWN else f"keep freed memory longer; {_TUNE}",
         round(min(1.0, spent / cpu), 4) if cpu and profile.kernel_stacks else None,
     )
 

@@ -25,16 +25,16 @@ class Library(NamedTuple):
 
     purges: tuple[str, ...]
     purged: str
-    retained: str
+    dirty: str
     limit: str
-    retained_label: str
+    dirty_label: str
     limit_label: str
 
 
 LIBRARIES = {
     "calmalloc": Library(
         ("purges_limit", "purges_epoch", "purges_request"),
-        *("purged", "retained", "retained_limit", "kept free", "limit"),
+        *("purged", "dirty", "dirty_limit", "kept free", "limit"),
     ),
     "ptlbmalloc2": Library(
         ("trims",),
@@ -64,7 +64,7 @@ class Row(msgspec.Struct):
     allocator: str | None = None
     purges: float | None = None
     purged_bytes: float | None = None
-    retained_bytes: int | None = None
+    dirty_bytes: int | None = None
     limit_bytes: int | None = None
     counters: dict[str, dict[str, int]] = {}
     """The counters of calmalloc and ptlbmalloc2, by library and their own names."""
@@ -318,12 +318,12 @@ class Sampler:
 def summarize(
     row: Row, library: str, now: dict[str, int], before: dict[str, int] | None, elapsed: float
 ) -> None:
-    """Fills in the figures that both libraries have: purges, retained memory, and its limit."""
+    """Fills in the figures that both libraries have: purges, dirty memory, and its limit."""
     if (names := LIBRARIES.get(library)) is None:
         return
     if library == "ptlbmalloc2" and (state := now.get("state", 0)) != 1:
         row.allocator = f"glibc ({library} {counters.STATES.get(state)})"
-    row.retained_bytes, row.limit_bytes = now.get(names.retained), now.get(names.limit)
+    row.dirty_bytes, row.limit_bytes = now.get(names.dirty), now.get(names.limit)
     if before is not None and before.keys() & now.keys() >= {*names.purges, names.purged}:
         row.purges = _rate(max(0, sum(now[name] - before[name] for name in names.purges)), elapsed)
         row.purged_bytes = _rate(max(0, now[names.purged] - before[names.purged]), elapsed)

@@ -56,9 +56,9 @@ def _plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
-def _retained(row: Row) -> tuple[int, int] | None:
-    known = row.retained_bytes is not None and row.limit_bytes is not None
-    return (row.retained_bytes, row.limit_bytes) if known else None  # type: ignore[return-value]
+def _dirty(row: Row) -> tuple[int, int] | None:
+    known = row.dirty_bytes is not None and row.limit_bytes is not None
+    return (row.dirty_bytes, row.limit_bytes) if known else None  # type: ignore[return-value]
 
 
 def _short_command(row: Row) -> str:
@@ -106,7 +106,7 @@ FIGURES = {
         Figure("system", attrgetter("system_percent"), _percent, "SYS%", 6, 7),
         Figure("huge", attrgetter("huge_kib"), size, "HUGE", 8, 12),
         Figure("purges", attrgetter("purges"), count, "PURGE/s", 8, 11),
-        Figure("retained", _retained, lambda both: _bytes(*both) if both else "-", "KEPT/LIMIT", 14, 13),
+        Figure("dirty", _dirty, lambda both: _bytes(*both) if both else "-", "KEPT/LIMIT", 14, 13),
         Figure("allocator", attrgetter("allocator"), lambda name: name or "-", "ALLOCATOR", 12, 9),
         Figure("cpu", _cpu, _percent),
         Figure("swap", attrgetter("swap_kib"), size),
@@ -283,12 +283,12 @@ def counter(name: str, value: int) -> str:
 def _library(library: str, counters: dict[str, int], width: int) -> list[Text]:
     lines = [Text(), Text(f"{library}'s own counters", style="bold")]
     names = LIBRARIES.get(library)
-    bounds = (names.retained, names.limit) if names else ()
+    bounds = (names.dirty, names.limit) if names else ()
     if names and all(name in counters for name in bounds):
         kept, limit = (counters[name] for name in bounds)
         room = min(40, max(0, width - 60))
         filled = min(room, round(room * kept / limit)) if limit > 0 else 0
-        text = Text(f"{names.retained_label:<{_LABEL_WIDTH}}{_bytes(kept):>{_FIGURE_WIDTH}}  ")
+        text = Text(f"{names.dirty_label:<{_LABEL_WIDTH}}{_bytes(kept):>{_FIGURE_WIDTH}}  ")
         text.append("█" * filled + "░" * (room - filled), style="cyan")
         lines.append(text.append(f"  {names.limit_label} {_bytes(limit)}", style="dim"))
     cells = [

@@ -108,7 +108,7 @@ Examples:
 """,
 )
 @options.allocator_list(
-    "The allocators to search: glibc, calmalloc, ptlbmalloc2, calmalloc-offload or calmalloc-offload-sync. "
+    "The allocators to search: glibc, calmalloc, ptlbmalloc2 or calmoffload. "
     "Default: the first three, as far as they are on this machine."
 )
 @options.duration(

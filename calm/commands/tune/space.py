@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from calm.core import allocators, environment
-from calm.core.allocators import CALM_OPTIONS, GLIBC, KNOWN
+from calm.core.allocators import CALM_OPTIONS, GLIBC
 from calm.core.environment import TUNABLES
 from calm.core.errors import USAGE, CalmError
 
 SENSITIVITY = "PTLBMALLOC2_SENSITIVITY"
-NAMES = (GLIBC, "calmalloc", "ptlbmalloc2", "calmalloc-offload", "calmalloc-offload-sync")
+OFFLOAD = "calmoffload"
+NAMES = (GLIBC, "calmalloc", "ptlbmalloc2", OFFLOAD)
 _STEP = 64 << 10
 _SEPARATOR = {TUNABLES: ":", CALM_OPTIONS: ","}
 
@@ -136,8 +137,8 @@ def parse_names(texts: Sequence[str]) -> list[str]:
 
 
 def present() -> list[str]:
-    """The allocators that can be searched here, without variants of one."""
-    return [name for name in NAMES if allocators.is_here(name) and KNOWN[name].variant_of is None]
+    """The allocators that can be searched here, without the one that is searched only if named."""
+    return [name for name in NAMES if allocators.is_here(name) and name != OFFLOAD]
 
 
 def spaces(names: Sequence[str], inherited: Mapping[str, str]) -> tuple[dict[str, Knobs], list[str]]:
@@ -146,9 +147,8 @@ def spaces(names: Sequence[str], inherited: Mapping[str, str]) -> tuple[dict[str
     fixed = _set_by_user(inherited)
     found: dict[str, Knobs] = {}
     for name in names:
-        # Refuses a variant that the environment contradicts, before the search begins.
-        allocators.parse(name).variables(inherited)
-        own = knobs[KNOWN[name].variant_of or name]
+        allocators.parse(name)  # raises CalmError before the search begins
+        own = knobs["calmalloc" if name == OFFLOAD else name]
         found[name] = {knob: values for knob, values in own.items() if knob not in fixed}
     notes = [
         f"{variable}={value} is set, and stays so in every run: it is not searched"

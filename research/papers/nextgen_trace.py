@@ -1,0 +1,245 @@
+"""A program's cache and TLB misses by a model: it runs under QEMU with a plugin, research/papers/trace.
+
+Each thread has a CPU of its own in the model, with private caches and a TLB, and the last level cache is
+shared. Unlike the counters of most processors, the model also tells what a private cache missed because
+another CPU had written, and whose miss it was: the program's or the allocator's own thread's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from calm.core import messages, paths, report
+from calm.core.allocators import CALM_OPTIONS, Allocator
+from calm.core.environment import clean_environment
+from calm.core.errors import CalmError
+from research.papers import sessions
+
+PACKAGE = "qemu-user"
+PLUGIN, MARKS, REPLAY = "libcalm-trace.so", "libcalm-trace-marks.so", "calm-trace-replay"
+# A thread of calmalloc's: its helper, or calmoffload's server.
+OWN_THREAD = "calmalloc"
+OFFLOADED = "calmoffload"
+OWN = "own_"
+LAYOUTS = ("aggregated inline", "segregated inline", "aggregated offloaded", "segregated offloaded")
+# Figures, by the model's names for loads and stores.
+_KINDS: Mapping[str, str] = {
+    "accesses": "{}",
+    "l1_misses": "l1_{}_misses",
+    "l2_misses": "l2_{}_misses",
+    "llc_misses": "llc_{}_misses",
+    "coherence": "coherence_{}_misses",
+    "transfers": "transfer_{}_misses",
+    "tlb_misses": "dtlb_{}_misses",
+    "walks": "dtlb_{}_walks",
+}
+
+
+def _find(name: str) -> Path:
+    for directory in paths.built_directories():
+        if (path := directory / name).is_file():
+            return path.absolute()
+    raise CalmError(f"{name} is missing: `make` builds it")
+
+
+def _qemu() -> str:
+    name = f"qemu-{platform.machine()}"
+    found = shutil.which(name)
+    if found is None:
+        raise CalmError(f"{name} is not on this machine: install the package {PACKAGE}")
+    return found
+
+
+@functools.cache
+def obstacle() -> str | None:
+    try:
+        _find(MARKS)
+        _find(REPLAY)
+        with tempfile.TemporaryDirectory() as place:
+            _run(
+                [*_traced(Path(place) / "out", 0, 0), _program("true")],
+                clean_environment(),
+                Path(),
+                30,
+            )
+    except CalmError as error:
+        return str(error)
+    return None
+
+
+def _program(name: str) -> str:
+    """QEMU looks for no program on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        raise CalmError(f"no such program: {name!r}")
+    return str(Path(found).absolute())
+
+
+def _traced(out: Path, warm: int, limit: int) -> list[str]:
+    return [_qemu(), "-plugin", f"{_find(PLUGIN)},out={out},warm={warm},limit={limit}"]
+
+
+def _variables(variables: Mapping[str, str]) -> list[str]:
+    """What must be set for the program, not for QEMU: which would be preloaded itself."""
+    preload = variables.get("LD_PRELOAD")
+    return ["-E", f"LD_PRELOAD={preload}"] if preload else []
+
+
+def _inherited(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of QEMU, which hands it on: its -E would split values at commas."""
+    others = {name: value for name, value in variables.items() if name != "LD_PRELOAD"}
+    return clean_environment() | others
+
+
+def _judge(code: int, errors: IO[bytes], what: str = "") -> None:
+    if code != 0:
+        raise CalmError(f"{what}exit code {code}{report.last_words(errors)}")
+    errors.seek(0)
+    if b"cannot be preloaded" in errors.read(1 << 20):
+        raise CalmError(f"{what}the dynamic linker did not preload it")
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    limit_s: float,
+    label: str = "",
+    heard: dict[str, list[str]] | None = None,
+) -> None:
+    with tempfile.TemporaryFile() as errors:
+        try:
+            code = sessions.run_whole(
+                command, folder=folder, environment=environment, errors=errors, limit_s=limit_s
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CalmError(f"it did not end within {limit_s:g} s") from error
+        _judge(code, errors)
+        if heard is not None:
+            messages.listen(heard, label, errors)
+
+
+def patient(allocator: Allocator) -> str:
+    """Options for calmoffload: where threads take turns, its server is slow, and seems to share its CPU.
+
+    One that is named is kept all the same, if it may be used at all: the last of those that may.
+    """
+    if allocator.label.partition(":")[0] != OFFLOADED:
+        return ""
+    return f"test_server_timeout=3600000,server_cpu={max(os.sched_getaffinity(0))}"
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Sums over the program's threads, and, after `own_`, over the allocator's; without their waiting."""
+    sums: dict[str, float | None] = {}
+
+    def add(name: str, value: float) -> None:
+        sums[name] = (sums.get(name) or 0) + value
+
+    for thread in found["threads"].values():
+        own = OWN if thread["name"] == OWN_THREAD else ""
+        add(f"{own}instructions", thread["instructions"] - thread["waiting"])
+        add(f"{own}waiting_instructions", thread["waiting"])
+        add(f"{own}upgrades", thread["upgrades"])
+        for key, pattern in _KINDS.items():
+            for kind in ("load", "store"):
+                waited = thread["waiting_accesses"][f"{kind}s"] if key == "accesses" else 0
+                name = f"{kind}s" if key == "accesses" else pattern.format(kind)
+                add(f"{own}{name}", thread[key][f"{kind}s"] - waited)
+    sums["turns_lost"] = found["turns_lost"]
+    return sums | {f"{name}_bytes": shape["bytes"] for name, shape in found["machine"].items()}
+
+
+def trace(
+    command: Sequence[str],
+    folder: Path,
+    allocator: Allocator,
+    limit_s: float,
+    *,
+    warm: int = 0,
+    limit: int = 0,
+    heard: dict[str, list[str]] | None = None,
+) -> dict[str, float | None]:
+    """One run: warm: instructions before it counts; limit: those that it counts, or 0 for all.
+
+    heard: gets what calmalloc says.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out"
+        variables = allocator.variables({})
+        if options := ",".join(filter(None, (variables.get(CALM_OPTIONS), patient(allocator)))):
+            variables[CALM_OPTIONS] = options
+        program, *arguments = command
+        traced = [*_traced(out, warm, limit), *_variables(variables), _program(program), *arguments]
+        _run(traced, _inherited(variables), folder, limit_s, allocator.label, heard)
+        try:
+            found = json.loads(out.read_text())
+        except (OSError, ValueError) as error:
+            raise CalmError("the plugin wrote no report") from error
+    if not found["warmed"]:
+        raise CalmError(f"it ended within the first {warm:,} instructions")
+    return figures(found)
+
+
+def layouts(command: Sequence[str], folder: Path, limit_s: float) -> dict[str, float | None]:
+    """One recording, replayed as it is made with every layout: nothing is kept."""
+    program, *arguments = command
+    reads, writes = os.pipe()
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as replay_errors:
+        options = f"{_find(PLUGIN)},record=/dev/fd/{writes}"
+        variables = _variables({"LD_PRELOAD": str(_find(MARKS))})
+        try:
+            replay = subprocess.Popen(
+                [str(_find(REPLAY))], stdin=reads, stdout=subprocess.PIPE, stderr=replay_errors, text=True
+            )
+        finally:
+            os.close(reads)
+        try:
+            recording = subprocess.Popen(
+                [_qemu(), "-plugin", options, *variables, _program(program), *arguments],
+                cwd=folder,
+                env=clean_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(writes,),
+            )
+        except BaseException:
+            replay.kill()
+            replay.communicate()
+            raise
+        finally:
+            os.close(writes)
+        try:
+            text, _ = replay.communicate(timeout=limit_s)
+            code = recording.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise CalmError(f"it did not end within {limit_s:g} s") from error
+        finally:
+            for process in (recording, replay):
+                process.kill()
+                process.wait()
+        # A recording whose reader has gone fails as well.
+        _judge(replay.returncode, replay_errors, f"{REPLAY}: ")
+        _judge(code, errors)
+    return layout_figures(json.loads(text))
+
+
+def layout_figures(found: Mapping[str, Any]) -> dict[str, float | None]:
+    flat: dict[str, float | None] = {
+        name: found[name] for name in ("instructions", "mallocs", "frees", "accesses_in_blocks")
+    }
+    for layout, counts in found["layouts"].items():
+        flat[f"{layout}: message_misses"] = counts["message_misses"]
+        for who in ("users", "server"):
+            flat |= {f"{layout}: {who} {name}": value for name, value in counts[who].items()}
+    return flat

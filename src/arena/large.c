@@ -1,0 +1,180 @@
+#include "arena/large.h"
+
+#include "arena/check.h"
+#include "arena/fault_cost.h"
+#include "arena/limit.h"
+#include "base/assert.h"
+#include "os/filters.h"
+#include "os/hardware_caches.h"
+#include "os/purge.h"
+#include "os/random.h"
+#include "os/vm.h"
+
+/* Smaller blocks cost more to move than to copy (docs/experiments.md). */
+#define MIN_MOVE_BYTES ((size_t)256 << 10)
+
+/* A smaller block without evidence takes resident pages, since the faults in
+ * clean pages would cost more. */
+#define MIN_SPARSE_BYTES ((size_t)1 << 20)
+
+/* Larger blocks without evidence may take resident pages, too, while such
+ * blocks hold no more than this. A program that takes and frees one buffer
+ * repeatedly then need not fault it in each time. */
+#define MAX_GUESSED_BYTES ((size_t)4 << 20)
+
+static bool may_guess(const struct arena *arena, size_t pages) {
+    return (arena->heap.guessed_pages + pages) * page_bytes(arena) <= MAX_GUESSED_BYTES;
+}
+
+/* Returns whether the program may leave much of a block untouched. A control
+ * block that the caller would clear tells nothing unless its pages are clean.
+ * If a filter forbids asking the kernel which pages were touched, any pages
+ * will do. */
+static bool may_be_sparse(const struct arena *arena, size_t pages, bool zeroed, enum thp_evidence evidence) {
+    if (pages < THP_MIN_PAGES || !filters_allow_all()) {
+        return false;
+    }
+    bool large = pages * page_bytes(arena) >= MIN_SPARSE_BYTES;
+    return (evidence == THP_NONE && (zeroed || large)) || (evidence == THP_CONTROL && zeroed && large);
+}
+
+/* The caller holds the heap's lock. */
+static enum run_choice large_choose_run(const struct arena *arena, size_t pages, bool sparse,
+                                        enum thp_evidence evidence) {
+    if (pages < THP_MIN_PAGES) {
+        return RUN_FOR_ANY;
+    }
+    if (sparse && (evidence == THP_CONTROL || !may_guess(arena, pages))) {
+        return RUN_FOR_SPARSE;
+    }
+    if (arena->heap.runs.region_pages == 0) {
+        return RUN_FOR_ANY;
+    }
+    bool dense = evidence == THP_SURE && !thp_policy_is_costly(&arena->thp) && allows_region(arena, pages);
+    return dense ? RUN_FOR_HUGE_PAGES : RUN_FOR_LARGE;
+}
+
+/* Returns whether large blocks are spread by their colors. When huge pages are
+ * first requested, reads the description of the machine's caches. This costs
+ * far less than the request. The caller holds the heap's lock. */
+static bool prepare_colors(struct arena *arena, enum run_choice choice) {
+    struct heap *heap = &arena->heap;
+    bool colored = setting_value(&arena->settings.placement) == PLACEMENT_COLORS;
+    if (!colored || arena->has_colors || (choice != RUN_FOR_HUGE_PAGES && heap->runs.regions == 0)) {
+        return colored;
+    }
+    arena->has_colors = true;
+    struct hardware_cache caches[MAX_HARDWARE_CACHES];
+    size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
+    /* Virtual addresses index the nearest cache. Placement by lines spreads
+     * blocks over it. */
+    size_t outer = 0;
+    while (outer < count && caches[outer].level < 2) {
+        outer++;
+    }
+    colors_init(&heap->colors, caches + outer, count - outer, page_bytes(arena),
+                heap->runs.region_pages * page_bytes(arena), random_process_seed());
+    return colored;
+}
+
+/* Purges those pages of a new block that will be sampled. The program does not
+ * have the block yet. */
+static void open_control(struct arena *arena, struct span *span) {
+    struct iovec ranges[THP_SAMPLED_RANGES];
+    size_t bytes = (size_t)span->pages * page_bytes(arena);
+    size_t count = thp_policy_sampled(span->base, bytes, page_bytes(arena), ranges);
+    struct purge_result result = purge_ranges(ranges, count);
+    calm_assert(count > 0 && count <= THP_SAMPLED_RANGES && result.ranges_done <= count, count);
+    span->fresh = result.ranges_done == count;
+    heap_lock(arena);
+    arena->counts.ranges += result.ranges_done;
+    arena->counts.vectored_calls += result.vectored_calls;
+    arena->counts.single_calls += result.single_calls;
+    heap_unlock(arena);
+}
+
+void *arena_take_large(struct arena *arena, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    heap_lock(arena);
+    enum thp_evidence evidence = pages < THP_MIN_PAGES ? THP_NONE : thp_policy_expect(&arena->thp, pages);
+    bool sparse = may_be_sparse(arena, pages, zeroed, evidence);
+    enum run_choice choice = large_choose_run(arena, pages, sparse, evidence);
+    uint64_t made = arena->heap.runs.huge_pages_made;
+    bool colored = prepare_colors(arena, choice);
+    char *block = heap_take_large(&arena->heap, pages, align_pages, choice, colored, zero);
+    made = arena->heap.runs.huge_pages_made - made;
+    struct span *span = heap_large_span(&arena->heap, block);
+    calm_assert(span == NULL ? block == NULL : span->pages == pages && span->base == block, pages);
+    struct iovec sampled = {0};
+    bool is_control = evidence == THP_CONTROL && span != NULL && !span->fresh && !span->huge && !zeroed &&
+                      pages * page_bytes(arena) >= MIN_SPARSE_BYTES;
+    if (sparse && span != NULL && !span->fresh) {
+        heap_note_guess(&arena->heap, span);
+    }
+    if (span != NULL && pages >= THP_MIN_PAGES) {
+        sampled = thp_policy_note(&arena->thp, &arena->heap, span);
+    }
+    heap_unlock_and_check(arena);
+    if (made > 0 && block != NULL) {
+        prefault_huge_page(arena, block);
+    }
+    if (sampled.iov_len > 0) {
+        thp_policy_sample(&arena->thp, sampled.iov_base, sampled.iov_len, page_bytes(arena), false);
+    }
+    if (is_control) {
+        open_control(arena, span);
+    }
+    return block;
+}
+
+void arena_put_large(struct arena *arena, void *block) {
+    const struct span *span = heap_large_span(&arena->heap, block);
+    if (span != NULL && thp_policy_samples_freed(&arena->thp, span)) {
+        thp_policy_sample(&arena->thp, span->base, (size_t)span->pages * page_bytes(arena), page_bytes(arena),
+                          true);
+    }
+    heap_lock(arena);
+    arena->heap.freed_now = block;
+    struct span *moved = heap_put_large(&arena->heap, block);
+    arena->heap.freed_now = NULL;
+    if (moved != NULL) {
+        heap_unlock(arena);
+        enum vm_renewed renewed = vm_renew(moved->base, (size_t)moved->pages * page_bytes(arena));
+        heap_lock(arena);
+        heap_put_renewed(&arena->heap, moved, renewed);
+    }
+    heap_unlock_and_check(arena);
+}
+
+void *arena_resize_large(struct arena *arena, void *block, size_t pages) {
+    struct span *span = heap_large_span(&arena->heap, block);
+    if (span == NULL) {
+        return NULL;
+    }
+    size_t held = span->pages;
+    heap_lock(arena);
+    calm_assert(span->state == SPAN_LARGE && pages > 0, span->page, span->state);
+    bool resized = heap_resize_large(&arena->heap, span, pages);
+    bool may_move =
+        !resized && pages > held && held * page_bytes(arena) >= MIN_MOVE_BYTES && heap_may_move(&arena->heap);
+    bool zero;
+    char *to_base = may_move ? heap_take_large(&arena->heap, pages, 1, RUN_FOR_MOVE, false, &zero) : NULL;
+    heap_unlock_and_check(arena);
+    if (resized || to_base == NULL) {
+        return resized ? span->base + span->offset : NULL;
+    }
+    size_t bytes = held * page_bytes(arena);
+    if (!vm_move_pages(span->base, to_base, bytes)) {
+        /* Older kernels may have unmapped the target before they failed. If the
+         * target cannot be mapped again, it is lost. */
+        if (vm_replace(to_base, bytes)) {
+            arena_put_large(arena, to_base);
+        }
+        return NULL;
+    }
+    heap_lock(arena);
+    struct span *to = heap_large_span(&arena->heap, to_base);
+    calm_assert(to != NULL && to->base == to_base, to_base);
+    heap_moved(&arena->heap, span, to);
+    heap_unlock_and_check(arena);
+    return to->base + to->offset;
+}

@@ -1,0 +1,60 @@
+#include "cache/locked.h"
+
+#include "base/assert.h"
+#include "base/size.h"
+
+#include <string.h>
+
+/* Returns the words of the caller's cache, which no other thread changes before
+ * locked_leave. */
+static char *locked_enter(const struct cpu_caches *caches, struct lock **lock) {
+    struct cpu_cache_state *state = &caches->states[locked_number(caches)];
+    *lock = NULL;
+    if (!cpu_cache_is_single_threaded(caches)) {
+        *lock = &state->lock;
+        lock_acquire(*lock);
+    }
+    return cpu_cache_words(caches, state);
+}
+
+static void locked_leave(struct lock *lock) {
+    if (lock != NULL) {
+        lock_release(lock);
+    }
+}
+
+size_t locked_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, size_t count) {
+    struct lock *lock;
+    struct stack *stack = stack_of(locked_enter(caches, &lock), size_class);
+    void **top = stack_top(stack);
+    size_t taken = size_min(words_between(stack_bottom(stack), top), count);
+    calm_assert(taken <= count && taken <= MAX_GROWN_BLOCKS, taken, count);
+    if (taken > 0) {
+        memcpy(blocks, top - taken, taken * sizeof *blocks);
+        stack_set_top(stack, top - taken);
+    }
+    locked_leave(lock);
+    return taken;
+}
+
+size_t locked_push_some(const struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
+                        size_t count) {
+    struct lock *lock;
+    struct stack *stack = stack_of(locked_enter(caches, &lock), size_class);
+    void **top = stack_top(stack);
+    size_t given = size_min(words_between(top, stack_end(stack)), count);
+    calm_assert(given <= count && given <= MAX_GROWN_BLOCKS, given, count);
+    if (given > 0) {
+        memcpy(top, blocks, given * sizeof *blocks);
+        stack_set_top(stack, top + given);
+    }
+    locked_leave(lock);
+    return given;
+}
+
+bool locked_has_newest(const struct cpu_caches *caches, uint32_t size_class, const void *block) {
+    struct lock *lock;
+    bool found = stack_has_newest(stack_of(locked_enter(caches, &lock), size_class), block);
+    locked_leave(lock);
+    return found;
+}

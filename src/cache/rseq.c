@@ -1,0 +1,90 @@
+#include "cache/rseq.h"
+
+static uint32_t read_rseq(ptrdiff_t offset) {
+    return *(const volatile uint32_t *)(const void *)((const char *)thread_pointer() + offset);
+}
+
+unsigned rseq_number(const struct cpu_caches *caches) {
+    return read_rseq(caches->rseq.cpu_number);
+}
+
+unsigned rseq_node(const struct cpu_caches *caches) {
+    return caches->rseq.node == 0 ? 0 : read_rseq(caches->rseq.node);
+}
+
+#if HAS_SEQUENCES
+
+/* Copies %[left] pointers, at least one, from the last to the first. Copies one
+ * pointer if their number is odd, and then pairs. */
+#define RSEQ_COPY(from, to)                      \
+    "testb $1, %b[left]\n\t"                     \
+    "je 5f\n\t"                                  \
+    "movq -8(" from ",%[left],8), %[block]\n\t"  \
+    "movq %[block], -8(" to ",%[left],8)\n\t"    \
+    "decq %[left]\n\t"                           \
+    "je 8f\n"                                    \
+    "5:\n\t"                                     \
+    "movups -16(" from ",%[left],8), %%xmm0\n\t" \
+    "movups %%xmm0, -16(" to ",%[left],8)\n\t"   \
+    "subq $2, %[left]\n\t"                       \
+    "jnz 5b\n"                                   \
+    "8:\n\t"
+
+/* These sequences copy before they commit, so an interrupted copy is made
+ * again. `moved` stays 0 if there is nothing to copy. */
+size_t rseq_pop_some(const struct cpu_caches *caches, uint32_t size_class, void **blocks, uint64_t count) {
+    char *stack;
+    void **top;
+    uint64_t taken;
+    uint64_t left;
+    uint64_t moved;
+    void *block;
+    __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
+                                "movq %c[bottom](%[stack]), %[taken]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
+                                "addq %[top], %[taken]\n\t"
+                                "jnc 6f\n\t"
+                                "incq %[taken]\n\t"
+                                "shrq $3, %[taken]\n\t"
+                                "cmpq %[count], %[taken]\n\t"
+                                "cmovaq %[count], %[taken]\n\t"
+                                "leaq (,%[taken],8), %[left]\n\t"
+                                "subq %[left], %[top]\n\t"
+                                "movq %[taken], %[left]\n\t" RSEQ_COPY(
+                                    "%[top]", "%[blocks]") "movq %[taken], %[moved]\n\t"
+                                                           "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [taken] "=&r"(taken), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc", "xmm0");
+    return moved;
+}
+
+size_t rseq_push_some(const struct cpu_caches *caches, uint32_t size_class, void *const *blocks,
+                      uint64_t count) {
+    char *stack;
+    void **top;
+    uint64_t given;
+    uint64_t left;
+    uint64_t moved;
+    void *block;
+    __asm__ volatile(RSEQ_BEGIN "xorl %k[moved], %k[moved]\n\t"
+                                "movq %c[end](%[stack]), %[given]\n\t"
+                                "movq (%[stack]), %[top]\n\t"
+                                "subq %[top], %[given]\n\t"
+                                "jbe 6f\n\t"
+                                "shrq $3, %[given]\n\t"
+                                "cmpq %[count], %[given]\n\t"
+                                "cmovaq %[count], %[given]\n\t"
+                                "movq %[given], %[left]\n\t" RSEQ_COPY(
+                                    "%[blocks]", "%[top]") "movq %[given], %[moved]\n\t"
+                                                           "leaq (%[top],%[given],8), %[top]\n\t"
+                                                           "movq %[top], (%[stack])\n" RSEQ_END
+                     : [stack] "=&r"(stack), [top] "=&r"(top), [given] "=&r"(given), [left] "=&r"(left),
+                       [block] "=&r"(block), [moved] "=&r"(moved)
+                     : RSEQ_INPUTS, [blocks] "r"(blocks), [count] "r"(count)
+                     : "memory", "cc", "xmm0");
+    return moved;
+}
+
+#endif

@@ -1,4 +1,0 @@
-#include "profile/probes.h"
-
-PROBE_DEFINE_3("otel_memory", "alloc", probe_alloc)
-PROBE_DEFINE_1("otel_memory", "free", probe_free)

@@ -1,0 +1,104 @@
+/* Forks: processes of one family share what one may keep, and a fork gives back what is kept for later. */
+#include "arena/family.h"
+
+#include "whole_allocator.h"
+
+/* Processes that keep memory at the same time share what one may keep. */
+static void test_family(void) {
+    CHECK_EQUAL(calm_arena.epoch.family.member, 0); /* not its parent's */
+    struct family family = {0};
+    CHECK(family_share(&family, 100 * MIB) == 1);
+    family_before_fork(&family);
+    CHECK(family_share(&family, 100 * MIB) == 1);
+    for (int i = 0; i < 3; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            family_start_child(&family);
+            family_share(&family, 100 * MIB);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    CHECK(family_share(&family, 100 * MIB) == 0.25);
+    CHECK(family_share(&family, 300 * MIB) == 0.5);
+    CHECK(family_share(&family, 0) > 0.33 && family_share(&family, 0) < 0.34);
+    clock_advance(20 * DEMAND_EPOCH_NS); /* they keep nothing any more, or ended */
+    CHECK(family_share(&family, 100 * MIB) == 1);
+}
+
+/* As if a fork had just purged. */
+static void forbid_fork_purges(void) {
+    lock_acquire(&calm_arena.purger.lock);
+    calm_arena.purger.fork_epoch = calm_arena.epoch.demand.epochs + 1;
+    calm_arena.epoch.demand.break_even_s = 1000;
+    lock_release(&calm_arena.purger.lock);
+}
+
+/* What is kept for later is given back before a fork, unless another fork just did. */
+static void test_fork_gives_back(void) {
+    build();
+    free_all();
+    clock_await_sleep(&calm_arena.helper.wakeup);
+    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(stats_now().dirty <= WAVE * WAVE_BYTES / 2);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(stats_now().dirty <= WAVE * WAVE_BYTES / 2);
+}
+
+/* What a parent keeps for itself is given back in its child, which starts no helper to keep it. */
+static void test_child_keeps_little(void) {
+    build();
+    free_all();
+    clock_await_sleep(&calm_arena.helper.wakeup);
+    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+    forbid_fork_purges();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        calm_free(obtain(300 * KIB));
+        CHECK(helper_is_gone());
+        CHECK(stats_now().dirty <= 2 * MIB);
+        /* Until it has waves of its own. */
+        for (int wave = 0; wave < 3; wave++) {
+            build();
+            free_all();
+        }
+        clock_await_sleep(&calm_arena.helper.wakeup);
+        CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+}
+
+/* More forks within an epoch give nothing back: what the first one's cost is known at its end. */
+static void test_fork_gives_back_once_an_epoch(void) {
+    for (int fork_number = 0; fork_number < 2; fork_number++) {
+        build();
+        free_all();
+        clock_await_sleep(&calm_arena.helper.wakeup);
+        CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
+        arena_shrink_for_fork(&calm_arena);
+        CHECK((stats_now().dirty > WAVE * WAVE_BYTES / 2) == (fork_number == 1));
+    }
+}
+
+int main(void) {
+    prepare_governor();
+    in_child(test_family);
+    in_child(test_fork_gives_back_once_an_epoch);
+    in_child(test_child_keeps_little);
+    in_child(test_fork_gives_back);
+    return 0;
+}

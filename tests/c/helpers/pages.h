@@ -1,0 +1,65 @@
+/* Pages as the kernel sees them, and mappings: what tests of memory look at. */
+#ifndef CALM_TESTS_PAGES_H
+#define CALM_TESTS_PAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+
+/* Of the kernel; each test's main function sets it. */
+static size_t page_size;
+
+/* Anonymous memory in small pages, as heaps have it where huge pages are not asked for. */
+static inline unsigned char *map_pages(size_t pages) {
+    void *memory = mmap(NULL, pages * page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    madvise(memory, pages * page_size, MADV_NOHUGEPAGE); /* EINVAL: a kernel without them */
+    return memory;
+}
+
+/* Whether each byte of a page has this value. */
+static inline bool page_holds(const unsigned char *page, unsigned char value) {
+    for (size_t i = 0; i < page_size; i++) {
+        if (page[i] != value) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The number of pages of a range that are resident. */
+static inline size_t resident_pages(const void *start, size_t bytes) {
+    static unsigned char resident[4096];
+    size_t pages = bytes / page_size;
+    CHECK(pages <= sizeof resident);
+    CHECK_EQUAL(mincore((void *)(uintptr_t)start, bytes, resident), 0);
+    size_t count = 0;
+    for (size_t i = 0; i < pages; i++) {
+        count += resident[i] & 1;
+    }
+    return count;
+}
+
+/* The number of mappings that a range overlaps. */
+static inline size_t count_mappings(const void *base, size_t bytes) {
+    static char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    size_t found = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        char *end;
+        uintptr_t first = strtoull(line, &end, 16);
+        uintptr_t last = strtoull(end + 1, NULL, 16);
+        found += first < (uintptr_t)base + bytes && last > (uintptr_t)base;
+    }
+    fclose(maps);
+    return found;
+}
+
+#endif
