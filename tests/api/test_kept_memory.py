@@ -45,7 +45,7 @@ def test_idle_threads_keep_little_with_other_caches(programs: Programs, block: i
 
 @pytest.mark.parametrize("block", [64, 9000, 100_000])
 def test_idle_threads_keep_little_with_a_server(programs: Programs, block: int) -> None:
-    """After the server has processed all frees. If it waited for a CPU, a second heap keeps as much again."""
+    """After the server has processed all frees."""
     options = f"{OFFLOAD},test_policy=paper"
     ran = programs.run(PRELOAD, "retention", "plain", f"{block},others", options=options)
     assert ran["peak"] > PEAK

@@ -118,7 +118,7 @@ def test_ten_thousand_threads(programs: Programs, mode: str) -> None:
     """In waves of 50. The memory kept does not grow with their number; costly memory makes growth visible."""
     options = f"{mode},background=off,test_policy=paper,memory_per_cpu=1"
     ran = programs.run(PRELOAD, "threads", "churn", "200", options=options)
-    # The memory prepared for threads, or in a second heap, differs from wave to wave.
+    # The memory prepared for threads differs from wave to wave.
     assert ran["grown_late"] <= ran["grown_early"] + (8 if mode == OFFLOAD else 2) * MIB
     assert ran["kept"] < 24 * MIB
 

@@ -159,7 +159,7 @@ static void idle(const char *argument) {
     burst(3 * MIB); /* stacks and what the C library holds for each thread */
 }
 
-/* With a server, and the second heap beside it. */
+/* With a server. */
 static void idle_with_server(const char *argument) {
     read_argument(argument);
     burst(7 * MIB);
