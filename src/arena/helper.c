@@ -43,9 +43,10 @@ enum helper_event {
 #define IDLE_STATES      (HELPER_SET(NONE) | HELPER_SET(AWAY) | HELPER_SET(SINGLE) | HELPER_SET(REFUSED))
 #define ALL_STATES       (IDLE_STATES | HELPER_SET(RUNS) | HELPER_SET(ENDED))
 
+/* Only assertions read it. */
 static const struct {
     unsigned from, to; /* sets of states */
-} transitions[] = {
+} transitions[] __attribute__((unused)) = {
     [EVENT_START] = {IDLE_STATES, HELPER_SET(RUNS)},
     [EVENT_START_UNDONE] = {HELPER_SET(RUNS), IDLE_STATES},
     [EVENT_START_REFUSED] = {HELPER_SET(RUNS), HELPER_SET(REFUSED)},
