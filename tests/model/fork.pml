@@ -3,7 +3,7 @@
  * between two passes, and, to fork, enters the endpoints. A client that cannot enter an endpoint works on the heap.
  *
  * Abstracted: one endpoint; a pass puts a block into a queue in two steps, and withdraws one under the endpoint; two
- * threads fork, three times in all. A signal handler that forks within the governor does not take the lock, and its
+ * threads fork, three times in all. A signal handler that forks within the arena does not take the lock, and its
  * child forgets the endpoints: there is nothing to model. A try to take the lock that fails is a nap, and so is the
  * server's way-making; both are bounded, so fairness is enough to end them.
  *
