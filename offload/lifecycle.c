@@ -145,10 +145,9 @@ static void reset_endpoints(struct server *server, bool held) {
     for (; endpoint != NULL; endpoint = endpoint->next) {
         uint64_t entered = atomic_load_explicit(&endpoint->entered, memory_order_relaxed);
         bool mine = (entered & ~(uint64_t)ENTERED_FOR_FORK) == lock_self();
-        if (!held && !mine) {
+        /* Another thread may have been in the middle of a change. */
+        if (!mine && (!held || entered != 0)) {
             endpoint_forget(endpoint);
-        } else if (!mine && entered != 0) {
-            endpoint_leave(endpoint);
         }
         atomic_store_explicit(&endpoint->hits, 0, memory_order_relaxed);
         atomic_store_explicit(&endpoint->misses, 0, memory_order_relaxed);
@@ -166,13 +165,13 @@ void server_start_child(struct server *server, bool held) {
         server->locked.forks = 0;
     }
     calls_start_child(server->calls);
+    atomic_store_explicit(&words->claims, 0, memory_order_relaxed);
     if (thread_state(server) == THREAD_STARTED || !thread_is_gone(&server->locked.worker)) {
         thread_forget(&server->locked.worker);
         change_thread(server, THREAD_STARTED, THREAD_NONE);
         atomic_store_explicit(&words->serves, false, memory_order_relaxed);
         atomic_store_explicit(&words->has_leftovers, true, memory_order_relaxed);
         atomic_store_explicit(&words->state, SERVER_AWAKE, memory_order_relaxed);
-        atomic_store_explicit(&words->claims, 0, memory_order_relaxed);
         atomic_store_explicit(&words->operations, 0, memory_order_relaxed);
         memset(&server->counts, 0, sizeof server->counts);
         reset_mailbox(&server->mailbox);

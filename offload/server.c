@@ -76,7 +76,13 @@ bool server_enter(struct server *server, uint64_t timeout_ns, bool for_fork) {
         endpoint_nap();
         entered = try_lock(server, for_fork);
     }
-    atomic_fetch_sub_explicit(&server->words.claims, 1, memory_order_relaxed);
+    /* A signal handler may have forked meanwhile: then this is the child, where
+     * the count begins anew. */
+    uint32_t claims = atomic_load_explicit(&server->words.claims, memory_order_relaxed);
+    while (claims > 0 &&
+           !atomic_compare_exchange_weak_explicit(&server->words.claims, &claims, claims - 1,
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+    }
     futex_wake_all(&server->words.claims);
     return entered;
 }

@@ -201,6 +201,8 @@ def _unread(process: Process, heaps: Sequence[Heap]) -> str:
         return unknown.allocator
     paths = [each.path for each in process.mappings if each.path.startswith("/")]
     name = proc_maps.allocator(paths)
+    if name == "calmoffload":  # which has a heap of calmalloc
+        name = "calmalloc"
     if name is None or name == GLIBC or name in {heap.allocator for heap in heaps}:
         return ""
     return name
