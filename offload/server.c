@@ -79,9 +79,8 @@ bool server_enter(struct server *server, uint64_t timeout_ns, bool for_fork) {
     /* A signal handler may have forked meanwhile: then this is the child, where
      * the count begins anew. */
     uint32_t claims = atomic_load_explicit(&server->words.claims, memory_order_relaxed);
-    while (claims > 0 &&
-           !atomic_compare_exchange_weak_explicit(&server->words.claims, &claims, claims - 1,
-                                                  memory_order_relaxed, memory_order_relaxed)) {
+    while (claims > 0 && !atomic_compare_exchange_weak_explicit(&server->words.claims, &claims, claims - 1,
+                                                                memory_order_relaxed, memory_order_relaxed)) {
     }
     futex_wake_all(&server->words.claims);
     return entered;
