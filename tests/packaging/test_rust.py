@@ -235,15 +235,14 @@ def test_every_source_of_the_library_is_compiled() -> None:
     """The build script compiles the library's C files, except those that only a shared library needs."""
     listed = (REPOSITORY / "src/CMakeLists.txt").read_text()
     in_library = set()
-    pattern = r"calm_(?:layer|feature)\(\s*(\w+)(?: FOLDER (\w+))? SOURCES ([^)]*)\)"
+    pattern = r"calm_layer\(\s*(\w+)(?: FOLDER (\w+))? SOURCES ([^)]*)\)"
     for name, folder, words in re.findall(pattern, listed):
         layer = folder or name
-        own, _, plugged = words.partition(" API ")
-        own = re.split(r"\s(?:ABOVE|DEFINES)\s", own)[0]
+        own = re.split(r"\s(?:ABOVE|DEFINES)\s", words)[0]
         in_library |= {f"{layer}/{source}.c" for source in own.split() if source.isidentifier()}
-        in_library |= {f"api/{source}.c" for source in plugged.split()}
     there = {str(path.relative_to(REPOSITORY / "src")) for path in (REPOSITORY / "src").glob("*/*.c")}
-    shared = re.findall(r"add_library\(calmalloc SHARED ([^)]*)\)", listed)[0].split()
+    names = re.findall(r"set\(calm_shared_sources ([^)]*)\)", listed)[0].split()
+    shared = [f"api/{name}.c" for name in names]
     archive = re.findall(r"add_library\(calmalloc_static STATIC \S+ ([^)]*)\)", listed)[0].split()
     assert in_library | set(shared) | set(archive) == there
 
