@@ -85,7 +85,7 @@ static void test_counters(void) {
         CHECK_EQUAL(now.dirtied + now.purged + now.purges_limit + now.purges_request + now.cache_misses, 0);
         CHECK_EQUAL(now.large_allocations + now.limit_checks + now.purge_ns + now.purge_ranges, 0);
         CHECK(before.dirtied > 0 && before.purged > 0 && before.limit_checks > 0);
-        /* Only to tell them apart: nobody looks at them before they are what they were. */
+        /* Only to tell them apart. No thread reads them before they are restored. */
         atomic_store(&calm_arena.settings.policy, 1);
         atomic_store(&calm_arena.settings.background, 2);
         check_counters();

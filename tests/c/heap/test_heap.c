@@ -311,7 +311,7 @@ static void *take_pages_of(size_t pages) {
 }
 
 /* Each block is longer than the last, which is free by then: its segment goes where address space is short,
- * unless something in it is in use; and nobody looks in vain for a block elsewhere. */
+ * unless something in it is in use. No search for a block elsewhere is wasted. */
 static void test_free_segments_make_room(void) {
     enum { LIMIT = 64 * MIB, STEP = 256 };
     limit(RLIMIT_AS, "VmSize:", (size_t)LIMIT);

@@ -83,7 +83,7 @@ static inline size_t most(size_t a, size_t b) {
 #define UNTENDED RETENTION_FOREGROUND_FACTOR
 #define TENDED   1e9 /* as much as the program used of late */
 
-/* Table 1 times the band, and the CPUs' hundredths; nobody is asked for less than 16 pages. */
+/* Table 1 times the band, and the CPUs' hundredths. The limit is never below 16 pages. */
 static inline void check_limit(const struct calm_stats *stats, double min_band, double max_band,
                                double factor) {
     double base = (double)hysteresis_base_bytes(stats->footprint) * factor;

@@ -105,8 +105,8 @@ static void test_votes(void) {
 }
 
 /* A load after no others finds its line, and one after four times what the cache holds does not, where the
- * cache can be seen at all. What else runs on the machine may spoil how a hit was told from a miss, for once:
- * whoever asks does it anew then, and so does this. */
+ * cache can be seen at all. Other programs on the machine may once spoil how a hit was told from a miss. Then
+ * the caller measures again, and so does this test. */
 static void test_evictions(void) {
     enum { ASKED = 20, ROUNDS = 50 };
     struct hardware_cache caches[MAX_HARDWARE_CACHES];
