@@ -15,7 +15,7 @@ from calm.cli import cli
 
 # These report no figures.
 WITHOUT_FIGURES = {"completion", "export", "run"}
-_CONTEXT = click.Context(cli, info_name="calm")
+_CONTEXT = click.Context(cli, info_name="calm", **cli.context_settings)
 COMMANDS_AND_MODES = dict(leaves())
 
 

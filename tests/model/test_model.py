@@ -17,4 +17,4 @@ def test_a_model_that_is_not_there_is_a_wrong_use() -> None:
     assert usage[0].startswith("usage: ")
     assert "no such model: no-such; there are call, fork" in line
     # Those of both folders.
-    assert ", unresponsive, decision, mailbox" in line
+    assert ", sleep, decision, mailbox" in line

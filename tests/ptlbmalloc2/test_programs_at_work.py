@@ -62,7 +62,7 @@ def test_fork_under_load(run: Run) -> None:
 @pytest.mark.parametrize("child", ["syscall-clone", "syscall-clone3", "syscall-vfork", "syscall-to-stack"])
 def test_calls_that_return_twice(child: str) -> None:
     """By the library's `syscall`, on the stack of the caller, or on another one."""
-    program = REPOSITORY / "build/release/tests/api/processes-plain"
+    program = REPOSITORY / "build/release/tests/api/children-plain"
     assert program.is_file(), f"{program} is not built: cmake --build --preset release -t programs"
     env = environment(None) | {"LD_PRELOAD": str(library())}
     subprocess.run([program, "children", child], env=env, check=True, timeout=TIMEOUT_S)

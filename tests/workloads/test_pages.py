@@ -20,7 +20,7 @@ from lib.results import RESULTS, Store, compact, summarize, text_of  # noqa: E40
 
 LARGEST_BYTES = 400_000
 # From the tables of the code.
-OF_THE_CODE = ("options", "test-options", "counters", "metrics")
+OF_THE_CODE = ("options", "test-options", "counters", "metrics", "releases")
 BLOCK = re.compile(r"(<!-- ([\w-]+): begin -->\n)(.*?)(<!-- \2: end -->\n)", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # Identifiers of elements, from a hash of their numbers.
