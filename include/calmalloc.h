@@ -95,6 +95,7 @@ struct calm_stats {
     uint64_t heap_locks;           /* acquisitions of a heap's lock */
     uint64_t large_allocations;    /* allocations of runs of pages: above 32 KiB */
     uint64_t large_moves;          /* calls of realloc that moved pages */
+    uint64_t heap_locks_contended; /* acquisitions of a heap's lock that had to wait for another thread */
     /* From src/api/counters.def: end. */
 };
 

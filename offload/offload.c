@@ -1,6 +1,7 @@
 #include "offload/offload.h"
 
 #include "api/options.h"
+#include "arena/select.h"
 #include "base/assert.h"
 #include "offload/client.h"
 #include "offload/client_cache.h"
@@ -41,8 +42,8 @@ static void report_misuse(void) {
 
 /* ---- blocks ---- */
 
-static unsigned cpu_number(const struct arena *arena) {
-    return cpu_cache_number(arena->caches);
+static unsigned cpu_number(const struct arenas *arenas) {
+    return cpu_cache_number(arenas->caches);
 }
 
 /* Before the caller does itself what the server did not. */
@@ -60,7 +61,7 @@ static void note_direct(void) {
     server_note_operation(server);
 }
 
-size_t offload_take_blocks(struct arena *arena, uint32_t size_class, void **blocks, size_t count) {
+size_t offload_take_blocks(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
     struct request request = {.size_class = size_class, .blocks = blocks, .count = count, .align_pages = 1};
     size_t got = 0;
     report_misuse();
@@ -68,17 +69,17 @@ size_t offload_take_blocks(struct arena *arena, uint32_t size_class, void **bloc
         blocks[0] = NULL;
         got = client_ask_sync(the_server(), size_class, blocks);
     } else if (calm_offload.has_server) {
-        got = client_take(the_server(), cpu_number(arena), &request);
+        got = client_take(the_server(), cpu_number(arenas), &request);
     }
     if (got == 0) {
         note_direct();
-        got = arena_take_blocks(arena, size_class, blocks, count);
+        got = arena_take_blocks(arenas, size_class, blocks, count);
     }
     report_misuse();
     return got;
 }
 
-void offload_put_blocks(struct arena *arena, uint32_t size_class, void *const *blocks, size_t count) {
+void offload_put_blocks(struct arenas *arenas, uint32_t size_class, void *const *blocks, size_t count) {
     void **writable = (void **)(uintptr_t)blocks; /* which are only read */
     struct request request = {.size_class = size_class, .blocks = writable, .count = count};
     bool sent = false;
@@ -87,40 +88,40 @@ void offload_put_blocks(struct arena *arena, uint32_t size_class, void *const *b
         void *block = blocks[0];
         sent = client_ask_sync(the_server(), size_class, &block);
     } else if (calm_offload.has_server) {
-        sent = client_put(the_server(), cpu_number(arena), &request);
+        sent = client_put(the_server(), cpu_number(arenas), &request);
     }
     if (!sent) {
         note_direct();
-        arena_put_blocks(arena, size_class, blocks, count);
+        arena_put_blocks(arenas, size_class, blocks, count);
     }
     report_misuse();
 }
 
-void *offload_take_large(struct arena *arena, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+void *offload_take_large(struct arenas *arenas, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
     void *block;
     struct request request = {
         .blocks = &block, .count = 1, .pages = pages, .align_pages = align_pages, .zeroed = zeroed};
     report_misuse();
-    if (calm_offload.has_server && client_take(the_server(), cpu_number(arena), &request) == 1) {
+    if (calm_offload.has_server && client_take(the_server(), cpu_number(arenas), &request) == 1) {
         *zero = request.zero;
     } else {
         note_direct();
-        block = arena_take_large(arena, pages, align_pages, zeroed, zero);
+        block = arena_take_large(arenas, pages, align_pages, zeroed, zero);
     }
     report_misuse();
     return block;
 }
 
-void offload_put_large(struct arena *arena, void *block) {
-    const struct span *span = heap_large_span(&arena->heap, block);
+void offload_put_large(struct arenas *arenas, void *block) {
+    const struct span *span = heap_large_span(heap_of(arenas, block), block);
     struct request request = {.blocks = &block, .count = 1};
     report_misuse();
     if (span != NULL) {
-        request.bytes = (size_t)span->pages * page_bytes(arena);
+        request.bytes = (size_t)span->pages * page_bytes(arenas);
     }
-    if (span == NULL || !calm_offload.has_server || !client_put(the_server(), cpu_number(arena), &request)) {
+    if (span == NULL || !calm_offload.has_server || !client_put(the_server(), cpu_number(arenas), &request)) {
         note_direct();
-        arena_put_large(arena, block);
+        arena_put_large(arenas, block);
     }
     report_misuse();
 }
@@ -133,34 +134,34 @@ static void flush_server(void) {
     }
 }
 
-size_t offload_trim_by_helper(struct arena *arena, size_t keep_bytes) {
+size_t offload_trim_by_helper(struct arenas *arenas, size_t keep_bytes) {
     flush_server();
-    return arena_trim_by_helper(arena, keep_bytes);
+    return arena_trim_by_helper(arenas, keep_bytes);
 }
 
-size_t offload_trim(struct arena *arena, size_t keep_bytes) {
+size_t offload_trim(struct arenas *arenas, size_t keep_bytes) {
     flush_server();
-    size_t purged = arena_trim(arena, keep_bytes);
+    size_t purged = arena_trim(arenas, keep_bytes);
     report_misuse();
     return purged;
 }
 
-size_t offload_cached(const struct arena *arena, size_t *bytes) {
+size_t offload_cached(const struct arenas *arenas, size_t *bytes) {
     size_t prepared_bytes = 0;
-    size_t blocks = arena_cached(arena, bytes);
+    size_t blocks = arena_cached(arenas, bytes);
     blocks += calm_offload.has_server ? prefill_blocks(the_server(), &prepared_bytes) : 0;
     *bytes += prepared_bytes;
     return blocks;
 }
 
-size_t offload_max_cached(const struct arena *arena) {
+size_t offload_max_cached(const struct arenas *arenas) {
     size_t bytes = 0;
     size_t blocks = calm_offload.has_server ? prefill_max_blocks(the_server(), &bytes) : 0;
-    return arena_max_cached(arena) + bytes + blocks * page_bytes(arena);
+    return arena_max_cached(arenas) + bytes + blocks * page_bytes(arenas);
 }
 
-bool offload_is_held(const struct arena *arena) {
-    return arena_is_held(arena) || (calm_offload.has_server && server_is_held(the_server()));
+bool offload_is_held(const struct arenas *arenas) {
+    return arena_is_held(arenas) || (calm_offload.has_server && server_is_held(the_server()));
 }
 
 /* ---- start ---- */
@@ -187,16 +188,18 @@ static struct affinity_request requested_cpu(int wanted) {
                           : (struct affinity_request){AFFINITY_NUMBER, (unsigned)(wanted - words)};
 }
 
-bool offload_init(struct arena *arena, const struct size_classes *classes, struct cpu_caches *caches,
+bool offload_init(struct arenas *arenas, const struct size_classes *classes, struct cpu_caches *caches,
                   size_t address_space, bool with_depots,
                   void (*misused)(const struct misuse_record *misuse)) {
     calm_offload.misused = misused;
-    if (!arena_init(arena, classes, caches, address_space, with_depots, note_misuse)) {
+    /* The server owns one heap. */
+    atomic_store_explicit(&arenas->settings.heaps, HEAPS_0 + 1, memory_order_relaxed);
+    if (!arena_init(arenas, classes, caches, address_space, with_depots, note_misuse)) {
         return false;
     }
     struct server *server = the_server();
     server->setup = (struct server_setup){
-        .arena = arena,
+        .arenas = arenas,
         .cpu = requested_cpu(calm_options.server_cpu),
         .timeout_ns = (uint64_t)calm_options.test_server_timeout * 1000000U,
     };
@@ -219,26 +222,26 @@ static bool server_thread_exists(void) {
     return calm_offload.has_server && !thread_is_gone(&the_server()->locked.worker);
 }
 
-bool offload_helper_exists(const struct arena *arena) {
-    return helper_exists(arena) || server_thread_exists();
+bool offload_helper_exists(const struct arenas *arenas) {
+    return helper_exists(arenas) || server_thread_exists();
 }
 
-bool offload_stop_threads(struct arena *arena, uint64_t timeout_ns) {
-    bool waits = !offload_is_held(arena);
-    bool stopped = helper_stop(arena, timeout_ns);
+bool offload_stop_threads(struct arenas *arenas, uint64_t timeout_ns) {
+    bool waits = !offload_is_held(arenas);
+    bool stopped = helper_stop(arenas, timeout_ns);
     return (!calm_offload.has_server || server_stop(the_server(), waits ? timeout_ns : 0)) && stopped;
 }
 
-void offload_before_fork(struct arena *arena) {
-    bool held = calm_offload.has_server && server_before_fork(the_server(), arena_is_held(arena));
-    arena_before_fork(arena);
+void offload_before_fork(struct arenas *arenas) {
+    bool held = calm_offload.has_server && server_before_fork(the_server(), arena_is_held(arenas));
+    arena_before_fork(arenas);
     calm_offload.held_forks = calm_offload.held_forks << 1 | held;
 }
 
-void offload_after_fork(struct arena *arena, bool child) {
+void offload_after_fork(struct arenas *arenas, bool child) {
     bool held = (calm_offload.held_forks & 1) != 0;
     calm_offload.held_forks >>= 1;
-    arena_after_fork(arena, child);
+    arena_after_fork(arenas, child);
     if (!calm_offload.has_server) {
         return;
     }
@@ -251,28 +254,28 @@ void offload_after_fork(struct arena *arena, bool child) {
 }
 
 /* The parent had no other threads, and held nothing. */
-void offload_start_child(struct arena *arena) {
-    arena_start_child(arena);
+void offload_start_child(struct arenas *arenas) {
+    arena_start_child(arenas);
     if (calm_offload.has_server) {
         server_start_child(the_server(), false);
     }
 }
 
-void offload_end(struct arena *arena) {
+void offload_end(struct arenas *arenas) {
     struct server *server = the_server();
     if (calm_offload.has_server) {
-        bool waits = !offload_is_held(arena);
+        bool waits = !offload_is_held(arenas);
         atomic_store_explicit(&server->words.thread, THREAD_ENDED, memory_order_seq_cst);
         server_stop(server, waits ? server_long_timeout_ns(server) : 0);
         report_misuse();
     }
-    helper_end(arena);
+    helper_end(arenas);
 }
 
 /* ---- counters ---- */
 
 void offload_counters_fill(struct calm_stats *stats) {
-    if (calm_offload.has_server && !offload_is_held(the_server()->setup.arena)) {
+    if (calm_offload.has_server && !offload_is_held(the_server()->setup.arenas)) {
         server_catch_up(the_server(), server_long_timeout_ns(the_server()));
     }
     counters_fill(stats);

@@ -114,9 +114,9 @@ bool prefill_sample(const struct server *server, struct endpoint *endpoint) {
  * parts if need be, or a large block, whose pages are made resident. False if
  * memory is short. */
 static bool take_ahead(struct server *server, struct request *request) {
-    struct arena *arena = server->setup.arena;
+    struct arenas *arenas = server->setup.arenas;
     if (request->size_class == 0) {
-        request->blocks[0] = arena_take_large(arena, request->pages, 1, false, &request->zero);
+        request->blocks[0] = arena_take_large(arenas, request->pages, 1, false, &request->zero);
         if (request->blocks[0] != NULL && request->zero) {
             vm_prefault(request->blocks[0], request->pages * vm_page_size());
         }
@@ -125,7 +125,7 @@ static bool take_ahead(struct server *server, struct request *request) {
     size_t wanted = request->count;
     size_t got = 1;
     for (request->count = 0; got > 0 && request->count < wanted; request->count += got) {
-        got = arena_take_blocks(arena, request->size_class, request->blocks + request->count,
+        got = arena_take_blocks(arenas, request->size_class, request->blocks + request->count,
                                 wanted - request->count);
     }
     return request->count == wanted;

@@ -11,12 +11,12 @@
 /* ---- calls ---- */
 
 static void take_for(struct server *server, struct request *request) {
-    struct arena *arena = server->setup.arena;
+    struct arenas *arenas = server->setup.arenas;
     if (request->size_class != 0) {
-        request->count = arena_take_blocks(arena, request->size_class, request->blocks, request->count);
+        request->count = arena_take_blocks(arenas, request->size_class, request->blocks, request->count);
     } else {
         request->blocks[0] =
-            arena_take_large(arena, request->pages, request->align_pages, request->zeroed, &request->zero);
+            arena_take_large(arenas, request->pages, request->align_pages, request->zeroed, &request->zero);
         request->count = request->blocks[0] != NULL;
     }
 }

@@ -35,11 +35,11 @@ bool server_init(struct server *server, size_t cache_class_bytes) {
     lock_set_rank(&server->lock, LOCK_OUTER_1);
     lock_set_rank(&server->opening, LOCK_OUTER_2);
     lock_set_rank(&server->mailbox.clients, LOCK_OUTER_2);
-    setup->layout.classes = setup->arena->heap.classes;
+    setup->layout.classes = setup->arenas->of[0].heap.classes;
     prefill_queue_lay_out(&setup->layout);
     client_cache_lay_out(&setup->layout, cache_class_bytes);
     setup->endpoint_bytes = vm_round_up(sizeof(struct endpoint) + setup->layout.words * sizeof(uint64_t));
-    setup->endpoint_count = setup->arena->caches->count;
+    setup->endpoint_count = setup->arenas->caches->count;
     setup->endpoints = vm_map(setup->endpoint_count * sizeof *setup->endpoints);
     setup->endpoint_memory = vm_reserve(setup->endpoint_count * setup->endpoint_bytes);
     return setup->endpoints != NULL && setup->endpoint_memory != NULL && server_open(server, 0) != NULL;
@@ -47,9 +47,9 @@ bool server_init(struct server *server, size_t cache_class_bytes) {
 
 void server_put(struct server *server, uint32_t size_class, void *const *blocks, size_t count) {
     if (count > 0 && size_class != 0) {
-        arena_put_blocks(server->setup.arena, size_class, blocks, count);
+        arena_put_blocks(server->setup.arenas, size_class, blocks, count);
     } else if (count > 0) {
-        arena_put_large(server->setup.arena, blocks[0]);
+        arena_put_large(server->setup.arenas, blocks[0]);
     }
 }
 

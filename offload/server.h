@@ -36,7 +36,7 @@ enum server_state { SERVER_AWAKE, SERVER_NAPS, SERVER_DOZES, SERVER_SLEEPS };
 
 /* Fixed by server_init. */
 struct server_setup {
-    struct arena *arena;
+    struct arenas *arenas;
     struct affinity_request cpu;
     uint64_t timeout_ns; /* how long a client waits for an answer */
     struct endpoint_layout layout;

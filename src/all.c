@@ -73,6 +73,7 @@
 #include "arena/large.c"
 #include "arena/arena_probes.c"
 #include "arena/purger.c"
+#include "arena/select.c"
 #include "arena/terms.c"
 #include "arena/thp_policy.c"
 #include "arena/verify.c"

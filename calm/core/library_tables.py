@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "test_cgroup": ("off", "on"),
     "test_placement": ("off", "lines", "colors", "random"),
     "test_cache": ("auto", "locked", "off"),
+    "test_heaps": ("auto",),
     "test_check": (),
 }
 """The words that each option takes, in the order of their numbers."""
@@ -64,5 +65,8 @@ COUNTERS: Mapping[str, Counter] = {
     "heap_locks": Counter("lock", True, "Acquisitions of a heap's lock."),
     "large_allocations": Counter("allocation", True, "Allocations of runs of pages: above 32 KiB."),
     "large_moves": Counter("move", True, "Calls of `realloc` that moved pages."),
+    "heap_locks_contended": Counter(
+        "lock", True, "Acquisitions of a heap's lock that had to wait for another thread."
+    ),
 }
 # From the tables: end.

@@ -68,6 +68,8 @@ pub struct Stats {
     pub large_allocations: u64,
     /// Calls of `realloc` that moved pages.
     pub large_moves: u64,
+    /// Acquisitions of a heap's lock that had to wait for another thread.
+    pub heap_locks_contended: u64,
     // From src/api/counters.def: end.
 }
 

@@ -8,6 +8,7 @@
 #include "arena/arena.h"
 #include "arena/blocks.h"
 #include "arena/large.h"
+#include "arena/select.h"
 #include "base/assert.h"
 #include "base/size.h"
 #include "os/vm.h"
@@ -32,7 +33,7 @@ static uint32_t allocator_class(size_t size) {
 }
 
 static size_t pages_for(size_t size) {
-    uint32_t shift = calm_arena.heap.space.page_shift;
+    uint32_t shift = page_shift(&calm_arenas);
     return (size + ((size_t)1 << shift) - 1) >> shift;
 }
 
@@ -46,7 +47,7 @@ static bool is_too_large(size_t size) {
 /* Called if memory is short. Flushes the caches and depots into the heap, which
  * may then find room. Purges nothing. */
 static void trim_all(void) {
-    arena_trim(&calm_arena, SIZE_MAX);
+    arena_trim(&calm_arenas, SIZE_MAX);
 }
 
 /* ---- allocation ---- */
@@ -57,7 +58,7 @@ static void *take_pages(size_t size, size_t alignment, bool *zero) {
     if (is_too_large(size)) {
         return out_of_memory();
     }
-    size_t page = page_bytes(&calm_arena);
+    size_t page = page_bytes(&calm_arenas);
     calm_assert((alignment & (alignment - 1)) == 0 && size > 0, alignment, size);
     size_t align_pages = alignment <= page ? 1 : alignment / page;
     size_t pages = pages_for(size);
@@ -66,10 +67,10 @@ static void *take_pages(size_t size, size_t alignment, bool *zero) {
     bool ignored;
     zero = wants_zeros ? zero : &ignored;
     requests_notice();
-    void *base = arena_take_large(&calm_arena, placed_pages, align_pages, wants_zeros, zero);
+    void *base = arena_take_large(&calm_arenas, placed_pages, align_pages, wants_zeros, zero);
     if (base == NULL) {
         trim_all();
-        base = arena_take_large(&calm_arena, pages, align_pages, wants_zeros, zero);
+        base = arena_take_large(&calm_arenas, pages, align_pages, wants_zeros, zero);
     }
     return base == NULL ? out_of_memory() : placing_place(base, size, alignment);
 }
@@ -93,7 +94,7 @@ static void cache_blocks(uint32_t size_class, void *const *blocks, size_t count)
                 size_class, count);
     size_t pushed = count == 0 ? 0 : cpu_cache_push_some(&calm_caches, size_class, blocks, count);
     if (pushed < count) {
-        arena_put_blocks(&calm_arena, size_class, blocks + pushed, count - pushed);
+        arena_put_blocks(&calm_arenas, size_class, blocks + pushed, count - pushed);
     }
 }
 
@@ -107,10 +108,10 @@ static void *refill(uint32_t size_class) {
         fill_new(blocks[0], size_class);
         return blocks[0];
     }
-    size_t taken = arena_take_blocks(&calm_arena, size_class, blocks, wanted);
+    size_t taken = arena_take_blocks(&calm_arenas, size_class, blocks, wanted);
     if (taken == 0) {
         trim_all();
-        taken = arena_take_blocks(&calm_arena, size_class, blocks, 1);
+        taken = arena_take_blocks(&calm_arenas, size_class, blocks, 1);
         if (taken == 0) {
             return out_of_memory();
         }
@@ -164,12 +165,12 @@ static void spill(uint32_t size_class, void *block) {
     case CACHE_KEEPS:
         break;
     case CACHE_SPILLS:
-        arena_put_blocks(&calm_arena, size_class, blocks, count);
+        arena_put_blocks(&calm_arenas, size_class, blocks, count);
         break;
     case CACHE_OPENED:
         cache_blocks(size_class, &block, 1);
         count = calm_all_classes.of[size_class].batch;
-        count = arena_take_blocks(&calm_arena, size_class, blocks, count);
+        count = arena_take_blocks(&calm_arenas, size_class, blocks, count);
         cache_blocks(size_class, blocks, count);
         break;
     case CACHE_HAD:
@@ -179,12 +180,12 @@ static void spill(uint32_t size_class, void *block) {
 
 static void allocator_release(void *block) {
     requests_notice();
-    int size_class = heap_class_at(&calm_arena.heap, block);
+    int size_class = heap_class_at(heap_of(&calm_arenas, block), block);
     if (size_class < 0 || (size_class > 0 && (uintptr_t)block % SIZE_QUANTUM != 0)) {
         misuse_report_now(MISUSE_INVALID_FREE, block);
     } else if (size_class == 0) {
         heap_profile_remove(block); /* before another thread may have it */
-        arena_put_large(&calm_arena, block);
+        arena_put_large(&calm_arenas, block);
     } else {
         spill((uint32_t)size_class, block);
     }
@@ -227,7 +228,7 @@ static SLOW void *allocate_aligned_slow(size_t alignment, size_t size) {
     if (!allocator_ensure_started() || size > PTRDIFF_MAX || alignment > PTRDIFF_MAX) {
         return out_of_memory();
     }
-    size_t page = page_bytes(&calm_arena);
+    size_t page = page_bytes(&calm_arenas);
     uint32_t size_class = alignment <= page ? aligned_class(alignment, size) : 0;
     if (size_class != 0) {
         return allocate(calm_all_classes.of[size_class].size);
@@ -291,7 +292,7 @@ size_t usable_size(const void *block) {
     if (sanitizer_is_there()) {
         return __interceptor_malloc_usable_size((void *)(uintptr_t)block);
     }
-    const struct heap *heap = &calm_arena.heap;
+    const struct heap *heap = heap_of(&calm_arenas, block);
     int size_class = block == NULL || !allocator_ensure_started() ? -1 : heap_class_at(heap, block);
     if (size_class != 0) {
         return size_class < 0 ? 0 : calm_all_classes.of[size_class].size;
@@ -312,7 +313,7 @@ static void *allocator_resize_large(void *block, size_t size, size_t pages) {
     /* For the profile, one block ends and another begins. The old block ends
      * first, because another thread may soon get its address. */
     heap_profile_remove(block);
-    void *resized = arena_resize_large(&calm_arena, block, pages);
+    void *resized = arena_resize_large(&calm_arenas, block, pages);
     if (resized != NULL && is_sampled(size)) {
         heap_profile_add(resized, size);
     }
@@ -354,7 +355,7 @@ static SLOW void *reallocate_slow(void *block, size_t size) {
     if (size > PTRDIFF_MAX || (size > held && is_too_large(size - held))) {
         return out_of_memory();
     }
-    const struct span *span = heap_large_span(&calm_arena.heap, block);
+    const struct span *span = heap_large_span(heap_of(&calm_arenas, block), block);
     uint32_t size_class = allocator_class(size);
     if (span == NULL && (fits(held, size) || size_class == allocator_class(held))) {
         return block;
@@ -395,5 +396,5 @@ void *reallocate(void *block, size_t size) {
 }
 
 size_t allocator_trim(size_t keep_bytes) {
-    return allocator_ensure_started() ? arena_trim(&calm_arena, keep_bytes) : 0;
+    return allocator_ensure_started() ? arena_trim(&calm_arenas, keep_bytes) : 0;
 }

@@ -91,15 +91,15 @@ static inline __attribute__((always_inline)) void *allocate(size_t size) {
  * has class 0. Returns false for unaligned pointers, and for pointers outside
  * the first segment, including NULL. */
 static inline __attribute__((always_inline)) bool find_class(const void *block, uint32_t *size_class) {
-    const struct space *space = &calm_arena.heap.space;
-    uintptr_t offset = (uintptr_t)block - space->base;
+    const struct page_map *map = &calm_arenas.map;
+    uintptr_t offset = (uintptr_t)block - map->base;
     /* The rotation moves the low bits of an unaligned pointer to the top. The
      * number is then far beyond the end. */
     uintptr_t quantum = offset >> SPACE_QUANTUM_SHIFT | offset << (64 - SPACE_QUANTUM_SHIFT);
-    if (__builtin_expect(quantum >= space->quanta, 0)) {
+    if (__builtin_expect(quantum >= map->quanta, 0)) {
         return false;
     }
-    *size_class = space->first_classes[quantum >> (SPACE_PAGE_SHIFT(space) - SPACE_QUANTUM_SHIFT)];
+    *size_class = map->first_classes[quantum >> (SPACE_PAGE_SHIFT(map) - SPACE_QUANTUM_SHIFT)];
     return true;
 }
 

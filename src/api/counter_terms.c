@@ -13,27 +13,35 @@
 #include "os/counter_table.h"
 #include "os/process.h"
 
-#define HEAP         calm_arena.heap
+#define HEAP         calm_arenas.of[0].heap
 #define WORD(place)  .at = &(place), .bytes = sizeof(place)
 #define PAGES(place) WORD(place), .unit = COUNTER_PAGES
+/* The sum over all arenas: a row for each. */
+#define IN_ALL(place)                                                              \
+    WORD(place), .rows = &calm_arenas.started, .row_stride = sizeof(struct arena), \
+                 .present = &present_arenas, .present_stride = 1
+#define PAGES_IN_ALL(place) IN_ALL(place), .unit = COUNTER_PAGES
 /* Each block counts for the size of its class. */
 #define BY_CLASS \
     .count = SIZE_CLASSES, .weights = &calm_classes.of[0].size, .weight_stride = sizeof(struct size_class)
 
+/* The states of the arenas: that of an unused one is 0. */
+static const _Atomic(uint8_t) *const present_arenas = calm_arenas.states;
+
 static const struct counter_term counter_term_list[] = {
-    {"footprint", PAGES(HEAP.used_pages)},
-    {"footprint", PAGES(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
-    {"footprint", PAGES(HEAP.runs.sets[RUN_DIRTY].pages)},
-    {"footprint", PAGES(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
-    {"footprint", PAGES(HEAP.slab_dirty_pages)},
-    {"footprint", PAGES(HEAP.purging_pages)},
-    {"in_use", PAGES(HEAP.used_pages)},
-    {"in_use", PAGES(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
-    {"dirty", PAGES(HEAP.runs.sets[RUN_DIRTY].pages)},
-    {"dirty", PAGES(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
-    {"dirty", PAGES(HEAP.slab_dirty_pages)},
-    {"dirty", PAGES(HEAP.purging_pages)},
-    {"dirty_limit", PAGES(calm_arena.limit.pages)},
+    {"footprint", PAGES_IN_ALL(HEAP.used_pages)},
+    {"footprint", PAGES_IN_ALL(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
+    {"footprint", PAGES_IN_ALL(HEAP.runs.sets[RUN_DIRTY].pages)},
+    {"footprint", PAGES_IN_ALL(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
+    {"footprint", PAGES_IN_ALL(HEAP.slab_dirty_pages)},
+    {"footprint", PAGES_IN_ALL(HEAP.purging_pages)},
+    {"in_use", PAGES_IN_ALL(HEAP.used_pages)},
+    {"in_use", PAGES_IN_ALL(HEAP.claimed_pages), .flags = COUNTER_SUBTRACT},
+    {"dirty", PAGES_IN_ALL(HEAP.runs.sets[RUN_DIRTY].pages)},
+    {"dirty", PAGES_IN_ALL(HEAP.runs.sets[RUN_HUGE_DIRTY].pages)},
+    {"dirty", PAGES_IN_ALL(HEAP.slab_dirty_pages)},
+    {"dirty", PAGES_IN_ALL(HEAP.purging_pages)},
+    {"dirty_limit", PAGES(calm_arenas.limit.pages)},
     {
         "cached",
         .at = &calm_caches.base,
@@ -51,7 +59,7 @@ static const struct counter_term counter_term_list[] = {
     },
     {
         "cached",
-        .at = &calm_arena.depots[0].bins,
+        .at = &calm_arenas.depots[0].bins,
         .pointers = MAX_DEPOTS,
         .pointer_stride = sizeof(struct depot),
         .offset = offsetof(struct depot_bin, count),
@@ -61,7 +69,7 @@ static const struct counter_term counter_term_list[] = {
     },
     {
         "cache_misses",
-        .at = &calm_arena.misses[0].count,
+        .at = &calm_arenas.misses[0].count,
         .stride = sizeof(struct miss_counter),
         .count = MISS_COUNTERS,
         .bytes = sizeof(uint64_t),
@@ -69,24 +77,26 @@ static const struct counter_term counter_term_list[] = {
 /* Subtracts what the parent had counted before the fork. The counters concerned
  * are totals, never gauges. */
 #define AT_FORK(name) \
-    { #name, WORD(calm_arena.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
+    { #name, WORD(calm_arenas.totals_at_fork.name), .flags = COUNTER_SUBTRACT }
     AT_FORK(cache_misses),
-#define ARENA(name, word)       {#name, WORD(calm_arena.word)}, AT_FORK(name),
-#define ARENA_PAGES(name, word) {#name, PAGES(calm_arena.word)}, AT_FORK(name),
+#define ALL(name, word)         {#name, WORD(calm_arenas.word)}, AT_FORK(name),
+#define ALL_PAGES(name, word)   {#name, PAGES(calm_arenas.word)}, AT_FORK(name),
+#define HEAPS(name, word)       {#name, IN_ALL(calm_arenas.of[0].word)}, AT_FORK(name),
+#define HEAPS_PAGES(name, word) {#name, PAGES_IN_ALL(calm_arenas.of[0].word)}, AT_FORK(name),
 #define CACHES(name, word)      {#name, WORD(calm_caches.word)}, AT_FORK(name),
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
 #define OUTLOOK(name) \
-    { #name, WORD(calm_arena.epoch.outlook.name) }
+    { #name, WORD(calm_arenas.epoch.outlook.name) }
     OUTLOOK(memory_per_cpu_bytes),
     OUTLOOK(break_even_ns),
     OUTLOOK(waiting_bytes),
     OUTLOOK(waiting_unused_ns),
     OUTLOOK(waiting_reuse_ns),
     OUTLOOK(waiting_until_ns),
-    {"policy", WORD(calm_arena.settings.policy)},
-    {"background", WORD(calm_arena.settings.background)},
+    {"policy", WORD(calm_arenas.settings.policy)},
+    {"background", WORD(calm_arenas.settings.background)},
 };
 
 #define SPACE HEAP.space
@@ -119,9 +129,11 @@ static const struct blocks_layout counter_blocks = {
                 &SPACE.page_tables[USER_TABLE].base, &SPACE.spans.memory[TABLE_SPANS].base,
                 &SPACE.spans.memory[TABLE_FREE_SPANS].base, &SPACE.spans.memory[TABLE_FREE_WORDS].base,
                 &calm_caches.base, &calm_caches.states},
-    .depots = &calm_arena.depots[0].bins,
+    .depots = &calm_arenas.depots[0].bins,
     .depot_count = MAX_DEPOTS,
     .depot_bytes = sizeof(struct depot),
+    .heap_count = &calm_arenas.started,
+    .heap_bytes = sizeof(struct arena),
 };
 _Static_assert(offsetof(struct size_class, size) == 0, "blocks_layout.h");
 

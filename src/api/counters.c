@@ -14,22 +14,39 @@
  * this file, and the note makes it take counter_terms.c, too. */
 COUNTER_TABLE_NOTE(calm_counter_table);
 
-static void fill_totals(struct calm_stats *stats) {
-    const struct arena *arena = &calm_arena;
-    uint64_t page = page_bytes(arena);
-#define ARENA(name, word)       stats->name = arena->word;
-#define ARENA_PAGES(name, word) stats->name = arena->word * page;
-#define CACHES(name, word)      stats->name = calm_caches.word;
+/* Adds the totals that each arena counts for itself. The caller holds the heap's
+ * lock, or no other thread runs. */
+static void add_arena_totals(struct calm_stats *stats, const struct arena *arena) {
+    uint64_t page = arena->heap.space.page_size;
+#define ALL(name, word)
+#define ALL_PAGES(name, word)
+#define HEAPS(name, word)       stats->name += arena->word;
+#define HEAPS_PAGES(name, word) stats->name += arena->word * page;
+#define CACHES(name, word)
 #define COMPUTED(name, word)
 #define COUNTER(name, unit, kind, place, word, ...) place(name, word)
 #include "api/counters.def"
-    stats->cache_misses = arena_cache_misses(arena);
+}
+
+/* Stores the totals that are counted once for the process. */
+static void fill_totals(struct calm_stats *stats) {
+    const struct arenas *arenas = &calm_arenas;
+    uint64_t page = page_bytes(arenas);
+#define ALL(name, word)       stats->name = arenas->word;
+#define ALL_PAGES(name, word) stats->name = arenas->word * page;
+#define HEAPS(name, word)
+#define HEAPS_PAGES(name, word)
+#define CACHES(name, word) stats->name = calm_caches.word;
+#define COMPUTED(name, word)
+#define COUNTER(name, unit, kind, place, word, ...) place(name, word)
+#include "api/counters.def"
+    stats->cache_misses = arena_cache_misses(arenas);
 }
 
 /* Subtracts what the parent of a forked child had counted. */
 static void subtract_parents(struct calm_stats *stats) {
 #define GAUGE(name)
-#define TOTAL(name)                           stats->name -= calm_arena.totals_at_fork.name;
+#define TOTAL(name)                           stats->name -= calm_arenas.totals_at_fork.name;
 #define COUNTER(name, unit, kind, place, ...) kind(name)
 #include "api/counters.def"
 }
@@ -41,29 +58,38 @@ void counters_fill(struct calm_stats *stats) {
     if (!allocator_is_ready()) {
         return;
     }
-    struct arena *arena = &calm_arena;
-    const struct heap *heap = &arena->heap;
-    uint64_t page = page_bytes(arena);
-    lock_acquire(&arena->lock); /* heap_locks does not count this one */
-    stats->in_use = heap_used_pages(heap) * page;
-    stats->dirty = (heap_dirty_pages(heap) + heap->purging_pages) * page;
+    struct arenas *arenas = &calm_arenas;
+    uint64_t page = page_bytes(arenas);
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        const struct heap *heap = &arena->heap;
+        lock_acquire(&arena->lock); /* heap_locks does not count this one */
+        stats->in_use += heap_used_pages(heap) * page;
+        stats->dirty += (heap_dirty_pages(heap) + heap->purging_pages) * page;
+        stats->reserved += space_reserved_bytes(&heap->space);
+        stats->metadata += space_metadata_bytes(&heap->space);
+        add_arena_totals(stats, arena);
+        report_levels(arenas, arena);
+        lock_release(&arena->lock);
+    }
     stats->footprint = stats->in_use + stats->dirty;
-    stats->reserved = space_reserved_bytes(&heap->space);
-    stats->metadata = space_metadata_bytes(&heap->space);
-    stats->dirty_limit = limit_now(arena).max * page;
+    stats->dirty_limit = limit_now(arenas).max * page;
     fill_totals(stats);
-    lock_release(&arena->lock);
     stats->metadata += heap_profile_bytes();
-    arena_cached(arena, &stats->cached);
-    stats->cached_limit = arena_max_cached(arena);
+    arena_cached(arenas, &stats->cached);
+    stats->cached_limit = arena_max_cached(arenas);
     subtract_parents(stats);
 }
 
 void counters_start_child(void) {
     struct calm_stats stats = {0};
+    unsigned number = 0;
+    for (const struct arena *arena; (arena = arena_next(&calm_arenas, &number)) != NULL;) {
+        add_arena_totals(&stats, arena);
+    }
     fill_totals(&stats);
 #define GAUGE(name)
-#define TOTAL(name)                           calm_arena.totals_at_fork.name = stats.name;
+#define TOTAL(name)                           calm_arenas.totals_at_fork.name = stats.name;
 #define COUNTER(name, unit, kind, place, ...) kind(name)
 #include "api/counters.def"
 }

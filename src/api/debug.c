@@ -15,6 +15,7 @@
 
 #include "api/features.h"
 #include "api/instance.h"
+#include "arena/select.h"
 #include "base/size.h"
 #include "heap/slab.h"
 #include "os/text.h"
@@ -120,10 +121,10 @@ static void search_cpu_caches(struct finds *finds, uint32_t size_class, const vo
     }
 }
 
-static void search_depots(struct finds *finds, const struct arena *arena, uint32_t size_class,
+static void search_depots(struct finds *finds, const struct arenas *arenas, uint32_t size_class,
                           const void *block) {
-    for (unsigned number = 0; number < arena->depot_count && number < MAX_DEPOTS; number++) {
-        const struct depot *depot = &arena->depots[number];
+    for (unsigned number = 0; number < arenas->depot_count && number < MAX_DEPOTS; number++) {
+        const struct depot *depot = &arenas->depots[number];
         if (depot->bins != NULL) {
             size_t count = atomic_load_explicit(&depot->bins[size_class].count, memory_order_relaxed);
             look_through(finds, "depot", number, depot->blocks + size_class * depot->bin_blocks,
@@ -161,15 +162,9 @@ static void print_block(struct text *text, const char *pointer, const char *bloc
     }
 }
 
-static bool claimed_by_purge(const struct arena *arena, const struct span *slab, const char *block,
-                             size_t size) {
-    return slab->claimed && arena->heap.claims != NULL && arena->purger.batch.count <= PURGE_MAX_RANGES &&
-           purge_batch_claims(&arena->purger.batch, block, size);
-}
-
-static void print_in_slab(struct text *text, const struct arena *arena, const struct span *slab, size_t page,
-                          const char *base, const char *pointer) {
-    const struct heap *heap = &arena->heap;
+static void print_in_slab(struct text *text, const struct arenas *arenas, const struct span *slab,
+                          size_t page, const char *base, const char *pointer) {
+    const struct heap *heap = heap_of(arenas, pointer);
     uint32_t size_class = slab->size_class;
     const struct size_class *of = &heap->classes->of[size_class < SIZE_CLASSES ? size_class : 0];
     size_t number = size_class_block_at(of, (size_t)(pointer - base));
@@ -182,9 +177,9 @@ static void print_in_slab(struct text *text, const struct arena *arena, const st
     } else {
         struct finds finds = {0};
         search_cpu_caches(&finds, size_class, block);
-        search_depots(&finds, arena, size_class, block);
+        search_depots(&finds, arenas, size_class, block);
         bool is_used = slab_has(slab, number);
-        print_state(text, &finds, !is_used, claimed_by_purge(arena, slab, block, of->size));
+        print_state(text, &finds, !is_used, slab->claimed && heap_claims(heap, block, of->size));
         print_block(text, pointer, block, of->size, "");
     }
     text_format(text, "; slab %p of %zu bytes, %u of %u blocks in use or cached; %s page", (const void *)base,
@@ -192,20 +187,19 @@ static void print_in_slab(struct text *text, const struct arena *arena, const st
                 (heap->space.users_of[page] & PAGE_DIRTY) != 0 ? "dirty" : "clean");
 }
 
-static void print_in_large(struct text *text, const struct arena *arena, const struct span *span,
+static void print_in_large(struct text *text, const struct arenas *arenas, const struct span *span,
                            const char *base, const char *pointer) {
-    size_t offset = size_min(span->offset, arena->heap.space.page_size);
+    size_t offset = size_min(span->offset, page_bytes(arenas));
     struct finds finds = {0};
     print_state(text, &finds, false, false);
-    print_block(text, pointer, base + offset, ((size_t)span->pages << arena->heap.space.page_shift) - offset,
-                "large ");
+    print_block(text, pointer, base + offset, ((size_t)span->pages << page_shift(arenas)) - offset, "large ");
     text_format(text, "; %u pages from %p%s", span->pages, (const void *)base,
                 span->huge ? " in a huge-page region" : "");
 }
 
-/* Returns false if the pointer is not in this heap. */
-static bool print_in_heap(struct text *text, const struct arena *arena, const char *pointer) {
-    const struct space *space = &arena->heap.space;
+/* Returns false if the pointer is in no heap. */
+static bool print_in_heap(struct text *text, const struct arenas *arenas, const char *pointer) {
+    const struct space *space = &heap_of(arenas, pointer)->space;
     bool usable = false;
     size_t page = find_page(space, (uintptr_t)pointer, &usable);
     if (page == 0) {
@@ -220,9 +214,9 @@ static bool print_in_heap(struct text *text, const struct arena *arena, const ch
     size_t within = (uintptr_t)pointer & (space->page_size - 1);
     const char *base = pointer - within - ((page - span->page) << space->page_shift);
     if (span->state == SPAN_SLAB) {
-        print_in_slab(text, arena, span, page, base, pointer);
+        print_in_slab(text, arenas, span, page, base, pointer);
     } else if (span->state == SPAN_LARGE) {
-        print_in_large(text, arena, span, base, pointer);
+        print_in_large(text, arenas, span, base, pointer);
     } else {
         text_format(text, "%s run of %u pages from %p",
                     span->state == SPAN_DIRTY   ? "free: in a dirty"
@@ -235,9 +229,9 @@ static bool print_in_heap(struct text *text, const struct arena *arena, const ch
 
 void debug_describe(const void *pointer, struct text *text) {
     text_format(text, "%p: ", pointer);
-    if (!allocator_is_ready() || !print_in_heap(text, &calm_arena, pointer)) {
+    if (!allocator_is_ready() || !print_in_heap(text, &calm_arenas, pointer)) {
         text_format(text, pointer == NULL ? "NULL" : "not in a heap of calmalloc");
-    } else if (lock_is_held(&calm_arena.lock)) {
+    } else if (lock_is_held(&arena_of(&calm_arenas, pointer)->lock)) {
         text_format(text, "; the heap's lock is held");
     }
 }
@@ -270,41 +264,51 @@ static void print_held(struct text *text, const char *name, unsigned number, con
     }
 }
 
-static void print_heap(struct text *text, const struct arena *arena) {
+static void print_heap(struct text *text, const struct arena *arena, unsigned number) {
     const struct heap *heap = &arena->heap;
     const struct space *space = &heap->space;
     const struct run_set *sets = heap->runs.sets;
     size_t spans[SPAN_LARGE + 1] = {0};
     size_t end = readable_spans(&space->spans);
-    for (uint32_t number = 1; number < end; number++) {
-        unsigned state = span_at(&space->spans, number)->state;
+    for (uint32_t span = 1; span < end; span++) {
+        unsigned state = span_at(&space->spans, span)->state;
         spans[state <= SPAN_LARGE ? state : SPAN_UNUSED]++;
     }
     size_t page = space->page_size / 1024;
+    text_format(text, "heap %u\n", number);
     text_format(text, "  used     %zu KiB; slabs: %zu, large blocks: %zu; with the blocks in caches\n",
                 heap_used_pages(heap) * page, spans[SPAN_SLAB], spans[SPAN_LARGE]);
-    text_format(text, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB; limit: %zu KiB\n",
-                heap_dirty_pages(heap) * page, spans[SPAN_DIRTY], heap->slab_dirty_pages * page,
-                arena->limit.pages * page);
+    text_format(text, "  dirty    %zu KiB; runs: %zu, within slabs: %zu KiB\n", heap_dirty_pages(heap) * page,
+                spans[SPAN_DIRTY], heap->slab_dirty_pages * page);
     text_format(text, "  purging  %zu KiB\n", heap->purging_pages * page);
     text_format(text, "  clean    %zu KiB; runs: %zu\n",
                 (sets[RUN_CLEAN].pages + sets[RUN_HUGE_CLEAN].pages) * page, spans[SPAN_CLEAN]);
-    for (unsigned i = 0; i < arena->depot_count && i < MAX_DEPOTS; i++) {
+    print_lock(text, "  the heap's lock:", 0, &arena->lock);
+}
+
+static void print_arenas(struct text *text, const struct arenas *arenas) {
+    unsigned next = 0;
+    for (const struct arena *arena; (arena = arena_next(arenas, &next)) != NULL;) {
+        print_heap(text, arena, next - 1);
+    }
+    text_format(text, "all heaps\n  limit    %zu KiB of dirty memory\n",
+                get_total(&arenas->limit.pages) * page_bytes(arenas) / 1024);
+    for (unsigned i = 0; i < arenas->depot_count && i < MAX_DEPOTS; i++) {
         size_t bytes;
-        size_t blocks = depot_blocks(&arena->depots[i], &bytes);
+        size_t blocks = depot_blocks(&arenas->depots[i], &bytes);
         text_format(text, "  depot %u  %zu KiB; blocks: %zu\n", i, bytes / 1024, blocks);
     }
-    print_lock(text, "  the heap's lock:", 0, &arena->lock);
-    print_lock(text, "  the purger's lock:", 0, &arena->purger.lock);
-    for (unsigned i = 0; i < arena->depot_count && i < MAX_DEPOTS; i++) {
-        const struct depot *depot = &arena->depots[i];
-        for (uint32_t size_class = 1; depot->bins != NULL && size_class < heap->classes->count;
+    print_lock(text, "  the purger's lock:", 0, &arenas->purger.lock);
+    print_held(text, "  the lock for the start of a heap:", 0, &arenas->start_lock);
+    for (unsigned i = 0; i < arenas->depot_count && i < MAX_DEPOTS; i++) {
+        const struct depot *depot = &arenas->depots[i];
+        for (uint32_t size_class = 1; depot->bins != NULL && size_class < calm_all_classes.count;
              ++size_class) {
             print_held(text, "  the lock of a depot's bin of class %u:", size_class,
                        &depot->bins[size_class].lock);
         }
     }
-    uint32_t helper = atomic_load_explicit(&arena->helper.thread.id, memory_order_relaxed);
+    uint32_t helper = atomic_load_explicit(&arenas->helper.thread.id, memory_order_relaxed);
     if (helper != 0) {
         text_format(text, "  helper: LWP %u\n", helper);
     }
@@ -330,8 +334,7 @@ const char *calm_debug_heap(void) {
     text->length = 0;
     text_format(text, "calmalloc " CALM_RELEASE "%s\n", allocator_is_ready() ? "" : " has not started");
     if (allocator_is_ready()) {
-        text_format(text, "heap\n");
-        print_heap(text, &calm_arena);
+        print_arenas(text, &calm_arenas);
         print_caches(text);
     }
     return answer.bytes;

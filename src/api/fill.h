@@ -8,6 +8,7 @@
 #define CALM_API_FILL_H
 
 #include "api/instance.h"
+#include "arena/select.h"
 
 #define FILL_NEW   0xa5
 #define FILL_FREED 0x5a
@@ -25,7 +26,7 @@ static inline void fill_new(void *block, uint32_t size_class) {
  * without a lock, as far as that is possible; ThreadSanitizer ignores these
  * reads. */
 static inline __attribute__((no_sanitize("thread"))) void fill_freed(void *block, uint32_t size_class) {
-    const struct space *space = &calm_arena.heap.space;
+    const struct space *space = &heap_of(&calm_arenas, block)->space;
     uint32_t page = size_class == 0 ? 0 : space_page(space, block);
     if (page == 0 || (space->users_of[page] & PAGE_USERS) == 0) {
         return;

@@ -67,13 +67,13 @@ static struct lock ready_lock = LOCK_OF(LOCK_START);
  * do as little as possible, because a single thread waits for no lock, and
  * because the kernel copies each page that is written around a fork. */
 static bool forks_single(void) {
-    return thread_is_single() && !helper_exists(&calm_arena);
+    return thread_is_single() && !helper_exists(&calm_arenas);
 }
 
 /* Does nothing in a signal handler that interrupted the arena. */
 static void verify_heap(void) {
-    if (verify_is_on(&calm_arena) && !arena_is_held(&calm_arena)) {
-        verify_arena(&calm_arena);
+    if (verify_is_on(&calm_arenas) && !arena_is_held(&calm_arenas)) {
+        verify_arena(&calm_arenas);
     }
 }
 
@@ -90,7 +90,7 @@ static void allocator_before_fork(void) {
         if (!forked_single) {
             forked_single = true;
         }
-        family_before_fork(&calm_arena.epoch.family);
+        family_before_fork(&calm_arenas.epoch.family);
         /* Another fork handler may free enough memory for a helper. It must not
          * start during the fork. */
         helper_hold();
@@ -102,9 +102,9 @@ static void allocator_before_fork(void) {
         stdio_before_fork();
     }
     heap_profile_before_fork();
-    arena_shrink_for_fork(&calm_arena);
-    arena_before_fork(&calm_arena);
-    family_before_fork(&calm_arena.epoch.family);
+    arena_shrink_for_fork(&calm_arenas);
+    arena_before_fork(&calm_arenas);
+    family_before_fork(&calm_arenas.epoch.family);
     forks_with_locks++;
     forked_single = false;
 }
@@ -116,7 +116,7 @@ static void allocator_after_fork_in_parent(void) {
     }
     calm_assert(forks_with_locks > 0);
     forks_with_locks--;
-    arena_after_fork(&calm_arena, false);
+    arena_after_fork(&calm_arenas, false);
     heap_profile_after_fork();
     if (forked_with_files) {
         stdio_after_fork(false);
@@ -126,17 +126,17 @@ static void allocator_after_fork_in_parent(void) {
 static void allocator_after_fork_in_child(void) {
     lock_ranks_after_fork();
     registration_after_fork();
-    family_start_child(&calm_arena.epoch.family);
+    family_start_child(&calm_arenas.epoch.family);
     counters_start_child();
     process_begin();
     placing_after_fork();
     control_cancel(&os_control); /* a request to the parent */
     if (forked_single) {
-        arena_start_child(&calm_arena);
+        arena_start_child(&calm_arenas);
         return;
     }
     forks_with_locks--;
-    arena_after_fork(&calm_arena, true);
+    arena_after_fork(&calm_arenas, true);
     heap_profile_after_fork();
     if (forked_with_files) {
         stdio_after_fork(true);
@@ -181,11 +181,11 @@ static bool start(void) {
     bool have_caches = cpu_caches_init(&calm_caches, &calm_all_classes, place);
 
     enum cache_mode mode = choose_cache_mode(place, have_caches);
-    if (!arena_init(&calm_arena, &calm_all_classes, &calm_caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
+    if (!arena_init(&calm_arenas, &calm_all_classes, &calm_caches, HEAP_SPACE_BYTES, mode != CACHE_OFF,
                     misuse_report)) {
         return false;
     }
-    calm_arena.visited = requests_carry_out;
+    calm_arenas.visited = requests_carry_out;
     /* From here on the fast paths may use the caches. They find class 0 or no
      * cache until both the mode and calm_classes are set. The release store to
      * calm_ready is for the slow paths. Only on a processor that reorders
@@ -193,7 +193,7 @@ static bool start(void) {
      * and the allocator uses no restartable sequences on such processors. */
     cpu_caches_start(&calm_caches, mode);
     if (!filters_allow_all()) {
-        epoch_read_machine(&calm_arena, true); /* a filter may forbid this later */
+        epoch_read_machine(&calm_arenas, true); /* a filter may forbid this later */
     }
     heap_profile_start(calm_caches.count, allocator_cpu, allocator_use_fast_path);
     calm_classes = calm_all_classes;
@@ -250,6 +250,6 @@ __attribute__((destructor)) static void allocator_finish(void) {
         verify_heap();
         heap_profile_end();
         report_write();
-        helper_end(&calm_arena);
+        helper_end(&calm_arenas);
     }
 }

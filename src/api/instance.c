@@ -3,7 +3,7 @@
 struct size_classes calm_classes;
 struct cpu_caches calm_caches = CPU_CACHES_UNREADY;
 struct cpu_caches calm_new_caches = CPU_CACHES_UNREADY;
-struct arena calm_arena;
+struct arenas calm_arenas;
 bool calm_new_is_passed_on;
 _Atomic(bool) calm_ready;
 

@@ -1,6 +1,6 @@
 /*
- * The process's allocator, which malloc(3) and its relatives use: one arena, and
- * the caches in front of it.
+ * The process's allocator, which malloc(3) and its relatives use: the arenas, and
+ * the caches in front of them.
  */
 #ifndef CALM_API_INSTANCE_H
 #define CALM_API_INSTANCE_H
@@ -21,7 +21,7 @@ extern struct cpu_caches calm_caches __attribute__((visibility("hidden")));
 /* The same caches, as new and delete reach them (cpu_caches_share). If new
  * calls another malloc, calm_new_caches stays as before the start. */
 extern struct cpu_caches calm_new_caches __attribute__((visibility("hidden")));
-extern struct arena calm_arena __attribute__((visibility("hidden")));
+extern struct arenas calm_arenas __attribute__((visibility("hidden")));
 
 /* All size classes, also while the fast path of malloc is switched off. The
  * table is constant once allocator_is_ready. */

@@ -21,11 +21,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-static void limit_space(struct arena *arena, size_t bytes) {
-    heap_lock(arena);
-    space_limit(&arena->heap.space, bytes);
-    heap_unlock(arena);
-    cpu_caches_limit(arena->caches);
+static void limit_space(struct arenas *arenas, size_t bytes) {
+    arena_limit_space(arenas, bytes);
+    cpu_caches_limit(arenas->caches);
 }
 
 /* Reads the limit, because another process may have set it, or the program by a
@@ -36,10 +34,10 @@ bool limits_make_room(size_t bytes) {
     }
     int saved_errno = errno;
     size_t limit = vm_limit_bytes();
-    bool makes = limit != SIZE_MAX && !vm_can_map(bytes) && !arena_is_held(&calm_arena);
+    bool makes = limit != SIZE_MAX && !vm_can_map(bytes) && !arena_is_held(&calm_arenas);
     if (makes) {
-        limit_space(&calm_arena, limit);
-        arena_trim(&calm_arena, 0);
+        limit_space(&calm_arenas, limit);
+        arena_trim(&calm_arenas, 0);
     }
     errno = saved_errno;
     return makes;
@@ -50,7 +48,7 @@ static int change_limit(pid_t process, unsigned resource, const struct rlimit *w
     long result = os_syscall(SYS_prlimit64, process, resource, wanted, before);
     if (result == 0 && wanted != NULL && resource == RLIMIT_AS && wanted->rlim_cur != RLIM_INFINITY &&
         (process == 0 || process == getpid()) && !registration_is_suspended() && allocator_ensure_started()) {
-        limit_space(&calm_arena, wanted->rlim_cur);
+        limit_space(&calm_arenas, wanted->rlim_cur);
     }
     return (int)libc_result(result);
 }

@@ -28,7 +28,7 @@ static const struct option_entry {
 #define NUMBER(min, max)                  "", min, max, false, ""
 #define BYTES(max)                        "", 0, max, true, " bytes; k, m or g may follow"
 #define HERE(name, field)                 &calm_options.name
-#define ARENA(name, field)                &calm_arena.settings.field
+#define ARENA(name, field)                &calm_arenas.settings.field
 #define OPTION(name, values, initial, change, place, field, ...) \
     {#name, values, initial, change, place(name, field), NULL},
 #define TEXT_OPTION(name, max, change, ...) \

@@ -15,7 +15,7 @@
 
 struct options {
 #define HERE(name, ...)                                   _Atomic(int) name;
-#define ARENA(name, ...)                                  /* in calm_arena.settings */
+#define ARENA(name, ...)                                  /* in calm_arenas.settings */
 #define OPTION(name, values, initial, change, place, ...) place(name, )
 #define TEXT_OPTION(name, max_bytes, ...)                 char name[(max_bytes) + 1];
 #include "api/options.def"

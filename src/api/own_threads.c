@@ -13,10 +13,10 @@ bool own_threads_stop(void) {
         helper_hold();
         return true;
     }
-    if (!allocator_is_ready() || !helper_is_of_this_process(&calm_arena)) {
+    if (!allocator_is_ready() || !helper_is_of_this_process(&calm_arenas)) {
         return false; /* the threads are the parent's, which this call does not change; or there are none */
     }
-    return helper_stop(&calm_arena, arena_is_held(&calm_arena) ? 0 : TIMEOUT_NS);
+    return helper_stop(&calm_arenas, arena_is_held(&calm_arenas) ? 0 : TIMEOUT_NS);
 }
 
 void own_threads_resume(bool stopped) {

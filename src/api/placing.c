@@ -1,5 +1,6 @@
 #include "api/placing.h"
 
+#include "arena/select.h"
 #include "base/assert.h"
 #include "os/hardware_caches.h"
 #include "os/random.h"
@@ -30,7 +31,7 @@ static _Atomic(size_t) line_bytes;
 static _Atomic(size_t) way_bytes;
 
 static int placing_mode(void) {
-    return setting_value(&calm_arena.settings.placement);
+    return setting_value(&calm_arenas.settings.placement);
 }
 
 /* Several threads may read the caches at the same time, and find the same
@@ -69,7 +70,7 @@ static struct line_spread current_spread(size_t page_bytes) {
 }
 
 size_t placing_pages(size_t size, size_t alignment) {
-    size_t page = page_bytes(&calm_arena);
+    size_t page = page_bytes(&calm_arenas);
     size_t line = current_spread(page).line_bytes;
     bool has_room = (-size & (page - 1)) >= line;
     bool is_large = size / MIN_PAGES_PER_EXTRA >= page;
@@ -77,11 +78,11 @@ size_t placing_pages(size_t size, size_t alignment) {
 }
 
 void *placing_place(void *base, size_t size, size_t alignment) {
-    size_t page = page_bytes(&calm_arena);
+    size_t page = page_bytes(&calm_arenas);
     if (placing_mode() == PLACEMENT_OFF || alignment >= page) {
         return base;
     }
-    struct span *span = heap_large_span(&calm_arena.heap, base);
+    struct span *span = heap_large_span(heap_of(&calm_arenas, base), base);
     calm_assert(span != NULL && span->pages * page >= size, base, size);
     size_t room = span->pages * page - size;
     uint64_t turn = next_turn();

@@ -8,6 +8,7 @@
 
 #include "api/instance.h"
 #include "api/sanitizer.h"
+#include "arena/select.h"
 #include "heap/marks.h"
 #include "os/mman.h"
 #include "os/syscall.h"
@@ -56,9 +57,11 @@ static bool advice_is_kept(long advice) {
 
 /* Returns the heap if a range begins in it. Otherwise returns NULL. */
 static struct heap *heap_at(long start) {
-    struct heap *heap = &calm_arena.heap;
-    bool is_in = allocator_is_ready() && space_page(&heap->space, (const void *)start) != 0;
-    return is_in ? heap : NULL;
+    if (!allocator_is_ready()) {
+        return NULL;
+    }
+    struct heap *heap = heap_of(&calm_arenas, (const void *)start);
+    return space_page(&heap->space, (const void *)start) != 0 ? heap : NULL;
 }
 
 static void note_range(long start, long bytes) {

@@ -12,7 +12,7 @@
  * needs. A forking thread holds all locks, as if it had interrupted itself.
  * Such a caller leaves the request to the next thread. */
 static bool may_wait(void) {
-    return !arena_is_held(&calm_arena) && !heap_profile_is_locked();
+    return !arena_is_held(&calm_arenas) && !heap_profile_is_locked();
 }
 
 void requests_carry_out(void) {
@@ -31,7 +31,7 @@ void requests_carry_out(void) {
     switch (claim.request) {
     case CONTROL_TRIM:
         result =
-            arena_trim_by_helper(&calm_arena, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
+            arena_trim_by_helper(&calm_arenas, claim.argument < SIZE_MAX ? (size_t)claim.argument : SIZE_MAX);
         break;
     case CONTROL_PROFILE:
         error = heap_profile_request((uint32_t)claim.argument, (uint32_t)(claim.argument >> 32), &result);

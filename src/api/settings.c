@@ -41,7 +41,7 @@ void settings_apply_profile(void) {
 void settings_read_late(void) {
     if (options_read()) {
         allow_vectored_purges();
-        arena_refresh(&calm_arena); /* changes the limit on free memory */
+        arena_refresh(&calm_arenas); /* changes the limit on free memory */
         settings_apply_profile();
     }
     heap_profile_learn_modules(); /* a profile that another process requests starts within malloc */
@@ -53,7 +53,7 @@ int settings_set(const char *name, const char *value) {
     int error = options_set(name, value, &which);
     error = error == 0 ? apply_option(which) : error;
     if (error == 0) {
-        arena_refresh(&calm_arena); /* changes the limit on free memory */
+        arena_refresh(&calm_arenas); /* changes the limit on free memory */
     }
     return error;
 }

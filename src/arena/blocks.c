@@ -2,49 +2,49 @@
 
 #include "arena/check.h"
 #include "arena/limit.h"
+#include "arena/select.h"
 #include "base/assert.h"
 #include "base/size.h"
 #include "os/cpus.h"
 #include "os/rseq.h"
 
-/* Returns the number of a depot of the thread's node: the nearest one if
+#include <string.h>
+
+/* Returns the number of a depot of a node: the one for the thread's CPU if
  * `further` is 0, else one of those after it. */
-static unsigned depot_near(const struct arena *arena, unsigned further) {
+static unsigned depot_of(const struct arenas *arenas, unsigned node, unsigned further) {
+    unsigned each = arenas->depots_per_node;
+    calm_assert(each > 0 && arenas->depot_count <= MAX_DEPOTS, each, arenas->depot_count);
+    unsigned own = cpu_cache_number(arenas->caches) / DEPOT_CPUS + further;
+    return (node * each + own % each) % arenas->depot_count;
+}
+
+/* Returns the number of a depot of the thread's node. */
+static unsigned depot_near(const struct arenas *arenas, unsigned further) {
     /* A single depot needs no CPU number. The calling thread may have no
      * thread-local storage from which to read it. */
-    if (arena->depot_count <= 1) {
-        return 0;
-    }
-    unsigned each = arena->depots_per_node;
-    calm_assert(each > 0 && arena->depot_count <= MAX_DEPOTS, each, arena->depot_count);
-    unsigned own = cpu_cache_number(arena->caches) / DEPOT_CPUS + further;
-    return (cpu_cache_node(arena->caches) * each + own % each) % arena->depot_count;
+    return arenas->depot_count <= 1 ? 0 : depot_of(arenas, cpu_cache_node(arenas->caches), further);
 }
 
-static size_t take_from_depots(struct arena *arena, uint32_t size_class, void **blocks, size_t count) {
+static size_t take_from_depots(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
     size_t taken = 0;
-    for (unsigned i = 0; i < arena->depots_per_node && taken == 0; i++) {
-        taken = depot_take(&arena->depots[depot_near(arena, i)], size_class, blocks, count);
+    for (unsigned i = 0; i < arenas->depots_per_node && taken == 0; i++) {
+        taken = depot_take(&arenas->depots[depot_near(arenas, i)], size_class, blocks, count);
     }
     return taken;
-}
-
-static bool put_into_depots(struct arena *arena, uint32_t size_class, void *const *blocks, size_t count) {
-    return arena->depots_per_node > 0 &&
-           depot_put(&arena->depots[depot_near(arena, 0)], size_class, blocks, count);
 }
 
 /* Counts in one of several counters, chosen by the thread. All CPUs would fetch
  * the cache line of a single counter for each magazine. Several threads may
  * share a counter. */
-static void count_miss(struct arena *arena) {
-    atomic_fetch_add_explicit(&arena->misses[thread_slot(MISS_COUNTERS)].count, 1, memory_order_relaxed);
+static void count_miss(struct arenas *arenas) {
+    atomic_fetch_add_explicit(&arenas->misses[thread_slot(MISS_COUNTERS)].count, 1, memory_order_relaxed);
 }
 
-uint64_t arena_cache_misses(const struct arena *arena) {
+uint64_t arena_cache_misses(const struct arenas *arenas) {
     uint64_t misses = 0;
     for (unsigned i = 0; i < MISS_COUNTERS; i++) {
-        misses += atomic_load_explicit(&arena->misses[i].count, memory_order_relaxed);
+        misses += atomic_load_explicit(&arenas->misses[i].count, memory_order_relaxed);
     }
     return misses;
 }
@@ -56,18 +56,18 @@ uint64_t arena_cache_misses(const struct arena *arena) {
  * word. The kernel maps its zero page at the read, and replaces it at the
  * write. This takes two faults, and a shootdown if other threads run. Small
  * programs are left out, since their magazines have pages that the program
- * never uses. The caller holds the heap's lock.
+ * never uses.
  */
-static bool prefaults_new_pages(const struct arena *arena) {
-    return used_bytes(arena) >= MIN_AHEAD_USED_BYTES;
+static bool prefaults_new_pages(const struct arenas *arenas) {
+    return used_bytes(arenas) >= MIN_AHEAD_USED_BYTES;
 }
 
 /* Writes to the page in which each block begins. The blocks belong to the
  * caller. */
-static void prefault_pages(const struct arena *arena, void *const *blocks, size_t count) {
+static void prefault_pages(const struct arenas *arenas, void *const *blocks, size_t count) {
     uintptr_t last = 0;
     for (size_t i = 0; i < count; i++) {
-        uintptr_t page = (uintptr_t)blocks[i] >> arena->heap.space.page_shift;
+        uintptr_t page = (uintptr_t)blocks[i] >> page_shift(arenas);
         if (page != last) {
             *(volatile char *)blocks[i] = 0;
             last = page;
@@ -75,39 +75,137 @@ static void prefault_pages(const struct arena *arena, void *const *blocks, size_
     }
 }
 
-size_t arena_take_blocks(struct arena *arena, uint32_t size_class, void **blocks, size_t count) {
-    count_miss(arena);
-    size_t taken = take_from_depots(arena, size_class, blocks, count);
-    calm_assert(size_class > 0 && size_class < arena->heap.classes->count && taken <= count, size_class,
-                taken, count);
-    if (taken > 0) {
-        return taken;
-    }
-    heap_lock(arena);
+/* Takes blocks from an arena's heap. The caller holds the heap's lock, which the
+ * function releases. */
+static size_t take_and_unlock(struct arenas *arenas, struct arena *arena, uint32_t size_class, void **blocks,
+                              size_t count) {
     uint64_t faulted = arena->heap.runs.faulted_pages;
-    taken = heap_take_blocks(&arena->heap, size_class, blocks, count);
-    bool prefaults = arena->heap.runs.faulted_pages != faulted && prefaults_new_pages(arena);
-    heap_unlock_and_check(arena);
+    size_t taken = heap_take_blocks(&arena->heap, size_class, blocks, count);
+    bool prefaults = arena->heap.runs.faulted_pages != faulted && prefaults_new_pages(arenas);
+    heap_unlock_and_check(arenas, arena);
     if (prefaults) {
-        prefault_pages(arena, blocks, taken);
+        prefault_pages(arenas, blocks, taken);
     }
     return taken;
 }
 
-void arena_put_blocks(struct arena *arena, uint32_t size_class, void *const *blocks, size_t count) {
-    calm_assert(size_class > 0 && size_class < arena->heap.classes->count && count > 0, size_class, count);
-    count_miss(arena);
-    if (put_into_depots(arena, size_class, blocks, count)) {
-        return;
+/* Takes blocks from another arena that has some, so that this one need not grow.
+ * Returns 0 if it has none. */
+static size_t take_from_other(struct arenas *arenas, struct arena *other, uint32_t size_class, void **blocks,
+                              size_t count) {
+    heap_lock(other);
+    if (heap_has_blocks(&other->heap, size_class)) {
+        return take_and_unlock(arenas, other, size_class, blocks, count);
     }
+    heap_unlock(other);
+    return 0;
+}
+
+static size_t take_from_heaps(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
+    struct arena *arena = arena_own(arenas);
+    heap_lock(arena);
+    if (!heap_has_blocks(&arena->heap, size_class)) {
+        size_t pages = arena->heap.classes->of[size_class].slab_pages;
+        struct arena *other = arena_with(arenas, arena, pages, size_class);
+        if (other != NULL) {
+            heap_unlock(arena);
+            size_t taken = take_from_other(arenas, other, size_class, blocks, count);
+            if (taken > 0) {
+                return taken;
+            }
+            heap_lock(arena);
+        }
+    }
+    size_t taken = take_and_unlock(arenas, arena, size_class, blocks, count);
+    unsigned number = 0;
+    for (struct arena *other; taken == 0 && (other = arena_instead(arenas, arena, &number)) != NULL;) {
+        heap_lock(other);
+        taken = take_and_unlock(arenas, other, size_class, blocks, count);
+    }
+    return taken;
+}
+
+size_t arena_take_blocks(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
+    count_miss(arenas);
+    size_t taken = take_from_depots(arenas, size_class, blocks, count);
+    calm_assert(size_class > 0 && taken <= count, size_class, taken, count);
+    return taken > 0 ? taken : take_from_heaps(arenas, size_class, blocks, count);
+}
+
+static void put_into_heap(struct arenas *arenas, struct arena *arena, void *const *blocks, size_t count,
+                          const void *freed_now) {
     struct heap_puts puts;
     heap_plan_puts(&arena->heap, &puts, blocks, count);
     heap_lock(arena);
-    arena->heap.freed_now = blocks[count - 1]; /* a thread that frees a block puts it last */
+    arena->heap.freed_now = freed_now;
     heap_put_planned(&arena->heap, &puts, blocks, count);
     arena->heap.freed_now = NULL;
-    if (arena->depot_count > 0) {
-        depot_grow(&arena->depots[depot_near(arena, 0)], size_class);
+    heap_unlock_and_check(arenas, arena);
+}
+
+/* Puts each block into the heap that contains it, under one lock at a time. */
+static void put_into_heaps(struct arenas *arenas, void *const *blocks, size_t count) {
+    const void *freed_now = blocks[count - 1]; /* a thread that frees a block puts it last */
+    if (arena_is_alone(arenas)) {
+        put_into_heap(arenas, &arenas->of[0], blocks, count, freed_now);
+        return;
     }
-    heap_unlock_and_check(arena);
+    void *sorted[MAX_MAGAZINE_BLOCKS];
+    calm_assert(count <= MAX_MAGAZINE_BLOCKS, count);
+    memcpy(sorted, blocks, count * sizeof *blocks);
+    while (count > 0) {
+        size_t gathered = arena_gather(arenas, sorted, count);
+        count -= gathered;
+        struct arena *arena = arena_of(arenas, sorted[count]);
+        put_into_heap(arenas, arena, sorted + count, gathered, freed_now);
+    }
+}
+
+/* Puts the blocks that belong to other NUMA nodes into the depots or the heaps
+ * of these nodes. Moves the other blocks to the end, and returns their
+ * number. */
+static size_t send_home(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
+    unsigned own = cpu_cache_node(arenas->caches) % arenas->nodes;
+    size_t kept = 0;
+    for (size_t left = count; left > 0;) {
+        size_t gathered = arena_gather(arenas, blocks, left);
+        left -= gathered;
+        unsigned node = arena_node(arenas, arena_of(arenas, blocks[left]));
+        if (node == own) {
+            memmove(blocks + count - kept - gathered, blocks + left, gathered * sizeof *blocks);
+            kept += gathered;
+        } else {
+            struct depot *depot = &arenas->depots[depot_of(arenas, node, 0)];
+            if (!depot_put(depot, size_class, blocks + left, gathered)) {
+                put_into_heaps(arenas, blocks + left, gathered);
+            }
+        }
+    }
+    return kept;
+}
+
+/* Returns whether each node has arenas of its own. */
+static bool has_node_arenas(const struct arenas *arenas) {
+    return arenas->nodes > 1 && atomic_load_explicit(&arenas->active, memory_order_relaxed) >= arenas->nodes;
+}
+
+void arena_put_blocks(struct arenas *arenas, uint32_t size_class, void *const *blocks, size_t count) {
+    calm_assert(size_class > 0 && count > 0, size_class, count);
+    count_miss(arenas);
+    if (arenas->depots_per_node == 0) {
+        put_into_heaps(arenas, blocks, count);
+        return;
+    }
+    void *sorted[MAX_MAGAZINE_BLOCKS];
+    if (has_node_arenas(arenas)) {
+        memcpy(sorted, blocks, count * sizeof *blocks);
+        size_t kept = send_home(arenas, size_class, sorted, count);
+        blocks = sorted + count - kept;
+        count = kept;
+    }
+    struct depot *depot = &arenas->depots[depot_near(arenas, 0)];
+    if (count > 0 && !depot_put(depot, size_class, blocks, count)) {
+        put_into_heaps(arenas, blocks, count);
+        depot_grow(depot, size_class);
+    }
 }

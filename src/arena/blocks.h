@@ -8,12 +8,12 @@
 
 /* Takes up to `count` blocks of a class. Returns the number of blocks, 0 if
  * memory is short. The first byte of a block may have been written. */
-size_t arena_take_blocks(struct arena *arena, uint32_t size_class, void **blocks, size_t count);
+size_t arena_take_blocks(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count);
 
-void arena_put_blocks(struct arena *arena, uint32_t size_class, void *const *blocks, size_t count);
+void arena_put_blocks(struct arenas *arenas, uint32_t size_class, void *const *blocks, size_t count);
 
 /* Returns the number of times that a CPU cache had no block to take, or no room
  * for one. */
-uint64_t arena_cache_misses(const struct arena *arena);
+uint64_t arena_cache_misses(const struct arenas *arenas);
 
 #endif

@@ -1,8 +1,10 @@
 /*
- * The check of the limit. Each thread that takes blocks from the heap or puts
- * them into it makes this check when it leaves. Free memory therefore does not
- * exceed the limit after a thread has left, even if no code of the allocator
- * runs afterwards. The exception is a purge that the kernel refuses.
+ * The check of the limit. Each thread that takes blocks from a heap or puts them
+ * into it makes this check when it leaves, unless the heap has changed by less
+ * than a batch since its last report. The check allows for what the reports may
+ * lack. Free memory therefore does not exceed the limit after a thread has left,
+ * even if no code of the allocator runs afterwards. The exception is a purge that
+ * the kernel refuses.
  */
 #ifndef CALM_ARENA_CHECK_H
 #define CALM_ARENA_CHECK_H
@@ -12,6 +14,6 @@
 /* Called after heap_lock. Releases the heap's lock. Then purges if too much
  * memory is free, reports invalid frees that came to light, ends the epoch if
  * it is over, and starts a helper if one is missing. */
-void heap_unlock_and_check(struct arena *arena);
+void heap_unlock_and_check(struct arenas *arenas, struct arena *arena);
 
 #endif

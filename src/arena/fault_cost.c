@@ -32,27 +32,27 @@ static double measure_fault_ns(void) {
     return lowest / BATCH_PAGES;
 }
 
-double fault_ns(struct arena *arena) {
-    double ns = atomic_load_explicit(&arena->machine.fault_ns, memory_order_relaxed);
+double fault_ns(struct arenas *arenas) {
+    double ns = atomic_load_explicit(&arenas->machine.fault_ns, memory_order_relaxed);
     if (ns == 0) {
         ns = measure_fault_ns();
-        atomic_store_explicit(&arena->machine.fault_ns, ns, memory_order_relaxed);
+        atomic_store_explicit(&arenas->machine.fault_ns, ns, memory_order_relaxed);
     }
     return ns;
 }
 
-void measure_fault_again(struct arena *arena) {
-    if (arena->epoch.fault_measures < MAX_MEASURES) {
-        arena->epoch.fault_measures++;
-        double before = fault_ns(arena);
+void measure_fault_again(struct arenas *arenas) {
+    if (arenas->epoch.fault_measures < MAX_MEASURES) {
+        arenas->epoch.fault_measures++;
+        double before = fault_ns(arenas);
         double now = measure_fault_ns();
-        atomic_store_explicit(&arena->machine.fault_ns, now < before ? now : before, memory_order_relaxed);
+        atomic_store_explicit(&arenas->machine.fault_ns, now < before ? now : before, memory_order_relaxed);
     }
 }
 
-void prefault_huge_page(struct arena *arena, void *address) {
+void prefault_huge_page(struct arenas *arenas, struct thp_policy *policy, void *address) {
     struct stopwatch watch = stopwatch_start();
     *(volatile char *)address = 0;
-    thp_policy_note_cost(&arena->thp, stopwatch_ns(&watch),
-                         (double)arena->heap.runs.region_pages * fault_ns(arena));
+    thp_policy_note_cost(policy, stopwatch_ns(&watch),
+                         (double)arenas->of[0].heap.runs.region_pages * fault_ns(arenas));
 }

@@ -18,14 +18,14 @@
 #include "arena/state.h"
 
 /* Returns whether a thread of the allocator exists. */
-bool helper_exists(const struct arena *arena);
+bool helper_exists(const struct arenas *arenas);
 
 /* Returns whether the option `background` allows a helper. */
-bool helper_is_wanted(const struct arena *arena);
+bool helper_is_wanted(const struct arenas *arenas);
 
 /* Starts the helper if its state still is the one that was seen. Returns
  * whether this call started it. Any thread may call it. */
-bool helper_start(struct arena *arena, enum helper_state seen);
+bool helper_start(struct arenas *arenas, enum helper_state seen);
 
 /* Holds back the start of helpers until helper_resume. Any thread may call it,
  * also in a signal handler. */
@@ -38,17 +38,17 @@ void helper_hold(void);
  * stopped it, or because it waits for a thread that waits for the caller. Such
  * a helper ends as soon as it can.
  */
-bool helper_stop(struct arena *arena, uint64_t timeout_ns);
+bool helper_stop(struct arenas *arenas, uint64_t timeout_ns);
 void helper_resume(void);
 
 /* Returns whether the arena's helper belongs to this process. In a child of
  * vfork, and in a child that was forked without the C library's handlers, the
  * helper is the parent's. */
-bool helper_is_of_this_process(const struct arena *arena);
+bool helper_is_of_this_process(const struct arenas *arenas);
 
 /* Called in a forked child, which has no helper. The child may then start a
  * helper of its own. */
-void helper_forget(struct arena *arena);
+void helper_forget(struct arenas *arenas);
 
 /*
  * Called at the end of the process, when the kernel takes all its memory. If no
@@ -56,6 +56,6 @@ void helper_forget(struct arena *arena);
  * place. A helper that runs continues. A signal handler may call it, whatever
  * it interrupted.
  */
-void helper_end(struct arena *arena);
+void helper_end(struct arenas *arenas);
 
 #endif

@@ -1,13 +1,14 @@
 /*
- * The limit on free memory in the heap. The policy computes it from what the
- * heap holds now, by terms that are set once per epoch (terms.h). The functions
- * are inline, since each thread that leaves the heap checks the limit. The
- * caller holds the heap's lock.
+ * The limit on the free memory of all arenas together. The policy computes it
+ * from what the arenas hold now, by terms that are set once per epoch (terms.h).
+ * The functions are inline, since each thread that leaves a heap calls them.
+ * They read the totals, which may lag behind the heaps (struct limit_state).
  */
 #ifndef CALM_ARENA_LIMIT_H
 #define CALM_ARENA_LIMIT_H
 
 #include "arena/arena_probes.h"
+#include "arena/select.h"
 #include "arena/state.h"
 #include "base/size.h"
 #include "os/clock.h"
@@ -16,83 +17,176 @@
  * of a few slabs. */
 #define MIN_LIMIT_PAGES 16
 
+/* The totals may be wrong by this part of what a purge at the limit leaves room
+ * for. */
+#define BATCH_DIVISOR 16
+
 /* In pages. If more than `max` are free, a purge leaves `keep`. */
 struct limit {
     size_t max, keep;
 };
 
-static inline bool is_adaptive(const struct arena *arena) {
-    return setting_value(&arena->settings.policy) == POLICY_ADAPTIVE;
+static inline bool is_adaptive(const struct arenas *arenas) {
+    return setting_value(&arenas->settings.policy) == POLICY_ADAPTIVE;
 }
 
-static inline size_t used_bytes(const struct arena *arena) {
-    return heap_used_pages(&arena->heap) << arena->heap.space.page_shift;
+/* The totals of all reports. A thread adds to both, and then reads both, in one
+ * order for all threads. So of several threads that report concurrently, the
+ * last one sees what all have reported. */
+static inline size_t used_pages(const struct arenas *arenas) {
+    return atomic_load_explicit(&arenas->limit.used_pages, memory_order_seq_cst);
 }
 
-/* Returns the pages in use and the dirty pages together. */
-static inline size_t footprint_pages(const struct arena *arena) {
-    return heap_used_pages(&arena->heap) + heap_dirty_pages(&arena->heap);
+static inline size_t dirty_pages(const struct arenas *arenas) {
+    return atomic_load_explicit(&arenas->limit.dirty_pages, memory_order_seq_cst);
+}
+
+static inline size_t used_bytes(const struct arenas *arenas) {
+    return used_pages(arenas) << page_shift(arenas);
 }
 
 /* Returns the dirty bytes, and those of pages that are being purged, since
  * these are still resident. */
-static inline size_t free_bytes(const struct arena *arena) {
-    const struct heap *heap = &arena->heap;
-    return (heap_dirty_pages(heap) + heap->purging_pages) << heap->space.page_shift;
+static inline size_t free_bytes(const struct arenas *arenas) {
+    return (dirty_pages(arenas) + get_total(&arenas->limit.purging_pages)) << page_shift(arenas);
 }
 
-static inline struct limit limit_by(const struct arena *arena, const struct retention_terms *terms) {
-    struct retention retention = retention_decide(terms, used_bytes(arena), free_bytes(arena));
-    size_t max = retention.limit_bytes >> arena->heap.space.page_shift;
-    size_t keep = retention.keep_bytes >> arena->heap.space.page_shift;
+static inline struct retention_terms terms_now(const struct arenas *arenas) {
+    const struct limit_terms *terms = &arenas->limit.terms;
+    return (struct retention_terms){
+        .adaptive = atomic_load_explicit(&terms->adaptive, memory_order_relaxed),
+        .background_purge = atomic_load_explicit(&terms->background_purge, memory_order_relaxed),
+        .factor = atomic_load_explicit(&terms->factor, memory_order_relaxed),
+        .peak_bytes = get_total(&terms->peak_bytes),
+        .surplus_bytes = get_total(&terms->surplus_bytes),
+        .available_bytes = get_total(&terms->available_bytes),
+    };
+}
+
+static inline struct limit limit_by(const struct arenas *arenas, const struct retention_terms *terms) {
+    struct retention retention = retention_decide(terms, used_bytes(arenas), free_bytes(arenas));
+    size_t max = retention.limit_bytes >> page_shift(arenas);
+    size_t keep = retention.keep_bytes >> page_shift(arenas);
     return (struct limit){size_max(max, MIN_LIMIT_PAGES), keep};
 }
 
-static inline struct limit limit_now(const struct arena *arena) {
-    return limit_by(arena, &arena->limit.terms);
+static inline struct limit limit_now(const struct arenas *arenas) {
+    struct retention_terms terms = terms_now(arenas);
+    return limit_by(arenas, &terms);
 }
 
 /* Returns the limit that would hold with or without a background purge. */
-static inline struct limit limit_if_background(const struct arena *arena, bool background_purge) {
-    struct retention_terms terms = arena->limit.terms;
+static inline struct limit limit_if_background(const struct arenas *arenas, bool background_purge) {
+    struct retention_terms terms = terms_now(arenas);
     terms.background_purge = background_purge;
-    return limit_by(arena, &terms);
+    return limit_by(arenas, &terms);
 }
 
 /* Returns the limit on free and prefaulted pages together. */
-static inline size_t max_prefaulted_pages(const struct arena *arena) {
-    return retention_prefault_bytes(&arena->limit.terms, used_bytes(arena), free_bytes(arena)) >>
-           arena->heap.space.page_shift;
+static inline size_t max_prefaulted_pages(const struct arenas *arenas) {
+    struct retention_terms terms = terms_now(arenas);
+    return retention_prefault_bytes(&terms, used_bytes(arenas), free_bytes(arenas)) >> page_shift(arenas);
 }
 
-/* Stores the limit for readers without the lock, and returns it. */
-static inline size_t publish_limit(struct arena *arena) {
-    size_t limit = limit_now(arena).max;
-    if (limit != arena->limit.pages) {
-        arena->limit.pages = limit;
+static inline void raise_total(_Atomic(size_t) *word, size_t value) {
+    size_t now = get_total(word);
+    while (now < value && !atomic_compare_exchange_weak_explicit(word, &now, value, memory_order_relaxed,
+                                                                 memory_order_relaxed)) {
+    }
+}
+
+/* Stores the limit for all readers, and returns it. Adapts how often the arenas
+ * report. */
+static inline size_t publish_limit(struct arenas *arenas) {
+    struct limit limit = limit_now(arenas);
+    if (limit.max != get_total(&arenas->limit.pages)) {
+        atomic_store_explicit(&arenas->limit.pages, limit.max, memory_order_relaxed);
+        uint32_t started = atomic_load_explicit(&arenas->started, memory_order_relaxed);
+        size_t batch = started <= 1 ? 0 : size_minus(limit.max, limit.keep) / BATCH_DIVISOR / started;
+        atomic_store_explicit(&arenas->limit.batch, batch, memory_order_relaxed);
+        raise_total(&arenas->limit.max_batch, batch);
         if (probe_limit_is_enabled()) {
-            probe_limit(limit * page_bytes(arena));
+            probe_limit(limit.max * page_bytes(arenas));
         }
     }
-    return limit;
+    return limit.max;
+}
+
+/* Returns by how much dirty memory may exceed the total of the reports, and the
+ * limit may be lower than computed from them. */
+static inline size_t report_error(const struct arenas *arenas) {
+    return 2 * get_total(&arenas->limit.max_batch) *
+           atomic_load_explicit(&arenas->started, memory_order_relaxed);
+}
+
+/* Raises the maxima of this epoch to the totals. */
+static inline void note_levels(struct arenas *arenas) {
+    size_t used = used_pages(arenas);
+    raise_total(&arenas->limit.max_used, used);
+    raise_total(&arenas->limit.max_held, used + dirty_pages(arenas));
+    raise_total(&arenas->limit.terms.peak_bytes, used << page_shift(arenas));
+}
+
+/* Adds to the totals what has changed in the arena since its last report. The
+ * caller holds the heap's lock, or no other thread runs. */
+static inline void report_levels(struct arenas *arenas, struct arena *arena) {
+    size_t used = heap_used_pages(&arena->heap);
+    size_t dirty = heap_dirty_pages(&arena->heap);
+    atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
+    if (used != arena->reported_used) {
+        atomic_fetch_add_explicit(&arenas->limit.used_pages, used - arena->reported_used,
+                                  memory_order_seq_cst);
+        arena->reported_used = used;
+    }
+    if (dirty != arena->reported_dirty) {
+        atomic_fetch_add_explicit(&arenas->limit.dirty_pages, dirty - arena->reported_dirty,
+                                  memory_order_seq_cst);
+        arena->reported_dirty = dirty;
+    }
+}
+
+/* Returns whether the arena has changed by more than a batch. */
+static inline bool is_report_due(const struct arenas *arenas, const struct arena *arena) {
+    size_t batch = get_total(&arenas->limit.batch);
+    size_t used = heap_used_pages(&arena->heap);
+    size_t dirty = heap_dirty_pages(&arena->heap);
+    size_t change = size_max(size_max(used, arena->reported_used) - size_min(used, arena->reported_used),
+                             size_max(dirty, arena->reported_dirty) - size_min(dirty, arena->reported_dirty));
+    return batch == 0 || change > batch;
+}
+
+/* Makes the totals exact. The caller holds no heap's lock. */
+static inline void report_all(struct arenas *arenas) {
+    size_t batch = get_total(&arenas->limit.batch);
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        heap_lock(arena);
+        report_levels(arenas, arena);
+        heap_unlock(arena);
+    }
+    atomic_store_explicit(&arenas->limit.max_batch, size_max(batch, get_total(&arenas->limit.batch)),
+                          memory_order_relaxed);
+    note_levels(arenas);
 }
 
 /* Ends the back-off some time after the kernel refused a purge. Another purge
  * may then be tried, however little is free. */
-static inline void end_backoff(struct arena *arena) {
-    if (arena->limit.retry_above_pages != 0 && clock_coarse_ns() > arena->purger.retry_ns) {
-        arena->limit.retry_above_pages = 0;
+static inline void end_backoff(struct arenas *arenas) {
+    if (get_total(&arenas->limit.retry_above_pages) != 0 &&
+        clock_coarse_ns() > atomic_load_explicit(&arenas->purger.retry_ns, memory_order_relaxed)) {
+        atomic_store_explicit(&arenas->limit.retry_above_pages, 0, memory_order_relaxed);
     }
 }
 
-static inline bool may_purge(const struct arena *arena, size_t dirty) {
-    return arena->limit.retry_above_pages == 0 || dirty > arena->limit.retry_above_pages;
+static inline bool may_purge(const struct arenas *arenas, size_t dirty) {
+    size_t above = get_total(&arenas->limit.retry_above_pages);
+    return above == 0 || dirty > above;
 }
 
-/* Returns whether dirty memory exceeds a limit, and a purge may be tried. */
-static inline bool is_over(const struct arena *arena, size_t limit) {
-    size_t dirty = heap_dirty_pages(&arena->heap);
-    return dirty > limit && may_purge(arena, dirty);
+/* Returns whether dirty memory may exceed a limit, and a purge may be tried. */
+static inline bool is_over(const struct arenas *arenas, size_t limit) {
+    size_t dirty = dirty_pages(arenas);
+    return dirty > size_minus(limit, report_error(arenas)) && may_purge(arenas, dirty);
 }
 
 /* In a program that uses less memory than this, prefaulted pages that the
@@ -102,11 +196,11 @@ static inline bool is_over(const struct arena *arena, size_t limit) {
 /* Returns whether a huge-page region may be made. The program must use enough
  * memory, together with the `pages` that it requests. The region is free memory
  * that will be resident, and must stay well within the limit. */
-static inline bool allows_region(const struct arena *arena, size_t pages) {
-    size_t region = arena->heap.runs.region_pages;
-    return region != 0 && setting_value(&arena->settings.huge_pages) != 0 &&
-           (heap_used_pages(&arena->heap) + pages) * page_bytes(arena) >= MIN_AHEAD_USED_BYTES &&
-           heap_dirty_pages(&arena->heap) + region <= max_prefaulted_pages(arena) / 2;
+static inline bool allows_region(const struct arenas *arenas, size_t pages) {
+    size_t region = arenas->of[0].heap.runs.region_pages;
+    return region != 0 && setting_value(&arenas->settings.huge_pages) != 0 &&
+           (used_pages(arenas) + pages) * page_bytes(arenas) >= MIN_AHEAD_USED_BYTES &&
+           dirty_pages(arenas) + region <= max_prefaulted_pages(arenas) / 2;
 }
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "arena/arena_probes.h"
 #include "arena/limit.h"
+#include "arena/select.h"
 #include "arena/verify.h"
 #include "base/assert.h"
 #include "base/size.h"
@@ -12,66 +13,63 @@
 #define MIN_RETRY_NS 10000000ULL
 #define MAX_RETRY_NS 60000000000ULL
 
-bool purger_try(struct arena *arena) {
-    return lock_try(&arena->purger.lock);
+bool purger_try(struct arenas *arenas) {
+    return lock_try(&arenas->purger.lock);
 }
 
-void purger_enter(struct arena *arena) {
-    lock_acquire(&arena->purger.lock);
+void purger_enter(struct arenas *arenas) {
+    lock_acquire(&arenas->purger.lock);
 }
 
-void purger_leave(struct arena *arena) {
-    lock_release(&arena->purger.lock);
+void purger_leave(struct arenas *arenas) {
+    lock_release(&arenas->purger.lock);
 }
 
 /* Delays the next purge after the kernel refused a whole slice. The next purge
  * is tried after some time, or once twice as many pages are dirty. The caller
- * holds the heap's lock. */
-static void back_off(struct arena *arena) {
-    calm_assert(lock_is_mine(&arena->lock));
-    arena->purger.retry_after_ns =
-        size_min(size_max(arena->purger.retry_after_ns * 2, MIN_RETRY_NS), MAX_RETRY_NS);
-    arena->purger.retry_ns = clock_now_ns() + arena->purger.retry_after_ns;
-    arena->limit.retry_above_pages = heap_dirty_pages(&arena->heap) * 2;
+ * holds the purger's lock. */
+static void back_off(struct arenas *arenas) {
+    calm_assert(lock_is_mine(&arenas->purger.lock));
+    arenas->purger.retry_after_ns =
+        size_min(size_max(arenas->purger.retry_after_ns * 2, MIN_RETRY_NS), MAX_RETRY_NS);
+    atomic_store_explicit(&arenas->purger.retry_ns, clock_now_ns() + arenas->purger.retry_after_ns,
+                          memory_order_relaxed);
+    atomic_store_explicit(&arenas->limit.retry_above_pages, dirty_pages(arenas) * 2, memory_order_relaxed);
+}
+
+static void count_calls(struct arenas *arenas, const struct purge_result *result) {
+    add_count(&arenas->counts.ranges, result->ranges_done);
+    add_count(&arenas->counts.vectored_calls, result->vectored_calls);
+    add_count(&arenas->counts.single_calls, result->single_calls);
 }
 
 /* After the kernel has refused this many ranges of a slice, the rest of the
  * slice is not tried. */
 #define MAX_REFUSALS 16
 
-/* Purges a batch. Moves the ranges that the kernel refuses to the end of the
- * batch. Returns the number of ranges purged. The caller holds the purger's
- * lock. */
-static size_t ask_kernel(struct arena *arena, struct purge_batch *batch) {
-    size_t done = 0;
-    size_t end = batch->count;
-    calm_assert(lock_is_mine(&arena->purger.lock) && batch->count <= PURGE_MAX_RANGES, batch->count);
-    struct purge_result all = {0};
+/* Purges a batch, and marks the ranges that the kernel refuses. Returns the
+ * number of ranges purged. The caller holds the purger's lock. */
+static size_t ask_kernel(struct arenas *arenas, struct purge_batch *batch) {
+    size_t at = 0;
+    size_t refusals = 0;
+    calm_assert(lock_is_mine(&arenas->purger.lock) && batch->count <= PURGE_MAX_RANGES, batch->count);
     struct stopwatch watch = stopwatch_start();
-    while (done < end && batch->count - end < MAX_REFUSALS) {
-        struct purge_result result = purge_ranges(batch->ranges + done, end - done);
-        done += result.ranges_done;
-        all.vectored_calls += result.vectored_calls;
-        all.single_calls += result.single_calls;
-        if (done < end) {
-            heap_lock(arena); /* threads look up blocks in the batch under this lock */
-            struct iovec refused = batch->ranges[done];
-            batch->ranges[done] = batch->ranges[--end];
-            batch->ranges[end] = refused;
-            arena->counts.failures++;
-            heap_unlock(arena);
+    while (at < batch->count && refusals < MAX_REFUSALS) {
+        struct purge_result result = purge_ranges(batch->ranges + at, batch->count - at);
+        at += result.ranges_done;
+        count_calls(arenas, &result);
+        if (at < batch->count) {
+            purge_batch_refuse(batch, at, at + 1);
+            at++;
+            refusals++;
         }
     }
-    calm_assert(done <= end && end <= batch->count, done, end, batch->count);
+    purge_batch_refuse(batch, at, batch->count);
     uint64_t spent = stopwatch_ns(&watch);
-    arena->epoch.purge_ns += spent;
-    heap_lock(arena);
-    arena->counts.purge_ns += spent;
-    arena->counts.ranges += done;
-    arena->counts.vectored_calls += all.vectored_calls;
-    arena->counts.single_calls += all.single_calls;
-    heap_unlock(arena);
-    return done;
+    arenas->epoch.purge_ns += spent;
+    add_count(&arenas->counts.purge_ns, spent);
+    add_count(&arenas->counts.failures, refusals);
+    return at - refusals;
 }
 
 /*
@@ -80,14 +78,15 @@ static size_t ask_kernel(struct arena *arena, struct purge_batch *batch) {
  * some time after a part of it was purged. The heap makes no huge-page region
  * there while a part of it is being purged. The caller holds the purger's lock.
  */
-static void withdraw_huge_pages(const struct arena *arena, const struct purge_batch *batch, size_t done) {
-    size_t unit = arena->heap.runs.region_pages * page_bytes(arena);
+static void withdraw_huge_pages(const struct arenas *arenas, const struct purge_batch *batch) {
+    size_t unit = arenas->of[0].heap.runs.region_pages * page_bytes(arenas);
     char *last = NULL;
-    for (size_t i = 0; i < done; i++) {
-        if (!purge_batch_span(&arena->heap, &batch->ranges[i])->huge) {
+    for (size_t i = 0; i < batch->count; i++) {
+        char *base = batch->ranges[i].iov_base;
+        if (!purge_batch_is_purged(batch, i) ||
+            !purge_batch_span(heap_of(arenas, base), &batch->ranges[i])->huge) {
             continue;
         }
-        char *base = batch->ranges[i].iov_base;
         char *ends[] = {base, base + batch->ranges[i].iov_len};
         for (size_t end = 0; end < 2; end++) {
             size_t within = (uintptr_t)ends[end] & (unit - 1);
@@ -99,132 +98,198 @@ static void withdraw_huge_pages(const struct arena *arena, const struct purge_ba
     }
 }
 
+/* Returns the arena with the coldest dirty run of those that are not exhausted,
+ * and stores the age of the coldest run of the others. Returns NULL if no arena
+ * has a run. */
+static struct arena *coldest_arena(const struct arenas *arenas, bool *exhausted, uint16_t *next_age) {
+    struct arena *coldest = NULL;
+    int age = -1;
+    int second = 0;
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        if (exhausted[arena - arenas->of]) {
+            continue;
+        }
+        heap_lock(arena);
+        int found = heap_coldest_age(&arena->heap);
+        heap_unlock(arena);
+        exhausted[arena - arenas->of] = found < 0;
+        if (found > age) {
+            second = age > 0 ? age : 0;
+            age = found;
+            coldest = arena;
+        } else if (found > second) {
+            second = found;
+        }
+    }
+    *next_age = (uint16_t)second;
+    return coldest;
+}
+
+static size_t take_dirty(struct arenas *arenas, struct arena *arena, size_t pages, enum purge_depth depth,
+                         uint16_t min_age) {
+    heap_lock(arena);
+    size_t taken = heap_add_dirty(&arena->heap, &arenas->purger.batch, pages, depth, min_age);
+    report_levels(arenas, arena);
+    heap_unlock(arena);
+    return taken;
+}
+
+/* Fills the purger's batch with up to this number of pages: the coldest runs of
+ * all arenas, then, by `depth`, what costs more to purge. */
+static void take_slice(struct arenas *arenas, size_t pages, enum purge_depth depth) {
+    struct purge_batch *batch = &arenas->purger.batch;
+    bool exhausted[MAX_ARENAS] = {0};
+    uint16_t next_age;
+    purge_batch_clear(batch);
+    struct arena *arena;
+    while (batch->pages < pages && batch->count < PURGE_MAX_RANGES &&
+           (arena = coldest_arena(arenas, exhausted, &next_age)) != NULL) {
+        exhausted[arena - arenas->of] = take_dirty(arenas, arena, pages, PURGE_RUNS, next_age) == 0;
+    }
+    for (enum purge_depth next = PURGE_SLABS; next <= depth; next++) {
+        unsigned number = 0;
+        while (batch->pages < pages && (arena = arena_next(arenas, &number)) != NULL) {
+            take_dirty(arenas, arena, pages, next, 0);
+        }
+    }
+    atomic_store_explicit(&arenas->limit.purging_pages, batch->pages, memory_order_relaxed);
+}
+
+/* Puts the batch back into the heaps that it is of. */
+static void put_slice_back(struct arenas *arenas) {
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        heap_lock(arena);
+        if (arena->heap.purging_pages > 0) {
+            heap_put_back(&arena->heap, &arenas->purger.batch);
+        }
+        report_levels(arenas, arena);
+        heap_unlock(arena);
+    }
+    atomic_store_explicit(&arenas->limit.purging_pages, 0, memory_order_relaxed);
+}
+
 /* Returns the number of pages purged: 0 if no page is dirty, or the kernel
  * refused every range. The caller holds the purger's lock. */
-static size_t purge_slice(struct arena *arena, size_t pages, enum purge_depth depth) {
-    struct purge_batch *batch = &arena->purger.batch;
-    calm_assert(lock_is_mine(&arena->purger.lock) && pages > 0, pages);
-    heap_lock(arena);
-    heap_take_dirty(&arena->heap, batch, pages, depth);
-    heap_unlock(arena);
+static size_t purge_slice(struct arenas *arenas, size_t pages, enum purge_depth depth) {
+    struct purge_batch *batch = &arenas->purger.batch;
+    calm_assert(lock_is_mine(&arenas->purger.lock) && pages > 0, pages);
+    take_slice(arenas, pages, depth);
     if (batch->count == 0) {
         return 0;
     }
-    size_t done = ask_kernel(arena, batch);
-    withdraw_huge_pages(arena, batch, done);
+    size_t done = ask_kernel(arenas, batch);
+    withdraw_huge_pages(arenas, batch);
     size_t purged = 0;
-    for (size_t i = 0; i < done; i++) {
-        purged += batch->ranges[i].iov_len >> arena->heap.space.page_shift;
+    for (size_t i = 0; i < batch->count; i++) {
+        purged += purge_batch_is_purged(batch, i) ? batch->ranges[i].iov_len >> page_shift(arenas) : 0;
     }
-    arena->epoch.purged_pages += purged;
-    heap_lock(arena);
     calm_assert(purged <= batch->pages, purged, batch->pages);
-    heap_put_back(&arena->heap, batch, done);
-    arena->counts.purged_pages += purged;
-    publish_limit(arena);
+    arenas->epoch.purged_pages += purged;
+    put_slice_back(arenas);
+    add_count(&arenas->counts.purged_pages, purged);
+    publish_limit(arenas);
     if (done == 0) {
-        back_off(arena);
+        back_off(arenas);
     } else if (done == batch->count) { /* a back-off continues while the kernel refuses some ranges */
-        arena->limit.retry_above_pages = 0;
-        arena->purger.retry_after_ns = 0;
+        atomic_store_explicit(&arenas->limit.retry_above_pages, 0, memory_order_relaxed);
+        arenas->purger.retry_after_ns = 0;
     }
-    heap_unlock(arena);
     return purged;
 }
 
 /* Purges metadata that describes no span any more. The caller holds the
  * purger's lock, and the purger's batch is not in use. */
-static void purge_metadata(struct arena *arena) {
-    calm_assert(lock_is_mine(&arena->purger.lock));
-    struct iovec *ranges = arena->purger.batch.ranges;
-    heap_lock(arena);
-    size_t count = span_table_take_idle(&arena->heap.space.spans, ranges, PURGE_MAX_RANGES);
-    heap_unlock(arena);
-    if (count == 0) {
-        return;
+static void purge_metadata(struct arenas *arenas) {
+    calm_assert(lock_is_mine(&arenas->purger.lock));
+    struct iovec *ranges = arenas->purger.batch.ranges;
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        heap_lock(arena);
+        size_t count = span_table_take_idle(&arena->heap.space.spans, ranges, PURGE_MAX_RANGES);
+        heap_unlock(arena);
+        if (count > 0) {
+            struct purge_result result = purge_ranges(ranges, count);
+            count_calls(arenas, &result);
+            heap_lock(arena);
+            span_table_put_idle(&arena->heap.space.spans, ranges, count);
+            heap_unlock(arena);
+        }
     }
-    struct purge_result result = purge_ranges(ranges, count);
-    heap_lock(arena);
-    span_table_put_idle(&arena->heap.space.spans, ranges, count);
-    arena->counts.ranges += result.ranges_done;
-    arena->counts.vectored_calls += result.vectored_calls;
-    arena->counts.single_calls += result.single_calls;
-    heap_unlock(arena);
 }
 
 /* Returns by how much the dirty pages exceed a number of pages. */
-static size_t excess_over(struct arena *arena, size_t pages) {
-    heap_lock(arena);
-    size_t dirty = heap_dirty_pages(&arena->heap);
-    heap_unlock(arena);
-    return size_minus(dirty, pages);
+static size_t excess_over(struct arenas *arenas, size_t pages) {
+    report_all(arenas);
+    return size_minus(dirty_pages(arenas), pages);
 }
 
 /* Purges at most `budget` pages, in slices, while more than `keep` are free.
  * Returns the number of pages purged. */
-static size_t purge_slices(struct arena *arena, size_t budget, size_t keep, size_t tolerated) {
+static size_t purge_slices(struct arenas *arenas, size_t budget, size_t keep, size_t tolerated) {
     size_t purged = 0;
     enum purge_depth depth = purge_current_method() == PURGE_SINGLE ? PURGE_RUNS : PURGE_SLABS;
     for (size_t excess = budget; budget > 0; budget = size_min(budget, excess)) {
-        size_t slice = purge_slice(arena, budget, depth);
+        size_t slice = purge_slice(arenas, budget, depth);
         budget = size_minus(budget, slice);
         purged += slice;
-        if (arena->purger.batch.count == 0 && depth < PURGE_SPLIT && keep + excess > tolerated) {
+        if (arenas->purger.batch.count == 0 && depth < PURGE_SPLIT && keep + excess > tolerated) {
             depth++;
         } else if (slice == 0) {
             break;
         }
-        excess = excess_over(arena, keep);
+        excess = excess_over(arenas, keep);
     }
     return purged;
 }
 
-void release_clean(struct arena *arena, bool retracts) {
-    calm_assert(lock_is_mine(&arena->purger.lock));
-    heap_lock(arena);
-    runs_release(&arena->heap.runs, false);
-    if (retracts) {
-        runs_retract(&arena->heap.runs);
+void release_clean(struct arenas *arenas, bool retracts) {
+    calm_assert(lock_is_mine(&arenas->purger.lock));
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+        heap_lock(arena);
+        runs_release(&arena->heap.runs, false);
+        if (retracts) {
+            runs_retract(&arena->heap.runs);
+        }
+        heap_unlock(arena);
     }
-    heap_unlock(arena);
 }
 
-size_t purge_down(struct arena *arena, size_t keep, size_t tolerated, enum reason reason) {
-    calm_assert(lock_is_mine(&arena->purger.lock) && reason < REASONS, reason);
+size_t purge_down(struct arenas *arenas, size_t keep, size_t tolerated, enum reason reason) {
+    calm_assert(lock_is_mine(&arenas->purger.lock) && reason < REASONS, reason);
     /* The budget is the number of dirty pages now, since other threads may free
      * pages as fast as this thread purges them. */
-    size_t budget = excess_over(arena, keep);
+    size_t budget = excess_over(arenas, keep);
     if (budget == 0) {
         return 0;
     }
-    uint64_t ranges = arena->counts.ranges;
-    uint64_t ns = arena->counts.purge_ns;
+    uint64_t ranges = arenas->counts.ranges;
+    uint64_t ns = arenas->counts.purge_ns;
     if (probe_purge_begin_is_enabled()) {
-        probe_purge_begin(reason, budget * page_bytes(arena));
+        probe_purge_begin(reason, budget * page_bytes(arenas));
     }
-    size_t purged = purge_slices(arena, budget, keep, tolerated);
+    size_t purged = purge_slices(arenas, budget, keep, tolerated);
     if (purged > 0) {
-        purge_metadata(arena);
-        release_clean(arena, false);
-        heap_lock(arena);
-        arena->counts.purges[reason]++;
-        heap_unlock(arena);
+        purge_metadata(arenas);
+        release_clean(arenas, false);
+        add_count(&arenas->counts.purges[reason], 1);
     }
     if (probe_purge_end_is_enabled()) {
-        probe_purge_end(reason, purged * page_bytes(arena), arena->counts.ranges - ranges,
-                        arena->counts.purge_ns - ns);
+        probe_purge_end(reason, purged * page_bytes(arenas), arenas->counts.ranges - ranges,
+                        arenas->counts.purge_ns - ns);
     }
-    verify_purged(arena);
+    verify_purged(arenas);
     return purged;
 }
 
-void purge_to_limit(struct arena *arena) {
-    calm_assert(lock_is_mine(&arena->purger.lock));
+void purge_to_limit(struct arenas *arenas) {
+    calm_assert(lock_is_mine(&arenas->purger.lock));
     for (bool purged = true; purged;) {
-        heap_lock(arena);
-        struct limit limit = limit_now(arena);
-        bool over = is_over(arena, limit.max);
-        heap_unlock(arena);
-        purged = over && purge_down(arena, limit.keep, limit.max, REASON_LIMIT) > 0;
+        report_all(arenas);
+        struct limit limit = limit_now(arenas);
+        bool over = is_over(arenas, limit.max);
+        purged = over && purge_down(arenas, limit.keep, limit.max, REASON_LIMIT) > 0;
     }
 }

@@ -1,7 +1,7 @@
 /*
- * The purger returns free memory of the heap to the kernel, slice by slice. It
- * takes a slice out of the heap's free set first, and then calls the kernel
- * without the heap's lock. The calling thread holds the purger's lock. It also
+ * The purger returns free memory of the heaps to the kernel, slice by slice. It
+ * takes a slice out of the free sets of the heaps first, one heap's lock at a
+ * time, and then calls the kernel without these locks. The calling thread holds the purger's lock. It also
  * holds a CPU cache's lock while a flush of that cache purges, and the
  * profile's locks before a fork.
  */
@@ -12,9 +12,9 @@
 
 /* Acquire and release the purger's lock, so that one thread purges at a time.
  * purger_enter waits for another thread's purge, purger_try does not. */
-bool purger_try(struct arena *arena);
-void purger_enter(struct arena *arena);
-void purger_leave(struct arena *arena);
+bool purger_try(struct arenas *arenas);
+void purger_enter(struct arenas *arenas);
+void purger_leave(struct arenas *arenas);
 
 /*
  * Purges until at most `keep` pages stay free. Returns the number of pages
@@ -24,17 +24,17 @@ void purger_leave(struct arena *arena);
  * if each range takes a shootdown of its own, short ranges within slabs. These
  * stay while at most `tolerated` pages are free.
  */
-size_t purge_down(struct arena *arena, size_t keep, size_t tolerated, enum reason reason);
+size_t purge_down(struct arenas *arenas, size_t keep, size_t tolerated, enum reason reason);
 
 /* Purges until free memory is within the limit. The limit sinks with the
  * footprint, and so each purge is followed by another check. The caller holds
  * the purger's lock. */
-void purge_to_limit(struct arena *arena);
+void purge_to_limit(struct arenas *arenas);
 
 /* Under a limit on address space, releases the addresses of clean runs. If
  * `retracts` is true, the program needs no memory for now. The clean pages at
  * the end of the heap then become reserved again. The caller holds the purger's
  * lock. */
-void release_clean(struct arena *arena, bool retracts);
+void release_clean(struct arenas *arenas, bool retracts);
 
 #endif

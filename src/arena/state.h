@@ -1,9 +1,13 @@
 /*
- * The arena's state: one heap, the caches and depots in front of it, and what
- * the arena knows of their use. This file holds data only.
+ * The arenas' state, divided by what protects it. This file holds data only.
+ *
+ * An arena is a heap with its lock. Each arena serves a group of CPUs. The
+ * process has one limit on free memory over all arenas, one purger, and one
+ * policy, and the caches and depots in front of the arenas.
  *
  * The order of locks, outermost first: the purger's, a CPU cache's, a depot
- * bin's, the heap's.
+ * bin's, a heap's. A thread holds at most one heap's lock, except around a
+ * fork.
  */
 #ifndef CALM_ARENA_STATE_H
 #define CALM_ARENA_STATE_H
@@ -27,6 +31,14 @@
 
 #include <stdatomic.h>
 
+/* One for each part of the long range, and one for what these have no room
+ * for. */
+#define MAX_ARENAS (SPACE_MAX_PARTS + 1)
+
+/* Address space that a heap can reach. At first the heap reserves only its
+ * first segment. */
+#define HEAP_SPACE_BYTES ((size_t)1 << 40)
+
 #define MAX_DEPOTS 8
 /* There is one depot for this many CPUs, up to MAX_DEPOTS. A program of few
  * threads then uses the depots of few CPUs. */
@@ -41,6 +53,12 @@ enum memory_per_cpu {
     MEMORY_PER_CPU_0,    /* the values from here on are numbers */
 };
 
+/* The number of arenas that threads are sent to. */
+enum heaps {
+    HEAPS_AUTO, /* as many as the threads need */
+    HEAPS_0,    /* the values from here on are numbers */
+};
+
 /* The settings, which a user may change at any time. */
 struct arena_settings {
     _Atomic(int) policy;
@@ -51,6 +69,7 @@ struct arena_settings {
     _Atomic(int) huge_pages;     /* whether they may be requested */
     _Atomic(int) placement;      /* enum placement: where large blocks begin */
     _Atomic(int) memory_per_cpu; /* the price of memory: enum memory_per_cpu */
+    _Atomic(int) heaps;          /* enum heaps; fixed at the start */
 #ifdef CALM_ASSERTIONS
     _Atomic(int) check_interval; /* slow calls between two walks of the heap; 0 for no walks (verify.h) */
 #endif
@@ -60,17 +79,18 @@ struct arena_settings {
  * long, or a caller asked for it. */
 enum reason { REASON_LIMIT, REASON_TIME, REASON_ASKED, REASONS };
 
+/* The words are atomic. */
 struct arena_counts {
-    uint64_t purged_pages;
-    uint64_t purges[REASONS];
-    uint64_t failures;
-    uint64_t vectored_calls;
-    uint64_t single_calls;
-    uint64_t ranges;
-    uint64_t purge_ns;
-    uint64_t wasted_ns;         /* cost of purging memory that was needed again */
-    uint64_t saved_ns;          /* cost avoided by keeping memory that was needed again */
-    uint64_t kept_byte_seconds; /* free memory, multiplied by the time that it was kept */
+    _Atomic(uint64_t) purged_pages;
+    _Atomic(uint64_t) purges[REASONS];
+    _Atomic(uint64_t) failures;
+    _Atomic(uint64_t) vectored_calls;
+    _Atomic(uint64_t) single_calls;
+    _Atomic(uint64_t) ranges;
+    _Atomic(uint64_t) purge_ns;
+    _Atomic(uint64_t) wasted_ns;         /* cost of purging memory that was needed again */
+    _Atomic(uint64_t) saved_ns;          /* cost avoided by keeping memory that was needed again */
+    _Atomic(uint64_t) kept_byte_seconds; /* free memory, multiplied by the time that it was kept */
 };
 
 /* For readers in other processes, as of the end of the last epoch. */
@@ -102,33 +122,57 @@ struct miss_counter {
     _Alignas(64) _Atomic(uint64_t) count;
 };
 
-/* The limit on free memory, and what it is computed from. Under the heap's
- * lock. */
+/* The terms of the limit: struct retention_terms of the policy, which any
+ * thread reads without a lock. The purger's lock is held to set them. A reader
+ * may get some old and some new terms. The setter checks the limit afterwards,
+ * and so does the next thread that reports its arena. */
+struct limit_terms {
+    _Atomic(bool) adaptive;
+    _Atomic(bool) background_purge;
+    _Atomic(double) factor;
+    _Atomic(size_t) peak_bytes; /* rises with the pages in use */
+    _Atomic(size_t) surplus_bytes;
+    _Atomic(size_t) available_bytes;
+};
+
+/*
+ * What all arenas hold together, and the limit on what is free of it. The words
+ * are atomic.
+ *
+ * An arena reports its pages when they have changed by more than `batch` since
+ * its last report (report_levels). The totals therefore differ from the truth by
+ * at most `max_batch` for each arena. With one arena, both are 0.
+ */
 struct limit_state {
-    struct retention_terms terms; /* the peak rises with the pages in use */
+    struct limit_terms terms;
     /* Whether a helper calls epoch_advance. `terms` change accordingly once
      * free memory is within the new limit. */
-    bool background_purge;
-    size_t pages;    /* the limit at the last check; also read without the lock */
-    size_t max_used; /* the largest number of pages in use in this epoch */
-    size_t max_held; /* the largest number of pages in use or dirty in this epoch */
+    _Atomic(bool) background_purge;
+    _Atomic(size_t) batch;
+    _Atomic(size_t) max_batch; /* the largest since all arenas reported */
+    _Atomic(size_t) pages;     /* the limit at the last check */
     /* After the kernel refused a purge, no purge is tried until this many pages
      * are dirty, or until purger.retry_ns. 0: no back-off. */
-    size_t retry_above_pages;
-    uint64_t checks;
-    _Atomic(uint64_t) checks_by_others; /* by threads other than the first; also read without the lock */
+    _Atomic(size_t) retry_above_pages;
+    _Atomic(size_t) purging_pages; /* taken out of the heaps by a purge that is under way */
+    /* These words are written at each report. */
+    _Alignas(64) _Atomic(size_t) used_pages;
+    _Atomic(size_t) dirty_pages;
+    _Atomic(size_t) max_used; /* the largest number of pages in use in this epoch */
+    _Atomic(size_t) max_held; /* the largest number of pages in use or dirty in this epoch */
 };
 
 /* Under its own lock, which a thread holds while it purges or ends an epoch. */
 struct purger {
     struct lock lock;
-    uint32_t examined_span; /* the descriptor, and the page of its run, at which examine_clean continues */
-    uint32_t examined_pages;
-    size_t fork_epoch;       /* 1 + the number of the epoch in which a fork last purged */
-    uint64_t retry_ns;       /* when limit.retry_above_pages ends; written under both locks */
-    uint64_t retry_after_ns; /* length of the last back-off; written under both locks */
+    size_t fork_epoch;          /* 1 + the number of the epoch in which a fork last purged */
+    _Atomic(uint64_t) retry_ns; /* when limit.retry_above_pages ends; also read without the lock */
+    uint64_t retry_after_ns;    /* length of the last back-off */
+    unsigned examined_arena;
     unsigned char scratch[RESIDENCY_CHUNK_PAGES];
-    struct purge_batch batch; /* written under both locks once it is filled (heap.claims) */
+    /* Written under the lock of the heap that has claims in it (heap.claims),
+     * too. */
+    struct purge_batch batch;
 };
 
 /* What the current epoch showed, and the demand of the epochs before it. Under
@@ -139,9 +183,9 @@ struct epoch {
     unsigned fault_measures;
     struct family family;
     double family_share;
-    struct outlook outlook; /* written under both locks */
-    uint64_t checks;  /* limit.checks when the epoch began; written under both locks, read under either */
-    size_t untouched; /* consecutive epochs in which no thread came to the heap */
+    struct outlook outlook;
+    _Atomic(uint64_t) checks; /* the checks of all arenas when the epoch began; also read without the lock */
+    size_t untouched;         /* consecutive epochs in which no thread came to the heap */
     uint64_t cpu_ns;
     uint64_t purge_ns;
     uint64_t purged_pages;
@@ -173,63 +217,106 @@ struct helper {
     struct cpu_set cpus;            /* the CPUs that the process could use at its start */
 };
 
+/* A heap and what is under the heap's lock. Each arena begins on a cache line of
+ * its own. The words that are marked as atomic are also read without the
+ * lock. */
 struct arena {
-    /* The heap's lock. It protects the fields from here to totals_at_fork, and
-     * `heap`. */
     struct lock lock;
-    uint64_t heap_locks;
+    _Atomic(uint64_t) heap_locks; /* acquisitions of the lock */
+    _Atomic(uint64_t) contended;  /* acquisitions that had to wait */
+    uint64_t contended_before;    /* `contended` when the epoch began */
+    _Atomic(uint64_t) checks;
+    _Atomic(uint64_t) checks_by_others; /* by threads other than the first */
+    size_t reported_used, reported_dirty;
+    _Atomic(size_t) free_pages; /* dirty pages when a thread last left the heap */
     size_t misuses_reported;
+    uint32_t examined_span; /* the descriptor, and the page of its run, at which examine_clean continues */
+    uint32_t examined_pages;
     bool has_colors; /* the heap's colors are initialized */
-    struct limit_state limit;
     struct thp_policy thp;
-    struct arena_counts counts;
-    /* Belongs to api/counters.c. It is here because a forked child writes this
-     * page in any case. */
-    struct calm_stats totals_at_fork;
+    _Alignas(64) struct heap heap; /* the large field comes last, so that the others are on few pages */
+};
 
+/* Whether an arena can be used. The states are atomic. */
+enum arena_state {
+    ARENA_UNUSED,
+    ARENA_STARTING, /* a thread initializes its heap; other threads use the first arena */
+    ARENA_READY,
+    ARENA_FAILED, /* there was no memory for its heap; other arenas serve its CPUs */
+};
+
+struct arenas {
     /* These fields are fixed at the start. Caches and depots have locks of
      * their own, and settings are atomic. */
+    struct page_map map; /* what the fast path of free reads */
     void (*misused)(const struct misuse_record *misuse);
     void (*visited)(void); /* the helper calls it in each epoch, without a lock; may be NULL */
     struct cpu_caches *caches;
-    struct depot depots[MAX_DEPOTS];
     unsigned depot_count;
     unsigned depots_per_node; /* 0 if there are no depots */
+    unsigned nodes;
+    /* The arenas that threads are sent to: the first `active` ones. It doubles
+     * while threads wait for each other, up to `max_active`. Atomic. */
+    _Atomic(unsigned) active;
+    _Atomic(unsigned) max_active;
+    _Atomic(uint32_t) started;           /* all arenas from this number on are unused */
+    _Atomic(uint8_t) states[MAX_ARENAS]; /* enum arena_state */
+    struct lock start_lock;              /* held while an arena starts */
     struct arena_settings settings;
 
+    struct limit_state limit;
+    struct arena_counts counts;
     struct machine_offer machine;
     struct helper helper;
     struct miss_counter misses[MISS_COUNTERS]; /* atomic */
-
-    /* The large fields come last, so that the others are on few pages. */
-    struct heap heap;
+    /* Belongs to api/counters.c. It is here because a forked child writes this
+     * page in any case. */
+    struct calm_stats totals_at_fork;
+    struct depot depots[MAX_DEPOTS];
     struct epoch epoch;
     struct purger purger;
+    struct arena of[MAX_ARENAS]; /* the pages of unused ones are never touched */
 };
 
-static inline size_t page_bytes(const struct arena *arena) {
-    return arena->heap.space.page_size;
+static inline size_t page_bytes(const struct arenas *arenas) {
+    return arenas->of[0].heap.space.page_size;
 }
 
-static inline bool arena_has_helper(const struct arena *arena) {
-    int helper = atomic_load_explicit(&arena->helper.state, memory_order_acquire);
-    return helper == HELPER_RUNS || !thread_is_gone(&arena->helper.thread);
+static inline unsigned page_shift(const struct arenas *arenas) {
+    return arenas->of[0].heap.space.page_shift;
+}
+static inline bool arena_has_helper(const struct arenas *arenas) {
+    int helper = atomic_load_explicit(&arenas->helper.state, memory_order_acquire);
+    return helper == HELPER_RUNS || !thread_is_gone(&arenas->helper.thread);
 }
 
 static inline int setting_value(const _Atomic(int) *setting) {
     return atomic_load_explicit(setting, memory_order_relaxed);
 }
 
-/* All work on the heap happens between heap_lock and a release of the lock.
- * heap_unlock releases it without a check of the limit (check.h). */
-static inline void heap_lock(struct arena *arena) {
-    lock_acquire(&arena->lock);
-    arena->heap_locks++;
+static inline void add_count(_Atomic(uint64_t) *counter, uint64_t more) {
+    atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
 }
 
-static inline void heap_unlock(struct arena *arena) {
-    calm_assert(lock_is_mine(&arena->lock));
-    lock_release(&arena->lock);
+static inline size_t get_total(const _Atomic(size_t) *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static inline bool arena_is_ready(const struct arenas *arenas, unsigned number) {
+    return atomic_load_explicit(&arenas->states[number], memory_order_acquire) == ARENA_READY;
+}
+
+/* Returns the next arena that is ready, from *number on, and stores the number
+ * after it in *number. Returns NULL if there is none. */
+static inline struct arena *arena_next(const struct arenas *arenas, unsigned *number) {
+    unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
+    while (*number < end) {
+        unsigned at = (*number)++;
+        if (arena_is_ready(arenas, at)) {
+            return (struct arena *)&arenas->of[at];
+        }
+    }
+    return NULL;
 }
 
 #endif

@@ -12,38 +12,38 @@
 #ifdef CALM_ASSERTIONS
 
 /* Returns whether the option is set. Any thread may call it. */
-bool verify_is_on(const struct arena *arena);
+bool verify_is_on(const struct arenas *arenas);
 
-/* Returns whether the slow call that leaves the heap now is to verify it. The
- * caller holds the heap's lock. */
-bool verify_is_due(const struct arena *arena);
+/* Returns whether the slow call of this number, which leaves a heap now, is to
+ * verify the heaps. */
+bool verify_is_due(const struct arenas *arenas, uint64_t checks);
 
-/* Walks the heap, unless another thread is purging. The caller holds no lock of
+/* Walks the heaps, unless another thread is purging. The caller holds no lock of
  * the arena. */
-void verify_arena(struct arena *arena);
+void verify_arena(struct arenas *arenas);
 
-/* Walks the heap. The caller holds the purger's lock, and no batch is out of
- * the heap. */
-void verify_purged(struct arena *arena);
+/* Walks the heaps. The caller holds the purger's lock, and no batch is out of
+ * the heaps. */
+void verify_purged(struct arenas *arenas);
 
 #else
 
-static inline bool verify_is_on(const struct arena *arena) {
-    (void)arena;
+static inline bool verify_is_on(const struct arenas *arenas) {
+    (void)arenas;
     return false;
 }
 
-static inline bool verify_is_due(const struct arena *arena) {
-    (void)arena;
+static inline bool verify_is_due(const struct arenas *arenas, uint64_t checks) {
+    (void)arenas, (void)checks;
     return false;
 }
 
-static inline void verify_arena(struct arena *arena) {
-    (void)arena;
+static inline void verify_arena(struct arenas *arenas) {
+    (void)arenas;
 }
 
-static inline void verify_purged(struct arena *arena) {
-    (void)arena;
+static inline void verify_purged(struct arenas *arenas) {
+    (void)arenas;
 }
 
 #endif

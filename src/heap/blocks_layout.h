@@ -12,8 +12,9 @@
 
 #include <stdint.h>
 
-#define BLOCKS_LAYOUT_VERSION 1
-#define BLOCKS_LAYOUT_RANGES  8
+#define BLOCKS_LAYOUT_VERSION      2
+#define BLOCKS_LAYOUT_RANGES       8
+#define BLOCKS_LAYOUT_HEAP_RECORDS 6
 
 /* A new field goes to the end, and so changes `bytes`. A change of meaning
  * changes the version. */
@@ -62,6 +63,14 @@ struct blocks_layout {
     const void *depots;
     uint64_t depot_count;
     uint64_t depot_bytes; /* the distance from one pointer to the next */
+
+    /* The number of heaps, a uint32_t. The addresses of `spans`, `spans_end`,
+     * `span_bytes`, `pages`, `segments`, `segment_count` and the first
+     * BLOCKS_LAYOUT_HEAP_RECORDS of `records` are those of the first heap. The
+     * ones of each further heap are heap_bytes further. A heap whose `page_bytes`
+     * is 0 has no blocks. */
+    const void *heap_count;
+    uint64_t heap_bytes;
 };
 
 #endif

@@ -2,11 +2,25 @@
 
 #include "base/assert.h"
 
-bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space) {
+static void set_classes(struct heap *heap, const struct size_classes *classes) {
     calm_assert(classes->count > 1 && classes->count <= SIZE_CLASSES, classes->count);
     heap->classes = classes;
     heap->runs.space = &heap->space;
-    return space_init(&heap->space, address_space, (classes->max_slab_blocks + 63) / 64);
+}
+
+static size_t bitmap_words(const struct size_classes *classes) {
+    return (classes->max_slab_blocks + 63) / 64;
+}
+
+bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space) {
+    set_classes(heap, classes);
+    return space_init(&heap->space, address_space, bitmap_words(classes));
+}
+
+bool heap_init_part(struct heap *heap, const struct size_classes *classes, const struct page_map *map,
+                    unsigned part) {
+    set_classes(heap, classes);
+    return space_init_part(&heap->space, map, part, bitmap_words(classes));
 }
 
 void heap_note_misuse(struct heap *heap, enum misuse kind, const void *pointer) {

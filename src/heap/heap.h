@@ -72,6 +72,7 @@ struct heap {
     size_t used_pages;                /* pages with a byte of a block in use, and all pages of large blocks */
     size_t slab_dirty_pages;          /* pages of slabs that may be resident and hold no block in use */
     const struct purge_batch *claims; /* the batch that claimed blocks, until heap_put_back */
+    size_t claims_begin, claims_end;  /* the claimed blocks are in these ranges of the batch */
     size_t claimed_pages;             /* used pages that hold only blocks claimed by a purge */
     size_t purging_pages;             /* pages taken out of the heap to be purged or renewed */
     uint64_t dirtied_pages;           /* pages that became free and dirty, since the start */
@@ -89,6 +90,10 @@ struct heap {
  * Returns false if memory is short. */
 bool heap_init(struct heap *heap, const struct size_classes *classes, size_t address_space);
 
+/* heap_init for a heap whose address space is a part of a long range. */
+bool heap_init_part(struct heap *heap, const struct size_classes *classes, const struct page_map *map,
+                    unsigned part);
+
 /* Record a free of a pointer that is no block in use. heap_note_wild_free is
  * for a pointer that is no block of a slab. It records a double free if the
  * pointer's page is free, else an invalid free. */
@@ -98,6 +103,14 @@ void heap_note_wild_free(struct heap *heap, const void *pointer);
 /* Returns the number of pages that hold a byte of a block in use. */
 static inline size_t heap_used_pages(const struct heap *heap) {
     return heap->used_pages - heap->claimed_pages;
+}
+
+/* Returns whether a class may have a slab with a free block: a guess, since
+ * another thread may be changing the heap. Any thread; ThreadSanitizer ignores
+ * the read. */
+static inline __attribute__((no_sanitize("thread"))) bool heap_may_have(const struct heap *heap,
+                                                                        uint32_t size_class) {
+    return __atomic_load_n(&heap->bins[size_class].part_used, __ATOMIC_RELAXED) != NULL;
 }
 
 /* Returns the number of pages that hold no block in use and may be resident. */

@@ -13,15 +13,17 @@ static void add_range(struct heap *heap, struct purge_batch *batch, const char *
 }
 
 /*
- * Takes dirty runs, the coldest first. If a run is longer than needed, takes
- * its end, so that the remaining pages have low addresses. Takes huge-page
+ * Takes dirty runs of at least this age, the coldest first. If a run is longer
+ * than needed, takes its end, so that the remaining pages have low addresses. Takes huge-page
  * regions only as a whole, unless `split` is set. A huge page that is purged in
  * part stays whole until the kernel is short of memory.
  */
-static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split) {
+static void take_runs(struct heap *heap, struct purge_batch *batch, size_t pages, bool split,
+                      uint16_t min_age) {
     struct span *next;
     for (struct span *run = heap->runs.dirty_ages.coldest; run != NULL; run = next) {
-        if (batch->pages >= pages || batch->count == PURGE_MAX_RANGES) {
+        if (batch->pages >= pages || batch->count == PURGE_MAX_RANGES ||
+            runs_age(&heap->runs, run) < min_age) {
             return;
         }
         next = run->age.hotter;
@@ -51,10 +53,13 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
         size_t first;
         size_t end = 0;
         size_t used = heap->used_pages;
+        size_t before = batch->count;
         while (batch->count < PURGE_MAX_RANGES && slab_claim(heap, slab, &first, &end)) {
             add_range(heap, batch, slab->base + (first << heap->space.page_shift), end - first);
         }
         heap->claimed_pages += heap->used_pages - used;
+        heap->claims_begin = heap->claims == NULL ? before : heap->claims_begin;
+        heap->claims_end = batch->count;
         heap->claims = batch;
         slab->claimed = true;
         /* Claimed blocks count as in use. A slab that they fill therefore
@@ -66,29 +71,52 @@ static void take_from_slabs(struct heap *heap, struct purge_batch *batch, size_t
     }
 }
 
+size_t heap_add_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth,
+                      uint16_t min_age) {
+    calm_assert(heap->claims == NULL || heap->claims == batch, heap->claims);
+    calm_assert(batch->count <= PURGE_MAX_RANGES, batch->count);
+    size_t before = batch->pages;
+    pages = size_min(pages, PURGE_BYTES >> heap->space.page_shift);
+    switch (depth) {
+    case PURGE_RUNS:
+        take_runs(heap, batch, pages, false, min_age);
+        break;
+    case PURGE_SLABS:
+        take_from_slabs(heap, batch, pages, false);
+        break;
+    case PURGE_SPLIT:
+        take_runs(heap, batch, pages, true, 0);
+        take_from_slabs(heap, batch, pages, true);
+        break;
+    }
+    calm_assert(batch->pages >= before, batch->pages, before);
+    return batch->pages - before;
+}
+
 size_t heap_take_dirty(struct heap *heap, struct purge_batch *batch, size_t pages, enum purge_depth depth) {
     calm_assert(heap->claims == NULL && heap->claimed_pages == 0, heap->claimed_pages);
-    batch->count = 0;
-    batch->pages = 0;
-    size_t max_pages = PURGE_BYTES >> heap->space.page_shift;
-    pages = size_min(pages, max_pages);
-    take_runs(heap, batch, pages, false);
-    if (depth >= PURGE_SLABS) {
-        take_from_slabs(heap, batch, pages, false);
-    }
-    if (depth >= PURGE_SPLIT) {
-        take_runs(heap, batch, pages, true);
-        take_from_slabs(heap, batch, pages, true);
+    purge_batch_clear(batch);
+    for (enum purge_depth next = PURGE_RUNS; next <= depth; next++) {
+        heap_add_dirty(heap, batch, pages, next, 0);
     }
     return batch->pages;
 }
 
-void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) {
-    calm_assert(purged <= batch->count && batch->count <= PURGE_MAX_RANGES, purged, batch->count);
+int heap_coldest_age(const struct heap *heap) {
+    const struct span *coldest = heap->runs.dirty_ages.coldest;
+    return coldest == NULL ? -1 : runs_age(&heap->runs, coldest);
+}
+
+void heap_put_back(struct heap *heap, const struct purge_batch *batch) {
+    calm_assert(batch->count <= PURGE_MAX_RANGES, batch->count);
     heap->claims = NULL;
     heap->claimed_pages = 0;
     for (size_t i = 0; i < batch->count; i++) {
-        struct span *span = purge_batch_span(heap, &batch->ranges[i]);
+        uint32_t page = space_page(&heap->space, batch->ranges[i].iov_base);
+        if (page == 0) {
+            continue;
+        }
+        struct span *span = space_span_of(&heap->space, page);
         size_t pages = batch->ranges[i].iov_len >> heap->space.page_shift;
         calm_assert(span->state == SPAN_SLAB || span->state == SPAN_TAKEN, span->page, span->state);
         calm_assert(heap->purging_pages >= pages, heap->purging_pages, pages);
@@ -96,9 +124,9 @@ void heap_put_back(struct heap *heap, struct purge_batch *batch, size_t purged) 
         if (span->state == SPAN_SLAB) {
             size_t offset = (size_t)((char *)batch->ranges[i].iov_base - span->base);
             span->claimed = false;
-            slab_return(heap, span, offset >> heap->space.page_shift, pages, i < purged);
+            slab_return(heap, span, offset >> heap->space.page_shift, pages, purge_batch_is_purged(batch, i));
         } else {
-            runs_put(&heap->runs, span, i < purged);
+            runs_put(&heap->runs, span, purge_batch_is_purged(batch, i));
         }
     }
 }
@@ -109,8 +137,9 @@ void heap_lose_purge(struct heap *heap) {
     heap->purge_is_lost = true;
 }
 
-bool purge_batch_claims(const struct purge_batch *batch, const char *block, size_t size) {
-    for (size_t i = 0; batch != NULL && i < batch->count; i++) {
+bool heap_claims(const struct heap *heap, const char *block, size_t size) {
+    const struct purge_batch *batch = heap->claims;
+    for (size_t i = heap->claims_begin; batch != NULL && i < heap->claims_end; i++) {
         const char *start = batch->ranges[i].iov_base;
         if (block + size > start && block < start + batch->ranges[i].iov_len) {
             return true;

@@ -44,6 +44,7 @@ static void insert(struct runs *runs, struct span *span, bool clean) {
     set->filled[bin / 64] |= (uint64_t)1 << (bin % 64);
     set->pages += span->pages;
     if (!clean) {
+        span->dirty_since = runs->now;
         span_ages_append(&runs->dirty_ages, span);
     }
     space_mark_ends(runs->space, span);
@@ -141,6 +142,7 @@ struct span *runs_carve(struct runs *runs, struct span *run, size_t skip, size_t
 
 struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, size_t pages) {
     calm_assert(run->state == SPAN_DIRTY, run->page, run->state);
+    uint16_t since = run->dirty_since;
     struct span *taken = runs_carve(runs, run, skip, pages);
     if (taken == NULL) {
         remove_run(runs, run);
@@ -149,6 +151,7 @@ struct span *runs_carve_dirty(struct runs *runs, struct span *run, size_t skip, 
     if (skip > 0 && !run->huge) {
         span_ages_remove(&runs->dirty_ages, run);
         span_ages_prepend(&runs->dirty_ages, run);
+        run->dirty_since = since;
     }
     return taken;
 }
@@ -187,6 +190,10 @@ static struct span *runs_find(const struct run_set *set, size_t pages) {
         }
     }
     return NULL;
+}
+
+bool runs_have_dirty(const struct runs *runs, size_t pages) {
+    return runs_find(&runs->sets[RUN_DIRTY], pages) != NULL;
 }
 
 static bool release_run(struct runs *runs, struct span *run) {

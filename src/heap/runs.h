@@ -32,6 +32,7 @@ enum run_kind { RUN_DIRTY, RUN_CLEAN, RUN_HUGE_DIRTY, RUN_HUGE_CLEAN, RUN_KINDS 
 struct runs {
     struct space *space;
     struct span_ages dirty_ages; /* of all dirty runs, inside and outside regions */
+    uint16_t now; /* the time that ages are measured in: the caller advances it, and it wraps around */
     size_t faulted_pages; /* clean pages that became used or dirty; the next touch of each is a fault */
     size_t region_pages;  /* the number of pages of a huge-page region; 0 (initially): no region is made */
     size_t regions;       /* the number of regions requested so far */
@@ -93,6 +94,14 @@ struct span *runs_split(struct runs *runs, struct span *span, size_t pages);
 static inline uint64_t runs_address_page(const struct runs *runs, const struct span *span) {
     return (uint64_t)(uintptr_t)span->base >> runs->space->page_shift;
 }
+
+/* Returns for how long a run has been dirty. */
+static inline uint16_t runs_age(const struct runs *runs, const struct span *run) {
+    return (uint16_t)(runs->now - run->dirty_since);
+}
+
+/* Returns whether a dirty run outside huge-page regions has this many pages. */
+bool runs_have_dirty(const struct runs *runs, size_t pages);
 
 /* Returns the free run that begins where the span ends, or NULL. */
 struct span *runs_next(const struct runs *runs, const struct span *span);

@@ -148,12 +148,12 @@ size_t slab_take(struct heap *heap, struct span *slab, void **end, size_t count)
 }
 
 void slab_open(struct heap *heap, struct span *span, uint32_t size_class, bool clean) {
-    calm_assert(span->state == SPAN_TAKEN && span->used_blocks == 0 && span->free_dirty_pages == 0,
-                span->page);
+    calm_assert(span->state == SPAN_TAKEN && span->free_dirty_pages == 0, span->page);
     calm_assert(size_class > 0 && size_class < heap->classes->count, size_class);
     calm_assert(span->pages == heap->classes->of[size_class].slab_pages, span->pages, size_class);
     struct space *space = &heap->space;
     span->state = SPAN_SLAB;
+    span->used_blocks = 0;
     span->size_class = (uint8_t)size_class;
     uint32_t number = span_number(&space->spans, span);
     for (uint32_t page = span->page; page < span->page + span->pages; page++) {

@@ -34,6 +34,12 @@ static struct span *current_slab(struct heap *heap, uint32_t size_class) {
     return bin->current;
 }
 
+bool heap_has_blocks(const struct heap *heap, uint32_t size_class) {
+    const struct slab_bin *bin = &heap->bins[size_class];
+    return (bin->current != NULL && !slab_is_full(heap, bin->current)) || bin->part_used != NULL ||
+           runs_have_dirty(&heap->runs, heap->classes->of[size_class].slab_pages);
+}
+
 size_t heap_take_blocks(struct heap *heap, uint32_t size_class, void **blocks, size_t count) {
     calm_assert(size_class > 0 && size_class < heap->classes->count, size_class, count);
     size_t taken = 0;
@@ -119,8 +125,7 @@ static void put_block(struct heap *heap, void *pointer) {
     if (slab == NULL) {
         heap_note_wild_free(heap, pointer);
     } else if ((slab->allocated[put->word] & put->bits) == 0 ||
-               (slab->claimed &&
-                purge_batch_claims(heap->claims, pointer, heap->classes->of[put->size_class].size))) {
+               (slab->claimed && heap_claims(heap, pointer, heap->classes->of[put->size_class].size))) {
         heap_note_misuse(heap, MISUSE_DOUBLE_FREE, pointer);
     } else {
         slab_put(heap, slab, put->word, put->bits);

@@ -12,6 +12,10 @@
  * which is lower if memory is short. */
 size_t heap_take_blocks(struct heap *heap, uint32_t size_class, void **blocks, size_t count);
 
+/* Returns whether heap_take_blocks finds a block without new memory: in a slab,
+ * or by a slab of dirty pages. */
+bool heap_has_blocks(const struct heap *heap, uint32_t size_class);
+
 /* Frees blocks of any classes. Records each pointer to no block in use as an
  * invalid or double free, and skips it. */
 void heap_put_blocks(struct heap *heap, void *const *blocks, size_t count);

@@ -6,6 +6,8 @@
 #define MIN_SPACE_BYTES   ((size_t)1 << 30) /* if less can be had, only short segments are used */
 #define MIN_FIRST_BYTES   ((size_t)16 << 30)
 #define MAX_FIRST_BYTES   ((size_t)1 << 44)
+#define MAX_PARTS_BYTES   ((size_t)1 << 43) /* of all parts */
+#define MIN_PART_BYTES    ((size_t)1 << 30)
 #define MIN_SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_STEP_BYTES    ((size_t)8 << 20)
 #define MAX_STEP_BYTES    ((size_t)1 << 30)
@@ -323,6 +325,22 @@ static size_t first_segment_bytes(void) {
     return bytes;
 }
 
+/* Stores what lookups read. */
+static void set_tables(struct space *space) {
+    space->class_of = (uint8_t *)space->page_tables[CLASS_TABLE].base;
+    space->first_classes = space->class_of + 1;
+    space->span_of = (uint32_t *)(void *)space->page_tables[SPAN_TABLE].base;
+    space->users_of = (uint16_t *)(void *)space->page_tables[USER_TABLE].base;
+    if (segment_count(space) == 1) {
+        space->base = (uintptr_t)space->segment[0].region.base;
+        space->quanta = space->segment[0].region.reserved >> SPACE_QUANTUM_SHIFT;
+    }
+}
+
+static size_t map_page(const struct page_map *map) {
+    return (size_t)1 << map->page_shift;
+}
+
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
     space->page_size = vm_page_size();
     space->page_shift = (uint32_t)__builtin_ctzll(space->page_size);
@@ -345,20 +363,85 @@ bool space_init(struct space *space, size_t bytes, size_t bitmap_words) {
         }
         release_metadata(space);
     }
-    space->class_of = (uint8_t *)space->page_tables[CLASS_TABLE].base;
-    space->first_classes = space->class_of + 1;
-    space->span_of = (uint32_t *)(void *)space->page_tables[SPAN_TABLE].base;
-    space->users_of = (uint16_t *)(void *)space->page_tables[USER_TABLE].base;
+    set_tables(space);
     if (segment_count(space) == 1) {
         /* The fast path of free reads the class of any address in the
          * segment. */
         size_t page_end =
             first_page_of(&space->segment[0]) + (space->segment[0].region.reserved >> space->page_shift);
         vm_make_readable(space->class_of, page_end + 1);
-        space->base = (uintptr_t)space->segment[0].region.base;
-        space->quanta = space->segment[0].region.reserved >> SPACE_QUANTUM_SHIFT;
     }
     return reach_metadata(space, 1);
+}
+
+/* The class of the last page of a part is never used, so the tables of two
+ * parts do not overlap. */
+bool space_reserve_parts(struct page_map *map, unsigned parts, size_t bytes) {
+    calm_assert(parts > 1 && parts <= SPACE_MAX_PARTS, parts);
+    size_t part = size_min(size_min(bytes, first_segment_bytes()), MAX_PARTS_BYTES / parts);
+    uint32_t shift = 63 - (uint32_t)__builtin_clzll(part);
+    part = (size_t)1 << shift;
+    struct address_range range;
+    struct address_range classes;
+    if (vm_limit_bytes() != SIZE_MAX || part < MIN_PART_BYTES ||
+        !address_range_reserve(&range, parts * part + 2 * GUARD_BYTES)) {
+        return false;
+    }
+    uint32_t page_shift = (uint32_t)__builtin_ctzll(vm_page_size());
+    if (!address_range_reserve(&classes, (parts * part >> page_shift) + 1)) {
+        address_range_release(&range);
+        return false;
+    }
+    vm_make_readable(classes.base, classes.reserved);
+    *map = (struct page_map){
+        .base = (uintptr_t)range.base + GUARD_BYTES,
+        .quanta = parts * part >> SPACE_QUANTUM_SHIFT,
+        .first_classes = (uint8_t *)classes.base + 1,
+        .page_shift = page_shift,
+        .part_shift = shift,
+        .parts = parts,
+    };
+    return true;
+}
+
+bool space_init_part(struct space *space, const struct page_map *map, unsigned part, size_t bitmap_words) {
+    size_t bytes = (size_t)1 << map->part_shift;
+    size_t pages = bytes >> map->page_shift;
+    calm_assert(part < map->parts && (map->quanta << SPACE_QUANTUM_SHIFT) >> map->part_shift > part, part);
+    space->page_size = (size_t)1 << map->page_shift;
+    space->page_shift = map->page_shift;
+    space->growing = NO_SEGMENT;
+    space->is_part = true;
+    space->max_pages = pages;
+    size_t tables[] = {pages * entry_bytes[SPAN_TABLE], pages * entry_bytes[USER_TABLE]};
+    if (!span_table_init(&space->spans, spans_for(pages), bitmap_words) ||
+        !address_ranges_reserve(&space->page_tables[SPAN_TABLE], tables, PAGE_TABLES - SPAN_TABLE)) {
+        span_table_release(&space->spans);
+        return false;
+    }
+    space->page_tables[CLASS_TABLE] =
+        (struct address_range){.base = (char *)map->first_classes - 1 + part * pages, .reserved = pages};
+    char *base = (char *)map->base + ((size_t)part << map->part_shift); // NOLINT(performance-no-int-to-ptr)
+    space->growing = empty_slot(space);
+    fill_slot(space, space->growing, (struct address_range){.base = base, .reserved = bytes - GUARD_BYTES},
+              1);
+    set_tables(space);
+    return reach_metadata(space, 1);
+}
+
+void space_release_parts(struct page_map *map, unsigned from) {
+    size_t keep = (size_t)from << map->part_shift;
+    size_t bytes = map->quanta << SPACE_QUANTUM_SHIFT;
+    if (from < 1 || keep >= bytes) {
+        return;
+    }
+    __atomic_store_n(&map->quanta, keep >> SPACE_QUANTUM_SHIFT, __ATOMIC_RELAXED);
+    /* The guards of the long range and of the table stay behind the parts that
+     * are kept. */
+    char *base = (char *)map->base + keep; // NOLINT(performance-no-int-to-ptr)
+    vm_release(base + map_page(map), bytes - keep + GUARD_BYTES - map_page(map));
+    size_t table = (keep >> map->page_shift) + 2 * map_page(map);
+    vm_release((char *)map->first_classes - 1 + table, (bytes >> map->page_shift) - table + map_page(map));
 }
 
 void space_limit(struct space *space, size_t bytes) {
@@ -367,7 +450,7 @@ void space_limit(struct space *space, size_t bytes) {
         return;
     }
     set_reserved(space, 0, first->region.committed);
-    if (!space->limited) {
+    if (!space->limited && !space->is_part) {
         /* Address space is scarce now, so each guard keeps only one page. */
         vm_release(first->region.base - GUARD_BYTES, GUARD_BYTES - 2 * space->page_size);
         first->region.reserved += GUARD_BYTES;
@@ -380,7 +463,8 @@ void space_limit(struct space *space, size_t bytes) {
     }
     size_t pages = used + (bytes >> space->page_shift);
     space->max_pages = size_min(space->max_pages, pages * NUMBERS_IF_RAISED + MAX_SEGMENTS);
-    for (int i = 0; i < PAGE_TABLES; i++) {
+    /* The table of classes of a part continues in the next part's. */
+    for (int i = space->is_part ? SPAN_TABLE : CLASS_TABLE; i < PAGE_TABLES; i++) {
         address_range_trim(&space->page_tables[i], (space->max_pages + 1) * entry_bytes[i]);
     }
     span_table_trim(&space->spans, spans_for(pages));
@@ -438,7 +522,7 @@ uint32_t space_extend(struct space *space, size_t pages, size_t *extended) {
         return 0;
     }
     uint32_t first = extend_growing(space, pages, extended);
-    if (first == 0 && add_for(space, pages << space->page_shift)) {
+    if (first == 0 && !space->is_part && add_for(space, pages << space->page_shift)) {
         first = extend_growing(space, pages, extended);
     }
     return first;

@@ -57,6 +57,26 @@ struct segment {
     _Atomic(uint32_t) page_end; /* the number after the last usable page */
 };
 
+/*
+ * The parts of one long range, each of which is the only segment of one space.
+ * All parts have the same length, a power of two, so the number of a pointer's
+ * part is computed from the pointer. The classes of the pages of all parts are
+ * in one table. At the end of each part are pages that are never usable.
+ *
+ * The fast path of free reads these words. They describe the only space if
+ * there are no parts.
+ */
+#define SPACE_MAX_PARTS 64
+
+struct page_map {
+    uintptr_t base;
+    size_t quanta; /* the length of the range, in quanta; 0 if there is none */
+    uint8_t *first_classes;
+    uint32_t page_shift;
+    uint32_t part_shift; /* binary logarithm of the bytes of a part */
+    unsigned parts;      /* 0: the range belongs to one space */
+};
+
 /* The orders of the segments: by base and by first_page. Empty slots come last
  * in both. */
 enum segment_order { BY_ADDRESS, BY_PAGE, SEGMENT_ORDERS };
@@ -80,6 +100,7 @@ struct space {
     struct address_range page_tables[PAGE_TABLES];
     struct span_table spans;
 
+    bool is_part;             /* the first segment is a part, and there is no other */
     size_t max_pages;         /* all page numbers are below it */
     bool limited;             /* address space is short, so free pages are better released */
     size_t growing;           /* the slot of the segment that space_extend extends, or MAX_SEGMENTS */
@@ -92,6 +113,18 @@ struct space {
 /* Reserves at most `bytes`. Each descriptor gets a bitmap of bitmap_words
  * words. Returns false if there is no room even for the metadata. */
 bool space_init(struct space *space, size_t bytes, size_t bitmap_words);
+
+/* Reserves a long range of this number of parts, and fills the map. Each part
+ * has at most `bytes`. Returns false if address space is short or limited. Only
+ * the owner of the process's heaps calls it, once, before there are threads
+ * that use them. */
+bool space_reserve_parts(struct page_map *map, unsigned parts, size_t bytes);
+
+/* space_init for the space of one part. */
+bool space_init_part(struct space *space, const struct page_map *map, unsigned part, size_t bitmap_words);
+
+/* Releases the parts from this number on, which no space uses. */
+void space_release_parts(struct page_map *map, unsigned from);
 
 /* Makes at least this number of further pages usable, in one piece. Returns the
  * number of the first page, and stores their count in *extended. Returns 0 if
@@ -138,6 +171,13 @@ uint32_t space_page_elsewhere(const struct space *space, uintptr_t address);
 /* Returns whether a page has metadata. An invalid pointer may lead to a page
  * that never had any. Any thread. */
 bool space_is_usable(const struct space *space, uint32_t page);
+
+/* Returns the number of the part that contains the address, or `parts` if none
+ * does. Any thread. */
+static inline unsigned page_map_part(const struct page_map *map, const void *pointer) {
+    uintptr_t offset = (uintptr_t)pointer - map->base;
+    return offset >> SPACE_QUANTUM_SHIFT < map->quanta ? (unsigned)(offset >> map->part_shift) : map->parts;
+}
 
 /* Returns the number of an address's page, or 0 if the address is not the
  * heap's. Any thread. */

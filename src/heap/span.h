@@ -42,7 +42,10 @@ struct span {
         struct span_link age; /* of dirty runs, and of slabs with free dirty pages */
         size_t offset;        /* large: where the block begins in its first page, in bytes */
     };
-    uint16_t used_blocks; /* slabs */
+    union {
+        uint16_t used_blocks; /* slabs */
+        uint16_t dirty_since; /* dirty runs: runs->now when the run came to its set */
+    };
     uint16_t free_dirty_pages;
     uint8_t size_class;
     uint8_t state;    /* enum span_state */

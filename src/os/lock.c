@@ -121,6 +121,20 @@ void lock_acquire_for_fork(struct lock *lock, bool waits) {
     atomic_fetch_or_explicit(&lock->state, LOCK_FORK, memory_order_relaxed);
 }
 
+void lock_acquire_unless_forking(struct lock *lock) {
+    if (lock_is_mine(lock)) {
+        lock_acquire_for_fork(lock, false);
+        return;
+    }
+    while (!lock_try(lock)) {
+        if ((atomic_load_explicit(&lock->state, memory_order_relaxed) & LOCK_FORK) != 0) {
+            return;
+        }
+        os_syscall(SYS_sched_yield);
+    }
+    atomic_fetch_or_explicit(&lock->state, LOCK_FORK, memory_order_relaxed);
+}
+
 void lock_release_after_fork(struct lock *lock) {
     uint64_t state = atomic_load_explicit(&lock->state, memory_order_relaxed);
     if (!lock_is_mine(lock)) {

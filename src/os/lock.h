@@ -32,6 +32,7 @@ enum lock_rank {
     LOCK_PROFILE_SAMPLES,
     LOCK_OUTER_1, /* of libraries that are made of these layers and others */
     LOCK_OUTER_2,
+    LOCK_ARENA_START,
     LOCK_PURGER,
     LOCK_CPU_CACHE,
     LOCK_DEPOT_BIN,
@@ -174,6 +175,13 @@ void lock_wake_sleepers(void);
  */
 void lock_acquire_for_fork(struct lock *lock, bool waits);
 void lock_release_after_fork(struct lock *lock);
+
+/* lock_acquire_for_fork for one of several locks of the last rank, which are
+ * acquired in one order. The forking thread holds another one of them in an
+ * interrupted section. The function waits, except for a thread that holds the
+ * lock over a fork. That thread will wait for the lock of the interrupted
+ * section before it forks, and what its own lock protects is consistent. */
+void lock_acquire_unless_forking(struct lock *lock);
 
 /* Frees, in the child, a lock that stayed with another thread. Returns whether
  * it freed the lock; if so, the data that the lock protects may be

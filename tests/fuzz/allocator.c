@@ -84,7 +84,7 @@ static void keep_initial(void) {
         kept = true;
         CHECK(allocator_ensure_started());
         memcpy(&initial_options, &calm_options, sizeof calm_options);
-        memcpy(&initial_settings, &calm_arena.settings, sizeof initial_settings);
+        memcpy(&initial_settings, &calm_arenas.settings, sizeof initial_settings);
         clock_stop();
     }
 }
@@ -97,17 +97,17 @@ static void reset(void) {
     memset(&calm_classes, 0, sizeof calm_classes);
     memcpy(&calm_caches, &unready, sizeof unready);
     memcpy(&calm_new_caches, &unready, sizeof unready);
-    memset(&calm_arena, 0, sizeof calm_arena);
+    memset(&calm_arenas, 0, sizeof calm_arenas);
     memcpy(&calm_options, &initial_options, sizeof calm_options);
-    memcpy(&calm_arena.settings, &initial_settings, sizeof initial_settings);
+    memcpy(&calm_arenas.settings, &initial_settings, sizeof initial_settings);
 }
 
 static void walk(void) {
-    lock_acquire(&calm_arena.purger.lock);
+    lock_acquire(&calm_arenas.purger.lock);
     if (!kernel_has_lost_pages()) {
-        heap_walk(&calm_arena.heap, NULL, 0);
+        heap_walk(&calm_arenas.of[0].heap, NULL, 0);
     }
-    lock_release(&calm_arena.purger.lock);
+    lock_release(&calm_arenas.purger.lock);
 }
 
 /* What calmalloc.h promises of the counters between two calls. */
@@ -268,17 +268,17 @@ static void misuse(struct input *input) {
     struct block *slot = any_slot(input);
     size_t inside = input_size(input, 20);
     unsigned detail = input_byte(input);
-    char *pointer = (char *)&calm_arena;
-    size_t page = page_bytes(&calm_arena);
+    char *pointer = (char *)&calm_arenas;
+    size_t page = page_bytes(&calm_arenas);
     if (slot->start != NULL && slot->bytes > 1) {
-        bool large = heap_class_at(&calm_arena.heap, slot->start) == 0;
+        bool large = heap_class_at(&calm_arenas.of[0].heap, slot->start) == 0;
         pointer = (char *)slot->start + 1 + inside % (slot->bytes - 1);
         /* Within a small block only unaligned ones are known for what they are. */
         pointer = large || (uintptr_t)pointer % 16 != 0 ? pointer : pointer + 1;
     } else if ((detail & 2) != 0) {
-        pointer = (char *)(calm_arena.heap.space.base + page * inside); /* free, or never used */
-        if (heap_class_at(&calm_arena.heap, pointer) > 0 ||
-            heap_large_span(&calm_arena.heap, pointer) != NULL) {
+        pointer = (char *)(calm_arenas.of[0].heap.space.base + page * inside); /* free, or never used */
+        if (heap_class_at(&calm_arenas.of[0].heap, pointer) > 0 ||
+            heap_large_span(&calm_arenas.of[0].heap, pointer) != NULL) {
             return;
         }
     }
@@ -349,7 +349,7 @@ static void other(struct input *input) {
         break;
     case 3:
         clock_advance(120 * CLOCK_MS);
-        epoch_advance(&calm_arena, false); /* as a helper does */
+        epoch_advance(&calm_arenas, false); /* as a helper does */
         break;
     case 4:
         kernel_leave((size_t)1 << (detail >> 3));
@@ -358,7 +358,7 @@ static void other(struct input *input) {
         CHECK(calm_stats_json(text, sizeof text) > 0);
         break;
     case 6:
-        arena_trim_by_helper(&calm_arena, input_size(input, 24));
+        arena_trim_by_helper(&calm_arenas, input_size(input, 24));
         break;
     default:
         ask_too_much(input);

@@ -24,7 +24,7 @@
 
 static struct size_classes classes;
 static struct cpu_caches caches;
-static struct arena arena;
+static struct arenas arenas;
 static struct block slots[SLOTS];
 static size_t page_size;
 static size_t misuses, misuses_expected;
@@ -43,15 +43,15 @@ static void misused(const struct misuse_record *misuse) {
 
 static void walk(void) {
     if (!kernel_has_lost_pages()) {
-        heap_walk(&arena.heap, NULL, 0);
+        heap_walk(&arenas.of[0].heap, NULL, 0);
     }
 }
 
 static void check_limit(void) {
     CHECK_EQUAL(misuses, misuses_expected);
     if (kernel_refusals() == 0) {
-        CHECK(!is_over(&arena, limit_now(&arena).max));
-        CHECK(heap_used_pages(&arena.heap) * page_size >= blocks_sum(slots, SLOTS));
+        CHECK(!is_over(&arenas, limit_now(&arenas).max));
+        CHECK(heap_used_pages(&arenas.of[0].heap) * page_size >= blocks_sum(slots, SLOTS));
     }
 }
 
@@ -79,7 +79,7 @@ static void take_blocks(struct input *input) {
     if (!has_room(wanted * classes.of[size_class].size)) {
         return;
     }
-    size_t got = arena_take_blocks(&arena, size_class, blocks, wanted);
+    size_t got = arena_take_blocks(&arenas, size_class, blocks, wanted);
     CHECK(got > 0 || may_fail());
     size_t kept = 0;
     for (size_t i = 0; i < SLOTS && kept < got; i++) {
@@ -89,7 +89,7 @@ static void take_blocks(struct input *input) {
         }
     }
     if (kept < got) {
-        arena_put_blocks(&arena, size_class, blocks + kept, got - kept);
+        arena_put_blocks(&arenas, size_class, blocks + kept, got - kept);
     }
 }
 
@@ -112,14 +112,14 @@ static void put_blocks(struct input *input) {
         blocks[count++] = slot->start;
         slot->start = NULL;
         if (size_class == 0) {
-            arena_put_large(&arena, blocks[0]);
+            arena_put_large(&arenas, blocks[0]);
             return;
         }
         if (count == MAX_MAGAZINE_BLOCKS) {
             break;
         }
     }
-    arena_put_blocks(&arena, size_class, blocks, count);
+    arena_put_blocks(&arenas, size_class, blocks, count);
 }
 
 static void take_large(struct input *input) {
@@ -131,7 +131,7 @@ static void take_large(struct input *input) {
         return;
     }
     bool zero = false;
-    void *block = arena_take_large(&arena, pages, align_pages, (detail & 1) != 0, &zero);
+    void *block = arena_take_large(&arenas, pages, align_pages, (detail & 1) != 0, &zero);
     CHECK(block != NULL || may_fail());
     if (block != NULL) {
         if (zero) {
@@ -148,16 +148,16 @@ static void resize_large(struct input *input) {
     if (slot->start == NULL || slot->size_class != 0 || pages == 0 || !has_room(pages * page_size)) {
         return;
     }
-    struct span *span = heap_large_span(&arena.heap, slot->start);
+    struct span *span = heap_large_span(&arenas.of[0].heap, slot->start);
     CHECK(span != NULL);
-    void *resized = arena_resize_large(&arena, slot->start, pages);
+    void *resized = arena_resize_large(&arenas, slot->start, pages);
     if (resized == NULL) {
         blocks_check(slot, slot->bytes);
         return;
     }
     struct block moved = *slot;
     moved.start = resized;
-    span = heap_large_span(&arena.heap, resized);
+    span = heap_large_span(&arenas.of[0].heap, resized);
     CHECK(span != NULL && span->pages >= pages);
     size_t bytes = span->pages * page_size;
     blocks_check(&moved, bytes < slot->bytes ? bytes : slot->bytes);
@@ -167,35 +167,35 @@ static void resize_large(struct input *input) {
 static void set_something(struct input *input) {
     static const int prices[] = {MEMORY_PER_CPU_AUTO, MEMORY_PER_CPU_0, MEMORY_PER_CPU_0 + 1,
                                  MEMORY_PER_CPU_0 + 1000};
-    struct arena_settings *settings = &arena.settings;
+    struct arena_settings *settings = &arenas.settings;
     unsigned detail = input_byte(input);
     settings->policy = (detail & 1) != 0 ? POLICY_PAPER : POLICY_ADAPTIVE;
     settings->huge_pages = (detail & 2) != 0;
     settings->memory_per_cpu = prices[detail >> 2 & 3];
     settings->watch_cgroup = (detail & 16) != 0;
     settings->placement = (int)(detail >> 5) % 4;
-    arena_refresh(&arena);
+    arena_refresh(&arenas);
 }
 
 static void misuse(struct input *input) {
     const struct block *slot = any_slot(input);
     size_t inside = input_size(input, 16);
-    char *pointer = (char *)&arena;
+    char *pointer = (char *)&arenas;
     if (slot->start != NULL && slot->bytes > 1) {
         pointer = (char *)slot->start + 1 + inside % (slot->bytes - 1);
     }
     misuses_expected++;
-    arena_put_large(&arena, pointer);
+    arena_put_large(&arenas, pointer);
 }
 
 static void other(struct input *input) {
     unsigned detail = input_byte(input);
     switch (detail % 8) {
     case 0:
-        arena_trim(&arena, detail < 128 ? 0 : input_size(input, 24));
+        arena_trim(&arenas, detail < 128 ? 0 : input_size(input, 24));
         break;
     case 1:
-        arena_trim_by_helper(&arena, input_size(input, 24));
+        arena_trim_by_helper(&arenas, input_size(input, 24));
         break;
     case 2:
         clock_advance(((uint64_t)1 << (detail >> 3)) * 100000);
@@ -204,18 +204,18 @@ static void other(struct input *input) {
     case 3:
     case 4:
         clock_advance(120 * CLOCK_MS);
-        epoch_advance(&arena, true);
+        epoch_advance(&arenas, true);
         break;
     case 5:
         kernel_leave((size_t)1 << (detail >> 3));
         break;
     case 6:
-        arena_shrink_for_fork(&arena);
+        arena_shrink_for_fork(&arenas);
         break;
     default: {
         const struct block *slot = any_slot(input);
         if (slot->start != NULL) {
-            marks_note(&arena.heap, slot->start, slot->bytes, MARK_ANY);
+            marks_note(&arenas.of[0].heap, slot->start, slot->bytes, MARK_ANY);
         }
     }
     }
@@ -256,8 +256,8 @@ static void step(struct input *input) {
         kernel_refuse((uint32_t)input_number(input, 2));
     }
     /* What is over a limit that has sunk is the next thread's to purge. */
-    heap_lock(&arena);
-    heap_unlock_and_check(&arena);
+    heap_lock(&arenas.of[0]);
+    heap_unlock_and_check(&arenas, &arenas.of[0]);
 }
 
 static bool start(struct input *input) {
@@ -269,7 +269,7 @@ static bool start(struct input *input) {
         clock_stop();
     }
     memset(&caches, 0, sizeof caches);
-    memset(&arena, 0, sizeof arena);
+    memset(&arenas, 0, sizeof arenas);
     unsigned detail = input_byte(input);
     is_limited = (detail & 4) != 0;
     if (is_limited) {
@@ -277,11 +277,11 @@ static bool start(struct input *input) {
     }
     clock_set_step((detail & 8) != 0 ? 1000 : 0);
     clock_set_cpu_step((detail & 8) != 0 ? 500 : 0);
-    arena.settings.watch_cgroup = 1;
-    arena.settings.huge_pages = 1;
+    arenas.settings.watch_cgroup = 1;
+    arenas.settings.huge_pages = 1;
     cpu_caches_init(&caches, &classes, (struct rseq_offsets){0});
     cpu_caches_start(&caches, CACHE_OFF);
-    return arena_init(&arena, &classes, &caches, HEAP_SPACE_BYTES, (detail & 1) != 0, misused);
+    return arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, (detail & 1) != 0, misused);
 }
 
 /* Everything is freed and purged. */
@@ -294,19 +294,19 @@ static void end(void) {
         }
         blocks_check(slot, slot->bytes);
         if (slot->size_class == 0) {
-            arena_put_large(&arena, slot->start);
+            arena_put_large(&arenas, slot->start);
         } else {
             void *one = slot->start;
-            arena_put_blocks(&arena, slot->size_class, &one, 1);
+            arena_put_blocks(&arenas, slot->size_class, &one, 1);
         }
         slot->start = NULL;
     }
     CHECK_EQUAL(misuses, misuses_expected);
     walk();
-    arena_trim(&arena, 0);
+    arena_trim(&arenas, 0);
     walk();
     if (!kernel_has_lost_pages()) {
-        CHECK_EQUAL(footprint_pages(&arena), 0);
+        CHECK_EQUAL((used_pages(&arenas) + dirty_pages(&arenas)), 0);
     }
 }
 

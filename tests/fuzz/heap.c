@@ -217,7 +217,8 @@ static void purge(struct input *input) {
     for (size_t i = 0; i < result.ranges_done; i++) {
         blocks_check_zero(batch.ranges[i].iov_base, batch.ranges[i].iov_len);
     }
-    heap_put_back(&heap, &batch, result.ranges_done);
+    purge_batch_refuse(&batch, result.ranges_done, batch.count);
+    heap_put_back(&heap, &batch);
     batch_is_out = false;
 }
 
@@ -351,7 +352,8 @@ static void step(struct input *input) {
 static void end(void) {
     kernel_refuse(0);
     if (batch_is_out) {
-        heap_put_back(&heap, &batch, 0);
+        purge_batch_refuse(&batch, 0, batch.count);
+        heap_put_back(&heap, &batch);
         batch_is_out = false;
     }
     for (size_t i = 0; i < SLOTS; i++) {
@@ -372,7 +374,7 @@ static void end(void) {
     CHECK_EQUAL(heap_used_pages(&heap), 0);
     while (heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT) > 0) {
         CHECK_EQUAL(purge_ranges(batch.ranges, batch.count).ranges_done, batch.count);
-        heap_put_back(&heap, &batch, batch.count);
+        heap_put_back(&heap, &batch);
     }
     walk();
     CHECK_EQUAL(heap_dirty_pages(&heap), 0);

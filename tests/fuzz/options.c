@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-struct arena calm_arena;
+struct arenas calm_arenas;
 
 void __wrap_text_write_line(int descriptor, const char *format, ...);
 

@@ -25,9 +25,11 @@ from calm.commands.explain.model import (
 from calm.core.counters import NotATableError, Table, images, table_addresses
 
 _MAGIC = b"calmblks"
-_VERSION = 1
-_LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q8Q3Q")
-_POINTERS = slice(-11, -3)
+_VERSION = 2
+_LAYOUT = struct.Struct("<8sII4Q5HBB4xQHHI5Q8Q5Q")
+_POINTERS = slice(-13, -5)
+_HEAP_RECORDS = 6
+_MAX_HEAPS = 256
 _MAX_DEPOTS = 64
 _READS = 4
 _CHUNK = 4 << 20
@@ -65,6 +67,16 @@ class _Layout(NamedTuple):
     depots: int
     depot_count: int
     depot_bytes: int
+    heap_count: int
+    heap_bytes: int
+
+    def heap(self, number: int) -> _Layout:
+        """The layout of one heap of several."""
+        further = number * self.heap_bytes
+        names = ("page_bytes", "spans", "spans_end", "span_bytes", "pages", "segments", "segment_count")
+        moved = {name: getattr(self, name) + further for name in names}
+        records = tuple(each + further for each in self.records[:_HEAP_RECORDS])
+        return self._replace(**moved, records=records)
 
 
 class _UnreadableError(Exception):
@@ -108,6 +120,13 @@ def _layout(process: Process, address: int) -> _Layout:
     return layout
 
 
+def _heaps(process: Process, layout: _Layout) -> list[_Layout]:
+    """The layouts of the heaps that are in use."""
+    count = min(_MAX_HEAPS, _word(process, layout.heap_count, 4))
+    each = [layout.heap(number) for number in range(count)]
+    return [heap for heap in each if _word(process, heap.page_bytes) == process.page]
+
+
 def _array(process: Process, address: int, count: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401
     """An array in the process's memory, read in pieces."""
     parts = []
@@ -147,6 +166,7 @@ def _spans(process: Process, layout: _Layout) -> Any:  # noqa: ANN401
 
 
 def _blocks(process: Process, layout: _Layout) -> _Blocks:
+    """The blocks of all heaps."""
     count = _word(process, layout.class_count, 4)
     if not 0 < count <= 256 or not 4 <= layout.class_bytes <= 256:
         raise _UnreadableError
@@ -154,6 +174,26 @@ def _blocks(process: Process, layout: _Layout) -> _Blocks:
         {"names": ["size"], "formats": ["<u4"], "offsets": [0], "itemsize": layout.class_bytes}
     )
     sizes = _array(process, layout.classes, count, classes)["size"].astype(np.int64)
+    none = np.zeros(count, np.int64)
+    found = _Blocks(sizes=sizes, used=none, slabs=none, pages=none, large_pages=0, large_blocks=0)
+    for heap in _heaps(process, layout):
+        found = _sum(found, _blocks_of_heap(process, heap, sizes))
+    return found
+
+
+def _sum(one: _Blocks, other: _Blocks) -> _Blocks:
+    return _Blocks(
+        sizes=one.sizes,
+        used=one.used + other.used,
+        slabs=one.slabs + other.slabs,
+        pages=one.pages + other.pages,
+        large_pages=one.large_pages + other.large_pages,
+        large_blocks=one.large_blocks + other.large_blocks,
+    )
+
+
+def _blocks_of_heap(process: Process, layout: _Layout, sizes: Any) -> _Blocks:  # noqa: ANN401
+    count = len(sizes)
     spans = _spans(process, layout)
     slabs = spans[(spans["state"] == layout.slab) & (spans["class"] < count) & (spans["pages"] <= 1 << 10)]
     number = slabs["class"].astype(np.int64)
@@ -242,12 +282,15 @@ def _heap(process: Process, table: Table) -> Heap:
     in_slabs = sum(each.used * each.size for each in classes)
     in_caches = sum(each.cached * each.size for each in classes)
     held = sum(each.bytes for each in classes)
+    several = _heaps(process, layout)
     segments = [
-        layout.segments + i * layout.segment_bytes
-        for i in range(min(256, _word(process, layout.segment_count)))
+        heap.segments + i * heap.segment_bytes
+        for heap in several
+        for i in range(min(256, _word(process, heap.segment_count)))
     ]
     depots = [layout.depots + i * layout.depot_bytes for i in range(min(_MAX_DEPOTS, layout.depot_count))]
-    records = _extents(process, [*layout.records, *depots])
+    shared = layout.records[_HEAP_RECORDS:]
+    records = _extents(process, [*(each for heap in several for each in heap.records), *shared, *depots])
     sizes = [process.resident(*each) for each in records]
     metadata = UNKNOWN if None in sizes else exact(sum(each or 0 for each in sizes))
     notes = []
@@ -311,7 +354,7 @@ def tables(process: Process) -> list[Table]:
 
 
 def heaps(process: Process) -> tuple[Heap, ...]:
-    """A `Reader`. One heap at most."""
+    """A `Reader`. The heaps of a process count as one."""
     table = next((each for each in tables(process) if each.library == "calmalloc"), None)
     if table is None:
         return ()

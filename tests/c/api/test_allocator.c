@@ -280,11 +280,11 @@ static void *run_others(void *unused) {
 
 /* Under the locks of a helper or a server, which may be at work. */
 static void check_heap(void) {
-    lock_acquire(&calm_arena.purger.lock);
-    lock_acquire(&calm_arena.lock);
-    heap_walk(&calm_arena.heap, NULL, 0);
-    lock_release(&calm_arena.lock);
-    lock_release(&calm_arena.purger.lock);
+    lock_acquire(&calm_arenas.purger.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
+    heap_walk(&calm_arenas.of[0].heap, NULL, 0);
+    lock_release(&calm_arenas.of[0].lock);
+    lock_release(&calm_arenas.purger.lock);
 }
 
 /* ---- forks ---- */
@@ -329,13 +329,14 @@ static void *run_forks(void *unused) {
 
 /* The dirty memory above its limit. Not in the midst of a purge: each enforces the limit before it ends. */
 static size_t excess_now(void) {
-    const struct arena *arena = &calm_arena;
-    lock_acquire(&calm_arena.purger.lock);
-    lock_acquire(&calm_arena.lock);
-    size_t dirty = (heap_dirty_pages(&arena->heap) + arena->heap.purging_pages) * vm_page_size();
-    size_t limit = limit_now(arena).max * page_bytes(arena);
-    lock_release(&calm_arena.lock);
-    lock_release(&calm_arena.purger.lock);
+    const struct arenas *arenas = &calm_arenas;
+    lock_acquire(&calm_arenas.purger.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
+    size_t dirty =
+        (heap_dirty_pages(&arenas->of[0].heap) + arenas->of[0].heap.purging_pages) * vm_page_size();
+    size_t limit = limit_now(arenas).max * page_bytes(arenas);
+    lock_release(&calm_arenas.of[0].lock);
+    lock_release(&calm_arenas.purger.lock);
     return dirty > limit ? dirty - limit : 0;
 }
 

@@ -18,8 +18,8 @@ static void check_counters(void) {
     }
 #include "api/counters.def"
     CHECK_EQUAL(skipped, 3);
-    CHECK_EQUAL(counter_now(table, "background"), (unsigned)calm_arena.settings.background);
-    CHECK_EQUAL(counter_now(table, "policy"), (unsigned)calm_arena.settings.policy);
+    CHECK_EQUAL(counter_now(table, "background"), (unsigned)calm_arenas.settings.background);
+    CHECK_EQUAL(counter_now(table, "policy"), (unsigned)calm_arenas.settings.policy);
 }
 
 /* What this machine need not show: it may have one depot, and rows read in vain give the same sum. */
@@ -31,8 +31,8 @@ static void check_cached_terms(void) {
         const struct counter_term *term = &table->terms[i];
         CHECK((term->rows == NULL) == (term->present == NULL));
         caches |= term->rows != NULL;
-        depots |= term->at == &calm_arena.depots[0].bins && term->pointers == MAX_DEPOTS &&
-                  (const char *)term->at + term->pointer_stride == (const char *)&calm_arena.depots[1].bins;
+        depots |= term->at == &calm_arenas.depots[0].bins && term->pointers == MAX_DEPOTS &&
+                  (const char *)term->at + term->pointer_stride == (const char *)&calm_arenas.depots[1].bins;
     }
     CHECK(caches && depots);
 }
@@ -60,17 +60,17 @@ static void test_counters(void) {
     CHECK_EQUAL(counter_now(table, "cached"), 0);
     obtain(3 * MIB);
     /* As in the midst of a purge, which is over before anybody looks. */
-    calm_arena.heap.claimed_pages += 3;
-    calm_arena.heap.purging_pages += 5;
+    calm_arenas.of[0].heap.claimed_pages += 3;
+    calm_arenas.of[0].heap.purging_pages += 5;
     struct calm_stats midst = stats_now();
     CHECK_EQUAL(counter_now(table, "footprint"), midst.footprint);
     CHECK_EQUAL(counter_now(table, "in_use"), midst.in_use);
     CHECK_EQUAL(counter_now(table, "dirty"), midst.dirty);
-    calm_arena.heap.claimed_pages -= 3;
-    calm_arena.heap.purging_pages -= 5;
+    calm_arenas.of[0].heap.claimed_pages -= 3;
+    calm_arenas.of[0].heap.purging_pages -= 5;
     /* A bound that only a helper allows, which the child does not have. */
     free_all();
-    terms_start_background(&calm_arena);
+    terms_start_background(&calm_arenas);
     calm_free(obtain(32 * MIB));
     check_counters();
     uint64_t limit = counter_now(table, "dirty_limit");
@@ -86,11 +86,11 @@ static void test_counters(void) {
         CHECK_EQUAL(now.large_allocations + now.limit_checks + now.purge_ns + now.purge_ranges, 0);
         CHECK(before.dirtied > 0 && before.purged > 0 && before.limit_checks > 0);
         /* Only to tell them apart. No thread reads them before they are restored. */
-        atomic_store(&calm_arena.settings.policy, 1);
-        atomic_store(&calm_arena.settings.background, 2);
+        atomic_store(&calm_arenas.settings.policy, 1);
+        atomic_store(&calm_arenas.settings.background, 2);
         check_counters();
-        atomic_store(&calm_arena.settings.policy, 0);
-        atomic_store(&calm_arena.settings.background, 0);
+        atomic_store(&calm_arenas.settings.policy, 0);
+        atomic_store(&calm_arenas.settings.background, 0);
         CHECK(counter_now(table, "dirty_limit") < limit);
         obtain(5 * MIB);
         check_counters();

@@ -63,8 +63,8 @@ static void test_foreign(void) {
     check_block(NULL, "0x0: NULL");
     check_block((const void *)(uintptr_t)0x123456789abcdef, "0x123456789abcdef: not in a heap of calmalloc");
     check_block((const void *)UINTPTR_MAX, "not in a heap of calmalloc");
-    check_block(&calm_arena, "not in a heap of calmalloc");
-    const struct segment *first = &calm_arena.heap.space.segment[0];
+    check_block(&calm_arenas, "not in a heap of calmalloc");
+    const struct segment *first = &calm_arenas.of[0].heap.space.segment[0];
     check_block(first->region.base + first->region.reserved - 1, "only reserved");
     CHECK(first->region.committed < first->region.reserved);
 }
@@ -151,7 +151,7 @@ static void test_large(void) {
         check_block(blocks[i] + 1, ": in use: 1 bytes into the large block 0x");
         check_block(blocks[i] + 1000000, ": in use: 1000000 bytes into the large block 0x");
         check_block(blocks[i] + 3 * MIB - 1, ": in use: 3145727 bytes into the large block 0x");
-        size_t page = calm_arena.heap.space.page_size;
+        size_t page = calm_arenas.of[0].heap.space.page_size;
         if ((uintptr_t)blocks[i] % page != 0) {
             check_block(blocks[i] - 16, ": in use: 16 bytes before the large block 0x");
         }
@@ -216,12 +216,12 @@ static void handle(int signal) {
 static void test_locked(void) {
     quiet_start();
     char *used = new_block(48), *large = new_block(MIB);
-    CHECK(calm_arena.depots[0].bins != NULL);
+    CHECK(calm_arenas.depots[0].bins != NULL);
     static struct lock *locks[5];
-    locks[0] = &calm_arena.purger.lock;
+    locks[0] = &calm_arenas.purger.lock;
     locks[1] = &calm_caches.states[0].lock;
-    locks[2] = &calm_arena.depots[0].bins[3].lock;
-    locks[3] = &calm_arena.lock;
+    locks[2] = &calm_arenas.depots[0].bins[3].lock;
+    locks[3] = &calm_arenas.of[0].lock;
     holders_locks = locks;
     struct holder holder;
     CHECK(pthread_barrier_init(&holder.held, NULL, 2) == 0);
@@ -323,13 +323,13 @@ static void test_damaged(void) {
     for (size_t i = 0; i < BLOCKS; i += 2) {
         calm_free(blocks[i]);
     }
-    struct space *space = &calm_arena.heap.space;
+    struct space *space = &calm_arenas.of[0].heap.space;
     size_t pages = space->segment[0].region.committed >> space->page_shift;
     for (uint64_t round = check_rounds(2000); round > 0; round--) {
         damage(span_at(&space->spans, 1), (space->spans.end - 1) * space->spans.span_bytes);
         damage(space->span_of, pages * sizeof *space->span_of);
         damage(space->class_of, pages);
-        damage(calm_arena.depots[0].bins, calm_all_classes.count * sizeof(struct depot_bin));
+        damage(calm_arenas.depots[0].bins, calm_all_classes.count * sizeof(struct depot_bin));
         if (atomic_load(&calm_caches.states[0].open)) {
             damage(calm_caches.base, 3 * STACK_BOTTOM_AT);
         }

@@ -285,21 +285,21 @@ static void test_resizing_to_too_much(void) {
 static void test_misuse(void) {
     set("misuse", "warn");
     set("test_placement", "lines");
-    size_t misuses = calm_arena.heap.misuses;
+    size_t misuses = calm_arenas.of[0].heap.misuses;
     unsigned char *block;
     do {
         block = obtain(100 * KIB + 1);
     } while (start_of(block) == 0);
     calm_free(block - start_of(block)); /* its page, but not it */
-    CHECK_EQUAL(calm_arena.heap.misuses, ++misuses);
+    CHECK_EQUAL(calm_arenas.of[0].heap.misuses, ++misuses);
     calm_free(block + LINE);
-    CHECK_EQUAL(calm_arena.heap.misuses, ++misuses);
+    CHECK_EQUAL(calm_arenas.of[0].heap.misuses, ++misuses);
     CHECK_EQUAL(calm_malloc_usable_size(block + LINE), 0);
     calm_free(block);
-    CHECK_EQUAL(calm_arena.heap.misuses, misuses);
+    CHECK_EQUAL(calm_arenas.of[0].heap.misuses, misuses);
     calm_free(block);
-    CHECK_EQUAL(calm_arena.heap.misuses, ++misuses);
-    CHECK_EQUAL(calm_arena.heap.misuse[(misuses - 1) % MISUSE_RECORDS].kind, MISUSE_DOUBLE_FREE);
+    CHECK_EQUAL(calm_arenas.of[0].heap.misuses, ++misuses);
+    CHECK_EQUAL(calm_arenas.of[0].heap.misuse[(misuses - 1) % MISUSE_RECORDS].kind, MISUSE_DOUBLE_FREE);
 }
 
 /* What the colors know of the blocks is what is there: at least so many are at the fullest. */
@@ -318,10 +318,10 @@ static size_t over_even_share(const struct colors *colors, size_t *most) {
 /* As if all blocks before had been touched, and cheaply; or none. No block is a control. */
 static void set_evidence(bool dense) {
     for (size_t i = 0; i < THP_CLASSES; i++) {
-        calm_arena.thp.classes[i].score = dense ? 16 : 0;
-        calm_arena.thp.classes[i].handed_out = 0;
+        calm_arenas.of[0].thp.classes[i].score = dense ? 16 : 0;
+        calm_arenas.of[0].thp.classes[i].handed_out = 0;
     }
-    calm_arena.thp.costly_until_ns = 0;
+    calm_arenas.of[0].thp.costly_until_ns = 0;
 }
 
 /* One that gets huge pages, if there are any. */
@@ -333,19 +333,19 @@ static unsigned char *obtain_dense(size_t size) {
 /* Blocks of exactly a huge page would all begin where huge pages do. */
 static void test_colors_of_huge_blocks(void) {
     enum { BLOCKS = 60 };
-    size_t huge = calm_arena.heap.runs.region_pages * page_size;
+    size_t huge = calm_arenas.of[0].heap.runs.region_pages * page_size;
     if (huge == 0 || huge > 2 * MIB) {
         printf("no huge pages to be had here, or too large ones\n");
         return;
     }
     set("test_placement", "colors");
     void *ballast = calm_calloc(1, 1024 * MIB); /* the bound that it brings allows huge regions */
-    struct heap *heap = &calm_arena.heap;
+    struct heap *heap = &calm_arenas.of[0].heap;
     /* 2 ways of 128 KiB: 32 colors, 64 blocks. */
     const struct hardware_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
-    calm_arena.has_colors = true;
+    calm_arenas.of[0].has_colors = true;
     unsigned char *blocks[BLOCKS];
     size_t in_huge = 0;
     for (int i = 0; i < BLOCKS; i++) {
@@ -379,17 +379,17 @@ static void test_colors_of_huge_blocks(void) {
 /* Where a color is full, a block takes no more than the pages that it leaves out, and makes none of what is
  * free look used. */
 static void test_colors_cost_little(void) {
-    size_t unit = calm_arena.heap.runs.region_pages;
+    size_t unit = calm_arenas.of[0].heap.runs.region_pages;
     size_t huge = unit * page_size;
     if (huge == 0 || huge > 2 * MIB) {
         return;
     }
     set("test_placement", "colors");
-    struct heap *heap = &calm_arena.heap;
+    struct heap *heap = &calm_arenas.of[0].heap;
     const struct hardware_cache cache = {
         .level = 2, .bytes = 256 * KIB, .ways = 2, .line_bytes = 64, .sets = 2048, .cpus = 1};
     colors_init(&heap->colors, &cache, 1, page_size, huge, 0);
-    calm_arena.has_colors = true;
+    calm_arenas.of[0].has_colors = true;
     void *ballast = calm_calloc(1, 1024 * MIB);
     size_t checked = 0;
     for (size_t regions = 1; regions <= 8; regions++) {
@@ -416,14 +416,14 @@ static void test_colors_cost_little(void) {
 
 /* The machine is asked for its caches with the first huge pages, and the nearest one is left out. */
 static void test_machine_is_asked(void) {
-    size_t huge = calm_arena.heap.runs.region_pages * page_size;
+    size_t huge = calm_arenas.of[0].heap.runs.region_pages * page_size;
     struct hardware_cache caches[MAX_HARDWARE_CACHES];
     size_t count = hardware_caches_read("", caches, MAX_HARDWARE_CACHES);
-    const struct colors *colors = &calm_arena.heap.colors;
+    const struct colors *colors = &calm_arenas.of[0].heap.colors;
     void *ballast = calm_calloc(1, 1024 * MIB);
     CHECK_EQUAL(colors->count, 0);
     unsigned char *block = obtain_dense(4 * MIB);
-    if (heap_large_span(&calm_arena.heap, block)->huge) {
+    if (heap_large_span(&calm_arenas.of[0].heap, block)->huge) {
         struct colors expected;
         size_t outer = 0;
         while (outer < count && caches[outer].level == 1) {
@@ -451,10 +451,10 @@ static void test_machine_is_asked(void) {
 
 /* Once, and as soon as a block can lie in a huge page, whatever blocks were before. */
 static void test_machine_is_asked_once(void) {
-    if (calm_arena.heap.runs.region_pages * page_size != 2 * MIB) {
+    if (calm_arenas.of[0].heap.runs.region_pages * page_size != 2 * MIB) {
         return;
     }
-    struct heap *heap = &calm_arena.heap;
+    struct heap *heap = &calm_arenas.of[0].heap;
     size_t most;
     be_another_machine();
     void *ballast = calm_calloc(1, 1024 * MIB);
@@ -492,7 +492,7 @@ static void test_lines_alone_have_no_colors(void) {
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         set("test_placement", others[i]);
         unsigned char *block = obtain_dense(3 * MIB);
-        CHECK(!heap_large_span(&calm_arena.heap, block)->colored);
+        CHECK(!heap_large_span(&calm_arenas.of[0].heap, block)->colored);
     }
     CHECK_EQUAL(times_asked, 0);
     calm_free(ballast);
@@ -500,17 +500,17 @@ static void test_lines_alone_have_no_colors(void) {
 
 /* A huge page that is not filled is much to a program that uses little, however cheap memory is. */
 static void test_small_programs_have_no_huge_pages(void) {
-    if (calm_arena.heap.runs.region_pages * page_size != 2 * MIB) {
+    if (calm_arenas.of[0].heap.runs.region_pages * page_size != 2 * MIB) {
         return;
     }
     set("memory_per_cpu", "1600");
-    while (heap_used_pages(&calm_arena.heap) * page_size < 12 * MIB) {
-        CHECK(!heap_large_span(&calm_arena.heap, obtain_dense(2 * MIB))->huge);
+    while (heap_used_pages(&calm_arenas.of[0].heap) * page_size < 12 * MIB) {
+        CHECK(!heap_large_span(&calm_arenas.of[0].heap, obtain_dense(2 * MIB))->huge);
         obtain(8 * KIB);
     }
-    CHECK_EQUAL(calm_arena.heap.runs.regions, 0);
+    CHECK_EQUAL(calm_arenas.of[0].heap.runs.regions, 0);
     /* What it asks for now counts. */
-    CHECK(heap_large_span(&calm_arena.heap, obtain_dense(6 * MIB))->huge);
+    CHECK(heap_large_span(&calm_arenas.of[0].heap, obtain_dense(6 * MIB))->huge);
 }
 
 /* Blocks are looked at wherever in their pages they begin. */
@@ -521,7 +521,7 @@ static void test_placed_blocks_are_judged(void) {
         unsigned char *block = obtain(MIB);
         memset(block, 1, MIB);
     }
-    CHECK(thp_policy_expect(&calm_arena.thp, MIB / page_size) != THP_NONE);
+    CHECK(thp_policy_expect(&calm_arenas.of[0].thp, MIB / page_size) != THP_NONE);
 }
 
 /* The first blocks of a process, as where they begin in their pages. */

@@ -37,9 +37,9 @@ static void test_new_pages_touched(void) {
 static size_t depot_bounds(size_t *most) {
     size_t sum = 0;
     *most = 0;
-    for (unsigned i = 0; i < calm_arena.depot_count; i++) {
-        sum += atomic_load(&calm_arena.depots[i].medium.bound);
-        *most += calm_arena.depots[i].medium.max_bound;
+    for (unsigned i = 0; i < calm_arenas.depot_count; i++) {
+        sum += atomic_load(&calm_arenas.depots[i].medium.bound);
+        *most += calm_arenas.depots[i].medium.max_bound;
     }
     return sum;
 }
@@ -75,25 +75,25 @@ static void test_depot_grows(void) {
 /* Where CPUs have several depots, what one of them holds is taken before the heap is asked. */
 static void test_depots_of_other_cpus(void) {
     enum { BLOCKS = 64, BYTES = 4096 };
-    static struct arena arena;
-    CHECK(arena_init(&arena, &calm_classes, calm_arena.caches, (size_t)1 << 30, true, NULL));
-    CHECK(arena.depot_count >= 1 && arena.depot_count <= MAX_DEPOTS);
-    for (unsigned i = arena.depot_count; i < 3; i++) { /* as if there were 12 CPUs */
-        CHECK(depot_init(&arena.depots[i], &calm_classes, DEPOT_BIN_BLOCKS, MIB, MIB, MIB));
+    static struct arenas arenas;
+    CHECK(arena_init(&arenas, &calm_classes, calm_arenas.caches, (size_t)1 << 30, true, NULL));
+    CHECK(arenas.depot_count >= 1 && arenas.depot_count <= MAX_DEPOTS);
+    for (unsigned i = arenas.depot_count; i < 3; i++) { /* as if there were 12 CPUs */
+        CHECK(depot_init(&arenas.depots[i], &calm_classes, DEPOT_BIN_BLOCKS, MIB, MIB, MIB));
     }
-    arena.depot_count = arena.depots_per_node = 3;
+    arenas.depot_count = arenas.depots_per_node = 3;
     uint32_t size_class = size_class_of(&calm_classes, BYTES);
     void *taken[BLOCKS];
-    CHECK_EQUAL(arena_take_blocks(&arena, size_class, taken, BLOCKS), BLOCKS);
+    CHECK_EQUAL(arena_take_blocks(&arenas, size_class, taken, BLOCKS), BLOCKS);
     size_t each = calm_classes.of[size_class].batch;
     for (unsigned i = 0; i < 3; i++) {
-        CHECK(depot_put(&arena.depots[i], size_class, taken + i * each, each));
+        CHECK(depot_put(&arenas.depots[i], size_class, taken + i * each, each));
     }
-    uint64_t locks = arena.heap_locks;
+    uint64_t locks = arenas.of[0].heap_locks;
     bool seen[BLOCKS] = {false};
     for (unsigned i = 0; i < 3; i++) {
         void *again[BLOCKS];
-        CHECK_EQUAL(arena_take_blocks(&arena, size_class, again, each), each);
+        CHECK_EQUAL(arena_take_blocks(&arenas, size_class, again, each), each);
         for (size_t k = 0; k < each; k++) {
             size_t at = 0;
             while (at < 3 * each && taken[at] != again[k]) {
@@ -103,19 +103,19 @@ static void test_depots_of_other_cpus(void) {
             seen[at] = true;
         }
     }
-    CHECK_EQUAL(arena.heap_locks, locks);
-    CHECK_EQUAL(arena_take_blocks(&arena, size_class, taken, 1), 1);
-    CHECK_EQUAL(arena.heap_locks, locks + 1);
+    CHECK_EQUAL(arenas.of[0].heap_locks, locks);
+    CHECK_EQUAL(arena_take_blocks(&arenas, size_class, taken, 1), 1);
+    CHECK_EQUAL(arenas.of[0].heap_locks, locks + 1);
 }
 
 enum { MISSING_THREADS = 4 * MISS_COUNTERS, MISSES_EACH = 2000 };
 
 static void *miss(void *unused) {
-    uint32_t size_class = size_class_of(calm_arena.heap.classes, 64);
+    uint32_t size_class = size_class_of(calm_arenas.of[0].heap.classes, 64);
     void *block;
     for (size_t i = 0; i < MISSES_EACH / 2; i++) {
-        CHECK_EQUAL(arena_take_blocks(&calm_arena, size_class, &block, 1), 1);
-        arena_put_blocks(&calm_arena, size_class, &block, 1);
+        CHECK_EQUAL(arena_take_blocks(&calm_arenas, size_class, &block, 1), 1);
+        arena_put_blocks(&calm_arenas, size_class, &block, 1);
     }
     return unused;
 }
@@ -123,7 +123,7 @@ static void *miss(void *unused) {
 /* More threads than counters: of those that share one, none loses what another counted. */
 static void test_misses_of_many_threads(void) {
     calm_free(obtain(1));
-    uint64_t before = arena_cache_misses(&calm_arena);
+    uint64_t before = arena_cache_misses(&calm_arenas);
     pthread_t threads[MISSING_THREADS];
     for (size_t i = 0; i < MISSING_THREADS; i++) {
         CHECK(pthread_create(&threads[i], NULL, miss, NULL) == 0);
@@ -131,7 +131,7 @@ static void test_misses_of_many_threads(void) {
     for (size_t i = 0; i < MISSING_THREADS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     }
-    CHECK_EQUAL(arena_cache_misses(&calm_arena) - before, MISSING_THREADS * MISSES_EACH);
+    CHECK_EQUAL(arena_cache_misses(&calm_arenas) - before, MISSING_THREADS * MISSES_EACH);
 }
 
 int main(void) {

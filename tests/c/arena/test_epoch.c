@@ -11,8 +11,8 @@
 
 /* The test's clock knows nothing of it. */
 static void fix_fault_cost(void) {
-    atomic_store(&calm_arena.machine.fault_ns, 1000.0);
-    calm_arena.epoch.fault_measures = UINT_MAX;
+    atomic_store(&calm_arenas.machine.fault_ns, 1000.0);
+    calm_arenas.epoch.fault_measures = UINT_MAX;
 }
 
 /* What comes in waves stays between them, once it is known how far apart they are; and goes when no more
@@ -26,7 +26,7 @@ static void test_waves(void) {
             build();
             pass_epochs(1, DEMAND_EPOCH_NS / 10);
             free_all();
-            clock_await_sleep(&calm_arena.helper.wakeup);
+            clock_await_sleep(&calm_arenas.helper.wakeup);
             pass_epochs(gap, DEMAND_EPOCH_NS / 10);
             known = wave == 2 ? stats_now().purged : known;
         }
@@ -39,7 +39,7 @@ static void test_waves(void) {
         }
         printf("waves %zu epochs apart: gone after %zu\n", gap, epochs);
         CHECK(epochs > gap);
-        memset(&calm_arena.epoch.demand, 0, sizeof calm_arena.epoch.demand);
+        memset(&calm_arenas.epoch.demand, 0, sizeof calm_arenas.epoch.demand);
     }
 }
 
@@ -62,7 +62,7 @@ static void test_waves_of_two_kinds(void) {
         }
         build();
         free_all();
-        clock_await_sleep(&calm_arena.helper.wakeup);
+        clock_await_sleep(&calm_arenas.helper.wakeup);
         pass_epochs(1, DEMAND_EPOCH_NS);
         purged = wave == 9 ? stats_now().purged : purged;
     }
@@ -76,12 +76,12 @@ static void test_waves_of_two_kinds(void) {
 /* A thread that read the clock, and was preempted until another had ended the epoch, ends none of -1 ns. */
 static void test_epoch_of_the_future(void) {
     obtain(3 * MIB);
-    size_t epochs = calm_arena.epoch.demand.epochs;
+    size_t epochs = calm_arenas.epoch.demand.epochs;
     uint64_t start = clock_coarse_ns() + DEMAND_EPOCH_NS;
-    atomic_store(&calm_arena.epoch.start_ns, start);
-    CHECK(!epoch_advance(&calm_arena, false));
-    CHECK_EQUAL(calm_arena.epoch.demand.epochs, epochs);
-    CHECK_EQUAL(calm_arena.epoch.start_ns, start);
+    atomic_store(&calm_arenas.epoch.start_ns, start);
+    CHECK(!epoch_advance(&calm_arenas, false));
+    CHECK_EQUAL(calm_arenas.epoch.demand.epochs, epochs);
+    CHECK_EQUAL(calm_arenas.epoch.start_ns, start);
 }
 
 /* Free memory that the program does not touch is purged, though it is within the limit. */
@@ -107,7 +107,7 @@ static void test_unused_goes(void) {
 /* What is usable at the end of the heap, and was used by no block for a while, is reserved again: trimmed,
  * and by a arena that has nothing to do. */
 static void test_usable_memory_is_reserved_again(void) {
-    const struct segment *segment = &calm_arena.heap.space.segment[0];
+    const struct segment *segment = &calm_arenas.of[0].heap.space.segment[0];
     size_t before = segment->region.committed;
     for (int trims = 0; trims < 2; trims++) {
         calm_free(obtain(256 * MIB));
@@ -117,7 +117,7 @@ static void test_usable_memory_is_reserved_again(void) {
         }
         for (int epoch = 0; epoch < 1000; epoch++) {
             clock_advance(DEMAND_EPOCH_NS);
-            epoch_advance(&calm_arena, false);
+            epoch_advance(&calm_arenas, false);
         }
         CHECK(segment->region.committed < before + 32 * MIB);
     }
@@ -142,7 +142,7 @@ static void test_clean_memory_is_examined(void) {
     size_t resident = SIZE_MAX;
     for (int epoch = 0; epoch < 4096 && resident > 0; epoch++) {
         clock_advance(DEMAND_EPOCH_NS);
-        epoch_advance(&calm_arena, false);
+        epoch_advance(&calm_arenas, false);
         resident = residency_of_tail(middle, 8 * MIB, SIZE_MAX, scratch).resident_bytes;
     }
     CHECK(filters_now() != FILTERS_NONE || resident == 0);

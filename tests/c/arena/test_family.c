@@ -5,7 +5,7 @@
 
 /* Processes that keep memory at the same time share what one may keep. */
 static void test_family(void) {
-    CHECK_EQUAL(calm_arena.epoch.family.member, 0); /* not its parent's */
+    CHECK_EQUAL(calm_arenas.epoch.family.member, 0); /* not its parent's */
     struct family family = {0};
     CHECK(family_share(&family, 100 * MIB) == 1);
     family_before_fork(&family);
@@ -30,17 +30,17 @@ static void test_family(void) {
 
 /* As if a fork had just purged. */
 static void forbid_fork_purges(void) {
-    lock_acquire(&calm_arena.purger.lock);
-    calm_arena.purger.fork_epoch = calm_arena.epoch.demand.epochs + 1;
-    calm_arena.epoch.demand.break_even_s = 1000;
-    lock_release(&calm_arena.purger.lock);
+    lock_acquire(&calm_arenas.purger.lock);
+    calm_arenas.purger.fork_epoch = calm_arenas.epoch.demand.epochs + 1;
+    calm_arenas.epoch.demand.break_even_s = 1000;
+    lock_release(&calm_arenas.purger.lock);
 }
 
 /* What is kept for later is given back before a fork, unless another fork just did. */
 static void test_fork_gives_back(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
     pid_t child = fork();
     CHECK(child >= 0);
@@ -58,7 +58,7 @@ static void test_fork_gives_back(void) {
 static void test_child_keeps_little(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
     forbid_fork_purges();
     pid_t child = fork();
@@ -72,7 +72,7 @@ static void test_child_keeps_little(void) {
             build();
             free_all();
         }
-        clock_await_sleep(&calm_arena.helper.wakeup);
+        clock_await_sleep(&calm_arenas.helper.wakeup);
         CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
         _exit(0);
     }
@@ -87,9 +87,9 @@ static void test_fork_gives_back_once_an_epoch(void) {
     for (int fork_number = 0; fork_number < 2; fork_number++) {
         build();
         free_all();
-        clock_await_sleep(&calm_arena.helper.wakeup);
+        clock_await_sleep(&calm_arenas.helper.wakeup);
         CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
-        arena_shrink_for_fork(&calm_arena);
+        arena_shrink_for_fork(&calm_arenas);
         CHECK((stats_now().dirty > WAVE * WAVE_BYTES / 2) == (fork_number == 1));
     }
 }

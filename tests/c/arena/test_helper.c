@@ -31,14 +31,14 @@ static void test_helper(void) {
     set("test_placement", "off");
     void *kept = obtain(64 * MIB); /* beside which more may stay */
     use_heap(NULL);
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_NONE); /* of a program with one thread */
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_NONE); /* of a program with one thread */
     for (size_t i = 0; i < 400; i++) {
         blocks[i] = obtain(256 * KIB);
     }
     free_all();
     come_from_other_thread(use_heap);
-    clock_await_sleep(&calm_arena.helper.wakeup);
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_RUNS);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_RUNS);
     CHECK_EQUAL(helper_sleep(), ASLEEP_FOR_A_WHILE);
     struct calm_stats stats = stats_now();
     CHECK(stats.dirty > 5 * MIB);
@@ -51,30 +51,30 @@ static void test_helper(void) {
     CHECK(stats.purges_epoch > 0 && stats.purges_epoch <= 10);
 
     CHECK(epochs_to_end() <= 10);
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_SINGLE);
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_SINGLE);
     stats = stats_now();
     CHECK_EQUAL(stats.dirty + stats.cached, 0);
     CHECK_EQUAL(stats.in_use, 64 * MIB);
 
     /* The next to come to the heap starts it, on the same stack, unless that is the first thread, which may
      * be the last one, too. */
-    const char *memory = calm_arena.helper.thread.memory;
+    const char *memory = calm_arenas.helper.thread.memory;
     calm_free(obtain(64 * KIB));
     CHECK(helper_is_gone());
     come_from_other_thread(come_once);
     CHECK(stats_now().dirty > 0);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_RUNS);
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_RUNS);
     CHECK(epochs_to_end() <= 10);
     CHECK_EQUAL(stats_now().dirty, 0);
-    CHECK(calm_arena.helper.thread.memory == memory);
+    CHECK(calm_arenas.helper.thread.memory == memory);
 
     /* While it is to be none, there is none. */
     come_from_other_thread(come_once);
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
-    CHECK(helper_stop(&calm_arena, UINT64_MAX));
+    CHECK(helper_stop(&calm_arenas, UINT64_MAX));
     CHECK(helper_is_gone());
-    CHECK(helper_stop(&calm_arena, UINT64_MAX));
+    CHECK(helper_stop(&calm_arenas, UINT64_MAX));
     helper_resume();
     come_from_other_thread(come_once);
     CHECK(helper_is_gone());
@@ -83,12 +83,12 @@ static void test_helper(void) {
     WAIT_UNTIL(helper_sleep() == ASLEEP_FOR_A_WHILE);
 
     /* One that waits for who stops it is left, and ends as soon as it can; until then there is no other. */
-    lock_acquire(&calm_arena.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
     clock_advance(DEMAND_EPOCH_NS);
-    WAIT_UNTIL((atomic_load(&calm_arena.lock.state) & LOCK_WAITED) != 0);
-    CHECK(!helper_stop(&calm_arena, 0));
+    WAIT_UNTIL((atomic_load(&calm_arenas.of[0].lock.state) & LOCK_WAITED) != 0);
+    CHECK(!helper_stop(&calm_arenas, 0));
     CHECK(!helper_is_gone());
-    lock_release(&calm_arena.lock);
+    lock_release(&calm_arenas.of[0].lock);
     WAIT_UNTIL(helper_is_gone());
     come_from_other_thread(come_once);
     CHECK(helper_is_gone());
@@ -100,7 +100,7 @@ static void test_helper(void) {
     set("background", "off");
     clock_advance(DEMAND_EPOCH_NS);
     WAIT_UNTIL(helper_is_gone());
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_NONE);
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_NONE);
     calm_free(kept);
 }
 
@@ -115,13 +115,13 @@ static void test_lone_thread(void) {
         free_all();
         CHECK_EQUAL(stats_now().purges_limit, 0);
         CHECK(stats_now().dirty > (WAVE - 1) * WAVE_BYTES);
-        clock_await_sleep(&calm_arena.helper.wakeup);
-        CHECK_EQUAL(calm_arena.helper.state, HELPER_RUNS);
+        clock_await_sleep(&calm_arenas.helper.wakeup);
+        CHECK_EQUAL(calm_arenas.helper.state, HELPER_RUNS);
         pass_epochs(1, 0);
         pass_epochs(break_even_epochs(), 0);
         CHECK_EQUAL(stats_now().dirty, 0);
         CHECK(epochs_to_end() <= 10);
-        CHECK_EQUAL(calm_arena.helper.state, HELPER_SINGLE);
+        CHECK_EQUAL(calm_arenas.helper.state, HELPER_SINGLE);
     }
 }
 
@@ -138,7 +138,7 @@ static void test_lone_thread_without_helper(void) {
 static void test_overdue(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     pid_t child = (pid_t)os_syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0, 0);
     CHECK(child >= 0);
     if (child == 0) {
@@ -160,15 +160,15 @@ static void test_overdue(void) {
 /* What refused a thread, a limit on their number say, may not last. */
 static void test_refused_helper(void) {
     enum { VISITS = 65536 };
-    atomic_store(&calm_arena.helper.state, HELPER_REFUSED);
+    atomic_store(&calm_arenas.helper.state, HELPER_REFUSED);
     for (int visit = 0; visit < VISITS / 4; visit++) {
         calm_free(obtain(64 * KIB));
     }
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_REFUSED);
-    for (int visit = 0; visit < VISITS && calm_arena.helper.state == HELPER_REFUSED; visit++) {
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_REFUSED);
+    for (int visit = 0; visit < VISITS && calm_arenas.helper.state == HELPER_REFUSED; visit++) {
         calm_free(obtain(64 * KIB));
     }
-    CHECK_EQUAL(calm_arena.helper.state, HELPER_RUNS);
+    CHECK_EQUAL(calm_arenas.helper.state, HELPER_RUNS);
 }
 
 /* A helper drains caches: while there is one, a lone thread takes the caches' locks. */
@@ -178,7 +178,7 @@ static void test_lone_thread_beside_helper(void) {
     CHECK(!thread_is_single() || cpu_cache_is_single_threaded(&calm_caches));
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     CHECK(!cpu_cache_is_single_threaded(&calm_caches));
     epochs_to_end();
     CHECK(!thread_is_single() || cpu_cache_is_single_threaded(&calm_caches));

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static size_t heap_mappings(void) {
-    const struct space *space = &calm_arena.heap.space;
+    const struct space *space = &calm_arenas.of[0].heap.space;
     return count_mappings((void *)space->base, space->quanta << SPACE_QUANTUM_SHIFT);
 }
 
@@ -58,9 +58,9 @@ static bool wants_huge_pages(const void *address) {
 
 static char *take_dense(size_t pages) {
     bool zero;
-    lock_acquire(&calm_arena.lock);
-    char *block = heap_take_large(&calm_arena.heap, pages, 1, RUN_FOR_HUGE_PAGES, false, &zero);
-    lock_release(&calm_arena.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
+    char *block = heap_take_large(&calm_arenas.of[0].heap, pages, 1, RUN_FOR_HUGE_PAGES, false, &zero);
+    lock_release(&calm_arenas.of[0].lock);
     CHECK(block != NULL);
     memset(block, 1, pages * page_size);
     return block;
@@ -69,7 +69,7 @@ static char *take_dense(size_t pages) {
 /* Where a part of a huge page was given back, the kernel does not fill it again, as it does in its own time
  * where huge pages are wanted; and where all of it was, it is a huge page again at its next use. */
 static void test_parts_of_huge_pages(void) {
-    size_t region = calm_arena.heap.runs.region_pages;
+    size_t region = calm_arenas.of[0].heap.runs.region_pages;
     if (region == 0) {
         printf("the kernel gives no huge pages\n");
         return;
@@ -78,14 +78,14 @@ static void test_parts_of_huge_pages(void) {
     char *block = take_dense(3 * region);
     char *middle = block + region * page_size;
     CHECK(wants_huge_pages(block) && wants_huge_pages(middle));
-    arena_put_large(&calm_arena, block);
+    arena_put_large(&calm_arenas, block);
     CHECK(take_dense(region / 2) == block);
-    purger_enter(&calm_arena);
-    purge_down(&calm_arena, 0, 0, REASON_ASKED);
-    purger_leave(&calm_arena);
+    purger_enter(&calm_arenas);
+    purge_down(&calm_arenas, 0, 0, REASON_ASKED);
+    purger_leave(&calm_arenas);
     CHECK_EQUAL(resident_pages(block, 3 * region * page_size), region / 2);
     CHECK(!wants_huge_pages(block) && !wants_huge_pages(middle - 1) && wants_huge_pages(middle));
-    arena_put_large(&calm_arena, block);
+    arena_put_large(&calm_arenas, block);
     calm_trim(0);
     CHECK(take_dense(2 * region) == block);
     CHECK(wants_huge_pages(block) && wants_huge_pages(middle - 1));

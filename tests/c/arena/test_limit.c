@@ -52,13 +52,13 @@ static void test_bound_after_shedding(void) {
 static void test_room(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
-    calm_arena.machine.max_footprint = 30 * MIB;
+    clock_await_sleep(&calm_arenas.helper.wakeup);
+    calm_arenas.machine.max_footprint = 30 * MIB;
     set("memory_per_cpu", "7"); /* looks anew */
     struct calm_stats stats = stats_now();
     CHECK_EQUAL(stats.dirty_limit, 10 * MIB);
     CHECK(stats.dirty <= stats.dirty_limit);
-    calm_arena.machine.max_footprint = 0;
+    calm_arenas.machine.max_footprint = 0;
     set("memory_per_cpu", "8");
     CHECK(stats_now().dirty <= MIN_LIMIT_PAGES * page_size);
 }

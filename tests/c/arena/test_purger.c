@@ -166,7 +166,7 @@ static void test_preempted_purge(void) {
     }
     free_all();
     CHECK(calm_trim(0) > 0);
-    CHECK_EQUAL(calm_arena.counts.purge_ns, 0);
+    CHECK_EQUAL(calm_arenas.counts.purge_ns, 0);
 }
 
 /* ---- a purger that is stopped ---- */

@@ -19,8 +19,8 @@ size_t __wrap_memory_available_bytes(const char *root, size_t *limit);
 
 size_t __wrap_memory_available_bytes(const char *root, size_t *limit) {
     room_reads++;
-    if (lock_try(&calm_arena.purger.lock)) {
-        lock_release(&calm_arena.purger.lock);
+    if (lock_try(&calm_arenas.purger.lock)) {
+        lock_release(&calm_arenas.purger.lock);
     } else {
         room_reads_locked++;
     }
@@ -34,30 +34,30 @@ size_t __wrap_memory_available_bytes(const char *root, size_t *limit) {
 static void test_scarce_memory_costs_more(void) {
     build();
     free_all();
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     pass_epoch();
-    double once = memory_per_cpu_bytes(&calm_arena);
+    double once = memory_per_cpu_bytes(&calm_arenas);
     CHECK(once >= 2.0 * 1024 * MIB && once <= 16.0 * 1024 * MIB);
-    note_offer(&calm_arena, (size_t)12 << 30, 1); /* of the time of one CPU */
-    CHECK(memory_per_cpu_bytes(&calm_arena) == 12.0 * 1024 * MIB);
-    note_offer(&calm_arena, (size_t)120 << 30, 1);
-    CHECK(memory_per_cpu_bytes(&calm_arena) == 16.0 * 1024 * MIB);
-    unsigned cpus = cpu_set_count(&calm_arena.helper.cpus);
-    note_offer(&calm_arena, (size_t)cpus * 8 << 30, 1e9);
+    note_offer(&calm_arenas, (size_t)12 << 30, 1); /* of the time of one CPU */
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == 12.0 * 1024 * MIB);
+    note_offer(&calm_arenas, (size_t)120 << 30, 1);
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == 16.0 * 1024 * MIB);
+    unsigned cpus = cpu_set_count(&calm_arenas.helper.cpus);
+    note_offer(&calm_arenas, (size_t)cpus * 8 << 30, 1e9);
     double offered = 8;
-    CHECK(memory_per_cpu_bytes(&calm_arena) == offered * 1024 * MIB);
-    calm_arena.machine.scarcity_factor = 0.25;
-    CHECK(memory_per_cpu_bytes(&calm_arena) == offered * 256 * MIB);
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == offered * 1024 * MIB);
+    calm_arenas.machine.scarcity_factor = 0.25;
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == offered * 256 * MIB);
     set("memory_per_cpu", "12");
-    CHECK(memory_per_cpu_bytes(&calm_arena) == 3.0 * 1024 * MIB);
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == 3.0 * 1024 * MIB);
     obtain(64 * MIB);
     set("test_policy", "paper");
     uint64_t limit = stats_now().dirty_limit;
-    lock_acquire(&calm_arena.purger.lock);
-    calm_arena.epoch.family_share = 0.5;
-    CHECK(memory_per_cpu_bytes(&calm_arena) == 1.5 * 1024 * MIB);
-    lock_release(&calm_arena.purger.lock);
-    arena_refresh(&calm_arena);
+    lock_acquire(&calm_arenas.purger.lock);
+    calm_arenas.epoch.family_share = 0.5;
+    CHECK(memory_per_cpu_bytes(&calm_arenas) == 1.5 * 1024 * MIB);
+    lock_release(&calm_arenas.purger.lock);
+    arena_refresh(&calm_arenas);
     CHECK(stats_now().dirty_limit <= limit / 2 + page_size);
 }
 
@@ -65,29 +65,29 @@ static void test_scarce_memory_costs_more(void) {
 static void test_scarcity_is_read(void) {
     static const size_t rooms[] = {(size_t)8 << 30, (size_t)4 << 30, (size_t)1 << 30, 0};
     static const double factors[] = {1, 1, 0.25, 0};
-    atomic_store(&calm_arena.settings.watch_cgroup, 1);
+    atomic_store(&calm_arenas.settings.watch_cgroup, 1);
     for (size_t i = 0; i < 4; i++) {
         room_said = rooms[i];
         clock_advance(20 * DEMAND_EPOCH_NS);
-        epoch_read_machine(&calm_arena, true);
-        CHECK(calm_arena.machine.scarcity_factor == factors[i]);
+        epoch_read_machine(&calm_arenas, true);
+        CHECK(calm_arenas.machine.scarcity_factor == factors[i]);
     }
 }
 
 /* One that has no table of open files of its own opens none in the program's. */
 static void test_helper_opens_no_files(void) {
-    atomic_store(&calm_arena.settings.watch_cgroup, 1);
-    atomic_store(&calm_arena.helper.state, HELPER_RUNS);
-    calm_arena.machine.read_ns = 0;
-    calm_arena.machine.max_footprint = 123 * MIB;
+    atomic_store(&calm_arenas.settings.watch_cgroup, 1);
+    atomic_store(&calm_arenas.helper.state, HELPER_RUNS);
+    calm_arenas.machine.read_ns = 0;
+    calm_arenas.machine.max_footprint = 123 * MIB;
     clock_advance(20 * DEMAND_EPOCH_NS);
-    epoch_advance(&calm_arena, false);
-    CHECK_EQUAL(calm_arena.machine.read_ns, 0);
-    CHECK_EQUAL(calm_arena.machine.max_footprint, 123 * MIB); /* what is known stays known */
-    atomic_store(&calm_arena.helper.state, HELPER_NONE);
+    epoch_advance(&calm_arenas, false);
+    CHECK_EQUAL(calm_arenas.machine.read_ns, 0);
+    CHECK_EQUAL(calm_arenas.machine.max_footprint, 123 * MIB); /* what is known stays known */
+    atomic_store(&calm_arenas.helper.state, HELPER_NONE);
     clock_advance(20 * DEMAND_EPOCH_NS);
-    epoch_advance(&calm_arena, false);
-    CHECK(!thread_is_single() || calm_arena.machine.read_ns != 0);
+    epoch_advance(&calm_arenas, false);
+    CHECK(!thread_is_single() || calm_arenas.machine.read_ns != 0);
     CHECK_EQUAL(room_reads, thread_is_single() ? 1 : 0);
     CHECK_EQUAL(room_reads_locked, 0); /* a file may be slow to read */
 }
@@ -95,18 +95,18 @@ static void test_helper_opens_no_files(void) {
 /* In a container, whose seccomp filter the program inherits, it is read at the start alone, and stays known.
  */
 static void test_room_read_at_start(void) {
-    atomic_store(&calm_arena.settings.watch_cgroup, 1);
+    atomic_store(&calm_arenas.settings.watch_cgroup, 1);
     filters_set(FILTERS_INHERITED);
-    epoch_read_machine(&calm_arena, true);
+    epoch_read_machine(&calm_arenas, true);
     CHECK_EQUAL(room_reads, 1);
-    calm_arena.machine.max_footprint = 30 * MIB;
+    calm_arenas.machine.max_footprint = 30 * MIB;
     build();
     free_all();
     for (int second = 0; second < 3; second++) {
-        clock_await_sleep(&calm_arena.helper.wakeup);
+        clock_await_sleep(&calm_arenas.helper.wakeup);
         clock_advance(10 * DEMAND_EPOCH_NS);
     }
-    clock_await_sleep(&calm_arena.helper.wakeup);
+    clock_await_sleep(&calm_arenas.helper.wakeup);
     CHECK_EQUAL(room_reads, 1);
     CHECK(stats_now().dirty_limit <= 10 * MIB);
 }

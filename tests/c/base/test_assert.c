@@ -113,17 +113,17 @@ static void test_lock_order(void) {
 static void corrupt_heap(void) {
     CHECK(calm_set("test_check", "1") == 0);
     calm_free(calm_malloc(100000));
-    lock_acquire(&calm_arena.lock);
-    calm_arena.heap.used_pages++;
-    lock_release(&calm_arena.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
+    calm_arenas.of[0].heap.used_pages++;
+    lock_release(&calm_arenas.of[0].lock);
     calm_free(calm_malloc(100000));
 }
 
 static void corrupt_before_fork(void) {
     calm_free(calm_malloc(100000));
-    lock_acquire(&calm_arena.lock);
-    calm_arena.heap.slab_dirty_pages++;
-    lock_release(&calm_arena.lock);
+    lock_acquire(&calm_arenas.of[0].lock);
+    calm_arenas.of[0].heap.slab_dirty_pages++;
+    lock_release(&calm_arenas.of[0].lock);
     CHECK(calm_set("test_check", "1000000000") == 0);
     fork();
 }

@@ -176,7 +176,7 @@ static void test_descriptors_run_out(void) {
     heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT);
     heap_walk(&heap, &batch, 0);
     purge_ranges(batch.ranges, batch.count);
-    heap_put_back(&heap, &batch, batch.count);
+    heap_put_back(&heap, &batch);
     heap_walk(&heap, NULL, 0);
     heap_put_blocks(&heap, blocks, got);
     for (size_t i = 1; i < count; i += 2) {

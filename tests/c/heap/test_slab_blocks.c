@@ -130,7 +130,8 @@ static void test_plan_that_fails(void) {
         }
     }
     CHECK(claimed > 0);
-    heap_put_back(&heap, &batch, 0);
+    purge_batch_refuse(&batch, 0, batch.count);
+    heap_put_back(&heap, &batch);
     heap_put_blocks(&heap, all + BLOCKS - 1, 1);
     CHECK_EQUAL(heap_used_pages(&heap), 0);
     end_heap();

@@ -241,7 +241,8 @@ static inline void purge(void) {
         seen.purged += batch.ranges[i].iov_len / page_size;
     }
     seen.kept += batch.count - wanted;
-    heap_put_back(&heap, &batch, wanted);
+    purge_batch_refuse(&batch, wanted, batch.count);
+    heap_put_back(&heap, &batch);
     batch_out = false;
     seen.batches++;
 }
@@ -272,7 +273,7 @@ static inline void check_all_given_back(void) {
     CHECK_EQUAL(heap.slab_dirty_pages, 0);
     while (heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT) > 0) {
         CHECK_EQUAL(purge_ranges(batch.ranges, batch.count).ranges_done, batch.count);
-        heap_put_back(&heap, &batch, batch.count);
+        heap_put_back(&heap, &batch);
     }
     struct heap_walk walk = heap_walk(&heap, NULL, 0);
     CHECK_EQUAL(heap_dirty_pages(&heap) + walk.purging_pages, 0);

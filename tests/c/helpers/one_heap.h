@@ -67,7 +67,7 @@ static inline void end_heap(void) {
 static inline void purge_all(void) {
     while (heap_take_dirty(&heap, &batch, SIZE_MAX, PURGE_SPLIT) > 0) {
         CHECK_EQUAL(purge_ranges(batch.ranges, batch.count).ranges_done, batch.count);
-        heap_put_back(&heap, &batch, batch.count);
+        heap_put_back(&heap, &batch);
     }
 }
 

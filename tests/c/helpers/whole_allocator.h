@@ -125,24 +125,24 @@ static inline void run_steps(void) {
 }
 
 static inline void check_heap(void) {
-    lock_acquire(&calm_arena.purger.lock);
-    heap_walk(&calm_arena.heap, NULL, 0);
-    lock_release(&calm_arena.purger.lock);
+    lock_acquire(&calm_arenas.purger.lock);
+    heap_walk(&calm_arenas.of[0].heap, NULL, 0);
+    lock_release(&calm_arenas.purger.lock);
 }
 
 /* For which memory is kept of which nothing is known, once an epoch has ended; and a few more. */
 static inline unsigned break_even_epochs(void) {
-    return (unsigned)(calm_arena.epoch.demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS) + 3;
+    return (unsigned)(calm_arenas.epoch.demand.break_even_s * 1e9 / (double)DEMAND_EPOCH_NS) + 3;
 }
 
 /* ---- the helper, and waves of blocks ---- */
 
 static inline enum clock_sleep helper_sleep(void) {
-    return clock_sleep_of(&calm_arena.helper.wakeup);
+    return clock_sleep_of(&calm_arenas.helper.wakeup);
 }
 
 static inline bool helper_is_gone(void) {
-    return thread_is_gone(&calm_arena.helper.thread);
+    return thread_is_gone(&calm_arenas.helper.thread);
 }
 
 /* An epoch passes, and the helper has done what it does then. */
@@ -182,8 +182,8 @@ static inline void pass_epochs(size_t count, uint64_t cpu_ns) {
 static inline void prepare_governor(void) {
     /* The tests' processes are no family: each has a page of its own. */
     static _Alignas(4096) char page[4096];
-    calm_arena.epoch.family.page = (struct family_page *)page;
-    calm_arena.epoch.family.member = 7;
+    calm_arenas.epoch.family.page = (struct family_page *)page;
+    calm_arenas.epoch.family.member = 7;
     setvbuf(stdout, NULL, _IOLBF, 0);
     steps = check_rounds(steps);
     page_size = (size_t)sysconf(_SC_PAGESIZE);

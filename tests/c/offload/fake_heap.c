@@ -18,7 +18,7 @@ _Atomic(bool) is_contended;
 _Atomic(bool) has_room = true;
 _Atomic(bool) refuses_threads;
 
-static struct arena fake_governor;
+static struct arenas fake_governor;
 static struct cpu_caches fake_caches;
 
 /* Also on the server, whose thread the C library does not know. */
@@ -133,26 +133,26 @@ static void put(uint32_t size_class, void *const *blocks, size_t count) {
     lock_release(&heap_only);
 }
 
-size_t arena_take_blocks(struct arena *arena, uint32_t size_class, void **blocks, size_t count) {
-    FAKE_CHECK(arena == &fake_governor && size_class > 0 && size_class < classes.count);
+size_t arena_take_blocks(struct arenas *arenas, uint32_t size_class, void **blocks, size_t count) {
+    FAKE_CHECK(arenas == &fake_governor && size_class > 0 && size_class < classes.count);
     return take(size_class, blocks, count);
 }
 
-void arena_put_blocks(struct arena *arena, uint32_t size_class, void *const *blocks, size_t count) {
-    FAKE_CHECK(arena == &fake_governor && size_class > 0 && count > 0 && count <= MAX_MAGAZINE_BLOCKS);
+void arena_put_blocks(struct arenas *arenas, uint32_t size_class, void *const *blocks, size_t count) {
+    FAKE_CHECK(arenas == &fake_governor && size_class > 0 && count > 0 && count <= MAX_MAGAZINE_BLOCKS);
     put(size_class, blocks, count);
 }
 
-void *arena_take_large(struct arena *arena, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
-    FAKE_CHECK(arena == &fake_governor && pages > 0 && align_pages > 0);
+void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
+    FAKE_CHECK(arenas == &fake_governor && pages > 0 && align_pages > 0);
     void *block = NULL;
     *zero = zeroed;
     take(0, &block, 1);
     return block;
 }
 
-void arena_put_large(struct arena *arena, void *block) {
-    FAKE_CHECK(arena == &fake_governor);
+void arena_put_large(struct arenas *arenas, void *block) {
+    FAKE_CHECK(arenas == &fake_governor);
     put(0, &block, 1);
 }
 
@@ -179,8 +179,8 @@ void set_up(unsigned endpoints, size_t cache_bytes, uint64_t timeout_ns) {
     }
     fake_caches.count = endpoints;
     fake_governor.caches = &fake_caches;
-    fake_governor.heap.classes = &classes;
-    server.setup = (struct server_setup){.arena = &fake_governor, .timeout_ns = timeout_ns};
+    fake_governor.of[0].heap.classes = &classes;
+    server.setup = (struct server_setup){.arenas = &fake_governor, .timeout_ns = timeout_ns};
     CHECK(server_init(&server, cache_bytes));
 }
 
