@@ -32,7 +32,7 @@ OURS = [PRELOAD, LINKED, STATIC]
 # How blocks get from the heap to threads and back: options of which one is in force at a time. The last is no
 # option, but libcalmoffload, which is only ever preloaded.
 OFFLOAD = "libcalmoffload"
-MODES = ["test_cache=auto", "test_cache=locked", "test_cache=off", OFFLOAD]
+MODES = ["test_cache=auto", "test_cache=locked", "test_cache=off", "test_heaps=16", OFFLOAD]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wshadow"]
 C_FLAGS = ["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-fno-builtin", "-pthread", *WARNINGS]

@@ -73,6 +73,16 @@ def test_stress_with_threads(programs: Programs, threads: int, mode: str) -> Non
     assert ran["operations"] > 1000
 
 
+@pytest.mark.parametrize("threads", [2, 16, 64])
+@pytest.mark.parametrize("heaps", [1, 2, 16, 64])
+@pytest.mark.parametrize("more", ["background=on", "background=off,test_cache=off,test_policy=paper"])
+def test_stress_with_heaps(programs: Programs, threads: int, heaps: int, more: str) -> None:
+    """However many heaps there are, the limit holds for all of them together."""
+    options = f"test_heaps={heaps},{more}"
+    ran = programs.run(PRELOAD, "stress", seed(50 + heaps), "rounds=4", f"threads={threads}", options=options)
+    assert ran["operations"] > 1000
+
+
 @pytest.mark.parametrize("way", [LINKED, STATIC])
 def test_stress_linked(programs: Programs, way: str) -> None:
     programs.run(way, "stress", seed(40), ROUNDS)
@@ -104,6 +114,7 @@ def test_the_model_finds_what_is_wrong(fault: int) -> None:
 # ThreadSanitizer sees neither restartable sequences, nor a helper that it did not start itself.
 SANITIZED = [
     ("tsan", "test_cache=locked,background=off"),
+    ("tsan", "test_cache=locked,test_heaps=16"),
     ("tsan", "test_cache=off,background=off,test_policy=paper"),
     ("tsan", "test_cache=locked,background=off,vectored_purge=off,memory_per_cpu=1"),
     ("asan", "test_cache=auto"),

@@ -1,7 +1,7 @@
 /*
- * A stream of operations on a arena: magazines and large blocks, trims, epochs, settings, and changes
- * between the modes in which threads share the heap or a server has it to itself. Against a model of the
- * blocks in use; the limit on free memory holds after each operation, unless the kernel has refused a call.
+ * A stream of operations on one arena or several: magazines and large blocks, trims, epochs and settings,
+ * each on a CPU of the input's choice. Against a model of the blocks in use; the limit on free memory holds
+ * after each operation, unless the kernel has refused a call.
  */
 #include "arena/arena.h"
 #include "arena/blocks.h"
@@ -18,15 +18,17 @@
 #include "test_clock.h"
 #include "walk.h"
 
-#define SLOTS     128
-#define MAX_BYTES ((size_t)8 << 20) /* of all blocks */
-#define MAX_STEPS 4096
+#define SLOTS             128
+#define MAX_BYTES         ((size_t)8 << 20) /* of all blocks */
+#define MAX_STEPS         4096
+#define MAX_FUZZED_ARENAS 4
 
 static struct size_classes classes;
 static struct cpu_caches caches;
 static struct arenas arenas;
 static struct block slots[SLOTS];
 static size_t page_size;
+static unsigned cpu; /* that the caller seems to run on, and so which arena serves it */
 static size_t misuses, misuses_expected;
 static bool is_limited; /* address space: then it may run out */
 
@@ -36,22 +38,40 @@ uint64_t __wrap_random_process_seed(void) {
     return 1;
 }
 
+unsigned __wrap_cpu_cache_number(const struct cpu_caches *of);
+
+unsigned __wrap_cpu_cache_number(const struct cpu_caches *of) {
+    (void)of;
+    return cpu;
+}
+
 static void misused(const struct misuse_record *misuse) {
     (void)misuse;
     misuses++;
 }
 
 static void walk(void) {
-    if (!kernel_has_lost_pages()) {
-        heap_walk(&arenas.of[0].heap, NULL, 0);
+    unsigned number = 0;
+    for (const struct arena *arena;
+         !kernel_has_lost_pages() && (arena = arena_next(&arenas, &number)) != NULL;) {
+        heap_walk(&arena->heap, NULL, 0);
     }
+}
+
+static size_t used_in_all(void) {
+    size_t used = 0;
+    unsigned number = 0;
+    for (const struct arena *arena; (arena = arena_next(&arenas, &number)) != NULL;) {
+        used += heap_used_pages(&arena->heap);
+    }
+    return used;
 }
 
 static void check_limit(void) {
     CHECK_EQUAL(misuses, misuses_expected);
     if (kernel_refusals() == 0) {
         CHECK(!is_over(&arenas, limit_now(&arenas).max));
-        CHECK(heap_used_pages(&arenas.of[0].heap) * page_size >= blocks_sum(slots, SLOTS));
+        CHECK(used_in_all() * page_size >= blocks_sum(slots, SLOTS));
     }
 }
 
@@ -148,7 +168,7 @@ static void resize_large(struct input *input) {
     if (slot->start == NULL || slot->size_class != 0 || pages == 0 || !has_room(pages * page_size)) {
         return;
     }
-    struct span *span = heap_large_span(&arenas.of[0].heap, slot->start);
+    struct span *span = heap_large_span(heap_of(&arenas, slot->start), slot->start);
     CHECK(span != NULL);
     void *resized = arena_resize_large(&arenas, slot->start, pages);
     if (resized == NULL) {
@@ -157,7 +177,7 @@ static void resize_large(struct input *input) {
     }
     struct block moved = *slot;
     moved.start = resized;
-    span = heap_large_span(&arenas.of[0].heap, resized);
+    span = heap_large_span(heap_of(&arenas, resized), resized);
     CHECK(span != NULL && span->pages >= pages);
     size_t bytes = span->pages * page_size;
     blocks_check(&moved, bytes < slot->bytes ? bytes : slot->bytes);
@@ -215,13 +235,14 @@ static void other(struct input *input) {
     default: {
         const struct block *slot = any_slot(input);
         if (slot->start != NULL) {
-            marks_note(&arenas.of[0].heap, slot->start, slot->bytes, MARK_ANY);
+            marks_note(heap_of(&arenas, slot->start), slot->start, slot->bytes, MARK_ANY);
         }
     }
     }
 }
 
 static void step(struct input *input) {
+    cpu = input_byte(input) % MAX_FUZZED_ARENAS;
     switch (input_byte(input) % 16) {
     case 0:
     case 1:
@@ -256,8 +277,12 @@ static void step(struct input *input) {
         kernel_refuse((uint32_t)input_number(input, 2));
     }
     /* What is over a limit that has sunk is the next thread's to purge. */
-    heap_lock(&arenas.of[0]);
-    heap_unlock_and_check(&arenas, &arenas.of[0]);
+    unsigned number = 0;
+    for (struct arena *arena; (arena = arena_next(&arenas, &number)) != NULL;) {
+        heap_lock(arena);
+        report_levels(&arenas, arena);
+        heap_unlock_and_check(&arenas, arena);
+    }
 }
 
 static bool start(struct input *input) {
@@ -269,7 +294,8 @@ static bool start(struct input *input) {
         clock_stop();
     }
     memset(&caches, 0, sizeof caches);
-    memset(&arenas, 0, sizeof arenas);
+    memset(&arenas, 0, offsetof(struct arenas, of) + MAX_FUZZED_ARENAS * sizeof *arenas.of);
+    memset(&arenas.of[SPACE_MAX_PARTS], 0, sizeof *arenas.of);
     unsigned detail = input_byte(input);
     is_limited = (detail & 4) != 0;
     if (is_limited) {
@@ -279,9 +305,12 @@ static bool start(struct input *input) {
     clock_set_cpu_step((detail & 8) != 0 ? 500 : 0);
     arenas.settings.watch_cgroup = 1;
     arenas.settings.huge_pages = 1;
+    arenas.settings.heaps = HEAPS_0 + (int)(detail >> 1 & 1) * MAX_FUZZED_ARENAS;
     cpu_caches_init(&caches, &classes, (struct rseq_offsets){0});
     cpu_caches_start(&caches, CACHE_OFF);
-    return arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, (detail & 1) != 0, misused);
+    bool started = arena_init(&arenas, &classes, &caches, HEAP_SPACE_BYTES, (detail & 1) != 0, misused);
+    arenas.settings.heaps = HEAPS_AUTO; /* from here on the CPU's number decides */
+    return started;
 }
 
 /* Everything is freed and purged. */

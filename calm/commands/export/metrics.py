@@ -216,6 +216,7 @@ METRICS: tuple[Metric, ...] = (
     _library("calmalloc.cache.misses", "cache_misses"),
     _library("calmalloc.cache.flushes", "cache_flushes"),
     _library("calmalloc.heap.locks", "heap_locks"),
+    _library("calmalloc.heap.contended_locks", "heap_locks_contended"),
     _library("calmalloc.limit.checks", "limit_checks", "walks", "walks over all arenas"),
     _library("calmalloc.large.allocations", "large_allocations"),
     _library("calmalloc.large.moves", "large_moves"),
