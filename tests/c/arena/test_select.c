@@ -40,6 +40,15 @@ unsigned __wrap_cpu_cache_number(const struct cpu_caches *of) {
     return cpu;
 }
 
+static unsigned node;
+
+unsigned __wrap_cpu_cache_node(const struct cpu_caches *of);
+
+unsigned __wrap_cpu_cache_node(const struct cpu_caches *of) {
+    (void)of;
+    return node;
+}
+
 static void misused(const struct misuse_record *misuse) {
     (void)misuse;
     misuses++;
@@ -148,6 +157,59 @@ static void test_blocks_go_home(void) {
     CHECK_EQUAL(misuses, MAGAZINE);
 }
 
+static void contend(unsigned number, unsigned times) {
+    arenas.of[number].contended += times;
+    heap_lock(&arenas.of[number]);
+    heap_unlock_and_check(&arenas, &arenas.of[number]);
+}
+
+/* As on a machine of two nodes, each with a depot. */
+static void start_with_nodes(void) {
+    start(ARENAS);
+    arenas.nodes = 2;
+    arenas.depots_per_node = 1;
+    arenas.depot_count = 2;
+    for (unsigned i = 0; i < 2; i++) {
+        CHECK(depot_init(&arenas.depots[i], &classes, 256, 1 << 20, 1 << 20, 1 << 20));
+    }
+}
+
+static size_t in_depot(unsigned of_node) {
+    size_t bytes;
+    return depot_blocks(&arenas.depots[of_node], &bytes);
+}
+
+/* A node's CPUs use its own arenas, and what they free of another node's goes home. */
+static void test_nodes(void) {
+    start_with_nodes();
+    void *blocks[MAGAZINE];
+    for (unsigned i = 0; i < MAGAZINE; i++) {
+        node = i % 2;
+        blocks[i] = take_small(i / 2, 5);
+        CHECK_EQUAL(number_of(blocks[i]) % 2, node);
+        CHECK_EQUAL(arena_node(&arenas, arena_of(&arenas, blocks[i])), node);
+    }
+    node = 0;
+    arena_put_blocks(&arenas, 5, blocks, MAGAZINE);
+    CHECK_EQUAL(in_depot(0), MAGAZINE / 2);
+    CHECK_EQUAL(in_depot(1), MAGAZINE / 2);
+    for (node = 0; node < 2; node++) {
+        CHECK_EQUAL(arena_take_blocks(&arenas, 5, blocks, MAGAZINE), MAGAZINE / 2);
+        for (unsigned i = 0; i < MAGAZINE / 2; i++) {
+            CHECK_EQUAL(arena_node(&arenas, arena_of(&arenas, blocks[i])), node);
+        }
+    }
+    /* With fewer arenas than nodes there is no home. */
+    arenas.active = 1;
+    node = 1;
+    void *block = take_small(3, 7);
+    CHECK_EQUAL(number_of(block), 0);
+    arena_put_blocks(&arenas, 7, &block, 1);
+    CHECK_EQUAL(in_depot(1), 1);
+    contend(0, 100); /* the first step is to an arena for each node */
+    CHECK_EQUAL(arenas.active, 2);
+}
+
 /* The order of the blocks that stay, and of those that move, does not change. */
 static void test_gathering(void) {
     start(ARENAS);
@@ -181,12 +243,6 @@ static void test_memory_of_others(void) {
     /* What no arena has comes from its own. */
     CHECK_EQUAL(number_of(take_large(3, 1 << 21)), 3);
     walk_all();
-}
-
-static void contend(unsigned number, unsigned times) {
-    arenas.of[number].contended += times;
-    heap_lock(&arenas.of[number]);
-    heap_unlock_and_check(&arenas, &arenas.of[number]);
 }
 
 static void test_growth(void) {
@@ -361,6 +417,7 @@ int main(void) {
     in_child(test_each_cpu_has_its_own);
     in_child(test_one_at_first);
     in_child(test_blocks_go_home);
+    in_child(test_nodes);
     in_child(test_gathering);
     in_child(test_memory_of_others);
     in_child(test_growth);
