@@ -157,6 +157,42 @@ static void test_fork_with_a_lock_of_another_thread(void) {
     CHECK_EQUAL(atomic_load(&lock.state), LOCK_FREE);
 }
 
+static void *hold_over_fork(void *unused) {
+    lock_acquire_for_fork(&lock, true);
+    return unused;
+}
+
+/* Of several locks: one that another thread holds over a fork is left alone, any other is waited for. */
+static void test_fork_with_another_of_several_locks(void) {
+    for (int held = 0; held < 2; held++) {
+        if (held) {
+            lock_acquire(&lock);
+        }
+        lock_acquire_unless_forking(&lock);
+        CHECK(lock_is_mine(&lock));
+        lock_release_after_fork(&lock);
+        CHECK_EQUAL(lock_is_held(&lock), held);
+        if (held) {
+            lock_release(&lock);
+        }
+    }
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, hold_over_fork, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    lock_acquire_unless_forking(&lock);
+    CHECK(lock_is_held(&lock) && !lock_is_mine(&lock));
+    lock_release_after_fork(&lock);
+    CHECK(lock_reset_in_child(&lock));
+    /* A thread that works under the lock is waited for. */
+    CHECK(pthread_create(&thread, NULL, contend, NULL) == 0);
+    for (unsigned i = 0; i < rounds / 10; i++) {
+        lock_acquire_unless_forking(&lock);
+        CHECK(lock_is_mine(&lock));
+        lock_release_after_fork(&lock);
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
 /* A signal handler that forks came between a release and its wake-up. */
 static void *acquire_and_release(void *unused) {
     lock_acquire(&lock);
@@ -186,6 +222,7 @@ int main(void) {
     test_fork_with_a_free_lock();
     test_fork_with_a_held_lock();
     test_fork_with_a_lock_of_another_thread();
+    test_fork_with_another_of_several_locks();
     test_fork_between_release_and_wake();
     test_exclusion(0);
     rounds /= 2;
