@@ -52,10 +52,7 @@ static bool start_first(struct arenas *arenas, const struct size_classes *classe
                         size_t cpus) {
     int heaps = setting_value(&arenas->settings.heaps);
     unsigned forced = heaps > HEAPS_0 ? (unsigned)(heaps - HEAPS_0) : 0;
-    unsigned parts = 1;
-    while (parts < SPACE_MAX_PARTS && parts < (forced > 0 ? forced : cpus)) {
-        parts *= 2;
-    }
+    unsigned parts = forced > 0 ? arena_power_above(forced) : arena_max_for((double)cpus);
     struct heap *heap = &arenas->of[0].heap;
     bool started = parts > 1 && space_reserve_parts(&arenas->map, parts, address_space)
                        ? heap_init_part(heap, classes, &arenas->map, 0)

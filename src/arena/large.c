@@ -144,21 +144,19 @@ static void *take_large_from(struct arenas *arenas, struct arena *arena,
     return block;
 }
 
-/* Takes a block from the thread's own arena if it has a run of dirty pages, or if
- * no other arena seems to have one. */
+/* If the thread's own arena has no run of dirty pages that is long enough, but
+ * another one may have one, tries that one before the own arena grows. */
 void *arena_take_large(struct arenas *arenas, size_t pages, size_t align_pages, bool zeroed, bool *zero) {
     struct large_request request = {
         .pages = pages, .align_pages = align_pages, .zeroed = zeroed, .zero = zero};
     struct arena *arena = arena_own(arenas);
-    void *block = NULL;
-    struct arena *other = get_total(&arena->free_pages) < pages ? arena_with(arenas, arena, pages, 0) : NULL;
-    if (other != NULL) {
-        request.only_dirty = true;
+    struct arena *other = arena_with(arenas, arena, pages, 0);
+    request.only_dirty = other != NULL;
+    void *block = take_large_from(arenas, arena, &request);
+    if (block == NULL && other != NULL) {
         block = take_large_from(arenas, other, &request);
         request.only_dirty = false;
-    }
-    if (block == NULL) {
-        block = take_large_from(arenas, arena, &request);
+        block = block == NULL ? take_large_from(arenas, arena, &request) : block;
     }
     unsigned number = 0;
     for (struct arena *next; block == NULL && (next = arena_instead(arenas, arena, &number)) != NULL;) {

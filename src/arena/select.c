@@ -7,13 +7,22 @@
  * lock. */
 #define CROWDED_WAITS 32
 
-/* Returns the smallest power of two that is not below the number. */
-static unsigned power_above(unsigned number) {
+/* Two CPUs seldom wait for each other, and a second heap takes some memory
+ * (docs/experiments.md). */
+#define MIN_CPUS_FOR_SEVERAL 2.5
+
+unsigned arena_power_above(unsigned number) {
     unsigned power = 1;
     while (power < number) {
         power *= 2;
     }
     return power;
+}
+
+unsigned arena_max_for(double cpus) {
+    return cpus < MIN_CPUS_FOR_SEVERAL ? 1
+           : cpus >= SPACE_MAX_PARTS   ? SPACE_MAX_PARTS
+                                       : arena_power_above((unsigned)(cpus + 0.5));
 }
 
 static enum arena_state state_of(const struct arenas *arenas, unsigned number) {
@@ -99,7 +108,7 @@ bool arena_is_crowded(const struct arena *arena) {
 void arena_grow(struct arenas *arenas) {
     unsigned active = atomic_load_explicit(&arenas->active, memory_order_relaxed);
     unsigned max = atomic_load_explicit(&arenas->max_active, memory_order_relaxed);
-    unsigned wanted = active < arenas->nodes ? power_above(arenas->nodes) : active * 2;
+    unsigned wanted = active < arenas->nodes ? arena_power_above(arenas->nodes) : active * 2;
     wanted = wanted < max ? wanted : max;
     if (wanted > active) {
         atomic_compare_exchange_strong_explicit(&arenas->active, &active, wanted, memory_order_relaxed,
@@ -111,8 +120,8 @@ void arena_set_max(struct arenas *arenas, double cpus) {
     unsigned most = arenas->map.parts == 0 ? 1 : arenas->map.parts;
     bool fixed = setting_value(&arenas->settings.heaps) > HEAPS_0;
     if (!fixed) {
-        unsigned max = cpus >= most ? most : power_above((unsigned)(cpus + 0.5));
-        atomic_store_explicit(&arenas->max_active, max, memory_order_relaxed);
+        unsigned max = arena_max_for(cpus);
+        atomic_store_explicit(&arenas->max_active, max < most ? max : most, memory_order_relaxed);
     }
 }
 

@@ -76,7 +76,14 @@ bool arena_is_crowded(const struct arena *arena);
  * thread may call it. */
 void arena_grow(struct arenas *arenas);
 
-/* Sets the largest number of arenas to the CPUs that the process uses. The
+/* Returns the smallest power of two that is not below the number. */
+unsigned arena_power_above(unsigned number);
+
+/* Returns the largest number of arenas that are worth their memory if the
+ * process uses this number of CPUs. */
+unsigned arena_max_for(double cpus);
+
+/* Sets the largest number of arenas by the CPUs that the process uses. The
  * caller holds the purger's lock. */
 void arena_set_max(struct arenas *arenas, double cpus);
 

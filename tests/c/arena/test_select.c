@@ -268,6 +268,8 @@ static void test_most(void) {
     CHECK_EQUAL(arenas.max_active, 1);
     contend(0, 100);
     CHECK_EQUAL(arenas.active, 1);
+    arena_set_max(&arenas, 2);
+    CHECK_EQUAL(arenas.max_active, 1);
     arena_set_max(&arenas, 2.7);
     CHECK_EQUAL(arenas.max_active, 4);
     arena_set_max(&arenas, 1000);
