@@ -15,7 +15,8 @@ struct server {
     unsigned long least;
     unsigned long most;
     unsigned long blocks;
-    unsigned long operations; /* of one thread, before it creates its successor */
+    unsigned long operations;  /* of one thread, before it creates its successor */
+    unsigned long generations; /* threads of one chain, or 0: as many as the time allows */
     pthread_attr_t detached;
     atomic_bool stopping;
     pthread_mutex_t lock;
@@ -54,7 +55,8 @@ static void *serve(void *argument) {
     chain->random = random;
     chain->operations += done;
     chain->threads++;
-    if (!atomic_load_explicit(&server->stopping, memory_order_relaxed)) {
+    bool is_last = chain->threads == server->generations;
+    if (!is_last && !atomic_load_explicit(&server->stopping, memory_order_relaxed)) {
         pthread_t successor;
         if (pthread_create(&successor, &server->detached, serve, chain) != 0) {
             fail(program_name, "cannot start a thread");
@@ -81,7 +83,8 @@ static struct chain *prepare(struct server *server, unsigned long threads) {
     return chains;
 }
 
-/* Returns the seconds between the first thread's start and the word to stop. */
+/* Returns the seconds from the first thread's start until the threads are told
+ * to stop or, if their number is given, until the last one ends. */
 static double run(struct server *server, struct chain *chains, unsigned long threads, double seconds) {
     server->serving = threads;
     double begin = now_seconds();
@@ -91,15 +94,18 @@ static double run(struct server *server, struct chain *chains, unsigned long thr
             fail(program_name, "cannot start a thread");
         }
     }
-    sleep_seconds(seconds);
-    atomic_store(&server->stopping, true);
-    double end = now_seconds();
+    double end = 0;
+    if (server->generations == 0) {
+        sleep_seconds(seconds);
+        atomic_store(&server->stopping, true);
+        end = now_seconds();
+    }
     (void)pthread_mutex_lock(&server->lock);
     while (server->serving > 0) {
         (void)pthread_cond_wait(&server->ended, &server->lock);
     }
     (void)pthread_mutex_unlock(&server->lock);
-    return end - begin;
+    return (server->generations == 0 ? end : now_seconds()) - begin;
 }
 
 int main(int argc, char **argv) {
@@ -109,6 +115,7 @@ int main(int argc, char **argv) {
     unsigned long most = 1000;
     unsigned long blocks = 5000;
     unsigned long operations = 500000;
+    unsigned long generations = 0;
     const struct option_spec options[] = {
         {"threads", "concurrent threads", OPTION_COUNT, &threads, 1, 4096, NULL},
         {"seconds", "duration", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
@@ -117,6 +124,8 @@ int main(int argc, char **argv) {
         {"blocks", "blocks of each thread", OPTION_COUNT, &blocks, 1, 100000000, NULL},
         {"operations", "blocks that a thread replaces before it passes its array on", OPTION_COUNT,
          &operations, 1, 1000000000000, NULL},
+        {"generations", "threads that serve each array in turn, instead of --seconds", OPTION_COUNT,
+         &generations, 1, 1000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
@@ -137,6 +146,7 @@ int main(int argc, char **argv) {
         .most = most,
         .blocks = blocks,
         .operations = operations,
+        .generations = generations,
         .lock = PTHREAD_MUTEX_INITIALIZER,
         .ended = PTHREAD_COND_INITIALIZER,
     };
@@ -152,8 +162,9 @@ int main(int argc, char **argv) {
         started += chains[t].threads;
     }
     printf("{\"workload\": \"larson\", \"threads\": %lu, \"min\": %lu, \"max\": %lu, \"blocks\": %lu, "
-           "\"operations\": %lu, \"threads_started\": %lu, \"seconds\": %.6f, "
-           "\"operations_per_second\": %.0f}\n",
-           threads, least, most, blocks, operations, started, elapsed, (double)done / elapsed);
+           "\"operations\": %lu, \"threads_started\": %lu, \"allocations\": %lu, \"frees\": %lu, "
+           "\"seconds\": %.6f, \"operations_per_second\": %.0f}\n",
+           threads, least, most, blocks, operations, started, threads * blocks + done, done, elapsed,
+           (double)done / elapsed);
     return 0;
 }

@@ -87,11 +87,12 @@ int main(int argc, char **argv) {
     free(work.costs);
     free(work.rows);
 
-    double allocations = (double)threads * (double)rounds * (double)blocks;
+    unsigned long allocations = threads * rounds * blocks;
     printf("{\"workload\": \"listing1\", \"threads\": %lu, \"rounds\": %lu, \"blocks\": %lu, \"size\": %lu, "
-           "\"order\": \"%s\", \"touch\": \"%s\", \"seconds\": %.6f, \"allocations_per_second\": %.0f, "
+           "\"order\": \"%s\", \"touch\": \"%s\", \"allocations\": %lu, \"seconds\": %.6f, "
+           "\"allocations_per_second\": %.0f, "
            "\"client_minor_faults\": %lu, \"client_user_s\": %.6f, \"client_system_s\": %.6f}\n",
-           threads, rounds, blocks, size, order_names[order], touch_names[touch], seconds,
-           allocations / seconds, cost.minor_faults, cost.user_s, cost.system_s);
+           threads, rounds, blocks, size, order_names[order], touch_names[touch], allocations, seconds,
+           (double)allocations / seconds, cost.minor_faults, cost.user_s, cost.system_s);
     return 0;
 }

@@ -41,6 +41,7 @@ struct teeth {
     enum pattern pattern;
     pthread_mutex_t lock;
     pthread_barrier_t end;
+    unsigned long allocations;
     double seconds; /* the longest of any thread */
     struct thread_cost cost;
 };
@@ -128,11 +129,13 @@ static void work(unsigned long thread, void *shared) {
     unsigned long long rests = 1;
     void **blocks = map(max_blocks(teeth) * sizeof(void *));
     unsigned long long random = thread;
+    unsigned long allocations = 0;
     struct thread_cost before = thread_cost_now();
     double begin = now_seconds();
     for (unsigned long round = 0; round < teeth->rounds; round++) {
         bool is_low = teeth->pattern == PATTERN_TWO_SIZES && round % 2 == 1;
         unsigned long count = build(teeth, is_low ? teeth->share / 4 : teeth->share, blocks, &random);
+        allocations += count;
         take_a_while(teeth->pause, teeth->hold_s);
         free_all(teeth, blocks, count, &random);
         take_a_while(teeth->pause, round + 1 < teeth->rounds ? next_rest_s(teeth, &rests) : 0);
@@ -140,6 +143,7 @@ static void work(unsigned long thread, void *shared) {
     double seconds = now_seconds() - begin;
     (void)pthread_mutex_lock(&teeth->lock);
     thread_cost_add_since(&teeth->cost, &before);
+    teeth->allocations += allocations;
     teeth->seconds = seconds > teeth->seconds ? seconds : teeth->seconds;
     (void)pthread_mutex_unlock(&teeth->lock);
 }
@@ -290,12 +294,11 @@ int main(int argc, char **argv) {
 
     printf(
         "{\"workload\": \"sawtooth\", \"threads\": %lu, \"bytes\": %lu, \"min\": %lu, \"max\": %lu, "
-        "\"rounds\": "
-        "%lu, \"hold_s\": %.3f, \"rest_s\": %.3f, \"pause\": \"%s\", \"order\": \"%s\", \"seconds\": %.6f, "
-        "\"user_s\": %.6f, \"system_s\": %.6f, \"minor_faults\": %lu, \"rss_before_kib\": %ld, "
-        "\"rss_freed_kib\": %ld, \"rss_after_kib\": %ld}\n",
+        "\"rounds\": %lu, \"hold_s\": %.3f, \"rest_s\": %.3f, \"pause\": \"%s\", \"order\": \"%s\", "
+        "\"allocations\": %lu, \"seconds\": %.6f, \"user_s\": %.6f, \"system_s\": %.6f, "
+        "\"minor_faults\": %lu, \"rss_before_kib\": %ld, \"rss_freed_kib\": %ld, \"rss_after_kib\": %ld}\n",
         threads, bytes, least, most, rounds, teeth.hold_s, teeth.rest_s, pause_names[pause],
-        order_names[order], teeth.seconds, teeth.cost.user_s, teeth.cost.system_s, teeth.cost.minor_faults,
-        readings.before_kib, readings.freed_kib, readings.after_kib);
+        order_names[order], teeth.allocations, teeth.seconds, teeth.cost.user_s, teeth.cost.system_s,
+        teeth.cost.minor_faults, readings.before_kib, readings.freed_kib, readings.after_kib);
     return 0;
 }

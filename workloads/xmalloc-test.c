@@ -29,11 +29,14 @@ struct work {
     unsigned long least;
     unsigned long most;
     unsigned long batch;
+    unsigned long rounds; /* batches that each producer fills, or 0: as many as the time allows */
     struct pool empty;
     struct pool full;
     atomic_bool stopping;
+    atomic_ulong allocations;
     atomic_ulong frees;
-    double elapsed; /* until the word to stop */
+    atomic_ulong emptied; /* batches */
+    double elapsed;       /* until the word to stop */
 };
 
 static void put(struct pool *pool, struct batch *batch) {
@@ -44,7 +47,7 @@ static void put(struct pool *pool, struct batch *batch) {
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
-/* Waits for a batch; returns NULL when the time is over. */
+/* Waits for a batch; returns NULL when the work is over. */
 static struct batch *take(struct work *work, struct pool *pool) {
     (void)pthread_mutex_lock(&pool->lock);
     while (pool->newest == NULL && !atomic_load(&work->stopping)) {
@@ -64,8 +67,17 @@ static void wake_all(struct pool *pool) {
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
+static void stop(struct work *work) {
+    atomic_store(&work->stopping, true);
+    wake_all(&work->empty);
+    wake_all(&work->full);
+}
+
 static void produce(struct work *work, unsigned long long random) {
-    for (struct batch *batch; (batch = take(work, &work->empty)) != NULL;) {
+    unsigned long filled = 0;
+    for (struct batch *batch;
+         (work->rounds == 0 || filled < work->rounds) && (batch = take(work, &work->empty)) != NULL;
+         filled++) {
         for (unsigned long i = 0; i < work->batch; i++) {
             size_t size = random_between(&random, work->least, work->most);
             char *block = checked(malloc(size), program_name);
@@ -75,6 +87,7 @@ static void produce(struct work *work, unsigned long long random) {
         }
         put(&work->full, batch);
     }
+    atomic_fetch_add(&work->allocations, filled * work->batch);
 }
 
 static void consume(struct work *work) {
@@ -85,6 +98,9 @@ static void consume(struct work *work) {
         }
         frees += work->batch;
         put(&work->empty, batch);
+        if (atomic_fetch_add(&work->emptied, 1) + 1 == work->rounds * work->threads) {
+            stop(work);
+        }
     }
     atomic_fetch_add(&work->frees, frees);
 }
@@ -92,10 +108,8 @@ static void consume(struct work *work) {
 static void stop_in_time(struct work *work) {
     double begin = now_seconds();
     sleep_seconds(work->seconds);
-    atomic_store(&work->stopping, true);
     work->elapsed = now_seconds() - begin;
-    wake_all(&work->empty);
-    wake_all(&work->full);
+    stop(work);
 }
 
 static void act(unsigned long thread, void *shared) {
@@ -116,6 +130,7 @@ int main(int argc, char **argv) {
     unsigned long most = 64;
     unsigned long batch = 4096;
     unsigned long batches = 32;
+    unsigned long rounds = 0;
     const struct option_spec options[] = {
         {"threads", "producers, and as many consumers", OPTION_COUNT, &threads, 1, 2048, NULL},
         {"seconds", "duration", OPTION_SECONDS, &milliseconds, 1, 1000000000, NULL},
@@ -123,6 +138,8 @@ int main(int argc, char **argv) {
         {"max", "maximum bytes in a block", OPTION_COUNT, &most, 1, 1UL << 30, NULL},
         {"batch", "blocks in a batch", OPTION_COUNT, &batch, 1, 10000000, NULL},
         {"batches", "total number of batches, full and empty", OPTION_COUNT, &batches, 1, 1000000, NULL},
+        {"rounds", "batches that each producer fills, instead of --seconds", OPTION_COUNT, &rounds, 1,
+         1000000000, NULL},
     };
     const struct program_spec program = {
         .name = program_name,
@@ -141,6 +158,7 @@ int main(int argc, char **argv) {
         .least = least,
         .most = most,
         .batch = batch,
+        .rounds = rounds,
         .empty = {.lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER},
         .full = {.lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER},
     };
@@ -149,11 +167,15 @@ int main(int argc, char **argv) {
         all[i].blocks = checked(calloc(batch, sizeof(void *)), program_name);
         put(&work.empty, &all[i]);
     }
-    (void)run_threads(program_name, 2 * threads + 1, act, &work);
+    double seconds = run_threads(program_name, 2 * threads + (rounds == 0), act, &work);
+    if (rounds != 0) {
+        work.elapsed = seconds;
+    }
 
     printf("{\"workload\": \"xmalloc-test\", \"threads\": %lu, \"min\": %lu, \"max\": %lu, \"batch\": %lu, "
-           "\"batches\": %lu, \"seconds\": %.6f, \"frees_per_second\": %.0f}\n",
-           threads, least, most, batch, batches, work.elapsed,
-           (double)atomic_load(&work.frees) / work.elapsed);
+           "\"batches\": %lu, \"allocations\": %lu, \"frees\": %lu, \"seconds\": %.6f, "
+           "\"frees_per_second\": %.0f}\n",
+           threads, least, most, batch, batches, atomic_load(&work.allocations), atomic_load(&work.frees),
+           work.elapsed, (double)atomic_load(&work.frees) / work.elapsed);
     return 0;
 }

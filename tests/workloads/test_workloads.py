@@ -57,6 +57,38 @@ def test_xmalloc_test_frees_what_others_allocated() -> None:
     assert 1 <= got["seconds"] <= time.monotonic() - began
 
 
+def test_a_given_number_of_operations_ends_larson() -> None:
+    got = run(
+        "larson",
+        "--threads",
+        "3",
+        "--blocks",
+        "10",
+        "--operations",
+        "1000",
+        "--generations",
+        "4",
+        "--seconds",
+        "99",
+    )
+    assert (got["threads_started"], got["frees"], got["allocations"]) == (12, 12_000, 12_030)
+
+
+@pytest.mark.parametrize("batches", ["1", "2", "100"])
+def test_a_given_number_of_batches_ends_xmalloc_test(batches: str) -> None:
+    """Also where few batches make producers and consumers wait for each other."""
+    words = ("--threads", "3", "--batch", "10", "--batches", batches, "--rounds", "50", "--seconds", "99")
+    got = run("xmalloc-test", *words)
+    assert got["allocations"] == got["frees"] == 3 * 50 * 10
+
+
+def test_every_thread_counts_its_blocks() -> None:
+    assert run("listing1", "--threads", "3", "--rounds", "2", "--blocks", "50")["allocations"] == 300
+    # Blocks of one size: each thread stops at the first that completes its share of the bytes.
+    words = ("--threads", "3", "--min", "100", "--max", "100", "--bytes", "30000", "--rounds", "2")
+    assert run("sawtooth", *words, "--after", "0")["allocations"] == 3 * 2 * 100
+
+
 def test_glibc_simple_counts_each_number_of_blocks() -> None:
     for order in ("fifo", "lifo"):
         got = run("glibc-simple", "--pairs", "16000", "--order", order)
