@@ -93,7 +93,7 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
     parent, reason = cgroup_parent()
     if parent is None:
         print(f"\nidle-burst: only resident memory is compared: {reason}", flush=True)
-    configurations = []
+    configurations: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if huge_pages:
             stack.enter_context(always())
@@ -107,6 +107,9 @@ def measure(store: Store, runs: int | None, huge_pages: bool, arguments: tuple[s
             for side in sides:
                 kept = ", ".join(f"{run['retained_kib'] / 1024:,.1f}" for run in side["runs"])
                 print(f"  {side['label']:<40} {kept} MiB", flush=True)
+                if configurations:
+                    # The first configuration has the versions.
+                    side.pop("origin")
             configurations.append({"threads": threads, "main": main, "command": command, "allocators": sides})
         store.save(
             WITH_HUGE_PAGES if huge_pages else NAME,

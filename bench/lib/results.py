@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "bench/results"
 RUNS = REPOSITORY / "build/results"
 # Parts of a result that are redundant, or that the tables do not need.
-_LEFT_OUT = ("runs", "to_best", "analysis", "citation", "tables", "differences")
+_LEFT_OUT = ("runs", "to_best", "analysis", "citation", "tables", "differences", "reports", "qemu_command")
 _DIGITS = 5
 _WIDTH = 300
 # Relative to the repository's root, so that results from different machines name the same commands.
@@ -145,11 +145,12 @@ def side_of(result: dict[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def summarize(sides: Iterable[dict[str, Any]], metrics: Iterable[str]) -> None:
-    """Adds the number of runs, and each figure's median, minimum and maximum."""
+    """Adds the number of runs, and each figure's median; the minimum and maximum of several runs."""
     metrics = tuple(metrics)
     for side in sides:
         side |= {"n": len(side["runs"]), "median": {}, "range": {}}
         for metric in metrics:
             if known := [each for each in values_of(side, metric) if each is not None]:
                 side["median"][metric] = statistics.median(known)
-                side["range"][metric] = [min(known), max(known)]
+                if len(known) > 1:
+                    side["range"][metric] = [min(known), max(known)]

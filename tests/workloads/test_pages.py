@@ -212,6 +212,9 @@ def test_runs_have_a_file_of_their_own(tmp_path: Path) -> None:
     store = Store(tmp_path)
     side = {"label": "x", "runs": [{"time_s": 3.0}, {"time_s": 1.0}, {"time_s": None}, {"time_s": 2.0}]}
     summarize([side], ["time_s", "peak_rss_kib"])
+    alone: dict[str, Any] = {"runs": side["runs"][:1]}
+    summarize([alone], ["time_s"])
+    assert (alone["median"], alone["range"]) == ({"time_s": 3}, {})
     store.save("it", {"allocators": [side]})
     kept = store.load("it")
     assert kept
