@@ -52,8 +52,12 @@ class Work:
         *,
         pin: str | None = None,
         variables: Mapping[str, str] | None = None,
+        options: str = "",
     ) -> None:
-        """A workload of build/release by its name, or a program by its path; a library to preload into it."""
+        """A workload of build/release by its name, or a program by its path; a library to preload into it.
+
+        `options` are calmalloc's.
+        """
         program = RELEASE / command[0]
         if not program.is_file():
             raise CalmError(f"{program} is not built: run make")
@@ -63,7 +67,7 @@ class Work:
             if not library.is_file():
                 raise CalmError(f"{library} is not built: run make")
             self.files.library(library)
-            variables |= {"LD_PRELOAD": str(library)} | _reporting(library)
+            variables |= preloading(library, options)
         self.turns.append(Turn(label, (str(program), *command[1:]), variables, pin))
 
 
@@ -72,11 +76,14 @@ def name_of(library: Path) -> str:
     return library.name.removeprefix("lib").partition(".")[0]
 
 
-def _reporting(library: Path) -> dict[str, str]:
-    """The variables that make the library report at exit."""
+def preloading(library: Path, options: str = "") -> dict[str, str]:
+    """The variables that preload the library, and make it report at exit."""
+    variables = {"LD_PRELOAD": str(library)}
     if name_of(library) == PTLBMALLOC2:
-        return {"PTLBMALLOC2_STATS": "json"}
-    return {"CALM_OPTIONS": "report=exit"} if name_of(library) == CALMALLOC else {}
+        variables["PTLBMALLOC2_STATS"] = "json"
+    elif name_of(library) == CALMALLOC:
+        variables["CALM_OPTIONS"] = ",".join(each for each in (options, "report=exit") if each)
+    return variables
 
 
 def report_of(library: Path, run: Run) -> dict[str, Any]:

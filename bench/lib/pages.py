@@ -11,6 +11,7 @@ from . import (
     compatibility,
     hot,
     idle_curve,
+    locks,
     offload,
     paper_figures,
     papers,
@@ -67,6 +68,7 @@ def render_emulated(store: Store, root: Path = REPOSITORY) -> None:
         put(root / "docs/calm-lab.md", paper_figures.table_of(name, result), f"figure-{name}")
     if known:
         paper_figures.draw(known, root / "docs/calm-lab.svg")
+    put(root / "docs/figures.md", locks.table(store), "locks")
 
 
 def render_abis(path: Path, root: Path = REPOSITORY) -> None:

@@ -157,6 +157,7 @@ def test_a_result_that_is_missing_is_found(made: tuple[Path, set[str]], tmp_path
         "offload-sync": {"docs/offload.md"},
         "placement-alias": {"docs/placement.md"},
         "emulated-figure-1b": {"docs/calm-lab.md"},
+        "emulated-16cpu-locks": {"docs/figures.md"},
         "compatibility": {"docs/compatibility.md"},
     }
     for name in missing:
