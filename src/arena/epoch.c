@@ -87,7 +87,6 @@ static size_t begin_epoch(struct arenas *arenas) {
         heap_lock(arena);
         faulted += arena->heap.runs.faulted_pages;
         arena->heap.runs.now++;
-        arena->contended_before = atomic_load_explicit(&arena->contended, memory_order_relaxed);
         report_levels(arenas, arena);
         heap_unlock(arena);
     }

@@ -2,10 +2,11 @@
 
 #include "base/size.h"
 
-/* Threads that waited this often for one arena's lock in an epoch of 100 ms have
- * lost about 1 % of a CPU by it, and more by the cache lines that move with the
- * lock. */
-#define CROWDED_WAITS 32
+/* An arena is crowded if threads waited this often for its lock within a window
+ * of so many acquisitions. A wait costs several times as much as what the lock
+ * protects, and the lines of the heap move from CPU to CPU with the lock. */
+#define CROWDED_WAITS 4
+#define WINDOW_LOCKS  1024
 
 /* Two CPUs seldom wait for each other, and a second heap takes some memory
  * (docs/experiments.md). */
@@ -99,9 +100,15 @@ size_t arena_gather(const struct arenas *arenas, void **blocks, size_t count) {
     return count - first;
 }
 
-bool arena_is_crowded(const struct arena *arena) {
+bool arena_is_crowded(struct arena *arena) {
+    uint64_t locks = atomic_load_explicit(&arena->heap_locks, memory_order_relaxed);
     uint64_t contended = atomic_load_explicit(&arena->contended, memory_order_relaxed);
-    return contended - arena->contended_before >= CROWDED_WAITS;
+    bool crowded = contended - arena->window_contended >= CROWDED_WAITS;
+    if (crowded || locks - arena->window_locks >= WINDOW_LOCKS) {
+        arena->window_locks = locks;
+        arena->window_contended = contended;
+    }
+    return crowded;
 }
 
 /* The first step is to an arena for each node. */

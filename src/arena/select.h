@@ -68,9 +68,10 @@ size_t arena_gather(const struct arenas *arenas, void **blocks, size_t count);
 /* Returns the arena that the calling thread is sent to. */
 struct arena *arena_own(struct arenas *arenas);
 
-/* Returns whether threads waited for the arena's lock so often in this epoch
- * that the process should use more arenas. The caller holds the heap's lock. */
-bool arena_is_crowded(const struct arena *arena);
+/* Returns whether threads waited for the arena's lock so often lately that the
+ * process should use more arenas. If so, begins to count anew. The caller holds
+ * the heap's lock. */
+bool arena_is_crowded(struct arena *arena);
 
 /* Doubles the number of arenas in use, unless it has reached its maximum. Any
  * thread may call it. */

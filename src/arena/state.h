@@ -222,9 +222,9 @@ struct helper {
  * lock. */
 struct arena {
     struct lock lock;
-    _Atomic(uint64_t) heap_locks; /* acquisitions of the lock */
-    _Atomic(uint64_t) contended;  /* acquisitions that had to wait */
-    uint64_t contended_before;    /* `contended` when the epoch began */
+    _Atomic(uint64_t) heap_locks;            /* acquisitions of the lock */
+    _Atomic(uint64_t) contended;             /* acquisitions that had to wait */
+    uint64_t window_locks, window_contended; /* the values of both when the window began (arena_is_crowded) */
     _Atomic(uint64_t) checks;
     _Atomic(uint64_t) checks_by_others; /* by threads other than the first */
     size_t reported_used, reported_dirty;

@@ -125,6 +125,39 @@ static void test_each_cpu_has_its_own(void) {
     walk_all();
 }
 
+static uint64_t locks_in_all(void) {
+    uint64_t locks = 0;
+    unsigned number = 0;
+    for (const struct arena *arena; (arena = arena_next(&arenas, &number)) != NULL;) {
+        locks += arena->heap_locks;
+    }
+    return locks;
+}
+
+/* A call that the caches do not serve takes one heap's lock, once. */
+static void test_one_lock(void) {
+    enum { EACH = 2 * ARENAS };
+    start(ARENAS);
+    void *small[EACH];
+    void *large[EACH];
+    take_large(0, 64 << 20); /* so that much may stay free */
+    for (unsigned i = 0; i < EACH; i++) {
+        uint64_t locks = locks_in_all();
+        small[i] = take_small(i, 5);
+        CHECK_EQUAL(locks_in_all(), locks + 1);
+        large[i] = take_large(i, 64 * page_size);
+        CHECK_EQUAL(locks_in_all(), locks + 2);
+    }
+    for (unsigned i = 0; i < EACH; i++) {
+        uint64_t locks = locks_in_all();
+        cpu = i + 1; /* that of another arena */
+        arena_put_blocks(&arenas, 5, &small[i], 1);
+        CHECK_EQUAL(locks_in_all(), locks + 1);
+        arena_put_large(&arenas, large[i]);
+        CHECK_EQUAL(locks_in_all(), locks + 2);
+    }
+}
+
 static void test_one_at_first(void) {
     start(1);
     for (unsigned i = 0; i < 2 * ARENAS; i++) {
@@ -157,8 +190,9 @@ static void test_blocks_go_home(void) {
     CHECK_EQUAL(misuses, MAGAZINE);
 }
 
-static void contend(unsigned number, unsigned times) {
-    arenas.of[number].contended += times;
+/* Threads wait for the lock, and then take it. */
+static void contend(unsigned number, unsigned waits) {
+    arenas.of[number].contended += waits;
     heap_lock(&arenas.of[number]);
     heap_unlock_and_check(&arenas, &arenas.of[number]);
 }
@@ -247,14 +281,19 @@ static void test_memory_of_others(void) {
 
 static void test_growth(void) {
     start(1);
-    contend(0, 31);
+    contend(0, 3);
     CHECK_EQUAL(arenas.active, 1);
     contend(0, 1);
     CHECK_EQUAL(arenas.active, 2);
-    arenas.of[0].contended_before = arenas.of[0].contended; /* the next epoch */
-    contend(0, 10);
+    /* Few waits among many acquisitions. */
+    for (unsigned i = 0; i < 10; i++) {
+        contend(0, 3);
+        for (unsigned locks = 0; locks < 1024; locks++) {
+            contend(0, 0);
+        }
+    }
     CHECK_EQUAL(arenas.active, 2);
-    contend(0, 50);
+    contend(0, 4);
     CHECK_EQUAL(arenas.active, ARENAS);
     contend(0, 1000);
     CHECK_EQUAL(arenas.active, ARENAS);
@@ -417,6 +456,7 @@ static void test_limited_from_the_start(void) {
 int main(void) {
     random_state = check_seed(88172645463325252U);
     in_child(test_each_cpu_has_its_own);
+    in_child(test_one_lock);
     in_child(test_one_at_first);
     in_child(test_blocks_go_home);
     in_child(test_nodes);
