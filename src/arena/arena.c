@@ -123,7 +123,7 @@ size_t arena_trim_by_helper(struct arenas *arenas, size_t keep_bytes) {
     flush_caches(arenas, true);
     size_t purged = purge_down(arenas, keep_bytes / page_bytes(arenas), 0, REASON_ASKED);
     purge_to_limit(arenas);
-    release_clean(arenas, true);
+    release_clean(arenas);
     purger_leave(arenas);
     return purged * page_bytes(arenas);
 }

@@ -83,6 +83,8 @@ void heap_unlock_and_check(struct arenas *arenas, struct arena *arena) {
         over = is_over(arenas, publish_limit(arenas));
         /* The thread wants a helper if more memory may stay with one. */
         wanted = over && limit_if_background(arenas, true).max > get_total(&arenas->limit.pages);
+    } else {
+        defer_report(arena);
     }
     if (__builtin_expect(arena->heap.misuses != arena->misuses_reported, 0)) {
         unlock_and_report(arenas, arena);

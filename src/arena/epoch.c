@@ -261,7 +261,7 @@ bool epoch_advance(struct arenas *arenas, bool own_files) {
         epoch_end(arenas, now, start);
         idle = is_idle(arenas);
         if (idle || is_given_up(arenas)) {
-            release_clean(arenas, true);
+            release_clean(arenas);
         }
         uint32_t quiet = atomic_load_explicit(&arenas->helper.quiet_epochs, memory_order_relaxed);
         atomic_store_explicit(&arenas->helper.quiet_epochs, idle ? quiet + 1 : 0, memory_order_relaxed);

@@ -133,6 +133,7 @@ static inline void report_levels(struct arenas *arenas, struct arena *arena) {
     size_t used = heap_used_pages(&arena->heap);
     size_t dirty = heap_dirty_pages(&arena->heap);
     atomic_store_explicit(&arena->free_pages, dirty, memory_order_relaxed);
+    atomic_store_explicit(&arena->has_changed, false, memory_order_relaxed);
     if (used != arena->reported_used) {
         atomic_fetch_add_explicit(&arenas->limit.used_pages, used - arena->reported_used,
                                   memory_order_seq_cst);
@@ -155,14 +156,22 @@ static inline bool is_report_due(const struct arenas *arenas, const struct arena
     return batch == 0 || change > batch;
 }
 
+/* Leaves the totals as they are. The caller holds the heap's lock. */
+static inline void defer_report(struct arena *arena) {
+    atomic_store_explicit(&arena->free_pages, heap_dirty_pages(&arena->heap), memory_order_relaxed);
+    atomic_store_explicit(&arena->has_changed, true, memory_order_relaxed);
+}
+
 /* Makes the totals exact. The caller holds no heap's lock. */
 static inline void report_all(struct arenas *arenas) {
     size_t batch = get_total(&arenas->limit.batch);
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
-        heap_lock(arena);
-        report_levels(arenas, arena);
-        heap_unlock(arena);
+        if (atomic_load_explicit(&arena->has_changed, memory_order_relaxed)) {
+            heap_lock(arena);
+            report_levels(arenas, arena);
+            heap_unlock(arena);
+        }
     }
     atomic_store_explicit(&arenas->limit.max_batch, size_max(batch, get_total(&arenas->limit.batch)),
                           memory_order_relaxed);

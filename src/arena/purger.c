@@ -10,6 +10,8 @@
 #include "os/purge.h"
 #include "os/vm.h"
 
+#include <string.h>
+
 #define MIN_RETRY_NS 10000000ULL
 #define MAX_RETRY_NS 60000000000ULL
 
@@ -98,74 +100,93 @@ static void withdraw_huge_pages(const struct arenas *arenas, const struct purge_
     }
 }
 
-/* Returns the arena with the coldest dirty run of those that are not exhausted,
- * and stores the age of the coldest run of the others. Returns NULL if no arena
- * has a run. */
-static struct arena *coldest_arena(const struct arenas *arenas, bool *exhausted, uint16_t *next_age) {
-    struct arena *coldest = NULL;
-    int age = -1;
-    int second = 0;
-    unsigned number = 0;
-    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
-        if (exhausted[arena - arenas->of]) {
-            continue;
-        }
-        heap_lock(arena);
-        int found = heap_coldest_age(&arena->heap);
-        heap_unlock(arena);
-        exhausted[arena - arenas->of] = found < 0;
-        if (found > age) {
-            second = age > 0 ? age : 0;
-            age = found;
-            coldest = arena;
-        } else if (found > second) {
-            second = found;
-        }
-    }
-    *next_age = (uint16_t)second;
-    return coldest;
-}
-
+/* Adds dirty pages of an arena to the batch, and stores the age of its coldest
+ * run that is left, or -1. Returns the number of pages added. */
 static size_t take_dirty(struct arenas *arenas, struct arena *arena, size_t pages, enum purge_depth depth,
-                         uint16_t min_age) {
+                         uint16_t min_age, int *age) {
     heap_lock(arena);
     size_t taken = heap_add_dirty(&arena->heap, &arenas->purger.batch, pages, depth, min_age);
+    *age = heap_coldest_age(&arena->heap);
     report_levels(arenas, arena);
     heap_unlock(arena);
+    arenas->purger.in_batch[arena - arenas->of] |= taken > 0;
     return taken;
+}
+
+/* Stores the age of each arena's coldest dirty run, or -1. Skips the arenas that
+ * had no dirty page when a thread last left them. */
+static void read_ages(const struct arenas *arenas, int *ages, unsigned end) {
+    for (unsigned i = 0; i < end; i++) {
+        struct arena *arena = (struct arena *)&arenas->of[i];
+        ages[i] = -1;
+        if (arena_is_ready(arenas, i) && get_total(&arena->free_pages) > 0) {
+            heap_lock(arena);
+            ages[i] = heap_coldest_age(&arena->heap);
+            heap_unlock(arena);
+        }
+    }
+}
+
+/* Takes the coldest runs of all arenas: those of the arena with the coldest one,
+ * down to the age of the coldest run of the others, and so on. */
+static void take_runs_of_all(struct arenas *arenas, size_t pages) {
+    const struct purge_batch *batch = &arenas->purger.batch;
+    int ages[MAX_ARENAS];
+    unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
+    read_ages(arenas, ages, end);
+    while (batch->pages < pages && batch->count < PURGE_MAX_RANGES) {
+        unsigned coldest = 0;
+        int second = 0;
+        for (unsigned i = 1; i < end; i++) {
+            bool colder = ages[i] > ages[coldest];
+            int other = colder ? ages[coldest] : ages[i];
+            second = other > second ? other : second;
+            coldest = colder ? i : coldest;
+        }
+        if (ages[coldest] < 0) {
+            return;
+        }
+        size_t taken =
+            take_dirty(arenas, &arenas->of[coldest], pages, PURGE_RUNS, (uint16_t)second, &ages[coldest]);
+        ages[coldest] = taken == 0 ? -1 : ages[coldest];
+    }
 }
 
 /* Fills the purger's batch with up to this number of pages: the coldest runs of
  * all arenas, then, by `depth`, what costs more to purge. */
 static void take_slice(struct arenas *arenas, size_t pages, enum purge_depth depth) {
     struct purge_batch *batch = &arenas->purger.batch;
-    bool exhausted[MAX_ARENAS] = {0};
-    uint16_t next_age;
+    int age;
     purge_batch_clear(batch);
-    struct arena *arena;
-    while (batch->pages < pages && batch->count < PURGE_MAX_RANGES &&
-           (arena = coldest_arena(arenas, exhausted, &next_age)) != NULL) {
-        exhausted[arena - arenas->of] = take_dirty(arenas, arena, pages, PURGE_RUNS, next_age) == 0;
+    memset(arenas->purger.in_batch, 0, sizeof arenas->purger.in_batch);
+    if (arena_is_alone(arenas)) {
+        take_dirty(arenas, &arenas->of[0], pages, PURGE_RUNS, 0, &age);
+    } else {
+        take_runs_of_all(arenas, pages);
     }
     for (enum purge_depth next = PURGE_SLABS; next <= depth; next++) {
         unsigned number = 0;
-        while (batch->pages < pages && (arena = arena_next(arenas, &number)) != NULL) {
-            take_dirty(arenas, arena, pages, next, 0);
+        for (struct arena *arena; batch->pages < pages && (arena = arena_next(arenas, &number)) != NULL;) {
+            if (get_total(&arena->free_pages) > 0) {
+                take_dirty(arenas, arena, pages, next, 0, &age);
+            }
         }
     }
     atomic_store_explicit(&arenas->limit.purging_pages, batch->pages, memory_order_relaxed);
 }
 
-/* Puts the batch back into the heaps that it is of. */
+/* Puts the batch back into the heaps that it is of. Under a limit on address
+ * space, they release the addresses of clean runs. */
 static void put_slice_back(struct arenas *arenas) {
-    unsigned number = 0;
-    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
-        heap_lock(arena);
-        if (arena->heap.purging_pages > 0) {
+    for (unsigned i = 0; i < MAX_ARENAS; i++) {
+        struct arena *arena = &arenas->of[i];
+        if (arenas->purger.in_batch[i]) {
+            heap_lock(arena);
             heap_put_back(&arena->heap, &arenas->purger.batch);
+            runs_release(&arena->heap.runs, false);
+            report_levels(arenas, arena);
+            heap_unlock(arena);
         }
-        report_levels(arenas, arena);
-        heap_unlock(arena);
     }
     atomic_store_explicit(&arenas->limit.purging_pages, 0, memory_order_relaxed);
 }
@@ -199,13 +220,17 @@ static size_t purge_slice(struct arenas *arenas, size_t pages, enum purge_depth 
     return purged;
 }
 
-/* Purges metadata that describes no span any more. The caller holds the
- * purger's lock, and the purger's batch is not in use. */
+/* Purges metadata that describes no span any more, of the arenas that the last
+ * slice was of. The caller holds the purger's lock, and the purger's batch is
+ * not in use. */
 static void purge_metadata(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
     struct iovec *ranges = arenas->purger.batch.ranges;
-    unsigned number = 0;
-    for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
+    for (unsigned i = 0; i < MAX_ARENAS; i++) {
+        if (!arenas->purger.in_batch[i]) {
+            continue;
+        }
+        struct arena *arena = &arenas->of[i];
         heap_lock(arena);
         size_t count = span_table_take_idle(&arena->heap.space.spans, ranges, PURGE_MAX_RANGES);
         heap_unlock(arena);
@@ -244,15 +269,13 @@ static size_t purge_slices(struct arenas *arenas, size_t budget, size_t keep, si
     return purged;
 }
 
-void release_clean(struct arenas *arenas, bool retracts) {
+void release_clean(struct arenas *arenas) {
     calm_assert(lock_is_mine(&arenas->purger.lock));
     unsigned number = 0;
     for (struct arena *arena; (arena = arena_next(arenas, &number)) != NULL;) {
         heap_lock(arena);
         runs_release(&arena->heap.runs, false);
-        if (retracts) {
-            runs_retract(&arena->heap.runs);
-        }
+        runs_retract(&arena->heap.runs);
         heap_unlock(arena);
     }
 }
@@ -273,7 +296,6 @@ size_t purge_down(struct arenas *arenas, size_t keep, size_t tolerated, enum rea
     size_t purged = purge_slices(arenas, budget, keep, tolerated);
     if (purged > 0) {
         purge_metadata(arenas);
-        release_clean(arenas, false);
         add_count(&arenas->counts.purges[reason], 1);
     }
     if (probe_purge_end_is_enabled()) {

@@ -31,10 +31,9 @@ size_t purge_down(struct arenas *arenas, size_t keep, size_t tolerated, enum rea
  * the purger's lock. */
 void purge_to_limit(struct arenas *arenas);
 
-/* Under a limit on address space, releases the addresses of clean runs. If
- * `retracts` is true, the program needs no memory for now. The clean pages at
- * the end of the heap then become reserved again. The caller holds the purger's
- * lock. */
-void release_clean(struct arenas *arenas, bool retracts);
+/* Called if the program needs no memory for now. The clean pages at the end of
+ * each heap become reserved again. Under a limit on address space, releases the
+ * addresses of clean runs. The caller holds the purger's lock. */
+void release_clean(struct arenas *arenas);
 
 #endif

@@ -132,25 +132,22 @@ void arena_set_max(struct arenas *arenas, double cpus) {
     }
 }
 
+/* Begins behind the arena itself, so that not all arenas that are short turn to
+ * the same one. */
 struct arena *arena_with(const struct arenas *arenas, const struct arena *arena, size_t pages,
                          uint32_t size_class) {
-    if (arena_is_alone(arenas)) {
-        return NULL;
-    }
-    struct arena *found = NULL;
-    size_t most = pages - 1;
-    unsigned number = 0;
-    for (struct arena *other; (other = arena_next(arenas, &number)) != NULL;) {
-        size_t held = get_total(&other->free_pages);
-        if (other != arena && held > most) {
-            most = held;
-            found = other;
-        } else if (other != arena && found == NULL && size_class != 0 &&
-                   heap_may_have(&other->heap, size_class)) {
-            found = other;
+    unsigned end = atomic_load_explicit(&arenas->started, memory_order_acquire);
+    unsigned own = (unsigned)(arena - arenas->of);
+    for (unsigned i = 1; i < end; i++) {
+        unsigned number = (own + i) % end;
+        struct arena *other = (struct arena *)&arenas->of[number];
+        bool has = get_total(&other->free_pages) >= pages ||
+                   (size_class != 0 && heap_may_have(&other->heap, size_class));
+        if (has && arena_is_ready(arenas, number)) {
+            return other;
         }
     }
-    return found;
+    return NULL;
 }
 
 struct arena *arena_instead(struct arenas *arenas, const struct arena *arena, unsigned *number) {

@@ -169,6 +169,7 @@ struct purger {
     _Atomic(uint64_t) retry_ns; /* when limit.retry_above_pages ends; also read without the lock */
     uint64_t retry_after_ns;    /* length of the last back-off */
     unsigned examined_arena;
+    bool in_batch[MAX_ARENAS]; /* whether the batch, or the last one, has pages of the arena */
     unsigned char scratch[RESIDENCY_CHUNK_PAGES];
     /* Written under the lock of the heap that has claims in it (heap.claims),
      * too. */
@@ -229,6 +230,7 @@ struct arena {
     _Atomic(uint64_t) checks_by_others; /* by threads other than the first */
     size_t reported_used, reported_dirty;
     _Atomic(size_t) free_pages; /* dirty pages when a thread last left the heap */
+    _Atomic(bool) has_changed;  /* since the last report */
     size_t misuses_reported;
     uint32_t examined_span; /* the descriptor, and the page of its run, at which examine_clean continues */
     uint32_t examined_pages;
